@@ -1,0 +1,26 @@
+"""Errors that cross a module boundary. Each message names the offending value and the limit."""
+
+
+class BatonError(Exception):
+    """Base of everything Baton raises on purpose."""
+
+
+class WireError(BatonError):
+    """A message from outside is malformed, out of date or contradicts itself. It is dropped."""
+
+
+class RequestRejected(BatonError):
+    """A request cannot be served; nothing else is harmed.
+
+    Args:
+        message: what is wrong, with the value and the limit.
+        code: a stable machine-readable word (`context_length_exceeded`, `invalid_value`, `queue_full`, ...).
+    """
+
+    def __init__(self, message: str, code: str = "invalid_value") -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class CheckpointError(BatonError):
+    """A model folder cannot be served: something is missing, unexpected or unsupported in it."""

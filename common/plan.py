@@ -1,0 +1,198 @@
+"""A plan's columns as numpy arrays, checked against each other and against the executor's limits.
+
+The executor stages what `parse_plan` returns and nothing else, so a plan that contradicts itself can never reach
+a kernel as an out-of-bounds index.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from common import messages as m
+from common.errors import WireError
+from common.wire import IntArray, array_from, int32_array
+
+
+@dataclass(frozen=True)
+class ExecutorLimits:
+    """What an executor can take, as its Hello said. Counts, not bytes."""
+
+    num_blocks: int
+    block_size: int
+    max_num_seqs: int
+    max_batch_tokens: int
+    max_model_len: int
+    vocab_size: int
+
+    @classmethod
+    def of(cls, hello: m.Hello) -> "ExecutorLimits":
+        """The limits in a Hello."""
+        return cls(
+            num_blocks=hello.num_blocks,
+            block_size=hello.block_size,
+            max_num_seqs=hello.max_num_seqs,
+            max_batch_tokens=hello.max_batch_tokens,
+            max_model_len=hello.max_model_len,
+            vocab_size=hello.vocab_size,
+        )
+
+
+@dataclass(frozen=True)
+class SamplingColumns:
+    """How each sampled row draws its token; all arrays have one entry for each of the plan's `sample_rows`."""
+
+    temperatures: npt.NDArray[np.float32]
+    top_ks: IntArray
+    top_ps: npt.NDArray[np.float32]
+    min_ps: npt.NDArray[np.float32]
+    seeds: npt.NDArray[np.uint64]
+
+
+@dataclass(frozen=True)
+class PlanColumns:
+    """A checked plan. Fields as in `common.messages.Plan`; `positions` int32 [tokens] follows from the lengths."""
+
+    lanes: IntArray
+    query_lens: IntArray
+    context_lens: IntArray
+    token_ids: IntArray
+    positions: IntArray
+    slot_mapping: IntArray
+    block_counts: IntArray
+    block_ids: IntArray
+    sample_rows: IntArray
+    sampling: SamplingColumns | None
+
+    @property
+    def num_rows(self) -> int:
+        """Sequences in the plan."""
+        return len(self.lanes)
+
+
+def parse_plan(plan: m.Plan, limits: ExecutorLimits) -> PlanColumns:
+    """Check `plan` and return its columns.
+
+    Raises:
+        WireError: lengths that contradict each other, or an id or a length beyond `limits`.
+    """
+    lanes = int32_array("lanes", plan.lanes)
+    query_lens = int32_array("query_lens", plan.query_lens)
+    context_lens = int32_array("context_lens", plan.context_lens)
+    token_ids = int32_array("token_ids", plan.token_ids)
+    slot_mapping = int32_array("slot_mapping", plan.slot_mapping)
+    block_counts = int32_array("block_counts", plan.block_counts)
+    block_ids = int32_array("block_ids", plan.block_ids)
+    sample_rows = int32_array("sample_rows", plan.sample_rows)
+
+    rows = len(lanes)
+    if not 1 <= rows <= limits.max_num_seqs:
+        raise WireError(f"plan has {rows} rows, this executor takes 1 to {limits.max_num_seqs}")
+    for field, column in (
+        ("query_lens", query_lens),
+        ("context_lens", context_lens),
+        ("block_counts", block_counts),
+    ):
+        if len(column) != rows:
+            raise WireError(f"{field} has {len(column)} entries for {rows} rows")
+    _check_range("lanes", lanes, 0, limits.max_num_seqs - 1)
+    if len(np.unique(lanes)) != rows:
+        raise WireError("two rows have the same lane")
+    _check_range("context_lens", context_lens, 1, limits.max_model_len)
+    _check_range("query_lens", query_lens, 1, limits.max_batch_tokens)
+    if (query_lens > context_lens).any():
+        raise WireError("a row's query_len is greater than its context_len")
+
+    num_tokens = int(query_lens.sum(dtype=np.int64))
+    if num_tokens > limits.max_batch_tokens:
+        raise WireError(f"plan has {num_tokens} tokens, this executor takes {limits.max_batch_tokens}")
+    for field, column in (("token_ids", token_ids), ("slot_mapping", slot_mapping)):
+        if len(column) != num_tokens:
+            raise WireError(f"{field} has {len(column)} entries, query_lens add up to {num_tokens}")
+    _check_range("token_ids", token_ids, -1, limits.vocab_size - 1)
+    if (token_ids[np.repeat(query_lens > 1, query_lens)] < 0).any():
+        raise WireError("token id -1 in a row of several tokens")
+
+    if (block_counts != -(-context_lens // limits.block_size)).any():
+        raise WireError(f"block_counts are not ceil(context_lens / {limits.block_size})")
+    if len(block_ids) != int(block_counts.sum(dtype=np.int64)):
+        raise WireError(f"block_ids has {len(block_ids)} entries, block_counts add up to {block_counts.sum()}")
+    _check_range("block_ids", block_ids, 0, limits.num_blocks - 1)
+
+    positions = _positions(query_lens, context_lens)
+    expected = _slots(positions, query_lens, block_counts, block_ids, limits.block_size)
+    if ((slot_mapping != expected) & (slot_mapping != -1)).any():
+        raise WireError("slot_mapping does not follow from the block tables")
+
+    _check_range("sample_rows", sample_rows, 0, rows - 1)
+    if (np.diff(sample_rows) <= 0).any():
+        raise WireError("sample_rows are not strictly ascending")
+    return PlanColumns(
+        lanes=lanes,
+        query_lens=query_lens,
+        context_lens=context_lens,
+        token_ids=token_ids,
+        positions=positions,
+        slot_mapping=slot_mapping,
+        block_counts=block_counts,
+        block_ids=block_ids,
+        sample_rows=sample_rows,
+        sampling=_parse_sampling(plan, len(sample_rows)),
+    )
+
+
+def parse_result(result: m.StepResult, num_samples: int, vocab_size: int) -> IntArray:
+    """Check a result against the plan it answers and return its token ids, int32 [num_samples].
+
+    Raises:
+        WireError: another number of tokens than the plan sampled, or an id beyond the vocabulary.
+    """
+    token_ids = int32_array("token_ids", result.token_ids)
+    if len(token_ids) != num_samples:
+        raise WireError(f"result of step {result.step} has {len(token_ids)} tokens, its plan samples {num_samples}")
+    _check_range("token_ids", token_ids, 0, vocab_size - 1)
+    return token_ids
+
+
+def _parse_sampling(plan: m.Plan, num_samples: int) -> SamplingColumns | None:
+    columns = SamplingColumns(
+        temperatures=array_from("temperatures", plan.temperatures, "<f4"),
+        top_ks=int32_array("top_ks", plan.top_ks),
+        top_ps=array_from("top_ps", plan.top_ps, "<f4"),
+        min_ps=array_from("min_ps", plan.min_ps, "<f4"),
+        seeds=array_from("seeds", plan.seeds, "<u8"),
+    )
+    lengths = {field: len(column) for field, column in vars(columns).items()}
+    if not any(lengths.values()):
+        return None
+    for field, length in lengths.items():
+        if length != num_samples:
+            raise WireError(f"{field} has {length} entries for {num_samples} samples")
+    _check_range("temperatures", columns.temperatures, 0.0, 100.0)
+    _check_range("top_ks", columns.top_ks, 0, 2**31 - 1)
+    _check_range("top_ps", columns.top_ps, 0.0, 1.0)
+    _check_range("min_ps", columns.min_ps, 0.0, 1.0)
+    return columns
+
+
+def _check_range(field: str, values: npt.NDArray[Any], low: float, high: float) -> None:
+    bad = ~((values >= low) & (values <= high))  # written so that a NaN is bad
+    if bad.any():
+        raise WireError(f"{field} has {values[bad][0]}, allowed are {low} to {high}")
+
+
+def _positions(query_lens: IntArray, context_lens: IntArray) -> IntArray:
+    """Position of each token, int32 [tokens]: row by row, the last query_len positions of the context."""
+    ends = np.cumsum(query_lens, dtype=np.int32)
+    offsets = np.repeat(context_lens - ends, query_lens)
+    return (np.arange(len(offsets), dtype=np.int32) + offsets).astype(np.int32, copy=False)
+
+
+def _slots(
+    positions: IntArray, query_lens: IntArray, block_counts: IntArray, block_ids: IntArray, block_size: int
+) -> IntArray:
+    """Slot of each token, int32 [tokens], from the ragged block tables."""
+    table_starts = np.cumsum(block_counts, dtype=np.int64) - block_counts
+    entries = np.repeat(table_starts, query_lens) + positions // block_size
+    return (block_ids[entries] * np.int64(block_size) + positions % block_size).astype(np.int32)
