@@ -198,6 +198,8 @@ class Submit(Message, frozen=True, tag="submit"):
         n: sequences to generate.
         stream: False holds the tokens back until a sequence ends.
         cache_salt: requests share cached blocks only with requests of the same salt.
+        priority: lower values go first; equal ones in the order of arrival.
+        timeout_s: seconds after which what has not ended ends with an error (`deadline_exceeded`); None for never.
     """
 
     request_id: RequestId
@@ -206,6 +208,8 @@ class Submit(Message, frozen=True, tag="submit"):
     n: Annotated[int, Meta(ge=1, le=128)] = 1
     stream: bool = True
     cache_salt: Annotated[str, Meta(max_length=256)] = ""
+    priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] = 0
+    timeout_s: Annotated[float, Meta(gt=0.0, le=1e9)] | None = None
 
 
 class Cancel(Message, frozen=True, tag="cancel"):

@@ -1,0 +1,1 @@
+"""The scheduler service: core, front door and client. Never imports torch."""

@@ -1,0 +1,296 @@
+"""KV-cache blocks of one executor: reference counts, the prefix cache and the one way to get blocks.
+
+Pure: no socket, clock or log. The scheme of hashed, reference-counted blocks is vLLM's; what differs is that
+counts are derived instead of triggered by an edge, that a hit is verified instead of trusted, and that matching
+the cache and allocating are one transaction (`reserve`). docs/architecture.md lists the invariants by number.
+
+A block is an index into parallel lists: with a few dozen blocks to a prompt and a prompt in every other step, one
+object a block would cost more than all the hashing.
+"""
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import xxhash
+
+HashFunction = Callable[[bytes, int], int]
+NO_PARENT = -1
+TOKEN_BYTES = 4
+
+
+#: Key of a full block: 64 bits over its content, chained through its parent's key, which is the seed.
+hash_block: HashFunction = xxhash.xxh3_64_intdigest
+
+
+@dataclass(slots=True, eq=False)
+class BlockTable:
+    """A running sequence's blocks.
+
+    Attributes:
+        ids: int32 array, block ids in order of position; ceil(computed tokens / block_size) of them.
+        num_published: leading blocks that stand in the prefix cache's index.
+        is_stuck: its next block's key is taken by other content, so nothing from there on can be published.
+        salt: of the sequence's request; part of the first block's content.
+    """
+
+    salt: bytes = b""
+    ids: "array[int]" = field(default_factory=lambda: array("i"))
+    num_published: int = 0
+    is_stuck: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """What `reserve` gave: everything a plan's row needs to know about the sequence.
+
+    Attributes:
+        start: position of the first token to compute.
+        count: tokens to compute.
+        store_from: positions below it are in the cache already and must not be written (only a full-prompt hit
+            computes such a position, because the next token's logits need its query).
+        num_hits: blocks that came from the prefix cache.
+        num_new: blocks that were allocated.
+    """
+
+    start: int
+    count: int
+    store_from: int
+    num_hits: int
+    num_new: int
+
+
+class BlockManager:
+    """Owns an executor's block ids.
+
+    Args:
+        num_blocks: ids run from 0 to num_blocks - 1.
+        block_size: positions in a block.
+        hash_function: (content, parent's key) -> key; tests force collisions with it.
+
+    Attributes:
+        ref_counts: tables each block stands in; 0 means free.
+        keys: each block's entry in the index, None while it is not published.
+        uids: name the content that a published block has now, and are never used again; 0 while unpublished.
+        contents: token ids of a published block as int32 bytes, behind the salt in the first block of a sequence;
+            whatever was there last in one that is not published.
+        parents, parent_uids: the block before it when it was published (NO_PARENT for a first block), and what that
+            one held. A parent that was handed out anew is told from the one the child was built on.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int, hash_function: HashFunction = hash_block) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.ref_counts = [0] * num_blocks
+        self.keys: list[int | None] = [None] * num_blocks
+        self.uids = [0] * num_blocks
+        self.contents = [b""] * num_blocks
+        self.parents = [NO_PARENT] * num_blocks
+        self.parent_uids = [0] * num_blocks
+        self._block_bytes = TOKEN_BYTES * block_size
+        self._hash = hash_function
+        self._index: dict[int, int] = {}
+        # Free blocks, the next one to hand out first: unpublished ones, then the least recently freed.
+        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
+        self._last_uid = 0
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that stand in no table."""
+        return len(self._free)
+
+    @property
+    def num_cached(self) -> int:
+        """Blocks that the index leads to, free or not."""
+        return len(self._index)
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """Blocks that `num_tokens` positions take."""
+        return -(-num_tokens // self.block_size)
+
+    def match(self, table: BlockTable, raw: bytes) -> list[int]:
+        """Published blocks that continue a table with the sequence's known tokens (invariant 5).
+
+        Args:
+            table: all of whose blocks are full and published.
+            raw: all known tokens of the sequence, int32 bytes.
+        """
+        size = self._block_bytes
+        first = len(table.ids)
+        key, uid = (self.keys[table.ids[-1]], self.uids[table.ids[-1]]) if first else (0, 0)
+        hits: list[int] = []
+        for start in range(first * size, len(raw) - size + 1, size):
+            content = raw[start : start + size] if start else table.salt + raw[:size]
+            key = self._hash(content, key)  # type: ignore[arg-type]  # published, so not None
+            block = self._index.get(key)
+            if block is None or not self._holds(block, content, uid):
+                break
+            hits.append(block)
+            uid = self.uids[block]
+        return hits
+
+    def reserve(
+        self, table: BlockTable, raw: bytes, num_computed: int, budget: int, *, spare: int = 0, whole: bool = False
+    ) -> Grant | None:
+        """Take the blocks for a prompt's next tokens, all or nothing (invariant 2).
+
+        Cached blocks that continue the table are pinned first and the rest is allocated, so how many tokens are left
+        to compute is known only here; blocks that the grant fills are published (invariant 6).
+
+        Args:
+            table: of the sequence, `ceil(num_computed / block_size)` blocks.
+            raw: all known tokens of the sequence, int32 bytes; more than `num_computed`.
+            budget: compute at most this many tokens, at least 1.
+            spare: blocks that must stay free.
+            whole: whether there must be room for all known tokens, and not only for those that are granted.
+
+        Returns:
+            The grant, or None with nothing changed when there are not enough free blocks.
+        """
+        size = self.block_size
+        length = len(raw) // TOKEN_BYTES
+        held = len(table.ids)
+        # In the middle of a block, or after a block of its own that collided, nothing can be hit.
+        aligned = num_computed == held * size and table.num_published == held
+        hits = self.match(table, raw) if aligned else []
+        held += len(hits)
+        cached = held * size if hits else num_computed
+        start = min(cached, length - 1)
+        count = min(length - start, budget)
+        num_new = max(0, self.blocks_for(start + count) - held)
+        wanted = (max(num_new, self.blocks_for(length) - held) if whole else num_new) + spare
+        ref_counts = self.ref_counts
+        if wanted > len(self._free) - sum([ref_counts[block] == 0 for block in hits]):
+            return None
+        for block in hits:
+            self._pin(block)
+        table.ids.extend(hits)
+        table.num_published += len(hits)
+        if num_new:
+            table.ids.extend(self._allocate(num_new))
+        full = (start + count) // size
+        self.publish(table, raw[: full * self._block_bytes], 0, may_merge=False)
+        return Grant(start=start, count=count, store_from=cached, num_hits=len(hits), num_new=num_new)
+
+    def extend(self, table: BlockTable, spare: int = 0) -> bool:
+        """Add one block for a decoded token's K and V. False, with nothing changed, if none but `spare` are free."""
+        if len(self._free) <= spare:
+            return False
+        table.ids.extend(self._allocate(1))
+        return True
+
+    def publish(self, table: BlockTable, raw: bytes, first: int, *, may_merge: bool) -> bool:
+        """Enter a sequence's full blocks into the index (invariants 4 and 6).
+
+        A block counts as full when the plans sent so far fill it: plans run in order, so whoever hits it in a
+        later plan, or in the same one, reads what they wrote. Where an equal block lives already the table is
+        pointed at that one and the duplicate released, which only a commit may do (`may_merge`): while a plan is
+        being built, its rows still write the duplicate.
+
+        Args:
+            raw: the tokens of full blocks `first`, `first + 1`, ... as int32 bytes; `first` is at most
+                `num_published`.
+
+        Returns:
+            Whether the table was pointed at another block.
+        """
+        if table.is_stuck:
+            return False
+        # Names for what the loop uses: it runs for each block of each prompt.
+        ids, size, index, hash_function = table.ids, self._block_bytes, self._index, self._hash
+        keys, uids, contents = self.keys, self.uids, self.contents
+        parents, parent_uids = self.parents, self.parent_uids
+        merged = False
+        i = table.num_published
+        parent = ids[i - 1] if i else NO_PARENT
+        parent_key, parent_uid = (keys[parent], uids[parent]) if i else (0, 0)
+        for start in range((i - first) * size, len(raw), size):
+            content = raw[start : start + size]
+            if parent == NO_PARENT:
+                content = table.salt + content
+            block, key = ids[i], hash_function(content, parent_key)  # type: ignore[arg-type]  # published, so not None
+            other = index.get(key)
+            if other is not None and self.ref_counts[other] == 0 and not self._is_reachable(other):
+                self._unpublish(other)  # a child of a block that is gone: nobody can hit it any more
+                other = None
+            if other is None:
+                self._last_uid += 1
+                index[key] = block
+                keys[block], uids[block], contents[block] = key, self._last_uid, content
+                parents[block], parent_uids[block] = parent, parent_uid
+            elif not self._holds(other, content, parent_uid):
+                table.is_stuck = True  # a collision: first writer wins, this sequence's blocks stay its own
+                break
+            elif not may_merge:
+                break
+            else:
+                self._pin(other)
+                ids[i] = other
+                self._drop(block)
+                merged = True
+            parent = ids[i]
+            parent_key, parent_uid = key, uids[parent]
+            i += 1
+        table.num_published = i
+        return merged
+
+    def release(self, table: BlockTable) -> None:
+        """Give all of a table's blocks back; published ones keep their content until they are handed out."""
+        for block in reversed(table.ids):  # tails are handed out before heads
+            self._drop(block)
+        table.ids = array("i")
+        table.num_published = 0
+        table.is_stuck = False
+
+    def check(self, tables: Iterable[BlockTable]) -> None:
+        """Assert invariants 3 and 4, given all tables that hold blocks here."""
+        held = [0] * self.num_blocks
+        for table in tables:
+            assert table.num_published <= len(table.ids)
+            for i, block in enumerate(table.ids):
+                held[block] += 1
+                assert (i < table.num_published) <= (self.keys[block] is not None)
+        assert self.ref_counts == held, "a block is counted wrongly"
+        for block, key in enumerate(self.keys):
+            assert (held[block] == 0) == (block in self._free)
+            assert (key is None) == (self.uids[block] == 0)
+            assert key is None or self._index[key] == block
+        assert all(self.keys[block] == key for key, block in self._index.items())
+
+    def _holds(self, block: int, content: bytes, parent_uid: int) -> bool:
+        """Whether a block's K and V are those of `content` after that parent (the key alone proves nothing)."""
+        return self.parent_uids[block] == parent_uid and self.contents[block] == content
+
+    def _is_reachable(self, block: int) -> bool:
+        """Whether a block's parent still holds what it held when the block was published."""
+        parent = self.parents[block]
+        return parent == NO_PARENT or self.uids[parent] == self.parent_uids[block]
+
+    def _pin(self, block: int) -> None:
+        if self.ref_counts[block] == 0:
+            del self._free[block]
+        self.ref_counts[block] += 1
+
+    def _drop(self, block: int) -> None:
+        self.ref_counts[block] -= 1
+        if self.ref_counts[block] == 0:
+            self._free[block] = None
+            if self.keys[block] is None:
+                self._free.move_to_end(block, last=False)
+
+    def _allocate(self, count: int) -> list[int]:
+        popitem, ref_counts, keys = self._free.popitem, self.ref_counts, self.keys
+        blocks = [popitem(last=False)[0] for _ in range(count)]
+        for block in blocks:
+            ref_counts[block] = 1
+            if keys[block] is not None:
+                self._unpublish(block)
+        return blocks
+
+    def _unpublish(self, block: int) -> None:
+        key = self.keys[block]
+        assert key is not None
+        del self._index[key]
+        self.keys[block] = None
+        self.uids[block] = 0

@@ -1,0 +1,99 @@
+"""A sequence: one stream of tokens, as the scheduler knows it. Pure data; no socket, clock or log."""
+
+from array import array
+from dataclasses import dataclass
+from enum import Enum
+
+from common.messages import FinishReason, SamplingParams, Submit
+from common.wire import IntArray
+
+
+class State(Enum):
+    """Where a sequence is. A preempted one, and one whose executor was lost, is WAITING again.
+
+    A LANDING one has all its tokens planned and holds nothing any more; the last of them are in flight.
+    """
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    LANDING = "landing"
+    FINISHED = "finished"
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One stream of tokens, as far as it is not hot: while it runs, its counts are in its lane (`lanes.py`).
+
+    Attributes:
+        request_id, index: which request it belongs to, and which of its n answers it is.
+        arrival: place in the order of arrival; never changes, so a preempted sequence keeps its place.
+        tokens: int32 array, prompt first. All known tokens while it waits and once it has ended; while it runs,
+            those known when it was admitted.
+        num_prompt: how many of them are the prompt.
+        largest_token: among its tokens, as far as `tokens` has them.
+        num_inflight: tokens that plans in flight will still bring to it although it lost its lane.
+        num_cached_prompt: prompt tokens found in the prefix cache at the first admission.
+        num_preemptions: how often it lost its blocks to an older sequence.
+        placed: epoch of the executor that it waits for, 0 while that is open.
+        epoch, lane: where it runs (0 and -1 while it does not; a landing one has no lane).
+        deadline: when it is to be ended at the latest, in the caller's seconds; None if never.
+    """
+
+    request_id: str
+    index: int
+    arrival: int
+    tokens: "array[int]"
+    num_prompt: int
+    largest_token: int
+    params: SamplingParams
+    cache_salt: str = ""
+    priority: int = 0
+    deadline: float | None = None
+    state: State = State.WAITING
+    finish_reason: FinishReason | None = None
+    num_inflight: int = 0
+    num_cached_prompt: int | None = None
+    num_preemptions: int = 0
+    placed: int = 0
+    epoch: int = 0
+    lane: int = -1
+
+    @property
+    def seed(self) -> int:
+        """Of its draws."""
+        return (self.params.seed + self.index) % 2**64
+
+    @property
+    def max_length(self) -> int:
+        """Length at which it ends for want of tokens to generate."""
+        return self.num_prompt + self.params.max_tokens
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Who goes first: the lower priority value, then the earlier arrival."""
+        return self.priority, self.arrival
+
+
+def new_sequences(submit: Submit, prompt: IntArray, arrival: int, deadline: float | None) -> list[Sequence]:
+    """The n sequences of a request; number i draws with `seed + i`.
+
+    Args:
+        prompt: the Submit's prompt, int32 [tokens].
+        arrival: place of the first; the others follow it.
+        deadline: of all of them.
+    """
+    return [
+        Sequence(
+            request_id=submit.request_id,
+            index=i,
+            arrival=arrival + i,
+            tokens=array("i", prompt.tobytes()),
+            num_prompt=len(prompt),
+            largest_token=int(prompt.max()),
+            params=submit.params,
+            cache_salt=submit.cache_salt,
+            priority=submit.priority,
+            deadline=deadline,
+        )
+        for i in range(submit.n)
+    ]

@@ -1,0 +1,125 @@
+"""Codec and messages: what is not a well-formed message of its direction is a WireError, never anything else."""
+
+import hypothesis.strategies as st
+import msgspec
+import pytest
+from hypothesis import given, settings
+
+from common import messages as m
+from common.errors import WireError
+from common.wire import HEADER, MAX_MESSAGE_BYTES, Codec, VersionError, array_from, int32_array
+from tests.support.hello import hello
+
+DIRECTIONS = (m.ExecutorToScheduler, m.SchedulerToExecutor, m.FrontendToCore, m.CoreToFrontend)
+HELLO = hello()
+
+
+def members(direction):
+    return direction.__args__
+
+
+def test_every_direction_has_unique_tags():
+    for direction in DIRECTIONS:
+        tags = [member.__struct_config__.tag for member in members(direction)]
+        assert len(set(tags)) == len(tags)
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_round_trip_of_every_message(direction):
+    codec = Codec(direction)
+    samples = {
+        m.Hello: HELLO,
+        m.StepResult: m.StepResult(epoch=1, step=2, token_ids=b"abcd", compute_us=3),
+        m.StepFailed: m.StepFailed(epoch=1, step=2, error="x"),
+        m.Reject: m.Reject(reason="x"),
+        m.EpochOver: m.EpochOver(epoch=1, reason="x"),
+        m.Plan: m.Plan(epoch=1, step=2, **{f: f.encode() for f in m.Plan.__struct_fields__[2:]}),
+        m.FrontendHello: m.FrontendHello(pid=4),
+        m.Submit: m.Submit(request_id="r", prompt=b"abcd", params=m.SamplingParams(max_tokens=3, top_p=0.5), n=2),
+        m.Cancel: m.Cancel(request_id="r", index=1),
+        m.FleetState: m.FleetState(num_ready=1, fingerprint="ab", max_model_len=9),
+        m.Outputs: m.Outputs(deltas=(m.TokenDelta(request_id="r", index=0, token_ids=b"", finish_reason="stop"),)),
+        m.Metrics: m.Metrics(query_id=1, text=b"x"),
+    }
+    for kind in members(direction):
+        sample = samples.get(kind)
+        if sample is None and kind is not m.Status:
+            sample = kind(**dict.fromkeys(kind.__struct_fields__, 1))
+        if sample is not None:
+            assert codec.decode(codec.encode(sample)) == sample
+
+
+@given(frames=st.lists(st.binary(max_size=60), max_size=4), direction=st.sampled_from(DIRECTIONS))
+@settings(max_examples=300)
+def test_random_frames(frames, direction):
+    for sent in (frames, [HEADER, *frames]):
+        try:
+            message = Codec(direction).decode(sent)
+        except WireError:
+            continue
+        assert isinstance(message, members(direction))
+
+
+@given(data=st.data())
+@settings(max_examples=300)
+def test_mutated_messages(data):
+    """A valid payload with bytes cut, changed or added is decoded into a valid message or refused."""
+    payload = bytearray(Codec(m.ExecutorToScheduler).encode(HELLO)[1])
+    for _ in range(data.draw(st.integers(1, 4))):
+        position = data.draw(st.integers(0, len(payload) - 1))
+        payload[position : position + data.draw(st.integers(0, 2))] = data.draw(st.binary(max_size=3))
+        if not payload:
+            break
+    try:
+        message = Codec(m.ExecutorToScheduler).decode([HEADER, bytes(payload)])
+    except WireError:
+        return
+    assert isinstance(message, members(m.ExecutorToScheduler))
+
+
+def test_deeply_nested_and_foreign_payloads_are_refused():
+    codec = Codec(m.FrontendToCore)
+    for payload in (b"\x91" * 100_000, b"", msgspec.msgpack.encode({"a": 1}), msgspec.msgpack.encode(["plan", 1])):
+        with pytest.raises(WireError):
+            codec.decode([HEADER, payload])
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{"epoch": 0}, {"epoch": -1}, {"epoch": 2**60}, {"step": -1}, {"compute_us": 2**31}, {"token_ids": "text"}],
+)
+def test_values_out_of_range_are_refused(values):
+    codec = Codec(m.ExecutorToScheduler)
+    valid = {"epoch": 1, "step": 0, "token_ids": b"", "compute_us": 0}
+    codec.decode(codec.encode(m.StepResult(**valid)))
+    with pytest.raises(WireError, match="malformed"):
+        codec.decode(codec.encode(m.StepResult(**(valid | values))))
+
+
+def test_a_missing_or_an_extra_field_is_refused():
+    codec = Codec(m.ExecutorToScheduler)
+    fields = msgspec.msgpack.decode(codec.encode(HELLO)[1])
+    for changed in (fields[:-1], [*fields, 1]):
+        with pytest.raises(WireError):
+            codec.decode([HEADER, msgspec.msgpack.encode(changed)])
+
+
+def test_headers_and_sizes():
+    codec = Codec(m.ExecutorToScheduler)
+    payload = codec.encode(HELLO)[1]
+    with pytest.raises(VersionError, match="version 77, this side 1"):
+        codec.decode([b"baton/77", payload])
+    with pytest.raises(WireError, match="not a Baton message"):
+        codec.decode([b"http/1.1", payload])
+    with pytest.raises(WireError, match="2 frames, not 1"):
+        codec.decode([payload])
+    with pytest.raises(WireError, match=f"limit is {MAX_MESSAGE_BYTES}"):
+        codec.decode([HEADER, bytes(MAX_MESSAGE_BYTES + 1)])
+
+
+def test_arrays():
+    assert int32_array("x", b"\x01\0\0\0\xff\xff\xff\xff").tolist() == [1, -1]
+    with pytest.raises(WireError, match="x has 5 bytes, not a multiple of 4"):
+        int32_array("x", b"12345")
+    with pytest.raises(WireError, match="not a multiple of 8"):
+        array_from("seeds", b"1234", "<u8")

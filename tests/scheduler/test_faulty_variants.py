@@ -1,0 +1,110 @@
+"""Three reports about nano-vllm, each with a scheduler that has the fault: the oracle must catch it, and must be
+content with ours in the same scene.
+"""
+
+import pytest
+
+from common.errors import WireError
+from scheduler_svc.block_manager import BlockManager, Grant
+from scheduler_svc.scheduler import Scheduler
+from scheduler_svc.worker import Worker
+from tests.support.rig import Rig, limits
+
+
+def with_worker(worker: type[Worker]) -> type[Scheduler]:
+    return type("FaultyScheduler", (Scheduler,), {"worker_type": worker})
+
+
+def with_blocks(blocks: type[BlockManager]) -> type[Scheduler]:
+    return with_worker(type("FaultyWorker", (Worker,), {"block_manager_type": blocks}))
+
+
+# --- allocation at block boundaries ---
+
+
+class AllocatesAtAnEdge(Worker):
+    """Takes a block when the length has just passed a boundary, instead of when there is no room for the token."""
+
+    def lanes_without_room(self) -> list[int]:
+        lanes = self._decodes().lanes
+        return lanes[self.hot.known[lanes] % self.limits.block_size == 1].tolist()
+
+
+def boundary_scene(scheduler_type=Scheduler):
+    """Prompts that end around a boundary and answers that cross several, with a plan always in flight."""
+    rig = Rig(limits(), scheduler_type=scheduler_type)
+    for length in range(1, 10):
+        rig.add(str(length), list(range(length)), max_tokens=20)
+    rig.finish()
+
+
+def test_block_boundaries():
+    boundary_scene()
+    with pytest.raises((AssertionError, WireError)):
+        boundary_scene(with_worker(AllocatesAtAnEdge))
+
+
+# --- equal prompts in one step ---
+
+
+class PublishesAfterTheStep(BlockManager):
+    """Enters prompt blocks into the cache when their plan is answered, too late for the next row of the same plan."""
+
+    def publish(self, table, raw, first, *, may_merge):
+        return super().publish(table, raw, first, may_merge=may_merge) if may_merge else False
+
+
+def equal_prompts_scene(scheduler_type=Scheduler):
+    """Two prompts of 801 tokens at block size 256 in one plan."""
+    rig = Rig(
+        limits(num_blocks=16, block_size=256, max_batch_tokens=2048, max_model_len=1024), scheduler_type=scheduler_type
+    )
+    prompt = [i * 7 % 1000 for i in range(801)]
+    rig.add("a", prompt, max_tokens=4)
+    rig.add("b", prompt, max_tokens=4)
+    plan = rig.plan()
+    assert len(plan.lanes) == 2 * 4, "both are in one plan"
+    blocks = rig.scheduler.worker(1).blocks
+    used = blocks.num_blocks - blocks.num_free
+    shared = sum(count == 2 for count in blocks.ref_counts)
+    rig.finish()
+    assert (used, shared, rig.executors[1].computed_tokens) == (5, 3, 801 + 33 + 2 * 3)
+
+
+def test_equal_prompts_in_one_step():
+    equal_prompts_scene()
+    with pytest.raises(AssertionError):
+        equal_prompts_scene(with_blocks(PublishesAfterTheStep))
+
+
+# --- preempted sequences that hit the cache ---
+
+
+class CountsBeforeMatching(BlockManager):
+    """Decides how many tokens are left to compute first, and looks into the cache afterwards."""
+
+    def reserve(self, table, raw, num_computed, budget, *, spare=0, whole=False):
+        stale_count = min(len(raw) // 4 - num_computed, budget)
+        grant = super().reserve(table, raw, num_computed, budget, spare=spare, whole=whole)
+        if grant is None or not grant.num_hits:
+            return grant
+        count = min(stale_count, len(table.ids) * self.block_size - grant.start)
+        return Grant(grant.start, count, grant.store_from, grant.num_hits, grant.num_new)
+
+
+def preemption_scene(scheduler_type=Scheduler):
+    """Sequences in a pool that holds a quarter of them, with admission that does not look ahead."""
+    small = limits(num_blocks=30, block_size=4, max_model_len=60)
+    rig = Rig(small, scheduler_type=scheduler_type, look_ahead=False)
+    for i in range(16):
+        rig.add(str(i), [i, 1, 2, 3, 4, 5, 6, 7, 8], max_tokens=30)
+    rig.finish()
+    stats = rig.scheduler.stats
+    assert stats.preemptions > 0
+    assert stats.cached_resumed_tokens > 0, "the scene must have what the report is about"
+
+
+def test_preempted_sequences_that_hit_the_cache():
+    preemption_scene()
+    with pytest.raises((AssertionError, WireError)):
+        preemption_scene(with_blocks(CountsBeforeMatching))

@@ -1,0 +1,236 @@
+"""A stateful fuzzer drives the real scheduler against KV-oracle executors and checks every invariant each step."""
+
+import os
+from array import array
+from collections import deque
+
+import hypothesis.strategies as st
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from common import messages as m
+from common.errors import RequestRejected
+from common.plan import ExecutorLimits
+from common.wire import Codec
+from scheduler_svc.block_manager import hash_block
+from scheduler_svc.outcomes import SequenceEnd, StepOutput
+from scheduler_svc.scheduler import MAX_PREEMPTIONS, Scheduler, SchedulerConfig
+from scheduler_svc.sequence import Sequence
+from tests.support.oracle import OracleExecutor, expected_output
+
+VOCAB_SIZE = 5
+PROMPT = array("i", [1, 2, 3, 4, 0, 1, 1, 2] * 80)
+
+
+def colliding_hash(content: bytes, parent_key: int) -> int:
+    """Two bits of the real key: nearly everything collides with something."""
+    return hash_block(content, parent_key) & 3
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """add / plan / run / commit / cancel / lose, join and drain executors, in any legal order."""
+
+    @initialize(
+        block_size=st.sampled_from([1, 2, 3, 16, 256]),
+        window=st.sampled_from([1, 2]),
+        pool_tokens=st.integers(8, 90),
+        budget=st.integers(1, 24),
+        max_num_seqs=st.integers(1, 6),
+        collide=st.booleans(),
+        look_ahead=st.booleans(),
+    )
+    def start(self, block_size, window, pool_tokens, budget, max_num_seqs, collide, look_ahead):
+        self.limits = ExecutorLimits(
+            num_blocks=max(2, -(-pool_tokens // block_size)),
+            block_size=block_size,
+            max_num_seqs=max_num_seqs,
+            max_batch_tokens=budget,
+            max_model_len=pool_tokens,
+            vocab_size=VOCAB_SIZE,
+        )
+        self.scheduler = Scheduler(
+            SchedulerConfig(window=window, max_waiting=50, look_ahead=look_ahead),
+            colliding_hash if collide else hash_block,
+        )
+        self.codec: Codec[m.Plan] = Codec(m.SchedulerToExecutor)
+        self.executors: dict[int, OracleExecutor] = {}
+        self.sent: dict[int, deque[m.Plan]] = {}
+        self.epochs = 0
+        self.ids = 0
+        self.now = 0.0
+        self.outputs: dict[Sequence, list[int]] = {}
+        self.ended: dict[Sequence, str] = {}
+        self.join()
+
+    def commit(self, result: m.StepResult) -> None:
+        output: StepOutput = self.scheduler.commit(result)
+        for sequence, token in zip(output.sequences, output.tokens, strict=True):
+            assert sequence not in self.ended, "a sequence goes on after its end"
+            assert (sequence in output.firsts) == (not self.outputs[sequence])
+            self.outputs[sequence].append(token)
+        self.end(output.ends)
+
+    def end(self, ends: list[SequenceEnd]) -> None:
+        for end in ends:
+            assert end.sequence not in self.ended, "a sequence ended twice"
+            self.ended[end.sequence] = end.reason
+            self.verify(end.sequence)
+
+    def verify(self, sequence: Sequence) -> None:
+        """What came out is what an undisturbed run gives, or a beginning of it if the sequence was cancelled."""
+        prompt = sequence.tokens[: sequence.num_prompt].tolist()
+        seed = sequence.seed if sequence.params.temperature else 0
+        expected = expected_output(prompt, sequence.params, VOCAB_SIZE, seed)
+        output = self.outputs[sequence]
+        assert sequence.tokens[sequence.num_prompt :].tolist() == output
+        if self.ended[sequence] in ("stop", "length"):
+            assert output == expected
+        else:
+            assert output == expected[: len(output)]
+
+    @rule(
+        length=st.integers(1, 60),
+        offset=st.sampled_from([0, 0, 0, 1, 5]),
+        max_tokens=st.integers(1, 30),
+        n=st.integers(1, 3),
+        temperature=st.sampled_from([0.0, 0.8]),
+        stop=st.sampled_from([(), (0,), (1, 3)]),
+        salt=st.sampled_from(["", "", "tenant"]),
+        priority=st.sampled_from([0, 0, 0, 1, -1]),
+        timeout_s=st.sampled_from([None, None, None, 5.0]),
+    )
+    def add(self, length, offset, max_tokens, n, temperature, stop, salt, priority, timeout_s):
+        self.ids += 1
+        prompt = PROMPT[offset : offset + length]
+        params = m.SamplingParams(
+            max_tokens=max_tokens, temperature=temperature, seed=self.ids % 2, stop_token_ids=stop
+        )
+        submit = m.Submit(
+            request_id=str(self.ids),
+            prompt=prompt.tobytes(),
+            params=params,
+            n=n,
+            cache_salt=salt,
+            priority=priority,
+            timeout_s=timeout_s,
+        )
+        fits = length + max_tokens <= self.limits.max_model_len
+        refusal = ""
+        try:
+            self.outputs.update({sequence: [] for sequence in self.scheduler.add(submit, self.now)})
+        except RequestRejected as error:
+            refusal = error.code
+        assert refusal in (("", "queue_full") if fits else ("context_length_exceeded",))
+
+    @precondition(lambda self: self.executors)
+    @rule(data=st.data())
+    def plan(self, data):
+        epoch = data.draw(st.sampled_from(list(self.executors)))
+        plan = self.scheduler.plan(epoch)
+        if plan is not None:
+            self.sent[epoch].append(self.codec.decode(self.codec.encode(plan)))
+
+    @precondition(lambda self: any(self.sent.values()))
+    @rule(data=st.data())
+    def answer(self, data):
+        epoch = data.draw(st.sampled_from([e for e, plans in self.sent.items() if plans]))
+        plan = self.sent[epoch].popleft()
+        self.commit(self.executors[epoch].run(plan))
+
+    @precondition(lambda self: self.executors)
+    @rule(steps=st.integers(1, 12))
+    def run_all(self, steps):
+        """Some rounds of everything, so that sequences get long and pools get full."""
+        for _ in range(steps):
+            for epoch in list(self.executors):
+                while (plan := self.scheduler.plan(epoch)) is not None:
+                    self.sent[epoch].append(plan)
+                if self.sent[epoch]:
+                    plan = self.sent[epoch].popleft()
+                    self.commit(self.executors[epoch].run(plan))
+                self.scheduler.check()
+
+    @precondition(lambda self: any(s not in self.ended for s in self.outputs))
+    @rule(data=st.data(), whole=st.booleans())
+    def cancel(self, data, whole):
+        sequence = data.draw(st.sampled_from([s for s in self.outputs if s not in self.ended]))
+        self.end(self.scheduler.cancel(sequence.request_id, -1 if whole else sequence.index))
+        assert sequence in self.ended
+
+    @precondition(lambda self: self.scheduler.num_running)
+    @rule(data=st.data())
+    def preempt(self, data):
+        """Out of the blue, one that the scheduler itself may take."""
+        worker = data.draw(st.sampled_from([w for w in self.scheduler.workers if w.num_running]))
+        lanes = [lane for lane in worker.running if not worker.is_protected(lane)]
+        if lanes and (sequence := worker.sequence(data.draw(st.sampled_from(lanes)))).num_preemptions < MAX_PREEMPTIONS:
+            self.scheduler._preempt(worker, sequence)
+
+    @rule(seconds=st.floats(0.0, 4.0))
+    def pass_time(self, seconds):
+        self.now += seconds
+        ends = self.scheduler.expire(self.now)
+        self.end(ends)
+        for sequence in self.outputs:
+            late = sequence.deadline is not None and sequence.deadline <= self.now
+            assert not late or sequence in self.ended
+
+    @precondition(lambda self: len(self.executors) < 3)
+    @rule()
+    def join(self):
+        self.epochs += 1
+        self.executors[self.epochs] = OracleExecutor(self.limits)
+        self.sent[self.epochs] = deque()
+        self.end(self.scheduler.add_executor(self.epochs, self.limits))
+
+    @precondition(lambda self: self.executors)
+    @rule(data=st.data())
+    def lose(self, data):
+        epoch = data.draw(st.sampled_from(list(self.executors)))
+        self.scheduler.remove_executor(epoch)
+        del self.executors[epoch], self.sent[epoch]
+
+    @precondition(lambda self: self.executors)
+    @rule(data=st.data())
+    def drain(self, data):
+        epoch = data.draw(st.sampled_from(list(self.executors)))
+        self.scheduler.drain(epoch)
+        while self.sent[epoch]:
+            assert not self.scheduler.is_idle(epoch)
+            self.commit(self.executors[epoch].run(self.sent[epoch].popleft()))
+        assert self.scheduler.is_idle(epoch)
+        self.scheduler.remove_executor(epoch)
+        del self.executors[epoch], self.sent[epoch]
+
+    @invariant()
+    def check(self):
+        if hasattr(self, "scheduler"):
+            self.scheduler.check()
+
+    def teardown(self):
+        """Whatever happened, everything still ends, and then nothing is held."""
+        if not hasattr(self, "scheduler"):
+            return
+        if not self.executors:
+            self.join()
+        for _ in range(5000):
+            if len(self.ended) == len(self.outputs):
+                break
+            self.run_all(1)
+        assert len(self.ended) == len(self.outputs), "a sequence never ends"
+        for epoch, plans in self.sent.items():
+            while plans:
+                self.commit(self.executors[epoch].run(plans.popleft()))
+            blocks = self.scheduler.worker(epoch).blocks
+            assert blocks.num_free == blocks.num_blocks
+        self.scheduler.check()
+
+
+examples, steps = (int(x) for x in os.environ.get("BATON_FUZZ", "500x40").split("x"))
+SchedulerMachine.TestCase.settings = settings(
+    max_examples=examples,
+    stateful_step_count=steps,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+TestScheduler = SchedulerMachine.TestCase

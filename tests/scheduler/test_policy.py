@@ -1,0 +1,276 @@
+"""Who runs when: order, priority, fairness, preemption and its bound, deadlines, limits, placement, drain."""
+
+import pytest
+
+from common.errors import RequestRejected
+from common.wire import int32_array
+from scheduler_svc.scheduler import MAX_PREEMPTIONS
+from scheduler_svc.sequence import State
+from tests.support.rig import Rig, limits
+
+
+def rows(plan):
+    """query_len of each row."""
+    return int32_array("query_lens", plan.query_lens).tolist()
+
+
+def test_first_come_first_served():
+    rig = Rig(limits(max_num_seqs=2))
+    sequences = [rig.add(str(i), [i] * 5, max_tokens=6)[0] for i in range(6)]
+    rig.finish()
+    assert list(rig.ends) == sequences
+
+
+def test_a_lower_priority_value_goes_first_and_is_preempted_last():
+    rig = Rig(limits(max_num_seqs=1))
+    (running,) = rig.add("running", [9], max_tokens=4)
+    rig.plan()
+    (late,) = rig.add("late", [1], max_tokens=2, priority=0)
+    (urgent,) = rig.add("urgent", [2], max_tokens=2, priority=-5)
+    (idle,) = rig.add("idle", [3], max_tokens=2, priority=7)
+    rig.finish()
+    assert list(rig.ends) == [running, urgent, late, idle]
+
+
+def test_a_long_prompt_does_not_starve_decodes_and_decodes_do_not_starve_a_prompt():
+    """Every plan has a row for each sequence that decodes, and at least an eighth of its tokens for prompts."""
+    budget = 16
+    rig = Rig(limits(num_blocks=256, max_batch_tokens=budget, max_num_seqs=64, max_model_len=400))
+    assert len(rig.scheduler.worker(1).phases) == budget - budget // 8 == 14
+    for i in range(13):
+        rig.add(str(i), [i], max_tokens=60)
+    rig.add("long", [i % 1000 for i in range(150)], max_tokens=4)
+    rig.finish()
+    crowded = rig.plans[1][1:50]  # all thirteen decode, and the prompt of 150 tokens is being computed
+    assert all(sorted(rows(plan)) == [1] * 13 + [3] for plan in crowded[:-1])
+
+
+def test_admission_that_looks_ahead_preempts_nobody_when_lengths_are_known():
+    for look_ahead in (True, False):
+        rig = Rig(limits(num_blocks=40, max_num_seqs=32), look_ahead=look_ahead)
+        for i in range(32):
+            rig.add(str(i), [i] * 9, max_tokens=40)
+        rig.finish()
+        assert (rig.scheduler.stats.preemptions == 0) == look_ahead
+
+
+def test_no_sequence_is_preempted_more_often_than_the_bound():
+    """One sequence of low priority, and urgent ones that come again and again and outgrow the pool beside it."""
+    rig = Rig(limits(num_blocks=24, max_model_len=96), look_ahead=False)
+    (humble,) = rig.add("humble", [7] * 4, max_tokens=90, priority=1)
+    for i in range(10):
+        while humble.state is not State.RUNNING and humble not in rig.ends:
+            rig.step()
+        for _ in range(3):
+            rig.step()
+        rig.add(f"urgent {i}", [i] * 8, max_tokens=80)
+    rig.finish()
+    assert humble.num_preemptions == MAX_PREEMPTIONS, "the scene preempts it as often as may be, and no more"
+    assert max(sequence.num_preemptions for sequence in rig.outputs) == MAX_PREEMPTIONS
+
+
+def test_a_prompt_takes_the_blocks_of_a_newer_decode_that_sits_out():
+    """Found by the fuzzer: a prompt in chunks and a decode behind it in rank that fill the pool between them."""
+    rig = Rig(limits(num_blocks=24, block_size=1, max_batch_tokens=3, max_model_len=24), window=1, look_ahead=False)
+    (humble,) = rig.add("humble", [1, 2, 3], max_tokens=20, priority=1)
+    for _ in range(3):
+        rig.step()
+    (urgent,) = rig.add("urgent", list(range(100, 117)), max_tokens=3)
+    rig.finish(max_steps=500)
+    assert humble.num_preemptions == 1
+    assert list(rig.ends) == [urgent, humble]
+
+
+def test_deadlines():
+    rig = Rig(limits(max_num_seqs=1))
+    (running,) = rig.add("running", [1], max_tokens=200, timeout_s=5.0, now=100.0)
+    (waiting,) = rig.add("waiting", [1], timeout_s=1.0, now=100.0)
+    (free,) = rig.add("free", [1])
+    rig.step()
+    rig.end(rig.scheduler.expire(100.9))
+    assert not rig.ends
+    rig.end(rig.scheduler.expire(101.0))
+    assert list(rig.ends) == [waiting]
+    rig.step()
+    rig.end(rig.scheduler.expire(105.0))
+    assert rig.ends[running].code == "deadline_exceeded"
+    assert running.state is State.FINISHED
+    rig.finish()
+    assert rig.ends[free].reason == "length"
+
+
+def test_a_full_queue_refuses_and_forgets():
+    rig = Rig(limits(max_num_seqs=1), max_waiting=3)
+    rig.add("a", [1], n=3)
+    with pytest.raises(RequestRejected, match="3 sequences are waiting, the limit is 3") as caught:
+        rig.add("b", [1])
+    assert caught.value.code == "queue_full"
+    rig.plan()
+    rig.add("b", [1])
+    rig.finish()
+
+
+def test_windows_give_the_same_tokens_and_steps_overlap():
+    outputs = []
+    for window in (1, 2, 3):
+        rig = Rig(limits(num_blocks=40), window=window, look_ahead=False)
+        for i in range(12):
+            rig.add(str(i), [i, 2, 3], max_tokens=30, temperature=0.8, seed=i, stop_token_ids=(7, 8, 9))
+        rig.finish()
+        outputs.append(list(rig.outputs.values()))
+    assert outputs[0] == outputs[1] == outputs[2]
+
+
+def test_a_stop_token_costs_at_most_the_token_in_flight():
+    rig = Rig(limits())
+    (sequence,) = rig.add("a", [1, 2, 3], max_tokens=100)
+    rig.finish()
+    fifth = rig.outputs[sequence][4]
+    again = Rig(limits())
+    (stopped,) = again.add("a", [1, 2, 3], max_tokens=100, stop_token_ids=(fifth,))
+    again.finish()
+    assert again.ends[stopped].reason == "stop"
+    assert again.executors[1].computed_tokens == 3 + len(again.outputs[stopped]) - 1 + 1
+
+
+def test_a_stop_token_beyond_the_columns_is_still_found():
+    rig = Rig(limits())
+    (sequence,) = rig.add("a", [1, 2, 3], max_tokens=50)
+    rig.finish()
+    third = rig.outputs[sequence][2]
+    many = (*(t for t in range(900, 950) if t not in rig.outputs[sequence]), third)
+    again = Rig(limits())
+    (stopped,) = again.add("a", [1, 2, 3], max_tokens=50, stop_token_ids=many)
+    again.finish()
+    assert again.outputs[stopped] == rig.outputs[sequence][:3]
+
+
+# --- several executors ---
+
+
+def test_a_sequence_goes_where_its_prefix_is_cached():
+    rig = Rig(limits(), limits())
+    prefix = list(range(40))
+    (first,) = rig.add("first", prefix, max_tokens=2)
+    rig.finish()
+    home = next(epoch for epoch, plans in rig.plans.items() if plans)
+    for i in range(3):
+        rig.add(f"again{i}", [*prefix, 900 + i], max_tokens=2)
+        rig.finish()
+    assert not rig.plans[3 - home]
+    assert rig.scheduler.stats.cached_prompt_tokens == 3 * 40
+    assert first in rig.ends
+
+
+def test_unless_that_executor_is_much_busier():
+    rig = Rig(limits(), limits())
+    prefix = list(range(40))
+    for i in range(12):
+        rig.add(str(i), [*prefix, 900 + i], max_tokens=30)
+    rig.finish()
+    assert all(rig.plans.values())
+
+
+def test_sequences_of_a_lost_executor_go_on_elsewhere_with_the_same_tokens():
+    rig = Rig(limits(), limits())
+    sequences = [rig.add(str(i), [i, 5, 6, 7, 8], max_tokens=40)[0] for i in range(10)]
+    for _ in range(10):
+        rig.step()
+    lost = rig.scheduler.remove_executor(1)
+    del rig.executors[1], rig.sent[1]
+    assert lost
+    rig.finish()
+    assert {rig.ends[sequence].reason for sequence in sequences} == {"length"}
+
+
+def test_an_executor_that_drains_gets_no_plans():
+    rig = Rig(limits(), limits())
+    for i in range(6):
+        rig.add(str(i), [i], max_tokens=30)
+    for _ in range(3):
+        rig.step()
+    rig.scheduler.drain(1)
+    before = len(rig.plans[1])
+    while not rig.scheduler.is_idle(1):
+        assert rig.plan(1) is None
+        rig.answer(1)
+    rig.scheduler.remove_executor(1)
+    del rig.executors[1], rig.sent[1]
+    rig.finish()
+    assert len(rig.plans[1]) == before
+
+
+def test_a_full_executor_does_not_keep_sequences_that_an_idle_one_could_run():
+    """All share a prefix that the first one has cached, and all will outgrow it."""
+    rig = Rig(limits(max_model_len=200), limits(max_model_len=200))
+    for i in range(12):
+        rig.add(str(i), [1, 2, 3, 4, 5, 6, 7, 8, 100 + i], max_tokens=100)
+    rig.finish()
+    assert min(len(plans) for plans in rig.plans.values()) > 100
+
+
+@pytest.mark.parametrize("how", ["cancel", "expire"])
+def test_when_the_refused_head_goes_the_next_one_is_asked_again(how):
+    rig = Rig(limits(num_blocks=40))
+    rig.add("long", [1, 2, 3], max_tokens=100)
+    rig.step()
+    rig.add("refused", [4] * 20, max_tokens=80, timeout_s=1.0)
+    (small,) = rig.add("small", [5, 6, 7], max_tokens=3)
+    rig.step()
+    assert small.state is State.WAITING
+    rig.end(rig.scheduler.cancel("refused") if how == "cancel" else rig.scheduler.expire(2.0))
+    rig.step()
+    assert small.state is not State.WAITING
+    rig.finish()
+
+
+def test_tokens_in_flight_on_a_hung_executor_do_not_keep_others_from_working():
+    rig = Rig(limits(), limits())
+    (stuck,) = rig.add("stuck", [1, 2, 3], max_tokens=50)
+    rig.step()
+    rig.plan(1)
+    worker = rig.scheduler.worker(1)
+    rig.scheduler._preempt(worker, stuck)
+    assert stuck.num_inflight > 0
+    (fresh,) = rig.add("fresh", [4, 5, 6], max_tokens=5)
+    fresh.placed = 2  # as if its prefix were cached there
+    while fresh not in rig.ends:
+        assert rig.plan(2) is not None
+        rig.answer(2)
+    assert stuck.state is State.WAITING
+    rig.finish()
+
+
+def test_what_only_a_large_executor_can_hold_waits_for_one_and_holds_up_nobody():
+    rig = Rig(limits(num_blocks=256, max_model_len=1024), limits(num_blocks=16, max_model_len=64))
+    for i in range(100):
+        rig.add(f"large {i}", [i] * 100, max_tokens=200)
+    rig.scheduler.remove_executor(1)
+    del rig.executors[1], rig.sent[1]
+    (small,) = rig.add("small", [1, 2, 3], max_tokens=5)
+    while rig.step():
+        pass
+    assert list(rig.ends) == [small]
+    rig.join(limits(num_blocks=256, max_model_len=1024))
+    rig.finish()
+
+
+def test_another_vocabulary_ends_what_it_cannot_say():
+    rig = Rig(limits(vocab_size=1000))
+    (known,) = rig.add("known", [400], max_tokens=3)
+    (unknown,) = rig.add("unknown", [700], max_tokens=3)
+    rig.scheduler.remove_executor(1)
+    del rig.executors[1], rig.sent[1]
+    rig.join(limits(vocab_size=500))
+    assert "token id 700, the vocabulary ends at 499" in rig.ends[unknown].error
+    while rig.step():
+        pass
+    assert rig.ends[known].reason == "length"
+
+
+def test_deadlines_of_ended_requests_are_forgotten():
+    rig = Rig(limits())
+    for i in range(500):
+        rig.add(str(i), [i], max_tokens=1, timeout_s=86400.0)
+        rig.finish()
+    assert len(rig.scheduler._deadlines) < 100

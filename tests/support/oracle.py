@@ -1,0 +1,130 @@
+"""An executor that knows, for each KV slot, which token after which history was written there.
+
+It runs real plans through the real `parse_plan`. A row that attends reads every position of its context and
+checks that the slots tell one unbroken story; the next token is a pure function of that story, so the output of
+any scheduler on any number of executors must equal `expected_output`. A wrong slot, a stale block, a missing write
+or a block shared too early fails at the step where it happens.
+"""
+
+from array import array
+from dataclasses import dataclass
+
+import xxhash
+
+from common import messages as m
+from common.plan import ExecutorLimits, PlanColumns, parse_plan
+
+ROOT = 0
+
+
+def extend(history: int, token: int) -> int:
+    """The history after one more token."""
+    return xxhash.xxh3_64_intdigest(token.to_bytes(4, "little"), seed=history)
+
+
+def next_token(history: int, seed: int, vocab_size: int) -> int:
+    """What follows a history: the stand-in for model and sampler."""
+    return (history ^ seed * 0x9E3779B97F4A7C15) % 2**64 % vocab_size
+
+
+def expected_output(prompt: list[int], params: m.SamplingParams, vocab_size: int, seed: int = 0) -> list[int]:
+    """The tokens an undisturbed run gives."""
+    history = ROOT
+    for token in prompt:
+        history = extend(history, token)
+    output: list[int] = []
+    while len(output) < params.max_tokens:
+        output.append(next_token(history, seed, vocab_size))
+        if output[-1] in params.stop_token_ids:
+            break
+        history = extend(history, output[-1])
+    return output
+
+
+@dataclass
+class Written:
+    """What a slot holds."""
+
+    history_before: int
+    token: int
+
+
+class OracleExecutor:
+    """Runs plans in order over imaginary KV memory."""
+
+    def __init__(self, limits: ExecutorLimits) -> None:
+        self.limits = limits
+        self.slots: dict[int, Written] = {}
+        self.last_tokens: dict[int, int] = {}
+        self.computed_tokens = 0
+
+    def run(self, plan: m.Plan) -> m.StepResult:
+        """Check the plan against everything written so far and answer it."""
+        columns = parse_plan(plan, self.limits)
+        rows = self._rows(columns)
+        for row in rows:
+            self._store(row)
+        histories = [self._attend(row) for row in rows]  # all rows have stored before any attends
+        tokens = []
+        for i, r in enumerate(columns.sample_rows):
+            sampling = columns.sampling
+            seed = int(sampling.seeds[i]) if sampling is not None and sampling.temperatures[i] > 0 else 0
+            token = next_token(histories[r], seed, self.limits.vocab_size)
+            self.last_tokens[int(columns.lanes[r])] = token
+            tokens.append(token)
+        written = columns.slot_mapping[columns.slot_mapping >= 0]
+        assert len(set(written.tolist())) == len(written), "two rows write one slot"
+        self.computed_tokens += len(columns.token_ids)
+        return m.StepResult(epoch=plan.epoch, step=plan.step, token_ids=array("i", tokens).tobytes(), compute_us=1)
+
+    def _rows(self, columns: PlanColumns) -> list["_Row"]:
+        rows, token, entry = [], 0, 0
+        for r in range(columns.num_rows):
+            count, blocks = int(columns.query_lens[r]), int(columns.block_counts[r])
+            ids = columns.token_ids[token : token + count].tolist()
+            if ids == [-1]:
+                ids = [self.last_tokens[int(columns.lanes[r])]]
+            context_len = int(columns.context_lens[r])
+            rows.append(
+                _Row(
+                    start=context_len - count,
+                    tokens=ids,
+                    slots=columns.slot_mapping[token : token + count].tolist(),
+                    table=columns.block_ids[entry : entry + blocks].tolist(),
+                )
+            )
+            token, entry = token + count, entry + blocks
+        return rows
+
+    def _slot(self, row: "_Row", position: int) -> int:
+        size = self.limits.block_size
+        return row.table[position // size] * size + position % size
+
+    def _store(self, row: "_Row") -> None:
+        history = ROOT
+        if row.start > 0:
+            before = self.slots[self._slot(row, row.start - 1)]
+            history = extend(before.history_before, before.token)
+        for token, slot in zip(row.tokens, row.slots, strict=True):
+            if slot >= 0:
+                self.slots[slot] = Written(history, token)
+            history = extend(history, token)
+
+    def _attend(self, row: "_Row") -> int:
+        """Read the row's whole context; the history it tells."""
+        history = ROOT
+        for position in range(row.start + len(row.tokens)):
+            written = self.slots[self._slot(row, position)]
+            assert written.history_before == history, f"position {position} holds another sequence's K and V"
+            if position >= row.start:
+                assert written.token == row.tokens[position - row.start], "a cached token differs from the row's"
+            history = extend(history, written.token)
+        return history
+
+
+@dataclass
+class _Row:
+    start: int
+    tokens: list[int]
+    slots: list[int]
+    table: list[int]

@@ -1,0 +1,115 @@
+"""A scheduler with KV-oracle executors, run step by step without sockets or time."""
+
+from array import array
+from collections import deque
+from typing import Any
+
+from common import messages as m
+from common.plan import ExecutorLimits
+from scheduler_svc.outcomes import SequenceEnd
+from scheduler_svc.scheduler import Scheduler, SchedulerConfig
+from scheduler_svc.sequence import Sequence
+from tests.support.oracle import OracleExecutor, expected_output
+
+
+def limits(**changes: int) -> ExecutorLimits:
+    """An executor of 64 blocks of 4, and what a test wants different."""
+    fields = {
+        "num_blocks": 64,
+        "block_size": 4,
+        "max_num_seqs": 16,
+        "max_batch_tokens": 64,
+        "max_model_len": 256,
+        "vocab_size": 1000,
+    }
+    return ExecutorLimits(**(fields | changes))
+
+
+class Rig:
+    """Runs plans in the order they were made, and checks every invariant after each call.
+
+    Attributes:
+        outputs, ends: what came out of each sequence, and how it ended.
+        plans: all plans so far, by epoch.
+    """
+
+    def __init__(self, *executors: ExecutorLimits, scheduler_type: type[Scheduler] = Scheduler, **config: Any) -> None:
+        self.scheduler = scheduler_type(SchedulerConfig(**config))
+        self.executors: dict[int, OracleExecutor] = {}
+        self.sent: dict[int, deque[m.Plan]] = {}
+        self.plans: dict[int, list[m.Plan]] = {}
+        self.outputs: dict[Sequence, list[int]] = {}
+        self.ends: dict[Sequence, SequenceEnd] = {}
+        for each in executors or (limits(),):
+            self.join(each)
+
+    def join(self, each: ExecutorLimits) -> int:
+        """Add an executor and return its epoch."""
+        epoch = len(self.plans) + 1
+        self.executors[epoch] = OracleExecutor(each)
+        self.sent[epoch], self.plans[epoch] = deque(), []
+        self.end(self.scheduler.add_executor(epoch, each))
+        return epoch
+
+    def add(self, request_id: str, prompt: list[int], *, now: float = 0.0, **fields: Any) -> list[Sequence]:
+        """Submit a request; what is no field of Submit is one of SamplingParams."""
+        submit = {key: fields.pop(key) for key in ("n", "cache_salt", "priority", "timeout_s") if key in fields}
+        message = m.Submit(
+            request_id=request_id,
+            prompt=array("i", prompt).tobytes(),
+            params=m.SamplingParams(**({"max_tokens": 8} | fields)),
+            **submit,
+        )
+        sequences = self.scheduler.add(message, now)
+        self.outputs.update({sequence: [] for sequence in sequences})
+        return sequences
+
+    def plan(self, epoch: int = 1) -> m.Plan | None:
+        plan = self.scheduler.plan(epoch)
+        self.scheduler.check()
+        if plan is not None:
+            self.sent[epoch].append(plan)
+            self.plans[epoch].append(plan)
+        return plan
+
+    def answer(self, epoch: int = 1) -> None:
+        """Run the oldest plan in flight and commit what it gives."""
+        output = self.scheduler.commit(self.executors[epoch].run(self.sent[epoch].popleft()))
+        for sequence, token in zip(output.sequences, output.tokens, strict=True):
+            self.outputs[sequence].append(token)
+        self.end(output.ends)
+        self.scheduler.check()
+
+    def end(self, ends: list[SequenceEnd]) -> None:
+        for end in ends:
+            assert end.sequence not in self.ends
+            self.ends[end.sequence] = end
+
+    def step(self) -> bool:
+        """Fill every window, then answer one plan of each executor. False if there was nothing to do."""
+        for epoch in list(self.executors):
+            while self.plan(epoch) is not None:
+                pass
+        busy = [epoch for epoch, plans in self.sent.items() if plans]
+        for epoch in busy:
+            self.answer(epoch)
+        return bool(busy)
+
+    def finish(self, max_steps: int = 20_000) -> int:
+        """Step until everything has ended, and compare all output with undisturbed runs. Returns the steps taken."""
+        steps = 0
+        while self.step():
+            steps += 1
+            assert steps < max_steps, "it never ends"
+        assert set(self.ends) == set(self.outputs)
+        for sequence, output in self.outputs.items():
+            if self.ends[sequence].reason in ("stop", "length"):
+                assert output == self.expected(sequence)
+        return steps
+
+    def expected(self, sequence: Sequence) -> list[int]:
+        """What an undisturbed run of the sequence gives."""
+        prompt = sequence.tokens[: sequence.num_prompt].tolist()
+        vocab_size = next(iter(self.executors.values())).limits.vocab_size
+        seed = sequence.seed if sequence.params.temperature else 0
+        return expected_output(prompt, sequence.params, vocab_size, seed)
