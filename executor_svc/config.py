@@ -1,0 +1,201 @@
+"""A checkpoint's config.json, reduced to what serving needs and checked against what is supported."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from common.errors import CheckpointError
+
+
+class RopeConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Rotary embedding, as transformers' `rope_parameters` describe it.
+
+    Attributes:
+        rope_type: `default` or `yarn`.
+        theta: base of the frequencies.
+        factor: yarn: how many times longer than in pretraining a context may be.
+        original_max_positions: yarn: positions in pretraining.
+        attention_factor: yarn: scale of cosines and sines; None derives it from factor, mscale and mscale_all_dim.
+        beta_fast, beta_slow: yarn: rotations over the pretraining context above (below) which a dimension is
+            left alone (fully interpolated).
+        truncate: yarn: whether the bounds of that range are rounded to whole dimensions.
+    """
+
+    rope_type: str
+    theta: float
+    factor: float = 1.0
+    original_max_positions: int = 0
+    attention_factor: float | None = None
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    truncate: bool = True
+
+
+class Qwen3Config(msgspec.Struct, frozen=True, kw_only=True):
+    """A dense Qwen3 model. Sizes are counts of elements; `head_dim * num_heads` need not be `hidden_size`.
+
+    Attributes:
+        max_positions: positions a sequence may have, those yarn adds included.
+        tied: whether the output projection is the embedding table.
+        dtype: what the checkpoint says it is stored as; empty if it does not say.
+    """
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    max_positions: int
+    tied: bool
+    attention_bias: bool
+    rope: RopeConfig
+    dtype: str
+
+
+class _RopeJson(msgspec.Struct, frozen=True, kw_only=True):
+    rope_type: str | None = None
+    type: str | None = None  # the name of rope_type before 2024
+    rope_theta: float | None = None
+    factor: float | None = None
+    original_max_position_embeddings: int | None = None
+    attention_factor: float | None = None
+    beta_fast: float | None = None
+    beta_slow: float | None = None
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    truncate: bool = True
+    partial_rotary_factor: float = 1.0
+
+
+class _ConfigJson(msgspec.Struct, frozen=True, kw_only=True):
+    """Fields of config.json that matter here, with transformers' defaults where it has sensible ones."""
+
+    model_type: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int | None = None
+    head_dim: int | None = 128
+    hidden_act: str = "silu"
+    max_position_embeddings: int = 32768
+    rms_norm_eps: float = 1e-6
+    tie_word_embeddings: bool = False
+    attention_bias: bool = False
+    use_sliding_window: bool = False
+    sliding_window: int | None = None
+    max_window_layers: int = 28
+    layer_types: list[str] | None = None
+    rope_theta: float | None = None
+    rope_scaling: _RopeJson | None = None
+    rope_parameters: _RopeJson | None = None
+    quantization_config: dict[str, Any] | None = None
+    num_experts: int | None = None
+    dtype: str | None = None
+    torch_dtype: str | None = None
+
+
+def read_config(folder: Path) -> Qwen3Config:
+    """Read `folder`'s config.json.
+
+    Raises:
+        CheckpointError: it is missing or malformed, or asks for something that is not supported; the message names
+            everything of that kind at once.
+    """
+    path = folder / "config.json"
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+    try:
+        model_type = msgspec.json.decode(data, type=dict[str, Any]).get("model_type")
+        if model_type != "qwen3":  # before the types of its other fields: those of another model mean nothing here
+            raise CheckpointError(f"{path} has model_type {model_type!r}; only 'qwen3' (dense) can be served")
+        raw = msgspec.json.decode(data, type=_ConfigJson)
+    except msgspec.MsgspecError as error:
+        raise CheckpointError(f"{path} is not a Qwen3 configuration: {error}") from error
+    rope_json = raw.rope_parameters or raw.rope_scaling or _RopeJson()
+    unsupported = _unsupported(raw, rope_json)
+    if unsupported:
+        raise CheckpointError(f"{path} asks for what is not supported: {'; '.join(unsupported)}")
+    rope = _rope(raw, rope_json)
+    config = Qwen3Config(
+        vocab_size=raw.vocab_size,
+        hidden_size=raw.hidden_size,
+        intermediate_size=raw.intermediate_size,
+        num_layers=raw.num_hidden_layers,
+        num_heads=raw.num_attention_heads,
+        num_kv_heads=raw.num_key_value_heads or raw.num_attention_heads,
+        head_dim=raw.head_dim or raw.hidden_size // raw.num_attention_heads,
+        rms_norm_eps=raw.rms_norm_eps,
+        max_positions=max(raw.max_position_embeddings, int(rope.factor * rope.original_max_positions)),
+        tied=raw.tie_word_embeddings,
+        attention_bias=raw.attention_bias,
+        rope=rope,
+        dtype=raw.dtype or raw.torch_dtype or "",
+    )
+    _check_sizes(path, config)
+    return config
+
+
+def _unsupported(raw: _ConfigJson, rope: _RopeJson) -> list[str]:
+    found = []
+    if raw.hidden_act != "silu":
+        found.append(f"hidden_act {raw.hidden_act!r} (only 'silu')")
+    if raw.quantization_config is not None:
+        method = raw.quantization_config.get("quant_method", "unknown")
+        found.append(f"quantized weights ({method})")
+    if raw.num_experts:
+        found.append(f"a mixture of {raw.num_experts} experts")
+    if raw.layer_types is not None:
+        windowed = any(kind != "full_attention" for kind in raw.layer_types)
+    else:
+        windowed = raw.max_window_layers < raw.num_hidden_layers
+    if raw.use_sliding_window and raw.sliding_window is not None and windowed:
+        found.append(f"sliding-window attention ({raw.sliding_window} positions)")
+    rope_type = rope.rope_type or rope.type or "default"
+    if rope_type not in ("default", "yarn"):
+        found.append(f"rope type {rope_type!r} (only 'default' and 'yarn')")
+    if rope_type == "yarn" and rope.factor is None:
+        found.append("yarn without a factor")
+    if rope.partial_rotary_factor != 1.0:
+        found.append(f"partial_rotary_factor {rope.partial_rotary_factor} (only 1)")
+    return found
+
+
+def _rope(raw: _ConfigJson, rope: _RopeJson) -> RopeConfig:
+    theta = rope.rope_theta or raw.rope_theta or 10_000.0
+    if (rope.rope_type or rope.type or "default") == "default":
+        return RopeConfig(rope_type="default", theta=theta)
+    return RopeConfig(
+        rope_type="yarn",
+        theta=theta,
+        factor=rope.factor or 1.0,
+        original_max_positions=rope.original_max_position_embeddings or raw.max_position_embeddings,
+        attention_factor=rope.attention_factor,
+        beta_fast=rope.beta_fast or 32.0,
+        beta_slow=rope.beta_slow or 1.0,
+        mscale=rope.mscale,
+        mscale_all_dim=rope.mscale_all_dim,
+        truncate=rope.truncate,
+    )
+
+
+def _check_sizes(path: Path, config: Qwen3Config) -> None:
+    sizes = ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads", "head_dim")
+    for field in (*sizes, "max_positions"):
+        if getattr(config, field) < 1:
+            raise CheckpointError(f"{path} has {field} {getattr(config, field)}; it must be at least 1")
+    if config.num_heads % config.num_kv_heads:
+        raise CheckpointError(
+            f"{path} has {config.num_heads} attention heads, not a multiple of its {config.num_kv_heads} KV heads"
+        )
+    if config.head_dim % 2:
+        raise CheckpointError(f"{path} has head_dim {config.head_dim}; rotary embedding needs an even one")

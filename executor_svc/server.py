@@ -1,0 +1,243 @@
+"""The executor's process: one thread owns the socket, the main thread computes.
+
+A forward pass can take seconds, and heartbeats must go out meanwhile; torch lets go of the interpreter while it
+computes. Plans go to the main thread through a queue. Answers come back through another one, and a byte in the
+`wakeup` socket pair ends the I/O thread's poll. Signals wake it in the same way (`signal.set_wakeup_fd`), so they
+are noticed at once even in the middle of a step.
+"""
+
+import os
+import queue
+import signal
+import socket
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import zmq
+
+from common import messages as m
+from common.errors import WireError
+from common.logging import DropLog, get_logger
+from common.plan import PlanColumns, parse_plan
+from common.wire import MAX_MESSAGE_BYTES, Codec, IntArray
+from executor_svc.link import Drop, Link, Note, Reconnect, Run, Send, Stop
+
+if TYPE_CHECKING:  # the socket needs no torch
+    from executor_svc.runner import Runner
+
+RECONNECT_INTERVAL_MS = 100
+LINGER_MS = 300
+HIGH_WATER_MARK = 64  # messages; a healthy link holds fewer than ten
+MAX_WAIT_S = 1.0  # between two looks at the clock
+STOP_GRACE_S = 2.0  # for the step that is being computed when the process is to end
+EXIT_CRASHED = 70  # EX_SOFTWARE of sysexits.h
+_ANSWER_READY = b"\0"  # in the wakeup pair; every other byte is a signal's number
+
+log = get_logger("executor")
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A plan on its way to the main thread."""
+
+    epoch: int
+    step: int
+    columns: PlanColumns
+
+
+Answer = m.StepResult | m.StepFailed | None
+
+
+def serve(runner: "Runner[Any]", hello: m.Hello, endpoint: str) -> int:
+    """Serve plans until told to stop, and return the process's exit code. Call it in the main thread.
+
+    Args:
+        runner: ready to run a plan at once.
+        hello: what to tell the scheduler; its limits are the runner's.
+        endpoint: the scheduler's, such as `tcp://127.0.0.1:5555`.
+    """
+    wake_io, woken = socket.socketpair()
+    wake_io.setblocking(False)
+    woken.setblocking(False)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)  # the I/O thread acts on it; here it must only not kill
+    signal.set_wakeup_fd(wake_io.fileno(), warn_on_full_buffer=False)
+    io = _SocketThread(runner, hello, endpoint, woken)
+    io.start()
+    try:
+        _compute(runner, io, wake_io)
+    finally:
+        io.computing_ended.set()
+        io.join()
+        signal.set_wakeup_fd(-1)
+        wake_io.close()
+        woken.close()
+    return io.exit_code
+
+
+def _compute(runner: "Runner[Any]", io: "_SocketThread", wake_io: socket.socket) -> None:
+    """Run steps in the order they come, until None comes."""
+    failed_epoch = None
+    while (step := io.steps.get()) is not None:
+        # Read without a lock: a plan whose epoch ends right now may still run, and its answer is dropped.
+        alive = step.epoch == io.live_epoch and step.epoch != failed_epoch
+        answer = _run_step(runner, step) if alive else None
+        if isinstance(answer, m.StepFailed):
+            failed_epoch = answer.epoch  # the plans still in the queue rest on what this one did not do
+        io.answers.put(answer)
+        wake_io.send(_ANSWER_READY)
+
+
+def _run_step(runner: "Runner[Any]", step: _Step) -> m.StepResult | m.StepFailed:
+    start = time.perf_counter()
+    try:
+        token_ids: IntArray = runner.run(step.columns)
+    except Exception as error:
+        # Whatever a step raises, out of memory above all, ends its epoch and not the process.
+        log.exception("step failed", epoch=step.epoch, step=step.step)
+        text = f"{type(error).__name__}: {error}"[:4096]
+        return m.StepFailed(epoch=step.epoch, step=step.step, error=text)
+    compute_us = int((time.perf_counter() - start) * 1e6)
+    return m.StepResult(
+        epoch=step.epoch, step=step.step, token_ids=token_ids.astype("<i4").tobytes(), compute_us=compute_us
+    )
+
+
+class _SocketThread(threading.Thread):
+    """Owns the DEALER socket and the `Link`, and carries out what the link decides.
+
+    Attributes:
+        steps: to the main thread; None ends it.
+        answers: from the main thread, one for each step, each followed by a byte in the wakeup pair.
+        live_epoch: plans of another one need not be run.
+        computing_ended: set by the main thread when it has taken the None.
+        exit_code: of the process; valid once the thread has ended.
+    """
+
+    def __init__(self, runner: "Runner[Any]", hello: m.Hello, endpoint: str, woken: socket.socket) -> None:
+        super().__init__(name="socket", daemon=True)
+        self.steps: queue.SimpleQueue[_Step | None] = queue.SimpleQueue()
+        self.answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
+        self.live_epoch: int | None = None
+        self.computing_ended = threading.Event()
+        self.exit_code = EXIT_CRASHED
+        self._stopping = False
+        self._limits = runner.limits
+        self._endpoint = endpoint
+        self._woken = woken
+        self._link = Link(hello, time.monotonic())
+        self._codec: Codec[m.SchedulerToExecutor] = Codec(m.SchedulerToExecutor)
+        self._drops = DropLog(log, "scheduler")
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._socket = self._connect()
+
+    def run(self) -> None:
+        """Serve the socket until the link says Stop; then see to it that the process ends."""
+        try:
+            while not self._stopping:
+                self._turn()
+        except Exception:
+            log.exception("the socket thread crashed")
+        self.steps.put(None)
+        self._socket.close(LINGER_MS)
+        self._context.term()
+        if not self.computing_ended.wait(STOP_GRACE_S):
+            log.warning("stopped in the middle of a step", exit_code=self.exit_code)
+            os._exit(self.exit_code)
+
+    def _turn(self) -> None:
+        """Wait for something to happen, and see to it."""
+        now = time.monotonic()
+        poller = zmq.Poller()
+        poller.register(self._woken, zmq.POLLIN)
+        hello_due = self._link.hello_due(now)
+        poller.register(self._socket, zmq.POLLIN | (zmq.POLLOUT if hello_due else 0))
+        wait_s = MAX_WAIT_S if hello_due else min(MAX_WAIT_S, max(0.0, self._link.next_tick() - now))
+        events = dict(poller.poll(int(wait_s * 1000) + 1))
+        socket_events = events.get(self._socket, 0)
+        if self._woken.fileno() in events:
+            self._on_wakeup()
+        if socket_events & zmq.POLLIN:
+            self._receive()
+        now = time.monotonic()
+        self._do(self._link.tick(now, writable=bool(socket_events & zmq.POLLOUT)))
+
+    def _on_wakeup(self) -> None:
+        for byte in self._woken.recv(4096):
+            now = time.monotonic()
+            if byte == _ANSWER_READY[0]:
+                self._do(self._link.on_answer(self.answers.get_nowait(), now))
+            elif self._link.leaving:
+                log.warning("stopped by a second signal", signal=signal.Signals(byte).name)
+                os._exit(128 + byte)
+            else:
+                self._do(self._link.leave(now))
+
+    def _receive(self) -> None:
+        """Take in what has arrived, a bounded number of messages so that heartbeats keep going out."""
+        for _ in range(HIGH_WATER_MARK):
+            try:
+                frames = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            try:
+                message = self._codec.decode(frames)
+            except WireError as error:
+                self._drops.dropped("scheduler", error)
+                continue
+            self._do(self._link.on_message(message, time.monotonic()))
+
+    def _do(self, actions: list[Any]) -> None:
+        for action in actions:
+            match action:
+                case Send(message):
+                    self._send(message)
+                case Run(plan):
+                    self._hand_over(plan)
+                case Reconnect():
+                    self._socket.close(0)
+                    self._socket = self._connect()
+                case Drop(reason):
+                    self._drops.dropped("scheduler", reason)
+                case Note(event, facts):
+                    log.info(event, **facts)
+                case Stop(exit_code):
+                    self.exit_code = exit_code
+                    self._stopping = True
+        self.live_epoch = self._link.epoch
+
+    def _send(self, message: m.ExecutorToScheduler) -> None:
+        try:
+            self._socket.send_multipart(self._codec.encode(message), zmq.NOBLOCK)
+        except zmq.Again:
+            self._do(self._link.connection_lost(time.monotonic()))
+
+    def _hand_over(self, plan: m.Plan) -> None:
+        try:
+            columns = parse_plan(plan, self._limits)
+        except WireError as error:
+            self._drops.dropped("scheduler", f"plan {plan.step}: {error}")
+            failed = m.StepFailed(epoch=plan.epoch, step=plan.step, error=f"the plan is malformed: {error}"[:4096])
+            self._do(self._link.on_answer(failed, time.monotonic()))
+            return
+        self.live_epoch = plan.epoch
+        self.steps.put(_Step(plan.epoch, plan.step, columns))
+
+    def _connect(self) -> "zmq.Socket[bytes]":
+        """A socket on its way to the scheduler. Nothing is queued for a scheduler that is not there (IMMEDIATE)."""
+        dealer = self._context.socket(zmq.DEALER)
+        for option, value in (
+            (zmq.IMMEDIATE, 1),
+            (zmq.SNDHWM, HIGH_WATER_MARK),
+            (zmq.RCVHWM, HIGH_WATER_MARK),
+            (zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES),
+            (zmq.LINGER, LINGER_MS),
+            (zmq.RECONNECT_IVL, RECONNECT_INTERVAL_MS),
+            (zmq.TCP_KEEPALIVE, 1),
+            (zmq.TCP_KEEPALIVE_IDLE, 10),
+        ):
+            dealer.setsockopt(option, value)
+        dealer.connect(self._endpoint)
+        return dealer

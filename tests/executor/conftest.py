@@ -1,0 +1,31 @@
+"""Checkpoints that many tests of the executor read; written once a test process."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support.checkpoints import make_checkpoint
+
+Make = Callable[..., Path]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Make:
+    """`make_checkpoint` with a folder of its own, remembered by its arguments."""
+    made: dict[str, Path] = {}
+
+    def make(**arguments: Any) -> Path:
+        key = repr(sorted(arguments.items()))
+        if key not in made:
+            made[key] = make_checkpoint(tmp_path_factory.mktemp("checkpoint"), **arguments)
+        return made[key]
+
+    return make

@@ -1,0 +1,74 @@
+"""The command line: what it prints when asked, and when something is wrong."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.executor.conftest import Make
+
+ROOT = Path(__file__).parents[2]
+
+
+def baton_executor(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "executor_svc", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_help_is_quick_and_has_an_example() -> None:
+    script = (
+        "import sys; from click.testing import CliRunner; from executor_svc.__main__ import main; "
+        "print(CliRunner().invoke(main, ['--help']).output, 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "baton-executor --model Qwen/Qwen3-0.6B" in done.stdout
+    assert done.stdout.split()[-1] == "False"
+
+
+def test_serving_imports_no_transformers() -> None:
+    script = (
+        "import sys, executor_svc.server, executor_svc.startup; "
+        "print([n for n in sys.modules if n.split('.')[0] in ('transformers', 'scheduler_svc')])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--model", "/nowhere/at/all"], "there is no folder /nowhere/at/all"),
+        (["--max-model-len", "1000000"], "--max-model-len is 1000000, the model takes"),
+        (["--num-blocks", "2", "--max-model-len", "100"], "the pool holds 32 positions (2 blocks of 16)"),
+        (["--kv-cache-memory", "1e-9"], "hold no block"),
+        (["--num-blocks", "1000000000"], "cannot be allocated"),
+    ],
+)
+def test_configuration_errors_are_one_line(arguments: list[str], complaint: str) -> None:
+    done = baton_executor("--log-level", "error", *arguments)
+    assert done.returncode == 2
+    assert done.stderr.startswith("baton-executor: ")
+    assert complaint in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_broken_checkpoint_is_one_line(checkpoint: Make, tmp_path: Path) -> None:
+    fields = json.loads((checkpoint(preset="tiny") / "config.json").read_bytes())
+    (tmp_path / "config.json").write_text(json.dumps({**fields, "num_experts": 8}))
+    done = baton_executor("--log-level", "error", "--model", str(tmp_path))
+    assert done.returncode == 2
+    assert done.stderr == (
+        f"baton-executor: {tmp_path}/config.json asks for what is not supported: a mixture of 8 experts\n"
+    )
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--scheduler", "http://x"], ["--block-size", "0"], ["--dtype", "int8"], ["--device", "cuda"]]
+)
+def test_bad_options_are_refused_by_the_command_line(arguments: list[str]) -> None:
+    done = baton_executor(*arguments)
+    assert done.returncode == 2
+    assert arguments[0] in done.stderr
+    assert "Traceback" not in done.stderr

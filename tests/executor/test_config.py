@@ -1,0 +1,119 @@
+"""config.json: what is read from it, and what is refused with which words."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common.errors import CheckpointError
+from common.model_files import DEMO_MODEL_DIR
+from executor_svc.config import RopeConfig, read_config
+
+# The fields of Qwen/Qwen3-32B's config.json as published, in the layout from before transformers 5.
+QWEN3_32B = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "bos_token_id": 151643,
+    "eos_token_id": 151645,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "hidden_size": 5120,
+    "initializer_range": 0.02,
+    "intermediate_size": 25600,
+    "max_position_embeddings": 40960,
+    "max_window_layers": 64,
+    "model_type": "qwen3",
+    "num_attention_heads": 64,
+    "num_hidden_layers": 64,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-06,
+    "rope_scaling": None,
+    "rope_theta": 1000000,
+    "sliding_window": None,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "transformers_version": "4.51.0",
+    "use_cache": True,
+    "use_sliding_window": False,
+    "vocab_size": 151936,
+}
+
+
+def write(folder: Path, **changes: Any) -> Path:
+    (folder / "config.json").write_text(json.dumps({**QWEN3_32B, **changes}))
+    return folder
+
+
+def test_published_layout(tmp_path: Path) -> None:
+    config = read_config(write(tmp_path))
+    assert (config.num_layers, config.num_heads, config.num_kv_heads, config.head_dim) == (64, 64, 8, 128)
+    assert (config.hidden_size, config.intermediate_size, config.vocab_size) == (5120, 25600, 151936)
+    assert (config.tied, config.dtype, config.max_positions) == (False, "bfloat16", 40960)
+    assert config.rope == RopeConfig(rope_type="default", theta=1_000_000)
+
+
+def test_transformers_5_layout(tmp_path: Path) -> None:
+    rope = {"rope_type": "default", "rope_theta": 5e6}
+    folder = write(tmp_path, rope_parameters=rope, torch_dtype=None, dtype="float16", rope_theta=None)
+    config = read_config(folder)
+    assert config.rope == RopeConfig(rope_type="default", theta=5e6)
+    assert config.dtype == "float16"
+
+
+@pytest.mark.parametrize("type_key", ["rope_type", "type"])
+@pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])
+def test_yarn_in_both_layouts(tmp_path: Path, key: str, type_key: str) -> None:
+    """The README of Qwen3 asks for just this to serve 131072 positions."""
+    yarn = {type_key: "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+    config = read_config(write(tmp_path, **{key: yarn}))
+    assert config.rope == RopeConfig(rope_type="yarn", theta=1e6, factor=4.0, original_max_positions=32768)
+    assert config.max_positions == 131072
+
+
+def test_demo_model() -> None:
+    assert read_config(DEMO_MODEL_DIR).tied
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"model_type": "qwen3_moe"}, "has model_type 'qwen3_moe'; only 'qwen3' (dense) can be served"),
+        ({"hidden_act": "gelu"}, "hidden_act 'gelu' (only 'silu')"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "quantized weights (fp8)"),
+        ({"num_experts": 128}, "a mixture of 128 experts"),
+        ({"use_sliding_window": True, "sliding_window": 4096, "max_window_layers": 32}, "sliding-window attention"),
+        (
+            {"use_sliding_window": True, "sliding_window": 4096, "layer_types": ["sliding_attention"] * 64},
+            "sliding-window attention (4096 positions)",
+        ),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "rope type 'llama3' (only 'default' and 'yarn')"),
+        ({"rope_scaling": {"rope_type": "yarn"}}, "yarn without a factor"),
+        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor 0.5 (only 1)"),
+        ({"hidden_act": "gelu", "num_experts": 8}, "hidden_act 'gelu' (only 'silu'); a mixture of 8 experts"),
+        ({"num_key_value_heads": 7}, "64 attention heads, not a multiple of its 7 KV heads"),
+        ({"head_dim": 127}, "head_dim 127; rotary embedding needs an even one"),
+        ({"vocab_size": 0}, "vocab_size 0; it must be at least 1"),
+        ({"hidden_size": "large"}, "Expected `int`, got `str` - at `$.hidden_size`"),
+    ],
+    ids=str,
+)
+def test_refused(tmp_path: Path, changes: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(CheckpointError, match=re.escape(complaint)) as raised:
+        read_config(write(tmp_path, **changes))
+    assert str(tmp_path / "config.json") in str(raised.value)
+
+
+def test_unused_sliding_window_is_fine(tmp_path: Path) -> None:
+    read_config(write(tmp_path, use_sliding_window=False, sliding_window=4096, max_window_layers=0))
+    read_config(write(tmp_path, use_sliding_window=True, sliding_window=4096, max_window_layers=64))
+
+
+@pytest.mark.parametrize("content", [None, b"{", b"[]", b"\xff\xfe", b'{"model_type": "qwen3"}'])
+def test_missing_or_malformed(tmp_path: Path, content: bytes | None) -> None:
+    if content is not None:
+        (tmp_path / "config.json").write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"config\.json"):
+        read_config(tmp_path)

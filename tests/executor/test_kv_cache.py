@@ -1,0 +1,80 @@
+"""How many blocks there are, from what the operator says and what the machine has."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from executor_svc.attention import KVGeometry
+from executor_svc.kv_cache import PoolTooSmall, available_memory, choose_max_model_len, choose_num_blocks
+
+# 2 (K and V) * 4 layers * 8 heads * 128 * 16 positions * 2 bytes = 256 KiB a block
+GEOMETRY = KVGeometry(num_layers=4, num_kv_heads=8, head_dim=128, block_size=16, dtype=torch.bfloat16)
+GIB = 2**30
+
+
+def blocks(**changes: Any) -> int:
+    arguments = {
+        "num_blocks": None,
+        "memory_gib": None,
+        "available_bytes": 8 * GIB,
+        "max_num_seqs": 64,
+        "max_model_len": 100_000,
+    }
+    return choose_num_blocks(GEOMETRY, **{**arguments, **changes})
+
+
+def test_block_bytes() -> None:
+    assert GEOMETRY.block_bytes == 256 * 1024
+
+
+def test_blocks_as_told() -> None:
+    assert blocks(num_blocks=7, memory_gib=1.0) == 7
+    assert blocks(memory_gib=1.0) == 4096
+    assert blocks(memory_gib=0.0003) == 1
+
+
+def test_default_is_a_quarter_of_the_memory_but_no_more_than_is_of_use() -> None:
+    assert blocks() == 8192
+    assert blocks(max_num_seqs=2, max_model_len=33) == 2 * 3
+
+
+def test_too_little_memory() -> None:
+    with pytest.raises(PoolTooSmall, match=r"hold no block of 0\.000 GiB \(16 positions\); give more with"):
+        blocks(memory_gib=0.0001)
+    with pytest.raises(PoolTooSmall):
+        blocks(available_bytes=0)
+
+
+def test_max_model_len() -> None:
+    assert choose_max_model_len(None, 2048, num_blocks=1000, block_size=16) == 2048
+    assert choose_max_model_len(None, 2048, num_blocks=10, block_size=16) == 160
+    assert choose_max_model_len(160, 2048, num_blocks=10, block_size=16) == 160
+    with pytest.raises(PoolTooSmall, match="--max-model-len is 161, the pool holds 160 positions"):
+        choose_max_model_len(161, 2048, num_blocks=10, block_size=16)
+    with pytest.raises(PoolTooSmall, match="--max-model-len is 2049, the model takes 2048"):
+        choose_max_model_len(2049, 2048, num_blocks=1000, block_size=16)
+
+
+def test_available_memory_respects_the_container(tmp_path: Path) -> None:
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemTotal:       16000000 kB\nMemAvailable:    8388608 kB\nHugePages_Total:       0\n")
+    cgroup = tmp_path / "cgroup"
+    (cgroup / "memory").mkdir(parents=True)
+    assert available_memory(meminfo, cgroup) == 8 * GIB
+    (cgroup / "memory.max").write_text("max\n")
+    (cgroup / "memory.current").write_text("123\n")
+    assert available_memory(meminfo, cgroup) == 8 * GIB
+    (cgroup / "memory.max").write_text(f"{3 * GIB}\n")
+    (cgroup / "memory.current").write_text(f"{1 * GIB}\n")
+    assert available_memory(meminfo, cgroup) == 2 * GIB
+    (cgroup / "memory.stat").write_text(f"anon 5\ninactive_file {GIB // 2}\n")
+    assert available_memory(meminfo, cgroup) == 2.5 * GIB
+    (cgroup / "memory/memory.limit_in_bytes").write_text(f"{2 * GIB}\n")
+    (cgroup / "memory/memory.usage_in_bytes").write_text(f"{3 * GIB}\n")
+    assert available_memory(meminfo, cgroup) == 0
+
+
+def test_this_machine() -> None:
+    assert available_memory() > 2**20

@@ -1,0 +1,278 @@
+"""A real process on a real socket; the test plays the scheduler."""
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import pytest
+import zmq
+
+from common import messages as m
+from common.wire import HEADER, LOSS_TIMEOUT_S, Codec
+from tests.executor.harness import Pool, Row, make_plan
+from tests.executor.puppet import LIMITS, SLOW_STEP_S
+from tests.support.checkpoints import DEMO_MODEL_DIR, reference_greedy
+
+ROOT = Path(__file__).parents[2]
+Kind = TypeVar("Kind", bound=m.Message)
+
+
+class Scheduler:
+    """A ROUTER socket, and one executor process that connects to it."""
+
+    def __init__(self, *command: str) -> None:
+        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.router = self.context.socket(zmq.ROUTER)
+        self.router.linger = 0
+        self.endpoint = f"tcp://127.0.0.1:{self.router.bind_to_random_port('tcp://127.0.0.1')}"
+        self.codec: Codec[m.ExecutorToScheduler] = Codec(m.ExecutorToScheduler)
+        self.identity = b""
+        arguments = [part.replace("ENDPOINT", self.endpoint) for part in command]
+        self.process = subprocess.Popen([sys.executable, *arguments], cwd=ROOT, stderr=subprocess.PIPE, text=True)
+
+    def close(self) -> str:
+        """Kill what is left of the process and return its log. Can be called again."""
+        if not self.router.closed:
+            self.process.kill()
+            self.log = self.process.communicate()[1]
+            self.router.close()
+            self.context.term()
+        return self.log
+
+    def send(self, message: m.Message) -> None:
+        self.send_frames(*self.codec.encode(message))
+
+    def send_frames(self, *frames: bytes) -> None:
+        self.router.send_multipart([self.identity, *frames])
+
+    def receive(self, timeout_s: float = 20.0) -> Any:
+        assert self.router.poll(timeout_s * 1000), "the executor says nothing"
+        self.identity, *frames = self.router.recv_multipart()
+        return self.codec.decode(frames)
+
+    def expect(self, kind: type[Kind], timeout_s: float = 20.0, beat: int = 0) -> Kind:
+        """The next message that is no heartbeat, which must be of `kind`. Sends heartbeats of epoch `beat`."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            if beat:
+                self.send(m.SchedulerHeartbeat(epoch=beat))
+            message = self.receive(max(0.0, deadline - time.monotonic()))
+            if not isinstance(message, m.ExecutorHeartbeat) or kind is m.ExecutorHeartbeat:
+                assert isinstance(message, kind), message
+                return message
+
+    def join(self, epoch: int = 1) -> m.Hello:
+        hello = self.expect(m.Hello)
+        self.send(m.Welcome(epoch=epoch))
+        assert self.expect(m.ExecutorHeartbeat).epoch == epoch
+        return hello
+
+    def exit_code(self, timeout_s: float = 10.0) -> int:
+        return self.process.wait(timeout_s)
+
+
+@pytest.fixture
+def puppet() -> Iterator[Scheduler]:
+    scheduler = Scheduler("-m", "tests.executor.puppet", "ENDPOINT")
+    yield scheduler
+    scheduler.close()
+
+
+def plan(token: int = 1, *, epoch: int = 1, step: int = 0, context_len: int = 5) -> m.Plan:
+    table = Pool(64, 4).grow([], context_len)
+    return make_plan([Row(0, [token], context_len, table)], LIMITS.block_size, epoch=epoch, step=step)
+
+
+def tokens_of(result: m.StepResult) -> list[int]:
+    return np.frombuffer(result.token_ids, "<i4").tolist()
+
+
+def test_plans_are_answered_in_order(puppet: Scheduler) -> None:
+    puppet.join(epoch=3)
+    for step in range(20):
+        puppet.send(plan(epoch=3, step=step, context_len=step + 1))
+        if step:  # two are in flight
+            result = puppet.expect(m.StepResult)
+            assert (result.epoch, result.step, tokens_of(result)) == (3, step - 1, [step])
+
+
+def test_no_hello_piles_up_for_a_scheduler_that_is_not_there() -> None:
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
+        port = router.bind_to_random_port("tcp://127.0.0.1")
+        router.unbind(f"tcp://127.0.0.1:{port}")
+    scheduler = Scheduler("-m", "tests.executor.puppet", f"tcp://127.0.0.1:{port}")
+    try:
+        time.sleep(2.5)
+        scheduler.router.bind(f"tcp://127.0.0.1:{port}")
+        scheduler.join()
+        scheduler.send(plan())
+        assert tokens_of(scheduler.expect(m.StepResult)) == [5]
+    finally:
+        scheduler.close()
+
+
+def test_nonsense_is_dropped_and_the_log_is_not_flooded(puppet: Scheduler) -> None:
+    puppet.join()
+    for _ in range(200):
+        puppet.send_frames(b"GET / HTTP/1.1", b"")
+        puppet.send_frames(HEADER, b"\xc1garbage")
+        puppet.send_frames(HEADER)
+        puppet.send_frames(b"baton/999", b"\x90")
+        puppet.send_frames(*puppet.codec.encode(m.Leaving(epoch=1)))  # ours, but of the other direction
+        puppet.send(plan(epoch=2))
+        puppet.send(m.EpochOver(epoch=9, reason="not this one"))
+        puppet.send(m.Reject(reason="too late"))
+    puppet.send(plan(step=7))
+    assert puppet.expect(m.StepResult).step == 7
+    log = puppet.close()
+    assert 1 <= log.count("message dropped") <= 5
+    assert "since_last=1\n" in log
+
+
+def test_malformed_plan_is_answered_and_the_next_epoch_works(puppet: Scheduler) -> None:
+    puppet.join()
+    good = plan(step=4)
+    puppet.send(m.Plan(**{**{f: getattr(good, f) for f in good.__struct_fields__}, "block_ids": b"\xff" * 8}))
+    failed = puppet.expect(m.StepFailed)
+    assert (failed.epoch, failed.step) == (1, 4)
+    assert failed.error == "the plan is malformed: block_ids has -1, allowed are 0 to 63"
+    puppet.join(epoch=2)
+    puppet.send(plan(epoch=2))
+    assert tokens_of(puppet.expect(m.StepResult)) == [5]
+
+
+@pytest.mark.parametrize("token", [101, 102])
+def test_failed_step_ends_the_epoch_and_not_the_process(puppet: Scheduler, token: int) -> None:
+    puppet.join()
+    puppet.send(plan(token, step=8))
+    puppet.send(plan(1, step=9))
+    failed = puppet.expect(m.StepFailed)
+    assert failed.step == 8
+    assert failed.error.startswith("MemoryError: no memory for this step" if token == 101 else "RuntimeError: [enforce")
+    puppet.join(epoch=2)  # a Hello, and no result of step 9
+    puppet.send(plan(epoch=2, step=0))
+    assert puppet.expect(m.StepResult).epoch == 2
+    assert "step failed" in puppet.close()
+
+
+def test_heartbeats_go_out_during_a_slow_step(puppet: Scheduler) -> None:
+    puppet.join()
+    puppet.send(plan(103))
+    start, beats = time.monotonic(), 0
+    while isinstance(message := puppet.receive(), m.ExecutorHeartbeat):
+        puppet.send(m.SchedulerHeartbeat(epoch=1))
+        beats += 1
+    assert isinstance(message, m.StepResult)
+    assert message.compute_us >= SLOW_STEP_S * 1e6
+    assert time.monotonic() - start >= SLOW_STEP_S
+    assert beats >= 4
+
+
+def test_epoch_over_says_hello_again(puppet: Scheduler) -> None:
+    puppet.join()
+    puppet.send(m.EpochOver(epoch=1, reason="rebalanced"))
+    puppet.join(epoch=2)
+    puppet.send(plan(epoch=2))
+    assert puppet.expect(m.StepResult).epoch == 2
+    assert 'event="epoch over" epoch=1 reason=rebalanced' in puppet.close()
+
+
+def test_silent_scheduler_is_given_up_and_found_again(puppet: Scheduler) -> None:
+    puppet.join()
+    first_identity, start = puppet.identity, time.monotonic()
+    puppet.join(epoch=2)
+    assert time.monotonic() - start > LOSS_TIMEOUT_S - 0.5
+    assert puppet.identity != first_identity  # a fresh connection
+    puppet.send(plan(epoch=2))
+    assert puppet.expect(m.StepResult).epoch == 2
+
+
+def test_restarted_scheduler_is_found_again(puppet: Scheduler) -> None:
+    puppet.join()
+    puppet.router.close()
+    time.sleep(0.6)
+    puppet.router = puppet.context.socket(zmq.ROUTER)
+    puppet.router.linger = 0
+    puppet.router.bind(puppet.endpoint)
+    puppet.join(epoch=1)
+    puppet.send(plan())
+    assert puppet.expect(m.StepResult).epoch == 1
+
+
+def test_sigterm_finishes_its_plans_and_waits_to_be_released(puppet: Scheduler) -> None:
+    puppet.join()
+    puppet.send(plan(103, step=0))
+    puppet.send(plan(1, step=1))
+    time.sleep(0.3)
+    asked = time.monotonic()
+    puppet.process.send_signal(signal.SIGTERM)
+    assert puppet.expect(m.Leaving).epoch == 1
+    assert time.monotonic() - asked < 1.0  # in the middle of the step
+    assert [puppet.expect(m.StepResult, beat=1).step for _ in range(2)] == [0, 1]
+    assert puppet.process.poll() is None
+    puppet.send(m.EpochOver(epoch=1, reason="left"))
+    assert puppet.exit_code() == 0
+    log = puppet.close()
+    assert "event=leaving epoch=1" in log
+
+
+def test_sigterm_without_an_epoch(puppet: Scheduler) -> None:
+    puppet.expect(m.Hello)
+    puppet.process.send_signal(signal.SIGTERM)
+    assert puppet.exit_code() == 0
+
+
+def test_released_in_the_middle_of_a_step(puppet: Scheduler) -> None:
+    puppet.join()
+    puppet.send(plan(103))
+    time.sleep(0.2)
+    puppet.process.send_signal(signal.SIGINT)
+    puppet.expect(m.Leaving)
+    puppet.send(m.EpochOver(epoch=1, reason="left"))
+    assert puppet.exit_code(SLOW_STEP_S + 2) == 0
+
+
+def test_second_signal_exits_at_once(puppet: Scheduler) -> None:
+    puppet.join()
+    puppet.process.send_signal(signal.SIGTERM)
+    puppet.expect(m.Leaving)
+    puppet.process.send_signal(signal.SIGINT)
+    assert puppet.exit_code(2.0) == 128 + signal.SIGINT
+
+
+def test_reject_exits_with_78(puppet: Scheduler) -> None:
+    puppet.expect(m.Hello)
+    puppet.send(m.Reject(reason="another block size"))
+    assert puppet.exit_code() == 78
+    assert 'event=rejected reason="another block size"' in puppet.close()
+
+
+def test_baton_executor_serves_the_demo_model() -> None:
+    prompt = list(range(20))
+    expected = reference_greedy(DEMO_MODEL_DIR, prompt, 8)
+    options = "--scheduler ENDPOINT --threads 1 --num-blocks 32 --name demo --max-num-seqs 4"
+    scheduler = Scheduler("-m", "executor_svc", *options.split())
+    try:
+        hello = scheduler.join()
+        assert (hello.executor, hello.dtype, hello.num_blocks, hello.max_model_len) == ("demo", "float32", 32, 512)
+        table, tokens = Pool(32, 16).grow([], 30), []
+        for step in range(8):
+            context_len = len(prompt) + step
+            row = Row(2, prompt if step == 0 else [-1], context_len, table)
+            scheduler.send(make_plan([row], 16, step=step))
+            tokens += tokens_of(scheduler.expect(m.StepResult, beat=1))
+        assert tokens == expected
+        scheduler.process.send_signal(signal.SIGTERM)
+        scheduler.expect(m.Leaving)
+        scheduler.send(m.EpochOver(epoch=1, reason="left"))
+        assert scheduler.exit_code() == 0
+    finally:
+        log = scheduler.close()
+    for event in ("serving the embedded demo model", "model loaded", "pool", "joined", "leaving", "stopped"):
+        assert event in log
+    assert log.count("service=executor") == log.count("\n")

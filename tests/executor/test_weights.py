@@ -1,0 +1,219 @@
+"""Checkpoints of every layout load; broken ones are refused with all that is wrong in them."""
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from common.errors import CheckpointError
+from executor_svc.config import read_config
+from executor_svc.model import Qwen3Weights
+from executor_svc.weights import INDEX_FILE, SINGLE_FILE, Checkpoint, load_weights, stored_dtype
+from tests.executor.conftest import Make
+
+Edit = Callable[[dict[str, torch.Tensor]], object]
+
+
+def load(folder: Path, dtype: torch.dtype = torch.float32) -> tuple[Qwen3Weights, str]:
+    config = read_config(folder)
+    with Checkpoint(folder) as checkpoint:
+        return load_weights(checkpoint, config, dtype, torch.device("cpu"))
+
+
+@pytest.fixture
+def edited(checkpoint: Make, tmp_path: Path) -> Callable[[Edit], Path]:
+    """A copy of a two-layer checkpoint with its tensors changed by a function."""
+
+    def make(edit: Edit) -> Path:
+        source = checkpoint(preset="tiny", num_layers=2)
+        tensors = load_file(source / SINGLE_FILE)
+        edit(tensors)
+        save_file(tensors, tmp_path / SINGLE_FILE)
+        shutil.copy(source / "config.json", tmp_path)
+        return tmp_path
+
+    return make
+
+
+@pytest.fixture
+def sharded(checkpoint: Make, tmp_path: Path) -> Path:
+    """A copy of a checkpoint in three or more shards that may be broken."""
+    folder = tmp_path / "sharded"
+    shutil.copytree(checkpoint(preset="tiny", num_layers=2, shards=3), folder)
+    assert len(list(folder.glob("*.safetensors"))) >= 3
+    return folder
+
+
+def edit_index(folder: Path, edit: Callable[[dict[str, str]], object]) -> None:
+    path = folder / INDEX_FILE
+    index = json.loads(path.read_bytes())
+    edit(index["weight_map"])
+    path.write_text(json.dumps(index))
+
+
+def test_every_tensor_is_where_it_belongs(checkpoint: Make) -> None:
+    folder = checkpoint(preset="tiny", num_layers=2, tied=False, attention_bias=True)
+    stored = load_file(folder / SINGLE_FILE)
+    weights, _ = load(folder)
+    assert (weights.embedding == stored["model.embed_tokens.weight"]).all()
+    assert (weights.head == stored["lm_head.weight"]).all()
+    assert (weights.norm == stored["model.norm.weight"]).all()
+    for index, layer in enumerate(weights.layers):
+
+        def tensor(name: str, index: int = index) -> torch.Tensor:
+            return stored[f"model.layers.{index}.{name}"]
+
+        assert layer.qkv_bias is not None
+        assert (layer.qkv == torch.cat([tensor(f"self_attn.{part}_proj.weight") for part in "qkv"])).all()
+        assert (layer.qkv_bias == torch.cat([tensor(f"self_attn.{part}_proj.bias") for part in "qkv"])).all()
+        assert (layer.gate_up == torch.cat([tensor(f"mlp.{part}_proj.weight") for part in ("gate", "up")])).all()
+        assert (layer.q_norm == tensor("self_attn.q_norm.weight")).all()
+        assert (layer.k_norm == tensor("self_attn.k_norm.weight")).all()
+        assert (layer.input_norm == tensor("input_layernorm.weight")).all()
+        assert (layer.post_attention_norm == tensor("post_attention_layernorm.weight")).all()
+        assert (layer.output == tensor("self_attn.o_proj.weight")).all()
+        assert (layer.down == tensor("mlp.down_proj.weight")).all()
+    assert weights.num_parameters == sum(tensor.numel() for tensor in stored.values())
+
+
+def test_tied_head_is_the_embedding_even_if_a_copy_is_stored(edited: Callable[[Edit], Path]) -> None:
+    folder = edited(lambda tensors: tensors.update({"lm_head.weight": tensors["model.embed_tokens.weight"] + 1}))
+    weights, _ = load(folder)
+    assert weights.head is weights.embedding
+
+
+def test_fingerprint_is_of_content_not_of_layout(checkpoint: Make, edited: Callable[[Edit], Path]) -> None:
+    _, single = load(checkpoint(preset="tiny", num_layers=2))
+    _, shards = load(checkpoint(preset="tiny", num_layers=2, shards=3))
+    _, cast = load(checkpoint(preset="tiny", num_layers=2), torch.bfloat16)
+    assert re.fullmatch("[0-9a-f]{32}", single)
+    assert single == shards == cast
+    _, other_seed = load(checkpoint(preset="tiny", num_layers=2, seed=1))
+    _, other_theta = load(checkpoint(preset="tiny", num_layers=2, rope={"rope_type": "default", "rope_theta": 1e6}))
+
+    def nudge(tensors: dict[str, torch.Tensor]) -> None:
+        tensors["model.norm.weight"][3] += 1e-3
+
+    _, nudged = load(edited(nudge))
+    assert len({single, other_seed, other_theta, nudged}) == 4
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_stored_dtype(checkpoint: Make, dtype: torch.dtype, tmp_path: Path) -> None:
+    folder = checkpoint(preset="tiny", num_layers=1, dtype=dtype)
+    with Checkpoint(folder) as opened:
+        assert stored_dtype(opened, read_config(folder)) == dtype
+        fields = json.loads((folder / "config.json").read_bytes())
+        fields.pop("dtype", None)
+        (tmp_path / "config.json").write_text(json.dumps(fields))
+        assert stored_dtype(opened, read_config(tmp_path)) == dtype
+        (tmp_path / "config.json").write_text(json.dumps({**fields, "dtype": "float8_e4m3fn"}))
+        with pytest.raises(CheckpointError, match="'float8_e4m3fn'; float32, bfloat16 and float16 can be served"):
+            stored_dtype(opened, read_config(tmp_path))
+
+
+def test_missing_unexpected_misshaped_and_unreadable_at_once(edited: Callable[[Edit], Path]) -> None:
+    def edit(tensors: dict[str, torch.Tensor]) -> None:
+        del tensors["model.layers.1.self_attn.k_proj.weight"]
+        tensors["model.layers.0.self_attn.k_proj.lora"] = torch.zeros(3)
+        tensors["model.norm.weight"] = torch.zeros(7)
+        tensors["model.layers.0.mlp.up_proj.weight"] = tensors["model.layers.0.mlp.up_proj.weight"].to(torch.int8)
+
+    with pytest.raises(CheckpointError) as raised:
+        load(edited(edit))
+    assert str(raised.value) == (
+        "the checkpoint cannot be loaded: it lacks: model.layers.1.self_attn.k_proj.weight; "
+        "no Qwen3 of this configuration has: model.layers.0.self_attn.k_proj.lora; "
+        "the configuration gives other shapes: model.norm.weight is [7], not [32]; "
+        "only F32, BF16, F16 can be read: model.layers.0.mlp.up_proj.weight is I8"
+    )
+
+
+def test_many_names_are_cut_to_ten_and_a_count(checkpoint: Make, tmp_path: Path) -> None:
+    source = checkpoint(preset="tiny", num_layers=2)
+    fields = json.loads((source / "config.json").read_bytes())
+    (tmp_path / "config.json").write_text(json.dumps({**fields, "num_hidden_layers": 12, "layer_types": None}))
+    shutil.copy(source / SINGLE_FILE, tmp_path)
+    with pytest.raises(CheckpointError) as raised:
+        load(tmp_path)
+    message = str(raised.value)
+    assert message.startswith("the checkpoint cannot be loaded: it lacks: model.layers.2.input_layernorm.weight, ")
+    assert message.endswith(" and 100 more")
+    assert message.count("model.layers.") == 10
+
+
+def test_untied_configuration_of_a_tied_checkpoint(checkpoint: Make, tmp_path: Path) -> None:
+    source = checkpoint(preset="tiny", num_layers=2)
+    fields = json.loads((source / "config.json").read_bytes())
+    (tmp_path / "config.json").write_text(json.dumps({**fields, "tie_word_embeddings": False}))
+    shutil.copy(source / SINGLE_FILE, tmp_path)
+    with pytest.raises(CheckpointError, match=r"it lacks: lm_head\.weight$"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("kept", [0, 4, 300, -100])
+def test_truncated_file(edited: Callable[[Edit], Path], kept: int) -> None:
+    path = edited(lambda _: None) / SINGLE_FILE
+    path.write_bytes(path.read_bytes()[:kept])
+    with pytest.raises(CheckpointError, match=re.escape(f"{path} is truncated or no safetensors file")):
+        load(path.parent)
+
+
+def test_truncated_shard(sharded: Path) -> None:
+    path = sorted(sharded.glob("*.safetensors"))[1]
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(CheckpointError, match=re.escape(f"{path} is truncated or no safetensors file")):
+        load(sharded)
+
+
+def test_missing_shard(sharded: Path) -> None:
+    path = sorted(sharded.glob("*.safetensors"))[1]
+    path.unlink()
+    with pytest.raises(CheckpointError, match=re.escape(f"there is no {path}, which the index names")):
+        load(sharded)
+
+
+def test_index_points_to_the_wrong_shard(sharded: Path) -> None:
+    name = "model.norm.weight"
+    files = sorted(path.name for path in sharded.glob("*.safetensors"))
+    actual = json.loads((sharded / INDEX_FILE).read_bytes())["weight_map"][name]
+    wrong = next(file for file in files if file != actual)
+    edit_index(sharded, lambda weight_map: weight_map.update({name: wrong}))
+    complaint = f"{sharded / wrong} lacks what its index says it has: {name}"
+    with pytest.raises(CheckpointError, match=re.escape(complaint)):
+        load(sharded)
+
+
+def test_index_omits_a_tensor(sharded: Path) -> None:
+    edit_index(sharded, lambda weight_map: weight_map.pop("model.norm.weight"))
+    with pytest.raises(CheckpointError, match=r"it lacks: model\.norm\.weight$"):
+        load(sharded)
+
+
+@pytest.mark.parametrize("outside", ["../secret.safetensors", "/etc/passwd", "sub/file.safetensors", ".."])
+def test_index_cannot_reach_outside_its_folder(sharded: Path, outside: str) -> None:
+    edit_index(sharded, lambda weight_map: weight_map.update({"model.norm.weight": outside}))
+    complaint = f"names {outside!r}, which is not a safetensors file of that folder"
+    with pytest.raises(CheckpointError, match=re.escape(complaint)):
+        load(sharded)
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"weight_map": {"a": 1}}', "{}"])
+def test_malformed_index(sharded: Path, content: str) -> None:
+    (sharded / INDEX_FILE).write_text(content)
+    with pytest.raises(CheckpointError, match="is no index of safetensors"):
+        load(sharded)
+
+
+def test_no_weights(checkpoint: Make, tmp_path: Path) -> None:
+    shutil.copy(checkpoint(preset="tiny", num_layers=2) / "config.json", tmp_path)
+    with pytest.raises(CheckpointError, match=re.escape(f"has neither {SINGLE_FILE} nor {INDEX_FILE}") + "$"):
+        load(tmp_path)
+    (tmp_path / "pytorch_model.bin").touch()
+    with pytest.raises(CheckpointError, match=r"only safetensors are read, not pytorch_model\.bin"):
+        load(tmp_path)
