@@ -1,0 +1,83 @@
+"""`python -m scheduler_svc.frontend`: one front door. The core starts it, or several that share a socket."""
+
+import asyncio
+import os
+import socket
+import sys
+
+import click
+
+from common.errors import BatonError
+from common.logging import get_logger, setup_logging
+from common.model_files import model_name, resolve_model
+from scheduler_svc.frontend.api import MAX_BODY_BYTES, Settings, create_app
+from scheduler_svc.frontend.core_link import CoreLink
+from scheduler_svc.frontend.server import LISTEN_BACKLOG, Patience, serve
+from scheduler_svc.frontend.tokenizer import Tokenizer
+
+log = get_logger(__name__)
+
+API_KEYS_VARIABLE = "BATON_API_KEYS"  # not an option: what stands in argv, every user of the machine can read
+
+
+@click.command()
+@click.option("--core-endpoint", required=True, help="ZeroMQ endpoint of the scheduler's core (ipc:// or tcp://).")
+@click.option("--fd", type=click.IntRange(min=0), help="An inherited listening TCP socket; instead of --host, --port.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="Port to listen on.")
+@click.option("--model", help="Folder or hub id whose tokenizer to use; without it, the embedded demo model.")
+@click.option("--served-model-name", help="What clients call the model; by default its own name.")
+@click.option("--max-body-bytes", type=click.IntRange(min=1), default=MAX_BODY_BYTES, show_default=True)
+@click.option("--loss-timeout-s", type=click.FloatRange(min=1), default=10.0, show_default=True,
+              help="Exit when the core has been silent for so long.")  # fmt: skip
+@click.option("--stall-timeout-s", type=click.FloatRange(min=1), default=30.0, show_default=True,
+              help="Drop a client that has read nothing for so long.")  # fmt: skip
+@click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info")
+def main(
+    *,
+    core_endpoint: str,
+    fd: int | None,
+    host: str,
+    port: int,
+    model: str | None,
+    served_model_name: str | None,
+    max_body_bytes: int,
+    loss_timeout_s: float,
+    stall_timeout_s: float,
+    log_level: str,
+) -> None:
+    """Serve OpenAI's API over HTTP for a scheduler core. API keys: BATON_API_KEYS, separated by commas."""
+    setup_logging("frontend", log_level)
+    try:
+        tokenizer = Tokenizer(resolve_model(model, weights=False))
+        listener = socket.socket(fileno=fd) if fd is not None else _listen(host, port)
+    except (BatonError, OSError) as error:
+        log.error("frontend cannot start", error=str(error))
+        sys.exit(2)
+    parent = os.getppid() if fd is not None else None
+    patience = Patience(loss_timeout_s, stall_timeout_s, parent)
+    keys = os.environ.get(API_KEYS_VARIABLE, "").split(",")
+    settings = Settings(
+        served_model_name=served_model_name or model_name(model),
+        api_keys=tuple(key.strip() for key in keys if key.strip()),
+        max_body_bytes=max_body_bytes,
+    )
+
+    async def run() -> bool:
+        link = CoreLink(core_endpoint)
+        try:
+            app = create_app(link, tokenizer, settings)
+            return await serve(app, link, listener, patience)
+        finally:
+            link.close()
+
+    sys.exit(0 if asyncio.run(run()) else 1)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family, backlog=LISTEN_BACKLOG)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,222 @@
+"""What clients may ask for: OpenAI's parameters, checked, and nothing accepted that would not be done.
+
+A parameter that is not supported is declared with the values that mean "off" and refused with any other; a
+parameter that is not declared is refused as unknown. Metadata that changes no token is taken and left alone.
+"""
+
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
+
+INT32_MAX = 2**31 - 1
+MAX_N = 128
+MAX_PROMPTS = 1024
+MAX_STOPS = 16
+MAX_STOP_CHARACTERS = 256
+
+
+class Only:
+    """Allows nothing but the values that turn an unsupported parameter off."""
+
+    def __init__(self, *values: Any) -> None:
+        self._values = values
+
+    def __call__(self, value: Any) -> Any:
+        """`value`, if it is one of them."""
+        if value in self._values:
+            return value
+        allowed = " or ".join(json.dumps(allowed) for allowed in (*self._values, None))
+        raise PydanticCustomError("unsupported_parameter", f"this server supports only {allowed}")
+
+
+def _stop_list(value: Any) -> Any:
+    """One string or several -> a list."""
+    return [value] if isinstance(value, str) else value
+
+
+def _prompt_list(value: Any) -> Any:
+    """One prompt or several, each as text or as token ids -> a list of prompts."""
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, list) and value:
+        if all(type(item) is int for item in value):
+            return [value]
+        if all(isinstance(item, str) for item in value) or all(_is_ids(item) for item in value):
+            return value
+    raise PydanticCustomError(
+        "prompt_type", "it should be a string, a list of strings, a list of token ids, or a list of lists of token ids"
+    )
+
+
+def _is_ids(item: Any) -> bool:
+    return isinstance(item, list) and bool(item) and all(type(token) is int for token in item)
+
+
+def _content_parts(value: Any) -> Any:
+    """Text, or a list of parts -> a list of parts."""
+    if isinstance(value, str):
+        return [{"type": "text", "text": value}]
+    if isinstance(value, list):
+        return value
+    raise PydanticCustomError("content_type", "it should be a string or a list of text parts")
+
+
+class Strict(BaseModel):
+    """Nothing is converted and nothing unknown is taken; `null` is as good as absent."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        return {name: value for name, value in data.items() if value is not None}
+
+
+class StreamOptions(Strict):
+    """What a stream carries besides its text."""
+
+    include_usage: bool = False
+    include_obfuscation: Annotated[Any, AfterValidator(Only(False))] = None
+
+
+StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
+
+
+class GenerationRequest(Strict):
+    """What both endpoints take. Sampling parameters that are absent are those the model recommends."""
+
+    model: str
+    n: Annotated[int, Field(ge=1, le=MAX_N)] = 1
+    temperature: Annotated[float, Field(ge=0.0, le=2.0)] | None = None
+    top_p: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=INT32_MAX)] | None = None  # 0 and -1 both keep all tokens
+    min_p: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
+    stop: Annotated[list[StopString], BeforeValidator(_stop_list), Field(max_length=MAX_STOPS)] = []
+    stop_token_ids: Annotated[list[Annotated[int, Field(ge=0, le=INT32_MAX)]], Field(max_length=64)] = []
+    ignore_eos: bool = False
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    cache_salt: Annotated[str, Field(max_length=256)] = ""
+    priority: Annotated[int, Field(ge=-(2**31), le=INT32_MAX)] = 0  # lower goes first
+    timeout_s: Annotated[float, Field(gt=0.0, le=1e9)] | None = None
+
+    # Metadata: no token depends on it.
+    user: str | None = None
+    metadata: dict[str, Any] | None = None
+    store: bool | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+
+    logit_bias: Annotated[Any, AfterValidator(Only({}))] = None
+    presence_penalty: Annotated[Any, AfterValidator(Only(0))] = None
+    frequency_penalty: Annotated[Any, AfterValidator(Only(0))] = None
+
+    @field_validator("stream_options")
+    @classmethod
+    def _needs_a_stream(cls, options: StreamOptions, info: ValidationInfo) -> StreamOptions:
+        if not info.data.get("stream"):
+            raise PydanticCustomError("stream_options", "it is allowed only with 'stream': true")
+        return options
+
+
+class CompletionRequest(GenerationRequest):
+    """POST /v1/completions."""
+
+    prompt: Annotated[list[str | list[int]], BeforeValidator(_prompt_list), Field(max_length=MAX_PROMPTS)]
+    max_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)] = 16
+    best_of: int | None = None
+
+    echo: Annotated[Any, AfterValidator(Only(False))] = None
+    suffix: Annotated[Any, AfterValidator(Only(""))] = None
+    logprobs: Annotated[Any, AfterValidator(Only())] = None
+
+    @field_validator("best_of")
+    @classmethod
+    def _is_n(cls, best_of: int, info: ValidationInfo) -> int:
+        if best_of != info.data.get("n"):
+            raise PydanticCustomError("unsupported_parameter", "this server supports only the value of 'n'")
+        return best_of
+
+
+class TextPart(Strict):
+    """A part of a message. There are no others: the models served here read text."""
+
+    type: Literal["text"]
+    text: str
+
+
+class FunctionCall(Strict):
+    """What an assistant called."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(Strict):
+    """A call that an assistant made earlier in the conversation."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class ChatMessage(Strict):
+    """One message, as clients write it and as this API returned it."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Annotated[list[TextPart] | None, BeforeValidator(_content_parts)] = None
+    name: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCall] = []
+    tool_call_id: str | None = None
+
+    refusal: Annotated[Any, AfterValidator(Only())] = None
+    annotations: Annotated[Any, AfterValidator(Only([]))] = None
+    audio: Annotated[Any, AfterValidator(Only())] = None
+    function_call: Annotated[Any, AfterValidator(Only())] = None
+
+
+class Tool(Strict):
+    """A function that the model is told of."""
+
+    type: Literal["function"]
+    function: dict[str, Any]
+
+
+class ChatRequest(GenerationRequest):
+    """POST /v1/chat/completions. Tools are shown to the model; its calls come back as it writes them, as text."""
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    max_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = None
+    tools: list[Tool] = []
+    chat_template_kwargs: dict[str, Any] = {}
+
+    tool_choice: Annotated[Any, AfterValidator(Only("auto", "none"))] = None
+    parallel_tool_calls: Annotated[Any, AfterValidator(Only(True))] = None
+    functions: Annotated[Any, AfterValidator(Only())] = None
+    function_call: Annotated[Any, AfterValidator(Only())] = None
+    response_format: Annotated[Any, AfterValidator(Only({"type": "text"}))] = None
+    modalities: Annotated[Any, AfterValidator(Only(["text"]))] = None
+    audio: Annotated[Any, AfterValidator(Only())] = None
+    prediction: Annotated[Any, AfterValidator(Only())] = None
+    web_search_options: Annotated[Any, AfterValidator(Only())] = None
+    reasoning_effort: Annotated[Any, AfterValidator(Only())] = None
+    verbosity: Annotated[Any, AfterValidator(Only())] = None
+    logprobs: Annotated[Any, AfterValidator(Only(False))] = None
+    top_logprobs: Annotated[Any, AfterValidator(Only(0))] = None

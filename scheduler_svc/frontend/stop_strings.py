@@ -1,0 +1,45 @@
+"""Find the end of a text that arrives in pieces, and never show any of the string that marks it."""
+
+from collections.abc import Sequence
+
+
+class StopStrings:
+    """Searches one sequence's text for the first stop string that is completed.
+
+    Text that could be the start of a stop string is held back until it is clear that it is not. Of several stop
+    strings the one that ends first counts (of those the one that starts first), which makes the outcome
+    independent of how the text is cut into pieces.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        assert stops, "without stop strings there is nothing to search"
+        assert all(stops), "an empty stop string would end every text"
+        self._stops = tuple(stops)
+        self._held = ""
+        # All proper prefixes of length k at k - 1, in the form that str.endswith takes.
+        longest = max(map(len, stops))
+        self._prefixes = [tuple({s[:k] for s in stops if len(s) > k}) for k in range(1, longest)]
+
+    def feed(self, piece: str) -> tuple[str, bool]:
+        """The text that may be shown now, and whether a stop string was completed (the text ends before it)."""
+        if not piece:
+            return "", False
+        text = self._held + piece
+        hits = [(start + len(stop), start) for stop in self._stops if (start := text.find(stop)) >= 0]
+        if hits:
+            self._held = ""
+            return text[: min(hits)[1]], True
+        self._held = self._possible_start(text)
+        return text[: len(text) - len(self._held)], False
+
+    def flush(self) -> str:
+        """What was held back: the text ended, and it was no stop string."""
+        held, self._held = self._held, ""
+        return held
+
+    def _possible_start(self, text: str) -> str:
+        """The longest end of `text` with which a stop string starts."""
+        for length in range(min(len(self._prefixes), len(text)), 0, -1):
+            if text.endswith(self._prefixes[length - 1]):
+                return text[-length:]
+        return ""

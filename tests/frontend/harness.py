@@ -1,0 +1,98 @@
+"""The real frontend process in front of a fake core."""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import openai
+
+from tests.frontend.fake_core import FakeCore, Script, echo
+
+REPOSITORY = Path(__file__).parents[2]
+MODEL = "baton-demo"
+COMPLETION = {"model": MODEL, "prompt": "x"}
+
+
+class Frontend:
+    """One `python -m scheduler_svc.frontend` on a socket that it inherits, as under the real core."""
+
+    def __init__(self, core: FakeCore, log_path: Path, *options: str, **environment: str) -> None:
+        self.core = core
+        self.log_path = log_path
+        with socket.create_server(("127.0.0.1", 0)) as listener, self.log_path.open("wb") as log:
+            self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+            # Small, and inherited by connections: a reader that stops reading shows at once.
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+            fd = listener.fileno()
+            command = [sys.executable, "-m", "scheduler_svc.frontend", "--core-endpoint", core.endpoint]
+            self.process = subprocess.Popen(
+                [*command, "--fd", str(fd), *options],
+                cwd=REPOSITORY,
+                env=os.environ | environment,
+                pass_fds=[fd],
+                stderr=log,
+            )
+
+    def wait_until_ready(self) -> None:
+        """Return when a request would be served."""
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline and self.process.poll() is None:
+            with contextlib.suppress(httpx.TransportError):
+                if httpx.get(f"{self.url}/ready", timeout=5).status_code == 200:
+                    return
+            time.sleep(0.02)
+        raise AssertionError(f"frontend did not start:\n{self.log}")
+
+    @property
+    def log(self) -> str:
+        """What the process has logged so far."""
+        return self.log_path.read_text()
+
+    def client(self, api_key: str = "none", **options) -> openai.OpenAI:
+        """The published client, unchanged, that does not retry."""
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=api_key, max_retries=0, timeout=20, **options)
+
+    def post(self, path: str, body: object) -> httpx.Response:
+        """A request that the client would not make."""
+        return httpx.post(f"{self.url}{path}", json=body, timeout=20)
+
+    def stop(self) -> int:
+        """SIGTERM, and the exit status."""
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            return self.process.wait(15)
+        finally:
+            self.process.kill()
+
+
+@contextlib.contextmanager
+def running_frontend(*options: str, script: Script = echo, **environment: str) -> Iterator[Frontend]:
+    """A fake core and a frontend that is ready."""
+    with tempfile.TemporaryDirectory() as folder:
+        core = FakeCore(Path(folder), script=script)
+        frontend = Frontend(core, Path(folder, "log"), *options, **environment)
+        try:
+            frontend.wait_until_ready()
+            yield frontend
+        finally:
+            frontend.stop()
+            core.close()
+
+
+def assert_openai_shape(answer: httpx.Response, status: int) -> dict:
+    """The error in an answer that must be one; nothing of ours may show in it."""
+    assert answer.status_code == status, answer.text
+    assert answer.headers["content-type"] == "application/json"
+    body = answer.json()
+    assert list(body) == ["error"]
+    assert sorted(body["error"]) == ["code", "message", "param", "type"]
+    assert "Traceback" not in body["error"]["message"]
+    return body["error"]

@@ -1,0 +1,174 @@
+"""Templates render as in transformers, and a conversation that they refuse is the client's error."""
+
+import json
+
+import pytest
+
+from common.errors import CheckpointError, RequestRejected
+from scheduler_svc.frontend.chat_template import ChatTemplate
+
+# In the manner of Qwen3's: ChatML, tools as JSON lines, earlier thoughts dropped, thinking switched off by a variable.
+QWEN3_LIKE = r"""
+{%- if tools %}
+    {{- '<|im_start|>system\n' }}
+    {%- if messages[0].role == 'system' %}
+        {{- messages[0].content + '\n\n' }}
+    {%- endif %}
+    {{- "# Tools\n\nSignatures of the functions:\n<tools>" }}
+    {%- for tool in tools %}
+        {{- "\n" }}
+        {{- tool | tojson }}
+    {%- endfor %}
+    {{- "\n</tools><|im_end|>\n" }}
+{%- elif messages[0].role == 'system' %}
+    {{- '<|im_start|>system\n' + messages[0].content + '<|im_end|>\n' }}
+{%- endif %}
+{%- set ns = namespace(last_query=messages|length - 1, searching=true) %}
+{%- for message in messages[::-1] %}
+    {%- set index = (messages|length - 1) - loop.index0 %}
+    {%- if ns.searching and message.role == "user" and message.content is string %}
+        {%- set ns.searching = false %}
+        {%- set ns.last_query = index %}
+    {%- endif %}
+{%- endfor %}
+{%- for message in messages %}
+    {%- if message.role == "user" or (message.role == "system" and not loop.first) %}
+        {{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>' + '\n' }}
+    {%- elif message.role == "assistant" %}
+        {%- set content = message.content %}
+        {%- set reasoning = '' %}
+        {%- if message.reasoning_content is string %}
+            {%- set reasoning = message.reasoning_content %}
+        {%- elif '</think>' in content %}
+            {%- set reasoning = content.split('</think>')[0].rstrip('\n').split('<think>')[-1].lstrip('\n') %}
+            {%- set content = content.split('</think>')[-1].lstrip('\n') %}
+        {%- endif %}
+        {%- if loop.index0 > ns.last_query and reasoning %}
+            {{- '<|im_start|>assistant\n<think>\n' + reasoning.strip('\n') + '\n</think>\n\n' + content.lstrip('\n') }}
+        {%- else %}
+            {{- '<|im_start|>assistant\n' + content }}
+        {%- endif %}
+        {%- for call in message.tool_calls or [] %}
+            {%- set call = call.function if call.function else call %}
+            {{- '\n<tool_call>\n{"name": "' + call.name + '", "arguments": ' }}
+            {{- call.arguments if call.arguments is string else call.arguments | tojson }}
+            {{- '}\n</tool_call>' }}
+        {%- endfor %}
+        {{- '<|im_end|>\n' }}
+    {%- elif message.role == "tool" %}
+        {%- if loop.first or messages[loop.index0 - 1].role != "tool" %}
+            {{- '<|im_start|>user' }}
+        {%- endif %}
+        {{- '\n<tool_response>\n' + message.content + '\n</tool_response>' }}
+        {%- if loop.last or messages[loop.index0 + 1].role != "tool" %}
+            {{- '<|im_end|>\n' }}
+        {%- endif %}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\n' }}
+    {%- if enable_thinking is defined and enable_thinking is false %}
+        {{- '<think>\n\n</think>\n\n' }}
+    {%- endif %}
+{%- endif %}
+"""
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "weather",
+            "description": "What is it like in <city> & around? Grüße",
+            "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+        },
+    }
+]
+MESSAGES = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "Is it raining in Köln?"},
+    {
+        "role": "assistant",
+        "content": "",
+        "reasoning_content": "I should look.",
+        "tool_calls": [
+            {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": {"city": "Köln"}}}
+        ],
+    },
+    {"role": "tool", "content": "rain", "tool_call_id": "c1"},
+    {"role": "tool", "content": "and <wind>", "tool_call_id": "c2"},
+    {"role": "assistant", "content": "<think>\nSo it is.\n</think>\n\nYes."},
+    {"role": "user", "content": "Thanks"},
+]
+EVERYTHING_ELSE = """
+{%- for n in [1, 2, 3] %}
+  {%- if n == 2 %}{% continue %}{% endif %}
+  {%- generation %}{{ n }}{% endgeneration %}
+{%- endfor %}
+{{ {"b": "<ä>", "a": [1]} | tojson }} {{ {"b": 1, "a": 2} | tojson(indent=1, sort_keys=true) }}
+  {% if eos_token is defined %}
+{{ eos_token }}|{{ bos_token }}
+  {% endif %}
+"""
+
+
+def reference(source: str, messages: list, tools: list | None, **variables: object) -> str:
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    rendered, _ = render_jinja_template(
+        conversations=[messages], tools=tools, chat_template=source, add_generation_prompt=True, **variables
+    )
+    return rendered[0]
+
+
+@pytest.mark.parametrize("tools", [None, TOOLS])
+@pytest.mark.parametrize("variables", [{}, {"enable_thinking": False}, {"enable_thinking": True}])
+@pytest.mark.parametrize("num_messages", [2, 3, 5, 7])
+def test_qwen3_like_template_renders_as_in_transformers(tools: list | None, variables: dict, num_messages: int):
+    messages = MESSAGES[:num_messages]
+    expected = reference(QWEN3_LIKE, messages, tools, **variables)
+    assert ChatTemplate(QWEN3_LIKE, {}).render(messages, tools, variables) == expected
+    assert ("<think>\n\n</think>" in expected) == (variables.get("enable_thinking") is False)
+
+
+def test_other_constructs_render_as_in_transformers():
+    tokens = {"eos_token": "<e>", "bos_token": "<b>"}
+    expected = reference(EVERYTHING_ELSE, MESSAGES, None, **tokens)
+    assert ChatTemplate(EVERYTHING_ELSE, tokens).render(MESSAGES, None, {}) == expected
+
+
+def test_special_tokens_come_as_strings_or_objects(tmp_path):
+    settings = {"chat_template": "{{ bos_token }}{{ eos_token }}", "bos_token": {"content": "<b>"}, "eos_token": "<e>"}
+    template = ChatTemplate.of_model(tmp_path, settings)
+    assert template is not None
+    assert template.render([], None, {}) == "<b><e>"
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
+        ("{{ messages[0].content + 1 }}", "cannot render"),
+        ("{{ 1 / 0 }}", "cannot render"),
+        ("{{ messages.append(1) }}", "refuses"),
+        ("{{ ''.__class__.__mro__ }}", "refuses"),
+    ],
+)
+def test_a_conversation_that_does_not_fit_is_refused(source: str, message: str):
+    with pytest.raises(RequestRejected, match=message):
+        ChatTemplate(source, {}).render(MESSAGES, None, {})
+
+
+@pytest.mark.parametrize("name", ["messages", "tools", "eos_token", "add_generation_prompt"])
+def test_variables_cannot_replace_what_the_server_sets(name: str):
+    with pytest.raises(RequestRejected, match=name):
+        ChatTemplate("{{ messages }}", {}).render(MESSAGES, None, {name: "x"})
+
+
+def test_a_template_that_is_none_is_the_models_fault(tmp_path):
+    with pytest.raises(CheckpointError, match="cannot be compiled"):
+        ChatTemplate("{% if %}", {})
+    with pytest.raises(CheckpointError, match="is a dict"):
+        ChatTemplate.of_model(tmp_path, {"chat_template": json.loads("{}")})
+
+
+def test_the_time_is_known():
+    assert len(ChatTemplate("{{ strftime_now('%Y-%m-%d') }}", {}).render([], None, {})) == 10

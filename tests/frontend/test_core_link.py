@@ -1,0 +1,180 @@
+"""The link to a core that comes, goes, says nothing, or says nonsense."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from common import messages as m
+from common.errors import RequestRejected
+from common.wire import HEADER
+from scheduler_svc.frontend import core_link
+from scheduler_svc.frontend.core_link import CoreLink
+from tests.frontend.fake_core import REPORT, FakeCore, delta, int32, outputs, silence
+
+PARAMS = m.SamplingParams(max_tokens=5)
+HELLO_INTERVAL_S = 0.1
+
+
+def submit(request_id: str = "r") -> m.Submit:
+    return m.Submit(request_id=request_id, prompt=int32([1, 2, 3]), params=PARAMS)
+
+
+@asynccontextmanager
+async def running_link(endpoint: str) -> AsyncIterator[CoreLink]:
+    link = CoreLink(endpoint, hello_interval_s=HELLO_INTERVAL_S)
+    task = asyncio.create_task(link.run())
+    try:
+        yield link
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        link.close()
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+def test_a_core_that_comes_back(tmp_path: Path):
+    async def run() -> None:
+        core = FakeCore(tmp_path, script=silence)
+        async with running_link(core.endpoint) as link:
+            await until(lambda: link.is_up)
+            inboxes = [link.open([submit(f"r{i}")]) for i in range(3)]
+            await asyncio.to_thread(core.close)
+            for inbox in inboxes:  # none of them hangs
+                with pytest.raises(RequestRejected, match="went away") as caught:
+                    await asyncio.wait_for(inbox.get(), 5)
+                assert caught.value.code == "unavailable"
+            assert not link.is_up
+            assert link.num_open == 0
+            with pytest.raises(RequestRejected, match="cannot be reached"):
+                link.open([submit()])
+            core = FakeCore(tmp_path)
+            await until(lambda: link.is_up)
+            choice, answer = (await link.open([submit("again")]).get())[0]
+            assert (choice, answer.token_ids) == (0, int32([1]))
+            core.close()
+
+    asyncio.run(run())
+
+
+def test_a_core_that_is_not_there_yet(tmp_path: Path):
+    async def run() -> None:
+        async with running_link(f"ipc://{tmp_path}/core.sock") as link:
+            with pytest.raises(RequestRejected, match="cannot be reached"):
+                link.open([submit()])
+            await until(lambda: link.silent_s >= 0.3)
+            core = FakeCore(tmp_path)
+            await until(lambda: link.is_up)
+            assert link.fleet == core.fleet
+            core.close()
+
+    asyncio.run(run())
+
+
+def test_a_core_that_is_silent(tmp_path: Path):
+    async def run() -> None:
+        core = FakeCore(tmp_path, script=silence)
+        async with running_link(core.endpoint) as link:
+            await until(lambda: link.is_up)
+            inbox = link.open([submit()])
+            core.answers_hellos = False
+            await until(lambda: not link.is_up)
+            assert link.silent_s >= core_link.HELLOS_UNANSWERED_WHEN_SILENT * HELLO_INTERVAL_S
+            assert link.num_open == 1  # it may be busy: what it works on is not given up
+            core.answers_hellos = True
+            await until(lambda: link.is_up)
+            assert link.silent_s == 0
+            inbox.close()
+        core.close()
+
+    asyncio.run(run())
+
+
+def test_nonsense_is_counted_and_dropped(tmp_path: Path):
+    nonsense = [
+        [b"hello"],
+        [b"", b"", b""],
+        [b"baton/999", b""],
+        [b"http/1.1", b"x"],
+        [HEADER, b""],
+        [HEADER, b"\xc1"],
+        [HEADER, b"\x91\xa5hello"],
+        outputs(m.TokenDelta(request_id="r", index=9, token_ids=b"")),
+        outputs(m.TokenDelta(request_id="r", index=0, token_ids=b"abc")),
+    ]
+    strangers = [
+        outputs(m.TokenDelta(request_id="stranger", index=0, token_ids=int32([1]))),
+        m.Metrics(query_id=77, text=b""),
+    ]
+
+    async def run() -> None:
+        core = FakeCore(tmp_path)
+        core.script = lambda request: iter([*nonsense, *strangers, outputs(delta(request, [7], "length"))])
+        async with running_link(core.endpoint) as link:
+            await until(lambda: link.is_up)
+            [(_, answer)] = await link.open([submit()]).get()
+            assert answer.token_ids == int32([7])
+            assert link.num_dropped == len(nonsense)
+        core.close()
+
+    asyncio.run(run())
+
+
+def test_a_bad_delta_leaves_its_neighbours(tmp_path: Path):
+    async def run() -> None:
+        core = FakeCore(tmp_path)
+        bad = m.TokenDelta(request_id="r", index=0, token_ids=b"abc")
+        core.script = lambda request: iter([outputs(bad, delta(request, [7], "length"))])
+        async with running_link(core.endpoint) as link:
+            await until(lambda: link.is_up)
+            [(_, answer)] = await link.open([submit()]).get()
+            assert answer.token_ids == int32([7])
+        core.close()
+
+    asyncio.run(run())
+
+
+def test_queries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(core_link, "QUERY_TIMEOUT_S", 0.3)
+
+    async def run() -> None:
+        core = FakeCore(tmp_path)
+        async with running_link(core.endpoint) as link:
+            await until(lambda: link.is_up)
+            assert await link.status() == REPORT
+            assert await link.metrics() == b"baton_running 0\n"
+            core.answers_queries = False
+            with pytest.raises(RequestRejected, match="no answer"):
+                await link.status()
+            core.close()
+            await until(lambda: not link.is_up)
+            with pytest.raises(RequestRejected, match="cannot be reached"):
+                await link.metrics()
+
+    asyncio.run(run())
+
+
+def test_the_number_of_open_requests_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(core_link, "MAX_OPEN_REQUESTS", 3)
+
+    async def run() -> None:
+        core = FakeCore(tmp_path, script=silence)
+        async with running_link(core.endpoint) as link:
+            await until(lambda: link.is_up)
+            inbox = link.open([submit("a"), submit("b")])
+            with pytest.raises(RequestRejected) as caught:
+                link.open([submit("c"), submit("d")])
+            assert caught.value.code == "queue_full"
+            inbox.close()
+            link.open([submit("c"), submit("d")])
+            assert await asyncio.to_thread(core.wait_for, lambda: len(core.cancels) == 2)
+        core.close()
+
+    asyncio.run(run())

@@ -1,0 +1,227 @@
+"""The published openai client, unchanged, against every endpoint."""
+
+import json
+import time
+
+import openai
+import pytest
+
+from common.model_files import DEMO_MODEL_DIR
+from scheduler_svc.frontend.tokenizer import Tokenizer
+from tests.frontend.fake_core import FakeCore, Step, delta, outputs, say, tokens_of
+from tests.frontend.harness import MODEL, Frontend
+
+STORY = "Once upon a time, a naïve 🦊 met the moon. 月は綺麗ですね。"
+
+
+def ids(tokenizer: Tokenizer, text: str) -> list[int]:
+    return tokenizer.encode([text], add_special_tokens=False)[0]
+
+
+def test_models(client: openai.OpenAI):
+    assert [model.id for model in client.models.list()] == [MODEL]
+    model = client.models.retrieve(MODEL)
+    assert (model.id, model.max_model_len, model.vocab_size, model.owned_by) == (MODEL, 2048, 2048, "baton")
+
+
+def test_completion(client: openai.OpenAI, core: FakeCore):
+    answer = client.completions.create(model=MODEL, prompt=STORY, max_tokens=200)
+    assert answer.id.startswith("cmpl-")
+    assert answer.object == "text_completion"
+    assert answer.system_fingerprint == "bt-0123456789ab"
+    choice = answer.choices[0]
+    assert (choice.text, choice.index, choice.finish_reason) == (STORY, 0, "length")
+    num_tokens = len(tokens_of(core.submits[0].prompt))
+    usage = answer.usage
+    assert (usage.prompt_tokens, usage.completion_tokens, usage.total_tokens) == (
+        num_tokens,
+        num_tokens,
+        2 * num_tokens,
+    )
+    assert usage.prompt_tokens_details.cached_tokens == 2
+    assert not core.submits[0].stream  # the core may keep the tokens until the end
+    assert not core.cancels
+
+
+def test_completion_stream(client: openai.OpenAI):
+    chunks = list(client.completions.create(model=MODEL, prompt=STORY, max_tokens=200, stream=True))
+    assert "".join(chunk.choices[0].text for chunk in chunks) == STORY
+    assert [chunk.choices[0].finish_reason for chunk in chunks][-1] == "length"
+    assert all(chunk.usage is None for chunk in chunks)
+
+
+def test_stream_with_usage(client: openai.OpenAI):
+    options = {"include_usage": True}
+    stream = client.completions.create(model=MODEL, prompt=STORY, max_tokens=5, stream=True, stream_options=options)
+    *chunks, last = list(stream)
+    assert all(chunk.usage is None for chunk in chunks)
+    assert last.choices == []
+    assert last.usage.completion_tokens == 5
+    assert last.usage.prompt_tokens_details.cached_tokens == 2
+
+
+def test_chat(client: openai.OpenAI, core: FakeCore, tokenizer: Tokenizer):
+    core.script = say(ids(tokenizer, STORY))
+    messages = [
+        {"role": "developer", "content": "Tell."},
+        {"role": "user", "content": [{"type": "text", "text": "Go"}]},
+    ]
+    answer = client.chat.completions.create(model=MODEL, messages=messages)
+    assert answer.id.startswith("chatcmpl-")
+    choice = answer.choices[0]
+    assert (choice.message.role, choice.message.content, choice.finish_reason) == ("assistant", STORY, "length")
+    prompt = tokens_of(core.submits[0].prompt)
+    plain = [{"role": "system", "content": "Tell."}, {"role": "user", "content": "Go"}]
+    assert prompt == tokenizer.encode_chat(plain, None, {})
+    assert core.submits[0].params.max_tokens == 2048 - len(prompt)
+    assert core.submits[0].params.stop_token_ids == tokenizer.eos_token_ids
+    # What the API returned can be sent back as it is.
+    again = [*messages, choice.message.model_dump(), {"role": "user", "content": "More"}]
+    assert client.chat.completions.create(model=MODEL, messages=again).choices[0].message.content == STORY
+
+
+def test_chat_stream(client: openai.OpenAI, core: FakeCore, tokenizer: Tokenizer):
+    core.script = say(ids(tokenizer, STORY), pause_s=0.002)
+    chunks = list(
+        client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "Go"}], stream=True)
+    )
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert all(chunk.choices[0].delta.role is None for chunk in chunks[1:])
+    assert len(chunks) > 3
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == STORY
+    assert chunks[-1].choices[0].finish_reason == "length"
+    assert {chunk.object for chunk in chunks} == {"chat.completion.chunk"}
+
+
+def test_the_stop_token_is_counted_and_not_shown(client: openai.OpenAI, core: FakeCore, tokenizer: Tokenizer):
+    core.script = say([*ids(tokenizer, "Fine."), *ids(tokenizer, "!")], "stop")
+    answer = client.completions.create(model=MODEL, prompt="How?")
+    assert (answer.choices[0].text, answer.choices[0].finish_reason) == ("Fine.", "stop")
+    assert answer.usage.completion_tokens == len(ids(tokenizer, "Fine.")) + 1
+
+
+def test_prompt_lists_and_n(client: openai.OpenAI, core: FakeCore, tokenizer: Tokenizer):
+    prompts = ["first", "the second", "3"]
+    for stream in (False, True):
+        answer = client.completions.create(model=MODEL, prompt=prompts, n=2, stream=stream)
+        texts = [""] * 6
+        for part in answer if stream else [answer]:
+            for choice in part.choices:
+                texts[choice.index] += choice.text
+        assert texts == ["first", "first", "the second", "the second", "3", "3"]
+    requests = core.submits[:3]
+    assert [tokens_of(request.prompt) for request in requests] == [ids(tokenizer, prompt) for prompt in prompts]
+    assert len({request.params.seed for request in requests}) == 3  # equal prompts must not answer alike
+    answer = client.completions.create(model=MODEL, prompt=prompts, n=2)
+    assert [choice.index for choice in answer.choices] == list(range(6))
+    assert answer.usage.prompt_tokens == sum(len(ids(tokenizer, prompt)) for prompt in prompts)
+    assert answer.usage.completion_tokens == 2 * answer.usage.prompt_tokens
+    assert answer.usage.prompt_tokens_details.cached_tokens == 6
+
+
+def test_token_ids_as_prompts(client: openai.OpenAI, core: FakeCore, tokenizer: Tokenizer):
+    some, more = ids(tokenizer, "some words"), ids(tokenizer, "more")
+    assert client.completions.create(model=MODEL, prompt=some).choices[0].text == "some words"
+    answer = client.completions.create(model=MODEL, prompt=[some, more])
+    assert [choice.text for choice in answer.choices] == ["some words", "more"]
+
+
+def test_streams_of_several_choices_interleave(client: openai.OpenAI, core: FakeCore, tokenizer: Tokenizer):
+    core.script = say(ids(tokenizer, STORY), pause_s=0.01)
+    stream = client.completions.create(model=MODEL, prompt="x", n=3, stream=True, max_tokens=100)
+    order = [chunk.choices[0].index for chunk in stream]
+    assert order != sorted(order)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_stop_strings(client: openai.OpenAI, core: FakeCore, tokenizer: Tokenizer, stream: bool):
+    core.script = say(ids(tokenizer, STORY), pause_s=0.01)
+    answer = client.completions.create(model=MODEL, prompt="x", max_tokens=200, stop=["the mo", "never"], stream=stream)
+    parts = list(answer) if stream else [answer]
+    assert "".join(part.choices[0].text for part in parts) == STORY[: STORY.index("the mo")]
+    assert parts[-1].choices[0].finish_reason == "stop"
+    assert core.wait_for(lambda: core.cancels, 1.0)  # the rest of the story need not be computed
+    assert (core.cancels[0].request_id, core.cancels[0].index) == (core.submits[0].request_id, 0)
+
+
+def test_stop_string_of_one_choice_leaves_the_others(client: openai.OpenAI, core: FakeCore, tokenizer: Tokenizer):
+    def script(submit) -> Step:
+        for number, token in enumerate(words := ids(tokenizer, "one two three four")):
+            end = "length" if number == len(words) - 1 else None
+            other = words[-1 - number]
+            yield outputs(delta(submit, [token], end), delta(submit, [other], end, index=1))
+            yield 0.01
+
+    core.script = script
+    answer = client.completions.create(model=MODEL, prompt="x", n=2, max_tokens=50, stop=[" two three"])
+    assert [choice.finish_reason for choice in answer.choices] == ["stop", "length"]
+    assert answer.choices[0].text == "one"
+    assert [cancel.index for cancel in core.cancels] == [0]
+
+
+def test_sampling_parameters_reach_the_core(client: openai.OpenAI, core: FakeCore, tokenizer: Tokenizer):
+    extra = {"top_k": 7, "min_p": 0.25, "ignore_eos": True, "stop_token_ids": [5, 6], "cache_salt": "tenant"}
+    client.completions.create(
+        model=MODEL, prompt="x", temperature=0.5, top_p=0.75, seed=42, n=3, user="me", best_of=3, extra_body=extra
+    )
+    submit = core.submits[0]
+    params = submit.params
+    assert (params.temperature, params.top_p, params.top_k, params.min_p) == (0.5, 0.75, 7, 0.25)
+    assert (params.seed, params.stop_token_ids, params.max_tokens) == (42, (5, 6), 16)
+    assert (submit.n, submit.cache_salt) == (3, "tenant")
+    client.completions.create(model=MODEL, prompt="x", seed=-1, extra_body={"top_k": -1, "stop_token_ids": [5]})
+    params = core.submits[1].params
+    recommended = json.loads((DEMO_MODEL_DIR / "generation_config.json").read_text())
+    assert (params.temperature, params.top_p) == (recommended["temperature"], recommended["top_p"])
+    assert (params.top_k, params.min_p) == (0, 0.0)
+    assert (params.seed, params.stop_token_ids) == (2**63 - 1, (*tokenizer.eos_token_ids, 5))
+
+
+def test_without_a_seed_each_request_has_its_own(client: openai.OpenAI, core: FakeCore):
+    for _ in range(4):
+        client.completions.create(model=MODEL, prompt="x")
+    seeds = {submit.params.seed for submit in core.submits}
+    assert len(seeds) == 4
+    assert max(seeds) > 2**40
+
+
+def test_tools_reach_the_template_unless_forbidden(client: openai.OpenAI, core: FakeCore):
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+    messages = [
+        {"role": "user", "content": "hi"},
+        {
+            "role": "assistant",
+            "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}],
+        },
+        {"role": "tool", "tool_call_id": "1", "content": "done"},
+    ]
+    for choice in ("auto", "none"):
+        answer = client.chat.completions.create(model=MODEL, messages=messages, tools=tools, tool_choice=choice)
+        assert "done" in answer.choices[0].message.content
+
+
+@pytest.mark.parametrize("when", ["before the first token", "in the stream", "without a stream"])
+def test_a_client_that_leaves_cancels_its_request(frontend: Frontend, core: FakeCore, tokenizer: Tokenizer, when: str):
+    wait_s = 0.02 if when == "in the stream" else 30.0
+    if when == "in the stream":
+        core.script = say([11] * 1000, pause_s=wait_s)
+        with frontend.client() as client:
+            stream = client.completions.create(model=MODEL, prompt="x", max_tokens=1000, stream=True)
+            next(iter(stream))
+            stream.close()
+    else:
+        core.script = lambda submit: iter([wait_s])
+        with frontend.client().with_options(timeout=0.3) as client, pytest.raises(openai.APITimeoutError):
+            client.completions.create(model=MODEL, prompt="x", stream=when == "before the first token")
+    left = time.monotonic()
+    assert core.wait_for(lambda: core.cancels, 1.0)
+    assert time.monotonic() - left < 1.0
+    assert core.cancels[0].request_id == core.submits[0].request_id
+
+
+def test_streaming_and_not_streaming_give_the_same_text(client: openai.OpenAI, core: FakeCore, tokenizer: Tokenizer):
+    tokens = [*ids(tokenizer, STORY), *list(range(200, 260)), 2046, *ids(tokenizer, "🦊")[:1]]
+    core.script = say(tokens, per_step=3)
+    whole = client.completions.create(model=MODEL, prompt="x", max_tokens=500).choices[0].text
+    stream = client.completions.create(model=MODEL, prompt="x", max_tokens=500, stream=True)
+    assert "".join(chunk.choices[0].text for chunk in stream) == whole

@@ -1,0 +1,226 @@
+"""The frontend as a process: how it starts, what it tells operators, and when it ends."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+
+from tests.frontend.fake_core import REPORT, FakeCore, say, silence
+from tests.frontend.harness import MODEL, REPOSITORY, Frontend, running_frontend
+
+STREAM = {"model": MODEL, "prompt": "x", "stream": True, "max_tokens": 2000}
+REMEMBER_MODULES = """
+import atexit, os, sys
+atexit.register(lambda: open(os.environ["MODULES_PATH"], "w").write("\\n".join(sys.modules)))
+"""
+
+
+@pytest.fixture
+def own() -> Iterator[Frontend]:
+    with running_frontend() as frontend:
+        yield frontend
+
+
+def open_stream(frontend: Frontend, body: dict) -> socket.socket:
+    """A connection that has sent a request and reads nothing."""
+    content = json.dumps(body).encode()
+    head = (
+        f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(content)}"
+    )
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    connection.connect(("127.0.0.1", int(frontend.url.rsplit(":", 1)[1])))
+    connection.sendall(head.encode() + b"\r\n\r\n" + content)
+    return connection
+
+
+def test_it_never_imports_torch_or_transformers(tmp_path: Path):
+    (tmp_path / "sitecustomize.py").write_text(REMEMBER_MODULES)
+    modules_path = tmp_path / "modules"
+    environment = {"PYTHONPATH": str(tmp_path), "MODULES_PATH": str(modules_path)}
+    with running_frontend(**environment) as frontend, frontend.client() as client:
+        client.completions.create(model=MODEL, prompt="x")
+        client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "x"}])
+    modules = {name.partition(".")[0] for name in modules_path.read_text().split()}
+    assert {"tokenizers", "scheduler_svc"} <= modules
+    assert not modules & {"torch", "transformers", "executor_svc", "kernels"}
+
+
+def test_what_operators_and_probes_see(own: Frontend):
+    assert httpx.get(f"{own.url}/health").json() == {"status": "ok"}
+    assert httpx.get(f"{own.url}/ready").json() == {"status": "ready", "executors": 1}
+    status = httpx.get(f"{own.url}/status").json()
+    assert (status["model"], status["requests_finished"]) == (REPORT.model, 3)
+    metrics = httpx.get(f"{own.url}/metrics")
+    assert metrics.text == "baton_running 0\n"
+    assert metrics.headers["content-type"].startswith("text/plain; version=0.0.4")
+    own.core.fleet = type(own.core.fleet)(num_ready=0, fingerprint="", max_model_len=0)
+    deadline = time.monotonic() + 5
+    while httpx.get(f"{own.url}/ready").status_code != 503 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert httpx.get(f"{own.url}/ready").status_code == 503
+    assert httpx.get(f"{own.url}/health").status_code == 200
+    answer = own.post("/v1/chat/completions", {"model": MODEL, "messages": [{"role": "user", "content": "x"}]})
+    assert answer.status_code == 503  # nobody can tell yet how many tokens are left for the answer
+    assert httpx.get(f"{own.url}/v1/models").json()["data"][0]["max_model_len"] is None
+
+
+def test_a_request_leaves_no_line_in_the_log(own: Frontend):
+    before = own.log
+    for body in (STREAM, {"model": MODEL, "prompt": "x"}, {"model": "unknown", "prompt": "x"}, {"prompt": 5}):
+        own.post("/v1/completions", body)
+    assert own.log == before
+    assert before.count("frontend started") == 1
+    assert "core found" in before
+
+
+def test_sigterm_without_requests(own: Frontend):
+    started = time.monotonic()
+    assert own.stop() == 0
+    assert time.monotonic() - started < 3
+
+
+def test_sigterm_lets_short_streams_end_and_tells_long_ones(own: Frontend):
+    own.core.script = lambda submit: say([300] * submit.params.max_tokens, pause_s=0.1)(submit)
+    texts: dict[int, str] = {}
+
+    def ask(max_tokens: int) -> None:
+        texts[max_tokens] = own.post("/v1/completions", STREAM | {"max_tokens": max_tokens}).text
+
+    threads = [threading.Thread(target=ask, args=(max_tokens,)) for max_tokens in (15, 1000)]
+    for thread in threads:
+        thread.start()
+    assert own.core.wait_for(lambda: len(own.core.submits) == 2)
+    time.sleep(0.3)
+    assert own.stop() == 0
+    for thread in threads:
+        thread.join()
+    assert texts[15].endswith("data: [DONE]\n\n")
+    last = json.loads(texts[1000].strip().split("\n\n")[-1].removeprefix("data: "))
+    assert last["error"]["message"] == "the server is shutting down"
+    assert own.core.wait_for(lambda: own.core.cancels)
+
+
+def test_a_core_that_crashes_ends_streams_with_an_error(own: Frontend):
+    own.core.script = say([300] * 1000, pause_s=0.02)
+    with own.client() as client:
+        stream = client.completions.create(**STREAM)
+        next(stream)
+        own.core.close()
+        with pytest.raises(openai.APIError, match="went away"):
+            list(stream)
+        with pytest.raises(openai.InternalServerError) as caught:
+            client.completions.create(model=MODEL, prompt="x")
+        assert caught.value.status_code == 503
+        assert httpx.get(f"{own.url}/health").status_code == 503
+        own.core = FakeCore(Path(own.core.endpoint.removeprefix("ipc://")).parent)
+        own.wait_until_ready()
+        assert client.completions.create(model=MODEL, prompt="again").choices[0].text == "again"
+    assert own.log.count("core lost") == 1
+    assert own.log.count("core found") == 2
+
+
+def test_it_ends_when_the_core_stays_silent():
+    with running_frontend("--loss-timeout-s", "2", script=silence) as frontend:
+        answers: list[httpx.Response] = []
+        asking = threading.Thread(target=lambda: answers.append(frontend.post("/v1/completions", STREAM)))
+        asking.start()
+        assert frontend.core.wait_for(lambda: frontend.core.submits)
+        frontend.core.answers_hellos = False
+        assert frontend.process.wait(10) == 1
+        asking.join()
+        assert answers[0].status_code == 503
+        assert 'event="core gone"' in frontend.log
+
+
+def test_it_ends_with_the_process_that_lent_the_socket(tmp_path: Path):
+    core = FakeCore(tmp_path)
+    parent_code = f"""
+import socket, subprocess, sys
+listener = socket.create_server(("127.0.0.1", 0))
+command = [sys.executable, "-m", "scheduler_svc.frontend", "--core-endpoint", {core.endpoint!r}]
+child = subprocess.Popen([*command, "--fd", str(listener.fileno())], pass_fds=[listener.fileno()])
+print(child.pid, flush=True)
+child.wait()
+"""
+    parent = subprocess.Popen([sys.executable, "-c", parent_code], cwd=REPOSITORY, stdout=subprocess.PIPE, text=True)
+    pid = int(parent.stdout.readline())
+    try:
+        assert core.wait_for(lambda: core.num_hellos, 20)
+        parent.kill()
+        parent.wait()
+        assert core.wait_for(lambda: not is_running(pid), 5)
+    finally:
+        parent.stdout.close()
+        if is_running(pid):
+            os.kill(pid, signal.SIGKILL)
+        core.close()
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_a_reader_that_stops_reading_is_dropped_and_a_slow_one_is_not():
+    with running_frontend("--stall-timeout-s", "1") as frontend:
+        frontend.core.script = say([300] * 1000, pause_s=0.002)
+        stalled = open_stream(frontend, STREAM | {"n": 4})
+        slow = open_stream(frontend, STREAM | {"n": 4})
+        assert frontend.core.wait_for(lambda: len(frontend.core.submits) == 2)
+        first, second = (submit.request_id for submit in frontend.core.submits)
+        deadline = time.monotonic() + 3
+        while time.monotonic() < deadline:
+            assert slow.recv(4096)
+            time.sleep(0.1)
+        assert frontend.log.count("reader dropped") == 1
+        assert frontend.core.wait_for(lambda: frontend.core.cancels, 1)
+        assert len({cancel.request_id for cancel in frontend.core.cancels}) == 1
+        assert frontend.core.cancels[0].request_id in (first, second)
+        stalled.close()
+        slow.close()
+
+
+def test_several_frontends_share_a_socket(tmp_path: Path):
+    core = FakeCore(tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        command = [sys.executable, "-m", "scheduler_svc.frontend", "--core-endpoint", core.endpoint, "--fd"]
+        frontends = [
+            subprocess.Popen([*command, str(listener.fileno())], cwd=REPOSITORY, pass_fds=[listener.fileno()])
+            for _ in range(2)
+        ]
+        try:
+            assert core.wait_for(lambda: core.num_hellos >= 4, 20)
+            url = f"http://127.0.0.1:{listener.getsockname()[1]}/health"
+            frontends[0].terminate()
+            assert frontends[0].wait(10) == 0
+            assert [httpx.get(url).status_code for _ in range(5)] == [200] * 5
+        finally:
+            for frontend in frontends:
+                frontend.terminate()
+            assert frontends[1].wait(10) == 0
+            core.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [(["--model", "/nowhere"], "there is no folder /nowhere"), (["--model", str(REPOSITORY)], "no tokenizer.json")],
+)
+def test_it_says_why_it_cannot_start(options: list[str], message: str):
+    command = [sys.executable, "-m", "scheduler_svc.frontend", "--core-endpoint", "ipc:///tmp/none", *options]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
