@@ -1,0 +1,188 @@
+"""The files of `baton batch`, in the formats of OpenAI's Batch API: requests in, results out.
+
+A line of results is appended whole and is never touched again, so the output file is also the record of what is done:
+whoever starts the same batch again reads it and goes on with the rest.
+"""
+
+import contextlib
+import fcntl
+import os
+import uuid
+from collections.abc import Container, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Annotated, Any, Literal, Self
+
+import msgspec
+
+from scheduler_svc.client.errors import WrongFile
+
+_MAX_PROBLEMS_SHOWN = 10
+_RESULT_START = b'{"id":"batch_req_'
+
+
+class BatchLine(msgspec.Struct, frozen=True):
+    """One request of the input file. `body` goes to `url` as it is, with a model put in if it names none."""
+
+    custom_id: Annotated[str, msgspec.Meta(min_length=1)]
+    url: Literal["/v1/chat/completions", "/v1/completions"]
+    body: dict[str, Any]
+    method: Literal["POST"] = "POST"
+
+
+class BatchResponse(msgspec.Struct, frozen=True):
+    """What the service answered."""
+
+    status_code: int
+    request_id: str
+    body: Any
+
+
+class BatchError(msgspec.Struct, frozen=True):
+    """Why a line has no good answer."""
+
+    code: str
+    message: str
+
+
+class BatchResult(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of the output file. At least one of `response` and `error` is there; both if the answer is an error."""
+
+    id: str = msgspec.field(default_factory=lambda: f"batch_req_{uuid.uuid4().hex}")
+    custom_id: str
+    response: BatchResponse | None = None
+    error: BatchError | None = None
+
+
+class _FinishedLine(msgspec.Struct):
+    """What a resumed run wants to know of a BatchResult."""
+
+    custom_id: str
+    error: Any = None
+
+
+def read_batch(path: Path) -> Iterator[BatchLine]:
+    """The requests in a file that `check_batch` found nothing wrong with, read as they are asked for."""
+    decoder = msgspec.json.Decoder(BatchLine)
+    with path.open("rb") as lines:
+        for line in lines:
+            if line.strip():
+                yield decoder.decode(line)
+
+
+def check_batch(path: Path) -> set[str]:
+    """Read the whole input once.
+
+    Returns:
+        The custom_ids in it.
+
+    Raises:
+        WrongFile: some lines are no requests or have the same custom_id; the message names them by number.
+    """
+    decoder = msgspec.json.Decoder(BatchLine)
+    line_of_id: dict[str, int] = {}
+    problems: list[str] = []
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            if not line.strip():
+                continue
+            try:
+                request = decoder.decode(line)
+            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+                problems.append(f"line {number}: {error}")
+                continue
+            first = line_of_id.setdefault(request.custom_id, number)
+            if first != number:
+                problems.append(f"line {number}: custom_id {request.custom_id!r} is in line {first} already")
+            if request.body.get("stream"):
+                problems.append(f"line {number}: a batch has nobody to stream to; leave `stream` out")
+    if problems:
+        shown = problems[:_MAX_PROBLEMS_SHOWN]
+        more = [f"and {len(problems) - len(shown)} more"] if len(problems) > len(shown) else []
+        raise WrongFile("\n  ".join([f"{path} cannot be sent:", *shown, *more]))
+    return set(line_of_id)
+
+
+class InOrder:
+    """Holds results back until all those before them are there; pure."""
+
+    def __init__(self) -> None:
+        self._next = 0
+        self._waiting: dict[int, BatchResult] = {}
+
+    def add(self, index: int, result: BatchResult) -> list[BatchResult]:
+        """Results whose turn it is now that the one at `index` (from 0) is there."""
+        self._waiting[index] = result
+        ready: list[BatchResult] = []
+        while self._next in self._waiting:
+            ready.append(self._waiting.pop(self._next))
+            self._next += 1
+        return ready
+
+
+class ResultFile:
+    """The output file, locked against a second run. Each line is with the kernel before the next one is written.
+
+    A last line that was torn when a run was killed is cut off, and its request is sent again.
+
+    Args:
+        path: made if it is not there; otherwise results of an earlier run of the same batch.
+        known_ids: custom_ids of the input file.
+
+    Raises:
+        WrongFile: it holds something else, or another run is writing to it. It has not been changed.
+
+    Attributes:
+        finished: custom_id of each result that was there, and whether it is a failure.
+    """
+
+    def __init__(self, path: Path, known_ids: Container[str]) -> None:
+        with contextlib.ExitStack() as cleanup:
+            self._file = cleanup.enter_context(path.open("a+b"))
+            try:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise WrongFile(f"another run is writing to {path}") from error
+            self.finished, num_bytes = self._read(path, known_ids)
+            self._file.truncate(num_bytes)
+            cleanup.pop_all()
+        self._encoder = msgspec.json.Encoder()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.sync()
+        self._file.close()
+
+    def append(self, result: BatchResult) -> None:
+        """Write one line. It survives the end of this process at once, and that of the machine after `sync`."""
+        self._file.write(self._encoder.encode(result) + b"\n")
+        self._file.flush()
+
+    def sync(self) -> None:
+        """Wait until everything is on the disk."""
+        os.fsync(self._file.fileno())
+
+    def _read(self, path: Path, known_ids: Container[str]) -> tuple[dict[str, bool], int]:
+        """What is finished, and the length of the complete lines in bytes."""
+        finished: dict[str, bool] = {}
+        num_bytes = 0
+        decoder = msgspec.json.Decoder(_FinishedLine)
+        self._file.seek(0)
+        for number, line in enumerate(self._file, start=1):
+            if not line.endswith(b"\n"):
+                if not _RESULT_START.startswith(line[: len(_RESULT_START)]):
+                    raise WrongFile(f"{path} line {number} is no result of a batch; is it the right file?")
+                break
+            try:
+                result = decoder.decode(line)
+            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+                raise WrongFile(f"{path} line {number} is no result of a batch: {error}") from error
+            if result.custom_id not in known_ids:
+                raise WrongFile(f"{path} line {number} is of another batch: custom_id {result.custom_id!r} is unknown")
+            finished[result.custom_id] = result.error is not None
+            num_bytes += len(line)
+        return finished, num_bytes

@@ -1,0 +1,128 @@
+"""One child process: its own process group, its log, and a kernel that kills it when we die."""
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+CONFIGURATION_EXIT_CODES = (2, 78)  # click's usage error, and EX_CONFIG of sysexits.h
+
+_POLL_INTERVAL_S = 0.05
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True)
+class ChildEnd:
+    """How a child ended on its own.
+
+    Attributes:
+        returncode: exit code, or minus the signal that killed it.
+        uptime_s: how long it lived.
+    """
+
+    name: str
+    returncode: int
+    uptime_s: float
+
+    @property
+    def misconfigured(self) -> bool:
+        """It said that its configuration is wrong, so starting it again would not help."""
+        return self.returncode in CONFIGURATION_EXIT_CODES
+
+    def __str__(self) -> str:
+        """For people: `scheduler exited with code 78`, `executor-0 was killed by signal 9 (Killed)`."""
+        if self.returncode < 0:
+            return f"{self.name} was killed by signal {-self.returncode} ({signal.strsignal(-self.returncode)})"
+        return f"{self.name} exited with code {self.returncode}"
+
+
+class Child:
+    """One service process, the head of its own process group.
+
+    The group keeps a Ctrl-C at the terminal from reaching it before we have decided in which order to stop, and lets
+    a kill take the processes it started itself.
+
+    Args:
+        log_path: gets its stdout and stderr, appended; None passes them on to our stderr.
+    """
+
+    def __init__(self, name: str, command: list[str], log_path: Path | None) -> None:
+        self.name = name
+        self._started_s = time.monotonic()
+        with contextlib.ExitStack() as stack:
+            output = 2 if log_path is None else stack.enter_context(log_path.open("ab")).fileno()
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                process_group=0,
+                preexec_fn=_die_with_parent(),  # noqa: PLW1509 (it takes no lock and imports nothing)
+            )
+
+    @property
+    def pid(self) -> int:
+        """Its process id, and that of its group."""
+        return self._process.pid
+
+    @property
+    def returncode(self) -> int:
+        """How it ended: its exit code, or minus the signal that killed it."""
+        assert self._process.returncode is not None, f"{self.name} has not ended"
+        return self._process.returncode
+
+    @property
+    def uptime_s(self) -> float:
+        """Seconds since its start."""
+        return time.monotonic() - self._started_s
+
+    def has_ended(self) -> bool:
+        """Whether it has; the processes it started may live on."""
+        return self._process.poll() is not None
+
+    def terminate(self) -> None:
+        """SIGTERM, to itself alone: its own children are its own to stop."""
+        self._process.terminate()
+
+    def kill(self) -> None:
+        """SIGKILL what is left of its group, and reap it."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS: EPERM for a group of zombies
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+
+def end_children(children: Sequence[Child], timeout_s: float) -> None:
+    """SIGTERM all, then as `wait_children`."""
+    for child in children:
+        child.terminate()
+    wait_children(children, timeout_s)
+
+
+def wait_children(children: Sequence[Child], timeout_s: float) -> None:
+    """Wait until all are gone or `timeout_s` seconds have passed; SIGKILL whatever is left, and reap."""
+    deadline = time.monotonic() + timeout_s
+    while not all(child.has_ended() for child in children) and time.monotonic() < deadline:
+        time.sleep(_POLL_INTERVAL_S)
+    for child in children:
+        child.kill()
+
+
+def _die_with_parent() -> Callable[[], None] | None:
+    """What a child runs before exec, so that it is killed when we are, however hard that was (Linux only)."""
+    if sys.platform != "linux":
+        return None
+    prctl = ctypes.CDLL(None, use_errno=True).prctl  # looked up here: after fork, only the call itself is safe
+    parent = os.getpid()
+
+    def in_child() -> None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent:  # it died before prctl took effect
+            os._exit(1)
+
+    return in_child

@@ -1,0 +1,64 @@
+"""The `baton` command: a group that imports a subcommand only when it is used, so that `--help` answers at once."""
+
+import importlib
+
+import click
+
+from scheduler_svc.client.errors import EXIT_CODES_HELP, EXIT_INTERRUPTED
+
+COMMANDS = {  # name (also of its module, where the command is called `command`): first line of its help
+    "up": "Run the scheduler and executors on this machine.",
+    "demo": "Kill an executor in mid-answer, and watch the answer go on.",
+    "generate": "Continue a prompt.",
+    "chat": "Talk with the model.",
+    "batch": "Answer a file of requests; goes on where it stopped.",
+    "status": "Show the executors, the queue and the throughput.",
+    "bench": "Measure throughput and latency of a running service.",
+}
+
+
+class LazyGroup(click.Group):
+    """Subcommands are modules of this package, found in `COMMANDS`."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """In the order of the table, which is the order in which a newcomer meets them."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import the subcommand's module."""
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = importlib.import_module(f"scheduler_svc.client.{cmd_name}").command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the table of subcommands without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+    def invoke(self, ctx: click.Context) -> object:
+        """Run the subcommand; Ctrl-C is exit code 130, where click itself would say `Aborted!` and 1."""
+        try:
+            return super().invoke(ctx)
+        except (KeyboardInterrupt, click.Abort):
+            ctx.exit(EXIT_INTERRUPTED)
+
+
+@click.command(
+    cls=LazyGroup,
+    epilog=EXIT_CODES_HELP,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
+@click.version_option(package_name="baton", prog_name="baton")
+def main() -> None:
+    """Baton: LLM serving whose scheduler and executors can be replaced mid-sentence.
+
+    \b
+    Example:
+      baton up                              start it (a small demo model comes with it)
+      baton generate "ROMEO:"               then, in another terminal
+    """
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""How a command fails: one clear line on stderr and an exit code that a script can act on."""
+
+import click
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_UNREACHABLE = 3
+EXIT_INTERRUPTED = 130
+
+EXIT_CODES_HELP = (
+    "Exit codes: 0 done; 1 the request, or some lines of a batch, failed; 2 wrong usage or configuration; "
+    "3 the service cannot be reached or is not ready; 130 interrupted."
+)
+
+
+class RequestFailed(click.ClickException):
+    """The service answered with an error, or broke off in the middle of an answer."""
+
+    exit_code = EXIT_FAILED
+
+
+class ServiceUnreachable(click.ClickException):
+    """Nothing answers at the URL."""
+
+    exit_code = EXIT_UNREACHABLE
+
+    def __init__(self, url: str, reason: str) -> None:
+        super().__init__(f"no service answers at {url} ({reason}); start one with `baton up`, or name another by --url")
+
+
+class ServiceNotReady(RequestFailed):
+    """Something answers 503: it is starting, stopping, or has no executor."""
+
+    exit_code = EXIT_UNREACHABLE
+
+
+class FleetError(click.ClickException):
+    """A service on this machine ended, or ran out of time, before it could serve."""
+
+    exit_code = EXIT_UNREACHABLE
+
+
+class FleetMisconfigured(FleetError):
+    """A service on this machine cannot start as configured; trying again would not help."""
+
+    exit_code = EXIT_USAGE
+
+
+class WrongFile(click.ClickException):
+    """A batch's input or output file is not what it should be; nothing has been sent."""
+
+    exit_code = EXIT_USAGE

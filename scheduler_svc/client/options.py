@@ -1,0 +1,100 @@
+"""Options that several commands share. Cheap to import: httpx comes in with `Service.connect`."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import wraps
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from scheduler_svc.client.api import Api
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+
+Decorated = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Service:
+    """Which service to talk to, and how long to wait for it.
+
+    Attributes:
+        url: without a slash at the end.
+        api_key: sent as a bearer token; None sends none.
+        timeout_s: longest silence in the middle of an answer.
+    """
+
+    url: str = DEFAULT_URL
+    api_key: str | None = None
+    timeout_s: float = 600.0
+
+    def connect(self) -> "Api":
+        """A client for this service; use it as a context manager."""
+        from scheduler_svc.client.api import Api  # noqa: PLC0415  (httpx takes a tenth of a second to import)
+
+        return Api(self)
+
+
+def service_options(command: Decorated) -> Decorated:
+    """Add `--url`, `--api-key` and `--timeout`; the command gets them as `service`."""
+
+    @click.option(
+        "--url",
+        envvar="BATON_URL",
+        show_envvar=True,
+        default=DEFAULT_URL,
+        show_default=True,
+        callback=_http_url,
+        help="Where the service is.",
+    )
+    @click.option("--api-key", envvar="BATON_API_KEY", show_envvar=True, help="One of the service's keys.")
+    @click.option(
+        "--timeout",
+        "timeout_s",
+        default=600.0,
+        show_default=True,
+        type=click.FloatRange(min=0, min_open=True),
+        help="Seconds without a sign of life after which to give up.",
+    )
+    @wraps(command)
+    def with_service(url: str, api_key: str | None, timeout_s: float, **options: Any) -> Any:
+        return command(service=Service(url, api_key, timeout_s), **options)
+
+    return with_service
+
+
+def model_option(command: Decorated) -> Decorated:
+    """Add `--model`."""
+    return click.option("--model", help="Name as in /v1/models. Default: the first one there.")(command)
+
+
+def sampling_options(command: Decorated) -> Decorated:
+    """Add the options that say how tokens are drawn; the command gets those that were given as `sampling`.
+
+    Its keys are the fields of an OpenAI request body (and our additions to it: top_k, min_p, ignore_eos).
+    """
+    names = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "ignore_eos")
+
+    @click.option("--max-tokens", default=256, show_default=True, type=click.IntRange(min=1), help="At most so many.")
+    @click.option("--temperature", type=click.FloatRange(min=0), help="0 always takes the likeliest token.")
+    @click.option("--top-p", type=click.FloatRange(0, 1, min_open=True), help="Draw from this share of probability.")
+    @click.option("--top-k", type=click.IntRange(min=0), help="Draw from the k likeliest tokens; 0 is all.")
+    @click.option("--min-p", type=click.FloatRange(0, 1), help="Drop tokens this much less likely than the likeliest.")
+    @click.option("--seed", type=click.IntRange(min=0), help="The same seed gives the same text.")
+    @click.option("--stop", multiple=True, help="Stop before this text; may be given several times.")
+    @click.option("--ignore-eos", is_flag=True, help="Go on to --max-tokens whatever the model says.")
+    @wraps(command)
+    def with_sampling(**options: Any) -> Any:
+        sampling = {name: options.pop(name) for name in names}
+        given = {name: value for name, value in sampling.items() if value is not None and value is not False}
+        given["stop"] = list(given["stop"])
+        return command(sampling=given, **options)
+
+    return with_sampling
+
+
+def _http_url(_ctx: click.Context, _param: click.Parameter, value: str) -> str:
+    if not value.startswith(("http://", "https://")):
+        raise click.BadParameter(f"{value!r} does not start with http:// or https://")
+    return value.rstrip("/")

@@ -1,0 +1,56 @@
+"""What commands write besides their result, all of it on stderr; and numbers for people."""
+
+import sys
+import time
+from typing import Any
+
+import click
+
+
+def say(line: str, **style: Any) -> None:
+    """One line on stderr. `style` as for `click.style`; it is dropped where stderr is no terminal."""
+    click.secho(line, err=True, **style)
+
+
+def write_text(text: str) -> None:
+    """Text of a model to stdout, at once and as it is."""
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+class Pace:
+    """Takes the time of one streamed answer; made when the request is sent."""
+
+    def __init__(self) -> None:
+        self._sent_s = time.perf_counter()
+        self._first_s: float | None = None
+        self._tokens: int | None = None
+
+    def see(self, event: dict[str, Any]) -> None:
+        """Take notice of a stream's event."""
+        if event.get("choices") and self._first_s is None:
+            self._first_s = time.perf_counter()
+        if event.get("usage"):
+            self._tokens = event["usage"]["completion_tokens"]
+
+    def report(self) -> None:
+        """After the end: tokens, tokens per second and time to the first one; only where a person looks on."""
+        if self._first_s is None or self._tokens is None or not sys.stderr.isatty():
+            return
+        seconds = time.perf_counter() - self._sent_s
+        rate = self._tokens / seconds
+        first_ms = (self._first_s - self._sent_s) * 1000
+        say(f"{self._tokens} tokens, {rate:.1f} tokens/s, first after {first_ms:.0f} ms", dim=True)
+
+
+def duration(seconds: float) -> str:
+    """For people: `4.2 s`, `3:07 min`, `2:03:07 h`, `1 day 2:03:07 h`."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest_s = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if not hours:
+        return f"{minutes}:{rest_s:02} min"
+    days, hours = divmod(hours, 24)
+    day = f"{days} day{'s' if days > 1 else ''} " if days else ""
+    return f"{day}{hours}:{minutes:02}:{rest_s:02} h"

@@ -1,0 +1,80 @@
+"""A StatusReport as a table for people."""
+
+import sys
+
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.table import Table
+from rich.text import Text
+
+from common.messages import ExecutorStatus, StatusReport
+from scheduler_svc.client.output import duration
+
+_WIDTH_WITHOUT_TERMINAL = 200  # wide enough that no line is folded in a log
+_WIDE = 120  # columns of a terminal that has room for everything
+_FIXED_FACTS = ("device", "dtype", "pid", "epoch")
+_NUMBERS = ("pid", "epoch", "blocks", "cached", "running", "step ms", "uptime")
+_STATE_STYLES = {"ready": "green", "draining": "yellow"}
+
+
+def print_status(report: StatusReport) -> None:
+    """Write the view to stdout: in colour on a terminal, as plain lines elsewhere."""
+    terminal = sys.stdout.isatty()
+    console = Console(file=sys.stdout, highlight=False, width=None if terminal else _WIDTH_WITHOUT_TERMINAL)
+    console.print(status_view(report))
+
+
+def status_view(report: StatusReport) -> RenderableType:
+    """Facts of the whole service, then a line for each executor."""
+    title = f"{report.model}, up {duration(report.uptime_s)}, Baton {report.version}"
+    return Group(Text(title, style="bold"), Text(_facts(report)), Text(), _ExecutorTable(report.executors))
+
+
+def _facts(report: StatusReport) -> str:
+    cached = report.cached_prompt_tokens / report.prompt_tokens if report.prompt_tokens else 0.0
+    facts = {
+        "queue": f"{report.running} running, {report.waiting} waiting",
+        "tokens/s": f"{report.output_tokens_per_s:.0f} output, {report.prefill_tokens_per_s:.0f} prompt",
+        "requests": f"{report.requests_finished} finished, {report.requests_failed} failed",
+        "tokens": f"{report.output_tokens} output, {report.prompt_tokens} prompt ({cached:.0%} from the prefix cache)",
+        "trouble": f"{report.executors_lost} executors lost, {report.preemptions} preemptions, "
+        f"{report.messages_dropped} messages dropped",
+    }
+    return "\n".join(f"{name:10}{fact}" for name, fact in facts.items())
+
+
+class _ExecutorTable:
+    """A line for each executor; without what never changes in its life if the terminal is narrow."""
+
+    def __init__(self, executors: list[ExecutorStatus]) -> None:
+        self._executors = executors
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        if not self._executors:
+            yield Text("no executors", style="yellow")
+            return
+        rows = [_cells(executor) for executor in self._executors]
+        shown = [header for header in rows[0] if options.max_width >= _WIDE or header not in _FIXED_FACTS]
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        for header in shown:
+            table.add_column(header, no_wrap=True, justify="right" if header in _NUMBERS else "left")
+        for row in rows:
+            table.add_row(*(row[header] for header in shown))
+        yield table
+
+
+def _cells(executor: ExecutorStatus) -> dict[str, str | Text]:
+    """Header and content of each column."""
+    return {
+        "executor": executor.executor,
+        "state": Text(executor.state, style=_STATE_STYLES.get(executor.state, "")),
+        "device": executor.device,
+        "dtype": executor.dtype,
+        "model": executor.fingerprint[:8],
+        "pid": str(executor.pid),
+        "epoch": str(executor.epoch),
+        "blocks": f"{executor.num_blocks - executor.free_blocks}/{executor.num_blocks}",
+        "cached": str(executor.cached_blocks),
+        "running": f"{executor.running}/{executor.max_num_seqs}",
+        "step ms": f"{executor.step_ms:.1f}",
+        "uptime": duration(executor.uptime_s),
+    }

@@ -1,0 +1,46 @@
+"""Running `baton` against a fake service."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from scheduler_svc.client.cli import main
+from tests.client.fake_server import FakeServer
+
+
+@pytest.fixture
+def server():
+    with FakeServer() as fake:
+        yield fake
+
+
+@pytest.fixture
+def baton(server):
+    """Run the command in this process, against the fake server: `baton("generate", "hi", input=...)`."""
+
+    def run(*arguments, **options):
+        environment = {"BATON_URL": server.url, "BATON_API_KEY": None}
+        return CliRunner().invoke(main, [str(argument) for argument in arguments], env=environment, **options)
+
+    return run
+
+
+@pytest.fixture
+def start_baton(server):
+    """Start the command as a process, against the fake server; it is killed at the end of the test."""
+    started = []
+
+    def start(*arguments, **options):
+        defaults = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        command = [sys.executable, "-m", "scheduler_svc.client.cli", *map(str, arguments)]
+        process = subprocess.Popen(command, env={**os.environ, "BATON_URL": server.url}, **(defaults | options))
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()

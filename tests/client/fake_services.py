@@ -1,0 +1,48 @@
+"""Stand-ins for both services that `LocalFleet` starts: no model, started in a tenth of a second.
+
+    python fake_services.py scheduler --host H --port P --executor-endpoint E [--exit CODE]
+    python fake_services.py executor --scheduler E --name NAME [--exit CODE]
+
+Each writes its command line and how it ends to stdout. The scheduler's `/ready` answers 200 as soon as it serves.
+"""
+
+import argparse
+import signal
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200 if self.path == "/ready" else 404)
+        self.end_headers()
+
+    def log_message(self, *args):
+        pass
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("role")
+    parser.add_argument("--host")
+    parser.add_argument("--port", type=int)
+    parser.add_argument("--exit", type=int, help="exit with this code at once")
+    parser.add_argument("--deaf", action="store_true", help="ignore SIGTERM")
+    options, _passed_on = parser.parse_known_args()
+    print(options.role, *sys.argv[2:], flush=True)
+    if options.exit is not None:
+        print("ValueError: no such thing", flush=True)
+        sys.exit(options.exit)
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: None if options.deaf else stop.set())
+    if options.role == "scheduler":
+        server = ThreadingHTTPServer((options.host, options.port), Handler)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+    while not stop.wait(0.02):
+        pass
+    print(options.role, "stops", flush=True)
+
+
+if __name__ == "__main__":
+    main()

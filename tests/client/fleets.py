@@ -1,0 +1,38 @@
+"""Fleets of fake services, and waiting for things to happen to them."""
+
+import sys
+import time
+from pathlib import Path
+
+from scheduler_svc.client.processes import FleetSpec, free_ports
+
+FAKE = (sys.executable, str(Path(__file__).with_name("fake_services.py")))
+
+
+def fake_spec(**changes) -> FleetSpec:
+    """A spec of fake services on free ports."""
+    port, executor_port = free_ports(2)
+    fields = {
+        "port": port,
+        "executor_port": executor_port,
+        "scheduler_command": (*FAKE, "scheduler"),
+        "executor_command": (*FAKE, "executor"),
+    }
+    return FleetSpec(**(fields | changes))
+
+
+def alive(pid: int) -> bool:
+    """Whether the process exists and is no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in ("Z", "X")
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def eventually(condition, timeout_s=10.0):
+    """Wait until `condition()` is true and return what it gave."""
+    deadline = time.monotonic() + timeout_s
+    while not (value := condition()):
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.02)
+    return value

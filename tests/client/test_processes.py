@@ -1,0 +1,126 @@
+"""LocalFleet: children start, end and die as asked, and never outlive their parent."""
+
+import os
+import signal
+import subprocess
+import sys
+from functools import partial
+
+import pytest
+
+from scheduler_svc.client.errors import EXIT_UNREACHABLE, EXIT_USAGE, FleetError
+from scheduler_svc.client.processes import FleetSpec, LocalFleet, executor_name, free_ports
+from tests.client.fleets import FAKE, alive, eventually, fake_spec
+
+
+def test_command_lines_name_model_ports_and_options():
+    spec = FleetSpec(model="m", port=1, executor_port=2, scheduler_options=("-s",), executor_options=("-e", "1"))
+    scheduler, executor = spec.command("scheduler"), spec.command(executor_name(3))
+    assert " ".join(scheduler[1:]) == (
+        "-m scheduler_svc --model m --host 127.0.0.1 --port 1 --executor-endpoint tcp://127.0.0.1:2 -s"
+    )
+    assert " ".join(executor[1:]) == ("-m executor_svc --model m --scheduler tcp://127.0.0.1:2 --name executor-3 -e 1")
+    assert "--model" not in FleetSpec().command("scheduler"), "the services know the demo model themselves"
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [("127.0.0.1", "http://127.0.0.1:8000"), ("0.0.0.0", "http://127.0.0.1:8000"), ("::", "http://[::1]:8000")],
+)
+def test_url_is_one_a_client_here_can_use(host, url):
+    assert FleetSpec(host=host).url == url
+
+
+def test_free_ports_are_different():
+    assert len(set(free_ports(20))) == 20
+
+
+def test_start_ready_and_stop_in_order(tmp_path):
+    with LocalFleet(fake_spec(executors=2), tmp_path) as fleet:
+        fleet.wait_ready(10)
+        pids = fleet.pids
+        for name in pids:
+            eventually(partial(fleet.log_tail, name))
+        assert list(pids) == ["scheduler", "executor-0", "executor-1"]
+        assert all(alive(pid) for pid in pids.values())
+        assert fleet.poll() == []
+    assert not any(alive(pid) for pid in pids.values())
+    assert fleet.pids == {}
+    for name in pids:
+        assert fleet.log_tail(name).endswith("stops"), "SIGTERM reached it, not SIGKILL"
+    stopped_at = {name: (tmp_path / f"{name}.log").stat().st_mtime for name in pids}
+    assert stopped_at["scheduler"] >= max(stopped_at["executor-0"], stopped_at["executor-1"])
+
+
+def test_killed_executor_is_gone_and_can_start_again(tmp_path):
+    with LocalFleet(fake_spec(), tmp_path) as fleet:
+        old_pid = fleet.pids["executor-0"]
+        fleet.kill_executor(0)
+        assert not alive(old_pid)
+        assert "executor-0" not in fleet.pids
+        assert fleet.poll() == [], "what we killed ourselves is no news"
+        assert fleet.start_executor(0) == fleet.pids["executor-0"] != old_pid
+
+
+def test_terminated_executor_leaves_in_order(tmp_path):
+    with LocalFleet(fake_spec(), tmp_path) as fleet:
+        eventually(lambda: fleet.log_tail("executor-0"))
+        fleet.terminate_executor(0)
+        assert fleet.wait_executor(0) == 0
+        assert list(fleet.pids) == ["scheduler"]
+
+
+def test_a_child_deaf_to_sigterm_is_killed(tmp_path):
+    with LocalFleet(fake_spec(executor_options=("--deaf",)), tmp_path) as fleet:
+        eventually(lambda: fleet.log_tail("executor-0"))
+        pid = fleet.pids["executor-0"]
+        fleet.terminate_executor(0)
+        assert fleet.wait_executor(0, timeout_s=0.2) == -signal.SIGKILL
+        assert not alive(pid)
+
+
+def test_poll_reports_each_end_once(tmp_path):
+    with LocalFleet(fake_spec(), tmp_path) as fleet:
+        os.kill(fleet.pids["executor-0"], signal.SIGKILL)
+        (end,) = eventually(fleet.poll)
+        assert str(end) == "executor-0 was killed by signal 9 (Killed)"
+        assert not end.misconfigured
+        assert fleet.poll() == []
+
+
+@pytest.mark.parametrize(("code", "exit_code"), [(78, EXIT_USAGE), (2, EXIT_USAGE), (1, EXIT_UNREACHABLE)])
+def test_wait_ready_says_what_a_dead_child_said(tmp_path, code, exit_code):
+    spec = fake_spec(scheduler_options=("--exit", str(code)))
+    with LocalFleet(spec, tmp_path) as fleet, pytest.raises(FleetError, match="no such thing") as caught:
+        fleet.wait_ready(10)
+    assert f"scheduler exited with code {code}" in caught.value.message
+    assert caught.value.exit_code == exit_code
+
+
+def test_wait_ready_has_a_limit(tmp_path):
+    spec = fake_spec(scheduler_command=(*FAKE, "executor"))  # lives, but serves nothing
+    with LocalFleet(spec, tmp_path) as fleet, pytest.raises(FleetError, match="not ready after"):
+        fleet.wait_ready(0.3)
+
+
+PARENT = """
+import sys, time
+sys.path.insert(0, {root!r})
+from tests.client.fleets import fake_spec
+from scheduler_svc.client.processes import LocalFleet
+with LocalFleet(fake_spec(executors=2)) as fleet:
+    print(*fleet.pids.values(), flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="PR_SET_PDEATHSIG")
+def test_children_die_with_a_parent_that_is_killed():
+    with subprocess.Popen(
+        [sys.executable, "-c", PARENT.format(root=os.getcwd())], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as parent:
+        pids = [int(word) for word in parent.stdout.readline().split()]
+        assert len(pids) == 3
+        assert all(alive(pid) for pid in pids)
+        parent.kill()
+    eventually(lambda: not any(alive(pid) for pid in pids))

@@ -1,0 +1,129 @@
+"""`baton status`."""
+
+import io
+import json
+import signal
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from common.messages import ExecutorStatus, StatusReport
+from scheduler_svc.client.status_view import status_view
+from tests.client.fake_server import FakeServer
+
+
+@pytest.fixture(autouse=True)
+def report(server: FakeServer):
+    executor = ExecutorStatus(
+        executor="gpu-a",
+        epoch=17,
+        state="draining",
+        device="cuda:0 NVIDIA H200",
+        dtype="bfloat16",
+        fingerprint="0123456789abcdef",
+        pid=4711,
+        uptime_s=7387,
+        num_blocks=1000,
+        block_size=256,
+        free_blocks=400,
+        cached_blocks=350,
+        running=12,
+        max_num_seqs=512,
+        steps=99,
+        step_ms=8.25,
+    )
+    report = StatusReport(
+        version="0.1.0",
+        model="Qwen/Qwen3-0.6B",
+        uptime_s=90.0,
+        waiting=3,
+        running=12,
+        requests_finished=100,
+        requests_failed=1,
+        preemptions=2,
+        executors_lost=4,
+        messages_dropped=0,
+        prompt_tokens=2000,
+        cached_prompt_tokens=500,
+        output_tokens=12345,
+        output_tokens_per_s=678.9,
+        prefill_tokens_per_s=100.0,
+        executors=[executor],
+    )
+    server.status_report.update(msgspec.to_builtins(report))
+    return report
+
+
+def test_table_shows_the_fleet_in_plain_lines(baton):
+    result = baton("status")
+    assert result.exit_code == 0
+    assert "\x1b" not in result.stdout
+    lines = result.stdout.splitlines()
+    assert lines[0] == "Qwen/Qwen3-0.6B, up 1:30 min, Baton 0.1.0"
+    assert "queue     12 running, 3 waiting" in lines
+    assert "tokens/s  679 output, 100 prompt" in lines
+    assert "25% from the prefix cache" in result.stdout
+    header, row = lines[-2:]
+    cells = dict(zip(header.replace("step ms", "step_ms").split(), row.replace("cuda:0 NVIDIA H200", "cuda:0").replace(
+        "2:03:07 h", "2:03:07").split(), strict=True))  # fmt: skip
+    assert cells == {
+        "executor": "gpu-a",
+        "state": "draining",
+        "device": "cuda:0",
+        "dtype": "bfloat16",
+        "model": "01234567",
+        "pid": "4711",
+        "epoch": "17",
+        "blocks": "600/1000",
+        "cached": "350",
+        "running": "12/512",
+        "step_ms": "8.2",
+        "uptime": "2:03:07",
+    }
+
+
+def test_no_executors(baton, server):
+    server.status_report["executors"] = []
+    assert "no executors" in baton("status").stdout
+
+
+def test_json_is_the_report(baton, report):
+    result = baton("status", "--json")
+    assert msgspec.json.decode(result.stdout, type=StatusReport) == report
+    assert result.stdout.count("\n") > 10, "indented for people"
+
+
+def test_a_report_from_another_version_is_one_clear_line(baton, server):
+    del server.status_report["executors"]
+    result = baton("status")
+    assert result.exit_code == 1
+    assert result.stderr.startswith("Error: ")
+    assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.timeout(30)
+def test_watch_without_a_terminal_prints_again_and_again_until_ctrl_c(start_baton):
+    process = start_baton("status", "--watch", "0.1", "--json")
+    for _ in range(3):
+        assert json.loads(process.stdout.readline())["model"] == "Qwen/Qwen3-0.6B"
+    process.send_signal(signal.SIGINT)
+    assert process.wait(10) == 0
+    assert process.stderr.read() == ""
+
+
+@pytest.mark.timeout(30)
+def test_watch_needs_no_number(start_baton):
+    process = start_baton("status", "--watch")
+    assert process.stdout.readline().startswith("Qwen/")
+    process.send_signal(signal.SIGINT)
+    assert process.wait(10) == 0
+
+
+def test_narrow_terminal_shows_what_changes_in_full(report):
+    console = Console(width=80, file=io.StringIO())
+    console.print(status_view(report))
+    shown = console.file.getvalue()
+    assert "…" not in shown
+    assert "600/1000" in shown
+    assert "H200" not in shown

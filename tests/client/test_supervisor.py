@@ -1,0 +1,64 @@
+"""What dies is started again, ever more slowly; what cannot work ends `up`."""
+
+import os
+import signal
+
+import pytest
+
+from scheduler_svc.client.child import ChildEnd
+from scheduler_svc.client.errors import FleetError
+from scheduler_svc.client.processes import LocalFleet
+from scheduler_svc.client.supervisor import RestartPolicy, Supervisor
+from tests.client.fleets import eventually, fake_spec
+
+
+def test_crashes_in_a_row_wait_twice_as_long_up_to_a_limit():
+    policy = RestartPolicy()
+    delays = [policy.delay_s(ChildEnd("executor-0", 1, uptime_s=3.0)) for _ in range(9)]
+    assert delays == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]
+    assert policy.delay_s(ChildEnd("executor-1", 1, uptime_s=3.0)) == 0.5, "each child has its own count"
+
+
+def test_a_stable_life_forgives():
+    policy = RestartPolicy()
+    for _ in range(5):
+        policy.delay_s(ChildEnd("executor-0", -9, uptime_s=1.0))
+    assert policy.delay_s(ChildEnd("executor-0", -9, uptime_s=61.0)) == 0.5
+
+
+def test_a_drained_child_is_replaced_at_once():
+    assert RestartPolicy().delay_s(ChildEnd("executor-0", 0, uptime_s=1.0)) == 0.0
+
+
+def test_dead_children_come_back(tmp_path):
+    lines = []
+    with LocalFleet(fake_spec(), tmp_path) as fleet:
+        supervisor = Supervisor(fleet, lines.append)
+        eventually(supervisor.poll)
+        old = fleet.pids
+        for pid in old.values():
+            os.kill(pid, signal.SIGKILL)
+        eventually(lambda: supervisor.poll() and len(lines) == 4)
+        assert fleet.pids.keys() == old.keys()
+        assert not set(fleet.pids.values()) & set(old.values())
+        eventually(fleet.is_ready)
+    assert "executor-0 was killed by signal 9 (Killed); starting it again in 0.5 s" in lines
+
+
+@pytest.mark.parametrize("code", [2, 78])
+def test_a_misconfigured_executor_is_not_tried_again(tmp_path, code):
+    with LocalFleet(fake_spec(executor_options=("--exit", str(code))), tmp_path) as fleet:
+        supervisor = Supervisor(fleet, pytest.fail)
+        with pytest.raises(FleetError, match="no such thing") as caught:
+            eventually(lambda: supervisor.poll() and False)
+    assert caught.value.exit_code == 2
+
+
+def test_a_fleet_that_was_never_ready_is_given_up(tmp_path, monkeypatch):
+    monkeypatch.setattr("scheduler_svc.client.supervisor._FIRST_DELAY_S", 0.01)
+    lines = []
+    with LocalFleet(fake_spec(scheduler_options=("--exit", "1")), tmp_path) as fleet:
+        supervisor = Supervisor(fleet, lines.append)
+        with pytest.raises(FleetError, match="scheduler exited with code 1"):
+            eventually(lambda: supervisor.poll() and False)
+    assert len(lines) == 4, "two restarts, each announced and done"
