@@ -1,0 +1,320 @@
+"""Train the demo model: a Qwen3 of 6.8 million parameters that writes like Shakespeare, in half an hour on 2 cores.
+
+It exists so that a clone without GPU and without a download serves real text, with every stage of the real thing:
+byte-level BPE, a chat template, grouped-query attention, an end-of-turn token. The text is small (1.1 MB), so the
+enemy is overfitting: dropout, weight decay, a window that starts at a random line, and only the best weights saved.
+
+    python tools/train_demo_model.py --data tinyshakespeare.txt
+"""
+
+import bisect
+import copy
+import itertools
+import math
+import random
+import re
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+import tokenizers
+import torch
+import transformers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+VOCAB_SIZE = 2048
+END_OF_TEXT, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
+# Qwen's split rule, but a newline never joins the punctuation before it: the prompt `ROMEO:` then ends where a token
+# of the training text ends, and the model goes on with the newline that it expects there.
+WORD_PATTERN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+CHAT_TEMPLATE = """\
+{%- for message in messages %}
+{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+{{- '<|im_start|>assistant\\n' }}
+{%- endif %}
+"""
+DEFAULT_OUT = Path(__file__).resolve().parent.parent / "common" / "demo_model"
+
+
+@dataclass(frozen=True)
+class Speech:
+    """One character's lines, without the name that stands above them in the play."""
+
+    speaker: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything that, with the text and the thread count, decides the weights."""
+
+    seed: int
+    steps: int
+    tokens_per_step: int
+    peak_lr: float
+    dropout: float
+    weight_decay: float
+    chat_share: float = 0.3
+    long_share: float = 0.25
+    warmup_steps: int = 60
+    eval_every: int = 100
+
+
+def split_text(text: str) -> tuple[str, str]:
+    """Cut into training text and the held-out last 10 %, between two speeches so that neither gets half of one."""
+    cut = text.index("\n\n", int(len(text) * 0.9)) + 2
+    return text[:cut], text[cut:]
+
+
+def parse_speeches(text: str) -> list[Speech]:
+    """List the speeches in order: blocks between blank lines whose first line is `NAME:`."""
+    blocks = (re.fullmatch(r"([^\n:]+):\n(.+)", block.strip(), re.DOTALL) for block in text.split("\n\n"))
+    return [Speech(match[1], match[2]) for match in blocks if match]
+
+
+def train_tokenizer(text: str) -> PreTrainedTokenizerFast:
+    """Learn a byte-level BPE from the training text; all 256 bytes are in it, so that any string round-trips."""
+    bpe = Tokenizer(models.BPE())
+    split_words = pre_tokenizers.Split(tokenizers.Regex(WORD_PATTERN), behavior="isolated")
+    to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    bpe.pre_tokenizer = pre_tokenizers.Sequence([split_words, to_bytes])
+    bpe.decoder = decoders.ByteLevel()
+    specials = [END_OF_TEXT, TURN_START, TURN_END]
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCAB_SIZE - len(specials),
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    bpe.train_from_iterator(text.splitlines(keepends=True), trainer)
+    bpe.add_special_tokens(specials)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=bpe,
+        eos_token=TURN_END,
+        pad_token=END_OF_TEXT,
+        additional_special_tokens=[TURN_START],
+        clean_up_tokenization_spaces=False,
+        model_max_length=2048,
+        chat_template=CHAT_TEMPLATE,
+    )
+
+
+def build_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
+    """Make the untrained model: head_dim 64 because the GPU kernels want 64 or 128, two query heads per KV head."""
+    end_of_text, turn_end = tokenizer.convert_tokens_to_ids([END_OF_TEXT, TURN_END])
+    config = Qwen3Config(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=256,
+        intermediate_size=768,
+        num_hidden_layers=8,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=64,
+        max_position_embeddings=2048,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+        tie_word_embeddings=True,
+        bos_token_id=end_of_text,
+        eos_token_id=turn_end,
+        pad_token_id=end_of_text,
+    )
+    model = Qwen3ForCausalLM(config)
+    stops = {"bos_token_id": end_of_text, "eos_token_id": [turn_end, end_of_text], "pad_token_id": end_of_text}
+    model.generation_config = GenerationConfig(**stops, do_sample=True, temperature=0.7, top_p=0.9)
+    return model
+
+
+def add_dropout(model: nn.Module, probability: float) -> None:
+    """Drop embeddings and what each block adds to the residual: Qwen3 has no such dropout, and hooks are not saved."""
+
+    def drop(module: nn.Module, _args: tuple, output: Tensor) -> Tensor:
+        return functional.dropout(output, probability, training=module.training)
+
+    for name, module in model.named_modules():
+        if name.endswith(("embed_tokens", "o_proj", "down_proj")):
+            module.register_forward_hook(drop)
+
+
+def make_conversation(speeches: list[Speech], rng: random.Random) -> list[dict[str, str]]:
+    """Turn a random spot of the play into a chat: one speech asks, the next answers, in up to three exchanges.
+
+    It goes on only while the same character answers. Half of them open with a system turn that names the character,
+    so that `You are ROMEO.` means something to the model.
+    """
+    start = rng.randrange(len(speeches) - 1)
+    character = speeches[start + 1].speaker
+    messages = [{"role": "system", "content": f"You are {character}."}] if rng.random() < 0.5 else []
+    for i in range(start, min(start + 2 * rng.randint(1, 3), len(speeches) - 1), 2):
+        if speeches[i + 1].speaker != character:
+            break
+        messages.append({"role": "user", "content": speeches[i].text})
+        messages.append({"role": "assistant", "content": speeches[i + 1].text})
+    return messages
+
+
+class Windows:
+    """Draws training windows from one part of the text, as the play itself and as chats."""
+
+    def __init__(self, text: str, tokenizer: PreTrainedTokenizerFast):
+        lines = [tokenizer.encode(line) for line in text.splitlines(keepends=True)]
+        self.tokens = [token for line in lines for token in line]
+        self._line_starts = list(itertools.accumulate(map(len, lines), initial=0))
+        self._speeches = parse_speeches(text)
+        self._tokenizer = tokenizer
+
+    def play(self, length: int, rng: random.Random) -> list[int]:
+        """Start at a random line, because prompts do."""
+        last = bisect.bisect_right(self._line_starts, len(self.tokens) - length)
+        start = self._line_starts[rng.randrange(last)]
+        return self.tokens[start : start + length]
+
+    def chats(self, length: int, rng: random.Random) -> list[int]:
+        """Pack whole conversations one after another; only the last is cut off."""
+        tokens: list[int] = []
+        while len(tokens) < length:
+            messages = make_conversation(self._speeches, rng)
+            chat = self._tokenizer.apply_chat_template(messages, tokenize=False)
+            tokens += self._tokenizer.encode(chat + END_OF_TEXT)
+        return tokens[:length]
+
+    def batch(self, recipe: Recipe, rng: random.Random) -> Tensor:
+        """Return int64 [windows, window length]; the windows of a batch have one length, 512 or 1024 tokens."""
+        length = 1024 if rng.random() < recipe.long_share else 512
+        count = recipe.tokens_per_step // length
+        draws = [self.chats if rng.random() < recipe.chat_share else self.play for _ in range(count)]
+        return torch.tensor([draw(length, rng) for draw in draws])
+
+
+def token_losses(model: nn.Module, windows: Tensor) -> Tensor:
+    """Return float32 [windows * (length - 1)]: the loss in nats of each token but the first of each window."""
+    logits = model(input_ids=windows[:, :-1], use_cache=False).logits
+    return functional.cross_entropy(logits.flatten(0, 1).float(), windows[:, 1:].flatten(), reduction="none")
+
+
+@torch.inference_mode()
+def mean_loss(model: nn.Module, tokens: list[int], window: int = 512) -> float:
+    """Mean nats per token over all of `tokens`; a token sees only what precedes it in its window."""
+    model.eval()
+    # One token of overlap: the last of a window is the context of the first that the next one predicts.
+    pieces = [torch.tensor([tokens[i : i + window + 1]]) for i in range(0, len(tokens) - 1, window)]
+    full = torch.cat(pieces[:-1]).split(8) if len(pieces) > 1 else ()
+    total = sum(token_losses(model, batch).sum().item() for batch in [*full, pieces[-1]])
+    return total / (len(tokens) - 1)
+
+
+def make_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
+    """AdamW that decays matrices and leaves the norms alone."""
+    params = list(model.parameters())
+    groups = [
+        {"params": [p for p in params if p.ndim >= 2], "weight_decay": recipe.weight_decay},
+        {"params": [p for p in params if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=recipe.peak_lr, betas=(0.9, 0.95), fused=True)
+
+
+def lr_at(step: int, recipe: Recipe) -> float:
+    """Linear warmup, then a cosine from the peak to a twentieth of it."""
+    warm = min(1.0, (step + 1) / recipe.warmup_steps)
+    cosine = 0.5 * (1 + math.cos(math.pi * step / recipe.steps))
+    return recipe.peak_lr * warm * (0.05 + 0.95 * cosine)
+
+
+def save(model: Qwen3ForCausalLM, out: Path) -> None:
+    """Write bf16 weights and the configuration, leaving the model in float32."""
+    copy.deepcopy(model).to(torch.bfloat16).save_pretrained(out)
+    (out / "model.safetensors").chmod(0o644)  # it is written for its owner alone, and this one is shared
+
+
+def train(model: Qwen3ForCausalLM, data: Windows, held_out: list[int], recipe: Recipe, out: Path) -> None:
+    """Run every step and save whenever the held-out loss is the lowest so far."""
+    rng = random.Random(recipe.seed)
+    optimizer = make_optimizer(model, recipe)
+    best, running, began = math.inf, 0.0, time.monotonic()
+    for step in range(recipe.steps):
+        for group in optimizer.param_groups:
+            group["lr"] = lr_at(step, recipe)
+        model.train()
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = token_losses(model, data.batch(recipe, rng)).mean()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        running += loss.item()
+        if (step + 1) % recipe.eval_every == 0 or step + 1 == recipe.steps:
+            held_out_loss = mean_loss(model, held_out)
+            train_loss, running = running / (step % recipe.eval_every + 1), 0.0
+            losses = f"train {train_loss:.4f}  held out {held_out_loss:.4f}"
+            mark = " (best, saved)" if held_out_loss < best else ""
+            click.echo(f"step {step + 1}/{recipe.steps}  {losses}  {time.monotonic() - began:.0f} s{mark}")
+            if held_out_loss < best:
+                best = held_out_loss
+                save(model, out)
+
+
+def report(out: Path, held_out_text: str, seed: int) -> None:
+    """Print the figures of the model card from the files as they were saved, and a sample of each kind."""
+    tokenizer = AutoTokenizer.from_pretrained(out)
+    model = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32)
+    data = Windows(held_out_text, tokenizer)
+    loss = mean_loss(model, data.tokens)
+    per_byte = loss * (len(data.tokens) - 1) / len(held_out_text.encode())
+    chat_loss = mean_loss(model, data.chats(len(data.tokens), random.Random(seed)))
+    click.echo(f"parameters {model.num_parameters()}  held-out tokens {len(data.tokens)}")
+    click.echo(
+        f"held-out loss {loss:.4f} nats/token = {per_byte:.4f} nats/byte = {per_byte / math.log(2):.4f} bits/byte"
+        f"; as chats {chat_loss:.4f} nats/token"
+    )
+    chat = [{"role": "system", "content": "You are ROMEO."}, {"role": "user", "content": "What is love?"}]
+    for prompt in ("ROMEO:", tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)):
+        torch.manual_seed(seed)
+        tokens = model.generate(**tokenizer(prompt, return_tensors="pt"), max_new_tokens=200)
+        click.echo(f"--- sample\n{tokenizer.decode(tokens[0])}")
+
+
+@click.command(help=__doc__)
+@click.option("--data", type=click.Path(exists=True, dir_okay=False, path_type=Path), required=True)
+@click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=DEFAULT_OUT, show_default=True)
+@click.option("--seed", default=1, show_default=True)
+@click.option("--threads", default=2, show_default=True, help="Another number rounds sums in another order.")
+@click.option("--steps", default=1000, show_default=True)
+@click.option("--tokens-per-step", default=4096, show_default=True)
+@click.option("--peak-lr", default=2e-3, show_default=True)
+@click.option("--dropout", default=0.2, show_default=True)
+@click.option("--weight-decay", default=0.5, show_default=True)
+def main(data: Path, out: Path, threads: int, **options: float) -> None:
+    """Train, save and report."""
+    recipe = Recipe(**options)
+    transformers.logging.disable_progress_bar()
+    torch.set_num_threads(threads)
+    torch.manual_seed(recipe.seed)
+    click.echo(f"torch {torch.__version__}, transformers {transformers.__version__}, {threads} threads, {recipe}")
+    began = time.monotonic()
+    train_text, held_out_text = split_text(data.read_text(encoding="utf-8"))
+    tokenizer = train_tokenizer(train_text)
+    tokenizer.save_pretrained(out)
+    windows, held_out = Windows(train_text, tokenizer), Windows(held_out_text, tokenizer)
+    click.echo(f"training tokens {len(windows.tokens)}, held-out tokens {len(held_out.tokens)}")
+    model = build_model(tokenizer)
+    add_dropout(model, recipe.dropout)
+    train(model, windows, held_out.tokens, recipe, out)
+    click.echo(f"wall time {(time.monotonic() - began) / 60:.1f} min")
+    report(out, held_out_text, recipe.seed)
+
+
+if __name__ == "__main__":
+    main()
