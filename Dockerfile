@@ -1,0 +1,129 @@
+# Baton's images, one target each: `scheduler` (no torch), `executor` (CPU), `executor-gpu`. compose.yaml builds them.
+#
+#   docker build --target scheduler -t baton-scheduler .
+#   docker build --target executor -t baton-executor .
+#
+# torch comes from TORCH_INDEX_URL. Where that cannot be reached, put the wheels into a folder and name it as the build
+# context `wheels` (with compose: BATON_WHEELS=/opt/wheels BATON_TORCH_INDEX_URL= docker compose build):
+#
+#   docker build --target executor --build-context wheels=/opt/wheels --build-arg TORCH_INDEX_URL= -t baton-executor .
+#
+# Python packages are layers of their own, made from nothing but their names in pyproject.toml and constraints.txt:
+# a change of our code, or of the rest of pyproject.toml, installs none of them again.
+
+ARG PYTHON_IMAGE=python:3.11-slim
+ARG CUDA_IMAGE=nvidia/cuda:13.0.2-base-ubuntu24.04
+
+FROM scratch AS wheels
+
+# ---- What to install: the dependencies alone, so that only a change of these ends the cache of what follows.
+FROM ${PYTHON_IMAGE} AS requirements
+WORKDIR /requirements
+COPY pyproject.toml constraints.txt ./
+RUN python - <<'PYTHON'
+import pathlib
+import tomllib
+
+project = tomllib.loads(pathlib.Path("pyproject.toml").read_text())["project"]
+extras = project["optional-dependencies"]
+apart = ("baton[", "flash-attn")  # an extra that is listed itself; a wheel that FLASH_ATTN names
+gpu = [*extras["executor"], *(name for name in extras["gpu"] if not name.startswith(apart))]
+for file, names in {"base": project["dependencies"], "executor": extras["executor"], "gpu": gpu}.items():
+    pathlib.Path(f"{file}.txt").write_text("\n".join(names) + "\n")
+pins = pathlib.Path("constraints.txt").read_text().splitlines()
+pathlib.Path("gpu-pins.txt").write_text("\n".join(pin for pin in pins if not pin.startswith("torch==")) + "\n")
+PYTHON
+
+# ---- Our own code, installed over an environment that has its dependencies.
+FROM ${PYTHON_IMAGE} AS code
+ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
+RUN --mount=type=cache,target=/root/.cache/pip pip install --quiet 'setuptools>=77'
+WORKDIR /source
+COPY . .
+RUN pip wheel --quiet --no-deps --no-build-isolation --wheel-dir /dist .
+RUN python -m venv --without-pip /opt/baton \
+ && pip --python /opt/baton/bin/python install --quiet --no-index --no-deps --no-compile --prefix /code /dist/*.whl
+# The scheduler reads the demo model's tokenizer, never its weights.
+FROM code AS scheduler-code
+RUN rm /code/lib/python*/site-packages/common/demo_model/*.safetensors
+
+# ---- The environments.
+FROM ${PYTHON_IMAGE} AS scheduler-env
+ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
+RUN python -m venv --without-pip /opt/baton
+COPY --from=requirements /requirements/base.txt /requirements/constraints.txt /requirements/
+RUN --mount=type=cache,target=/root/.cache/pip \
+    pip --python /opt/baton/bin/python install --quiet --no-compile \
+        --requirement /requirements/base.txt --constraint /requirements/constraints.txt
+COPY deploy/trim.sh /
+RUN sh /trim.sh /opt/baton
+
+FROM scheduler-env AS executor-env
+COPY --from=requirements /requirements/executor.txt /requirements/
+ARG TORCH_INDEX_URL=https://download.pytorch.org/whl/cpu
+RUN --mount=type=cache,target=/root/.cache/pip --mount=type=bind,from=wheels,target=/wheels \
+    PIP_EXTRA_INDEX_URL=${TORCH_INDEX_URL} \
+    pip --python /opt/baton/bin/python install --quiet --no-compile --find-links /wheels \
+        --requirement /requirements/executor.txt --constraint /requirements/constraints.txt \
+ && sh /trim.sh /opt/baton
+
+# ---- The bytecode of exactly those modules, Python's own included, that a service imports. It cannot write it itself,
+# and python:slim comes without it: an executor's imports take 2 s like this, and 5 s otherwise.
+FROM scheduler-env AS scheduler-bytecode
+COPY --from=scheduler-code /code /opt/baton
+RUN PYTHONPYCACHEPREFIX=/bytecode PATH=/opt/baton/bin:$PATH timeout 120 sh -c \
+    'baton-scheduler & until baton status; do sleep 0.5; done; kill $! && wait $!'
+
+FROM executor-env AS executor-bytecode
+COPY --from=code /code /opt/baton
+RUN PYTHONPYCACHEPREFIX=/bytecode /opt/baton/bin/python -c \
+    'import executor_svc.__main__, executor_svc.server, executor_svc.startup'
+
+# ---- The images.
+FROM ${PYTHON_IMAGE} AS service
+RUN useradd --uid 10001 --no-create-home --home-dir /tmp baton
+ENV PATH=/opt/baton/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 PYTHONPYCACHEPREFIX=/opt/bytecode
+USER baton
+WORKDIR /tmp
+
+FROM service AS scheduler
+COPY --from=scheduler-env /opt/baton /opt/baton
+COPY --from=scheduler-code /code /opt/baton
+COPY --from=scheduler-bytecode /bytecode /opt/bytecode
+EXPOSE 8000
+CMD ["baton-scheduler", "--host", "0.0.0.0"]
+
+FROM service AS executor
+COPY --from=executor-env /opt/baton /opt/baton
+COPY --from=code /code /opt/baton
+COPY --from=executor-bytecode /bytecode /opt/bytecode
+COPY deploy/executor_health.py /opt/baton/
+CMD ["baton-executor"]
+
+# ---- The GPU image. Not built by our tests, which reach neither its base image nor a CUDA torch, and ahead of the
+# executor, which does not take `--device cuda` yet (docs/architecture.md, What is not there yet).
+# torch's wheels bring CUDA, so the base needs none; triton compiles its launchers with gcc when it is first used.
+# flash-attn has no wheels on PyPI: FLASH_ATTN is the URL of one, or `flash-attn` if it lies in the context `wheels`.
+# Empty, the executor goes without.
+FROM ${CUDA_IMAGE} AS executor-gpu
+RUN apt-get update \
+ && apt-get install --yes --no-install-recommends python3 python3-venv python3-dev gcc libc6-dev \
+ && rm -rf /var/lib/apt/lists/* \
+ && python3 -m venv /opt/baton \
+ && useradd --uid 10001 --no-create-home --home-dir /tmp baton
+ENV PATH=/opt/baton/bin:$PATH PYTHONUNBUFFERED=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+COPY --from=requirements /requirements/base.txt /requirements/gpu.txt /requirements/gpu-pins.txt /requirements/
+ARG GPU_TORCH="torch==2.11.0"
+ARG GPU_TORCH_INDEX_URL=https://download.pytorch.org/whl/cu130
+ARG FLASH_ATTN=
+RUN --mount=type=cache,target=/root/.cache/pip --mount=type=bind,from=wheels,target=/wheels \
+    PIP_EXTRA_INDEX_URL=${GPU_TORCH_INDEX_URL} pip install --quiet --find-links /wheels --constraint \
+        /requirements/gpu-pins.txt --requirement /requirements/base.txt --requirement /requirements/gpu.txt \
+        "${GPU_TORCH}" \
+ && if [ -n "${FLASH_ATTN}" ]; then pip install --quiet --no-deps --find-links /wheels "${FLASH_ATTN}"; fi
+COPY --from=code /dist /dist
+RUN pip install --quiet --no-index --no-deps /dist/*.whl
+COPY deploy/executor_health.py /opt/baton/
+USER baton
+WORKDIR /tmp
+CMD ["baton-executor", "--device", "cuda"]

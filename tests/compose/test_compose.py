@@ -1,0 +1,184 @@
+"""compose.yaml brought up for real: what it promises, and that a killed service costs nobody an answer."""
+
+import itertools
+import json
+import shutil
+
+import httpx
+import pytest
+
+from tests.compose.stack import ROOT
+
+pytestmark = pytest.mark.compose
+
+PROMPT = "JULIET:\nO Romeo, Romeo! "
+LONG = {"prompt": PROMPT, "max_tokens": 1500, "temperature": 0, "ignore_eos": True}
+MEGABYTE = 1_000_000
+
+
+def stream(stack, *, model="baton-demo", **request):
+    """Pieces of the streamed text."""
+    body = {"model": model, "stream": True, **request}
+    with httpx.stream("POST", f"{stack.url}/v1/completions", json=body, timeout=120) as response:
+        response.raise_for_status()
+        for line in response.iter_lines():
+            data = line.removeprefix("data: ")
+            if line and data != "[DONE]":
+                event = json.loads(data)
+                assert "error" not in event, event
+                yield from (choice["text"] for choice in event["choices"])
+
+
+def test_sizes(stack):
+    """What our layers add to the base image, which differs from machine to machine."""
+    for service, limit_mb in (("scheduler", 130), ("executor", 900)):
+        image = f"baton-{service}:{stack.tag}"
+        total_mb = int(stack.docker("image", "inspect", "--format", "{{.Size}}", image)) / MEGABYTE
+        layers = stack.docker("history", "--human=false", "--no-trunc", "--format", "{{.Size}} {{.CreatedBy}}", image)
+        ours_mb = sum(int(layer.split()[0]) for layer in layers.splitlines() if "/opt/" in layer) / MEGABYTE
+        print(f"\n{image}: {total_mb:.0f} MB, {ours_mb:.0f} MB of them ours")
+        assert ours_mb < limit_mb
+
+
+def test_only_the_executor_has_torch(stack):
+    run = ("run", "--rm", "--entrypoint", "python")
+    code = ("-c", "import torch; print(torch.__version__)")
+    refused = stack.docker(*run, f"baton-scheduler:{stack.tag}", *code, check=False)
+    assert "No module named 'torch'" in refused
+    assert stack.docker(*run, f"baton-executor:{stack.tag}", *code)[0].isdigit()
+    found = stack.docker("run", "--rm", f"baton-scheduler:{stack.tag}", "find", "/opt/baton", "-name", "*.safetensors")
+    assert found == ""
+
+
+@pytest.mark.parametrize("service", ["scheduler", "executor"])
+def test_containers_are_confined(stack, service):
+    for container in stack.containers(service):
+        processes = stack.docker("top", container, "-eo", "pid,uid,args").splitlines()[1:]
+        assert {line.split()[1] for line in processes} == {"10001"}, processes
+        for command in ("touch /models/x", "touch /opt/baton/x", "touch /x"):
+            refused = stack.docker("exec", "--user", "0", container, "sh", "-c", command, check=False)
+            assert "Read-only file system" in refused
+        assert stack.inspect(container, "{{.HostConfig.CapDrop}} {{.HostConfig.Privileged}}") == "[ALL] false"
+        capabilities = stack.docker("exec", container, "grep", "CapEff", "/proc/1/status")
+        assert int(capabilities.split()[1], 16) == 0
+
+
+def test_only_http_is_published_and_only_on_loopback(stack):
+    (scheduler,) = stack.containers("scheduler")
+    ports = json.loads(stack.inspect(scheduler, "{{json .NetworkSettings.Ports}}"))
+    assert ports == {"8000/tcp": [{"HostIp": "127.0.0.1", "HostPort": stack.url.rpartition(":")[2]}]}
+    for executor in stack.containers("executor"):
+        networks = json.loads(stack.inspect(executor, "{{json .NetworkSettings.Networks}}"))
+        assert [stack.docker("network", "inspect", "--format", "{{.Internal}}", name) for name in networks] == ["true"]
+        assert json.loads(stack.inspect(executor, "{{json .NetworkSettings.Ports}}")) == {}
+
+
+def test_the_client_is_answered(stack):
+    text = stack.baton("generate", PROMPT, "--max-tokens", "40", "--temperature", "0")
+    assert len(text.strip()) > 20
+    assert stack.baton("status", "--json").count('"device"') == 3
+
+
+def test_an_executor_killed_in_the_middle_of_a_stream(stack):
+    """Others go on with the same text, another prompt is answered meanwhile, and the killed one comes back."""
+    undisturbed = "".join(stream(stack, **LONG))
+    pieces = stream(stack, **LONG)
+    start = list(itertools.islice(pieces, 20))
+    killed = stack.busy_executor()
+    stack.crash(killed)
+    meanwhile = stack.baton("generate", PROMPT, "--max-tokens", "20", "--temperature", "0").strip()
+    assert undisturbed.startswith(meanwhile)
+    assert len(meanwhile) > 10
+    assert "".join([*start, *pieces]) == undisturbed
+
+    stack.wait_for(lambda: stack.inspect(killed, "{{.RestartCount}}") == "1", "Docker started it again")
+    stack.wait_for(lambda: stack.num_joined() == 3, "it joined again")
+    stack.wait_for(lambda: stack.health(killed) == "healthy", "it is healthy")
+    status = stack.status()
+    assert status["executors_lost"] == 1
+    assert status["requests_failed"] == 0
+
+
+def test_all_executors_killed_in_the_middle_of_a_stream(stack):
+    """Nobody is left to go on; the answer waits for the first one that comes back."""
+    undisturbed = "".join(stream(stack, **LONG))
+    pieces = stream(stack, **LONG)
+    start = list(itertools.islice(pieces, 20))
+    for container in stack.containers("executor"):
+        stack.crash(container)
+    assert "".join([*start, *pieces]) == undisturbed
+    stack.wait_for(lambda: stack.num_joined() == 3, "all came back")
+
+
+def test_an_executor_that_hangs(stack):
+    """Its connection lives, as the kernel answers for it; others go on, and it joins again when it wakes up."""
+    container = stack.containers("executor")[0]
+    stack.docker("pause", container)
+    try:
+        stack.wait_for(lambda: stack.num_joined() == 2, "the scheduler has given it up", timeout_s=10)
+        assert stack.baton("generate", PROMPT, "--max-tokens", "5").strip()
+    finally:
+        stack.docker("unpause", container)
+    stack.wait_for(lambda: stack.num_joined() == 3, "it joined again")
+
+
+def test_the_scheduler_killed(stack):
+    """Docker starts it again, and its executors, which keep their weights, find it."""
+    executors = {container: stack.inspect(container, "{{.State.Pid}}") for container in stack.containers("executor")}
+    (scheduler,) = stack.containers("scheduler")
+    stack.crash(scheduler)
+    stack.wait_for(lambda: stack.inspect(scheduler, "{{.RestartCount}}") == "1", "Docker started it again")
+    stack.wait_for(lambda: stack.num_joined() == 3, "the executors found it")
+    assert len(stack.baton("generate", PROMPT, "--max-tokens", "10").strip()) > 5
+    for container, pid in executors.items():
+        assert stack.inspect(container, "{{.State.Pid}}") == pid
+
+
+def test_the_health_check_and_a_scheduler_that_is_away(stack):
+    """Executors say that they are on their own, one of them started so; all join when the scheduler is there."""
+    first, second, _ = stack.containers("executor")
+    stack.wait_for(lambda: stack.health(first) == "healthy", "it is healthy after what the tests before did")
+    stack.compose("stop", "scheduler")
+    stack.crash(second)
+    stack.wait_for(lambda: stack.health(first) == "unhealthy", "it knows", timeout_s=30)
+    assert "not connected to the scheduler" in stack.inspect(first, "{{json .State.Health.Log}}")
+    assert stack.health(second) != "healthy"
+    stack.compose("start", "scheduler")
+    stack.wait_for(lambda: stack.num_joined() == 3, "the executors found it")
+    stack.wait_for(lambda: stack.health(first) == "healthy", "it knows that, too")
+
+
+def test_the_gpu_profile_is_valid(stack):
+    """The image cannot be built here; compose at least takes the service as it is written."""
+    services = json.loads(stack.compose("--profile", "gpu", "config", "--format", "json"))["services"]
+    (device,) = services["executor-gpu"]["deploy"]["resources"]["reservations"]["devices"]
+    assert device["capabilities"] == ["gpu"]
+    assert "executor-gpu" not in stack.compose("config", "--services").split()
+
+
+def test_a_model_from_the_mounted_folder(stack, tmp_path):
+    """BATON_MODEL names a folder in BATON_MODEL_DIR; the containers are made anew, one executor is left."""
+    folder = tmp_path / "models"
+    shutil.copytree(ROOT / "common" / "demo_model", folder / "my model")
+    folder.chmod(0o755)
+    stack.up(executors=1, BATON_MODEL_DIR=str(folder), BATON_MODEL="/models/my model", BATON_API_KEYS="secret,other")
+    assert httpx.get(f"{stack.url}/v1/models").status_code == 401
+    answer = stack.baton("generate", PROMPT, "--max-tokens", "10", "--api-key", "other", "--json")
+    assert json.loads(answer)["model"] == "my model"
+
+
+def test_stopping_is_orderly(stack):
+    """Executors drain and the scheduler ends, each with code 0 and long before Docker would kill it."""
+    containers = [*stack.containers("scheduler"), *stack.containers("executor")]
+    stack.compose("stop", timeout_s=14)
+    for container in containers:
+        assert stack.inspect(container, "{{.State.ExitCode}} {{.State.OOMKilled}}") == "0 false"
+
+
+def test_nothing_is_left(stack):
+    stack.remove()
+    label = f"label=com.docker.compose.project=baton-{stack.tag}"
+    for kind in ("container", "network", "volume"):
+        everything = ["--all"] if kind == "container" else []
+        assert stack.docker(kind, "ls", "--quiet", *everything, "--filter", label) == ""
+    assert stack.docker("image", "ls", "--quiet", "--filter", f"reference=*:{stack.tag}") == ""
