@@ -1,0 +1,40 @@
+# Everything runs in .venv, which the first target that needs it makes.
+PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || echo python3)
+VENV   := .venv
+BIN    := $(VENV)/bin
+PYTEST := $(BIN)/python -m pytest -n 2
+
+.PHONY: help demo test test-chaos test-compose lint bench clean
+
+help:            ## List the targets
+	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/: .*##/:/' | column -ts:
+
+$(VENV)/ready: pyproject.toml constraints.txt
+	@echo "setting up $(VENV) with $(PYTHON) (a minute or two, once)"
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+demo: $(VENV)/ready  ## Start both services, stream an answer, kill and replace the executor in the middle of it
+	@$(BIN)/baton demo
+
+test: $(VENV)/ready  ## Unit, fuzz and end-to-end tests (no GPU needed)
+	$(PYTEST)
+
+test-chaos: $(VENV)/ready  ## Long runs that kill processes, and a longer fuzz
+	$(BIN)/python -m pytest -m chaos --timeout=900
+	BATON_FUZZ=3000x60 $(BIN)/python -m pytest tests/scheduler/test_fuzz.py --timeout=1800
+
+test-compose: $(VENV)/ready  ## Bring compose.yaml up for real, kill the executor, take it down (needs a Docker engine)
+	$(BIN)/python -m pytest -m compose --timeout=1800
+
+lint: $(VENV)/ready  ## ruff and mypy over the whole tree
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(VENV)/ready  ## The client's benchmark against both services on this machine
+	$(BIN)/python benchmarks/bench_service.py
+
+clean:           ## Remove the environment and caches
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info build

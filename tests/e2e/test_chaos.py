@@ -1,0 +1,106 @@
+"""Long runs against real processes: executors are killed, and strangers shout, while 64 streams go on."""
+
+import asyncio
+import itertools
+import random
+import time
+
+import openai
+import pytest
+import zmq
+
+from common import messages as m
+from common.wire import HEADER, Codec
+from tests.e2e.conftest import running_fleet
+from tests.support.hello import hello
+
+pytestmark = pytest.mark.chaos
+
+NUM_STREAMS = 64
+SECONDS = 60
+KILL_EVERY_S = 10
+SPEAKERS = ("ROMEO", "JULIET", "KING RICHARD III", "First Citizen", "MENENIUS", "GLOUCESTER", "QUEEN", "HAMLET")
+
+
+def requests():
+    """64 different requests: greedy ones, and seeded ones at temperature 0.8."""
+    for i in range(NUM_STREAMS):
+        sampled = {"temperature": 0.8, "seed": i, "top_p": 0.95} if i % 2 else {"temperature": 0}
+        prompt = f"{SPEAKERS[i % len(SPEAKERS)]}:\nThe {i}th time I say, "
+        yield {"model": "baton-demo", "prompt": prompt, "max_tokens": 80 + i, **sampled}
+
+
+async def text_of(client, request):
+    stream = await client.completions.create(**request, stream=True)
+    return "".join([chunk.choices[0].text async for chunk in stream if chunk.choices])
+
+
+async def keep_streaming(client, expected, disturb):
+    """64 streams at once, each started anew when it ends, while `disturb` runs; all texts as expected."""
+    disturbance = asyncio.create_task(disturb())
+    finished = itertools.count()
+
+    async def one(i, request):
+        while not disturbance.done():
+            assert await text_of(client, request) == expected[i], f"request {i} was disturbed"
+            next(finished)
+
+    await asyncio.gather(*(one(i, request) for i, request in enumerate(requests())))
+    await disturbance
+    return next(finished)
+
+
+async def run(fleet, disturb):
+    async with openai.AsyncOpenAI(base_url=f"{fleet.spec.url}/v1", api_key="x", max_retries=0, timeout=300) as client:
+        expected = await asyncio.gather(*(text_of(client, request) for request in requests()))
+        return await keep_streaming(client, expected, disturb)
+
+
+def test_64_streams_while_an_executor_is_killed_every_ten_seconds(tmp_path):
+    with running_fleet(tmp_path, executors=2) as fleet:
+
+        async def kill():
+            for i in range(SECONDS // KILL_EVERY_S):
+                await asyncio.sleep(KILL_EVERY_S)
+                fleet.kill_executor(i % 2)
+                fleet.start_executor(i % 2)
+
+        print(f"{asyncio.run(run(fleet, kill))} streams ended as if nothing had happened")
+
+
+def test_64_streams_while_strangers_shout_at_both_sockets(tmp_path):
+    """Random bytes, wrong versions, and valid messages with impossible ids, for 15 seconds."""
+    front = f"ipc://{tmp_path}/front"
+    with running_fleet(tmp_path, scheduler_options=("--frontend-endpoint", front)) as fleet:
+        endpoints = (f"tcp://127.0.0.1:{fleet.spec.executor_port}", front)
+
+        async def shout():
+            with zmq.Context() as context:
+                rng = random.Random(1)
+                deadline = time.monotonic() + 15
+                while time.monotonic() < deadline:
+                    for endpoint in endpoints:
+                        with context.socket(zmq.DEALER) as stranger:
+                            stranger.linger = 100
+                            stranger.connect(endpoint)
+                            for frames in nonsense(rng):
+                                stranger.send_multipart(frames)
+                            await asyncio.sleep(0.05)
+
+        print(f"{asyncio.run(run(fleet, shout))} streams ended as if nothing had happened")
+
+
+def nonsense(rng):
+    encode = Codec(m.ExecutorToScheduler).encode
+    epoch = rng.choice([1, 2**53, int(time.time() * 1000)])
+    for _ in range(20):
+        yield [rng.randbytes(rng.randrange(50)) for _ in range(rng.randrange(1, 4))]
+        yield [HEADER, rng.randbytes(rng.randrange(200))]
+        yield [b"baton/2", rng.randbytes(10)]
+    yield encode(m.StepResult(epoch=epoch, step=rng.randrange(2**53), token_ids=rng.randbytes(400), compute_us=1))
+    yield encode(m.StepFailed(epoch=epoch, step=1, error="x" * 4000))
+    yield encode(m.Leaving(epoch=epoch))
+    yield encode(m.Cancel(request_id="nobody"))
+    yield encode(m.Submit(request_id="x", prompt=rng.randbytes(401), params=m.SamplingParams(max_tokens=9)))
+    yield encode(hello("impostor", fingerprint="not the model", num_blocks=2**31 - 1))
+    yield [HEADER, rng.randbytes(1 << 18)]

@@ -1,0 +1,69 @@
+"""Who may import whom (docs/architecture.md), and what may not be in the tree at all."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+OURS = {"common", "kernels", "scheduler_svc", "executor_svc", "tests", "benchmarks", "tools"}
+MAY_IMPORT = {
+    "common": {"common"},
+    "kernels": {"kernels"},
+    "scheduler_svc": {"scheduler_svc", "common"},
+    "executor_svc": {"executor_svc", "common", "kernels"},
+}
+PURE = [
+    *("sequence", "lanes", "block_manager", "waiting", "forecast", "plan_builder", "worker", "outcomes", "scheduler"),
+    *("fleet", "outbox"),
+]
+IMPURE_MODULES = {"zmq", "socket", "time", "threading", "asyncio", "logging", "structlog", "os", "random", "subprocess"}
+
+
+def imports(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path} has a relative import"
+            found.add(node.module)
+            found.update(f"{node.module}.{alias.name}" for alias in node.names)
+    return found
+
+
+@pytest.mark.parametrize("package", MAY_IMPORT)
+def test_who_imports_whom(package):
+    for path in (ROOT / package).rglob("*.py"):
+        ours = {name.split(".")[0] for name in imports(path)} & OURS
+        assert ours <= MAY_IMPORT[package], f"{path} imports {ours - MAY_IMPORT[package]}"
+
+
+@pytest.mark.parametrize("package", ["common", "scheduler_svc"])
+def test_the_scheduler_side_never_imports_torch_or_models(package):
+    for path in (ROOT / package).rglob("*.py"):
+        foreign = {name.split(".")[0] for name in imports(path)} & {"torch", "transformers", "triton", "safetensors"}
+        assert not foreign, f"{path} imports {foreign}"
+
+
+@pytest.mark.parametrize("module", PURE)
+def test_what_decides_does_no_io(module):
+    found = imports(ROOT / "scheduler_svc" / f"{module}.py")
+    assert not {name.split(".")[0] for name in found} & IMPURE_MODULES
+    assert "common.logging" not in found
+
+
+def test_nothing_unpickles():
+    for package in MAY_IMPORT:
+        for path in (ROOT / package).rglob("*.py"):
+            text = path.read_text()
+            for word in ("pickle", "recv_pyobj", "torch.load", "trust_remote_code=True"):
+                assert word not in text, f"{path} mentions {word}"
+
+
+def test_importing_the_core_brings_neither_torch_nor_the_tokenizer():
+    code = "import scheduler_svc.engine, sys; print(*sys.modules)"
+    modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"torch", "transformers", "tokenizers", "fastapi", "kernels", "executor_svc"} & set(modules)
