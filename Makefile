@@ -12,7 +12,7 @@ help:            ## List the targets
 $(VENV)/ready: pyproject.toml constraints.txt
 	@echo "setting up $(VENV) with $(PYTHON) (a minute or two, once)"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/pip install --quiet --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
 demo: $(VENV)/ready  ## Start both services, stream an answer, kill and replace the executor in the middle of it
