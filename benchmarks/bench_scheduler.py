@@ -224,7 +224,7 @@ def summary(simulation: Simulation, wall_s: float, cpu_s: float) -> dict[str, ob
         "cpu_s": round(cpu_s, 3),
         "us_step_p50": round(percentile(steps_us, 50), 1),
         "us_step_p99": round(percentile(steps_us, 99), 1),
-        "us_decode_step_p50": round(percentile(decode_us, 50), 1),
+        "us_decode_step_p50": round(percentile(decode_us, 50), 1) if decode_us else None,
         **{
             f"us_{part}_p50": round(1e6 * statistics.median(getattr(timings, part)), 1)
             for part in ("plan", "encode", "decode", "commit")

@@ -168,17 +168,20 @@ class BlockManager:
         table.ids.extend(hits)
         table.num_published += len(hits)
         if num_new:
-            table.ids.extend(self._allocate(num_new))
+            table.ids.extend(self.allocate(num_new))
         full = (start + count) // size
         self.publish(table, raw[: full * self._block_bytes], 0, may_merge=False)
         return Grant(start=start, count=count, store_from=cached, num_hits=len(hits), num_new=num_new)
 
-    def extend(self, table: BlockTable, spare: int = 0) -> bool:
-        """Add one block for a decoded token's K and V. False, with nothing changed, if none but `spare` are free."""
-        if len(self._free) <= spare:
-            return False
-        table.ids.extend(self._allocate(1))
-        return True
+    def allocate(self, count: int) -> list[int]:
+        """Hand out `count` free blocks, which there must be, for a table whose tokens need no look into the cache."""
+        popitem, ref_counts, keys = self._free.popitem, self.ref_counts, self.keys
+        blocks = [popitem(last=False)[0] for _ in range(count)]
+        for block in blocks:
+            ref_counts[block] = 1
+            if keys[block] is not None:
+                self._unpublish(block)
+        return blocks
 
     def publish(self, table: BlockTable, raw: bytes, first: int, *, may_merge: bool) -> bool:
         """Enter a sequence's full blocks into the index (invariants 4 and 6).
@@ -278,15 +281,6 @@ class BlockManager:
             self._free[block] = None
             if self.keys[block] is None:
                 self._free.move_to_end(block, last=False)
-
-    def _allocate(self, count: int) -> list[int]:
-        popitem, ref_counts, keys = self._free.popitem, self.ref_counts, self.keys
-        blocks = [popitem(last=False)[0] for _ in range(count)]
-        for block in blocks:
-            ref_counts[block] = 1
-            if keys[block] is not None:
-                self._unpublish(block)
-        return blocks
 
     def _unpublish(self, block: int) -> None:
         key = self.keys[block]

@@ -16,6 +16,7 @@ FloatArray = npt.NDArray[np.float64]
 HISTORY = 512  # ended answers that are remembered
 MIN_HISTORY = 32  # with fewer, every answer is taken to use up its max_tokens
 QUANTILE = 0.75  # of the lengths seen among answers that got at least as far
+MOMENTS = 24  # that are looked at exactly
 
 
 class OutputHistory:
@@ -59,43 +60,48 @@ class OutputHistory:
 
 
 class Forecast:
-    """The peak of the tokens held, as sequences are added to those that run.
+    """The peak of the blocks held, as sequences are added to those that run.
 
     Each sequence is `size` tokens long now, grows by one a step, and gives all back after `remaining` steps. Just
-    before the k-th last one ends, k sequences are there and each has grown by its `remaining`: the peak is at one of
-    those moments.
+    before one of them ends, all that last at least as long are there and each has grown by that one's `remaining`:
+    the peak is at one of those moments.
 
     Args:
         sizes, remaining: tokens, [sequences].
-        block_size: half a block a sequence is what last blocks leave empty on average.
+        block_size: positions in a block.
     """
 
     def __init__(self, sizes: FloatArray, remaining: FloatArray, block_size: int) -> None:
-        self._slack = (block_size - 1) / 2 - 1  # a sequence's last token is never stored
+        self._block_size = block_size
         self._sizes = sizes
         self._remaining = remaining
         self._added: list[tuple[float, float]] = []
-        self._bound = float(sizes.sum() + remaining.sum()) + len(sizes) * self._slack
+        self._bound = float((sizes + remaining).sum()) / block_size + len(sizes)
 
     def add(self, size: float, remaining: float) -> None:
         """Let another sequence join."""
         self._added.append((size, remaining))
-        self._bound += size + remaining + self._slack
+        self._bound += (size + remaining) / self._block_size + 1
 
-    def exceeds(self, num_tokens: int) -> bool:
-        """Whether the peak is greater than so many tokens. Where all would fit at their full lengths, that is known
+    def exceeds(self, num_blocks: int) -> bool:
+        """Whether the peak is greater than so many blocks. Where all would fit at their full lengths, that is known
         without looking for it."""
-        return self._bound > num_tokens and self.peak_tokens() > num_tokens
+        return self._bound > num_blocks and self.peak_blocks() > num_blocks
 
-    def peak_tokens(self) -> float:
-        """Tokens held at the worst moment to come, with what is left empty in last blocks."""
+    def peak_blocks(self) -> float:
+        """Blocks held at the worst moment to come."""
         if self._added:
-            sizes, remaining = zip(*self._added, strict=True)
-            self._sizes = np.concatenate([self._sizes, sizes])
-            self._remaining = np.concatenate([self._remaining, remaining])
+            added = np.array(self._added)
+            self._sizes = np.concatenate([self._sizes, added[:, 0]])
+            self._remaining = np.concatenate([self._remaining, added[:, 1]])
             self._added = []
-        if len(self._sizes) == 0:
-            return 0.0
         order = np.argsort(-self._remaining, kind="stable")
+        sizes, remaining = self._sizes[order], self._remaining[order]
         counts = np.arange(1, len(order) + 1)
-        return float((np.cumsum(self._sizes[order] + self._slack) + counts * self._remaining[order]).max())
+        tokens = np.cumsum(sizes) + counts * remaining
+        # What last blocks leave empty differs from moment to moment; count it where the peak can be.
+        half_empty = tokens + counts * (self._block_size / 2)
+        moments = np.argsort(-half_empty)[:MOMENTS]
+        held = np.ceil((sizes[:, None] + remaining[moments] - 1) / self._block_size)  # the last token is never stored
+        held[remaining[:, None] < remaining[moments]] = 0
+        return float(held.sum(axis=0).max(initial=0.0))

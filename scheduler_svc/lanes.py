@@ -100,11 +100,19 @@ class Lanes:
         table = self.tables[lane]
         self.room[lane] = len(table.ids) * block_size
         self.last_block[lane] = table.ids[-1]
+        self.publishing_changed(lane, block_size)
+
+    def publishing_changed(self, lane: int, block_size: int) -> None:
+        """Derive what follows from how many of the lane's blocks are published."""
+        table = self.tables[lane]
         self.publish_at[lane] = NEVER if table.is_stuck else (table.num_published + 1) * block_size
 
-    def due_for_publishing(self) -> list[int]:
-        """Lanes with a full block of known tokens that is not published yet."""
-        return np.flatnonzero(np.minimum(self.known, self.computed) >= self.publish_at).tolist()
+    def due_for_publishing(self) -> list[tuple[int, int]]:
+        """Lanes with a full block of known tokens that is not published yet, and how many tokens are known and
+        computed there."""
+        usable = np.minimum(self.known, self.computed)
+        due = np.flatnonzero(usable >= self.publish_at)
+        return list(zip(due.tolist(), usable[due].tolist(), strict=True))
 
     def is_stop(self, lanes: IntArray, tokens: IntArray) -> npt.NDArray[np.bool_]:
         """Whether each token is a stop token of its lane's sequence; bool [lanes]."""

@@ -267,8 +267,11 @@ class Scheduler:
         Returns:
             Lanes for which there is none; they sit this step out.
         """
-        skipped = []
-        for lane in worker.lanes_without_room():
+        skipped: list[int] = []
+        lanes = worker.lanes_without_room()
+        if not lanes or worker.extend_all(lanes):
+            return skipped
+        for lane in lanes:
             if worker.phases[lane] is not Phase.DECODE:
                 continue  # an older one took its blocks a moment ago
             while not worker.extend(lane):
@@ -342,7 +345,7 @@ class Scheduler:
         remaining = self._history.expected(length - sequence.num_prompt, sequence.params.max_tokens)
         forecast.add(length, remaining)
         look_ahead = self.config.look_ahead and worker.running and not protected
-        if look_ahead and forecast.exceeds((blocks.num_blocks - spare) * blocks.block_size):
+        if look_ahead and forecast.exceeds(blocks.num_blocks - spare):
             return None
         table, raw = BlockTable(sequence.cache_salt.encode()), sequence.tokens.tobytes()
         grant = blocks.reserve(table, raw, 0, budget, spare=spare, whole=True)

@@ -169,9 +169,21 @@ class Worker:
 
     def extend(self, lane: int) -> bool:
         """Give a lane another block, if one is free that is not set aside for others."""
-        if not self.blocks.extend(self.hot.tables[lane], self.set_aside(lane)):
+        if self.blocks.num_free <= self.set_aside(lane):
             return False
+        self.hot.tables[lane].ids.extend(self.blocks.allocate(1))
         self.hot.table_changed(lane, self.limits.block_size)
+        return True
+
+    def extend_all(self, lanes: list[int]) -> bool:
+        """Give each of these lanes another block, if so many are free and none is set aside for anybody."""
+        if self._protected or self.blocks.num_free < len(lanes):
+            return False
+        blocks = self.blocks.allocate(len(lanes))
+        for lane, block in zip(lanes, blocks, strict=True):
+            self.hot.tables[lane].ids.append(block)
+        self.hot.room[lanes] += self.limits.block_size
+        self.hot.last_block[lanes] = blocks
         return True
 
     def prompts(self) -> list[int]:
@@ -332,14 +344,15 @@ class Worker:
     def _publish(self) -> None:
         """Enter full blocks of known tokens into the prefix cache; those of decoded tokens come here only."""
         hot, size = self.hot, self.limits.block_size
-        for lane in hot.due_for_publishing():
+        for lane, usable in hot.due_for_publishing():
             table = hot.tables[lane]
             first = table.num_published
-            full = min(int(hot.known[lane]), int(hot.computed[lane])) // size
-            raw = hot.tokens[lane, first * size : full * size].tobytes()
+            raw = hot.tokens[lane, first * size : usable // size * size].tobytes()
             if self.blocks.publish(table, raw, first, may_merge=True):
                 self.closed = False  # a duplicate was given back
-            hot.table_changed(lane, size)
+                hot.table_changed(lane, size)
+            else:
+                hot.publishing_changed(lane, size)
 
     @staticmethod
     def _land_strays(strays: list[tuple[Sequence, int]], landed: Landed) -> Landed:

@@ -11,10 +11,11 @@ SEQUENCES = st.lists(st.tuples(st.integers(1, 500), st.integers(1, 300)), min_si
 
 
 def simulated_peak(sequences, block_size):
-    """Tokens held just before any of them ends; each leaves half a block empty and its last token is never stored."""
-    slack = (block_size - 1) / 2 - 1
+    """Blocks held just before any of them ends; a sequence's last token is never stored."""
     moments = {remaining for _, remaining in sequences}
-    return max(sum(size + t + slack for size, remaining in sequences if remaining >= t) for t in moments)
+    return max(
+        sum(-(-(size + t - 1) // block_size) for size, remaining in sequences if remaining >= t) for t in moments
+    )
 
 
 @given(sequences=SEQUENCES, split=st.integers(0, 20), block_size=st.sampled_from([1, 16, 256]))
@@ -24,7 +25,10 @@ def test_the_peak_is_that_of_a_simulation(sequences, split, block_size):
     forecast = Forecast(sizes, remaining, block_size)
     for size, left in joining:
         forecast.add(size, left)
-    assert forecast.peak_tokens() == pytest.approx(simulated_peak(sequences, block_size))
+    peak = simulated_peak(sequences, block_size)
+    assert forecast.peak_blocks() == peak
+    assert not forecast.exceeds(peak)
+    assert forecast.exceeds(peak - 1)
 
 
 def test_without_history_answers_use_up_their_max_tokens():

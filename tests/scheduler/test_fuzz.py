@@ -226,7 +226,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.scheduler.check()
 
 
-examples, steps = (int(x) for x in os.environ.get("BATON_FUZZ", "500x40").split("x"))
+examples, steps = (int(x) for x in os.environ.get("BATON_FUZZ", "700x50").split("x"))
 SchedulerMachine.TestCase.settings = settings(
     max_examples=examples,
     stateful_step_count=steps,

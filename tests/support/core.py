@@ -23,7 +23,7 @@ class Peer:
     """A DEALER that speaks one side of a link, or sends whatever frames a test likes."""
 
     def __init__(self, endpoint: str, incoming: Any) -> None:
-        self.socket = zmq.Context.instance().socket(zmq.DEALER)
+        self.socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
         self.socket.set(zmq.LINGER, 0)
         self.socket.connect(endpoint)
         self.codec: Codec[Any] = Codec(incoming)
