@@ -34,7 +34,7 @@ class Hello(Message, frozen=True, tag="hello"):
     """An executor that can take a plan at once: weights loaded, kernels warm. Answered by Welcome or Reject.
 
     Attributes:
-        executor: operator-facing name, unique in the fleet (`--name`, or host and pid).
+        executor: name for operators (`--name`, or host and pid); better unique, but nothing rests on it.
         build: Baton's version on that side.
         fingerprint: hash of the model's config and weights; equal fingerprints give equal tokens.
         dtype: of activations and KV cache (`float32`, `bfloat16`, `float16`).

@@ -129,6 +129,8 @@ class Engine:
         self._fleet_changed()
 
     def _ended_epoch(self, epoch: int, hello: m.Hello, cause: str, reason: str) -> None:
+        if cause == "step_failed":
+            self._end(self.scheduler.blame(epoch))
         resumed = self.scheduler.remove_executor(epoch)
         expected = cause in ("drained", "shutdown")
         self._telemetry.executor_ended(epoch, cause, expected=expected, resumed=len(resumed))

@@ -13,7 +13,7 @@ from common.wire import HEARTBEAT_INTERVAL_S, LOSS_TIMEOUT_S
 Peer = bytes
 
 MAX_BLOCKS = 2**22
-MAX_LANES = 2**14
+MAX_LANES = 2**16
 MAX_SLOTS = 2**31 - 1
 
 

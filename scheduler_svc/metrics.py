@@ -1,5 +1,6 @@
 """What the core exports to Prometheus. One registry of the core's own: frontends only pass its text on."""
 
+from collections import Counter as PlainCounter
 from collections import deque
 from collections.abc import Callable, Iterable
 
@@ -68,9 +69,13 @@ class _StateCollector(Collector):
             executors.add_metric([state], sum(e.state == state for e in report.executors))
         yield executors
         blocks = GaugeMetricFamily("baton_blocks", "KV blocks.", labels=["executor", "state"])
+        used, free = PlainCounter[str](), PlainCounter[str]()  # sums, because nobody keeps names from being used twice
         for e in report.executors:
-            blocks.add_metric([e.executor, "used"], e.num_blocks - e.free_blocks)
-            blocks.add_metric([e.executor, "free"], e.free_blocks)
+            used[e.executor] += e.num_blocks - e.free_blocks
+            free[e.executor] += e.free_blocks
+        for name in used:
+            blocks.add_metric([name, "used"], used[name])
+            blocks.add_metric([name, "free"], free[name])
         yield blocks
         for name, text, value in (
             ("baton_preemptions", "Sequences that lost their blocks to an older one.", report.preemptions),

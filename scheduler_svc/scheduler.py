@@ -22,6 +22,7 @@ from scheduler_svc.waiting import WaitingQueue
 from scheduler_svc.worker import Phase, Worker, capacity
 
 MAX_PREEMPTIONS = 3  # after so many a sequence gets all the blocks it will ever need before it runs again
+MAX_STRIKES = 3  # steps in a row that may fail with a sequence
 MAX_OVERTAKEN = 64  # waiting sequences, bound for another executor, that a plan looks past
 
 
@@ -159,6 +160,21 @@ class Scheduler:
     def is_idle(self, epoch: int) -> bool:
         """Whether the executor has answered every plan it was sent."""
         return not self._workers[epoch].inflight
+
+    def blame(self, epoch: int) -> list[SequenceEnd]:
+        """The oldest plan in flight has failed. Its sequences get a strike, and those with `MAX_STRIKES` end.
+
+        A sequence with a strike is a suspect until it gets a token, and no executor runs two suspects at a time. So
+        the others prove themselves one by one, and one whose steps always fail ends alone.
+        """
+        worker = self._workers[epoch]
+        ends = []
+        for sequence in [*worker.inflight[0].sequences, *worker.inflight[0].unsampled] if worker.inflight else []:
+            sequence.strikes += 1
+            if sequence.strikes >= MAX_STRIKES and sequence.state is not State.FINISHED:
+                message = f"{MAX_STRIKES} steps in a row failed with this sequence"
+                ends.append(self._finish(sequence, "error", message, "internal_error"))
+        return ends
 
     def remove_executor(self, epoch: int) -> list[Sequence]:
         """End an epoch: its sequences wait again, at their places, with all tokens that have landed.
@@ -322,7 +338,7 @@ class Scheduler:
             if sequence.num_inflight > 0 and sequence.placed == worker.epoch:
                 return  # preempted here a moment ago: its tokens must land first, and nobody overtakes it
             chosen = self._placement(sequence) if sequence.num_inflight == 0 else self._workers[sequence.placed]
-            if chosen is not worker:
+            if chosen is not worker or (sequence.strikes and worker.suspects):
                 overtaken += chosen is not None  # one that nobody can hold now waits for nobody here
                 continue
             if forecast is None:

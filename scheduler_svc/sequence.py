@@ -34,6 +34,7 @@ class Sequence:
         num_inflight: tokens that plans in flight will still bring to it although it lost its lane.
         num_cached_prompt: prompt tokens found in the prefix cache at the first admission.
         num_preemptions: how often it lost its blocks to an older sequence.
+        strikes: steps in a row that failed with it; a token that lands ends the row.
         placed: epoch of the executor that it waits for, 0 while that is open.
         epoch, lane: where it runs (0 and -1 while it does not; a landing one has no lane).
         deadline: when it is to be ended at the latest, in the caller's seconds; None if never.
@@ -54,6 +55,7 @@ class Sequence:
     num_inflight: int = 0
     num_cached_prompt: int | None = None
     num_preemptions: int = 0
+    strikes: int = 0
     placed: int = 0
     epoch: int = 0
     lane: int = -1

@@ -34,12 +34,14 @@ class Phase(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class InflightPlan:
-    """A plan that was sent and not answered yet. Columns have an entry for each sampled row."""
+    """A plan that was sent and not answered yet. Columns have an entry for each sampled row; `unsampled` are the
+    sequences whose row does not reach their last token."""
 
     step: int
     lanes: IntArray
     serials: npt.NDArray[np.int64]
     sequences: list[Sequence]
+    unsampled: list[Sequence]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,7 @@ class Worker:
     Attributes:
         running: lanes that are held, by the rank of their sequences.
         landing: sequences that only wait for their last tokens.
+        suspects: sequences here that were in a step that failed and have not got a token since.
         inflight: plans sent and not answered, in the order sent, which is the order they run in.
         closed: whether the first in the queue was refused for want of memory and none has been given back since.
     """
@@ -86,6 +89,7 @@ class Worker:
         self.phases = [Phase.FREE] * num_lanes
         self.running: list[int] = []
         self.landing: list[Sequence] = []
+        self.suspects: list[Sequence] = []
         self.inflight: deque[InflightPlan] = deque()
         self.draining = False
         self.closed = False
@@ -123,10 +127,14 @@ class Worker:
             self.running.append(lane)  # the usual case, and much cheaper
         if protected:
             self._protected.append(lane)
+        if sequence.strikes:
+            self.suspects.append(sequence)
         return lane
 
     def leave(self, sequence: Sequence) -> None:
         """The sequence is here no longer; take back what it holds."""
+        if sequence in self.suspects:
+            self.suspects.remove(sequence)
         if sequence.state is State.LANDING:
             self.landing.remove(sequence)
             sequence.epoch = 0
@@ -250,7 +258,8 @@ class Worker:
             lanes = np.concatenate([lanes, sampled_lanes])
             serials = np.concatenate([serials, self.hot.serial[sampled_lanes]])
             sequences = [*sequences, *(row.sequence for row in sampled)]
-        self.inflight.append(InflightPlan(step, lanes, serials, sequences))
+        unsampled = [row.sequence for row in prompt_rows if not row.samples]
+        self.inflight.append(InflightPlan(step, lanes, serials, sequences, unsampled))
         self._next_step += 1
         for row in sampled:
             self.phases[row.lane] = Phase.DECODE
@@ -283,7 +292,12 @@ class Worker:
             exhausted=[],
         )
         self._publish()
-        return self._land_strays(strays, landed) if strays else landed
+        if strays:
+            self._land_strays(strays, landed)
+        for suspect in [suspect for suspect in self.suspects if suspect in landed.sequences]:
+            suspect.strikes = 0
+            self.suspects.remove(suspect)
+        return landed
 
     def abandon(self) -> None:
         """The epoch is over: tokens in flight will never land."""
@@ -355,7 +369,7 @@ class Worker:
                 hot.publishing_changed(lane, size)
 
     @staticmethod
-    def _land_strays(strays: list[tuple[Sequence, int]], landed: Landed) -> Landed:
+    def _land_strays(strays: list[tuple[Sequence, int]], landed: Landed) -> None:
         """Tokens of sequences that have no lane any more; one that has ended gets none."""
         for sequence, token in strays:
             if sequence.state is State.FINISHED:
@@ -370,7 +384,6 @@ class Worker:
                 landed.stopped.append(sequence)
             elif len(sequence.tokens) >= sequence.max_length:
                 landed.exhausted.append(sequence)
-        return landed
 
 
 def capacity(limits: ExecutorLimits) -> int:

@@ -184,9 +184,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.end(self.scheduler.add_executor(self.epochs, self.limits))
 
     @precondition(lambda self: self.executors)
-    @rule(data=st.data())
-    def lose(self, data):
+    @rule(data=st.data(), step_failed=st.booleans())
+    def lose(self, data, step_failed):
         epoch = data.draw(st.sampled_from(list(self.executors)))
+        if step_failed:
+            self.end(self.scheduler.blame(epoch))
         self.scheduler.remove_executor(epoch)
         del self.executors[epoch], self.sent[epoch]
 

@@ -274,3 +274,44 @@ def test_deadlines_of_ended_requests_are_forgotten():
         rig.add(str(i), [i], max_tokens=1, timeout_s=86400.0)
         rig.finish()
     assert len(rig.scheduler._deadlines) < 100
+
+
+def test_a_request_whose_steps_always_fail_ends_alone():
+    """An executor that fails on one token: the request that has it gets three strikes, the others prove themselves."""
+    rig = Rig(limits(num_blocks=256, max_batch_tokens=40))
+    poison = 666
+    good = [rig.add(f"good {i}", [i, i + 1, i + 2] * (1 + i % 9), max_tokens=20)[0] for i in range(8)]
+    (bad,) = rig.add("bad", [*range(60), poison, *range(5)], max_tokens=20)
+    good += [rig.add(f"late {i}", [i, 5, i], max_tokens=20)[0] for i in range(8)]
+    epoch, failures = 1, 0
+    for _ in range(2000):
+        while rig.plan(epoch) is not None:
+            pass
+        if not rig.sent[epoch]:
+            break
+        if poison in int32_array("token_ids", rig.sent[epoch][0].token_ids):
+            failures += 1
+            rig.end(rig.scheduler.blame(epoch))
+            rig.scheduler.remove_executor(epoch)
+            del rig.executors[epoch], rig.sent[epoch]
+            epoch = rig.join(limits(num_blocks=256, max_batch_tokens=40))
+        else:
+            rig.answer(epoch)
+    assert failures == 3
+    assert (rig.ends[bad].reason, rig.ends[bad].code) == ("error", "internal_error")
+    assert {rig.ends[sequence].reason for sequence in good} == {"length"}
+    assert all(rig.outputs[sequence] == rig.expected(sequence) for sequence in good)
+
+
+def test_losses_that_are_nobodys_fault_are_no_strikes():
+    rig = Rig(limits())
+    (sequence,) = rig.add("a", [1, 2, 3], max_tokens=60)
+    epoch = 1
+    for _ in range(10):
+        rig.step()
+        rig.plan(epoch)
+        rig.scheduler.remove_executor(epoch)
+        del rig.executors[epoch], rig.sent[epoch]
+        epoch = rig.join(limits())
+    rig.finish()
+    assert sequence.strikes == 0
