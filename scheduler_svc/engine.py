@@ -12,12 +12,12 @@ from common.logging import DropLog, get_logger
 from common.plan import ExecutorLimits
 from common.wire import VersionError
 from scheduler_svc import fleet as f
+from scheduler_svc.capability import capacity
 from scheduler_svc.outbox import Outbox
 from scheduler_svc.outcomes import SequenceEnd
 from scheduler_svc.router import Router, Sent
 from scheduler_svc.scheduler import Scheduler, SchedulerConfig
 from scheduler_svc.telemetry import Telemetry
-from scheduler_svc.worker import capacity
 
 TICK_MS = 100
 PROBE_MS = 10  # between heartbeats while a broken connection's owner is looked for

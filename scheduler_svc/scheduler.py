@@ -5,7 +5,6 @@ difference (vLLM V1's unified count), so prefill, chunked prefill and decode are
 `cancel`, `plan` and `commit` and tells which executors come and go.
 """
 
-import heapq
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
@@ -14,12 +13,15 @@ from common.messages import FinishReason, Plan, StepResult, Submit
 from common.plan import ExecutorLimits, parse_result
 from common.wire import int32_array
 from scheduler_svc.block_manager import BlockTable, HashFunction, hash_block
+from scheduler_svc.capability import Capability
+from scheduler_svc.deadlines import Deadlines
 from scheduler_svc.forecast import Forecast, OutputHistory
 from scheduler_svc.outcomes import SchedulerStats, SequenceEnd, StepOutput
+from scheduler_svc.placement import place
 from scheduler_svc.plan_builder import PromptRow
 from scheduler_svc.sequence import Sequence, State, new_sequences
 from scheduler_svc.waiting import WaitingQueue
-from scheduler_svc.worker import Phase, Worker, capacity
+from scheduler_svc.worker import Phase, Worker
 
 MAX_PREEMPTIONS = 3  # after so many a sequence gets all the blocks it will ever need before it runs again
 MAX_STRIKES = 3  # steps in a row that may fail with a sequence
@@ -58,12 +60,10 @@ class Scheduler:
         self._workers: dict[int, Worker] = {}
         self._waiting = WaitingQueue()
         self._requests: dict[str, list[Sequence]] = {}
-        self._deadlines: list[tuple[float, int, Sequence]] = []  # a heap
+        self._deadlines = Deadlines()
         self._history = OutputHistory()
         self._arrivals = 0
-        # Of the most capable executor so far; requests beyond it are refused even while no executor is there.
-        self._capacity: int | None = None
-        self._vocab_size: int | None = None
+        self._capability = Capability()
 
     @property
     def num_waiting(self) -> int:
@@ -111,7 +111,7 @@ class Scheduler:
             raise RequestRejected(f"prompt has token id {prompt.min()}; ids start at 0")
         deadline = None if submit.timeout_s is None else now + submit.timeout_s
         sequences = new_sequences(submit, prompt, self._arrivals, deadline)
-        if (refusal := self._refusal(sequences[0])) is not None:
+        if (refusal := self._capability.refusal(sequences[0])) is not None:
             raise refusal
         if self.num_waiting + submit.n > self.config.max_waiting:
             raise RequestRejected(
@@ -121,8 +121,7 @@ class Scheduler:
         self._requests[submit.request_id] = sequences
         for sequence in sequences:
             self._enqueue(sequence)
-            if deadline is not None:
-                self._watch_deadline(deadline, sequence)
+            self._deadlines.watch(sequence)
         self.stats.prompt_tokens += len(prompt) * submit.n
         return sequences
 
@@ -136,21 +135,16 @@ class Scheduler:
 
     def expire(self, now: float) -> list[SequenceEnd]:
         """End what has passed its deadline."""
-        ends = []
-        while self._deadlines and self._deadlines[0][0] <= now:
-            _, _, sequence = heapq.heappop(self._deadlines)
-            if sequence.state is not State.FINISHED:
-                ends.append(self._finish(sequence, "error", "the request's time is up", "deadline_exceeded"))
-        return ends
+        late = self._deadlines.passed(now)
+        return [self._finish(s, "error", "the request's time is up", "deadline_exceeded") for s in late]
 
     # --- executors ---
 
     def add_executor(self, epoch: int, limits: ExecutorLimits) -> list[SequenceEnd]:
         """Start planning for an executor. Returns the end of waiting requests that turn out never to fit."""
         self._workers[epoch] = self.worker_type(epoch, limits, self._hash_function)
-        self._capacity = max(self._capacity or 0, capacity(limits))
-        self._vocab_size = limits.vocab_size  # the same for all members of a fleet
-        refused = [(s, refusal) for s in self._waiting if (refusal := self._refusal(s)) is not None]
+        self._capability.widen(limits)
+        refused = [(s, refusal) for s in self._waiting if (refusal := self._capability.refusal(s)) is not None]
         return [self._finish(s, "error", str(refusal), refusal.code) for s, refusal in refused]
 
     def drain(self, epoch: int) -> None:
@@ -255,28 +249,6 @@ class Scheduler:
 
     # --- inside ---
 
-    def _refusal(self, sequence: Sequence) -> RequestRejected | None:
-        """Why no executor so far could ever run the sequence, if so."""
-        if self._capacity is None or self._vocab_size is None:
-            return None  # no executor was ever seen; asked again when the first one comes
-        if sequence.max_length > self._capacity:
-            return RequestRejected(
-                f"prompt of {sequence.num_prompt} tokens plus max_tokens {sequence.params.max_tokens} is "
-                f"{sequence.max_length}, the limit is {self._capacity}",
-                "context_length_exceeded",
-            )
-        if sequence.largest_token >= self._vocab_size:
-            return RequestRejected(
-                f"prompt has token id {sequence.largest_token}, the vocabulary ends at {self._vocab_size - 1}"
-            )
-        return None
-
-    def _watch_deadline(self, deadline: float, sequence: Sequence) -> None:
-        if len(self._deadlines) > 64 + 2 * (self.num_waiting + self.num_running):  # most of them have ended
-            self._deadlines = [entry for entry in self._deadlines if entry[2].state is not State.FINISHED]
-            heapq.heapify(self._deadlines)
-        heapq.heappush(self._deadlines, (deadline, sequence.arrival, sequence))
-
     def _make_room(self, worker: Worker) -> list[int]:
         """A block for every lane that decodes and whose blocks are full, taken from newer sequences if need be.
 
@@ -377,22 +349,7 @@ class Scheduler:
         return worker.prompt_row(lane, raw, grant)
 
     def _placement(self, sequence: Sequence) -> Worker | None:
-        """Where a waiting sequence should run: where most of its prefix is cached, unless that worker is much
-        busier than another (more than twice its sequences, and four) or has just refused somebody for want of
-        memory while another has not; then where fewest run. Once chosen it stays, as long as that holds."""
-        candidates = [w for w in self._workers.values() if not w.draining and w.hot.num_free and w.can_hold(sequence)]
-        if len(candidates) <= 1:
-            return candidates[0] if candidates else None
-        candidates = [w for w in candidates if not w.closed] or candidates
-        fewest = min(w.num_running for w in candidates)
-        candidates = [w for w in candidates if w.num_running <= 2 * fewest + 4]
-        chosen = next((w for w in candidates if w.epoch == sequence.placed), None)
-        if chosen is None:
-            table, raw = BlockTable(sequence.cache_salt.encode()), sequence.tokens.tobytes()
-            hits = {w.epoch: len(w.blocks.match(table, raw)) * w.blocks.block_size for w in candidates}
-            chosen = min(candidates, key=lambda w: (-hits[w.epoch], w.num_running, w.epoch))
-            sequence.placed = chosen.epoch
-        return chosen
+        return place(sequence, list(self._workers.values()))
 
     def _finish(self, sequence: Sequence, reason: FinishReason, error: str = "", code: str = "") -> SequenceEnd:
         """End a sequence: it holds nothing any more, wherever it was (invariant 10)."""

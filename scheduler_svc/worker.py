@@ -6,17 +6,17 @@ Pure.
 
 from bisect import insort
 from collections import deque
-from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
-import numpy.typing as npt
 
 from common.messages import Plan
 from common.plan import ExecutorLimits
 from common.wire import IntArray
 from scheduler_svc.block_manager import BlockManager, BlockTable, Grant, HashFunction, hash_block
+from scheduler_svc.capability import capacity
 from scheduler_svc.forecast import Forecast, OutputHistory
+from scheduler_svc.inflight import InflightPlan, Landed
 from scheduler_svc.lanes import Lanes
 from scheduler_svc.plan_builder import DecodeRows, PromptRow, build_plan, prompt_columns, sampling_columns
 from scheduler_svc.sequence import Sequence, State
@@ -30,35 +30,6 @@ class Phase(IntEnum):
     PROMPT = 0  # known tokens that are not computed yet
     DECODE = 1  # its last token, known or in flight
     FREE = 2  # nobody holds it
-
-
-@dataclass(frozen=True, slots=True)
-class InflightPlan:
-    """A plan that was sent and not answered yet. Columns have an entry for each sampled row; `unsampled` are the
-    sequences whose row does not reach their last token."""
-
-    step: int
-    lanes: IntArray
-    serials: npt.NDArray[np.int64]
-    sequences: list[Sequence]
-    unsampled: list[Sequence]
-
-
-@dataclass(frozen=True, slots=True)
-class Landed:
-    """What an answer brought.
-
-    Attributes:
-        sequences, tokens: those that got a token, and the token; a sequence that had ended gets none.
-        firsts: those whose first token this is.
-        stopped, exhausted: those that end with it, by a stop token or because they have `max_tokens`.
-    """
-
-    sequences: list[Sequence]
-    tokens: list[int]
-    firsts: list[Sequence]
-    stopped: list[Sequence]
-    exhausted: list[Sequence]
 
 
 class Worker:
@@ -384,8 +355,3 @@ class Worker:
                 landed.stopped.append(sequence)
             elif len(sequence.tokens) >= sequence.max_length:
                 landed.exhausted.append(sequence)
-
-
-def capacity(limits: ExecutorLimits) -> int:
-    """Positions that one sequence can have on an executor of these limits."""
-    return min(limits.max_model_len, limits.num_blocks * limits.block_size)

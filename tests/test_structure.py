@@ -16,8 +16,8 @@ MAY_IMPORT = {
     "executor_svc": {"executor_svc", "common", "kernels"},
 }
 PURE = [
-    *("sequence", "lanes", "block_manager", "waiting", "forecast", "plan_builder", "worker", "outcomes", "scheduler"),
-    *("fleet", "outbox"),
+    *("sequence", "lanes", "block_manager", "waiting", "deadlines", "capability", "forecast", "plan_builder"),
+    *("inflight", "worker", "placement", "outcomes", "scheduler", "fleet", "outbox"),
 ]
 IMPURE_MODULES = {"zmq", "socket", "time", "threading", "asyncio", "logging", "structlog", "os", "random", "subprocess"}
 

@@ -1,0 +1,27 @@
+"""Which executor a waiting sequence is for. Pure."""
+
+from scheduler_svc.block_manager import BlockTable
+from scheduler_svc.sequence import Sequence
+from scheduler_svc.worker import Worker
+
+
+def place(sequence: Sequence, workers: list[Worker]) -> Worker | None:
+    """Where a waiting sequence should run, None if nobody can hold it now.
+
+    Where most of its prefix is cached, unless that worker is much busier than another (more than twice its
+    sequences, and four) or has just refused somebody for want of memory while another has not; then where fewest run.
+    Once chosen it stays (`sequence.placed`), as long as that holds.
+    """
+    candidates = [w for w in workers if not w.draining and w.hot.num_free and w.can_hold(sequence)]
+    if len(candidates) <= 1:
+        return candidates[0] if candidates else None
+    candidates = [w for w in candidates if not w.closed] or candidates
+    fewest = min(w.num_running for w in candidates)
+    candidates = [w for w in candidates if w.num_running <= 2 * fewest + 4]
+    chosen = next((w for w in candidates if w.epoch == sequence.placed), None)
+    if chosen is None:
+        table, raw = BlockTable(sequence.cache_salt.encode()), sequence.tokens.tobytes()
+        hits = {w.epoch: len(w.blocks.match(table, raw)) * w.blocks.block_size for w in candidates}
+        chosen = min(candidates, key=lambda w: (-hits[w.epoch], w.num_running, w.epoch))
+        sequence.placed = chosen.epoch
+    return chosen
