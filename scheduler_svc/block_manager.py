@@ -175,12 +175,15 @@ class BlockManager:
 
     def allocate(self, count: int) -> list[int]:
         """Hand out `count` free blocks, which there must be, for a table whose tokens need no look into the cache."""
-        popitem, ref_counts, keys = self._free.popitem, self.ref_counts, self.keys
+        popitem, ref_counts, keys, uids, index = self._free.popitem, self.ref_counts, self.keys, self.uids, self._index
         blocks = [popitem(last=False)[0] for _ in range(count)]
         for block in blocks:
             ref_counts[block] = 1
-            if keys[block] is not None:
-                self._unpublish(block)
+            key = keys[block]
+            if key is not None:  # `_unpublish`, without the price of a call for each block
+                del index[key]
+                keys[block] = None
+                uids[block] = 0
         return blocks
 
     def publish(self, table: BlockTable, raw: bytes, first: int, *, may_merge: bool) -> bool:
@@ -204,13 +207,14 @@ class BlockManager:
         ids, size, index, hash_function = table.ids, self._block_bytes, self._index, self._hash
         keys, uids, contents = self.keys, self.uids, self.contents
         parents, parent_uids = self.parents, self.parent_uids
+        last_uid = self._last_uid
         merged = False
         i = table.num_published
         parent = ids[i - 1] if i else NO_PARENT
         parent_key, parent_uid = (keys[parent], uids[parent]) if i else (0, 0)
         for start in range((i - first) * size, len(raw), size):
             content = raw[start : start + size]
-            if parent == NO_PARENT:
+            if i == 0:
                 content = table.salt + content
             block, key = ids[i], hash_function(content, parent_key)  # type: ignore[arg-type]  # published, so not None
             other = index.get(key)
@@ -218,10 +222,11 @@ class BlockManager:
                 self._unpublish(other)  # a child of a block that is gone: nobody can hit it any more
                 other = None
             if other is None:
-                self._last_uid += 1
+                last_uid += 1
                 index[key] = block
-                keys[block], uids[block], contents[block] = key, self._last_uid, content
+                keys[block], uids[block], contents[block] = key, last_uid, content
                 parents[block], parent_uids[block] = parent, parent_uid
+                parent, parent_key, parent_uid = block, key, last_uid
             elif not self._holds(other, content, parent_uid):
                 table.is_stuck = True  # a collision: first writer wins, this sequence's blocks stay its own
                 break
@@ -232,10 +237,10 @@ class BlockManager:
                 ids[i] = other
                 self._drop(block)
                 merged = True
-            parent = ids[i]
-            parent_key, parent_uid = key, uids[parent]
+                parent, parent_key, parent_uid = other, key, uids[other]
             i += 1
         table.num_published = i
+        self._last_uid = last_uid
         return merged
 
     def release(self, table: BlockTable) -> None:
