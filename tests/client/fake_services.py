@@ -30,12 +30,12 @@ def main():
     parser.add_argument("--exit", type=int, help="exit with this code at once")
     parser.add_argument("--deaf", action="store_true", help="ignore SIGTERM")
     options, _passed_on = parser.parse_known_args()
-    print(options.role, *sys.argv[2:], flush=True)
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: None if options.deaf else stop.set())
+    print(options.role, *sys.argv[2:], flush=True)  # from here on it can be told to stop
     if options.exit is not None:
         print("ValueError: no such thing", flush=True)
         sys.exit(options.exit)
-    stop = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: None if options.deaf else stop.set())
     if options.role == "scheduler":
         server = ThreadingHTTPServer((options.host, options.port), Handler)
         threading.Thread(target=server.serve_forever, daemon=True).start()
