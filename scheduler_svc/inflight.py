@@ -20,6 +20,11 @@ class InflightPlan:
     sequences: list[Sequence]
     unsampled: list[Sequence]
 
+    @property
+    def everyone(self) -> list[Sequence]:
+        """All sequences that have a row in the plan."""
+        return [*self.sequences, *self.unsampled]
+
 
 @dataclass(frozen=True, slots=True)
 class Landed:

@@ -33,7 +33,8 @@ class Lanes:
         tokens: [lanes, longest limit so far], the known tokens.
         serial: int64, which admission holds the lane; -1 for none.
         temperature, top_p, min_p (float32), top_k, seed (uint64): how it draws.
-        sequences, tables: lists, None for a free lane.
+        sequences, tables: lists; a free lane has no sequence, and its table is empty.
+        free: lanes that nobody holds.
     """
 
     def __init__(self, num_lanes: int) -> None:
@@ -48,17 +49,17 @@ class Lanes:
         self.seed = np.zeros(num_lanes, np.uint64)
         self.sequences: list[Sequence | None] = [None] * num_lanes
         self.tables: list[BlockTable] = [BlockTable() for _ in range(num_lanes)]
-        self._free = list(range(num_lanes))[::-1]
+        self.free = list(range(num_lanes))[::-1]
         self._next_serial = 0
 
     @property
     def num_free(self) -> int:
         """Lanes that nobody holds."""
-        return len(self._free)
+        return len(self.free)
 
     def enter(self, sequence: Sequence, table: BlockTable) -> int:
         """Give a sequence a lane and copy its facts into the columns; `computed` and `table_changed` must follow."""
-        lane = self._free.pop()
+        lane = self.free.pop()
         params, length = sequence.params, len(sequence.tokens)
         self.sequences[lane] = sequence
         self.tables[lane] = table
@@ -93,7 +94,7 @@ class Lanes:
         self.sequences[lane] = None
         self.serial[lane] = -1
         self.publish_at[lane] = NEVER
-        self._free.append(lane)
+        self.free.append(lane)
 
     def table_changed(self, lane: int, block_size: int) -> None:
         """Derive what follows from the lane's table."""

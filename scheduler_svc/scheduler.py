@@ -163,7 +163,7 @@ class Scheduler:
         """
         worker = self._workers[epoch]
         ends = []
-        for sequence in [*worker.inflight[0].sequences, *worker.inflight[0].unsampled] if worker.inflight else []:
+        for sequence in worker.inflight[0].everyone if worker.inflight else []:
             sequence.strikes += 1
             if sequence.strikes >= MAX_STRIKES and sequence.state is not State.FINISHED:
                 message = f"{MAX_STRIKES} steps in a row failed with this sequence"
@@ -349,6 +349,7 @@ class Scheduler:
         return worker.prompt_row(lane, raw, grant)
 
     def _placement(self, sequence: Sequence) -> Worker | None:
+        """The rule by itself, so that a benchmark can put another in its place."""
         return place(sequence, list(self._workers.values()))
 
     def _finish(self, sequence: Sequence, reason: FinishReason, error: str = "", code: str = "") -> SequenceEnd:
@@ -358,7 +359,6 @@ class Scheduler:
         else:
             self._workers[sequence.epoch].leave(sequence)
         sequence.state = State.FINISHED
-        sequence.finish_reason = reason
         siblings = self._requests[sequence.request_id]
         if all(s.state is State.FINISHED for s in siblings):
             del self._requests[sequence.request_id]

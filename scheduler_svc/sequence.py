@@ -4,7 +4,7 @@ from array import array
 from dataclasses import dataclass
 from enum import Enum
 
-from common.messages import FinishReason, SamplingParams, Submit
+from common.messages import SamplingParams, Submit
 from common.wire import IntArray
 
 
@@ -51,7 +51,6 @@ class Sequence:
     priority: int = 0
     deadline: float | None = None
     state: State = State.WAITING
-    finish_reason: FinishReason | None = None
     num_inflight: int = 0
     num_cached_prompt: int | None = None
     num_preemptions: int = 0

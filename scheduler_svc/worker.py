@@ -281,7 +281,7 @@ class Worker:
         """Assert the invariants that can be seen from one worker."""
         hot, size = self.hot, self.limits.block_size
         self.blocks.check(hot.tables[lane] for lane in self.running)
-        assert sorted(self.running + hot._free) == list(range(len(hot.known))), "a lane is lost or held twice"
+        assert sorted(self.running + hot.free) == list(range(len(hot.known))), "a lane is lost or held twice"
         ranks = [self.sequence(lane).rank for lane in self.running]
         assert ranks == sorted(ranks), "running sequences are out of order"
         assert self._num_prompts == sum(self.phases[lane] is Phase.PROMPT for lane in self.running)
