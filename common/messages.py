@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 Count = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Positive = Annotated[int, Meta(ge=1, le=2**31 - 1)]
@@ -19,7 +19,8 @@ Epoch = Annotated[int, Meta(ge=1, le=2**53)]
 Step = Annotated[int, Meta(ge=0, le=2**53)]
 Name = Annotated[str, Meta(min_length=1, max_length=128)]
 Text = Annotated[str, Meta(max_length=4096)]
-RequestId = Annotated[str, Meta(min_length=1, max_length=128)]
+RequestId = Annotated[str, Meta(min_length=1, max_length=192)]  # CLIENT/ID-PROMPT, see Submit
+ClientName = Annotated[str, Meta(max_length=64)]
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 
 
@@ -123,6 +124,12 @@ class EpochOver(Message, frozen=True, tag="over"):
     reason: Text
 
 
+class Leave(Message, frozen=True, tag="leave"):
+    """An operator wants this executor to end, as SIGTERM does: it answers with Leaving, and exits with code 0."""
+
+    epoch: Epoch
+
+
 class Plan(Message, frozen=True, tag="plan"):
     """One step for one executor; self-contained, so the executor remembers no sequence between plans.
 
@@ -194,12 +201,18 @@ class Submit(Message, frozen=True, tag="submit"):
     """A request with its prompt as token ids. Answered by Outputs that end with one terminal delta a sequence.
 
     Attributes:
+        request_id: `ID-PROMPT`, the HTTP answer's id and the prompt's number in it; with API keys `CLIENT/ID-PROMPT`,
+            so that nobody can name another's.
         prompt: int32 [tokens].
         n: sequences to generate.
         stream: False holds the tokens back until a sequence ends.
         cache_salt: requests share cached blocks only with requests of the same salt.
         priority: lower values go first; equal ones in the order of arrival.
         timeout_s: seconds after which what has not ended ends with an error (`deadline_exceeded`); None for never.
+        client: name of the API key it came with, empty without keys.
+        client_limit: requests that this client may have open at once, 0 for no limit (`too_many_requests` beyond).
+        context: what the frontend that answers it needs to know (format, stop strings); the core only keeps it, for
+            `Attached`.
     """
 
     request_id: RequestId
@@ -210,6 +223,23 @@ class Submit(Message, frozen=True, tag="submit"):
     cache_salt: Annotated[str, Meta(max_length=256)] = ""
     priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] = 0
     timeout_s: Annotated[float, Meta(gt=0.0, le=1e9)] | None = None
+    client: ClientName = ""
+    client_limit: Count = 0
+    context: Annotated[bytes, Meta(max_length=2**20)] = b""
+
+
+class Attach(Message, frozen=True, tag="attach"):
+    """Continue a request here, from its first token: its client has come back, to this frontend. Answered by Attached;
+    a frontend that had it before hears no more of it."""
+
+    request_id: RequestId
+
+
+class Detach(Message, frozen=True, tag="detach"):
+    """The connection to the client of a request broke, and it may come back: go on, and cancel what has not been
+    attached again within the reconnect grace."""
+
+    request_id: RequestId
 
 
 class Cancel(Message, frozen=True, tag="cancel"):
@@ -229,6 +259,19 @@ class MetricsQuery(Message, frozen=True, tag="metrics"):
     """Asks for a Metrics with the same query_id."""
 
     query_id: Count
+
+
+class DrainExecutor(Message, frozen=True, tag="drain"):
+    """Let an executor leave. Answered by a DrainReply at once; that it has left, Status shows.
+
+    Attributes:
+        executor: its name, or its epoch in decimal.
+        finish: True lets its sequences end there, False hands them over at the next step boundary.
+    """
+
+    query_id: Count
+    executor: Name
+    finish: bool = False
 
 
 # --- core -> frontend ---
@@ -257,6 +300,8 @@ class TokenDelta(Message, frozen=True):
         error: says why when finish_reason is `error`.
         code: RequestRejected's code then; `internal_error` for what is not the request's fault.
         num_cached_tokens: prompt tokens whose K and V came from the prefix cache when it was first admitted.
+        model: what computed these tokens (`scheduler_svc.fleet.model_of`), where that is another than for the last
+            delta; empty where it is the same.
     """
 
     request_id: RequestId
@@ -266,6 +311,7 @@ class TokenDelta(Message, frozen=True):
     error: Text = ""
     code: Annotated[str, Meta(max_length=64)] = ""
     num_cached_tokens: Count = 0
+    model: Annotated[str, Meta(max_length=300)] = ""
 
 
 class Outputs(Message, frozen=True, tag="outputs"):
@@ -274,12 +320,36 @@ class Outputs(Message, frozen=True, tag="outputs"):
     deltas: tuple[TokenDelta, ...]
 
 
+class Attached(Message, frozen=True, tag="attached"):
+    """Answer to Attach. The request's deltas follow in Outputs, from its first token on.
+
+    Attributes:
+        found: False if the request is not known (any more): it never was accepted, or ended too long ago.
+        num_prompt_tokens, n, context: as in its Submit.
+    """
+
+    request_id: RequestId
+    found: bool
+    num_prompt_tokens: Count = 0
+    n: Count = 0
+    context: Annotated[bytes, Meta(max_length=2**20)] = b""
+
+
+class DrainReply(Message, frozen=True, tag="drain"):
+    """Answer to DrainExecutor: the epoch that leaves, or why none does (then epoch is 0)."""
+
+    query_id: Count
+    epoch: Annotated[int, Meta(ge=0, le=2**53)]
+    refusal: Text = ""
+
+
 class ExecutorStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One executor as `baton status` shows it."""
+    """One executor as `baton status` shows it. `state` is `ready`, `finishing` (takes nothing new) or `draining`."""
 
     executor: str
     epoch: int
     state: str
+    build: str
     device: str
     dtype: str
     fingerprint: str
@@ -296,7 +366,12 @@ class ExecutorStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StatusReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole service as `GET /status` shows it. Rates are over the last ten seconds."""
+    """The whole service as `GET /status` shows it. Rates are over the last ten seconds.
+
+    Attributes:
+        journal: `off`, `ok`, or `failed` (requests accepted now would not survive the scheduler's end).
+        journal_lag_s: age of the oldest thing that is not on disk yet.
+    """
 
     version: str
     model: str
@@ -311,6 +386,10 @@ class StatusReport(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int
     cached_prompt_tokens: int
     output_tokens: int
+    recomputed_tokens: int
+    sequences_resumed: int
+    journal: str
+    journal_lag_s: float
     output_tokens_per_s: float
     prefill_tokens_per_s: float
     executors: list[ExecutorStatus]
@@ -331,6 +410,6 @@ class Metrics(Message, frozen=True, tag="metrics"):
 
 
 ExecutorToScheduler = Hello | ExecutorHeartbeat | StepResult | StepFailed | Leaving
-SchedulerToExecutor = Welcome | Reject | SchedulerHeartbeat | EpochOver | Plan
-FrontendToCore = FrontendHello | Submit | Cancel | StatusQuery | MetricsQuery
-CoreToFrontend = FleetState | Outputs | Status | Metrics
+SchedulerToExecutor = Welcome | Reject | SchedulerHeartbeat | EpochOver | Leave | Plan
+FrontendToCore = FrontendHello | Submit | Attach | Detach | Cancel | StatusQuery | MetricsQuery | DrainExecutor
+CoreToFrontend = FleetState | Outputs | Attached | Status | Metrics | DrainReply

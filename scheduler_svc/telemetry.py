@@ -120,6 +120,10 @@ class Telemetry:
             prompt_tokens=stats.prompt_tokens,
             cached_prompt_tokens=stats.cached_prompt_tokens,
             output_tokens=stats.output_tokens,
+            recomputed_tokens=0,
+            sequences_resumed=stats.resumed,
+            journal="off",
+            journal_lag_s=0.0,
             output_tokens_per_s=self._output_rate.per_second(),
             prefill_tokens_per_s=self._prefill_rate.per_second(),
             executors=[self._executor_status(member, now) for member in self._fleet],
@@ -132,6 +136,7 @@ class Telemetry:
         return ExecutorStatus(
             executor=hello.executor,
             epoch=member.epoch,
+            build=hello.build,
             state="draining" if member.draining else "ready",
             device=hello.device,
             dtype=hello.dtype,

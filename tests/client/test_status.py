@@ -18,6 +18,7 @@ def report(server: FakeServer):
     executor = ExecutorStatus(
         executor="gpu-a",
         epoch=17,
+        build="0.1.0",
         state="draining",
         device="cuda:0 NVIDIA H200",
         dtype="bfloat16",
@@ -47,6 +48,10 @@ def report(server: FakeServer):
         prompt_tokens=2000,
         cached_prompt_tokens=500,
         output_tokens=12345,
+        recomputed_tokens=0,
+        sequences_resumed=0,
+        journal="off",
+        journal_lag_s=0.0,
         output_tokens_per_s=678.9,
         prefill_tokens_per_s=100.0,
         executors=[executor],

@@ -36,9 +36,14 @@ def test_round_trip_of_every_message(direction):
         m.Plan: m.Plan(epoch=1, step=2, **{f: f.encode() for f in m.Plan.__struct_fields__[2:]}),
         m.FrontendHello: m.FrontendHello(pid=4),
         m.Submit: m.Submit(request_id="r", prompt=b"abcd", params=m.SamplingParams(max_tokens=3, top_p=0.5), n=2),
+        m.Attach: m.Attach(request_id="r"),
+        m.Detach: m.Detach(request_id="r"),
         m.Cancel: m.Cancel(request_id="r", index=1),
+        m.DrainExecutor: m.DrainExecutor(query_id=1, executor="x", finish=True),
         m.FleetState: m.FleetState(num_ready=1, fingerprint="ab", max_model_len=9),
         m.Outputs: m.Outputs(deltas=(m.TokenDelta(request_id="r", index=0, token_ids=b"", finish_reason="stop"),)),
+        m.Attached: m.Attached(request_id="r", found=True, num_prompt_tokens=3, n=2, context=b"x"),
+        m.DrainReply: m.DrainReply(query_id=1, epoch=0, refusal="x"),
         m.Metrics: m.Metrics(query_id=1, text=b"x"),
     }
     for kind in members(direction):
@@ -107,7 +112,7 @@ def test_a_missing_or_an_extra_field_is_refused():
 def test_headers_and_sizes():
     codec = Codec(m.ExecutorToScheduler)
     payload = codec.encode(HELLO)[1]
-    with pytest.raises(VersionError, match="version 77, this side 1"):
+    with pytest.raises(VersionError, match=f"version 77, this side {m.PROTOCOL_VERSION}"):
         codec.decode([b"baton/77", payload])
     with pytest.raises(WireError, match="not a Baton message"):
         codec.decode([b"http/1.1", payload])

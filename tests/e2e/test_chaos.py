@@ -96,7 +96,7 @@ def nonsense(rng):
     for _ in range(20):
         yield [rng.randbytes(rng.randrange(50)) for _ in range(rng.randrange(1, 4))]
         yield [HEADER, rng.randbytes(rng.randrange(200))]
-        yield [b"baton/2", rng.randbytes(10)]
+        yield [b"baton/1", rng.randbytes(10)]
     yield encode(m.StepResult(epoch=epoch, step=rng.randrange(2**53), token_ids=rng.randbytes(400), compute_us=1))
     yield encode(m.StepFailed(epoch=epoch, step=1, error="x" * 4000))
     yield encode(m.Leaving(epoch=epoch))
