@@ -3,9 +3,12 @@
 A pure state machine. It is told what arrived and what time it is, and answers with what is to be done about it;
 sockets, threads, signals and logs are `executor_svc.server`'s.
 
-    SEEKING --Welcome--> JOINED --leave()--> LEAVING --> STOPPED
-       ^                    |                (EpochOver, loss, failed step or 10 s)
+    SEEKING --Welcome--> JOINED --leave() or Leave--> LEAVING --> STOPPED
+       ^                    |                         (EpochOver, loss, failed step or 10 s)
        +--- EpochOver, loss, failed step
+
+In SEEKING it first waits for the plans of the old epoch that are still being computed. If that never ends, because
+the computing thread hangs, it gives up: whoever supervises the process starts a new one.
 """
 
 import enum
@@ -18,8 +21,10 @@ from common.wire import HEARTBEAT_INTERVAL_S, LOSS_TIMEOUT_S
 
 HELLO_INTERVAL_S = 1.0
 LEAVE_TIMEOUT_S = 10.0
+STUCK_TIMEOUT_S = 120.0  # for a step whose answer nobody waits for any more
 MAX_PLANS_WAITING = 16  # the scheduler keeps 2 in flight; far more means that it has lost count
 EXIT_OK = 0
+EXIT_CRASHED = 70  # EX_SOFTWARE of sysexits.h
 EXIT_REJECTED = 78  # EX_CONFIG of sysexits.h: starting again without a change is pointless
 
 
@@ -93,6 +98,7 @@ class Link:
         self._beat_due = now
         self._heard = now
         self._leave_by = now
+        self._stuck_at = math.inf
 
     @property
     def epoch(self) -> int | None:
@@ -111,13 +117,16 @@ class Link:
     def next_tick(self) -> float:
         """When `tick` is to be called at the latest; infinity if something else has to happen first."""
         if self.phase is Phase.SEEKING:
-            return self._hello_due if self._plans_waiting == 0 else math.inf
+            return self._hello_due if self._plans_waiting == 0 else self._stuck_at
         due = min(self._beat_due, self._heard + LOSS_TIMEOUT_S)
         return min(due, self._leave_by) if self.phase is Phase.LEAVING else due
 
     def tick(self, now: float, *, writable: bool) -> list[Action]:
         """Do what is due by now. `writable`: whether a message could be sent at once."""
         if self.phase is Phase.SEEKING:
+            if self._plans_waiting and now >= self._stuck_at:
+                self.phase = Phase.STOPPED
+                return [Note("stuck in a step", {"waited_s": STUCK_TIMEOUT_S}), Stop(EXIT_CRASHED)]
             if not (writable and self.hello_due(now)):
                 return []
             self._hello_due = now + HELLO_INTERVAL_S
@@ -137,19 +146,25 @@ class Link:
     def on_message(self, message: m.SchedulerToExecutor, now: float) -> list[Action]:
         """Take in what the scheduler said."""
         self._heard = now
+        actions: list[Action] = []
         match message:
             case m.Welcome():
-                return self._on_welcome(message.epoch, now)
+                actions = self._on_welcome(message.epoch, now)
             case m.Reject():
-                return self._on_reject(message.reason)
+                actions = self._on_reject(message.reason)
+            case m.EpochOver() if message.epoch != self._epoch:
+                pass  # news of an epoch that has ended here as well
             case _ if message.epoch != self._epoch:
-                return [Drop(f"{type(message).__name__} of epoch {message.epoch}, this is {self._epoch}")]
+                actions = [Drop(f"{type(message).__name__} of epoch {message.epoch}, this is {self._epoch}")]
             case m.EpochOver():
-                return self._end_epoch(message.reason, now)
+                actions = self._end_epoch(message.reason, now)
+            case m.Leave() if not self.leaving:
+                actions = self.leave(now)
             case m.Plan():
-                return self._on_plan(message, now)
-            case m.SchedulerHeartbeat():
-                return []
+                actions = self._on_plan(message, now)
+            case _:  # a heartbeat, or a second Leave
+                pass
+        return actions
 
     def on_answer(self, answer: m.StepResult | m.StepFailed | None, now: float) -> list[Action]:
         """A plan of a `Run` is done with: its answer, or None if it was not run because its epoch had ended."""
@@ -208,4 +223,5 @@ class Link:
             return [ended, Stop(EXIT_OK)]
         self.phase = Phase.SEEKING
         self._hello_due = now
+        self._stuck_at = now + STUCK_TIMEOUT_S
         return [ended, Reconnect()] if reconnect else [ended]

@@ -15,17 +15,29 @@ class Capability:
     what is not may wait for one that comes back."""
 
     def __init__(self) -> None:
-        self._capacity: int | None = None
+        self._is_known = False
+        self._capacity = 0
         self._vocab_size = 0
+
+    @property
+    def is_known(self) -> bool:
+        """Whether an executor has been seen."""
+        return self._is_known
+
+    def has_fitted(self, sequence: Sequence) -> None:
+        """An executor that an earlier life of the scheduler has seen could run the sequence."""
+        self._capacity = max(self._capacity, sequence.max_length)
+        self._vocab_size = max(self._vocab_size, sequence.largest_token + 1)
 
     def widen(self, limits: ExecutorLimits) -> None:
         """Another executor has joined. All members of a fleet have one vocabulary."""
-        self._capacity = max(self._capacity or 0, capacity(limits))
+        self._is_known = True
+        self._capacity = max(self._capacity, capacity(limits))
         self._vocab_size = limits.vocab_size
 
     def refusal(self, sequence: Sequence) -> RequestRejected | None:
         """Why no executor so far could ever run the sequence, if so; None before the first one was seen."""
-        if self._capacity is None:
+        if not self._is_known:
             return None
         if sequence.max_length > self._capacity:
             return RequestRejected(

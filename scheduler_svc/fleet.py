@@ -1,20 +1,38 @@
 """The lives of executors: who is in the fleet, under which epoch, and when one has left it.
 
 A pure state machine in the manner of h11: messages and the time go in, effects come out. It opens no socket and
-reads no clock, so a simulator can run it in virtual time. `engine.py` carries the effects out.
+reads no clock, so that the simulator (tests/sim) runs it in virtual time. `core.py` acts on the effects.
+
+    Hello ──▶ READY ──ask_to_leave(finish)──▶ FINISHING ──release──▶ DRAINING ──▶ Ended
+                │ ──ask_to_leave, Leaving──────────────────────────────▲
+                └── silence, a broken or full connection, a hung or failed step, another Hello ──▶ Ended
 """
 
+from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import Enum
 
 from common import messages as m
 from common.wire import HEARTBEAT_INTERVAL_S, LOSS_TIMEOUT_S
+from scheduler_svc.probation import Probation
+from scheduler_svc.step_clock import DEFAULT_FLOOR_S, StepClock
 
 Peer = bytes
 
 MAX_BLOCKS = 2**22
 MAX_LANES = 2**16
 MAX_SLOTS = 2**31 - 1
+MAX_REMEMBERED = 1024  # executors that left
+FAILURES = ("step_failed", "hung", "untrusted", "disconnected", "silent")  # causes that may be a sequence's doing
+
+
+class Standing(Enum):
+    """Where a member stands; the values are what `baton status` shows."""
+
+    READY = "ready"
+    FINISHING = "finishing"  # its sequences end there, new ones go elsewhere
+    DRAINING = "draining"  # it gets no more plans, and is let go when those it has are answered
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +52,23 @@ class Joined:
 
 
 @dataclass(frozen=True, slots=True)
+class Rejected:
+    """A Hello was answered with a Reject."""
+
+    hello: m.Hello
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finishing:
+    """The executor is to leave when its sequences have ended: give it no new ones, then call `release`."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
 class Draining:
-    """The executor wants to leave: plan nothing more for it and call `end` once its plans are answered."""
+    """The executor is to leave: plan nothing more for it and call `end` once its plans are answered."""
 
     epoch: int
 
@@ -52,8 +85,8 @@ class Ended:
     """An epoch is over, and with it all that its executor cached.
 
     Attributes:
-        cause: one word for metrics (`silent`, `disconnected`, `step_failed`, `restarted`, `drained`, `untrusted`,
-            `shutdown`).
+        cause: one word for metrics: `silent`, `disconnected`, `hung`, `step_failed`, `untrusted` (all of FAILURES),
+            `restarted`, `drained`, `shutdown`.
         reason: for people.
     """
 
@@ -63,7 +96,7 @@ class Ended:
     reason: str
 
 
-Effect = Send | Joined | Draining | Answered | Ended
+Effect = Send | Joined | Rejected | Finishing | Draining | Answered | Ended
 
 
 @dataclass(slots=True)
@@ -75,7 +108,13 @@ class Member:
     hello: m.Hello
     joined_at: float
     last_heard: float
-    draining: bool = False
+    steps: StepClock
+    standing: Standing = field(default=Standing.READY)
+
+
+def model_of(hello: m.Hello) -> str:
+    """What an executor computes with: executors of one model give a sequence the same tokens."""
+    return f"{hello.fingerprint}/{hello.dtype}"
 
 
 class Fleet:
@@ -83,12 +122,16 @@ class Fleet:
 
     Args:
         first_epoch: epochs count up from here; one that no earlier life of the scheduler has given out.
+        step_floor_s: what any step may take before its executor counts as hung (see StepClock).
     """
 
-    def __init__(self, first_epoch: int = 1) -> None:
+    def __init__(self, first_epoch: int = 1, step_floor_s: float = DEFAULT_FLOOR_S) -> None:
         self._members: dict[Peer, Member] = {}
         self._next_epoch = first_epoch
+        self._step_floor_s = step_floor_s
         self._last_beat = float("-inf")
+        self._probation = Probation()
+        self._earlier: OrderedDict[tuple[str, str], StepClock] = OrderedDict()  # of executors that left, by name
 
     def __iter__(self) -> Iterator[Member]:
         """Members in the order in which they joined."""
@@ -100,6 +143,19 @@ class Fleet:
     def member(self, epoch: int) -> Member | None:
         """The member with this epoch, if it is alive."""
         return next((member for member in self._members.values() if member.epoch == epoch), None)
+
+    def find(self, executor: str) -> Member | str:
+        """The member of this name, or with this epoch in decimal; or why it cannot be told."""
+        found = [member for member in self._members.values() if str(member.epoch) == executor]
+        found = found or [member for member in self._members.values() if member.hello.executor == executor]
+        match found:
+            case [member]:
+                return member
+            case []:
+                return f"no executor {executor!r} is in the fleet"
+            case _:
+                epochs = ", ".join(str(member.epoch) for member in found)
+                return f"{len(found)} executors are called {executor!r}; name one by its epoch ({epochs})"
 
     def receive(self, peer: Peer, message: m.ExecutorToScheduler, now: float) -> list[Effect]:
         """What follows from a message of `peer`."""
@@ -114,60 +170,82 @@ class Fleet:
             case m.ExecutorHeartbeat():
                 return []
             case m.StepResult():
+                member.steps.answered(message.step, now)
                 return [Answered(message)]
             case m.StepFailed():
-                return self._end(member, "step_failed", f"step {message.step} failed: {message.error}", tell=False)
+                reason = f"step {message.step} failed: {message.error}"
+                return self._end(member, "step_failed", reason, now, tell=False)
             case m.Leaving():
-                return self.drain(member.epoch)
+                return self._drain(member)
 
-    def drain(self, epoch: int) -> list[Effect]:
-        """Let an executor leave as soon as its plans are answered."""
+    def plan_sent(self, epoch: int, step: int, num_tokens: int, now: float) -> None:
+        """A plan of so many tokens is on its way to a live epoch: from now on its answer is waited for."""
         member = self.member(epoch)
-        if member is None or member.draining:
-            return []
-        member.draining = True
-        return [Draining(epoch)]
+        assert member is not None, f"epoch {epoch} is over"
+        member.steps.sent(step, num_tokens, now)
 
-    def end(self, epoch: int, cause: str, reason: str) -> list[Effect]:
+    def ask_to_leave(self, epoch: int, *, finish: bool) -> list[Effect]:
+        """An operator wants an executor to go: at the next step boundary, or (`finish`) when its sequences ended."""
+        member = self.member(epoch)
+        if member is None or member.standing is Standing.DRAINING:
+            return []
+        if not finish:
+            return self.release(epoch)
+        if member.standing is Standing.FINISHING:
+            return []
+        member.standing = Standing.FINISHING
+        return [Finishing(epoch)]
+
+    def release(self, epoch: int) -> list[Effect]:
+        """Tell an executor to leave, and drain it."""
+        member = self.member(epoch)
+        return [] if member is None else [Send(member.peer, m.Leave(epoch=epoch)), *self._drain(member)]
+
+    def end(self, epoch: int, cause: str, reason: str, now: float) -> list[Effect]:
         """End an epoch and tell its executor (which may say Hello again)."""
         member = self.member(epoch)
-        return [] if member is None else self._end(member, cause, reason)
+        return [] if member is None else self._end(member, cause, reason, now)
 
-    def disconnected(self, peer: Peer) -> list[Effect]:
+    def disconnected(self, peer: Peer, now: float) -> list[Effect]:
         """The connection to `peer` is gone."""
         member = self._members.get(peer)
-        return [] if member is None else self._end(member, "disconnected", "connection broke", tell=False)
+        return [] if member is None else self._end(member, "disconnected", "connection broke", now, tell=False)
 
     def tick(self, now: float) -> list[Effect]:
-        """Ends epochs that have been silent too long, and sends heartbeats when they are due."""
+        """Ends epochs that have been silent or computing for too long, and sends heartbeats when they are due."""
         effects: list[Effect] = []
         for member in self:
-            silence = now - member.last_heard
-            if silence > LOSS_TIMEOUT_S:
-                effects += self._end(member, "silent", f"not heard for {silence:.1f} s")
+            silence_s = now - member.last_heard
+            if silence_s > LOSS_TIMEOUT_S:
+                effects += self._end(member, "silent", f"not heard for {silence_s:.1f} s", now)
+            elif (overdue_s := member.steps.overdue_s(now)) is not None:
+                effects += self._end(member, "hung", f"no answer to a plan for {overdue_s:.1f} s", now)
         if now - self._last_beat >= HEARTBEAT_INTERVAL_S:
             self._last_beat = now
-            effects += self.heartbeats()
+            effects += [Send(peer, beat) for peer, beat in self.heartbeats()]
         return effects
 
-    def heartbeats(self) -> list[Effect]:
+    def heartbeats(self) -> list[tuple[Peer, m.SchedulerHeartbeat]]:
         """A heartbeat for everyone; sending them also finds out whose connection is gone."""
-        return [Send(member.peer, m.SchedulerHeartbeat(epoch=member.epoch)) for member in self]
+        return [(member.peer, m.SchedulerHeartbeat(epoch=member.epoch)) for member in self]
 
     def _hello(self, peer: Peer, hello: m.Hello, now: float) -> list[Effect]:
         effects: list[Effect] = []
         if (known := self._members.get(peer)) is not None:
-            effects += self._end(known, "restarted", "it said Hello again", tell=False)
+            effects += self._end(known, "restarted", "it said Hello again", now, tell=False)
         if (reason := self._mismatch(hello)) is not None:
-            return [*effects, Send(peer, m.Reject(reason=reason))]
-        member = Member(peer, self._next_epoch, hello, joined_at=now, last_heard=now)
+            return [*effects, Rejected(hello, reason), Send(peer, m.Reject(reason=reason))]
+        if self._probation.is_out(hello.executor, now):
+            return effects  # it says Hello every second
+        steps = StepClock(self._step_floor_s, self._earlier.get((hello.executor, model_of(hello))))
+        member = Member(peer, self._next_epoch, hello, joined_at=now, last_heard=now, steps=steps)
         self._next_epoch += 1
         self._members[peer] = member
         return [*effects, Joined(member.epoch, hello), Send(peer, m.Welcome(epoch=member.epoch))]
 
     def _mismatch(self, hello: m.Hello) -> str | None:
-        """What keeps an executor from joining: its books must fit our memory and its slots an int32, and sequences
-        must be able to move between any two members."""
+        """What keeps an executor from joining: its books must fit our memory and its slots an int32, and any member
+        must be able to read the tokens of any sequence."""
         for what, value, limit in (
             ("num_blocks", hello.num_blocks, MAX_BLOCKS),
             ("max_num_seqs", hello.max_num_seqs, MAX_LANES),
@@ -176,13 +254,27 @@ class Fleet:
             if value > limit:
                 return f"{what} is {value}, the limit is {limit}"
         for member in self:
-            for what in ("fingerprint", "dtype", "vocab_size"):
-                theirs, ours = getattr(hello, what), getattr(member.hello, what)
-                if theirs != ours:
-                    return f"{what} is {theirs}, that of {member.hello.executor} in this fleet is {ours}"
+            theirs, ours = hello.vocab_size, member.hello.vocab_size
+            if theirs != ours:
+                return f"vocab_size is {theirs}, that of {member.hello.executor} in this fleet is {ours}"
         return None
 
-    def _end(self, member: Member, cause: str, reason: str, *, tell: bool = True) -> list[Effect]:
+    @staticmethod
+    def _drain(member: Member) -> list[Effect]:
+        if member.standing is Standing.DRAINING:
+            return []
+        member.standing = Standing.DRAINING
+        return [Draining(member.epoch)]
+
+    def _end(self, member: Member, cause: str, reason: str, now: float, *, tell: bool = True) -> list[Effect]:
         del self._members[member.peer]
-        told = [Send(member.peer, m.EpochOver(epoch=member.epoch, reason=reason))] if tell else []
+        self._earlier[member.hello.executor, model_of(member.hello)] = member.steps
+        if len(self._earlier) > MAX_REMEMBERED:
+            self._earlier.popitem(last=False)
+        if cause in FAILURES and member.steps.num_sent:
+            out_s = self._probation.failed(member.hello.executor, now, worked=member.steps.num_answered > 0)
+            reason += f"; kept out for {out_s:.0f} s" if out_s else ""
+        elif cause not in FAILURES:
+            self._probation.forgive(member.hello.executor)
+        told = [Send(member.peer, m.EpochOver(epoch=member.epoch, reason=reason[:4096]))] if tell else []
         return [*told, Ended(member.epoch, member.hello, cause, reason)]

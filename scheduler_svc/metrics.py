@@ -2,7 +2,8 @@
 
 from collections import Counter as PlainCounter
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -14,77 +15,123 @@ RATE_WINDOW_S = 10.0
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 
-class Metrics:
-    """Counters and histograms that events move; everything that is a state is read from a StatusReport.
+@dataclass(frozen=True)
+class Gauges:
+    """The state at the time of a scrape.
 
-    Args:
-        report: gives the service's state at the time of a scrape.
+    Attributes:
+        open_requests: by client.
+        messages_dropped: by link.
     """
 
-    def __init__(self, report: Callable[[], StatusReport]) -> None:
+    report: StatusReport
+    open_requests: Mapping[str, int]
+    num_frontends: int
+    messages_dropped: Mapping[str, int]
+    strikes: int
+    model_changes: int
+    journal_bytes: int
+    journal_batches: int
+    journal_failures: int
+
+
+class Metrics:
+    """Counters and histograms that events move; everything that is a state comes with `text`."""
+
+    def __init__(self) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]  # they double the number of series and nobody charts them
-        self.registry = CollectorRegistry()
-        self.sequences_ended = Counter(
-            "baton_sequences_ended", "Sequences that ended.", ["outcome"], registry=self.registry
+        self._registry = CollectorRegistry()
+        self.sequences_ended = self._counter("baton_sequences_ended", "Sequences that ended.", "outcome")
+        self.requests_refused = self._counter("baton_requests_refused", "Requests that were not taken.", "code")
+        self.requests_restored = self._counter("baton_requests_restored", "Open requests found in the journal.")
+        self.epochs_started = self._counter("baton_executor_epochs_started", "Times an executor joined.")
+        self.epochs_ended = self._counter("baton_executor_epochs_ended", "Times an executor left.", "cause")
+        self.executors_rejected = self._counter("baton_executors_rejected", "Executors that may not join.")
+        self.resumed = self._counter(
+            "baton_sequences_resumed", "Sequences that lost their executor and went on elsewhere.", "cause"
         )
-        self.epochs_ended = Counter(
-            "baton_executor_epochs_ended", "Epochs that ended.", ["cause"], registry=self.registry
+        self.resume_seconds = self._histogram(
+            "baton_resume_seconds", "End of an executor's epoch to its sequences' next tokens.", "cause"
         )
-        self.resumed = Counter("baton_sequences_resumed", "Sequences handed over.", registry=self.registry)
-        self.step_seconds = Histogram(
-            "baton_step_seconds", "Computing one plan, as executors say.", buckets=SECONDS, registry=self.registry
-        )
-        self.first_token_seconds = Histogram(
-            "baton_time_to_first_token_seconds", "Submit to first token.", buckets=SECONDS, registry=self.registry
-        )
-        self.sequence_seconds = Histogram(
-            "baton_sequence_seconds", "Submit to the end of a sequence.", buckets=SECONDS, registry=self.registry
-        )
-        self.registry.register(_StateCollector(report))
+        self.step_seconds = self._histogram("baton_step_seconds", "Computing one plan, as executors say.")
+        self.first_token_seconds = self._histogram("baton_time_to_first_token_seconds", "Submit to first token.")
+        self.sequence_seconds = self._histogram("baton_sequence_seconds", "Submit to the end of a sequence.")
 
-    def text(self) -> bytes:
+    def text(self, gauges: Gauges) -> bytes:
         """Everything in Prometheus' text format."""
-        return generate_latest(self.registry)
+        whole = CollectorRegistry()
+        whole.register(_Fixed([*self._registry.collect(), *_states(gauges)]))
+        return generate_latest(whole)
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(name, text, labels, registry=self._registry)
+
+    def _histogram(self, name: str, text: str, *labels: str) -> Histogram:
+        return Histogram(name, text, labels, buckets=SECONDS, registry=self._registry)
 
 
-class _StateCollector(Collector):
-    """Turns a StatusReport into gauges and counters when it is scraped."""
+class _Fixed(Collector):
+    """Metrics that were gathered already."""
 
-    def __init__(self, report: Callable[[], StatusReport]) -> None:
-        self._report = report
-
-    def describe(self) -> Iterable[Metric]:
-        """Nothing: the report's metrics are known when it is read."""
-        return []
+    def __init__(self, metrics: list[Metric]) -> None:
+        self._metrics = metrics
 
     def collect(self) -> Iterable[Metric]:
-        """The report as metrics."""
-        report = self._report()
-        sequences = GaugeMetricFamily("baton_sequences", "Sequences that have not ended.", labels=["state"])
-        sequences.add_metric(["waiting"], report.waiting)
-        sequences.add_metric(["running"], report.running)
-        yield sequences
-        executors = GaugeMetricFamily("baton_executors", "Executors in the fleet.", labels=["state"])
-        for state in ("ready", "draining"):
-            executors.add_metric([state], sum(e.state == state for e in report.executors))
-        yield executors
-        blocks = GaugeMetricFamily("baton_blocks", "KV blocks.", labels=["executor", "state"])
-        used, free = PlainCounter[str](), PlainCounter[str]()  # sums, because nobody keeps names from being used twice
-        for e in report.executors:
-            used[e.executor] += e.num_blocks - e.free_blocks
-            free[e.executor] += e.free_blocks
-        for name in used:
-            blocks.add_metric([name, "used"], used[name])
-            blocks.add_metric([name, "free"], free[name])
-        yield blocks
-        for name, text, value in (
-            ("baton_preemptions", "Sequences that lost their blocks to an older one.", report.preemptions),
-            ("baton_prompt_tokens", "Prompt tokens accepted.", report.prompt_tokens),
-            ("baton_cached_prompt_tokens", "Prompt tokens found in the prefix cache.", report.cached_prompt_tokens),
-            ("baton_output_tokens", "Tokens generated.", report.output_tokens),
-            ("baton_messages_dropped", "Malformed or foreign messages.", report.messages_dropped),
-        ):
-            yield CounterMetricFamily(name, text, value=value)
+        """All of them."""
+        return self._metrics
+
+
+def _states(gauges: Gauges) -> Iterator[Metric]:
+    report = gauges.report
+    yield _gauge(
+        *("baton_sequences", "Sequences that have not ended.", "state"),
+        {"waiting": report.waiting, "running": report.running},
+    )
+    states = PlainCounter(executor.state for executor in report.executors)
+    by_state = {state: states[state] for state in ("ready", "finishing", "draining")}
+    yield _gauge("baton_executors", "Executors in the fleet.", "state", by_state)
+    yield _blocks(report)
+    yield _gauge("baton_open_requests", "Requests that have not ended.", "client", gauges.open_requests)
+    yield GaugeMetricFamily("baton_frontends", "Frontends that are connected.", value=gauges.num_frontends)
+    dropped = CounterMetricFamily("baton_messages_dropped", "Malformed or foreign messages.", labels=["link"])
+    for link, count in gauges.messages_dropped.items():
+        dropped.add_metric([link], count)
+    yield dropped
+    journal = {state: int(report.journal == state) for state in ("ok", "failed", "off")}
+    yield _gauge("baton_journal_state", "1 for the journal's present state.", "state", journal)
+    yield GaugeMetricFamily("baton_journal_lag_seconds", "Age of what is not on disk.", value=report.journal_lag_s)
+    yield GaugeMetricFamily("baton_journal_bytes", "Length of the journal on disk.", value=gauges.journal_bytes)
+    for name, text, value in (
+        ("baton_journal_batches", "Batches written to the journal.", gauges.journal_batches),
+        ("baton_journal_failures", "Writes to the journal that failed or got stuck.", gauges.journal_failures),
+        ("baton_preemptions", "Sequences that lost their blocks to an older one.", report.preemptions),
+        ("baton_strikes", "Failures of executors, once for each sequence they computed.", gauges.strikes),
+        ("baton_model_changes", "Sequences that went on with another model.", gauges.model_changes),
+        ("baton_prompt_tokens", "Prompt tokens accepted.", report.prompt_tokens),
+        ("baton_cached_prompt_tokens", "Prompt tokens found in the prefix cache.", report.cached_prompt_tokens),
+        ("baton_recomputed_tokens", "Tokens computed again after a preemption or a loss.", report.recomputed_tokens),
+        ("baton_output_tokens", "Tokens generated.", report.output_tokens),
+    ):
+        yield CounterMetricFamily(name, text, value=value)
+
+
+def _gauge(name: str, text: str, label: str, values: Mapping[str, int]) -> Metric:
+    gauge = GaugeMetricFamily(name, text, labels=[label])
+    for key, value in values.items():
+        gauge.add_metric([key], value)
+    return gauge
+
+
+def _blocks(report: StatusReport) -> Metric:
+    blocks = GaugeMetricFamily("baton_blocks", "KV blocks.", labels=["executor", "state"])
+    used, free = PlainCounter[str](), PlainCounter[str]()  # sums, because nobody keeps names from being used twice
+    for executor in report.executors:
+        used[executor.executor] += executor.num_blocks - executor.free_blocks
+        free[executor.executor] += executor.free_blocks
+    for name in used:
+        blocks.add_metric([name, "used"], used[name])
+        blocks.add_metric([name, "free"], free[name])
+    return blocks
 
 
 class Rate:

@@ -1,128 +1,196 @@
-"""What has to go out to frontends: deltas gathered until their reader takes them. Pure."""
+"""What has to go out to frontends: answers, and tokens gathered until their reader takes them. Pure."""
 
 from array import array
+from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from common.errors import RequestRejected
-from common.messages import FinishReason, Outputs, Submit, TokenDelta
+from common.messages import CoreToFrontend, Outputs, Submit, TokenDelta
+from scheduler_svc.effects import Peer
 from scheduler_svc.outcomes import SequenceEnd, StepOutput
+from scheduler_svc.records import Ending, Progress
 from scheduler_svc.sequence import Sequence
 
-Peer = bytes
-Stream = tuple[str, int]  # request id, index of the sequence
+MAX_ANSWERS = 10_000  # that wait for one frontend
 
 
-@dataclass(slots=True)
-class _Pending:
-    """What one sequence has for its reader."""
+@dataclass(slots=True, eq=False)
+class _Stream:
+    """One sequence's way to its reader.
 
-    tokens: "array[int]" = field(default_factory=lambda: array("i"))
-    finish_reason: FinishReason | None = None
-    error: str = ""
-    code: str = ""
-    num_cached_tokens: int = 0
+    Attributes:
+        held: nothing is told before its end.
+        queued: it stands in its peer's queue.
+        tokens, model: not told yet, and what computed them.
+        told_model: what the reader was told last.
+        parts: deltas of earlier models, not told yet.
+    """
 
-
-@dataclass(slots=True)
-class _OpenRequest:
     peer: Peer
-    stream: bool
-    num_open: int
+    sequence: Sequence
+    held: bool = False
+    queued: bool = False
+    tokens: "array[int]" = field(default_factory=lambda: array("i"))
+    model: str = ""
+    told_model: str = ""
+    num_cached: int = 0
+    ending: Ending | None = None
+    parts: list[TokenDelta] = field(default_factory=list)
+
+    def delta(self) -> TokenDelta:
+        """What there is to tell of the present model."""
+        ending = self.ending
+        return TokenDelta(
+            request_id=self.sequence.request_id,
+            index=self.sequence.index,
+            token_ids=self.tokens.tobytes(),
+            finish_reason=None if ending is None else ending.reason,
+            error="" if ending is None else ending.error,
+            code="" if ending is None else ending.code,
+            num_cached_tokens=self.num_cached,
+            model="" if self.model == self.told_model else self.model,
+        )
+
+    def change_model(self, model: str) -> None:
+        """Tokens from now on are another model's."""
+        if self.tokens:
+            self.parts.append(self.delta())
+            self.told_model, self.tokens = self.model, array("i")
+        self.model = model
 
 
 class Outbox:
-    """Deltas by frontend. A slow frontend finds several tokens in one delta; a request that does not stream finds
-    all of a sequence's tokens in one."""
+    """Tokens by frontend. A slow frontend finds several in one delta; a request that does not stream finds all of a
+    sequence's tokens in one."""
 
     def __init__(self) -> None:
-        self._requests: dict[str, _OpenRequest] = {}
-        self._pending: dict[Peer, dict[Stream, _Pending]] = {}
-        self._held: dict[Stream, _Pending] = {}  # of requests that do not stream
+        self._streams: dict[Sequence, _Stream] = {}
+        self._queues: dict[Peer, list[_Stream]] = {}
+        self._answers: dict[Peer, deque[CoreToFrontend]] = {}
 
-    def opened(self, peer: Peer, submit: Submit) -> None:
-        """The scheduler took the request; its deltas go to `peer`."""
-        self._requests[submit.request_id] = _OpenRequest(peer, submit.stream, submit.n)
+    def answer(self, peer: Peer, message: CoreToFrontend) -> None:
+        """Answer a question of `peer`. Answers go in their order, and before all tokens that wait."""
+        answers = self._answers.setdefault(peer, deque())
+        if len(answers) < MAX_ANSWERS:  # it asks and asks, and takes none: it is not there any more
+            answers.append(message)
 
-    def refused(self, peer: Peer, request_id: str, refusal: RequestRejected) -> None:
-        """The scheduler refused the request."""
-        pending = _Pending(finish_reason="error", error=str(refusal)[:4096], code=refusal.code)
-        self._pending.setdefault(peer, {})[(request_id, 0)] = pending
+    def open(self, peer: Peer, submit: Submit, sequences: Iterable[Sequence]) -> None:
+        """What these sequences of a request will say goes to `peer`."""
+        for sequence in sequences:
+            self._streams[sequence] = _Stream(peer, sequence, held=not submit.stream)
+
+    def attach(self, peer: Peer, sequences: list[Sequence], progress: tuple[Progress, ...]) -> None:
+        """From now on a request's sequences go to `peer`, from their first token on; their reader until now is told.
+
+        Args:
+            progress: how far each has told so far; what comes later is pushed.
+        """
+        for former in {stream.peer: None for s in sequences if (stream := self._streams.get(s)) is not None}:
+            if former != peer:
+                self.take_over(former, sequences[0].request_id)
+        self.close(sequences)
+        for sequence, told in zip(sequences, progress, strict=True):
+            stream = self._streams[sequence] = _Stream(
+                peer,
+                sequence,
+                tokens=array("i", told.token_ids),
+                model=told.model,
+                num_cached=told.num_cached or 0,
+                ending=told.ending,
+            )
+            if told.ending is not None or stream.tokens:
+                self._queue(stream)
+
+    def refuse(self, peer: Peer, request_id: str, refusal: RequestRejected) -> None:
+        """A request was refused."""
+        delta = TokenDelta(
+            request_id=request_id,
+            index=0,
+            token_ids=b"",
+            finish_reason="error",
+            error=str(refusal)[:4096],
+            code=refusal.code,
+        )
+        self.answer(peer, Outputs(deltas=(delta,)))
+
+    def take_over(self, peer: Peer, request_id: str) -> None:
+        """Tell a frontend that another one reads a request now."""
+        self.refuse(peer, request_id, RequestRejected("the request is read by another connection now", "taken_over"))
 
     def push(self, output: StepOutput) -> None:
         """Sequences have new tokens; some have ended."""
+        streams, model = self._streams, output.model
         for sequence, token in zip(output.sequences, output.tokens, strict=True):
-            pending = self._pending_of(sequence)
-            if pending is not None:
-                pending.tokens.append(token)
+            stream = streams.get(sequence)
+            if stream is None:
+                continue
+            if stream.model != model:
+                stream.change_model(model)
+            stream.tokens.append(token)
+            if not (stream.queued or stream.held):
+                self._queue(stream)
+        for sequence in output.firsts:
+            if (stream := streams.get(sequence)) is not None:
+                stream.num_cached = sequence.num_cached_prompt or 0
         for end in output.ends:
             self.end(end)
 
     def end(self, end: SequenceEnd) -> None:
         """A sequence has ended."""
-        sequence = end.sequence
-        pending = self._pending_of(sequence)
-        if pending is None:
+        stream = self._streams.get(end.sequence)
+        if stream is None:
             return
-        pending.finish_reason, pending.error, pending.code = end.reason, end.error[:4096], end.code
-        pending.num_cached_tokens = sequence.num_cached_prompt or 0
-        request = self._requests[sequence.request_id]
-        stream = (sequence.request_id, sequence.index)
-        if not request.stream:
-            self._pending.setdefault(request.peer, {})[stream] = self._held.pop(stream)
-        request.num_open -= 1
-        if request.num_open == 0:
-            del self._requests[sequence.request_id]
+        stream.ending = Ending.of(end)
+        stream.num_cached = end.sequence.num_cached_prompt or 0
+        if not stream.queued:
+            self._queue(stream)
 
-    def is_open(self, request_id: str) -> bool:
-        """Whether the request has sequences that have not ended."""
-        return request_id in self._requests
-
-    def open_requests(self, peer: Peer) -> list[str]:
-        """Ids of the frontend's requests that have not ended."""
-        return [request_id for request_id, request in self._requests.items() if request.peer == peer]
+    def close(self, sequences: Iterable[Sequence]) -> None:
+        """Tell nobody what these sequences say."""
+        for sequence in sequences:
+            stream = self._streams.pop(sequence, None)
+            if stream is not None and stream.queued:
+                self._queues[stream.peer].remove(stream)
+                if not self._queues[stream.peer]:
+                    del self._queues[stream.peer]
 
     def peers(self) -> list[Peer]:
         """Frontends that something waits for."""
-        return [peer for peer, deltas in self._pending.items() if deltas]
+        return list(dict.fromkeys((*self._answers, *self._queues)))
 
-    def peek(self, peer: Peer) -> Outputs:
-        """All that waits for `peer`; it stays until `sent`."""
-        return Outputs(
-            deltas=tuple(
-                TokenDelta(
-                    request_id=request_id,
-                    index=index,
-                    token_ids=pending.tokens.tobytes(),
-                    finish_reason=pending.finish_reason,
-                    error=pending.error,
-                    code=pending.code,
-                    num_cached_tokens=pending.num_cached_tokens,
-                )
-                for (request_id, index), pending in self._pending[peer].items()
-            )
-        )
+    def peek(self, peer: Peer) -> CoreToFrontend | None:
+        """What `peer` is to be sent next, or None; it stays until `sent`."""
+        if answers := self._answers.get(peer):
+            return answers[0]
+        if peer not in self._queues:
+            return None
+        deltas: list[TokenDelta] = []
+        for stream in self._queues[peer]:
+            deltas += stream.parts
+            deltas.append(stream.delta())
+        return Outputs(deltas=tuple(deltas))
 
     def sent(self, peer: Peer) -> None:
         """What `peek` gave is on its way."""
-        del self._pending[peer]
+        if answers := self._answers.get(peer):
+            answers.popleft()
+            if not answers:
+                del self._answers[peer]
+            return
+        for stream in self._queues.pop(peer, ()):
+            stream.queued = False
+            stream.told_model = stream.model
+            stream.tokens, stream.parts = array("i"), []
+            if stream.ending is not None:
+                del self._streams[stream.sequence]
 
-    def forget(self, peer: Peer) -> list[str]:
-        """The frontend is gone. Returns the ids of its open requests; nothing is sent for them any more."""
-        self._pending.pop(peer, None)
-        gone = self.open_requests(peer)
-        for request_id in gone:
-            del self._requests[request_id]
-        self._held = {stream: pending for stream, pending in self._held.items() if stream[0] in self._requests}
-        return gone
+    def forget(self, peer: Peer) -> None:
+        """The frontend is gone: nothing is sent to it any more."""
+        for waiting in (self._queues, self._answers):
+            waiting.pop(peer, None)
+        self._streams = {sequence: stream for sequence, stream in self._streams.items() if stream.peer != peer}
 
-    def _pending_of(self, sequence: Sequence) -> _Pending | None:
-        """Where the sequence's tokens wait; None if its frontend is gone."""
-        request = self._requests.get(sequence.request_id)
-        if request is None:
-            return None
-        deltas = self._pending.setdefault(request.peer, {}) if request.stream else self._held
-        stream = (sequence.request_id, sequence.index)
-        pending = deltas.get(stream)
-        if pending is None:
-            pending = deltas[stream] = _Pending(num_cached_tokens=sequence.num_cached_prompt or 0)
-        return pending
+    def _queue(self, stream: _Stream) -> None:
+        stream.queued = True
+        self._queues.setdefault(stream.peer, []).append(stream)

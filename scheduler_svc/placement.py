@@ -8,11 +8,18 @@ from scheduler_svc.worker import Worker
 def place(sequence: Sequence, workers: list[Worker]) -> Worker | None:
     """Where a waiting sequence should run, None if nobody can hold it now.
 
-    Where most of its prefix is cached, unless that worker is much busier than another (more than twice its
-    sequences, and four) or has just refused somebody for want of memory while another has not; then where fewest run.
-    Once chosen it stays (`sequence.placed`), as long as that holds.
+    One with tokens goes on with the model that computed them, if any executor that stays has it. One that failed goes
+    to another executor, if there is one. Among those that are left it goes where most of its prefix is cached, unless
+    that worker is much busier than another (more than twice its sequences, and four) or has just refused somebody for
+    want of memory while another has not; then where fewest run. Once chosen it stays (`sequence.placed`), as long as
+    that holds.
     """
-    candidates = [w for w in workers if not w.draining and w.hot.num_free and w.can_hold(sequence)]
+    candidates = [w for w in workers if w.takes_new and w.can_hold(sequence)]
+    if sequence.num_output > 0:
+        candidates = [w for w in candidates if w.model == sequence.model] or candidates
+    if sequence.failed_on:
+        candidates = [w for w in candidates if w.name != sequence.failed_on] or candidates
+    candidates = [w for w in candidates if w.hot.num_free]
     if len(candidates) <= 1:
         return candidates[0] if candidates else None
     candidates = [w for w in candidates if not w.closed] or candidates

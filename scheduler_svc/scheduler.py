@@ -5,7 +5,7 @@ difference (vLLM V1's unified count), so prefill, chunked prefill and decode are
 `cancel`, `plan` and `commit` and tells which executors come and go.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from common.errors import RequestRejected, WireError
@@ -20,11 +20,11 @@ from scheduler_svc.outcomes import SchedulerStats, SequenceEnd, StepOutput
 from scheduler_svc.placement import place
 from scheduler_svc.plan_builder import PromptRow
 from scheduler_svc.sequence import Sequence, State, new_sequences
+from scheduler_svc.suspects import MAX_STRIKES, Suspects
 from scheduler_svc.waiting import WaitingQueue
 from scheduler_svc.worker import Phase, Worker
 
 MAX_PREEMPTIONS = 3  # after so many a sequence gets all the blocks it will ever need before it runs again
-MAX_STRIKES = 3  # steps in a row that may fail with a sequence
 MAX_OVERTAKEN = 64  # waiting sequences, bound for another executor, that a plan looks past
 
 
@@ -62,6 +62,7 @@ class Scheduler:
         self._requests: dict[str, list[Sequence]] = {}
         self._deadlines = Deadlines()
         self._history = OutputHistory()
+        self._suspects = Suspects()
         self._arrivals = 0
         self._capability = Capability()
 
@@ -69,6 +70,11 @@ class Scheduler:
     def num_waiting(self) -> int:
         """Sequences that hold no lane."""
         return len(self._waiting)
+
+    @property
+    def knows_capacity(self) -> bool:
+        """Whether what is accepted is known to fit an executor."""
+        return self._capability.is_known
 
     @property
     def num_running(self) -> int:
@@ -125,6 +131,37 @@ class Scheduler:
         self.stats.prompt_tokens += len(prompt) * submit.n
         return sequences
 
+    def restore(
+        self, submit: Submit, arrival: int, outputs: Iterable[bytes], deadline: float | None, *, fits: bool
+    ) -> list[Sequence]:
+        """Take a request up again that an earlier life of the scheduler had accepted; its place is its old one.
+
+        Args:
+            arrival: of its first sequence then. What is added later comes after it.
+            outputs: int32, the tokens that each sequence had. The caller cancels the sequences that had ended.
+            deadline: of all of them.
+            fits: whether there was an executor then that could run it.
+        """
+        sequences = new_sequences(submit, int32_array("prompt", submit.prompt), arrival, deadline)
+        self._arrivals = max(self._arrivals, arrival + submit.n)
+        self._requests[submit.request_id] = sequences
+        for sequence, output in zip(sequences, outputs, strict=True):
+            sequence.tokens.frombytes(output)
+            sequence.largest_token = max(sequence.tokens)
+            if fits:
+                self._capability.has_fitted(sequence)
+            self._enqueue(sequence)
+            self._deadlines.watch(sequence)
+        return sequences
+
+    def output_of(self, sequence: Sequence) -> bytes:
+        """The tokens a sequence has generated so far, int32; those in flight are not among them."""
+        if sequence.state is State.RUNNING:
+            hot = self._workers[sequence.epoch].hot
+            tokens = hot.tokens[sequence.lane, sequence.num_prompt : hot.known[sequence.lane]]
+            return tokens.astype("<i4").tobytes()
+        return sequence.tokens[sequence.num_prompt :].tobytes()
+
     def cancel(self, request_id: str, index: int = -1) -> list[SequenceEnd]:
         """End sequence `index` of a request, or all of them; unknown and ended ones are none.
 
@@ -140,9 +177,9 @@ class Scheduler:
 
     # --- executors ---
 
-    def add_executor(self, epoch: int, limits: ExecutorLimits) -> list[SequenceEnd]:
+    def add_executor(self, epoch: int, limits: ExecutorLimits, name: str = "", model: str = "") -> list[SequenceEnd]:
         """Start planning for an executor. Returns the end of waiting requests that turn out never to fit."""
-        self._workers[epoch] = self.worker_type(epoch, limits, self._hash_function)
+        self._workers[epoch] = self.worker_type(epoch, limits, self._hash_function, name, model)
         self._capability.widen(limits)
         refused = [(s, refusal) for s in self._waiting if (refusal := self._capability.refusal(s)) is not None]
         return [self._finish(s, "error", str(refusal), refusal.code) for s, refusal in refused]
@@ -151,24 +188,34 @@ class Scheduler:
         """Plan nothing more for an executor; once `is_idle`, `remove_executor` hands its sequences over."""
         self._workers[epoch].draining = True
 
+    def finish(self, epoch: int) -> None:
+        """Give an executor no new sequences; once `is_spent`, those it had have ended or moved."""
+        self._workers[epoch].finishing = True
+
+    def is_spent(self, epoch: int) -> bool:
+        """Whether the executor runs no sequence and has answered every plan."""
+        worker = self._workers[epoch]
+        return not worker.inflight and worker.num_running == 0
+
     def is_idle(self, epoch: int) -> bool:
         """Whether the executor has answered every plan it was sent."""
         return not self._workers[epoch].inflight
 
-    def blame(self, epoch: int) -> list[SequenceEnd]:
-        """The oldest plan in flight has failed. Its sequences get a strike, and those with `MAX_STRIKES` end.
+    def blame(self, epoch: int, *, died: bool = False) -> list[SequenceEnd]:
+        """An executor has failed: the sequences it was computing get a strike (`suspects.py`), and some end by it.
 
-        A sequence with a strike is a suspect until it gets a token, and no executor runs two suspects at a time. So
-        the others prove themselves one by one, and one whose steps always fail ends alone.
+        Args:
+            died: the whole executor, so that nobody knows in which of the plans in flight; otherwise the oldest one
+                has failed.
         """
         worker = self._workers[epoch]
-        ends = []
-        for sequence in worker.inflight[0].everyone if worker.inflight else []:
-            sequence.strikes += 1
-            if sequence.strikes >= MAX_STRIKES and sequence.state is not State.FINISHED:
-                message = f"{MAX_STRIKES} steps in a row failed with this sequence"
-                ends.append(self._finish(sequence, "error", message, "internal_error"))
-        return ends
+        plans = list(worker.inflight)[: None if died else 1]
+        involved = dict.fromkeys(sequence for plan in plans for sequence in plan.everyone)
+        alive = [sequence for sequence in involved if sequence.state is not State.FINISHED]
+        self.stats.strikes += len(alive)
+        message = f"{MAX_STRIKES} failures in a row of executors that computed this sequence"
+        guilty = [sequence for sequence in alive if self._suspects.strike(sequence, worker.name)]
+        return [self._finish(sequence, "error", message, "internal_error") for sequence in guilty]
 
     def remove_executor(self, epoch: int) -> list[Sequence]:
         """End an epoch: its sequences wait again, at their places, with all tokens that have landed.
@@ -207,7 +254,8 @@ class Scheduler:
             if (row := self._grant_prompt(worker, lane, budget, skipped)) is not None:
                 rows.append(row)
                 budget -= row.grant.count
-        if self._waiting and self.stats.preemptions == preemptions:  # blocks just taken away are for older sequences
+        may_admit = self._waiting and not worker.finishing
+        if may_admit and self.stats.preemptions == preemptions:  # blocks just taken away are for older sequences
             self._admit(worker, rows, budget)
         if num_decodes == 0 and not rows:
             return None
@@ -228,12 +276,13 @@ class Scheduler:
             raise WireError(f"result of step {result.step}, expected is {expected}")
         landed = worker.land(parse_result(result, len(worker.inflight[0].lanes), worker.limits.vocab_size))
         self.stats.output_tokens += len(landed.tokens)
+        self._suspects.acquit(landed.sequences)
         ends = [self._finish(sequence, "stop") for sequence in landed.stopped]
         ends += [self._finish(sequence, "length") for sequence in landed.exhausted]
         for end in ends:
             sequence = end.sequence
             self._history.add(len(sequence.tokens) - sequence.num_prompt, sequence.params.max_tokens)
-        return StepOutput(landed.sequences, landed.tokens, landed.firsts, ends)
+        return StepOutput(landed.sequences, landed.tokens, landed.firsts, ends, worker.model)
 
     def check(self) -> None:
         """Assert the invariants of docs/architecture.md that can be seen from here."""
@@ -310,7 +359,7 @@ class Scheduler:
             if sequence.num_inflight > 0 and sequence.placed == worker.epoch:
                 return  # preempted here a moment ago: its tokens must land first, and nobody overtakes it
             chosen = self._placement(sequence) if sequence.num_inflight == 0 else self._workers[sequence.placed]
-            if chosen is not worker or (sequence.strikes and worker.suspects):
+            if chosen is not worker or self._suspects.must_wait(sequence, worker.epoch):
                 overtaken += chosen is not None  # one that nobody can hold now waits for nobody here
                 continue
             if forecast is None:
@@ -341,11 +390,15 @@ class Scheduler:
             return None
         self._dequeue(sequence)
         lane = worker.enter(sequence, table, protected=protected)
+        if sequence.model != worker.model:
+            self.stats.model_changes += sequence.num_output > 0
+            sequence.model = worker.model
         if sequence.num_cached_prompt is None:
             sequence.num_cached_prompt = min(grant.start, sequence.num_prompt)
             self.stats.cached_prompt_tokens += sequence.num_cached_prompt
         else:
             self.stats.cached_resumed_tokens += grant.start
+            self.stats.recomputed_tokens += length - grant.start
         return worker.prompt_row(lane, raw, grant)
 
     def _placement(self, sequence: Sequence) -> Worker | None:
@@ -359,6 +412,7 @@ class Scheduler:
         else:
             self._workers[sequence.epoch].leave(sequence)
         sequence.state = State.FINISHED
+        self._suspects.forget(sequence)
         siblings = self._requests[sequence.request_id]
         if all(s.state is State.FINISHED for s in siblings):
             del self._requests[sequence.request_id]

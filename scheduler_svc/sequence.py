@@ -34,7 +34,11 @@ class Sequence:
         num_inflight: tokens that plans in flight will still bring to it although it lost its lane.
         num_cached_prompt: prompt tokens found in the prefix cache at the first admission.
         num_preemptions: how often it lost its blocks to an older sequence.
-        strikes: steps in a row that failed with it; a token that lands ends the row.
+        strikes: failures in a row (of a step, or of the whole executor) that it had a part in; a token that lands
+            ends the row.
+        failed_on: name of the executor of the last of them.
+        model: what computed its tokens so far, or computes the first; a sequence with tokens goes on with this model
+            as long as an executor has it.
         placed: epoch of the executor that it waits for, 0 while that is open.
         epoch, lane: where it runs (0 and -1 while it does not; a landing one has no lane).
         deadline: when it is to be ended at the latest, in the caller's seconds; None if never.
@@ -55,9 +59,16 @@ class Sequence:
     num_cached_prompt: int | None = None
     num_preemptions: int = 0
     strikes: int = 0
+    failed_on: str = ""
+    model: str = ""
     placed: int = 0
     epoch: int = 0
     lane: int = -1
+
+    @property
+    def num_output(self) -> int:
+        """Tokens generated, as far as `tokens` has them."""
+        return len(self.tokens) - self.num_prompt
 
     @property
     def seed(self) -> int:

@@ -1,17 +1,12 @@
-"""What the core tells of itself: the status report, and the metrics that events move."""
+"""Counts what happens in the core. Decides nothing. Pure: the time is the caller's."""
 
-import time
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from common import __version__
-from common.logging import DropLog
-from common.messages import ExecutorStatus, StatusReport, StepResult
-from scheduler_svc.fleet import Fleet, Member
+from common.messages import StepResult
 from scheduler_svc.metrics import Metrics, Rate
-from scheduler_svc.outcomes import SequenceEnd, StepOutput
-from scheduler_svc.scheduler import Scheduler
+from scheduler_svc.outcomes import SchedulerStats, SequenceEnd, StepOutput
 from scheduler_svc.sequence import Sequence
 
 SAMPLE_INTERVAL_S = 1.0
@@ -19,7 +14,7 @@ STEP_MS_WEIGHT = 0.1  # of the newest step in the exponential mean
 
 
 @dataclass(slots=True)
-class _Steps:
+class Steps:
     """An executor's steps in its present epoch."""
 
     count: int = 0
@@ -27,128 +22,92 @@ class _Steps:
 
 
 class Telemetry:
-    """Watches scheduler and fleet; decides nothing.
+    """What has happened so far.
 
     Args:
-        model: the name shown.
-        drops: the counters of dropped messages.
+        stats: the scheduler's own counts.
+
+    Attributes:
+        metrics: those that events move.
+        steps: by epoch.
+        ended: sequences, by how they ended.
+        executors_lost: epochs that ended with a failure.
+        output_rate, prefill_rate: tokens.
     """
 
-    def __init__(self, model: str, scheduler: Scheduler, fleet: Fleet, drops: Iterable[DropLog]) -> None:
-        self._model = model
-        self._scheduler = scheduler
-        self._fleet = fleet
-        self._drops = list(drops)
-        self._started = time.monotonic()
-        self._metrics = Metrics(self.report)
-        self._steps: dict[int, _Steps] = {}
+    def __init__(self, stats: SchedulerStats) -> None:
+        self.metrics = Metrics()
+        self.steps: dict[int, Steps] = {}
+        self.ended_by: Counter[str] = Counter()
+        self.executors_lost = 0
+        self.output_rate, self.prefill_rate = Rate(), Rate()
+        self._stats = stats
         self._submitted: dict[Sequence, float] = {}
-        self._ended: Counter[str] = Counter()
-        self._executors_lost = 0
-        self._output_rate, self._prefill_rate = Rate(), Rate()
-        self._next_sample = 0.0
+        self._paused: dict[Sequence, tuple[float, str]] = {}  # since when, and the cause
+        self._next_sample = float("-inf")
 
     def executor_joined(self, epoch: int) -> None:
         """An epoch began."""
-        self._steps[epoch] = _Steps()
+        self.steps[epoch] = Steps()
+        self.metrics.epochs_started.inc()
 
-    def executor_ended(self, epoch: int, cause: str, *, expected: bool, resumed: int) -> None:
-        """An epoch ended and `resumed` sequences go on elsewhere."""
-        del self._steps[epoch]
-        self._executors_lost += not expected
-        self._metrics.epochs_ended.labels(cause).inc()
-        self._metrics.resumed.inc(resumed)
+    def executor_rejected(self) -> None:
+        """An executor may not join."""
+        self.metrics.executors_rejected.inc()
+
+    def executor_ended(self, epoch: int, cause: str, resumed: list[Sequence], now: float, *, is_failure: bool) -> None:
+        """An epoch ended; the sequences that ran there go on elsewhere."""
+        del self.steps[epoch]
+        self.executors_lost += is_failure
+        self.metrics.epochs_ended.labels(cause).inc()
+        self.metrics.resumed.labels(cause).inc(len(resumed))
+        for sequence in resumed:
+            self._paused.setdefault(sequence, (now, cause))
 
     def step_done(self, result: StepResult) -> None:
         """A plan was answered."""
-        steps = self._steps[result.epoch]
+        steps = self.steps[result.epoch]
         steps.count += 1
         weight = STEP_MS_WEIGHT if steps.count > 1 else 1.0
         steps.mean_ms += (result.compute_us / 1000 - steps.mean_ms) * weight
-        self._metrics.step_seconds.observe(result.compute_us / 1e6)
+        self.metrics.step_seconds.observe(result.compute_us / 1e6)
 
-    def request_refused(self) -> None:
+    def request_refused(self, code: str) -> None:
         """A request was not taken."""
-        self._metrics.sequences_ended.labels("refused").inc()
+        self.metrics.sequences_ended.labels("refused").inc()
+        self.metrics.requests_refused.labels(code).inc()
 
-    def submitted(self, sequences: list[Sequence]) -> None:
-        """A request was taken."""
-        now = time.monotonic()
+    def requests_restored(self, count: int) -> None:
+        """So many open requests came back from the journal."""
+        self.metrics.requests_restored.inc(count)
+
+    def submitted(self, sequences: Iterable[Sequence], now: float) -> None:
+        """Sequences of a request that was taken."""
         self._submitted.update((sequence, now) for sequence in sequences)
 
-    def stepped(self, output: StepOutput) -> None:
+    def stepped(self, output: StepOutput, now: float) -> None:
         """Sequences have new tokens; some have ended."""
-        now = time.monotonic()
         for sequence in output.firsts:
-            self._metrics.first_token_seconds.observe(now - self._submitted[sequence])
+            self.metrics.first_token_seconds.observe(now - self._submitted[sequence])
+        if self._paused:
+            for sequence in output.sequences:
+                if (paused := self._paused.pop(sequence, None)) is not None:
+                    since, cause = paused
+                    self.metrics.resume_seconds.labels(cause).observe(now - since)
         for end in output.ends:
-            self.ended(end)
+            self.ended(end, now)
 
-    def ended(self, end: SequenceEnd) -> None:
+    def ended(self, end: SequenceEnd, now: float) -> None:
         """A sequence has ended."""
+        self._paused.pop(end.sequence, None)
         submitted = self._submitted.pop(end.sequence)
-        self._ended[end.reason] += 1
-        self._metrics.sequences_ended.labels(end.reason).inc()
-        self._metrics.sequence_seconds.observe(time.monotonic() - submitted)
+        self.ended_by[end.reason] += 1
+        self.metrics.sequences_ended.labels(end.reason).inc()
+        self.metrics.sequence_seconds.observe(now - submitted)
 
     def tick(self, now: float) -> None:
         """Called often; samples the rates once a second."""
         if now >= self._next_sample:
             self._next_sample = now + SAMPLE_INTERVAL_S
-            self._output_rate.sample(now, self._scheduler.stats.output_tokens)
-            self._prefill_rate.sample(now, self._scheduler.stats.prefill_tokens)
-
-    def metrics_text(self) -> bytes:
-        """All metrics in Prometheus' text format."""
-        return self._metrics.text()
-
-    def report(self) -> StatusReport:
-        """The state of the whole service."""
-        stats = self._scheduler.stats
-        now = time.monotonic()
-        return StatusReport(
-            version=__version__,
-            model=self._model,
-            uptime_s=now - self._started,
-            waiting=self._scheduler.num_waiting,
-            running=self._scheduler.num_running,
-            requests_finished=self._ended.total() - self._ended["error"],
-            requests_failed=self._ended["error"],
-            preemptions=stats.preemptions,
-            executors_lost=self._executors_lost,
-            messages_dropped=sum(drops.count for drops in self._drops),
-            prompt_tokens=stats.prompt_tokens,
-            cached_prompt_tokens=stats.cached_prompt_tokens,
-            output_tokens=stats.output_tokens,
-            recomputed_tokens=0,
-            sequences_resumed=stats.resumed,
-            journal="off",
-            journal_lag_s=0.0,
-            output_tokens_per_s=self._output_rate.per_second(),
-            prefill_tokens_per_s=self._prefill_rate.per_second(),
-            executors=[self._executor_status(member, now) for member in self._fleet],
-        )
-
-    def _executor_status(self, member: Member, now: float) -> ExecutorStatus:
-        worker = self._scheduler.worker(member.epoch)
-        steps = self._steps[member.epoch]
-        hello = member.hello
-        return ExecutorStatus(
-            executor=hello.executor,
-            epoch=member.epoch,
-            build=hello.build,
-            state="draining" if member.draining else "ready",
-            device=hello.device,
-            dtype=hello.dtype,
-            fingerprint=hello.fingerprint,
-            pid=hello.pid,
-            uptime_s=now - member.joined_at,
-            num_blocks=hello.num_blocks,
-            block_size=hello.block_size,
-            free_blocks=worker.blocks.num_free,
-            cached_blocks=worker.blocks.num_cached,
-            running=worker.num_running,
-            max_num_seqs=hello.max_num_seqs,
-            steps=steps.count,
-            step_ms=steps.mean_ms,
-        )
+            self.output_rate.sample(now, self._stats.output_tokens)
+            self.prefill_rate.sample(now, self._stats.prefill_tokens)

@@ -39,19 +39,31 @@ class Worker:
         epoch: of the executor.
         limits: what it said in its Hello.
         hash_function: of the prefix cache.
+        name: of the executor.
+        model: what it computes with; tokens of different models are different.
 
     Attributes:
         running: lanes that are held, by the rank of their sequences.
         landing: sequences that only wait for their last tokens.
-        suspects: sequences here that were in a step that failed and have not got a token since.
         inflight: plans sent and not answered, in the order sent, which is the order they run in.
+        draining: it gets no plans any more.
+        finishing: it gets no new sequences any more.
         closed: whether the first in the queue was refused for want of memory and none has been given back since.
     """
 
     block_manager_type = BlockManager
 
-    def __init__(self, epoch: int, limits: ExecutorLimits, hash_function: HashFunction = hash_block) -> None:
+    def __init__(
+        self,
+        epoch: int,
+        limits: ExecutorLimits,
+        hash_function: HashFunction = hash_block,
+        name: str = "",
+        model: str = "",
+    ) -> None:
         self.epoch = epoch
+        self.name = name
+        self.model = model
         self.limits = limits
         self.blocks = self.block_manager_type(limits.num_blocks, limits.block_size, hash_function)
         budget = limits.max_batch_tokens
@@ -60,9 +72,9 @@ class Worker:
         self.phases = [Phase.FREE] * num_lanes
         self.running: list[int] = []
         self.landing: list[Sequence] = []
-        self.suspects: list[Sequence] = []
         self.inflight: deque[InflightPlan] = deque()
         self.draining = False
+        self.finishing = False
         self.closed = False
         self._num_prompts = 0  # lanes in Phase.PROMPT
         self._protected: list[int] = []
@@ -73,6 +85,11 @@ class Worker:
     def num_running(self) -> int:
         """Sequences that hold a lane, or wait for their last tokens."""
         return len(self.running) + len(self.landing)
+
+    @property
+    def takes_new(self) -> bool:
+        """Whether sequences may be admitted here."""
+        return not (self.draining or self.finishing)
 
     def can_hold(self, sequence: Sequence) -> bool:
         """Whether the sequence fits here at its full length, given the worker to itself."""
@@ -98,14 +115,10 @@ class Worker:
             self.running.append(lane)  # the usual case, and much cheaper
         if protected:
             self._protected.append(lane)
-        if sequence.strikes:
-            self.suspects.append(sequence)
         return lane
 
     def leave(self, sequence: Sequence) -> None:
         """The sequence is here no longer; take back what it holds."""
-        if sequence in self.suspects:
-            self.suspects.remove(sequence)
         if sequence.state is State.LANDING:
             self.landing.remove(sequence)
             sequence.epoch = 0
@@ -265,9 +278,6 @@ class Worker:
         self._publish()
         if strays:
             self._land_strays(strays, landed)
-        for suspect in [suspect for suspect in self.suspects if suspect in landed.sequences]:
-            suspect.strikes = 0
-            self.suspects.remove(suspect)
         return landed
 
     def abandon(self) -> None:

@@ -9,7 +9,20 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from common import messages as m
 from common.wire import HEARTBEAT_INTERVAL_S, LOSS_TIMEOUT_S
-from executor_svc.link import LEAVE_TIMEOUT_S, Action, Drop, Link, Note, Phase, Reconnect, Run, Send, Stop
+from executor_svc.link import (
+    EXIT_CRASHED,
+    LEAVE_TIMEOUT_S,
+    STUCK_TIMEOUT_S,
+    Action,
+    Drop,
+    Link,
+    Note,
+    Phase,
+    Reconnect,
+    Run,
+    Send,
+    Stop,
+)
 from tests.support.hello import hello
 
 HELLO = hello()
@@ -75,14 +88,25 @@ def test_plans_run_and_results_go_out(joined: Link) -> None:
 
 
 @pytest.mark.parametrize(
-    "message", [plan(epoch=2), m.EpochOver(epoch=2, reason="old"), m.SchedulerHeartbeat(epoch=2), m.Reject(reason="x")]
+    "message",
+    [
+        plan(epoch=2),
+        m.Leave(epoch=2),
+        m.SchedulerHeartbeat(epoch=2),
+        m.Reject(reason="x"),
+    ],
 )
 def test_messages_of_another_epoch_are_dropped(joined: Link, message: m.SchedulerToExecutor) -> None:
     assert kinds(joined.on_message(message, 0.1)) == [Drop]
     assert joined.epoch == 1
 
 
-@pytest.mark.parametrize("message", [plan(), m.EpochOver(epoch=1, reason="?"), m.SchedulerHeartbeat(epoch=1)])
+def test_the_end_of_another_epoch_is_no_news(joined: Link) -> None:
+    assert joined.on_message(m.EpochOver(epoch=2, reason="old"), 0.1) == []
+    assert joined.epoch == 1
+
+
+@pytest.mark.parametrize("message", [plan(), m.Leave(epoch=1), m.SchedulerHeartbeat(epoch=1)])
 def test_messages_before_a_welcome_are_dropped(link: Link, message: m.SchedulerToExecutor) -> None:
     assert kinds(link.on_message(message, 0.1)) == [Drop]
 
@@ -93,12 +117,19 @@ def test_epoch_over_says_hello_at_once(joined: Link) -> None:
     assert sent(joined.tick(0.3, writable=True)) == [HELLO]
 
 
+def test_a_step_that_never_ends_ends_the_process(joined: Link) -> None:
+    joined.on_message(plan(step=1), 0.1)
+    joined.on_message(m.EpochOver(epoch=1, reason="hung"), 0.2)
+    assert joined.tick(0.1 + STUCK_TIMEOUT_S, writable=True) == []
+    assert joined.tick(0.2 + STUCK_TIMEOUT_S, writable=True)[-1] == Stop(EXIT_CRASHED)
+
+
 def test_hello_waits_until_old_plans_are_out_of_the_way(joined: Link) -> None:
     joined.on_message(plan(step=1), 0.1)
     joined.on_message(plan(step=2), 0.1)
     joined.on_message(m.EpochOver(epoch=1, reason="lost"), 0.2)
     assert joined.tick(0.3, writable=True) == []
-    assert joined.next_tick() > 1e9  # no use in looking again before they are
+    assert joined.next_tick() == 0.2 + STUCK_TIMEOUT_S  # no use in looking again before they are, or never will be
     assert joined.on_answer(result(step=1), 5.0) == []
     assert joined.tick(5.0, writable=True) == []
     assert joined.on_answer(None, 5.0) == []
@@ -162,6 +193,21 @@ def test_leaving_goes_on_until_released(joined: Link) -> None:
     assert joined.on_message(m.EpochOver(epoch=1, reason="left"), 0.6)[-1] == Stop(0)
 
 
+def test_leave_does_what_sigterm_does_and_only_once(joined: Link) -> None:
+    assert sent(joined.on_message(m.Leave(epoch=1), 0.2)) == [m.Leaving(epoch=1)]
+    assert joined.phase is Phase.LEAVING
+    assert joined.on_message(m.Leave(epoch=1), 0.3) == []
+    assert joined.on_message(plan(step=2), 0.3) == [Run(plan(step=2))], "it may have been on its way"
+    assert joined.next_tick() <= 0.2 + LEAVE_TIMEOUT_S
+    assert joined.on_message(m.EpochOver(epoch=1, reason="drained"), 0.4)[-1] == Stop(0)
+
+
+def test_leave_after_sigterm_does_not_prolong_the_wait(joined: Link) -> None:
+    joined.leave(0.0)
+    joined.on_message(m.Leave(epoch=1), LEAVE_TIMEOUT_S - 0.1)
+    assert Stop(0) in joined.tick(LEAVE_TIMEOUT_S, writable=False)
+
+
 @pytest.mark.parametrize("end", ["timeout", "silence", "failure", "connection"])
 def test_leaving_ends_anyway(joined: Link, end: str) -> None:
     joined.leave(0.0)
@@ -211,7 +257,7 @@ class LinkMachine(RuleBasedStateMachine):
         self.take(self.link.tick(self.now, writable=writable), self.link.epoch)
 
     @precondition(lambda self: not self.stopped)
-    @rule(kind=st.sampled_from(["welcome", "over", "beat", "plan"]), epoch=st.integers(1, 3))
+    @rule(kind=st.sampled_from(["welcome", "over", "beat", "plan", "leave"]), epoch=st.integers(1, 3))
     def hear(self, kind: str, epoch: int) -> None:
         before = self.link.epoch
         message = {
@@ -219,6 +265,7 @@ class LinkMachine(RuleBasedStateMachine):
             "over": m.EpochOver(epoch=epoch, reason=""),
             "beat": m.SchedulerHeartbeat(epoch=epoch),
             "plan": plan(epoch=epoch),
+            "leave": m.Leave(epoch=epoch),
         }[kind]
         self.take(self.link.on_message(message, self.now), before)
 

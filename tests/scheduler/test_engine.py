@@ -10,7 +10,7 @@ import pytest
 
 from common import messages as m
 from common.wire import HEADER
-from scheduler_svc import engine
+from scheduler_svc import front_desk
 from scheduler_svc.scheduler import SchedulerConfig
 from tests.support.core import FakeExecutor, Peer, running_core
 from tests.support.hello import LIMITS, hello
@@ -157,15 +157,14 @@ def test_executors_that_differ_are_rejected_by_name_of_the_difference(core):
     FakeExecutor(core.back, "resident")
     front = core.frontend()
     wait_until(lambda: front.status().executors)
-    for field, value in (("fingerprint", "beef"), ("dtype", "bfloat16"), ("vocab_size", 7)):
-        peer = Peer(core.back, m.SchedulerToExecutor)
-        peer.send(hello("stranger", **{field: value}))
-        reason = peer.receive(m.Reject).reason
-        assert reason.startswith(f"{field} is {value}")
-        assert "resident" in reason
+    peer = Peer(core.back, m.SchedulerToExecutor)
+    peer.send(hello("stranger", vocab_size=7))
+    reason = peer.receive(m.Reject).reason
+    assert reason.startswith("vocab_size is 7")
+    assert "resident" in reason
     old = Peer(core.back, m.SchedulerToExecutor)
     old.send_payload(b"whatever", b"baton/0")
-    assert "protocol version 0, this side 1" in old.receive(m.Reject).reason
+    assert f"protocol version 0, this side {m.PROTOCOL_VERSION}" in old.receive(m.Reject).reason
 
 
 def test_cancel_frees_everything(core):
@@ -184,15 +183,23 @@ def test_cancel_frees_everything(core):
     assert status.executors[0].free_blocks == LIMITS.num_blocks
 
 
-def test_a_frontend_that_vanishes_takes_its_requests_with_it(core):
-    FakeExecutor(core.back, step_s=0.002)
-    doomed, front = core.frontend(), core.frontend()
-    doomed.submit("a", [1] * 50, max_tokens=150)
-    front.submit("b", [1] * 50, max_tokens=20)
-    doomed.take(doomed.receive(m.Outputs))
-    doomed.close()
-    front.gather(("b", 0))
-    wait_until(lambda: front.status().running == 0)
+def test_requests_of_a_frontend_that_vanishes_wait_for_their_clients_and_are_cancelled_then(tmp_path):
+    with running_core(tmp_path, reconnect_grace_s=0.5) as core:
+        FakeExecutor(core.back, step_s=0.01)
+        doomed, front = core.frontend(), core.frontend()
+        doomed.submit("a", [1] * 50, max_tokens=140)
+        doomed.submit("b", [2] * 50, max_tokens=140)
+        doomed.take(doomed.receive(m.Outputs))
+        doomed.close()
+        wait_until(lambda: core.engine.core.desk.requests.find("a").peer is None)
+        front.send(m.Attach(request_id="a"))
+        assert front.receive(m.Attached).found
+        front.gather(("a", 0))
+        assert front.tokens["a", 0] == expected([1] * 50, max_tokens=140), "from the first token on"
+        wait_until(lambda: front.status().running == 0)
+        front.send(m.Attach(request_id="b"))
+        front.gather(("b", 0))
+        assert front.ends["b", 0].finish_reason == "cancelled"
 
 
 def test_garbage_at_both_sockets_harms_nobody(core):
@@ -231,16 +238,17 @@ def test_garbage_at_both_sockets_harms_nobody(core):
         vandal.close()
 
 
-def test_a_frontend_that_was_frozen_finds_its_requests_ended(core, monkeypatch):
-    monkeypatch.setattr(engine, "FRONTEND_TIMEOUT_S", 0.3)
-    FakeExecutor(core.back, step_s=0.02)
-    frozen, front = core.frontend(), core.frontend()
-    frozen.submit("a", [1] * 9, max_tokens=110)
-    frozen.submit("b", [2] * 9, max_tokens=110, stream=False)
-    wait_until(lambda: front.status().running == 2)
-    wait_until(lambda: front.status().running == 0)
-    frozen.gather(("a", 0), ("b", 0))
-    assert {end.finish_reason for end in frozen.ends.values()} == {"cancelled"}
+def test_a_frontend_that_was_frozen_too_long_finds_its_requests_ended(tmp_path, monkeypatch):
+    monkeypatch.setattr(front_desk, "FRONTEND_TIMEOUT_S", 0.3)
+    with running_core(tmp_path, reconnect_grace_s=0.1) as core:
+        FakeExecutor(core.back, step_s=0.02)
+        frozen, front = core.frontend(), core.frontend()
+        frozen.submit("a", [1] * 9, max_tokens=110)
+        frozen.submit("b", [2] * 9, max_tokens=110, stream=False)
+        wait_until(lambda: front.status().running == 2)
+        wait_until(lambda: front.status().running == 0)
+        frozen.gather(("a", 0), ("b", 0))
+        assert {end.finish_reason for end in frozen.ends.values()} == {"cancelled"}
 
 
 def test_frontends_hear_that_an_executor_drains(core):
@@ -255,11 +263,13 @@ def test_frontends_hear_that_an_executor_drains(core):
     assert state.max_model_len == LIMITS.max_model_len
 
 
-def test_a_request_id_in_use_is_dropped_and_harms_nobody(core):
+def test_a_request_id_in_use_is_refused_and_harms_nobody(core):
     FakeExecutor(core.back, step_s=0.002)
-    front = core.frontend()
+    front, other = core.frontend(), core.frontend()
     front.submit("a", [1, 2, 3], max_tokens=50)
     front.take(front.receive(m.Outputs))
-    front.submit("a", [9], max_tokens=1)
+    other.submit("a", [9], max_tokens=1)
+    other.gather(("a", 0))
+    assert other.ends["a", 0].code == "request_exists"
     front.gather(("a", 0))
     assert front.tokens["a", 0] == expected([1, 2, 3], max_tokens=50)

@@ -6,13 +6,14 @@ import pytest
 
 from common import messages as m
 from common.wire import HEARTBEAT_INTERVAL_S, LOSS_TIMEOUT_S
-from scheduler_svc.fleet import Answered, Draining, Ended, Fleet, Joined, Send
+from scheduler_svc.fleet import Answered, Draining, Ended, Finishing, Fleet, Joined, Rejected, Send, Standing, model_of
+from scheduler_svc.probation import FIRST_BREAK_S, FREE_FAILURES
 from tests.support.hello import hello
 
 
 @pytest.fixture
 def fleet():
-    return Fleet(first_epoch=100)
+    return Fleet(first_epoch=100, step_floor_s=5.0)
 
 
 def join(fleet, peer, now=0.0, **changes):
@@ -99,28 +100,153 @@ def test_leaving_drains_once_and_ends_when_the_caller_says_so(fleet):
     epoch = join(fleet, b"a")
     assert fleet.receive(b"a", m.Leaving(epoch=epoch), 0.1) == [Draining(epoch)]
     assert fleet.receive(b"a", m.Leaving(epoch=epoch), 0.2) == []
-    effects = fleet.end(epoch, "drained", "drained")
+    assert fleet.member(epoch).standing is Standing.DRAINING
+    effects = fleet.end(epoch, "drained", "drained", 0.3)
     assert ended(effects) == [(epoch, "drained")]
-    assert fleet.end(epoch, "drained", "drained") == []
+    assert fleet.end(epoch, "drained", "drained", 0.4) == []
 
 
 def test_a_broken_connection_ends_the_epoch_of_its_peer_only(fleet):
     join(fleet, b"a")
     join(fleet, b"b")
-    assert ended(fleet.disconnected(b"a")) == [(100, "disconnected")]
-    assert fleet.disconnected(b"a") == []
+    assert ended(fleet.disconnected(b"a", 0.1)) == [(100, "disconnected")]
+    assert fleet.disconnected(b"a", 0.1) == []
     assert fleet.member(101) is not None
 
 
-@pytest.mark.parametrize(("field", "value"), [("fingerprint", "beef"), ("dtype", "float16"), ("vocab_size", 9)])
-def test_a_mismatch_is_rejected_with_what_differs(fleet, field, value):
+# --- asked to leave ---
+
+
+def test_who_is_asked_to_leave_is_told_so_and_drains(fleet):
+    epoch = join(fleet, b"a")
+    assert fleet.ask_to_leave(epoch, finish=False) == [Send(b"a", m.Leave(epoch=epoch)), Draining(epoch)]
+    assert fleet.ask_to_leave(epoch, finish=False) == fleet.ask_to_leave(epoch, finish=True) == []
+    assert fleet.receive(b"a", m.Leaving(epoch=epoch), 0.1) == [], "its answer changes nothing"
+
+
+def test_who_may_finish_hears_nothing_until_it_is_released(fleet):
+    epoch = join(fleet, b"a")
+    assert fleet.ask_to_leave(epoch, finish=True) == [Finishing(epoch)]
+    assert fleet.ask_to_leave(epoch, finish=True) == []
+    assert fleet.member(epoch).standing is Standing.FINISHING
+    assert fleet.release(epoch) == [Send(b"a", m.Leave(epoch=epoch)), Draining(epoch)]
+    assert fleet.member(epoch).standing is Standing.DRAINING
+
+
+def test_an_operator_who_loses_patience_drains_what_was_to_finish(fleet):
+    epoch = join(fleet, b"a")
+    fleet.ask_to_leave(epoch, finish=True)
+    assert fleet.ask_to_leave(epoch, finish=False) == [Send(b"a", m.Leave(epoch=epoch)), Draining(epoch)]
+
+
+def test_who_is_gone_cannot_be_asked(fleet):
+    epoch = join(fleet, b"a")
+    fleet.disconnected(b"a", 0.1)
+    assert fleet.ask_to_leave(epoch, finish=False) == fleet.ask_to_leave(epoch, finish=True) == []
+    assert fleet.release(epoch) == []
+
+
+def test_an_executor_is_found_by_its_name_and_by_its_epoch(fleet):
     join(fleet, b"a")
-    effects = fleet.receive(b"b", hello("b", **{field: value}), 0.0)
-    assert [type(e.message) for e in effects] == [m.Reject]
-    assert field in effects[0].message.reason
-    assert str(value) in effects[0].message.reason
-    fleet.disconnected(b"a")
-    assert join(fleet, b"b", **{field: value}) == 101, "an empty fleet takes any model"
+    join(fleet, b"b")
+    assert fleet.find("b").epoch == fleet.find("101").epoch == 101
+    assert fleet.find("c") == "no executor 'c' is in the fleet"
+
+
+def test_a_name_that_two_have_is_answered_with_their_epochs(fleet):
+    for peer in (b"p", b"q"):
+        fleet.receive(peer, hello("twin"), 0.0)
+    assert fleet.find("twin") == "2 executors are called 'twin'; name one by its epoch (100, 101)"
+    assert fleet.find("101").peer == b"q"
+    join(fleet, b"100")  # an executor that is called like another's epoch
+    assert fleet.find("100").peer == b"p"
+
+
+# --- hangs, and failures again and again ---
+
+
+def answer(fleet, epoch, step, now):
+    result = m.StepResult(epoch=epoch, step=step, token_ids=b"", compute_us=0)
+    return fleet.receive(fleet.member(epoch).peer, result, now)
+
+
+def alive(fleet, now):
+    """Everybody's heart beats. What the next tick gives."""
+    for member in fleet:
+        fleet.receive(member.peer, m.ExecutorHeartbeat(epoch=member.epoch), now)
+    return fleet.tick(now)
+
+
+def test_an_executor_whose_heart_beats_but_that_does_not_answer_a_plan_is_lost(fleet):
+    epoch = join(fleet, b"a")
+    fleet.plan_sent(epoch, 0, 8, 0.0)
+    answer(fleet, epoch, 0, 0.25)
+    assert ended(alive(fleet, 1000.0)) == [], "it has nothing to answer"
+    fleet.plan_sent(epoch, 1, 8, 1000.0)
+    assert ended(alive(fleet, 1005.0)) == []
+    effects = alive(fleet, 1005.5)
+    assert ended(effects) == [(epoch, "hung")]
+    assert [e.message.reason for e in sent(effects, m.EpochOver)] == ["no answer to a plan for 5.5 s"]
+
+
+def test_steps_that_are_always_slow_do_not_count_as_hanging(fleet):
+    epoch = join(fleet, b"a")
+    fleet.plan_sent(epoch, 0, 8, 0.0)
+    answer(fleet, epoch, 0, 3.0)
+    fleet.plan_sent(epoch, 1, 8, 10.0)
+    assert ended(alive(fleet, 39.0)) == []
+
+
+def fail(fleet, now, *, steps=0):
+    """An executor joins, answers so many plans, and fails the next. Returns the reason; None if it may not join."""
+    if not any(isinstance(e, Joined) for e in fleet.receive(b"a", hello("a"), now)):
+        return None
+    (epoch,) = (member.epoch for member in fleet if member.peer == b"a")
+    for step in range(steps + 1):
+        fleet.plan_sent(epoch, step, 8, now)
+        if step < steps:
+            answer(fleet, epoch, step, now)
+    effects = fleet.receive(b"a", m.StepFailed(epoch=epoch, step=steps, error="ECC"), now)
+    return effects[-1].reason
+
+
+def test_an_executor_that_only_fails_is_kept_out_for_a_while(fleet):
+    assert [fail(fleet, 0.0) for _ in range(FREE_FAILURES)] == ["step 0 failed: ECC"] * FREE_FAILURES
+    assert fail(fleet, 0.0) == "step 0 failed: ECC; kept out for 1 s"
+    assert fleet.receive(b"a", hello("a"), FIRST_BREAK_S - 0.1) == [], "neither welcome nor rejected: it asks again"
+    assert join(fleet, b"b", now=0.5)
+    assert fail(fleet, FIRST_BREAK_S) == "step 0 failed: ECC; kept out for 2 s"
+    assert fail(fleet, FIRST_BREAK_S + 1.9) is None
+    assert fail(fleet, FIRST_BREAK_S + 2.0) == "step 0 failed: ECC; kept out for 4 s"
+
+
+def test_an_executor_that_works_in_between_may_always_come_back(fleet):
+    assert [fail(fleet, 0.0, steps=1) for _ in range(20)] == ["step 1 failed: ECC"] * 20
+
+
+def test_an_executor_that_comes_and_goes_in_order_may_always_come_back(fleet):
+    for _ in range(20):
+        epoch = join(fleet, b"a")
+        fleet.end(epoch, "drained", "drained", 0.0)
+
+
+# --- who may join ---
+
+
+def test_executors_of_several_models_may_serve_together(fleet):
+    join(fleet, b"a")
+    join(fleet, b"b", fingerprint="beef")
+    join(fleet, b"c", dtype="bfloat16")
+    assert [model_of(member.hello) for member in fleet] == ["f00d/float32", "beef/float32", "f00d/bfloat16"]
+
+
+def test_another_vocabulary_is_rejected_with_what_differs(fleet):
+    join(fleet, b"a")
+    rejected, told = fleet.receive(b"b", hello("b", vocab_size=9), 0.0)
+    reason = "vocab_size is 9, that of a in this fleet is 1000"
+    assert (rejected, told) == (Rejected(hello("b", vocab_size=9), reason), Send(b"b", m.Reject(reason=reason)))
+    fleet.disconnected(b"a", 0.1)
+    assert join(fleet, b"b", vocab_size=9) == 101, "an empty fleet takes any model"
 
 
 @pytest.mark.parametrize(
@@ -133,5 +259,6 @@ def test_a_mismatch_is_rejected_with_what_differs(fleet, field, value):
 )
 def test_absurd_limits_are_rejected_before_they_cost_memory(fleet, change, what):
     effects = fleet.receive(b"a", hello("a", **change), 0.0)
-    assert [type(e.message) for e in effects] == [m.Reject]
-    assert re.match(what + r" \d+, the limit is \d+", effects[0].message.reason)
+    assert [type(e) for e in effects] == [Rejected, Send]
+    assert re.match(what + r" \d+, the limit is \d+", effects[1].message.reason)
+    assert len(fleet) == 0

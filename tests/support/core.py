@@ -13,7 +13,9 @@ import zmq
 from common import messages as m
 from common.plan import ExecutorLimits
 from common.wire import HEADER, HEARTBEAT_INTERVAL_S, Codec
+from scheduler_svc.core import CoreConfig
 from scheduler_svc.engine import Engine
+from scheduler_svc.journal import Journal
 from scheduler_svc.scheduler import SchedulerConfig
 from tests.support.hello import LIMITS, hello
 from tests.support.oracle import OracleExecutor
@@ -110,9 +112,9 @@ class FakeExecutor(threading.Thread):
 class RunningCore:
     """An Engine that turns in a thread."""
 
-    def __init__(self, run_dir: Path, config: SchedulerConfig) -> None:
+    def __init__(self, run_dir: Path, config: CoreConfig, journal: Journal | None = None) -> None:
         self.front = f"ipc://{run_dir}/core"
-        self.engine = Engine("tcp://127.0.0.1:0", self.front, "test-model", config)
+        self.engine = Engine("tcp://127.0.0.1:0", self.front, config, journal)
         self.back = self.engine.executor_endpoint
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -178,8 +180,10 @@ class FakeFrontend(Peer):
 
 
 @contextmanager
-def running_core(run_dir: Path, config: SchedulerConfig | None = None) -> Iterator[RunningCore]:
-    core = RunningCore(run_dir, config or SchedulerConfig())
+def running_core(
+    run_dir: Path, config: SchedulerConfig | None = None, journal: Journal | None = None, **settings: Any
+) -> Iterator[RunningCore]:
+    core = RunningCore(run_dir, CoreConfig("test-model", config or SchedulerConfig(), **settings), journal)
     try:
         yield core
     finally:

@@ -43,13 +43,18 @@ class Rig:
         for each in executors or (limits(),):
             self.join(each)
 
-    def join(self, each: ExecutorLimits) -> int:
+    def join(self, each: ExecutorLimits, name: str = "", model: str = "") -> int:
         """Add an executor and return its epoch."""
         epoch = len(self.plans) + 1
         self.executors[epoch] = OracleExecutor(each)
         self.sent[epoch], self.plans[epoch] = deque(), []
-        self.end(self.scheduler.add_executor(epoch, each))
+        self.end(self.scheduler.add_executor(epoch, each, name, model))
         return epoch
+
+    def lose(self, epoch: int) -> list[Sequence]:
+        """An executor is gone, with all that it was sent. Returns the sequences that it ran."""
+        del self.executors[epoch], self.sent[epoch]
+        return self.scheduler.remove_executor(epoch)
 
     def add(self, request_id: str, prompt: list[int], *, now: float = 0.0, **fields: Any) -> list[Sequence]:
         """Submit a request; what is no field of Submit is one of SamplingParams."""

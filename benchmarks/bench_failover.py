@@ -1,0 +1,147 @@
+"""Time from SIGKILL of an executor to the next token of the streams that ran on it, as their clients see it.
+
+Real processes on this machine, the embedded demo model on the CPU. With a sibling, one of two executors is killed;
+alone, the only one is, and its successor is started at once, so that its start-up time is part of the pause (the line
+gives that too: from the start of a process to its being ready). One JSON line for each setting.
+
+Example: python benchmarks/bench_failover.py --kills 20 --streams 16
+"""
+
+import asyncio
+import json
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median, quantiles
+
+import click
+import httpx
+
+from scheduler_svc.client.event_stream import EventStreams
+from scheduler_svc.client.options import Service
+from scheduler_svc.client.processes import FleetSpec, LocalFleet, executor_name, free_ports
+
+WARM_UP_S = 1.0  # of streaming before a kill
+PAUSE_LIMIT_S = 60.0
+
+
+@dataclass
+class Streams:
+    """Streams that are always on, each started anew when it ends.
+
+    Attributes:
+        arrivals: when each one's tokens came, newest last, since `watch`.
+    """
+
+    url: str
+    count: int
+    arrivals: list[list[float]] = field(default_factory=list)
+
+    async def run(self) -> None:
+        """Stream until cancelled."""
+        self.arrivals = [[] for _ in range(self.count)]
+        streams = EventStreams(Service(self.url, timeout_s=PAUSE_LIMIT_S))
+        await asyncio.gather(*(self._one(streams, i) for i in range(self.count)))
+
+    def watch(self) -> None:
+        """Forget what came so far."""
+        for arrivals in self.arrivals:
+            arrivals.clear()
+
+    async def _one(self, streams: EventStreams, i: int) -> None:
+        body = {"model": "baton-demo", "max_tokens": 1000, "ignore_eos": True, "stream": True}
+        while True:
+            prompt = f"The {i}th citizen, at {time.monotonic()}:\n"
+            await streams.post(
+                "/v1/completions", body | {"prompt": prompt}, lambda _: self.arrivals[i].append(time.monotonic())
+            )
+
+
+@click.command(context_settings={"show_default": True})
+@click.option("--kills", default=20, type=click.IntRange(1), help="In each setting.")
+@click.option("--streams", "num_streams", default=16, type=click.IntRange(1), help="At once.")
+@click.option("--setting", "settings", multiple=True, type=click.Choice(["sibling", "alone"]), help="[default: both]")
+def main(kills: int, num_streams: int, settings: tuple[str, ...]) -> None:
+    """Kill executors under streams, and measure the pauses."""
+    for setting in settings or ("sibling", "alone"):
+        print(json.dumps(measure(setting, kills, num_streams)))
+
+
+def measure(setting: str, kills: int, num_streams: int) -> dict[str, float | str]:
+    """One setting's figures; pauses in milliseconds."""
+    num_executors = 2 if setting == "sibling" else 1
+    port, executor_port = free_ports(2)
+    with tempfile.TemporaryDirectory() as folder:
+        spec = FleetSpec(
+            port=port,
+            executor_port=executor_port,
+            executors=num_executors,
+            scheduler_options=("--journal", f"{folder}/journal.sqlite3"),
+            executor_options=("--threads", "1", "--num-blocks", "4096"),
+        )
+        with LocalFleet(spec, Path(folder)) as fleet:
+            fleet.wait_ready()
+            pauses, startups = asyncio.run(_kill_again_and_again(fleet, kills, num_streams))
+    percentiles = quantiles(pauses, n=100, method="inclusive") if len(pauses) > 1 else pauses * 99
+    return {
+        "setting": setting,
+        "executors": num_executors,
+        "streams": num_streams,
+        "kills": kills,
+        "pauses": len(pauses),
+        "pause_ms_p50": round(1000 * percentiles[49], 1),
+        "pause_ms_p99": round(1000 * percentiles[98], 1),
+        "startup_ms_p50": round(1000 * median(startups), 1),
+    }
+
+
+async def _kill_again_and_again(fleet: LocalFleet, kills: int, num_streams: int) -> tuple[list[float], list[float]]:
+    """Seconds of each stream's pause, and of each successor's start."""
+    pauses: list[float] = []
+    startups: list[float] = []
+    streams = Streams(fleet.spec.url, num_streams)
+    async with httpx.AsyncClient(base_url=fleet.spec.url, trust_env=False) as http:
+        streaming = asyncio.create_task(streams.run())
+        for i in range(kills):
+            await _all_ready(http, fleet.spec.executors, streams)
+            index = i % fleet.spec.executors
+            num_affected = (await _running(http)).get(executor_name(index), 0)
+            streams.watch()
+            killed_at = time.monotonic()
+            fleet.kill_executor(index)
+            fleet.start_executor(index)
+            pauses += sorted(await _first_tokens(streams, killed_at))[-num_affected:] if num_affected else []
+            while executor_name(index) not in await _running(http):
+                await asyncio.sleep(0.01)
+            startups.append(time.monotonic() - killed_at)
+            assert not streaming.done(), streaming.exception()
+        streaming.cancel()
+    return pauses, startups
+
+
+async def _first_tokens(streams: Streams, since: float) -> list[float]:
+    """Seconds until each stream has had a token, or an end and a beginning."""
+    while not all(streams.arrivals):
+        await asyncio.sleep(0.005)
+    return [next(at for at in arrivals if at > since) - since for arrivals in streams.arrivals]
+
+
+async def _all_ready(http: httpx.AsyncClient, num_executors: int, streams: Streams) -> None:
+    """Wait until all executors take part and all streams flow."""
+    while len(await _running(http)) < num_executors:
+        await asyncio.sleep(0.05)
+    streams.watch()
+    await asyncio.sleep(WARM_UP_S)
+    while not all(streams.arrivals):
+        await asyncio.sleep(0.05)
+
+
+async def _running(http: httpx.AsyncClient) -> dict[str, int]:
+    """How many sequences each executor runs."""
+    status = (await http.get("/status")).json()
+    return {executor["executor"]: executor["running"] for executor in status["executors"]}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,78 @@
+"""When an executor that lives must have answered: a limit learned from its own steps. Pure: the time is the caller's.
+
+Heartbeats come from a thread of their own, so an executor whose computing thread hangs (a stuck kernel, a collective
+that waits for a dead rank) goes on saying that it lives. What it does not do is answer.
+"""
+
+from collections import deque
+from typing import NamedTuple
+
+FIRST_STEP_LIMIT_S = 120.0  # before anything was learned: kernels may still be compiled in the first step
+DEFAULT_FLOOR_S = 10.0
+PATIENCE = 10.0  # times the longest that a step of this size has taken
+DECAY = 0.99  # of the longest, with each step of its size: one slow step is not remembered for ever
+_SIZES = 33  # powers of two of an int32
+
+
+class _Sent(NamedTuple):
+    step: int
+    size: int
+    at: float
+
+
+class StepClock:
+    """Plans on their way to one executor, and how long its steps took.
+
+    A plan's time counts from when the one before it was answered. Steps are told apart by the power of two of their
+    tokens: a long prompt takes a thousand times what a decode takes.
+
+    Args:
+        floor_s: the shortest limit.
+        earlier: the clock of the same executor's last epoch, if there was one; what that learned is kept.
+    """
+
+    def __init__(self, floor_s: float = DEFAULT_FLOOR_S, earlier: "StepClock | None" = None) -> None:
+        self._floor_s = floor_s
+        self._sent: deque[_Sent] = deque()
+        self._longest_s: list[float] = [0.0] * _SIZES if earlier is None else earlier._longest_s[:]
+        self._last_answer = float("-inf")
+        self.num_sent = 0
+        self.num_answered = 0
+
+    def sent(self, step: int, num_tokens: int, now: float) -> None:
+        """A plan of so many tokens left."""
+        self.num_sent += 1
+        self._sent.append(_Sent(step, num_tokens.bit_length(), now))
+
+    def answered(self, step: int, now: float) -> None:
+        """An answer came. One to another step than the oldest is not counted: whoever checks it finds it wrong."""
+        if not self._sent or self._sent[0].step != step:
+            return
+        sent = self._sent.popleft()
+        took_s = now - max(sent.at, self._last_answer)
+        self._longest_s[sent.size] = max(took_s, self._longest_s[sent.size] * DECAY)
+        self._last_answer = now
+        self.num_answered += 1
+
+    def overdue_s(self, now: float) -> float | None:
+        """Seconds that the oldest plan has taken, if that is more than its limit; None if all is well."""
+        if not self._sent:
+            return None
+        oldest = self._sent[0]
+        took_s = now - max(oldest.at, self._last_answer)
+        return took_s if took_s > self.limit_s(oldest.size) else None
+
+    def limit_s(self, size: int) -> float:
+        """What a step whose tokens have so many binary digits may take."""
+        expected_s = self._longest_s[size]
+        if expected_s == 0.0:  # none of this size yet: one that was larger took longer, one that was smaller less
+            larger = [s for s in self._longest_s[size:] if s]
+            smaller = [(s, size - i) for i, s in enumerate(self._longest_s[:size]) if s]
+            if larger:
+                expected_s = larger[0]
+            elif smaller:
+                seconds, doublings = smaller[-1]
+                expected_s = seconds * 2.0**doublings
+            else:
+                return max(self._floor_s, FIRST_STEP_LIMIT_S)
+        return max(self._floor_s, PATIENCE * expected_s)

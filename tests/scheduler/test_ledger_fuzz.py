@@ -1,0 +1,157 @@
+"""The ledger against a simulated disk that is slow, full or gone, in any order of events."""
+
+from dataclasses import dataclass
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from scheduler_svc.ledger import RETRY_AFTER_S, STUCK_AFTER_S, JournalState, Ledger
+from scheduler_svc.records import Ended, Ending, encode
+from tests.support.disk import Disk, accepted, stepped
+
+
+@dataclass(frozen=True)
+class Release:
+    """Told when these tokens of these requests may be known."""
+
+    serial: int
+    facts: dict[int, tuple[int, bool]]
+
+
+class LedgerMachine(RuleBasedStateMachine):
+    """Any order of events. `promised` is what was told while the journal was OK."""
+
+    def __init__(self):
+        super().__init__()
+        self.now = 0.0
+        self.ledger, self.disk = Ledger(JournalState.OK, first_number=3, max_log_bytes=300), Disk()
+        self.written = []  # handed to the disk, which has not answered yet
+        self.truth, self.promised = {}, {}
+        self.num_added = self.num_told = 0
+        self.last_number = 2
+
+    @initialize(begins_anew=st.booleans())
+    def start(self, begins_anew):
+        if begins_anew:
+            self.disk.rows = {1: encode([accepted(77)]), 2: encode([stepped([77], 1)])}
+            self.hand_over(self.ledger.reset([], self.now))
+
+    def add(self, records, arrivals):
+        facts = {a: (len(self.truth[a][0]), self.truth[a][1]) for a in arrivals}
+        self.num_added += 1
+        self.told(self.ledger.add(records, [Release(self.num_added, facts)], self.now))
+
+    def told(self, releases):
+        for release in releases:
+            self.num_told += 1
+            assert release.serial == self.num_told, "each once, in the order in which they went in"
+            if self.ledger.state is JournalState.OK:
+                self.promised |= {a: fact for a, fact in release.facts.items() if a in self.truth}
+
+    def hand_over(self, batch):
+        assert batch.number == self.last_number + 1
+        assert batch.keep_from <= batch.number
+        self.last_number = batch.number
+        self.written.append(batch)
+
+    def going(self):
+        return [arrival for arrival, (_, ended) in self.truth.items() if not ended]
+
+    @rule()
+    def accept(self):
+        arrival = self.num_added
+        self.truth[arrival] = ([], False)
+        self.add([accepted(arrival)], [arrival])
+
+    @precondition(lambda self: self.going())
+    @rule(data=st.data(), token=st.integers(0, 99))
+    def step(self, data, token):
+        arrivals = data.draw(st.lists(st.sampled_from(self.going()), unique=True, min_size=1))
+        for arrival in arrivals:
+            self.truth[arrival][0].append(token)
+        self.add([stepped(arrivals, token)] if self.ledger.is_recording else [], arrivals)
+
+    @precondition(lambda self: self.going())
+    @rule(data=st.data())
+    def end(self, data):
+        arrival = data.draw(st.sampled_from(self.going()))
+        self.truth[arrival] = (self.truth[arrival][0], True)
+        self.add([Ended(arrival, 0, Ending("stop"))], [arrival])
+
+    @precondition(lambda self: self.truth)
+    @rule(data=st.data())
+    def attach(self, data):
+        self.add([], [data.draw(st.sampled_from(sorted(self.truth)))])
+
+    @precondition(lambda self: len(self.going()) < len(self.truth))
+    @rule(data=st.data())
+    def let_go(self, data):
+        arrival = data.draw(st.sampled_from(sorted(self.truth.keys() - set(self.going()))))
+        del self.truth[arrival]
+        self.promised.pop(arrival, None)
+        self.ledger.let_go(f"r{arrival}")
+
+    @rule()
+    def write(self):
+        if self.ledger.wants_reset(self.now):
+            self.hand_over(self.ledger.reset([self.whole(arrival) for arrival in self.truth], self.now))
+        elif (batch := self.ledger.next_batch(self.now)) is not None:
+            self.hand_over(batch)
+
+    @rule()
+    def carry_forward(self):
+        if (request_id := self.ledger.overgrown()) is not None:
+            self.add([self.whole(int(request_id[1:]))], [])
+
+    @precondition(lambda self: self.written)
+    @rule(outcome=st.sampled_from(["saved", "saved", "saved", "failed", "failed, but written"]))
+    def disk_answers(self, outcome):
+        batch = self.written.pop(0)
+        if outcome != "failed":
+            self.disk.write(batch)
+        if outcome == "saved":
+            self.told(self.ledger.saved(batch.number))
+        else:
+            self.told(self.ledger.failed(batch.number, self.now))
+
+    @rule(seconds=st.sampled_from([0.001, 0.1, STUCK_AFTER_S + 0.1, RETRY_AFTER_S + 0.1]))
+    def wait(self, seconds):
+        self.now += seconds
+        self.told(self.ledger.tick(self.now))
+
+    @invariant()
+    def what_was_told_survives(self):
+        found = self.disk.read()
+        for arrival, (num_tokens, ended) in self.promised.items():
+            tokens, has_ended = found[arrival]
+            assert len(tokens) >= num_tokens
+            assert has_ended >= ended
+        for arrival in found.keys() & self.truth.keys():
+            tokens = found[arrival][0]
+            assert tokens == self.truth[arrival][0][: len(tokens)], "what is on disk has a gap"
+
+    @invariant()
+    def nobody_waits_for_a_journal_that_does_not_work(self):
+        if self.ledger.state is JournalState.FAILED:
+            assert self.num_told == self.num_added
+
+    def whole(self, arrival):
+        tokens, ended = self.truth[arrival]
+        return accepted(arrival, tokens, Ending("stop") if ended else None)
+
+    def teardown(self):
+        """Once the disk works everything is told, and on disk."""
+        for _ in range(5):
+            while self.written:
+                self.disk_answers("saved")
+            self.wait(RETRY_AFTER_S + 0.1)
+            self.write()
+        assert self.ledger.state is JournalState.OK
+        assert self.num_told == self.num_added
+        found = self.disk.read()
+        assert {arrival: found[arrival] for arrival in self.truth} == self.truth
+
+
+TestLedgerMachine = LedgerMachine.TestCase
+TestLedgerMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

@@ -1,0 +1,131 @@
+"""Every reader gets every token of its requests once, in order, with one ending, and hears which model gave it."""
+
+from array import array
+
+from common import messages as m
+from common.errors import RequestRejected
+from common.wire import int32_array
+from scheduler_svc.outbox import MAX_ANSWERS, Outbox
+from scheduler_svc.outcomes import SequenceEnd, StepOutput
+from scheduler_svc.records import Ending, Progress
+from scheduler_svc.sequence import new_sequences
+
+
+def request(request_id, n=1, *, stream=True):
+    """A Submit and its sequences."""
+    prompt = array("i", [1, 2, 3]).tobytes()
+    params = m.SamplingParams(max_tokens=99)
+    submit = m.Submit(request_id=request_id, prompt=prompt, params=params, n=n, stream=stream)
+    return submit, new_sequences(submit, int32_array("prompt", prompt), 0, None)
+
+
+def drain(outbox, peer):
+    """All that waits for a peer."""
+    messages = []
+    while (message := outbox.peek(peer)) is not None:
+        assert outbox.peek(peer) == message, "it stays until it is sent"
+        messages.append(message)
+        outbox.sent(peer)
+    return messages
+
+
+def take(outbox, peer):
+    """The deltas that wait for a peer, as (request, index, tokens, finish_reason)."""
+    deltas = [delta for outputs in drain(outbox, peer) for delta in outputs.deltas]
+    return [(d.request_id, d.index, array("i", d.token_ids).tolist(), d.finish_reason) for d in deltas]
+
+
+def output(sequences, tokens, ends=(), model="m"):
+    return StepOutput(sequences, tokens, [], [SequenceEnd(s, "length") for s in ends], model)
+
+
+def test_a_slow_reader_finds_several_tokens_in_one_delta():
+    outbox, (submit, (sequence,)) = Outbox(), request("a")
+    outbox.open(b"p", submit, [sequence])
+    for token in (7, 8):
+        outbox.push(output([sequence], [token]))
+    assert take(outbox, b"p") == [("a", 0, [7, 8], None)]
+    assert outbox.peers() == []
+    outbox.push(output([sequence], [9], ends=[sequence]))
+    assert take(outbox, b"p") == [("a", 0, [9], "length")]
+
+
+def test_what_does_not_stream_comes_in_one_piece():
+    outbox, (submit, (first, second)) = Outbox(), request("a", 2, stream=False)
+    outbox.open(b"p", submit, [first, second])
+    outbox.push(output([first, second], [1, 2]))
+    assert outbox.peers() == []
+    outbox.push(output([first, second], [3, 4], ends=[second]))
+    assert take(outbox, b"p") == [("a", 1, [2, 4], "length")]
+
+
+def test_another_model_is_named_with_the_first_of_its_tokens():
+    outbox, (submit, (sequence,)) = Outbox(), request("a")
+    outbox.open(b"p", submit, [sequence])
+    for token, model in enumerate(["one", "one", "two", "one"]):
+        outbox.push(output([sequence], [token], model=model))
+    deltas = outbox.peek(b"p").deltas
+    assert [(d.model, array("i", d.token_ids).tolist()) for d in deltas] == [
+        ("one", [0, 1]),
+        ("two", [2]),
+        ("one", [3]),
+    ]
+    outbox.sent(b"p")
+    outbox.push(output([sequence], [4], model="one"))
+    assert [d.model for d in outbox.peek(b"p").deltas] == [""]
+
+
+def test_a_reader_that_comes_back_finds_everything_from_the_first_token_and_nothing_twice():
+    """Although the end of what it missed had been waiting for it."""
+    outbox, (submit, (sequence,)) = Outbox(), request("a")
+    outbox.open(b"p", submit, [sequence])
+    outbox.push(output([sequence], [5]))
+    take(outbox, b"p")
+    outbox.push(output([sequence], [6], ends=[sequence]))
+    everything = Progress(array("i", [5, 6]).tobytes(), "m", 0, Ending("length"))
+    for _ in range(2):
+        outbox.attach(b"p", [sequence], (everything,))
+    assert take(outbox, b"p") == [("a", 0, [5, 6], "length")]
+
+
+def test_a_refusal_is_told_with_its_code():
+    outbox = Outbox()
+    outbox.refuse(b"p", "a", RequestRejected("x" * 5000, "queue_full"))
+    (delta,) = outbox.peek(b"p").deltas
+    assert (delta.request_id, delta.index, delta.finish_reason, delta.code) == ("a", 0, "error", "queue_full")
+    assert delta.error == "x" * 4096, "the longest that the protocol allows"
+
+
+def test_a_reader_is_told_that_another_has_taken_over_before_it_is_answered_again():
+    outbox, (submit, sequences) = Outbox(), request("a", 2)
+    outbox.open(b"p", submit, sequences)
+    outbox.attach(b"q", sequences, (Progress(),) * 2)
+    assert take(outbox, b"p") == [("a", 0, [], "error")]
+    outbox.attach(b"p", sequences, (Progress(),) * 2)
+    again = m.Attached(request_id="a", found=True)
+    outbox.answer(b"q", again)
+    outbox.attach(b"q", sequences, (Progress(b"\1\0\0\0"),) * 2)
+    told, answer, _tokens = drain(outbox, b"q")
+    assert [delta.code for delta in told.deltas] == ["taken_over"], "of the stream that it had"
+    assert answer == again
+    assert take(outbox, b"p") == [("a", 0, [], "error")]
+
+
+def test_answers_go_first_and_one_by_one():
+    outbox, (submit, (sequence,)) = Outbox(), request("a")
+    outbox.open(b"p", submit, [sequence])
+    outbox.push(output([sequence], [5]))
+    answers = [m.Attached(request_id=name, found=False) for name in "xy"]
+    for answer in answers:
+        outbox.answer(b"p", answer)
+    assert outbox.peers() == [b"p"]
+    *first, last = drain(outbox, b"p")
+    assert first == answers
+    assert isinstance(last, m.Outputs)
+
+
+def test_who_asks_and_asks_and_takes_no_answer_gets_no_more_than_so_many():
+    outbox = Outbox()
+    for i in range(MAX_ANSWERS + 10):
+        outbox.answer(b"p", m.Attached(request_id=str(i), found=False))
+    assert [answer.request_id for answer in drain(outbox, b"p")] == [str(i) for i in range(MAX_ANSWERS)]

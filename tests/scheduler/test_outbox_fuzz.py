@@ -1,0 +1,177 @@
+"""The outbox against a model that keeps everything, in any order of events."""
+
+from array import array
+from dataclasses import dataclass, field
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from common import messages as m
+from common.errors import RequestRejected
+from scheduler_svc.outbox import Outbox
+from scheduler_svc.outcomes import SequenceEnd
+from scheduler_svc.records import Ending, Progress
+from scheduler_svc.sequence import Sequence
+from tests.scheduler.test_outbox import drain, output, request
+
+PEERS = (b"p", b"q")
+
+
+@dataclass
+class Reader:
+    """Who reads a request now, what there was to tell, and what was told; by the sequence's index.
+
+    Tokens are pairs of a token and its model.
+    """
+
+    peer: bytes
+    held: bool
+    due: list[list[tuple[int, str]]]
+    told: list[list[tuple[int, str]]]
+    endings: dict[int, str] = field(default_factory=dict)
+    models: dict[int, str] = field(default_factory=dict)
+
+    def hear(self, delta):
+        i, before = delta.index, self.models.get(delta.index, "")
+        assert i not in self.endings, "something comes after the ending"
+        assert not delta.model or delta.model != before, "a model is named again"
+        self.models[i] = delta.model or before
+        self.told[i] += [(token, self.models[i]) for token in array("i", delta.token_ids)]
+        if delta.finish_reason is not None:
+            self.endings[i] = delta.finish_reason
+
+
+@dataclass(eq=False)
+class Story:
+    """A request: what each of its sequences has said, and how those ended that have."""
+
+    submit: m.Submit
+    sequences: list[Sequence]
+    reader: Reader | None
+    said: list[list[tuple[int, str]]]
+    ended: dict[int, str] = field(default_factory=dict)
+
+    def progress(self):
+        return tuple(
+            Progress(
+                array("i", [token for token, _ in said]).tobytes(),
+                said[-1][1] if said else "",
+                ending=Ending(self.ended[i]) if i in self.ended else None,
+            )
+            for i, said in enumerate(self.said)
+        )
+
+    def is_waiting(self, i):
+        """Whether the reader has yet to be told something of this sequence."""
+        reader = self.reader
+        if reader.held and i not in self.ended:
+            return False
+        return reader.told[i] != reader.due[i] or (i in self.ended and i not in reader.endings)
+
+
+class OutboxMachine(RuleBasedStateMachine):
+    """Any order of events, against a model that keeps everything."""
+
+    def __init__(self):
+        super().__init__()
+        self.outbox = Outbox()
+        self.stories = {}
+        self.refused = []  # (peer, request) that nobody was told of yet
+
+    def going(self):
+        return [(story, s) for story in self.stories.values() for s in story.sequences if s.index not in story.ended]
+
+    @precondition(lambda self: len(self.stories) < 3)
+    @rule(peer=st.sampled_from(PEERS), n=st.integers(1, 2), stream=st.booleans())
+    def open(self, peer, n, stream):
+        submit, sequences = request(f"r{len(self.stories)}", n, stream=stream)
+        reader = Reader(peer, not stream, [[] for _ in sequences], [[] for _ in sequences])
+        self.stories[submit.request_id] = Story(submit, sequences, reader, [[] for _ in sequences])
+        self.outbox.open(peer, submit, sequences)
+
+    @precondition(lambda self: self.going())
+    @rule(data=st.data(), model=st.sampled_from(["one", "one", "one", "two"]), ends=st.booleans())
+    def push(self, data, model, ends):
+        chosen = data.draw(st.lists(st.sampled_from(self.going()), unique_by=lambda pair: id(pair[1]), min_size=1))
+        tokens = [len(story.said[s.index]) for story, s in chosen]
+        for (story, s), token in zip(chosen, tokens, strict=True):
+            story.said[s.index].append((token, model))
+            if story.reader is not None:
+                story.reader.due[s.index].append((token, model))
+        ending = chosen[:1] if ends else []
+        for story, s in ending:
+            story.ended[s.index] = "length"
+        self.outbox.push(output([s for _, s in chosen], tokens, [s for _, s in ending], model))
+
+    @precondition(lambda self: self.going())
+    @rule(data=st.data())
+    def cancel(self, data):
+        story, sequence = data.draw(st.sampled_from(self.going()))
+        story.ended[sequence.index] = "cancelled"
+        self.outbox.end(SequenceEnd(sequence, "cancelled"))
+
+    @precondition(lambda self: self.stories)
+    @rule(data=st.data(), peer=st.sampled_from(PEERS))
+    def attach(self, data, peer):
+        story = self.stories[data.draw(st.sampled_from(sorted(self.stories)))]
+        former = story.reader
+        if former is not None and former.peer != peer and len(former.endings) < story.submit.n:
+            self.refused.append((former.peer, story.submit.request_id))
+        due = [[(token, said[-1][1]) for token, _ in said] for said in story.said]
+        story.reader = Reader(peer, False, due, [[] for _ in due])
+        self.outbox.attach(peer, story.sequences, story.progress())
+
+    @precondition(lambda self: self.stories)
+    @rule(data=st.data())
+    def close(self, data):
+        story = self.stories[data.draw(st.sampled_from(sorted(self.stories)))]
+        story.reader = None
+        self.outbox.close(story.sequences)
+
+    @rule(peer=st.sampled_from(PEERS))
+    def refuse(self, peer):
+        request_id = f"refused {len(self.stories)} {len(self.refused)}"
+        self.refused.append((peer, request_id))
+        self.outbox.refuse(peer, request_id, RequestRejected("no", "queue_full"))
+
+    @rule(peer=st.sampled_from(PEERS))
+    def send(self, peer):
+        for delta in [delta for outputs in drain(self.outbox, peer) for delta in outputs.deltas]:
+            if (peer, delta.request_id) in self.refused and delta.code:
+                self.refused.remove((peer, delta.request_id))
+                continue
+            reader = self.stories[delta.request_id].reader
+            assert reader is not None, "nobody reads it any more"
+            assert reader.peer == peer, "somebody else reads it"
+            reader.hear(delta)
+
+    @rule(peer=st.sampled_from(PEERS))
+    def forget(self, peer):
+        for story in self.stories.values():
+            if story.reader is not None and story.reader.peer == peer:
+                story.reader = None
+        self.refused = [each for each in self.refused if each[0] != peer]
+        self.outbox.forget(peer)
+
+    @invariant()
+    def something_waits_for_those_who_have_not_been_told_everything(self):
+        waiting = {peer for peer, _ in self.refused}
+        for story in self.stories.values():
+            if story.reader is not None and any(map(story.is_waiting, range(story.submit.n))):
+                waiting.add(story.reader.peer)
+        assert sorted(self.outbox.peers()) == sorted(waiting)
+
+    def teardown(self):
+        for peer in PEERS:
+            self.send(peer)
+        assert not self.refused
+        for story in self.stories.values():
+            if (reader := story.reader) is not None:
+                told = {i: said for i, said in enumerate(reader.told) if i in story.ended or not reader.held}
+                assert told == {i: reader.due[i] for i in told}
+                assert reader.endings == story.ended
+
+
+TestOutboxMachine = OutboxMachine.TestCase
+TestOutboxMachine.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)

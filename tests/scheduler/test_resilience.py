@@ -1,0 +1,227 @@
+"""Executors that fail, finish or have another model, and a scheduler that begins again: what becomes of sequences."""
+
+from array import array
+
+import pytest
+
+from common import messages as m
+from common.wire import int32_array
+from scheduler_svc.scheduler import Scheduler
+from scheduler_svc.sequence import State
+from tests.support.rig import Rig, limits
+
+
+def rows(plan):
+    """query_len of each row."""
+    return int32_array("query_lens", plan.query_lens).tolist()
+
+
+def fail(rig, epoch, *, died=False):
+    """An executor fails while it computes the oldest plan in flight, or dies with all of them."""
+    rig.end(rig.scheduler.blame(epoch, died=died))
+    rig.lose(epoch)
+    rig.scheduler.check()
+
+
+def test_only_the_oldest_plan_is_to_blame_for_a_failed_step_and_all_of_them_for_a_death():
+    for died in (False, True):
+        rig = Rig(limits())
+        (first,) = rig.add("first", [1, 2, 3], max_tokens=9)
+        rig.plan()
+        (second,) = rig.add("second", [4, 5, 6], max_tokens=9)
+        (waiting,) = rig.add("waiting", [7], max_tokens=9, priority=9)
+        assert len(rig.plans[1]) == 1
+        rig.scheduler.worker(1).limits = limits(max_batch_tokens=4)  # no room for the third in the second plan
+        rig.plan()
+        fail(rig, 1, died=died)
+        assert (first.strikes, second.strikes, waiting.strikes) == (1, int(died), 0)
+        rig.join(limits())
+        rig.finish()
+
+
+def test_a_prompt_that_is_not_computed_to_its_end_is_to_blame_too():
+    rig = Rig(limits(max_batch_tokens=8))
+    (long,) = rig.add("long", list(range(50)), max_tokens=3)
+    rig.plan()
+    fail(rig, 1)
+    assert long.strikes == 1
+
+
+def test_a_token_clears_all_strikes():
+    rig = Rig(limits())
+    (sequence,) = rig.add("a", [1, 2, 3], max_tokens=40)
+    for epoch in (1, 2):
+        rig.plan(epoch)
+        fail(rig, epoch)
+        rig.join(limits())
+    assert sequence.strikes == 2
+    rig.plan(3)
+    rig.answer(3)
+    assert (sequence.strikes, sequence.failed_on) == (0, "")
+    for epoch in (3, 4):
+        rig.plan(epoch)
+        fail(rig, epoch)
+        rig.join(limits())
+    assert sequence not in rig.ends, "three failures, but not in a row"
+    rig.finish()
+
+
+def test_from_the_second_strike_on_suspects_run_one_at_a_time():
+    rig = Rig(limits())
+    for i in range(4):
+        rig.add(str(i), [i, 5, 6], max_tokens=9)
+    rig.plan(1)
+    fail(rig, 1)
+    rig.join(limits())
+    rig.plan(2)
+    assert len(rows(rig.plans[2][0])) == 4, "a first failure may be the executor's own"
+    fail(rig, 2)
+    rig.join(limits())
+    rig.plan(3)
+    assert len(rows(rig.plans[3][0])) == 1
+    rig.answer(3)
+    rig.plan(3)
+    rig.plan(3)
+    assert [len(rows(plan)) for plan in rig.plans[3][1:]] == [2, 2], "the first is cleared, and the second is tried"
+    rig.finish()
+    assert {end.reason for end in rig.ends.values()} == {"length"}
+
+
+def test_what_failed_on_one_executor_is_tried_on_another():
+    rig = Rig(limits())
+    rig.scheduler.worker(1).name = "broken"
+    (sequence,) = rig.add("a", [1, 2, 3], max_tokens=5)
+    rig.plan(1)
+    fail(rig, 1)
+    assert sequence.failed_on == "broken"
+    broken = rig.join(limits(), name="broken")
+    other = rig.join(limits(), name="other")
+    assert rig.plan(broken) is None
+    assert rig.plan(other) is not None
+    fail(rig, other)
+    assert rig.plan(broken) is not None, "it is the only one now"
+    rig.answer(broken)
+    rig.finish()
+
+
+def test_a_sequence_goes_on_with_its_model_as_long_as_an_executor_has_it():
+    rig = Rig(limits(), limits())
+    for epoch, model in ((1, "old"), (2, "old")):
+        rig.scheduler.worker(epoch).model = model
+    (sequence,) = rig.add("a", [1, 2, 3], max_tokens=60)
+    for _ in range(5):
+        rig.step()
+    home = sequence.epoch
+    new = rig.join(limits(), model="new")
+    rig.lose(home)
+    for _ in range(5):
+        rig.step()
+    assert (sequence.epoch, sequence.model) == (3 - home, "old")
+    assert rig.scheduler.stats.model_changes == 0
+    rig.scheduler.finish(sequence.epoch)
+    rig.lose(sequence.epoch)
+    rig.finish()
+    assert (sequence.model, rig.scheduler.stats.model_changes) == ("new", 1)
+    assert rig.plans[new]
+
+
+def test_an_executor_that_finishes_ends_what_it_has_and_takes_nothing_new():
+    rig = Rig(limits(), limits())
+    (running,) = rig.add("running", [1, 2, 3], max_tokens=20)
+    rig.step()
+    home = running.epoch
+    rig.scheduler.finish(home)
+    assert not rig.scheduler.is_spent(home)
+    fresh = [rig.add(str(i), [1, 2, 3, i], max_tokens=10)[0] for i in range(6)]
+    rig.step()
+    assert {sequence.epoch for sequence in fresh} == {3 - home}
+    rig.finish()
+    assert rig.scheduler.is_spent(home)
+    assert max(len(rows(plan)) for plan in rig.plans[home]) == 1
+
+
+def test_a_finishing_executor_is_not_spent_before_its_last_tokens_have_landed():
+    rig = Rig(limits())
+    (sequence,) = rig.add("a", [1, 2, 3], max_tokens=2)
+    rig.plan()
+    rig.plan()
+    assert sequence.state is State.LANDING
+    rig.scheduler.finish(1)
+    rig.answer()
+    assert not rig.scheduler.is_spent(1)
+    rig.answer()
+    assert rig.scheduler.is_spent(1)
+
+
+@pytest.mark.parametrize("num_steps", [0, 1, 4, 12])
+def test_restored_sequences_go_on_at_their_places_with_the_same_tokens(num_steps):
+    first_life = Rig(limits(max_num_seqs=2))
+    requests = [("a", [1, 2, 3]), ("b", [4, 5]), ("c", [6])]
+    sequences = [first_life.add(name, prompt, max_tokens=10)[0] for name, prompt in requests]
+    for _ in range(num_steps):
+        first_life.step()
+    first_life.plan()  # tokens in flight are lost
+    saved = [(s, first_life.scheduler.output_of(s)) for s in sequences if s not in first_life.ends]
+    assert all(array("i", output).tolist() == first_life.outputs[sequence] for sequence, output in saved)
+
+    rig = Rig(limits(max_num_seqs=1))
+    for sequence, output in saved:
+        prompt = sequence.tokens[: sequence.num_prompt].tobytes()
+        submit = m.Submit(request_id=sequence.request_id, prompt=prompt, params=sequence.params)
+        (restored,) = rig.scheduler.restore(submit, sequence.arrival, [output], None, fits=True)
+        assert rig.scheduler.output_of(restored) == output
+        rig.outputs[restored] = array("i", output).tolist()
+    (late,) = rig.add("late", [7], max_tokens=2)
+    assert late.arrival > max(sequence.arrival for sequence, _ in saved)
+    rig.finish()
+    assert [sequence.request_id for sequence in rig.ends] == [s.request_id for s, _ in saved] + ["late"]
+
+
+def test_the_deadline_of_a_restored_request_counts_from_its_first_life():
+    rig = Rig(limits())
+    submit = m.Submit(request_id="a", prompt=array("i", [1]).tobytes(), params=m.SamplingParams(max_tokens=9))
+    rig.scheduler.restore(submit, 5, [b""], -3.0, fits=True)
+    (end,) = rig.scheduler.expire(0.0)
+    assert end.code == "deadline_exceeded"
+
+
+def test_a_token_that_lands_elsewhere_clears_strikes_too():
+    """A chunk of its prompt is in flight on one executor, it goes on with another, and the first one fails."""
+    rig = Rig(limits(max_batch_tokens=8), limits())
+    (sequence,) = rig.add("a", list(range(50)), max_tokens=9)
+    rig.plan(1)
+    rig.scheduler._preempt(rig.scheduler.worker(1), sequence)
+    rig.scheduler.drain(1)
+    rig.plan(2)
+    fail(rig, 1)
+    assert (sequence.strikes, sequence.epoch) == (1, 2)
+    rig.answer(2)
+    assert sequence.strikes == 0
+    rig.finish()
+
+
+def test_a_token_that_lands_after_a_preemption_clears_strikes_too():
+    rig = Rig(limits())
+    (sequence,) = rig.add("a", [1, 2, 3], max_tokens=9)
+    rig.plan(1)
+    fail(rig, 1)
+    rig.join(limits())
+    rig.plan(2)
+    rig.scheduler._preempt(rig.scheduler.worker(2), sequence)
+    assert sequence.strikes == 1
+    rig.answer(2)
+    assert sequence.strikes == 0
+    rig.finish()
+
+
+def test_what_fitted_before_a_restart_waits_for_an_executor_that_it_fits():
+    rig = Rig(limits(num_blocks=64))
+    (sequence,) = rig.add("a", [1] * 100, max_tokens=100)
+    after = Scheduler()
+    submit = m.Submit(request_id="a", prompt=array("i", [1] * 100).tobytes(), params=sequence.params)
+    (restored,) = after.restore(submit, 0, [b""], None, fits=True)
+    assert after.add_executor(1, limits(num_blocks=8)) == []
+    assert after.plan(1) is None
+    after.add_executor(2, limits(num_blocks=64))
+    assert after.plan(2) is not None
+    assert restored.epoch == 2

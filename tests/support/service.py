@@ -1,0 +1,147 @@
+"""The whole core without sockets, in virtual time; its executors are KV oracles, and a test plays the frontends."""
+
+import re
+from array import array
+from collections import deque
+from typing import Any
+
+from common import messages as m
+from scheduler_svc.core import Core, CoreConfig
+from scheduler_svc.effects import Effect, Log, ToExecutor, ToFrontend
+from scheduler_svc.ledger import GATHER_S, JournalState
+from tests.support.hello import LIMITS, hello
+from tests.support.oracle import OracleExecutor, expected_output
+
+PROMPT = [5, 6, 7]
+
+Key = tuple[bytes, str, int]  # frontend, request, index
+
+
+class Service:
+    """A core, its executors, and all that was said to anybody.
+
+    Args:
+        step_s: how long an executor takes for a step.
+        config: of the core.
+
+    Attributes:
+        to_executors: all but plans.
+        said: to each frontend, but for Outputs.
+        tokens, endings: what those said, since the last Attached.
+    """
+
+    def __init__(self, journal: JournalState = JournalState.OFF, step_s: float = 0.0, **config: Any) -> None:
+        self.now, self.step_s = 0.0, step_s
+        self.core = Core(CoreConfig(journal=journal, **config), self.now)
+        self.executors: dict[str, OracleExecutor] = {}
+        self.to_executors: list[tuple[bytes, m.SchedulerToExecutor]] = []
+        self.said: dict[bytes, list[m.CoreToFrontend]] = {}
+        self.logs: list[Log] = []
+        self.tokens: dict[Key, list[int]] = {}
+        self.endings: dict[Key, str] = {}
+        self._plans: deque[tuple[bytes, m.Plan]] = deque()
+
+    def do(self, effects: list[Effect]) -> None:
+        """Carry out what the core wants done."""
+        for effect in effects:
+            match effect:
+                case ToExecutor(peer, m.Plan() as plan):
+                    self._plans.append((peer, plan))
+                case ToExecutor(peer, message):
+                    self.to_executors.append((peer, message))
+                case ToFrontend(peer, message):
+                    self._told(peer, message)
+                case Log():
+                    self.logs.append(effect)
+
+    def join(self, name: str, **changes: Any) -> None:
+        """An executor says Hello; its name is its peer too."""
+        self.executors[name] = OracleExecutor(LIMITS)
+        self.do(self.core.from_executor(name.encode(), hello(name, **changes), self.now))
+
+    def lose(self, name: str) -> None:
+        """An executor dies, with all plans that it was sent."""
+        del self.executors[name]
+        self.do(self.core.executor_gone(name.encode(), self.now))
+
+    def say(self, message: m.FrontendToCore, peer: bytes = b"web") -> Any:
+        """A frontend says something. Returns the last thing it is told."""
+        heard = len(self.said.get(peer, []))
+        self.do(self.core.from_frontend(peer, message, self.now))
+        self.flush()
+        answers = self.said.get(peer, [])[heard:]
+        return answers[-1] if answers else None
+
+    def submit(self, request_id: str, max_tokens: int = 6, **fields: Any) -> None:
+        """A greedy request with the prompt PROMPT."""
+        params = m.SamplingParams(max_tokens=max_tokens)
+        self.say(m.Submit(request_id=request_id, prompt=array("i", PROMPT).tobytes(), params=params, **fields))
+
+    def turn(self, num_answers: int = 1000) -> None:
+        """Executors answer at most so many plans, and frontends are told what those gave."""
+        self.do(self.core.plans(self.now))
+        while self._plans and num_answers:
+            peer, plan = self._plans.popleft()
+            if self.core.fleet.member(plan.epoch) is not None:
+                num_answers -= 1
+                self.now += self.step_s
+                self.do(self.core.from_executor(peer, self.executors[peer.decode()].run(plan), self.now))
+            self.do(self.core.plans(self.now))
+        self.flush()
+
+    def flush(self) -> None:
+        """Frontends take what waits for them."""
+        outbox = self.core.desk.outbox
+        for peer in outbox.peers():
+            while (message := outbox.peek(peer)) is not None:
+                self._told(peer, message)
+                outbox.sent(peer)
+
+    def write(self) -> bytes:
+        """The journal writes what it has to. Returns the payload."""
+        desk = self.core.desk
+        self.now += GATHER_S
+        batch = desk.next_batch(self.now)
+        assert batch is not None, "there is nothing to write"
+        self.do(desk.saved(batch.number))
+        return batch.payload
+
+    def wait(self, seconds: float) -> None:
+        """Time goes by; executors are alive."""
+        self.now += seconds
+        for member in self.core.fleet:
+            self.do(self.core.from_executor(member.peer, m.ExecutorHeartbeat(epoch=member.epoch), self.now))
+        self.do(self.core.tick(self.now))
+        self.flush()
+
+    def metric(self, series: str) -> float:
+        """A value that Prometheus is told, 0 if there is none."""
+        text = self.say(m.MetricsQuery(query_id=1)).text.decode()
+        found = re.search(rf"^{re.escape(series)} (\S+)$", text, re.MULTILINE)
+        return float(found[1]) if found else 0.0
+
+    def events(self, event: str) -> list[Log]:
+        """Log lines of this event."""
+        return [line for line in self.logs if line.event == event]
+
+    def _told(self, peer: bytes, message: m.CoreToFrontend) -> None:
+        if isinstance(message, m.Outputs):
+            for delta in message.deltas:
+                self._told_delta((peer, delta.request_id, delta.index), delta)
+            return
+        self.said.setdefault(peer, []).append(message)
+        if isinstance(message, m.Attached):  # everything comes again
+            for key in [key for key in self.tokens if key[:2] == (peer, message.request_id)]:
+                del self.tokens[key]
+                self.endings.pop(key, None)
+
+    def _told_delta(self, key: Key, delta: m.TokenDelta) -> None:
+        assert key not in self.endings, "told after the end"
+        self.tokens.setdefault(key, []).extend(array("i", delta.token_ids))
+        if delta.finish_reason is not None:
+            self.endings[key] = delta.code or delta.finish_reason
+
+
+def undisturbed(max_tokens: int = 6) -> list[int]:
+    """What a request of `submit` gives."""
+    return expected_output(PROMPT, m.SamplingParams(max_tokens=max_tokens), LIMITS.vocab_size)
