@@ -53,7 +53,8 @@ def command(
     import asyncio  # noqa: PLC0415  (none of these is needed for --help)
 
     from scheduler_svc.client.batch_file import ResultFile, check_batch, read_batch  # noqa: PLC0415
-    from scheduler_svc.client.batch_run import RetryPolicy, run_batch  # noqa: PLC0415
+    from scheduler_svc.client.batch_run import run_batch  # noqa: PLC0415
+    from scheduler_svc.client.batch_sender import RetryPolicy  # noqa: PLC0415
     from scheduler_svc.client.progress import ProgressReport, Tally  # noqa: PLC0415
 
     if out_path.exists() and out_path.samefile(in_path):

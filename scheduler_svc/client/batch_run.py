@@ -1,91 +1,19 @@
-"""Sends the requests of a batch, many at once, and tries again what may yet succeed."""
+"""Sends the requests of a batch, many at once."""
 
 import asyncio
 import contextlib
-import http
-import itertools
-import random
 from collections.abc import AsyncIterator, Iterable
-from dataclasses import dataclass
-from typing import Any
 
 import httpx
-import msgspec
 
-from scheduler_svc.client.api import client_settings, error_message
-from scheduler_svc.client.batch_file import BatchError, BatchLine, BatchResponse, BatchResult, InOrder, ResultFile
-from scheduler_svc.client.errors import ServiceNotReady, ServiceUnreachable
+from scheduler_svc.client.api import client_settings
+from scheduler_svc.client.batch_file import BatchLine, BatchResult, InOrder, ResultFile
+from scheduler_svc.client.batch_sender import BatchSender, RetryPolicy
+from scheduler_svc.client.keepalive import KEEPALIVE_OPTIONS
 from scheduler_svc.client.options import Service
 from scheduler_svc.client.progress import Tally
 
-_FIRST_DELAY_S = 0.5
-_MAX_DELAY_S = 30.0
 _SYNC_INTERVAL_S = 5.0
-_RETRIED_STATUSES = frozenset({429, 502, 503, 504})
-
-
-@dataclass(frozen=True)
-class RetryPolicy:
-    """Exponential backoff with jitter, so that what failed together does not come back together.
-
-    Attributes:
-        retries: how often a request is sent again at most.
-    """
-
-    retries: int
-
-    def delay_s(self, attempt: int, retry_after: str | None) -> float:
-        """Seconds to wait after the failure of attempt number `attempt` (from 0).
-
-        Args:
-            retry_after: the header's value; a number of seconds is a lower bound, a date is ignored.
-        """
-        backoff_s = min(_FIRST_DELAY_S * 2.0**attempt, _MAX_DELAY_S)
-        jittered_s = backoff_s * random.uniform(0.5, 1.0)  # noqa: S311 (no secret)
-        try:
-            return max(jittered_s, float(retry_after or 0))
-        except ValueError:
-            return jittered_s
-
-
-class BatchSender:
-    """Answers lines of a batch.
-
-    Args:
-        client: connected to the service.
-        model: for lines that name none.
-        retry: when to try again.
-        tally: counts retries.
-    """
-
-    def __init__(self, client: httpx.AsyncClient, model: str, retry: RetryPolicy, tally: Tally) -> None:
-        self._client = client
-        self._model = model
-        self._retry = retry
-        self._tally = tally
-
-    async def answer(self, line: BatchLine) -> BatchResult:
-        """The result of one line, be it an error.
-
-        Raises:
-            ServiceUnreachable, ServiceNotReady: all tries found the service away, which is not the line's fault.
-        """
-        body = {"model": self._model, **line.body}
-        for attempt in itertools.count():
-            last = attempt == self._retry.retries
-            retry_after = None
-            try:
-                response = await self._client.post(line.url, json=body)
-            except httpx.TransportError as error:
-                if last:
-                    return _unanswered(line, error, str(self._client.base_url))
-            else:
-                if last or response.status_code not in _RETRIED_STATUSES:
-                    return _answered(line, response)
-                retry_after = response.headers.get("retry-after")
-            self._tally.retries += 1
-            await asyncio.sleep(self._retry.delay_s(attempt, retry_after))
-        raise AssertionError("the last try returns or raises")
 
 
 async def run_batch(
@@ -125,8 +53,11 @@ async def run_batch(
             tally.done += 1
             tally.tokens += _completion_tokens(result)
 
-    limits = httpx.Limits(max_connections=concurrency, max_keepalive_connections=concurrency)
-    async with httpx.AsyncClient(**client_settings(service), limits=limits) as client, _synced(output):
+    transport = httpx.AsyncHTTPTransport(
+        limits=httpx.Limits(max_connections=concurrency, max_keepalive_connections=concurrency),
+        socket_options=KEEPALIVE_OPTIONS,
+    )
+    async with httpx.AsyncClient(**client_settings(service), transport=transport) as client, _synced(output):
         sender = BatchSender(client, model, retry, tally)
         try:
             async with asyncio.TaskGroup() as group:
@@ -153,29 +84,6 @@ async def _synced(output: ResultFile) -> AsyncIterator[None]:
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await task
-
-
-def _answered(line: BatchLine, response: httpx.Response) -> BatchResult:
-    """The result for a complete answer, good or bad."""
-    status = response.status_code
-    try:
-        body: Any = msgspec.json.decode(response.content)
-    except msgspec.DecodeError:
-        body = response.text[:1000]
-    if status == http.HTTPStatus.SERVICE_UNAVAILABLE:
-        raise ServiceNotReady(f"{error_message(body)} (HTTP {status})")
-    good = response.is_success and isinstance(body, dict)
-    error = None if good else BatchError(f"http_{status}", error_message(body))
-    request_id = response.headers.get("x-request-id") or (body["id"] if good else "")
-    return BatchResult(custom_id=line.custom_id, response=BatchResponse(status, request_id, body), error=error)
-
-
-def _unanswered(line: BatchLine, error: httpx.TransportError, url: str) -> BatchResult:
-    """The result for a request whose connection broke or fell silent each time."""
-    if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
-        raise ServiceUnreachable(url, str(error) or "no answer") from error
-    code = "timeout" if isinstance(error, httpx.TimeoutException) else "connection_error"
-    return BatchResult(custom_id=line.custom_id, error=BatchError(code, str(error) or type(error).__name__))
 
 
 def _completion_tokens(result: BatchResult) -> int:

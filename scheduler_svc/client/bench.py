@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import click
 
 from scheduler_svc.client.errors import EXIT_CODES_HELP, EXIT_FAILED
-from scheduler_svc.client.options import Service, model_option, service_options
+from scheduler_svc.client.options import Service, model_option, resuming_service_options
 
 if TYPE_CHECKING:
     from scheduler_svc.client.bench_load import BenchReport, Percentiles
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @click.option("--vocab-size", type=click.IntRange(min=1), help="Token ids are below this. Default: the model's.")
 @click.option("--json", "as_json", is_flag=True, help="Write the report as one JSON object.")
 @model_option
-@service_options
+@resuming_service_options
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -45,7 +45,8 @@ def command(
       time per token    of each answer: (last chunk - first chunk) / (tokens - 1)
       gap               between consecutive chunks of an answer (a chunk may hold several tokens)
 
-    An answer with another number of tokens than asked for is a failure.
+    An answer with another number of tokens than asked for is a failure. A service that restarts is waited for, and
+    shows in the times.
 
     \b
     Example:
@@ -61,7 +62,7 @@ def command(
     with service.connect() as api:
         info = api.first_model()
         model = model or str(info["id"])
-        api.post("/v1/completions", {"model": model, "prompt": "Benchmark: ", "max_tokens": 16})
+        api.complete("/v1/completions", {"model": model, "prompt": "Benchmark: ", "max_tokens": 16})
     jobs = draw_jobs(num_seqs, max_prompt, max_output, vocab_size or info.get("vocab_size"))
     tally = Tally(len(jobs), "requests")
     with ProgressReport(tally):

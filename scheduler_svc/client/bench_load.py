@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import msgspec
 import numpy as np
 
-from scheduler_svc.client.api import error_message
+from scheduler_svc.client.api import error_code, error_message
 from scheduler_svc.client.errors import RequestFailed
 from scheduler_svc.client.event_stream import EventStreams
 from scheduler_svc.client.options import Service
@@ -119,7 +119,8 @@ class Trace:
             return
         event = self._decode(data)
         if event.error is not None:
-            raise RequestFailed(error_message({"error": event.error}))
+            answer = {"error": event.error}
+            raise RequestFailed(error_message(answer), code=error_code(answer))
         if any(choice.text or choice.finish_reason is None for choice in event.choices):
             self.chunk_times_s.append(now_s)
             self.tally.tokens += 1
@@ -148,11 +149,10 @@ async def run_load(jobs: list[Job], service: Service, model: str, concurrency: i
     complete: list[Trace] = []
 
     async def run(job: Job) -> None:
-        body = msgspec.json.encode(_body(job, model))
         async with slots:
             trace = Trace(tally)
             try:
-                await streams.post(_PATH, body, trace)
+                await streams.post(_PATH, _body(job, model), trace)
                 trace.check(job)
                 complete.append(trace)
             except RequestFailed as error:

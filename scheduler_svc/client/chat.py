@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from scheduler_svc.client.errors import EXIT_CODES_HELP, RequestFailed
-from scheduler_svc.client.options import Service, model_option, sampling_options, service_options
+from scheduler_svc.client.options import Service, model_option, resuming_service_options, sampling_options
 from scheduler_svc.client.output import Pace, say, write_text
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ _PATH = "/v1/chat/completions"
 @click.option("--system", help="Tells the model how to behave.")
 @sampling_options
 @model_option
-@service_options
+@resuming_service_options
 def command(*, system: str | None, sampling: dict[str, Any], model: str | None, service: Service) -> None:
     """Talk with the model.
 

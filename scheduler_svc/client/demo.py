@@ -34,14 +34,21 @@ def command(ctx: click.Context, *, max_tokens: int) -> None:
     """
     port, executor_port = free_ports(2)
     threads = max(1, (os.cpu_count() or 1) // 2)  # two executors run at a time
-    spec = FleetSpec(port=port, executor_port=executor_port, executor_options=("--threads", str(threads)))
-    with tempfile.TemporaryDirectory(prefix="baton-demo-") as log_dir, LocalFleet(spec, Path(log_dir)) as fleet:
-        try:
-            identical = _show(fleet, max_tokens)
-        except click.ClickException:
-            for log in sorted(Path(log_dir).glob("*.log")):
-                say(f"--- the end of {log.name} ---\n{fleet.log_tail(log.stem, _LOG_LINES)}")
-            raise
+    with tempfile.TemporaryDirectory(prefix="baton-demo-") as name:
+        folder = Path(name)
+        spec = FleetSpec(
+            port=port,
+            executor_port=executor_port,
+            scheduler_options=("--journal", str(folder / "journal.sqlite3")),
+            executor_options=("--threads", str(threads)),
+        )
+        with LocalFleet(spec, folder) as fleet:
+            try:
+                identical = _show(fleet, max_tokens)
+            except click.ClickException:
+                for log in sorted(folder.glob("*.log")):
+                    say(f"--- the end of {log.name} ---\n{fleet.log_tail(log.stem, _LOG_LINES)}")
+                raise
     if not identical:
         ctx.exit(EXIT_FAILED)
 

@@ -14,9 +14,33 @@ EXIT_CODES_HELP = (
 
 
 class RequestFailed(click.ClickException):
-    """The service answered with an error, or broke off in the middle of an answer."""
+    """The service answered with an error, or broke off in the middle of an answer.
+
+    Attributes:
+        status: of an HTTP answer that was an error; 0 if it was something else.
+        code: the service's own word for what is wrong (`queue_full`), of such an answer or of a stream's last event.
+    """
 
     exit_code = EXIT_FAILED
+
+    def __init__(self, message: str, *, status: int = 0, code: str = "") -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+
+
+class ConnectionBroke(RequestFailed):
+    """The connection ended before the answer did; whether the service has the request is not known."""
+
+    def __init__(self, url: str, reason: str) -> None:
+        super().__init__(f"the connection to {url} broke: {reason}")
+
+
+class ServiceSilent(RequestFailed):
+    """Nothing has come for longer than the service's timeout."""
+
+    def __init__(self) -> None:
+        super().__init__("the service has sent nothing for too long; see --timeout")
 
 
 class ServiceUnreachable(click.ClickException):

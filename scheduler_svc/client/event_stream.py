@@ -6,24 +6,31 @@ a token each, that is the difference between measuring the service and measuring
 """
 
 import asyncio
+import contextlib
+import socket
 import ssl
 import time
 from collections.abc import Callable
+from http import HTTPStatus
 from urllib.parse import urlsplit
 
+import click
 import h11
 import msgspec
 
-from scheduler_svc.client.api import CONNECT_TIMEOUT_S, error_message
-from scheduler_svc.client.errors import RequestFailed, ServiceUnreachable
+from scheduler_svc.client.api import CANCEL_TIMEOUT_S, CONNECT_TIMEOUT_S, Json, failure
+from scheduler_svc.client.errors import ConnectionBroke, RequestFailed, ServiceSilent, ServiceUnreachable
+from scheduler_svc.client.keepalive import KEEPALIVE_OPTIONS
 from scheduler_svc.client.options import Service
-from scheduler_svc.client.sse import EventParser
+from scheduler_svc.client.output import OutageNotice
+from scheduler_svc.client.resume import Resumption
+from scheduler_svc.client.sse import DONE, EventParser
 
 OnEvent = Callable[[bytes], None]
 
 
 class EventStreams:
-    """Makes streamed requests to one service, each on a new connection."""
+    """Makes streamed requests to one service, each on a new connection, and goes on with those that break off."""
 
     def __init__(self, service: Service) -> None:
         url = urlsplit(service.url)
@@ -35,20 +42,51 @@ class EventStreams:
         self._headers = [("Host", url.netloc), ("Content-Type", "application/json"), ("Connection", "close")]
         if service.api_key:
             self._headers.append(("Authorization", f"Bearer {service.api_key}"))
+        self._outage = OutageNotice(service.reconnect_timeout_s)
 
-    async def post(self, path: str, body: bytes, on_event: OnEvent) -> None:
+    async def post(self, path: str, body: Json, on_event: OnEvent) -> None:
         """POST `body` and call `on_event` with each event's data, at once when it arrives, until the answer ends.
 
+        An event that is an error must make `on_event` raise RequestFailed with its code.
+
         Raises:
-            ServiceUnreachable: no connection.
+            ServiceUnreachable: no connection for as long as is waited for one.
             RequestFailed: an error answer, a broken connection, or silence for longer than the service's timeout.
         """
+        request = Resumption(path, self._service.reconnect_timeout_s)
+        content = msgspec.json.encode({**body, **request.fields})
+
+        def take(data: bytes, event_id: bytes) -> None:
+            on_event(data)
+            if request.is_broken:
+                self._outage.back()
+            request.take(event_id)
+
+        try:
+            while True:
+                events_path = request.events_path
+                method, url, sent = ("GET", events_path, b"") if events_path else ("POST", path, content)
+                try:
+                    await self._exchange(method, url, sent, request.headers, take)
+                    return
+                except (RequestFailed, ServiceUnreachable) as error:
+                    delay_s = request.delay_after(error, time.monotonic())
+                self._outage.away()
+                await asyncio.sleep(delay_s)
+        except (asyncio.CancelledError, ServiceSilent):
+            await self._cancel(request)
+            raise
+
+    async def _exchange(
+        self, method: str, path: str, body: bytes, headers: dict[str, str], take: Callable[[bytes, bytes], None]
+    ) -> None:
+        """One request and its answer, which is a stream or an error."""
         head = h11.Request(
-            method="POST",
+            method=method,
             target=self._path + path,
-            headers=[*self._headers, ("Content-Length", str(len(body)))],
+            headers=[*self._headers, *headers.items(), ("Content-Length", str(len(body)))],
         )
-        protocol = _StreamProtocol(head, body, on_event)
+        protocol = _StreamProtocol(self._service.url, head, body, take)
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
@@ -60,15 +98,24 @@ class EventStreams:
         finally:
             protocol.close()
 
+    async def _cancel(self, request: Resumption) -> None:
+        """Keep a request from going on without a reader; as well as can be. What is answered does not matter."""
+        if request.fields:
+            with contextlib.suppress(click.ClickException, TimeoutError):
+                async with asyncio.timeout(CANCEL_TIMEOUT_S):
+                    await self._exchange("DELETE", request.request_path, b"", {}, lambda *_: None)
+
 
 class _StreamProtocol(asyncio.Protocol):
     """Sends one request and hands out the events of its answer."""
 
-    def __init__(self, head: h11.Request, body: bytes, on_event: OnEvent) -> None:
+    def __init__(self, url: str, head: h11.Request, body: bytes, take: Callable[[bytes, bytes], None]) -> None:
+        self._url = url
         self._connection = h11.Connection(h11.CLIENT)
         self._request = (head, h11.Data(data=body), h11.EndOfMessage())
-        self._on_event = on_event
+        self._take_event = take
         self._events = EventParser()
+        self._has_all = False
         self._status = 0
         self._error_body = b""
         self._last_data_s = time.monotonic()
@@ -78,6 +125,9 @@ class _StreamProtocol(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
+        connected: socket.socket = transport.get_extra_info("socket")
+        for level, option, value in KEEPALIVE_OPTIONS:
+            connected.setsockopt(level, option, value)
         # Not `writelines`: with an empty part, as the end of a message is, Python 3.12's spins for ever.
         transport.write(b"".join([self._connection.send(part) or b"" for part in self._request]))
 
@@ -87,14 +137,14 @@ class _StreamProtocol(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._receive(b"")  # to h11, an end of file
-        self._finish(RequestFailed(f"the connection broke: {exc or 'closed by the service'}"))
+        self._finish(self._broke(str(exc or "closed by the service")))
 
     async def finished(self, timeout_s: float) -> None:
         """Wait for the end of the answer. A look at the clock now and then is cheaper than a timer for each chunk."""
         while not self._done.done():
             silence_left_s = self._last_data_s + timeout_s - time.monotonic()
             if silence_left_s <= 0:
-                self._finish(RequestFailed("the service has sent nothing for too long; see --timeout"))
+                self._finish(ServiceSilent())
             else:
                 await asyncio.wait((self._done,), timeout=silence_left_s)
         self._done.result()
@@ -112,26 +162,36 @@ class _StreamProtocol(asyncio.Protocol):
             while self._take(self._connection.next_event()):
                 pass
         except (h11.RemoteProtocolError, msgspec.MsgspecError) as error:
-            self._finish(RequestFailed(f"the connection broke: {error}"))
+            self._finish(self._broke(str(error)))
         except RequestFailed as error:
             self._finish(error)
 
     def _take(self, event: object) -> bool:
         """Deal with one of h11's events. Returns whether there may be more."""
         match event:
-            case h11.Data() if self._status == 200:
-                for data in self._events.feed(bytes(event.data)):
-                    self._on_event(data)
+            case h11.Data() if self._status == HTTPStatus.OK:
+                for data, event_id in self._events.feed(bytes(event.data)):
+                    self._has_all = data == DONE
+                    self._take_event(data, event_id)
             case h11.Data():
                 self._error_body += event.data
             case h11.Response():
                 self._status = event.status_code
             case h11.EndOfMessage():
-                self._finish(None if self._status == 200 else _failure(self._status, self._error_body))
+                self._finish(self._ending())
                 return False
             case h11.NEED_DATA | h11.PAUSED | h11.ConnectionClosed():
                 return False
         return True
+
+    def _ending(self) -> RequestFailed | None:
+        """What a complete answer stands for."""
+        if self._status != HTTPStatus.OK:
+            return failure(self._status, self._error_body)
+        return None if self._has_all else self._broke("the service ended the stream in the middle of the answer")
+
+    def _broke(self, reason: str) -> ConnectionBroke:
+        return ConnectionBroke(self._url, reason)
 
     def _finish(self, error: RequestFailed | None) -> None:
         if self._done.done():
@@ -140,11 +200,3 @@ class _StreamProtocol(asyncio.Protocol):
             self._done.set_result(None)
         else:
             self._done.set_exception(error)
-
-
-def _failure(status: int, body: bytes) -> RequestFailed:
-    try:
-        message = error_message(msgspec.json.decode(body))
-    except msgspec.DecodeError:
-        message = body[:300].decode(errors="replace")
-    return RequestFailed(f"{message} (HTTP {status})")

@@ -1,12 +1,13 @@
 """`baton generate`: continue one prompt."""
 
+import contextlib
 import sys
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from scheduler_svc.client.errors import EXIT_CODES_HELP
-from scheduler_svc.client.options import Service, model_option, sampling_options, service_options
+from scheduler_svc.client.options import Service, model_option, resuming_service_options, sampling_options
 from scheduler_svc.client.output import Pace, say, write_text
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ _PATH = "/v1/completions"
 @click.option("--stream/--no-stream", default=True, show_default=True, help="Write the text as it comes.")
 @click.option("--json", "as_json", is_flag=True, help="Write one JSON object: text, choices, usage.")
 @model_option
-@service_options
+@resuming_service_options
 def command(
     *,
     prompt: str | None,
@@ -50,7 +51,7 @@ def command(
         if stream and n == 1 and not as_json:
             _stream(api, body)
             return
-        answer = api.post(_PATH, body)
+        answer = api.complete(_PATH, body)
     if as_json:
         click.echo(_as_json(answer))
     else:
@@ -59,10 +60,11 @@ def command(
 
 def _stream(api: "Api", body: "Json") -> None:
     pace = Pace()
-    for event in api.stream(_PATH, body):
-        pace.see(event)
-        for choice in event["choices"]:
-            write_text(choice["text"])
+    with contextlib.closing(api.stream(_PATH, body)) as events:
+        for event in events:
+            pace.see(event)
+            for choice in event["choices"]:
+                write_text(choice["text"])
     write_text("\n")
     pace.report()
 

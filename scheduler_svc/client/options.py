@@ -1,7 +1,7 @@
 """Options that several commands share. Cheap to import: httpx comes in with `Service.connect`."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from scheduler_svc.client.api import Api
 
 DEFAULT_URL = "http://127.0.0.1:8000"
+STATUS_TIMEOUT_S = 10.0  # for what the service answers at once
 
 Decorated = Callable[..., Any]
 
@@ -23,11 +24,13 @@ class Service:
         url: without a slash at the end.
         api_key: sent as a bearer token; None sends none.
         timeout_s: longest silence in the middle of an answer.
+        reconnect_timeout_s: how long a request that the service may have waits for it to come back; 0 does not wait.
     """
 
     url: str = DEFAULT_URL
     api_key: str | None = None
     timeout_s: float = 600.0
+    reconnect_timeout_s: float = 60.0
 
     def connect(self) -> "Api":
         """A client for this service; use it as a context manager."""
@@ -36,8 +39,8 @@ class Service:
         return Api(self)
 
 
-def service_options(command: Decorated) -> Decorated:
-    """Add `--url`, `--api-key` and `--timeout`; the command gets them as `service`."""
+def address_options(command: Decorated) -> Decorated:
+    """Add `--url` and `--api-key`; the command gets them as `service`."""
 
     @click.option(
         "--url",
@@ -49,6 +52,17 @@ def service_options(command: Decorated) -> Decorated:
         help="Where the service is.",
     )
     @click.option("--api-key", envvar="BATON_API_KEY", show_envvar=True, help="One of the service's keys.")
+    @wraps(command)
+    def with_service(url: str, api_key: str | None, **options: Any) -> Any:
+        return command(service=Service(url, api_key), **options)
+
+    return with_service
+
+
+def service_options(command: Decorated) -> Decorated:
+    """Add `--url`, `--api-key` and `--timeout`; the command gets them as `service`."""
+
+    @address_options
     @click.option(
         "--timeout",
         "timeout_s",
@@ -58,10 +72,29 @@ def service_options(command: Decorated) -> Decorated:
         help="Seconds without a sign of life after which to give up.",
     )
     @wraps(command)
-    def with_service(url: str, api_key: str | None, timeout_s: float, **options: Any) -> Any:
-        return command(service=Service(url, api_key, timeout_s), **options)
+    def with_timeout(service: Service, timeout_s: float, **options: Any) -> Any:
+        return command(service=replace(service, timeout_s=timeout_s), **options)
 
-    return with_service
+    return with_timeout
+
+
+def resuming_service_options(command: Decorated) -> Decorated:
+    """As `service_options`, and `--reconnect-timeout`."""
+
+    @service_options
+    @click.option(
+        "--reconnect-timeout",
+        "reconnect_timeout_s",
+        default=60.0,
+        show_default=True,
+        type=click.FloatRange(min=0),
+        help="Seconds to wait for a service that restarts in the middle of an answer, which then goes on; 0: do not.",
+    )
+    @wraps(command)
+    def with_reconnect(service: Service, reconnect_timeout_s: float, **options: Any) -> Any:
+        return command(service=replace(service, reconnect_timeout_s=reconnect_timeout_s), **options)
+
+    return with_reconnect
 
 
 def model_option(command: Decorated) -> Decorated:

@@ -12,6 +12,12 @@ def say(line: str, **style: Any) -> None:
     click.secho(line, err=True, **style)
 
 
+def notice(line: str) -> None:
+    """A dim line on stderr, on a line of its own even where a model's text is on the same terminal."""
+    start = "\n" if sys.stdout.isatty() and sys.stderr.isatty() else ""
+    say(f"{start}baton: {line}", dim=True)
+
+
 def write_text(text: str) -> None:
     """Text of a model to stdout, at once and as it is."""
     sys.stdout.write(text)
@@ -41,6 +47,30 @@ class Pace:
         rate = self._tokens / seconds
         first_ms = (self._first_s - self._sent_s) * 1000
         say(f"{self._tokens} tokens, {rate:.1f} tokens/s, first after {first_ms:.0f} ms", dim=True)
+
+
+class OutageNotice:
+    """Says once that the service is away, and once that it is back, however many requests wait for it.
+
+    Args:
+        limit_s: seconds that will be waited.
+    """
+
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self._since_s: float | None = None
+
+    def away(self) -> None:
+        """A request found it away."""
+        if self._since_s is None:
+            self._since_s = time.monotonic()
+            notice(f"the service is away; waiting up to {duration(self._limit_s)} for it")
+
+    def back(self) -> None:
+        """A request goes on."""
+        if self._since_s is not None:
+            notice(f"the service is back after {duration(time.monotonic() - self._since_s)}; going on")
+            self._since_s = None
 
 
 def duration(seconds: float) -> str:

@@ -32,7 +32,8 @@ class FleetSpec:
         host, port: where the scheduler serves HTTP.
         executor_port: port on loopback where executors connect.
         executors: how many `LocalFleet.start` starts.
-        scheduler_options, executor_options: further command-line options.
+        scheduler_options, executor_options: further command-line options. A scheduler keeps its journal in the user's
+            state folder unless they say otherwise (`--journal`); what is to leave nothing behind has to.
         scheduler_command, executor_command: the programs; tests put others in their place.
     """
 

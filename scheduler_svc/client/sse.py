@@ -1,10 +1,24 @@
-"""Server-sent events as OpenAI's API uses them: bytes in, the data of whole events out."""
+"""Server-sent events as OpenAI's API and ours use them: bytes in, whole events out."""
+
+from typing import NamedTuple
 
 DONE = b"[DONE]"
 
 
+class Event(NamedTuple):
+    """One event.
+
+    Attributes:
+        data: what it carries; `DONE` is passed on like any other.
+        id: what to send as `Last-Event-ID` by whoever has taken this event and wants the next one; empty without ids.
+    """
+
+    data: bytes
+    id: bytes
+
+
 class EventParser:
-    """Cuts a byte stream into the data of its `data:` lines.
+    """Cuts a byte stream into events. One that the stream breaks off in the middle of is not given out.
 
     It works on bytes and knows no line end but `\\n` (before it an optional `\\r`): text inside the JSON may hold any
     of the other characters that Unicode, and with it httpx's own line iterator, calls line ends.
@@ -12,8 +26,20 @@ class EventParser:
 
     def __init__(self) -> None:
         self._rest = b""
+        self._data = b""
+        self._id = b""
 
-    def feed(self, received: bytes) -> list[bytes]:
-        """Data of the lines that `received` completes, in order; `DONE` is passed on like any other."""
+    def feed(self, received: bytes) -> list[Event]:
+        """The events that `received` completes, in order."""
+        events: list[Event] = []
         *lines, self._rest = (self._rest + received).split(b"\n")
-        return [line[5:].strip() for line in lines if line.startswith(b"data:")]
+        for line in lines:
+            if line.startswith(b"data:"):
+                data = line[5:].strip()
+                self._data = self._data + b"\n" + data if self._data else data
+            elif line.startswith(b"id:"):
+                self._id = line[3:].strip()
+            elif self._data and line in (b"", b"\r"):
+                events.append(Event(self._data, self._id))
+                self._data = b""
+        return events

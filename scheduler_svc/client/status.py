@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from scheduler_svc.client.errors import EXIT_CODES_HELP, RequestFailed
+from scheduler_svc.client.errors import EXIT_CODES_HELP
 from scheduler_svc.client.options import Service, service_options
 
 if TYPE_CHECKING:
@@ -36,24 +36,13 @@ def command(*, interval_s: float | None, as_json: bool, service: Service) -> Non
     """
     with service.connect() as api:
         if interval_s is None:
-            _show(_fetch(api), as_json=as_json)
+            _show(api.status(), as_json=as_json)
             return
         with contextlib.suppress(KeyboardInterrupt):  # the way to end it, not a failure
             if sys.stdout.isatty() and not as_json:
                 _watch_live(api, interval_s)
             else:
                 _watch_lines(api, interval_s, as_json=as_json)
-
-
-def _fetch(api: "Api") -> "StatusReport":
-    import msgspec  # noqa: PLC0415  (not needed for --help)
-
-    from common.messages import StatusReport  # noqa: PLC0415
-
-    try:
-        return msgspec.json.decode(api.get("/status"), type=StatusReport)
-    except msgspec.MsgspecError as error:
-        raise RequestFailed(f"this is no status report of Baton, or one of another version: {error}") from error
 
 
 def _show(report: "StatusReport", *, as_json: bool, compact: bool = False) -> None:
@@ -71,7 +60,7 @@ def _show(report: "StatusReport", *, as_json: bool, compact: bool = False) -> No
 def _watch_lines(api: "Api", interval_s: float, *, as_json: bool) -> None:
     """Print it again and again."""
     while True:
-        _show(_fetch(api), as_json=as_json, compact=True)
+        _show(api.status(), as_json=as_json, compact=True)
         time.sleep(interval_s)
 
 
@@ -81,10 +70,10 @@ def _watch_live(api: "Api", interval_s: float) -> None:
 
     from scheduler_svc.client.status_view import status_view  # noqa: PLC0415
 
-    with Live(status_view(_fetch(api)), screen=True, auto_refresh=False) as live:
+    with Live(status_view(api.status()), screen=True, auto_refresh=False) as live:
         while True:
             time.sleep(interval_s)
             try:
-                live.update(status_view(_fetch(api)), refresh=True)
+                live.update(status_view(api.status()), refresh=True)
             except click.ClickException as error:
                 live.update(error.format_message(), refresh=True)

@@ -13,7 +13,8 @@ _WIDTH_WITHOUT_TERMINAL = 200  # wide enough that no line is folded in a log
 _WIDE = 120  # columns of a terminal that has room for everything
 _FIXED_FACTS = ("device", "dtype", "pid", "epoch")
 _NUMBERS = ("pid", "epoch", "blocks", "cached", "running", "step ms", "uptime")
-_STATE_STYLES = {"ready": "green", "draining": "yellow"}
+_STATE_STYLES = {"ready": "green", "finishing": "yellow", "draining": "yellow"}
+_JOURNAL_FAILED = "The journal cannot be written: requests accepted now are lost if the scheduler ends. See its log."
 
 
 def print_status(report: StatusReport) -> None:
@@ -26,7 +27,10 @@ def print_status(report: StatusReport) -> None:
 def status_view(report: StatusReport) -> RenderableType:
     """Facts of the whole service, then a line for each executor."""
     title = f"{report.model}, up {duration(report.uptime_s)}, Baton {report.version}"
-    return Group(Text(title, style="bold"), Text(_facts(report)), Text(), _ExecutorTable(report.executors))
+    facts = Text(_facts(report))
+    if report.journal == "failed":
+        facts.append(f"\n{_JOURNAL_FAILED}", style="bold red")
+    return Group(Text(title, style="bold"), facts, Text(), _ExecutorTable(report.executors))
 
 
 def _facts(report: StatusReport) -> str:
@@ -36,8 +40,10 @@ def _facts(report: StatusReport) -> str:
         "tokens/s": f"{report.output_tokens_per_s:.0f} output, {report.prefill_tokens_per_s:.0f} prompt",
         "requests": f"{report.requests_finished} finished, {report.requests_failed} failed",
         "tokens": f"{report.output_tokens} output, {report.prompt_tokens} prompt ({cached:.0%} from the prefix cache)",
-        "trouble": f"{report.executors_lost} executors lost, {report.preemptions} preemptions, "
+        "trouble": f"{report.executors_lost} executors lost, {report.sequences_resumed} sequences resumed "
+        f"({report.recomputed_tokens} tokens computed again), {report.preemptions} preemptions, "
         f"{report.messages_dropped} messages dropped",
+        "journal": report.journal + (f", {report.journal_lag_s:.1f} s behind" if report.journal == "ok" else ""),
     }
     return "\n".join(f"{name:10}{fact}" for name, fact in facts.items())
 
@@ -53,7 +59,10 @@ class _ExecutorTable:
             yield Text("no executors", style="yellow")
             return
         rows = [_cells(executor) for executor in self._executors]
-        shown = [header for header in rows[0] if options.max_width >= _WIDE or header not in _FIXED_FACTS]
+        hidden = set() if options.max_width >= _WIDE else set(_FIXED_FACTS)
+        if len({executor.build for executor in self._executors}) == 1:  # and not in the middle of an upgrade
+            hidden.add("build")
+        shown = [header for header in rows[0] if header not in hidden]
         table = Table(box=None, pad_edge=False, header_style="bold")
         for header in shown:
             table.add_column(header, no_wrap=True, justify="right" if header in _NUMBERS else "left")
@@ -70,6 +79,7 @@ def _cells(executor: ExecutorStatus) -> dict[str, str | Text]:
         "device": executor.device,
         "dtype": executor.dtype,
         "model": executor.fingerprint[:8],
+        "build": executor.build,
         "pid": str(executor.pid),
         "epoch": str(executor.epoch),
         "blocks": f"{executor.num_blocks - executor.free_blocks}/{executor.num_blocks}",

@@ -36,7 +36,14 @@ _POLL_INTERVAL_S = 0.2
 )
 @click.option("--max-num-seqs", type=click.IntRange(min=1), help="Sequences an executor runs at once.")
 @click.option("--max-batch-tokens", type=click.IntRange(min=1), help="Tokens an executor computes in a step.")
+@click.option(
+    "--journal",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="File that lets accepted requests survive the scheduler. Default: one for --port in the user's state folder.",
+)
+@click.option("--no-journal", is_flag=True, help="Lose open requests when the scheduler ends.")
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), help="Of both services.")
+@click.option("--log-format", type=click.Choice(["logfmt", "json"]), help="Of both services.")
 @click.option(
     "--log-dir",
     type=click.Path(file_okay=False, path_type=Path),
@@ -50,28 +57,34 @@ def command(
     executor_port: int,
     executors: int,
     threads: int | None,
+    journal: Path | None,
+    no_journal: bool,
     log_level: str | None,
+    log_format: str | None,
     log_dir: Path | None,
     **executor_limits: str | int | None,
 ) -> None:
     """Run the scheduler and executors on this machine.
 
-    A service that dies is started again. Ctrl-C or SIGTERM stops everything in order: executors first, then the
-    scheduler, each with SIGTERM and 10 seconds (again Ctrl-C: at once).
+    A service that dies is started again, and answers in progress go on. Ctrl-C or SIGTERM stops everything in order:
+    executors first, then the scheduler, each with SIGTERM and 10 seconds (again Ctrl-C: at once).
 
     \b
     Example:
       baton up --model Qwen/Qwen3-0.6B --executors 2 --port 8000
     """
+    if journal is not None and no_journal:
+        raise click.UsageError("--journal and --no-journal contradict each other")
     threads = threads or max(1, _num_cpus() // max(1, executors))
+    logs = {"log_level": log_level, "log_format": log_format}
     spec = FleetSpec(
         model=model,
         host=host,
         port=port,
         executor_port=executor_port,
         executors=executors,
-        scheduler_options=_words(log_level=log_level),
-        executor_options=_words(threads=threads, log_level=log_level, **executor_limits),
+        scheduler_options=(*_words(journal=journal, **logs), *(("--no-journal",) if no_journal else ())),
+        executor_options=_words(threads=threads, **logs, **executor_limits),
     )
     _require_free(host, port, "--port")
     _require_free("127.0.0.1", executor_port, "--executor-port")
@@ -145,7 +158,7 @@ def _require_free(host: str, port: int, option: str) -> None:
         raise FleetMisconfigured(f"cannot listen on {host} port {port} ({error.strerror}); see {option}") from error
 
 
-def _words(**options: str | int | None) -> tuple[str, ...]:
+def _words(**options: str | int | Path | None) -> tuple[str, ...]:
     """Command-line words for the options that have a value; the services know the defaults of the others."""
     given = {name: str(value) for name, value in options.items() if value is not None}
     return tuple(word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", value))

@@ -4,13 +4,15 @@ import asyncio
 import os
 import socket
 import sys
+from pathlib import Path
 
 import click
 
 from common.errors import BatonError
-from common.logging import get_logger, setup_logging
+from common.logging import LOG_FORMAT_VARIABLE, LOG_FORMATS, get_logger, setup_logging
 from common.model_files import model_name, resolve_model
 from scheduler_svc.frontend.api import MAX_BODY_BYTES, Settings, create_app
+from scheduler_svc.frontend.api_keys import ApiKeys
 from scheduler_svc.frontend.core_link import CoreLink
 from scheduler_svc.frontend.server import LISTEN_BACKLOG, Patience, serve
 from scheduler_svc.frontend.tokenizer import Tokenizer
@@ -28,11 +30,14 @@ API_KEYS_VARIABLE = "BATON_API_KEYS"  # not an option: what stands in argv, ever
 @click.option("--model", help="Folder or hub id whose tokenizer to use; without it, the embedded demo model.")
 @click.option("--served-model-name", help="What clients call the model; by default its own name.")
 @click.option("--max-body-bytes", type=click.IntRange(min=1), default=MAX_BODY_BYTES, show_default=True)
+@click.option("--api-keys", "api_keys_file", type=click.Path(dir_okay=False, path_type=Path),
+              help="File of API keys (baton keys api).")  # fmt: skip
 @click.option("--loss-timeout-s", type=click.FloatRange(min=1), default=10.0, show_default=True,
               help="Exit when the core has been silent for so long.")  # fmt: skip
 @click.option("--stall-timeout-s", type=click.FloatRange(min=1), default=30.0, show_default=True,
               help="Drop a client that has read nothing for so long.")  # fmt: skip
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info")
+@click.option("--log-format", type=click.Choice(LOG_FORMATS), default="logfmt", envvar=LOG_FORMAT_VARIABLE)
 def main(
     *,
     core_endpoint: str,
@@ -42,13 +47,17 @@ def main(
     model: str | None,
     served_model_name: str | None,
     max_body_bytes: int,
+    api_keys_file: Path | None,
     loss_timeout_s: float,
     stall_timeout_s: float,
     log_level: str,
+    log_format: str,
 ) -> None:
     """Serve OpenAI's API over HTTP for a scheduler core. API keys: BATON_API_KEYS, separated by commas."""
-    setup_logging("frontend", log_level)
+    setup_logging("frontend", log_level, log_format)
+    plain_keys = [key.strip() for key in os.environ.get(API_KEYS_VARIABLE, "").split(",") if key.strip()]
     try:
+        api_keys = ApiKeys(plain_keys, api_keys_file)
         tokenizer = Tokenizer(resolve_model(model, weights=False))
         listener = socket.socket(fileno=fd) if fd is not None else _listen(host, port)
     except (BatonError, OSError) as error:
@@ -56,10 +65,9 @@ def main(
         sys.exit(2)
     parent = os.getppid() if fd is not None else None
     patience = Patience(loss_timeout_s, stall_timeout_s, parent)
-    keys = os.environ.get(API_KEYS_VARIABLE, "").split(",")
     settings = Settings(
         served_model_name=served_model_name or model_name(model),
-        api_keys=tuple(key.strip() for key in keys if key.strip()),
+        api_keys=api_keys,
         max_body_bytes=max_body_bytes,
     )
 

@@ -1,18 +1,25 @@
 """The HTTP API: OpenAI's endpoints, and what operators and probes ask."""
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Literal
 
 import msgspec
 from fastapi import APIRouter, FastAPI, Request, Response
 
 from scheduler_svc.frontend import jobs
+from scheduler_svc.frontend.admin_api import AdminApi
+from scheduler_svc.frontend.answer_context import AnswerContext
+from scheduler_svc.frontend.api_keys import ApiKeys
+from scheduler_svc.frontend.caller import client_of
 from scheduler_svc.frontend.core_link import CoreLink
-from scheduler_svc.frontend.errors import ApiError, install_error_handlers
-from scheduler_svc.frontend.formats import ChatFormat, CompletionFormat, Format
-from scheduler_svc.frontend.generation import Generation
+from scheduler_svc.frontend.errors import REQUEST_ID_HEADER, ApiError, install_error_handlers
+from scheduler_svc.frontend.event_ids import Position
+from scheduler_svc.frontend.formats import format_of
+from scheduler_svc.frontend.generation import Answer, Generation
 from scheduler_svc.frontend.middleware import LimitBody, RequireApiKey
-from scheduler_svc.frontend.responses import Model, ModelList, to_json
+from scheduler_svc.frontend.requests_api import RequestsApi
+from scheduler_svc.frontend.responses import Model, ModelList, json_response
 from scheduler_svc.frontend.schemas import ChatRequest, CompletionRequest, GenerationRequest
 from scheduler_svc.frontend.streaming import EventStream, unless_disconnected
 from scheduler_svc.frontend.tokenizer import Tokenizer
@@ -27,12 +34,12 @@ class Settings:
 
     Attributes:
         served_model_name: what clients have to ask for.
-        api_keys: any of them is needed; without, nobody is asked.
+        api_keys: one of them is needed; without, nobody is asked.
         max_body_bytes: of a request.
     """
 
     served_model_name: str
-    api_keys: tuple[str, ...] = ()
+    api_keys: ApiKeys = field(default_factory=ApiKeys)
     max_body_bytes: int = MAX_BODY_BYTES
 
 
@@ -40,6 +47,8 @@ def create_app(link: CoreLink, tokenizer: Tokenizer, settings: Settings) -> Fast
     """The application, on a link that someone else runs."""
     app = FastAPI(title="Baton", docs_url=None, redoc_url=None, openapi_url=None)
     app.include_router(_Generate(link, tokenizer, settings).router)
+    app.include_router(RequestsApi(link, tokenizer).router)
+    app.include_router(AdminApi(link).router)
     app.include_router(_Describe(link, tokenizer.vocab_size, settings).router)
     app.add_middleware(LimitBody, max_body_bytes=settings.max_body_bytes)
     app.add_middleware(RequireApiKey, api_keys=settings.api_keys)  # the last one added is the first one asked
@@ -62,30 +71,39 @@ class _Generate:
         """Continue one prompt or several."""
         check_model(body.model, self._model)
         job = await jobs.completion_job(body, self._tokenizer, self._link.fleet.max_model_len)
-        return await self._answer(job, body, request, CompletionFormat)
+        return await self._answer("completion", job, body, request)
 
     async def chat_completions(self, body: ChatRequest, request: Request) -> Response:
         """Answer a conversation."""
         check_model(body.model, self._model)
         job = await jobs.chat_job(body, self._tokenizer, self._link.fleet.max_model_len)
-        return await self._answer(job, body, request, ChatFormat)
+        return await self._answer("chat", job, body, request)
 
     async def _answer(
-        self, job: jobs.Job, body: GenerationRequest, request: Request, form_type: type[Format]
+        self, kind: Literal["completion", "chat"], job: jobs.Job, body: GenerationRequest, request: Request
     ) -> Response:
-        include_usage = body.stream_options is not None and body.stream_options.include_usage
-        form = form_type(job.request_id, int(time.time()), self._model, self._fingerprint, include_usage)
-        headers = {"x-request-id": job.request_id}
-        generation = Generation(self._link, self._tokenizer, job)
+        context = AnswerContext(
+            kind=kind,
+            created=int(time.time()),
+            model=self._model,
+            num_prompts=len(job.prompts),
+            n=job.n,
+            stop=job.stop,
+            include_usage=not body.stream or (body.stream_options is not None and body.stream_options.include_usage),
+            is_resumable=job.is_resumable,
+        )
+        answer = Answer(job.request_id, context, sum(map(len, job.prompts)), Position.start(context.num_choices))
+        submits = job.submits(client_of(request), context.encode())
+        generation = Generation(
+            self._link.open(submits, is_resumable=job.is_resumable), self._tokenizer.token_bytes, answer
+        )
+        form = format_of(job.request_id, context)
         if body.stream:
-            return EventStream(generation, form, headers)
+            return EventStream(generation, form)
         with generation:
             pieces = await unless_disconnected(request.receive, generation.whole())
-        return _json_response(form.whole(pieces, generation.usage), headers)
-
-    def _fingerprint(self) -> str | None:
-        fingerprint = self._link.fleet.fingerprint
-        return f"bt-{fingerprint[:12]}" if fingerprint else None
+        whole = form.whole(pieces, generation.usage, generation.model)
+        return json_response(whole, {REQUEST_ID_HEADER: job.request_id})
 
 
 class _Describe:
@@ -109,12 +127,12 @@ class _Describe:
 
     async def models(self) -> Response:
         """The one model."""
-        return _json_response(ModelList([self._describe_model()]))
+        return json_response(ModelList([self._describe_model()]))
 
     async def model(self, model_id: str) -> Response:
         """The one model, asked for by its name."""
         check_model(model_id, self._model)
-        return _json_response(self._describe_model())
+        return json_response(self._describe_model())
 
     async def health(self) -> Response:
         """Whether this frontend and the core live."""
@@ -146,7 +164,3 @@ def check_model(asked: str, served: str) -> None:
     if asked != served:
         message = f"The model '{asked}' does not exist here; '{served}' does."
         raise ApiError(404, message, code="model_not_found", param="model")
-
-
-def _json_response(value: msgspec.Struct, headers: dict[str, str] | None = None) -> Response:
-    return Response(to_json(value), headers=headers, media_type="application/json")

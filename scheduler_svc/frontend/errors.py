@@ -12,12 +12,18 @@ from common.errors import RequestRejected
 
 CLIENT_CLOSED_REQUEST = 499  # nginx's number for a client that hung up; nobody is left to read it
 RETRY_AFTER_S = 1
+REQUEST_ID_HEADER = "x-request-id"
 
 _STATUS_OF_CODE = {
     "invalid_value": 400,
     "context_length_exceeded": 400,
+    "request_not_found": 404,
     "reader_too_slow": 408,
+    "request_exists": 409,
+    "taken_over": 409,
     "queue_full": 429,
+    "too_many_requests": 429,
+    "cancelled": CLIENT_CLOSED_REQUEST,
     "internal_error": 500,
     "unavailable": 503,
     "deadline_exceeded": 504,
@@ -149,6 +155,8 @@ def _type_of(status: int) -> str:
     match status:
         case 401:
             return "authentication_error"
+        case 403:
+            return "permission_error"
         case 429:
             return "rate_limit_error"
         case _ if status >= 500:

@@ -1,13 +1,10 @@
 """Where the core's deltas wait for the coroutine that answers one HTTP request."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from common import messages as m
 from common.errors import RequestRejected, WireError
-from common.logging import get_logger
-
-log = get_logger(__name__)
 
 MAX_WAITING_TOKENS = 65_536  # of a streamed request whose reader is slower than the model
 
@@ -19,43 +16,70 @@ class Inbox:
     Everything that arrived since the last `get` comes in one batch, so a slow reader costs fewer, larger chunks.
 
     Args:
-        submits: the requests, one for each prompt, all with the same n.
-        cancel: sends Cancel(request_id, index).
-        forget: tells the link that no more deltas of a request are wanted.
+        tell: sends a message to the core.
+        forget: tells the link that no more deltas are wanted.
+        is_streamed: its reader may be slow; else only the core can be.
+        is_resumable: whether the requests go on for a while when the reader leaves.
     """
 
     def __init__(
-        self, submits: Sequence[m.Submit], cancel: Callable[[str, int], None], forget: Callable[[str], None]
+        self,
+        tell: Callable[[m.Cancel | m.Detach], None],
+        forget: Callable[["Inbox"], None],
+        *,
+        is_streamed: bool,
+        is_resumable: bool,
     ) -> None:
-        self._n = submits[0].n
-        self._request_ids = [submit.request_id for submit in submits]
-        self._first_choices = {request_id: i * self._n for i, request_id in enumerate(self._request_ids)}
-        self._live = dict.fromkeys(range(len(submits) * self._n))
-        self._is_streamed = submits[0].stream
-        self._cancel = cancel
+        self.is_resumable = is_resumable
+        self._tell = tell
         self._forget = forget
+        self._is_streamed = is_streamed
+        self._requests: dict[str, range] = {}  # of the core, each with its choices
+        self._live: dict[int, str] = {}  # choices that go on, each with its request
+        self._silent: set[int] = set()  # choices of which nothing has come
         self._batch: list[tuple[int, m.TokenDelta]] = []
         self._waiting_bytes = 0
         self._failure: RequestRejected | None = None
         self._ready = asyncio.Event()
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether `get` raises."""
+        return self._failure is not None
+
+    @property
+    def request_ids(self) -> list[str]:
+        """The core's requests whose deltas come here."""
+        return list(self._requests)
+
+    def add(self, request_id: str, prompt: int, n: int) -> None:
+        """Expect the deltas of a prompt's request with n sequences; all prompts have the same n."""
+        choices = range(prompt * n, (prompt + 1) * n)
+        self._requests[request_id] = choices
+        self._live |= dict.fromkeys(choices, request_id)
+        self._silent.update(choices)
+
     def put(self, delta: m.TokenDelta) -> None:
         """Take a delta from the core. Raises WireError if it cannot belong to this request."""
-        if delta.index >= self._n:
-            raise WireError(f"delta of sequence {delta.index}, request {delta.request_id} has {self._n}")
+        choices = self._requests[delta.request_id]
+        if delta.index >= len(choices):
+            raise WireError(f"delta of sequence {delta.index}, request {delta.request_id} has {len(choices)}")
         if len(delta.token_ids) % 4:
             raise WireError(f"token_ids has {len(delta.token_ids)} bytes, not a multiple of 4")
-        choice = self._first_choices[delta.request_id] + delta.index
+        if delta.code == "taken_over":
+            self.fail(taken_over())
+            return
+        choice = choices[delta.index]
         if choice not in self._live:
             return  # its stop string was found, or the request failed, while this was under way
-        if delta.finish_reason is not None:
+        if delta.code == "request_exists":  # whoever has it must not lose it to us
+            for other in choices:
+                self._live.pop(other, None)
+        elif delta.finish_reason is not None:
             del self._live[choice]
         self._batch.append((choice, delta))
-        self._waiting_bytes += len(delta.token_ids)
         self._ready.set()
-        if self._is_streamed and self._waiting_bytes > 4 * MAX_WAITING_TOKENS:
-            log.warning("reader dropped", request=self._request_ids[0], waiting_tokens=self._waiting_bytes // 4)
-            self.fail(RequestRejected(f"the client left {MAX_WAITING_TOKENS} tokens unread", "reader_too_slow"))
+        self._count(choice, len(delta.token_ids))
 
     async def get(self) -> list[tuple[int, m.TokenDelta]]:
         """All (choice, delta) since the last call, at least one. Raises RequestRejected after `fail`."""
@@ -68,21 +92,53 @@ class Inbox:
 
     def end(self, choice: int) -> None:
         """No more of this choice is wanted (its stop string was found): the core can stop computing it."""
-        if choice in self._live:
-            del self._live[choice]
-            self._cancel(self._request_ids[choice // self._n], choice % self._n)
+        if (request_id := self._live.pop(choice, None)) is not None:
+            self._tell(m.Cancel(request_id=request_id, index=choice - self._requests[request_id].start))
 
-    def fail(self, failure: RequestRejected) -> None:
-        """End the request with an error that `get` raises."""
-        self._failure = failure
-        self._batch.clear()
-        self._ready.set()
-        self.close()
+    def cancel(self) -> None:
+        """Have the core end it all. What it says then still comes here."""
+        for request_id in dict.fromkeys(self._live.values()):
+            self._tell(m.Cancel(request_id=request_id))
 
     def close(self) -> None:
         """Cancel what has not ended. To be called in any case, when the answer is complete or not wanted any more."""
-        for request_id in dict.fromkeys(self._request_ids[choice // self._n] for choice in self._live):
-            self._cancel(request_id, -1)
+        self.cancel()
         self._live.clear()
-        for request_id in self._request_ids:
-            self._forget(request_id)
+        self._forget(self)
+
+    def detach(self) -> None:
+        """Let what has not ended go on for a while: the client may come back."""
+        for request_id in dict.fromkeys(self._live.values()):
+            self._tell(m.Detach(request_id=request_id))
+        self._live.clear()
+        self._forget(self)
+
+    def leave(self) -> None:
+        """The client's connection broke: detach or close, as the client wished."""
+        if self.is_resumable:
+            self.detach()
+        else:
+            self.close()
+
+    def fail(self, failure: RequestRejected) -> None:
+        """End it here, with an error that `get` raises. The core is told nothing."""
+        if self._failure is None:
+            self._failure = failure
+        self._live.clear()
+        self._batch.clear()
+        self._ready.set()
+        self._forget(self)
+
+    def _count(self, choice: int, num_bytes: int) -> None:
+        if choice in self._silent:  # after an attach this is all that there was until then, however long
+            self._silent.remove(choice)
+            return
+        self._waiting_bytes += num_bytes
+        if self._is_streamed and self._waiting_bytes > 4 * MAX_WAITING_TOKENS:
+            self.leave()
+            self.fail(RequestRejected(f"the client left {MAX_WAITING_TOKENS} tokens unread", "reader_too_slow"))
+
+
+def taken_over() -> RequestRejected:
+    """Why a connection hears no more of a request that goes on."""
+    return RequestRejected("another connection reads this request now", "taken_over")

@@ -12,6 +12,7 @@ import numpy as np
 
 from common import messages as m
 from common.errors import RequestRejected
+from scheduler_svc.frontend.api_keys import ApiClient
 from scheduler_svc.frontend.errors import ApiError
 from scheduler_svc.frontend.schemas import ChatMessage, ChatRequest, CompletionRequest, GenerationRequest
 from scheduler_svc.frontend.tokenizer import Tokenizer, in_thread_if_long
@@ -24,9 +25,11 @@ class Job:
     """One HTTP request as the core will see it.
 
     Attributes:
-        request_id: of the answer; the core's requests are this with the prompt's number appended.
+        request_id: of the answer.
         prompts, params: token ids of each prompt, and how its tokens are drawn.
-        stop: stop strings, which only the frontend knows about.
+        stop: stop strings, which only frontends look for.
+        stream: whether the client wants its answer in pieces.
+        is_resumable: whether the request goes on for a while when its client's connection breaks.
     """
 
     request_id: str
@@ -35,20 +38,20 @@ class Job:
     n: int
     stop: tuple[str, ...]
     stream: bool
+    is_resumable: bool
     cache_salt: str
     priority: int
     timeout_s: float | None
 
-    @property
-    def num_choices(self) -> int:
-        """Sequences in the answer."""
-        return len(self.prompts) * self.n
+    def submits(self, client: ApiClient, context: bytes) -> list[m.Submit]:
+        """One message for each prompt.
 
-    def submits(self) -> list[m.Submit]:
-        """One message for each prompt."""
+        Args:
+            context: for the frontend that goes on with it, should this one not; the first prompt carries it for all.
+        """
         return [
             m.Submit(
-                request_id=f"{self.request_id}-{i}",
+                request_id=core_request_id(client.name, self.request_id, i),
                 prompt=np.asarray(prompt, dtype="<i4").tobytes(),
                 params=params,
                 n=self.n,
@@ -57,9 +60,18 @@ class Job:
                 cache_salt=self.cache_salt,
                 priority=self.priority,
                 timeout_s=self.timeout_s,
+                client=client.name,
+                client_limit=client.max_open_requests,
+                context=context if i == 0 else b"",
             )
             for i, (prompt, params) in enumerate(zip(self.prompts, self.params, strict=True))
         ]
+
+
+def core_request_id(client: str, request_id: str, prompt: int) -> str:
+    """What the core calls one prompt of a request. Nobody can name what came with another API key."""
+    name = f"{request_id}-{prompt}"
+    return f"{client}/{name}" if client else name
 
 
 async def completion_job(body: CompletionRequest, tokenizer: Tokenizer, max_model_len: int) -> Job:
@@ -124,12 +136,13 @@ def _job(
     # With a seed each prompt of a list draws as it would alone; without one, equal prompts must not answer alike.
     seeds = [secrets.randbits(63) if body.seed is None else params.seed for _ in prompts]
     return Job(
-        request_id=id_prefix + secrets.token_hex(12),
+        request_id=body.request_id or id_prefix + secrets.token_hex(12),
         prompts=prompts,
         params=[msgspec.structs.replace(params, seed=seed) for seed in seeds],
         n=body.n,
         stop=tuple(body.stop),
         stream=body.stream,
+        is_resumable=body.resumable,
         cache_salt=body.cache_salt,
         priority=body.priority,
         timeout_s=body.timeout_s,

@@ -3,40 +3,70 @@
 Plain ASGI, as Starlette's BaseHTTPMiddleware would stand between a stream and the disconnect of its client.
 """
 
-import hashlib
-import hmac
-from collections.abc import Sequence
+import ipaddress
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from common.logging import QuietLog, get_logger
+from scheduler_svc.frontend.api_keys import ApiClient, ApiKeys
 from scheduler_svc.frontend.errors import ApiError
 
 OPEN_PATHS = ("/health", "/ready")  # what probes ask, and probes have no keys
+FOR_SOMEBODY_ELSE = ("forwarded", "x-forwarded-for", "origin")  # a proxy sends these, or a browser for a page
+
+log = get_logger(__name__)
 
 
 class RequireApiKey:
-    """Lets requests pass that carry one of the keys as `Authorization: Bearer KEY`; without keys, all of them."""
+    """Lets requests pass that carry one of the keys as `Authorization: Bearer KEY`; without keys, all of them.
 
-    def __init__(self, app: ASGIApp, api_keys: Sequence[str]) -> None:
+    What passes has its `ApiClient` in the scope, as `baton.client`. What does not is answered at once, whatever its
+    body is, and its connection is closed.
+    """
+
+    def __init__(self, app: ASGIApp, api_keys: ApiKeys) -> None:
         self._app = app
-        self._digests = [_digest(key) for key in api_keys]
+        self._keys = api_keys
+        self._refusals = QuietLog(log, "requests without a valid API key")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer 401 or pass on."""
-        if scope["type"] != "http" or scope["path"] in OPEN_PATHS or self._is_allowed(Headers(scope=scope)):
-            await self._app(scope, receive, send)
-            return
-        error = ApiError(401, "Incorrect API key, or none: send 'Authorization: Bearer KEY'.", code="invalid_api_key")
-        await error.response()(scope, receive, send)
+        if scope["type"] == "http":
+            client = self._client(scope)
+            if client is None:
+                self._refusals.happened(client=str((scope.get("client") or ("?",))[0]))
+                await _refuse(scope, receive, send)
+                return
+            scope["baton.client"] = client
+        await self._app(scope, receive, send)
 
-    def _is_allowed(self, headers: Headers) -> bool:
-        if not self._digests:
-            return True
+    def _client(self, scope: Scope) -> ApiClient | None:
+        headers = Headers(scope=scope)
+        if not self._keys.are_required:
+            return ApiClient("", 0, is_admin=_is_this_machine(scope, headers))
         scheme, _, key = headers.get("authorization", "").partition(" ")
-        # Digests of equal length, all of them compared: the time it takes says nothing about any key.
-        matches = [hmac.compare_digest(_digest(key.strip()), digest) for digest in self._digests]
-        return scheme.lower() == "bearer" and any(matches)
+        client = self._keys.client_of(key.strip()) if scheme.lower() == "bearer" else None
+        if client is None and scope["path"] in OPEN_PATHS:
+            return ApiClient("", 0, is_admin=False)
+        return client
+
+
+def _is_this_machine(scope: Scope, headers: Headers) -> bool:
+    """Whether whoever asks is on this machine, and asks for itself."""
+    if any(name in headers for name in FOR_SOMEBODY_ELSE):
+        return False
+    host, _ = scope.get("client") or ("", 0)
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+async def _refuse(scope: Scope, receive: Receive, send: Send) -> None:
+    error = ApiError(401, "Incorrect API key, or none: send 'Authorization: Bearer KEY'.", code="invalid_api_key")
+    error.headers.update({"connection": "close", "www-authenticate": "Bearer"})
+    await error.response()(scope, receive, send)
 
 
 class LimitBody:
@@ -85,7 +115,3 @@ class LimitBody:
             if not message.get("more_body", False):
                 return b"".join(chunks) if num_bytes <= self._max_bytes else None
         return None
-
-
-def _digest(key: str) -> bytes:
-    return hashlib.sha256(key.encode(errors="replace")).digest()

@@ -24,6 +24,7 @@ MAX_N = 128
 MAX_PROMPTS = 1024
 MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 256
+REQUEST_ID = r"[A-Za-z0-9._-]{1,64}"
 
 
 class Only:
@@ -113,6 +114,10 @@ class GenerationRequest(Strict):
     cache_salt: Annotated[str, Field(max_length=256)] = ""
     priority: Annotated[int, Field(ge=-(2**31), le=INT32_MAX)] = 0  # lower goes first
     timeout_s: Annotated[float, Field(gt=0.0, le=1e9)] | None = None
+
+    # A client that may come back for its answer chooses the id, as it may never see one that was chosen here.
+    request_id: Annotated[str, Field(pattern=f"^{REQUEST_ID}$")] | None = None
+    resumable: bool = False  # it goes on for a while when its client's connection breaks
 
     # Metadata: no token depends on it.
     user: str | None = None
@@ -220,3 +225,9 @@ class ChatRequest(GenerationRequest):
     verbosity: Annotated[Any, AfterValidator(Only())] = None
     logprobs: Annotated[Any, AfterValidator(Only(False))] = None
     top_logprobs: Annotated[Any, AfterValidator(Only(0))] = None
+
+
+class DrainRequest(Strict):
+    """POST /admin/executors/{executor}/drain."""
+
+    finish: bool = False  # let its sequences end there, instead of handing them over

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import resource
 import signal
 import socket
 from dataclasses import dataclass
@@ -11,8 +12,8 @@ import uvicorn
 from fastapi import FastAPI
 
 from common.logging import get_logger
+from scheduler_svc.frontend.connection_guard import ConnectionGuard, ConnectionLimits
 from scheduler_svc.frontend.core_link import CoreLink
-from scheduler_svc.frontend.stall_guard import StallGuard
 
 log = get_logger(__name__)
 
@@ -20,6 +21,9 @@ STREAMS_MAY_TAKE_S = 4.0  # to end by themselves when the frontend stops; then t
 CONNECTIONS_MAY_TAKE_S = 6
 KEEP_ALIVE_S = 30
 LISTEN_BACKLOG = 2048
+MAX_CONNECTIONS = 4096
+OTHER_FILES = 128  # that are open besides connections
+MAX_HEAD_BYTES = 32 * 1024  # of a request line with its headers
 WATCH_INTERVAL_S = 0.25
 
 
@@ -44,7 +48,9 @@ async def serve(app: FastAPI, link: CoreLink, listener: socket.socket, patience:
     Returns:
         True if a signal was the reason, False if the core or the parent is gone.
     """
-    server = uvicorn.Server(_config(app, patience))
+    server = uvicorn.Server(
+        http_config(app, ConnectionLimits(_max_connections(), stall_timeout_s=patience.stall_timeout_s))
+    )
 
     def stop(*_: object) -> None:
         server.should_exit = True
@@ -66,10 +72,12 @@ async def serve(app: FastAPI, link: CoreLink, listener: socket.socket, patience:
     return was_told
 
 
-def _config(app: FastAPI, patience: Patience) -> uvicorn.Config:
+def http_config(app: FastAPI, limits: ConnectionLimits) -> uvicorn.Config:
+    """uvicorn as a frontend runs it."""
     return uvicorn.Config(
         app,
-        http=partial(StallGuard, stall_timeout_s=patience.stall_timeout_s),  # type: ignore[arg-type]  # makes protocols
+        http=partial(ConnectionGuard, limits=limits),  # type: ignore[arg-type]  # makes protocols
+        h11_max_incomplete_event_size=MAX_HEAD_BYTES,
         ws="none",
         lifespan="off",
         log_config=None,
@@ -82,12 +90,22 @@ def _config(app: FastAPI, patience: Patience) -> uvicorn.Config:
     )
 
 
+def _max_connections() -> int:
+    """How many connections this process can have open, after allowing itself what it is allowed to."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MAX_CONNECTIONS + OTHER_FILES
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return MAX_CONNECTIONS if soft == resource.RLIM_INFINITY else min(MAX_CONNECTIONS, max(soft - OTHER_FILES, 1))
+
+
 async def _stop_when_alone(server: uvicorn.Server, link: CoreLink, patience: Patience) -> None:
     """Stop the server, and return, when there is nobody left to serve for."""
     while link.silent_s < patience.loss_timeout_s and patience.parent in (None, os.getppid()):
         await asyncio.sleep(WATCH_INTERVAL_S)
     log.error("core gone", silent_s=link.silent_s, parent_gone=patience.parent not in (None, os.getppid()))
-    link.end_all("the scheduler went away")
+    link.leave_all("the scheduler went away")
     server.should_exit = True
 
 
@@ -96,4 +114,4 @@ async def _end_streams_on_stop(server: uvicorn.Server, link: CoreLink) -> None:
     while not server.should_exit:
         await asyncio.sleep(WATCH_INTERVAL_S)
     await asyncio.sleep(STREAMS_MAY_TAKE_S)
-    link.end_all("the server is shutting down")
+    link.leave_all("the server is shutting down")

@@ -1,6 +1,7 @@
 """A small OpenAI server on a real socket, whose answers and misbehaviour are scripted.
 
-Its "model" answers with the words `w0 w1 w2 ...`, a token each, so that tests know every text beforehand.
+Its "model" answers with the words `w0 w1 w2 ...`, a token each, so that tests know every text beforehand. Like the
+real one it keeps resumable requests, and streams the rest of one to whoever comes back for it.
 """
 
 import asyncio
@@ -10,9 +11,12 @@ import time
 from collections import deque
 from dataclasses import dataclass, field
 
+import msgspec
 import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
+
+from tests.client.fleet_model import FleetModel
 
 MODEL = "fake-model"
 
@@ -24,13 +28,24 @@ class Refuse:
     status: int
     message: str = "no"
     retry_after: str | None = None
+    code: str | None = None
 
 
 @dataclass
 class Drop:
-    """Break the connection: at once, or after some tokens of the stream."""
+    """Break the connection: at once, or when the stream is at some token.
+
+    Attributes:
+        after_tokens: which one, counted from the answer's start, even in a stream that was resumed.
+        accepted: whether the request got that far that it can be resumed.
+        cut: whether the stream's next event is sent in part.
+        error_code: end the stream in order instead, with an error event of this code.
+    """
 
     after_tokens: int = 0
+    accepted: bool = True
+    cut: bool = False
+    error_code: str | None = None
 
 
 @dataclass
@@ -39,24 +54,33 @@ class FakeServer:
 
     Attributes:
         script: what to do with the next requests that generate; answered normally when it is empty.
+        resume_script: the same for those that resume a request.
         by_prompt: the same for requests with a certain prompt; not used up.
         delay_s: before each answer.
         token_delay_s: before each token of a stream.
         requests: bodies that came, with `path` and `authorization` put in.
+        resumed: id and Last-Event-ID of each request that was resumed, and what is known by its id.
         open_now, open_most: requests being answered, now and at most so far.
-        cancelled: streams whose client hung up.
+        cancelled: streams whose client hung up for good, or said so.
+        fleet: what /status shows and who drains executors changes; half a second of its time passes with each look.
+        admin_script: what to answer to those who look at the fleet or drain; answered normally when it is empty.
     """
 
     script: deque = field(default_factory=deque)
+    resume_script: deque = field(default_factory=deque)
     by_prompt: dict = field(default_factory=dict)
     delay_s: float = 0.0
     token_delay_s: float = 0.0
     status_report: dict = field(default_factory=dict)
     vocab_size: int | None = None
     requests: list = field(default_factory=list)
+    resumed: list = field(default_factory=list)
+    known: dict = field(default_factory=dict)
     open_now: int = 0
     open_most: int = 0
     cancelled: int = 0
+    fleet: FleetModel | None = None
+    admin_script: deque = field(default_factory=deque)
 
     def __enter__(self):
         config = uvicorn.Config(self._app(), port=0, log_level="critical", lifespan="off")
@@ -79,6 +103,9 @@ class FakeServer:
         app.get("/status")(self._status)
         app.post("/v1/completions")(self._generate)
         app.post("/v1/chat/completions")(self._generate)
+        app.get("/v1/requests/{request_id}/events")(self._resume)
+        app.delete("/v1/requests/{request_id}")(self._cancel)
+        app.post("/admin/executors/{executor}/drain")(self._drain)
         return app
 
     async def _models(self):
@@ -86,42 +113,82 @@ class FakeServer:
         return {"object": "list", "data": [{"id": MODEL, "object": "model", **extra}]}
 
     async def _status(self):
-        return self.status_report
+        if self.admin_script and (action := self.admin_script.popleft()):
+            return _refusal(action)
+        if self.fleet is None:
+            return self.status_report
+        self.fleet.tick()
+        return msgspec.to_builtins(self.fleet.report())
 
     async def _generate(self, request: Request):
         body = await request.json()
         self.requests.append({**body, "path": request.url.path, "authorization": request.headers.get("authorization")})
+        action = self.by_prompt.get(str(body.get("prompt"))) or (self.script.popleft() if self.script else None)
+        request_id = body.get("request_id")
+        if request_id in self.known:
+            action = Refuse(409, "there is such a request", code="request_exists")
+        elif body.get("resumable") and (action is None or (isinstance(action, Drop) and action.accepted)):
+            self.known[request_id] = (request.url.path, body)
         self.open_now += 1
         self.open_most = max(self.open_most, self.open_now)
         try:
             await asyncio.sleep(self.delay_s)
         finally:
             self.open_now -= 1
-        action = self.by_prompt.get(str(body.get("prompt"))) or (self.script.popleft() if self.script else None)
         if isinstance(action, Refuse):
-            headers = {} if action.retry_after is None else {"retry-after": action.retry_after}
-            return JSONResponse({"error": {"message": action.message}}, action.status, headers)
+            return _refusal(action)
         if isinstance(action, Response):
             return action
-        drop_after = action.after_tokens if isinstance(action, Drop) else None
         if not body.get("stream"):
-            return _Broken() if drop_after is not None else _whole(request.url.path, body)
-        return StreamingResponse(self._stream(request.url.path, body, drop_after), media_type="text/event-stream")
+            return _Broken() if isinstance(action, Drop) else _whole(request.url.path, body)
+        return self._stream(request.url.path, body, action, 0)
 
-    async def _stream(self, path, body, drop_after):
-        words = _words(body)
+    async def _resume(self, request_id: str, request: Request):
+        last = request.headers.get("last-event-id")
+        self.resumed.append((request_id, last))
+        action = self.resume_script.popleft() if self.resume_script else None
+        if isinstance(action, Refuse):
+            return _refusal(action)
+        if request_id not in self.known:
+            return _refusal(Refuse(404, "there is no such request", code="request_not_found"))
+        path, body = self.known[request_id]
+        return self._stream(path, body, action, 0 if last is None else int(last) + 1)
+
+    async def _cancel(self, request_id: str):
+        self.cancelled += self.known.pop(request_id, None) is not None
+        return {}
+
+    async def _drain(self, executor: str, request: Request):
+        body = await request.json()
+        if self.admin_script and (action := self.admin_script.popleft()):
+            return _refusal(action)
+        for status in self.fleet.report().executors:
+            if executor in (status.executor, str(status.epoch)):
+                self.fleet.drain(status.epoch, finish=body["finish"])
+                return {"epoch": status.epoch}
+        return _refusal(Refuse(404, f"no executor {executor!r} is in the fleet", code="executor_not_found"))
+
+    def _stream(self, path, body, drop, first):
+        return StreamingResponse(self._events(path, body, drop, first), media_type="text/event-stream")
+
+    async def _events(self, path, body, drop, first):
+        """Events from number `first` on; an event's number is its id."""
+        events = _all_events(path, body)
         try:
-            for index, word in enumerate(words):
-                if index == drop_after:
+            for index in range(first, len(events)):
+                if isinstance(drop, Drop) and index == drop.after_tokens:
+                    if drop.error_code:
+                        yield _event(index, {"error": {"message": "no more", "code": drop.error_code}})
+                        return
+                    if drop.cut:
+                        yield events[index][:-1]
+                        await asyncio.sleep(0.05)  # so that it is a chunk of its own
                     raise ConnectionAbortedError
                 await asyncio.sleep(self.token_delay_s)
-                yield _event(_chunk(path, word, "length" if index == len(words) - 1 else None))
+                yield events[index]
         except asyncio.CancelledError:
-            self.cancelled += 1
+            self.cancelled += not body.get("resumable")
             raise
-        if body.get("stream_options", {}).get("include_usage"):
-            yield _event({"choices": [], "usage": _usage(body, len(words))})
-        yield b"data: [DONE]\n\n"
 
 
 class _Broken(Response):
@@ -130,6 +197,11 @@ class _Broken(Response):
     async def __call__(self, scope, receive, send):
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"100")]})
         raise ConnectionAbortedError
+
+
+def _refusal(action):
+    headers = {} if action.retry_after is None else {"retry-after": action.retry_after}
+    return JSONResponse({"error": {"message": action.message, "code": action.code}}, action.status, headers)
 
 
 def _words(body):
@@ -142,19 +214,43 @@ def _usage(body, num_tokens):
     return {"prompt_tokens": num_prompt, "completion_tokens": num_tokens, "total_tokens": num_prompt + num_tokens}
 
 
-def _chunk(path, text, finish_reason):
-    piece = {"delta": {"content": text}} if "chat" in path else {"text": text}
-    return {"id": "cmpl-1", "choices": [{"index": 0, **piece, "finish_reason": finish_reason}]}
+def _all_events(path, body):
+    """The answer's events: a word of each choice in turn, then usage (to a request that asks for it), then the end."""
+    words, n = _words(body), body.get("n", 1)
+    last = len(words) - 1
+    chunks = [
+        _object(path, body, [_choice(choice, _piece(path, word), "length" if i == last else None)])
+        for i, word in enumerate(words)
+        for choice in range(n)
+    ]
+    if body.get("stream_options", {}).get("include_usage") or not body.get("stream"):
+        chunks.append({**_object(path, body, []), "usage": _usage(body, len(words) * n)})
+    return [_event(index, chunk) for index, chunk in enumerate([*chunks, "[DONE]"])]
+
+
+def _piece(path, text):
+    return {"delta": {"content": text}} if "chat" in path else {"text": text}
+
+
+def _choice(index, piece, finish_reason):
+    return {"index": index, **piece, "finish_reason": finish_reason, "logprobs": None}
+
+
+def _object(path, body, choices):
+    kind = "chat.completion.chunk" if "chat" in path else "text_completion"
+    return {"id": body.get("request_id", "cmpl-1"), "object": kind, "model": body["model"], "choices": choices}
 
 
 def _whole(path, body):
     words = _words(body)
     text = "".join(words)
-    piece = {"message": {"role": "assistant", "content": text}} if "chat" in path else {"text": text}
-    choices = [{"index": index, **piece, "finish_reason": "length"} for index in range(body.get("n", 1))]
-    usage = _usage(body, len(words) * len(choices))
-    return {"id": "cmpl-1", "model": body["model"], "choices": choices, "usage": usage}
+    message = {"role": "assistant", "content": text, "refusal": None}
+    piece = {"message": message} if "chat" in path else {"text": text}
+    choices = [_choice(index, piece, "length") for index in range(body.get("n", 1))]
+    answer = {**_object(path, body, choices), "usage": _usage(body, len(words) * len(choices))}
+    return {**answer, "object": answer["object"].removesuffix(".chunk")}
 
 
-def _event(data):
-    return f"data: {json.dumps(data)}\n\n".encode()
+def _event(index, data):
+    text = data if isinstance(data, str) else json.dumps(data)
+    return f"id: {index}\ndata: {text}\n\n".encode()

@@ -7,14 +7,14 @@ import signal
 import pytest
 from fastapi.responses import PlainTextResponse
 
-from scheduler_svc.client.batch_run import RetryPolicy
+from scheduler_svc.client.batch_sender import RetryPolicy
 from tests.client.fake_server import MODEL, Drop, Refuse
 from tests.client.fleets import eventually
 
 
 @pytest.fixture(autouse=True)
 def _short_delays(monkeypatch):
-    monkeypatch.setattr("scheduler_svc.client.batch_run._FIRST_DELAY_S", 0.001)
+    monkeypatch.setattr("scheduler_svc.client.batch_sender._FIRST_DELAY_S", 0.001)
 
 
 @pytest.fixture
@@ -59,12 +59,60 @@ def test_concurrency_is_bounded(baton, server, files):
 
 
 def test_overload_restarts_and_broken_connections_are_tried_again(baton, server, files):
-    server.script.extend([Refuse(429), Refuse(503), Drop(), Refuse(502), Refuse(429, retry_after="0.2")])
+    server.script.extend([Refuse(429), Refuse(503), Drop(accepted=False), Refuse(502), Refuse(429, retry_after="0.2")])
     done = baton("batch", *files, "--concurrency", 1)
     assert done.exit_code == 0
     assert "5 retries" in done.stderr
     assert len(server.requests) == 15
     assert all(line["error"] is None for line in results(files[1]).values())
+
+
+def test_an_accepted_request_is_not_computed_again(baton, server, files):
+    """Its answer was on the way when the connection broke: it is fetched, and is what it would have been."""
+    assert baton("batch", *files).exit_code == 0
+    undisturbed = bodies(files[1])
+    files[1].unlink()
+    server.requests.clear()
+    server.script.extend([Drop(), Drop(), Drop()])
+    server.resume_script.extend([Drop(after_tokens=1), Refuse(503), None])
+    done = baton("batch", *files, "--concurrency", 1)
+    assert done.exit_code == 0
+    assert len(server.requests) == 10
+    assert [last for _, last in server.resumed] == [None] * 5, "nothing was kept of what broke off"
+    assert bodies(files[1]) == undisturbed
+
+
+def bodies(path):
+    """Answers by custom_id, without what differs from run to run."""
+    answers = {}
+    for custom_id, line in results(path).items():
+        body = line["response"]["body"]
+        assert body.pop("id") == line["response"]["request_id"]
+        answers[custom_id] = body
+    return answers
+
+
+def test_an_answer_that_ends_in_an_error_has_it(baton, server, files):
+    server.script.append(Drop())
+    server.resume_script.append(Drop(after_tokens=1, error_code="deadline_exceeded"))
+    assert baton("batch", *files, "--concurrency", 1).exit_code == 1
+    assert results(files[1])["id0"]["error"] == {"code": "deadline_exceeded", "message": "no more"}
+
+
+def test_silence_is_no_reason_to_compute_it_twice(baton, server, files):
+    server.delay_s = 0.5
+    server.resume_script.extend([None] * 20)
+    done = baton("batch", *files, "--timeout", 0.1, "--retries", 50)
+    assert done.exit_code == 0
+    assert "retries" in done.stderr
+    assert all(line["error"] is None for line in results(files[1]).values())
+
+
+def test_without_retries_nothing_is_kept_for_later(baton, server, files):
+    server.script.append(Drop())
+    assert baton("batch", *files, "--retries", 0).exit_code == 1
+    assert not any("resumable" in request for request in server.requests)
+    assert server.resumed == []
 
 
 def test_retry_after_is_a_lower_bound():
@@ -83,7 +131,7 @@ def test_retry_after_is_a_lower_bound():
         (Refuse(429, "busy"), "http_429", 429, "busy"),
         (Refuse(500, "a bug"), "http_500", 500, "a bug"),
         (PlainTextResponse("<html>hello"), "http_200", 200, "<html>hello"),
-        (Drop(), "connection_error", None, ""),
+        (Drop(accepted=False), "connection_error", None, ""),
     ],
     ids=["400", "429", "500", "no JSON", "no answer"],
 )
@@ -162,6 +210,17 @@ def test_a_run_that_was_stopped_goes_on(start_baton, baton, server, files, order
     assert len(results(files[1])) == 10
     if ordered:
         assert list(results(files[1])) == [f"id{index}" for index in range(10)]
+
+
+@pytest.mark.timeout(30)
+def test_ctrl_c_cancels_what_is_running(start_baton, server, files):
+    server.delay_s = 5
+    process = start_baton("batch", *files, "--concurrency", 2)
+    eventually(lambda: len(server.known) == 2)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(10) == 130
+    assert server.cancelled == 2
+    assert server.known == {}
 
 
 def test_progress_without_a_terminal_is_sparse_lines(baton, server, files, monkeypatch):

@@ -2,12 +2,16 @@
 
 import json
 import random
+import signal
 
 import pytest
+from fastapi.responses import PlainTextResponse
 
 from scheduler_svc.client.bench_load import draw_jobs
 from tests.client.fake_server import Drop, Refuse
+from tests.client.fleets import eventually
 
+WARM = PlainTextResponse('data: {"choices": []}\n\ndata: [DONE]\n\n')  # the warm-up's answer, at once
 SMALL = ("--num-seqs", 4, "--max-prompt", 100, "--max-output", 100)  # every length is 100
 
 
@@ -67,7 +71,7 @@ def test_concurrency_is_bounded(baton, server):
 def test_failures_are_counted_and_named(baton, server):
     warm_up = None
     server.script.extend([warm_up, Refuse(429, "busy"), Drop(after_tokens=5), None, Refuse(429, "busy")])
-    result = baton("bench", *SMALL, "--json")
+    result = baton("bench", *SMALL, "--json", "--reconnect-timeout", 0)
     assert result.exit_code == 1
     report = json.loads(result.stdout)
     assert (report["num_failed"], report["output_tokens"]) == (3, 100)
@@ -75,7 +79,35 @@ def test_failures_are_counted_and_named(baton, server):
     assert any("broke" in message for message in report["errors"])
 
 
+def test_broken_streams_go_on_and_count_everything_once(baton, server, monkeypatch):
+    monkeypatch.setattr("scheduler_svc.client.resume._FIRST_DELAY_S", 0.001)
+    warm_up = None
+    server.script.extend(
+        [warm_up, Drop(after_tokens=5, cut=True), Drop(after_tokens=90), Drop(), Drop(3, error_code="unavailable")]
+    )
+    server.resume_script.extend([Refuse(503), Refuse(503), Drop(after_tokens=95), Drop(after_tokens=20)])
+    result = baton("bench", *SMALL, "--json")
+    assert result.exit_code == 0, result.output
+    report = json.loads(result.stdout)
+    assert (report["num_failed"], report["output_tokens"]) == (0, 400)
+    assert result.stderr.count("the service is away") == result.stderr.count("the service is back") >= 1
+    assert len(server.requests) == 5, "none was sent twice"
+
+
+@pytest.mark.timeout(30)
+def test_ctrl_c_cancels_what_is_running(start_baton, server):
+    server.by_prompt["Benchmark: "] = WARM
+    server.token_delay_s = 0.05
+    process = start_baton("bench", *SMALL, "--max-output", 1000)
+    eventually(lambda: len(server.known) == 4)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(10) == 130
+    eventually(lambda: server.cancelled == 4)
+    assert server.known == {}
+
+
 def test_silence_is_a_failure(baton, server):
+    server.by_prompt["Benchmark: "] = WARM
     server.token_delay_s = 5
     result = baton("bench", *SMALL, "--timeout", 0.5, "--json")
     assert result.exit_code == 1

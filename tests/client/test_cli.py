@@ -52,10 +52,14 @@ def test_wrong_usage_is_2(arguments):
     assert CliRunner().invoke(main, arguments).exit_code == 2
 
 
-@pytest.mark.parametrize("name", ["generate", "chat", "status", "bench"])
-def test_unreachable_service_is_3_and_says_what_to_do(name):
+@pytest.mark.parametrize(
+    "arguments",
+    [["generate"], ["generate", "--model", "m"], ["chat"], ["status"], ["bench"], ["drain", "a"], ["rollout"]],
+    ids=" ".join,
+)
+def test_unreachable_service_is_3_and_says_what_to_do(arguments):
     url = f"http://127.0.0.1:{free_ports(1)[0]}"
-    result = CliRunner().invoke(main, [name, "--url", url], input="hi")
+    result = CliRunner().invoke(main, [*arguments, "--url", url], input="hi")
     assert result.exit_code == 3
     assert result.stderr.startswith(f"Error: no service answers at {url}")
     assert "baton up" in result.stderr
@@ -64,7 +68,7 @@ def test_unreachable_service_is_3_and_says_what_to_do(name):
 
 def test_not_ready_is_3_and_shows_the_message(baton, server):
     server.script.append(Refuse(503, "no executor is ready"))
-    result = baton("generate", "hi")
+    result = baton("generate", "hi", "--reconnect-timeout", 0)
     assert (result.exit_code, result.stderr) == (3, "Error: no executor is ready (HTTP 503)\n")
 
 

@@ -88,6 +88,27 @@ def test_table_shows_the_fleet_in_plain_lines(baton):
     }
 
 
+def test_the_journal_and_what_was_resumed(baton, server):
+    server.status_report.update(journal="ok", journal_lag_s=0.04, sequences_resumed=7, recomputed_tokens=90)
+    shown = baton("status").stdout
+    assert "journal   ok, 0.0 s behind" in shown
+    assert "4 executors lost, 7 sequences resumed (90 tokens computed again), 2 preemptions" in shown
+    server.status_report.update(journal="off")
+    assert "journal   off\n" in baton("status").stdout
+    server.status_report.update(journal="failed")
+    assert "requests accepted now are lost" in baton("status").stdout
+
+
+def test_builds_are_shown_where_they_differ(baton, server):
+    (executor,) = server.status_report["executors"]
+    server.status_report["executors"].append(executor | {"executor": "gpu-b", "state": "finishing"})
+    assert "build" not in baton("status").stdout
+    server.status_report["executors"][1]["build"] = "0.2.0"
+    *_, header, one, other = baton("status").stdout.splitlines()
+    assert "build" in header
+    assert ("0.1.0" in one, "0.2.0" in other, "finishing" in other) == (True, True, True)
+
+
 def test_no_executors(baton, server):
     server.status_report["executors"] = []
     assert "no executors" in baton("status").stdout

@@ -80,6 +80,27 @@ def test_options_reach_the_services(monkeypatch, tmp_path):
     assert spec.scheduler_options == ()
 
 
+@pytest.mark.parametrize(
+    ("arguments", "scheduler", "executor"),
+    [
+        ("--log-level debug --log-format json", "--log-level debug --log-format json", True),
+        ("--journal /some/file", "--journal /some/file", False),
+        ("--no-journal", "--no-journal", False),
+    ],
+)
+def test_options_for_the_scheduler(monkeypatch, arguments, scheduler, executor):
+    specs = []
+    monkeypatch.setattr(up, "run_until_stopped", lambda spec, _log_dir: specs.append(spec))
+    assert CliRunner().invoke(main, ["up", *ports(), "--threads", "1", *arguments.split()]).exit_code == 0
+    assert " ".join(specs[0].scheduler_options) == scheduler
+    assert " ".join(specs[0].executor_options) == "--threads 1" + executor * f" {scheduler}"
+
+
+def test_a_journal_and_none_is_wrong_usage():
+    result = CliRunner().invoke(main, ["up", *ports(), "--journal", "x", "--no-journal"])
+    assert result.exit_code == 2
+
+
 def test_threads_default_to_a_share_of_the_cpus(monkeypatch):
     specs = []
     monkeypatch.setattr(up, "run_until_stopped", lambda spec, _log_dir: specs.append(spec))

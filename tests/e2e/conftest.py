@@ -22,7 +22,7 @@ def running_fleet(
         port=port,
         executor_port=executor_port,
         executors=executors,
-        scheduler_options=tuple(scheduler_options),
+        scheduler_options=("--journal", str(log_dir / "journal.sqlite3"), *scheduler_options),
         executor_options=("--threads", "1", "--num-blocks", "2048", *executor_options),
     )
     with LocalFleet(spec, log_dir) as fleet:

@@ -5,8 +5,10 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import zmq
 
@@ -18,6 +20,7 @@ Step = float | m.CoreToFrontend | list[bytes]
 Script = Callable[[m.Submit], Iterator[Step]]
 
 FINGERPRINT = "0123456789abcdef"
+COMPUTED_BY = f"{FINGERPRINT}/float32"
 MAX_MODEL_LEN = 2048
 REPORT = m.StatusReport(
     version="0.1.0",
@@ -100,23 +103,86 @@ def silence(submit: m.Submit) -> Iterator[Step]:
     yield 3600.0
 
 
-class FakeCore:
-    """Runs in a thread of its own until closed. What arrived lies in `submits`, `cancels` and `num_hellos`."""
+@dataclass
+class Told:
+    """What a core remembers of one sequence, for whoever attaches."""
 
-    def __init__(self, folder: Path, *, script: Script = echo) -> None:
+    token_ids: list[int] = field(default_factory=list)
+    model: str = ""
+    num_cached_tokens: int = 0
+    end: m.TokenDelta | None = None
+
+
+@dataclass
+class Story:
+    """What a core remembers of one request. `reader` is the frontend that hears of it."""
+
+    submit: m.Submit
+    reader: bytes | None
+    told: list[Told]
+
+    def tell(self, delta: m.TokenDelta) -> m.TokenDelta | None:
+        """Remember a delta, as it is to be sent; None after the end of its sequence."""
+        told = self.told[min(delta.index, len(self.told) - 1)]
+        if told.end is not None:
+            return None
+        if not delta.model and not told.model:
+            delta = msgspec.structs.replace(delta, model=COMPUTED_BY)
+        told.token_ids += tokens_of(delta.token_ids[: len(delta.token_ids) // 4 * 4])
+        told.model = delta.model or told.model
+        told.num_cached_tokens = delta.num_cached_tokens
+        if delta.finish_reason is not None:
+            told.end = delta
+        return delta
+
+    def again(self, per_delta: int) -> list[m.TokenDelta]:
+        """All of it from the first token, with so many tokens in a delta."""
+        deltas = []
+        for index, told in enumerate(self.told):
+            for start in range(0, len(told.token_ids), per_delta):
+                group = told.token_ids[start : start + per_delta]
+                more = {
+                    "index": index,
+                    "num_cached_tokens": told.num_cached_tokens,
+                    "model": "" if start else told.model,
+                }
+                deltas.append(delta(self.submit, group, **more))
+            if told.end is not None:
+                last = deltas.pop() if deltas and told.token_ids else delta(self.submit, [], index=index)
+                end = {name: getattr(told.end, name) for name in ("finish_reason", "error", "code")}
+                deltas.append(msgspec.structs.replace(last, **end))
+        return deltas
+
+
+class FakeCore:
+    """Runs in a thread of its own until closed. What arrived lies in `submits`, `cancels`, `detaches`, `attaches`,
+    `drains` and `num_hellos`.
+
+    Args:
+        stories: requests of an earlier life, which go on as `script` says.
+
+    Attributes:
+        replay_size: tokens in a delta when a request is attached to.
+        refusal: of drains.
+    """
+
+    def __init__(self, folder: Path, *, script: Script = echo, stories: dict[str, Story] | None = None) -> None:
         self.endpoint = f"ipc://{folder}/core.sock"
         self.script = script
         self.fleet = m.FleetState(num_ready=1, fingerprint=FINGERPRINT, max_model_len=MAX_MODEL_LEN)
         self.answers_hellos = True
         self.answers_queries = True
-        self.submits: list[m.Submit] = []
-        self.cancels: list[m.Cancel] = []
+        self.answers_attaches = True
+        self.replay_size = 10**9
+        self.refusal = ""
+        self.report = REPORT
+        self.stories = stories or {}
         self.num_hellos = 0
         self._codec: Codec[m.FrontendToCore] = Codec(m.FrontendToCore)
-        self._due: list[tuple[float, int, bytes, str, Iterator[Step]]] = []
+        self._due: list[tuple[float, int, str, Iterator[Step]]] = []
         self._order = itertools.count()
-        self._cancelled: set[str] = set()
         self._stopping = threading.Event()
+        self._empty()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
@@ -129,8 +195,9 @@ class FakeCore:
         """Start a new test: nothing has arrived yet, and everything is echoed."""
         self.script = echo
         self.answers_hellos = True
-        self.submits.clear()
-        self.cancels.clear()
+        self.replay_size = 10**9
+        self.refusal = ""
+        self._empty()
 
     def wait_for(self, condition: Callable[[], object], timeout_s: float = 5.0) -> bool:
         """Whether `condition` came true in time."""
@@ -139,10 +206,19 @@ class FakeCore:
             time.sleep(0.01)
         return bool(condition())
 
+    def _empty(self) -> None:
+        self.submits: list[m.Submit] = []
+        self.cancels: list[m.Cancel] = []
+        self.attaches: list[m.Attach] = []
+        self.detaches: list[m.Detach] = []
+        self.drains: list[m.DrainExecutor] = []
+
     def _run(self) -> None:
         context = zmq.Context()
         router = context.socket(zmq.ROUTER)
         router.bind(self.endpoint)
+        for story in self.stories.values():
+            self._begin(story.submit)
         while not self._stopping.is_set():
             wait_ms = 20
             if self._due:
@@ -162,31 +238,76 @@ class FakeCore:
                     self._send(router, sender, self.fleet)
             case m.Submit():
                 self.submits.append(message)
-                script = self.script(message)
-                heapq.heappush(self._due, (time.monotonic(), next(self._order), sender, message.request_id, script))
+                if message.request_id in self.stories:
+                    refusal = delta(message, [], "error", error="it is in use", code="request_exists")
+                    self._send(router, sender, outputs(refusal))
+                    return
+                self.stories[message.request_id] = Story(message, sender, [Told() for _ in range(message.n)])
+                self._begin(message)
+            case m.Attach():
+                self.attaches.append(message)
+                if self.answers_attaches:
+                    self._attach(router, sender, message.request_id)
+            case m.Detach(request_id=request_id):
+                self.detaches.append(message)
+                if request_id in self.stories:
+                    self.stories[request_id].reader = None
             case m.Cancel():
                 self.cancels.append(message)
-                if message.index < 0:
-                    self._cancelled.add(message.request_id)
+                self._cancel(router, message)
+            case m.DrainExecutor(query_id=query_id):
+                self.drains.append(message)
+                epoch = 0 if self.refusal else 7
+                self._send(router, sender, m.DrainReply(query_id=query_id, epoch=epoch, refusal=self.refusal))
             case m.StatusQuery() | m.MetricsQuery() if not self.answers_queries:
                 pass
             case m.StatusQuery():
-                self._send(router, sender, m.Status(query_id=message.query_id, report=REPORT))
+                self._send(router, sender, m.Status(query_id=message.query_id, report=self.report))
             case m.MetricsQuery():
                 self._send(router, sender, m.Metrics(query_id=message.query_id, text=b"baton_running 0\n"))
+
+    def _begin(self, submit: m.Submit) -> None:
+        heapq.heappush(self._due, (time.monotonic(), next(self._order), submit.request_id, self.script(submit)))
+
+    def _attach(self, router: zmq.Socket, sender: bytes, request_id: str) -> None:
+        story = self.stories.get(request_id)
+        if story is None:
+            self._send(router, sender, m.Attached(request_id=request_id, found=False))
+            return
+        if story.reader not in (None, sender):
+            self._send(router, story.reader, outputs(delta(story.submit, [], "error", code="taken_over")))
+        story.reader = sender
+        submit = story.submit
+        facts = {"num_prompt_tokens": len(submit.prompt) // 4, "n": submit.n, "context": submit.context}
+        self._send(router, sender, m.Attached(request_id=request_id, found=True, **facts))
+        for again in story.again(self.replay_size):
+            self._send(router, sender, outputs(again))
+
+    def _cancel(self, router: zmq.Socket, cancel: m.Cancel) -> None:
+        if story := self.stories.get(cancel.request_id):
+            indices = range(story.submit.n) if cancel.index < 0 else [cancel.index]
+            self._tell(router, story, [delta(story.submit, [], "cancelled", index=index) for index in indices])
 
     def _advance(self, router: zmq.Socket) -> None:
         """Run the scripts that are due, each to its next pause."""
         while self._due and self._due[0][0] <= time.monotonic():
-            _, _, sender, request_id, script = heapq.heappop(self._due)
-            if request_id in self._cancelled:
-                continue
+            _, _, request_id, script = heapq.heappop(self._due)
+            story = self.stories[request_id]
             for step in script:
-                if isinstance(step, float):
-                    due = time.monotonic() + step
-                    heapq.heappush(self._due, (due, next(self._order), sender, request_id, script))
+                if all(told.end is not None for told in story.told):
                     break
-                self._send(router, sender, step)
+                if isinstance(step, float):
+                    heapq.heappush(self._due, (time.monotonic() + step, next(self._order), request_id, script))
+                    break
+                if isinstance(step, m.Outputs) and all(d.request_id == request_id for d in step.deltas):
+                    self._tell(router, story, step.deltas)
+                elif story.reader is not None:
+                    self._send(router, story.reader, step)
+
+    def _tell(self, router: zmq.Socket, story: Story, deltas: Sequence[m.TokenDelta]) -> None:
+        new = [told for told in map(story.tell, deltas) if told is not None]
+        if new and story.reader is not None:
+            self._send(router, story.reader, outputs(*new))
 
     def _send(self, router: zmq.Socket, sender: bytes, message: m.CoreToFrontend | list[bytes]) -> None:
         frames = message if isinstance(message, list) else self._codec.encode(message)

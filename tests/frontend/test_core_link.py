@@ -1,8 +1,6 @@
 """The link to a core that comes, goes, says nothing, or says nonsense."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -11,33 +9,8 @@ from common import messages as m
 from common.errors import RequestRejected
 from common.wire import HEADER
 from scheduler_svc.frontend import core_link
-from scheduler_svc.frontend.core_link import CoreLink
 from tests.frontend.fake_core import REPORT, FakeCore, delta, int32, outputs, silence
-
-PARAMS = m.SamplingParams(max_tokens=5)
-HELLO_INTERVAL_S = 0.1
-
-
-def submit(request_id: str = "r") -> m.Submit:
-    return m.Submit(request_id=request_id, prompt=int32([1, 2, 3]), params=PARAMS)
-
-
-@asynccontextmanager
-async def running_link(endpoint: str) -> AsyncIterator[CoreLink]:
-    link = CoreLink(endpoint, hello_interval_s=HELLO_INTERVAL_S)
-    task = asyncio.create_task(link.run())
-    try:
-        yield link
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        link.close()
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(5):
-        while not condition():
-            await asyncio.sleep(0.01)
+from tests.frontend.links import HELLO_INTERVAL_S, running_link, submit, until
 
 
 def test_a_core_that_comes_back(tmp_path: Path):
@@ -60,6 +33,67 @@ def test_a_core_that_comes_back(tmp_path: Path):
             choice, answer = (await link.open([submit("again")]).get())[0]
             assert (choice, answer.token_ids) == (0, int32([1]))
             core.close()
+
+    asyncio.run(run())
+
+
+def test_a_core_that_is_lost_is_told_nothing(tmp_path: Path):
+    """It may come back with its journal, and then a Cancel would end what its client comes back for."""
+
+    async def run() -> None:
+        core = FakeCore(tmp_path, script=silence)
+        async with running_link(core.endpoint) as link:
+            await until(lambda: link.is_up)
+            inboxes = [link.open([submit(f"r{i}")], is_resumable=bool(i)) for i in range(2)]
+            assert await asyncio.to_thread(core.wait_for, lambda: len(core.submits) == 2)
+            stories = core.stories
+            await asyncio.to_thread(core.close)
+            core = FakeCore(tmp_path, script=silence, stories=stories)
+            await until(lambda: link.is_up and not link.num_open)
+            for inbox in inboxes:
+                inbox.close()
+            await link.status()  # whatever was sent before has arrived
+            assert not core.cancels
+            assert not core.detaches
+        core.close()
+
+    asyncio.run(run())
+
+
+def test_what_is_read_when_the_frontend_stops_goes_on(tmp_path: Path):
+    async def run() -> None:
+        core = FakeCore(tmp_path, script=silence)
+        async with running_link(core.endpoint) as link:
+            await until(lambda: link.is_up)
+            inbox = link.open([submit("a"), submit("b")])
+            link.leave_all("the server is shutting down")
+            with pytest.raises(RequestRejected, match="shutting down"):
+                await inbox.get()
+            await link.status()
+            assert [detach.request_id for detach in core.detaches] == ["a", "b"]
+            assert not core.cancels
+        core.close()
+
+    asyncio.run(run())
+
+
+def test_an_id_that_is_open_here(tmp_path: Path):
+    async def run() -> None:
+        core = FakeCore(tmp_path, script=silence)
+        async with running_link(core.endpoint) as link:
+            await until(lambda: link.is_up)
+            inbox = link.open([submit("a")])
+            with pytest.raises(RequestRejected, match="'a' is in use") as caught:
+                link.open([submit("b"), submit("a")])
+            assert caught.value.code == "request_exists"
+            assert link.num_open == 1
+            link.attach("c", 0, link.inbox())
+            with pytest.raises(RequestRejected, match="'c' is in use"):
+                link.open([submit("c")])
+            inbox.close()
+            await link.status()
+            assert [request.request_id for request in core.submits] == ["a"]
+        core.close()
 
     asyncio.run(run())
 
@@ -150,6 +184,8 @@ def test_queries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
             await until(lambda: link.is_up)
             assert await link.status() == REPORT
             assert await link.metrics() == b"baton_running 0\n"
+            assert (await link.drain("gpu-0", finish=True)).epoch == 7
+            assert [(drain.executor, drain.finish) for drain in core.drains] == [("gpu-0", True)]
             core.answers_queries = False
             with pytest.raises(RequestRejected, match="no answer"):
                 await link.status()

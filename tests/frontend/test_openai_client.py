@@ -28,7 +28,7 @@ def test_completion(client: openai.OpenAI, core: FakeCore):
     answer = client.completions.create(model=MODEL, prompt=STORY, max_tokens=200)
     assert answer.id.startswith("cmpl-")
     assert answer.object == "text_completion"
-    assert answer.system_fingerprint == "bt-0123456789ab"
+    assert answer.system_fingerprint == "bt-0123456789ab-float32"
     choice = answer.choices[0]
     assert (choice.text, choice.index, choice.finish_reason) == (STORY, 0, "length")
     num_tokens = len(tokens_of(core.submits[0].prompt))

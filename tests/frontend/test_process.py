@@ -1,5 +1,6 @@
 """The frontend as a process: how it starts, what it tells operators, and when it ends."""
 
+import contextlib
 import json
 import os
 import signal
@@ -17,6 +18,7 @@ import pytest
 
 from tests.frontend.fake_core import REPORT, FakeCore, say, silence
 from tests.frontend.harness import MODEL, REPOSITORY, Frontend, running_frontend
+from tests.frontend.sse import events_after, events_in, events_of, text_of
 
 STREAM = {"model": MODEL, "prompt": "x", "stream": True, "max_tokens": 2000}
 REMEMBER_MODULES = """
@@ -108,7 +110,8 @@ def test_sigterm_lets_short_streams_end_and_tells_long_ones(own: Frontend):
     assert texts[15].endswith("data: [DONE]\n\n")
     last = json.loads(texts[1000].strip().split("\n\n")[-1].removeprefix("data: "))
     assert last["error"]["message"] == "the server is shutting down"
-    assert own.core.wait_for(lambda: own.core.cancels)
+    assert own.core.wait_for(lambda: own.core.detaches)  # its client may go on elsewhere
+    assert not own.core.cancels
 
 
 def test_a_core_that_crashes_ends_streams_with_an_error(own: Frontend):
@@ -191,6 +194,81 @@ def test_a_reader_that_stops_reading_is_dropped_and_a_slow_one_is_not():
         assert frontend.core.cancels[0].request_id in (first, second)
         stalled.close()
         slow.close()
+
+
+def test_a_reader_that_is_dropped_twice_is_one_line():
+    """It leaves more tokens unread than are kept for it, and then reads nothing for too long."""
+    with running_frontend("--stall-timeout-s", "1") as frontend:
+        frontend.core.script = say([300] * 100_000, per_step=1000)
+        stalled = open_stream(frontend, STREAM | {"n": 4, "resumable": True, "request_id": "slow"})
+        assert frontend.core.wait_for(lambda: frontend.core.detaches)  # not cancelled: the client may come back
+        assert frontend.core.wait_for(lambda: "reader dropped" in frontend.log)
+        stalled.close()
+        assert [event.id for event in events_of(events_after(frontend, "slow").content)][-1] == ""
+        assert frontend.log.count("reader dropped") == 1
+
+
+def test_strangers_leave_no_lines(own: Frontend):
+    before = own.log
+    address = ("127.0.0.1", int(own.url.rsplit(":", 1)[1]))
+    for noise in (b"\x16\x03\x01" * 50 + b"\r\n\r\n", b"GET /\x00 HTTP/1.1\r\n\r\n", b"GET /" + b"a" * 100_000) * 10:
+        with socket.create_connection(address) as connection, contextlib.suppress(ConnectionError):
+            connection.sendall(noise)
+            while connection.recv(4096):
+                pass
+    assert httpx.get(f"{own.url}/health").status_code == 200
+    lines = own.log.removeprefix(before).splitlines()
+    assert len(lines) <= 10, lines  # not one for each
+
+
+def test_a_request_outlives_its_core(own: Frontend):
+    own.core.script = say(list(range(300, 340)), pause_s=0.02)
+    body = STREAM | {"request_id": "lives-on", "prompt": ["x", "y"], "stream_options": {"include_usage": True}}
+    with httpx.stream("POST", f"{own.url}/v1/completions", json=body, timeout=20) as answer:
+        events = events_in(answer)
+        first = [next(events) for _ in range(3)]
+        own.core.close()
+        *more, error = events
+    first += more
+    assert (error.id, error.data["error"]["code"]) == ("", "unavailable")
+    assert not own.core.cancels
+    stories = own.core.stories
+    for story in stories.values():
+        story.reader = None
+        del story.told[0].token_ids[-1:]  # that one had not reached the disk
+    rest_of = {name: list(range(300, 340))[len(story.told[0].token_ids) :] for name, story in stories.items()}
+    folder = Path(own.core.endpoint.removeprefix("ipc://")).parent
+    own.core = FakeCore(
+        folder, script=lambda submit: say(rest_of[submit.request_id], pause_s=0.02)(submit), stories=stories
+    )
+    own.wait_until_ready()
+    rest = events_of(events_after(own, "lives-on", first[-1].id).content)
+    whole = events_of(events_after(own, "lives-on").content)
+    for choice in (0, 1):
+        assert text_of(first + rest, choice) == text_of(whole, choice)
+    assert len(text_of(whole)) > len(text_of(first))
+    assert rest[-2:] == whole[-2:]
+
+
+def test_another_frontend_goes_on(tmp_path: Path):
+    with running_frontend(script=say(list(range(300, 340)), pause_s=0.02)) as first:
+        second = Frontend(first.core, tmp_path / "log")
+        try:
+            second.wait_until_ready()
+            body = STREAM | {"request_id": "wanders"}
+            with httpx.stream("POST", f"{first.url}/v1/completions", json=body, timeout=20) as answer:
+                events = events_in(answer)
+                begun = [next(events)]
+                whole = events_of(events_after(second, "wanders").content)
+                *more, error = events
+            begun += more
+            assert error.data["error"]["code"] == "taken_over"
+            assert text_of(whole).startswith(text_of(begun))
+            assert whole[-1].data == "[DONE]"
+            assert not first.core.cancels
+            assert not first.core.detaches
+        finally:
+            second.stop()
 
 
 def test_several_frontends_share_a_socket(tmp_path: Path):

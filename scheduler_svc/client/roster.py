@@ -1,0 +1,99 @@
+"""Which executor is which, over successive status reports; pure.
+
+An epoch is one membership, and a process may have several: it gets a new one after a failed step or a broken
+connection, and all get one when the scheduler restarts. What does not change is a process's name and pid. That is no
+proof, as a container that is started again may have both as before, so that whoever has seen a process off says so.
+"""
+
+from dataclasses import dataclass
+
+from common.messages import ExecutorStatus, StatusReport
+
+_REJOIN_S = 5.0  # an executor that has lost its connection, or its scheduler, is back before
+
+
+@dataclass(eq=False)
+class Process:
+    """One executor process.
+
+    Attributes:
+        status: the last that was reported of it.
+        absent_since_s: when the first report came that did not have it; None if the last one did.
+        has_left: it was seen off: whoever comes with its name and pid is another one.
+    """
+
+    status: ExecutorStatus
+    absent_since_s: float | None = None
+    has_left: bool = False
+
+    @property
+    def name(self) -> str:
+        """As its operator calls it."""
+        return self.status.executor
+
+    @property
+    def epoch(self) -> int:
+        """Its present or last one."""
+        return self.status.epoch
+
+    @property
+    def is_present(self) -> bool:
+        """Whether the last report had it."""
+        return self.absent_since_s is None
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it takes new sequences."""
+        return self.is_present and self.status.state == "ready"
+
+    def is_gone(self, now_s: float) -> bool:
+        """Whether it will not come back: it was seen off, or has been away for too long."""
+        return self.has_left or (self.absent_since_s is not None and now_s - self.absent_since_s >= _REJOIN_S)
+
+    def may_be(self, other: ExecutorStatus) -> bool:
+        """Whether `other`, which has another epoch, can be the same process."""
+        return not self.has_left and (self.status.executor, self.status.pid) == (other.executor, other.pid)
+
+
+class Roster:
+    """All processes there have been.
+
+    Attributes:
+        processes: in the order in which they were first seen.
+        num_restarts: of the scheduler, as far as seen.
+    """
+
+    def __init__(self, report: StatusReport) -> None:
+        self.processes = [Process(status) for status in report.executors]
+        self.num_restarts = 0
+        self._uptime_s = report.uptime_s
+
+    @property
+    def num_ready(self) -> int:
+        """Processes that take new sequences now."""
+        return sum(process.is_ready for process in self.processes)
+
+    def shows_restart(self, report: StatusReport) -> bool:
+        """Whether the scheduler has been restarted between the last report and this one."""
+        return report.uptime_s < self._uptime_s
+
+    def see(self, report: StatusReport, now_s: float) -> list[Process]:
+        """Take in a report that came at the time `now_s`. Returns the processes that are new in it."""
+        self.num_restarts += self.shows_restart(report)
+        self._uptime_s = report.uptime_s
+        epochs = {status.epoch: status for status in report.executors}
+        for process in self.processes:
+            status = epochs.pop(process.epoch, None)
+            if status is not None:
+                process.status, process.absent_since_s = status, None
+            elif process.absent_since_s is None:
+                process.absent_since_s = now_s
+        newcomers: list[Process] = []
+        for status in epochs.values():
+            back = next((known for known in self.processes if not known.is_present and known.may_be(status)), None)
+            if back is None:
+                newcomers.append(Process(status))
+            else:
+                back.status, back.absent_since_s = status, None
+        self.processes += newcomers
+        return newcomers

@@ -1,0 +1,42 @@
+"""A stream's events put together to the answer that the service gives to a request that does not stream; pure."""
+
+from collections import defaultdict
+from typing import Any
+
+Json = dict[str, Any]
+
+
+class WholeAnswer:
+    """Takes all events of one stream, of /v1/completions or /v1/chat/completions, whose last one holds `usage`."""
+
+    def __init__(self) -> None:
+        self._last_event: Json = {}
+        self._last_chunks: dict[int, Json] = {}
+        self._texts: defaultdict[int, list[str]] = defaultdict(list)
+
+    def add(self, event: Json) -> None:
+        """The next event."""
+        self._last_event = event
+        for chunk in event["choices"]:
+            index = chunk["index"]
+            self._last_chunks[index] = chunk
+            self._texts[index].append(chunk["text"] if "text" in chunk else chunk["delta"].get("content") or "")
+
+    def json(self) -> Json:
+        """The answer, once the stream has ended."""
+        choices = [self._choice(index) for index in sorted(self._last_chunks)]
+        kind = str(self._last_event.get("object", "")).removesuffix(".chunk")
+        return {**self._last_event, "object": kind, "choices": choices}
+
+    def _choice(self, index: int) -> Json:
+        chunk = self._last_chunks[index]
+        text = "".join(self._texts[index])
+        if "text" in chunk:
+            return {**chunk, "text": text}
+        message = {"content": text, "role": "assistant", "refusal": None}
+        return {
+            "index": index,
+            "message": message,
+            "finish_reason": chunk.get("finish_reason"),
+            "logprobs": chunk.get("logprobs"),
+        }

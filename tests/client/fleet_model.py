@@ -1,0 +1,119 @@
+"""A fleet in virtual time, as its status reports show it: executors that leave, die, and are started again."""
+
+import itertools
+from dataclasses import dataclass, field
+
+from common.messages import ExecutorStatus, StatusReport
+
+
+@dataclass
+class Executor:
+    """A process. `epoch` is 0 while it is not in the fleet."""
+
+    name: str
+    pid: int
+    build: str
+    epoch: int = 0
+    joins_at: float = 0.0
+    leaves_at: float | None = None
+    is_finishing: bool = False
+
+
+@dataclass
+class FleetModel:
+    """The scheduler, its executors, and a supervisor that starts another executor for each that ends.
+
+    Attributes:
+        names: of the first executors.
+        build: of those that are started later.
+        restart_s: from an executor's end to its successor's Hello; None if nobody starts one.
+        leave_s: from a drain to an executor's end.
+        same_pid: successors have the pid of who was there before, as in a container.
+    """
+
+    names: tuple[str, ...] = ("a", "b", "c")
+    build: str = "2"
+    restart_s: float | None = 4.0
+    leave_s: float = 1.0
+    same_pid: bool = False
+    now: float = 1000.0
+    scheduler_since: float = 0.0
+    executors: list[Executor] = field(default_factory=list)
+    drained: list[int] = field(default_factory=list)
+    min_ready: int = 99
+
+    def __post_init__(self):
+        self._pids = itertools.count(100)
+        self._epochs = itertools.count(1)
+        for name in self.names:
+            self.executors.append(Executor(name, next(self._pids), build="1", epoch=next(self._epochs)))
+
+    @property
+    def ready(self):
+        return [one for one in self.executors if one.epoch and one.leaves_at is None and not one.is_finishing]
+
+    def named(self, name):
+        return next(one for one in self.executors if one.name == name)
+
+    def report(self):
+        return StatusReport(
+            version="1", model="m", uptime_s=self.now - self.scheduler_since, waiting=0, running=0,
+            requests_finished=0, requests_failed=0, preemptions=0, executors_lost=0, messages_dropped=0,
+            prompt_tokens=0, cached_prompt_tokens=0, output_tokens=0, recomputed_tokens=0, sequences_resumed=0,
+            journal="off", journal_lag_s=0.0, output_tokens_per_s=0.0, prefill_tokens_per_s=0.0,
+            executors=[self._status(one) for one in self.executors if one.epoch],
+        )  # fmt: skip
+
+    def _status(self, one):
+        state = "ready" if one in self.ready else "finishing" if one.is_finishing else "draining"
+        return ExecutorStatus(
+            executor=one.name, epoch=one.epoch, state=state, build=one.build, device="cpu", dtype="float32",
+            fingerprint=f"f{one.build}", pid=one.pid, uptime_s=1.0, num_blocks=1, block_size=1, free_blocks=1,
+            cached_blocks=0, running=0, max_num_seqs=1, steps=0, step_ms=0.0,
+        )  # fmt: skip
+
+    def tick(self, seconds=0.5):
+        """Let time pass."""
+        self.now += seconds
+        for one in list(self.executors):
+            if one.leaves_at is not None and one.leaves_at <= self.now:
+                self.kill(one)
+        for one in self.executors:
+            if not one.epoch and one.joins_at <= self.now:
+                one.epoch = next(self._epochs)
+        self.min_ready = min(self.min_ready, len(self.ready))
+
+    def drain(self, epoch, *, finish=False):
+        """Returns whether there is such an epoch."""
+        one = next((one for one in self.executors if one.epoch == epoch), None)
+        if one is not None:
+            self.drained.append(epoch)
+            one.leaves_at = self.now + self.leave_s
+            one.is_finishing = finish
+        return one is not None
+
+    def kill(self, one):
+        """End a process; the supervisor takes notice."""
+        self.executors.remove(one)
+        if self.restart_s is not None:
+            self.start(one.name, pid=one.pid if self.same_pid else None, after_s=self.restart_s)
+
+    def start(self, name, *, pid=None, after_s=2.0, build=None):
+        """Start a process that joins after a while."""
+        one = Executor(name, pid or next(self._pids), build or self.build, joins_at=self.now + after_s)
+        self.executors.append(one)
+        return one
+
+    def blink(self, one, seconds=1.0):
+        """A failed step or a broken connection: it leaves its epoch, and says Hello again."""
+        one.epoch, one.leaves_at, one.is_finishing = 0, None, False
+        one.joins_at = self.now + seconds
+
+    def restart_scheduler(self):
+        """Executors that are finishing know nothing of it and stay; those that were told to leave end."""
+        self.scheduler_since = self.now
+        for one in list(self.executors):
+            if one.leaves_at is not None and not one.is_finishing:
+                self.kill(one)
+            else:
+                self.blink(one)

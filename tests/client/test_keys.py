@@ -1,0 +1,168 @@
+"""`baton keys`: what it makes, what it refuses, and that both services take it."""
+
+import json
+import multiprocessing
+import stat
+
+import pytest
+from click.testing import CliRunner
+
+from common.curve import ClientCurve, ServerCurve, load_public
+from scheduler_svc.client.cli import main
+from scheduler_svc.client.key_ring import KeyRing
+from scheduler_svc.frontend.api_keys import ApiClient, ApiKeys
+
+
+@pytest.fixture
+def root(tmp_path):
+    return tmp_path / "keys"
+
+
+@pytest.fixture
+def keys(root):
+    def run(*arguments):
+        return CliRunner().invoke(main, ["keys", *arguments], env={"BATON_KEYS_DIR": str(root)})
+
+    return run
+
+
+def refusal(result):
+    assert result.exit_code == 2, result.output
+    assert result.stderr.startswith("Error: ")
+    assert result.stderr.count("\n") == 1
+    return result.stderr
+
+
+def test_folders_for_both_services(keys, root):
+    assert keys("init").exit_code == 0
+    made = keys("executor", "gpu-1")
+    assert made.stdout == f"{root}/executors/gpu-1\n"
+    server, client = ServerCurve.load(root / "scheduler"), ClientCurve.load(root / "executors" / "gpu-1")
+    assert client.server_public == server.keys.public
+    assert load_public(root / "scheduler" / "executor-gpu-1.key") == client.keys.public
+    assert sorted(path.name for path in (root / "executors" / "gpu-1").iterdir()) == [
+        "executor.key_secret",
+        "server.key",
+    ]
+    for path in (root / "scheduler" / "server.key_secret", root / "executors" / "gpu-1" / "executor.key_secret"):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    for folder in (root, root / "scheduler", root / "executors", root / "executors" / "gpu-1"):
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert (root / ".gitignore").read_text() == "*\n"
+
+
+def test_doing_it_again_changes_nothing(keys, root):
+    def content():
+        return {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+    for command in (["init"], ["init", "--executor", "a", "--executor", "b"], ["executor", "gpu-1"]):
+        assert keys(*command).exit_code == 0
+        before = content()
+        again = keys(*command)
+        assert again.exit_code == 0
+        assert "before" in again.stderr
+        assert content() == before
+
+
+def test_both_ends_in_one_command(keys, root):
+    assert keys("init", "--executor", "compose").exit_code == 0
+    ServerCurve.load(root / "scheduler")
+    ClientCurve.load(root / "executors" / "compose")
+    assert "is no name" in refusal(keys("init", "--executor", "../x"))
+
+
+def test_what_was_broken_off_is_completed(keys, root):
+    keys("init")
+    keys("executor", "gpu-1")
+    secret = (root / "executors" / "gpu-1" / "executor.key_secret").read_bytes()
+    (root / "scheduler" / "executor-gpu-1.key").unlink()
+    (root / "executors" / "gpu-1" / "server.key").unlink()
+    assert keys("executor", "gpu-1").exit_code == 0
+    assert (root / "executors" / "gpu-1" / "executor.key_secret").read_bytes() == secret
+    ClientCurve.load(root / "executors" / "gpu-1")
+    assert (root / "scheduler" / "executor-gpu-1.key").exists()
+
+
+def test_api_keys(keys, root):
+    alice = keys("api", "alice", "--max-open-requests", "3").stdout.strip()
+    root_key = keys("api", "root", "--admin").stdout.strip()
+    assert alice.startswith("sk-baton-")
+    assert len({alice, root_key, keys("api", "other").stdout.strip()}) == 3
+    path = root / "scheduler" / "api-keys.json"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert alice not in path.read_text()
+    store = ApiKeys(path=path)
+    assert store.client_of(alice) == ApiClient("alice", 3, is_admin=False)
+    assert store.client_of(root_key) == ApiClient("root", 0, is_admin=True)
+    assert store.client_of("sk-baton-" + "x" * 43) is None
+
+
+def test_list_and_revoke(keys, root):
+    keys("init")
+    keys("executor", "gpu-1")
+    keys("executor", "gpu-2")
+    key = keys("api", "alice", "--max-open-requests", "7").stdout.strip()
+    listed = json.loads(keys("list", "--json").stdout)
+    assert [(entry["kind"], entry["name"]) for entry in listed] == [
+        ("executor", "gpu-1"),
+        ("executor", "gpu-2"),
+        ("api", "alice"),
+    ]
+    public = load_public(root / "executors" / "gpu-1" / "server.key").decode()
+    table = keys("list").stdout
+    assert key not in table
+    assert public not in table, "the scheduler is nobody that could be revoked"
+    assert table.splitlines()[3].split()[:2] == ["api", "alice"]
+    assert "  7  " in table
+    assert keys("revoke", "gpu-1").exit_code == 0
+    assert not (root / "scheduler" / "executor-gpu-1.key").exists()
+    assert not (root / "executors" / "gpu-1").exists()
+    assert keys("revoke", "alice").exit_code == 0
+    assert ApiKeys(path=root / "scheduler" / "api-keys.json").client_of(key) is None
+    assert [entry["name"] for entry in json.loads(keys("list", "--json").stdout)] == ["gpu-2"]
+    assert keys("executor", "gpu-1").exit_code == 0, "the name is free again"
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "../x", "a b", "x" * 65, "ä", ".hidden", "a\n"])
+@pytest.mark.parametrize("command", ["executor", "api", "revoke"])
+def test_names_that_are_none(keys, root, command, name):
+    keys("init")
+    before = sorted(root.rglob("*"))
+    assert "is no name" in refusal(keys(command, "--", name))
+    assert sorted(root.rglob("*")) == before
+
+
+def test_refusals(keys, root):
+    assert "baton keys init makes it" in refusal(keys("executor", "gpu-1"))
+    assert "baton keys init makes it" in refusal(keys("list"))
+    assert "baton keys init makes it" in refusal(keys("revoke", "gpu-1"))
+    keys("init")
+    keys("executor", "gpu-1")
+    keys("api", "alice")
+    assert "gpu-1 is the name of an executor" in refusal(keys("api", "gpu-1"))
+    assert "alice is the name of an API key" in refusal(keys("executor", "alice"))
+    assert "revoke it first" in refusal(keys("api", "alice"))
+    assert "env-1 is how" in refusal(keys("api", "env-1"))
+    assert "there is no key of bob" in refusal(keys("revoke", "bob"))
+    (root / "executors" / "gpu-1" / "executor.key_secret").unlink()
+    assert "revoke gpu-1 first" in refusal(keys("executor", "gpu-1"))
+    (root / "scheduler" / "server.key_secret").chmod(0o644)
+    assert "chmod 600" in refusal(keys("init"))
+    (root / "scheduler" / "api-keys.json").write_text("{}")
+    assert "is no file of `baton keys api`" in refusal(keys("list"))
+
+
+def test_several_at_once_lose_nothing(root):
+    context = multiprocessing.get_context("fork")
+    workers = [context.Process(target=_add, args=(root, worker)) for worker in range(4)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+        assert worker.exitcode == 0
+    assert len(KeyRing(root).entries()) == 40
+
+
+def _add(root, worker):
+    for number in range(10):
+        KeyRing(root).add_api_key(f"{worker}-{number}", max_open_requests=0, admin=False)

@@ -1,0 +1,98 @@
+"""A whole service as `baton up` runs it, and commands run against it: processes, all of them."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+
+from scheduler_svc.client.processes import free_ports
+
+BATON = (sys.executable, "-m", "scheduler_svc.client.cli")
+
+
+class Service:
+    """A `baton up` of its own, with a journal of its own."""
+
+    def __init__(self, folder: Path, executors: int = 1):
+        self._folder = folder
+        self._log = folder / "up.log"
+        self._process = None
+        port, executor_port = free_ports(2)
+        self.url = f"http://127.0.0.1:{port}"
+        self._arguments = [
+            *("up", "--port", port, "--executor-port", executor_port, "--executors", executors),
+            *("--threads", 1, "--num-blocks", 2048),
+            *("--journal", folder / "journal.sqlite3", "--log-dir", folder),
+        ]
+
+    def __enter__(self):
+        with self._log.open("ab") as log:
+            command = [*BATON, *map(str, self._arguments)]
+            self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
+        for line in self._process.stdout:
+            if "Baton is ready" in line:
+                return self
+        raise AssertionError(self.logs())
+
+    def __exit__(self, kind, *_):
+        self._process.terminate()
+        self._process.communicate()
+        if kind is not None:
+            print(self.logs())
+
+    def logs(self):
+        return "\n".join(f"--- {log.name} ---\n{log.read_text()[-6000:]}" for log in self._folder.glob("*.log"))
+
+    def kill_scheduler(self):
+        pids = re.findall(r"scheduler (?:has pid |started again \(pid )(\d+)", self.log())
+        os.kill(int(pids[-1]), signal.SIGKILL)
+
+    def log(self):
+        """What `baton up` has said."""
+        return self._log.read_text()
+
+    def start(self, *arguments):
+        """Start a `baton` command against it."""
+        return start_baton(self.url, *arguments)
+
+    def run(self, *arguments):
+        """Its output, when it has ended well."""
+        return output_of(self.start(*arguments))
+
+    def status(self):
+        return status(self.url)
+
+
+def start_baton(url, *arguments):
+    """Start a `baton` command against a service."""
+    command = [*BATON, *map(str, arguments), "--url", url]
+    return subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0
+    )
+
+
+def status(url):
+    """What `GET /status` says."""
+    return httpx.get(f"{url}/status").json()
+
+
+def output_of(process, *, outages=0):
+    """What a command wrote, once it has ended well and said at least so many times that the service was away."""
+    stdout, stderr = (output.decode() for output in process.communicate(timeout=120))
+    assert process.returncode == 0, stderr
+    assert stderr.count("the service is away") == stderr.count("the service is back") >= outages, stderr
+    return stdout
+
+
+def read(process, num_bytes):
+    """What a command has written, once it is that much (of ASCII)."""
+    text = ""
+    while len(text) < num_bytes:
+        received = process.stdout.read(num_bytes - len(text))
+        assert received, process.communicate()
+        text += received.decode()
+    return text

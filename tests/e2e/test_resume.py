@@ -1,0 +1,105 @@
+"""The scheduler is killed in the middle of answers; `baton up` starts it again, and every client gets what it would
+have got: the same text, each piece of it once."""
+
+import json
+import signal
+import time
+
+import pytest
+
+from tests.e2e.service import Service, output_of, read
+
+PROMPT = "JULIET:\nO Romeo, Romeo! "
+NUM_TOKENS = 240
+SEEDED = ("--temperature", "0.8", "--seed", "42", "--top-k", "40")
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory):
+    with Service(tmp_path_factory.mktemp("service")) as running:
+        yield running
+
+
+def generate(*options):
+    return ("generate", PROMPT, "--max-tokens", NUM_TOKENS, "--ignore-eos", *options)
+
+
+def batch(folder, out):
+    """A batch of six lines."""
+    path = folder / "in.jsonl"
+    with path.open("w") as lines:
+        for i in range(6):
+            body = {"prompt": f"The {i}th time I say, ", "max_tokens": NUM_TOKENS, "temperature": 0, "ignore_eos": True}
+            line = {"custom_id": str(i), "method": "POST", "url": "/v1/completions", "body": body}
+            lines.write(json.dumps(line) + "\n")
+    return ("batch", path, folder / out)
+
+
+BENCH = ("bench", "--num-seqs", 4, "--max-prompt", 100, "--max-output", 200, "--json")
+
+
+@pytest.mark.timeout(240)
+def test_everything_goes_on_where_it_broke_off(service, tmp_path):
+    """Requests of every kind are in progress when the scheduler is killed, and killed again when they go on."""
+    commands = {
+        "greedy": generate("--temperature", "0"),
+        "seeded": generate(*SEEDED),
+        "whole": generate("--json", *SEEDED),
+        "two answers": generate("--n", 2, *SEEDED),
+        "batch": batch(tmp_path, "undisturbed.jsonl"),
+        "bench": BENCH,
+    }
+    undisturbed = {name: service.run(*command) for name, command in commands.items()}
+    commands["batch"] = batch(tmp_path, "disturbed.jsonl")
+
+    processes = {name: service.start(*command) for name, command in commands.items()}
+    starts = {name: read(processes[name], 20) for name in ("greedy", "seeded")}
+    service.kill_scheduler()
+    starts = {name: start + read(processes[name], 200) for name, start in starts.items()}
+    service.kill_scheduler()
+    outages = {"greedy": 2, "seeded": 2, "batch": 0}  # a batch counts its retries
+    disturbed = {
+        name: starts.get(name, "") + output_of(process, outages=outages.get(name, 1))
+        for name, process in processes.items()
+    }
+    for name in ("greedy", "seeded", "two answers"):
+        assert disturbed[name] == undisturbed[name], name
+    assert answer(disturbed["whole"]) == answer(undisturbed["whole"])
+    assert results(tmp_path / "disturbed.jsonl") == results(tmp_path / "undisturbed.jsonl")
+    assert tokens(disturbed["bench"]) == tokens(undisturbed["bench"])
+
+
+def answer(stdout):
+    """What an undisturbed and a disturbed answer have in common: not the id, nor what was in the prefix cache."""
+    found = json.loads(stdout)
+    return found["text"], found["choices"], found["model"], found["usage"]["completion_tokens"]
+
+
+def results(path):
+    """The same for a batch's lines."""
+    found = {}
+    for line in map(json.loads, path.read_text().splitlines()):
+        assert line["error"] is None
+        body = line["response"]["body"]
+        found[line["custom_id"]] = (body["choices"], body["model"], body["object"], body["usage"]["completion_tokens"])
+    return found
+
+
+def tokens(stdout):
+    report = json.loads(stdout)
+    return report["num_failed"], report["prompt_tokens"], report["output_tokens"]
+
+
+@pytest.mark.timeout(60)
+def test_ctrl_c_leaves_nothing_running(service):
+    """Although the request could be resumed: nobody will come back for it."""
+    process = service.start("generate", PROMPT, "--max-tokens", 1500, "--ignore-eos")
+    read(process, 40)
+    assert service.status()["running"] == 1
+    process.send_signal(signal.SIGINT)
+    process.communicate()
+    assert process.returncode == 130
+    deadline = time.monotonic() + 5  # far less than the scheduler waits for one who may come back
+    while service.status()["running"]:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

@@ -1,0 +1,34 @@
+"""A link to a fake core, in the test's own event loop."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from common import messages as m
+from scheduler_svc.frontend.core_link import CoreLink
+from tests.frontend.fake_core import int32
+
+PARAMS = m.SamplingParams(max_tokens=5)
+HELLO_INTERVAL_S = 0.1
+
+
+def submit(request_id: str = "r") -> m.Submit:
+    return m.Submit(request_id=request_id, prompt=int32([1, 2, 3]), params=PARAMS)
+
+
+@asynccontextmanager
+async def running_link(endpoint: str) -> AsyncIterator[CoreLink]:
+    link = CoreLink(endpoint, hello_interval_s=HELLO_INTERVAL_S)
+    task = asyncio.create_task(link.run())
+    try:
+        yield link
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        link.close()
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0.01)

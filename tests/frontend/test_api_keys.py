@@ -1,0 +1,234 @@
+"""API keys: files, their reload, who gets in, and what it costs to be refused."""
+
+import asyncio
+import json
+import os
+import socket
+
+import httpx
+import msgspec
+import pytest
+
+from scheduler_svc.frontend import api_keys
+from scheduler_svc.frontend.api_keys import ApiClient, ApiKey, ApiKeys, ApiKeysError, digest, encode_key_file, new_key
+from scheduler_svc.frontend.middleware import RequireApiKey
+from tests.frontend.harness import COMPLETION, assert_openai_shape, running_frontend
+
+ALICE, BOB = new_key(), new_key()
+
+
+def entry(name, key, **options):
+    return ApiKey(name=name, sha256=digest(key), created="2026-01-01T00:00:00+00:00", **options)
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "api-keys.json"
+    write(path, entry("alice", ALICE, max_open_requests=2))
+    return path
+
+
+def write(path, *entries):
+    path.with_name("new").write_bytes(encode_key_file(entries))
+    path.with_name("new").chmod(0o600)
+    path.with_name("new").replace(path)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    class Clock:
+        now = 0.0
+
+        def monotonic(self):
+            return self.now
+
+    clock = Clock()
+    monkeypatch.setattr(api_keys, "time", clock)
+    return clock
+
+
+def test_keys_of_both_kinds(file):
+    keys = ApiKeys(["first", "second"], file)
+    assert keys.are_required
+    assert keys.client_of("first") == ApiClient("env-1", 0, is_admin=True)
+    assert keys.client_of("second") == ApiClient("env-2", 0, is_admin=True)
+    assert keys.client_of(ALICE) == ApiClient("alice", 2, is_admin=False)
+    for wrong in ("", "third", ALICE[:-1], ALICE + "x", ALICE.upper(), digest(ALICE), "\ud800"):
+        assert keys.client_of(wrong) is None
+
+
+def test_without_keys_nobody_is_asked_but_an_empty_file_lets_nobody_in(file):
+    assert not ApiKeys().are_required
+    write(file)
+    keys = ApiKeys(path=file)
+    assert keys.are_required
+    assert keys.client_of("") is None
+
+
+def test_a_file_that_changes_is_read_again(file, clock, capsys):
+    keys = ApiKeys(["first"], file)
+    write(file, entry("bob", BOB, admin=True))
+    assert keys.client_of(BOB) is None, "the file is not looked at for every request"
+    clock.now += 1.5
+    assert keys.client_of(BOB) == ApiClient("bob", 0, is_admin=True)
+    assert keys.client_of(ALICE) is None
+    file.write_text("half a fi")
+    for _ in range(3):
+        clock.now += 1.5
+        assert keys.client_of(BOB) is not None, "what cannot be read changes nothing"
+    file.unlink()
+    clock.now += 1.5
+    assert keys.client_of(BOB) is not None
+    assert keys.client_of("first") is not None
+    write(file, entry("alice", ALICE))
+    clock.now += 1.5
+    assert keys.client_of(ALICE) is not None
+    assert keys.client_of(BOB) is None
+
+
+def test_files_that_cannot_be_used(file):
+    good = msgspec.json.decode(file.read_bytes())
+
+    def changed(**fields):
+        return {**good, "keys": [{**good["keys"][0], **fields}]}
+
+    for content in (
+        b"",
+        b"[]",
+        b"\xff\xfe",
+        b"[" * 100_000,
+        json.dumps({**good, "version": 2}).encode(),
+        json.dumps({**good, "extra": 1}).encode(),
+        json.dumps(changed(name="../x")).encode(),
+        json.dumps(changed(name="")).encode(),
+        json.dumps(changed(name="a\n")).encode(),
+        json.dumps(changed(sha256="ab")).encode(),
+        json.dumps(changed(max_open_requests=-1)).encode(),
+        json.dumps(changed(max_open_requests=2**31)).encode(),
+        json.dumps(changed(admin="yes")).encode(),
+        json.dumps(changed(unknown=1)).encode(),
+    ):
+        file.write_bytes(content)
+        with pytest.raises(ApiKeysError, match="is no file of"):
+            ApiKeys(path=file)
+    file.write_text(json.dumps(good))
+    for mode in (0o620, 0o602, 0o666):
+        file.chmod(mode)
+        with pytest.raises(ApiKeysError, match="chmod 600"):
+            ApiKeys(path=file)
+    file.chmod(0o640)
+    assert ApiKeys(path=file).are_required
+    with pytest.raises(ApiKeysError, match="No such file"):
+        ApiKeys(path=file.with_name("nothing"))
+
+
+def client_seen(keys, path="/v1/models", peer=("192.0.2.7", 5), **headers):
+    """The `baton.client` that an application behind the middleware sees; None if it is not asked."""
+    seen, sent = [], []
+
+    async def app(scope, receive, send):
+        seen.append(scope["baton.client"])
+
+    async def receive():
+        raise AssertionError("the body was read")
+
+    async def send(message):
+        sent.append(message)
+
+    raw = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
+    scope = {"type": "http", "method": "GET", "path": path, "headers": raw, "client": peer}
+    asyncio.run(RequireApiKey(app, keys)(scope, receive, send))
+    if not seen:
+        assert sent[0]["status"] == 401
+        assert dict(sent[0]["headers"])[b"connection"] == b"close"
+        return None
+    assert not sent
+    return seen[0]
+
+
+def test_who_a_request_is_from(file):
+    keys = ApiKeys(["first"], file)
+    assert client_seen(keys, authorization=f"Bearer {ALICE}") == ApiClient("alice", 2, is_admin=False)
+    assert client_seen(keys, authorization="bearer   first ") == ApiClient("env-1", 0, is_admin=True)
+    for header in ("Bearer", "Bearer ", f"Basic {ALICE}", ALICE, f"Bearer{ALICE}", "Bearer \u00e9"):
+        assert client_seen(keys, authorization=header) is None
+    assert client_seen(keys) is None
+    assert client_seen(keys, peer=("127.0.0.1", 5)) is None, "keys are for everybody"
+    assert client_seen(keys, path="/ready") == ApiClient("", 0, is_admin=False)
+    assert client_seen(keys, path="/ready", authorization="Bearer first").name == "env-1"
+    assert client_seen(keys, path="/ready/") is None
+
+
+@pytest.mark.parametrize(
+    ("peer", "is_admin"),
+    [("127.0.0.1", True), ("127.8.8.8", True), ("::1", True), ("192.0.2.7", False), ("::", False), ("x", False)],
+)
+def test_without_keys_this_machine_is_admin(peer, is_admin):
+    assert client_seen(ApiKeys(), peer=(peer, 5)) == ApiClient("", 0, is_admin)
+    for header in ("forwarded", "x_forwarded_for", "origin"):
+        assert not client_seen(ApiKeys(), peer=(peer, 5), **{header: "http://evil.example"}).is_admin
+    assert client_seen(ApiKeys(), peer=None) == ApiClient("", 0, is_admin=False)
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory):
+    path = tmp_path_factory.mktemp("keys") / "api-keys.json"
+    write(path, entry("alice", ALICE))
+    with running_frontend("--api-keys", str(path)) as frontend:
+        frontend.key_file = path
+        yield frontend
+
+
+def bearer(key):
+    return {"authorization": f"Bearer {key}"}
+
+
+def test_a_key_of_the_file_opens_and_one_that_is_added_does_so_later(guarded):
+    url = f"{guarded.url}/v1/completions"
+    assert httpx.post(url, json=COMPLETION, headers=bearer(ALICE)).status_code == 200
+    assert_openai_shape(httpx.post(url, json=COMPLETION, headers=bearer(BOB)), 401)
+    write(guarded.key_file, entry("bob", BOB))
+    assert guarded.core.wait_for(lambda: httpx.post(url, json=COMPLETION, headers=bearer(BOB)).status_code == 200, 5)
+    assert_openai_shape(httpx.post(url, json=COMPLETION, headers=bearer(ALICE)), 401)
+    write(guarded.key_file, entry("alice", ALICE))
+    assert guarded.core.wait_for(lambda: httpx.post(url, json=COMPLETION, headers=bearer(ALICE)).status_code == 200, 5)
+
+
+def raw(frontend):
+    return socket.create_connection(("127.0.0.1", int(frontend.url.rsplit(":", 1)[1])), timeout=10)
+
+
+def test_a_body_without_a_key_is_not_waited_for(guarded):
+    with raw(guarded) as connection:
+        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 8000000\r\n\r\n{")
+        answer = b""
+        while chunk := connection.recv(65536):
+            answer += chunk
+    assert answer.startswith(b"HTTP/1.1 401 ")
+    assert b"connection: close" in answer.lower()
+    assert b"invalid_api_key" in answer
+
+
+def test_a_client_that_sends_a_large_body_reads_why_it_is_refused(guarded):
+    answer = httpx.post(f"{guarded.url}/v1/completions", content=os.urandom(7_000_000), headers=bearer("wrong"))
+    assert_openai_shape(answer, 401)
+
+
+def test_strangers_cannot_flood_the_log(guarded):
+    before = guarded.log.count("\n")
+    with httpx.Client() as client:
+        for number in range(200):
+            assert client.get(f"{guarded.url}/v1/models", headers=bearer(f"guess-{number}")).status_code == 401
+    for garbage in (
+        b"\x16\x03\x01\x02\x00\x01\xff\xfc",
+        b"GET\r\n\r\n",
+        b"\xff\0\0\0\0\0\0\0\x01\x7f\x03",
+        b"\r\n" * 9,
+    ):
+        for _ in range(25):
+            with raw(guarded) as connection:
+                connection.sendall(garbage)
+    assert httpx.get(f"{guarded.url}/v1/models", headers=bearer(ALICE)).status_code == 200
+    assert guarded.log.count("\n") - before < 20, guarded.log
+    assert "guess" not in guarded.log, "a key that is nearly right is nobody's to read"
+    assert 'event="requests without a valid API key"' in guarded.log

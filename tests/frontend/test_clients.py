@@ -1,0 +1,109 @@
+"""What differs between clients: whose a request is, how many each may have, and who may do an operator's work."""
+
+from collections.abc import Iterator
+
+import httpx
+import msgspec
+import pytest
+
+from common import messages as m
+from scheduler_svc.frontend.api_keys import ApiKey, digest, encode_key_file
+from tests.frontend.fake_core import REPORT, FakeCore, refuse
+from tests.frontend.harness import COMPLETION, Frontend, assert_openai_shape, running_frontend
+from tests.frontend.sse import events_after
+
+KEYS = [
+    ApiKey(name="alice", sha256=digest("a"), created="2026-01-01T00:00:00Z", max_open_requests=3),
+    ApiKey(name="bob", sha256=digest("b"), created="2026-01-01T00:00:00Z"),
+    ApiKey(name="root", sha256=digest("r"), created="2026-01-01T00:00:00Z", admin=True),
+]
+ALICE, BOB, ROOT = ({"authorization": f"Bearer {key}"} for key in "abr")
+EXECUTOR = m.ExecutorStatus(
+    executor="host/gpu 0",
+    epoch=7,
+    state="ready",
+    build="0.1.0",
+    device="cpu",
+    dtype="float32",
+    fingerprint="f",
+    pid=1,
+    uptime_s=1.0,
+    num_blocks=1,
+    block_size=16,
+    free_blocks=1,
+    cached_blocks=0,
+    running=0,
+    max_num_seqs=1,
+    steps=0,
+    step_ms=0.0,
+)
+
+
+@pytest.fixture(scope="module")
+def shared_frontend(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Frontend]:
+    path = tmp_path_factory.mktemp("keys") / "keys.json"
+    path.write_bytes(encode_key_file(KEYS))
+    path.chmod(0o600)
+    with running_frontend("--api-keys", str(path)) as frontend:
+        frontend.core.report = msgspec.structs.replace(REPORT, executors=[EXECUTOR])
+        yield frontend
+
+
+def post(frontend: Frontend, path: str, body: object, headers: dict[str, str]) -> httpx.Response:
+    return httpx.post(f"{frontend.url}{path}", json=body, headers=headers, timeout=20)
+
+
+def test_a_request_is_its_clients_alone(frontend: Frontend, core: FakeCore):
+    body = COMPLETION | {"request_id": "mine"}
+    assert post(frontend, "/v1/completions", body, ALICE).json()["id"] == "mine"
+    assert post(frontend, "/v1/completions", body, BOB).json()["id"] == "mine"
+    assert [submit.request_id for submit in core.submits] == ["alice/mine-0", "bob/mine-0"]
+    assert [(submit.client, submit.client_limit) for submit in core.submits] == [("alice", 3), ("bob", 0)]
+    assert post(frontend, "/v1/completions", body | {"request_id": "hers"}, ALICE).status_code == 200
+    assert events_after(frontend, "hers", **ALICE).status_code == 200
+    assert_openai_shape(events_after(frontend, "hers", **BOB), 404)
+    for path in ("hers", "alice%2Fhers", "alice/hers"):
+        assert httpx.delete(f"{frontend.url}/v1/requests/{path}", headers=BOB).status_code == 404
+    assert httpx.delete(f"{frontend.url}/v1/requests/hers", headers=ALICE).status_code == 204
+    assert_openai_shape(events_after(frontend, "hers"), 401)
+
+
+def test_too_many_requests_of_one_client(frontend: Frontend, core: FakeCore):
+    core.script = refuse("3 requests of 'alice' are open, the limit is 3", "too_many_requests")
+    answer = post(frontend, "/v1/completions", COMPLETION, ALICE)
+    error = assert_openai_shape(answer, 429)
+    assert (error["code"], error["type"]) == ("too_many_requests", "rate_limit_error")
+    assert answer.headers["retry-after"] == "1"
+
+
+@pytest.mark.parametrize("name", ["host/gpu 0", "host%2Fgpu%200", "7"])
+@pytest.mark.parametrize("body", [{"finish": True}, {"finish": False}, {}, None])
+def test_draining(frontend: Frontend, core: FakeCore, name: str, body: dict | None):
+    answer = post(frontend, f"/admin/executors/{name}/drain", body, ROOT)
+    assert (answer.status_code, answer.json()) == (200, {"epoch": 7})
+    drain = core.drains[-1]
+    assert (drain.executor, drain.finish) == ("7" if name == "7" else "host/gpu 0", bool(body and body.get("finish")))
+
+
+def test_draining_is_for_operators(frontend: Frontend, core: FakeCore):
+    error = assert_openai_shape(post(frontend, "/admin/executors/7/drain", {}, ALICE), 403)
+    assert (error["code"], error["type"]) == ("forbidden", "permission_error")
+    assert_openai_shape(post(frontend, "/admin/executors/7/drain", {}, {}), 401)
+    assert not core.drains
+
+
+@pytest.mark.parametrize(
+    ("name", "status", "code"),
+    [("7", 409, "executor_refused"), ("8", 404, "executor_not_found"), ("x" * 129, 404, "executor_not_found")],
+)
+def test_drains_that_are_refused(frontend: Frontend, core: FakeCore, name: str, status: int, code: str):
+    core.refusal = "it is not to be"
+    error = assert_openai_shape(post(frontend, f"/admin/executors/{name}/drain", {}, ROOT), status)
+    assert error["code"] == code
+
+
+def test_bad_drains(frontend: Frontend, core: FakeCore):
+    bad_bodies: list[object] = [{"finish": 1}, {"force": True}, []]
+    for body in bad_bodies:
+        assert_openai_shape(post(frontend, "/admin/executors/7/drain", body, ROOT), 400)
+    assert not core.drains

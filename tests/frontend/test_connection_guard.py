@@ -1,0 +1,273 @@
+"""Connections that cost something and ask for nothing, by raw sockets."""
+
+import asyncio
+import contextlib
+import json
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+import uvicorn
+from starlette.types import Receive, Scope, Send
+
+from scheduler_svc.frontend import connection_guard
+from scheduler_svc.frontend.connection_guard import ConnectionLimits
+from scheduler_svc.frontend.server import MAX_HEAD_BYTES, http_config
+
+SHORT = ConnectionLimits(max_connections=100, head_timeout_s=0.3, body_timeout_s=0.3, stall_timeout_s=0.3)
+HEAD = b"POST /echo HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\n"
+ABORTED = (ConnectionError, asyncio.IncompleteReadError)
+
+
+async def app(scope: Scope, receive: Receive, send: Send) -> None:
+    """`/echo` says the body again, `/early` answers before it has read anything, `/long` says much, `/flood` never
+    ends."""
+    body = b""
+    if scope["path"] == "/echo":
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return
+            body += message["body"]
+            if not message["more_body"]:
+                break
+    if scope["path"] == "/long":
+        body = b"x" * 50_000  # more than the sockets take, and less than makes the application wait
+    headers = [(b"content-length", str(len(body)).encode())]
+    if scope["path"] != "/flood":
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+        return
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    gone = asyncio.create_task(_disconnected(receive))
+    while not gone.done():
+        await send({"type": "http.response.body", "body": b"x" * 65536, "more_body": True})
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class Client:
+    """One raw connection."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+
+    async def send(self, data: bytes) -> None:
+        self.writer.write(data)
+        await self.writer.drain()
+
+    async def status(self) -> int:
+        """Read a whole answer with a content-length. Raises one of ABORTED if there is none."""
+        head = await asyncio.wait_for(self.reader.readuntil(b"\r\n\r\n"), 5)
+        fields = dict(line.lower().split(b": ", 1) for line in head.split(b"\r\n")[1:] if line)
+        self.body = await self.reader.readexactly(int(fields.get(b"content-length", 0)))
+        return int(head.split()[1])
+
+    async def is_closed(self) -> bool:
+        """Whether the server closes the connection soon."""
+        try:
+            return await asyncio.wait_for(self.reader.read(), 5) is not None
+        except ConnectionError:
+            return True
+
+
+@asynccontextmanager
+async def serving(limits: ConnectionLimits) -> AsyncIterator[Callable[[], Awaitable[Client]]]:
+    """A server of `app`; gives what connects to it."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        server = uvicorn.Server(http_config(app, limits))
+        task = asyncio.create_task(server.serve(sockets=[listener]))
+        clients: list[Client] = []
+
+        async def connect() -> Client:
+            clients.append(Client(*await asyncio.open_connection(*listener.getsockname(), limit=2**20)))
+            return clients[-1]
+
+        try:
+            yield connect
+        finally:
+            for client in clients:
+                client.writer.transport.abort()
+            server.should_exit = True
+            await task
+
+
+@pytest.mark.parametrize(
+    ("sent", "then"),
+    [
+        (b"", b""),
+        (b"", b"G"),
+        (b"GET /ech", b"o"),
+        (b"GET /echo HTTP/1.1\r\nhost: x\r\n", b"x: y\r\n"),
+        (HEAD, b"a"),
+        (HEAD.replace(b"content-length: 5", b"transfer-encoding: chunked"), b"1\r\na\r\n"),
+        (HEAD.replace(b"/echo", b"/early"), b"a"),
+        (HEAD + b"hello" + b"GET /ec", b"h"),
+        (HEAD + b"hello" + HEAD, b"h"),
+    ],
+    ids=[
+        "nothing",
+        "one byte",
+        "half a line",
+        "headers",
+        "body",
+        "chunks",
+        "early answer",
+        "second head",
+        "second body",
+    ],
+)
+def test_requests_that_dribble_in(sent: bytes, then: bytes):
+    """Neither silence nor a byte now and then keeps a connection whose request does not get complete."""
+
+    async def run() -> None:
+        async with serving(SHORT) as connect:
+            client = await connect()
+            await client.send(sent)
+            closed = asyncio.create_task(client.is_closed())
+            for _ in range(4):
+                await asyncio.sleep(0.05)
+                await client.send(then)
+            assert await closed
+            assert await (await whole(connect)).status() == 200  # others are served
+
+    async def whole(connect: Callable[[], Awaitable[Client]]) -> Client:
+        client = await connect()
+        await client.send(HEAD + b"hello")
+        return client
+
+    asyncio.run(run())
+
+
+def test_a_slow_request_that_is_complete_in_time():
+    async def run() -> None:
+        async with serving(ConnectionLimits(max_connections=9, head_timeout_s=5, body_timeout_s=5)) as connect:
+            client = await connect()
+            for byte in HEAD + b"hello":
+                await client.send(bytes([byte]))
+            assert await client.status() == 200
+            assert client.body == b"hello"
+
+    asyncio.run(run())
+
+
+def test_the_time_counts_for_each_request_alone():
+    limits = ConnectionLimits(max_connections=9, head_timeout_s=1.0, body_timeout_s=1.0)
+
+    async def run() -> None:
+        async with serving(limits) as connect:
+            client = await connect()
+            for _ in range(6):  # longer than the timeouts in all
+                await client.send(HEAD[:20])
+                await asyncio.sleep(0.1)
+                await client.send(HEAD[20:] + b"he")
+                await asyncio.sleep(0.1)
+                await client.send(b"llo")
+                assert await client.status() == 200
+
+    asyncio.run(run())
+
+
+def test_one_connection_too_many():
+    async def run() -> None:
+        async with serving(ConnectionLimits(max_connections=3)) as connect:
+            clients = [await connect() for _ in range(3)]
+            for client in clients:  # all of them are really there
+                await client.send(HEAD + b"hello")
+                assert await client.status() == 200
+            refused = await connect()
+            assert await refused.status() == 503
+            error = json.loads(refused.body)["error"]
+            assert (error["code"], "3 connections" in error["message"]) == ("unavailable", True)
+            assert await refused.is_closed()
+            clients[0].writer.transport.abort()
+            for _ in range(100):
+                client = await connect()
+                await client.send(HEAD + b"hello")
+                if await client.status() == 200:
+                    break
+                await asyncio.sleep(0.01)
+            else:
+                raise AssertionError("a place that is free is not given out")
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET / HTTP/1.1\r\nhost: x\r\nx: " + b"a" * MAX_HEAD_BYTES,
+        b"GET /" + b"a" * MAX_HEAD_BYTES,
+        b"GET / HTTP/1.1\r\n" + b"x: y\r\n" * MAX_HEAD_BYTES,
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(100) + b"\r\n\r\n",
+        b"GET / HTTP/1.1\r\nhost: x\r\ncontent-length: x\r\n\r\n",
+    ],
+    ids=["header", "target", "headers", "TLS", "length"],
+)
+def test_what_is_no_request(head: bytes):
+    async def run() -> None:
+        async with serving(ConnectionLimits(max_connections=100)) as connect:
+            for _ in range(5):
+                client = await connect()
+                client.writer.write(head)
+                with contextlib.suppress(*ABORTED):  # whoever is cut off while sending may not read why
+                    assert await client.status() == 400
+                assert await client.is_closed()
+            client = await connect()
+            await client.send(HEAD + b"hello")
+            assert await client.status() == 200
+
+    asyncio.run(run())
+
+
+@pytest.fixture
+def dropped(monkeypatch: pytest.MonkeyPatch) -> list[dict]:
+    """What is logged of readers that were dropped."""
+    lines: list[dict] = []
+
+    class Noting:
+        def happened(self, **facts: object) -> None:
+            lines.append(facts)
+
+    monkeypatch.setattr(connection_guard, "dropped_readers", Noting())
+    return lines
+
+
+def test_a_reader_that_leaves_the_end_unread(dropped: list[dict]):
+    """Nobody waits for it any more: the connection is only kept until the last bytes are read."""
+
+    async def run() -> None:
+        async with serving(SHORT) as connect:
+            address = (await connect()).writer.get_extra_info("peername")
+            with socket.socket() as reader:
+                reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                reader.connect(address)
+                reader.sendall(b"GET /long HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+                async with asyncio.timeout(10):
+                    while not dropped:
+                        await asyncio.sleep(0.05)
+                assert dropped[0]["client"][1] == reader.getsockname()[1]
+
+    asyncio.run(run())
+
+
+def test_readers_that_do_not_read(dropped: list[dict]):
+    async def run() -> None:
+        async with serving(SHORT) as connect:
+            clients = [await connect() for _ in range(3)]
+            for client in clients:
+                await client.send(b"GET /flood HTTP/1.1\r\nhost: x\r\n\r\n")
+            async with asyncio.timeout(10):
+                while len(dropped) < len(clients):
+                    await asyncio.sleep(0.05)
+            for client in clients:
+                assert await client.is_closed()
+            ports = {client.writer.get_extra_info("sockname")[1] for client in clients}
+            assert sorted(facts["client"][1] for facts in dropped) == sorted(ports)  # each once
+
+    asyncio.run(run())

@@ -1,0 +1,147 @@
+"""A frontend process and the real core: what a client comes back for is there, and is what it would have been."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import httpx
+import pytest
+
+from common import messages as m
+from scheduler_svc.frontend.detokenizer import Detokenizer
+from scheduler_svc.frontend.tokenizer import Tokenizer
+from scheduler_svc.journal import Journal
+from tests.frontend.harness import MODEL, Frontend
+from tests.frontend.sse import events_after, events_in, events_of, text_of
+from tests.support.core import FakeExecutor, RunningCore, running_core
+from tests.support.hello import LIMITS
+from tests.support.oracle import expected_output
+
+PROMPTS = [[5, 6, 7], [8, 9]]
+MAX_TOKENS = 60
+BODY = {
+    "model": MODEL,
+    "prompt": PROMPTS,
+    "n": 2,
+    "max_tokens": MAX_TOKENS,
+    "temperature": 0,
+    "ignore_eos": True,
+    "stream": True,
+    "stream_options": {"include_usage": True},
+    "resumable": True,
+}
+
+
+@pytest.fixture
+def core(tmp_path: Path) -> Iterator[RunningCore]:
+    with running_core(tmp_path) as core:
+        yield core
+
+
+@pytest.fixture
+def frontend(core: RunningCore, tmp_path: Path) -> Iterator[Frontend]:
+    executor = FakeExecutor(core.back, step_s=0.01)
+    frontend = Frontend(SimpleNamespace(endpoint=core.front), tmp_path / "log")
+    try:
+        frontend.wait_until_ready()
+        yield frontend
+    finally:
+        frontend.stop()
+        executor.kill()
+
+
+def expected_text(tokenizer: Tokenizer, prompt: list[int]) -> str:
+    """What the oracle says after a prompt."""
+    detokenizer = Detokenizer(tokenizer.token_bytes)
+    params = m.SamplingParams(max_tokens=MAX_TOKENS)
+    return detokenizer.feed(expected_output(prompt, params, LIMITS.vocab_size)) + detokenizer.flush()
+
+
+def texts_of(events: list) -> list[str]:
+    """The four choices' texts."""
+    return [text_of(events, choice) for choice in range(4)]
+
+
+def test_breaking_off_and_going_on(frontend: Frontend, tokenizer: Tokenizer):
+    seen = []
+    with httpx.stream("POST", f"{frontend.url}/v1/completions", json=BODY | {"request_id": "r"}, timeout=20) as answer:
+        events = events_in(answer)
+        seen += [next(events) for _ in range(9)]
+    while seen[-1].data != "[DONE]":
+        headers = {"last-event-id": seen[-1].id}
+        with httpx.stream("GET", f"{frontend.url}/v1/requests/r/events", headers=headers, timeout=20) as answer:
+            assert answer.status_code == 200
+            seen += [event for event, _ in zip(events_in(answer), range(30), strict=False)]
+    assert texts_of(seen) == [expected_text(tokenizer, prompt) for prompt in PROMPTS for _ in range(2)]
+    assert seen[-2].data["usage"]["completion_tokens"] == 4 * MAX_TOKENS
+    assert seen[-2].data["usage"]["prompt_tokens"] == 5
+    assert len({event.id for event in seen}) == len(seen)
+    assert {event.data["system_fingerprint"] for event in seen[:-1]} == {"bt-f00d-float32"}
+
+
+def test_one_connection_takes_over_from_another(frontend: Frontend, tokenizer: Tokenizer):
+    with httpx.stream("POST", f"{frontend.url}/v1/completions", json=BODY | {"request_id": "r"}, timeout=20) as answer:
+        events = events_in(answer)
+        next(events)
+        whole = events_of(events_after(frontend, "r").content)
+        assert list(events)[-1].data["error"]["code"] == "taken_over"
+    assert texts_of(whole) == [expected_text(tokenizer, prompt) for prompt in PROMPTS for _ in range(2)]
+
+
+def test_another_frontend_takes_over(core: RunningCore, frontend: Frontend, tokenizer: Tokenizer, tmp_path: Path):
+    other = Frontend(SimpleNamespace(endpoint=core.front), tmp_path / "other-log")
+    try:
+        other.wait_until_ready()
+        body = BODY | {"request_id": "r", "resumable": False}
+        with httpx.stream("POST", f"{frontend.url}/v1/completions", json=body, timeout=20) as answer:
+            events = events_in(answer)
+            next(events)
+            whole = events_of(events_after(other, "r").content)
+            assert list(events)[-1].data["error"]["code"] == "taken_over"
+        assert texts_of(whole) == [expected_text(tokenizer, prompt) for prompt in PROMPTS for _ in range(2)]
+    finally:
+        other.stop()
+
+
+def test_the_end_of_a_request(frontend: Frontend):
+    with httpx.stream("POST", f"{frontend.url}/v1/completions", json=BODY | {"request_id": "r"}, timeout=20) as answer:
+        events = events_in(answer)
+        next(events)
+        assert httpx.post(f"{frontend.url}/v1/completions", json=BODY | {"request_id": "r"}).status_code == 409
+        assert httpx.delete(f"{frontend.url}/v1/requests/r").status_code == 204
+        assert list(events)[-1].data["error"]["code"] == "cancelled"
+    assert httpx.delete(f"{frontend.url}/v1/requests/never").status_code == 404
+    status = httpx.get(f"{frontend.url}/status").json()
+    assert (status["running"], status["waiting"]) == (0, 0)
+
+
+def test_draining(frontend: Frontend):
+    [executor] = httpx.get(f"{frontend.url}/status").json()["executors"]
+    assert httpx.post(f"{frontend.url}/admin/executors/nobody/drain").status_code == 404
+    answer = httpx.post(f"{frontend.url}/admin/executors/fake/drain", json={"finish": True})
+    assert (answer.status_code, answer.json()) == (200, {"epoch": executor["epoch"]})
+
+
+def test_a_core_that_comes_back_with_its_journal(tmp_path: Path, tokenizer: Tokenizer):
+    with running_core(tmp_path, journal=Journal(tmp_path / "journal")) as core:
+        executor = FakeExecutor(core.back, step_s=0.02)
+        frontend = Frontend(SimpleNamespace(endpoint=core.front), tmp_path / "log")
+        frontend.wait_until_ready()
+        client = httpx.Client(timeout=20)
+        request = client.build_request("POST", f"{frontend.url}/v1/completions", json=BODY | {"request_id": "r"})
+        events = events_in(client.send(request, stream=True))
+        seen = [next(events) for _ in range(5)]
+    *more, error = events
+    seen += more
+    executor.kill()
+    assert error.data["error"]["code"] == "unavailable"
+    with running_core(tmp_path, journal=Journal(tmp_path / "journal")) as core:
+        executor = FakeExecutor(core.back)
+        try:
+            frontend.wait_until_ready()
+            seen += events_of(events_after(frontend, "r", seen[-1].id).content)
+        finally:
+            frontend.stop()
+            executor.kill()
+    assert seen[-1].data == "[DONE]"
+    assert texts_of(seen) == [expected_text(tokenizer, prompt) for prompt in PROMPTS for _ in range(2)]
