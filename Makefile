@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest -n 2
 
-.PHONY: help demo test test-chaos test-compose lint bench clean
+.PHONY: help demo test test-chaos test-compose lint audit bench clean
 
 help:            ## List the targets
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/: .*##/:/' | column -ts:
@@ -33,8 +33,12 @@ lint: $(VENV)/ready  ## ruff and mypy over the whole tree
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+audit:           ## Look our pinned packages up in PyPI's vulnerability database (needs the internet)
+	$(PYTHON) -m venv $(VENV)-audit && $(VENV)-audit/bin/pip install --quiet pip-audit==2.10.1
+	$(VENV)-audit/bin/pip-audit --strict --disable-pip --no-deps --requirement constraints.txt
+
 bench: $(VENV)/ready  ## The client's benchmark against both services on this machine
 	$(BIN)/python benchmarks/bench_service.py
 
 clean:           ## Remove the environment and caches
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info build
+	rm -rf $(VENV) $(VENV)-audit .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info build

@@ -1,29 +1,39 @@
-"""Health check of an executor's container: exit code 0 while it is connected to the scheduler.
+"""Health check of an executor's container: exit code 0 if it is well.
 
-    python -S executor_health.py [PORT]
+    python -S executor_health.py FILE MAX_AGE_S            ready: it is in the fleet and hears the scheduler
+    python -S executor_health.py FILE MAX_AGE_S --alive    alive: its heart has not stopped
 
-An executor connects once its model is loaded and warm, and ends itself if the scheduler rejects it, so an established
-connection to the scheduler's executor port (5555) stands for a place in the fleet. It is looked up in /proc: no
-dependencies, no network, a few milliseconds.
+FILE is what `baton-executor --health-file` names: touched at every heartbeat of the scheduler and removed when the
+executor is not, or not any more, in the fleet. So an executor is ready while the file is there and fresh.
+
+To be alive it need not be ready. While it loads its weights, or has no scheduler to talk to, there is no file, and to
+start it again would only cost the weights that it has. But a file that is there and old was left by an executor that
+has stopped to turn: it would have removed the file after two seconds of silence.
+
+Only the file is looked at: no dependencies, no network, a few milliseconds.
 """
 
+import os
 import sys
-from pathlib import Path
-
-ESTABLISHED = "01"
+import time
 
 
-def is_connected(port: int, tables: tuple[str, ...] = ("/proc/net/tcp", "/proc/net/tcp6")) -> bool:
-    """Whether the kernel's tables of TCP connections have an established one to `port` of any host."""
-    for table in tables:
-        for line in Path(table).read_text().splitlines()[1:] if Path(table).exists() else ():
-            _, _, remote, state, *_ = line.split()
-            if state == ESTABLISHED and int(remote.rpartition(":")[2], 16) == port:
-                return True
-    return False
+def age_s(path: str) -> float | None:
+    """Seconds since the file was touched; None if there is none."""
+    try:
+        return time.time() - os.stat(path).st_mtime
+    except FileNotFoundError:
+        return None
+
+
+def complaint(path: str, max_age_s: float, *, alive_is_enough: bool = False) -> str | None:
+    """What is wrong with the executor; None if nothing is."""
+    age = age_s(path)
+    if age is None:
+        return None if alive_is_enough else f"not in the fleet: there is no {path}"
+    return None if age <= max_age_s else f"nothing heard from the scheduler for {age:.1f} s, the limit is {max_age_s} s"
 
 
 if __name__ == "__main__":
-    port = int(sys.argv[1]) if len(sys.argv) > 1 else 5555
-    if not is_connected(port):
-        sys.exit(f"not connected to the scheduler (port {port})")
+    file, max_age, *options = sys.argv[1:]
+    sys.exit(complaint(file, float(max_age), alive_is_enough=options == ["--alive"]))

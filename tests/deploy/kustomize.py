@@ -1,0 +1,88 @@
+"""What `kubectl kustomize` makes of a folder, for the part of kustomize that our manifests keep to.
+
+A key that is not known here is an error, so a test cannot pass because something was overlooked. Where kubectl is
+installed, a test compares the two.
+"""
+
+import copy
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+Manifest = dict[str, Any]
+
+KNOWN = {"apiVersion", "kind", "namespace", "resources", "components", "patches", "images"}
+CLUSTER_WIDE = {"Namespace"}
+
+
+def render(folder: Path) -> list[Manifest]:
+    """All manifests of a kustomization."""
+    return _apply(folder, [])
+
+
+def _apply(folder: Path, manifests: list[Manifest]) -> list[Manifest]:
+    """What a kustomization or component makes of the manifests before it: with its own, changed as it says."""
+    (recipe,) = load(folder / "kustomization.yaml")
+    assert recipe.keys() <= KNOWN, f"{folder}: {recipe.keys() - KNOWN} is not done here"
+    manifests = copy.deepcopy(manifests)
+    for name in recipe.get("resources", []):
+        manifests += render(folder / name) if (folder / name).is_dir() else load(folder / name)
+    for name in recipe.get("components", []):
+        manifests = _apply(folder / name, manifests)
+    for patch in recipe.get("patches", []):
+        (operations,) = load(folder / patch["path"])
+        for manifest in _targets(manifests, patch["target"]):
+            patched(manifest, operations)
+    for manifest in manifests:
+        if "namespace" in recipe and manifest["kind"] not in CLUSTER_WIDE:
+            manifest["metadata"]["namespace"] = recipe["namespace"]
+        for container in containers(manifest):
+            for image in recipe.get("images", []):
+                container["image"] = _with_image(container["image"], image)
+    return manifests
+
+
+def load(path: Path) -> list[Any]:
+    """The documents in a file."""
+    return list(yaml.safe_load_all(path.read_text()))
+
+
+def containers(manifest: Manifest) -> list[Manifest]:
+    """The containers of a workload; none of anything else."""
+    template = manifest.get("spec", {}).get("template", {})
+    found: list[Manifest] = template.get("spec", {}).get("containers", [])
+    return found
+
+
+def patched(manifest: Manifest, operations: list[Manifest]) -> None:
+    """Carry a JSON patch (RFC 6902) out, as far as ours go: add and replace."""
+    for operation in operations:
+        *parents, last = operation["path"].strip("/").split("/")
+        place: Any = manifest
+        for name in parents:
+            place = place[int(name)] if isinstance(place, list) else place[name]
+        match operation["op"], place:
+            case "add", list() if last == "-":
+                place.append(operation["value"])
+            case "add", dict() if last not in place:
+                place[last] = operation["value"]
+            case "replace", dict() if last in place:
+                place[last] = operation["value"]
+            case _:
+                raise AssertionError(f"{operation['op']} {operation['path']} is not done here, or has no place")
+
+
+def _targets(manifests: list[Manifest], target: Manifest) -> Iterator[Manifest]:
+    assert target.keys() == {"kind", "name"}, target
+    found = [m for m in manifests if (m["kind"], m["metadata"]["name"]) == (target["kind"], target["name"])]
+    assert found, f"a patch is for {target}, which is not there"
+    return iter(found)
+
+
+def _with_image(image: str, change: Manifest) -> str:
+    name, _, tag = image.partition(":")
+    if name != change["name"]:
+        return image
+    return f"{change.get('newName', name)}:{change.get('newTag', tag)}"

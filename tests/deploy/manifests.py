@@ -1,0 +1,73 @@
+"""Our manifests, rendered once, and ways to find one's way in them."""
+
+import functools
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.deploy.kustomize import Manifest, containers, render
+
+ROOT = Path(__file__).parents[2]
+KUBERNETES = ROOT / "deploy" / "kubernetes"
+OVERLAYS = ("base", "cpu", "gpu")
+
+
+@functools.cache
+def manifests(overlay: str) -> tuple[Manifest, ...]:
+    """What `kubectl apply -k` would send; for reading."""
+    return tuple(render(KUBERNETES / overlay))
+
+
+def of_kind(overlay: str, *kinds: str) -> list[Manifest]:
+    """The manifests of some kinds."""
+    return [manifest for manifest in manifests(overlay) if manifest["kind"] in kinds]
+
+
+def workloads(overlay: str) -> dict[str, Manifest]:
+    """The manifests that have pods, by name."""
+    return {m["metadata"]["name"]: m for m in of_kind(overlay, "StatefulSet", "Deployment")}
+
+
+def pod(workload: Manifest) -> Manifest:
+    """The specification of its pods."""
+    spec: Manifest = workload["spec"]["template"]["spec"]
+    return spec
+
+
+def container(workload: Manifest) -> Manifest:
+    """Its one container."""
+    (only,) = containers(workload)
+    return only
+
+
+def options(workload: Manifest) -> dict[str, str]:
+    """What it passes to its command: name to value."""
+    return dict(word.split("=", 1) for word in container(workload)["args"][1:])
+
+
+def selected(overlay: str, selector: dict[str, str]) -> list[Manifest]:
+    """The workloads whose pods carry these labels."""
+    return [workload for workload in workloads(overlay).values() if selector.items() <= labels(workload).items()]
+
+
+def labels(workload: Manifest) -> dict[str, str]:
+    """The labels of its pods."""
+    found: dict[str, str] = workload["spec"]["template"]["metadata"]["labels"]
+    return found
+
+
+def port_names(workload: Manifest) -> set[str]:
+    """Names of the ports that its container declares."""
+    return {port["name"] for port in container(workload).get("ports", [])}
+
+
+def exec_commands(workload: Manifest) -> Iterator[tuple[str, list[str]]]:
+    """Whatever Kubernetes runs in its container: probes and hooks, by name."""
+    only = container(workload)
+    for name, action in [*only.items(), *only.get("lifecycle", {}).items()]:
+        if isinstance(action, dict) and "exec" in action:
+            yield name, action["exec"]["command"]
+
+
+def urls(workload: Manifest) -> list[str]:
+    """What its probes and hooks fetch by themselves."""
+    return [word for _, command in exec_commands(workload) for word in command if "://" in word]

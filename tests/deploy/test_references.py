@@ -1,0 +1,221 @@
+"""What manifests and compose.yaml name exists: options, ports, labels, volumes, secrets, endpoints."""
+
+import re
+import shlex
+from pathlib import PurePosixPath
+from types import SimpleNamespace
+from urllib.parse import urlsplit
+
+import pytest
+import yaml
+from starlette.testclient import TestClient
+
+from scheduler_svc.frontend.api import Settings, create_app
+from scheduler_svc.frontend.api_keys import ApiKeys
+from tests.deploy import commands
+from tests.deploy.manifests import (
+    OVERLAYS,
+    ROOT,
+    container,
+    labels,
+    manifests,
+    of_kind,
+    options,
+    pod,
+    port_names,
+    selected,
+    urls,
+    workloads,
+)
+
+AHEAD = [
+    "Invalid value for '--device': 'cuda' is not 'cpu'."
+]  # what the GPU variants ask for, and the executor does not take yet
+WRITTEN = {"--journal", "--health-file"}  # options that name a file which the service writes
+READ = {"--curve-keys", "--api-keys", "--model"}  # and those that name what it reads
+ON_OVERLAYS = pytest.mark.parametrize("overlay", OVERLAYS)
+
+
+@ON_OVERLAYS
+def test_commands_take_their_arguments(overlay):
+    for name, workload in workloads(overlay).items():
+        expected = AHEAD if (overlay, name) == ("gpu", "baton-executor") else []
+        assert commands.complaints(container(workload)["args"]) == expected
+
+
+def test_commands_of_compose_take_their_arguments():
+    services = yaml.safe_load((ROOT / "compose.yaml").read_text())["services"]
+    for name, service in services.items():
+        if name == "keys":  # runs the client, which is no service; tests/compose does so for real
+            continue
+        line = re.sub(r'\$\{\w+:\+(.*?"\$\{.*?\}")\}', r"\1", service["command"])  # ${A:+--option "${A:-}"}
+        words = shlex.split(re.sub(r"\$\{\w+:-\}", "", line))
+        assert commands.complaints(words) == (AHEAD if name == "executor-gpu" else []), line
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["baton-scheduler", "--journul=/x"], "no option --journul"),
+        (["baton-scheduler", "--port=http"], "'http' is not a valid integer"),
+        (["baton-scheduler", "--window=9"], "9 is not in the range"),
+        (["baton-scheduler", "--port"], "needs a value"),
+        (["baton-executor", "--scheduler=scheduler:5555"], "no endpoint"),
+        (["baton-executer"], "no command"),
+    ],
+)
+def test_an_argument_that_is_wrong_is_found(words, complaint):
+    (found,) = commands.complaints(words)
+    assert complaint in found
+
+
+@ON_OVERLAYS
+def test_ports_are_those_that_the_scheduler_listens_on(overlay):
+    scheduler = workloads(overlay)["baton-scheduler"]
+    given = options(scheduler)
+    listening = {"http": int(given["--port"]), "executors": urlsplit(given["--executor-endpoint"]).port}
+    assert {port["name"]: port["containerPort"] for port in container(scheduler)["ports"]} == listening
+    for service in of_kind(overlay, "Service"):
+        for port in service["spec"]["ports"]:
+            assert port["port"] == listening[port["targetPort"]]
+
+
+@ON_OVERLAYS
+def test_selectors_select(overlay):
+    for service in of_kind(overlay, "Service"):
+        (workload,) = selected(overlay, service["spec"]["selector"])
+        assert {port["targetPort"] for port in service["spec"]["ports"]} <= port_names(workload)
+    for workload in workloads(overlay).values():
+        assert selected(overlay, workload["spec"]["selector"]["matchLabels"]) == [workload]
+        for spread in pod(workload).get("topologySpreadConstraints", []):
+            assert selected(overlay, spread["labelSelector"]["matchLabels"]) == [workload]
+    for budget in of_kind(overlay, "PodDisruptionBudget"):
+        assert len(selected(overlay, budget["spec"]["selector"]["matchLabels"])) == 1
+
+
+@ON_OVERLAYS
+def test_executors_find_the_scheduler(overlay):
+    services = {service["metadata"]["name"]: service["spec"] for service in of_kind(overlay, "Service")}
+    scheduler, executor = workloads(overlay)["baton-scheduler"], workloads(overlay)["baton-executor"]
+    endpoint = urlsplit(options(executor)["--scheduler"])
+    assert endpoint.port in [port["port"] for port in services[endpoint.hostname]["ports"]]
+    assert services[endpoint.hostname]["clusterIP"] == "None"
+    assert scheduler["spec"]["serviceName"] in services
+    (ready,) = map(urlsplit, urls(executor))
+    assert ready.port in [port["port"] for port in services[ready.hostname]["ports"]]
+
+
+@ON_OVERLAYS
+def test_what_probes_ask_is_there_and_needs_no_key(overlay):
+    link = SimpleNamespace(is_up=True, fleet=SimpleNamespace(num_ready=1))
+    app = TestClient(create_app(link, SimpleNamespace(vocab_size=1), Settings("model", api_keys=ApiKeys(["secret"]))))
+    assert app.get("/status").status_code == 401
+    probes = [probe for w in workloads(overlay).values() for name, probe in container(w).items() if "Probe" in name]
+    asked = {probe["httpGet"]["path"] for probe in probes if "httpGet" in probe}
+    asked |= {urlsplit(url).path for workload in workloads(overlay).values() for url in urls(workload)}
+    assert asked == {"/health", "/ready"}
+    for path in asked:
+        assert app.get(path).status_code == 200
+
+
+@ON_OVERLAYS
+def test_network_policies_name_pods_and_ports_that_exist(overlay):
+    """What is not ours, clients, Prometheus and DNS, is told by a label on its namespace or by `baton-client`."""
+    for policy in of_kind(overlay, "NetworkPolicy"):
+        spec = policy["spec"]
+        chosen = selected(overlay, spec["podSelector"]["matchLabels"])
+        assert chosen
+        for rule in spec.get("ingress", []):
+            assert {port["port"] for port in rule["ports"]} <= port_names(chosen[0])
+        for rule in [*spec.get("ingress", []), *spec.get("egress", [])]:
+            for peer in rule.get("from", rule.get("to")):
+                labels = peer["podSelector"]["matchLabels"]
+                if "namespaceSelector" not in peer and "baton-client" not in labels:
+                    (other,) = selected(overlay, labels)
+                    if "to" in rule:
+                        assert {port["port"] for port in rule["ports"]} <= port_names(other)
+
+
+@ON_OVERLAYS
+def test_nobody_but_executors_reaches_their_port(overlay):
+    executor_labels = labels(workloads(overlay)["baton-executor"])
+    denied, allowed = [], []
+    for policy in of_kind(overlay, "NetworkPolicy"):
+        rules = policy["spec"].get("ingress", [])
+        denied += [policy] if "Ingress" in policy["spec"]["policyTypes"] and not rules else []
+        allowed += [rule["from"] for rule in rules if "executors" in [port["port"] for port in rule["ports"]]]
+    assert allowed == [[{"podSelector": {"matchLabels": executor_labels}}]]
+    (policy,) = denied
+    assert selected(overlay, policy["spec"]["podSelector"]["matchLabels"]) == list(workloads(overlay).values())
+    assert policy["spec"]["policyTypes"] == ["Ingress", "Egress"]
+
+
+@ON_OVERLAYS
+def test_volumes_are_there_and_mounted(overlay):
+    claims = {claim["metadata"]["name"] for claim in of_kind(overlay, "PersistentVolumeClaim")}
+    for workload in workloads(overlay).values():
+        volumes = {volume["name"]: volume for volume in pod(workload)["volumes"]}
+        templates = {claim["metadata"]["name"] for claim in workload["spec"].get("volumeClaimTemplates", [])}
+        mounts = container(workload)["volumeMounts"]
+        assert {mount["name"] for mount in mounts} == volumes.keys() | templates
+        assert len({mount["mountPath"] for mount in mounts}) == len(mounts)
+        for volume in volumes.values():
+            if "persistentVolumeClaim" in volume:
+                assert volume["persistentVolumeClaim"]["claimName"] in claims
+
+
+@ON_OVERLAYS
+def test_paths_in_arguments_are_mounted(overlay):
+    """What a service reads lies in a volume that it cannot write, and what it writes in one that it can."""
+    for workload in workloads(overlay).values():
+        mounts = {PurePosixPath(m["mountPath"]): m.get("readOnly", False) for m in container(workload)["volumeMounts"]}
+        for option, value in options(workload).items():
+            if value.startswith("/"):
+                assert option in WRITTEN | READ
+                (read_only,) = [
+                    ro for path, ro in mounts.items() if path in (p := PurePosixPath(value)).parents or path == p
+                ]
+                assert read_only == (option in READ), f"{option}={value}"
+
+
+@ON_OVERLAYS
+def test_secrets_are_made_by_a_documented_command_and_never_here(overlay):
+    guide = (ROOT / "docs" / "operations.md").read_text()
+    assert not of_kind(overlay, "Secret")
+    volumes = [volume for workload in workloads(overlay).values() for volume in pod(workload)["volumes"]]
+    names = {volume["secret"]["secretName"] for volume in volumes if "secret" in volume}
+    assert len(names) == 2
+    for name in names:
+        assert f"create secret generic {name} " in guide
+
+
+@ON_OVERLAYS
+def test_pods_are_confined(overlay):
+    (uid,) = set(re.findall(r"useradd --uid (\d+)", (ROOT / "Dockerfile").read_text()))
+    for workload in workloads(overlay).values():
+        spec = pod(workload)
+        context = spec["securityContext"]
+        assert context["runAsNonRoot"]
+        assert context["runAsUser"] == context["fsGroup"] == int(uid)
+        assert context["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert container(workload)["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }
+        assert not spec["automountServiceAccountToken"]
+        assert not spec.keys() & {"hostNetwork", "hostPID", "hostIPC"}
+        assert not any("hostPath" in volume for volume in spec["volumes"])
+        assert container(workload)["resources"].keys() == {"requests", "limits"}
+
+
+def test_every_manifest_is_part_of_something():
+    """No file is forgotten by all kustomizations."""
+    folder = ROOT / "deploy" / "kubernetes"
+    named = set()
+    for recipe in folder.rglob("kustomization.yaml"):
+        (content,) = yaml.safe_load_all(recipe.read_text())
+        named |= {(recipe.parent / name).resolve() for name in content.get("resources", [])}
+        named |= {(recipe.parent / patch["path"]).resolve() for patch in content.get("patches", [])}
+    assert {path for path in folder.rglob("*.yaml") if path.name != "kustomization.yaml"} <= named
+    assert {name for overlay in OVERLAYS for name in [m["kind"] for m in manifests(overlay)]} >= {"NetworkPolicy"}
