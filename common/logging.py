@@ -1,20 +1,28 @@
-"""Logs for an operator at 3 a.m.: one line an event, with its facts as `key=value`; nothing per token."""
+"""Logs for an operator at 3 a.m.: one line an event, with its facts as `key=value` or JSON; nothing per token, and
+nothing that a stranger could flood.
+"""
 
 import logging
 import sys
 import time
+from typing import Any
 
 import structlog
 
 Logger = structlog.stdlib.BoundLogger
 
+LOG_FORMATS = ("logfmt", "json")
+LOG_FORMAT_VARIABLE = "BATON_LOG_FORMAT"
+QUIET_S = 1.0  # between two lines about one thing
 
-def setup_logging(service: str, level: str = "info") -> None:
-    """Send this process's events, and those of libraries that use `logging`, to stderr as logfmt lines.
+
+def setup_logging(service: str, level: str = "info", log_format: str = "logfmt") -> None:
+    """Send this process's events, and those of libraries that use `logging`, to stderr, one line an event.
 
     Args:
         service: stands in every line (`scheduler`, `frontend`, `executor`).
         level: lowest level shown (`debug`, `info`, `warning`, `error`).
+        log_format: of LOG_FORMATS.
     """
 
     def add_service(_logger: object, _method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
@@ -28,7 +36,10 @@ def setup_logging(service: str, level: str = "info") -> None:
         structlog.processors.TimeStamper(fmt="iso", utc=True, key="time"),
         structlog.processors.format_exc_info,
     ]
-    render = structlog.processors.LogfmtRenderer(key_order=["time", "level", "service", "event"], bool_as_flag=False)
+    first = ["time", "level", "service", "event"]
+    render: structlog.typing.Processor = structlog.processors.LogfmtRenderer(key_order=first, bool_as_flag=False)
+    if log_format == "json":
+        render = structlog.processors.JSONRenderer(default=str)
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
@@ -40,6 +51,7 @@ def setup_logging(service: str, level: str = "info") -> None:
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
     logging.getLogger("httpx").setLevel(logging.WARNING)  # one line a request is the client's business
+    logging.getLogger("uvicorn.error").filters[:] = [_Seldom()]  # it warns of whatever is not HTTP, each time
     structlog.configure(
         processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
         logger_factory=structlog.stdlib.LoggerFactory(),
@@ -54,8 +66,35 @@ def get_logger(name: str) -> Logger:
     return logger
 
 
-class DropLog:
-    """Counts messages that were dropped, and logs at most one line a second however many there are.
+class QuietLog:
+    """Logs one kind of event at most once a second, however often it happens; the line says how often it did.
+
+    Args:
+        log: where the lines go.
+        event: what they say.
+        facts: stand in each of them.
+    """
+
+    def __init__(self, log: Logger, event: str, **facts: Any) -> None:
+        self.count = 0
+        self._log = log
+        self._event = event
+        self._facts = facts
+        self._unlogged = 0
+        self._last_line = float("-inf")
+
+    def happened(self, **facts: Any) -> None:
+        """It happened once more; `facts` are those of the last time when a line is due."""
+        self.count += 1
+        self._unlogged += 1
+        now = time.monotonic()
+        if now - self._last_line >= QUIET_S:
+            self._log.warning(self._event, **self._facts, **facts, since_last=self._unlogged)
+            self._last_line, self._unlogged = now, 0
+
+
+class DropLog(QuietLog):
+    """Counts messages that were dropped, and logs at most one line a second.
 
     Args:
         log: where the lines go.
@@ -63,19 +102,24 @@ class DropLog:
     """
 
     def __init__(self, log: Logger, link: str) -> None:
-        self.count = 0
-        self._log = log
-        self._link = link
-        self._unlogged = 0
-        self._last_line = float("-inf")
+        super().__init__(log, "message dropped", link=link)
 
     def dropped(self, sender: str, reason: Exception | str) -> None:
         """A message of `sender` was dropped."""
-        self.count += 1
-        self._unlogged += 1
+        self.happened(sender=sender, reason=str(reason)[:300])
+
+
+class _Seldom(logging.Filter):
+    """Lets one warning a second pass, and whatever is graver."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._last_line = float("-inf")
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether the line is to be written."""
         now = time.monotonic()
-        if now - self._last_line >= 1.0:
-            self._log.warning(
-                "message dropped", link=self._link, sender=sender, reason=str(reason)[:300], since_last=self._unlogged
-            )
-            self._last_line, self._unlogged = now, 0
+        if record.levelno <= logging.WARNING and now - self._last_line < QUIET_S:
+            return False
+        self._last_line = now
+        return True

@@ -2,11 +2,14 @@
 
 import re
 import sys
+from pathlib import Path
 
 import click
 
+from common.curve import ClientCurve
 from common.errors import BatonError
-from common.logging import get_logger, setup_logging
+from common.logging import LOG_FORMAT_VARIABLE, LOG_FORMATS, get_logger, setup_logging
+from executor_svc.health_file import HealthFile
 
 EPILOG = """\b
 Example, two executors of one model for a scheduler on this machine:
@@ -49,14 +52,40 @@ def _check_endpoint(_context: click.Context, _parameter: click.Parameter, value:
 @click.option("--max-batch-tokens", type=click.IntRange(1, 2**20), default=2048, help="Tokens in a step.")
 @click.option("--max-model-len", type=click.IntRange(1), help="Positions in a sequence.  [default: the model's]")
 @click.option("--threads", type=click.IntRange(1), help="Threads to compute with.  [default: CPUs of this process]")
+@click.option(
+    "--health-file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Touched while the scheduler is heard, for probes.",
+)
+@click.option(
+    "--curve-keys",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Folder with this executor's secret key and the scheduler's public one (baton keys executor NAME).",
+)
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info")
-def main(endpoint: str, log_level: str, **options: object) -> None:
+@click.option(
+    "--log-format",
+    type=click.Choice(LOG_FORMATS),
+    default="logfmt",
+    envvar=LOG_FORMAT_VARIABLE,
+    show_envvar=True,
+    help="Of log lines.",
+)
+def main(
+    endpoint: str,
+    health_file: Path | None,
+    curve_keys: Path | None,
+    log_level: str,
+    log_format: str,
+    **options: object,
+) -> None:
     """Serve a Qwen3 model's forward passes to a Baton scheduler.
 
     Weights and KV cache live in this process; what is computed is the scheduler's choice. It may be started before
     the scheduler, and finds one that was restarted.
     """
-    setup_logging("executor", log_level)
+    setup_logging("executor", log_level, log_format)
+    health = HealthFile(health_file)  # before minutes of loading: one of an earlier process must not speak for this one
     from executor_svc.server import serve  # noqa: PLC0415  (torch takes seconds to import; --help need not wait)
     from executor_svc.startup import ExecutorOptions, start_executor  # noqa: PLC0415
 
@@ -64,12 +93,13 @@ def main(endpoint: str, log_level: str, **options: object) -> None:
     if options["model"] is None:
         log.info("no --model given, serving the embedded demo model")
     try:
+        curve = ClientCurve.load(curve_keys) if curve_keys is not None else None
         runner, hello = start_executor(ExecutorOptions(**options))  # type: ignore[arg-type]  # click checked them
     except BatonError as error:
         click.echo(f"baton-executor: {error}", err=True)
         sys.exit(2)
-    log.info("ready", executor=hello.executor, scheduler=endpoint)
-    exit_code = serve(runner, hello, endpoint)
+    log.info("ready", executor=hello.executor, scheduler=endpoint, encrypted=curve is not None)
+    exit_code = serve(runner, hello, endpoint, health, curve)
     log.info("stopped", exit_code=exit_code)
     sys.exit(exit_code)
 

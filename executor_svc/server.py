@@ -18,11 +18,14 @@ from typing import TYPE_CHECKING, Any
 import zmq
 
 from common import messages as m
+from common.curve import HANDSHAKE_TIMEOUT_MS, ClientCurve
 from common.errors import WireError
 from common.logging import DropLog, get_logger
 from common.plan import PlanColumns, parse_plan
-from common.wire import MAX_MESSAGE_BYTES, Codec, IntArray
-from executor_svc.link import Drop, Link, Note, Reconnect, Run, Send, Stop
+from common.wire import MAX_MESSAGE_BYTES, Codec, IntArray, VersionError
+from executor_svc.handshakes import Handshakes
+from executor_svc.health_file import HealthFile
+from executor_svc.link import EXIT_CRASHED, Drop, Link, Note, Reconnect, Run, Send, Stop
 
 if TYPE_CHECKING:  # the socket needs no torch
     from executor_svc.runner import Runner
@@ -32,7 +35,6 @@ LINGER_MS = 300
 HIGH_WATER_MARK = 64  # messages; a healthy link holds fewer than ten
 MAX_WAIT_S = 1.0  # between two looks at the clock
 STOP_GRACE_S = 2.0  # for the step that is being computed when the process is to end
-EXIT_CRASHED = 70  # EX_SOFTWARE of sysexits.h
 _ANSWER_READY = b"\0"  # in the wakeup pair; every other byte is a signal's number
 
 log = get_logger("executor")
@@ -50,13 +52,21 @@ class _Step:
 Answer = m.StepResult | m.StepFailed | None
 
 
-def serve(runner: "Runner[Any]", hello: m.Hello, endpoint: str) -> int:
+def serve(
+    runner: "Runner[Any]",
+    hello: m.Hello,
+    endpoint: str,
+    health_file: HealthFile,
+    curve: ClientCurve | None = None,
+) -> int:
     """Serve plans until told to stop, and return the process's exit code. Call it in the main thread.
 
     Args:
         runner: ready to run a plan at once.
         hello: what to tell the scheduler; its limits are the runner's.
         endpoint: the scheduler's, such as `tcp://127.0.0.1:5555`.
+        health_file: for probes.
+        curve: keys to prove, and to ask for; None goes without.
     """
     wake_io, woken = socket.socketpair()
     wake_io.setblocking(False)
@@ -64,7 +74,7 @@ def serve(runner: "Runner[Any]", hello: m.Hello, endpoint: str) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)  # the I/O thread acts on it; here it must only not kill
     signal.set_wakeup_fd(wake_io.fileno(), warn_on_full_buffer=False)
-    io = _SocketThread(runner, hello, endpoint, woken)
+    io = _SocketThread(runner, hello, endpoint, curve, woken, health_file)
     io.start()
     try:
         _compute(runner, io, wake_io)
@@ -116,7 +126,15 @@ class _SocketThread(threading.Thread):
         exit_code: of the process; valid once the thread has ended.
     """
 
-    def __init__(self, runner: "Runner[Any]", hello: m.Hello, endpoint: str, woken: socket.socket) -> None:
+    def __init__(
+        self,
+        runner: "Runner[Any]",
+        hello: m.Hello,
+        endpoint: str,
+        curve: ClientCurve | None,
+        woken: socket.socket,
+        health_file: HealthFile,
+    ) -> None:
         super().__init__(name="socket", daemon=True)
         self.steps: queue.SimpleQueue[_Step | None] = queue.SimpleQueue()
         self.answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
@@ -126,12 +144,15 @@ class _SocketThread(threading.Thread):
         self._stopping = False
         self._limits = runner.limits
         self._endpoint = endpoint
+        self._curve = curve
         self._woken = woken
+        self._health_file = health_file
         self._link = Link(hello, time.monotonic())
         self._codec: Codec[m.SchedulerToExecutor] = Codec(m.SchedulerToExecutor)
         self._drops = DropLog(log, "scheduler")
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._socket = self._connect()
+        self._handshakes = Handshakes(log, has_keys=curve is not None)
+        self._connect()
 
     def run(self) -> None:
         """Serve the socket until the link says Stop; then see to it that the process ends."""
@@ -141,7 +162,7 @@ class _SocketThread(threading.Thread):
         except Exception:
             log.exception("the socket thread crashed")
         self.steps.put(None)
-        self._socket.close(LINGER_MS)
+        self._disconnect(LINGER_MS)
         self._context.term()
         if not self.computing_ended.wait(STOP_GRACE_S):
             log.warning("stopped in the middle of a step", exit_code=self.exit_code)
@@ -162,6 +183,9 @@ class _SocketThread(threading.Thread):
         if socket_events & zmq.POLLIN:
             self._receive()
         now = time.monotonic()
+        self._handshakes.take(self._monitor, now)
+        if self._handshakes.retry_is_due(now):
+            self._reconnect()
         self._do(self._link.tick(now, writable=bool(socket_events & zmq.POLLOUT)))
 
     def _on_wakeup(self) -> None:
@@ -184,10 +208,15 @@ class _SocketThread(threading.Thread):
                 return
             try:
                 message = self._codec.decode(frames)
+            except VersionError as error:  # its Reject, for one: that it is one, only its own version can read
+                self._do(self._link.on_message(m.Reject(reason=str(error)), time.monotonic()))
+                continue
             except WireError as error:
                 self._drops.dropped("scheduler", error)
                 continue
             self._do(self._link.on_message(message, time.monotonic()))
+            if isinstance(message, m.SchedulerHeartbeat) and self.live_epoch is not None:
+                self._health_file.touch()
 
     def _do(self, actions: list[Any]) -> None:
         for action in actions:
@@ -197,8 +226,7 @@ class _SocketThread(threading.Thread):
                 case Run(plan):
                     self._hand_over(plan)
                 case Reconnect():
-                    self._socket.close(0)
-                    self._socket = self._connect()
+                    self._reconnect()
                 case Drop(reason):
                     self._drops.dropped("scheduler", reason)
                 case Note(event, facts):
@@ -207,6 +235,8 @@ class _SocketThread(threading.Thread):
                     self.exit_code = exit_code
                     self._stopping = True
         self.live_epoch = self._link.epoch
+        if self.live_epoch is None:
+            self._health_file.remove()
 
     def _send(self, message: m.ExecutorToScheduler) -> None:
         try:
@@ -225,9 +255,9 @@ class _SocketThread(threading.Thread):
         self.live_epoch = plan.epoch
         self.steps.put(_Step(plan.epoch, plan.step, columns))
 
-    def _connect(self) -> "zmq.Socket[bytes]":
-        """A socket on its way to the scheduler. Nothing is queued for a scheduler that is not there (IMMEDIATE)."""
-        dealer = self._context.socket(zmq.DEALER)
+    def _connect(self) -> None:
+        """Make a socket on its way to the scheduler. Nothing is queued for one that is not there (IMMEDIATE)."""
+        self._socket = self._context.socket(zmq.DEALER)
         for option, value in (
             (zmq.IMMEDIATE, 1),
             (zmq.SNDHWM, HIGH_WATER_MARK),
@@ -235,9 +265,21 @@ class _SocketThread(threading.Thread):
             (zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES),
             (zmq.LINGER, LINGER_MS),
             (zmq.RECONNECT_IVL, RECONNECT_INTERVAL_MS),
+            (zmq.HANDSHAKE_IVL, HANDSHAKE_TIMEOUT_MS),
             (zmq.TCP_KEEPALIVE, 1),
             (zmq.TCP_KEEPALIVE_IDLE, 10),
         ):
-            dealer.setsockopt(option, value)
-        dealer.connect(self._endpoint)
-        return dealer
+            self._socket.setsockopt(option, value)
+        if self._curve is not None:
+            self._curve.protect(self._socket)
+        self._monitor = self._handshakes.watch(self._socket)
+        self._socket.connect(self._endpoint)
+
+    def _disconnect(self, linger_ms: int) -> None:
+        self._socket.disable_monitor()
+        self._monitor.close(0)
+        self._socket.close(linger_ms)
+
+    def _reconnect(self) -> None:
+        self._disconnect(linger_ms=0)
+        self._connect()

@@ -1,22 +1,32 @@
 """`baton-scheduler`: the core in this process, the frontends in processes beside it."""
 
+import contextlib
 import os
+import resource
 import shutil
 import signal
 import socket
 import tempfile
 import time
+from pathlib import Path
 from types import FrameType
 
 import click
 import zmq
 
-from common.errors import CheckpointError
-from common.logging import get_logger, setup_logging
+from common.curve import ServerCurve
+from common.errors import BatonError
+from common.logging import LOG_FORMAT_VARIABLE, LOG_FORMATS, get_logger, setup_logging
 from common.model_files import model_name, resolve_model
+from scheduler_svc.core import CoreConfig
 from scheduler_svc.engine import Engine
+from scheduler_svc.exposure import is_beyond_loopback_host, require_keys_beyond_loopback
+from scheduler_svc.front_desk import RECONNECT_GRACE_S
+from scheduler_svc.frontend.api_keys import read_key_file
 from scheduler_svc.frontend_processes import STOP_TIMEOUT_S, FrontendProcesses
+from scheduler_svc.journal import Journal
 from scheduler_svc.scheduler import SchedulerConfig
+from scheduler_svc.step_clock import DEFAULT_FLOOR_S
 
 log = get_logger(__name__)
 
@@ -36,9 +46,27 @@ log = get_logger(__name__)
 @click.option("--frontends", default=1, type=click.IntRange(0, 64), help="HTTP processes; 0 serves ZeroMQ only.")
 @click.option("--api-key", "api_keys", multiple=True, help="Key that clients must send; may be given several times. "
               "Better kept in the environment variable BATON_API_KEYS (comma separated).")  # fmt: skip
+@click.option("--api-keys", "api_keys_file", type=click.Path(dir_okay=False, path_type=Path),
+              envvar="BATON_API_KEYS_FILE", show_envvar=True,
+              help="File of API keys (baton keys api), read again when it changes.")  # fmt: skip
+@click.option("--curve-keys", type=click.Path(file_okay=False, path_type=Path),
+              help="Folder with the scheduler's secret key and the keys of executors that may connect (baton keys); "
+              "these are read again when they change.")  # fmt: skip
+@click.option("--insecure", is_flag=True, help="Bind ZeroMQ beyond loopback without keys: the network is trusted.")
 @click.option("--window", default=2, type=click.IntRange(1, 8), help="Plans in flight to one executor.")
 @click.option("--max-waiting", default=4096, type=click.IntRange(1), help="Sequences that may wait; more get a 429.")
+@click.option("--step-timeout", "step_floor_s", default=DEFAULT_FLOOR_S, type=click.FloatRange(0.1), metavar="SECONDS",
+              help="Shortest time after which an executor counts as hung that lives and does not answer a plan; "
+              "10 times its longest comparable step, if that is more.")  # fmt: skip
+@click.option("--reconnect-grace", "reconnect_grace_s", default=RECONNECT_GRACE_S, type=click.FloatRange(0.0),
+              metavar="SECONDS", help="How long a request goes on whose client's connection broke.")  # fmt: skip
+@click.option("--journal", "journal_path", type=click.Path(dir_okay=False, path_type=Path),
+              help="File that accepted requests and their tokens are written to, so that they survive the scheduler.  "
+              "[default: journal-PORT.sqlite3 in $XDG_STATE_HOME/baton]")  # fmt: skip
+@click.option("--no-journal", is_flag=True, help="Lose open requests when the scheduler ends.")
 @click.option("--log-level", default="info", type=click.Choice(["debug", "info", "warning", "error"]))
+@click.option("--log-format", default="logfmt", type=click.Choice(LOG_FORMATS), envvar=LOG_FORMAT_VARIABLE,
+              show_envvar=True, help="Of log lines.")  # fmt: skip
 def main(
     model: str | None,
     served_model_name: str | None,
@@ -48,34 +76,61 @@ def main(
     frontend_endpoint: str | None,
     frontends: int,
     api_keys: tuple[str, ...],
+    api_keys_file: Path | None,
+    curve_keys: Path | None,
+    insecure: bool,
     window: int,
     max_waiting: int,
+    step_floor_s: float,
+    reconnect_grace_s: float,
+    journal_path: Path | None,
+    no_journal: bool,
     log_level: str,
+    log_format: str,
 ) -> None:
     """Run Baton's scheduler service: an OpenAI-compatible HTTP server and the scheduler behind it.
 
     It needs no GPU and no torch. Executors (baton-executor) connect to it, and may come and go.
     """
-    setup_logging("scheduler", log_level)
+    require_keys_beyond_loopback(
+        executor_endpoint, frontend_endpoint, has_keys=curve_keys is not None, insecure=insecure
+    )
+    setup_logging("scheduler", log_level, log_format)
     name = served_model_name or model_name(model)
     if model is None:
         log.info("no --model given: serving the embedded demo model", model=name)
     if api_keys:
         os.environ["BATON_API_KEYS"] = ",".join(api_keys)  # for the frontends, which must not show it in `ps`
     stopping = _StopFlag()
+    _raise_file_limit()
     run_dir = tempfile.mkdtemp(prefix="baton-")  # mode 0700: nobody else reaches the core's socket
     try:
+        curve = ServerCurve.load(curve_keys) if curve_keys is not None else None
+        if api_keys_file is not None:
+            read_key_file(api_keys_file)  # the frontends do; here it can still be told whoever starts this
         folder = resolve_model(model, weights=False)
         listener = _listen(host, port) if frontends else None
         front = frontend_endpoint or f"ipc://{run_dir}/core"
-        engine = Engine(executor_endpoint, front, name, SchedulerConfig(window=window, max_waiting=max_waiting))
-    except (CheckpointError, OSError, zmq.ZMQError) as error:
+        config = CoreConfig(
+            model=name,
+            scheduler=SchedulerConfig(window=window, max_waiting=max_waiting),
+            step_floor_s=step_floor_s,
+            reconnect_grace_s=reconnect_grace_s,
+        )
+        journal = None if no_journal else Journal(journal_path or _default_journal(listener, executor_endpoint))
+        engine = Engine(executor_endpoint, front, config, journal, curve)
+    except (BatonError, OSError, zmq.ZMQError) as error:
         raise click.UsageError(str(error)) from error  # exit code 2: starting again without a change is pointless
-    log.info("core started", executors=engine.executor_endpoint, frontends=front, window=window)
+    where = {"executors": engine.executor_endpoint, "encrypted": curve is not None, "frontends": front}
+    log.info("core started", **where, window=window, journal="off" if journal is None else str(journal.path))
     processes = None
     if listener is not None:
         arguments = ["--core-endpoint", front, "--model", str(folder), "--served-model-name", name]
-        processes = FrontendProcesses(frontends, listener, [*arguments, "--log-level", log_level])
+        arguments += ["--log-level", log_level, "--log-format", log_format]
+        arguments += ["--api-keys", str(api_keys_file)] if api_keys_file is not None else []
+        processes = FrontendProcesses(frontends, listener, arguments)
+        if is_beyond_loopback_host(host) and api_keys_file is None and not os.environ.get("BATON_API_KEYS"):
+            log.warning("HTTP can be reached from other machines and asks nobody for a key", host=host)
         log.info("listening", url=f"http://{host}:{listener.getsockname()[1]}", model=name, frontends=frontends)
     try:
         _serve(engine, processes, stopping)
@@ -101,11 +156,26 @@ def _serve(engine: Engine, processes: FrontendProcesses | None, stopping: "_Stop
             engine.turn()
 
 
+def _default_journal(listener: socket.socket | None, executor_endpoint: str) -> Path:
+    """In the user's state folder, which is made; a file for each port, as a journal is one scheduler's."""
+    port = listener.getsockname()[1] if listener is not None else executor_endpoint.rpartition(":")[2]
+    folder = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "baton"
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return folder / f"journal-{port}.sqlite3"
+
+
 def _listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.create_server((host, port), family=family, backlog=2048)
     listener.set_inheritable(True)
     return listener
+
+
+def _raise_file_limit() -> None:
+    """As far as this process may: each connection is a file, and strangers must not use up the few of the default."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError):  # macOS says "unlimited" and takes less
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 class _StopFlag:

@@ -89,11 +89,6 @@ class Core:
         """A plan could not be sent, because the executor has stopped reading."""
         return self._follow(self.fleet.end(epoch, "silent", "it takes no more messages", now), now)
 
-    def probes(self) -> list[Effect]:
-        """A message for every peer: sending them finds out whose connection is gone."""
-        beats: list[Effect] = [ToExecutor(peer, beat) for peer, beat in self.fleet.heartbeats()]
-        return [*beats, *self._tell_fleet_state()]
-
     def plans(self, now: float) -> list[Effect]:
         """All plans that executors can be sent now. They must be sent, or their epochs end."""
         effects: list[Effect] = []
@@ -118,7 +113,7 @@ class Core:
             case m.Detach(request_id=request_id):
                 effects += self.desk.detach(peer, request_id, now)
             case m.Cancel(request_id=request_id, index=index):
-                effects += self.desk.cancel(request_id, index, now)
+                effects += self.desk.cancel(peer, request_id, index, now)
             case m.StatusQuery(query_id=query_id):
                 self.desk.outbox.answer(peer, m.Status(query_id=query_id, report=self._reporter.status(now)))
             case m.MetricsQuery(query_id=query_id):

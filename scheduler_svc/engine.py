@@ -9,6 +9,7 @@ from math import ceil
 import zmq
 
 from common import messages as m
+from common.curve import ServerCurve
 from common.logging import DropLog, get_logger
 from common.wire import VersionError
 from scheduler_svc.core import Core, CoreConfig
@@ -21,8 +22,7 @@ from scheduler_svc.reporting import Outside
 from scheduler_svc.router import Router, Sent
 
 TICK_MS = 100
-PROBE_MS = 10  # between heartbeats while a broken connection's owner is looked for
-PROBE_FOR_S = 0.25
+SETTLE_MS = 10  # between looks at the journal while the engine closes
 FULL_PAUSE_S = 0.05  # before a frontend that takes nothing is offered its outputs again
 
 log = get_logger(__name__)
@@ -35,13 +35,19 @@ class Engine:
         executor_endpoint, frontend_endpoint: to bind.
         config: of the core; what depends on the clock and the journal is filled in here.
         journal: opened and not started; None runs without.
+        curve: keys of this service, and of the executors that may connect; None asks nobody.
 
     Attributes:
         core: for reading.
     """
 
     def __init__(
-        self, executor_endpoint: str, frontend_endpoint: str, config: CoreConfig, journal: Journal | None = None
+        self,
+        executor_endpoint: str,
+        frontend_endpoint: str,
+        config: CoreConfig,
+        journal: Journal | None = None,
+        curve: ServerCurve | None = None,
     ) -> None:
         wall_s, now = time.time(), time.monotonic()
         batches = journal.load() if journal is not None else []
@@ -56,7 +62,12 @@ class Engine:
         self._drops = {link: DropLog(log, link) for link in ("executors", "frontends")}
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._executors: Router[m.ExecutorToScheduler] = Router(
-            self._context, executor_endpoint, m.ExecutorToScheduler, self._drops["executors"], self._wrong_version
+            self._context,
+            executor_endpoint,
+            m.ExecutorToScheduler,
+            self._drops["executors"],
+            self._wrong_version,
+            curve=curve,
         )
         self._fronts: Router[m.FrontendToCore] = Router(
             self._context, frontend_endpoint, m.FrontendToCore, self._drops["frontends"]
@@ -64,7 +75,6 @@ class Engine:
         self._poller = zmq.Poller()
         for socket in (self._executors.socket, self._executors.monitor, self._fronts.socket, self._fronts.monitor):
             self._poller.register(socket, zmq.POLLIN)
-        self._probe_until = 0.0
         self._full_until: dict[Peer, float] = {}
         self._journal = journal
         if journal is not None:
@@ -83,7 +93,10 @@ class Engine:
         for peer, request in self._fronts.receive():
             self._do(self.core.from_frontend(peer, request, time.monotonic()))
         now = time.monotonic()
-        self._find_lost_connections(now)
+        for peer in self._executors.lost_connections():
+            self._do(self.core.executor_gone(peer, now))
+        for peer in self._fronts.lost_connections():
+            self._do(self.core.frontend_gone(peer, now))
         self._do(self.core.tick(now))
         self._do(self.core.plans(time.monotonic()))
         if self._journal is not None:
@@ -102,9 +115,8 @@ class Engine:
 
     def _patience_ms(self, now: float) -> int:
         """How long nothing may happen until there is something to do all the same."""
-        patience_ms = PROBE_MS if now < self._probe_until else TICK_MS
         due_in_s = self.core.desk.ledger.due_in_s(now)
-        return patience_ms if due_in_s is None else min(patience_ms, ceil(due_in_s * 1000))
+        return TICK_MS if due_in_s is None else min(TICK_MS, ceil(due_in_s * 1000))
 
     # --- effects ---
 
@@ -146,13 +158,6 @@ class Engine:
             elif sent is Sent.FULL:
                 self._full_until[peer] = now + FULL_PAUSE_S
 
-    def _find_lost_connections(self, now: float) -> None:
-        """A broken connection does not say whose it was; a heartbeat to each peer does."""
-        if self._executors.lost_connections() + self._fronts.lost_connections():
-            self._probe_until = now + PROBE_FOR_S
-        if now < self._probe_until:
-            self._do(self.core.probes())
-
     def _wrong_version(self, peer: Peer, error: VersionError) -> None:
         self._executors.send(peer, m.Reject(reason=str(error)))
 
@@ -187,7 +192,7 @@ class Engine:
     def _settle_journal(self, journal: Journal) -> None:
         """Wait until all is on disk, or the disk has shown that it does not work."""
         while not self.core.desk.ledger.is_settled:
-            journal.socket.poll(PROBE_MS)
+            journal.socket.poll(SETTLE_MS)
             self._write_journal(journal)
             self._do(self.core.desk.tick(time.monotonic()))
 

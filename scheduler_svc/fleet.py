@@ -222,12 +222,8 @@ class Fleet:
                 effects += self._end(member, "hung", f"no answer to a plan for {overdue_s:.1f} s", now)
         if now - self._last_beat >= HEARTBEAT_INTERVAL_S:
             self._last_beat = now
-            effects += [Send(peer, beat) for peer, beat in self.heartbeats()]
+            effects += [Send(member.peer, m.SchedulerHeartbeat(epoch=member.epoch)) for member in self]
         return effects
-
-    def heartbeats(self) -> list[tuple[Peer, m.SchedulerHeartbeat]]:
-        """A heartbeat for everyone; sending them also finds out whose connection is gone."""
-        return [(member.peer, m.SchedulerHeartbeat(epoch=member.epoch)) for member in self]
 
     def _hello(self, peer: Peer, hello: m.Hello, now: float) -> list[Effect]:
         effects: list[Effect] = []

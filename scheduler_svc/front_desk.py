@@ -119,9 +119,12 @@ class FrontDesk:
         request.peer = None
         return self._leave_alone([request], now)
 
-    def cancel(self, request_id: str, index: int, now: float) -> list[Effect]:
-        """Nobody wants a request, or one of its sequences, any more."""
-        return self.ended(self._scheduler.cancel(request_id, index), now)
+    def cancel(self, peer: Peer, request_id: str, index: int, now: float) -> list[Effect]:
+        """A frontend wants no more of a request, or of one of its sequences; it may not know that another reads it."""
+        request = self.requests.find(request_id)
+        if request is None or request.peer not in (peer, None):
+            return []
+        return self._cancel(request_id, index, now)
 
     def gone(self, peer: Peer, reason: str, now: float) -> list[Effect]:
         """The connection to a frontend broke: what its requests say is for nobody until a client comes back."""
@@ -172,7 +175,7 @@ class FrontDesk:
                 effects += self._leave_alone(requests, now)
         for request in self.requests.late(now):
             effects.append(log("info", "request cancelled: its client did not come back", request=request.id))
-            effects += self.cancel(request.id, -1, now)
+            effects += self._cancel(request.id, -1, now)
         for request_id in self.requests.let_go(now):
             self.ledger.let_go(request_id)
         if (overgrown := self.ledger.overgrown()) is not None and (found := self.requests.find(overgrown)) is not None:
@@ -237,8 +240,11 @@ class FrontDesk:
         for request in requests:
             request.cancel_at = now + self._grace_s
             if self._grace_s == 0:
-                effects += self.cancel(request.id, -1, now)
+                effects += self._cancel(request.id, -1, now)
         return effects
+
+    def _cancel(self, request_id: str, index: int, now: float) -> list[Effect]:
+        return self.ended(self._scheduler.cancel(request_id, index), now)
 
     def _record(self, request: Request) -> Accepted:
         return request.record(self._scheduler.output_of, self._wall_offset_s)

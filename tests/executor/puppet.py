@@ -11,6 +11,7 @@ import numpy as np
 from common import messages as m
 from common.logging import setup_logging
 from common.plan import ExecutorLimits, PlanColumns
+from executor_svc.health_file import HealthFile
 from executor_svc.server import serve
 
 LIMITS = ExecutorLimits(
@@ -39,4 +40,4 @@ class PuppetRunner:
 
 if __name__ == "__main__":
     setup_logging("executor")
-    sys.exit(serve(PuppetRunner(), HELLO, sys.argv[1]))  # type: ignore[arg-type]
+    sys.exit(serve(PuppetRunner(), HELLO, sys.argv[1], HealthFile(None)))  # type: ignore[arg-type]

@@ -276,3 +276,10 @@ def test_baton_executor_serves_the_demo_model() -> None:
     for event in ("serving the embedded demo model", "model loaded", "pool", "joined", "leaving", "stopped"):
         assert event in log
     assert log.count("service=executor") == log.count("\n")
+
+
+def test_a_scheduler_of_another_version_ends_it_with_78(puppet: Scheduler) -> None:
+    puppet.expect(m.Hello)
+    puppet.send_frames(b"baton/999", b"whatever it means by that")
+    assert puppet.exit_code() == 78
+    assert "peer speaks protocol version 999" in puppet.close()

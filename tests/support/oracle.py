@@ -50,10 +50,15 @@ class Written:
 
 
 class OracleExecutor:
-    """Runs plans in order over imaginary KV memory."""
+    """Runs plans in order over imaginary KV memory.
 
-    def __init__(self, limits: ExecutorLimits) -> None:
+    Args:
+        model: executors of different ones sample different tokens; `expected_output` finds them with `seed ^ model`.
+    """
+
+    def __init__(self, limits: ExecutorLimits, model: int = 0) -> None:
         self.limits = limits
+        self.model = model
         self.slots: dict[int, Written] = {}
         self.last_tokens: dict[int, int] = {}
         self.computed_tokens = 0
@@ -69,7 +74,7 @@ class OracleExecutor:
         for i, r in enumerate(columns.sample_rows):
             sampling = columns.sampling
             seed = int(sampling.seeds[i]) if sampling is not None and sampling.temperatures[i] > 0 else 0
-            token = next_token(histories[r], seed, self.limits.vocab_size)
+            token = next_token(histories[r], seed ^ self.model, self.limits.vocab_size)
             self.last_tokens[int(columns.lanes[r])] = token
             tokens.append(token)
         written = columns.slot_mapping[columns.slot_mapping >= 0]

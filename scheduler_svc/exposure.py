@@ -1,0 +1,52 @@
+"""What a service that listens would let others on the network do."""
+
+import ipaddress
+
+import click
+
+LOCAL_TRANSPORTS = ("ipc://", "inproc://")
+
+
+def is_beyond_loopback(endpoint: str) -> bool:
+    """Whether a ZeroMQ endpoint, bound, could be reached from another machine.
+
+    What cannot be told, such as a wildcard, the name of an interface or of a host, counts as beyond.
+    """
+    if endpoint.startswith(LOCAL_TRANSPORTS):
+        return False
+    address = endpoint.removeprefix("tcp://")
+    return address == endpoint or is_beyond_loopback_host(address.rpartition(":")[0])
+
+
+def is_beyond_loopback_host(host: str) -> bool:
+    """The same for an address without a port; an IPv6 address may stand in brackets."""
+    try:
+        return not ipaddress.ip_address(host.removeprefix("[").removesuffix("]")).is_loopback
+    except ValueError:
+        return True
+
+
+def require_keys_beyond_loopback(
+    executor_endpoint: str, frontend_endpoint: str | None, *, has_keys: bool, insecure: bool
+) -> None:
+    """Refuse, with a click.UsageError, to let anybody who reaches an endpoint act as an executor or a frontend.
+
+    Args:
+        executor_endpoint: may be opened with keys.
+        frontend_endpoint: may not, as it has none.
+        has_keys: whether executors have to prove theirs.
+        insecure: the operator wants no keys.
+    """
+    if insecure:
+        return
+    if is_beyond_loopback(executor_endpoint) and not has_keys:
+        raise click.UsageError(
+            f"--executor-endpoint {executor_endpoint} could be reached from other machines, and whoever reaches it "
+            "could join as an executor and read every prompt. Make keys (baton keys init) and name them by "
+            "--curve-keys, or say --insecure if nobody else is on this network."
+        )
+    if frontend_endpoint is not None and is_beyond_loopback(frontend_endpoint):
+        raise click.UsageError(
+            f"--frontend-endpoint {frontend_endpoint} could be reached from other machines, and has no keys. Bind it "
+            "to loopback or to an ipc:// socket file, or say --insecure if nobody else is on this network."
+        )

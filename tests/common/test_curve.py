@@ -1,0 +1,110 @@
+"""Key files: what is written can be read, and what should not be used is refused with a way to mend it."""
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+import zmq.auth
+
+from common.curve import ClientCurve, KeyFileError, KeyPair, ServerCurve, allowed_files, certificate, load_public
+
+STRANGER = 4711  # a user id that is not ours
+
+
+@pytest.fixture
+def keys():
+    return KeyPair.generate()
+
+
+@pytest.fixture
+def secret_file(tmp_path, keys):
+    path = tmp_path / "server.key_secret"
+    path.write_text(certificate(keys.public, keys.secret))
+    path.chmod(0o600)
+    return path
+
+
+def test_files_are_those_of_pyzmq_and_czmq(secret_file, tmp_path, keys):
+    assert KeyPair.load(secret_file) == keys
+    assert zmq.auth.load_certificate(secret_file) == (keys.public, keys.secret)
+    theirs, _ = zmq.auth.create_certificates(tmp_path, "theirs")
+    assert load_public(Path(theirs)) == zmq.auth.load_certificate(theirs)[0]
+
+
+def test_a_secret_is_not_shown(keys):
+    assert keys.secret.decode() not in repr(keys)
+    assert keys.secret.decode() not in repr(ServerCurve(keys, Path("x")))
+
+
+@pytest.mark.parametrize("mode", [0o604, 0o602, 0o601, 0o644, 0o620])
+def test_a_secret_that_is_open_to_others_is_refused(secret_file, mode):
+    secret_file.chmod(mode)
+    with pytest.raises(KeyFileError, match=rf"open to others \(mode {mode:04o}\).*chmod 600 {secret_file}"):
+        KeyPair.load(secret_file)
+
+
+def test_a_group_may_read_what_is_not_ours(secret_file, keys, monkeypatch):
+    """As Kubernetes mounts secrets, and as PostgreSQL has it."""
+    secret_file.chmod(0o440)
+    monkeypatch.setattr(os, "geteuid", lambda: STRANGER)
+    assert KeyPair.load(secret_file) == keys
+
+
+def test_a_group_may_not_read_what_is_ours(secret_file, monkeypatch):
+    secret_file.chmod(0o640)
+    status = secret_file.stat()
+    fields = list(status)
+    fields[stat.ST_UID] = STRANGER
+    monkeypatch.setattr(Path, "stat", lambda self, **_: os.stat_result(fields))
+    monkeypatch.setattr(os, "geteuid", lambda: STRANGER)
+    with pytest.raises(KeyFileError, match="open to others"):
+        KeyPair.load(secret_file)
+
+
+def test_files_that_are_no_keys(tmp_path, keys, secret_file):
+    other = KeyPair.generate()
+    cases = {
+        "": "has no public key",
+        'public-key = "tooshort"': "not 40 characters of Z85",
+        "curve\n    public-key = \n": "not 40 characters of Z85",
+        f'public-key = "{"~" * 40}"': "not 40 characters of Z85",
+        f'public-key = "{"#" * 40}"': "not 40 characters of Z85",
+        certificate(keys.public): "has no secret key",
+        certificate(other.public, keys.secret): "do not belong together",
+        certificate(keys.public, b"short"): "not 40 characters of Z85",
+    }
+    for text, complaint in cases.items():
+        secret_file.write_text(text)
+        with pytest.raises(KeyFileError, match=complaint) as caught:
+            KeyPair.load(secret_file)
+        assert str(secret_file) in str(caught.value)
+    secret_file.write_bytes(os.urandom(300))
+    with pytest.raises(KeyFileError):
+        load_public(secret_file)
+    with pytest.raises(KeyFileError, match="there is no such file"):
+        load_public(tmp_path / "nothing")
+    with pytest.raises(KeyFileError, match="cannot be read: Is a directory"):
+        load_public(tmp_path)
+
+
+def test_folders(tmp_path, keys, secret_file):
+    assert ServerCurve.load(tmp_path) == ServerCurve(keys, tmp_path)
+    with pytest.raises(KeyFileError, match=r"executor\.key_secret cannot be read"):
+        ClientCurve.load(tmp_path)
+    secret_file.rename(tmp_path / "executor.key_secret")
+    with pytest.raises(KeyFileError, match=r"server\.key cannot be read"):
+        ClientCurve.load(tmp_path)
+    server = KeyPair.generate()
+    (tmp_path / "server.key").write_text(certificate(server.public))
+    assert ClientCurve.load(tmp_path) == ClientCurve(keys, server.public)
+    for name in (
+        "executor-b.key",
+        "executor-a.key",
+        "executor-.a.swp",
+        ".executor-c.key",
+        "executor-d.key.bak",
+        "e.key",
+    ):
+        (tmp_path / name).write_text("")
+    assert list(allowed_files(tmp_path)) == ["a", "b"]

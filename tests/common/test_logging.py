@@ -1,0 +1,99 @@
+"""Log lines that machines can read, and that nobody can flood."""
+
+import json
+import logging
+
+import pytest
+import structlog
+
+from common import logging as log_module
+from common.logging import DropLog, QuietLog, get_logger, setup_logging
+
+
+@pytest.fixture(autouse=True)
+def _as_in_a_new_process(monkeypatch):
+    """And afterwards as it was: other tests of this process have loggers, too."""
+    root, library = logging.getLogger(), logging.getLogger("uvicorn.error")
+    monkeypatch.setattr(logging.getLogger("uvicorn"), "propagate", True)
+    monkeypatch.setattr(library, "filters", [])
+    monkeypatch.setattr(root, "handlers", [])
+    levels = {logger: logger.level for logger in (root, library)}
+    library.setLevel(logging.NOTSET)
+    yield
+    for logger, level in levels.items():
+        logger.setLevel(level)
+    structlog.reset_defaults()
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    class Clock:
+        now = 100.0
+
+        def monotonic(self):
+            return self.now
+
+    clock = Clock()
+    monkeypatch.setattr(log_module, "time", clock)
+    return clock
+
+
+def test_json_lines(capsys):
+    setup_logging("executor", log_format="json")
+    get_logger("a").info("joined", epoch=3, name='quoted "x"\nand more', path=object)
+    try:
+        raise ValueError("broken")
+    except ValueError:
+        get_logger("a").exception("step failed")
+    logging.getLogger("some.library").warning("it says %s", "so")
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert [line["event"] for line in lines] == ["joined", "step failed", "it says so"]
+    assert (lines[0]["epoch"], lines[0]["name"], lines[0]["level"]) == (3, 'quoted "x"\nand more', "info")
+    assert "ValueError: broken" in lines[1]["exception"]
+    assert {line["service"] for line in lines} == {"executor"}
+    assert all(line["time"].endswith("Z") for line in lines)
+
+
+def test_logfmt_lines(capsys):
+    setup_logging("scheduler")
+    get_logger("a").info("core started", window=2)
+    assert capsys.readouterr().err.endswith('level=info service=scheduler event="core started" window=2\n')
+
+
+def test_one_line_a_second_with_the_number_of_events(capsys, clock):
+    setup_logging("scheduler", log_format="json")
+    quiet = QuietLog(get_logger("a"), "executor refused", link="executors")
+    for count in (1000, 500, 1):
+        for number in range(count):
+            quiet.happened(address=number)
+        clock.now += 1.0
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert [(line["since_last"], line["address"], line["link"]) for line in lines] == [
+        (1, 0, "executors"),
+        (1000, 0, "executors"),
+        (500, 0, "executors"),
+    ]
+    assert quiet.count == 1501
+
+
+def test_what_is_dropped_is_told_in_short(capsys):
+    setup_logging("scheduler", log_format="json")
+    DropLog(get_logger("a"), "frontends").dropped("beef", ValueError("x" * 5000))
+    line = json.loads(capsys.readouterr().err)
+    assert (line["event"], line["link"], line["sender"]) == ("message dropped", "frontends", "beef")
+    assert len(line["reason"]) == 300
+
+
+def test_the_http_library_warns_once_a_second(capsys, clock):
+    setup_logging("frontend")
+    library = logging.getLogger("uvicorn.error")
+    for _ in range(50):
+        library.warning("Invalid HTTP request received.")
+        library.warning("Unsupported upgrade request.")
+    library.error("Exception in ASGI application")
+    clock.now += 1.0
+    library.warning("Invalid HTTP request received.")
+    shown = capsys.readouterr().err
+    assert shown.count("Invalid HTTP request received.") == 2
+    assert "Unsupported" not in shown
+    assert "Exception in ASGI application" in shown

@@ -1,0 +1,118 @@
+"""What may be bound beyond loopback, and what `baton-scheduler` says about the rest."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from scheduler_svc.__main__ import main
+from scheduler_svc.exposure import is_beyond_loopback, is_beyond_loopback_host
+from scheduler_svc.frontend.api_keys import encode_key_file
+from tests.support.keyed import key_ring
+
+ROOT = Path(__file__).parents[2]
+
+LOCAL = [
+    "tcp://127.0.0.1:5555",
+    "tcp://127.1.2.3:0",
+    "tcp://[::1]:5555",
+    "tcp://::1:5555",
+    "ipc:///run/baton/core",
+    "ipc://@abstract",
+    "inproc://x",
+]
+BEYOND = [
+    "tcp://*:5555",
+    "tcp://0.0.0.0:5555",
+    "tcp://[::]:5555",
+    "tcp://[::]:*",
+    "tcp://10.0.0.7:5555",
+    "tcp://[fe80::1]:5555",
+    "tcp://[fe80::1%eth0]:5555",
+    "tcp://eth0:5555",
+    "tcp://lo:5555",
+    "tcp://localhost:5555",
+    "tcp://scheduler.example:5555",
+    "tcp://127.0.0.1.example:5555",
+    "tcp://127.0.0.1",
+    "tcp://127.1:5555",
+    "ws://127.0.0.1:80",
+    "udp://127.0.0.1:80",
+    "nonsense",
+    "",
+]
+
+
+@pytest.mark.parametrize("endpoint", LOCAL)
+def test_local_endpoints(endpoint):
+    assert not is_beyond_loopback(endpoint)
+
+
+@pytest.mark.parametrize("endpoint", BEYOND)
+def test_what_others_could_reach(endpoint):
+    assert is_beyond_loopback(endpoint)
+
+
+def test_hosts():
+    assert [is_beyond_loopback_host(host) for host in ("127.0.0.1", "::1", "[::1]")] == [False] * 3
+    assert [is_beyond_loopback_host(host) for host in ("0.0.0.0", "::", "", "box", "10.0.0.1")] == [True] * 5
+
+
+@pytest.mark.parametrize("endpoint", ["tcp://*:5555", "tcp://0.0.0.0:5555", "tcp://eth0:5555"])
+def test_executors_socket_needs_keys_beyond_loopback(endpoint):
+    result = CliRunner().invoke(main, ["--executor-endpoint", endpoint])
+    assert result.exit_code == 2
+    for part in (f"--executor-endpoint {endpoint}", "baton keys init", "--curve-keys", "--insecure"):
+        assert part in result.stderr
+
+
+def test_frontends_socket_has_no_keys(tmp_path):
+    folder = key_ring(tmp_path / "keys").scheduler
+    result = CliRunner().invoke(main, ["--frontend-endpoint", "tcp://0.0.0.0:5556", "--curve-keys", str(folder)])
+    assert result.exit_code == 2
+    for part in ("--frontend-endpoint tcp://0.0.0.0:5556", "ipc://", "--insecure"):
+        assert part in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("option", "name", "content", "complaint"),
+    [
+        ("--curve-keys", "nothing", None, r"nothing/server\.key_secret cannot be read: there is no such file"),
+        ("--api-keys", "nothing", None, "nothing cannot be read: No such file"),
+        ("--api-keys", "keys.json", b"{}", "is no file of `baton keys api`"),
+    ],
+)
+def test_keys_that_cannot_be_used_are_told_before_anything_starts(tmp_path, option, name, content, complaint):
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    command = [sys.executable, "-m", "scheduler_svc", option, str(tmp_path / name), "--no-journal", "--port", "0"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 2
+    assert re.search(complaint, done.stderr)
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("with_keys", [False, True])
+def test_http_without_keys_is_warned_of_and_both_processes_log_json(tmp_path, with_keys):
+    (tmp_path / "keys.json").write_bytes(encode_key_file([]))
+    (tmp_path / "keys.json").chmod(0o600)
+    options = ["--api-keys", str(tmp_path / "keys.json")] if with_keys else []
+    command = [sys.executable, "-m", "scheduler_svc", "--host", "0.0.0.0", "--port", "0", "--no-journal", *options]
+    command += ["--executor-endpoint", "tcp://127.0.0.1:0", "--log-format", "json"]
+    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    events = []
+    try:
+        while "frontend connected" not in events:
+            event = json.loads(process.stderr.readline())
+            events.append(event["event"])
+            assert event["service"] in ("scheduler", "frontend")
+    finally:
+        process.terminate()
+        rest = process.communicate(timeout=20)[1]
+    assert all(json.loads(line) for line in rest.splitlines())
+    warned = "HTTP can be reached from other machines and asks nobody for a key" in events
+    assert warned is not with_keys
