@@ -72,7 +72,8 @@ RUN --mount=type=cache,target=/root/.cache/pip --mount=type=bind,from=wheels,tar
 FROM scheduler-env AS scheduler-bytecode
 COPY --from=scheduler-code /code /opt/baton
 RUN PYTHONPYCACHEPREFIX=/bytecode PATH=/opt/baton/bin:$PATH timeout 120 sh -c \
-    'baton-scheduler & until baton status; do sleep 0.5; done; kill $! && wait $!'
+    'baton keys init --dir /tmp/keys --executor x; \
+     baton-scheduler --no-journal & until baton status; do sleep 0.5; done; kill $! && wait $!'
 
 FROM executor-env AS executor-bytecode
 COPY --from=code /code /opt/baton
@@ -81,8 +82,12 @@ RUN PYTHONPYCACHEPREFIX=/bytecode /opt/baton/bin/python -c \
 
 # ---- The images.
 FROM ${PYTHON_IMAGE} AS service
-RUN useradd --uid 10001 --no-create-home --home-dir /tmp baton
-ENV PATH=/opt/baton/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 PYTHONPYCACHEPREFIX=/opt/bytecode
+# A volume that is mounted empty takes its owner from the folder in the image.
+RUN useradd --uid 10001 --no-create-home --home-dir /tmp baton \
+ && install --directory --owner=baton --mode=0700 \
+        /etc/baton/keys /etc/baton/keys/scheduler /etc/baton/keys/executors /var/lib/baton
+ENV PATH=/opt/baton/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 PYTHONPYCACHEPREFIX=/opt/bytecode \
+    BATON_KEYS_DIR=/etc/baton/keys
 USER baton
 WORKDIR /tmp
 
@@ -97,7 +102,7 @@ FROM service AS executor
 COPY --from=executor-env /opt/baton /opt/baton
 COPY --from=code /code /opt/baton
 COPY --from=executor-bytecode /bytecode /opt/bytecode
-COPY deploy/executor_health.py /opt/baton/
+COPY deploy/executor_health.py deploy/executor_drain.py /opt/baton/
 CMD ["baton-executor"]
 
 # ---- The GPU image. Not built by our tests, which reach neither its base image nor a CUDA torch, and ahead of the
@@ -110,7 +115,8 @@ RUN apt-get update \
  && apt-get install --yes --no-install-recommends python3 python3-venv python3-dev gcc libc6-dev \
  && rm -rf /var/lib/apt/lists/* \
  && python3 -m venv /opt/baton \
- && useradd --uid 10001 --no-create-home --home-dir /tmp baton
+ && useradd --uid 10001 --no-create-home --home-dir /tmp baton \
+ && install --directory --owner=baton --mode=0700 /etc/baton/keys /etc/baton/keys/executors
 ENV PATH=/opt/baton/bin:$PATH PYTHONUNBUFFERED=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 COPY --from=requirements /requirements/base.txt /requirements/gpu.txt /requirements/gpu-pins.txt /requirements/
 ARG GPU_TORCH="torch==2.11.0"
@@ -123,7 +129,7 @@ RUN --mount=type=cache,target=/root/.cache/pip --mount=type=bind,from=wheels,tar
  && if [ -n "${FLASH_ATTN}" ]; then pip install --quiet --no-deps --find-links /wheels "${FLASH_ATTN}"; fi
 COPY --from=code /dist /dist
 RUN pip install --quiet --no-index --no-deps /dist/*.whl
-COPY deploy/executor_health.py /opt/baton/
+COPY deploy/executor_health.py deploy/executor_drain.py /opt/baton/
 USER baton
 WORKDIR /tmp
 CMD ["baton-executor", "--device", "cuda"]

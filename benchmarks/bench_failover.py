@@ -117,6 +117,7 @@ async def _kill_again_and_again(fleet: LocalFleet, kills: int, num_streams: int)
             startups.append(time.monotonic() - killed_at)
             assert not streaming.done(), streaming.exception()
         streaming.cancel()
+        await asyncio.wait([streaming])
     return pauses, startups
 
 

@@ -23,6 +23,7 @@ from scheduler_svc.router import Router, Sent
 
 TICK_MS = 100
 SETTLE_MS = 10  # between looks at the journal while the engine closes
+MAX_EXECUTOR_MESSAGE_BYTES = 2**20  # four times the longest StepResult; libzmq may hold it for every stranger
 FULL_PAUSE_S = 0.05  # before a frontend that takes nothing is offered its outputs again
 
 log = get_logger(__name__)
@@ -68,6 +69,7 @@ class Engine:
             self._drops["executors"],
             self._wrong_version,
             curve=curve,
+            max_message_bytes=MAX_EXECUTOR_MESSAGE_BYTES,
         )
         self._fronts: Router[m.FrontendToCore] = Router(
             self._context, frontend_endpoint, m.FrontendToCore, self._drops["frontends"]

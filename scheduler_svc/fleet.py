@@ -20,7 +20,8 @@ from scheduler_svc.step_clock import DEFAULT_FLOOR_S, StepClock
 
 Peer = bytes
 
-MAX_BLOCKS = 2**22
+MAX_BLOCKS = 2**20
+MAX_BLOCK_SIZE = 2**16
 MAX_LANES = 2**16
 MAX_SLOTS = 2**31 - 1
 MAX_REMEMBERED = 1024  # executors that left
@@ -244,6 +245,7 @@ class Fleet:
         must be able to read the tokens of any sequence."""
         for what, value, limit in (
             ("num_blocks", hello.num_blocks, MAX_BLOCKS),
+            ("block_size", hello.block_size, MAX_BLOCK_SIZE),
             ("max_num_seqs", hello.max_num_seqs, MAX_LANES),
             ("num_blocks * block_size", hello.num_blocks * hello.block_size, MAX_SLOTS),
         ):

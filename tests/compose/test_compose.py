@@ -22,8 +22,8 @@ def stream(stack, *, model="baton-demo", **request):
     with httpx.stream("POST", f"{stack.url}/v1/completions", json=body, timeout=120) as response:
         response.raise_for_status()
         for line in response.iter_lines():
-            data = line.removeprefix("data: ")
-            if line and data != "[DONE]":
+            field, _, data = line.partition(": ")
+            if field == "data" and data != "[DONE]":
                 event = json.loads(data)
                 assert "error" not in event, event
                 yield from (choice["text"] for choice in event["choices"])
@@ -61,6 +61,50 @@ def test_containers_are_confined(stack, service):
         assert stack.inspect(container, "{{.HostConfig.CapDrop}} {{.HostConfig.Privileged}}") == "[ALL] false"
         capabilities = stack.docker("exec", container, "grep", "CapEff", "/proc/1/status")
         assert int(capabilities.split()[1], 16) == 0
+
+
+KEYS = "/etc/baton/keys"
+
+
+def test_each_sees_its_own_keys_and_cannot_change_them(stack):
+    (scheduler,), executor = stack.containers("scheduler"), stack.containers("executor")[0]
+    seen = {c: stack.docker("exec", c, "find", KEYS, "-type", "f").split() for c in (scheduler, executor)}
+    assert sorted(seen[scheduler]) == [f"{KEYS}/scheduler/executor-compose.key", f"{KEYS}/scheduler/server.key_secret"]
+    folder = f"{KEYS}/executors/compose"
+    assert sorted(seen[executor]) == [f"{folder}/executor.key_secret", f"{folder}/server.key"]
+    for container, path in ((scheduler, f"{KEYS}/scheduler/x"), (executor, f"{folder}/x")):
+        assert "Read-only file system" in stack.docker("exec", container, "touch", path, check=False)
+
+
+def test_keys_are_made_once(stack):
+    """What `up` runs again, by hand."""
+    (scheduler,) = stack.containers("scheduler")
+    secret = ("exec", scheduler, "cat", f"{KEYS}/scheduler/server.key_secret")
+    before = stack.docker(*secret)
+    assert "and were before" in stack.compose("run", "--rm", "keys")
+    assert stack.docker(*secret) == before
+
+
+STRANGER = "baton-executor --scheduler tcp://scheduler:5555 --threads 1 --num-blocks 64 --name stranger"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [STRANGER, f"baton keys init --dir /tmp/k --executor x && {STRANGER} --curve-keys /tmp/k/executors/x"],
+    ids=["no keys", "other keys"],
+)
+def test_an_executor_without_our_keys_does_not_get_in(stack, command):
+    """In the image and on the network of those that do; it says that it was turned away, and stays out."""
+    network = f"baton-{stack.tag}_fleet"
+    container = stack.docker("run", "-d", "--network", network, f"baton-executor:{stack.tag}", "sh", "-c", command)
+    try:
+        stack.wait_for(lambda: "no way in to the scheduler" in stack.docker("logs", container), "it was turned away")
+        status = stack.status()
+        assert len(status["executors"]) == 3
+        assert "stranger" not in {executor["executor"] for executor in status["executors"]}
+        assert status["messages_dropped"] == 0
+    finally:
+        stack.docker("rm", "--force", container)
 
 
 def test_only_http_is_published_and_only_on_loopback(stack):
@@ -141,7 +185,7 @@ def test_the_health_check_and_a_scheduler_that_is_away(stack):
     stack.compose("stop", "scheduler")
     stack.crash(second)
     stack.wait_for(lambda: stack.health(first) == "unhealthy", "it knows", timeout_s=30)
-    assert "not connected to the scheduler" in stack.inspect(first, "{{json .State.Health.Log}}")
+    assert "not in the fleet" in stack.inspect(first, "{{json .State.Health.Log}}")
     assert stack.health(second) != "healthy"
     stack.compose("start", "scheduler")
     stack.wait_for(lambda: stack.num_joined() == 3, "the executors found it")
@@ -161,10 +205,13 @@ def test_a_model_from_the_mounted_folder(stack, tmp_path):
     folder = tmp_path / "models"
     shutil.copytree(ROOT / "common" / "demo_model", folder / "my model")
     folder.chmod(0o755)
-    stack.up(executors=1, BATON_MODEL_DIR=str(folder), BATON_MODEL="/models/my model", BATON_API_KEYS="secret,other")
+    alice = stack.compose("run", "--rm", "keys", "baton", "keys", "api", "alice").split()[-1]
+    keys = {"BATON_API_KEYS": "secret,other", "BATON_API_KEYS_FILE": f"{KEYS}/scheduler/api-keys.json"}
+    stack.up(executors=1, BATON_MODEL_DIR=str(folder), BATON_MODEL="/models/my model", **keys)
     assert httpx.get(f"{stack.url}/v1/models").status_code == 401
-    answer = stack.baton("generate", PROMPT, "--max-tokens", "10", "--api-key", "other", "--json")
-    assert json.loads(answer)["model"] == "my model"
+    for key in ("other", alice):
+        answer = stack.baton("generate", PROMPT, "--max-tokens", "10", "--api-key", key, "--json")
+        assert json.loads(answer)["model"] == "my model"
 
 
 def test_stopping_is_orderly(stack):

@@ -254,6 +254,7 @@ def test_another_vocabulary_is_rejected_with_what_differs(fleet):
     [
         ({"num_blocks": 2**31 - 1}, "num_blocks is"),
         ({"max_num_seqs": 2**31 - 1}, "max_num_seqs is"),
+        ({"block_size": 2**31 - 1, "num_blocks": 1}, "block_size is"),
         ({"num_blocks": 2**20, "block_size": 2**14}, r"num_blocks \* block_size is"),
     ],
 )

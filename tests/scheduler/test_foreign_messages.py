@@ -79,7 +79,7 @@ def small(message):
     """The message; a Hello with books that do not take seconds to make, which is what a member of the fleet may do."""
     if not isinstance(message, m.Hello):
         return message
-    sizes = {"num_blocks": message.num_blocks % 1000 + 1, "block_size": message.block_size % 1000 + 1}
+    sizes = {"num_blocks": message.num_blocks % 1000 + 1}
     return msgspec.structs.replace(message, **sizes)
 
 
