@@ -1,8 +1,10 @@
 """Time from SIGKILL of an executor to the next token of the streams that ran on it, as their clients see it.
 
-Real processes on this machine, the embedded demo model on the CPU. With a sibling, one of two executors is killed;
-alone, the only one is, and its successor is started at once, so that its start-up time is part of the pause (the line
-gives that too: from the start of a process to its being ready). One JSON line for each setting.
+Real processes on this machine, the embedded demo model on the CPU. With a sibling, one of two executors is killed, and
+started again when all streams go on; alone, the only one is, and its successor is started at once, so that its
+start-up time is part of the pause (the line gives that too: from the start of a process to its being ready). The
+next token of a stream comes when all its tokens so far have been computed again, one stream after the other, so it
+depends on how many tokens there are (`--max-tokens`). One JSON line for each setting.
 
 Example: python benchmarks/bench_failover.py --kills 20 --streams 16
 """
@@ -36,6 +38,7 @@ class Streams:
 
     url: str
     count: int
+    max_tokens: int
     arrivals: list[list[float]] = field(default_factory=list)
 
     async def run(self) -> None:
@@ -50,7 +53,7 @@ class Streams:
             arrivals.clear()
 
     async def _one(self, streams: EventStreams, i: int) -> None:
-        body = {"model": "baton-demo", "max_tokens": 1000, "ignore_eos": True, "stream": True}
+        body = {"model": "baton-demo", "max_tokens": self.max_tokens, "ignore_eos": True, "stream": True}
         while True:
             prompt = f"The {i}th citizen, at {time.monotonic()}:\n"
             await streams.post(
@@ -61,14 +64,15 @@ class Streams:
 @click.command(context_settings={"show_default": True})
 @click.option("--kills", default=20, type=click.IntRange(1), help="In each setting.")
 @click.option("--streams", "num_streams", default=16, type=click.IntRange(1), help="At once.")
+@click.option("--max-tokens", default=300, type=click.IntRange(1), help="Of each stream.")
 @click.option("--setting", "settings", multiple=True, type=click.Choice(["sibling", "alone"]), help="[default: both]")
-def main(kills: int, num_streams: int, settings: tuple[str, ...]) -> None:
+def main(kills: int, num_streams: int, max_tokens: int, settings: tuple[str, ...]) -> None:
     """Kill executors under streams, and measure the pauses."""
     for setting in settings or ("sibling", "alone"):
-        print(json.dumps(measure(setting, kills, num_streams)))
+        print(json.dumps(measure(setting, kills, num_streams, max_tokens)))
 
 
-def measure(setting: str, kills: int, num_streams: int) -> dict[str, float | str]:
+def measure(setting: str, kills: int, num_streams: int, max_tokens: int) -> dict[str, float | str]:
     """One setting's figures; pauses in milliseconds."""
     num_executors = 2 if setting == "sibling" else 1
     port, executor_port = free_ports(2)
@@ -82,12 +86,14 @@ def measure(setting: str, kills: int, num_streams: int) -> dict[str, float | str
         )
         with LocalFleet(spec, Path(folder)) as fleet:
             fleet.wait_ready()
-            pauses, startups = asyncio.run(_kill_again_and_again(fleet, kills, num_streams))
+            streams = Streams(spec.url, num_streams, max_tokens)
+            pauses, startups = asyncio.run(_kill_again_and_again(fleet, kills, streams))
     percentiles = quantiles(pauses, n=100, method="inclusive") if len(pauses) > 1 else pauses * 99
     return {
         "setting": setting,
         "executors": num_executors,
         "streams": num_streams,
+        "max_tokens": max_tokens,
         "kills": kills,
         "pauses": len(pauses),
         "pause_ms_p50": round(1000 * percentiles[49], 1),
@@ -96,11 +102,10 @@ def measure(setting: str, kills: int, num_streams: int) -> dict[str, float | str
     }
 
 
-async def _kill_again_and_again(fleet: LocalFleet, kills: int, num_streams: int) -> tuple[list[float], list[float]]:
+async def _kill_again_and_again(fleet: LocalFleet, kills: int, streams: Streams) -> tuple[list[float], list[float]]:
     """Seconds of each stream's pause, and of each successor's start."""
     pauses: list[float] = []
     startups: list[float] = []
-    streams = Streams(fleet.spec.url, num_streams)
     async with httpx.AsyncClient(base_url=fleet.spec.url, trust_env=False) as http:
         streaming = asyncio.create_task(streams.run())
         for i in range(kills):
@@ -110,11 +115,11 @@ async def _kill_again_and_again(fleet: LocalFleet, kills: int, num_streams: int)
             streams.watch()
             killed_at = time.monotonic()
             fleet.kill_executor(index)
-            fleet.start_executor(index)
-            pauses += sorted(await _first_tokens(streams, killed_at))[-num_affected:] if num_affected else []
-            while executor_name(index) not in await _running(http):
-                await asyncio.sleep(0.01)
-            startups.append(time.monotonic() - killed_at)
+            resuming = asyncio.create_task(_first_tokens(streams, killed_at))
+            if fleet.spec.executors > 1:
+                await resuming  # so that the successor's start does not take CPU from the sibling
+            startups.append(await _start(fleet, http, index))
+            pauses += sorted(await resuming)[-num_affected:] if num_affected else []
             assert not streaming.done(), streaming.exception()
         streaming.cancel()
         await asyncio.wait([streaming])
@@ -126,6 +131,15 @@ async def _first_tokens(streams: Streams, since: float) -> list[float]:
     while not all(streams.arrivals):
         await asyncio.sleep(0.005)
     return [next(at for at in arrivals if at > since) - since for arrivals in streams.arrivals]
+
+
+async def _start(fleet: LocalFleet, http: httpx.AsyncClient, index: int) -> float:
+    """Start an executor, and wait until it takes part. Returns the seconds that took."""
+    started_at = time.monotonic()
+    fleet.start_executor(index)
+    while executor_name(index) not in await _running(http):
+        await asyncio.sleep(0.01)
+    return time.monotonic() - started_at
 
 
 async def _all_ready(http: httpx.AsyncClient, num_executors: int, streams: Streams) -> None:

@@ -151,6 +151,7 @@ class _StreamProtocol(asyncio.Protocol):
 
     def close(self) -> None:
         """Drop the connection; an answer in progress is cancelled by that."""
+        self._done.cancel()  # nobody waits for its end any more
         if self._transport is not None:
             self._transport.abort()
 
