@@ -63,6 +63,7 @@ log = get_logger(__name__)
 @click.option("--journal", "journal_path", type=click.Path(dir_okay=False, path_type=Path),
               help="File that accepted requests and their tokens are written to, so that they survive the scheduler.  "
               "[default: journal-PORT.sqlite3 in $XDG_STATE_HOME/baton]")  # fmt: skip
+@click.option("--journal-durable", is_flag=True, help="Wait for the disk at each batch: survives a power cut as well.")
 @click.option("--no-journal", is_flag=True, help="Lose open requests when the scheduler ends.")
 @click.option("--log-level", default="info", type=click.Choice(["debug", "info", "warning", "error"]))
 @click.option("--log-format", default="logfmt", type=click.Choice(LOG_FORMATS), envvar=LOG_FORMAT_VARIABLE,
@@ -84,6 +85,7 @@ def main(
     step_floor_s: float,
     reconnect_grace_s: float,
     journal_path: Path | None,
+    journal_durable: bool,
     no_journal: bool,
     log_level: str,
     log_format: str,
@@ -117,7 +119,10 @@ def main(
             step_floor_s=step_floor_s,
             reconnect_grace_s=reconnect_grace_s,
         )
-        journal = None if no_journal else Journal(journal_path or _default_journal(listener, executor_endpoint))
+        journal = None
+        if not no_journal:
+            path = journal_path or _default_journal(listener, executor_endpoint)
+            journal = Journal(path, durable=journal_durable)
         engine = Engine(executor_endpoint, front, config, journal, curve)
     except (BatonError, OSError, zmq.ZMQError) as error:
         raise click.UsageError(str(error)) from error  # exit code 2: starting again without a change is pointless

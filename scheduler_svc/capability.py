@@ -33,7 +33,7 @@ class Capability:
         """Another executor has joined. All members of a fleet have one vocabulary."""
         self._is_known = True
         self._capacity = max(self._capacity, capacity(limits))
-        self._vocab_size = limits.vocab_size
+        self._vocab_size = max(self._vocab_size, limits.vocab_size)
 
     def refusal(self, sequence: Sequence) -> RequestRejected | None:
         """Why no executor so far could ever run the sequence, if so; None before the first one was seen."""

@@ -20,7 +20,8 @@ from scheduler_svc.scheduler import Scheduler, SchedulerConfig
 from scheduler_svc.step_clock import DEFAULT_FLOOR_S
 from scheduler_svc.telemetry import Telemetry
 
-DIED = ("disconnected", "silent")  # causes that do not say which plan the executor was computing
+PAUSE_S = 1.0  # without a call: the caller ticks ten times a second, so it did not run (SIGSTOP, a suspended host)
+FORGIVE_S = 3.0  # after a pause: executors that lose patience with this side are not to blame
 
 
 @dataclass(frozen=True)
@@ -73,16 +74,20 @@ class Core:
             reconnect_grace_s=config.reconnect_grace_s,
         )
         self._reporter = Reporter(config.model, self.scheduler, self.fleet, self.desk, self._telemetry, now, outside)
+        self._last_call = now
+        self._forgiving_until = float("-inf")
         self._fleet_state = m.FleetState(num_ready=0, fingerprint="", max_model_len=0)
 
     # --- executors ---
 
     def from_executor(self, peer: Peer, message: m.ExecutorToScheduler, now: float) -> list[Effect]:
         """An executor, or what claims to be one, said something."""
+        self._notice_pause(now)
         return self._follow(self.fleet.receive(peer, message, now), now)
 
     def executor_gone(self, peer: Peer, now: float) -> list[Effect]:
         """The connection to an executor is gone."""
+        self._notice_pause(now)
         return self._follow(self.fleet.disconnected(peer, now), now)
 
     def executor_full(self, epoch: int, now: float) -> list[Effect]:
@@ -102,6 +107,7 @@ class Core:
 
     def from_frontend(self, peer: Peer, message: m.FrontendToCore, now: float) -> list[Effect]:
         """A frontend said something."""
+        self._notice_pause(now)
         effects = self.desk.heard(peer, now)
         match message:
             case m.FrontendHello():
@@ -130,6 +136,7 @@ class Core:
 
     def tick(self, now: float) -> list[Effect]:
         """Do what is due. To be called at least ten times a second."""
+        self._notice_pause(now)
         effects = self._follow(self.fleet.tick(now), now)
         effects += self.desk.ended(self.scheduler.expire(now), now)
         effects += self.desk.tick(now)
@@ -147,6 +154,15 @@ class Core:
         return effects
 
     # --- inside ---
+
+    def _notice_pause(self, now: float) -> None:
+        """Time in which this side did not run is nobody's silence, and no step's."""
+        pause_s = now - self._last_call
+        self._last_call = now
+        if pause_s > PAUSE_S:
+            self.fleet.paused(pause_s, now)
+            self.desk.paused(pause_s, now)
+            self._forgiving_until = now + FORGIVE_S
 
     def _follow(self, happened: list[f.Effect], now: float) -> list[Effect]:
         """What follows from what happened in the fleet."""
@@ -170,8 +186,8 @@ class Core:
                     effects.append(log("info", "executor draining", executor=self._name(epoch), epoch=epoch))
                     self.scheduler.drain(epoch)
                     effects += [*self._fleet_changed(), *self._end_if_drained(epoch, now)]
-                case f.Ended(epoch, hello, cause, reason):
-                    effects += self._ended(epoch, hello, cause, reason, now)
+                case f.Ended():
+                    effects += self._ended(event, now)
         return effects
 
     def _answered(self, result: m.StepResult, now: float) -> list[Effect]:
@@ -179,6 +195,7 @@ class Core:
             output = self.scheduler.commit(result)
         except WireError as error:
             return self._follow(self.fleet.end(result.epoch, "untrusted", str(error), now), now)
+        self.fleet.step_answered(result.epoch, result.step, now)
         self._telemetry.step_done(result)
         self.desk.stepped(output, now)
         return self._end_if_drained(result.epoch, now)
@@ -200,16 +217,17 @@ class Core:
         }
         return [log("info", "executor joined", **facts), *self.desk.ended(ends, now), *self._fleet_changed()]
 
-    def _ended(self, epoch: int, hello: m.Hello, cause: str, reason: str, now: float) -> list[Effect]:
+    def _ended(self, ended: f.Ended, now: float) -> list[Effect]:
+        epoch, hello, cause = ended.epoch, ended.hello, ended.cause
         is_failure = cause in f.FAILURES
         effects: list[Effect] = []
-        if is_failure and cause != "untrusted":
-            effects += self.desk.ended(self.scheduler.blame(epoch, died=cause in DIED), now)
+        if cause in f.BLAMABLE and now >= self._forgiving_until:
+            effects += self.desk.ended(self.scheduler.blame(epoch, ended.step), now)
         resumed = self.scheduler.remove_executor(epoch)
         self._telemetry.executor_ended(epoch, cause, resumed, now, is_failure=is_failure)
         level: Level = "warning" if is_failure else "info"
         what = "executor lost" if is_failure else "executor left"
-        facts = {"executor": hello.executor, "epoch": epoch, "cause": cause, "reason": reason}
+        facts = {"executor": hello.executor, "epoch": epoch, "cause": cause, "reason": ended.reason}
         effects.append(log(level, what, **facts, sequences_moved=len(resumed)))
         return [*effects, *self._fleet_changed()]
 

@@ -10,12 +10,13 @@ import zmq
 
 from common import messages as m
 from common.curve import ServerCurve
+from common.errors import BatonError
 from common.logging import DropLog, get_logger
 from common.wire import VersionError
 from scheduler_svc.core import Core, CoreConfig
 from scheduler_svc.effects import Effect, Log, Peer, ToExecutor, ToFrontend
 from scheduler_svc.front_desk import RESUME_WITHIN_S
-from scheduler_svc.journal import Journal, Saved
+from scheduler_svc.journal import Journal, JournalError, Saved
 from scheduler_svc.ledger import JournalState
 from scheduler_svc.records import replay
 from scheduler_svc.reporting import Outside
@@ -92,6 +93,8 @@ class Engine:
         self._poller.poll(self._patience_ms(time.monotonic()))
         for peer, message in self._executors.receive():
             self._do(self.core.from_executor(peer, message, time.monotonic()))
+        if self._journal is not None:
+            self._hear_journal(self._journal)
         for peer, request in self._fronts.receive():
             self._do(self.core.from_frontend(peer, request, time.monotonic()))
         now = time.monotonic()
@@ -168,7 +171,10 @@ class Engine:
     def _open_journal(self, journal: Journal, payloads: list[bytes], now: float) -> None:
         """Take up what an earlier life has left, unless it is too long ago, and begin the journal anew with that."""
         desk, age_s = self.core.desk, journal.age_s
-        saved = replay(payloads)
+        try:
+            saved = replay(payloads)
+        except BatonError as error:
+            raise JournalError(f"{journal.path}: {error}; move it away to start without its requests") from error
         if saved and age_s > RESUME_WITHIN_S:
             log.warning(
                 "requests of the journal are too old", requests=len(saved), age_s=age_s, limit_s=RESUME_WITHIN_S
@@ -179,8 +185,8 @@ class Engine:
         self._poller.register(journal.socket, zmq.POLLIN)
         journal.write(desk.new_journal(now))
 
-    def _write_journal(self, journal: Journal) -> None:
-        """Hear what became of the last batch, and hand over the next one."""
+    def _hear_journal(self, journal: Journal) -> None:
+        """Hear what became of the last batch."""
         desk = self.core.desk
         for result in journal.results():
             match result:
@@ -188,13 +194,17 @@ class Engine:
                     self._do(desk.saved(number))
                 case failed:
                     self._do(desk.failed(failed.number, failed.reason, time.monotonic()))
-        if (batch := desk.next_batch(time.monotonic())) is not None:
+
+    def _write_journal(self, journal: Journal) -> None:
+        """Hand over the next batch, if it is time."""
+        if (batch := self.core.desk.next_batch(time.monotonic())) is not None:
             journal.write(batch)
 
     def _settle_journal(self, journal: Journal) -> None:
         """Wait until all is on disk, or the disk has shown that it does not work."""
         while not self.core.desk.ledger.is_settled:
             journal.socket.poll(SETTLE_MS)
+            self._hear_journal(journal)
             self._write_journal(journal)
             self._do(self.core.desk.tick(time.monotonic()))
 

@@ -22,10 +22,13 @@ Peer = bytes
 
 MAX_BLOCKS = 2**20
 MAX_BLOCK_SIZE = 2**16
-MAX_LANES = 2**16
+MAX_LANES = 2**13
 MAX_SLOTS = 2**31 - 1
 MAX_REMEMBERED = 1024  # executors that left
-FAILURES = ("step_failed", "hung", "untrusted", "disconnected", "silent")  # causes that may be a sequence's doing
+FAILURES = ("step_failed", "hung", "untrusted", "disconnected", "silent")
+BLAMABLE = ("step_failed", "hung", "disconnected", "silent")  # those that may be the doing of what was computed
+MAX_HISTORY = 2**28  # tokens that all lanes together could hold: the scheduler keeps them
+HELLO_AGAIN_S = 0.5  # a member that has just joined need not join again
 
 
 class Standing(Enum):
@@ -89,12 +92,14 @@ class Ended:
         cause: one word for metrics: `silent`, `disconnected`, `hung`, `step_failed`, `untrusted` (all of FAILURES),
             `restarted`, `drained`, `shutdown`.
         reason: for people.
+        step: that failed, if it is known.
     """
 
     epoch: int
     hello: m.Hello
     cause: str
     reason: str
+    step: int | None = None
 
 
 Effect = Send | Joined | Rejected | Finishing | Draining | Answered | Ended
@@ -171,11 +176,10 @@ class Fleet:
             case m.ExecutorHeartbeat():
                 return []
             case m.StepResult():
-                member.steps.answered(message.step, now)
                 return [Answered(message)]
-            case m.StepFailed():
-                reason = f"step {message.step} failed: {message.error}"
-                return self._end(member, "step_failed", reason, now, tell=False)
+            case m.StepFailed(step=step):
+                reason = f"step {step} failed: {message.error}"
+                return self._end(member, "step_failed", reason, now, tell=False, step=step)
             case m.Leaving():
                 return self._drain(member)
 
@@ -184,6 +188,17 @@ class Fleet:
         member = self.member(epoch)
         assert member is not None, f"epoch {epoch} is over"
         member.steps.sent(step, num_tokens, now)
+
+    def step_answered(self, epoch: int, step: int, now: float) -> None:
+        """The answer to a plan of a live epoch has been found to be right."""
+        if (member := self.member(epoch)) is not None:
+            member.steps.answered(step, now)
+
+    def paused(self, seconds: float, now: float) -> None:
+        """The caller has not run for so long: nobody can be held to what he said or answered in that time."""
+        for member in self._members.values():
+            member.last_heard = min(member.last_heard + seconds, now)
+            member.steps.paused(seconds, now)
 
     def ask_to_leave(self, epoch: int, *, finish: bool) -> list[Effect]:
         """An operator wants an executor to go: at the next step boundary, or (`finish`) when its sequences ended."""
@@ -210,7 +225,11 @@ class Fleet:
     def disconnected(self, peer: Peer, now: float) -> list[Effect]:
         """The connection to `peer` is gone."""
         member = self._members.get(peer)
-        return [] if member is None else self._end(member, "disconnected", "connection broke", now, tell=False)
+        if member is None:
+            return []
+        # One that was asked to leave, and does not wait for its last step, leaves all the same.
+        cause = "drained" if member.standing is Standing.DRAINING else "disconnected"
+        return self._end(member, cause, "connection broke", now, tell=False)
 
     def tick(self, now: float) -> list[Effect]:
         """Ends epochs that have been silent or computing for too long, and sends heartbeats when they are due."""
@@ -219,8 +238,8 @@ class Fleet:
             silence_s = now - member.last_heard
             if silence_s > LOSS_TIMEOUT_S:
                 effects += self._end(member, "silent", f"not heard for {silence_s:.1f} s", now)
-            elif (overdue_s := member.steps.overdue_s(now)) is not None:
-                effects += self._end(member, "hung", f"no answer to a plan for {overdue_s:.1f} s", now)
+            elif (overdue := member.steps.overdue(now)) is not None:
+                effects += self._end(member, "hung", str(overdue), now, step=overdue.step)
         if now - self._last_beat >= HEARTBEAT_INTERVAL_S:
             self._last_beat = now
             effects += [Send(member.peer, m.SchedulerHeartbeat(epoch=member.epoch)) for member in self]
@@ -229,6 +248,8 @@ class Fleet:
     def _hello(self, peer: Peer, hello: m.Hello, now: float) -> list[Effect]:
         effects: list[Effect] = []
         if (known := self._members.get(peer)) is not None:
+            if now - known.joined_at < HELLO_AGAIN_S:
+                return []
             effects += self._end(known, "restarted", "it said Hello again", now, tell=False)
         if (reason := self._mismatch(hello)) is not None:
             return [*effects, Rejected(hello, reason), Send(peer, m.Reject(reason=reason))]
@@ -243,11 +264,13 @@ class Fleet:
     def _mismatch(self, hello: m.Hello) -> str | None:
         """What keeps an executor from joining: its books must fit our memory and its slots an int32, and any member
         must be able to read the tokens of any sequence."""
+        longest = min(hello.max_model_len, hello.num_blocks * hello.block_size)
         for what, value, limit in (
             ("num_blocks", hello.num_blocks, MAX_BLOCKS),
             ("block_size", hello.block_size, MAX_BLOCK_SIZE),
             ("max_num_seqs", hello.max_num_seqs, MAX_LANES),
             ("num_blocks * block_size", hello.num_blocks * hello.block_size, MAX_SLOTS),
+            ("max_num_seqs * max_model_len", hello.max_num_seqs * longest, MAX_HISTORY),
         ):
             if value > limit:
                 return f"{what} is {value}, the limit is {limit}"
@@ -264,15 +287,18 @@ class Fleet:
         member.standing = Standing.DRAINING
         return [Draining(member.epoch)]
 
-    def _end(self, member: Member, cause: str, reason: str, now: float, *, tell: bool = True) -> list[Effect]:
+    def _end(
+        self, member: Member, cause: str, reason: str, now: float, *, tell: bool = True, step: int | None = None
+    ) -> list[Effect]:
         del self._members[member.peer]
         self._earlier[member.hello.executor, model_of(member.hello)] = member.steps
         if len(self._earlier) > MAX_REMEMBERED:
             self._earlier.popitem(last=False)
         if cause in FAILURES and member.steps.num_sent:
-            out_s = self._probation.failed(member.hello.executor, now, worked=member.steps.num_answered > 0)
+            worked, is_liar = member.steps.num_answered > 0, cause == "untrusted"
+            out_s = self._probation.failed(member.hello.executor, now, worked=worked, is_liar=is_liar)
             reason += f"; kept out for {out_s:.0f} s" if out_s else ""
-        elif cause not in FAILURES:
+        elif cause == "drained":
             self._probation.forgive(member.hello.executor)
         told = [Send(member.peer, m.EpochOver(epoch=member.epoch, reason=reason[:4096]))] if tell else []
-        return [*told, Ended(member.epoch, member.hello, cause, reason)]
+        return [*told, Ended(member.epoch, member.hello, cause, reason, step)]

@@ -39,7 +39,7 @@ class FrontDesk:
     Args:
         scheduler: that runs them.
         telemetry: that is told of them.
-        ledger: that says when something may be told.
+        journal, first_batch: whether there is one, and the number of its next batch.
         wall_offset_s: what to add to the caller's time to get seconds since 1970.
         reconnect_grace_s: how long a request goes on that nobody reads.
     """
@@ -168,8 +168,11 @@ class FrontDesk:
         effects: list[Effect] = []
         for peer, heard in list(self._frontends.items()):
             if now - heard > FRONTEND_TIMEOUT_S and peer not in self._silent:
-                self._silent.add(peer)  # it may only be frozen: its requests' ends wait for it in the outbox
                 requests = self.requests.of_peer(peer)
+                if not requests and self.outbox.peek(peer) is None:  # if it lives, it is new when it speaks again
+                    effects += self.gone(peer, "silent", now)
+                    continue
+                self._silent.add(peer)  # it may only be frozen: its requests' ends wait for it in the outbox
                 silence_s = round(now - heard, 1)
                 effects.append(log("warning", "frontend silent", peer=peer.hex(), silent_s=silence_s))
                 effects += self._leave_alone(requests, now)
@@ -185,6 +188,14 @@ class FrontDesk:
         if was_ok and self.ledger.state is JournalState.FAILED:
             effects.append(log("error", "journal stuck", consequence=_AT_RISK))
         return effects
+
+    def paused(self, seconds: float, now: float) -> None:
+        """This side has not run for so long: nobody could be heard, and clients may need that long to come back."""
+        self._frontends = {peer: min(heard + seconds, now) for peer, heard in self._frontends.items()}
+        for request in self.requests.all():
+            if request.cancel_at is not None:
+                request.cancel_at += seconds
+        self.ledger.paused(seconds, now)
 
     # --- the journal ---
 

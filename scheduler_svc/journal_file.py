@@ -10,8 +10,9 @@ from pathlib import Path
 
 from common.errors import BatonError
 from common.logging import get_logger
+from common.messages import PROTOCOL_VERSION
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 100 + PROTOCOL_VERSION  # batches hold messages of the protocol
 APPLICATION_ID = 0x4261746E  # "Batn": tells our file from another program's
 CHECKPOINT_PAGES = 1000  # of 4 KiB in the write-ahead log until they are copied into the database
 MAX_LOG_BYTES = 8 << 20  # a log that grew beyond is cut after its checkpoint

@@ -1,4 +1,4 @@
-"""What has to be on disk before anybody is told. Pure: `journal.py` writes, and the time is the caller's.
+"""What has to be in the journal before anybody is told. Pure: `journal.py` writes, and the time is the caller's.
 
 A write-ahead log with group commit: while one batch is being written, records of the next gather, and what they say
 is told (*released*) when they are written. So a client never sees a token that a restarted scheduler would not know
@@ -16,6 +16,8 @@ from scheduler_svc.records import Accepted, AnyRecord, encode
 
 GATHER_S = 0.004  # from one batch to the next, at least: each costs the step path about 0.1 ms
 STUCK_AFTER_S = 2.0
+SLOW_DISK_BYTES_PER_S = 4 * 2**20  # a batch may take so much longer than that
+TOUCH_S = 30.0  # a journal with requests is written to this often, so that its age tells when its scheduler ended
 RETRY_AFTER_S = 5.0
 MAX_LOG_BYTES = 256 * 2**20  # beyond it the oldest request is written again, so that what is before it can be let go
 
@@ -59,6 +61,7 @@ class _UnderWay(Generic[Release]):
     number: int
     releases: list[Release]
     since: float
+    limit_s: float
     oldest_at: float
 
 
@@ -88,6 +91,7 @@ class Ledger(Generic[Release]):
         self._under_way: _UnderWay[Release] | None = None
         self._stuck: int | None = None  # a batch that was given up and may still be written
         self._is_reset = False  # the batch under way begins the journal anew
+        self._catches_up = False  # it has begun anew; what was told meanwhile is in the next batch
         self._retry_at = 0.0
         self._rows: OrderedDict[str, _Row] = OrderedDict()  # by request, in the order of their batches
         self._live_bytes = 0  # of those
@@ -97,7 +101,12 @@ class Ledger(Generic[Release]):
     @property
     def is_recording(self) -> bool:
         """Whether records are of any use at the moment."""
-        return self.state is JournalState.OK or self._is_reset
+        return self._holds_back or self._is_reset
+
+    @property
+    def _holds_back(self) -> bool:
+        """Whether what is new waits until it is written."""
+        return self.state is JournalState.OK or self._catches_up
 
     def add(self, records: list[AnyRecord], releases: list[Release], now: float) -> list[Release]:
         """Note records. Returns what may be told at once: `releases`, or nothing if they have to wait."""
@@ -106,7 +115,7 @@ class Ledger(Generic[Release]):
                 self._oldest_at = now
             self._records += records
         nothing_waits = self._under_way is None and not self._records and not self._releases
-        if self.state is not JournalState.OK or nothing_waits:
+        if not self._holds_back or nothing_waits:
             return releases
         self._releases += releases
         return []
@@ -115,14 +124,15 @@ class Ledger(Generic[Release]):
     def is_settled(self) -> bool:
         """Whether nothing waits to be written, or there is no use in waiting."""
         nothing_waits = self._under_way is None and not self._records and not self._releases
-        return self.state is not JournalState.OK or nothing_waits
+        return not self._holds_back or nothing_waits
 
     def due_in_s(self, now: float) -> float | None:
         """Seconds until `next_batch` has something; None if that takes something to happen first."""
-        nothing_waits = not self._records and not self._releases
-        if self.state is not JournalState.OK or self._under_way is not None or nothing_waits:
+        if not self._holds_back or self._under_way is not None:
             return None
-        return max(0.0, self._begun_at + GATHER_S - now)
+        if self._records or self._releases:
+            return max(0.0, self._begun_at + GATHER_S - now)
+        return 0.0 if self._rows and now - self._begun_at >= TOUCH_S else None
 
     def next_batch(self, now: float) -> Batch | None:
         """What is to be written now, if anything is and nothing is being written."""
@@ -130,7 +140,7 @@ class Ledger(Generic[Release]):
 
     def wants_reset(self, now: float) -> bool:
         """Whether it is time to try again after a failure: then call `reset`."""
-        is_free = self._under_way is None and self._stuck is None
+        is_free = self._under_way is None and self._stuck is None and not self._catches_up
         return self.state is JournalState.FAILED and is_free and now >= self._retry_at
 
     def reset(self, requests: list[Accepted], now: float) -> Batch:
@@ -152,8 +162,10 @@ class Ledger(Generic[Release]):
         if self._under_way is None or self._under_way.number != number:
             return []
         self.num_batches += 1
-        if self._is_reset:
-            self.state, self._is_reset = JournalState.OK, False
+        if self._is_reset and self._records:
+            self._is_reset, self._catches_up = False, True
+        else:
+            self.state, self._is_reset, self._catches_up = JournalState.OK, False, False
         releases, self._under_way = self._under_way.releases, None
         return releases
 
@@ -167,10 +179,15 @@ class Ledger(Generic[Release]):
 
     def tick(self, now: float) -> list[Release]:
         """Give up a batch that is stuck. Returns what may be told then: everything."""
-        if self._under_way is None or now - self._under_way.since <= STUCK_AFTER_S:
+        if self._under_way is None or now - self._under_way.since <= self._under_way.limit_s:
             return []
         self._stuck = self._under_way.number
         return self._give_up(now)
+
+    def paused(self, seconds: float, now: float) -> None:
+        """The caller has not run for so long, and perhaps nor has the disk."""
+        if self._under_way is not None:
+            self._under_way.since = min(self._under_way.since + seconds, now)
 
     def lag_s(self, now: float) -> float:
         """Age of the oldest record that is not on disk."""
@@ -206,7 +223,8 @@ class Ledger(Generic[Release]):
         while self._sizes[0][0] < keep_from:
             self._log_bytes -= self._sizes.popleft()[1]
         oldest_at = self._oldest_at if self._records else now
-        self._under_way = _UnderWay(number, self._releases, now, oldest_at)
+        limit_s = STUCK_AFTER_S + len(payload) / SLOW_DISK_BYTES_PER_S
+        self._under_way = _UnderWay(number, self._releases, now, limit_s, oldest_at)
         self._is_reset, self._begun_at = reset, now
         self._records, self._releases = [], []
         return Batch(number, payload, keep_from, reset)
@@ -218,7 +236,7 @@ class Ledger(Generic[Release]):
     def _give_up(self, now: float) -> list[Release]:
         assert self._under_way is not None, "nothing is being written"
         releases = self._under_way.releases + self._releases
-        self._under_way, self._is_reset = None, False
+        self._under_way, self._is_reset, self._catches_up = None, False, False
         self._records, self._releases = [], []
         self.state = JournalState.FAILED
         self.num_failures += 1

@@ -4,15 +4,22 @@ from collections import Counter as PlainCounter
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from common.messages import StatusReport
+from scheduler_svc.fleet import FAILURES
 
 RATE_WINDOW_S = 10.0
+OUTCOMES = ("stop", "length", "cancelled", "deadline", "error", "refused")
+CODES = ("queue_full", "too_many_requests", "request_exists", "context_length_exceeded", "invalid_value")
+CAUSES = (*FAILURES, "restarted", "drained", "shutdown")
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+
+AnyMetric = TypeVar("AnyMetric", Counter, Histogram)
 
 
 @dataclass(frozen=True)
@@ -29,6 +36,7 @@ class Gauges:
     num_frontends: int
     messages_dropped: Mapping[str, int]
     strikes: int
+    struck_out: int
     model_changes: int
     journal_bytes: int
     journal_batches: int
@@ -41,17 +49,17 @@ class Metrics:
     def __init__(self) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]  # they double the number of series and nobody charts them
         self._registry = CollectorRegistry()
-        self.sequences_ended = self._counter("baton_sequences_ended", "Sequences that ended.", "outcome")
-        self.requests_refused = self._counter("baton_requests_refused", "Requests that were not taken.", "code")
+        self.sequences_ended = self._counter("baton_sequences_ended", "Sequences that ended.", outcome=OUTCOMES)
+        self.requests_refused = self._counter("baton_requests_refused", "Requests that were not taken.", code=CODES)
         self.requests_restored = self._counter("baton_requests_restored", "Open requests found in the journal.")
         self.epochs_started = self._counter("baton_executor_epochs_started", "Times an executor joined.")
-        self.epochs_ended = self._counter("baton_executor_epochs_ended", "Times an executor left.", "cause")
+        self.epochs_ended = self._counter("baton_executor_epochs_ended", "Times an executor left.", cause=CAUSES)
         self.executors_rejected = self._counter("baton_executors_rejected", "Executors that may not join.")
         self.resumed = self._counter(
-            "baton_sequences_resumed", "Sequences that lost their executor and went on elsewhere.", "cause"
+            "baton_sequences_resumed", "Sequences that lost their executor and went on elsewhere.", cause=CAUSES
         )
         self.resume_seconds = self._histogram(
-            "baton_resume_seconds", "End of an executor's epoch to its sequences' next tokens.", "cause"
+            "baton_resume_seconds", "End of an executor's epoch to its sequences' next tokens.", cause=CAUSES
         )
         self.step_seconds = self._histogram("baton_step_seconds", "Computing one plan, as executors say.")
         self.first_token_seconds = self._histogram("baton_time_to_first_token_seconds", "Submit to first token.")
@@ -63,11 +71,19 @@ class Metrics:
         whole.register(_Fixed([*self._registry.collect(), *_states(gauges)]))
         return generate_latest(whole)
 
-    def _counter(self, name: str, text: str, *labels: str) -> Counter:
-        return Counter(name, text, labels, registry=self._registry)
+    def _counter(self, name: str, text: str, **label: tuple[str, ...]) -> Counter:
+        return _with_series(Counter(name, text, list(label), registry=self._registry), label)
 
-    def _histogram(self, name: str, text: str, *labels: str) -> Histogram:
-        return Histogram(name, text, labels, buckets=SECONDS, registry=self._registry)
+    def _histogram(self, name: str, text: str, **label: tuple[str, ...]) -> Histogram:
+        return _with_series(Histogram(name, text, list(label), buckets=SECONDS, registry=self._registry), label)
+
+
+def _with_series(metric: AnyMetric, label: Mapping[str, tuple[str, ...]]) -> AnyMetric:
+    """The metric with a series for each value of its label from the start: Prometheus sees no increase to a first 1."""
+    for values in label.values():
+        for value in values:
+            metric.labels(value)
+    return metric
 
 
 class _Fixed(Collector):
@@ -106,6 +122,7 @@ def _states(gauges: Gauges) -> Iterator[Metric]:
         ("baton_journal_failures", "Writes to the journal that failed or got stuck.", gauges.journal_failures),
         ("baton_preemptions", "Sequences that lost their blocks to an older one.", report.preemptions),
         ("baton_strikes", "Failures of executors, once for each sequence they computed.", gauges.strikes),
+        ("baton_sequences_ended_by_strikes", "Sequences that executors failed of again and again.", gauges.struck_out),
         ("baton_model_changes", "Sequences that went on with another model.", gauges.model_changes),
         ("baton_prompt_tokens", "Prompt tokens accepted.", report.prompt_tokens),
         ("baton_cached_prompt_tokens", "Prompt tokens found in the prefix cache.", report.cached_prompt_tokens),

@@ -41,6 +41,7 @@ class SchedulerStats:
     Attributes:
         resumed: sequences that lost their executor and waited for another.
         strikes: given to sequences.
+        struck_out: sequences that ended by them.
         model_changes: sequences that went on with another model, because no executor had theirs any more.
         recomputed_tokens: computed once more, after a preemption or the loss of an executor.
         cached_prompt_tokens: prompt tokens that the prefix cache held at a sequence's first admission.
@@ -52,6 +53,7 @@ class SchedulerStats:
     preemptions: int = 0
     resumed: int = 0
     strikes: int = 0
+    struck_out: int = 0
     model_changes: int = 0
     recomputed_tokens: int = 0
     prompt_tokens: int = 0

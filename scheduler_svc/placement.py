@@ -2,27 +2,28 @@
 
 from scheduler_svc.block_manager import BlockTable
 from scheduler_svc.sequence import Sequence
+from scheduler_svc.suspects import SUSPICIOUS_STRIKES
 from scheduler_svc.worker import Worker
 
 
 def place(sequence: Sequence, workers: list[Worker]) -> Worker | None:
     """Where a waiting sequence should run, None if nobody can hold it now.
 
-    One with tokens goes on with the model that computed them, if any executor that stays has it. One that failed goes
-    to another executor, if there is one. Among those that are left it goes where most of its prefix is cached, unless
-    that worker is much busier than another (more than twice its sequences, and four) or has just refused somebody for
-    want of memory while another has not; then where fewest run. Once chosen it stays (`sequence.placed`), as long as
-    that holds.
+    One with tokens goes on with the model that computed them, if any executor that stays has it. A suspect (see
+    `suspects.py`) goes to another executor than where it failed last, if one can take it. Among those that are left
+    it goes where most of its prefix is cached, unless that worker is much busier than another (more than twice its
+    sequences, and four) or has just refused somebody for want of memory while another has not; then where fewest run.
+    Once chosen it stays (`sequence.placed`), as long as that holds.
     """
     candidates = [w for w in workers if w.takes_new and w.can_hold(sequence)]
     if sequence.num_output > 0:
         candidates = [w for w in candidates if w.model == sequence.model] or candidates
-    if sequence.failed_on:
-        candidates = [w for w in candidates if w.name != sequence.failed_on] or candidates
     candidates = [w for w in candidates if w.hot.num_free]
+    candidates = [w for w in candidates if not w.closed] or candidates
+    if sequence.strikes >= SUSPICIOUS_STRIKES:
+        candidates = [w for w in candidates if w.name != sequence.failed_on] or candidates
     if len(candidates) <= 1:
         return candidates[0] if candidates else None
-    candidates = [w for w in candidates if not w.closed] or candidates
     fewest = min(w.num_running for w in candidates)
     candidates = [w for w in candidates if w.num_running <= 2 * fewest + 4]
     chosen = next((w for w in candidates if w.epoch == sequence.placed), None)

@@ -19,19 +19,20 @@ class Probation:
         self._failures: OrderedDict[str, int] = OrderedDict()
         self._out_until: dict[str, float] = {}
 
-    def failed(self, name: str, now: float, *, worked: bool) -> float:
+    def failed(self, name: str, now: float, *, worked: bool, is_liar: bool = False) -> float:
         """An epoch of this executor ended with a failure.
 
         Args:
             worked: whether it had answered any plan in that epoch.
+            is_liar: whether the failure was an answer that cannot be true: nothing it computed can be to blame.
 
         Returns:
             Seconds for which it is kept out, 0 if it may come back at once.
         """
-        if worked:
+        if worked and not is_liar:
             self.forgive(name)
             return 0.0
-        failures = self._failures.pop(name, 0) + 1
+        failures = max(self._failures.pop(name, 0), FREE_FAILURES if is_liar else 0) + 1
         self._failures[name] = failures
         if len(self._failures) > MAX_NAMES:
             oldest, _ = self._failures.popitem(last=False)

@@ -88,6 +88,7 @@ class Reporter:
             num_frontends=len(self._desk.frontends),
             messages_dropped=outside.messages_dropped,
             strikes=stats.strikes,
+            struck_out=stats.struck_out,
             model_changes=stats.model_changes,
             journal_bytes=outside.journal_bytes,
             journal_batches=ledger.num_batches,

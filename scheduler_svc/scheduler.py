@@ -20,7 +20,7 @@ from scheduler_svc.outcomes import SchedulerStats, SequenceEnd, StepOutput
 from scheduler_svc.placement import place
 from scheduler_svc.plan_builder import PromptRow
 from scheduler_svc.sequence import Sequence, State, new_sequences
-from scheduler_svc.suspects import MAX_STRIKES, Suspects
+from scheduler_svc.suspects import MAX_STRIKES, Suspects, is_suspect
 from scheduler_svc.waiting import WaitingQueue
 from scheduler_svc.worker import Phase, Worker
 
@@ -78,7 +78,7 @@ class Scheduler:
 
     @property
     def num_running(self) -> int:
-        """Sequences that hold a lane."""
+        """Sequences that hold a lane, or wait for their last tokens."""
         return sum(worker.num_running for worker in self._workers.values())
 
     @property
@@ -201,20 +201,20 @@ class Scheduler:
         """Whether the executor has answered every plan it was sent."""
         return not self._workers[epoch].inflight
 
-    def blame(self, epoch: int, *, died: bool = False) -> list[SequenceEnd]:
-        """An executor has failed: the sequences it was computing get a strike (`suspects.py`), and some end by it.
+    def blame(self, epoch: int, step: int | None = None) -> list[SequenceEnd]:
+        """An executor has failed: the sequences it was computing get a strike (`suspects.py`), and one may end by it.
 
         Args:
-            died: the whole executor, so that nobody knows in which of the plans in flight; otherwise the oldest one
-                has failed.
+            step: the plan that failed; None if nobody knows which of those in flight did.
         """
         worker = self._workers[epoch]
-        plans = list(worker.inflight)[: None if died else 1]
+        plans = [plan for plan in worker.inflight if step in (None, plan.step)]
         involved = dict.fromkeys(sequence for plan in plans for sequence in plan.everyone)
         alive = [sequence for sequence in involved if sequence.state is not State.FINISHED]
         self.stats.strikes += len(alive)
         message = f"{MAX_STRIKES} failures in a row of executors that computed this sequence"
-        guilty = [sequence for sequence in alive if self._suspects.strike(sequence, worker.name)]
+        guilty = self._suspects.strike(alive, worker.name)
+        self.stats.struck_out += len(guilty)
         return [self._finish(sequence, "error", message, "internal_error") for sequence in guilty]
 
     def remove_executor(self, epoch: int) -> list[Sequence]:
@@ -241,6 +241,14 @@ class Scheduler:
         worker = self._workers[epoch]
         if worker.draining or len(worker.inflight) >= self.config.window:
             return None
+        if (suspect := self._suspects.on(epoch)) is not None:
+            return self._plan_alone(worker, suspect)
+        if worker.clearing:
+            if worker.inflight:
+                return None
+            worker.clearing = False
+            if (row := self._admit_suspect(worker)) is not None:
+                return self._build_alone(worker, row)
         preemptions = self.stats.preemptions
         skipped = self._make_room(worker)
         num_decodes = worker.num_decodes() - len(skipped)
@@ -258,7 +266,7 @@ class Scheduler:
         if may_admit and self.stats.preemptions == preemptions:  # blocks just taken away are for older sequences
             self._admit(worker, rows, budget)
         if num_decodes == 0 and not rows:
-            return None
+            return self.plan(epoch) if worker.clearing and not worker.inflight else None
         self.stats.decode_tokens += num_decodes
         self.stats.prefill_tokens += sum(row.grant.count for row in rows)
         return worker.build_plan(rows, skipped)
@@ -347,8 +355,13 @@ class Scheduler:
         sequence.num_preemptions += 1
         self._requeue(worker, sequence)
 
-    def _admit(self, worker: Worker, rows: list[PromptRow], budget: int) -> None:
-        """Rows for waiting sequences, in the order of the queue, as far as memory, lanes and budget go."""
+    def _admit(self, worker: Worker, rows: list[PromptRow], budget: int, *, suspect: bool = False) -> None:
+        """Rows for waiting sequences, in the order of the queue, as far as memory, lanes and budget go.
+
+        Args:
+            suspect: admit one suspect and nobody else; otherwise, when it is a suspect's turn, see to it that it is
+                alone next.
+        """
         if worker.closed:
             return
         forecast: Forecast | None = None
@@ -359,9 +372,13 @@ class Scheduler:
             if sequence.num_inflight > 0 and sequence.placed == worker.epoch:
                 return  # preempted here a moment ago: its tokens must land first, and nobody overtakes it
             chosen = self._placement(sequence) if sequence.num_inflight == 0 else self._workers[sequence.placed]
-            if chosen is not worker or self._suspects.must_wait(sequence, worker.epoch):
-                overtaken += chosen is not None  # one that nobody can hold now waits for nobody here
+            if chosen is not worker:
+                # One that nobody has room for now waits for nobody here.
+                overtaken += chosen is not None and not chosen.closed
                 continue
+            if is_suspect(sequence) != suspect:
+                worker.clearing = not suspect and not worker.prompts()  # those are computed to their ends first
+                return
             if forecast is None:
                 forecast = worker.forecast(self._history)
             row = self._try_admit(worker, sequence, budget, forecast)
@@ -371,6 +388,26 @@ class Scheduler:
                 return
             rows.append(row)
             budget -= row.grant.count
+            if suspect:
+                return
+
+    def _admit_suspect(self, worker: Worker) -> PromptRow | None:
+        """A row for the next in the queue, if it is a suspect and there is room for it."""
+        rows: list[PromptRow] = []
+        self._admit(worker, rows, worker.limits.max_batch_tokens, suspect=True)
+        return rows[0] if rows else None
+
+    def _plan_alone(self, worker: Worker, suspect: Sequence) -> Plan | None:
+        """The next part of a suspect's prompt; nothing else is computed until its token has landed."""
+        if suspect.state is not State.RUNNING or worker.phases[suspect.lane] is not Phase.PROMPT:
+            return None
+        row = worker.reserve_more(suspect.lane, worker.limits.max_batch_tokens)
+        assert row is not None, "it was admitted with room for all its tokens, and nobody has taken any since"
+        return self._build_alone(worker, row)
+
+    def _build_alone(self, worker: Worker, row: PromptRow) -> Plan:
+        self.stats.prefill_tokens += row.grant.count
+        return worker.build_plan([row], list(worker.decoding()))
 
     def _try_admit(self, worker: Worker, sequence: Sequence, budget: int, forecast: Forecast) -> PromptRow | None:
         """Admit a sequence if there is memory for it, now and later."""

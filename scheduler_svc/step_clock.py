@@ -16,8 +16,26 @@ _SIZES = 33  # powers of two of an int32
 
 class _Sent(NamedTuple):
     step: int
-    size: int
+    num_tokens: int
     at: float
+
+    @property
+    def size(self) -> int:
+        return self.num_tokens.bit_length()
+
+
+class Overdue(NamedTuple):
+    """A plan whose answer is late."""
+
+    step: int
+    num_tokens: int
+    took_s: float
+    limit_s: float
+
+    def __str__(self) -> str:
+        """For people."""
+        tokens = f"step {self.step} of {self.num_tokens} tokens"
+        return f"no answer to {tokens} for {self.took_s:.1f} s, the limit is {self.limit_s:.1f} s (see --step-timeout)"
 
 
 class StepClock:
@@ -42,7 +60,7 @@ class StepClock:
     def sent(self, step: int, num_tokens: int, now: float) -> None:
         """A plan of so many tokens left."""
         self.num_sent += 1
-        self._sent.append(_Sent(step, num_tokens.bit_length(), now))
+        self._sent.append(_Sent(step, num_tokens, now))
 
     def answered(self, step: int, now: float) -> None:
         """An answer came. One to another step than the oldest is not counted: whoever checks it finds it wrong."""
@@ -54,13 +72,22 @@ class StepClock:
         self._last_answer = now
         self.num_answered += 1
 
-    def overdue_s(self, now: float) -> float | None:
-        """Seconds that the oldest plan has taken, if that is more than its limit; None if all is well."""
+    def overdue(self, now: float) -> Overdue | None:
+        """The oldest plan, if it has taken longer than its limit, which is taken note of: the next of its size, should
+        it only be slow, may take twice as long."""
         if not self._sent:
             return None
         oldest = self._sent[0]
-        took_s = now - max(oldest.at, self._last_answer)
-        return took_s if took_s > self.limit_s(oldest.size) else None
+        took_s, limit_s = now - max(oldest.at, self._last_answer), self.limit_s(oldest.size)
+        if took_s <= limit_s:
+            return None
+        self._longest_s[oldest.size] = max(self._longest_s[oldest.size], 2 * limit_s / PATIENCE)
+        return Overdue(oldest.step, oldest.num_tokens, took_s, limit_s)
+
+    def paused(self, seconds: float, now: float) -> None:
+        """The caller did not run for so long: the plans on their way have that much more time."""
+        self._sent = deque(sent._replace(at=min(sent.at + seconds, now)) for sent in self._sent)
+        self._last_answer = min(self._last_answer + seconds, now)
 
     def limit_s(self, size: int) -> float:
         """What a step whose tokens have so many binary digits may take."""

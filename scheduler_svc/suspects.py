@@ -2,14 +2,14 @@
 
 A sequence gets a *strike* for each failure it had a part in, of a step or of the whole executor, and loses them all
 with the next token it gets. One strike means little: somebody may have killed the executor, and all it computed with
-it. From the second on it is a suspect: no executor runs two of them at once, so that they prove themselves one by one,
-and it is tried on another executor if there is one. With the third it ends. So a request that always kills ends alone,
-and executors that are killed now and then end nobody.
+it. From the second on it is a suspect: it runs alone, with no other sequence in any plan in flight, until it gets a
+token, and on another executor if one can take it. So suspects prove themselves one by one; one that fails alone, and
+for the third time in a row, ends. A request that always kills ends, and nobody else does.
 """
 
 from collections.abc import Iterable
 
-from scheduler_svc.sequence import Sequence
+from scheduler_svc.sequence import Sequence, State
 
 SUSPICIOUS_STRIKES = 2
 MAX_STRIKES = 3
@@ -21,12 +21,14 @@ class Suspects:
     def __init__(self) -> None:
         self._struck: dict[Sequence, None] = {}
 
-    def strike(self, sequence: Sequence, executor: str) -> bool:
-        """A failure of an executor that computed it. Returns whether it has to end."""
-        sequence.strikes += 1
-        sequence.failed_on = executor
-        self._struck[sequence] = None
-        return sequence.strikes >= MAX_STRIKES
+    def strike(self, involved: list[Sequence], executor: str) -> list[Sequence]:
+        """An executor failed while it computed these sequences. Returns those that have to end."""
+        for sequence in involved:
+            sequence.strikes += 1
+            sequence.failed_on = executor
+            self._struck[sequence] = None
+        is_proof = len(involved) == 1
+        return [sequence for sequence in involved if is_proof and sequence.strikes >= MAX_STRIKES]
 
     def acquit(self, sequences: Iterable[Sequence]) -> None:
         """These got a token: it was not they."""
@@ -40,8 +42,14 @@ class Suspects:
         """It has ended."""
         self._struck.pop(sequence, None)
 
-    def must_wait(self, sequence: Sequence, epoch: int) -> bool:
-        """Whether two suspects would run in an epoch at once if this one were admitted."""
-        if sequence.strikes < SUSPICIOUS_STRIKES:
-            return False
-        return any(other.strikes >= SUSPICIOUS_STRIKES and other.epoch == epoch for other in self._struck)
+    def on(self, epoch: int) -> Sequence | None:
+        """The suspect that has an executor to itself now."""
+        for sequence in self._struck:
+            if is_suspect(sequence) and sequence.epoch == epoch and sequence.state is not State.WAITING:
+                return sequence
+        return None
+
+
+def is_suspect(sequence: Sequence) -> bool:
+    """Whether it has to run alone."""
+    return sequence.strikes >= SUSPICIOUS_STRIKES

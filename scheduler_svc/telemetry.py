@@ -30,7 +30,7 @@ class Telemetry:
     Attributes:
         metrics: those that events move.
         steps: by epoch.
-        ended: sequences, by how they ended.
+        ended_by: sequences, by how they ended.
         executors_lost: epochs that ended with a failure.
         output_rate, prefill_rate: tokens.
     """
@@ -102,7 +102,8 @@ class Telemetry:
         self._paused.pop(end.sequence, None)
         submitted = self._submitted.pop(end.sequence)
         self.ended_by[end.reason] += 1
-        self.metrics.sequences_ended.labels(end.reason).inc()
+        outcome = "deadline" if end.code == "deadline_exceeded" else end.reason
+        self.metrics.sequences_ended.labels(outcome).inc()
         self.metrics.sequence_seconds.observe(now - submitted)
 
     def tick(self, now: float) -> None:

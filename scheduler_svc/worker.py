@@ -48,6 +48,7 @@ class Worker:
         inflight: plans sent and not answered, in the order sent, which is the order they run in.
         draining: it gets no plans any more.
         finishing: it gets no new sequences any more.
+        clearing: it gets no plan until those in flight are answered, because a suspect is to run alone next.
         closed: whether the first in the queue was refused for want of memory and none has been given back since.
     """
 
@@ -75,6 +76,7 @@ class Worker:
         self.inflight: deque[InflightPlan] = deque()
         self.draining = False
         self.finishing = False
+        self.clearing = False
         self.closed = False
         self._num_prompts = 0  # lanes in Phase.PROMPT
         self._protected: list[int] = []

@@ -230,6 +230,36 @@ def test_a_file_that_is_replaced_is_read_again(ring):
     assert old.decode() not in allowed
 
 
+def test_a_key_that_others_can_change_lets_nobody_in(ring):
+    one, two = (client_curve(ring, name).keys.public.decode() for name in ("one", "two"))
+    (ring.scheduler / "executor-one.key").chmod(0o666)
+    allowed = AllowList(server_curve(ring))
+    assert one not in allowed
+    assert two in allowed, "it takes nothing from the others"
+    (ring.scheduler / "executor-two.key").chmod(0o664)
+    (ring.scheduler / "executor-one.key").chmod(0o644)
+    allowed.reload()
+    assert one in allowed
+    assert two not in allowed
+
+
+def test_a_folder_that_others_can_change_is_no_list(ring, capfd):
+    curve = server_curve(ring)
+    allowed = AllowList(curve)
+    ring.scheduler.chmod(0o777)
+    with pytest.raises(KeyFileError, match="can be changed by others"):
+        AllowList(curve)
+    (ring.scheduler / "executor-new.key").write_text(certificate(KeyPair.generate().public))
+    (ring.scheduler / "executor-one.key").unlink()
+    for _ in range(3):
+        allowed.reload()
+    assert client_curve(ring, "one").keys.public.decode() in allowed, "the list of before stays"
+    assert capfd.readouterr().err.count("keeping those of before") == 1
+    ring.scheduler.chmod(0o700)
+    allowed.reload()
+    assert client_curve(ring, "one").keys.public.decode() not in allowed
+
+
 def test_a_folder_that_is_not_there_is_said_at_once(ring):
     curve = server_curve(ring)
     ring.scheduler.rename(ring.root / "elsewhere")

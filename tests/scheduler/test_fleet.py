@@ -167,7 +167,9 @@ def test_a_name_that_two_have_is_answered_with_their_epochs(fleet):
 
 def answer(fleet, epoch, step, now):
     result = m.StepResult(epoch=epoch, step=step, token_ids=b"", compute_us=0)
-    return fleet.receive(fleet.member(epoch).peer, result, now)
+    effects = fleet.receive(fleet.member(epoch).peer, result, now)
+    fleet.step_answered(epoch, step, now)
+    return effects
 
 
 def alive(fleet, now):
@@ -186,7 +188,9 @@ def test_an_executor_whose_heart_beats_but_that_does_not_answer_a_plan_is_lost(f
     assert ended(alive(fleet, 1005.0)) == []
     effects = alive(fleet, 1005.5)
     assert ended(effects) == [(epoch, "hung")]
-    assert [e.message.reason for e in sent(effects, m.EpochOver)] == ["no answer to a plan for 5.5 s"]
+    assert [e.message.reason for e in sent(effects, m.EpochOver)] == [
+        "no answer to step 1 of 8 tokens for 5.5 s, the limit is 5.0 s (see --step-timeout)"
+    ]
 
 
 def test_steps_that_are_always_slow_do_not_count_as_hanging(fleet):
@@ -263,3 +267,27 @@ def test_absurd_limits_are_rejected_before_they_cost_memory(fleet, change, what)
     assert [type(e) for e in effects] == [Rejected, Send]
     assert re.match(what + r" \d+, the limit is \d+", effects[1].message.reason)
     assert len(fleet) == 0
+
+
+def test_a_pause_of_this_side_is_nobodys_silence(fleet):
+    epoch = join(fleet, b"a")
+    fleet.paused(60.0, 60.1)
+    assert ended(fleet.tick(60.1)) == []
+    assert ended(fleet.tick(60.2 + LOSS_TIMEOUT_S)) == [(epoch, "silent")]
+
+
+def test_one_that_answers_what_cannot_be_true_is_kept_out_at_once(fleet):
+    epoch = join(fleet, b"a")
+    fleet.plan_sent(epoch, 0, 8, 0.0)
+    answer(fleet, epoch, 0, 0.1)
+    fleet.plan_sent(epoch, 1, 8, 0.1)
+    (_, end) = fleet.end(epoch, "untrusted", "wrong", 0.2)
+    assert end.reason == "wrong; kept out for 1 s"
+    assert fleet.receive(b"a", hello("a"), 0.3) == []
+    assert fleet.receive(b"a", hello("a"), 1.3) != []
+
+
+def test_one_that_is_told_to_leave_and_does_not_wait_for_its_step_has_left(fleet):
+    epoch = join(fleet, b"a")
+    fleet.ask_to_leave(epoch, finish=False)
+    assert ended(fleet.disconnected(b"a", 1.0)) == [(epoch, "drained")]

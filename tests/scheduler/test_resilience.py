@@ -18,7 +18,8 @@ def rows(plan):
 
 def fail(rig, epoch, *, died=False):
     """An executor fails while it computes the oldest plan in flight, or dies with all of them."""
-    rig.end(rig.scheduler.blame(epoch, died=died))
+    inflight = rig.scheduler.worker(epoch).inflight
+    rig.end(rig.scheduler.blame(epoch, None if died or not inflight else inflight[0].step))
     rig.lose(epoch)
     rig.scheduler.check()
 
@@ -66,7 +67,7 @@ def test_a_token_clears_all_strikes():
     rig.finish()
 
 
-def test_from_the_second_strike_on_suspects_run_one_at_a_time():
+def test_from_the_second_strike_on_suspects_run_alone():
     rig = Rig(limits())
     for i in range(4):
         rig.add(str(i), [i, 5, 6], max_tokens=9)
@@ -77,17 +78,64 @@ def test_from_the_second_strike_on_suspects_run_one_at_a_time():
     assert len(rows(rig.plans[2][0])) == 4, "a first failure may be the executor's own"
     fail(rig, 2)
     rig.join(limits())
-    rig.plan(3)
-    assert len(rows(rig.plans[3][0])) == 1
-    rig.answer(3)
-    rig.plan(3)
-    rig.plan(3)
-    assert [len(rows(plan)) for plan in rig.plans[3][1:]] == [2, 2], "the first is cleared, and the second is tried"
-    rig.finish()
+    rig.add("fresh", [9, 9], max_tokens=9)
+    inflight, num_suspects = rig.scheduler.worker(3).inflight, 0
+    while rig.plan(3) or inflight:
+        computed = [sequence for plan in inflight for sequence in plan.everyone]
+        if any(sequence.strikes for sequence in computed):
+            assert len(computed) == 1, "nothing else is in flight with a suspect"
+            num_suspects += 1
+        if len(inflight) == 2 or num_suspects:
+            rig.answer(3)
+    assert num_suspects == 4
     assert {end.reason for end in rig.ends.values()} == {"length"}
 
 
-def test_what_failed_on_one_executor_is_tried_on_another():
+def test_an_innocent_with_a_long_prompt_outlives_killers_that_come_and_go():
+    """Chunks of a prompt acquit nobody, and each killer is new: only who is alone at a third failure ends."""
+    rig = Rig(limits(max_batch_tokens=8))
+    (innocent,) = rig.add("innocent", [1] * 20, max_tokens=3)
+    for epoch in (1, 2):
+        rig.add(f"killer {epoch}", [2, 2], max_tokens=3, priority=-1)
+        rig.plan(epoch)
+        fail(rig, epoch)
+        rig.scheduler.cancel(f"killer {epoch}")
+        rig.join(limits(max_batch_tokens=8))
+    assert innocent.strikes == 2
+    rig.add("killer 3", [3, 3], max_tokens=3)
+    plans = 0
+    while innocent.strikes:
+        rig.plan(3)
+        assert len(rows(rig.plans[3][plans])) == 1
+        plans += 1
+        rig.answer(3)
+    assert plans == 3
+    rig.scheduler.cancel("killer 3")
+
+
+def test_a_third_failure_in_company_proves_nothing():
+    rig = Rig(limits())
+    (sequence,) = rig.add("a", [1, 2, 3], max_tokens=30)
+    rig.plan(1)
+    rig.answer(1)
+    (other,) = rig.add("b", [4, 5], max_tokens=30)
+    sequence.strikes = 2
+    assert rig.scheduler._suspects.strike([sequence, other], "x") == []
+    assert rig.scheduler._suspects.strike([sequence], "x") == [sequence]
+
+
+def test_a_suspect_does_not_starve_those_that_run():
+    rig = Rig(limits())
+    (running,) = rig.add("running", [1, 2, 3], max_tokens=20)
+    rig.step()
+    (suspect,) = rig.add("suspect", [4, 5, 6], max_tokens=20, priority=-1)
+    suspect.strikes = 2
+    rig.scheduler._suspects._struck[suspect] = None
+    rig.finish()
+    assert [rig.ends[s].reason for s in (running, suspect)] == ["length", "length"]
+
+
+def test_a_suspect_is_tried_on_another_executor():
     rig = Rig(limits())
     rig.scheduler.worker(1).name = "broken"
     (sequence,) = rig.add("a", [1, 2, 3], max_tokens=5)
@@ -95,13 +143,35 @@ def test_what_failed_on_one_executor_is_tried_on_another():
     fail(rig, 1)
     assert sequence.failed_on == "broken"
     broken = rig.join(limits(), name="broken")
+    assert rig.plan(broken) is not None, "once may be chance"
+    fail(rig, broken)
+    broken = rig.join(limits(), name="broken")
     other = rig.join(limits(), name="other")
     assert rig.plan(broken) is None
     assert rig.plan(other) is not None
-    fail(rig, other)
-    assert rig.plan(broken) is not None, "it is the only one now"
-    rig.answer(broken)
+    rig.answer(other)
     rig.finish()
+
+
+def test_one_that_is_full_keeps_nobody_from_an_idle_executor():
+    """Sequences with tokens insist on their model; those behind them in the queue do not wait for it."""
+    rig = Rig(limits(num_blocks=8, max_num_seqs=8), limits(num_blocks=8, max_num_seqs=8))
+    for epoch in (1, 2):
+        rig.scheduler.worker(epoch).model = "old"
+    for i in range(150):
+        rig.add(f"old{i}", [i, 1, 2, 3], max_tokens=20)
+    for _ in range(60):
+        rig.step()
+    home = next(worker.epoch for worker in rig.scheduler.workers if worker.num_running)
+    for sequence in [sequence for sequence in rig.scheduler if sequence.state is State.WAITING]:
+        sequence.tokens.append(7)  # all have begun with the old model
+        sequence.model = "old"
+    rig.lose(3 - home)
+    new = rig.join(limits(), model="new")
+    (fresh,) = rig.add("fresh", [1, 2, 3], max_tokens=5)
+    rig.step()
+    rig.step()
+    assert fresh.epoch == new
 
 
 def test_a_sequence_goes_on_with_its_model_as_long_as_an_executor_has_it():

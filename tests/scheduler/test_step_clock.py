@@ -24,23 +24,28 @@ def limit_s(clock, num_tokens):
     return clock.limit_s(num_tokens.bit_length())
 
 
+def overdue_s(clock, now):
+    overdue = clock.overdue(now)
+    return None if overdue is None else overdue.took_s
+
+
 def test_nothing_is_overdue_while_no_plan_is_in_flight(clock):
-    assert clock.overdue_s(1e9) is None
+    assert overdue_s(clock, 1e9) is None
     run(clock, 1.0, 8, at=0.0)
-    assert clock.overdue_s(1e9) is None
+    assert overdue_s(clock, 1e9) is None
 
 
 def test_the_first_step_may_compile_kernels(clock):
     clock.sent(0, 8, 5.0)
-    assert clock.overdue_s(5.0 + FIRST_STEP_LIMIT_S) is None
-    assert clock.overdue_s(6.0 + FIRST_STEP_LIMIT_S) == FIRST_STEP_LIMIT_S + 1.0
+    assert overdue_s(clock, 5.0 + FIRST_STEP_LIMIT_S) is None
+    assert overdue_s(clock, 6.0 + FIRST_STEP_LIMIT_S) == FIRST_STEP_LIMIT_S + 1.0
 
 
 def test_a_step_may_take_ten_times_the_longest_of_its_size(clock):
     run(clock, 0.5, 8, at=0.0)
     clock.sent(1, 15, 100.0)  # as many binary digits as 8
-    assert clock.overdue_s(100.0 + PATIENCE * 0.5) is None
-    assert clock.overdue_s(100.5 + PATIENCE * 0.5) == pytest.approx(PATIENCE * 0.5 + 0.5)
+    assert overdue_s(clock, 100.0 + PATIENCE * 0.5) is None
+    assert overdue_s(clock, 100.5 + PATIENCE * 0.5) == pytest.approx(PATIENCE * 0.5 + 0.5)
 
 
 def test_no_limit_is_below_the_floor():
@@ -64,17 +69,17 @@ def test_the_time_in_the_queue_of_the_executor_does_not_make_a_plan_overdue(cloc
     clock.sent(1, 8, 10.0)
     clock.sent(2, 8, 10.0)
     clock.answered(1, 11.0)
-    assert clock.overdue_s(20.9) is None
-    assert clock.overdue_s(21.5) == 10.5
+    assert overdue_s(clock, 20.9) is None
+    assert overdue_s(clock, 21.5) == 10.5
 
 
 def test_only_the_oldest_plan_can_be_overdue(clock):
     run(clock, 1.0, 8, at=0.0)
     clock.sent(1, 8, 10.0)
     clock.sent(2, 8, 19.0)
-    assert clock.overdue_s(20.5) == 10.5
+    assert overdue_s(clock, 20.5) == 10.5
     clock.answered(1, 20.5)
-    assert clock.overdue_s(30.0) is None
+    assert overdue_s(clock, 30.0) is None
 
 
 def test_an_answer_to_another_step_than_the_oldest_is_not_counted(clock):
@@ -84,7 +89,7 @@ def test_an_answer_to_another_step_than_the_oldest_is_not_counted(clock):
     for wrong in (0, 2, 7):
         clock.answered(wrong, 15.0)
     assert clock.num_answered == 1
-    assert clock.overdue_s(20.5) == 10.5
+    assert overdue_s(clock, 20.5) == 10.5
     StepClock().answered(0, 1.0)
 
 
@@ -117,3 +122,21 @@ def test_a_slow_step_is_forgotten_by_and_by(seconds):
         now += each
     remembered = max(each * DECAY**age for age, each in enumerate(reversed(seconds)))
     assert limit_s(clock, 32) == pytest.approx(max(FLOOR_S, PATIENCE * remembered))
+
+
+def test_the_next_of_a_size_that_was_given_up_may_take_twice_as_long(clock):
+    """A large model on a slow machine: its first step does not hang, and must not meet the same limit again."""
+    clock.sent(0, 2048, 0.0)
+    overdue = clock.overdue(FIRST_STEP_LIMIT_S + 1.0)
+    assert (overdue.step, overdue.num_tokens, overdue.limit_s) == (0, 2048, FIRST_STEP_LIMIT_S)
+    assert "step 0 of 2048 tokens for 121.0 s, the limit is 120.0 s" in str(overdue)
+    assert limit_s(StepClock(FLOOR_S, clock), 2048) == 2 * FIRST_STEP_LIMIT_S
+
+
+def test_time_in_which_nobody_looked_is_no_steps_time(clock):
+    run(clock, 1.0, 8, at=0.0)
+    clock.sent(1, 8, 10.0)
+    clock.paused(60.0, 71.0)
+    assert clock.overdue(71.0) is None
+    clock.answered(1, 71.5)
+    assert limit_s(clock, 8) == PATIENCE * 1.5, "and nothing wrong is learned from it"
