@@ -23,6 +23,8 @@ import msgspec
 import pytest
 
 from common.messages import PROTOCOL_VERSION
+from scheduler_svc.client.api import error_code, error_message
+from scheduler_svc.client.errors import RequestFailed
 from scheduler_svc.client.event_stream import EventStreams
 from scheduler_svc.client.options import Service
 from scheduler_svc.client.processes import SCHEDULER, FleetSpec, LocalFleet, executor_name, free_ports
@@ -105,6 +107,7 @@ class Upheaval:
         self.proxy = proxy
         self.rng = rng
         self.counts: dict[str, int] = {}
+        self.num_failed = 0
 
     @property
     def all(self) -> list[Callable[[], object]]:
@@ -212,10 +215,16 @@ class Upheaval:
 
     async def kill_the_scheduler(self) -> None:
         await self.journal_ok()  # two things at once that each are survived are not promised to be
+        self.num_failed += await self.failed_in_this_life()
         pid = self.fleet.pids[SCHEDULER]
         os.kill(pid, signal.SIGKILL)
         while SCHEDULER not in [end.name for end in self.fleet.poll()]:
             await asyncio.sleep(0.01)
+
+    async def failed_in_this_life(self) -> int:
+        """Requests that the present scheduler has ended with an error."""
+        async with httpx.AsyncClient(base_url=self.spec.url, trust_env=False) as http:
+            return (await http.get("/status")).json()["requests_failed"]
 
     async def journal_ok(self) -> None:
         async with httpx.AsyncClient(base_url=self.spec.url, trust_env=False) as http:
@@ -241,8 +250,12 @@ async def text_of(streams: EventStreams, request) -> str:
     texts: list[str] = []
 
     def take(data: bytes) -> None:
-        if data != DONE:
-            texts.extend(choice["text"] for choice in msgspec.json.decode(data)["choices"])
+        if data == DONE:
+            return
+        event = msgspec.json.decode(data)
+        if "error" in event:
+            raise RequestFailed(error_message(event), code=error_code(event))
+        texts.extend(choice["text"] for choice in event["choices"])
 
     await streams.post("/v1/completions", request, take)
     return "".join(texts)
@@ -270,4 +283,4 @@ def test_64_streams_while_everything_goes_wrong(tmp_path):
         upheaval = Upheaval(fleet, proxy, random.Random(SEED))
         num_finished = asyncio.run(read_on(upheaval.spec.url, lambda: upheaval.run(SECONDS)))
         print(f"{num_finished} streams ended as if nothing had happened, through {upheaval.counts}")
-        assert httpx.get(f"{upheaval.spec.url}/status", trust_env=False).json()["requests_failed"] == 0
+        assert upheaval.num_failed + asyncio.run(upheaval.failed_in_this_life()) == 0
