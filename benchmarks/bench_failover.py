@@ -1,8 +1,8 @@
 """Time from SIGKILL of an executor to the next token of the streams that ran on it, as their clients see it.
 
-Real processes on this machine, the embedded demo model on the CPU. With a sibling, one of two executors is killed, and
-started again when all streams go on; alone, the only one is, and its successor is started at once, so that its
-start-up time is part of the pause (the line gives that too: from the start of a process to its being ready). The
+Real processes on this machine, the embedded demo model on the CPU. With a sibling, the busier of two executors is
+killed, and started again when all streams go on; alone, the only one is, and its successor is started at once, so that
+its start-up time is part of the pause (the line gives that too: from the start of a process to its being ready). The
 next token of a stream comes when all its tokens so far have been computed again, one stream after the other, so it
 depends on how many tokens there are (`--max-tokens`). One JSON line for each setting.
 
@@ -108,10 +108,11 @@ async def _kill_again_and_again(fleet: LocalFleet, kills: int, streams: Streams)
     startups: list[float] = []
     async with httpx.AsyncClient(base_url=fleet.spec.url, trust_env=False) as http:
         streaming = asyncio.create_task(streams.run())
-        for i in range(kills):
+        for _ in range(kills):
             await _all_ready(http, fleet.spec.executors, streams)
-            index = i % fleet.spec.executors
-            num_affected = (await _running(http)).get(executor_name(index), 0)
+            running = await _running(http)
+            index = max(range(fleet.spec.executors), key=lambda i: running.get(executor_name(i), 0))
+            num_affected = running[executor_name(index)]
             streams.watch()
             killed_at = time.monotonic()
             fleet.kill_executor(index)
@@ -119,7 +120,7 @@ async def _kill_again_and_again(fleet: LocalFleet, kills: int, streams: Streams)
             if fleet.spec.executors > 1:
                 await resuming  # so that the successor's start does not take CPU from the sibling
             startups.append(await _start(fleet, http, index))
-            pauses += sorted(await resuming)[-num_affected:] if num_affected else []
+            pauses += sorted(await resuming)[-num_affected:]
             assert not streaming.done(), streaming.exception()
         streaming.cancel()
         await asyncio.wait([streaming])
