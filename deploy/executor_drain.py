@@ -1,11 +1,14 @@
 """Before an executor's container is stopped: wait until another executor can go on with its sequences.
 
-    python -S executor_drain.py FILE MAX_AGE_S READY_URL MAX_WAIT_S
+    python -S executor_drain.py FILE MAX_AGE_S READY_URL PATIENCE_S MAX_WAIT_S
 
 SIGTERM makes an executor hand its sequences over and end, in moments. Where it is the only one (its node is emptied,
 and its successor elsewhere still loads its weights), every stream would pause for as long as that takes. So this
-keeps the old one at work until the scheduler counts a second one as ready, for MAX_WAIT_S at most. It does not wait if
-the executor is not in the fleet (FILE and MAX_AGE_S are executor_health.py's) or no scheduler answers at READY_URL.
+keeps the old one at work until the scheduler counts a second one as ready, for MAX_WAIT_S at most.
+
+An executor that is not in the fleet (FILE and MAX_AGE_S are executor_health.py's), or whose scheduler does not answer
+at READY_URL, has nothing to hand over. But that is also how the restart of a scheduler looks, after which the executor
+is as needed as before. So it goes only when it has been so for PATIENCE_S.
 
 It always exits with 0: whatever it finds, SIGTERM comes next.
 """
@@ -22,7 +25,7 @@ ANSWER_TIMEOUT_S = 3.0
 
 
 def num_ready(url: str) -> int:
-    """Executors that take work, this one among them; 0 if there are none or no scheduler answers."""
+    """Executors that take work, this one among them if it is in the fleet; 0 if nobody says that there are any."""
     try:
         with build_opener(ProxyHandler({})).open(url, timeout=ANSWER_TIMEOUT_S) as answer:
             return int(json.load(answer)["executors"])
@@ -30,29 +33,29 @@ def num_ready(url: str) -> int:
         return 0
 
 
-def why_to_go(path: str, max_age_s: float, url: str) -> str | None:
-    """Why the executor may be stopped now; None while it had better stay."""
-    if (trouble := complaint(path, max_age_s)) is not None:
-        return trouble
-    match num_ready(url):
-        case 0:
-            return "no scheduler answers"
-        case 1:
-            return None
-        case others:
-            return f"{others - 1} others are ready"
+def idleness(path: str, max_age_s: float, num_ready: int) -> str | None:
+    """Why the executor has nothing to do now; None if it has, or may have."""
+    if num_ready == 0:
+        return "no scheduler that has executors answers"
+    return complaint(path, max_age_s)
 
 
-def wait_for_another(path: str, max_age_s: float, url: str, max_wait_s: float) -> str:
+def wait_for_another(path: str, max_age_s: float, url: str, patience_s: float, max_wait_s: float) -> str:
     """Wait for a reason to go, and return it."""
-    deadline = time.monotonic() + max_wait_s
-    while time.monotonic() < deadline:
-        if (reason := why_to_go(path, max_age_s, url)) is not None:
-            return reason
+    last_needed = time.monotonic()
+    deadline = last_needed + max_wait_s
+    while (now := time.monotonic()) < deadline:
+        ready = num_ready(url)
+        if ready > 1:
+            return f"{ready} executors are ready"
+        if (idle := idleness(path, max_age_s, ready)) is None:
+            last_needed = now
+        elif now - last_needed >= patience_s:
+            return f"{idle}, for {patience_s:.0f} s"
         time.sleep(POLL_INTERVAL_S)
     return f"no other executor within {max_wait_s:.0f} s"
 
 
 if __name__ == "__main__":
-    file, max_age, ready_url, max_wait = sys.argv[1:]
-    print(f"stopping: {wait_for_another(file, float(max_age), ready_url, float(max_wait))}")
+    file, max_age, ready_url, patience, max_wait = sys.argv[1:]
+    print(f"stopping: {wait_for_another(file, float(max_age), ready_url, float(patience), float(max_wait))}")

@@ -39,12 +39,6 @@ class Exported:
                     labels[label].add(value)
         return exported
 
-    def allow(self, label: str, values: set[str]) -> None:
-        """Values that this label may have besides those seen, wherever it occurs."""
-        for labels in self.series.values():
-            if label in labels:
-                labels[label] |= values
-
 
 def complaints(query: str, exported: Exported) -> list[str]:
     """What in a query does not exist; nothing if all does."""

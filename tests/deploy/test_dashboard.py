@@ -17,36 +17,24 @@ DASHBOARD = json.loads((ROOT / "deploy" / "grafana" / "baton.json").read_text())
 RULES = yaml.safe_load((ROOT / "deploy" / "prometheus" / "alerts.yaml").read_text())["groups"][0]["rules"]
 GUIDE = (ROOT / "docs" / "operations.md").read_text()
 PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
-QUERIES = [target["expr"] for panel in PANELS for target in panel["targets"]] + [rule["expr"] for rule in RULES]
-
-# Label values that need not have occurred in the run below.
-CAUSES = {*FAILURES, "restarted", "drained", "shutdown"}
-OUTCOMES = {*typing.get_args(m.FinishReason), "refused"}
 CODES = set(re.findall(r"`(\w+)`", (ROOT / "docs" / "protocol.md").read_text().rpartition("Codes:")[2]))
+QUERIES = [target["expr"] for panel in PANELS for target in panel["targets"]] + [rule["expr"] for rule in RULES]
 
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory):
-    """What a core exports after a bit of everything: every labelled metric has moved."""
+    """What a core exports to which nothing has happened yet: a series that only appears with the first failure would
+    have no increase by it, and an alert of it would be silent. There is an executor and a request, which have names."""
     with running_core(tmp_path_factory.mktemp("core")) as core:
-        front = core.frontend()
-        first = FakeExecutor(core.back, "first", step_s=0.01)
-        front.submit("long", [1, 2, 3], max_tokens=150)
-        while not front.tokens.get(("long", 0)):
-            front.take(front.receive(m.Outputs))
-        second = FakeExecutor(core.back, "second")
-        first.kill()
-        front.submit("empty", [], max_tokens=1)
-        front.gather(("long", 0), ("empty", 0))
+        front, executor = core.frontend(), FakeExecutor(core.back, "first", step_s=0.1)
         front.submit("open", [1, 2, 3], max_tokens=150)
+        while not front.tokens.get(("open", 0)):
+            front.take(front.receive(m.Outputs))
         front.send(m.MetricsQuery(query_id=1))
         text = front.receive(m.Metrics).text.decode()
         front.close()
-        second.kill()
-    found = Exported.of(text)
-    for label, values in (("cause", CAUSES), ("outcome", OUTCOMES), ("code", CODES)):
-        found.allow(label, values)
-    return found
+        executor.kill()
+    return Exported.of(text)
 
 
 @pytest.mark.parametrize("query", QUERIES)
@@ -102,11 +90,35 @@ def test_alerts_know_all_failures():
         assert set(causes.split("|")) == set(FAILURES)
 
 
+def test_every_way_to_end_is_counted_before_it_happens(exported):
+    causes, outcomes = {*FAILURES, "restarted", "drained", "shutdown"}, {*typing.get_args(m.FinishReason), "refused"}
+    assert exported.series["baton_executor_epochs_ended_total"]["cause"] == causes
+    assert exported.series["baton_resume_seconds_count"]["cause"] == causes
+    assert exported.series["baton_sequences_ended_total"]["outcome"] == outcomes | {"deadline"}
+    codes = exported.series["baton_requests_refused_total"]["code"]
+    assert codes
+    assert codes <= CODES
+
+
 def test_alerts_say_how_much_they_matter():
     for rule in RULES:
         assert rule.keys() <= {"alert", "expr", "for", "labels", "annotations"}
         assert rule["labels"] in ({"severity": "page"}, {"severity": "ticket"})
         assert rule["annotations"]["summary"].endswith(".")
+
+
+def test_nobody_is_woken_by_a_moment():
+    for rule in RULES:
+        assert rule["labels"] == {"severity": "ticket"} or re.fullmatch(r"30s|[1-5]m", rule["for"]), rule["alert"]
+
+
+def test_shares_are_of_what_the_service_is_answerable_for():
+    """Who hangs up, or is refused, must not make failures look rare."""
+    shares = [(rule["alert"], re.findall(r"0\.\d+ \* .*outcome=~\"(.*?)\"", rule["expr"])) for rule in RULES]
+    assert [(alert, found[0].split("|")) for alert, found in shares if found] == [
+        ("BatonRequestsFail", ["stop", "length", "error"]),
+        ("BatonDeadlinesMissed", ["stop", "length", "deadline"]),
+    ]
 
 
 def test_panels_can_be_told_apart_and_lie_side_by_side():

@@ -1,6 +1,7 @@
 """docs/operations.md is true of the code, where that can be checked."""
 
 import re
+import shlex
 from pathlib import Path
 
 import click
@@ -9,51 +10,61 @@ import yaml
 
 from common.wire import LOSS_TIMEOUT_S
 from executor_svc import link
-from executor_svc.__main__ import main as baton_executor
-from scheduler_svc import auth, front_desk, requests, step_clock
-from scheduler_svc.__main__ import main as baton_scheduler
-from scheduler_svc.client.cli import COMMANDS, LazyGroup
-from scheduler_svc.frontend import api, api_keys, inbox
+from scheduler_svc import auth, engine, front_desk, probation, requests, step_clock
+from scheduler_svc.client import cli as client_cli
+from scheduler_svc.frontend import api, api_keys, core_link, inbox, server
+from scheduler_svc.frontend.connection_guard import ConnectionLimits
 from tests.deploy import commands
 from tests.deploy.manifests import ROOT
-from tests.deploy.test_probes import DRAIN
+from tests.deploy.test_probes import MAX_WAIT_S, PATIENCE_S
 
+LIMITS = ConnectionLimits(server.MAX_CONNECTIONS)
 GUIDE = (ROOT / "docs" / "operations.md").read_text()
+README = (ROOT / "README.md").read_text()
+COMPOSE_HEAD = (ROOT / "compose.yaml").read_text().partition("\nname:")[0]
 FOREIGN = {  # options of docker, kubectl, pip and systemctl
     *("--build", "--detach", "--wait", "--scale", "--replicas", "--grace-period", "--from-file", "--dry-run"),
+    *("--upgrade", "--cascade", "--since", "--force"),
 }
+CALLS = [*commands.in_blocks(GUIDE), *commands.in_blocks(README), *commands.in_lines(COMPOSE_HEAD)]
+MENTIONS = [" ".join(code.split()) for code in re.findall(r"(?<!`)`(baton(?:-\w+)?\s[^`]+)`(?!`)", GUIDE)]
 
 
-def all_options():
-    group = LazyGroup("baton")
-    ours = [baton_scheduler, baton_executor, *(group.get_command(click.Context(group), name) for name in COMMANDS)]
-    ours += [sub for command in ours if isinstance(command, click.Group) for sub in command.commands.values()]
-    return {
-        name
-        for command in ours
-        for parameter in command.params
-        for name in (*parameter.opts, *parameter.secondary_opts)
-    }
+@pytest.mark.parametrize("call", CALLS)
+def test_what_is_to_be_typed_would_be_taken(call):
+    """Each by its own command: an option that another one has is no use."""
+    assert commands.complaints(shlex.split(call)) == []
+
+
+@pytest.mark.parametrize("mention", MENTIONS)
+def test_what_is_mentioned_is_there(mention):
+    """In running text values may be missing."""
+    command, _, arguments = commands.found(shlex.split(mention))
+    assert {word for word in arguments if word.startswith("--")} <= commands.options(command)
+
+
+def test_nothing_to_be_typed_is_overlooked():
+    """What finds calls finds those of all commands, and those that something else carries out."""
+    assert {call.split()[0] for call in CALLS} == commands.COMMANDS.keys()
+    assert len(MENTIONS) > 10
+    for part in ("baton keys api", "baton keys executor", "baton drain NAME", "baton-executor --name %H-%i"):
+        assert any(call.startswith(part) for call in CALLS), part
 
 
 def test_options_are_there():
+    """Also those that are named without their command."""
+    ours = {option for command in every_command(click.Context(commands.baton)) for option in commands.options(command)}
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", GUIDE))
     assert named
-    assert named <= all_options() | FOREIGN
+    assert named <= ours | FOREIGN
 
 
-def test_services_would_start_like_that():
-    text = GUIDE.replace("\\\n", " ")
-    lines = re.findall(r"^(?:ExecStart=/opt/baton/bin/)(baton-.*)$", text, flags=re.MULTILINE)
-    assert len(lines) == 2
-    for line in lines:
-        assert commands.complaints(line.replace("SCHEDULER", "scheduler").split()) == []
-
-
-def test_commands_are_there():
-    named = set(re.findall(r"(?:^|`)baton ([a-z]+)", GUIDE, flags=re.MULTILINE))
-    assert named
-    assert named <= COMMANDS.keys()
+def every_command(context: click.Context):
+    yield from (commands.baton_scheduler, commands.baton_executor)
+    for name in client_cli.COMMANDS:
+        command = commands.baton.get_command(context, name)
+        yield command
+        yield from command.commands.values() if isinstance(command, click.Group) else ()
 
 
 def test_log_lines_are_there():
@@ -85,7 +96,17 @@ def test_log_lines_are_there():
         f"| {api.MAX_BODY_BYTES // 2**20} MiB | | 413 |",
         f"| {link.EXIT_CRASHED} | executor | crashed",
         f"| {link.EXIT_REJECTED} | executor | the scheduler rejected it",
-        f"another executor is ready, for {DRAIN[-1]} s at most",
+        f"two are ready, itself among them, for {MAX_WAIT_S} s at most",
+        f"an executor goes after {PATIENCE_S} s",
+        f"| connections to a frontend | {server.MAX_CONNECTIONS:,} |",
+        f"all {server.MAX_CONNECTIONS:,} connections of a frontend",
+        f"| open requests of a frontend | {core_link.MAX_OPEN_REQUESTS:,} |",
+        f"| request line and headers | {server.MAX_HEAD_BYTES // 2**10} KiB |",
+        f"| time to send them | {LIMITS.head_timeout_s:.0f} s |",
+        f"| time to send the body | {LIMITS.body_timeout_s:.0f} s |",
+        f"| a reader that takes no byte | {LIMITS.stall_timeout_s:.0f} s |",
+        f"| a message from an executor | {engine.MAX_EXECUTOR_MESSAGE_BYTES // 2**20} MiB |",
+        f"for {probation.FIRST_BREAK_S:.0f} s, then 2 s, up to {probation.LONGEST_BREAK_S:.0f} s |",
     ],
 )
 def test_numbers_are_those_of_the_code(fact):

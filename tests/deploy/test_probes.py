@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shlex
+import socket
 import subprocess
 import sys
 import threading
@@ -13,17 +14,22 @@ from contextlib import ExitStack, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+import uvicorn
 import yaml
+from fastapi import FastAPI
 
 from common.wire import HEARTBEAT_INTERVAL_S, LOSS_TIMEOUT_S
 from executor_svc.link import LEAVE_TIMEOUT_S
+from scheduler_svc.frontend.connection_guard import ConnectionLimits
+from scheduler_svc.frontend.server import http_config
 from scheduler_svc.frontend_processes import STOP_TIMEOUT_S
 from tests.deploy.manifests import ROOT, container, exec_commands, options, pod, workloads
 from tests.support.core import running_core
 
-EXECUTOR = workloads("base")["baton-executor"]
+EXECUTOR, SCHEDULER = (workloads("base")[name] for name in ("baton-executor", "baton-scheduler"))
 COMMANDS = dict(exec_commands(EXECUTOR))
 READY, ALIVE, DRAIN = (COMMANDS[name] for name in ("readinessProbe", "livenessProbe", "preStop"))
+PATIENCE_S, MAX_WAIT_S = DRAIN[-2:]
 
 
 def local(command, health_file, **replaced):
@@ -56,12 +62,16 @@ def wait_until(condition, timeout_s=60.0):
 
 @contextmanager
 def scheduler(*counts):
-    """An HTTP server whose /ready counts so many executors, one number an answer and the last one for good."""
+    """An HTTP server whose /ready counts so many executors, one number an answer and the last one for good.
+
+    A count may be a function that is called for it.
+    """
     left = list(counts)
 
     class Ready(BaseHTTPRequestHandler):
         def do_GET(self):
             count = left.pop(0) if len(left) > 1 else left[0]
+            count = count() if callable(count) else count
             self.send_response(200 if count else 503)
             self.end_headers()
             self.wfile.write(json.dumps({"status": "ready", "executors": count} if count else {"error": {}}).encode())
@@ -80,12 +90,71 @@ def scheduler(*counts):
         server.server_close()
 
 
-def drain(health_file, url, max_wait_s):
+def drain(health_file, url, max_wait_s, patience_s=60):
     """What the hook says."""
     (ready_url,) = [word for word in DRAIN if "://" in word]
-    done = run(local(DRAIN, health_file, **{ready_url: url, DRAIN[-1]: str(max_wait_s)}))
+    others = {ready_url: url, PATIENCE_S: str(patience_s), MAX_WAIT_S: str(max_wait_s)}
+    done = run(local(DRAIN, health_file, **others))
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout.strip()
+
+
+def ask_scheduler(port, timeout_s=30):
+    """What the scheduler's probes run, for one at this port."""
+    *python, code = next(iter(dict(exec_commands(SCHEDULER)).values()))
+    real_port = options(SCHEDULER)["--port"]
+    code, num_ports = re.subn(rf"\b{real_port}\b", str(port), code)
+    code, num_timeouts = re.subn(r"timeout=\d+", f"timeout={timeout_s}", code)
+    assert (num_ports, num_timeouts) == (1, 1)
+    return run([*local(python, ""), code])
+
+
+@contextmanager
+def frontend(max_connections):
+    """HTTP as a frontend runs it, on a port that is the value."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(http_config(FastAPI(), ConnectionLimits(max_connections)))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    try:
+        yield listener.getsockname()[1]
+    finally:
+        server.should_exit = True
+        thread.join()
+        listener.close()
+
+
+def test_a_scheduler_that_is_full_is_not_killed():
+    """Nor taken out of its Service: it serves thousands, and there is no other one."""
+    with frontend(max_connections=0) as port:
+        with socket.create_connection(("127.0.0.1", port)) as stranger:
+            assert stranger.recv(4096).startswith(b"HTTP/1.1 503 ")
+        for _ in range(20):
+            assert ask_scheduler(port).returncode == 0
+
+
+def test_a_scheduler_that_says_anything_is_alive():
+    with frontend(max_connections=1) as port:  # there is no /health: it answers 404
+        assert ask_scheduler(port).returncode == 0
+
+
+def test_a_scheduler_that_hangs_is_found():
+    """The kernel takes connections for it, and there is no frontend that would answer."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        silent = ask_scheduler(listener.getsockname()[1], timeout_s=1)
+        port = listener.getsockname()[1]
+    assert "TimeoutError" in silent.stderr
+    assert "ConnectionRefusedError" in ask_scheduler(port).stderr
+
+
+def test_all_probes_of_the_scheduler_ask_the_same_and_wait_for_the_answer():
+    probes = {name: probe for name, probe in container(SCHEDULER).items() if "Probe" in name}
+    assert probes.keys() == {"startupProbe", "readinessProbe", "livenessProbe"}
+    assert len({str(probe["exec"]) for probe in probes.values()}) == 1
+    (timeout_s,) = re.findall(r"timeout=(\d+)", str(probes["livenessProbe"]))
+    for probe in probes.values():
+        assert probe["timeoutSeconds"] > int(timeout_s)
+        assert probe["periodSeconds"] * probe["failureThreshold"] >= 30
 
 
 def test_an_executor_that_has_no_scheduler_is_alive_and_not_ready(health_file):
@@ -146,13 +215,13 @@ def test_what_a_killed_executor_left_is_not_held_against_its_successor(health_fi
 def test_the_hook_lets_go_at_once_if_there_is_another(health_file):
     touch(health_file)
     with scheduler(3) as url:
-        assert drain(health_file, url, 60) == "stopping: 2 others are ready"
+        assert drain(health_file, url, 60) == "stopping: 3 executors are ready"
 
 
 def test_the_hook_waits_for_another(health_file):
     touch(health_file)
     with scheduler(1, 1, 2) as url:
-        assert drain(health_file, url, 60) == "stopping: 1 others are ready"
+        assert drain(health_file, url, 60) == "stopping: 2 executors are ready"
 
 
 def test_the_hook_does_not_wait_for_ever(health_file):
@@ -161,19 +230,43 @@ def test_the_hook_does_not_wait_for_ever(health_file):
         assert drain(health_file, url, 1) == "stopping: no other executor within 1 s"
 
 
+def test_the_hook_bears_a_scheduler_that_restarts(health_file):
+    """For a moment there is no scheduler, then one without executors; the only executor is needed again after that."""
+    touch(health_file)
+
+    def leave():
+        health_file.unlink()
+        return 0
+
+    def come_back():
+        touch(health_file)
+        return 1
+
+    with scheduler(1, leave, 0, 0, 1, come_back, 1, 1, 2) as url:
+        assert drain(health_file, url, 60) == "stopping: 2 executors are ready"
+
+
+def test_what_the_hook_bears_it_bears_anew_each_time(health_file):
+    """A scheduler that answers in between is not one that has been away all the time."""
+    touch(health_file)
+    with scheduler(*[1, 0] * 6, 2) as url:
+        assert drain(health_file, url, 60, patience_s=3) == "stopping: 2 executors are ready"
+
+
 def test_the_hook_does_not_wait_for_nothing(health_file):
     """The executor runs nothing, or there is nobody to run it for: the scheduler is gone, too."""
     with scheduler(1) as url:
-        assert "not in the fleet" in drain(health_file, url, 60)
+        assert "not in the fleet" in drain(health_file, url, 60, patience_s=1)
     touch(health_file)
-    assert drain(health_file, url, 60) == "stopping: no scheduler answers"
+    assert drain(health_file, url, 60, patience_s=1) == "stopping: no scheduler that has executors answers, for 1 s"
     with scheduler(0) as url:
-        assert drain(health_file, url, 60) == "stopping: no scheduler answers"
+        assert "no scheduler that has executors answers" in drain(health_file, url, 60, patience_s=1)
 
 
 def test_there_is_time_for_an_orderly_end():
-    assert pod(EXECUTOR)["terminationGracePeriodSeconds"] > float(DRAIN[-1]) + LEAVE_TIMEOUT_S
-    assert pod(workloads("base")["baton-scheduler"])["terminationGracePeriodSeconds"] > 2 * STOP_TIMEOUT_S
+    assert pod(EXECUTOR)["terminationGracePeriodSeconds"] > float(MAX_WAIT_S) + LEAVE_TIMEOUT_S
+    assert float(MAX_WAIT_S) > float(PATIENCE_S) > 2 * STOP_TIMEOUT_S  # a scheduler's: until it has stopped and started
+    assert pod(SCHEDULER)["terminationGracePeriodSeconds"] > 2 * STOP_TIMEOUT_S
     services = yaml.safe_load((ROOT / "compose.yaml").read_text())["services"]
     assert int(services["executor"]["stop_grace_period"].removesuffix("s")) > LEAVE_TIMEOUT_S
 

@@ -46,8 +46,6 @@ def test_commands_take_their_arguments(overlay):
 def test_commands_of_compose_take_their_arguments():
     services = yaml.safe_load((ROOT / "compose.yaml").read_text())["services"]
     for name, service in services.items():
-        if name == "keys":  # runs the client, which is no service; tests/compose does so for real
-            continue
         line = re.sub(r'\$\{\w+:\+(.*?"\$\{.*?\}")\}', r"\1", service["command"])  # ${A:+--option "${A:-}"}
         words = shlex.split(re.sub(r"\$\{\w+:-\}", "", line))
         assert commands.complaints(words) == (AHEAD if name == "executor-gpu" else []), line
@@ -56,12 +54,17 @@ def test_commands_of_compose_take_their_arguments():
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (["baton-scheduler", "--journul=/x"], "no option --journul"),
+        (["baton-scheduler", "--journul=/x"], "No such option '--journul'"),
         (["baton-scheduler", "--port=http"], "'http' is not a valid integer"),
-        (["baton-scheduler", "--window=9"], "9 is not in the range"),
-        (["baton-scheduler", "--port"], "needs a value"),
+        (["baton-scheduler", "--port"], "requires an argument"),
+        (["baton-scheduler", "--no-journal=x"], "does not take a value"),
         (["baton-executor", "--scheduler=scheduler:5555"], "no endpoint"),
-        (["baton-executer"], "no command"),
+        (["baton-executor", "--name=$(NAME)", "--device=cuda"], "'cuda' is not 'cpu'"),
+        (["baton-executer"], "No such command 'baton-executer'"),
+        (["baton", "rolout"], "No such command 'rolout'"),
+        (["baton", "drain"], "Missing argument"),
+        (["baton", "drain", "gpu-1", "--expect-build=0.2.0"], "No such option '--expect-build'"),
+        (["baton", "keys", "executor", "gpu-1", "--admin"], "No such option '--admin'"),
     ],
 )
 def test_an_argument_that_is_wrong_is_found(words, complaint):
@@ -111,8 +114,9 @@ def test_what_probes_ask_is_there_and_needs_no_key(overlay):
     app = TestClient(create_app(link, SimpleNamespace(vocab_size=1), Settings("model", api_keys=ApiKeys(["secret"]))))
     assert app.get("/status").status_code == 401
     probes = [probe for w in workloads(overlay).values() for name, probe in container(w).items() if "Probe" in name]
-    asked = {probe["httpGet"]["path"] for probe in probes if "httpGet" in probe}
-    asked |= {urlsplit(url).path for workload in workloads(overlay).values() for url in urls(workload)}
+    assert not any("httpGet" in probe for probe in probes)  # it would take a 503 for a death
+    asked = {urlsplit(url).path for workload in workloads(overlay).values() for url in urls(workload)}
+    asked |= set(re.findall(r"GET (/\S+) HTTP", str(probes)))
     assert asked == {"/health", "/ready"}
     for path in asked:
         assert app.get(path).status_code == 200
@@ -120,7 +124,7 @@ def test_what_probes_ask_is_there_and_needs_no_key(overlay):
 
 @ON_OVERLAYS
 def test_network_policies_name_pods_and_ports_that_exist(overlay):
-    """What is not ours, clients, Prometheus and DNS, is told by a label on its namespace or by `baton-client`."""
+    """What is not ours, clients and Prometheus, is told by a label on its namespace or by `baton-client`."""
     for policy in of_kind(overlay, "NetworkPolicy"):
         spec = policy["spec"]
         chosen = selected(overlay, spec["podSelector"]["matchLabels"])
@@ -128,7 +132,7 @@ def test_network_policies_name_pods_and_ports_that_exist(overlay):
         for rule in spec.get("ingress", []):
             assert {port["port"] for port in rule["ports"]} <= port_names(chosen[0])
         for rule in [*spec.get("ingress", []), *spec.get("egress", [])]:
-            for peer in rule.get("from", rule.get("to")):
+            for peer in [*rule.get("from", []), *rule.get("to", [])]:
                 labels = peer["podSelector"]["matchLabels"]
                 if "namespaceSelector" not in peer and "baton-client" not in labels:
                     (other,) = selected(overlay, labels)
@@ -148,6 +152,22 @@ def test_nobody_but_executors_reaches_their_port(overlay):
     (policy,) = denied
     assert selected(overlay, policy["spec"]["podSelector"]["matchLabels"]) == list(workloads(overlay).values())
     assert policy["spec"]["policyTypes"] == ["Ingress", "Egress"]
+
+
+@ON_OVERLAYS
+def test_executors_reach_dns_wherever_it_is_and_nothing_else_beyond_the_scheduler(overlay):
+    """A cache on the node has no pod, and OpenShift's pods listen on 5353, in a namespace of their own."""
+    rules = [rule for policy in of_kind(overlay, "NetworkPolicy") for rule in policy["spec"].get("egress", [])]
+    anywhere = [{(port["protocol"], port["port"]) for port in rule["ports"]} for rule in rules if "to" not in rule]
+    assert anywhere == [{(protocol, port) for protocol in ("UDP", "TCP") for port in (53, 5353)}]
+    assert len(rules) == 2
+
+
+@ON_OVERLAYS
+def test_a_broken_revision_of_the_scheduler_can_be_replaced(overlay):
+    """kubernetes.io, StatefulSets, "Forced rollback": with OrderedReady somebody has to delete the pod by hand."""
+    for workload in of_kind(overlay, "StatefulSet"):
+        assert workload["spec"]["podManagementPolicy"] == "Parallel"
 
 
 @ON_OVERLAYS
