@@ -1,0 +1,123 @@
+"""What has to be true when a run is over: nothing is left of what has ended."""
+
+from collections.abc import Sized
+from typing import Protocol
+
+from scheduler_svc.core import Core
+from scheduler_svc.fleet import Standing
+from scheduler_svc.ledger import JournalState
+from scheduler_svc.requests import RETAIN_S
+from tests.sim.clients import Client, State
+from tests.sim.frontends import FrontendProcess
+from tests.sim.profiles import Profile
+from tests.sim.rack import Rack
+from tests.sim.service import Service
+from tests.sim.witness import Witness
+
+
+class Scene(Protocol):
+    """What there is to look at."""
+
+    profile: Profile
+    service: Service
+    rack: Rack
+    witness: Witness
+    frontends: list[FrontendProcess]
+    clients: list[Client]
+
+
+def is_quiet(scene: Scene) -> bool:
+    """Whether all processes live and wait for work."""
+    return not unrest(scene)
+
+
+def unrest(scene: Scene) -> list[str]:
+    """What still goes on, for people."""
+    core = scene.service.core
+    if core is None:
+        return ["the scheduler is dead"]
+    ledger = core.desk.ledger
+    reasons = {
+        "sequences": len(list(core.scheduler)),
+        "outbox": len(core.desk.outbox.peers()),
+        "journal failed": ledger.state is JournalState.FAILED,
+        "journal lags": ledger.lag_s(scene.service.clock()) > 0,
+        "plans in flight": sum(len(worker.inflight) for worker in core.scheduler.workers),
+        "executors away": len(scene.rack.slots) - sum(member.standing is Standing.READY for member in core.fleet),
+        "frontends away": any(not frontend.is_up for frontend in scene.frontends),
+        "frontends gone": set(core.desk.frontends) != {frontend.peer for frontend in scene.frontends},
+        "queries": sum(frontend.num_unanswered for frontend in scene.frontends),
+    }
+    return [f"{what}: {value}" for what, value in reasons.items() if value]
+
+
+def check_end(scene: Scene, *, is_over: bool) -> None:
+    """Assert everything that can be said at the end."""
+    if not is_over:
+        waiting = [f"{client.id} is {client.state.value}" for client in scene.clients if not client.is_settled]
+        raise AssertionError(f"it never ends: {[*waiting, *unrest(scene)]}")
+    core = scene.service.core
+    assert core is not None
+    scene.witness.count(core)
+    _check_guilt(scene)
+    _check_executors(core)
+    _check_requests(core, num_executors=len(scene.rack.slots))
+    _check_after_retention(core, scene.service.clock())
+
+
+def check_abandoned(core: Core, clients: list[Client], since: float) -> None:
+    """Assert that nothing goes on for clients who went before a time."""
+    for client in clients:
+        if client.state is State.LEFT and client.left_at < since:
+            request = core.desk.requests.find(client.id)
+            assert request is None or request.ended_at is not None, f"{client.id} goes on for nobody"
+
+
+def _check_guilt(scene: Scene) -> None:
+    """Nobody has ended for failures that are not its own."""
+    guilty = sorted(scene.witness.guilty)
+    if scene.profile.num_poisoned:
+        assert all(request_id.startswith("poison") for request_id, _ in guilty), f"{guilty} ended with the poison"
+    elif scene.profile.spacing_s:
+        assert not guilty, f"{guilty} ended for failures that were not theirs"
+
+
+def _check_executors(core: Core) -> None:
+    core.scheduler.check()
+    for worker in core.scheduler.workers:
+        assert worker.num_running == 0
+        assert worker.blocks.num_free == worker.blocks.num_blocks, f"{worker.name} leaks blocks"
+        assert worker.hot.num_free == len(worker.hot.known), f"{worker.name} leaks lanes"
+
+
+def _check_requests(core: Core, *, num_executors: int) -> None:
+    desk, fleet, telemetry = core.desk, core.fleet, core._telemetry
+    assert core.scheduler.num_waiting == 0
+    assert not desk.requests.clients, "requests are open"
+    assert not _left_in(desk.outbox)
+    assert not _left_in(core.scheduler, but=("_workers", "_deadlines", "_history", "_capability"))
+    assert not _left_in(core.scheduler._suspects)
+    assert set(telemetry.steps) == {member.epoch for member in fleet}
+    assert not _left_in(telemetry, but=("steps", "ended_by"))
+    assert desk._silent <= set(desk.frontends)
+    for name, names in _left_in(fleet._probation).items():
+        assert len(names) <= num_executors + 1, f"{name} grows"  # and one executor with an odd vocabulary
+
+
+def _check_after_retention(core: Core, now: float) -> None:
+    """Nobody has asked for anything for a long time."""
+    core.tick(now + RETAIN_S + 1.0)
+    requests, ledger = core.desk.requests, core.desk.ledger
+    assert not _left_in(requests)
+    assert requests._retained_tokens == 0
+    assert not _left_in(ledger, but=("_sizes",))
+    assert ledger._live_bytes == 0
+
+
+def _left_in(thing: object, but: tuple[str, ...] = ()) -> dict[str, Sized]:
+    """What an object's own containers still hold."""
+    return {
+        name: value
+        for name, value in vars(thing).items()
+        if isinstance(value, Sized) and not isinstance(value, str) and len(value) and name not in but
+    }

@@ -1,0 +1,251 @@
+"""An executor's process: the real `Link` and a KV oracle, driven as `executor_svc.server` does, in virtual time."""
+
+import math
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from functools import partial
+from random import Random
+
+from common import messages as m
+from executor_svc.link import Action, Drop, Link, Note, Reconnect, Run, Send, Stop
+from tests.sim.models import Build, ModelOracle
+from tests.sim.sockets import Dealer, Port
+from tests.sim.world import World
+
+EXIT_KILLED = 137
+POLL_S = 0.1  # until a connection is looked at again that takes nothing
+
+
+class Fate(Enum):
+    """What becomes of the next step."""
+
+    FINE = "fine"
+    FAILS = "fails"  # out of memory
+    LATE = "late"
+    HANGS = "hangs"  # until the process is killed
+    REPEATED = "repeated"  # answered twice
+    GARBLED = "garbled"  # too many tokens
+    ANOTHER = "another"  # the answer is to a step that nobody asked for
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How long steps take, in seconds."""
+
+    step_s: float
+    token_s: float
+    late_s: float = 1.0
+
+
+class ExecutorProcess:
+    """The process.
+
+    Args:
+        name: what it is called in the fleet.
+        on_exit: is called with the exit code.
+
+    Attributes:
+        fates: of its next steps; FINE when there are none.
+        is_broken: every step fails.
+        step: that it computes, or computed last.
+        poison_kills: whether a poisoned request kills the process; else its step fails.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        port: Port,
+        name: str,
+        build: Build,
+        pace: Pace,
+        rng: Random,
+        on_exit: Callable[["ExecutorProcess", int], None],
+    ) -> None:
+        self.name = name
+        self.build = build
+        self.fates: deque[Fate] = deque()
+        self.is_broken = False
+        self.poison_kills = True
+        self.step = 0
+        self._world = world
+        self._pace = pace
+        self._rng = rng
+        self._on_exit = on_exit
+        self._oracle = ModelOracle(build)
+        self._dealer = Dealer(port, m.SchedulerToExecutor, self._receive, self._connection_changed)
+        self._link = Link(self.hello, world.now)
+        self._steps: deque[m.Plan] = deque()
+        self._fate: Fate | None = None  # of the step that is computed now
+        self._failed_epoch: int | None = None
+        self._is_alive = True
+        self._frozen_until = 0.0
+        self._tick_at = 0.0
+        self._plan_tick()
+
+    @property
+    def epoch(self) -> int | None:
+        """Of its life in the fleet."""
+        return self._link.epoch
+
+    @property
+    def hello(self) -> m.Hello:
+        """What it says about itself."""
+        build = self.build
+        facts = {"executor": self.name, "build": "sim", "fingerprint": build.fingerprint, "dtype": build.dtype}
+        return m.Hello(**facts, device="cpu", pid=1, **vars(build.limits))
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the process runs."""
+        return self._is_alive
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether it computes a step that never ends."""
+        return self._fate is Fate.HANGS
+
+    # --- what happens to it ---
+
+    def kill(self) -> None:
+        """kill -9."""
+        self._exit(EXIT_KILLED)
+
+    def terminate(self) -> None:
+        """SIGTERM, twice if it is leaving already: a frozen process hears of it when it goes on."""
+        if self._is_alive and not self._link.leaving:
+            self._when_awake(lambda: None if self._link.leaving else self._do(self._link.leave(self._world.now)))
+
+    def freeze(self, until: float) -> None:
+        """SIGSTOP, and SIGCONT at a time."""
+        if self._is_alive:
+            self._frozen_until = max(self._frozen_until, until)
+            self._dealer.cut(self._frozen_until, up=False)
+
+    def cut(self, until: float, *, up: bool = True, down: bool = True) -> None:
+        """The network lets nothing through."""
+        self._dealer.cut(until, up=up, down=down)
+
+    def half_open(self, until: float) -> None:
+        """The connection is dead, and nobody notices until then."""
+        self._dealer.half_open(until)
+
+    def reset(self) -> None:
+        """The connection breaks."""
+        self._dealer.reset()
+
+    def say(self, message: m.ExecutorToScheduler) -> None:
+        """Something its code would never say here."""
+        if self._is_alive:
+            self._dealer.send(message)
+
+    # --- the socket thread ---
+
+    def _connection_changed(self, is_connected: bool) -> None:
+        if is_connected:
+            self._when_awake(self._tick)
+
+    def _receive(self, message: m.SchedulerToExecutor) -> None:
+        if self._is_alive:
+            self._do(self._link.on_message(message, self._world.now))
+            self._plan_tick()
+
+    def _tick(self) -> None:
+        self._do(self._link.tick(self._world.now, writable=self._dealer.is_writable))
+        self._plan_tick()
+
+    def _plan_tick(self) -> None:
+        """Wait for the next thing that is due."""
+        due = self._link.next_tick()
+        if not self._dealer.is_writable:
+            due = max(due, self._world.now + POLL_S)
+        if due not in (self._tick_at, math.inf):
+            self._tick_at = due
+            self._world.at(due, self._on_time, due)
+
+    def _on_time(self, due: float) -> None:
+        if due == self._tick_at:
+            self._tick_at = -1.0
+            self._when_awake(self._tick)
+
+    def _do(self, actions: list[Action]) -> None:
+        for action in actions:
+            match action:
+                case Send(message):
+                    if not self._dealer.send(message):
+                        self._do(self._link.connection_lost(self._world.now))
+                case Run(plan):
+                    self._steps.append(plan)
+                    self._compute_next()
+                case Reconnect():
+                    self._dealer.renew()
+                case Drop(reason):
+                    self._world.say(self.name, "drops:", reason)
+                case Note(event, facts):
+                    self._world.say(self.name, event, facts)
+                case Stop(exit_code):
+                    self._exit(exit_code)
+
+    def _exit(self, code: int) -> None:
+        if self._is_alive:
+            self._world.say(self.name, "exits with", code)
+            self._is_alive = False
+            self._dealer.close()
+            self._on_exit(self, code)
+
+    def _when_awake(self, do: Callable[[], object]) -> None:
+        """Do something now, or when the process is awake; not at all if it is dead then."""
+        if self._world.now < self._frozen_until:
+            self._world.at(self._frozen_until, self._when_awake, do)
+        elif self._is_alive:
+            do()
+
+    # --- the main thread ---
+
+    def _compute_next(self) -> None:
+        while self._steps and self._fate is None:
+            plan = self._steps.popleft()
+            if plan.epoch != self._link.epoch or plan.epoch == self._failed_epoch:
+                self._do(self._link.on_answer(None, self._world.now))
+                continue
+            fate = self._fate = self.fates.popleft() if self.fates else Fate.FINE
+            self.step = plan.step
+            self._world.say(self.name, "computes", plan.epoch, plan.step, fate.value)
+            if fate is Fate.HANGS:
+                return
+            pace = self._pace
+            took_s = (pace.step_s + pace.token_s * (len(plan.token_ids) // 4)) * self._rng.uniform(0.7, 1.5)
+            took_s += (fate is Fate.LATE) * pace.late_s
+            self._world.after(took_s, self._when_awake, partial(self._computed, plan))
+
+    def _computed(self, plan: m.Plan) -> None:
+        """The step has ended."""
+        fate, self._fate = self._fate, None
+        result = self._oracle.run(plan)
+        answer: m.StepResult | m.StepFailed = result
+        if self._oracle.is_poisoned(plan):
+            if self.poison_kills:
+                self._exit(EXIT_KILLED)
+                return
+            fate = Fate.FAILS
+        if fate is Fate.FAILS or self.is_broken:
+            self._failed_epoch = plan.epoch
+            answer = m.StepFailed(epoch=plan.epoch, step=plan.step, error="out of memory")
+        self._do(self._link.on_answer(answer, self._world.now))
+        if isinstance(answer, m.StepResult):
+            self._misbehave(fate, answer)
+        self._compute_next()
+        if self._is_alive:
+            self._plan_tick()
+
+    def _misbehave(self, fate: Fate | None, answer: m.StepResult) -> None:
+        """Say something after an answer that no sound executor says."""
+        epoch, step = answer.epoch, answer.step
+        if fate is Fate.REPEATED:
+            self.say(answer)
+        elif fate is Fate.GARBLED:
+            tokens = b"\1\0\0\0" * (self.build.limits.max_num_seqs + 1)
+            self.say(m.StepResult(epoch=epoch, step=step + 1, token_ids=tokens, compute_us=1))
+        elif fate is Fate.ANOTHER:
+            self.say(m.StepResult(epoch=epoch, step=step + 1000, token_ids=answer.token_ids, compute_us=1))

@@ -1,0 +1,97 @@
+"""Clients come in crowds, go, come back and change their mind; frontends die, freeze and read slowly."""
+
+from collections.abc import Callable
+from random import Random
+
+from tests.sim.clients import Client, State
+from tests.sim.faults.scene import Scene, moment
+
+FRONTEND_IS_SILENT_S = 9.0  # and a little later the scheduler thinks so too
+
+
+def to_a_client(scene: Scene, rng: Random, do: Callable[[Client], object]) -> bool:
+    """Do it to a client that reads, or is about to, if there is one."""
+    reading = [client for client in scene.clients if client.state in (State.READING, State.WAITING)]
+    if reading:
+        do(rng.choice(reading))
+    return bool(reading)
+
+
+def hang_up(scene: Scene, rng: Random) -> bool:
+    """A client's connection breaks, for less or more time than its request is kept."""
+    return to_a_client(scene, rng, lambda client: client.hang_up(rng.choice([0.01, 0.1, 1.0, 4.0])))
+
+
+def move(scene: Scene, rng: Random) -> bool:
+    """A client reads on at another frontend, and back again perhaps."""
+    says_so, returns = rng.random() < 0.5, rng.random() < 0.3
+
+    def do(client: Client) -> None:
+        client.move(says_so=says_so)
+        if returns:
+            scene.world.after(rng.uniform(0.0, 0.003), lambda: client.move(says_so=says_so))
+
+    return to_a_client(scene, rng, do)
+
+
+def quit_(scene: Scene, rng: Random) -> bool:
+    """A client goes and does not come back."""
+    return to_a_client(scene, rng, lambda client: client.quit(says_so=rng.random() < 0.5))
+
+
+def cancel(scene: Scene, rng: Random) -> bool:
+    """A client does not want a sequence, or all of them, any more."""
+    return to_a_client(scene, rng, lambda client: client.cancel(rng.randint(-1, client.submit.n - 1)))
+
+
+def twin(scene: Scene, rng: Random) -> bool:
+    """Somebody uses a request id that is in use."""
+    return to_a_client(scene, rng, scene.call_twin)
+
+
+def attach_unknown(scene: Scene, rng: Random) -> bool:
+    """Somebody attaches to a request that never was."""
+    scene.call_unknown()
+    return True
+
+
+def flood(scene: Scene, rng: Random) -> bool:
+    """Many clients come at once."""
+    for _ in range(rng.randint(6, 14)):
+        scene.add_client()
+    return True
+
+
+def kill_frontend(scene: Scene, rng: Random) -> bool:
+    """kill -9; another takes its place."""
+    scene.restart_frontend(rng.choice(scene.frontends))
+    return True
+
+
+def freeze_frontend(scene: Scene, rng: Random) -> bool:
+    """SIGSTOP, for less or more time than it takes to be thought silent."""
+    frontend = rng.choice(scene.frontends)
+    for_s = rng.choice([0.3, 2.0, 12.0])
+    frontend.freeze(scene.world.now + for_s)
+    if for_s > FRONTEND_IS_SILENT_S:
+        for client in scene.clients:
+            client.may_be_cancelled |= client.frontend is frontend
+    return True
+
+
+def slow_reader(scene: Scene, rng: Random) -> bool:
+    """A frontend reads nothing for a while."""
+    rng.choice(scene.frontends).read_slowly(moment(scene, rng, 0.1, 2.0))
+    return True
+
+
+def reset_frontend(scene: Scene, rng: Random) -> bool:
+    """The connection between a frontend and the core breaks."""
+    rng.choice(scene.frontends).reset()
+    return True
+
+
+KINDS = (
+    *(hang_up, move, quit_, cancel, twin, attach_unknown, flood),
+    *(kill_frontend, freeze_frontend, slow_reader, reset_frontend),
+)

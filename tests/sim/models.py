@@ -1,0 +1,69 @@
+"""What executors compute: the KV oracle of `tests/support`, with a model whose tokens are its own."""
+
+from dataclasses import dataclass
+
+import xxhash
+
+from common import messages as m
+from common.plan import ExecutorLimits
+from tests.support.oracle import OracleExecutor, expected_output, extend, next_token
+
+VOCAB_SIZE = 500
+POISON = 0  # as the first token of a prompt
+
+
+@dataclass(frozen=True)
+class Build:
+    """An executor's release: its model and what it can take; a large one can hold every request."""
+
+    fingerprint: str
+    dtype: str
+    limits: ExecutorLimits
+    is_large: bool = True
+
+    @property
+    def model(self) -> str:
+        """As `TokenDelta.model` says it."""
+        return f"{self.fingerprint}/{self.dtype}"
+
+
+def salt(model: str) -> int:
+    """Makes a model's tokens its own."""
+    return xxhash.xxh3_64_intdigest(model.encode())
+
+
+def history_of(tokens: list[int]) -> int:
+    """The oracle's history after these tokens."""
+    history = 0
+    for token in tokens:
+        history = extend(history, token)
+    return history
+
+
+def token_after(history: int, seed: int, model: str) -> int:
+    """What a model says after a history."""
+    return next_token(history, seed ^ salt(model), VOCAB_SIZE)
+
+
+def undisturbed(prompt: list[int], params: m.SamplingParams, seed: int, model: str) -> list[int]:
+    """All tokens of a sequence that one model computes."""
+    return expected_output(prompt, params, VOCAB_SIZE, seed ^ salt(model))
+
+
+class ModelOracle(OracleExecutor):
+    """The KV oracle with a model."""
+
+    def __init__(self, build: Build) -> None:
+        super().__init__(build.limits, model=salt(build.model))
+
+    def is_poisoned(self, plan: m.Plan) -> bool:
+        """Whether the plan has a row of a sequence that kills whoever computes it. To be asked after `run`."""
+        size = self.limits.block_size
+        first = 0
+        counts = memoryview(plan.block_counts).cast("i")
+        ids = memoryview(plan.block_ids).cast("i")
+        for count in counts:
+            if self.slots[ids[first] * size].token == POISON:
+                return True
+            first += count
+        return False

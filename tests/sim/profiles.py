@@ -1,0 +1,85 @@
+"""Mixes of faults. Each kind of fault has a weight; `tests/sim/faults` says what the kinds do."""
+
+from dataclasses import dataclass, field
+
+KILLS = {"kill": 4.0, "kill_and_leave_down": 1.0, "reset": 2.0, "half_open": 1.0, "freeze": 1.0}
+HANGS = {"hang": 3.0, "late_step": 3.0, "freeze": 2.0, "step_failure": 3.0, "broken_gpu": 1.0}
+NETWORK = {"cut_both": 2.0, "cut_up": 1.0, "cut_down": 1.0, "half_open": 1.0, "reset": 1.0}
+DRAINS = {"sigterm": 3.0, "drain": 3.0, "drain_finish": 3.0, "kill": 1.0}
+UPGRADES = {"upgrade": 4.0, "upgrade_all": 2.0, "sigterm": 1.0, "drain_finish": 1.0, "kill": 1.0}
+CLIENTS = {"hang_up": 4.0, "move": 3.0, "quit": 3.0, "cancel": 4.0, "twin": 2.0, "attach_unknown": 1.0}
+FRONTENDS = {"kill_frontend": 3.0, "freeze_frontend": 2.0, "slow_reader": 3.0, "reset_frontend": 2.0}
+DISK = {"disk_full": 2.0, "disk_stuck": 2.0, "kill_when_journal_recovers": 1.0}
+SCHEDULER = {"kill_scheduler": 4.0, "stop_scheduler": 1.0, "freeze_scheduler": 1.0}
+HOSTILE = {
+    "stranger": 4.0,
+    "odd_vocabulary": 1.0,
+    "repeated_answer": 2.0,
+    "garbled_answer": 2.0,
+    "answer_to_nothing": 2.0,
+    "failure_of_nothing": 2.0,
+    "second_hello": 1.0,
+    "old_words": 2.0,
+}
+EVERYTHING = {**KILLS, **HANGS, **NETWORK, **DRAINS, **UPGRADES, **CLIENTS, **FRONTENDS, **DISK, **SCHEDULER, **HOSTILE}
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A mix.
+
+    Attributes:
+        faults: kinds, with their weights.
+        num_faults: the fewest and the most in a run.
+        spacing_s: the shortest time between two of them. With enough of it no innocent sequence can have a part in
+            three failures in a row, and that is checked.
+        journal: how many of the runs have one.
+        executors, requests: the fewest and the most.
+        max_waiting: sequences; few, to see requests refused.
+        max_tokens: of an answer.
+        step_s: what steps may take, in seconds; slow ones let faults strike in the middle of a sequence.
+        budgets: tokens in a plan, at most.
+        num_builds: of executors, which may differ in model and size.
+        num_poisoned: requests that kill whatever computes them, at most.
+    """
+
+    faults: dict[str, float] = field(default_factory=dict)
+    num_faults: tuple[int, int] = (1, 4)
+    spacing_s: float = 0.0
+    journal: float = 0.5
+    executors: tuple[int, int] = (1, 3)
+    requests: tuple[int, int] = (2, 6)
+    max_waiting: int = 64
+    max_tokens: int = 16
+    step_s: tuple[float, ...] = (0.002, 0.01, 0.02, 0.08)
+    budgets: tuple[int, ...] = (3, 8, 16, 64)
+    num_builds: int = 1
+    num_poisoned: int = 0
+
+    @property
+    def keeps_promptly(self) -> bool:
+        """Whether the core hears of clients that go as soon as they do, and does not forget it."""
+        return not any(kind in {**FRONTENDS, **SCHEDULER} for kind in self.faults)
+
+
+PROFILES = {
+    "calm": Profile({**CLIENTS, "sigterm": 1.0}, num_faults=(0, 3), requests=(3, 9)),
+    "kills": Profile({**KILLS, **NETWORK}),
+    "spaced": Profile(
+        {"kill": 3.0, "reset": 2.0, "one_step_failure": 3.0, "hang": 1.0},
+        num_faults=(2, 5),
+        spacing_s=2.5,
+        max_tokens=60,
+        step_s=(0.02, 0.06),
+        budgets=(16, 64),
+    ),
+    "hangs": Profile({**HANGS}),
+    "drains": Profile({**DRAINS}, executors=(1, 3)),
+    "upgrades": Profile({**UPGRADES}, num_builds=3, executors=(2, 3)),
+    "poison": Profile({**CLIENTS}, num_faults=(0, 1), num_poisoned=3, executors=(1, 3)),
+    "frontends": Profile({**CLIENTS, **FRONTENDS}, num_faults=(2, 6)),
+    "journal": Profile({**SCHEDULER, **DISK, "hang_up": 1.0, "kill": 1.0, "cancel": 1.0}, journal=0.9),
+    "flood": Profile({**CLIENTS, "flood": 6.0, "kill": 1.0}, max_waiting=6, requests=(3, 8), max_tokens=8),
+    "hostile": Profile({**HOSTILE, "kill": 1.0}, num_faults=(2, 6)),
+    "everything": Profile({**EVERYTHING, "flood": 1.0}, num_faults=(2, 8), num_builds=3, max_waiting=24, journal=0.7),
+}

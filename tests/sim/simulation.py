@@ -1,0 +1,222 @@
+"""One run: a seed and a profile make everything else."""
+
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from common import messages as m
+from common.plan import ExecutorLimits
+from scheduler_svc.core import CoreConfig
+from scheduler_svc.scheduler import SchedulerConfig
+from tests.sim.checks import check_abandoned, check_end, is_quiet
+from tests.sim.clients import Client
+from tests.sim.disk import Disk
+from tests.sim.executors import Pace
+from tests.sim.faults.injector import Injector
+from tests.sim.frontends import FrontendProcess
+from tests.sim.intruder import Intruder
+from tests.sim.models import VOCAB_SIZE, Build
+from tests.sim.network import Network
+from tests.sim.profiles import PROFILES, Profile
+from tests.sim.rack import Rack
+from tests.sim.service import Service
+from tests.sim.sockets import Port
+from tests.sim.witness import Witness
+from tests.sim.workload import LONGEST_PROMPT, Workload
+from tests.sim.world import World
+
+LIMIT_S = 400.0  # of virtual time: by then the longest wait is over, that for a first step that never ends
+LOOK_S = 0.15  # between two looks whether the run is over
+NEAR_CAPACITIES = (6, 1000)  # messages on their way to a frontend
+SPAN_S = 1.2  # in which requests and faults come
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a run.
+
+    Attributes:
+        failure: why it failed, empty if it did not.
+        endings: of the sequences, as clients heard of them.
+        clients: how they ended.
+        moments: what happened in the core, and how often.
+    """
+
+    seed: int
+    profile: str
+    requests: int
+    faults: Counter[str]
+    virtual_s: float
+    digest: str
+    failure: str = ""
+    endings: Counter[str] = field(default_factory=Counter)
+    clients: Counter[str] = field(default_factory=Counter)
+    moments: Counter[str] = field(default_factory=Counter)
+
+
+def simulate(seed: int, profile: str = "", trace: Callable[[str], None] | None = None) -> Outcome:
+    """Run a seed.
+
+    Args:
+        profile: name of a mix of faults; empty lets the seed choose.
+        trace: is given the run's story line by line.
+    """
+    names = list(PROFILES)
+    name = profile or names[seed % len(names)]
+    simulation = Simulation(seed, PROFILES[name], trace)
+    failure = ""
+    try:
+        simulation.run()
+    except Exception as error:
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        failure = f"{type(error).__name__}: {error} (at {simulation.world.now:.4f} s, {where.name}:{where.lineno})"
+        simulation.world.say("failure", traceback.format_exc())
+    world = simulation.world
+    return Outcome(
+        seed=seed,
+        profile=name,
+        requests=len(simulation.clients),
+        faults=world.faults,
+        virtual_s=world.now,
+        digest=world.digest.hexdigest(),
+        failure=failure,
+        endings=simulation.endings,
+        clients=Counter(client.state.value for client in simulation.clients),
+        moments=simulation.witness.moments,
+    )
+
+
+class Simulation:
+    """Everything of one run. It is the `Scene` of faults and checks."""
+
+    def __init__(self, seed: int, profile: Profile, trace: Callable[[str], None] | None = None) -> None:
+        self.world = world = World(seed, trace)
+        self.profile = profile
+        self.witness = Witness(world)
+        self._rng = rng = world.stream("settings")
+        self.grace_s = rng.choice([0.0, 0.1, 0.1, 0.5, 2.0, 5.0, 5.0])
+        self.builds = self._builds()
+        self.models = list(dict.fromkeys(build.model for build in self.builds))
+        far = Network(world, rng.choice([(0.0001, 0.001), (0.001, 0.004), (0.0, 0.03)]), rng.choice([16, 64]))
+        near = Network(world, (0.00005, 0.001), rng.choice(NEAR_CAPACITIES))
+        self.executor_port, self.frontend_port = Port(far), Port(near)
+        self.disk = Disk(world) if rng.random() < profile.journal else None
+        self.service = Service(world, self._config(), self.executor_port, self.frontend_port, self.disk, self.witness)
+        builds = [self.builds[i % len(self.builds)] for i in range(rng.randint(*profile.executors))]
+        pace = Pace(rng.choice(profile.step_s), rng.choice([0.0, 0.0005]), late_s=rng.uniform(0.3, 3.0))
+        self.rack = Rack(world, self.executor_port, builds, pace)
+        self.frontends = [FrontendProcess(world, self.frontend_port, i) for i in range(rng.randint(1, 3))]
+        self.clients: list[Client] = []
+        self._workload = Workload(world.stream("workload"), profile.max_tokens)
+        self._clients_rng = world.stream("clients")
+        self._num_expected = 0
+        self._is_over = False
+        self._expect_clients()
+        self._injector = Injector(self, profile, SPAN_S)
+
+    @property
+    def endings(self) -> Counter[str]:
+        """How sequences ended."""
+        stories = [story for client in self.clients for story in client.stories]
+        return Counter("none" if s.ending is None else s.ending.finish_reason for s in stories)
+
+    def run(self) -> None:
+        """Run it to its end, and check what there is to check then."""
+        self.service.start()
+        self.world.after(LOOK_S, self._look)
+        self.world.run(LIMIT_S, lambda: self._is_over)
+        check_end(self, is_over=self._is_over)
+
+    # --- what faults need ---
+
+    def add_client(self) -> Client:
+        """A client comes, with a request like any other."""
+        odd = self._clients_rng.random() < 0.02
+        return self._start(self._workload.odd() if odd else self._workload.request())
+
+    def restart_frontend(self, frontend: FrontendProcess) -> None:
+        """A frontend dies, and another takes its place."""
+        frontend.kill()
+        self.frontends.remove(frontend)
+        self.world.after(self._clients_rng.uniform(0.05, 0.8), self._start_frontend, frontend.number)
+        if not self.frontends:
+            self._start_frontend(9)
+
+    def call_unknown(self) -> None:
+        """Somebody attaches to a request that never was."""
+        Intruder(self.world, self.frontends, "nobody").attach()
+
+    def call_twin(self, client: Client) -> None:
+        """Somebody submits a request with the id of another."""
+        Intruder(self.world, self.frontends, client.id).submit(client.submit)
+
+    # --- inside ---
+
+    def _builds(self) -> list[Build]:
+        """Releases of the executor: of other models, and of other sizes. The first can hold every request."""
+        rng, longest = self._rng, LONGEST_PROMPT + self.profile.max_tokens
+        builds = []
+        for i in range(self.profile.num_builds):
+            fingerprint, dtype = rng.choice([("a", "bf16"), ("a", "f32"), ("b", "f32")]) if i else ("a", "f32")
+            is_large = i == 0 or rng.random() < 0.7
+            positions = longest + rng.choice([0, 8, 40, 100]) if is_large else longest * 2 // 3
+            block_size = rng.choice([1, 2, 3, 4, 8, 16])
+            limits = ExecutorLimits(
+                num_blocks=-(-positions // block_size) + rng.randint(0, 3),
+                block_size=block_size,
+                max_num_seqs=rng.choice([1, 2, 4, 8]),
+                max_batch_tokens=rng.choice(self.profile.budgets),
+                max_model_len=positions,
+                vocab_size=VOCAB_SIZE,
+            )
+            builds.append(Build(fingerprint, dtype, limits, is_large))
+        return builds
+
+    def _config(self) -> CoreConfig:
+        rng, profile = self._rng, self.profile
+        scheduler = SchedulerConfig(
+            window=rng.choice([1, 2, 2, 2, 3]), max_waiting=profile.max_waiting, look_ahead=rng.random() < 0.7
+        )
+        return CoreConfig(
+            model="sim",
+            scheduler=scheduler,
+            step_floor_s=rng.choice([0.4, 1.0]),
+            reconnect_grace_s=self.grace_s,
+        )
+
+    def _expect_clients(self) -> None:
+        rng, profile = self._clients_rng, self.profile
+        span_s = max(SPAN_S, profile.spacing_s * profile.num_faults[1])
+        self._num_expected = rng.randint(*profile.requests)
+        for _ in range(self._num_expected):
+            self.world.at(rng.choice([0.0, 0.2, rng.uniform(0.0, span_s)]), self._expected_client)
+        for _ in range(rng.randint(min(1, profile.num_poisoned), profile.num_poisoned)):
+            self._num_expected += 1
+            self.world.at(rng.uniform(0.0, 1.0), self._expected_client, self._workload.poison())
+
+    def _expected_client(self, submit: m.Submit | None = None) -> None:
+        self._num_expected -= 1
+        if submit is None:
+            self.add_client()
+        else:
+            self._start(submit)
+
+    def _start(self, submit: m.Submit) -> Client:
+        rng = self.world.stream(f"client {submit.request_id}")
+        client = Client(self.world, rng, submit, self.frontends, self.witness, self.models, self.grace_s)
+        self.clients.append(client)
+        client.start()
+        return client
+
+    def _start_frontend(self, number: int) -> None:
+        self.frontends.append(FrontendProcess(self.world, self.frontend_port, number))
+
+    def _look(self) -> None:
+        """The run is over when nothing will happen any more that matters."""
+        if self.profile.keeps_promptly and self.service.core is not None:
+            check_abandoned(self.service.core, self.clients, self.world.now - self.grace_s - LOOK_S)
+        expected = self._num_expected == 0 and self._injector.is_done
+        settled = expected and all(client.is_settled for client in self.clients)
+        self._is_over = settled and is_quiet(self)
+        self.world.after(LOOK_S, self._look)

@@ -1,0 +1,82 @@
+"""What a client has of one sequence, and whether it is what a model says. Everything exactly once, and in order."""
+
+from array import array
+
+from common import messages as m
+from tests.sim.models import history_of, token_after, undisturbed
+from tests.support.oracle import extend
+
+
+class Story:
+    """One sequence, through all the connections over which its client heard of it.
+
+    Args:
+        models: that there are in this run.
+
+    Attributes:
+        tokens: all that the client has.
+        ending: the last delta, None while the sequence goes on.
+    """
+
+    def __init__(self, submit: m.Submit, index: int, models: list[str]) -> None:
+        self.tokens: list[int] = []
+        self.ending: m.TokenDelta | None = None
+        self._submit = submit
+        self._name = f"{submit.request_id}[{index}]"
+        self._prompt = memoryview(submit.prompt).cast("i").tolist()
+        self._seed = submit.params.seed + index if submit.params.temperature else 0
+        self._models = models
+        self._history = history_of(self._prompt)
+
+    def forget(self) -> None:
+        """What was told did not survive the scheduler, and may be told otherwise now."""
+        self.tokens, self.ending = [], None
+        self._history = history_of(self._prompt)
+
+    def hear(self, position: int, delta: m.TokenDelta, model: str) -> int:
+        """Take in a delta of one connection.
+
+        Args:
+            position: how many tokens that connection has brought before.
+            model: that computed the delta's tokens; empty if it may have been several.
+
+        Returns:
+            How many it has brought now.
+        """
+        for token in array("i", delta.token_ids):
+            if position < len(self.tokens):
+                assert token == self.tokens[position], f"{self._name}: token {position} is told differently now"
+            else:
+                self._append(token, model)
+            position += 1
+        if delta.finish_reason is not None:
+            self._end(position, delta)
+        return position
+
+    def _append(self, token: int, model: str) -> None:
+        params = self._submit.params
+        assert self.ending is None, f"{self._name} goes on after its end"
+        assert len(self.tokens) < params.max_tokens, f"{self._name} has more than {params.max_tokens} tokens"
+        assert not (self.tokens and self.tokens[-1] in params.stop_token_ids), f"{self._name} goes on after a stop"
+        said = {each: token_after(self._history, self._seed, each) for each in ([model] if model else self._models)}
+        assert token in said.values(), f"{self._name}: token {len(self.tokens)} is {token}, not {said}"
+        self.tokens.append(token)
+        self._history = extend(self._history, token)
+
+    def _end(self, position: int, delta: m.TokenDelta) -> None:
+        assert position == len(self.tokens), f"{self._name} ended with {position} tokens, it had {len(self.tokens)}"
+        assert 0 <= delta.num_cached_tokens <= len(self._prompt)
+        before, self.ending = self.ending, delta
+        if before is not None:
+            told, now = (before.finish_reason, before.code), (delta.finish_reason, delta.code)
+            assert told == now, f"{self._name} had ended as {told}, now as {now}"
+        params = self._submit.params
+        is_stopped = bool(self.tokens) and self.tokens[-1] in params.stop_token_ids
+        match delta.finish_reason:
+            case "stop":
+                assert is_stopped, f"{self._name} ended without its stop token"
+            case "length":
+                assert len(self.tokens) == params.max_tokens, f"{self._name} has {len(self.tokens)} tokens"
+                assert not is_stopped
+        if delta.finish_reason in ("stop", "length") and len(self._models) == 1:
+            assert self.tokens == undisturbed(self._prompt, params, self._seed, self._models[0])

@@ -1,0 +1,252 @@
+"""Services with a known fault each: the simulator finds it within some hundred runs, or it would prove nothing."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from common import messages as m
+from scheduler_svc import fleet, scheduler, suspects
+from scheduler_svc.block_manager import BlockManager
+from scheduler_svc.core import Core
+from scheduler_svc.fleet import Fleet
+from scheduler_svc.front_desk import FrontDesk
+from scheduler_svc.ledger import Ledger
+from scheduler_svc.outbox import Outbox
+from scheduler_svc.placement import place
+from scheduler_svc.requests import Requests
+from scheduler_svc.scheduler import Scheduler
+from scheduler_svc.step_clock import StepClock
+from scheduler_svc.suspects import MAX_STRIKES, Suspects
+from tests.sim.simulation import simulate
+
+MAX_RUNS = 400
+
+Patch = Callable[[pytest.MonkeyPatch], None]
+FAULTS: list[tuple[str, Patch]] = []
+
+
+def fault(profile: str) -> Callable[[Patch], Patch]:
+    """A fault, and the mix that has to find it."""
+
+    def enter(patch: Patch) -> Patch:
+        FAULTS.append((profile, patch))
+        return patch
+
+    return enter
+
+
+# --- the journal ---
+
+
+@fault("journal")
+def tells_before_it_is_saved(monkeypatch):
+    add = Ledger.add
+
+    def add_and_tell(self, records, releases, now):
+        return [*add(self, records, [], now), *releases]
+
+    monkeypatch.setattr(Ledger, "add", add_and_tell)
+
+
+@fault("journal")
+def lets_go_of_what_is_needed(monkeypatch):
+    next_batch = Ledger.next_batch
+
+    def forgetful(self, now):
+        batch = next_batch(self, now)
+        return None if batch is None else replace(batch, keep_from=batch.number)
+
+    monkeypatch.setattr(Ledger, "next_batch", forgetful)
+
+
+@fault("journal")
+def does_not_begin_anew_after_a_failure(monkeypatch):
+    monkeypatch.setattr(Ledger, "wants_reset", lambda self, now: False)
+
+
+@fault("journal")
+def restores_without_the_last_token(monkeypatch):
+    restore = Scheduler.restore
+
+    def forgetful(self, submit, arrival, outputs, *others, **more):
+        return restore(self, submit, arrival, [output[:-4] for output in outputs], *others, **more)
+
+    monkeypatch.setattr(Scheduler, "restore", forgetful)
+
+
+# --- executors ---
+
+
+@fault("hostile")
+def takes_tokens_of_another_epoch(monkeypatch):
+    receive = Fleet.receive
+
+    def gullible(self, peer, message, now):
+        member = self._members.get(peer)
+        if member is not None and isinstance(message, m.StepResult):
+            message = msgspec.structs.replace(message, epoch=member.epoch)
+        return receive(self, peer, message, now)
+
+    monkeypatch.setattr(Fleet, "receive", gullible)
+
+
+@fault("hangs")
+def never_notices_a_hung_executor(monkeypatch):
+    monkeypatch.setattr(StepClock, "overdue", lambda self, now: None)
+
+
+@fault("kills")
+def never_notices_silence(monkeypatch):
+    monkeypatch.setattr(fleet, "LOSS_TIMEOUT_S", 1e9)
+
+
+@fault("kills")
+def never_notices_a_broken_connection(monkeypatch):
+    monkeypatch.setattr(Core, "executor_gone", lambda self, peer, now: [])
+
+
+@fault("drains")
+def gives_a_draining_executor_plans(monkeypatch):
+    monkeypatch.setattr(Scheduler, "drain", lambda self, epoch: None)
+
+
+@fault("drains")
+def gives_a_finishing_executor_sequences(monkeypatch):
+    monkeypatch.setattr(Scheduler, "finish", lambda self, epoch: None)
+
+
+@fault("upgrades")
+def goes_on_with_any_model(monkeypatch):
+    def careless(sequence, workers):
+        model, sequence.model = sequence.model, ""
+        chosen = place(sequence, workers)
+        sequence.model = model
+        return chosen
+
+    monkeypatch.setattr(scheduler, "place", careless)
+
+
+# --- strikes ---
+
+
+@fault("poison")
+def blames_nobody(monkeypatch):
+    monkeypatch.setattr(Scheduler, "blame", lambda self, *arguments, **more: [])
+
+
+@fault("poison")
+def never_runs_a_suspect_alone(monkeypatch):
+    for module in (scheduler, suspects):
+        monkeypatch.setattr(module, "is_suspect", lambda sequence: False)
+
+
+@fault("poison")
+def ends_whoever_was_there(monkeypatch):
+    strike = Suspects.strike
+
+    def hasty(self, involved, executor):
+        strike(self, involved, executor)
+        return [sequence for sequence in involved if sequence.strikes >= MAX_STRIKES]
+
+    never_runs_a_suspect_alone(monkeypatch)
+    monkeypatch.setattr(Suspects, "strike", hasty)
+
+
+@fault("spaced")
+def never_forgets_a_strike(monkeypatch):
+    monkeypatch.setattr(Suspects, "acquit", lambda self, sequences: None)
+
+
+# --- sequences ---
+
+
+@fault("kills")
+def forgets_the_last_token_of_a_resumed_sequence(monkeypatch):
+    remove_executor = Scheduler.remove_executor
+
+    def forgetful(self, epoch):
+        resumed = remove_executor(self, epoch)
+        for sequence in resumed:
+            if sequence.num_output:
+                sequence.tokens.pop()
+        return resumed
+
+    monkeypatch.setattr(Scheduler, "remove_executor", forgetful)
+
+
+@fault("calm")
+def keeps_the_blocks_of_a_cancelled_sequence(monkeypatch):
+    cancel = Scheduler.cancel
+
+    def leaky(self, request_id, index=-1):
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(BlockManager, "release", lambda self, table: None)
+            return cancel(self, request_id, index)
+
+    monkeypatch.setattr(Scheduler, "cancel", leaky)
+
+
+@fault("calm")
+def lets_requests_outlive_their_deadline(monkeypatch):
+    monkeypatch.setattr(Scheduler, "expire", lambda self, now: [])
+
+
+# --- readers ---
+
+
+@fault("calm")
+def skips_a_token_for_who_attaches(monkeypatch):
+    attach = Outbox.attach
+
+    def skipping(self, peer, sequences, progress):
+        shorter = tuple(msgspec.structs.replace(told, token_ids=told.token_ids[4:]) for told in progress)
+        attach(self, peer, sequences, shorter)
+
+    monkeypatch.setattr(Outbox, "attach", skipping)
+
+
+@fault("frontends")
+def tells_a_slow_reader_twice(monkeypatch):
+    sent = Outbox.sent
+
+    def doubling(self, peer):
+        queue = [(stream, stream.tokens[:]) for stream in self._queues.get(peer, ()) if stream.ending is None]
+        sent(self, peer)
+        for stream, tokens in queue:
+            if len(tokens) > 2 and not stream.queued:
+                stream.tokens = tokens
+
+    monkeypatch.setattr(Outbox, "sent", doubling)
+
+
+@fault("frontends")
+def lets_a_former_reader_detach(monkeypatch):
+    detach = FrontDesk.detach
+
+    def careless(self, peer, request_id, now):
+        request = self.requests.find(request_id)
+        return detach(self, peer if request is None else request.peer, request_id, now)
+
+    monkeypatch.setattr(FrontDesk, "detach", careless)
+
+
+@fault("calm")
+def never_cancels_what_nobody_reads(monkeypatch):
+    monkeypatch.setattr(Requests, "late", lambda self, now: [])
+
+
+@fault("calm")
+def remembers_what_has_ended_for_ever(monkeypatch):
+    monkeypatch.setattr(Requests, "let_go", lambda self, now: [])
+
+
+@pytest.mark.parametrize(("profile", "patch"), FAULTS, ids=[patch.__name__ for _, patch in FAULTS])
+def test_the_fault_is_found(profile, patch, monkeypatch):
+    patch(monkeypatch)
+    for seed in range(MAX_RUNS):
+        if failure := simulate(seed, profile).failure:
+            assert not failure.startswith(("TypeError", "AttributeError")), f"the fault itself is faulty: {failure}"
+            return
+    pytest.fail(f"{MAX_RUNS} runs of {profile} do not find it")

@@ -1,0 +1,89 @@
+"""Thousands of small services in virtual time: nothing is lost, doubled, wrong or left behind, whatever goes wrong."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.sim.cli import how_to_replay, main, run_seeds, seed_range
+from tests.sim.profiles import EVERYTHING, PROFILES
+from tests.sim.simulation import simulate
+
+ROOT = Path(__file__).parents[2]
+RANGES, RUNS_A_RANGE = 8, 252
+SECONDS_A_DAY = 86_400
+CHAOS_RUNS = 4000
+
+
+def check(seeds, profile=""):
+    """Run seeds and return what happened, if nothing failed."""
+    tally = run_seeds(seeds, profile)
+    told = [f"{outcome.failure}\n{how_to_replay(outcome)}" for outcome in tally.failures[:3]]
+    assert not tally.failures, f"{len(tally.failures)} of {tally.runs} runs failed\n" + "\n".join(told)
+    return tally
+
+
+@pytest.mark.parametrize("part", range(RANGES))
+def test_no_run_fails(part):
+    tally = check(range(part * RUNS_A_RANGE, (part + 1) * RUNS_A_RANGE))
+    assert tally.runs == RUNS_A_RANGE
+
+
+def test_everything_that_can_happen_happens():
+    """A simulator that injects nothing finds nothing."""
+    tally = check(range(100_000, 100_300), "everything") + check(range(100_300, 100_500), "flood")
+    missing = [kind for kind in EVERYTHING if not tally.faults[kind]]
+    assert not missing, f"these faults never came: {missing}"
+    assert tally.moments["strikes"] > 0
+    assert all(tally.endings[ending] for ending in ("stop", "length", "cancelled", "error"))
+    assert all(tally.clients[state] for state in ("done", "left", "lost", "refused"))
+    assert all(tally.moments[moment] for moment in ("preemptions", "model_changes", "resumed", "restored", "attached"))
+    codes = ("queue_full", "too_many_requests", "request_exists", "context_length_exceeded", "invalid_value")
+    assert all(tally.moments[f"refused: {code}"] for code in codes)
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_a_seed_is_always_the_same_run(profile):
+    """In another process, with other hashes of strings and bytes."""
+    reports = []
+    for hash_seed in ("1", "2"):
+        command = [sys.executable, "-m", "tests.sim", "--seeds", "7:15", "--profile", profile]
+        environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+        done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=True)
+        reports.append(json.loads(done.stdout.splitlines()[-1]))
+    first, second = [{key: value for key, value in report.items() if key != "wall_s"} for report in reports]
+    assert first == second
+
+
+def test_seeds_and_profiles_differ():
+    outcomes = [simulate(1, "kills"), simulate(2, "kills"), simulate(1, "calm")]
+    assert len({outcome.digest for outcome in outcomes}) == 3
+
+
+def test_the_command_says_what_it_did(capsys):
+    assert main(["--seeds", "3:6"]) == 0
+    report = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (report["runs"], report["failures"]) == (3, 0)
+    assert report["requests"] > 0
+    assert report["faults"] == sum(report["faults_by_kind"].values())
+
+
+def test_the_story_of_a_run_can_be_read(capsys):
+    assert main(["--seeds", "13:14", "--profile", "kills", "-v"]) == 0
+    story = capsys.readouterr().out
+    assert "executor joined" in story
+    assert "fault" in story
+
+
+@pytest.mark.chaos
+def test_many_more_runs(capsys):
+    """Seeds that change every day, or those of BATON_SIM_SEEDS (FIRST:LAST, LAST is not run)."""
+    first = int(time.time() // SECONDS_A_DAY) * CHAOS_RUNS
+    seeds = seed_range(os.environ.get("BATON_SIM_SEEDS", f"{first}:{first + CHAOS_RUNS}"))
+    with capsys.disabled():
+        print(f"\npython -m tests.sim --seeds {seeds.start}:{seeds.stop}")
+        assert main(["--seeds", f"{seeds.start}:{seeds.stop}", "--jobs", str(os.cpu_count() or 1)]) == 0

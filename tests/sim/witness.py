@@ -1,0 +1,272 @@
+"""Counts for itself what the core counts, and looks whether the core keeps its word. It changes nothing."""
+
+import math
+import re
+from collections import Counter, deque
+from dataclasses import dataclass
+from typing import Any
+
+from common import messages as m
+from common.plan import ExecutorLimits
+from common.wire import LOSS_TIMEOUT_S
+from scheduler_svc.core import FORGIVE_S, PAUSE_S, Core
+from scheduler_svc.effects import Effect, Log, Peer, ToExecutor
+from scheduler_svc.fleet import Standing
+from scheduler_svc.ledger import JournalState
+from scheduler_svc.outcomes import SequenceEnd, StepOutput
+from scheduler_svc.sequence import Sequence, State
+from tests.sim.models import VOCAB_SIZE
+from tests.sim.world import World
+
+FAILURES_ALLOWED = 2  # in a row; one more ends a sequence
+WHOLE_EXECUTOR = ("disconnected", "silent")  # nobody knows which of its plans it was
+ONE_STEP = ("hung", "step_failed")  # the reason says which
+
+
+@dataclass(frozen=True)
+class Death:
+    """The end of a life of the scheduler; it was safe if what was told then was on disk."""
+
+    at: float
+    is_safe: bool
+
+
+@dataclass(frozen=True)
+class _Told:
+    """What a client has of a sequence."""
+
+    asked_at: float
+    num_tokens: int
+    is_whole: bool
+
+
+class Witness:
+    """Sees what goes into the core and what comes out of it.
+
+    Attributes:
+        deaths: of the scheduler.
+        refused: request ids, with the codes that they were refused with.
+        unfit: sequences that no executor so far could hold.
+        guilty: sequences that had a part in too many failures in a row.
+        moments: what happened, and how often.
+    """
+
+    def __init__(self, world: World) -> None:
+        self.deaths: list[Death] = []
+        self.refused: set[tuple[str, str]] = set()
+        self.unfit: set[tuple[str, int]] = set()
+        self.guilty: set[tuple[str, int]] = set()
+        self.moments: Counter[str] = Counter()
+        self._told: dict[tuple[str, int], _Told] = {}
+        self._world = world
+        self._plans: dict[int, deque[tuple[int, list[Sequence]]]] = {}  # of each epoch: those in flight, and who is in
+        self._failures: dict[Sequence, int] = {}
+        self._models: dict[Sequence, str] = {}  # that sequences were admitted to last
+        self._spoken: dict[Sequence, None] = {}  # those with tokens
+        self._fitted: list[Sequence] = []  # an executor that an earlier life of the scheduler saw
+        self._fitted_length = 0
+        self._heard: dict[Peer, float] = {}
+        self._last_turn = math.inf
+        self._forgiving_until = -math.inf
+        self._stay: dict[int, list[Sequence]] = {}  # who may be in plans of an epoch that takes nothing new
+        self._capacity = 0
+
+    def is_risky(self, since: float) -> bool:
+        """Whether the scheduler has died since then with something told that was not on disk."""
+        return any(death.at >= since and not death.is_safe for death in self.deaths)
+
+    # --- lives ---
+
+    def started(self, core: Core) -> None:
+        """A scheduler begins to live."""
+        scheduler = core.scheduler
+        self._plans, self._failures, self._models, self._spoken, self._stay = {}, {}, {}, {}, {}
+        self._fitted, self._fitted_length, self._heard = [], 0, {}
+        self._last_turn, self._forgiving_until = math.inf, -math.inf
+        self._capacity = 0
+        commit, add_executor = scheduler.commit, scheduler.add_executor
+
+        def watched_commit(result: m.StepResult) -> StepOutput:
+            output = commit(result)
+            self._landed(result, output)
+            return output
+
+        def watched_add(epoch: int, limits: ExecutorLimits, name: str = "", model: str = "") -> list[SequenceEnd]:
+            self._plans[epoch] = deque()
+            self._capacity = max(self._capacity, capacity(limits))
+            ends = add_executor(epoch, limits, name, model)
+            for sequence in [end.sequence for end in ends]:
+                assert sequence not in self._fitted, f"{sequence.request_id} fitted before the restart"
+                self.unfit.add((sequence.request_id, sequence.index))
+            return ends
+
+        scheduler.commit, scheduler.add_executor = watched_commit, watched_add
+
+    def restored(self, core: Core) -> None:
+        """It has taken up what an earlier life had."""
+        self._check_restored(core)
+        restored = list(core.scheduler)
+        self.moments["restored"] += len(restored)
+        self._fitted = [s for s in restored if (found := core.desk.requests.find(s.request_id)) and found.fits]
+        self._fitted_length = max((sequence.max_length for sequence in self._fitted), default=0)
+        for sequence in restored:
+            if sequence.num_output:
+                self._models[sequence] = sequence.model
+                self._spoken[sequence] = None
+
+    def ended(self, core: Core) -> None:
+        """A scheduler has died."""
+        self.count(core)
+        self.deaths.append(Death(self._world.now, core.desk.ledger.state is JournalState.OK))
+
+    def told(self, request_id: str, index: int, asked_at: float, num_tokens: int, *, is_whole: bool) -> None:
+        """A client has got so many tokens of a sequence, or all."""
+        self._told[request_id, index] = _Told(asked_at, num_tokens, is_whole)
+
+    def _check_restored(self, core: Core) -> None:
+        """Nobody was told what was not on disk."""
+        for (request_id, index), told in self._told.items():
+            if self.is_risky(told.asked_at):
+                continue
+            request = core.desk.requests.find(request_id)
+            assert request is not None, f"{request_id} was told of and is not in the journal"
+            progress = request.progress(core.scheduler.output_of)[index]
+            num_saved = len(progress.token_ids) // 4
+            assert num_saved >= told.num_tokens, f"{request_id}: {told.num_tokens} told, {num_saved} in the journal"
+            assert not told.is_whole or progress.ending is not None, f"{request_id}: its end is not in the journal"
+
+    def count(self, core: Core) -> None:
+        """A life is over, or the run: add its numbers."""
+        stats = core.scheduler.stats
+        for name in ("preemptions", "model_changes", "resumed", "cached_prompt_tokens", "cached_resumed_tokens"):
+            self.moments[name] += getattr(stats, name)
+
+    # --- requests ---
+
+    def expected_refusal(self, core: Core, submit: m.Submit) -> str:
+        """What code the core has to refuse a request with; none if it has to accept it."""
+        requests, num_prompt = core.desk.requests, len(submit.prompt) // 4
+        if requests.find(submit.request_id) is not None:
+            return "request_exists"
+        if submit.client_limit and requests.num_open(submit.client) >= submit.client_limit:
+            return "too_many_requests"
+        longest = max(self._capacity, self._fitted_length)
+        if self._capacity and num_prompt + submit.params.max_tokens > longest:
+            return "context_length_exceeded"
+        if self._capacity and max(memoryview(submit.prompt).cast("i")) >= VOCAB_SIZE:
+            return "invalid_value"
+        if core.scheduler.num_waiting + submit.n > core.scheduler.config.max_waiting:
+            return "queue_full"
+        return ""
+
+    def submitted(self, submit: m.Submit, expected: str | None, effects: list[Effect]) -> None:
+        """The core has accepted or refused a request."""
+        codes = [e.facts["code"] for e in effects if isinstance(e, Log) and e.event == "request refused"]
+        assert codes == ([expected] if expected else []), f"{submit.request_id}: refused with {codes}, not {expected!r}"
+        if codes:
+            self.refused.add((submit.request_id, codes[0]))
+            self.moments[f"refused: {codes[0]}"] += 1
+        else:
+            self.moments["accepted"] += 1
+
+    # --- steps ---
+
+    def planned(self, core: Core, effects: list[Effect]) -> None:
+        """The core has built plans, and nothing has happened since."""
+        for effect in effects:
+            assert isinstance(effect, ToExecutor)
+            assert isinstance(effect.message, m.Plan)
+            epoch, step = effect.message.epoch, effect.message.step
+            worker = core.scheduler.worker(epoch)
+            everyone = next(plan.everyone for plan in worker.inflight if plan.step == step)
+            member = core.fleet.member(epoch)
+            assert member is not None
+            assert member.standing is not Standing.DRAINING, f"epoch {epoch} is draining and gets a plan"
+            if member.standing is Standing.FINISHING:
+                assert all(s in self._stay[epoch] for s in everyone), f"epoch {epoch} is finishing and gets a sequence"
+            for sequence in everyone:
+                self._check_model(core, sequence, worker.model)
+            self._plans[epoch].append((step, everyone))
+
+    def logged(self, core: Core, event: str, facts: dict[str, Any]) -> None:
+        """The core told the operator something; what concerns executors is always told."""
+        match event:
+            case "executor lost":
+                self.moments[f"lost: {facts['cause']}"] += 1
+                self._lost(facts["epoch"], facts["cause"], facts["reason"])
+            case "request attached":
+                self.moments["attached"] += 1
+            case "executor left":
+                del self._plans[facts["epoch"]]
+            case "executor finishing":
+                epoch = facts["epoch"]
+                self._stay[epoch] = [s for s in core.scheduler if s.epoch == epoch]
+
+    def turned(self, now: float) -> None:
+        """It goes on; if it has not for long, nobody could be heard, and who gave it up meanwhile is not to blame."""
+        if now - self._last_turn > PAUSE_S:
+            self._forgiving_until = now + FORGIVE_S
+            self._heard = dict.fromkeys(self._heard, now)
+        self._last_turn = now
+
+    def heard(self, peer: Peer, now: float) -> None:
+        """An executor said something."""
+        self._heard[peer] = now
+
+    def lost(self, core: Core, connected: list[Peer]) -> None:
+        """It has heard whose connections broke; these executors are connected."""
+        assert all(member.peer in connected for member in core.fleet), "an executor is gone and still in the fleet"
+
+    def look(self, core: Core, now: float) -> None:
+        """A look at a moment between two turns."""
+        core.scheduler.check()
+        for member in core.fleet:
+            silence_s = now - self._heard[member.peer]
+            assert silence_s <= LOSS_TIMEOUT_S, f"{member.hello.executor} is silent for {silence_s:.1f} s"
+        for sequence in core.scheduler:
+            assert sequence.deadline is None or sequence.deadline > now, f"{sequence.request_id} outlives its deadline"
+
+    # --- inside ---
+
+    def _landed(self, result: m.StepResult, output: StepOutput) -> None:
+        step, everyone = self._plans[result.epoch].popleft()
+        assert step == result.step, f"step {result.step} was answered, {step} is the oldest"
+        for sequence in output.sequences:
+            assert sequence in everyone, "a token for somebody who is not in the plan"
+            self._failures.pop(sequence, None)
+            self._spoken[sequence] = None
+
+    def _lost(self, epoch: int, cause: str, reason: str) -> None:
+        in_flight = self._plans.pop(epoch)
+        plans = [everyone for _, everyone in in_flight]
+        if cause in ONE_STEP:
+            named = re.search(r"step (\d+)", reason)
+            assert named is not None, f"it does not say which step: {reason}"
+            plans = [everyone for step, everyone in in_flight if step == int(named[1])]
+        elif cause not in WHOLE_EXECUTOR:
+            plans = []
+        if self._last_turn < self._forgiving_until:
+            plans = []
+        involved = list(dict.fromkeys(sequence for everyone in plans for sequence in everyone))
+        alive = [sequence for sequence in involved if sequence.state is not State.FINISHED]
+        for sequence in involved:
+            self.moments["strikes"] += 1
+            self._failures[sequence] = self._failures.get(sequence, 0) + 1
+            # The last failure has to be its alone: whoever else was in those plans had ended before.
+            if self._failures[sequence] > FAILURES_ALLOWED and alive in ([], [sequence]):
+                self.guilty.add((sequence.request_id, sequence.index))
+                assert sequence.state is State.FINISHED, f"{sequence.request_id} goes on after too many failures"
+
+    def _check_model(self, core: Core, sequence: Sequence, model: str) -> None:
+        """Whether a sequence may go on with this model: only if its own is nowhere to be had."""
+        before = self._models.get(sequence, model)
+        self._models[sequence] = model
+        if before != model and sequence in self._spoken:
+            others = [w for w in core.scheduler.workers if w.model == before and w.takes_new]
+            fits = [w.name for w in others if sequence.max_length <= capacity(w.limits)]
+            assert not fits, f"{sequence.request_id} changes to {model}, but {fits} have {before}"
+
+
+def capacity(limits: ExecutorLimits) -> int:
+    """Positions that a sequence can have."""
+    return min(limits.max_model_len, limits.num_blocks * limits.block_size)

@@ -1,0 +1,71 @@
+"""What clients ask: small requests that share prefixes, with everything that a Submit can say."""
+
+from array import array
+from random import Random
+
+from common import messages as m
+from tests.sim.models import POISON, VOCAB_SIZE
+
+LONGEST_PROMPT = 20
+PREFIXES = [[7, 3, 9, 9, 1, 4, 4, 2, 8, 5], [7, 3, 9, 2, 2, 2], [5, 6, 5, 6, 5, 6, 5, 6]]
+CLIENT_LIMITS = {"": 0, "alice": 2, "bob": 0}
+
+
+class Workload:
+    """Makes requests.
+
+    Args:
+        max_tokens: of an answer, at most.
+    """
+
+    def __init__(self, rng: Random, max_tokens: int) -> None:
+        self._rng = rng
+        self._max_tokens = max_tokens
+        self._num_requests = 0
+
+    def request(self) -> m.Submit:
+        """One like any other."""
+        rng = self._rng
+        prompt = [rng.randrange(1, VOCAB_SIZE) for _ in range(rng.randint(1, 6))]
+        if rng.random() < 0.6:
+            prompt = rng.choice(PREFIXES) + prompt * rng.randint(0, 2)
+        client = rng.choice(["", "", "", "alice", "bob"])
+        return self._submit(
+            f"r{self._count()}",
+            prompt[:LONGEST_PROMPT],
+            n=rng.choice([1, 1, 1, 1, 2, 3]),
+            stream=rng.random() < 0.8,
+            cache_salt=rng.choice(["", "", "", "salt"]),
+            priority=rng.choice([0, 0, 0, 1, -1]),
+            timeout_s=rng.uniform(0.02, 3.0) if rng.random() < 0.1 else None,
+            client=client,
+            client_limit=CLIENT_LIMITS[client],
+        )
+
+    def poison(self) -> m.Submit:
+        """One that kills whatever computes it."""
+        prompt = [POISON, *(self._rng.randrange(1, VOCAB_SIZE) for _ in range(5))]
+        return self._submit(f"poison{self._count()}", prompt)
+
+    def odd(self) -> m.Submit:
+        """One that no executor can compute."""
+        if self._rng.random() < 0.5:
+            return self._submit(f"odd{self._count()}", [VOCAB_SIZE + 7])
+        return self._submit(f"odd{self._count()}", [1, 2, 3], max_tokens=10_000)
+
+    def _count(self) -> int:
+        self._num_requests += 1
+        return self._num_requests
+
+    def _submit(self, request_id: str, prompt: list[int], *, max_tokens: int = 0, **fields: object) -> m.Submit:
+        rng = self._rng
+        params = m.SamplingParams(
+            max_tokens=max_tokens or rng.randint(1, self._max_tokens),
+            temperature=rng.choice([0.0, 0.0, 1.0]),
+            seed=rng.randrange(100),
+            stop_token_ids=tuple(rng.sample(range(VOCAB_SIZE), 20)) if rng.random() < 0.3 else (),
+        )
+        context = request_id.encode()
+        return m.Submit(
+            request_id=request_id, prompt=array("i", prompt).tobytes(), params=params, context=context, **fields
+        )
