@@ -6,7 +6,8 @@ ZeroMQ's CURVE (RFC 26) encrypts a connection and makes both ends prove who they
     executor     executor.key_secret, and server.key
 
 The files are the certificates of CZMQ and pyzmq: text, with keys as 40 characters of Z85. Folders are flat, so that
-each can be a Kubernetes Secret.
+each can be a Kubernetes Secret. What anybody but root and the service's own user could have changed is refused, public
+keys too: they say who gets in, and whom an executor believes.
 """
 
 import os
@@ -32,6 +33,7 @@ HANDSHAKE_TIMEOUT_MS = 5000  # a peer that connects and proves nothing is cut of
 
 KEY_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _KEY_CHARS = 40
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 class KeyFileError(BatonError):
@@ -72,7 +74,9 @@ class ServerCurve:
     @classmethod
     def load(cls, folder: Path) -> "ServerCurve":
         """Read a scheduler's folder. Raises KeyFileError."""
-        return cls(KeyPair.load(folder / SERVER_SECRET), folder)
+        keys = KeyPair.load(folder / SERVER_SECRET)
+        require_own_folder(folder)
+        return cls(keys, folder)
 
     def protect(self, socket: "zmq.Socket[Any]", domain: str) -> None:
         """Make a socket that is not bound yet ask every peer for its key, and a ZAP handler about it.
@@ -97,7 +101,9 @@ class ClientCurve:
     @classmethod
     def load(cls, folder: Path) -> "ClientCurve":
         """Read an executor's folder. Raises KeyFileError."""
-        return cls(KeyPair.load(folder / EXECUTOR_SECRET), load_public(folder / SERVER_PUBLIC))
+        keys, server_public = KeyPair.load(folder / EXECUTOR_SECRET), load_public(folder / SERVER_PUBLIC)
+        require_own_folder(folder)
+        return cls(keys, server_public)
 
     def protect(self, socket: "zmq.Socket[Any]") -> None:
         """Make a socket that is not connected yet prove its key, and talk to nobody but the scheduler."""
@@ -106,8 +112,26 @@ class ClientCurve:
 
 
 def load_public(path: Path) -> bytes:
-    """The public key in a file. Raises KeyFileError."""
-    return _read(path)[0]
+    """The public key in a file. Raises KeyFileError, also if anybody else could have changed it."""
+    public = _read(path)[0]
+    mode = stat.S_IMODE(_status_of_own(path).st_mode)
+    if mode & _OTHERS_WRITE:
+        raise _changeable(path, mode)
+    return public
+
+
+def require_own_folder(folder: Path) -> None:
+    """Refuse a folder in which anybody else could put a key, or take one away.
+
+    With the sticky bit he could not touch what is not his, and what is his is refused when it is read. Kubernetes
+    mounts Secrets like that.
+
+    Raises:
+        KeyFileError: it is such a folder, or is not there.
+    """
+    mode = stat.S_IMODE(_status_of_own(folder).st_mode)
+    if mode & _OTHERS_WRITE and not mode & stat.S_ISVTX:
+        raise _changeable(folder, mode)
 
 
 def allowed_files(folder: Path) -> dict[str, Path]:
@@ -148,8 +172,22 @@ def _checked(path: Path, key: bytes) -> bytes:
 
 def _require_private(path: Path) -> None:
     """PostgreSQL's rule for its key: others may do nothing; a group may read what is root's, as secrets are mounted."""
-    status = path.stat()
+    status = _status_of_own(path)
     mode = stat.S_IMODE(status.st_mode)
-    is_own = status.st_uid == os.geteuid() and status.st_uid != 0
-    if mode & (0o077 if is_own else 0o037):
+    if mode & (0o037 if status.st_uid == 0 else 0o077):
         raise KeyFileError(f"{path} is open to others (mode {mode:04o}); make it private: chmod 600 {path}")
+
+
+def _status_of_own(path: Path) -> os.stat_result:
+    """Of what is root's or ours; whoever else owned it could do with it as he likes. Raises KeyFileError."""
+    try:
+        status = path.stat()
+    except OSError as error:
+        raise KeyFileError(f"{path} cannot be read: {error.strerror}") from error
+    if status.st_uid not in (0, os.geteuid()):
+        raise KeyFileError(f"{path} belongs to user {status.st_uid}, not to root or user {os.geteuid()}, who reads it")
+    return status
+
+
+def _changeable(path: Path, mode: int) -> KeyFileError:
+    return KeyFileError(f"{path} can be changed by others (mode {mode:04o}): chmod go-w {path}")

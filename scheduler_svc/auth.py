@@ -8,7 +8,7 @@ from typing import Any
 import zmq
 from zmq.utils import z85
 
-from common.curve import KeyFileError, ServerCurve, allowed_files, load_public
+from common.curve import KeyFileError, ServerCurve, allowed_files, load_public, require_own_folder
 from common.logging import QuietLog, get_logger
 
 DOMAIN = "executors"
@@ -25,7 +25,7 @@ class AllowList:
     """The executors that may connect. Read by any thread; `reload` belongs to one.
 
     Args:
-        curve: names the folder. Raises KeyFileError if it cannot be read.
+        curve: names the folder. Raises KeyFileError if it cannot be read, or others could have changed it.
     """
 
     def __init__(self, curve: ServerCurve) -> None:
@@ -44,29 +44,30 @@ class AllowList:
         return key in self._names
 
     def reload(self) -> None:
-        """Read the folder again if anything in it has changed; keep the old list if it cannot be read."""
+        """Read the folder again if anything in it has changed; keep the old list if it cannot be read, or trusted."""
         try:
             seen = self._look()
             if seen == self._seen:
                 return
-            self._seen = seen
             names = self._read()
-        except OSError as error:
+        except (OSError, KeyFileError) as error:
             if self._seen is not None:
                 log.error("executors' keys cannot be read, keeping those of before", reason=str(error))
             self._seen = None
             return
+        self._seen = seen
         added, removed = names.items() - self._names.items(), self._names.items() - names.items()
         self._names = names
         log.info("executors' keys changed", added=_words(added), removed=_words(removed), executors=len(names))
 
     def _look(self) -> object:
         """What is equal as long as no file has changed: an editor may keep the size, a mounted Secret the time."""
+        require_own_folder(self._folder)
         status = {name: path.stat() for name, path in allowed_files(self._folder).items()}
-        return {name: (stat.st_ino, stat.st_mtime_ns, stat.st_size) for name, stat in status.items()}
+        return {name: (stat.st_ino, stat.st_ctime_ns, stat.st_size) for name, stat in status.items()}
 
     def _read(self) -> dict[str, str]:
-        """Names by key. A file that is no key takes nothing from the others."""
+        """Names by key. A file that is no key, or that others could have changed, takes nothing from the others."""
         names = {}
         for name, path in allowed_files(self._folder).items():
             try:

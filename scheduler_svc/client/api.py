@@ -39,7 +39,7 @@ class Api:
     """A connection to one service; a context manager. Every method raises the errors of `client.errors`.
 
     A request that generates survives the end of the connection, and that of the service if it comes back in time
-    (`resume.py`); a service that has never answered is not waited for.
+    (`resume.py`); a service that was never there is not waited for.
     """
 
     def __init__(self, service: Service) -> None:
@@ -49,7 +49,7 @@ class Api:
         )
         self._reconnect_timeout_s = service.reconnect_timeout_s
         self._outage = OutageNotice(service.reconnect_timeout_s)
-        self._has_answered = False
+        self._was_there = False
 
     def __enter__(self) -> Self:
         return self
@@ -103,7 +103,7 @@ class Api:
         """Body of the answer to a GET."""
         with translated_errors(self._url):
             response = self._http.get(path)
-        self._has_answered = True
+        self._was_there = True
         raise_for_error(response)
         return response.content
 
@@ -111,7 +111,7 @@ class Api:
         """Answer to a request that does not stream."""
         with translated_errors(self._url):
             response = self._http.post(path, json=body)
-        self._has_answered = True
+        self._was_there = True
         raise_for_error(response)
         answer: Json = msgspec.json.decode(response.content)
         return answer
@@ -151,7 +151,7 @@ class Api:
             translated_errors(self._url),
             self._http.stream(method, url, json=content, headers=request.headers) as response,
         ):
-            self._has_answered = True
+            self._was_there = True
             if response.is_error:
                 response.read()
             raise_for_error(response)
@@ -170,8 +170,9 @@ class Api:
 
     def _wait_after(self, error: RequestFailed | ServiceUnreachable, request: Resumption) -> None:
         """Wait until it is time for the next attempt; raise `error` if there is to be none."""
-        if not self._has_answered:
+        if isinstance(error, ServiceUnreachable) and not self._was_there:
             raise error
+        self._was_there = True  # whatever else went wrong, something took the connection
         delay_s = request.delay_after(error, time.monotonic())
         self._outage.away()
         time.sleep(delay_s)

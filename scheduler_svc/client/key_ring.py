@@ -40,7 +40,7 @@ class Entry:
     Attributes:
         created: in UTC, ISO 8601.
         key: an executor's public key in Z85, or how the SHA-256 of an API key begins.
-        max_open_requests, admin: of an API key.
+        max_open_requests, admin, metrics: of an API key.
     """
 
     kind: Literal["executor", "api"]
@@ -49,6 +49,7 @@ class Entry:
     key: str
     max_open_requests: int = 0
     admin: bool = False
+    metrics: bool = False
 
 
 class KeyRing:
@@ -91,14 +92,15 @@ class KeyRing:
             _put_public(folder / curve.SERVER_PUBLIC, server.public)
             return _put_public(allowed, KeyPair.load(secret).public)  # at last: until here nobody would let it in
 
-    def add_api_key(self, name: str, *, max_open_requests: int, admin: bool) -> str:
+    def add_api_key(self, name: str, *, max_open_requests: int, admin: bool, metrics: bool = False) -> str:
         """Make a client's API key, and return it: nothing knows it afterwards."""
         _check_name(name)
         if is_reserved(name):
             raise KeyRingError(f"{name} is how the keys of BATON_API_KEYS are called; take another name")
         self._make_folders()
         key, now = new_key(), datetime.now(UTC).isoformat(timespec="seconds")
-        entry = ApiKey(name=name, sha256=digest(key), created=now, max_open_requests=max_open_requests, admin=admin)
+        rights = {"admin": admin, "metrics": metrics}
+        entry = ApiKey(name=name, sha256=digest(key), created=now, max_open_requests=max_open_requests, **rights)
         with self._locked():
             self._check_free(name, "api")
             keys = self._read_api_keys()
@@ -116,7 +118,7 @@ class KeyRing:
             for name, path in curve.allowed_files(self.scheduler).items()
         ]
         clients = [
-            Entry("api", key.name, key.created, f"{key.sha256[:12]}...", key.max_open_requests, key.admin)
+            Entry("api", key.name, key.created, f"{key.sha256[:12]}...", key.max_open_requests, key.admin, key.metrics)
             for key in self._read_api_keys()
         ]
         return [*executors, *clients]
@@ -140,7 +142,7 @@ class KeyRing:
             return "api"
 
     def _make_folders(self) -> None:
-        if not self.root.exists():
+        with contextlib.suppress(FileExistsError):
             self.root.mkdir(mode=0o700, parents=True)
             (self.root / ".gitignore").write_text("*\n")
         for folder in (self.scheduler, self._executors):

@@ -88,12 +88,13 @@ def executor(*, name: str, root: Path) -> None:
 @command.command(epilog=EXIT_CODES_HELP)
 @click.argument("name")
 @click.option("--max-open-requests", default=0, type=click.IntRange(0, 2**31 - 1), help="At once; 0 is no limit.")
-@click.option("--admin", is_flag=True, help="May ask executors to leave (baton drain, baton rollout).")
+@click.option("--metrics", is_flag=True, help="May read /status and /metrics (baton status, Prometheus).")
+@click.option("--admin", is_flag=True, help="May do that too, and ask executors to leave (baton drain, baton rollout).")
 @dir_option
-def api(*, name: str, max_open_requests: int, admin: bool, root: Path) -> None:
+def api(*, name: str, max_open_requests: int, metrics: bool, admin: bool, root: Path) -> None:
     """Make an API key for client NAME, and print it; it cannot be shown again."""
     with _key_ring(root) as ring:
-        key = ring.add_api_key(name, max_open_requests=max_open_requests, admin=admin)
+        key = ring.add_api_key(name, max_open_requests=max_open_requests, admin=admin, metrics=metrics)
     say(f"baton: this is the only time that {name}'s key is shown; {ring.api_keys} has its hash")
     click.echo(key)
 
@@ -141,7 +142,7 @@ def _key_ring(root: Path) -> Iterator["KeyRing"]:
 
 
 def _print_table(entries: Sequence["Entry"]) -> None:
-    rows = [("KIND", "NAME", "MADE", "OPEN REQUESTS", "ADMIN", "KEY")]
+    rows = [("KIND", "NAME", "MADE", "OPEN REQUESTS", "RIGHTS", "KEY")]
     for entry in entries:
         is_api = entry.kind == "api"
         limit = str(entry.max_open_requests or "no limit") if is_api else "-"
@@ -151,7 +152,7 @@ def _print_table(entries: Sequence["Entry"]) -> None:
                 entry.name,
                 entry.created[:10],
                 limit,
-                ("yes" if entry.admin else "no") if is_api else "-",
+                "admin" if entry.admin else "metrics" if entry.metrics else "-",
                 entry.key,
             )
         )

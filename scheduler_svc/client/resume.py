@@ -33,6 +33,8 @@ class Resumption:
         self._attaches = False
         self._may_be_known = False
         self._has_events = False
+        self._is_answered = False  # an event has come since the last failure
+        self._may_overtake = False  # an attach may be under way whose answer nobody waits for
         self._last_event_id = b""
         self._broke_s: float | None = None
         self._num_failures = 0
@@ -64,7 +66,7 @@ class Resumption:
 
     def take(self, event_id: bytes) -> None:
         """An event came, with this id (empty if it had none), and has been dealt with. An outage ends with it."""
-        self._has_events = True
+        self._has_events = self._is_answered = True
         self._last_event_id = event_id
         self._broke_s = None
         self._num_failures = 0
@@ -104,15 +106,28 @@ class Resumption:
             case RequestFailed(code="request_exists") if self._may_be_known:
                 self._attaches = True
                 return True
+            case RequestFailed(code="taken_over") if self._may_overtake:
+                self._may_overtake = self._is_answered = False  # it has; once more, and it was somebody else
+                return self._knows_its_place
             case RequestFailed() if is_outage(error):
                 self.look_for_it()
-                # Without ids there is no saying what comes after the last event.
-                return bool(self._last_event_id) or not self._has_events
+                return self._knows_its_place
         return False
 
     def look_for_it(self) -> None:
-        """The service may have the request: ask for its events next."""
+        """The service may have the request: ask for its events next.
+
+        If that is what was asked just now, without an answer, it may still be on its way through another frontend, and
+        arrive there after the next one: then the service takes this client for two, of which the second takes over.
+        """
+        self._may_overtake = self._attaches and not self._is_answered
+        self._is_answered = False
         self._attaches = self._may_be_known = True
+
+    @property
+    def _knows_its_place(self) -> bool:
+        """Whether what comes next can be asked for: without ids there is no saying what follows the last event."""
+        return bool(self._last_event_id) or not self._has_events
 
 
 def is_outage(error: click.ClickException) -> bool:

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 def command(*, interval_s: float | None, as_json: bool, service: Service) -> None:
     """Show the executors, the queue and the throughput.
 
+    Where the service asks for API keys, this takes one that was made with --metrics or --admin.
+
     \b
     Example:
       baton status --watch

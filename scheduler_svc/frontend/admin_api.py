@@ -4,7 +4,7 @@ from fastapi import APIRouter, Request, Response
 from msgspec import Struct
 
 from common.logging import get_logger
-from scheduler_svc.frontend.caller import client_of
+from scheduler_svc.frontend.caller import admin_of
 from scheduler_svc.frontend.core_link import CoreLink
 from scheduler_svc.frontend.errors import ApiError
 from scheduler_svc.frontend.responses import json_response
@@ -31,9 +31,7 @@ class AdminApi:
 
     async def drain(self, executor: str, request: Request, body: DrainRequest | None = None) -> Response:
         """Let an executor, named by its name or epoch, leave."""
-        client = client_of(request)
-        if not client.is_admin:
-            raise ApiError(403, "This API key is no administrator's.", code="forbidden")
+        client = admin_of(request)
         finish = body is not None and body.finish
         if len(executor) > MAX_NAME_CHARACTERS:
             raise ApiError(404, f"No name has more than {MAX_NAME_CHARACTERS} characters.", code="executor_not_found")

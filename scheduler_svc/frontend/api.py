@@ -11,10 +11,10 @@ from scheduler_svc.frontend import jobs
 from scheduler_svc.frontend.admin_api import AdminApi
 from scheduler_svc.frontend.answer_context import AnswerContext
 from scheduler_svc.frontend.api_keys import ApiKeys
-from scheduler_svc.frontend.caller import client_of
+from scheduler_svc.frontend.caller import client_of, require_watcher
 from scheduler_svc.frontend.core_link import CoreLink
 from scheduler_svc.frontend.errors import REQUEST_ID_HEADER, ApiError, install_error_handlers
-from scheduler_svc.frontend.event_ids import Position
+from scheduler_svc.frontend.event_ids import Position, has_event_ids
 from scheduler_svc.frontend.formats import format_of
 from scheduler_svc.frontend.generation import Answer, Generation
 from scheduler_svc.frontend.middleware import LimitBody, RequireApiKey
@@ -99,7 +99,8 @@ class _Generate:
         )
         form = format_of(job.request_id, context)
         if body.stream:
-            return EventStream(generation, form)
+            has_ids = has_event_ids(context.num_choices, is_resumable=job.is_resumable)
+            return EventStream(generation, form, has_ids=has_ids)
         with generation:
             pieces = await unless_disconnected(request.receive, generation.whole())
         whole = form.whole(pieces, generation.usage, generation.model)
@@ -147,12 +148,14 @@ class _Describe:
             raise ApiError(503, "No executor is ready.", code="unavailable", retry=True)
         return Response(b'{"status":"ready","executors":%d}' % num_ready, media_type="application/json")
 
-    async def status(self) -> Response:
+    async def status(self, request: Request) -> Response:
         """The core's report."""
+        require_watcher(request)
         return Response(msgspec.json.encode(await self._link.status()), media_type="application/json")
 
-    async def metrics(self) -> Response:
+    async def metrics(self, request: Request) -> Response:
         """The core's metrics, for Prometheus."""
+        require_watcher(request)
         return Response(await self._link.metrics(), headers={"content-type": PROMETHEUS_TEXT})
 
     def _describe_model(self) -> Model:

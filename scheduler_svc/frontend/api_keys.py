@@ -7,7 +7,6 @@ guess, and no need for the slow hashes that protect passwords, which would cost 
 import hashlib
 import hmac
 import os
-import re
 import secrets
 import stat
 import time
@@ -25,6 +24,7 @@ from common.logging import get_logger
 KEY_PREFIX = "sk-baton-"
 RELOAD_INTERVAL_S = 1.0
 _KEY_BYTES = 32
+_UNNAMED_PREFIX = "env-"
 
 log = get_logger(__name__)
 
@@ -41,11 +41,13 @@ class ApiClient:
         name: of its API key, empty without keys.
         max_open_requests: at once, 0 for no limit.
         is_admin: may ask executors to leave.
+        may_watch: may read how the service is doing, which tells of all its clients.
     """
 
     name: str
     max_open_requests: int
     is_admin: bool
+    may_watch: bool
 
 
 class ApiKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -55,6 +57,8 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         sha256: of the key, in hex.
         created: in UTC, ISO 8601.
         max_open_requests: that its client may have at once, 0 for no limit.
+        admin: may do everything.
+        metrics: may read /status and /metrics.
     """
 
     name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,64}\Z")]
@@ -62,10 +66,11 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     created: str
     max_open_requests: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
     admin: bool = False
+    metrics: bool = False
 
     def client(self) -> ApiClient:
         """Whom it stands for."""
-        return ApiClient(self.name, self.max_open_requests, self.admin)
+        return ApiClient(self.name, self.max_open_requests, self.admin, may_watch=self.admin or self.metrics)
 
 
 class KeyFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -81,8 +86,8 @@ def new_key() -> str:
 
 
 def is_reserved(name: str) -> bool:
-    """Whether it is the name of a key that has no other (`env-1`)."""
-    return re.fullmatch(r"env-\d+", name) is not None
+    """Whether it could be the name of a key that was given none (`env-5f3a0c19`)."""
+    return name.startswith(_UNNAMED_PREFIX)
 
 
 def digest(key: str) -> str:
@@ -94,13 +99,15 @@ def read_key_file(path: Path) -> tuple[ApiKey, ...]:
     """The keys in a file. Raises ApiKeysError, also if others could have written it."""
     try:
         with path.open("rb") as file:
-            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+            status = os.fstat(file.fileno())
             keys = msgspec.json.decode(file.read(), type=KeyFile).keys
     except OSError as error:
         raise ApiKeysError(f"{path} cannot be read: {error.strerror}") from error
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise ApiKeysError(f"{path} is no file of `baton keys api`: {error}") from error
-    if mode & 0o022:
+    if status.st_uid not in (0, os.geteuid()):
+        raise ApiKeysError(f"{path} belongs to user {status.st_uid}, not to root or user {os.geteuid()}, who reads it")
+    if (mode := stat.S_IMODE(status.st_mode)) & 0o022:
         raise ApiKeysError(f"{path} can be written by others (mode {mode:04o}): chmod 600 {path}")
     return keys
 
@@ -114,7 +121,8 @@ class ApiKeys:
     """The keys of a service: those it was started with, and those of a file that is read again when it changes.
 
     Args:
-        plain: keys themselves; they are called `env-1` and so on, and may do everything.
+        plain: keys themselves. They may do everything, and are called `env-` and eight digits of their hash: a name
+            stays with its key when there are others, as accepted requests belong to it, also after a restart.
         path: of the file; None is for none. A file that has no keys lets nobody in.
 
     Raises:
@@ -122,9 +130,7 @@ class ApiKeys:
     """
 
     def __init__(self, plain: Sequence[str] = (), path: Path | None = None) -> None:
-        self._plain = [
-            (digest(key), ApiClient(f"env-{number}", 0, is_admin=True)) for number, key in enumerate(plain, start=1)
-        ]
+        self._plain = [(digest(key), _unnamed(key)) for key in plain]
         self._path = path
         self._seen = self._look()
         self._clients = [*self._plain, *self._read()]
@@ -171,3 +177,8 @@ class ApiKeys:
         except OSError:
             return None
         return (status.st_ino, status.st_mtime_ns, status.st_size, status.st_mode) if status is not None else None
+
+
+def _unnamed(key: str) -> ApiClient:
+    """Who sends a key that came without a name."""
+    return ApiClient(_UNNAMED_PREFIX + digest(key)[:8], 0, is_admin=True, may_watch=True)

@@ -9,6 +9,9 @@ An id has an entry for each choice, with dots between them, or it is `end`:
 
 Tokens and not events or characters are counted, because which tokens share an event is a matter of timing, and the
 text of the first k tokens is not (`sequence_text.py`). `-.0!.17` is the id of an answer with three choices.
+
+An id grows with the number of choices, and is sent with every event. A stream that its client has not called resumable
+has ids only as long as they are short: with `MAX_CHOICES_OF_ANY_STREAM` choices at most.
 """
 
 import re
@@ -18,6 +21,7 @@ from typing import NamedTuple
 
 from scheduler_svc.frontend.errors import ApiError
 
+MAX_CHOICES_OF_ANY_STREAM = 8
 END = "end"
 _ENTRY = r"(?:-|(?:0|[1-9][0-9]{0,9})!?)"
 _ID = re.compile(rf"{END}|{_ENTRY}(?:\.{_ENTRY})*", re.ASCII)
@@ -61,6 +65,11 @@ class Position:
         return cls(choices)
 
 
+def has_event_ids(num_choices: int, *, is_resumable: bool) -> bool:
+    """Whether the stream of a new request has ids. One that is asked for again always has."""
+    return is_resumable or num_choices <= MAX_CHOICES_OF_ANY_STREAM
+
+
 def check_event_id(event_id: str) -> None:
     """Raise the ApiError of a text that is no event's id."""
     if _ID.fullmatch(event_id) is None:
@@ -68,10 +77,16 @@ def check_event_id(event_id: str) -> None:
 
 
 class EventIds:
-    """Counts along with a stream: the id of each event in turn."""
+    """Counts along with a stream: the id of each event in turn.
 
-    def __init__(self, choices: Sequence[Delivered]) -> None:
+    Args:
+        choices: what the client has at the start.
+        are_sent: False leaves all of them empty.
+    """
+
+    def __init__(self, choices: Sequence[Delivered], *, are_sent: bool = True) -> None:
         self._entries = [_entry(delivered) for delivered in choices]
+        self._are_sent = are_sent
 
     def opened(self, choice: int) -> str:
         """The id of a choice's opening chunk."""
@@ -81,7 +96,13 @@ class EventIds:
         """The id of a chunk with the text up to a number of tokens."""
         return self._advance(choice, f"{num_tokens}!" if has_ended else str(num_tokens))
 
+    def end(self) -> str:
+        """The id of the usage."""
+        return END if self._are_sent else ""
+
     def _advance(self, choice: int, entry: str) -> str:
+        if not self._are_sent:
+            return ""
         self._entries[choice] = entry
         return ".".join(self._entries)
 

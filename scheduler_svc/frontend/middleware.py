@@ -44,11 +44,11 @@ class RequireApiKey:
     def _client(self, scope: Scope) -> ApiClient | None:
         headers = Headers(scope=scope)
         if not self._keys.are_required:
-            return ApiClient("", 0, is_admin=_is_this_machine(scope, headers))
+            return ApiClient("", 0, is_admin=_is_this_machine(scope, headers), may_watch=True)
         scheme, _, key = headers.get("authorization", "").partition(" ")
         client = self._keys.client_of(key.strip()) if scheme.lower() == "bearer" else None
         if client is None and scope["path"] in OPEN_PATHS:
-            return ApiClient("", 0, is_admin=False)
+            return ApiClient("", 0, is_admin=False, may_watch=False)
         return client
 
 

@@ -11,7 +11,7 @@ from starlette.types import Message, Receive, Scope, Send
 from common.errors import RequestRejected
 from common.logging import get_logger
 from scheduler_svc.frontend.errors import REQUEST_ID_HEADER, ApiError, ClientGone, internal_error
-from scheduler_svc.frontend.event_ids import END, EventIds
+from scheduler_svc.frontend.event_ids import EventIds
 from scheduler_svc.frontend.formats import Format
 from scheduler_svc.frontend.generation import Generation
 from scheduler_svc.frontend.responses import to_json
@@ -56,17 +56,21 @@ class EventStream(Response):
     The status line waits for the first tokens: until then a refusal can still be said with its proper status.
     After that an error is an event of its own, and the stream ends without [DONE]. Every other event carries an id
     (`event_ids.py`), with which the client can have the rest from wherever the stream broke off.
+
+    Args:
+        has_ids: False leaves the ids out.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, generation: Generation, form: Format) -> None:
+    def __init__(self, generation: Generation, form: Format, *, has_ids: bool = True) -> None:
         headers = {REQUEST_ID_HEADER: generation.answer.answer_id}
         # Proxies would gather the events; X-Accel-Buffering is nginx's way to be told.
         super().__init__(headers=headers | {"cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]
         self._generation = generation
         self._format = form
+        self._has_ids = has_ids
         self._is_client_gone = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -108,7 +112,7 @@ class EventStream(Response):
     async def _events(self) -> AsyncIterator[bytes]:
         """Events as bytes, all that came at once in one go."""
         position = self._generation.answer.position
-        ids = EventIds(position.choices)
+        ids = EventIds(position.choices, are_sent=self._has_ids)
         unopened = {number for number, delivered in enumerate(position.choices) if not delivered.has_opened}
         if not position.is_end:
             async for pieces in self._generation.pieces():
@@ -124,7 +128,7 @@ class EventStream(Response):
                     events.append(_event(to_json(self._format.chunk(piece)), event_id))
                 yield b"".join(events)
             if self._format.include_usage:
-                yield _event(to_json(self._format.ending(self._generation.usage, self._generation.model)), END)
+                yield _event(to_json(self._format.ending(self._generation.usage, self._generation.model)), ids.end())
         yield DONE
 
 

@@ -87,13 +87,15 @@ def test_api_keys(keys, root):
     alice = keys("api", "alice", "--max-open-requests", "3").stdout.strip()
     root_key = keys("api", "root", "--admin").stdout.strip()
     assert alice.startswith("sk-baton-")
-    assert len({alice, root_key, keys("api", "other").stdout.strip()}) == 3
+    scraper = keys("api", "scraper", "--metrics").stdout.strip()
+    assert len({alice, root_key, scraper}) == 3
     path = root / "scheduler" / "api-keys.json"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert alice not in path.read_text()
     store = ApiKeys(path=path)
-    assert store.client_of(alice) == ApiClient("alice", 3, is_admin=False)
-    assert store.client_of(root_key) == ApiClient("root", 0, is_admin=True)
+    assert store.client_of(alice) == ApiClient("alice", 3, is_admin=False, may_watch=False)
+    assert store.client_of(root_key) == ApiClient("root", 0, is_admin=True, may_watch=True)
+    assert store.client_of(scraper) == ApiClient("scraper", 0, is_admin=False, may_watch=True)
     assert store.client_of("sk-baton-" + "x" * 43) is None
 
 
@@ -102,11 +104,20 @@ def test_list_and_revoke(keys, root):
     keys("executor", "gpu-1")
     keys("executor", "gpu-2")
     key = keys("api", "alice", "--max-open-requests", "7").stdout.strip()
+    keys("api", "scraper", "--metrics")
+    keys("api", "root", "--admin")
     listed = json.loads(keys("list", "--json").stdout)
     assert [(entry["kind"], entry["name"]) for entry in listed] == [
         ("executor", "gpu-1"),
         ("executor", "gpu-2"),
         ("api", "alice"),
+        ("api", "scraper"),
+        ("api", "root"),
+    ]
+    assert [(entry["admin"], entry["metrics"]) for entry in listed[2:]] == [
+        (False, False),
+        (False, True),
+        (True, False),
     ]
     public = load_public(root / "executors" / "gpu-1" / "server.key").decode()
     table = keys("list").stdout
@@ -114,12 +125,14 @@ def test_list_and_revoke(keys, root):
     assert public not in table, "the scheduler is nobody that could be revoked"
     assert table.splitlines()[3].split()[:2] == ["api", "alice"]
     assert "  7  " in table
+    rights = {row.split()[1]: row.split()[-2] for row in table.splitlines()[3:]}
+    assert rights == {"alice": "-", "scraper": "metrics", "root": "admin"}
     assert keys("revoke", "gpu-1").exit_code == 0
     assert not (root / "scheduler" / "executor-gpu-1.key").exists()
     assert not (root / "executors" / "gpu-1").exists()
     assert keys("revoke", "alice").exit_code == 0
     assert ApiKeys(path=root / "scheduler" / "api-keys.json").client_of(key) is None
-    assert [entry["name"] for entry in json.loads(keys("list", "--json").stdout)] == ["gpu-2"]
+    assert [entry["name"] for entry in json.loads(keys("list", "--json").stdout)] == ["gpu-2", "scraper", "root"]
     assert keys("executor", "gpu-1").exit_code == 0, "the name is free again"
 
 
@@ -142,7 +155,8 @@ def test_refusals(keys, root):
     assert "gpu-1 is the name of an executor" in refusal(keys("api", "gpu-1"))
     assert "alice is the name of an API key" in refusal(keys("executor", "alice"))
     assert "revoke it first" in refusal(keys("api", "alice"))
-    assert "env-1 is how" in refusal(keys("api", "env-1"))
+    for name in ("env-1", "env-a7937b64", "env-prod"):
+        assert f"{name} is how" in refusal(keys("api", name))
     assert "there is no key of bob" in refusal(keys("revoke", "bob"))
     (root / "executors" / "gpu-1" / "executor.key_secret").unlink()
     assert "revoke gpu-1 first" in refusal(keys("executor", "gpu-1"))

@@ -1,11 +1,14 @@
 """`baton generate` and `baton chat` through broken connections: everything once, in order, or a clear failure."""
 
 import json
+from urllib.parse import urlsplit
 
 import pytest
 
-from tests.client.fake_server import Drop, Refuse
+from scheduler_svc.client.processes import free_ports
+from tests.client.fake_server import MODEL, Drop, Refuse
 from tests.client.fleets import eventually
+from tests.support.cuttable_proxy import CuttableProxy
 
 TEXT = "".join(f"w{index} " for index in range(16))
 RESUMED = ["baton: the service is away; waiting up to 1:00 min for it", "baton: the service is back after"]
@@ -69,6 +72,30 @@ def test_a_request_that_arrived_late_is_not_sent_a_third_time(baton, server):
     assert_resumed(baton("generate", "x", "--max-tokens", 16))
     assert len(server.requests) == 2
     assert len(server.resumed) == 2, "the second POST was told that the request exists"
+
+
+def test_a_post_that_broke_before_any_answer_is_looked_for(start_baton, server):
+    """It is the first thing that the service hears of this command, as the model is named."""
+    server.delay_s = 0.2  # no status line comes before
+    with CuttableProxy(urlsplit(server.url).port) as proxy:
+        process = start_baton(
+            "generate", "x", "--model", MODEL, "--max-tokens", 16, "--url", f"http://127.0.0.1:{proxy.port}"
+        )
+        eventually(lambda: server.open_now == 1)
+        proxy.break_all()
+        stdout, stderr = process.communicate(timeout=20)
+    assert (process.returncode, stdout) == (0, TEXT + "\n"), stderr
+    assert len(server.requests) == 1
+    assert server.resumed == [(server.requests[0]["request_id"], None)]
+
+
+@pytest.mark.parametrize("arguments", [[], ["--model", MODEL]], ids=["model unknown", "model named"])
+def test_a_service_that_was_never_there_is_not_waited_for(baton, arguments):
+    (port,) = free_ports(1)
+    result = baton("generate", "x", *arguments, "--url", f"http://127.0.0.1:{port}")
+    assert result.exit_code == 3
+    assert "no service answers" in result.stderr
+    assert "waiting" not in result.stderr
 
 
 def test_a_forgotten_request_fails_and_prints_nothing_twice(baton, server):

@@ -15,6 +15,7 @@ BROKE = ConnectionBroke("http://host", "reset")
 REFUSED = ServiceUnreachable("http://host", "refused")
 NOT_FOUND = RequestFailed("never heard of it", status=404, code="request_not_found")
 EXISTS = RequestFailed("it is here", status=409, code="request_exists")
+TAKEN_OVER = RequestFailed("another connection reads it", status=409, code="taken_over")
 COMPLETIONS = "/v1/completions"
 
 
@@ -116,6 +117,45 @@ def test_an_outage_has_a_limit_and_ends_with_an_event(request_):
     assert request_.delay_after(REFUSED, 219.5) <= 0.5, "no longer than the limit"
     with pytest.raises(ServiceUnreachable):
         request_.delay_after(REFUSED, 220.0)
+
+
+def taken_over_by_ourselves(request):
+    """Two of its attaches met on their way: the one whose answer nobody waits for came last."""
+    request.take(b"3")
+    request.delay_after(BROKE, 0.0)
+    request.delay_after(BROKE, 0.1)  # the attach broke off before it was answered
+
+
+def test_what_its_own_late_attach_took_over_is_attached_to_again(request_):
+    taken_over_by_ourselves(request_)
+    request_.take(b"4")  # of the answer to the attach that was in time
+    request_.delay_after(TAKEN_OVER, 0.2)
+    assert request_.events_path is not None
+    assert request_.headers == {"Last-Event-ID": "4"}
+    with pytest.raises(RequestFailed) as caught:
+        request_.delay_after(TAKEN_OVER, 0.3)
+    assert caught.value is TAKEN_OVER, "once is its own attach, twice is somebody else's"
+
+
+@pytest.mark.parametrize("lost", [REFUSED, ServiceNotReady("starting", status=503)], ids=str)
+def test_a_late_attach_is_not_forgotten_while_the_service_is_away(request_, lost):
+    taken_over_by_ourselves(request_)
+    request_.delay_after(lost, 0.2)
+    request_.delay_after(TAKEN_OVER, 0.3)
+    assert request_.events_path is not None
+
+
+@pytest.mark.parametrize("attached", [False, True])
+def test_what_somebody_else_took_over_is_his(request_, attached):
+    """Every attach of this client was answered before the next began, so that none can be under way."""
+    request_.take(b"3")
+    request_.delay_after(BROKE, 0.0)
+    if attached:
+        request_.take(b"4")
+        request_.delay_after(BROKE, 0.1)
+    with pytest.raises(RequestFailed) as caught:
+        request_.delay_after(TAKEN_OVER, 0.2)
+    assert caught.value is TAKEN_OVER
 
 
 def test_zero_turns_it_off():

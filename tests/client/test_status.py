@@ -10,7 +10,7 @@ from rich.console import Console
 
 from common.messages import ExecutorStatus, StatusReport
 from scheduler_svc.client.status_view import status_view
-from tests.client.fake_server import FakeServer
+from tests.client.fake_server import FakeServer, Refuse
 
 
 @pytest.fixture(autouse=True)
@@ -126,6 +126,13 @@ def test_a_report_from_another_version_is_one_clear_line(baton, server):
     assert result.exit_code == 1
     assert result.stderr.startswith("Error: ")
     assert result.stderr.count("\n") == 1
+
+
+def test_a_key_that_may_not_is_one_clear_line(baton, server):
+    message = "This API key may not read /status and /metrics"
+    server.admin_script.append(Refuse(403, message, code="forbidden"))
+    result = baton("status")
+    assert (result.exit_code, result.stderr) == (1, f"Error: {message} (HTTP 403)\n")
 
 
 @pytest.mark.timeout(30)

@@ -25,6 +25,19 @@ def secret_file(tmp_path, keys):
     return path
 
 
+def owned_by(user, monkeypatch, *paths):
+    """Make all files look like that user's, or some."""
+    real = Path.stat
+
+    def status(path, **options):
+        fields = list(real(path, **options))
+        if not paths or path in paths:
+            fields[stat.ST_UID] = user
+        return os.stat_result(fields)
+
+    monkeypatch.setattr(Path, "stat", status)
+
+
 def test_files_are_those_of_pyzmq_and_czmq(secret_file, tmp_path, keys):
     assert KeyPair.load(secret_file) == keys
     assert zmq.auth.load_certificate(secret_file) == (keys.public, keys.secret)
@@ -44,22 +57,73 @@ def test_a_secret_that_is_open_to_others_is_refused(secret_file, mode):
         KeyPair.load(secret_file)
 
 
-def test_a_group_may_read_what_is_not_ours(secret_file, keys, monkeypatch):
+def test_a_group_may_read_what_is_roots(secret_file, keys, monkeypatch):
     """As Kubernetes mounts secrets, and as PostgreSQL has it."""
     secret_file.chmod(0o440)
+    owned_by(0, monkeypatch)
     monkeypatch.setattr(os, "geteuid", lambda: STRANGER)
     assert KeyPair.load(secret_file) == keys
 
 
 def test_a_group_may_not_read_what_is_ours(secret_file, monkeypatch):
     secret_file.chmod(0o640)
-    status = secret_file.stat()
-    fields = list(status)
-    fields[stat.ST_UID] = STRANGER
-    monkeypatch.setattr(Path, "stat", lambda self, **_: os.stat_result(fields))
+    owned_by(STRANGER, monkeypatch)
     monkeypatch.setattr(os, "geteuid", lambda: STRANGER)
     with pytest.raises(KeyFileError, match="open to others"):
         KeyPair.load(secret_file)
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o440, 0o400])
+def test_a_secret_of_some_third_user_is_refused(secret_file, monkeypatch, mode):
+    """Whoever owns it can read it, and put another in its place."""
+    secret_file.chmod(mode)
+    owned_by(STRANGER, monkeypatch)
+    with pytest.raises(KeyFileError, match=rf"{secret_file} belongs to user {STRANGER}, not to root or user"):
+        KeyPair.load(secret_file)
+
+
+@pytest.mark.parametrize("mode", [0o664, 0o646, 0o666, 0o622])
+def test_a_public_key_that_others_can_change_is_refused(tmp_path, keys, mode):
+    """What it says is whom we talk to."""
+    path = tmp_path / "server.key"
+    path.write_text(certificate(keys.public))
+    path.chmod(mode)
+    with pytest.raises(KeyFileError, match=rf"can be changed by others \(mode {mode:04o}\).*chmod go-w {path}"):
+        load_public(path)
+    path.chmod(0o644)
+    assert load_public(path) == keys.public
+
+
+def test_a_public_key_of_some_third_user_is_refused(tmp_path, keys, monkeypatch):
+    path = tmp_path / "server.key"
+    path.write_text(certificate(keys.public))
+    owned_by(STRANGER, monkeypatch)
+    with pytest.raises(KeyFileError, match=f"belongs to user {STRANGER}"):
+        load_public(path)
+
+
+@pytest.mark.parametrize(("mode", "is_safe"), [
+    (0o700, True), (0o755, True), (0o2755, True), (0o1777, True), (0o3777, True), (0o770, False), (0o707, False),
+    (0o777, False), (0o2775, False),
+])  # fmt: skip
+def test_folders_that_others_can_change_are_refused(tmp_path, keys, secret_file, mode, is_safe):
+    """But not those where nobody can touch what is another's: kubelet's mounts are such."""
+    secret_file.with_name("executor.key_secret").write_text(certificate(keys.public, keys.secret))
+    secret_file.with_name("executor.key_secret").chmod(0o600)
+    (tmp_path / "server.key").write_text(certificate(keys.public))
+    tmp_path.chmod(mode)
+    for load in (ServerCurve.load, ClientCurve.load):
+        if is_safe:
+            assert load(tmp_path).keys == keys
+        else:
+            with pytest.raises(KeyFileError, match=rf"{tmp_path} can be changed by others \(mode {mode:04o}\)"):
+                load(tmp_path)
+
+
+def test_a_folder_of_some_third_user_is_refused(tmp_path, secret_file, monkeypatch):
+    owned_by(STRANGER, monkeypatch, tmp_path)
+    with pytest.raises(KeyFileError, match=f"{tmp_path} belongs to user {STRANGER}"):
+        ServerCurve.load(tmp_path)
 
 
 def test_files_that_are_no_keys(tmp_path, keys, secret_file):

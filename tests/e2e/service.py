@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import httpx
@@ -66,6 +67,13 @@ class Service:
     def status(self):
         return status(self.url)
 
+    def wait_for_sequences(self, number):
+        """Return when so many are in progress at once."""
+        deadline = time.monotonic() + 60
+        while (found := count_open(self.status())) < number:
+            assert time.monotonic() < deadline, f"there are {found} sequences, not {number}"
+            time.sleep(0.02)
+
 
 def start_baton(url, *arguments):
     """Start a `baton` command against a service."""
@@ -80,12 +88,32 @@ def status(url):
     return httpx.get(f"{url}/status").json()
 
 
-def output_of(process, *, outages=0):
-    """What a command wrote, once it has ended well and said at least so many times that the service was away."""
+def count_open(report):
+    """Sequences that a status report shows."""
+    return report["running"] + report["waiting"]
+
+
+def output_of(process, *, outages=0, said=""):
+    """What a command wrote, once it has ended well and said at least so many times that the service was away.
+
+    Args:
+        said: what has been read of its stderr already.
+    """
     stdout, stderr = (output.decode() for output in process.communicate(timeout=120))
+    stderr = said + stderr
     assert process.returncode == 0, stderr
     assert stderr.count("the service is away") == stderr.count("the service is back") >= outages, stderr
     return stdout
+
+
+def read_until(stream, text):
+    """What has come from a command's stdout or stderr, once it has that in it."""
+    received = b""
+    while text.encode() not in received:
+        more = stream.read(1000)
+        assert more, received.decode()
+        received += more
+    return received.decode()
 
 
 def read(process, num_bytes):

@@ -7,10 +7,10 @@ import time
 
 import pytest
 
-from tests.e2e.service import Service, output_of, read
+from tests.e2e.service import Service, output_of, read, read_until
 
 PROMPT = "JULIET:\nO Romeo, Romeo! "
-NUM_TOKENS = 240
+NUM_TOKENS = 600  # seconds of work, as all commands have to start before the first of them has its answer
 SEEDED = ("--temperature", "0.8", "--seed", "42", "--top-k", "40")
 
 
@@ -35,7 +35,8 @@ def batch(folder, out):
     return ("batch", path, folder / out)
 
 
-BENCH = ("bench", "--num-seqs", 4, "--max-prompt", 100, "--max-output", 200, "--json")
+BENCH = ("bench", "--num-seqs", 4, "--max-prompt", 100, "--max-output", 1000, "--json")
+NUM_SEQUENCES = {"greedy": 1, "seeded": 1, "whole": 1, "two answers": 2, "batch": 6, "bench": 4}
 
 
 @pytest.mark.timeout(240)
@@ -49,17 +50,18 @@ def test_everything_goes_on_where_it_broke_off(service, tmp_path):
         "batch": batch(tmp_path, "undisturbed.jsonl"),
         "bench": BENCH,
     }
-    undisturbed = {name: service.run(*command) for name, command in commands.items()}
+    processes = {name: service.start(*command) for name, command in commands.items()}
+    undisturbed = {name: output_of(process) for name, process in processes.items()}
     commands["batch"] = batch(tmp_path, "disturbed.jsonl")
 
     processes = {name: service.start(*command) for name, command in commands.items()}
-    starts = {name: read(processes[name], 20) for name in ("greedy", "seeded")}
+    service.wait_for_sequences(sum(NUM_SEQUENCES.values()))
     service.kill_scheduler()
-    starts = {name: start + read(processes[name], 200) for name, start in starts.items()}
+    said = {name: read_until(processes[name].stderr, "the service is back") for name in ("greedy", "seeded")}
     service.kill_scheduler()
     outages = {"greedy": 2, "seeded": 2, "batch": 0}  # a batch counts its retries
     disturbed = {
-        name: starts.get(name, "") + output_of(process, outages=outages.get(name, 1))
+        name: output_of(process, outages=outages.get(name, 1), said=said.get(name, ""))
         for name, process in processes.items()
     }
     for name in ("greedy", "seeded", "two answers"):

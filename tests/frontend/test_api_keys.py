@@ -10,11 +10,21 @@ import msgspec
 import pytest
 
 from scheduler_svc.frontend import api_keys
-from scheduler_svc.frontend.api_keys import ApiClient, ApiKey, ApiKeys, ApiKeysError, digest, encode_key_file, new_key
+from scheduler_svc.frontend.api_keys import (
+    ApiClient,
+    ApiKey,
+    ApiKeys,
+    ApiKeysError,
+    digest,
+    encode_key_file,
+    is_reserved,
+    new_key,
+)
 from scheduler_svc.frontend.middleware import RequireApiKey
 from tests.frontend.harness import COMPLETION, assert_openai_shape, running_frontend
 
 ALICE, BOB = new_key(), new_key()
+FIRST = ApiClient("env-a7937b64", 0, is_admin=True, may_watch=True)  # its key is "first"
 
 
 def entry(name, key, **options):
@@ -50,11 +60,36 @@ def clock(monkeypatch):
 def test_keys_of_both_kinds(file):
     keys = ApiKeys(["first", "second"], file)
     assert keys.are_required
-    assert keys.client_of("first") == ApiClient("env-1", 0, is_admin=True)
-    assert keys.client_of("second") == ApiClient("env-2", 0, is_admin=True)
-    assert keys.client_of(ALICE) == ApiClient("alice", 2, is_admin=False)
+    assert keys.client_of("first") == FIRST
+    assert keys.client_of("second") == ApiClient("env-16367aac", 0, is_admin=True, may_watch=True)
+    assert keys.client_of(ALICE) == ApiClient("alice", 2, is_admin=False, may_watch=False)
     for wrong in ("", "third", ALICE[:-1], ALICE + "x", ALICE.upper(), digest(ALICE), "\ud800"):
         assert keys.client_of(wrong) is None
+
+
+def test_a_key_without_a_name_keeps_its_own_when_others_go():
+    """Requests belong to names, and go on over a restart: nobody may inherit another's."""
+    assert ApiKeys(["second"]).client_of("second") == ApiKeys(["first", "second"]).client_of("second")
+    assert is_reserved(FIRST.name)
+
+
+def test_what_keys_may_do(file):
+    for rights, expected in (
+        ({}, (False, False)),
+        ({"metrics": True}, (False, True)),
+        ({"admin": True}, (True, True)),
+        ({"admin": True, "metrics": True}, (True, True)),
+    ):
+        write(file, entry("bob", BOB, **rights))
+        client = ApiKeys(path=file).client_of(BOB)
+        assert (client.is_admin, client.may_watch) == expected
+
+
+def test_a_file_from_before_there_were_such_rights(file):
+    old = msgspec.json.decode(file.read_bytes())
+    del old["keys"][0]["metrics"]
+    file.write_text(json.dumps(old))
+    assert ApiKeys(path=file).client_of(ALICE) == ApiClient("alice", 2, is_admin=False, may_watch=False)
 
 
 def test_without_keys_nobody_is_asked_but_an_empty_file_lets_nobody_in(file):
@@ -70,7 +105,7 @@ def test_a_file_that_changes_is_read_again(file, clock, capsys):
     write(file, entry("bob", BOB, admin=True))
     assert keys.client_of(BOB) is None, "the file is not looked at for every request"
     clock.now += 1.5
-    assert keys.client_of(BOB) == ApiClient("bob", 0, is_admin=True)
+    assert keys.client_of(BOB) == ApiClient("bob", 0, is_admin=True, may_watch=True)
     assert keys.client_of(ALICE) is None
     file.write_text("half a fi")
     for _ in range(3):
@@ -106,6 +141,7 @@ def test_files_that_cannot_be_used(file):
         json.dumps(changed(max_open_requests=-1)).encode(),
         json.dumps(changed(max_open_requests=2**31)).encode(),
         json.dumps(changed(admin="yes")).encode(),
+        json.dumps(changed(metrics=1)).encode(),
         json.dumps(changed(unknown=1)).encode(),
     ):
         file.write_bytes(content)
@@ -120,6 +156,16 @@ def test_files_that_cannot_be_used(file):
     assert ApiKeys(path=file).are_required
     with pytest.raises(ApiKeysError, match="No such file"):
         ApiKeys(path=file.with_name("nothing"))
+
+
+def test_a_file_of_some_third_user_is_refused(file, monkeypatch):
+    """He could write himself a key, whatever the mode is."""
+    monkeypatch.setattr(os, "geteuid", lambda: 4711)
+    monkeypatch.setattr(os, "fstat", lambda _: os.stat_result([0o100600, 1, 1, 1, 4712, 0, 1, 0, 0, 0]))
+    with pytest.raises(ApiKeysError, match=f"{file} belongs to user 4712, not to root or user 4711"):
+        ApiKeys(path=file)
+    monkeypatch.setattr(os, "geteuid", lambda: 4712)
+    assert ApiKeys(path=file).client_of(ALICE) is not None
 
 
 def client_seen(keys, path="/v1/models", peer=("192.0.2.7", 5), **headers):
@@ -148,14 +194,14 @@ def client_seen(keys, path="/v1/models", peer=("192.0.2.7", 5), **headers):
 
 def test_who_a_request_is_from(file):
     keys = ApiKeys(["first"], file)
-    assert client_seen(keys, authorization=f"Bearer {ALICE}") == ApiClient("alice", 2, is_admin=False)
-    assert client_seen(keys, authorization="bearer   first ") == ApiClient("env-1", 0, is_admin=True)
+    assert client_seen(keys, authorization=f"Bearer {ALICE}").name == "alice"
+    assert client_seen(keys, authorization="bearer   first ") == FIRST
     for header in ("Bearer", "Bearer ", f"Basic {ALICE}", ALICE, f"Bearer{ALICE}", "Bearer \u00e9"):
         assert client_seen(keys, authorization=header) is None
     assert client_seen(keys) is None
     assert client_seen(keys, peer=("127.0.0.1", 5)) is None, "keys are for everybody"
-    assert client_seen(keys, path="/ready") == ApiClient("", 0, is_admin=False)
-    assert client_seen(keys, path="/ready", authorization="Bearer first").name == "env-1"
+    assert client_seen(keys, path="/ready") == ApiClient("", 0, is_admin=False, may_watch=False)
+    assert client_seen(keys, path="/ready", authorization="Bearer first") == FIRST
     assert client_seen(keys, path="/ready/") is None
 
 
@@ -164,10 +210,10 @@ def test_who_a_request_is_from(file):
     [("127.0.0.1", True), ("127.8.8.8", True), ("::1", True), ("192.0.2.7", False), ("::", False), ("x", False)],
 )
 def test_without_keys_this_machine_is_admin(peer, is_admin):
-    assert client_seen(ApiKeys(), peer=(peer, 5)) == ApiClient("", 0, is_admin)
+    assert client_seen(ApiKeys(), peer=(peer, 5)) == ApiClient("", 0, is_admin, may_watch=True)
     for header in ("forwarded", "x_forwarded_for", "origin"):
         assert not client_seen(ApiKeys(), peer=(peer, 5), **{header: "http://evil.example"}).is_admin
-    assert client_seen(ApiKeys(), peer=None) == ApiClient("", 0, is_admin=False)
+    assert client_seen(ApiKeys(), peer=None) == ApiClient("", 0, is_admin=False, may_watch=True)
 
 
 @pytest.fixture(scope="module")

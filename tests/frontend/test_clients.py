@@ -15,9 +15,10 @@ from tests.frontend.sse import events_after
 KEYS = [
     ApiKey(name="alice", sha256=digest("a"), created="2026-01-01T00:00:00Z", max_open_requests=3),
     ApiKey(name="bob", sha256=digest("b"), created="2026-01-01T00:00:00Z"),
+    ApiKey(name="prometheus", sha256=digest("p"), created="2026-01-01T00:00:00Z", metrics=True),
     ApiKey(name="root", sha256=digest("r"), created="2026-01-01T00:00:00Z", admin=True),
 ]
-ALICE, BOB, ROOT = ({"authorization": f"Bearer {key}"} for key in "abr")
+ALICE, BOB, PROMETHEUS, ROOT = ({"authorization": f"Bearer {key}"} for key in "abpr")
 EXECUTOR = m.ExecutorStatus(
     executor="host/gpu 0",
     epoch=7,
@@ -86,10 +87,33 @@ def test_draining(frontend: Frontend, core: FakeCore, name: str, body: dict | No
 
 
 def test_draining_is_for_operators(frontend: Frontend, core: FakeCore):
-    error = assert_openai_shape(post(frontend, "/admin/executors/7/drain", {}, ALICE), 403)
-    assert (error["code"], error["type"]) == ("forbidden", "permission_error")
+    for key in (ALICE, PROMETHEUS):
+        error = assert_openai_shape(post(frontend, "/admin/executors/7/drain", {}, key), 403)
+        assert (error["code"], error["type"]) == ("forbidden", "permission_error")
+        assert "baton keys api NAME --admin" in error["message"]
     assert_openai_shape(post(frontend, "/admin/executors/7/drain", {}, {}), 401)
     assert not core.drains
+
+
+@pytest.mark.parametrize("path", ["/status", "/metrics"])
+def test_what_tells_of_all_clients_is_not_for_each_of_them(frontend: Frontend, path: str):
+    for key in (PROMETHEUS, ROOT):
+        assert httpx.get(frontend.url + path, headers=key).status_code == 200
+    error = assert_openai_shape(httpx.get(frontend.url + path, headers=ALICE), 403)
+    assert (error["code"], error["type"]) == ("forbidden", "permission_error")
+    assert "baton keys api NAME --metrics" in error["message"]
+    assert_openai_shape(httpx.get(frontend.url + path), 401)
+    assert httpx.get(f"{frontend.url}/v1/models", headers=PROMETHEUS).status_code == 200
+
+
+def test_without_keys_operators_are_on_this_machine():
+    with running_frontend() as keyless:
+        elsewhere = {"x-forwarded-for": "192.0.2.7"}
+        assert post(keyless, "/admin/executors/7/drain", {}, {}).status_code == 200
+        error = assert_openai_shape(post(keyless, "/admin/executors/7/drain", {}, elsewhere), 403)
+        assert "key is" not in error["message"], "there are none"
+        assert "this machine" in error["message"]
+        assert httpx.get(f"{keyless.url}/metrics", headers=elsewhere).status_code == 200
 
 
 @pytest.mark.parametrize(

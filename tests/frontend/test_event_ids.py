@@ -23,6 +23,12 @@ def test_what_ids_say():
     assert Position.after("end", 3) == Position(start.choices, is_end=True)
 
 
+def test_a_stream_without_ids():
+    ids = EventIds(Position.start(2).choices, are_sent=False)
+    assert {ids.opened(0), ids.advanced(0, 5, has_ended=False), ids.advanced(1, 5, has_ended=True), ids.end()} == {""}
+    assert EventIds(Position.start(2).choices).end() == "end"
+
+
 @settings(deadline=None)
 @given(st.lists(STEPS, max_size=12))
 def test_a_stream_goes_on_counting_where_it_was(steps: list[tuple[int, str, int]]):

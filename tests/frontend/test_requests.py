@@ -46,6 +46,23 @@ def test_every_event_has_an_id_except_the_last(frontend: Frontend, core: FakeCor
     assert {event.data["id"] for event in events[:-1]} == {request_id}
 
 
+@pytest.mark.parametrize(
+    ("num_choices", "resumable", "has_ids"), [(8, False, True), (9, False, False), (9, True, True)]
+)
+def test_ids_that_nobody_needs_are_not_sent(
+    frontend: Frontend, core: FakeCore, request_id: str, num_choices: int, resumable: bool, has_ids: bool
+):
+    """An id has an entry for each choice: with many, the events would be little else."""
+    core.script = say([300, 301])
+    body = STREAM | {"request_id": request_id, "prompt": ["x"] * num_choices, "stream_options": {"include_usage": True}}
+    *events, done = events_of(frontend.post("/v1/completions", body | {"resumable": resumable}).content)
+    assert {bool(event.id) for event in events} == {has_ids}
+    assert done.id == ""
+    *again, _ = events_of(events_after(frontend, request_id).content)
+    assert all(event.id for event in again), "who asks for the rest of an answer may do so again"
+    assert [text_of(again, choice) for choice in range(9)] == [text_of(events, choice) for choice in range(9)]
+
+
 def test_the_openai_client_does_not_mind_ids(client: openai.OpenAI, core: FakeCore, request_id: str):
     core.script = say(WORDS)
     extra = {"request_id": request_id, "resumable": True}

@@ -243,7 +243,7 @@ def test_a_key_that_others_can_change_lets_nobody_in(ring):
     assert two not in allowed
 
 
-def test_a_folder_that_others_can_change_is_no_list(ring, capfd):
+def test_a_folder_that_others_can_change_is_no_list(ring, capsys):
     curve = server_curve(ring)
     allowed = AllowList(curve)
     ring.scheduler.chmod(0o777)
@@ -254,7 +254,7 @@ def test_a_folder_that_others_can_change_is_no_list(ring, capfd):
     for _ in range(3):
         allowed.reload()
     assert client_curve(ring, "one").keys.public.decode() in allowed, "the list of before stays"
-    assert capfd.readouterr().err.count("keeping those of before") == 1
+    assert capsys.readouterr().out.count("keeping those of before") == 1
     ring.scheduler.chmod(0o700)
     allowed.reload()
     assert client_curve(ring, "one").keys.public.decode() not in allowed
