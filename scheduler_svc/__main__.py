@@ -6,6 +6,7 @@ import resource
 import shutil
 import signal
 import socket
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -27,6 +28,8 @@ from scheduler_svc.frontend_processes import STOP_TIMEOUT_S, FrontendProcesses
 from scheduler_svc.journal import Journal
 from scheduler_svc.scheduler import SchedulerConfig
 from scheduler_svc.step_clock import DEFAULT_FLOOR_S
+
+EXIT_CRASHED = 70  # EX_SOFTWARE of sysexits.h
 
 log = get_logger(__name__)
 
@@ -139,12 +142,16 @@ def main(
         log.info("listening", url=f"http://{host}:{listener.getsockname()[1]}", model=name, frontends=frontends)
     try:
         _serve(engine, processes, stopping)
+    except Exception:
+        engine.crashed()
+        sys.exit(EXIT_CRASHED)
+    else:
+        engine.close()
+        log.info("stopped")
     finally:
         if processes is not None:
             processes.kill()
-        engine.close()
         shutil.rmtree(run_dir, ignore_errors=True)
-        log.info("stopped")
 
 
 def _serve(engine: Engine, processes: FrontendProcesses | None, stopping: "_StopFlag") -> None:

@@ -18,7 +18,7 @@ from scheduler_svc.effects import Effect, Log, Peer, ToExecutor, ToFrontend
 from scheduler_svc.front_desk import RESUME_WITHIN_S
 from scheduler_svc.journal import Journal, JournalError, Saved
 from scheduler_svc.ledger import JournalState
-from scheduler_svc.records import replay
+from scheduler_svc.records import count_crashes, replay
 from scheduler_svc.reporting import Outside
 from scheduler_svc.router import Router, Sent
 
@@ -108,6 +108,13 @@ class Engine:
             self._write_journal(self._journal)
         self._flush()
 
+    def crashed(self) -> None:
+        """A turn has raised what it never should: leave a word for the next life, and nothing else."""
+        log.exception("core failed")
+        if self._journal is not None:
+            self._journal.write(self.core.desk.crashed())
+            self._journal.close()  # when that is written; the sockets end with the process
+
     def close(self) -> None:
         """Tell everyone, write what the journal lacks, and close the sockets."""
         self._do(self.core.shut_down(time.monotonic()))
@@ -172,7 +179,7 @@ class Engine:
         """Take up what an earlier life has left, unless it is too long ago, and begin the journal anew with that."""
         desk, age_s = self.core.desk, journal.age_s
         try:
-            saved = replay(payloads)
+            saved, crashes = replay(payloads), count_crashes(payloads)
         except BatonError as error:
             raise JournalError(f"{journal.path}: {error}; move it away to start without its requests") from error
         if saved and age_s > RESUME_WITHIN_S:
@@ -180,7 +187,7 @@ class Engine:
                 "requests of the journal are too old", requests=len(saved), age_s=age_s, limit_s=RESUME_WITHIN_S
             )
             saved = []
-        self._do(desk.restore(saved, now))
+        self._do(desk.restore(saved, now, crashes))
         journal.start(self._context)
         self._poller.register(journal.socket, zmq.POLLIN)
         journal.write(desk.new_journal(now))

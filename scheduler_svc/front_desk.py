@@ -5,19 +5,23 @@ What is to be told of a request passes the ledger (on disk first) and then waits
 
 from dataclasses import dataclass
 
+import msgspec
+
 from common import messages as m
 from common.errors import RequestRejected
 from scheduler_svc.effects import Effect, Level, Peer, log
 from scheduler_svc.ledger import Batch, JournalState, Ledger
 from scheduler_svc.outbox import Outbox
 from scheduler_svc.outcomes import SequenceEnd, StepOutput
-from scheduler_svc.records import Accepted, AnyRecord, Ended, Progress, Stepped
+from scheduler_svc.records import Accepted, AnyRecord, Ended, Ending, Life, Progress, Stepped
 from scheduler_svc.requests import Request, Requests
 from scheduler_svc.scheduler import Scheduler
 from scheduler_svc.telemetry import Telemetry
 
 FRONTEND_TIMEOUT_S = 10.0
 RECONNECT_GRACE_S = 30.0
+MAX_CRASHES = 3  # of the core in a row, with the same open requests: then one of them is why, and they are ended
+SURVIVED_AFTER_S = 60.0
 RESUME_WITHIN_S = 600.0  # of its last sign of life; clients of a service that was gone for longer have given up
 
 
@@ -61,6 +65,8 @@ class FrontDesk:
         self._telemetry = telemetry
         self._wall_offset_s = wall_offset_s
         self._grace_s = reconnect_grace_s
+        self._crashes = 0
+        self._survived_at: float | None = None
         self._frontends: dict[Peer, float] = {}  # when each was last heard
         self._silent: set[Peer] = set()
 
@@ -181,6 +187,9 @@ class FrontDesk:
             effects += self._cancel(request.id, -1, now)
         for request_id in self.requests.let_go(now):
             self.ledger.let_go(request_id)
+        if self._survived_at is not None and now >= self._survived_at:
+            self._crashes, self._survived_at = 0, None
+            self._note([Life(0)], [], now)
         if (overgrown := self.ledger.overgrown()) is not None and (found := self.requests.find(overgrown)) is not None:
             self._note([self._record(found)], [], now)
         was_ok = self.ledger.state is JournalState.OK
@@ -199,8 +208,18 @@ class FrontDesk:
 
     # --- the journal ---
 
-    def restore(self, saved: list[Accepted], now: float) -> list[Effect]:
-        """Take up the requests of an earlier life. Nobody reads them until a client attaches."""
+    def restore(self, saved: list[Accepted], now: float, crashes: int = 0) -> list[Effect]:
+        """Take up the requests of an earlier life. Nobody reads them until a client attaches.
+
+        Args:
+            crashes: lives in a row that ended by a fault of the core. After MAX_CRASHES the open requests are ended,
+                as one of them would bring it about again.
+        """
+        self._crashes = crashes
+        self._survived_at = now + SURVIVED_AFTER_S if crashes else None
+        if crashes >= MAX_CRASHES:
+            given_up = [accepted.submit.request_id for accepted in saved if not accepted.has_ended]
+            saved = [_given_up(accepted) for accepted in saved]
         num_open = 0
         for accepted in saved:
             request = self._restored(accepted, now)
@@ -208,7 +227,10 @@ class FrontDesk:
             num_open += request.ended_at is None
         self._telemetry.requests_restored(num_open)
         facts = {"open": num_open, "ended": len(saved) - num_open}
-        return [log("info", "requests restored from the journal", **facts)] if saved else []
+        effects: list[Effect] = [log("info", "requests restored from the journal", **facts)] if saved else []
+        if crashes >= MAX_CRASHES:
+            effects.append(log("error", "requests given up", crashes=crashes, requests=",".join(given_up)))
+        return effects
 
     def next_batch(self, now: float) -> Batch | None:
         """What is to be written to the journal now, if anything."""
@@ -218,7 +240,11 @@ class FrontDesk:
 
     def new_journal(self, now: float) -> Batch:
         """A batch that replaces all that was written before."""
-        return self.ledger.reset([self._record(request) for request in self.requests.all()], now)
+        return self.ledger.reset([Life(self._crashes), *map(self._record, self.requests.all())], now)
+
+    def crashed(self) -> Batch:
+        """The core has failed, and this is its end: what the journal has to know of that."""
+        return self.ledger.last(Life(self._crashes + 1))
 
     def saved(self, number: int) -> list[Effect]:
         """A batch is on disk."""
@@ -304,3 +330,11 @@ class FrontDesk:
 
 
 _AT_RISK = "requests accepted from now on would not survive the scheduler"
+
+
+def _given_up(accepted: Accepted) -> Accepted:
+    """The request, with an end for what is open."""
+    message = f"the scheduler failed {MAX_CRASHES} times in a row with this request, or one that was open with it"
+    ending = Ending("error", message, "internal_error")
+    ended = [msgspec.structs.replace(told, ending=told.ending or ending) for told in accepted.progress]
+    return msgspec.structs.replace(accepted, progress=tuple(ended))

@@ -143,7 +143,11 @@ class Ledger(Generic[Release]):
         is_free = self._under_way is None and self._stuck is None and not self._catches_up
         return self.state is JournalState.FAILED and is_free and now >= self._retry_at
 
-    def reset(self, requests: list[Accepted], now: float) -> Batch:
+    def last(self, record: AnyRecord) -> Batch:
+        """A batch to be written after whatever is being written, by a process that is about to end."""
+        return Batch(self._number, encode([record]), keep_from=0, reset=False)
+
+    def reset(self, requests: list[AnyRecord], now: float) -> Batch:
         """Begin the journal anew with the state of all requests."""
         assert self._under_way is None, "a batch is being written"
         if not self._records:

@@ -68,6 +68,11 @@ class Accepted(Record, frozen=True, tag="accepted"):
     fits: bool = False
 
     @property
+    def has_ended(self) -> bool:
+        """Whether all of its sequences have."""
+        return all(told.ending is not None for told in self.progress)
+
+    @property
     def num_bytes(self) -> int:
         """About how many bytes of the journal it takes."""
         tokens = sum(len(told.token_ids) for told in self.progress)
@@ -107,7 +112,13 @@ class Ended(Record, frozen=True, tag="ended"):
         return cls(end.sequence.arrival, end.sequence.num_cached_prompt, Ending.of(end))
 
 
-AnyRecord = Accepted | Stepped | Ended
+class Life(Record, frozen=True, tag="life"):
+    """Lives of the scheduler in a row that ended by a fault of its own, up to this record."""
+
+    crashes: int
+
+
+AnyRecord = Accepted | Stepped | Ended | Life
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[list[AnyRecord]] = msgspec.msgpack.Decoder(list[AnyRecord])
@@ -140,11 +151,7 @@ def replay(payloads: list[bytes]) -> list[Accepted]:
     requests: dict[int, Accepted] = {}
     stories: dict[int, _Story] = {}
     for payload in payloads:
-        try:
-            records = _decoder.decode(payload)
-        except msgspec.MsgspecError as error:
-            raise BatonError(f"the journal has a record that cannot be read: {error}") from error
-        for record in records:
+        for record in _decode(payload):
             match record:
                 case Accepted():
                     requests[record.arrival] = record
@@ -164,6 +171,18 @@ def replay(payloads: list[bytes]) -> list[Accepted]:
         )
         for arrival in sorted(newest.values())
     ]
+
+
+def count_crashes(payloads: list[bytes]) -> int:
+    """What the last Life in the journal says. Raises BatonError as `replay` does."""
+    return next((r.crashes for payload in reversed(payloads) for r in _decode(payload)[::-1] if isinstance(r, Life)), 0)
+
+
+def _decode(payload: bytes) -> list[AnyRecord]:
+    try:
+        return _decoder.decode(payload)
+    except msgspec.MsgspecError as error:
+        raise BatonError(f"the journal has a record that cannot be read: {error}") from error
 
 
 def _replay_step(record: Stepped, stories: dict[int, _Story]) -> None:

@@ -244,7 +244,7 @@ def test_tokens_in_flight_on_a_hung_executor_do_not_keep_others_from_working():
 def test_what_only_a_large_executor_can_hold_waits_for_one_and_holds_up_nobody():
     rig = Rig(limits(num_blocks=256, max_model_len=1024), limits(num_blocks=16, max_model_len=64))
     for i in range(100):
-        rig.add(f"large {i}", [i] * 100, max_tokens=200)
+        rig.add(f"large {i}", [i] * 70, max_tokens=20)
     rig.scheduler.remove_executor(1)
     del rig.executors[1], rig.sent[1]
     (small,) = rig.add("small", [1, 2, 3], max_tokens=5)

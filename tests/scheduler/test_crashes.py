@@ -1,0 +1,87 @@
+"""A core that fails again and again with the same requests: they are not taken up for ever."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from common import messages as m
+from scheduler_svc.front_desk import MAX_CRASHES, SURVIVED_AFTER_S
+from scheduler_svc.journal import Journal
+from scheduler_svc.ledger import JournalState
+from scheduler_svc.records import Life, count_crashes, encode
+from tests.support.core import FakeExecutor, FakeFrontend, Peer, running_core
+from tests.support.hello import hello
+from tests.support.service import Service
+
+CRASHING = """
+import sys
+from scheduler_svc.scheduler import Scheduler
+from scheduler_svc.__main__ import main
+
+def fail(self, epoch):
+    raise ZeroDivisionError("a fault of ours")
+
+Scheduler.plan = fail
+main()
+"""
+
+
+def crash(journal, front, back):
+    """A process of a scheduler that fails when it first plans."""
+    options = ["--frontends", "0", "--journal", str(journal), "--frontend-endpoint", front, "--executor-endpoint", back]
+    return subprocess.Popen([sys.executable, "-c", CRASHING, *options], stderr=subprocess.PIPE)
+
+
+def test_requests_that_the_core_fails_of_are_given_up(tmp_path):
+    path, front, back = tmp_path / "journal", f"ipc://{tmp_path}/front", f"ipc://{tmp_path}/back"
+    for life in range(MAX_CRASHES):
+        process = crash(path, front, back)
+        frontend = FakeFrontend(front)
+        if life == 0:
+            frontend.submit("a", [1, 2, 3], max_tokens=5)
+            frontend.status()
+        peer = Peer(back, m.SchedulerToExecutor)
+        peer.send(hello())
+        _, errors = process.communicate(timeout=20)
+        assert process.returncode == 70, errors
+        assert b"ZeroDivisionError: a fault of ours" in errors
+        peer.close()
+        frontend.close()
+    journal = Journal(path)
+    assert count_crashes([payload for _, payload in journal.load()]) == MAX_CRASHES
+    with running_core(tmp_path, journal=journal) as core:
+        FakeExecutor(core.back)
+        frontend = core.frontend()
+        frontend.send(m.Attach(request_id="a"))
+        assert frontend.receive(m.Attached).found
+        frontend.gather(("a", 0))
+        assert frontend.ends["a", 0].code == "internal_error"
+        assert "failed 3 times in a row" in frontend.ends["a", 0].error
+        frontend.submit("b", [1, 2, 3], max_tokens=5)
+        frontend.gather(("b", 0))
+        assert frontend.ends["b", 0].finish_reason == "length"
+
+
+def test_a_kill_is_no_failure_of_the_core(tmp_path):
+    path, front, back = tmp_path / "journal", f"ipc://{tmp_path}/front", f"ipc://{tmp_path}/back"
+    process = crash(path, front, back)
+    frontend = FakeFrontend(front)
+    frontend.submit("a", [1, 2, 3], max_tokens=5)
+    frontend.status()
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    frontend.close()
+    journal = Journal(path)
+    assert count_crashes([payload for _, payload in journal.load()]) == 0
+    journal.close()
+
+
+@pytest.mark.parametrize("seconds", [SURVIVED_AFTER_S - 1.0, SURVIVED_AFTER_S + 1.0])
+def test_a_life_of_a_minute_wipes_the_slate_clean(seconds):
+    service = Service(JournalState.OK)
+    service.do(service.core.desk.restore([], service.now, 2))
+    service.wait(seconds)
+    assert service.core.desk.crashed().payload == encode([Life(3 if seconds < SURVIVED_AFTER_S else 1)])
