@@ -1,6 +1,7 @@
-"""What the core wants done: messages to send and lines to log. `engine.py` does it."""
+"""What the core wants done: messages to send and lines to log. `driver.py` sees to it."""
 
 from dataclasses import dataclass
+from enum import Enum, auto
 from typing import Any, Literal
 
 from common import messages as m
@@ -37,6 +38,14 @@ class Log:
 
 
 Effect = ToExecutor | ToFrontend | Log
+
+
+class Sent(Enum):
+    """What became of a message that was to be sent."""
+
+    OK = auto()
+    FULL = auto()  # the peer's queue is full; try again later
+    GONE = auto()  # there is no such connection
 
 
 def log(level: Level, event: str, **facts: Any) -> Log:

@@ -1,5 +1,5 @@
-"""The core's loop: the only place of the core that does I/O. It connects the core, which decides, to sockets, the
-clock, the journal and the log.
+"""The core's process: real sockets, the real clock, the journal's thread and the log, for the driver to drive the core
+with. The only place of the core that does I/O.
 """
 
 import time
@@ -14,18 +14,17 @@ from common.errors import BatonError
 from common.logging import DropLog, get_logger
 from common.wire import VersionError
 from scheduler_svc.core import Core, CoreConfig
-from scheduler_svc.effects import Effect, Log, Peer, ToExecutor, ToFrontend
+from scheduler_svc.driver import Driver
+from scheduler_svc.effects import Log, Peer
 from scheduler_svc.front_desk import RESUME_WITHIN_S
-from scheduler_svc.journal import Journal, JournalError, Saved
+from scheduler_svc.journal import Journal, JournalError
 from scheduler_svc.ledger import JournalState
 from scheduler_svc.records import count_crashes, replay
 from scheduler_svc.reporting import Outside
-from scheduler_svc.router import Router, Sent
+from scheduler_svc.router import Router
 
-TICK_MS = 100
 SETTLE_MS = 10  # between looks at the journal while the engine closes
 MAX_EXECUTOR_MESSAGE_BYTES = 2**20  # four times the longest StepResult; libzmq may hold it for every stranger
-FULL_PAUSE_S = 0.05  # before a frontend that takes nothing is offered its outputs again
 
 log = get_logger(__name__)
 
@@ -78,8 +77,8 @@ class Engine:
         self._poller = zmq.Poller()
         for socket in (self._executors.socket, self._executors.monitor, self._fronts.socket, self._fronts.monitor):
             self._poller.register(socket, zmq.POLLIN)
-        self._full_until: dict[Peer, float] = {}
         self._journal = journal
+        self._driver = Driver(self.core, self._executors, self._fronts, journal, time.monotonic, _write_log)
         if journal is not None:
             self._open_journal(journal, [payload for _, payload in batches], now)
 
@@ -90,23 +89,8 @@ class Engine:
 
     def turn(self) -> None:
         """Wait for something to happen (at most a tick) and carry it as far as it goes."""
-        self._poller.poll(self._patience_ms(time.monotonic()))
-        for peer, message in self._executors.receive():
-            self._do(self.core.from_executor(peer, message, time.monotonic()))
-        if self._journal is not None:
-            self._hear_journal(self._journal)
-        for peer, request in self._fronts.receive():
-            self._do(self.core.from_frontend(peer, request, time.monotonic()))
-        now = time.monotonic()
-        for peer in self._executors.lost_connections():
-            self._do(self.core.executor_gone(peer, now))
-        for peer in self._fronts.lost_connections():
-            self._do(self.core.frontend_gone(peer, now))
-        self._do(self.core.tick(now))
-        self._do(self.core.plans(time.monotonic()))
-        if self._journal is not None:
-            self._write_journal(self._journal)
-        self._flush()
+        self._poller.poll(ceil(1000 * self._driver.patience_s))
+        self._driver.turn()
 
     def crashed(self) -> None:
         """A turn has raised what it never should: leave a word for the next life, and nothing else."""
@@ -117,63 +101,17 @@ class Engine:
 
     def close(self) -> None:
         """Tell everyone, write what the journal lacks, and close the sockets."""
-        self._do(self.core.shut_down(time.monotonic()))
+        self._driver.do(self.core.shut_down(time.monotonic()))
         if self._journal is not None:
-            self._settle_journal(self._journal)
+            while not self._driver.settle():
+                self._journal.socket.poll(SETTLE_MS)
             self._journal.close()
         self._executors.close()
         self._fronts.close()
         self._context.term()
 
-    def _patience_ms(self, now: float) -> int:
-        """How long nothing may happen until there is something to do all the same."""
-        due_in_s = self.core.desk.ledger.due_in_s(now)
-        return TICK_MS if due_in_s is None else min(TICK_MS, ceil(due_in_s * 1000))
-
-    # --- effects ---
-
-    def _do(self, effects: list[Effect]) -> None:
-        for effect in effects:
-            match effect:
-                case ToExecutor(peer, message):
-                    self._send_to_executor(peer, message)
-                case ToFrontend(peer, message):
-                    if self._fronts.send(peer, message) is Sent.GONE:
-                        self._do(self.core.frontend_gone(peer, time.monotonic()))
-                case Log(level, event, facts):
-                    getattr(log, level)(event, **facts)
-
-    def _send_to_executor(self, peer: Peer, message: m.SchedulerToExecutor) -> None:
-        match self._executors.send(peer, message):
-            case Sent.GONE:
-                self._do(self.core.executor_gone(peer, time.monotonic()))
-            case Sent.FULL if isinstance(message, m.Plan):
-                self._do(self.core.executor_full(message.epoch, time.monotonic()))
-            case _:
-                pass
-
-    def _flush(self) -> None:
-        """Send frontends what waits for them, several tokens in one message to those that are slow."""
-        outbox, now = self.core.desk.outbox, time.monotonic()
-        for peer in outbox.peers():
-            if now < self._full_until.get(peer, 0.0):
-                continue
-            self._full_until.pop(peer, None)
-            sent = Sent.OK
-            while sent is Sent.OK and (message := outbox.peek(peer)) is not None:
-                sent = self._fronts.send(peer, message)
-                if sent is Sent.OK:
-                    outbox.sent(peer)
-            if sent is Sent.GONE:
-                outbox.forget(peer)
-                self._do(self.core.frontend_gone(peer, now))
-            elif sent is Sent.FULL:
-                self._full_until[peer] = now + FULL_PAUSE_S
-
     def _wrong_version(self, peer: Peer, error: VersionError) -> None:
         self._executors.send(peer, m.Reject(reason=str(error)))
-
-    # --- the journal ---
 
     def _open_journal(self, journal: Journal, payloads: list[bytes], now: float) -> None:
         """Take up what an earlier life has left, unless it is too long ago, and begin the journal anew with that."""
@@ -187,36 +125,17 @@ class Engine:
                 "requests of the journal are too old", requests=len(saved), age_s=age_s, limit_s=RESUME_WITHIN_S
             )
             saved = []
-        self._do(desk.restore(saved, now, crashes))
+        self._driver.do(desk.restore(saved, now, crashes))
         journal.start(self._context)
         self._poller.register(journal.socket, zmq.POLLIN)
         journal.write(desk.new_journal(now))
-
-    def _hear_journal(self, journal: Journal) -> None:
-        """Hear what became of the last batch."""
-        desk = self.core.desk
-        for result in journal.results():
-            match result:
-                case Saved(number):
-                    self._do(desk.saved(number))
-                case failed:
-                    self._do(desk.failed(failed.number, failed.reason, time.monotonic()))
-
-    def _write_journal(self, journal: Journal) -> None:
-        """Hand over the next batch, if it is time."""
-        if (batch := self.core.desk.next_batch(time.monotonic())) is not None:
-            journal.write(batch)
-
-    def _settle_journal(self, journal: Journal) -> None:
-        """Wait until all is on disk, or the disk has shown that it does not work."""
-        while not self.core.desk.ledger.is_settled:
-            journal.socket.poll(SETTLE_MS)
-            self._hear_journal(journal)
-            self._write_journal(journal)
-            self._do(self.core.desk.tick(time.monotonic()))
 
     def _outside(self) -> Outside:
         return Outside(
             messages_dropped={link: drops.count for link, drops in self._drops.items()},
             journal_bytes=0 if self._journal is None else self._journal.num_bytes,
         )
+
+
+def _write_log(line: Log) -> None:
+    getattr(log, line.level)(line.event, **line.facts)

@@ -9,14 +9,13 @@ import os
 import queue
 import threading
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import zmq
 
 from common.logging import get_logger
 from scheduler_svc.journal_file import JournalError, JournalFile, lock
-from scheduler_svc.ledger import Batch
+from scheduler_svc.ledger import Batch, Failed, Saved
 
 __all__ = ["MAX_UNDER_WAY", "Failed", "Journal", "JournalError", "Saved"]
 
@@ -24,25 +23,6 @@ MAX_UNDER_WAY = 8  # batches written whose result has not been asked for
 CLOSE_TIMEOUT_S = 2.0
 
 log = get_logger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Saved:
-    """A batch is in the file."""
-
-    number: int
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """A batch could not be written. The file is opened anew for the next one.
-
-    If the disk broke at the very end of the transaction the batch can be in the file all the same: what a batch says
-    must stay true if it is loaded, and saving its number again replaces it.
-    """
-
-    number: int
-    reason: str
 
 
 class Journal:

@@ -49,6 +49,25 @@ class Batch:
     reset: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A batch is in the journal."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A batch could not be written. Another may be tried.
+
+    If the disk broke at the very end of the transaction the batch can be in the file all the same: what a batch says
+    must stay true if it is loaded, and saving its number again replaces it.
+    """
+
+    number: int
+    reason: str
+
+
 class _Row(NamedTuple):
     """Where a request's last Accepted stands, and about how long it is."""
 

@@ -2,7 +2,6 @@
 
 import contextlib
 from collections.abc import Callable, Iterator
-from enum import Enum, auto
 from typing import Any, Generic
 
 import zmq
@@ -14,17 +13,10 @@ from common.logging import DropLog
 from common.messages import Message
 from common.wire import MAX_MESSAGE_BYTES, Codec, Incoming, VersionError
 from scheduler_svc.auth import DOMAIN, AllowList, Gatekeeper
+from scheduler_svc.effects import Sent
 
 HIGH_WATER_MARK = 1000  # messages waiting for one peer
 MESSAGES_A_TURN = 256  # so that a flood from one side does not keep the loop from its other work
-
-
-class Sent(Enum):
-    """What became of a message."""
-
-    OK = auto()
-    FULL = auto()  # the peer's queue is full; try again later
-    GONE = auto()  # there is no such connection
 
 
 class Router(Generic[Incoming]):

@@ -18,7 +18,19 @@ MAY_IMPORT = {
 PURE = [
     *("sequence", "lanes", "block_manager", "waiting", "deadlines", "capability", "forecast", "plan_builder"),
     *("inflight", "worker", "placement", "outcomes", "suspects", "scheduler", "fleet", "step_clock", "probation"),
-    *("requests", "outbox", "records", "ledger", "front_desk", "effects", "core", "telemetry", "reporting", "metrics"),
+    *(
+        "requests",
+        "outbox",
+        "records",
+        "ledger",
+        "front_desk",
+        "effects",
+        "core",
+        "driver",
+        "telemetry",
+        "reporting",
+        "metrics",
+    ),
 ]
 IMPURE_MODULES = {"zmq", "socket", "time", "threading", "asyncio", "logging", "structlog", "os", "random", "subprocess"}
 

@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Callable
 
-from scheduler_svc.ledger import Batch
+from scheduler_svc.ledger import Batch, Failed, Saved
 from tests.sim.world import World
 
 WRITE_S = (0.0005, 0.006)
@@ -18,7 +18,7 @@ class Disk:
         self._rng = world.stream("disk")
         self._rows: dict[int, bytes] = {}
         self._queue: deque[Batch] = deque()
-        self._results: list[tuple[int, str]] = []
+        self._results: list[Saved | Failed] = []
         self._wake: Callable[[], None] = lambda: None
         self._life = 0
         self._full_until = 0.0
@@ -35,8 +35,8 @@ class Disk:
         if len(self._queue) == 1:
             self._begin()
 
-    def results(self) -> list[tuple[int, str]]:
-        """What became of batches since the last call: the number, and the reason if it failed."""
+    def results(self) -> list[Saved | Failed]:
+        """What became of batches since the last call."""
         results, self._results = self._results, []
         return results
 
@@ -75,7 +75,7 @@ class Disk:
         if not is_full or self._rng.random() < FAILED_BUT_WRITTEN:
             self._commit(batch)
         self._world.say("disk", "batch", batch.number, "reset" if batch.reset else "", "failed" if is_full else "saved")
-        self._results.append((batch.number, "no space left on device" if is_full else ""))
+        self._results.append(Failed(batch.number, "no space left on device") if is_full else Saved(batch.number))
         if self._queue:
             self._begin()
         self._wake()
