@@ -1,0 +1,72 @@
+"""Memory and the journal stay flat however many requests come and go."""
+
+import gc
+import tracemalloc
+
+import pytest
+
+from common import messages as m
+from scheduler_svc import requests
+from scheduler_svc.ledger import GATHER_S, JournalState
+from tests.support.service import Service
+
+NUM_REQUESTS = 1800
+
+
+@pytest.fixture
+def service(monkeypatch):
+    monkeypatch.setattr(requests, "MAX_RETAINED", 100)  # so that a soak of seconds goes far beyond it
+    service = Service(JournalState.OK)
+    service.join("a")
+    return service
+
+
+def live(service: Service, first: int, last: int) -> None:
+    """Requests come, are answered, cancelled, detached, attached to, and lose their executor and their frontend."""
+    for i in range(first, last):
+        request_id, peer = f"r{i}", b"web%d" % (i % 7)
+        service.say(m.FrontendHello(pid=1), peer)
+        service.submit(request_id, max_tokens=3 + i % 5, n=1 + i % 2)
+        service.turn(2)
+        match i % 6:
+            case 0:
+                service.do(service.core.from_frontend(b"web", m.Cancel(request_id=request_id), service.now))
+            case 1:
+                service.do(service.core.from_frontend(b"web", m.Detach(request_id=request_id), service.now))
+                service.do(service.core.from_frontend(peer, m.Attach(request_id=request_id), service.now))
+            case 2:
+                service.lose("a")
+                service.join("a")
+            case 3:
+                service.do(service.core.frontend_gone(peer, service.now))
+        service.turn()
+        save(service)
+        service.wait(0.5)
+        for notes in (service.said, service.tokens, service.endings, service.to_executors, service.logs):
+            notes.clear()
+
+
+def save(service: Service) -> None:
+    """The journal writes what it has to."""
+    desk = service.core.desk
+    service.now += GATHER_S
+    if (batch := desk.next_batch(service.now)) is not None:
+        service.do(desk.saved(batch.number))
+
+
+def test_memory_and_the_journal_are_flat(service):
+    live(service, 0, NUM_REQUESTS // 3)
+    gc.collect()
+    tracemalloc.start()
+    live(service, NUM_REQUESTS // 3, 2 * NUM_REQUESTS // 3)
+    gc.collect()
+    before, _ = tracemalloc.get_traced_memory()
+    live(service, 2 * NUM_REQUESTS // 3, NUM_REQUESTS)
+    gc.collect()
+    after, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert after - before < 100_000, "bytes, of which a request that is kept takes some thousand"
+    desk = service.core.desk
+    assert len(desk.requests.all()) <= 101
+    assert len(desk.ledger._rows) <= 101
+    assert len(desk.frontends) <= 8
