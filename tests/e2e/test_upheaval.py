@@ -173,6 +173,7 @@ class Upheaval:
 
     async def drain_an_executor(self) -> None:
         i = self.pick()
+        await self.joined(executor_name(i))  # one that still loads its weights has nothing to hand over
         self.fleet.terminate_executor(i)
         assert await asyncio.to_thread(self.fleet.wait_executor, i, 30) == 0
 
@@ -220,6 +221,13 @@ class Upheaval:
         os.kill(pid, signal.SIGKILL)
         while SCHEDULER not in [end.name for end in self.fleet.poll()]:
             await asyncio.sleep(0.01)
+
+    async def joined(self, name: str) -> None:
+        async with httpx.AsyncClient(base_url=self.spec.url, trust_env=False) as http:
+            deadline = time.monotonic() + 60
+            while name not in [executor["executor"] for executor in (await http.get("/status")).json()["executors"]]:
+                assert time.monotonic() < deadline, f"{name} does not join"
+                await asyncio.sleep(0.2)
 
     async def failed_in_this_life(self) -> int:
         """Requests that the present scheduler has ended with an error."""

@@ -72,7 +72,7 @@ class Service:
         self._ports[0].switch, self._ports[1].switch = self._executors, self._fronts
         rest = (self.core, self._executors, self._fronts, self._disk, self.clock, self._write_log)
         self._driver = _WatchedDriver(self._witness, self._executors, *rest)
-        self._witness.started(self.core)
+        self._witness.started(self.core, self.clock())
         if self._disk is not None:
             self._driver.do(self.core.desk.restore(replay([payload for _, payload in batches]), self.clock()))
             self._witness.restored(self.core)

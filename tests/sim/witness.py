@@ -77,12 +77,12 @@ class Witness:
 
     # --- lives ---
 
-    def started(self, core: Core) -> None:
+    def started(self, core: Core, now: float) -> None:
         """A scheduler begins to live."""
         scheduler = core.scheduler
         self._plans, self._failures, self._models, self._spoken, self._stay = {}, {}, {}, {}, {}
         self._fitted, self._fitted_length, self._heard = [], 0, {}
-        self._last_turn, self._forgiving_until = math.inf, -math.inf
+        self._last_turn, self._forgiving_until = now, -math.inf
         self._capacity = 0
         commit, add_executor = scheduler.commit, scheduler.add_executor
 
