@@ -402,7 +402,9 @@ class Scheduler:
         if suspect.state is not State.RUNNING or worker.phases[suspect.lane] is not Phase.PROMPT:
             return None
         row = worker.reserve_more(suspect.lane, worker.limits.max_batch_tokens)
-        assert row is not None, "it was admitted with room for all its tokens, and nobody has taken any since"
+        if row is None:  # it became a suspect here, in company that has taken the room: it waits for its turn alone
+            self._requeue(worker, suspect)
+            return self.plan(worker.epoch)
         return self._build_alone(worker, row)
 
     def _build_alone(self, worker: Worker, row: PromptRow) -> Plan:

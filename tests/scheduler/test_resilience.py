@@ -135,6 +135,24 @@ def test_a_suspect_does_not_starve_those_that_run():
     assert [rig.ends[s].reason for s in (running, suspect)] == ["length", "length"]
 
 
+def test_one_that_becomes_a_suspect_in_company_that_has_taken_the_room_waits_for_its_turn():
+    """Blamed for a plan on another executor while it runs here: it was not admitted alone."""
+    rig = Rig(limits(num_blocks=8, max_batch_tokens=8, max_num_seqs=4), look_ahead=False)
+    (company,) = rig.add("company", [1, 2, 3], max_tokens=20)
+    rig.step()
+    (suspect,) = rig.add("suspect", [7] * 24, max_tokens=3)
+    rig.plan()
+    assert suspect.epoch == 1
+    worker = rig.scheduler.worker(1)
+    worker.blocks.allocate(worker.blocks.num_free)  # by others who run here
+    suspect.strikes = 2
+    rig.scheduler._suspects._struck[suspect] = None
+    while rig.sent[1]:
+        rig.scheduler.commit(rig.executors[1].run(rig.sent[1].popleft()))
+    rig.scheduler.plan(1)
+    assert (suspect.epoch, company.epoch) == (0, 1)
+
+
 def test_a_suspect_is_tried_on_another_executor():
     rig = Rig(limits())
     rig.scheduler.worker(1).name = "broken"
