@@ -29,6 +29,7 @@ import workloads
 from common import messages as m
 from common.plan import ExecutorLimits
 from common.wire import Codec
+from scheduler_svc.placement import place
 from scheduler_svc.scheduler import Scheduler, SchedulerConfig
 from scheduler_svc.sequence import Sequence
 from scheduler_svc.worker import Worker
@@ -40,12 +41,10 @@ SHARED_PREFIX = 512
 SCARCE = 0.6  # of the peak, in case B
 
 
-class RoundRobin(Scheduler):
-    """Places sequences on executors in turn, whatever they have cached: what ours is compared with."""
-
-    def _placement(self, sequence: Sequence) -> Worker | None:
-        workers = [w for w in self._workers.values() if not w.draining and w.can_hold(sequence)]
-        return workers[sequence.arrival % len(workers)] if workers else None
+def in_turn(sequence: Sequence, workers: list[Worker]) -> Worker | None:
+    """Sequences on executors in turn, whatever they have cached: what ours is compared with."""
+    candidates = [w for w in workers if w.takes_new and w.can_hold(sequence)]
+    return candidates[sequence.arrival % len(candidates)] if candidates else None
 
 
 @dataclass
@@ -197,7 +196,7 @@ class Setup:
             vocab_size=VOCAB_SIZE,
         )
         config = SchedulerConfig(window=self.window, max_waiting=len(requests), look_ahead=self.look_ahead)
-        scheduler = (RoundRobin if self.placement == "round-robin" else Scheduler)(config)
+        scheduler = Scheduler(config, placement=in_turn if self.placement == "round-robin" else place)
         simulation = Simulation(scheduler, limits, self.executors, requests)
         gc.collect()
         simulation.run()

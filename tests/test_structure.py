@@ -17,7 +17,19 @@ MAY_IMPORT = {
 }
 PURE = [
     *("sequence", "lanes", "block_manager", "waiting", "deadlines", "capability", "forecast", "plan_builder"),
-    *("inflight", "worker", "placement", "outcomes", "suspects", "scheduler", "fleet", "step_clock", "probation"),
+    *(
+        "inflight",
+        "worker",
+        "placement",
+        "outcomes",
+        "suspects",
+        "assignments",
+        "planner",
+        "scheduler",
+        "fleet",
+        "step_clock",
+        "probation",
+    ),
     *(
         "requests",
         "outbox",

@@ -14,7 +14,8 @@ from common.plan import ExecutorLimits
 from common.wire import Codec
 from scheduler_svc.block_manager import hash_block
 from scheduler_svc.outcomes import SequenceEnd, StepOutput
-from scheduler_svc.scheduler import MAX_PREEMPTIONS, Scheduler, SchedulerConfig
+from scheduler_svc.planner import MAX_PREEMPTIONS
+from scheduler_svc.scheduler import Scheduler, SchedulerConfig
 from scheduler_svc.sequence import Sequence
 from tests.support.oracle import OracleExecutor, expected_output
 
@@ -164,7 +165,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         worker = data.draw(st.sampled_from([w for w in self.scheduler.workers if w.num_running]))
         lanes = [lane for lane in worker.running if not worker.is_protected(lane)]
         if lanes and (sequence := worker.sequence(data.draw(st.sampled_from(lanes)))).num_preemptions < MAX_PREEMPTIONS:
-            self.scheduler._preempt(worker, sequence)
+            self.scheduler.planner.preempt(worker, sequence)
 
     @rule(seconds=st.floats(0.0, 4.0))
     def pass_time(self, seconds):

@@ -230,7 +230,7 @@ def test_tokens_in_flight_on_a_hung_executor_do_not_keep_others_from_working():
     rig.step()
     rig.plan(1)
     worker = rig.scheduler.worker(1)
-    rig.scheduler._preempt(worker, stuck)
+    rig.scheduler.planner.preempt(worker, stuck)
     assert stuck.num_inflight > 0
     (fresh,) = rig.add("fresh", [4, 5, 6], max_tokens=5)
     fresh.placed = 2  # as if its prefix were cached there

@@ -278,7 +278,7 @@ def test_a_token_that_lands_elsewhere_clears_strikes_too():
     rig = Rig(limits(max_batch_tokens=8), limits())
     (sequence,) = rig.add("a", list(range(50)), max_tokens=9)
     rig.plan(1)
-    rig.scheduler._preempt(rig.scheduler.worker(1), sequence)
+    rig.scheduler.planner.preempt(rig.scheduler.worker(1), sequence)
     rig.scheduler.drain(1)
     rig.plan(2)
     fail(rig, 1)
@@ -295,7 +295,7 @@ def test_a_token_that_lands_after_a_preemption_clears_strikes_too():
     fail(rig, 1)
     rig.join(limits())
     rig.plan(2)
-    rig.scheduler._preempt(rig.scheduler.worker(2), sequence)
+    rig.scheduler.planner.preempt(rig.scheduler.worker(2), sequence)
     assert sequence.strikes == 1
     rig.answer(2)
     assert sequence.strikes == 0

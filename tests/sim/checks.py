@@ -95,7 +95,7 @@ def _check_requests(core: Core, *, num_executors: int) -> None:
     assert core.scheduler.num_waiting == 0
     assert not desk.requests.clients, "requests are open"
     assert not _left_in(desk.outbox)
-    assert not _left_in(core.scheduler, but=("_workers", "_deadlines", "_history", "_capability"))
+    assert not _left_in(core.scheduler, but=("_deadlines", "_history", "_capability"))
     assert not _left_in(core.scheduler._suspects)
     assert set(telemetry.steps) == {member.epoch for member in fleet}
     assert not _left_in(telemetry, but=("steps", "ended_by"))

@@ -2,12 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import msgspec
 import pytest
 
 from common import messages as m
-from scheduler_svc import fleet, scheduler, suspects
+from scheduler_svc import core, fleet, planner, suspects
 from scheduler_svc.block_manager import BlockManager
 from scheduler_svc.core import Core
 from scheduler_svc.fleet import Fleet
@@ -125,7 +126,7 @@ def goes_on_with_any_model(monkeypatch):
         sequence.model = model
         return chosen
 
-    monkeypatch.setattr(scheduler, "place", careless)
+    monkeypatch.setattr(core, "Scheduler", partial(Scheduler, placement=careless))
 
 
 # --- strikes ---
@@ -138,7 +139,7 @@ def blames_nobody(monkeypatch):
 
 @fault("poison")
 def never_runs_a_suspect_alone(monkeypatch):
-    for module in (scheduler, suspects):
+    for module in (planner, suspects):
         monkeypatch.setattr(module, "is_suspect", lambda sequence: False)
 
 
