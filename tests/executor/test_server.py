@@ -29,6 +29,7 @@ class Scheduler:
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.router = self.context.socket(zmq.ROUTER)
         self.router.linger = 0
+        self.router.sndhwm = 0  # a ROUTER silently drops what a slow peer has no room for
         self.endpoint = f"tcp://127.0.0.1:{self.router.bind_to_random_port('tcp://127.0.0.1')}"
         self.codec: Codec[m.ExecutorToScheduler] = Codec(m.ExecutorToScheduler)
         self.identity = b""
