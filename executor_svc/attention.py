@@ -32,24 +32,16 @@ class AttentionBackend(Protocol[Metadata]):
     """What the model needs of a KV cache. `Metadata` is whatever one batch's layers have in common."""
 
     def prepare(self, batch: Batch) -> Metadata:
-        """Work out, once a step, what `store` and `attend` need in every layer."""
+        """Work out, once a step, what `attend` needs in every layer."""
         ...
 
-    def store(self, layer: int, key: Tensor, value: Tensor, metadata: Metadata) -> None:
-        """Write key and value [tokens, kv_heads, head_dim] into the batch's slots; slot -1 is skipped."""
+    def caches(self, layer: int) -> tuple[Tensor, Tensor]:
+        """K and V [num_blocks, kv_heads, block_size, head_dim] of a layer, in strides of the backend's choice."""
         ...
 
-    def attend(self, layer: int, query: Tensor, metadata: Metadata) -> Tensor:
-        """Causal attention of query [tokens, heads, head_dim] to the rows' contexts; same shape and dtype."""
+    def attend(self, layer: int, query: Tensor, metadata: Metadata, out: Tensor) -> None:
+        """Causal attention of query [tokens, heads, head_dim] to the rows' contexts, into `out` of the same shape."""
         ...
-
-
-@dataclass(frozen=True)
-class TorchMetadata:
-    """`TorchBackend`'s view of a batch: which cache rows are written, and which rows attend together."""
-
-    store_index: reference.StoreIndex
-    tiles: list[reference.Tile]
 
 
 class TorchBackend:
@@ -71,7 +63,7 @@ class TorchBackend:
         )
         self._scratch = self._cache.new_empty(2, 0, geometry.head_dim)
 
-    def prepare(self, batch: Batch) -> TorchMetadata:
+    def prepare(self, batch: Batch) -> list[reference.Tile]:
         """See `AttentionBackend.prepare`."""
         geometry = self._geometry
         tiles = reference.plan_tiles(
@@ -85,15 +77,13 @@ class TorchBackend:
         needed = reference.scratch_rows(tiles)
         if needed > self._scratch.shape[1]:  # kept between steps: fresh memory costs more to map than to fill
             self._scratch = self._cache.new_empty(2, needed, geometry.head_dim)
-        index = reference.plan_store(batch.slot_mapping, geometry.num_kv_heads, geometry.block_size)
-        return TorchMetadata(index, tiles)
+        return tiles
 
-    def store(self, layer: int, key: Tensor, value: Tensor, metadata: TorchMetadata) -> None:
-        """See `AttentionBackend.store`."""
-        reference.store_rows(key, value, self._cache[layer, 0], self._cache[layer, 1], metadata.store_index)
+    def caches(self, layer: int) -> tuple[Tensor, Tensor]:
+        """See `AttentionBackend.caches`."""
+        return self._cache[layer, 0], self._cache[layer, 1]
 
-    def attend(self, layer: int, query: Tensor, metadata: TorchMetadata) -> Tensor:
+    def attend(self, layer: int, query: Tensor, metadata: list[reference.Tile], out: Tensor) -> None:
         """See `AttentionBackend.attend`."""
         scale = self._geometry.head_dim**-0.5
-        keys, values = self._cache[layer]
-        return reference.attend_tiles(query, keys, values, metadata.tiles, scale, self._scratch)
+        reference.attend_tiles(query, *self.caches(layer), metadata, scale, self._scratch, out)

@@ -7,7 +7,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from common.plan import PlanColumns, SamplingColumns
+from common.plan import PlanColumns
 from executor_svc.uniforms import uniforms
 
 
@@ -36,7 +36,7 @@ class Batch:
         block_tables: [rows, max blocks], padded with 0.
         sample_tokens: [samples], index of the last token of each sampled row.
         sample_lanes: [samples], lane of each sampled row.
-        sampling: None if every sample is greedy.
+        sampling: how each sample is drawn.
     """
 
     token_ids: Tensor
@@ -48,7 +48,7 @@ class Batch:
     block_tables: Tensor
     sample_tokens: Tensor
     sample_lanes: Tensor
-    sampling: SamplingTensors | None
+    sampling: SamplingTensors
 
 
 def stage(columns: PlanColumns, device: torch.device) -> Batch:
@@ -64,7 +64,7 @@ def stage(columns: PlanColumns, device: torch.device) -> Batch:
         block_tables=_int64(_padded_tables(columns), device),
         sample_tokens=_int64(query_starts[1:][columns.sample_rows] - 1, device),
         sample_lanes=_int64(columns.lanes[columns.sample_rows], device),
-        sampling=None if columns.sampling is None else _stage_sampling(columns, columns.sampling, device),
+        sampling=_stage_sampling(columns, device),
     )
 
 
@@ -76,7 +76,11 @@ def _padded_tables(columns: PlanColumns) -> npt.NDArray[np.int64]:
     return tables
 
 
-def _stage_sampling(columns: PlanColumns, sampling: SamplingColumns, device: torch.device) -> SamplingTensors:
+def _stage_sampling(columns: PlanColumns, device: torch.device) -> SamplingTensors:
+    sampling = columns.sampling
+    if sampling is None:  # every sample is greedy, and nothing else of it is looked at
+        zeros = torch.zeros(len(columns.sample_rows), device=device)
+        return SamplingTensors(temperatures=zeros, top_ks=zeros.int(), top_ps=zeros, min_ps=zeros, uniforms=zeros)
     # A row's context ends before the token it samples, so the context's length is that token's position.
     draws = uniforms(sampling.seeds, columns.context_lens[columns.sample_rows])
     return SamplingTensors(

@@ -5,14 +5,14 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import torch
-import torch.nn.functional as F  # noqa: N812  (torch's own convention)
 from torch import Tensor
 
+from executor_svc.activations import Activations
 from executor_svc.attention import AttentionBackend
 from executor_svc.batch import Batch
 from executor_svc.config import Qwen3Config
+from executor_svc.kernel_set import KernelSet
 from executor_svc.rope import cos_sin_table
-from kernels import reference as kernels
 
 Metadata = TypeVar("Metadata")
 
@@ -90,18 +90,31 @@ class Qwen3(Generic[Metadata]):
 
     Args:
         config, weights: of the model.
-        backend: stores K and V, and attends.
+        kernels: for the weights' device and dtype.
+        backend: owns the KV cache, and attends.
         max_model_len: positions the rotary table is made for.
+        max_batch_tokens, max_num_seqs: tokens and sampled rows of a step at most.
     """
 
     def __init__(
-        self, config: Qwen3Config, weights: Qwen3Weights, backend: AttentionBackend[Metadata], max_model_len: int
+        self,
+        config: Qwen3Config,
+        weights: Qwen3Weights,
+        kernels: KernelSet,
+        backend: AttentionBackend[Metadata],
+        *,
+        max_model_len: int,
+        max_batch_tokens: int,
+        max_num_seqs: int,
     ) -> None:
         self.config = config
         self._weights = weights
+        self._kernels = kernels
         self._backend = backend
-        table = cos_sin_table(config.rope, config.head_dim, max_model_len)
-        self._cos_sin = table.to(weights.embedding.device)
+        dtype, device = weights.embedding.dtype, weights.embedding.device
+        self._cos_sin = cos_sin_table(config.rope, config.head_dim, max_model_len).to(device)
+        self._activations = Activations.empty(config, max_batch_tokens, dtype, device)
+        self._logits = torch.empty((max_num_seqs, config.vocab_size), dtype=dtype, device=device)
 
     def hidden_states(self, batch: Batch, last_tokens: Tensor, metadata: Metadata) -> Tensor:
         """Run all layers and store the batch's K and V.
@@ -112,36 +125,44 @@ class Qwen3(Generic[Metadata]):
             metadata: of the backend, for this batch.
 
         Returns:
-            [tokens, hidden], normalized, in the model's dtype.
+            [tokens, hidden], normalized, in the model's dtype; valid until the next call.
         """
-        weights, eps = self._weights, self.config.rms_norm_eps
-        residual = kernels.embed_tokens(batch.token_ids, batch.token_lanes, last_tokens, weights.embedding)
-        x = kernels.rms_norm(residual, weights.layers[0].input_norm, eps)
+        kernels, weights, eps = self._kernels, self._weights, self.config.rms_norm_eps
+        space = self._activations.first(len(batch.token_ids))
+        kernels.embed_tokens(batch.token_ids, batch.token_lanes, last_tokens, weights.embedding, space.residual)
+        kernels.rms_norm(space.residual, weights.layers[0].input_norm, eps, space.normed)
         following_norms = [*(layer.input_norm for layer in weights.layers[1:]), weights.norm]
         for index, (layer, following_norm) in enumerate(zip(weights.layers, following_norms, strict=True)):
-            x = self._attention(index, layer, x, batch.positions, metadata)
-            x, residual = kernels.add_rms_norm(x, residual, layer.post_attention_norm, eps)
-            x = F.linear(kernels.silu_and_mul(F.linear(x, layer.gate_up)), layer.down)
-            x, residual = kernels.add_rms_norm(x, residual, following_norm, eps)
-        return x
+            self._attention(index, layer, batch, metadata, space)
+            kernels.add_rms_norm(space.projected, space.residual, layer.post_attention_norm, eps, space.normed)
+            kernels.linear(space.normed, layer.gate_up, None, space.gate_up)
+            kernels.silu_and_mul(space.gate_up, space.gated)
+            kernels.linear(space.gated, layer.down, None, space.projected)
+            kernels.add_rms_norm(space.projected, space.residual, following_norm, eps, space.normed)
+        return space.normed
 
     def logits(self, hidden_states: Tensor) -> Tensor:
-        """Scores [rows, vocab] of the tokens that may follow hidden_states [rows, hidden]."""
-        return F.linear(hidden_states, self._weights.head)
+        """Scores [rows, vocab] of the tokens that may follow hidden_states [rows, hidden]; valid until the next call.
 
-    def _attention(self, index: int, layer: LayerWeights, x: Tensor, positions: Tensor, metadata: Metadata) -> Tensor:
-        config = self.config
-        q, k, v = kernels.qk_norm_rope(
-            F.linear(x, layer.qkv, layer.qkv_bias),
+        At most `max_num_seqs` rows.
+        """
+        logits = self._logits[: len(hidden_states)]
+        self._kernels.linear(hidden_states, self._weights.head, None, logits)
+        return logits
+
+    def _attention(self, index: int, layer: LayerWeights, batch: Batch, metadata: Metadata, space: Activations) -> None:
+        self._kernels.linear(space.normed, layer.qkv, layer.qkv_bias, space.qkv)
+        # All rows store before any attends: a row may read what another row of this very plan computes.
+        self._kernels.qk_norm_rope_store(
+            space.qkv,
             layer.q_norm,
             layer.k_norm,
             self._cos_sin,
-            positions,
-            config.num_heads,
-            config.num_kv_heads,
-            config.rms_norm_eps,
+            batch.positions,
+            batch.slot_mapping,
+            *self._backend.caches(index),
+            self.config.rms_norm_eps,
+            space.query,
         )
-        # All rows store before any attends: a row may read what another row of this very plan computes.
-        self._backend.store(index, k, v, metadata)
-        attended = self._backend.attend(index, q, metadata)
-        return F.linear(attended.flatten(1), layer.output, layer.output_bias)
+        self._backend.attend(index, space.query, metadata, space.attended)
+        self._kernels.linear(space.attended.flatten(1), layer.output, layer.output_bias, space.projected)

@@ -9,8 +9,8 @@ from common.plan import ExecutorLimits, PlanColumns, SamplingColumns
 from common.wire import IntArray
 from executor_svc.attention import AttentionBackend
 from executor_svc.batch import stage
+from executor_svc.kernel_set import KernelSet
 from executor_svc.model import Qwen3
-from executor_svc.sampler import sample_tokens
 
 Metadata = TypeVar("Metadata")
 
@@ -19,17 +19,24 @@ class Runner(Generic[Metadata]):
     """Runs one plan at a time. Between plans it remembers the KV cache and each lane's last token, nothing else.
 
     Args:
-        model: whose backend is `backend`.
+        model: whose kernels and backend these are.
+        kernels: draw the tokens.
         backend: owns the KV cache.
         limits: what plans have been checked against.
         device: where the model and the cache live.
     """
 
     def __init__(
-        self, model: Qwen3[Metadata], backend: AttentionBackend[Metadata], limits: ExecutorLimits, device: torch.device
+        self,
+        model: Qwen3[Metadata],
+        kernels: KernelSet,
+        backend: AttentionBackend[Metadata],
+        limits: ExecutorLimits,
+        device: torch.device,
     ) -> None:
         self.limits = limits
         self._model = model
+        self._kernels = kernels
         self._backend = backend
         self._device = device
         self._last_tokens = torch.zeros(limits.max_num_seqs, dtype=torch.int64, device=device)
@@ -46,8 +53,19 @@ class Runner(Generic[Metadata]):
         if not len(batch.sample_tokens):
             return np.empty(0, dtype=np.int32)
         logits = self._model.logits(hidden_states.index_select(0, batch.sample_tokens))
-        tokens = sample_tokens(logits, batch.sampling)
-        self._last_tokens.index_copy_(0, batch.sample_lanes, tokens)
+        tokens = torch.empty_like(batch.sample_lanes)
+        sampling = batch.sampling
+        self._kernels.sample(
+            logits,
+            sampling.temperatures,
+            sampling.top_ks,
+            sampling.top_ps,
+            sampling.min_ps,
+            sampling.uniforms,
+            batch.sample_lanes,
+            self._last_tokens,
+            tokens,
+        )
         return tokens.to(torch.int32).cpu().numpy()
 
     def warm_up(self) -> None:

@@ -20,6 +20,7 @@ from executor_svc.kv_cache import available_memory, choose_max_model_len, choose
 from executor_svc.model import Qwen3, Qwen3Weights
 from executor_svc.runner import Runner
 from executor_svc.weights import Checkpoint, load_weights, stored_dtype
+from kernels import reference
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -142,6 +143,15 @@ def _make_runner(
     except RuntimeError as error:  # torch's way to say out of memory on a CPU
         gib = limits.num_blocks * geometry.block_bytes / 2**30
         raise BatonError(f"the KV pool of {gib:.2f} GiB cannot be allocated; ask for fewer blocks") from error
-    runner = Runner(Qwen3(config, weights, backend, limits.max_model_len), backend, limits, device)
+    model = Qwen3(
+        config,
+        weights,
+        reference,
+        backend,
+        max_model_len=limits.max_model_len,
+        max_batch_tokens=limits.max_batch_tokens,
+        max_num_seqs=limits.max_num_seqs,
+    )
+    runner = Runner(model, reference, backend, limits, device)
     runner.warm_up()
     return runner

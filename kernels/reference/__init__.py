@@ -1,36 +1,23 @@
 """Plain-torch twins of every kernel: the definition that the fast ones are tested against, and the path for any
 device and dtype that has none. Their arithmetic is float32 inside, whatever dtype goes in and comes out."""
 
-from kernels.reference.attention import (
-    StoreIndex,
-    Tile,
-    attend_tiles,
-    paged_attention,
-    plan_store,
-    plan_tiles,
-    scratch_rows,
-    store_kv,
-    store_rows,
-)
-from kernels.reference.layers import add_rms_norm, embed_tokens, qk_norm_rope, rms_norm, silu_and_mul
-from kernels.reference.sampling import filter_logits, greedy, sample
+from kernels.reference.attention import Tile, attend_tiles, paged_attention, plan_tiles, scratch_rows, store_kv
+from kernels.reference.layers import add_rms_norm, embed_tokens, linear, qk_norm_rope_store, rms_norm, silu_and_mul
+from kernels.reference.sampling import filter_logits, sample
 
 __all__ = [
-    "StoreIndex",
     "Tile",
     "add_rms_norm",
     "attend_tiles",
     "embed_tokens",
     "filter_logits",
-    "greedy",
+    "linear",
     "paged_attention",
-    "plan_store",
     "plan_tiles",
-    "qk_norm_rope",
+    "qk_norm_rope_store",
     "rms_norm",
     "sample",
     "scratch_rows",
     "silu_and_mul",
     "store_kv",
-    "store_rows",
 ]

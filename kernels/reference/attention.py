@@ -1,13 +1,12 @@
 """Attention over a paged KV cache, and the stores into it, for one flat batch of decode rows and prompt chunks.
 
-A cache is [num_blocks, kv_heads, block_size, head_dim]: a head's positions in a block lie together, which on CPUs
-was measured faster than heads side by side. Seen as [cache rows, head_dim], the vector of `slot` and `head` is
-cache row `(block * kv_heads + head) * block_size + offset`; every access below goes by these rows, so any block
-size takes the same path.
+A cache is [num_blocks, kv_heads, block_size, head_dim] to look at. In memory a head's positions in a block lie
+together on CPUs, where that was measured faster than heads side by side, which is what flash-attn wants. Seen as
+[cache rows, head_dim], the vector of `slot` and `head` is cache row `(block * kv_heads + head) * block_size + offset`;
+attention goes by these rows, so any block size takes the same path.
 
-What a step's layers have in common (which cache rows to write, which rows attend together, their masks) is worked
-out once by `plan_store` and `plan_tiles`. `store_kv` and `paged_attention` do both at once: they are the twins with
-the signatures that kernels share.
+What a step's layers have in common (which rows attend together, their masks) is worked out once by `plan_tiles`.
+`paged_attention` does both at once: it is the twin with the signature that kernels share.
 """
 
 from collections.abc import Sequence
@@ -22,19 +21,6 @@ from torch import Tensor
 TILE_ELEMENTS = 2**20
 # Queries of a prompt chunk that share one mask. Later pieces see more keys; shorter pieces waste less on masked ones.
 QUERY_PIECE = 256
-
-
-@dataclass(frozen=True)
-class StoreIndex:
-    """Where a step's K and V go.
-
-    Attributes:
-        tokens: [stored] int64, the tokens that are stored; None if all of them are.
-        cache_rows: [stored * kv_heads] int64.
-    """
-
-    tokens: Tensor | None
-    cache_rows: Tensor
 
 
 @dataclass(frozen=True)
@@ -58,34 +44,21 @@ class Tile:
     mask: Tensor | None
 
 
-def plan_store(slot_mapping: Tensor, num_kv_heads: int, block_size: int) -> StoreIndex:
-    """Turn slots ([tokens] int64, -1 for a token whose K and V are cached already) into cache rows."""
-    stored = (slot_mapping >= 0).nonzero().squeeze(1)
-    all_stored = len(stored) == len(slot_mapping)
-    slots = slot_mapping if all_stored else slot_mapping.index_select(0, stored)
-    first_rows = slots // block_size * (num_kv_heads * block_size) + slots % block_size
-    heads = torch.arange(num_kv_heads, device=slots.device) * block_size
-    return StoreIndex(None if all_stored else stored, (first_rows[:, None] + heads).reshape(-1))
-
-
-def store_rows(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, index: StoreIndex) -> None:
-    """Write key and value [tokens, kv_heads, head_dim] into the caches at `index`, in place."""
-    for vectors, cache in ((key, key_cache), (value, value_cache)):
-        chosen = vectors if index.tokens is None else vectors.index_select(0, index.tokens)
-        head_dim = cache.shape[-1]
-        cache.view(-1, head_dim).index_copy_(0, index.cache_rows, chosen.reshape(-1, head_dim))
-
-
 def store_kv(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor) -> None:
     """Write K and V of a step into the caches, in place.
 
     Args:
         key, value: [tokens, kv_heads, head_dim], dtype of the caches.
-        key_cache, value_cache: [num_blocks, kv_heads, block_size, head_dim].
-        slot_mapping: [tokens] int64, `block * block_size + offset`; -1 is skipped.
+        key_cache, value_cache: [num_blocks, kv_heads, block_size, head_dim], any strides.
+        slot_mapping: [tokens] integers, `block * block_size + offset`; -1 is skipped.
     """
-    _, num_kv_heads, block_size, _ = key_cache.shape
-    store_rows(key, value, key_cache, value_cache, plan_store(slot_mapping, num_kv_heads, block_size))
+    stored = (slot_mapping >= 0).nonzero().squeeze(1)
+    if len(stored) < len(slot_mapping):
+        key, value, slot_mapping = (tensor.index_select(0, stored) for tensor in (key, value, slot_mapping))
+    block_size = key_cache.shape[2]
+    blocks, offsets = slot_mapping // block_size, slot_mapping % block_size
+    key_cache[blocks, :, offsets] = key
+    value_cache[blocks, :, offsets] = value
 
 
 def plan_tiles(
@@ -104,7 +77,7 @@ def plan_tiles(
     Args:
         query_starts: rows + 1 entries; row r's tokens are `query_starts[r] .. query_starts[r + 1] - 1`.
         context_lens: one entry for each row; the row's last token stands at position `context_lens[r] - 1`.
-        block_tables: [rows, max blocks] int64, padded with anything.
+        block_tables: [rows, max blocks] integers, padded with anything.
         num_kv_heads, block_size, head_dim: of the cache.
     """
     geometry = (block_tables, num_kv_heads, block_size)
@@ -132,11 +105,19 @@ def plan_tiles(
 
 
 def attend_tiles(
-    query: Tensor, key_cache: Tensor, value_cache: Tensor, tiles: Sequence[Tile], scale: float, scratch: Tensor
-) -> Tensor:
-    """Attention of one layer; see `paged_attention`. `scratch` is [2, >= scratch_rows(tiles), head_dim]."""
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    tiles: Sequence[Tile],
+    scale: float,
+    scratch: Tensor,
+    out: Tensor,
+) -> None:
+    """Attention of one layer, see `paged_attention`, but over contiguous caches only.
+
+    `scratch` is [2, >= scratch_rows(tiles), head_dim] in the dtype of the caches.
+    """
     num_kv_heads, head_dim = key_cache.shape[1], key_cache.shape[3]
-    out = torch.empty_like(query)
     for tile in tiles:
         shape = (tile.num_rows, num_kv_heads, tile.width, head_dim)
         key, value = (
@@ -146,7 +127,6 @@ def attend_tiles(
         attend = _attend_singles if tile.num_rows == len(tile.tokens) else _attend_chunk
         attended = attend(query.index_select(0, tile.tokens), key.view(shape), value.view(shape), tile.mask, scale)
         out.index_copy_(0, tile.tokens, attended)
-    return out
 
 
 def scratch_rows(tiles: Sequence[Tile]) -> int:
@@ -162,27 +142,26 @@ def paged_attention(
     context_lens: Tensor,
     query_starts: Tensor,
     scale: float,
-) -> Tensor:
+    out: Tensor,
+) -> None:
     """Causal grouped-query attention of a mixed batch (PagedAttention, Kwon et al. 2023, arXiv:2309.06180).
 
     Token i of a row with q queries and a context of c stands at position `c - q + i` and sees positions up to its own.
 
     Args:
         query: [tokens, heads, head_dim].
-        key_cache, value_cache: [num_blocks, kv_heads, block_size, head_dim], dtype of `query`; heads is a multiple
-            of kv_heads.
-        block_tables: [rows, max blocks] int64, padded with anything.
-        context_lens: [rows] int64.
-        query_starts: [rows + 1] int64, first token of each row, and the number of tokens.
+        key_cache, value_cache: [num_blocks, kv_heads, block_size, head_dim], dtype of `query`, any strides; heads is
+            a multiple of kv_heads.
+        block_tables: [rows, max blocks] integers, padded with anything.
+        context_lens: [rows] integers.
+        query_starts: [rows + 1] integers, first token of each row, and the number of tokens.
         scale: of the scores, `head_dim ** -0.5` in Qwen3.
-
-    Returns:
-        [tokens, heads, head_dim], dtype of `query`.
+        out: [tokens, heads, head_dim], dtype of `query`.
     """
     _, num_kv_heads, block_size, head_dim = key_cache.shape
     tiles = plan_tiles(query_starts.tolist(), context_lens.tolist(), block_tables, num_kv_heads, block_size, head_dim)
     scratch = key_cache.new_empty(2, scratch_rows(tiles), head_dim)
-    return attend_tiles(query, key_cache, value_cache, tiles, scale, scratch)
+    attend_tiles(query, key_cache.contiguous(), value_cache.contiguous(), tiles, scale, scratch, out)
 
 
 def _decode_tile(
@@ -224,7 +203,7 @@ def _chunk_tile(
 
 def _cache_rows(tables: Tensor, positions: Tensor, num_kv_heads: int, block_size: int) -> Tensor:
     """Cache rows of positions [rows, width] for every head, as [rows * kv_heads * width]."""
-    blocks = tables.gather(1, positions // block_size)
+    blocks = tables.gather(1, positions // block_size).long()
     first_rows = blocks * (num_kv_heads * block_size) + positions % block_size
     heads = torch.arange(num_kv_heads, device=tables.device) * block_size
     return (first_rows[:, None, :] + heads[:, None]).reshape(-1)

@@ -4,28 +4,34 @@ import torch
 from torch import Tensor
 
 
-def greedy(logits: Tensor) -> Tensor:
-    """The likeliest token of each row of logits [rows, vocab], int64 [rows]; of equals, the lowest id."""
-    return logits.argmax(dim=-1)
-
-
 def sample(
-    logits: Tensor, temperatures: Tensor, top_ks: Tensor, top_ps: Tensor, min_ps: Tensor, uniforms: Tensor
-) -> Tensor:
+    logits: Tensor,
+    temperatures: Tensor,
+    top_ks: Tensor,
+    top_ps: Tensor,
+    min_ps: Tensor,
+    uniforms: Tensor,
+    lanes: Tensor,
+    last_tokens: Tensor,
+    out: Tensor,
+) -> None:
     """Draw one token a row by inverting the CDF, in order of token id, of the filtered distribution.
+
+    A row's token does not depend on the other rows.
 
     Args:
         logits: [rows, vocab], any float dtype.
-        temperatures: [rows] float32; 0 is greedy and ignores the rest of the row.
-        top_ks: [rows] int64; 0 keeps all.
+        temperatures: [rows] float32; 0 takes the likeliest token, of equals the one with the lowest id, and ignores
+            the rest of the row.
+        top_ks: [rows] integers; 0 keeps all.
         top_ps: [rows] float32; 1 keeps all.
         min_ps: [rows] float32; 0 keeps all.
         uniforms: [rows] float32 in [0, 1).
-
-    Returns:
-        int64 [rows]. A row's token does not depend on the other rows.
+        lanes: [rows] integers, distinct.
+        last_tokens: [lanes] integers; becomes the drawn tokens at `lanes`.
+        out: [rows], dtype of `last_tokens`; becomes the drawn tokens.
     """
-    tokens = greedy(logits)
+    tokens = logits.argmax(dim=-1)
     drawn = temperatures > 0
     # Rows with a top_k go on with their few candidates; the others need the whole vocabulary.
     for chosen in ((drawn & (top_ks > 0)).nonzero().squeeze(1), (drawn & (top_ks == 0)).nonzero().squeeze(1)):
@@ -34,7 +40,8 @@ def sample(
             scores, token_ids = filter_logits(logits.index_select(0, chosen), *columns)
             picks = _invert_cdf(scores, uniforms.index_select(0, chosen))
             tokens[chosen] = token_ids.gather(1, picks).squeeze(1) if token_ids is not None else picks.squeeze(1)
-    return tokens
+    out.copy_(tokens)
+    last_tokens.index_copy_(0, lanes.long(), out)
 
 
 def filter_logits(
@@ -72,7 +79,7 @@ def filter_logits(
 def _keep_top_k(scores: Tensor, top_ks: Tensor) -> tuple[Tensor, Tensor]:
     """Cut the vocabulary down to the tokens that any row may still draw; [rows, candidates] twice."""
     vocab_size = scores.shape[-1]
-    limits = top_ks.clamp(max=vocab_size)
+    limits = top_ks.long().clamp(max=vocab_size)
     largest = scores.topk(int(limits.max())).values
     kept = ~(scores < largest.gather(1, limits[:, None] - 1))  # written so that NaN is kept
     num_candidates = int(kept.sum(-1).max())  # more than top_k where tokens tie with the k-th

@@ -22,6 +22,7 @@ class Case:
     group: int
     head_dim: int
     seed: int
+    heads_side_by_side: bool = False  # in memory, as flash-attn has them
 
 
 @st.composite
@@ -38,6 +39,7 @@ def cases(draw: st.DrawFn) -> Case:
         group=draw(st.sampled_from([1, 2, 5])),
         head_dim=draw(st.sampled_from([2, 8, 24])),
         seed=draw(st.integers(0, 2**20)),
+        heads_side_by_side=draw(st.booleans()),
     )
 
 
@@ -63,6 +65,10 @@ def check(case: Case) -> None:
     free = rng.sample(range(num_blocks), num_blocks)
     shape = (num_blocks, case.num_kv_heads, case.block_size, case.head_dim)
     key_cache, value_cache = torch.full(shape, torch.nan), torch.full(shape, torch.nan)
+    if case.heads_side_by_side:
+        key_cache, value_cache = (
+            cache.transpose(1, 2).contiguous().transpose(1, 2) for cache in (key_cache, value_cache)
+        )
     tables = torch.zeros(len(case.rows), max(counts), dtype=torch.int64)
     contexts = []
     for row, (count, (_, context)) in enumerate(zip(counts, case.rows, strict=True)):
@@ -76,7 +82,8 @@ def check(case: Case) -> None:
     query = noise(sum(query_lens), case.num_kv_heads * case.group, case.head_dim)
     starts = torch.tensor([0, *query_lens]).cumsum(0)
 
-    out = reference.paged_attention(
+    out = torch.full_like(query, torch.nan)
+    reference.paged_attention(
         query,
         key_cache,
         value_cache,
@@ -84,6 +91,7 @@ def check(case: Case) -> None:
         torch.tensor([context for _, context in case.rows]),
         starts,
         case.head_dim**-0.5,
+        out,
     )
 
     token = 0

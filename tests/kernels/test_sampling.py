@@ -47,7 +47,7 @@ def by_transformers(logits: torch.Tensor, temperature: float, top_k: int, top_p:
 def draw(logits: torch.Tensor, uniform: float | torch.Tensor, **parameters: float) -> list[int]:
     rows = logits.shape[0]
     values = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, **parameters}
-    return reference.sample(
+    return sample(
         logits,
         torch.full((rows,), float(values["temperature"])),
         torch.full((rows,), int(values["top_k"])),
@@ -55,6 +55,17 @@ def draw(logits: torch.Tensor, uniform: float | torch.Tensor, **parameters: floa
         torch.full((rows,), float(values["min_p"])),
         torch.as_tensor(uniform, dtype=torch.float32).expand(rows),
     ).tolist()
+
+
+def sample(logits: torch.Tensor, *columns: torch.Tensor) -> torch.Tensor:
+    """The tokens of reference.sample, which must have gone to each row's lane as well."""
+    rows = len(logits)
+    lanes, last_tokens, out = torch.randperm(rows + 2)[:rows], torch.full((rows + 2,), -7), torch.full((rows,), -7)
+    temperatures, top_ks, top_ps, min_ps, chances = columns
+    reference.sample(logits, temperatures, top_ks, top_ps, min_ps, chances, lanes, last_tokens, out)
+    assert (last_tokens[lanes] == out).all()
+    assert (last_tokens == -7).sum() == 2
+    return out
 
 
 @settings(max_examples=200, deadline=None, derandomize=True)  # a float32 sum may round onto a filter's edge
@@ -109,15 +120,14 @@ def test_a_row_does_not_depend_on_its_batch(data: st.DataObject) -> None:
         torch.tensor(data.draw(st.lists(st.sampled_from(choices), min_size=rows, max_size=rows)))
         for choices in ([0.0, 0.3, 1.0], [0, 1, 5, 60], [0.4, 0.9, 1.0], [0.0, 0.2, 1.0], [0.0, 0.37, 0.9])
     ]
-    together = reference.sample(logits, *columns)
+    together = sample(logits, *columns)
     for row in range(rows):
-        alone = reference.sample(logits[row : row + 1], *(column[row : row + 1] for column in columns))
+        alone = sample(logits[row : row + 1], *(column[row : row + 1] for column in columns))
         assert alone.item() == together[row].item()
 
 
 def test_greedy_rows_are_an_argmax() -> None:
     logits = torch.tensor([[0.0, 3.0, 1.0], [2.0, 1.0, 0.0]])
-    assert reference.greedy(logits).tolist() == [1, 0]
     assert draw(logits, 0.99, temperature=0.0, top_k=2) == [1, 0]
 
 
