@@ -3,10 +3,13 @@
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from executor_svc.batch import Batch
+from common.plan import ExecutorLimits, PlanColumns
+from common.wire import IntArray
+from executor_svc.batch import padded_tables
 from kernels import reference
 
 Metadata = TypeVar("Metadata")
@@ -31,8 +34,19 @@ class KVGeometry:
 class AttentionBackend(Protocol[Metadata]):
     """What the model needs of a KV cache. `Metadata` is whatever one batch's layers have in common."""
 
-    def prepare(self, batch: Batch) -> Metadata:
-        """Work out, once a step, what `attend` needs in every layer."""
+    max_planned: int
+    """Elements that `plan` returns at most."""
+
+    def plan(self, columns: PlanColumns, *, fixed: bool) -> list[IntArray]:
+        """What a step's layers have in common, worked out on the host: int32 arrays to be staged with the batch.
+
+        `fixed`: the plan has decode rows only and is for a captured graph: but for the last array, sizes may depend on
+        the number of rows only.
+        """
+        ...
+
+    def bind(self, columns: PlanColumns, arrays: list[Tensor]) -> Metadata:
+        """The same arrays, now on the device: what `attend` needs in every layer."""
         ...
 
     def caches(self, layer: int) -> tuple[Tensor, Tensor]:
@@ -49,27 +63,39 @@ class TorchBackend:
 
     Args:
         geometry: of the cache.
-        num_blocks: blocks to allocate. Left uninitialised: nothing reads a slot before it is written, and memory that
-            was never touched costs nothing.
+        limits: of the executor; one block more is allocated, for padding rows. The cache is left uninitialised: nothing
+            reads a slot before it is written, and memory that was never touched costs nothing.
         device: where it lives.
     """
 
-    def __init__(self, geometry: KVGeometry, num_blocks: int, device: torch.device) -> None:
+    def __init__(self, geometry: KVGeometry, limits: ExecutorLimits, device: torch.device) -> None:
+        self.max_planned = limits.max_num_seqs * -(-limits.max_model_len // limits.block_size)
         self._geometry = geometry
         self._cache = torch.empty(
-            (geometry.num_layers, 2, num_blocks, geometry.num_kv_heads, geometry.block_size, geometry.head_dim),
+            (
+                geometry.num_layers,
+                2,
+                limits.num_blocks + 1,
+                geometry.num_kv_heads,
+                geometry.block_size,
+                geometry.head_dim,
+            ),
             dtype=geometry.dtype,
             device=device,
         )
         self._scratch = self._cache.new_empty(2, 0, geometry.head_dim)
 
-    def prepare(self, batch: Batch) -> list[reference.Tile]:
-        """See `AttentionBackend.prepare`."""
+    def plan(self, columns: PlanColumns, *, fixed: bool) -> list[IntArray]:
+        """See `AttentionBackend.plan`."""
+        return [padded_tables(columns)]
+
+    def bind(self, columns: PlanColumns, arrays: list[Tensor]) -> list[reference.Tile]:
+        """See `AttentionBackend.bind`."""
         geometry = self._geometry
         tiles = reference.plan_tiles(
-            batch.query_starts,
-            batch.context_lens,
-            batch.block_tables,
+            [0, *np.cumsum(columns.query_lens).tolist()],
+            columns.context_lens.tolist(),
+            arrays[0],
             geometry.num_kv_heads,
             geometry.block_size,
             geometry.head_dim,

@@ -116,13 +116,12 @@ class Qwen3(Generic[Metadata]):
         self._activations = Activations.empty(config, max_batch_tokens, dtype, device)
         self._logits = torch.empty((max_num_seqs, config.vocab_size), dtype=dtype, device=device)
 
-    def hidden_states(self, batch: Batch, last_tokens: Tensor, metadata: Metadata) -> Tensor:
+    def hidden_states(self, batch: Batch[Metadata], last_tokens: Tensor) -> Tensor:
         """Run all layers and store the batch's K and V.
 
         Args:
             batch: the step.
-            last_tokens: int64 [lanes], see `kernels.reference.embed_tokens`.
-            metadata: of the backend, for this batch.
+            last_tokens: int32 [lanes], see `kernels.reference.embed_tokens`.
 
         Returns:
             [tokens, hidden], normalized, in the model's dtype; valid until the next call.
@@ -133,7 +132,7 @@ class Qwen3(Generic[Metadata]):
         kernels.rms_norm(space.residual, weights.layers[0].input_norm, eps, space.normed)
         following_norms = [*(layer.input_norm for layer in weights.layers[1:]), weights.norm]
         for index, (layer, following_norm) in enumerate(zip(weights.layers, following_norms, strict=True)):
-            self._attention(index, layer, batch, metadata, space)
+            self._attention(index, layer, batch, space)
             kernels.add_rms_norm(space.projected, space.residual, layer.post_attention_norm, eps, space.normed)
             kernels.linear(space.normed, layer.gate_up, None, space.gate_up)
             kernels.silu_and_mul(space.gate_up, space.gated)
@@ -150,7 +149,7 @@ class Qwen3(Generic[Metadata]):
         self._kernels.linear(hidden_states, self._weights.head, None, logits)
         return logits
 
-    def _attention(self, index: int, layer: LayerWeights, batch: Batch, metadata: Metadata, space: Activations) -> None:
+    def _attention(self, index: int, layer: LayerWeights, batch: Batch[Metadata], space: Activations) -> None:
         self._kernels.linear(space.normed, layer.qkv, layer.qkv_bias, space.qkv)
         # All rows store before any attends: a row may read what another row of this very plan computes.
         self._kernels.qk_norm_rope_store(
@@ -164,5 +163,5 @@ class Qwen3(Generic[Metadata]):
             self.config.rms_norm_eps,
             space.query,
         )
-        self._backend.attend(index, space.query, metadata, space.attended)
+        self._backend.attend(index, space.query, batch.attention, space.attended)
         self._kernels.linear(space.attended.flatten(1), layer.output, layer.output_bias, space.projected)

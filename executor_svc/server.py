@@ -1,9 +1,10 @@
-"""The executor's process: one thread owns the socket, the main thread computes.
+"""The executor's process: one thread owns the socket, the main thread launches steps, a third collects their tokens.
 
 A forward pass can take seconds, and heartbeats must go out meanwhile; torch lets go of the interpreter while it
-computes. Plans go to the main thread through a queue. Answers come back through another one, and a byte in the
-`wakeup` socket pair ends the I/O thread's poll. Signals wake it in the same way (`signal.set_wakeup_fd`), so they
-are noticed at once even in the middle of a step.
+computes. Plans go to the main thread through a queue. A GPU is still busy with a step when its launch returns, so the
+main thread takes the next plan while the collector waits for the tokens. Answers go back through another queue, and a
+byte in the `wakeup` socket pair ends the I/O thread's poll. Signals wake it in the same way (`signal.set_wakeup_fd`),
+so they are noticed at once even in the middle of a step.
 """
 
 import os
@@ -12,7 +13,6 @@ import signal
 import socket
 import threading
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import zmq
@@ -21,11 +21,12 @@ from common import messages as m
 from common.curve import HANDSHAKE_TIMEOUT_MS, ClientCurve
 from common.errors import WireError
 from common.logging import DropLog, get_logger
-from common.plan import PlanColumns, parse_plan
-from common.wire import MAX_MESSAGE_BYTES, Codec, IntArray, VersionError
+from common.plan import parse_plan
+from common.wire import MAX_MESSAGE_BYTES, Codec, VersionError
 from executor_svc.handshakes import Handshakes
 from executor_svc.health_file import HealthFile
 from executor_svc.link import EXIT_CRASHED, Drop, Link, Note, Reconnect, Run, Send, Stop
+from executor_svc.step_loop import Answer, Step, StepLoop
 
 if TYPE_CHECKING:  # the socket needs no torch
     from executor_svc.runner import Runner
@@ -38,18 +39,6 @@ STOP_GRACE_S = 2.0  # for the step that is being computed when the process is to
 _ANSWER_READY = b"\0"  # in the wakeup pair; every other byte is a signal's number
 
 log = get_logger("executor")
-
-
-@dataclass(frozen=True)
-class _Step:
-    """A plan on its way to the main thread."""
-
-    epoch: int
-    step: int
-    columns: PlanColumns
-
-
-Answer = m.StepResult | m.StepFailed | None
 
 
 def serve(
@@ -75,9 +64,14 @@ def serve(
         signal.signal(number, lambda *_: None)  # the I/O thread acts on it; here it must only not kill
     signal.set_wakeup_fd(wake_io.fileno(), warn_on_full_buffer=False)
     io = _SocketThread(runner, hello, endpoint, curve, woken, health_file)
+
+    def answer(answer: Answer) -> None:
+        io.answers.put(answer)
+        wake_io.send(_ANSWER_READY)
+
     io.start()
     try:
-        _compute(runner, io, wake_io)
+        StepLoop(runner, io.steps, lambda: io.live_epoch, answer).run()
     finally:
         io.computing_ended.set()
         io.join()
@@ -87,42 +81,14 @@ def serve(
     return io.exit_code
 
 
-def _compute(runner: "Runner[Any]", io: "_SocketThread", wake_io: socket.socket) -> None:
-    """Run steps in the order they come, until None comes."""
-    failed_epoch = None
-    while (step := io.steps.get()) is not None:
-        # Read without a lock: a plan whose epoch ends right now may still run, and its answer is dropped.
-        alive = step.epoch == io.live_epoch and step.epoch != failed_epoch
-        answer = _run_step(runner, step) if alive else None
-        if isinstance(answer, m.StepFailed):
-            failed_epoch = answer.epoch  # the plans still in the queue rest on what this one did not do
-        io.answers.put(answer)
-        wake_io.send(_ANSWER_READY)
-
-
-def _run_step(runner: "Runner[Any]", step: _Step) -> m.StepResult | m.StepFailed:
-    start = time.perf_counter()
-    try:
-        token_ids: IntArray = runner.run(step.columns)
-    except Exception as error:
-        # Whatever a step raises, out of memory above all, ends its epoch and not the process.
-        log.exception("step failed", epoch=step.epoch, step=step.step)
-        text = f"{type(error).__name__}: {error}"[:4096]
-        return m.StepFailed(epoch=step.epoch, step=step.step, error=text)
-    compute_us = int((time.perf_counter() - start) * 1e6)
-    return m.StepResult(
-        epoch=step.epoch, step=step.step, token_ids=token_ids.astype("<i4").tobytes(), compute_us=compute_us
-    )
-
-
 class _SocketThread(threading.Thread):
     """Owns the DEALER socket and the `Link`, and carries out what the link decides.
 
     Attributes:
         steps: to the main thread; None ends it.
-        answers: from the main thread, one for each step, each followed by a byte in the wakeup pair.
+        answers: one for each step, in their order, each followed by a byte in the wakeup pair.
         live_epoch: plans of another one need not be run.
-        computing_ended: set by the main thread when it has taken the None.
+        computing_ended: set by the main thread when every step has been answered.
         exit_code: of the process; valid once the thread has ended.
     """
 
@@ -136,7 +102,7 @@ class _SocketThread(threading.Thread):
         health_file: HealthFile,
     ) -> None:
         super().__init__(name="socket", daemon=True)
-        self.steps: queue.SimpleQueue[_Step | None] = queue.SimpleQueue()
+        self.steps: queue.SimpleQueue[Step | None] = queue.SimpleQueue()
         self.answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
         self.live_epoch: int | None = None
         self.computing_ended = threading.Event()
@@ -253,7 +219,7 @@ class _SocketThread(threading.Thread):
             self._do(self._link.on_answer(failed, time.monotonic()))
             return
         self.live_epoch = plan.epoch
-        self.steps.put(_Step(plan.epoch, plan.step, columns))
+        self.steps.put(Step(plan.epoch, plan.step, columns))
 
     def _connect(self) -> None:
         """Make a socket on its way to the scheduler. Nothing is queued for one that is not there (IMMEDIATE)."""

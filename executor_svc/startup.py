@@ -139,7 +139,7 @@ def _make_runner(
     config: Qwen3Config, weights: Qwen3Weights, geometry: KVGeometry, limits: ExecutorLimits, device: torch.device
 ) -> Runner[Any]:
     try:
-        backend = TorchBackend(geometry, limits.num_blocks, device)
+        backend = TorchBackend(geometry, limits, device)
     except RuntimeError as error:  # torch's way to say out of memory on a CPU
         gib = limits.num_blocks * geometry.block_bytes / 2**30
         raise BatonError(f"the KV pool of {gib:.2f} GiB cannot be allocated; ask for fewer blocks") from error

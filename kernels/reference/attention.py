@@ -55,8 +55,8 @@ def store_kv(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor,
     stored = (slot_mapping >= 0).nonzero().squeeze(1)
     if len(stored) < len(slot_mapping):
         key, value, slot_mapping = (tensor.index_select(0, stored) for tensor in (key, value, slot_mapping))
-    block_size = key_cache.shape[2]
-    blocks, offsets = slot_mapping // block_size, slot_mapping % block_size
+    slots, block_size = slot_mapping.long(), key_cache.shape[2]
+    blocks, offsets = slots // block_size, slots % block_size
     key_cache[blocks, :, offsets] = key
     value_cache[blocks, :, offsets] = value
 

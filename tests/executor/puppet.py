@@ -1,10 +1,14 @@
 """An executor process around a runner that computes nothing: what it does is in a plan's first token.
 
-Tokens 101 and 102 raise, 103 takes two seconds; otherwise each sampled row's token is its context length.
+Tokens 101 and 102 raise, 103 takes two seconds, as on a CPU. On the way back from a device, after the launch, 104
+raises and 105 waits until a plan with token 106 has been launched. Of 107, the device is lost. Otherwise each sampled
+row's token is its context length.
 """
 
 import sys
+import threading
 import time
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -21,21 +25,49 @@ HELLO = m.Hello(executor="puppet", build="0", fingerprint="f", dtype="float32", 
 SLOW_STEP_S = 2.0
 
 
+@dataclass
+class PuppetTokens:
+    """Looks like PendingTokens to the server."""
+
+    first: int
+    tokens: np.ndarray
+    overtaken: threading.Event
+
+    def wait(self) -> np.ndarray:
+        if self.first == 104:
+            raise RuntimeError("a kernel failed after its launch")
+        if self.first == 105:
+            assert self.overtaken.wait(10)
+        return self.tokens
+
+
 class PuppetRunner:
     """Looks like a Runner to the server."""
 
     limits = LIMITS
 
-    def run(self, columns: PlanColumns) -> np.ndarray:
+    def __init__(self) -> None:
+        self.overtaken = threading.Event()
+        self.lost = False
+
+    def launch(self, columns: PlanColumns) -> PuppetTokens:
         """Do as the plan's first token says."""
-        first = columns.token_ids[0]
+        first = int(columns.token_ids[0])
+        if first == 106:
+            self.overtaken.set()
+        if first == 107:
+            self.lost = True
+            raise RuntimeError("an illegal memory access was encountered")
         if first == 101:
             raise MemoryError("no memory for this step")
         if first == 102:
             raise RuntimeError("[enforce fail at alloc_cpu.cpp] " + "x" * 9000)
         if first == 103:
             time.sleep(SLOW_STEP_S)
-        return columns.context_lens[columns.sample_rows]
+        return PuppetTokens(first, columns.context_lens[columns.sample_rows], self.overtaken)
+
+    def usable(self) -> bool:
+        return not self.lost
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ import zmq
 
 from common import messages as m
 from common.wire import HEADER, LOSS_TIMEOUT_S, Codec
+from executor_svc.link import EXIT_CRASHED
 from tests.executor.harness import Pool, Row, make_plan
 from tests.executor.puppet import LIMITS, SLOW_STEP_S
 from tests.support.checkpoints import DEMO_MODEL_DIR, reference_greedy
@@ -159,6 +160,31 @@ def test_failed_step_ends_the_epoch_and_not_the_process(puppet: Scheduler, token
     puppet.send(plan(epoch=2, step=0))
     assert puppet.expect(m.StepResult).epoch == 2
     assert "step failed" in puppet.close()
+
+
+def test_next_step_is_launched_while_a_device_is_busy(puppet: Scheduler) -> None:
+    puppet.join()
+    puppet.send(plan(105, step=0))
+    puppet.send(plan(106, step=1))
+    assert [puppet.expect(m.StepResult).step for _ in range(2)] == [0, 1]
+
+
+def test_step_that_fails_after_its_launch_ends_the_epoch(puppet: Scheduler) -> None:
+    puppet.join()
+    puppet.send(plan(104, step=8))
+    puppet.send(plan(1, step=9))
+    failed = puppet.expect(m.StepFailed)
+    assert (failed.step, failed.error) == (8, "RuntimeError: a kernel failed after its launch")
+    puppet.join(epoch=2)  # a Hello, and no result of step 9
+    puppet.send(plan(epoch=2, step=0))
+    assert puppet.expect(m.StepResult).epoch == 2
+
+
+def test_lost_device_ends_the_process(puppet: Scheduler) -> None:
+    puppet.join()
+    puppet.send(plan(107))
+    assert puppet.exit_code() == EXIT_CRASHED
+    assert "the device is lost" in puppet.close()
 
 
 def test_heartbeats_go_out_during_a_slow_step(puppet: Scheduler) -> None:

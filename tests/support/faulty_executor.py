@@ -19,8 +19,8 @@ import torch
 
 from common import messages, wire
 from common.plan import PlanColumns
-from common.wire import IntArray
 from executor_svc import __main__ as executor
+from executor_svc.readback import PendingTokens
 from executor_svc.runner import Runner
 
 HANG_S = 60.0
@@ -28,9 +28,9 @@ HANG_S = 60.0
 
 def break_runner(fault_file: Path) -> None:
     """Make every Runner look for a fault before each step."""
-    run = Runner.run
+    launch = Runner.launch
 
-    def faulty(self: "Runner[Any]", columns: PlanColumns) -> IntArray:
+    def faulty(self: "Runner[Any]", columns: PlanColumns) -> PendingTokens:
         match take(fault_file):
             case "oom":
                 torch.empty(2**58, dtype=torch.uint8)
@@ -38,9 +38,9 @@ def break_runner(fault_file: Path) -> None:
                 time.sleep(HANG_S)
             case "die":
                 os._exit(139)
-        return run(self, columns)
+        return launch(self, columns)
 
-    Runner.run = faulty  # type: ignore[method-assign]
+    Runner.launch = faulty  # type: ignore[method-assign]
 
 
 def take(fault_file: Path) -> str:

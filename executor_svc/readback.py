@@ -1,0 +1,54 @@
+"""How tokens come back from the device while the next step is already running there."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from common.wire import IntArray
+
+
+@dataclass(frozen=True)
+class PendingTokens:
+    """Tokens on their way to the host."""
+
+    _host: Tensor
+    _arrived: torch.cuda.Event | None
+
+    def wait(self) -> IntArray:
+        """The tokens, int32 [samples], as soon as their step is done. Other threads may run meanwhile.
+
+        Raises:
+            RuntimeError: a kernel of the step failed.
+        """
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        return self._host.numpy()
+
+
+class Readback:
+    """Copies tokens out on a stream of its own, so that the stream that computes need not wait for the host.
+
+    Args:
+        device: where the tokens are drawn.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+
+    def start(self, tokens: Tensor) -> PendingTokens:
+        """Begin to copy what the current stream will have written to `tokens`, int32 [samples].
+
+        Whatever comes into the current stream next waits for the copy: it may overwrite them.
+        """
+        if self._stream is None:
+            return PendingTokens(tokens.clone(), None)
+        computing = torch.cuda.current_stream(tokens.device)
+        host = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)  # of torch's cache of pinned memory
+        arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._stream.wait_stream(computing)
+        with torch.cuda.stream(self._stream):
+            host.copy_(tokens, non_blocking=True)
+            arrived.record()
+        computing.wait_event(arrived)
+        return PendingTokens(host, arrived)
