@@ -1,17 +1,31 @@
 """Plain-torch twins of every kernel: the definition that the fast ones are tested against, and the path for any
 device and dtype that has none. Their arithmetic is float32 inside, whatever dtype goes in and comes out."""
 
-from kernels.reference.attention import Tile, attend_tiles, paged_attention, plan_tiles, scratch_rows, store_kv
+from kernels.reference.attention import (
+    Tile,
+    attend_tiles,
+    expand_block_tables,
+    paged_attention,
+    plan_tiles,
+    scratch_rows,
+    store_kv,
+)
 from kernels.reference.layers import add_rms_norm, embed_tokens, linear, qk_norm_rope_store, rms_norm, silu_and_mul
+from kernels.reference.log_probs import log_probs
+from kernels.reference.moe import choose_experts, mix_experts
 from kernels.reference.sampling import filter_logits, sample
 
 __all__ = [
     "Tile",
     "add_rms_norm",
     "attend_tiles",
+    "choose_experts",
     "embed_tokens",
+    "expand_block_tables",
     "filter_logits",
     "linear",
+    "log_probs",
+    "mix_experts",
     "paged_attention",
     "plan_tiles",
     "qk_norm_rope_store",

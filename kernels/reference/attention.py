@@ -9,6 +9,7 @@ What a step's layers have in common (which rows attend together, their masks) is
 `paged_attention` does both at once: it is the twin with the signature that kernels share.
 """
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -59,6 +60,19 @@ def store_kv(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor,
     blocks, offsets = slots // block_size, slots % block_size
     key_cache[blocks, :, offsets] = key
     value_cache[blocks, :, offsets] = value
+
+
+def expand_block_tables(block_ids: Tensor, table_starts: Tensor, out: Tensor) -> None:
+    """Ragged block tables into a rectangle; entries past a row's table stay as they are.
+
+    Args:
+        block_ids: [sum of the tables' lengths] integers.
+        table_starts: [rows + 1] integers; row r's table is `block_ids[table_starts[r] : table_starts[r + 1]]`.
+        out: [rows, width], dtype of `block_ids`.
+    """
+    starts = table_starts.tolist()
+    for row, (start, end) in enumerate(itertools.pairwise(starts)):
+        out[row, : end - start] = block_ids[start:end]
 
 
 def plan_tiles(

@@ -1,0 +1,101 @@
+"""Batches for paged attention, with traps in the memory that no kernel may read, and what has to come out of them."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kernels.gpu.attention_plan import AttentionShape
+
+Lens = list[tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A batch.
+
+    Attributes:
+        lens: (query_len, context_len) of each row.
+        shape: of attention.
+        seed: of all values.
+        flash_layout: in memory the heads of a position lie together.
+        spare_columns: of the block tables, beyond what the longest row needs.
+    """
+
+    lens: Lens
+    shape: AttentionShape
+    seed: int = 0
+    flash_layout: bool = False
+    spare_columns: int = 1
+
+
+class Batch:
+    """The tensors of a case: random values, and NaN in all slots of the cache that hold no position of any row.
+
+    Block tables are padded with a block beyond the cache, and that block is full of NaN.
+    """
+
+    def __init__(self, case: Case, device: torch.device) -> None:
+        self.case = case
+        shape, self._random = case.shape, torch.Generator(device).manual_seed(case.seed)
+        self._device = device
+        self.query_lens, self.context_lens = (np.array([pair[i] for pair in case.lens], np.int32) for i in range(2))
+        counts = -(-self.context_lens // shape.block_size)
+        num_blocks = int(counts.sum()) + 2
+        ids = np.random.default_rng(case.seed).permutation(num_blocks)
+        tables = np.full((len(counts), int(counts.max()) + case.spare_columns), num_blocks, np.int32)
+        for row, count in enumerate(counts):
+            tables[row, :count], ids = ids[:count], ids[count:]
+        self.block_tables = torch.from_numpy(tables).to(device)
+        self.key_cache, self.value_cache = (self._cache(num_blocks, tables) for _ in range(2))
+        self.query = self._randn(int(self.query_lens.sum()), shape.num_heads, shape.head_dim)
+        self.scale = shape.head_dim**-0.5
+
+    def _randn(self, *shape: int) -> Tensor:
+        dtype = self.case.shape.dtype
+        return torch.randn(shape, generator=self._random, device=self._device, dtype=torch.float32).to(dtype)
+
+    def _cache(self, num_blocks: int, tables: np.ndarray) -> Tensor:
+        shape = self.case.shape
+        sizes = (num_blocks + 1, shape.num_kv_heads, shape.block_size, shape.head_dim)
+        cache = torch.full(sizes, torch.nan, dtype=shape.dtype, device=self._device)
+        if self.case.flash_layout:
+            cache = cache.transpose(1, 2).contiguous().transpose(1, 2)
+        for row, context in enumerate(self.context_lens.tolist()):
+            for first in range(0, context, shape.block_size):
+                filled = min(shape.block_size, context - first)
+                values = self._randn(shape.num_kv_heads, filled, shape.head_dim)
+                cache[int(tables[row, first // shape.block_size]), :, :filled] = values
+        return cache[:num_blocks]
+
+    @property
+    def query_starts(self) -> Tensor:
+        starts = np.concatenate(([0], np.cumsum(self.query_lens))).astype(np.int32)
+        return torch.from_numpy(starts).to(self._device)
+
+    @property
+    def lens_on_device(self) -> Tensor:
+        return torch.from_numpy(self.context_lens).to(self._device)
+
+    @cached_property
+    def expected(self) -> Tensor:
+        """[tokens, heads, head_dim] float64, by the definition: query by query of each row, no blocks and no tiles."""
+        shape, out, token = self.case.shape, [], 0
+        for row, (query_len, context) in enumerate(self.case.lens):
+            blocks = self.block_tables[row, : -(-context // shape.block_size)].long()
+            key, value = (
+                cache[blocks].transpose(1, 2).flatten(0, 1)[:context].double().repeat_interleave(shape.group, 1)
+                for cache in (self.key_cache, self.value_cache)
+            )
+            query = self.query[token : token + query_len].double()
+            token += query_len
+            positions = torch.arange(context, device=self._device)
+            visible = positions <= positions[context - query_len :, None]
+            for first in range(0, query_len, 512):  # 128k of context would not fit at once
+                part = slice(first, first + 512)
+                scores = torch.einsum("qhd,khd->hqk", query[part], key) * self.scale
+                weights = scores.masked_fill_(~visible[part], -torch.inf).softmax(-1)
+                out.append(torch.einsum("hqk,khd->qhd", weights, value))
+        return torch.cat(out)

@@ -1,0 +1,36 @@
+"""Runs the kernels on a CUDA device where there is one, and else in Triton's interpreter on the CPU.
+
+Triton decides for each function when it is decorated, that is when its module is imported. Triton's own library is
+made of such functions and transformers imports it, so `tests/conftest.py` has to set the variable before any test is
+collected; here it is set once more for a tree without that line, and checked.
+"""
+
+import os
+
+import pytest
+import torch
+
+HAS_CUDA = torch.cuda.is_available()
+if not HAS_CUDA:
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu") is None:
+        return
+    if not HAS_CUDA:
+        pytest.skip("needs a CUDA device, and torch finds none")
+    if INTERPRETED:
+        pytest.skip("needs compiled kernels, and TRITON_INTERPRET=1 is set")
+
+
+@pytest.fixture(scope="session")
+def device() -> torch.device:
+    """Where the kernels' tensors go; on the CPU the interpreter runs the kernels."""
+    import triton.language as tl
+    from triton.runtime.interpreter import InterpretedFunction
+
+    if isinstance(tl.sum, InterpretedFunction) != INTERPRETED:
+        pytest.fail("Triton was imported before TRITON_INTERPRET was set: start pytest with TRITON_INTERPRET=1")
+    return torch.device("cpu" if INTERPRETED else "cuda")

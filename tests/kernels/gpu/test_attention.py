@@ -1,0 +1,323 @@
+"""Paged attention against its definition in float64 and against its twin."""
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from kernels import reference
+from kernels.gpu.attention import PagedAttention, paged_attention
+from kernels.gpu.attention_plan import AttentionPlan, AttentionShape, Config, GraphBounds, choose_config
+from tests.kernels.gpu.attention_cases import Batch, Case
+
+SMALL = AttentionShape(4, 2, 64, 16, torch.float16)
+# A row of each kind: decode rows at and around the ends of blocks, steps and tiles, a new prompt, a cached prefix.
+MIXED = [(1, 1), (1, 16), (1, 17), (1, 257), (70, 70), (3, 130), (20, 128), (1, 64), (65, 200)]
+
+
+def exact_config(shape: AttentionShape, num_queries: int) -> Config:
+    """Both kinds of tile in float32, so that an error of a millionth shows."""
+    return Config(16 if num_queries * shape.group <= 16 else 64, 32, num_warps=4, num_stages=2, programs_per_sm=1)
+
+
+def attend(batch: Batch, num_sms: int = 1, spare_tokens: int = 0, **options: object) -> Tensor:
+    """The batch's attention, from the plan to the result."""
+    shape, device = batch.case.shape, batch.query.device
+    choose = exact_config if shape.dtype == torch.float32 else choose_config
+    attention = PagedAttention(shape, num_sms, device, choose, max_partials=4096)
+    return run(attention, attention.plan(batch.query_lens, batch.context_lens, **options), batch, spare_tokens)
+
+
+def run(attention: PagedAttention, plan: AttentionPlan, batch: Batch, spare_tokens: int = 0) -> Tensor:
+    work = torch.from_numpy(plan.work).to(batch.query.device)
+    query = torch.cat((batch.query, torch.full_like(batch.query[:1], torch.nan).expand(spare_tokens, -1, -1)))
+    out = torch.full_like(query, torch.nan)
+    caches = (batch.key_cache, batch.value_cache)
+    assert attention.attend(query, *caches, batch.block_tables, plan, work, batch.scale, out) is out
+    return out
+
+
+def check(batch: Batch, out: Tensor) -> None:
+    error = (out.double() - batch.expected).abs().max().item()
+    limit = {torch.float32: 3e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}[out.dtype]
+    assert error < limit
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    block_size = draw(st.sampled_from([16, 32, 64, 128, 256, 1024]))
+    edges = st.builds(lambda multiple, off: max(1, multiple * 64 + off), st.integers(0, 5), st.integers(-2, 2))
+    kv_heads, group = draw(st.sampled_from([(1, 1), (2, 1), (3, 2), (1, 4), (2, 5), (1, 8), (1, 16)]))
+    lens = []
+    for _ in range(draw(st.integers(1, 4))):
+        context = draw(st.one_of(st.integers(1, 40), edges, st.integers(1, 400)))
+        query = draw(st.one_of(st.just(1), st.integers(1, min(20, context)), st.integers(1, min(150, context))))
+        lens.append((query, context))
+    return Case(
+        lens,
+        AttentionShape(
+            kv_heads * group,
+            kv_heads,
+            draw(st.sampled_from([64, 128])),
+            block_size,
+            draw(st.sampled_from([torch.float16, torch.float32])),
+        ),
+        seed=draw(st.integers(0, 2**20)),
+        flash_layout=draw(st.booleans()),
+        spare_columns=draw(st.integers(0, 3)),
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    case=cases(),
+    num_sms=st.sampled_from([1, 132]),
+    piece_len=st.sampled_from([None, 128, 256]),
+    one_launch=st.booleans(),
+)
+def test_any_batch(device: torch.device, case: Case, num_sms: int, piece_len: int | None, one_launch: bool) -> None:
+    batch = Batch(case, device)
+    check(batch, attend(batch, num_sms, piece_len=piece_len, one_launch=one_launch))
+
+
+@pytest.mark.parametrize("flash_layout", [False, True])
+@pytest.mark.parametrize("block_size", [16, 64, 256])
+def test_the_twin(device: torch.device, block_size: int, flash_layout: bool) -> None:
+    case = Case(MIXED, replace(SMALL, block_size=block_size), flash_layout=flash_layout)
+    batch = Batch(case, device)
+    results = []
+    for function in (paged_attention, reference.paged_attention):
+        out = torch.full_like(batch.query, torch.nan)
+        caches = (batch.key_cache, batch.value_cache)
+        function(batch.query, *caches, batch.block_tables, batch.lens_on_device, batch.query_starts, batch.scale, out)
+        results.append(out)
+        check(batch, out)
+    torch.testing.assert_close(*results, atol=2e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize("group", [1, 2, 4, 5, 8, 16])
+@pytest.mark.parametrize("piece_len", [None, 128])
+def test_groups_of_query_heads(device: torch.device, group: int, piece_len: int | None) -> None:
+    kv_heads = 1 if group > 4 else 2
+    shape = AttentionShape(kv_heads * group, kv_heads, 64, 32, torch.float32)
+    batch = Batch(Case([(1, 300), (2, 129), (3, 3), (20, 260)], shape), device)
+    check(batch, attend(batch, piece_len=piece_len))
+
+
+@pytest.mark.parametrize("block_size", [16, 32, 64, 128, 256, 512, 1024])
+def test_block_sizes(device: torch.device, block_size: int) -> None:
+    edges = [block_size * count + off for count in (1, 2) for off in (-1, 0, 1)]
+    lens = [(1, edge) for edge in edges] + [(edges[0] - 8, edges[0])] * (block_size <= 256)
+    batch = Batch(Case(lens, replace(SMALL, num_heads=2, num_kv_heads=1, block_size=block_size)), device)
+    check(batch, attend(batch))
+
+
+def test_pieces_that_early_queries_of_a_tile_do_not_see(device: torch.device) -> None:
+    # Tiles of 32 queries, pieces of 32 positions: the last piece of a tile has a part of the diagonal only.
+    batch = Batch(Case([(61, 61), (90, 200)], AttentionShape(4, 2, 64, 16, torch.float32)), device)
+    check(batch, attend(batch, piece_len=32))
+
+
+def test_more_pieces_than_a_merging_program_takes_at_once(device: torch.device) -> None:
+    batch = Batch(Case([(1, 32 * 35), (1, 32 * 32), (2, 32 * 17 + 5)], replace(SMALL, dtype=torch.float32)), device)
+    check(batch, attend(batch, piece_len=32))
+
+
+def test_scores_far_apart(device: torch.device) -> None:
+    """A softmax that is not shifted by its maximum overflows, and pieces differ by more than float32 can hold."""
+    batch = Batch(Case([(1, 300), (30, 200)], replace(SMALL, dtype=torch.float32)), device)
+    batch.scale = 200.0
+    out = attend(batch, piece_len=32)
+    torch.testing.assert_close(out.double(), batch.expected, atol=2e-3, rtol=2e-3)
+
+
+def test_a_context_of_128k(device: torch.device) -> None:
+    batch = Batch(Case([(1, 131072), (1, 5)], AttentionShape(2, 1, 64, 1024, torch.float16)), device)
+    check(batch, attend(batch, num_sms=132))
+
+
+@settings(max_examples=8, deadline=None)
+@given(
+    contexts=st.lists(st.one_of(st.integers(1, 50), st.integers(1, 1500)), min_size=1, max_size=5),
+    spare_rows=st.integers(0, 2),
+)
+def test_plans_for_a_graph(device: torch.device, contexts: list[int], spare_rows: int) -> None:
+    batch = Batch(Case([(1, context) for context in contexts], replace(SMALL, block_size=256)), device)
+    out = attend(batch, num_sms=8, spare_tokens=spare_rows, graph=GraphBounds(len(contexts) + spare_rows, 2000))
+    assert torch.equal(out[: len(contexts)], attend(batch, num_sms=8))
+    assert out[len(contexts) :].isnan().all()
+    check(batch, out[: len(contexts)])
+
+
+def test_a_graph_of_several_queries_a_row(device: torch.device) -> None:
+    batch = Batch(Case([(4, 700), (2, 1000), (4, 4)], SMALL), device)
+    out = attend(batch, num_sms=8, graph=GraphBounds(4, 2000, max_query_len=4))
+    check(batch, out)
+
+
+@pytest.mark.parametrize("piece_len", [None, 128])
+def test_results_do_not_hang_on_company(device: torch.device, piece_len: int | None) -> None:
+    """Bit for bit, where the pieces are given or no row is long enough to be cut."""
+    longest = 250 if piece_len is None else 900
+    lens = [(1, longest), (1, 77), (40, longest - 50), (3, 130)]
+    together = attend(Batch(Case(lens, SMALL), device), piece_len=piece_len)
+    full = Batch(Case(lens, SMALL), device)
+    first = 0
+    for row, (query_len, context) in enumerate(lens):
+        alone = Batch(Case([(query_len, context)], SMALL), device)
+        alone.query = full.query[first : first + query_len]
+        alone.key_cache, alone.value_cache = full.key_cache, full.value_cache
+        alone.block_tables = full.block_tables[row : row + 1]
+        assert torch.equal(attend(alone, piece_len=piece_len), together[first : first + query_len])
+        first += query_len
+
+
+def test_an_empty_step(device: torch.device) -> None:
+    attention = PagedAttention(SMALL, 1, device)
+    plan = attention.plan(np.zeros(0, np.int32), np.zeros(0, np.int32))
+    batch = Batch(Case([(1, 1)], SMALL), device)
+    assert run(attention, plan, batch).isnan().all()
+
+
+@pytest.mark.parametrize("block_size", [16, 128])
+def test_caches_of_more_than_2_to_the_31_values(device: torch.device, tmp_path: Path, block_size: int) -> None:
+    """Blocks that lie 2**30 values apart, in a file that is almost all hole."""
+    if device.type != "cpu":
+        pytest.skip("needs memory from a sparse file")
+    batch = Batch(Case([(1, 2 * block_size + 8)], replace(SMALL, block_size=block_size)), device)
+    num_blocks, *sizes = batch.key_cache.shape
+    assert num_blocks == 5
+    assert batch.block_tables[0, :3].max() >= 2
+    assert batch.expected.isfinite().all()
+    size = (num_blocks - 1) * 2**30 + 2**16
+    file = tmp_path / "cache"
+    file.touch()
+    os.truncate(file, 2 * size)
+    memory = torch.from_file(str(file), shared=True, size=size, dtype=torch.float16)
+    strides = (2**30, *batch.key_cache.stride()[1:])
+    far = [memory.as_strided((num_blocks, *sizes), strides, offset) for offset in (0, 2**15)]
+    far[0].copy_(batch.key_cache)
+    far[1].copy_(batch.value_cache)
+    batch.key_cache, batch.value_cache = far
+    check(batch, attend(batch))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"query": lambda x: x[:, :3]}, r"query has shape \(2, 3, 64\), expected \(2, 4, 64\)"),
+        ({"query": lambda x: x.bfloat16()}, "query is torch.bfloat16, expected torch.float16"),
+        ({"query": lambda x: x[..., 0]}, "query has shape .*, expected 3 dimensions"),
+        ({"query": lambda x: x.mT.contiguous().mT}, r"query has strides \(256, 1, 4\), expected 64 and 1"),
+        ({"out": lambda x: x[:1]}, r"out has shape \(1, 4, 64\)"),
+        ({"key_cache": lambda x: x.float()}, "key_cache is torch.float32, expected torch.float16"),
+        ({"key_cache": lambda x: x[:, :1]}, "key_cache has shape"),
+        ({"value_cache": lambda x: x[1:]}, "value_cache has shape"),
+        ({"value_cache": lambda x: x.transpose(1, 2).contiguous().transpose(1, 2)}, "value_cache has strides"),
+        ({"key_cache": lambda x: x.mT.contiguous().mT}, "key_cache has strides .*, expected 1 for the last"),
+        ({"block_tables": lambda x: x.long()}, "block_tables is torch.int64, expected torch.int32"),
+        ({"block_tables": lambda x: x.mT.contiguous().mT}, "block_tables has strides"),
+        ({"block_tables": lambda x: x[0]}, "block_tables has shape .*, expected 2 dimensions"),
+        ({"work": lambda x: x[1:]}, "work has shape"),
+        ({"work": lambda x: x.long()}, "work is torch.int64"),
+        ({"work": lambda x: torch.stack((x, x), 1)[:, 0]}, "work has .* strides"),
+        ({"scale": lambda _: 0.0}, "scale is 0.0, expected a positive one"),
+    ],
+)
+def test_what_does_not_fit(device: torch.device, change: dict[str, Callable], message: str) -> None:
+    batch = Batch(Case([(1, 40), (1, 20)], SMALL), device)
+    attention = PagedAttention(SMALL, 1, device)
+    plan = attention.plan(batch.query_lens, batch.context_lens)
+    arguments = {
+        "query": batch.query,
+        "key_cache": batch.key_cache,
+        "value_cache": batch.value_cache,
+        "block_tables": batch.block_tables,
+        "plan": plan,
+        "work": torch.from_numpy(plan.work).to(device),
+        "scale": 1.0,
+        "out": torch.empty_like(batch.query),
+    }
+    attention.attend(**arguments)
+    with pytest.raises(ValueError, match=message):
+        attention.attend(**arguments | {name: make(arguments[name]) for name, make in change.items()})
+
+
+QWEN3 = [(16, 8), (32, 8), (40, 8), (64, 8), (4, 1)]
+STEPS = {
+    "256 x 1k": [(1, 1024)] * 256,
+    "32 x 8k": [(1, 8192)] * 32,
+    "1 x 128k": [(1, 131072)],
+    "ragged": [(1, 1 + 37 * i * i % 5000) for i in range(200)],
+    "one long among short": [(1, 150)] * 100 + [(1, 100_000)],
+    "prefill 1 x 8k": [(8192, 8192)],
+    "prefill 8 x 1k": [(1024, 1024)] * 8,
+    "end of 100k": [(200, 100_000)],
+    "mixed": [(1, 900)] * 60 + [(5, 1000), (40, 40), (700, 1900), (1500, 1500)],
+}
+
+
+SHAPES = [
+    *(AttentionShape(*heads, 128, size, torch.bfloat16) for heads in QWEN3 for size in (16, 64, 256)),
+    AttentionShape(16, 8, 128, 32, torch.float16),
+    AttentionShape(32, 8, 128, 1024, torch.float16),
+    AttentionShape(14, 2, 64, 16, torch.bfloat16),
+    AttentionShape(14, 2, 64, 256, torch.bfloat16),
+]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("step", STEPS)
+def test_real_sizes(device: torch.device, step: str, shape: AttentionShape) -> None:
+    case = Case(STEPS[step], shape, flash_layout=shape.num_kv_heads == 8)
+    batch = Batch(case, device)
+    num_sms = torch.cuda.get_device_properties(device).multi_processor_count
+    attention = PagedAttention(case.shape, num_sms, device)
+    for one_launch in (False, True):
+        out = run(attention, attention.plan(batch.query_lens, batch.context_lens, one_launch=one_launch), batch)
+        error = (out.double() - batch.expected).norm() / batch.expected.norm()
+        assert error < (4e-3 if case.shape.dtype == torch.bfloat16 else 6e-4)
+
+
+@pytest.mark.gpu
+def test_a_captured_graph(device: torch.device) -> None:
+    """Captured with one step's work and replayed with others'."""
+    shape = AttentionShape(16, 8, 128, 256, torch.bfloat16)
+    bounds = GraphBounds(64, 131072)
+    num_sms = torch.cuda.get_device_properties(device).multi_processor_count
+    attention = PagedAttention(shape, num_sms, device)
+    lens = [[(1, 1)] * 64, [(1, 4000 - 60 * i) for i in range(64)], [(1, 70_000)] + [(1, 9)] * 63]
+    batches = [Batch(Case(each, shape, seed=i), device) for i, each in enumerate(lens)]
+    plans = [attention.plan(batch.query_lens, batch.context_lens, bounds) for batch in batches]
+    columns = max(batch.block_tables.shape[1] for batch in batches)
+    num_blocks = max(len(batch.key_cache) for batch in batches)
+    query, out = torch.empty_like(batches[0].query), torch.empty_like(batches[0].query)
+    key_cache, value_cache = (batches[0].key_cache.new_empty(num_blocks, 8, 256, 128) for _ in range(2))
+    tables = torch.zeros(64, columns, dtype=torch.int32, device=device)
+    work = torch.from_numpy(plans[0].work).to(device)
+
+    def step() -> None:
+        attention.attend(query, key_cache, value_cache, tables, plans[0], work, batches[0].scale, out)
+
+    step()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    for batch, plan in zip(batches[1:] + batches[:1], plans[1:] + plans[:1], strict=True):
+        query.copy_(batch.query)
+        key_cache[: len(batch.key_cache)] = batch.key_cache
+        value_cache[: len(batch.value_cache)] = batch.value_cache
+        tables[:, : batch.block_tables.shape[1]] = batch.block_tables
+        work.copy_(torch.from_numpy(plan.work))
+        out.fill_(torch.nan)
+        graph.replay()
+        error = (out.double() - batch.expected).norm() / batch.expected.norm()
+        assert error < 4e-3

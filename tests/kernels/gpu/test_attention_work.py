@@ -1,0 +1,289 @@
+"""How attention is cut into work: all of it, nothing twice, in even parts, within the capacity of a CUDA graph."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kernels.gpu.attention_plan import AttentionPlan, AttentionShape, GraphBounds, Planner, choose_config
+from kernels.gpu.attention_work import ITEM_FIELDS, MERGE_FIELDS, Capacity, Cutting, Rows, WorkList, cut_rows
+
+H200_SMS = 132
+SHAPE = AttentionShape(16, 8, 128, 256, torch.bfloat16)
+
+Lens = list[tuple[int, int]]
+
+
+def rows_of(lens: Lens) -> Rows:
+    """Rows of (query_len, context_len)."""
+    queries, contexts = (np.array([pair[i] for pair in lens], np.int32) for i in range(2))
+    return Rows(np.arange(len(lens), dtype=np.int32), np.cumsum(queries, dtype=np.int32) - queries, queries, contexts)
+
+
+def items_of(plan: AttentionPlan) -> np.ndarray:
+    return plan.work[: plan.first_merge].reshape(-1, ITEM_FIELDS)
+
+
+def merges_of(plan: AttentionPlan) -> np.ndarray:
+    return plan.work[plan.first_merge :].reshape(-1, MERGE_FIELDS)
+
+
+@st.composite
+def cuttings(draw: st.DrawFn) -> Cutting:
+    step = draw(st.sampled_from([16, 32, 64]))
+    return Cutting(
+        tile_queries=draw(st.integers(1, 9)),
+        step=step,
+        slots=draw(st.integers(1, 60)),
+        pieces_per_slot=draw(st.integers(1, 4)),
+        slack=draw(st.integers(1, 2)),
+        min_piece=draw(st.sampled_from([1, 2 * step, 200])),
+    )
+
+
+@st.composite
+def row_lens(draw: st.DrawFn, longest: int = 5000, most: int = 12) -> Lens:
+    lens = []
+    for _ in range(draw(st.integers(1, most))):
+        context = draw(st.one_of(st.integers(1, 100), st.integers(1, longest)))
+        query = draw(st.one_of(st.just(1), st.integers(1, min(context, 40))))
+        lens.append((query, context))
+    return lens
+
+
+def check_work(work: WorkList, rows: Rows, cutting: Cutting, first_partial: int) -> None:
+    """Each query sees each of its positions exactly once, and a result of pieces is merged from exactly those."""
+    seen: dict[int, list[tuple[int, int, int]]] = {}
+    for row, token, count, position, start, end, partial, zero in work.items.tolist():
+        assert zero == 0
+        assert 1 <= count <= cutting.tile_queries
+        assert 0 <= start < end <= position + count
+        assert start % cutting.step == 0
+        query = token - int(rows.tokens[row])
+        assert position == rows.contexts[row] - rows.queries[row] + query
+        assert query + count <= rows.queries[row]
+        for i in range(count):
+            seen.setdefault(token + i, []).append((start, end, partial if partial < 0 else partial + i))
+    assert sorted(seen) == list(range(int(rows.queries.sum())))
+
+    merges = {token: tuple(rest) for token, *rest in work.merges.tolist()}
+    assert len(merges) == len(work.merges)
+    used = []
+    for row, (token, num_queries) in enumerate(zip(rows.tokens.tolist(), rows.queries.tolist(), strict=True)):
+        for query in range(num_queries):
+            pieces = sorted(seen[token + query])
+            assert [piece[0] for piece in pieces] == [0, *(piece[1] for piece in pieces[:-1])]
+            assert pieces[-1][1] > rows.contexts[row] - num_queries + query
+            partials = [piece[2] for piece in pieces]
+            if len(pieces) == 1:
+                assert partials == [-1]
+                assert token + query not in merges
+            else:
+                first, count, stride = merges[token + query]
+                assert partials == [first + i * stride for i in range(count)]
+                used += partials
+    assert sorted(used) == list(range(first_partial, first_partial + work.num_partials))
+    lengths = work.items[:, 5] - work.items[:, 4]
+    assert (np.diff(lengths) <= 0).all()
+
+
+@settings(max_examples=300, deadline=None)
+@given(cuttings(), row_lens(), st.integers(0, 5), st.one_of(st.none(), st.integers(1, 8)))
+def test_every_query_sees_each_position_once(
+    cutting: Cutting, lens: Lens, first_partial: int, steps: int | None
+) -> None:
+    rows = rows_of(lens)
+    piece_len = steps and steps * cutting.step
+    check_work(cut_rows(cutting, rows, piece_len, first_partial), rows, cutting, first_partial)
+
+
+@settings(max_examples=200, deadline=None)
+@given(cuttings(), row_lens(longest=50_000))
+def test_no_item_is_much_longer_than_its_share(cutting: Cutting, lens: Lens) -> None:
+    rows = rows_of(lens)
+    items = cut_rows(cutting, rows).items
+    lengths = items[:, 5] - items[:, 4]
+    whole = cut_rows(cutting, rows, piece_len=2**20).items  # the tiles
+    share = (whole[:, 5] - whole[:, 4]).sum() / (cutting.slots * cutting.pieces_per_slot)
+    assert lengths.max() <= 2 * (max(share, cutting.min_piece) + cutting.step)
+
+
+@settings(max_examples=200, deadline=None)
+@given(cuttings(), row_lens(longest=50_000, most=40))
+def test_any_context_lengths_fit_the_capacity(cutting: Cutting, lens: Lens) -> None:
+    lens = [(min(query, cutting.tile_queries), context) for query, context in lens]
+    work = cut_rows(cutting, rows_of(lens))
+    capacity = cutting.capacity(len(lens), max(query for query, _ in lens))
+    padded = work.padded(capacity)
+    assert padded.items.shape == (capacity.items, ITEM_FIELDS)
+    assert padded.merges.shape == (capacity.merges, MERGE_FIELDS)
+    assert (padded.items[: len(work.items)] == work.items).all()
+    assert (padded.items[len(work.items) :, 0] == -1).all()
+    assert (padded.merges[: len(work.merges)] == work.merges).all()
+    assert (padded.merges[len(work.merges) :, 0] == -1).all()
+    assert work.num_partials <= min(capacity.partials, cutting.max_partials)
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 8])
+@pytest.mark.parametrize("lens", [[1] * 255 + [131072], [131072] * 256, [600] * 256, [4000, 131072], [131072]])
+def test_graph_plans_have_one_form(kv_heads: int, lens: list[int]) -> None:
+    planner = Planner(replace(SHAPE, num_kv_heads=kv_heads, num_heads=2 * kv_heads), H200_SMS)
+    bounds = GraphBounds(len(lens), 131072)
+    ones = np.ones(len(lens), np.int32)
+    first, second = (planner.plan(ones, contexts, bounds) for contexts in (np.array(lens), ones))
+    assert first.launches == second.launches
+    assert (first.num_merges, first.work.shape) == (second.num_merges, second.work.shape)
+    assert (merges_of(second) == -1).all()
+    # What is launched in vain is little: one round of the GPU's programs for each KV head, and then one.
+    assert len(items_of(first)) <= len(lens) + 2 * -(-3 * H200_SMS // kv_heads)
+
+
+def test_work_that_does_not_fit_is_refused() -> None:
+    work = cut_rows(Cutting(1, 16, 4, 1, 1, 16), rows_of([(1, 400)]))
+    assert len(work.items) > 2
+    for capacity in (Capacity(2, 9, 99), Capacity(99, 0, 99), Capacity(99, 9, 2)):
+        with pytest.raises(ValueError, match=r"the work has \d+ .*, the capacity is [02]"):
+            work.padded(capacity)
+
+
+def test_long_rows_among_short_ones_are_cut_and_short_ones_never() -> None:
+    lens = [(1, 200)] * 200
+    lens[77] = (1, 100_000)
+    items = items_of(plan(lens))
+    long = items[items[:, 0] == 77]
+    assert len(long) > H200_SMS * 3 // 8
+    assert (long[:, 6] >= 0).all()
+    assert (items[items[:, 0] != 77, 6] == -1).all()
+    assert len(items) == 199 + len(long)
+
+
+def test_a_short_chunk_at_the_end_of_a_long_context_fills_the_gpu() -> None:
+    items = items_of(plan([(64, 100_000)]))
+    assert len(items) * 8 >= H200_SMS
+    assert (items[:, 2] == 64).all()
+
+
+def test_work_that_fills_the_gpu_as_it_is_stays_whole() -> None:
+    for lens in ([(1, 1024)] * 256, [(8192, 8192)], [(1024, 1024)] * 8):
+        assert plan(lens).num_merges == 0
+
+
+@settings(max_examples=50, deadline=None)
+@given(row_lens(longest=3000), row_lens(longest=3000), st.sampled_from([128, 256, 1024]))
+def test_with_a_piece_length_company_changes_no_row(lens: Lens, others: Lens, piece_len: int) -> None:
+    cutting = Cutting(tile_queries=8, step=64, slots=10, pieces_per_slot=2, slack=2, min_piece=256)
+
+    def pieces(rows: Rows) -> list[list[int]]:
+        items = cut_rows(cutting, rows, piece_len).items
+        return sorted(items[items[:, 0] < len(lens)][:, :6].tolist())
+
+    assert pieces(rows_of(lens)) == pieces(rows_of(lens + others))
+
+
+@settings(max_examples=50, deadline=None)
+@given(row_lens(longest=30_000), row_lens(longest=30_000))
+def test_otherwise_only_the_number_of_pieces_hangs_on_company(lens: Lens, others: Lens) -> None:
+    cutting = Cutting(tile_queries=40, step=64, slots=10, pieces_per_slot=2, slack=1, min_piece=256)
+    cuts: dict[tuple[int, int], list[int]] = {}
+    for rows in (rows_of(lens), rows_of(lens + others), rows_of(lens * 3)):
+        items = cut_rows(cutting, rows).items
+        for row, context in enumerate(rows.contexts.tolist()):
+            starts = sorted(items[items[:, 0] == row][:, 4].tolist())
+            assert cuts.setdefault((context, len(starts)), starts) == starts
+
+
+def plan(lens: Lens, **options: object) -> AttentionPlan:
+    queries, contexts = (np.array([pair[i] for pair in lens]) for i in range(2))
+    return Planner(SHAPE, H200_SMS).plan(queries, contexts, **options)
+
+
+@settings(max_examples=100, deadline=None)
+@given(row_lens(), st.booleans(), st.sampled_from([1, 2, 5, 16]))
+def test_a_plan_of_decode_rows_and_chunks(lens: Lens, one_launch: bool, group: int) -> None:
+    lens = [(min(query, context), context) for query, context in lens]
+    shape = replace(SHAPE, num_heads=8 * group)
+    narrow_queries = 16 // group
+    queries, contexts = (np.array([pair[i] for pair in lens]) for i in range(2))
+    made = Planner(shape, 20).plan(queries, contexts, one_launch=one_launch)
+    items = items_of(made)
+    is_wide = queries > narrow_queries
+    assert len(made.launches) == (1 if one_launch else len(set(is_wide.tolist())))
+    assert sum(launch.num_items for launch in made.launches) == len(items)
+    for launch in made.launches:
+        own = items[launch.first_item : launch.first_item + launch.num_items]
+        assert (own[:, 2] <= launch.config.block_m // group).all()
+        if not one_launch:
+            assert set(is_wide[own[:, 0]].tolist()) == {launch.config.block_m > 16}
+    partials = [partial + i for count, partial in items[:, [2, 6]].tolist() if partial >= 0 for i in range(count)]
+    assert sorted(partials) == list(range(len(partials)))
+    merged = [first + i * stride for _, first, count, stride in merges_of(made).tolist() for i in range(count)]
+    assert sorted(merged) == sorted(partials)
+
+
+def test_an_empty_step_is_an_empty_plan() -> None:
+    made = plan([])
+    assert (made.launches, made.num_merges, len(made.work)) == ((), 0, 0)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.sampled_from([1, 2, 4, 5, 8]), row_lens(longest=131072), st.sampled_from([64, 128]))
+def test_heads_side_by_side_divide_the_heads(kv_heads: int, lens: Lens, head_dim: int) -> None:
+    shape = AttentionShape(2 * kv_heads, kv_heads, head_dim, 256, torch.bfloat16)
+    queries, contexts = (np.array([pair[i] for pair in lens]) for i in range(2))
+    for launch in Planner(shape, H200_SMS).plan(queries, contexts).launches:
+        assert kv_heads % launch.heads_at_once == 0
+        if launch.config.block_m > 16 and launch.heads_at_once > 1:
+            assert launch.heads_at_once * contexts.max() * head_dim * 2 * 2 <= 24 * 2**20
+
+
+@settings(max_examples=100, deadline=None)
+@given(row_lens(longest=131072, most=30), st.sampled_from([1, 2, 4]), st.sampled_from([1, 20, H200_SMS]))
+def test_partial_results_of_any_step_have_room(lens: Lens, group: int, num_sms: int) -> None:
+    planner = Planner(replace(SHAPE, num_heads=8 * group), num_sms)
+    queries, contexts = (np.array([pair[i] for pair in lens]) for i in range(2))
+    made = planner.plan(queries, contexts, max_partials=planner.max_partials)
+    if made.num_merges:
+        with pytest.raises(ValueError, match=r"\d+ partial results, there is room for 1"):
+            planner.plan(queries, contexts, max_partials=1)
+
+
+@pytest.mark.parametrize(
+    ("queries", "contexts", "options", "message"),
+    [
+        ([1, 2], [1, 1], {}, "expected 1 <= query <= context"),
+        ([0], [1], {}, "expected 1 <= query <= context"),
+        ([1], [1, 1], {}, "expected 1 <= query <= context"),
+        ([1], [1], {"piece_len": 100}, "piece_len is 100, expected a positive multiple of 64"),
+        ([1], [1], {"piece_len": 0}, "piece_len is 0, expected a positive multiple of 64"),
+        ([1, 1], [1, 1], {"graph": GraphBounds(1, 9)}, "number of rows is 2, expected 0 to 1"),
+        ([1], [10], {"graph": GraphBounds(1, 9)}, "longest context is 10, expected 0 to 9"),
+        ([2], [2], {"graph": GraphBounds(1, 9)}, "most queries of a row is 2, expected 0 to 1"),
+        ([2], [2], {"graph": GraphBounds(1, 9, 9)}, "max_query_len of a graph is 9, expected 1 to 8"),
+    ],
+)
+def test_what_cannot_be_planned(queries: list[int], contexts: list[int], options: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Planner(SHAPE, H200_SMS).plan(np.array(queries), np.array(contexts), **options)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_heads": 12}, "num_heads is 12 and num_kv_heads 8"),
+        ({"num_heads": 136}, "num_heads is 136 and num_kv_heads 8"),
+        ({"head_dim": 80}, "head_dim is 80"),
+        ({"block_size": 48}, "block_size is 48"),
+        ({"block_size": 8}, "block_size is 8"),
+        ({"dtype": torch.float64}, "dtype is torch.float64"),
+    ],
+)
+def test_shapes_without_a_kernel(change: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        replace(SHAPE, **change)
+
+
+def test_configurations_by_queries() -> None:
+    assert [choose_config(SHAPE, queries).block_m for queries in (1, 8, 9, 32, 33, 9999)] == [16, 16, 64, 64, 128, 128]

@@ -1,0 +1,443 @@
+"""The sampler against its twin and against float64: which tokens survive, which a uniform draws, what is written.
+
+Each launch samples many rows with different parameters: that is how it is used, and the interpreter is slow.
+"""
+
+import re
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from executor_svc.uniforms import uniforms as philox_uniforms
+from kernels import reference
+from kernels.gpu import sampler_statistics
+from kernels.gpu.sampler import Sampler
+from tests.kernels.gpu.memory import far_apart, framed, noise
+
+TOLERANCE = 1e-5
+"""How far a uniform, a top_p or (as a part of it) a min_p may be from an edge for another token to be right as well."""
+QWEN_VOCAB = 151_936
+LAST_UNIFORM = 1 - 2**-24
+ON_GPU = torch.cuda.is_available()
+
+pytestmark = [
+    # The interpreter computes both sides of a choice, and minus the logarithm of a min_p of 0.
+    pytest.mark.filterwarnings("ignore:(invalid value|divide by zero|overflow) encountered:RuntimeWarning"),
+    pytest.mark.filterwarnings("ignore:All-NaN slice encountered:RuntimeWarning"),
+]
+
+
+@dataclass(frozen=True)
+class Row:
+    """How a row is sampled."""
+
+    uniform: float = 0.5
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Rows as the sampler takes them, and where it writes: lanes in disorder, between others that nobody samples."""
+
+    temperatures: Tensor
+    top_ks: Tensor
+    top_ps: Tensor
+    min_ps: Tensor
+    uniforms: Tensor
+    lanes: Tensor
+    last_tokens: Tensor
+    out: Tensor
+
+
+def columns_of(rows: list[Row], device: torch.device) -> Columns:
+    def floats(values: list[float]) -> Tensor:
+        return torch.tensor(values, dtype=torch.float32, device=device)
+
+    lanes = torch.randperm(2 * len(rows), generator=torch.Generator().manual_seed(len(rows)))[: len(rows)]
+    return Columns(
+        temperatures=floats([row.temperature for row in rows]),
+        top_ks=torch.tensor([row.top_k for row in rows], dtype=torch.int32, device=device),
+        top_ps=floats([row.top_p for row in rows]),
+        min_ps=floats([row.min_p for row in rows]),
+        uniforms=floats([row.uniform for row in rows]),
+        lanes=lanes.to(device, torch.int32),
+        last_tokens=torch.full((2 * len(rows) + 3,), -7, dtype=torch.int32, device=device),
+        out=torch.full((len(rows) + 5,), -9, dtype=torch.int32, device=device)[2:-3],
+    )
+
+
+def draw(logits: Tensor, rows: list[Row], sampler: Sampler | None = None, **options: int) -> list[int]:
+    """The rows' tokens, which must have gone to their lanes as well and nowhere else."""
+    columns = columns_of(rows, logits.device)
+    sampler = sampler or Sampler(len(rows), logits.shape[1], logits.device, **options)
+    sampler.sample(logits, **vars(columns))
+    assert columns.last_tokens[columns.lanes.long()].equal(columns.out)
+    assert (columns.last_tokens == -7).sum() == len(rows) + 3
+    surroundings = columns.out.as_strided((len(rows) + 5,), (1,), 0)
+    assert (surroundings[:2] == -9).all()
+    assert (surroundings[-3:] == -9).all()
+    return columns.out.tolist()
+
+
+def draw_by_twin(logits: Tensor, rows: list[Row]) -> list[int]:
+    columns = columns_of(rows, logits.device)
+    reference.sample(logits, **vars(columns))
+    return columns.out.tolist()
+
+
+def exact_weights(logits: Tensor, row: Row) -> np.ndarray:
+    """Unnormalized probabilities of a row's tokens in float64. Equal are those whose float32 scores are."""
+    values = logits.float().cpu().numpy()
+    scores = (values - values.max()) / np.float32(row.temperature)
+    weights = np.exp(scores.astype(np.float64))
+    if row.top_k:
+        weights[scores < np.sort(scores)[-min(row.top_k, len(scores))]] = 0
+    if row.top_p < 1:
+        order = np.argsort(scores, kind="stable")
+        dropped = weights[order].cumsum() / weights.sum() <= np.float64(np.float32(1) - np.float32(row.top_p))
+        dropped[-1] = False
+        weights[order[dropped]] = 0
+    weights[(np.exp(scores.astype(np.float64)) < row.min_p) & (scores < 0)] = 0
+    return weights
+
+
+def is_right(token: int, logits: Tensor, row: Row) -> bool:
+    """Whether the exact distribution has the token's share within the tolerance of the uniform."""
+    for top_p in {row.top_p, *(min(1.0, row.top_p + d) for d in (-TOLERANCE, TOLERANCE) if row.top_p < 1)}:
+        for min_p in {row.min_p, row.min_p * (1 - TOLERANCE), min(1.0, row.min_p * (1 + TOLERANCE))}:
+            weights = exact_weights(logits, replace(row, top_p=top_p, min_p=min_p))
+            end = weights[: token + 1].sum() / weights.sum()
+            start = end - weights[token] / weights.sum()
+            if weights[token] > 0 and start - TOLERANCE <= row.uniform <= end + TOLERANCE:
+                return True
+    return False
+
+
+def assert_right(tokens: list[int], logits: Tensor, rows: list[Row]) -> None:
+    """Equal to the twin's tokens, but for uniforms and parameters within the tolerance of an edge."""
+    expected = draw_by_twin(logits, rows)
+    others = [at for at, row in enumerate(rows) if tokens[at] != expected[at]]
+    wrong = [at for at in others if rows[at].temperature == 0 or not is_right(tokens[at], logits[at], rows[at])]
+    assert not wrong, [(rows[at], tokens[at], expected[at]) for at in wrong]
+    assert len(others) <= 1 + len(rows) // 20, "so many are no accident"
+
+
+KINDS = ("normal", "peaked", "flat", "few values", "mostly -inf")
+
+
+def make_logits(kind: str, seed: int, num_rows: int, vocab_size: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    normal = torch.randn(num_rows, vocab_size, generator=generator)
+    if kind == "peaked":
+        return 5 * normal
+    if kind == "flat":
+        return normal / 8
+    if kind == "few values":
+        return normal.round()
+    if kind == "mostly -inf":
+        dropped = torch.rand(num_rows, vocab_size, generator=generator) < 0.9
+        dropped[:, -1] = False
+        return (2 * normal).masked_fill(dropped, -torch.inf)
+    return 2 * normal
+
+
+SIZES = (1, 2, 3, 127, 128, 129, 1023, 1024, 1025, 4095, 4096, 4097, 4225)
+"""Around a segment, the 8 and the 32 segments that a program reads at a time, and powers of two of segments."""
+
+some_row = st.builds(
+    Row,
+    uniform=st.one_of(st.floats(0, LAST_UNIFORM, width=32), st.sampled_from([0.0, 0.5, LAST_UNIFORM])),
+    temperature=st.sampled_from([0.0, 0.3, 0.6, 1.0, 1.0, 1.7, 100.0]),
+    top_k=st.sampled_from([0, 0, 1, 2, 5, 20, 130, 10_000]),
+    top_p=st.sampled_from([1.0, 1.0, 0.01, 0.3, 0.5, 0.9, 0.95, 0.999]),
+    min_p=st.sampled_from([0.0, 0.0, 0.0, 0.01, 0.2, 0.9, 1.0]),
+)
+
+
+@settings(max_examples=12, deadline=None, derandomize=True, phases=[Phase.generate])  # shrinking would take minutes
+@given(
+    rows=st.lists(some_row, min_size=8, max_size=8),
+    kind=st.sampled_from(KINDS),
+    vocab_size=st.sampled_from(SIZES),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
+    num_candidates=st.sampled_from([2, 16, 2048]),
+    seed=st.integers(0, 99),
+)
+def test_draws_are_those_of_the_twin(
+    rows: list[Row],
+    kind: str,
+    vocab_size: int,
+    dtype: torch.dtype,
+    num_candidates: int,
+    seed: int,
+    device: torch.device,
+) -> None:
+    logits = framed(make_logits(kind, seed, len(rows), vocab_size).to(device, dtype), beside=seed % 3 * 8)
+    assert_right(draw(logits, rows, num_candidates=num_candidates), logits, rows)
+
+
+FILTERS = (
+    Row(temperature=0.7, top_k=7),
+    Row(temperature=1.3, top_p=0.7),
+    Row(temperature=1.0, min_p=0.1),
+    Row(temperature=0.8, top_k=9, top_p=0.8),
+    Row(temperature=1.5, top_k=30, top_p=0.9, min_p=0.15),
+)
+
+
+@pytest.mark.parametrize("kind", ["normal", "few values"])
+def test_every_token_that_survives_in_float64_is_drawn_in_the_middle_of_its_share(
+    kind: str, device: torch.device
+) -> None:
+    """So the others cannot have survived: there is no room for them."""
+    logits = make_logits(kind, 8, 1, 300).to(device)
+    rows, expected = [], []
+    for row in (*FILTERS, Row()):
+        shares = exact_weights(logits[0], row)
+        ends = shares.cumsum() / shares.sum()
+        middles = ends - shares / shares.sum() / 2
+        tokens = [int(token) for token in shares.nonzero()[0] if shares[token] / shares.sum() > 4 * TOLERANCE]
+        tokens = tokens[:: -(-len(tokens) // 6)]
+        assert len(tokens) > 2
+        rows += [replace(row, uniform=float(middles[token])) for token in tokens]
+        expected += tokens
+    assert draw(logits.expand(len(rows), -1), rows) == expected
+
+
+@pytest.mark.parametrize("row", [*FILTERS, Row(temperature=0.6)], ids=str)
+def test_tokens_are_as_frequent_as_they_are_probable(row: Row, device: torch.device) -> None:
+    """Pearson's chi-squared at a fixed seed, of one request's uniforms, against the exact probabilities."""
+    draws = 20_000 if ON_GPU else 40
+    logits = noise(3, 1, 10 if device.type == "cpu" else 400, dtype=torch.float32, device=device)
+    weights = exact_weights(logits[0], row)
+    expected = draws * weights / weights.sum()
+    chances = philox_uniforms(np.full(draws, 42, np.uint64), np.arange(draws, dtype=np.int32))
+    tokens = draw(logits.expand(draws, -1), [replace(row, uniform=float(chance)) for chance in chances])
+    counts = np.bincount(tokens, minlength=len(weights))
+    assert counts[expected == 0].sum() == 0
+    often = expected >= 5
+    assert often.sum() >= 3
+    rest = expected[~often].sum()
+    statistic = ((counts[often] - expected[often]) ** 2 / expected[often]).sum()
+    statistic += (counts[~often].sum() - rest) ** 2 / max(rest, 1)
+    # Approximately normal: mean n - 1, variance 2 (n - 1).
+    freedom = often.sum()
+    assert statistic < freedom + 4 * np.sqrt(2 * freedom)
+
+
+def test_ties_go_as_the_twins_do(device: torch.device) -> None:
+    """The edges here are exact in float32, so that there is no tolerance."""
+    logits = torch.zeros(12, 260, device=device)
+    logits[:, 256:] = 1.0  # of one token more than 256, and in another segment
+    logits[6:, :256] = -torch.inf
+    first, middle, last = 0.0, 0.5, LAST_UNIFORM
+    rows = [
+        Row(uniform=first, top_k=1),
+        Row(uniform=last, top_k=3),
+        Row(uniform=first, top_k=5),
+        Row(uniform=last, top_k=5),
+        Row(uniform=last, min_p=1.0),
+        Row(uniform=first, top_p=1e-6),
+        Row(uniform=first, top_p=0.5),
+        Row(uniform=last, top_p=0.5),
+        Row(uniform=middle, top_p=0.25),
+        Row(uniform=first, top_k=2, top_p=0.75),
+        Row(uniform=first, top_p=0.0),
+        Row(uniform=first, top_k=200, min_p=1.0),
+    ]
+    expected = [256, 259, 0, 259, 259, 259, 258, 259, 259, 257, 259, 256]
+    assert draw_by_twin(logits, rows) == expected
+    assert draw(logits, rows) == expected
+    assert draw(logits, rows, num_candidates=2) == expected
+
+
+def test_logits_that_the_temperature_makes_equal_tie(device: torch.device) -> None:
+    """Neighbours in float32 whose quotients by the temperature are one number: the twin's filters see that number."""
+    temperature = np.float32(1.9)
+    gap = np.float32(3.9)
+    while gap / temperature != np.nextafter(gap, np.float32(9)) / temperature:
+        gap = np.nextafter(gap, np.float32(9))
+    near, far = float(-gap), float(-np.nextafter(gap, np.float32(9)))
+    logits = torch.tensor([[0.0, far, near, -9.0], [0.0, near, far, -9.0]], device=device).repeat(3, 1)
+    rows = [Row(LAST_UNIFORM, float(temperature), top_k=2)] * 2 + [Row(0.95, float(temperature), top_p=0.85)] * 2
+    rows += [Row(0.95, float(temperature), top_k=2, top_p=0.85)] * 2
+    expected = draw_by_twin(logits, rows)
+    assert expected == [2] * 6, "a tie, else the farther one at 2 would be lost"
+    assert draw(logits, rows) == expected
+
+
+def test_greedy_rows_take_the_first_of_the_likeliest(device: torch.device) -> None:
+    logits = torch.zeros(4, 1000, device=device)
+    logits[0, 700] = logits[0, 999] = 3.0
+    logits[1, 5:130] = 3.0
+    logits[2, 128] = torch.inf
+    logits[3] = -torch.inf
+    rows = [Row(0.9, temperature=0.0, top_k=2, top_p=0.1)] * 4
+    assert draw(logits, rows) == draw_by_twin(logits, rows) == [700, 5, 128, 0]
+
+
+def test_what_is_no_number_still_gives_a_token(device: torch.device) -> None:
+    """The likeliest that is a number: a row of which one logit is NaN is not drawn from."""
+    logits = make_logits("normal", 1, 24, 300)
+    logits[:6] = torch.nan
+    logits[6:12] = -torch.inf
+    logits[12:18, 77] = torch.inf
+    logits[18:, 100] = torch.nan
+    logits[18:, 177] = 50.0
+    kinds = [Row(0.9, temperature=0.0), Row(0.9), Row(0.9, top_k=2), Row(0.9, top_p=0.5), Row(0.9, min_p=0.5)]
+    kinds.append(Row(0.9, top_k=3, top_p=0.5, min_p=0.1))
+    expected = [0] * 12 + [77] * 6 + [177] * 6
+    assert draw(logits.to(device), kinds * 4) == expected
+
+
+def test_a_segment_of_minus_inf_is_passed_over(device: torch.device) -> None:
+    logits = torch.full((4, 400), -torch.inf, device=device)
+    logits[:, 130] = 1.0
+    logits[:, 399] = 1.0
+    rows = [Row(0.0), Row(LAST_UNIFORM), Row(LAST_UNIFORM, top_k=300), Row(LAST_UNIFORM, top_k=9, top_p=0.999)]
+    assert draw(logits, rows) == [130, 399, 399, 399]
+
+
+@pytest.mark.parametrize("temperature", [1e-40, 1e-30, 1e-6, 100.0])
+def test_extreme_temperatures(temperature: float, device: torch.device) -> None:
+    logits = torch.tensor([[-40.0, 90.0, 30.0, 90.0]], device=device).expand(4, -1)
+    rows = [Row(LAST_UNIFORM, temperature, *filters) for filters in ((0,), (2,), (0, 0.9), (0, 1.0, 0.5))]
+    assert draw(logits, rows) == [3, 3, 3, 3]
+
+
+def test_a_row_does_not_depend_on_its_batch(device: torch.device) -> None:
+    """Not by a bit: the uniforms lie on what the twin takes for edges."""
+    logits = make_logits("normal", 4, 6, 700).to(device)
+    rows = [Row(), Row(top_k=5), Row(temperature=0.0), Row(top_p=0.9), Row(min_p=0.1), Row(top_k=20, top_p=0.7)]
+    edges = [exact_weights(logits[at], replace(row, temperature=1.0)).cumsum() for at, row in enumerate(rows)]
+    rows = [
+        replace(row, uniform=float(np.float32(sums[300] / sums[-1]))) for row, sums in zip(rows, edges, strict=True)
+    ]
+    together = draw(logits, rows)
+    other_way = draw(logits.flip(0), rows[::-1], Sampler(9, 700, device))
+    assert other_way == together[::-1]
+    for at in range(6):
+        assert draw(logits[at : at + 1], rows[at : at + 1]) == [together[at]]
+
+
+def test_logits_may_lie_more_than_32_bits_apart() -> None:
+    logits = far_apart(3, 140, torch.float16)
+    logits.copy_(make_logits("normal", 5, 3, 140))
+    rows = [Row(0.3), Row(0.3, temperature=0.0), Row(0.3, top_k=5, top_p=0.9)]
+    assert_right(draw(logits, rows), logits, rows)
+
+
+def test_a_whole_vocabulary(device: torch.device) -> None:
+    """Bounds from statistics, and bisection over most of the row where they leave more than can be gathered."""
+    logits = torch.cat([torch.zeros(2, QWEN_VOCAB), make_logits("normal", 9, 5, QWEN_VOCAB)]).to(device)
+    logits[3, 777] = 20.0
+    rows = [Row(LAST_UNIFORM), Row(0.25), Row(0.3), Row(0.99), Row(0.8, top_k=20, top_p=0.95), Row(0.4, top_p=0.95)]
+    rows += [Row(0.7, temperature=0.0)]
+    tokens = draw(logits, rows)
+    assert tokens[:2] == [QWEN_VOCAB - 1, QWEN_VOCAB // 4]
+    assert_right(tokens, logits, rows)
+
+
+def test_few_and_many_rows_are_cut_differently_but_summed_alike(device: torch.device) -> None:
+    """A few rows are spread over more programs; what a segment weighs is the same."""
+    vocab_size = 4097
+    many = sampler_statistics._FULL_CHIP_PROGRAMS if ON_GPU else 6
+    logits = make_logits("normal", 2, many, vocab_size).to(device)
+    temperatures = torch.full((many,), 0.7, device=device)
+    few_rows, many_rows = (
+        torch.full((2, many, sampler_statistics.count_segments(vocab_size)), torch.nan, device=device) for _ in range(2)
+    )
+    sampler_statistics.launch_statistics(logits, temperatures, *many_rows)
+    for row in range(many):
+        at = slice(row, row + 1)
+        sampler_statistics.launch_statistics(logits[at], temperatures[at], *few_rows[:, at])
+    assert few_rows.equal(many_rows)
+
+
+def test_what_does_not_fit_is_named(device: torch.device) -> None:
+    good = {"logits": torch.zeros(2, 50, device=device), **vars(columns_of([Row(), Row()], device))}
+    floats, ids = torch.zeros(2, device=device), torch.zeros(2, dtype=torch.int32, device=device)
+    for change, message in (
+        ({"logits": torch.zeros(2, 51, device=device)}, "logits has shape (2, 51), expected (2, 50)"),
+        ({"logits": torch.zeros(5, 50, device=device)}, "the number of rows of logits is 5, expected 0 to 4"),
+        ({"logits": torch.zeros(50, device=device)}, "logits has shape (50,), expected 2 dimensions"),
+        ({"logits": torch.zeros(2, 50, dtype=torch.int32, device=device)}, "logits is torch.int32, expected"),
+        ({"logits": torch.zeros(50, 2, device=device).t()}, "logits has strides (1, 2), expected 1 for the last"),
+        ({"temperatures": floats.double()}, "temperatures is torch.float64, expected torch.float32"),
+        ({"top_ks": ids.long()}, "top_ks is torch.int64, expected torch.int32"),
+        ({"top_ps": floats[:1]}, "top_ps has shape (1,), expected (2,)"),
+        ({"min_ps": floats.repeat(2)[::2]}, "min_ps has shape (2,) and strides (2,), expected it dense"),
+        ({"uniforms": floats.half()}, "uniforms is torch.float16"),
+        ({"lanes": ids.repeat(2)}, "lanes has shape (4,), expected (2,)"),
+        ({"last_tokens": ids[None]}, "last_tokens has shape (1, 2), expected 1 dimensions"),
+        ({"out": ids.long()}, "out is torch.int64"),
+    ):
+        with pytest.raises(ValueError, match=re.escape(message)):
+            Sampler(4, 50, device).sample(**{**good, **change})
+    if device.type == "cuda":
+        with pytest.raises(ValueError, match="top_ps is on cpu, expected cuda"):
+            Sampler(4, 50, device).sample(**{**good, "top_ps": floats.cpu()})
+    for arguments, options, message in (
+        ((0, 50), {}, "max_rows is 0, expected 1 to 65535"),
+        ((1, 0), {}, "vocab_size is 0, expected 1 to 262144"),
+        ((1, (1 << 18) + 1), {}, "vocab_size is 262145"),
+        ((1, 50), {"num_candidates": 100}, "num_candidates is 100, expected a power of two"),
+    ):
+        with pytest.raises(ValueError, match=re.escape(message)):
+            Sampler(*arguments, device, **options)
+
+
+def test_no_rows_are_no_launch(device: torch.device) -> None:
+    assert draw(torch.zeros(0, 50, device=device), [], Sampler(4, 50, device)) == []
+
+
+def mixed_rows(num_rows: int, seed: int) -> list[Row]:
+    """Greedy, unfiltered and filtered rows in turn, with uniforms at random."""
+    kinds = (Row(temperature=0.0), Row(), Row(temperature=0.6, top_k=20, top_p=0.95), *FILTERS, Row(top_k=2000))
+    chances = torch.rand(num_rows, generator=torch.Generator().manual_seed(seed)).tolist()
+    return [replace(kinds[at % len(kinds)], uniform=chance) for at, chance in enumerate(chances)]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("num_rows", [1, 7, 256])
+@pytest.mark.parametrize("kind", KINDS)
+def test_at_real_size(kind: str, num_rows: int, device: torch.device) -> None:
+    logits = make_logits(kind, num_rows, num_rows, QWEN_VOCAB).to(device, torch.bfloat16)
+    rows = mixed_rows(num_rows, 1)
+    assert_right(draw(logits, rows), logits.cpu(), rows)
+
+
+@pytest.mark.gpu
+def test_a_graph_replays_it_with_other_rows_and_without_a_wait(device: torch.device) -> None:
+    num_rows = 64
+    first, second = (make_logits("normal", seed, num_rows, QWEN_VOCAB).to(device, torch.bfloat16) for seed in (1, 2))
+    columns, others = (columns_of(mixed_rows(num_rows, seed), device) for seed in (3, 4))
+    sampler, logits = Sampler(num_rows, QWEN_VOCAB, device), first.clone()
+    sampler.sample(logits, **vars(columns))
+    expected_first = columns.out.clone()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        sampler.sample(logits, **vars(columns))
+    columns.out.fill_(-1)
+    graph.replay()
+    assert columns.out.equal(expected_first)
+
+    logits.copy_(second)
+    for column, other in zip(vars(columns).values(), vars(others).values(), strict=True):
+        column.copy_(other.roll(1))  # the kinds of all rows change
+    graph.replay()
+    eager = replace(columns, out=torch.empty_like(columns.out), last_tokens=torch.empty_like(columns.last_tokens))
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        sampler.sample(logits, **vars(eager))
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert columns.out.equal(eager.out)
