@@ -1,0 +1,7 @@
+"""C++ kernels for CPUs: the functions of `kernels.reference`, in bf16, for AMX, AVX-512 or AVX2."""
+
+from kernels.cpu.isa import ISA_VARIABLE, IsaError
+from kernels.cpu.kernels import CpuKernels, PackedWeight
+from kernels.cpu.loading import Loaded, load
+
+__all__ = ["ISA_VARIABLE", "CpuKernels", "IsaError", "Loaded", "PackedWeight", "load"]

@@ -1,0 +1,131 @@
+"""Compiles the C++ sources, once for each machine and version of them."""
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import shlex
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+
+from kernels.cpu.isa import Isa
+
+SOURCES = Path(__file__).parent / "csrc"
+FLAGS = (
+    *("-std=c++17", "-O3", "-fopenmp", "-fPIC", "-fno-math-errno", "-fno-trapping-math", "-mprefer-vector-width=512"),
+    "-fno-gnu-unique",  # or the libraries of two instruction sets would share what inline functions hold
+)
+LIBRARY = "kernels.so"
+TIMEOUT_S = 600
+
+
+class BuildError(RuntimeError):
+    """There is no compiler, or it fails; the message says what it says."""
+
+
+def cache_folder() -> Path:
+    """Where libraries are kept: `$XDG_CACHE_HOME/baton/cpu-kernels`."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "baton" / "cpu-kernels"
+
+
+def openmp_runtime() -> Path:
+    """The OpenMP library that torch has loaded. Ours has to use the same one: two of them would have two pools of
+    threads, which wait for work on each other's cores.
+
+    Raises:
+        BuildError: torch has none.
+    """
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        path = Path(line.split(maxsplit=5)[-1])
+        if path.name.startswith(("libgomp", "libiomp5")):
+            return path
+    raise BuildError("torch has no OpenMP runtime (libgomp or libiomp5) loaded")
+
+
+def build(isa: Isa, say: Callable[[str], None]) -> Path:
+    """The library for an instruction set: from the cache, or compiled into it.
+
+    Processes that build the same one wait for the first of them.
+
+    Args:
+        isa: to compile for.
+        say: told, in a line, before a compiler is started.
+
+    Raises:
+        BuildError: there is no compiler, it fails, or the cache cannot be written.
+    """
+    runtime = openmp_runtime()
+    library = cache_folder() / _key(isa, runtime) / LIBRARY
+    if library.exists():
+        return library
+    compiler = shlex.split(os.environ.get("CXX") or "g++")
+    if shutil.which(compiler[0]) is None:
+        raise BuildError(f"there is no C++ compiler {compiler[0]} (CXX can name another)")
+    try:
+        library.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(library.parent / "lock"):
+            if not library.exists():
+                say(f"building the CPU kernels for {isa.name}, once; they are kept in {library.parent}")
+                _compile(compiler, isa, runtime, library)
+    except OSError as error:
+        raise BuildError(f"the CPU kernels cannot be kept in {library.parent}: {error}") from error
+    return library
+
+
+def _key(isa: Isa, runtime: Path) -> str:
+    digest = hashlib.sha256()
+    for path in sorted(SOURCES.iterdir()):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    parts = (*FLAGS, *isa.compiler_flags, torch.__version__, str(runtime))
+    digest.update("\0".join(parts).encode())
+    return f"{isa.name}-{digest.hexdigest()[:20]}"
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _compile(compiler: list[str], isa: Isa, runtime: Path, library: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=library.parent) as folder:
+        objects = []
+        running = []
+        for source in sorted(SOURCES.glob("*.cpp")):
+            target = Path(folder) / f"{source.stem}.o"
+            objects.append(str(target))
+            running.append([*compiler, *FLAGS, *isa.compiler_flags, "-c", str(source), "-o", str(target)])
+        _run_all(running)
+        # Without -fopenmp here: it would add the compiler's own runtime to torch's.
+        unfinished = Path(folder) / LIBRARY
+        _run_all([[*compiler, "-shared", *objects, str(runtime), "-o", str(unfinished)]])
+        unfinished.replace(library)  # at once: whoever sees it sees all of it
+
+
+def _run_all(commands: list[list[str]]) -> None:
+    """Run commands at the same time.
+
+    Raises:
+        BuildError: one failed, or took too long.
+    """
+    with contextlib.ExitStack() as stack:
+        running = [
+            stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
+            for command in commands
+        ]
+        try:
+            outputs = [process.communicate(timeout=TIMEOUT_S)[0] for process in running]
+        except subprocess.TimeoutExpired as error:
+            for process in running:
+                process.kill()
+            raise BuildError(f"the compiler took more than {TIMEOUT_S} s") from error
+    for command, process, output in zip(commands, running, outputs, strict=True):
+        if process.returncode != 0:
+            raise BuildError(f"{' '.join(command)} failed: {output.strip()[-2000:]}")

@@ -1,0 +1,58 @@
+"""From what the processor has to kernels that can be called."""
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from kernels.cpu.build import BuildError, build
+from kernels.cpu.isa import TORCH, choose_isas, processor_flags
+from kernels.cpu.kernels import CpuKernels
+from kernels.cpu.library import Library
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What a process computes with.
+
+    Attributes:
+        kernels: None where the torch path has to do.
+        isa: name of the instruction set, or `torch`.
+        reason: why this one, in words for the log.
+        problem: what kept a better one away and what is lost, in words for a warning; None if nothing did.
+    """
+
+    kernels: CpuKernels | None
+    isa: str
+    reason: str
+    problem: str | None
+
+
+def load(threads: int, say: Callable[[str], None], environment: Mapping[str, str] = os.environ) -> Loaded:
+    """The kernels for the best instruction set of this processor, or for that which `BATON_CPU_ISA` names.
+
+    The first call on a machine compiles them, which takes some seconds.
+
+    Args:
+        threads: each kernel computes with, at most.
+        say: told, in a line, before a compiler is started.
+        environment: where `BATON_CPU_ISA` is looked for.
+
+    Raises:
+        IsaError: `BATON_CPU_ISA` asks for one that does not exist or that the processor cannot run.
+    """
+    choice = choose_isas(processor_flags(), environment)
+    problems: list[str] = []
+    for isa in choice.candidates:
+        try:
+            library = Library(build(isa, say))
+        except (BuildError, OSError) as error:
+            problems.append(f"no kernels for {isa.name}: {error}")
+            continue
+        if library.request_tiles() != 0:
+            problems.append(f"no kernels for {isa.name}: the system refuses the tile registers")
+            continue
+        return Loaded(CpuKernels(library, threads), isa.name, choice.reason, "; ".join(problems) or None)
+    if not problems:
+        return Loaded(None, TORCH, choice.reason, None)
+    problems.append("plain torch runs instead, at a fraction of the speed")
+    return Loaded(None, TORCH, "nothing better could be built", "; ".join(problems))
