@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from executor_svc.config import Qwen3Config
+from executor_svc.sharding import Shard
 
 
 @dataclass(frozen=True)
@@ -19,8 +20,9 @@ class Activations:
         projected: [tokens, hidden], what attention or the MLP adds to the residual stream.
         qkv: [tokens, (heads + 2 * kv_heads) * head_dim].
         query, attended: [tokens, heads, head_dim].
-        gate_up: [tokens, 2 * intermediate].
-        gated: [tokens, intermediate].
+        gate_up: [tokens, 2 * intermediate], of dense MLPs.
+        gated: [tokens, intermediate], likewise.
+        router_logits: [tokens, experts], of mixtures.
     """
 
     residual: Tensor
@@ -31,9 +33,12 @@ class Activations:
     attended: Tensor
     gate_up: Tensor
     gated: Tensor
+    router_logits: Tensor
 
     @classmethod
-    def empty(cls, config: Qwen3Config, max_tokens: int, dtype: torch.dtype, device: torch.device) -> "Activations":
+    def empty(
+        cls, config: Qwen3Config, shard: Shard, max_tokens: int, dtype: torch.dtype, device: torch.device
+    ) -> "Activations":
         """Uninitialised memory for steps of up to `max_tokens` tokens."""
 
         def new(*shape: int) -> Tensor:
@@ -43,11 +48,12 @@ class Activations:
             residual=new(config.hidden_size),
             normed=new(config.hidden_size),
             projected=new(config.hidden_size),
-            qkv=new((config.num_heads + 2 * config.num_kv_heads) * config.head_dim),
-            query=new(config.num_heads, config.head_dim),
-            attended=new(config.num_heads, config.head_dim),
-            gate_up=new(2 * config.intermediate_size),
-            gated=new(config.intermediate_size),
+            qkv=new((shard.num_heads + 2 * shard.num_kv_heads) * config.head_dim),
+            query=new(shard.num_heads, config.head_dim),
+            attended=new(shard.num_heads, config.head_dim),
+            gate_up=new(2 * shard.intermediate_size),
+            gated=new(shard.intermediate_size),
+            router_logits=new(config.moe.num_experts if config.moe else 0),
         )
 
     def first(self, num_tokens: int) -> "Activations":

@@ -7,6 +7,9 @@ import msgspec
 
 from common.errors import CheckpointError
 
+MOE = "qwen3_moe"
+"""The model_type of a Qwen3 with mixtures of experts."""
+
 
 class RopeConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Rotary embedding, as transformers' `rope_parameters` describe it.
@@ -34,10 +37,30 @@ class RopeConfig(msgspec.Struct, frozen=True, kw_only=True):
     truncate: bool = True
 
 
-class Qwen3Config(msgspec.Struct, frozen=True, kw_only=True):
-    """A dense Qwen3 model. Sizes are counts of elements; `head_dim * num_heads` need not be `hidden_size`.
+class MoeConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The mixtures of experts in a Qwen3-MoE.
 
     Attributes:
+        num_experts: in each sparse layer.
+        num_chosen: experts that compute a token.
+        intermediate_size: of one expert.
+        renormalized: whether the chosen experts' weights are made to sum to 1.
+        sparse_layers: layers with a mixture, ascending; the others have a dense MLP.
+    """
+
+    num_experts: int
+    num_chosen: int
+    intermediate_size: int
+    renormalized: bool
+    sparse_layers: tuple[int, ...]
+
+
+class Qwen3Config(msgspec.Struct, frozen=True, kw_only=True):
+    """A Qwen3 model. Sizes are counts of elements; `head_dim * num_heads` need not be `hidden_size`.
+
+    Attributes:
+        intermediate_size: of dense MLPs.
+        moe: None where every layer's MLP is dense.
         max_positions: positions a sequence may have, those yarn adds included.
         tied: whether the output projection is the embedding table.
         dtype: what the checkpoint says it is stored as; empty if it does not say.
@@ -46,6 +69,7 @@ class Qwen3Config(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size: int
     hidden_size: int
     intermediate_size: int
+    moe: MoeConfig | None
     num_layers: int
     num_heads: int
     num_kv_heads: int
@@ -83,7 +107,7 @@ class _ConfigJson(msgspec.Struct, frozen=True, kw_only=True):
     num_hidden_layers: int
     num_attention_heads: int
     num_key_value_heads: int | None = None
-    head_dim: int | None = 128
+    head_dim: int | msgspec.UnsetType | None = msgspec.UNSET
     hidden_act: str = "silu"
     max_position_embeddings: int = 32768
     rms_norm_eps: float = 1e-6
@@ -98,6 +122,12 @@ class _ConfigJson(msgspec.Struct, frozen=True, kw_only=True):
     rope_parameters: _RopeJson | None = None
     quantization_config: dict[str, Any] | None = None
     num_experts: int | None = None
+    num_local_experts: int | None = None  # the name of num_experts since transformers 5
+    num_experts_per_tok: int = 8
+    moe_intermediate_size: int = 768
+    norm_topk_prob: bool = False
+    decoder_sparse_step: int = 1
+    mlp_only_layers: list[int] | None = None
     dtype: str | None = None
     torch_dtype: str | None = None
 
@@ -116,8 +146,8 @@ def read_config(folder: Path) -> Qwen3Config:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
     try:
         model_type = msgspec.json.decode(data, type=dict[str, Any]).get("model_type")
-        if model_type != "qwen3":  # before the types of its other fields: those of another model mean nothing here
-            raise CheckpointError(f"{path} has model_type {model_type!r}; only 'qwen3' (dense) can be served")
+        if model_type not in ("qwen3", MOE):  # before other fields: those of another model mean nothing here
+            raise CheckpointError(f"{path} has model_type {model_type!r}; only 'qwen3' and {MOE!r} can be served")
         raw = msgspec.json.decode(data, type=_ConfigJson)
     except msgspec.MsgspecError as error:
         raise CheckpointError(f"{path} is not a Qwen3 configuration: {error}") from error
@@ -130,10 +160,11 @@ def read_config(folder: Path) -> Qwen3Config:
         vocab_size=raw.vocab_size,
         hidden_size=raw.hidden_size,
         intermediate_size=raw.intermediate_size,
+        moe=_moe(raw),
         num_layers=raw.num_hidden_layers,
         num_heads=raw.num_attention_heads,
         num_kv_heads=raw.num_key_value_heads or raw.num_attention_heads,
-        head_dim=raw.head_dim or raw.hidden_size // raw.num_attention_heads,
+        head_dim=_head_dim(raw),
         rms_norm_eps=raw.rms_norm_eps,
         max_positions=max(raw.max_position_embeddings, int(rope.factor * rope.original_max_positions)),
         tied=raw.tie_word_embeddings,
@@ -152,9 +183,13 @@ def _unsupported(raw: _ConfigJson, rope: _RopeJson) -> list[str]:
     if raw.quantization_config is not None:
         method = raw.quantization_config.get("quant_method", "unknown")
         found.append(f"quantized weights ({method})")
-    if raw.num_experts:
+    if raw.model_type != MOE and raw.num_experts:
         found.append(f"a mixture of {raw.num_experts} experts")
-    if raw.layer_types is not None:
+    if raw.decoder_sparse_step < 1:
+        found.append(f"decoder_sparse_step {raw.decoder_sparse_step} (only 1 and above)")
+    if raw.model_type == MOE:
+        windowed = True  # in every layer, says transformers
+    elif raw.layer_types is not None:
         windowed = any(kind != "full_attention" for kind in raw.layer_types)
     else:
         windowed = raw.max_window_layers < raw.num_hidden_layers
@@ -168,6 +203,30 @@ def _unsupported(raw: _ConfigJson, rope: _RopeJson) -> list[str]:
     if rope.partial_rotary_factor != 1.0:
         found.append(f"partial_rotary_factor {rope.partial_rotary_factor} (only 1)")
     return found
+
+
+def _head_dim(raw: _ConfigJson) -> int:
+    if raw.head_dim is msgspec.UNSET and raw.model_type != MOE:
+        return 128  # transformers' default for dense models only
+    return raw.head_dim or raw.hidden_size // max(1, raw.num_attention_heads)
+
+
+def _moe(raw: _ConfigJson) -> MoeConfig | None:
+    num_experts = raw.num_experts or raw.num_local_experts
+    if raw.model_type != MOE or not num_experts:
+        return None
+    dense = raw.mlp_only_layers or []
+    step = raw.decoder_sparse_step
+    sparse = tuple(i for i in range(raw.num_hidden_layers) if i not in dense and (i + 1) % step == 0)
+    if not sparse:
+        return None
+    return MoeConfig(
+        num_experts=num_experts,
+        num_chosen=raw.num_experts_per_tok,
+        intermediate_size=raw.moe_intermediate_size,
+        renormalized=raw.norm_topk_prob,
+        sparse_layers=sparse,
+    )
 
 
 def _rope(raw: _ConfigJson, rope: _RopeJson) -> RopeConfig:
@@ -197,5 +256,13 @@ def _check_sizes(path: Path, config: Qwen3Config) -> None:
         raise CheckpointError(
             f"{path} has {config.num_heads} attention heads, not a multiple of its {config.num_kv_heads} KV heads"
         )
+    if config.moe is not None:
+        for field in ("num_experts", "num_chosen", "intermediate_size"):
+            if getattr(config.moe, field) < 1:
+                raise CheckpointError(f"{path} has moe.{field} {getattr(config.moe, field)}; it must be at least 1")
+        if config.moe.num_chosen > config.moe.num_experts:
+            raise CheckpointError(
+                f"{path} has {config.moe.num_experts} experts, of which {config.moe.num_chosen} compute each token"
+            )
     if config.head_dim % 2:
         raise CheckpointError(f"{path} has head_dim {config.head_dim}; rotary embedding needs an even one")

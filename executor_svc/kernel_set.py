@@ -1,15 +1,51 @@
-"""What the model asks of a device's kernels. `kernels.reference` is one such set, for any device."""
+"""What the model asks of a device's kernels, and the set for any device: plain torch."""
 
+from collections.abc import Callable
 from typing import Protocol
 
 from torch import Tensor
 
+from kernels import reference
 
-class KernelSet(Protocol):
+Projection = Callable[[Tensor, Tensor], None]
+"""A linear layer that has its weight: from x [rows, in] to `out` [rows, out]."""
+
+GatedProjection = Callable[[Tensor, Tensor, Tensor], None]
+"""SwiGLU's first half: from x [rows, in] to silu(gate) * up in `out` [rows, size]. In between is room for both of them,
+[rows, 2 * size], which may or may not be written."""
+
+
+class Sampler(Protocol):
+    """Draws tokens."""
+
+    def sample(
+        self,
+        logits: Tensor,
+        temperatures: Tensor,
+        top_ks: Tensor,
+        top_ps: Tensor,
+        min_ps: Tensor,
+        uniforms: Tensor,
+        lanes: Tensor,
+        last_tokens: Tensor,
+        out: Tensor,
+    ) -> None:
+        """See `kernels.reference.sample`."""
+        ...
+
+
+class KernelSet(Sampler, Protocol):
     """Kernels with the signatures of their twins in `kernels.reference`, where each is documented."""
 
-    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
-        """A matrix product with a weight, see `kernels.reference.linear`."""
+    def projection(self, weight: Tensor, bias: Tensor | None, *, shared: bool = False) -> Projection:
+        """`kernels.reference.linear` with a weight, laid out as these kernels like it.
+
+        Unless the weight is `shared`, it is theirs from now on: its memory may be given back at once.
+        """
+        ...
+
+    def gated_projection(self, gate_up: Tensor) -> GatedProjection:
+        """`silu_and_mul` of a `linear` without a bias; gate_up [2 * size, in], gate over up, is theirs from now on."""
         ...
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
@@ -36,27 +72,51 @@ class KernelSet(Protocol):
         """See `kernels.reference.qk_norm_rope_store`."""
         ...
 
-    def silu_and_mul(self, gate_up: Tensor, out: Tensor) -> None:
-        """See `kernels.reference.silu_and_mul`."""
-        ...
-
     def embed_tokens(
         self, token_ids: Tensor, token_lanes: Tensor, last_tokens: Tensor, table: Tensor, out: Tensor
     ) -> None:
         """See `kernels.reference.embed_tokens`."""
         ...
 
-    def sample(
+    def mix_experts(
         self,
-        logits: Tensor,
-        temperatures: Tensor,
-        top_ks: Tensor,
-        top_ps: Tensor,
-        min_ps: Tensor,
-        uniforms: Tensor,
-        lanes: Tensor,
-        last_tokens: Tensor,
+        x: Tensor,
+        router_logits: Tensor,
+        gate_up: Tensor,
+        down: Tensor,
+        num_chosen: int,
+        renormalized: bool,
         out: Tensor,
     ) -> None:
-        """See `kernels.reference.sample`."""
+        """See `kernels.reference.mix_experts`."""
         ...
+
+
+class PlainProjections:
+    """Torch's matrix products, with the weights as they are."""
+
+    silu_and_mul: Callable[[Tensor, Tensor], None] = staticmethod(reference.silu_and_mul)
+
+    def projection(self, weight: Tensor, bias: Tensor | None, *, shared: bool = False) -> Projection:
+        """See `KernelSet.projection`."""
+        return lambda x, out: reference.linear(x, weight, bias, out)
+
+    def gated_projection(self, gate_up: Tensor) -> GatedProjection:
+        """See `KernelSet.gated_projection`."""
+
+        def project(x: Tensor, both: Tensor, out: Tensor) -> None:
+            reference.linear(x, gate_up, None, both)
+            self.silu_and_mul(both, out)
+
+        return project
+
+
+class TorchKernels(PlainProjections):
+    """`kernels.reference`: any device, any dtype."""
+
+    rms_norm = staticmethod(reference.rms_norm)
+    add_rms_norm = staticmethod(reference.add_rms_norm)
+    qk_norm_rope_store = staticmethod(reference.qk_norm_rope_store)
+    embed_tokens = staticmethod(reference.embed_tokens)
+    mix_experts = staticmethod(reference.mix_experts)
+    sample = staticmethod(reference.sample)

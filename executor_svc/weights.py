@@ -1,12 +1,14 @@
 """From safetensors to parameters: every name and shape is checked before a byte is read, then tensors stream one by
-one into their place in the fused matrices and into the fingerprint."""
+one into their place in the fused matrices. A rank reads what it keeps; the ranks share out the hashing."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 import torch
 import xxhash
 from safetensors import SafetensorError, safe_open
@@ -15,6 +17,9 @@ from torch import Tensor
 from common.errors import CheckpointError
 from executor_svc.config import Qwen3Config
 from executor_svc.model import Qwen3Weights
+from executor_svc.parallel import ALONE, Group
+from executor_svc.places import Place, places
+from executor_svc.sharding import Shard
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -66,7 +71,7 @@ class Checkpoint:
         return tuple(entry.get_shape()), entry.get_dtype()
 
     def read(self, name: str) -> Tensor:
-        """A tensor as it is stored, on the CPU."""
+        """A tensor as it is stored, on the CPU. Its memory is the file's: only what is looked at is read."""
         tensor: Tensor = self._source[name].get_tensor(name)
         return tensor
 
@@ -80,30 +85,36 @@ class Checkpoint:
 
 
 def load_weights(
-    checkpoint: Checkpoint, config: Qwen3Config, dtype: torch.dtype, device: torch.device
+    checkpoint: Checkpoint, config: Qwen3Config, dtype: torch.dtype, device: torch.device, group: Group = ALONE
 ) -> tuple[Qwen3Weights, str]:
-    """Read all weights, cast to `dtype`, and hash them.
+    """Read this rank's part of the weights, cast to `dtype`, and hash all of them with the other ranks.
 
     Returns:
-        The weights, and the model's fingerprint: xxh3_128 (32 hex digits) over the configuration and the name and
-        stored bytes of every tensor that is used. Neither sharding nor `dtype` changes it.
+        The weights, and the model's fingerprint: xxh3_128 (32 hex digits) over the configuration and over the name and
+        the xxh3_128 of the stored bytes of every tensor that is used. Neither the files they are in nor `dtype` nor
+        the number of ranks changes it, and it is the same on every rank.
 
     Raises:
         CheckpointError: tensors are missing, unexpected, of another shape than the configuration says, or stored in
-            a dtype that is not supported; the message names them.
+            a dtype that is not supported (the message names them), or the ranks cannot share the model out.
     """
+    shard = Shard.of(config, group.rank, group.size)
     # A tied checkpoint may hold lm_head.weight all the same, as a copy; transformers ignores it too.
     names = [name for name in checkpoint.names if not (config.tied and name == "lm_head.weight")]
-    _check(checkpoint, names, _places(config, Qwen3Weights.empty(config, dtype, torch.device("meta"))))
-    weights = Qwen3Weights.empty(config, dtype, device)
-    places = _places(config, weights)
-    digest = xxhash.xxh3_128(_identity(config))
-    for name in names:
-        tensor = checkpoint.read(name)
-        digest.update(name.encode())
-        digest.update(tensor.contiguous().view(torch.uint8).numpy().data)
-        places[name].copy_(tensor)
-    return weights, digest.hexdigest()
+    _check(checkpoint, names, places(config, shard, Qwen3Weights.empty(config, dtype, torch.device("meta"), shard)))
+    weights = Qwen3Weights.empty(config, dtype, device, shard)
+    for table in (weights.embedding, weights.head):
+        table[len(shard.vocab) :] = 0
+    place_of = places(config, shard, weights)
+    digests = np.zeros((len(names), 4), dtype=np.int32)
+    for index, name in enumerate(names):
+        tensor, place = checkpoint.read(name), place_of[name]
+        if place.target is not None:
+            place.target.copy_(tensor[place.part])
+        if index % group.size == group.rank:
+            stored = tensor.contiguous().view(torch.uint8).numpy()
+            digests[index] = np.frombuffer(xxhash.xxh3_128_digest(stored.data), dtype=np.int32)
+    return weights, _fingerprint(config, names, digests, device, group)
 
 
 def stored_dtype(checkpoint: Checkpoint, config: Qwen3Config) -> torch.dtype:
@@ -148,47 +159,30 @@ def _shards(folder: Path) -> dict[Path, set[str] | None]:
     return shards
 
 
-def _places(config: Qwen3Config, weights: Qwen3Weights) -> dict[str, Tensor]:
-    """Where each tensor of a Hugging Face checkpoint goes: its name -> a view into the fused parameters."""
-    q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    places = {"model.embed_tokens.weight": weights.embedding, "model.norm.weight": weights.norm}
-    if not config.tied:
-        places["lm_head.weight"] = weights.head
-    for index, layer in enumerate(weights.layers):
-        prefix = f"model.layers.{index}."
-        q, k, v = layer.qkv.split_with_sizes([q_size, kv_size, kv_size])
-        gate, up = layer.gate_up.chunk(2)
-        named = {
-            "input_layernorm.weight": layer.input_norm,
-            "self_attn.q_proj.weight": q,
-            "self_attn.k_proj.weight": k,
-            "self_attn.v_proj.weight": v,
-            "self_attn.o_proj.weight": layer.output,
-            "self_attn.q_norm.weight": layer.q_norm,
-            "self_attn.k_norm.weight": layer.k_norm,
-            "post_attention_layernorm.weight": layer.post_attention_norm,
-            "mlp.gate_proj.weight": gate,
-            "mlp.up_proj.weight": up,
-            "mlp.down_proj.weight": layer.down,
-        }
-        if layer.qkv_bias is not None and layer.output_bias is not None:
-            biases = (*layer.qkv_bias.split_with_sizes([q_size, kv_size, kv_size]), layer.output_bias)
-            named.update((f"self_attn.{part}_proj.bias", bias) for part, bias in zip("qkvo", biases, strict=True))
-        places.update((prefix + name, place) for name, place in named.items())
-    return places
+def _fingerprint(
+    config: Qwen3Config, names: Sequence[str], digests: npt.NDArray[np.int32], device: torch.device, group: Group
+) -> str:
+    """Hash what the ranks found; each has zeros for the tensors that others hashed."""
+    total = torch.from_numpy(digests).to(device)
+    group.all_reduce(total)
+    digest = xxhash.xxh3_128(_identity(config))
+    for name, hashed in zip(names, total.cpu().numpy(), strict=True):
+        digest.update(name.encode())
+        digest.update(hashed.tobytes())
+    return digest.hexdigest()
 
 
-def _check(checkpoint: Checkpoint, names: list[str], places: Mapping[str, Tensor]) -> None:
+def _check(checkpoint: Checkpoint, names: list[str], expected: Mapping[str, Place]) -> None:
     misshaped, unreadable = [], []
     for name in names:
         shape, stored = checkpoint.header(name)
-        if name in places and shape != tuple(places[name].shape):
-            misshaped.append(f"{name} is {list(shape)}, not {list(places[name].shape)}")
+        if name in expected and shape != expected[name].shape:
+            misshaped.append(f"{name} is {list(shape)}, not {list(expected[name].shape)}")
         if stored not in READABLE_DTYPES:
             unreadable.append(f"{name} is {stored}")
     complaints = [
-        _complaint("it lacks", places.keys() - set(names)),
-        _complaint("no Qwen3 of this configuration has", set(names) - places.keys()),
+        _complaint("it lacks", expected.keys() - set(names)),
+        _complaint("no Qwen3 of this configuration has", set(names) - expected.keys()),
         _complaint("the configuration gives other shapes", misshaped),
         _complaint(f"only {', '.join(READABLE_DTYPES)} can be read", unreadable),
     ]

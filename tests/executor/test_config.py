@@ -9,7 +9,7 @@ import pytest
 
 from common.errors import CheckpointError
 from common.model_files import DEMO_MODEL_DIR
-from executor_svc.config import RopeConfig, read_config
+from executor_svc.config import MoeConfig, RopeConfig, read_config
 
 # The fields of Qwen/Qwen3-32B's config.json as published, in the layout from before transformers 5.
 QWEN3_32B = {
@@ -41,9 +41,30 @@ QWEN3_32B = {
     "vocab_size": 151936,
 }
 
+# What Qwen/Qwen3-30B-A3B's, as published, says otherwise.
+QWEN3_30B_A3B = {
+    **QWEN3_32B,
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "decoder_sparse_step": 1,
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "max_window_layers": 48,
+    "mlp_only_layers": [],
+    "model_type": "qwen3_moe",
+    "moe_intermediate_size": 768,
+    "norm_topk_prob": True,
+    "num_attention_heads": 32,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 48,
+    "num_key_value_heads": 4,
+    "output_router_logits": False,
+    "router_aux_loss_coef": 0.001,
+}
 
-def write(folder: Path, **changes: Any) -> Path:
-    (folder / "config.json").write_text(json.dumps({**QWEN3_32B, **changes}))
+
+def write(folder: Path, base: dict[str, Any] = QWEN3_32B, **changes: Any) -> Path:
+    (folder / "config.json").write_text(json.dumps({**base, **changes}))
     return folder
 
 
@@ -53,6 +74,42 @@ def test_published_layout(tmp_path: Path) -> None:
     assert (config.hidden_size, config.intermediate_size, config.vocab_size) == (5120, 25600, 151936)
     assert (config.tied, config.dtype, config.max_positions) == (False, "bfloat16", 40960)
     assert config.rope == RopeConfig(rope_type="default", theta=1_000_000)
+    assert config.moe is None
+
+
+@pytest.mark.parametrize("key", ["num_experts", "num_local_experts"])
+def test_mixture_of_experts(tmp_path: Path, key: str) -> None:
+    """transformers 5 has renamed the number of experts."""
+    config = read_config(write(tmp_path, QWEN3_30B_A3B, **{"num_experts": None, key: 128}))
+    assert (config.num_layers, config.num_heads, config.num_kv_heads, config.head_dim) == (48, 32, 4, 128)
+    assert config.moe == MoeConfig(
+        num_experts=128, num_chosen=8, intermediate_size=768, renormalized=True, sparse_layers=tuple(range(48))
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "sparse_layers"),
+    [
+        ({"mlp_only_layers": [0, 2]}, (1, 3, 4, 5)),
+        ({"decoder_sparse_step": 2}, (1, 3, 5)),
+        ({"decoder_sparse_step": 3, "mlp_only_layers": [5]}, (2,)),
+        ({"mlp_only_layers": None}, (0, 1, 2, 3, 4, 5)),
+        ({"decoder_sparse_step": 7}, None),
+        ({"num_experts": 0}, None),
+    ],
+    ids=str,
+)
+def test_sparse_layers(tmp_path: Path, changes: dict[str, Any], sparse_layers: tuple[int, ...] | None) -> None:
+    moe = read_config(write(tmp_path, QWEN3_30B_A3B, num_hidden_layers=6, **changes)).moe
+    assert sparse_layers == (moe and moe.sparse_layers)
+
+
+def test_head_dim_that_is_not_said(tmp_path: Path) -> None:
+    """transformers takes 128 for dense models, and hidden_size / heads for mixtures."""
+    for base, head_dim in ((QWEN3_32B, 128), (QWEN3_30B_A3B, 64)):
+        folder = write(tmp_path, {key: value for key, value in base.items() if key != "head_dim"})
+        assert read_config(folder).head_dim == head_dim
+    assert read_config(write(tmp_path, head_dim=None)).head_dim == 80
 
 
 def test_transformers_5_layout(tmp_path: Path) -> None:
@@ -80,10 +137,17 @@ def test_demo_model() -> None:
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
-        ({"model_type": "qwen3_moe"}, "has model_type 'qwen3_moe'; only 'qwen3' (dense) can be served"),
+        ({"model_type": "qwen2_moe"}, "has model_type 'qwen2_moe'; only 'qwen3' and 'qwen3_moe' can be served"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu' (only 'silu')"),
         ({"quantization_config": {"quant_method": "fp8"}}, "quantized weights (fp8)"),
         ({"num_experts": 128}, "a mixture of 128 experts"),
+        (
+            {**QWEN3_30B_A3B, "num_experts_per_tok": 129},
+            "128 experts, of which 129 compute each token",
+        ),
+        ({**QWEN3_30B_A3B, "moe_intermediate_size": 0}, "moe.intermediate_size 0; it must be at least 1"),
+        ({**QWEN3_30B_A3B, "decoder_sparse_step": 0}, "decoder_sparse_step 0 (only 1 and above)"),
+        ({**QWEN3_30B_A3B, "use_sliding_window": True, "sliding_window": 4096}, "sliding-window attention"),
         ({"use_sliding_window": True, "sliding_window": 4096, "max_window_layers": 32}, "sliding-window attention"),
         (
             {"use_sliding_window": True, "sliding_window": 4096, "layer_types": ["sliding_attention"] * 64},

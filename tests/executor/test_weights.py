@@ -12,17 +12,21 @@ from safetensors.torch import load_file, save_file
 
 from common.errors import CheckpointError
 from executor_svc.config import read_config
+from executor_svc.mlp import DenseMlp, MoeMlp
 from executor_svc.model import Qwen3Weights
+from executor_svc.parallel import ALONE, Group
 from executor_svc.weights import INDEX_FILE, SINGLE_FILE, Checkpoint, load_weights, stored_dtype
 from tests.executor.conftest import Make
+from tests.executor.ranks import in_threads
+from tests.support.checkpoints import EXPERTS
 
 Edit = Callable[[dict[str, torch.Tensor]], object]
 
 
-def load(folder: Path, dtype: torch.dtype = torch.float32) -> tuple[Qwen3Weights, str]:
+def load(folder: Path, dtype: torch.dtype = torch.float32, group: Group = ALONE) -> tuple[Qwen3Weights, str]:
     config = read_config(folder)
     with Checkpoint(folder) as checkpoint:
-        return load_weights(checkpoint, config, dtype, torch.device("cpu"))
+        return load_weights(checkpoint, config, dtype, torch.device("cpu"), group)
 
 
 @pytest.fixture
@@ -71,14 +75,63 @@ def test_every_tensor_is_where_it_belongs(checkpoint: Make) -> None:
         assert layer.qkv_bias is not None
         assert (layer.qkv == torch.cat([tensor(f"self_attn.{part}_proj.weight") for part in "qkv"])).all()
         assert (layer.qkv_bias == torch.cat([tensor(f"self_attn.{part}_proj.bias") for part in "qkv"])).all()
-        assert (layer.gate_up == torch.cat([tensor(f"mlp.{part}_proj.weight") for part in ("gate", "up")])).all()
+        assert isinstance(layer.mlp, DenseMlp)
+        assert (layer.mlp.gate_up == torch.cat([tensor(f"mlp.{part}_proj.weight") for part in ("gate", "up")])).all()
         assert (layer.q_norm == tensor("self_attn.q_norm.weight")).all()
         assert (layer.k_norm == tensor("self_attn.k_norm.weight")).all()
         assert (layer.input_norm == tensor("input_layernorm.weight")).all()
         assert (layer.post_attention_norm == tensor("post_attention_layernorm.weight")).all()
         assert (layer.output == tensor("self_attn.o_proj.weight")).all()
-        assert (layer.down == tensor("mlp.down_proj.weight")).all()
+        assert (layer.mlp.down == tensor("mlp.down_proj.weight")).all()
     assert weights.num_parameters == sum(tensor.numel() for tensor in stored.values())
+
+
+def test_every_expert_is_where_it_belongs(checkpoint: Make) -> None:
+    folder = checkpoint(preset="tiny", num_layers=2, experts=True, mlp_only_layers=[0])
+    stored = load_file(folder / SINGLE_FILE)
+    weights, _ = load(folder)
+    assert isinstance(weights.layers[0].mlp, DenseMlp)
+    mlp = weights.layers[1].mlp
+    assert isinstance(mlp, MoeMlp)
+    assert (mlp.router == stored["model.layers.1.mlp.gate.weight"]).all()
+    for index in range(EXPERTS["num_experts"]):
+        gate, up, down = (stored[f"model.layers.1.mlp.experts.{index}.{x}_proj.weight"] for x in ("gate", "up", "down"))
+        assert (mlp.gate_up[index] == torch.cat([gate, up])).all()
+        assert (mlp.down[index] == down).all()
+    assert weights.num_parameters == sum(tensor.numel() for tensor in stored.values())
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_shards_put_together_are_the_whole(checkpoint: Make, size: int) -> None:
+    """Of 4 heads and 2 KV heads; the vocabulary of 301 is padded to a multiple of 64 for each rank."""
+    options = {"experts": True, "mlp_only_layers": [0], "attention_bias": True, "tied": False, "vocab_size": 301}
+    folder = checkpoint(preset="tiny", num_layers=2, **options)
+    whole, fingerprint = load(folder)
+    loaded = in_threads(size, lambda group: load(folder, group=group))
+    assert [hashed for _, hashed in loaded] == [fingerprint] * size
+    parts = [weights for weights, _ in loaded]
+    for name in ("embedding", "head"):
+        table = torch.cat([getattr(part, name) for part in parts])
+        assert (table[:301] == getattr(whole, name)).all()
+        assert not table[301:].any()
+    for index, layer in enumerate(whole.layers):
+        layers = [part.layers[index] for part in parts]
+        for name in ("input_norm", "post_attention_norm", "q_norm", "k_norm"):
+            assert all((getattr(part, name) == getattr(layer, name)).all() for part in layers)
+        assert (torch.cat([part.output for part in layers], 1) == layer.output).all()
+        assert [part.output_bias is None for part in layers] == [False, *[True] * (size - 1)]
+        assert (layers[0].output_bias == layer.output_bias).all()
+        q, k, v = layer.qkv.split_with_sizes([64, 32, 32])
+        for rank, part in enumerate(layers):
+            heads, kv_heads = 4 // size, max(1, 2 // size)
+            first = rank * 2 // size
+            own_q = q[rank * heads * 16 : (rank + 1) * heads * 16]
+            own_k, own_v = (x[first * 16 : (first + kv_heads) * 16] for x in (k, v))
+            assert (part.qkv == torch.cat([own_q, own_k, own_v])).all()
+        gates, ups = zip(*(part.mlp.gate_up.chunk(2, -2) for part in layers), strict=True)
+        assert (torch.cat([*gates, *ups], -2) == layer.mlp.gate_up).all()
+        assert (torch.cat([part.mlp.down for part in layers], -1) == layer.mlp.down).all()
+    assert all((part.layers[1].mlp.router == whole.layers[1].mlp.router).all() for part in parts)
 
 
 def test_tied_head_is_the_embedding_even_if_a_copy_is_stored(edited: Callable[[Edit], Path]) -> None:

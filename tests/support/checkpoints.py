@@ -15,7 +15,10 @@ PRESETS = {
     "4B": {"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "hidden_size": 80},
     "32B": {"num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 128, "hidden_size": 96},
     "tiny": {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "hidden_size": 32},
+    "30B-A3B": {"num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128, "hidden_size": 64},
 }
+# Of those with `experts`; real ones are 128, of which 8 compute a token, and 768 wide.
+EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "norm_topk_prob": True}
 VOCAB_SIZE = 512
 
 
@@ -27,6 +30,7 @@ def make_checkpoint(
     tied: bool = True,
     num_layers: int = 4,
     shards: int = 1,
+    experts: bool = False,
     rope: dict[str, Any] | None = None,
     seed: int = 0,
     tokenizer: bool = False,
@@ -40,21 +44,24 @@ def make_checkpoint(
         dtype: stored and computed in.
         tied: whether the output projection is the embedding table.
         shards: files of weights, about; 1 writes a single one without an index.
+        experts: whether it is a Qwen3-MoE, with `EXPERTS`.
         rope: transformers' `rope_parameters`.
         seed: of the weights.
         tokenizer: whether to copy the demo model's (the vocabulary becomes as large as that one's).
-        config: anything else of transformers' Qwen3Config.
+        config: anything else of transformers' Qwen3Config or Qwen3MoeConfig.
     """
-    from transformers import Qwen3Config, Qwen3ForCausalLM
+    from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
+    make_config, make_model = (Qwen3MoeConfig, Qwen3MoeForCausalLM) if experts else (Qwen3Config, Qwen3ForCausalLM)
     sizes = {"vocab_size": VOCAB_SIZE, "intermediate_size": 2 * PRESETS[preset]["hidden_size"], **PRESETS[preset]}
     if tokenizer:
         sizes["vocab_size"] = demo_vocab_size()
     torch.manual_seed(seed)
-    model = Qwen3ForCausalLM(
-        Qwen3Config(
+    model = make_model(
+        make_config(
             **{
                 **sizes,
+                **(EXPERTS if experts else {}),
                 "num_hidden_layers": num_layers,
                 "tie_word_embeddings": tied,
                 "max_position_embeddings": 2048,
@@ -96,9 +103,9 @@ def demo_vocab_size() -> int:
 @functools.lru_cache(maxsize=8)
 def reference_model(model_dir: Path, dtype: torch.dtype = torch.float32) -> Any:
     """The checkpoint as transformers loads it, in eval mode on the CPU."""
-    from transformers import Qwen3ForCausalLM
+    from transformers import AutoModelForCausalLM
 
-    return Qwen3ForCausalLM.from_pretrained(model_dir, dtype=dtype).eval()
+    return AutoModelForCausalLM.from_pretrained(model_dir, dtype=dtype).eval()
 
 
 @torch.inference_mode()

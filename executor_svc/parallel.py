@@ -1,0 +1,116 @@
+"""What the ranks of a tensor-parallel executor say to each other."""
+
+import os
+from datetime import timedelta
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+class Group(Protocol):
+    """The ranks that hold one model together. All of them make the same calls in the same order.
+
+    A call that fails, because a rank is gone, fails for good: the ranks that are left do not know what of it was done.
+    """
+
+    @property
+    def rank(self) -> int:
+        """Which of them this process is, from 0."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """How many there are."""
+        ...
+
+    def all_reduce(self, tensor: Tensor) -> None:
+        """Add up the ranks' tensors (dense, of one shape), in place; the sum has the same bits on every rank."""
+        ...
+
+    def all_to_all(self, sent: Tensor, sent_rows: list[int], received: Tensor, received_rows: list[int]) -> None:
+        """Send every rank some rows of `sent`, in order of rank, and fill `received` with what the ranks send here.
+
+        Both are dense; `sent_rows[r]` rows go to rank r, `received_rows[r]` come from it, and none is a number too.
+        """
+        ...
+
+    def close(self) -> None:
+        """Leave the group. A rank that ends without it may crash on its way out."""
+        ...
+
+
+class _Alone:
+    """The only rank. Nothing it does costs anything."""
+
+    rank = 0
+    size = 1
+
+    def all_reduce(self, tensor: Tensor) -> None:
+        """The sum of one is that one."""
+
+    def all_to_all(self, sent: Tensor, sent_rows: list[int], received: Tensor, received_rows: list[int]) -> None:
+        """See `Group.all_to_all`."""
+        received.copy_(sent)
+
+    def close(self) -> None:
+        """There is nothing to leave."""
+
+
+ALONE: Group = _Alone()
+"""A rank that has the whole model."""
+
+
+class ProcessGroup:
+    """Ranks that torch.distributed connects: NCCL between GPUs, gloo between CPUs.
+
+    On a GPU a call goes into the current stream and returns at once, and a CUDA graph can be captured over it. If a
+    rank dies, gloo's next call raises RuntimeError at once; NCCL's may wait until the timeout, so that whoever starts
+    the ranks has to end them all (torchrun does).
+    """
+
+    def __init__(self) -> None:
+        self.rank = dist.get_rank()
+        self.size = dist.get_world_size()
+
+    def all_reduce(self, tensor: Tensor) -> None:
+        """See `Group.all_reduce`."""
+        dist.all_reduce(tensor)
+
+    def all_to_all(self, sent: Tensor, sent_rows: list[int], received: Tensor, received_rows: list[int]) -> None:
+        """See `Group.all_to_all`."""
+        dist.all_to_all_single(received, sent, received_rows, sent_rows)
+
+    def close(self) -> None:
+        """See `Group.close`."""
+        dist.destroy_process_group()
+
+
+def smallest(group: Group, value: int, device: torch.device) -> int:
+    """The least of the ranks' values, the same on all of them: what every rank has room for, for one."""
+    values = torch.zeros(group.size, dtype=torch.int64, device=device)
+    values[group.rank] = value
+    group.all_reduce(values)
+    return int(values.min())
+
+
+def join_group(device: torch.device, timeout_s: float = 600.0) -> Group:
+    """Find the other ranks, by the environment that torchrun gives its processes; without it there are none.
+
+    Args:
+        device: of this rank; no two ranks have the same GPU.
+        timeout_s: how long the others are waited for, here and in every call.
+
+    Raises:
+        RuntimeError: the others did not come.
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        return ALONE
+    on_gpu = device.type == "cuda"
+    dist.init_process_group(
+        "nccl" if on_gpu else "gloo",
+        timeout=timedelta(seconds=timeout_s),
+        device_id=device if on_gpu else None,
+    )
+    return ProcessGroup()
