@@ -10,11 +10,15 @@ from common.curve import ClientCurve
 from common.errors import BatonError
 from common.logging import LOG_FORMAT_VARIABLE, LOG_FORMATS, get_logger, setup_logging
 from executor_svc.health_file import HealthFile
+from executor_svc.options import ExecutorOptions
 
 EPILOG = """\b
 Example, two executors of one model for a scheduler on this machine:
   baton-executor --model Qwen/Qwen3-0.6B --threads 8 --kv-cache-memory 4
   baton-executor --model Qwen/Qwen3-0.6B --threads 8 --kv-cache-memory 4
+
+One executor on four GPUs of this machine:
+  torchrun --nproc-per-node 4 -m executor_svc --model Qwen/Qwen3-32B
 
 SIGTERM hands the sequences over to other executors and exits with code 0; a second one exits at once.
 """
@@ -27,7 +31,7 @@ def _check_endpoint(_context: click.Context, _parameter: click.Parameter, value:
 
 
 @click.command(epilog=EPILOG, context_settings={"show_default": True, "max_content_width": 110})
-@click.option("--model", help="Folder or hub id of a dense Qwen3 model.  [default: the embedded demo model]")
+@click.option("--model", help="Folder or hub id of a Qwen3 or Qwen3-MoE model.  [default: the embedded demo model]")
 @click.option(
     "--scheduler", "endpoint", default="tcp://127.0.0.1:5555", callback=_check_endpoint, help="Where it listens."
 )
@@ -38,20 +42,48 @@ def _check_endpoint(_context: click.Context, _parameter: click.Parameter, value:
     default="auto",
     help="Of weights, activations and KV cache; auto is the checkpoint's (float32 for the demo model).",
 )
-@click.option("--device", type=click.Choice(["cpu"]), default="cpu", help="What to compute on.")
-@click.option("--block-size", type=click.IntRange(1), default=16, help="Positions in a KV block.")
+@click.option(
+    "--device",
+    type=click.Choice(["auto", "cpu", "cuda"]),
+    default="auto",
+    help="What to compute on; auto is a GPU where there is one.",
+)
+@click.option(
+    "--attention",
+    type=click.Choice(["auto", "flash_attn", "triton"]),
+    default="auto",
+    help="Kernels of a GPU's attention; auto is flash-attn where it is installed.",
+)
+@click.option(
+    "--block-size",
+    type=click.IntRange(1),
+    help="Positions in a KV block.  [default: 16, with flash-attn 256, of which it takes multiples]",
+)
 @click.option("--num-blocks", type=click.IntRange(1), help="KV blocks.  [default: as many as the memory holds]")
 @click.option(
     "--kv-cache-memory",
     "kv_cache_memory_gib",
     type=click.FloatRange(0, min_open=True),
     metavar="GIB",
-    help="Memory for KV blocks.  [default: a quarter of what is available, or all that could be used]",
+    help="Memory for KV blocks.  [default: a quarter of what is available, or all that could be used; "
+    "on a GPU what its utilization leaves]",
 )
-@click.option("--max-num-seqs", type=click.IntRange(1, 65536), default=64, help="Sequences in a step.")
-@click.option("--max-batch-tokens", type=click.IntRange(1, 2**20), default=2048, help="Tokens in a step.")
+@click.option(
+    "--gpu-memory-utilization",
+    type=click.FloatRange(0, 1, min_open=True),
+    default=0.9,
+    help="Share of a GPU's memory to take for weights, activations and KV blocks.",
+)
+@click.option("--max-num-seqs", type=click.IntRange(1, 65536), help="Sequences in a step.  [default: 64, on a GPU 256]")
+@click.option(
+    "--max-batch-tokens", type=click.IntRange(1, 2**20), help="Tokens in a step.  [default: 2048, on a GPU 8192]"
+)
 @click.option("--max-model-len", type=click.IntRange(1), help="Positions in a sequence.  [default: the model's]")
-@click.option("--threads", type=click.IntRange(1), help="Threads to compute with.  [default: CPUs of this process]")
+@click.option("--enforce-eager", is_flag=True, help="On a GPU, launch every kernel of every step: no CUDA graphs.")
+@click.option("--threads", type=click.IntRange(1), help="Of a CPU to compute with.  [default: CPUs of this process]")
+@click.option(
+    "--pin-threads/--no-pin-threads", default=True, help="Bind a thread to each CPU, if there are as many of them."
+)
 @click.option(
     "--health-file",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -87,19 +119,24 @@ def main(
     setup_logging("executor", log_level, log_format)
     health = HealthFile(health_file)  # before minutes of loading: one of an earlier process must not speak for this one
     from executor_svc.server import serve  # noqa: PLC0415  (torch takes seconds to import; --help need not wait)
-    from executor_svc.startup import ExecutorOptions, start_executor  # noqa: PLC0415
+    from executor_svc.startup import start_executor  # noqa: PLC0415
 
     log = get_logger("executor")
     if options["model"] is None:
         log.info("no --model given, serving the embedded demo model")
     try:
         curve = ClientCurve.load(curve_keys) if curve_keys is not None else None
-        runner, hello = start_executor(ExecutorOptions(**options))  # type: ignore[arg-type]  # click checked them
+        runner, hello, group = start_executor(ExecutorOptions(**options))  # type: ignore[arg-type]  # click checked them
     except BatonError as error:
         click.echo(f"baton-executor: {error}", err=True)
         sys.exit(2)
-    log.info("ready", executor=hello.executor, scheduler=endpoint, encrypted=curve is not None)
-    exit_code = serve(runner, hello, endpoint, health, curve)
+    log.info("ready", executor=hello.executor, rank=group.rank, scheduler=endpoint, encrypted=curve is not None)
+    if group.size == 1:
+        exit_code = serve(runner, hello, endpoint, health, curve)
+    else:
+        from executor_svc.group_runner import run_in_group  # noqa: PLC0415  (torch again)
+
+        exit_code = run_in_group(runner, group, lambda leader: serve(leader, hello, endpoint, health, curve))
     log.info("stopped", exit_code=exit_code)
     sys.exit(exit_code)
 

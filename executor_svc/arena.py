@@ -23,10 +23,10 @@ class Arena:
     """A buffer on the device that every step's arrays are packed into.
 
     Arrays of the same sizes get the same addresses in every step, which is what a CUDA graph needs of its inputs (the
-    last array of a step may be shorter or longer).
+    last array of a step may be shorter or longer). A step that is too large for the buffer gets one of its own.
 
     Args:
-        num_bytes: of the largest step, see `packed_size`.
+        num_bytes: of the buffer, see `packed_size`.
         device: where the arrays are wanted.
     """
 
@@ -40,16 +40,17 @@ class Arena:
         """
         ends = list(itertools.accumulate(_aligned(array.nbytes) for array in arrays))
         starts = [0, *ends[:-1]]
-        on_gpu = self._buffer.device.type == "cuda"
+        buffer = self._buffer if ends[-1] <= len(self._buffer) else self._buffer.new_empty(ends[-1])
+        on_gpu = buffer.is_cuda
         # Pinned memory comes from torch's cache of it, which hands none out again before its copy is done.
-        host = torch.empty(ends[-1], dtype=torch.uint8, pin_memory=True) if on_gpu else self._buffer
+        host = torch.empty(ends[-1], dtype=torch.uint8, pin_memory=True) if on_gpu else buffer
         packed = host.numpy()
         for start, array in zip(starts, arrays, strict=True):
             packed[start : start + array.nbytes].view(array.dtype)[:] = array.reshape(-1)
         if on_gpu:
-            self._buffer[: ends[-1]].copy_(host, non_blocking=True)
+            buffer[: ends[-1]].copy_(host, non_blocking=True)
         return [
-            self._buffer[start : start + array.nbytes].view(_DTYPES[array.dtype]).view(array.shape)
+            buffer[start : start + array.nbytes].view(_DTYPES[array.dtype]).view(array.shape)
             for start, array in zip(starts, arrays, strict=True)
         ]
 

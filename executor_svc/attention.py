@@ -1,6 +1,8 @@
 """Attention backends. A backend owns the KV cache and its layout; nothing else indexes it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -8,8 +10,7 @@ import torch
 from torch import Tensor
 
 from common.plan import ExecutorLimits, PlanColumns
-from common.wire import IntArray
-from executor_svc.batch import padded_tables
+from executor_svc.batch import Planned, padded_tables
 from kernels import reference
 
 Metadata = TypeVar("Metadata")
@@ -35,26 +36,25 @@ class AttentionBackend(Protocol[Metadata]):
     """What the model needs of a KV cache. `Metadata` is whatever one batch's layers have in common."""
 
     max_planned: int
-    """Elements that `plan` returns at most."""
+    """Elements of a `fixed` plan's arrays at most, and of most other plans'."""
 
-    def plan(self, columns: PlanColumns, *, fixed: bool) -> list[IntArray]:
-        """What a step's layers have in common, worked out on the host: int32 arrays to be staged with the batch.
+    def plan(self, columns: PlanColumns, *, fixed: bool) -> Planned[Metadata]:
+        """Work out, once a step, what `attend` needs in every layer.
 
         `fixed`: the plan has decode rows only and is for a captured graph: but for the last array, sizes may depend on
-        the number of rows only.
+        the number of rows only, and so may what is not in the arrays.
         """
-        ...
-
-    def bind(self, columns: PlanColumns, arrays: list[Tensor]) -> Metadata:
-        """The same arrays, now on the device: what `attend` needs in every layer."""
         ...
 
     def caches(self, layer: int) -> tuple[Tensor, Tensor]:
         """K and V [num_blocks, kv_heads, block_size, head_dim] of a layer, in strides of the backend's choice."""
         ...
 
-    def attend(self, layer: int, query: Tensor, metadata: Metadata, out: Tensor) -> None:
-        """Causal attention of query [tokens, heads, head_dim] to the rows' contexts, into `out` of the same shape."""
+    def attend(self, layer: int, query: Tensor, metadata: Metadata, out: Tensor) -> Tensor:
+        """Causal attention of query [tokens, heads, head_dim] to the rows' contexts.
+
+        Returns it in `out`, of the same shape, or in a tensor of the backend's own.
+        """
         ...
 
 
@@ -85,12 +85,11 @@ class TorchBackend:
         )
         self._scratch = self._cache.new_empty(2, 0, geometry.head_dim)
 
-    def plan(self, columns: PlanColumns, *, fixed: bool) -> list[IntArray]:
+    def plan(self, columns: PlanColumns, *, fixed: bool) -> Planned[list[reference.Tile]]:
         """See `AttentionBackend.plan`."""
-        return [padded_tables(columns)]
+        return [padded_tables(columns)], partial(self._make_tiles, columns)
 
-    def bind(self, columns: PlanColumns, arrays: list[Tensor]) -> list[reference.Tile]:
-        """See `AttentionBackend.bind`."""
+    def _make_tiles(self, columns: PlanColumns, arrays: Sequence[Tensor]) -> list[reference.Tile]:
         geometry = self._geometry
         tiles = reference.plan_tiles(
             [0, *np.cumsum(columns.query_lens).tolist()],
@@ -109,7 +108,8 @@ class TorchBackend:
         """See `AttentionBackend.caches`."""
         return self._cache[layer, 0], self._cache[layer, 1]
 
-    def attend(self, layer: int, query: Tensor, metadata: list[reference.Tile], out: Tensor) -> None:
+    def attend(self, layer: int, query: Tensor, metadata: list[reference.Tile], out: Tensor) -> Tensor:
         """See `AttentionBackend.attend`."""
         scale = self._geometry.head_dim**-0.5
         reference.attend_tiles(query, *self.caches(layer), metadata, scale, self._scratch, out)
+        return out

@@ -1,5 +1,6 @@
 """From a checked plan's numpy columns to the tensors of one step."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, Protocol, TypeVar
 
@@ -14,16 +15,15 @@ from executor_svc.uniforms import uniforms
 Metadata = TypeVar("Metadata")
 Metadata_co = TypeVar("Metadata_co", covariant=True)
 
+Planned = tuple[list[IntArray], Callable[[Sequence[Tensor]], Metadata]]
+"""Arrays that are wanted on the device, and what makes of them, once they are there, what the layers need."""
+
 
 class Planner(Protocol[Metadata_co]):
     """The attention backend's part in staging, see `executor_svc.attention.AttentionBackend`."""
 
-    def plan(self, columns: PlanColumns, *, fixed: bool) -> list[IntArray]:
-        """The arrays it wants on the device."""
-        ...
-
-    def bind(self, columns: PlanColumns, arrays: list[Tensor]) -> Metadata_co:
-        """The same arrays, now on the device: what `attend` needs."""
+    def plan(self, columns: PlanColumns, *, fixed: bool) -> Planned[Metadata_co]:
+        """Work out what `attend` needs."""
         ...
 
 
@@ -78,7 +78,8 @@ def stage(columns: PlanColumns, arena: Arena, planner: Planner[Metadata], *, fix
         columns.lanes[columns.sample_rows],
         *_sampling_columns(columns),
     ]
-    tensors = arena.upload([*arrays, *planner.plan(columns, fixed=fixed)])
+    planned, bind = planner.plan(columns, fixed=fixed)
+    tensors = arena.upload([*arrays, *planned])
     token_ids, token_lanes, positions, slot_mapping, sample_tokens, sample_lanes = tensors[:6]
     return Batch(
         token_ids=token_ids,
@@ -88,7 +89,7 @@ def stage(columns: PlanColumns, arena: Arena, planner: Planner[Metadata], *, fix
         sample_tokens=sample_tokens,
         sample_lanes=sample_lanes,
         sampling=SamplingTensors(*tensors[6 : len(arrays)]),
-        attention=planner.bind(columns, tensors[len(arrays) :]),
+        attention=bind(tensors[len(arrays) :]),
     )
 
 

@@ -1,11 +1,11 @@
 """How many KV blocks an executor gets."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 from common.errors import BatonError
 from executor_svc.attention import KVGeometry
 
-DEFAULT_MEMORY_SHARE = 0.25
 _GIB = 2**30
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP_ROOT = Path("/sys/fs/cgroup")
@@ -20,35 +20,29 @@ def choose_num_blocks(
     *,
     num_blocks: int | None,
     memory_gib: float | None,
-    available_bytes: int,
-    max_num_seqs: int,
-    max_model_len: int,
+    default_bytes: Callable[[], int],
 ) -> int:
-    """Blocks in the pool: as told, or as many as the memory holds, or by default what could ever be of use.
+    """Blocks in the pool: as told, or as many as the memory holds.
 
     Args:
         geometry: of the cache.
         num_blocks: the operator's choice, or None.
-        memory_gib: GiB for the cache, or None for a quarter of what is available.
-        available_bytes: memory that can be taken now.
-        max_num_seqs, max_model_len: more blocks than these sequences fill are no use but for the prefix cache, so
-            the default stops there.
+        memory_gib: GiB for the cache, the operator's choice if there is no num_blocks, or None.
+        default_bytes: asked for the cache's memory if the operator chose nothing.
 
     Raises:
         PoolTooSmall: the memory holds no block.
     """
     if num_blocks is not None:
         return num_blocks
-    budget = int(available_bytes * DEFAULT_MEMORY_SHARE) if memory_gib is None else int(memory_gib * _GIB)
+    budget = default_bytes() if memory_gib is None else int(memory_gib * _GIB)
     affordable = budget // geometry.block_bytes
     if affordable < 1:
         raise PoolTooSmall(
             f"{budget / _GIB:.3f} GiB for the KV cache hold no block of {geometry.block_bytes / _GIB:.3f} GiB "
             f"({geometry.block_size} positions); give more with --kv-cache-memory"
         )
-    if memory_gib is not None:
-        return affordable
-    return min(affordable, max_num_seqs * -(-max_model_len // geometry.block_size))
+    return affordable
 
 
 def choose_max_model_len(requested: int | None, model_limit: int, num_blocks: int, block_size: int) -> int:

@@ -13,7 +13,7 @@ import signal
 import socket
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import zmq
 
@@ -26,10 +26,7 @@ from common.wire import MAX_MESSAGE_BYTES, Codec, VersionError
 from executor_svc.handshakes import Handshakes
 from executor_svc.health_file import HealthFile
 from executor_svc.link import EXIT_CRASHED, Drop, Link, Note, Reconnect, Run, Send, Stop
-from executor_svc.step_loop import Answer, Step, StepLoop
-
-if TYPE_CHECKING:  # the socket needs no torch
-    from executor_svc.runner import Runner
+from executor_svc.step_loop import Answer, Step, StepLoop, StepRunner
 
 RECONNECT_INTERVAL_MS = 100
 LINGER_MS = 300
@@ -42,7 +39,7 @@ log = get_logger("executor")
 
 
 def serve(
-    runner: "Runner[Any]",
+    runner: StepRunner,
     hello: m.Hello,
     endpoint: str,
     health_file: HealthFile,
@@ -94,7 +91,7 @@ class _SocketThread(threading.Thread):
 
     def __init__(
         self,
-        runner: "Runner[Any]",
+        runner: StepRunner,
         hello: m.Hello,
         endpoint: str,
         curve: ClientCurve | None,

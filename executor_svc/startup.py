@@ -3,24 +3,28 @@
 import os
 import socket
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from common import __version__
 from common import messages as m
-from common.errors import BatonError
 from common.logging import get_logger
 from common.model_files import model_name, resolve_model
 from common.plan import ExecutorLimits
-from executor_svc.attention import KVGeometry, TorchBackend
+from executor_svc.attention import KVGeometry
 from executor_svc.config import Qwen3Config, read_config
-from executor_svc.kv_cache import available_memory, choose_max_model_len, choose_num_blocks
+from executor_svc.kernel_set import Sampler
+from executor_svc.kv_cache import choose_max_model_len, choose_num_blocks
 from executor_svc.model import Qwen3, Qwen3Weights
+from executor_svc.options import ExecutorOptions
+from executor_svc.parallel import Group, join_group, smallest
+from executor_svc.platforms import Platform, choose_platform
 from executor_svc.runner import Runner
+from executor_svc.sharding import Shard
+from executor_svc.vocab_parallel import VocabParallelSampler
 from executor_svc.weights import Checkpoint, load_weights, stored_dtype
-from kernels import reference
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -28,130 +32,144 @@ log = get_logger("executor")
 
 
 @dataclass(frozen=True)
-class ExecutorOptions:
-    """What an operator can choose; None leaves the choice to the executor.
+class LoadedModel:
+    """A model's weights, or a rank's part of them."""
 
-    Attributes:
-        model: folder or hub id; None is the embedded demo model.
-        name: in the fleet; None is host and process id.
-        dtype: of weights, activations and KV cache: `auto`, `float32`, `bfloat16` or `float16`.
-        device: `cpu`.
-        block_size: positions in a KV block.
-        num_blocks: in the KV pool.
-        kv_cache_memory_gib: GiB for the KV pool, if num_blocks is None.
-        max_num_seqs: rows in a plan.
-        max_batch_tokens: tokens in a plan.
-        max_model_len: positions in a sequence; None is the model's own limit, or the pool if that is smaller.
-        threads: torch computes with; None is one for each CPU this process may use.
-    """
+    config: Qwen3Config
+    shard: Shard
+    weights: Qwen3Weights
+    fingerprint: str
 
-    model: str | None = None
-    name: str | None = None
-    dtype: str = "auto"
-    device: str = "cpu"
-    block_size: int = 16
-    num_blocks: int | None = None
-    kv_cache_memory_gib: float | None = None
-    max_num_seqs: int = 64
-    max_batch_tokens: int = 2048
-    max_model_len: int | None = None
-    threads: int | None = None
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of weights and activations."""
+        return self.weights.embedding.dtype
 
 
-def start_executor(options: ExecutorOptions) -> tuple[Runner[Any], m.Hello]:
-    """Load the model, allocate the pool, warm up.
+def start_executor(options: ExecutorOptions) -> tuple[Runner[Any], m.Hello, Group]:
+    """Load the model, allocate the pool, warm up. In a group, every rank does so at the same time.
+
+    Returns:
+        A runner that can take a plan at once, what to tell a scheduler about it, and the group.
 
     Raises:
         CheckpointError: the model cannot be served.
-        BatonError: the pool does not fit the memory, or the options contradict the model.
+        BatonError: the pool does not fit the memory, or the options contradict the model or the machine.
     """
-    threads = options.threads or len(os.sched_getaffinity(0))
-    torch.set_num_threads(threads)
-    device = torch.device(options.device)
-    config, weights, fingerprint = _load_model(options, device, threads)
-    dtype = weights.embedding.dtype
+    platform = choose_platform(options)
+    group = join_group(platform.device)
+    model = _load_model(options, platform, group)
+    geometry = KVGeometry(
+        num_layers=model.config.num_layers,
+        num_kv_heads=model.shard.num_kv_heads,
+        head_dim=model.config.head_dim,
+        block_size=options.block_size or platform.defaults.block_size,
+        dtype=model.dtype,
+    )
+    limits = _choose_limits(options, platform, model, geometry, group)
+    pool_bytes = limits.num_blocks * geometry.block_bytes
+    pool = {"blocks": limits.num_blocks, "block_size": limits.block_size, "gib": round(pool_bytes / 2**30, 3)}
+    log.info("pool", **pool, max_model_len=limits.max_model_len)
+    memory_left = platform.memory_left()
+    if pool_bytes > memory_left:  # a system grants it all the same, and kills the process once it is filled
+        log.warning("the pool is larger than the memory", available_gib=round(memory_left / 2**30, 3))
+    runner = _make_runner(platform, model, geometry, limits, group)
+    runner.warm_up()
+    hello = m.Hello(
+        executor=options.name or f"{socket.gethostname()[:100]}-{os.getpid()}",
+        build=__version__,
+        fingerprint=model.fingerprint,
+        dtype=str(model.dtype).removeprefix("torch."),
+        device=platform.description if group.size == 1 else f"{group.size} x {platform.description}"[:128],
+        pid=os.getpid(),
+        **vars(limits),
+    )
+    return runner, hello, group
 
-    geometry = KVGeometry(config.num_layers, config.num_kv_heads, config.head_dim, options.block_size, dtype)
-    available_bytes = available_memory()
+
+def _choose_limits(
+    options: ExecutorOptions, platform: Platform, model: LoadedModel, geometry: KVGeometry, group: Group
+) -> ExecutorLimits:
+    """What plans may ask for; the size of the pool may take a trial run to find out."""
+    max_num_seqs = options.max_num_seqs or platform.defaults.max_num_seqs
+    wanted_len = options.max_model_len or model.config.max_positions
+    trial = ExecutorLimits(
+        num_blocks=1,
+        block_size=geometry.block_size,
+        max_num_seqs=max_num_seqs,
+        max_batch_tokens=options.max_batch_tokens or platform.defaults.max_batch_tokens,
+        max_model_len=wanted_len,
+        vocab_size=model.config.vocab_size,
+    )
+
+    def default_bytes() -> int:
+        useful_blocks = max_num_seqs * -(-wanted_len // geometry.block_size)
+        return platform.default_pool_bytes(
+            useful_blocks * geometry.block_bytes,
+            lambda: _make_runner(platform, model, geometry, trial, group).run_largest_step(),
+        )
+
     num_blocks = choose_num_blocks(
         geometry,
         num_blocks=options.num_blocks,
         memory_gib=options.kv_cache_memory_gib,
-        available_bytes=available_bytes,
-        max_num_seqs=options.max_num_seqs,
-        max_model_len=options.max_model_len or config.max_positions,
+        default_bytes=default_bytes,
     )
-    max_model_len = choose_max_model_len(options.max_model_len, config.max_positions, num_blocks, options.block_size)
-    limits = ExecutorLimits(
-        num_blocks=num_blocks,
-        block_size=options.block_size,
-        max_num_seqs=options.max_num_seqs,
-        max_batch_tokens=options.max_batch_tokens,
-        max_model_len=max_model_len,
-        vocab_size=config.vocab_size,
+    num_blocks = smallest(group, num_blocks, platform.device)
+    max_model_len = choose_max_model_len(
+        options.max_model_len, model.config.max_positions, num_blocks, geometry.block_size
     )
-    pool_bytes = num_blocks * geometry.block_bytes
-    pool = {"blocks": num_blocks, "block_size": options.block_size, "gib": round(pool_bytes / 2**30, 3)}
-    log.info("pool", **pool, max_model_len=max_model_len)
-    if pool_bytes > available_bytes:  # the system grants it, and kills the process once it is filled
-        log.warning("the pool is larger than the memory", available_gib=round(available_bytes / 2**30, 3))
-    runner = _make_runner(config, weights, geometry, limits, device)
-    hello = m.Hello(
-        executor=options.name or f"{socket.gethostname()[:100]}-{os.getpid()}",
-        build=__version__,
-        fingerprint=fingerprint,
-        dtype=str(dtype).removeprefix("torch."),
-        device=options.device,
-        pid=os.getpid(),
-        **vars(limits),
-    )
-    return runner, hello
+    return replace(trial, num_blocks=num_blocks, max_model_len=max_model_len)
 
 
-def _load_model(options: ExecutorOptions, device: torch.device, threads: int) -> tuple[Qwen3Config, Qwen3Weights, str]:
+def _make_runner(
+    platform: Platform, model: LoadedModel, geometry: KVGeometry, limits: ExecutorLimits, group: Group
+) -> Runner[Any]:
+    kernels = platform.kernels(model.config, model.shard, limits, model.dtype)
+    backend = platform.attention(model.shard, geometry, limits)
+    forward = Qwen3(
+        model.config,
+        model.weights,
+        kernels,
+        backend,
+        max_model_len=limits.max_model_len,
+        max_batch_tokens=limits.max_batch_tokens,
+        max_num_seqs=limits.max_num_seqs,
+        group=group,
+    )
+    sampler: Sampler = kernels
+    if group.size > 1:
+        sampler = VocabParallelSampler(
+            kernels, group, model.shard, limits.vocab_size, limits.max_num_seqs, model.dtype, platform.device
+        )
+    return Runner(forward, sampler, backend, limits, platform.device, platform.decode_sizes(limits.max_num_seqs))
+
+
+def _load_model(options: ExecutorOptions, platform: Platform, group: Group) -> LoadedModel:
     start = time.monotonic()
     folder = resolve_model(options.model, weights=True)
     config = read_config(folder)
     with Checkpoint(folder) as checkpoint:
-        dtype = _choose_dtype(options, checkpoint, config)
-        weights, fingerprint = load_weights(checkpoint, config, dtype, device)
+        dtype = _choose_dtype(options, platform, checkpoint, config)
+        weights, fingerprint = load_weights(checkpoint, config, dtype, platform.device, group)
     log.info(
         "model loaded",
         model=model_name(options.model),
         seconds=round(time.monotonic() - start, 2),
         parameters=weights.num_parameters,
         dtype=str(dtype).removeprefix("torch."),
-        threads=threads,
+        device=platform.description,
+        ranks=group.size,
         fingerprint=fingerprint,
     )
-    return config, weights, fingerprint
+    return LoadedModel(config, Shard.of(config, group.rank, group.size), weights, fingerprint)
 
 
-def _choose_dtype(options: ExecutorOptions, checkpoint: Checkpoint, config: Qwen3Config) -> torch.dtype:
+def _choose_dtype(
+    options: ExecutorOptions, platform: Platform, checkpoint: Checkpoint, config: Qwen3Config
+) -> torch.dtype:
     if options.dtype != "auto":
         return DTYPES[options.dtype]
-    if options.model is None and options.device == "cpu":
+    if options.model is None and platform.device.type == "cpu":
         return torch.float32  # the demo model is small; like this it is exact, and no slower
     return stored_dtype(checkpoint, config)
-
-
-def _make_runner(
-    config: Qwen3Config, weights: Qwen3Weights, geometry: KVGeometry, limits: ExecutorLimits, device: torch.device
-) -> Runner[Any]:
-    try:
-        backend = TorchBackend(geometry, limits, device)
-    except RuntimeError as error:  # torch's way to say out of memory on a CPU
-        gib = limits.num_blocks * geometry.block_bytes / 2**30
-        raise BatonError(f"the KV pool of {gib:.2f} GiB cannot be allocated; ask for fewer blocks") from error
-    model = Qwen3(
-        config,
-        weights,
-        reference,
-        backend,
-        max_model_len=limits.max_model_len,
-        max_batch_tokens=limits.max_batch_tokens,
-        max_num_seqs=limits.max_num_seqs,
-    )
-    runner = Runner(model, reference, backend, limits, device)
-    runner.warm_up()
-    return runner

@@ -10,21 +10,34 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Protocol
 
 from common import messages as m
 from common.logging import get_logger
-from common.plan import PlanColumns
+from common.plan import ExecutorLimits, PlanColumns
 from executor_svc.link import EXIT_CRASHED
 
 if TYPE_CHECKING:  # the socket needs no torch
     from executor_svc.readback import PendingTokens
-    from executor_svc.runner import Runner
 
 log = get_logger("executor")
 
 Answer = m.StepResult | m.StepFailed | None
 """None for a step that was not run, because its epoch had ended."""
+
+
+class StepRunner(Protocol):
+    """What runs steps: a `Runner`, or the leader of a group of them."""
+
+    limits: ExecutorLimits
+
+    def launch(self, columns: PlanColumns) -> "PendingTokens":
+        """See `executor_svc.runner.Runner.launch`."""
+        ...
+
+    def usable(self) -> bool:
+        """Whether the process can go on after a step that failed."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -55,7 +68,7 @@ class StepLoop:
 
     def __init__(
         self,
-        runner: "Runner[Any]",
+        runner: StepRunner,
         steps: queue.SimpleQueue[Step | None],
         live_epoch: Callable[[], int | None],
         answer: Callable[[Answer], None],
@@ -112,7 +125,7 @@ class StepLoop:
         self._failed_epoch = step.epoch
         log.error("step failed", epoch=step.epoch, step=step.step, exc_info=error)
         if not self._runner.usable():
-            log.critical("the device is lost", exit_code=EXIT_CRASHED)
+            log.critical("cannot go on after it", exit_code=EXIT_CRASHED)
             os._exit(EXIT_CRASHED)
         text = f"{type(error).__name__}: {error}"[:4096]
         return m.StepFailed(epoch=step.epoch, step=step.step, error=text)

@@ -12,14 +12,15 @@ from common import messages as m
 from common.plan import ExecutorLimits, PlanColumns, parse_plan
 from common.wire import Codec, IntArray
 from executor_svc.batch import stage
+from executor_svc.options import ExecutorOptions
 from executor_svc.runner import Runner
-from executor_svc.startup import ExecutorOptions, start_executor
+from executor_svc.startup import start_executor
 
 
 def start(model_dir: Path | None, *, poison: bool = True, **options: Any) -> tuple[Runner[Any], ExecutorLimits]:
     """A runner on `model_dir` whose KV cache is full of NaN, so that reading an unwritten slot shows."""
     model = None if model_dir is None else str(model_dir)
-    runner, hello = start_executor(ExecutorOptions(**{"model": model, "dtype": "float32", "threads": 1, **options}))
+    runner, hello, _ = start_executor(ExecutorOptions(**{"model": model, "dtype": "float32", "threads": 1, **options}))
     if poison:
         poison_cache(runner)
     return runner, ExecutorLimits.of(hello)

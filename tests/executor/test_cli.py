@@ -6,10 +6,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.executor.conftest import Make
 
 ROOT = Path(__file__).parents[2]
+HAS_GPU = torch.cuda.is_available()
 
 
 def baton_executor(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -44,6 +46,7 @@ def test_serving_imports_no_transformers() -> None:
         (["--num-blocks", "2", "--max-model-len", "100"], "the pool holds 32 positions (2 blocks of 16)"),
         (["--kv-cache-memory", "1e-9"], "hold no block"),
         (["--num-blocks", "1000000000"], "cannot be allocated"),
+        pytest.param(["--device", "cuda"], "finds no GPU here", marks=pytest.mark.skipif(HAS_GPU, reason="has a GPU")),
     ],
 )
 def test_configuration_errors_are_one_line(arguments: list[str], complaint: str) -> None:
@@ -65,7 +68,7 @@ def test_broken_checkpoint_is_one_line(checkpoint: Make, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--scheduler", "http://x"], ["--block-size", "0"], ["--dtype", "int8"], ["--device", "cuda"]]
+    "arguments", [["--scheduler", "http://x"], ["--block-size", "0"], ["--dtype", "int8"], ["--device", "tpu"]]
 )
 def test_bad_options_are_refused_by_the_command_line(arguments: list[str]) -> None:
     done = baton_executor(*arguments)

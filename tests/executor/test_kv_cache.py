@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from executor_svc.attention import KVGeometry
+from executor_svc.cpu import CpuPlatform
 from executor_svc.kv_cache import PoolTooSmall, available_memory, choose_max_model_len, choose_num_blocks
 
 # 2 (K and V) * 4 layers * 8 heads * 128 * 16 positions * 2 bytes = 256 KiB a block
@@ -15,13 +16,7 @@ GIB = 2**30
 
 
 def blocks(**changes: Any) -> int:
-    arguments = {
-        "num_blocks": None,
-        "memory_gib": None,
-        "available_bytes": 8 * GIB,
-        "max_num_seqs": 64,
-        "max_model_len": 100_000,
-    }
+    arguments = {"num_blocks": None, "memory_gib": None, "default_bytes": lambda: 2 * GIB}
     return choose_num_blocks(GEOMETRY, **{**arguments, **changes})
 
 
@@ -35,16 +30,22 @@ def test_blocks_as_told() -> None:
     assert blocks(memory_gib=0.0003) == 1
 
 
-def test_default_is_a_quarter_of_the_memory_but_no_more_than_is_of_use() -> None:
+def test_blocks_by_default() -> None:
     assert blocks() == 8192
-    assert blocks(max_num_seqs=2, max_model_len=33) == 2 * 3
+
+
+def test_cpu_takes_a_quarter_of_the_memory_but_no_more_than_is_of_use() -> None:
+    available = available_memory()
+    platform = CpuPlatform(threads=1)
+    assert platform.default_pool_bytes(1000, pytest.fail) == 1000
+    assert platform.default_pool_bytes(2**60, pytest.fail) == pytest.approx(available / 4, rel=0.1)
 
 
 def test_too_little_memory() -> None:
     with pytest.raises(PoolTooSmall, match=r"hold no block of 0\.000 GiB \(16 positions\); give more with"):
         blocks(memory_gib=0.0001)
     with pytest.raises(PoolTooSmall):
-        blocks(available_bytes=0)
+        blocks(default_bytes=lambda: 0)
 
 
 def test_max_model_len() -> None:

@@ -1,0 +1,43 @@
+"""What an operator can choose about an executor."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class ExecutorOptions:
+    """None leaves a choice to the executor: by what the model and the device are.
+
+    Attributes:
+        model: folder or hub id; None is the embedded demo model.
+        name: in the fleet; None is host and process id.
+        dtype: of weights, activations and KV cache: `auto`, `float32`, `bfloat16` or `float16`.
+        device: `auto`, `cpu` or `cuda`; auto is a GPU if there is one.
+        attention: on a GPU: `auto`, `flash_attn` or `triton`; auto is flash-attn where it is installed.
+        block_size: positions in a KV block.
+        num_blocks: in the KV pool.
+        kv_cache_memory_gib: GiB for the KV pool, if num_blocks is None.
+        gpu_memory_utilization: share of a GPU's memory for everything, the pool being what is left of it.
+        max_num_seqs: rows in a plan.
+        max_batch_tokens: tokens in a plan.
+        max_model_len: positions in a sequence; None is the model's own limit, or the pool if that is smaller.
+        enforce_eager: on a GPU: no CUDA graphs.
+        threads: of a CPU to compute with; None is one for each CPU that this process may use, or has the quota for.
+        pin_threads: bind each of them to a CPU, if there are as many as CPUs. What the process starts after that runs
+            where its main thread does, so this is for processes that do nothing else.
+    """
+
+    model: str | None = None
+    name: str | None = None
+    dtype: str = "auto"
+    device: str = "auto"
+    attention: str = "auto"
+    block_size: int | None = None
+    num_blocks: int | None = None
+    kv_cache_memory_gib: float | None = None
+    gpu_memory_utilization: float = 0.9
+    max_num_seqs: int | None = None
+    max_batch_tokens: int | None = None
+    max_model_len: int | None = None
+    enforce_eager: bool = False
+    threads: int | None = None
+    pin_threads: bool = False

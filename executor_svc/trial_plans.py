@@ -1,0 +1,36 @@
+"""Plans that no scheduler sent: to warm up, to measure memory, to capture graphs."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from common.plan import PlanColumns, SamplingColumns
+
+
+def trial_plan(query_lens: Sequence[int], block_size: int) -> PlanColumns:
+    """Prompts of these lengths, each sampled with every filter, all in block 0: what they compute is nonsense.
+
+    Longer ones than a block are written into it over and over.
+    """
+    rows = len(query_lens)
+    lens = np.array(query_lens, dtype=np.int32)
+    positions = np.concatenate([np.arange(length, dtype=np.int32) for length in query_lens])
+    counts = -(-lens // block_size)
+    return PlanColumns(
+        lanes=np.arange(rows, dtype=np.int32),
+        query_lens=lens,
+        context_lens=lens,
+        token_ids=np.zeros(len(positions), dtype=np.int32),
+        positions=positions,
+        slot_mapping=positions % np.int32(block_size),
+        block_counts=counts,
+        block_ids=np.zeros(int(counts.sum()), dtype=np.int32),
+        sample_rows=np.arange(rows, dtype=np.int32),
+        sampling=SamplingColumns(
+            temperatures=np.ones(rows, dtype=np.float32),
+            top_ks=np.full(rows, 2, dtype=np.int32),
+            top_ps=np.full(rows, 0.9, dtype=np.float32),
+            min_ps=np.full(rows, 0.1, dtype=np.float32),
+            seeds=np.zeros(rows, dtype=np.uint64),
+        ),
+    )
