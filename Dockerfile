@@ -105,8 +105,7 @@ COPY --from=executor-bytecode /bytecode /opt/bytecode
 COPY deploy/executor_health.py deploy/executor_drain.py /opt/baton/
 CMD ["baton-executor"]
 
-# ---- The GPU image. Not built by our tests, which reach neither its base image nor a CUDA torch, and ahead of the
-# executor, which does not take `--device cuda` yet (docs/architecture.md, What is not there yet).
+# ---- The GPU image. Not built by our tests, which reach neither its base image nor a CUDA torch (docs/gpu.md).
 # torch's wheels bring CUDA, so the base needs none; triton compiles its launchers with gcc when it is first used.
 # flash-attn has no wheels on PyPI: FLASH_ATTN is the URL of one, or `flash-attn` if it lies in the context `wheels`.
 # Empty, the executor goes without.

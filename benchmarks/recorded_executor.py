@@ -1,0 +1,48 @@
+"""The executor service with a recorder around its runner: started by bench_gpu.py in the place of `-m executor_svc`.
+
+    python benchmarks/recorded_executor.py FOLDER PROFILED_ROWS PROFILED_STEPS [options of baton-executor]
+
+At its end it writes `steps.msgpack` to the folder. With PROFILED_STEPS it writes traces there, too; without, torch's
+profiler is never started, as that alone makes the launch of a kernel slower. Of several ranks the first one does so.
+"""
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from step_profiler import StepProfiler
+from step_records import RecordedRunner, recording
+
+import executor_svc.startup
+from common import messages as m
+from executor_svc.__main__ import main as executor
+from executor_svc.options import ExecutorOptions
+from executor_svc.parallel import Group
+
+STEPS_FILE = "steps.msgpack"
+
+
+def main() -> None:
+    """Run the executor's own command line."""
+    folder, num_rows, num_steps = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    arguments = sys.argv[4:]
+    if os.environ.get("RANK", "0") != "0":
+        executor(arguments)
+    start_executor = executor_svc.startup.start_executor
+    with recording() as recorder:
+
+        def start(options: ExecutorOptions) -> tuple[Any, m.Hello, Group]:
+            profiler = StepProfiler(folder, num_rows, num_steps) if num_steps else None  # before graphs are captured
+            runner, hello, group = start_executor(options)
+            return RecordedRunner(runner, recorder, profiler), hello, group
+
+        executor_svc.startup.start_executor = start  # where the command line takes it from
+        try:
+            executor(arguments)
+        finally:
+            recorder.save(folder / STEPS_FILE)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,188 @@
+"""What an executor did, step by step: recorded around a real runner, for a benchmark to read later.
+
+A recording costs some microseconds a step. It is the same whether the runner serves a scheduler through a socket
+(`recorded_executor.py`) or in one process with it (`in_process.py`).
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import msgspec
+import numpy as np
+from step_profiler import StepProfiler
+
+import executor_svc.runner
+import executor_svc.server
+from common.plan import PlanColumns
+from common.wire import IntArray
+from executor_svc.readback import PendingTokens
+from executor_svc.runner import Runner
+
+
+class Step(msgspec.Struct):
+    """One step. Times are seconds of the monotonic clock, which all processes of a machine share.
+
+    Attributes:
+        queries, contexts: int32 [rows] as bytes, the plan's `query_lens` and `context_lens`.
+        num_samples: rows that drew a token.
+        launched_s, done_s: when its launch began, and when its tokens had come; NaN if they have not.
+        parse_s: it took to check the plan.
+        stage_s: to pack its arrays and send them to the device; a part of `launch_s`.
+        launch_s: until the next launch could begin.
+        wait_s: for the tokens, from when they were first wanted.
+    """
+
+    queries: bytes
+    contexts: bytes
+    num_samples: int
+    launched_s: float
+    parse_s: float = 0.0
+    stage_s: float = 0.0
+    launch_s: float = 0.0
+    wait_s: float = 0.0
+    done_s: float = float("nan")
+
+    @property
+    def query_lens(self) -> IntArray:
+        """Tokens of each row."""
+        return np.frombuffer(self.queries, np.int32)
+
+    @property
+    def context_lens(self) -> IntArray:
+        """Positions that each row has attended to in the end."""
+        return np.frombuffer(self.contexts, np.int32)
+
+    @property
+    def num_rows(self) -> int:
+        """Sequences in it."""
+        return len(self.queries) // 4
+
+    @property
+    def is_decode(self) -> bool:
+        """Whether each row is a single token that was sampled after: no prompt among them."""
+        return self.num_samples == self.num_rows == int(self.query_lens.sum())
+
+
+class Recorder:
+    """Steps in the order of their launches."""
+
+    def __init__(self) -> None:
+        self.steps: list[Step] = []
+        self._parse_s: dict[int, float] = {}
+        self._stage_s = 0.0
+
+    def timed_parse(self, parse: Callable[..., PlanColumns]) -> Callable[..., PlanColumns]:
+        """`parse_plan`, timed."""
+
+        def timed(*arguments: Any) -> PlanColumns:
+            start = time.monotonic()
+            columns = parse(*arguments)
+            self._parse_s[id(columns)] = time.monotonic() - start
+            return columns
+
+        return timed
+
+    def timed_stage(self, stage: Callable[..., Any]) -> Callable[..., Any]:
+        """`stage`, timed."""
+
+        def timed(*arguments: Any, **options: Any) -> Any:
+            start = time.monotonic()
+            batch = stage(*arguments, **options)
+            self._stage_s += time.monotonic() - start
+            return batch
+
+        return timed
+
+    def launching(self, columns: PlanColumns) -> Step:
+        """A step is about to be launched."""
+        self._stage_s = 0.0
+        return Step(
+            queries=columns.query_lens.tobytes(),
+            contexts=columns.context_lens.tobytes(),
+            num_samples=len(columns.sample_rows),
+            parse_s=self._parse_s.pop(id(columns), 0.0),
+            launched_s=time.monotonic(),
+        )
+
+    def launched(self, step: Step) -> None:
+        """It has been launched."""
+        step.launch_s = time.monotonic() - step.launched_s
+        step.stage_s = self._stage_s
+        self.steps.append(step)
+
+    def save(self, path: Path) -> None:
+        """Write all steps to a file."""
+        path.write_bytes(msgspec.msgpack.encode(self.steps))
+
+
+@contextmanager
+def recording() -> Iterator[Recorder]:
+    """A recorder, and timed ones in the place of two functions that the executor calls by itself."""
+    recorder = Recorder()
+    with (
+        _in_its_place(executor_svc.server, "parse_plan", recorder.timed_parse),
+        _in_its_place(executor_svc.runner, "stage", recorder.timed_stage),
+    ):
+        yield recorder
+
+
+@contextmanager
+def _in_its_place(module: ModuleType, name: str, wrap: Callable[[Any], Any]) -> Iterator[None]:
+    original = getattr(module, name)
+    setattr(module, name, wrap(original))
+    try:
+        yield
+    finally:
+        setattr(module, name, original)
+
+
+def load_steps(path: Path) -> list[Step]:
+    """What `Recorder.save` wrote."""
+    return msgspec.msgpack.decode(path.read_bytes(), type=list[Step])
+
+
+class RecordedRunner:
+    """A runner that is looked at. What is not recorded goes straight to it."""
+
+    def __init__(self, runner: Runner[Any], recorder: Recorder, profiler: StepProfiler | None = None) -> None:
+        self._runner = runner
+        self._recorder = recorder
+        self._profiler = profiler
+
+    def launch(self, columns: PlanColumns) -> "RecordedTokens":
+        """See `Runner.launch`."""
+        if self._profiler is not None:
+            self._profiler.before_launch(columns)
+        step = self._recorder.launching(columns)
+        pending = self._runner.launch(columns)
+        self._recorder.launched(step)
+        return RecordedTokens(pending, step)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._runner, name)
+
+
+@dataclass(frozen=True)
+class RecordedTokens:
+    """Tokens on their way to the host."""
+
+    _pending: PendingTokens
+    _step: Step
+
+    def wait(self) -> IntArray:
+        """See `PendingTokens.wait`."""
+        start = time.monotonic()
+        tokens = self._pending.wait()
+        self._step.done_s = time.monotonic()
+        self._step.wait_s = self._step.done_s - start
+        return tokens
+
+
+def between(steps: Sequence[Step], start_s: float, end_s: float) -> list[Step]:
+    """The steps that were launched and done in a time."""
+    return [step for step in steps if start_s <= step.launched_s and step.done_s <= end_s]
