@@ -15,11 +15,16 @@ from typing import Any
 import msgspec
 import numpy as np
 from step_profiler import StepProfiler
+from timed_kernels import Stopwatch, TimedBackend, TimedKernels
 
 import executor_svc.runner
 import executor_svc.server
 from common.plan import PlanColumns
 from common.wire import IntArray
+from executor_svc.attention import AttentionBackend
+from executor_svc.config import Qwen3Config
+from executor_svc.cpu import CpuPlatform
+from executor_svc.kernel_set import KernelSet
 from executor_svc.readback import PendingTokens
 from executor_svc.runner import Runner
 
@@ -35,6 +40,7 @@ class Step(msgspec.Struct):
         stage_s: to pack its arrays and send them to the device; a part of `launch_s`.
         launch_s: until the next launch could begin.
         wait_s: for the tokens, from when they were first wanted.
+        linear_s, attention_s, head_s: of the launch, on a CPU: its matrix products, attention, the output projection.
     """
 
     queries: bytes
@@ -46,6 +52,9 @@ class Step(msgspec.Struct):
     launch_s: float = 0.0
     wait_s: float = 0.0
     done_s: float = float("nan")
+    linear_s: float = 0.0
+    attention_s: float = 0.0
+    head_s: float = 0.0
 
     @property
     def query_lens(self) -> IntArray:
@@ -75,6 +84,7 @@ class Recorder:
         self.steps: list[Step] = []
         self._parse_s: dict[int, float] = {}
         self._stage_s = 0.0
+        self._stopwatch = Stopwatch()
 
     def timed_parse(self, parse: Callable[..., PlanColumns]) -> Callable[..., PlanColumns]:
         """`parse_plan`, timed."""
@@ -98,9 +108,22 @@ class Recorder:
 
         return timed
 
+    def timed_kernels(self, choose: Callable[..., KernelSet]) -> Callable[..., TimedKernels]:
+        """`CpuPlatform.kernels`, for timed ones."""
+
+        def chosen(platform: Any, config: Qwen3Config, *arguments: Any) -> TimedKernels:
+            return TimedKernels(choose(platform, config, *arguments), config.vocab_size, self._stopwatch)
+
+        return chosen
+
+    def timed_attention(self, choose: Callable[..., AttentionBackend[Any]]) -> Callable[..., TimedBackend]:
+        """`CpuPlatform.attention`, for a timed one."""
+        return lambda *arguments: TimedBackend(choose(*arguments), self._stopwatch)
+
     def launching(self, columns: PlanColumns) -> Step:
         """A step is about to be launched."""
         self._stage_s = 0.0
+        self._stopwatch.take()
         return Step(
             queries=columns.query_lens.tobytes(),
             contexts=columns.context_lens.tobytes(),
@@ -113,6 +136,8 @@ class Recorder:
         """It has been launched."""
         step.launch_s = time.monotonic() - step.launched_s
         step.stage_s = self._stage_s
+        for kind, seconds in self._stopwatch.take().items():
+            setattr(step, f"{kind}_s", seconds)
         self.steps.append(step)
 
     def save(self, path: Path) -> None:
@@ -122,23 +147,25 @@ class Recorder:
 
 @contextmanager
 def recording() -> Iterator[Recorder]:
-    """A recorder, and timed ones in the place of two functions that the executor calls by itself."""
+    """A recorder, and timed ones in the place of what the executor calls by itself."""
     recorder = Recorder()
     with (
         _in_its_place(executor_svc.server, "parse_plan", recorder.timed_parse),
         _in_its_place(executor_svc.runner, "stage", recorder.timed_stage),
+        _in_its_place(CpuPlatform, "kernels", recorder.timed_kernels),
+        _in_its_place(CpuPlatform, "attention", recorder.timed_attention),
     ):
         yield recorder
 
 
 @contextmanager
-def _in_its_place(module: ModuleType, name: str, wrap: Callable[[Any], Any]) -> Iterator[None]:
-    original = getattr(module, name)
-    setattr(module, name, wrap(original))
+def _in_its_place(owner: ModuleType | type, name: str, wrap: Callable[[Any], Any]) -> Iterator[None]:
+    original = getattr(owner, name)
+    setattr(owner, name, wrap(original))
     try:
         yield
     finally:
-        setattr(module, name, original)
+        setattr(owner, name, original)
 
 
 def load_steps(path: Path) -> list[Step]:

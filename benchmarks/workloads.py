@@ -41,6 +41,16 @@ def nano(num_seqs: int, shared_prefix: int = 0) -> list[Request]:
     ]
 
 
+def upper_halves(num_seqs: int, max_prompt: int, max_output: int) -> list[Request]:
+    """Prompts and answers of half the largest length to all of it, all there at once."""
+    rng = random.Random(0)
+    lengths = [[rng.randint(-(-most // 2), most) for most in (max_prompt, max_output)] for _ in range(num_seqs)]
+    return [
+        Request(0.0, np.array([rng.randint(0, MAX_TOKEN_ID) for _ in range(prompt)], np.int32), count)
+        for prompt, count in lengths
+    ]
+
+
 def azure(path: Path, num_seqs: int | None) -> list[Request]:
     """A trace in the format of Azure's LLM inference traces: TIMESTAMP, ContextTokens, GeneratedTokens.
 

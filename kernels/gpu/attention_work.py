@@ -107,19 +107,22 @@ class Cutting:
     @property
     def max_partials(self) -> int:
         """Partial results of any number of tiles at most; see `capacity`."""
-        pieces = self.pieces_per_slot * self.slots
-        return (pieces + pieces // self.slack) * self.tile_queries
+        return self.pieces_per_slot * self.slots * self.tile_queries
 
     def capacity(self, num_tiles: int, num_queries: int) -> Capacity:
         """What up to `num_tiles` tiles of up to `num_queries` queries fit into, however long their contexts are.
 
-        A piece has at least the share p = total / (pieces_per_slot * slots), so a tile of length l that is cut gives
-        less than l / p + 1 pieces, and all of them together less than pieces_per_slot * slots beyond one for each. A
-        tile that is cut is longer than slack * p, so there are fewer than pieces_per_slot * slots / slack of them.
+        Tiles that are cut have n = pieces_per_slot * slots pieces at most, all together: `limits` makes a piece so long
+        that their lengths in pieces, each rounded up, add up to no more than what they come to in shares, and all
+        tiles come to n shares at most. Where it stops at two shares, only tiles of more than two are cut, and half of
+        such a length, rounded up, is less than the length. Each of them has two pieces or more.
         """
         pieces = self.pieces_per_slot * self.slots
-        cut = min(num_tiles, pieces // self.slack)
-        return Capacity(num_tiles + pieces, cut * num_queries, (pieces + cut) * num_queries)
+        return Capacity(
+            items=num_tiles + pieces - 1,
+            merges=min(num_tiles, pieces // 2) * num_queries,
+            partials=pieces * num_queries,
+        )
 
 
 @dataclass(frozen=True)

@@ -346,20 +346,24 @@ def test_a_whole_vocabulary(device: torch.device) -> None:
     assert_right(tokens, logits, rows)
 
 
-def test_few_and_many_rows_are_cut_differently_but_summed_alike(device: torch.device) -> None:
+def test_few_and_many_rows_are_cut_differently_but_summed_alike(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A few rows are spread over more programs; what a segment weighs is the same."""
-    vocab_size = 4097
-    many = sampler_statistics._FULL_CHIP_PROGRAMS if ON_GPU else 6
-    logits = make_logits("normal", 2, many, vocab_size).to(device)
-    temperatures = torch.full((many,), 0.7, device=device)
-    few_rows, many_rows = (
-        torch.full((2, many, sampler_statistics.count_segments(vocab_size)), torch.nan, device=device) for _ in range(2)
-    )
-    sampler_statistics.launch_statistics(logits, temperatures, *many_rows)
-    for row in range(many):
+    monkeypatch.setattr(sampler_statistics, "_FULL_CHIP_PROGRAMS", 3)
+    num_rows, vocab_size = 2, 4112
+    configs = [sampler_statistics.choose_config(rows, vocab_size) for rows in (1, num_rows)]
+    assert configs[0] != configs[1]
+    logits = make_logits("normal", 2, num_rows, vocab_size).to(device, torch.bfloat16)
+    temperatures = torch.full((num_rows,), 0.7, device=device)
+    shape = (2, num_rows, sampler_statistics.count_segments(vocab_size))
+    together, alone = (torch.full(shape, torch.nan, device=device) for _ in range(2))
+    sampler_statistics.launch_statistics(logits, temperatures, *together)
+    for row in range(num_rows):
         at = slice(row, row + 1)
-        sampler_statistics.launch_statistics(logits[at], temperatures[at], *few_rows[:, at])
-    assert few_rows.equal(many_rows)
+        sampler_statistics.launch_statistics(logits[at], temperatures[at], *alone[:, at])
+    assert alone.equal(together)
+    torch.testing.assert_close(together[0].amax(1), logits.float().amax(1), rtol=0, atol=0)
 
 
 def test_what_does_not_fit_is_named(device: torch.device) -> None:
