@@ -103,15 +103,16 @@ def split(run: Run, steps: Sequence[Step]) -> dict[str, float]:
 
 
 def ratios(ours: Sequence[Run], before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
-    """Ours over the peer's, whose runs were before and after ours."""
-    rate = median(run.tokens_per_s for run in ours)
+    """Ours over the peer's, whose runs were before and after ours: of the medians, and how far it could be off (our
+    slowest run over its fastest, our fastest over its slowest)."""
+    mine = [run.tokens_per_s for run in ours]
     theirs = before["tok_s_runs"] + after["tok_s_runs"]
     return {
         "vllm": before["vllm"],
         "tok_s_before": before["tok_s_runs"],
         "tok_s_after": after["tok_s_runs"],
-        "ratio": round(rate / median(theirs), 3),
-        "ratio_range": [round(rate / most(theirs), 3) for most in (max, min)],
+        "ratio": round(median(mine) / median(theirs), 3),
+        "ratio_range": [round(min(mine) / max(theirs), 3), round(max(mine) / min(theirs), 3)],
     }
 
 
