@@ -210,7 +210,7 @@ def _choose_kernel(
         gaps = tl.abs(peak - row_maxima)
         row_masses = tl.load(masses + places, mask=segments < NUM_SEGMENTS, other=0.0) * tl.exp2(-gaps * decay)
         total = tl.sum(row_masses, axis=0)
-        if (total > 0) & (total < float("inf")):  # neither holds of NaN
+        if total > 0:  # it is NaN where a logit is NaN or inf, or all are -inf
             top_k = tl.load(top_ks + row)
             top_p = tl.load(top_ps + row)
             min_p = tl.load(min_ps + row)

@@ -193,23 +193,35 @@ FILTERS = (
 )
 
 
+CUTS = (*FILTERS, *(Row(top_k=k) for k in (2, 40, 150)), *(Row(top_p=p) for p in (0.4, 0.85, 0.99)), Row(min_p=0.01))
+
+
+@pytest.mark.parametrize("num_candidates", [4, 2048])
 @pytest.mark.parametrize("kind", ["normal", "few values"])
-def test_every_token_that_survives_in_float64_is_drawn_in_the_middle_of_its_share(
-    kind: str, device: torch.device
+def test_filters_cut_between_the_same_two_tokens_as_in_float64(
+    kind: str, num_candidates: int, device: torch.device
 ) -> None:
-    """So the others cannot have survived: there is no room for them."""
+    """The last that is kept is drawn in the middle of its share, and the first that is not is not drawn where its share
+    would be. Of equals the one with the higher id is likelier to be kept."""
     logits = make_logits(kind, 8, 1, 300).to(device)
+    by_likelihood = logits[0].cpu().flip(0).argsort(descending=True, stable=True)
+    by_likelihood = len(by_likelihood) - 1 - by_likelihood
     rows, expected = [], []
-    for row in (*FILTERS, Row()):
-        shares = exact_weights(logits[0], row)
-        ends = shares.cumsum() / shares.sum()
-        middles = ends - shares / shares.sum() / 2
-        tokens = [int(token) for token in shares.nonzero()[0] if shares[token] / shares.sum() > 4 * TOLERANCE]
-        tokens = tokens[:: -(-len(tokens) // 6)]
-        assert len(tokens) > 2
-        rows += [replace(row, uniform=float(middles[token])) for token in tokens]
-        expected += tokens
-    assert draw(logits.expand(len(rows), -1), rows) == expected
+    for row in CUTS:
+        weights = exact_weights(logits[0], row)
+        num_kept = int((weights > 0).sum())
+        last, dropped = by_likelihood[num_kept - 1], by_likelihood[num_kept]
+        assert weights[last] > 0
+        others = weights.copy()
+        others[dropped] = exact_weights(logits[0], Row(temperature=row.temperature))[dropped]
+        for token, shares in ((last, weights), (dropped, others)):
+            uniform = (shares[: token + 1].sum() - shares[token] / 2) / shares.sum()
+            rows.append(replace(row, uniform=float(uniform)))
+            ends = weights.cumsum() / weights.sum()
+            assert abs(ends - uniform).min() > 4 * TOLERANCE
+            expected.append(int((ends > uniform).argmax()))
+        assert expected[-2] == last
+    assert draw(logits.expand(len(rows), -1), rows, num_candidates=num_candidates) == expected
 
 
 @pytest.mark.parametrize("row", [*FILTERS, Row(temperature=0.6)], ids=str)
@@ -266,11 +278,14 @@ def test_logits_that_the_temperature_makes_equal_tie(device: torch.device) -> No
     while gap / temperature != np.nextafter(gap, np.float32(9)) / temperature:
         gap = np.nextafter(gap, np.float32(9))
     near, far = float(-gap), float(-np.nextafter(gap, np.float32(9)))
-    logits = torch.tensor([[0.0, far, near, -9.0], [0.0, near, far, -9.0]], device=device).repeat(3, 1)
+    logits = torch.full((6, 300), -torch.inf, device=device)
+    logits[:, 0] = 0.0
+    logits[::2, [130, 260]] = torch.tensor([near, far], device=device)  # in three segments
+    logits[1::2, [130, 260]] = torch.tensor([far, near], device=device)
     rows = [Row(LAST_UNIFORM, float(temperature), top_k=2)] * 2 + [Row(0.95, float(temperature), top_p=0.85)] * 2
     rows += [Row(0.95, float(temperature), top_k=2, top_p=0.85)] * 2
     expected = draw_by_twin(logits, rows)
-    assert expected == [2] * 6, "a tie, else the farther one at 2 would be lost"
+    assert expected == [260] * 6, "a tie, else the farther one at 260 would be lost"
     assert draw(logits, rows) == expected
 
 
