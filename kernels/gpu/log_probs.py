@@ -142,8 +142,7 @@ def _log_probs_kernel(
     best = tl.load(maxima + places, mask=segments < NUM_SEGMENTS, other=float("-inf"))
     peak = tl.max(best, axis=0)
     row_masses = tl.load(masses + places, mask=segments < NUM_SEGMENTS, other=0.0)
-    # A segment of -inf has no mass, and in a row of nothing else the logits below are no numbers anyway.
-    log_total = tl.log(tl.sum(tl.where(row_masses == 0, 0.0, row_masses * tl.exp2((best - peak) * LOG2E)), axis=0))
+    log_total = tl.log(tl.sum(row_masses * tl.exp2((best - peak) * LOG2E), axis=0))
     chosen = tl.load(row_logits + tl.load(token_ids + row)).to(tl.float32)
     tl.store(out_chosen + row, chosen - peak - log_total)
 

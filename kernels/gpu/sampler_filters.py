@@ -51,8 +51,9 @@ def draw_filtered(
         gaps, masses: float32 [segments, padded], of the segments' best tokens and of all their tokens.
         temperature, top_k, top_p, min_p, uniform: the row's parameters.
         decay: `decay_of(temperature)`.
-        segment_list, weights: [segments] of scratch, int32 and float32.
-        candidates: [CAPACITY] float32 of scratch.
+        segment_list: [segments + 1] int32 of scratch.
+        weights: [segments] float32 of scratch.
+        candidates: [CAPACITY + 1] float32 of scratch.
     """
     has_top_k = (top_k > 0) & (top_k < VOCAB)
     total = tl.sum(masses, axis=0)

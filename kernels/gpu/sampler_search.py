@@ -51,8 +51,9 @@ def tie_class(bits, temperature):
 
 @triton.jit
 def list_segments(bits, high, segment_list, SPARE: tl.constexpr):
-    """Write the segments whose best token has bits up to `high`, in ascending order; their number."""
+    """Write the segments whose best token has bits up to `high`, in ascending order, and return their number."""
     chosen = bits <= high
+    # What is not chosen goes to a spare place. A mask would have to change its layout, by way of local memory.
     places = tl.where(chosen, tl.cumsum(chosen.to(tl.int32), axis=0) - 1, SPARE)
     tl.store(segment_list + places, tl.arange(0, bits.shape[0]))
     tl.debug_barrier()  # other threads read what these have written
@@ -97,7 +98,10 @@ def _gather(
     VOCAB: tl.constexpr,
     CAPACITY: tl.constexpr,
 ):
-    """Gaps in (low, high] of the listed tokens, the first CAPACITY of them, float32 [CAPACITY] padded with inf."""
+    """Gaps in (low, high] of the listed tokens, the first CAPACITY of them, float32 [CAPACITY] padded with inf.
+
+    `candidates` has one place more, for all others.
+    """
     count = 0
     for start in range(0, num_listed * SEGMENT, _GATHER_TILE):
         offsets = start + tl.arange(0, _GATHER_TILE)

@@ -52,7 +52,7 @@ def test_of_equals_the_lowest_id_comes_first_and_zeros_are_equal() -> None:
 
 
 def test_nan_ranks_with_minus_inf() -> None:
-    logits = torch.tensor([[torch.nan, -torch.inf, 1.0, torch.inf]])
+    logits = torch.tensor([[-torch.inf, torch.nan, 1.0, torch.inf]])
     chosen, top, top_ids = look_up(logits, [2], 4)
     assert top_ids.tolist() == [[3, 2, 0, 1]]
     assert bool(chosen.isnan().all())
