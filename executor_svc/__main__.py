@@ -43,6 +43,12 @@ def _check_endpoint(_context: click.Context, _parameter: click.Parameter, value:
     help="Of weights, activations and KV cache; auto is the checkpoint's (float32 for the demo model).",
 )
 @click.option(
+    "--quantization",
+    type=click.Choice(["none", "int8"]),
+    default="none",
+    help="Of linear layers, as they are loaded; int8 is for a CPU and bfloat16: faster, and a little less exact.",
+)
+@click.option(
     "--device",
     type=click.Choice(["auto", "cpu", "cuda"]),
     default="auto",

@@ -17,7 +17,7 @@ from executor_svc.kv_cache import available_memory
 from executor_svc.platforms import Defaults
 from executor_svc.sharding import Shard
 from kernels.cpu import CpuKernels, IsaError, Loaded, load
-from kernels.cpu.kernels import HEAD_DIMS
+from kernels.cpu.checks import HEAD_DIMS
 
 log = get_logger("executor")
 
@@ -28,24 +28,31 @@ class CpuPlatform:
     Args:
         threads: to compute with; None is one for each CPU, or as many as a container's quota pays for.
         pin_threads: see `ExecutorOptions`; plain torch's are left alone.
+        int8: quantize linear layers.
     """
 
     device = torch.device("cpu")
     description = "cpu"
     defaults = Defaults(block_size=16, max_num_seqs=64, max_batch_tokens=2048)
 
-    def __init__(self, threads: int | None = None, *, pin_threads: bool = False) -> None:
+    def __init__(self, threads: int | None = None, *, pin_threads: bool = False, int8: bool = False) -> None:
         cpus = own_cpus()
         self._threads = threads or min(len(cpus), cgroup_cpus() or len(cpus))
         # With fewer threads than CPUs, other executors may have the rest: the system knows better where to put them.
         self._cpus_to_pin = cpus if pin_threads and self._threads == len(cpus) else []
+        self._int8 = int8
         self._chosen: dict[tuple[torch.dtype, int], CpuKernels | None] = {}
         torch.set_num_threads(self._threads)
 
     def kernels(self, config: Qwen3Config, shard: Shard, limits: ExecutorLimits, dtype: torch.dtype) -> KernelSet:
         """See `Platform.kernels`."""
         kernels = self._choose(dtype, config.head_dim)
-        return TorchKernels() if kernels is None else CppKernels(kernels)
+        if self._int8 and kernels is None:
+            kind = f"{str(dtype)[6:]} with head_dim {config.head_dim}"
+            raise BatonError(f"--quantization int8 takes the C++ kernels, and here are none for {kind}")
+        if self._int8 and config.moe is not None:
+            raise BatonError("--quantization int8 is for dense models: experts have no such kernels")
+        return TorchKernels() if kernels is None else CppKernels(kernels, int8=self._int8)
 
     def attention(self, shard: Shard, geometry: KVGeometry, limits: ExecutorLimits) -> AttentionBackend[Any]:
         """See `Platform.attention`."""

@@ -19,10 +19,15 @@ class CppKernels:
     """The kernels of `kernels.cpu`, for bfloat16. There are none for mixtures of experts: these are plain torch's.
 
     A weight is packed, and its own memory given back, before the next one is: there are never two copies of a model.
+
+    Args:
+        kernels: to compute with.
+        int8: quantize all weights of linear layers when they are packed.
     """
 
-    def __init__(self, kernels: CpuKernels) -> None:
+    def __init__(self, kernels: CpuKernels, *, int8: bool = False) -> None:
         self._kernels = kernels
+        self._int8 = int8
         self.rms_norm = kernels.rms_norm
         self.add_rms_norm = kernels.add_rms_norm
         self.qk_norm_rope_store = kernels.qk_norm_rope_store
@@ -32,14 +37,14 @@ class CppKernels:
 
     def projection(self, weight: Tensor, bias: Tensor | None, *, shared: bool = False) -> Projection:
         """See `KernelSet.projection`."""
-        linear, packed = self._kernels.linear, self._kernels.pack(weight)
+        linear, packed = self._kernels.linear, self._kernels.pack(weight, int8=self._int8)
         if not shared:
             _give_back(weight)
         return lambda x, out: linear(x, packed, bias, out)
 
     def gated_projection(self, gate_up: Tensor) -> GatedProjection:
         """See `KernelSet.gated_projection`."""
-        packed: PackedWeight = self._kernels.pack_gate_up(gate_up)
+        packed: PackedWeight = self._kernels.pack_gate_up(gate_up, int8=self._int8)
         linear_silu_and_mul = self._kernels.linear_silu_and_mul
         _give_back(gate_up)
         return lambda x, _, out: linear_silu_and_mul(x, packed, out)

@@ -11,6 +11,8 @@ class ExecutorOptions:
         model: folder or hub id; None is the embedded demo model.
         name: in the fleet; None is host and process id.
         dtype: of weights, activations and KV cache: `auto`, `float32`, `bfloat16` or `float16`.
+        quantization: of the layers' and the output's matrices, `none` or `int8`; the checkpoint's are quantized at the
+            start. Their inputs are quantized step by step.
         device: `auto`, `cpu` or `cuda`; auto is a GPU if there is one.
         attention: on a GPU: `auto`, `flash_attn` or `triton`; auto is flash-attn where it is installed.
         block_size: positions in a KV block.
@@ -29,6 +31,7 @@ class ExecutorOptions:
     model: str | None = None
     name: str | None = None
     dtype: str = "auto"
+    quantization: str = "none"
     device: str = "auto"
     attention: str = "auto"
     block_size: int | None = None

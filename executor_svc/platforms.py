@@ -73,9 +73,11 @@ def choose_platform(options: ExecutorOptions) -> Platform:
     if options.device == "cpu" or (options.device == "auto" and not has_gpu):
         from executor_svc.cpu import CpuPlatform  # noqa: PLC0415  (it needs the classes above)
 
-        return CpuPlatform(options.threads, pin_threads=options.pin_threads)
+        return CpuPlatform(options.threads, pin_threads=options.pin_threads, int8=options.quantization == "int8")
     if not has_gpu:
         raise BatonError(f"--device is {options.device}, and torch {torch.__version__} finds no GPU here")
+    if options.quantization != "none":
+        raise BatonError(f"--quantization {options.quantization} is for --device cpu: GPUs have no such kernels")
     if importlib.util.find_spec("triton") is None:
         raise BatonError(
             "computing on a GPU takes the package triton, which is not installed: pip install 'baton[gpu]'"

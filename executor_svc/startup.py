@@ -75,11 +75,12 @@ def start_executor(options: ExecutorOptions) -> tuple[Runner[Any], m.Hello, Grou
         log.warning("the pool is larger than the memory", available_gib=round(memory_left / 2**30, 3))
     runner = _make_runner(platform, model, geometry, limits, group)
     runner.warm_up()
+    quantized = "" if options.quantization == "none" else f"-{options.quantization}"
     hello = m.Hello(
         executor=options.name or f"{socket.gethostname()[:100]}-{os.getpid()}",
         build=__version__,
         fingerprint=model.fingerprint,
-        dtype=str(model.dtype).removeprefix("torch."),
+        dtype=str(model.dtype).removeprefix("torch.") + quantized,
         device=platform.description if group.size == 1 else f"{group.size} x {platform.description}"[:128],
         pid=os.getpid(),
         **vars(limits),
@@ -158,6 +159,7 @@ def _load_model(options: ExecutorOptions, platform: Platform, group: Group) -> L
         seconds=round(time.monotonic() - start, 2),
         parameters=weights.num_parameters,
         dtype=str(dtype).removeprefix("torch."),
+        quantization=options.quantization,
         device=platform.description,
         ranks=group.size,
         fingerprint=fingerprint,

@@ -1,7 +1,8 @@
 """C++ kernels for CPUs: the functions of `kernels.reference`, in bf16, for AMX, AVX-512 or AVX2."""
 
 from kernels.cpu.isa import ISA_VARIABLE, IsaError
-from kernels.cpu.kernels import CpuKernels, PackedWeight
+from kernels.cpu.kernels import CpuKernels
 from kernels.cpu.loading import Loaded, load
+from kernels.cpu.packing import PackedWeight
 
 __all__ = ["ISA_VARIABLE", "CpuKernels", "IsaError", "Loaded", "PackedWeight", "load"]

@@ -8,8 +8,12 @@ from pathlib import Path
 ISA_VARIABLE = "BATON_CPU_ISA"
 TORCH = "torch"  # no C++ kernels
 
-_AVX512 = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16", "avx2", "fma")
-_AVX512_FLAGS = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512bf16", "-mavx2", "-mfma")
+_AVX512 = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16", "avx512_vnni", "avx2", "fma")
+_AVX512_FLAGS = (
+    *("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512bf16", "-mavx512vnni", "-mavx2", "-mfma"),
+)
+_AMX = ("amx_tile", "amx_bf16", "amx_int8")
+_AMX_FLAGS = ("-mamx-tile", "-mamx-bf16", "-mamx-int8")
 
 
 @dataclass(frozen=True)
@@ -31,7 +35,7 @@ class Isa:
 
 # The best first. The emulation runs the code for AMX on any processor with AVX-512, slowly.
 ISAS = (
-    Isa("amx", (*_AVX512, "amx_tile", "amx_bf16"), (*_AVX512_FLAGS, "-mamx-tile", "-mamx-bf16")),
+    Isa("amx", (*_AVX512, *_AMX), (*_AVX512_FLAGS, *_AMX_FLAGS)),
     Isa("avx512", _AVX512, _AVX512_FLAGS),
     Isa("avx2", ("avx2", "fma"), ("-mavx2", "-mfma")),
     Isa("amx-emulated", _AVX512, (*_AVX512_FLAGS, "-DBATON_EMULATE_AMX"), only_asked_for=True),

@@ -6,31 +6,13 @@ here stands there. A row's result never depends on the rows beside it.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from kernels.cpu.checks import BF16, FLOAT32, INT32, check, check_caches, check_dense
 from kernels.cpu.library import Library
-
-HEAD_DIMS = (64, 128)
-BF16, FLOAT32, INT32 = torch.bfloat16, torch.float32, torch.int32
-
-
-@dataclass(frozen=True)
-class PackedWeight:
-    """A linear layer's matrix, laid out for the kernels.
-
-    Attributes:
-        panels: bfloat16, one-dimensional, of `CpuKernels.pack` or `pack_gate_up`.
-        in_size, out_size: of the layer; with a gate, of what is left after `silu(gate) * up`.
-        gated: whether it holds a gate and an up projection.
-    """
-
-    panels: Tensor
-    in_size: int
-    out_size: int
-    gated: bool
+from kernels.cpu.packing import PackedWeight, pack
 
 
 class CpuKernels:
@@ -62,35 +44,21 @@ class CpuKernels:
 
     def read_memory(self, memory: Tensor) -> None:
         """Read a contiguous float32 tensor once, with all threads: what takes this long is the memory's bandwidth."""
-        _check("memory", memory, FLOAT32, memory.shape)
+        check("memory", memory, FLOAT32, memory.shape)
         self._library.read_memory(memory.data_ptr(), memory.nbytes, self._threads)
 
-    def pack(self, weight: Tensor) -> PackedWeight:
-        """Lay out weight [out, in] (contiguous) for `linear`. It is a copy."""
-        return self._pack([weight])
+    def pack(self, weight: Tensor, *, int8: bool = False) -> PackedWeight:
+        """Lay out weight [out, in] (contiguous) for `linear`, in bfloat16 or quantized to int8. It is a copy."""
+        return pack(self._library, self._threads, [weight], int8)
 
-    def pack_gate_up(self, weight: Tensor) -> PackedWeight:
+    def pack_gate_up(self, weight: Tensor, *, int8: bool = False) -> PackedWeight:
         """Lay out weight [2 * size, in] (contiguous), gate over up, for `linear_silu_and_mul`. It is a copy."""
         if weight.shape[0] % 2:
             raise ValueError(f"weight has {weight.shape[0]} rows, which are no gate and up")
-        return self._pack(list(weight.chunk(2)))
-
-    def _pack(self, weights: list[Tensor]) -> PackedWeight:
-        out_size, in_size = weights[0].shape
-        packed_size: int = self._library.packed_size(in_size, out_size)
-        panels = torch.empty(len(weights) * packed_size, dtype=BF16)
-        self.advise_huge_pages(panels)
-        for index, weight in enumerate(weights):
-            _check("weight", weight, BF16, (out_size, in_size))
-            if not weight.is_contiguous():
-                raise ValueError(f"weight has strides {weight.stride()}, it has to be contiguous")
-            self._library.pack_weight(
-                weight.data_ptr(), in_size, out_size, index, len(weights), panels.data_ptr(), self._threads
-            )
-        return PackedWeight(panels, in_size, out_size, gated=len(weights) == 2)
+        return pack(self._library, self._threads, list(weight.chunk(2)), int8)
 
     def linear(self, x: Tensor, weight: PackedWeight, bias: Tensor | None, out: Tensor) -> None:
-        """See `reference.linear`; the weight is one that `pack` made."""
+        """See `reference.linear`, or `reference.linear_int8`; the weight is one that `pack` made."""
         self._linear(x, weight, bias, out, gated=False)
 
     def linear_silu_and_mul(self, x: Tensor, weight: PackedWeight, out: Tensor) -> None:
@@ -101,14 +69,11 @@ class CpuKernels:
         if weight.gated is not gated:
             raise ValueError("the weight was packed for the other kind of layer (pack, pack_gate_up)")
         rows = x.shape[0]
-        _check("x", x, BF16, (rows, weight.in_size))
-        _check("out", out, BF16, (rows, weight.out_size))
+        check("x", x, BF16, (rows, weight.in_size))
+        check("out", out, BF16, (rows, weight.out_size))
         if bias is not None:
-            _check("bias", bias, BF16, (weight.out_size,))
-        self._library.linear(
-            x.data_ptr(),
-            x.stride(0),
-            weight.panels.data_ptr(),
+            check("bias", bias, BF16, (weight.out_size,))
+        rest = (
             None if bias is None else bias.data_ptr(),
             out.data_ptr(),
             out.stride(0),
@@ -118,13 +83,18 @@ class CpuKernels:
             gated,
             self._threads,
         )
+        if weight.scales is None:
+            self._library.linear(x.data_ptr(), x.stride(0), weight.panels.data_ptr(), *rest)
+        else:
+            panels, scales = weight.panels.data_ptr(), weight.scales.data_ptr()
+            self._library.linear_int8(x.data_ptr(), x.stride(0), panels, scales, *rest)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
         """See `reference.rms_norm`."""
         rows, size = x.shape
-        _check("x", x, BF16, (rows, size))
-        _check("weight", weight, BF16, (size,))
-        _check("out", out, BF16, (rows, size))
+        check("x", x, BF16, (rows, size))
+        check("weight", weight, BF16, (size,))
+        check("out", out, BF16, (rows, size))
         self._library.rms_norm(
             x.data_ptr(),
             x.stride(0),
@@ -140,10 +110,10 @@ class CpuKernels:
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
         """See `reference.add_rms_norm`."""
         rows, size = x.shape
-        _check("x", x, BF16, (rows, size))
-        _check("residual", residual, BF16, (rows, size))
-        _check("weight", weight, BF16, (size,))
-        _check("out", out, BF16, (rows, size))
+        check("x", x, BF16, (rows, size))
+        check("residual", residual, BF16, (rows, size))
+        check("weight", weight, BF16, (size,))
+        check("out", out, BF16, (rows, size))
         self._library.add_rms_norm(
             x.data_ptr(),
             x.stride(0),
@@ -161,8 +131,8 @@ class CpuKernels:
     def silu_and_mul(self, gate_up: Tensor, out: Tensor) -> None:
         """See `reference.silu_and_mul`."""
         rows, size = out.shape
-        _check("gate_up", gate_up, BF16, (rows, 2 * size))
-        _check("out", out, BF16, (rows, size))
+        check("gate_up", gate_up, BF16, (rows, 2 * size))
+        check("out", out, BF16, (rows, size))
         self._library.silu_and_mul(
             gate_up.data_ptr(), gate_up.stride(0), out.data_ptr(), out.stride(0), rows, size, self._threads
         )
@@ -172,11 +142,11 @@ class CpuKernels:
     ) -> None:
         """See `reference.embed_tokens`. Ids and lanes are not checked against the tables: the plan was."""
         tokens, size = out.shape
-        _check("token_ids", token_ids, INT32, (tokens,))
-        _check("token_lanes", token_lanes, INT32, (tokens,))
-        _check("last_tokens", last_tokens, INT32, last_tokens.shape)
-        _check("table", table, BF16, (table.shape[0], size))
-        _check("out", out, BF16, (tokens, size))
+        check("token_ids", token_ids, INT32, (tokens,))
+        check("token_lanes", token_lanes, INT32, (tokens,))
+        check("last_tokens", last_tokens, INT32, last_tokens.shape)
+        check("table", table, BF16, (table.shape[0], size))
+        check("out", out, BF16, (tokens, size))
         self._library.embed_tokens(
             token_ids.data_ptr(),
             token_lanes.data_ptr(),
@@ -205,14 +175,14 @@ class CpuKernels:
     ) -> None:
         """See `reference.qk_norm_rope_store`; caches, `cos_sin` and `out` are contiguous."""
         tokens, heads, head_dim = out.shape
-        kv_heads, block_size = _check_caches(key_cache, value_cache, head_dim)
-        _check("qkv", qkv, BF16, (tokens, (heads + 2 * kv_heads) * head_dim))
-        _check("q_weight", q_weight, BF16, (head_dim,))
-        _check("k_weight", k_weight, BF16, (head_dim,))
-        _check_dense("cos_sin", cos_sin, FLOAT32, (cos_sin.shape[0], head_dim))
-        _check("positions", positions, INT32, (tokens,))
-        _check("slot_mapping", slot_mapping, INT32, (tokens,))
-        _check_dense("out", out, BF16, (tokens, heads, head_dim))
+        kv_heads, block_size = check_caches(key_cache, value_cache, head_dim)
+        check("qkv", qkv, BF16, (tokens, (heads + 2 * kv_heads) * head_dim))
+        check("q_weight", q_weight, BF16, (head_dim,))
+        check("k_weight", k_weight, BF16, (head_dim,))
+        check_dense("cos_sin", cos_sin, FLOAT32, (cos_sin.shape[0], head_dim))
+        check("positions", positions, INT32, (tokens,))
+        check("slot_mapping", slot_mapping, INT32, (tokens,))
+        check_dense("out", out, BF16, (tokens, heads, head_dim))
         self._library.qk_norm_rope_store(
             qkv.data_ptr(),
             qkv.stride(0),
@@ -247,14 +217,14 @@ class CpuKernels:
         """See `reference.paged_attention`; all but the tables are contiguous, and every row has a query."""
         tokens, heads, head_dim = query.shape
         rows = context_lens.shape[0]
-        kv_heads, block_size = _check_caches(key_cache, value_cache, head_dim)
+        kv_heads, block_size = check_caches(key_cache, value_cache, head_dim)
         if heads % kv_heads:
             raise ValueError(f"query has {heads} heads, no multiple of the {kv_heads} KV heads")
-        _check_dense("query", query, BF16, (tokens, heads, head_dim))
-        _check("block_tables", block_tables, INT32, (rows, block_tables.shape[1]))
-        _check("context_lens", context_lens, INT32, (rows,))
-        _check("query_starts", query_starts, INT32, (rows + 1,))
-        _check_dense("out", out, BF16, (tokens, heads, head_dim))
+        check_dense("query", query, BF16, (tokens, heads, head_dim))
+        check("block_tables", block_tables, INT32, (rows, block_tables.shape[1]))
+        check("context_lens", context_lens, INT32, (rows,))
+        check("query_starts", query_starts, INT32, (rows + 1,))
+        check_dense("out", out, BF16, (tokens, heads, head_dim))
         self._library.paged_attention(
             query.data_ptr(),
             heads * head_dim,
@@ -277,8 +247,8 @@ class CpuKernels:
     def argmax(self, logits: Tensor, out: Tensor) -> None:
         """The likeliest token of each row of logits [rows, vocab] into out [rows]; of equals, the lowest id."""
         rows, vocab_size = logits.shape
-        _check("logits", logits, BF16, (rows, vocab_size))
-        _check("out", out, INT32, (rows,))
+        check("logits", logits, BF16, (rows, vocab_size))
+        check("out", out, INT32, (rows,))
         self._library.argmax(logits.data_ptr(), logits.stride(0), out.data_ptr(), rows, vocab_size, self._threads)
 
     def sample(
@@ -295,17 +265,17 @@ class CpuKernels:
     ) -> None:
         """See `reference.sample`. Sums are more exact than the twin's: at a filter's edge the two may differ."""
         rows, vocab_size = logits.shape
-        _check("logits", logits, BF16, (rows, vocab_size))
+        check("logits", logits, BF16, (rows, vocab_size))
         for name, column in (
             ("temperatures", temperatures),
             ("top_ps", top_ps),
             ("min_ps", min_ps),
             ("uniforms", uniforms),
         ):
-            _check(name, column, FLOAT32, (rows,))
+            check(name, column, FLOAT32, (rows,))
         for name, column in (("top_ks", top_ks), ("lanes", lanes), ("out", out)):
-            _check(name, column, INT32, (rows,))
-        _check("last_tokens", last_tokens, INT32, last_tokens.shape)
+            check(name, column, INT32, (rows,))
+        check("last_tokens", last_tokens, INT32, last_tokens.shape)
         self._library.sample(
             logits.data_ptr(),
             logits.stride(0),
@@ -321,28 +291,3 @@ class CpuKernels:
             vocab_size,
             self._threads,
         )
-
-
-def _check(name: str, tensor: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
-    """Raise ValueError unless a CPU tensor has this dtype and shape, and lies dense in its last dimension."""
-    if tensor.dtype is not dtype or tensor.shape != shape or not tensor.is_cpu or tensor.stride()[-1] != 1:
-        found = f"{tensor.dtype} {tuple(tensor.shape)} with strides {tensor.stride()} on {tensor.device}"
-        raise ValueError(f"{name} is {found}, expected {dtype} {tuple(shape)} on a CPU with last stride 1")
-
-
-def _check_dense(name: str, tensor: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
-    _check(name, tensor, dtype, shape)
-    if not tensor.is_contiguous():
-        raise ValueError(f"{name} has strides {tensor.stride()}, it has to be contiguous")
-
-
-def _check_caches(key_cache: Tensor, value_cache: Tensor, head_dim: int) -> tuple[int, int]:
-    """KV heads and block size of the caches [num_blocks, kv_heads, block_size, head_dim]."""
-    num_blocks, kv_heads, block_size, _ = shape = key_cache.shape
-    if head_dim not in HEAD_DIMS:
-        raise ValueError(f"head_dim is {head_dim}, expected one of {HEAD_DIMS}")
-    _check_dense("key_cache", key_cache, BF16, (num_blocks, kv_heads, block_size, head_dim))
-    _check_dense("value_cache", value_cache, BF16, shape)
-    if num_blocks * block_size > 2**31:
-        raise ValueError(f"the cache has {num_blocks * block_size} slots, more than int32 can number")
-    return kv_heads, block_size

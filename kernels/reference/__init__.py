@@ -10,6 +10,7 @@ from kernels.reference.attention import (
     scratch_rows,
     store_kv,
 )
+from kernels.reference.int8 import linear_int8, quantize_weight
 from kernels.reference.layers import add_rms_norm, embed_tokens, linear, qk_norm_rope_store, rms_norm, silu_and_mul
 from kernels.reference.log_probs import log_probs
 from kernels.reference.moe import choose_experts, mix_experts
@@ -24,11 +25,13 @@ __all__ = [
     "expand_block_tables",
     "filter_logits",
     "linear",
+    "linear_int8",
     "log_probs",
     "mix_experts",
     "paged_attention",
     "plan_tiles",
     "qk_norm_rope_store",
+    "quantize_weight",
     "rms_norm",
     "sample",
     "scratch_rows",

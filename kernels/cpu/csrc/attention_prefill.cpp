@@ -76,8 +76,8 @@ void add_chunk(const Attention& attention, const Block& block, int64_t first, in
   [[maybe_unused]] const TileScope tiles;
   const bf16* queries = space.packed_queries.get(block.padded_rows * head_dim);
   for (int64_t position = 0; position < padded; position += 2 * kPanel)
-    rows_product(queries, block.rows, keys + position * head_dim, kPanel * head_dim, 2, head_dim, scores + position,
-                 kChunk, false);
+    rows_product(queries, block.rows, keys + position * head_dim, kPanel * head_dim, 2, head_dim,
+                 Bf16Sums{scores + position, kChunk, false});
   for (int64_t row = 0; row < block.rows; ++row) {
     const int64_t position = block.first_position + row / attention.group();
     const int64_t visible = std::clamp<int64_t>(position + 1 - first, 0, count);
@@ -95,7 +95,7 @@ void add_chunk(const Attention& attention, const Block& block, int64_t first, in
   for (int64_t i = 0; i < RowBlocks(block.rows).count(); ++i)
     pack_row_block(weights, kChunk, block.rows, i, padded, padded, packed);
   for (int64_t i = 0; i < head_dim; i += 2 * kPanel)
-    rows_product(packed, block.rows, values + i * padded, kPanel * padded, 2, padded, sums + i, head_dim, true);
+    rows_product(packed, block.rows, values + i * padded, kPanel * padded, 2, padded, Bf16Sums{sums + i, head_dim, true});
 }
 
 }  // namespace

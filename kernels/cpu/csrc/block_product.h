@@ -5,12 +5,15 @@
 // for vectors, [size / 32][1 or 2] tiles of 16 rows and 32 elements for AMX. This is the layout of BLIS (Van Zee & van
 // de Geijn 2015) with pairs in the place of numbers. Every sum runs over the elements in the same order, whatever the
 // number of rows, so a row's result does not depend on the rows beside it.
+//
+// A matrix of int8 counts, and is packed, as one of bf16 of half the size: what is a pair of bf16 is four int8 there.
+// sums.h has what is different.
 #pragma once
 
 #include <array>
 #include <utility>
 
-#include "simd.h"
+#include "sums.h"
 #include "tiles.h"
 #include "transpose.h"
 
@@ -35,7 +38,6 @@ inline void pack_panel(const bf16* from, int64_t from_stride, int columns, int64
 #if defined(__AMX_BF16__) || defined(BATON_EMULATE_AMX)
 
 constexpr int kBlockRows = 2 * kTileRows;
-constexpr int kSizeChunk = 512;  // elements that are multiplied at once: 32 KiB of two panels stay in the L1 cache
 
 // How rows are cut into blocks. Packed rows and sums have room for the padding of the last block.
 class RowBlocks {
@@ -64,22 +66,29 @@ inline void pack_block(const bf16* from, int64_t from_stride, int rows, int64_t 
     }
 }
 
-// sums[rows][panels * 16] = or += rows * columns, over `size` elements (a multiple of 32). One TileScope has to live.
-template <int RowTiles, int Panels>
-void tile_product(const bf16* rows, const bf16* panels, int64_t panel_stride, int64_t size, Ahead ahead, float* sums,
-                  int64_t sums_stride, bool add) {
-  const int64_t bytes = sums_stride * static_cast<int64_t>(sizeof(float));
-  float* lower = sums + kTileRows * sums_stride;
+// The rows times the columns over `size` elements (a multiple of 32), into the sums. One TileScope has to live.
+template <class Sums, int RowTiles, int Panels>
+void tile_product(const bf16* rows, const bf16* panels, int64_t panel_stride, int64_t size, Ahead ahead,
+                  const Sums& sums) {
   TILE_ZERO(0);
   TILE_ZERO(1);
   TILE_ZERO(2);
   TILE_ZERO(3);
-  if (add) {
-    TILE_LOAD(0, sums, bytes);
-    if constexpr (Panels == 2) TILE_LOAD(1, sums + kPanel, bytes);
-    if constexpr (RowTiles == 2) TILE_LOAD(2, lower, bytes);
-    if constexpr (RowTiles == 2 && Panels == 2) TILE_LOAD(3, lower + kPanel, bytes);
+  if constexpr (!Sums::kBytes) {
+    if (sums.add) {
+      TILE_LOAD(0, sums.at(0, 0), sums.row_bytes());
+      if constexpr (Panels == 2) TILE_LOAD(1, sums.at(0, kPanel), sums.row_bytes());
+      if constexpr (RowTiles == 2) TILE_LOAD(2, sums.at(kTileRows, 0), sums.row_bytes());
+      if constexpr (RowTiles == 2 && Panels == 2) TILE_LOAD(3, sums.at(kTileRows, kPanel), sums.row_bytes());
+    }
   }
+#define DOT(total, a, b)           \
+  do {                             \
+    if constexpr (Sums::kBytes)    \
+      TILE_DOT_BYTES(total, a, b); \
+    else                           \
+      TILE_DOT(total, a, b);       \
+  } while (false)
   constexpr int kTileElements = kTileRows * kSizeMultiple;
   for (int64_t step = 0; step < size / kSizeMultiple; ++step, rows += RowTiles * kTileElements) {
     const bf16* columns = panels + step * kTileElements;
@@ -89,28 +98,41 @@ void tile_product(const bf16* rows, const bf16* panels, int64_t panel_stride, in
     }
     TILE_LOAD(4, rows, kTileBytes);
     TILE_LOAD(6, columns, kTileBytes);
-    TILE_DOT(0, 4, 6);
+    DOT(0, 4, 6);
     if constexpr (Panels == 2) {
       TILE_LOAD(7, columns + panel_stride, kTileBytes);
-      TILE_DOT(1, 4, 7);
+      DOT(1, 4, 7);
     }
     if constexpr (RowTiles == 2) {
       TILE_LOAD(5, rows + kTileElements, kTileBytes);
-      TILE_DOT(2, 5, 6);
-      if constexpr (Panels == 2) TILE_DOT(3, 5, 7);
+      DOT(2, 5, 6);
+      if constexpr (Panels == 2) DOT(3, 5, 7);
     }
   }
-  TILE_STORE(0, sums, bytes);
-  if constexpr (Panels == 2) TILE_STORE(1, sums + kPanel, bytes);
-  if constexpr (RowTiles == 2) TILE_STORE(2, lower, bytes);
-  if constexpr (RowTiles == 2 && Panels == 2) TILE_STORE(3, lower + kPanel, bytes);
+#undef DOT
+  if constexpr (Sums::kBytes) {
+    alignas(64) int32_t totals[2 * kTileRows][2 * kPanel];
+    TILE_STORE(0, totals[0], sizeof(totals[0]));
+    if constexpr (Panels == 2) TILE_STORE(1, totals[0] + kPanel, sizeof(totals[0]));
+    if constexpr (RowTiles == 2) TILE_STORE(2, totals[kTileRows], sizeof(totals[0]));
+    if constexpr (RowTiles == 2 && Panels == 2) TILE_STORE(3, totals[kTileRows] + kPanel, sizeof(totals[0]));
+    for (int row = 0; row < RowTiles * kTileRows; ++row)
+      for (int column = 0; column < Panels * kPanel; column += kFloats)
+        sums.finish(row, column, load_ints(totals[row] + column));
+  } else {
+    TILE_STORE(0, sums.at(0, 0), sums.row_bytes());
+    if constexpr (Panels == 2) TILE_STORE(1, sums.at(0, kPanel), sums.row_bytes());
+    if constexpr (RowTiles == 2) TILE_STORE(2, sums.at(kTileRows, 0), sums.row_bytes());
+    if constexpr (RowTiles == 2 && Panels == 2) TILE_STORE(3, sums.at(kTileRows, kPanel), sums.row_bytes());
+  }
 }
 
-inline void block_product(const bf16* rows, int num_rows, const bf16* panels, int64_t panel_stride, int num_panels,
-                          int64_t size, Ahead ahead, float* sums, int64_t sums_stride, bool add) {
-  const auto product = num_rows > kTileRows ? (num_panels == 2 ? tile_product<2, 2> : tile_product<2, 1>)
-                                            : (num_panels == 2 ? tile_product<1, 2> : tile_product<1, 1>);
-  product(rows, panels, panel_stride, size, ahead, sums, sums_stride, add);
+template <class Sums>
+void block_product(const bf16* rows, int num_rows, const bf16* panels, int64_t panel_stride, int num_panels,
+                   int64_t size, Ahead ahead, const Sums& sums) {
+  const auto product = num_rows > kTileRows ? (num_panels == 2 ? tile_product<Sums, 2, 2> : tile_product<Sums, 2, 1>)
+                                            : (num_panels == 2 ? tile_product<Sums, 1, 2> : tile_product<Sums, 1, 1>);
+  product(rows, panels, panel_stride, size, ahead, sums);
 }
 
 #else
@@ -120,7 +142,6 @@ constexpr int kBlockRows = 14, kPanelsAtOnce = 2;  // 28 accumulators and 2 vect
 #else
 constexpr int kBlockRows = 4, kPanelsAtOnce = 1;  // 8 accumulators and 6 vectors of widened pairs, of 16 registers
 #endif
-constexpr int kSizeChunk = 256;  // elements that are multiplied at once: 16 KiB of two panels stay in the L1 cache
 
 // How rows are cut into blocks: evenly, since a block of two rows takes hardly less time than one of six.
 class RowBlocks {
@@ -140,50 +161,51 @@ inline void pack_block(const bf16* from, int64_t from_stride, int rows, int64_t 
   transpose_pairs(from, from_stride, rows, size, to, rows, padded_size);
 }
 
-template <int Rows, int Panels>
+template <class Sums, int Rows, int Panels>
 void vector_product(const bf16* rows, const bf16* panels, int64_t panel_stride, int64_t size, Ahead ahead,
-                    float* sums, int64_t sums_stride, bool add) {
+                    const Sums& sums) {
   constexpr int kParts = kPanel / kFloats, kVectors = Panels * kParts;
-  Floats totals[Rows][kVectors];
+  typename Sums::Totals totals[Rows][kVectors];
 #pragma GCC unroll 14
   for (int row = 0; row < Rows; ++row)
-    for (int vector = 0; vector < kVectors; ++vector)
-      totals[row][vector] = add ? load(sums + row * sums_stride + vector * kFloats) : zeros();
+    for (int vector = 0; vector < kVectors; ++vector) totals[row][vector] = sums.start(row, vector * kFloats);
   for (int64_t pair = 0; pair < size / 2; ++pair, rows += 2 * Rows, panels += 2 * kPanel) {
     __builtin_prefetch(ahead.first + pair * 2 * kPanel);
     __builtin_prefetch(ahead.second + pair * 2 * kPanel);
-    Pairs columns[kVectors];
+    decltype(Sums::load_columns(panels)) columns[kVectors];
     for (int vector = 0; vector < kVectors; ++vector)
-      columns[vector] = load_pairs(panels + vector / kParts * panel_stride + vector % kParts * 2 * kFloats);
+      columns[vector] = Sums::load_columns(panels + vector / kParts * panel_stride + vector % kParts * 2 * kFloats);
 #pragma GCC unroll 14
     for (int row = 0; row < Rows; ++row) {
-      const Pairs left = broadcast_pair(rows + 2 * row);
+      const auto left = Sums::broadcast_row(rows + 2 * row);
       for (int vector = 0; vector < kVectors; ++vector)
         totals[row][vector] = dot(totals[row][vector], columns[vector], left);
     }
   }
 #pragma GCC unroll 14
   for (int row = 0; row < Rows; ++row)
-    for (int vector = 0; vector < kVectors; ++vector)
-      store(sums + row * sums_stride + vector * kFloats, totals[row][vector]);
+    for (int vector = 0; vector < kVectors; ++vector) sums.finish(row, vector * kFloats, totals[row][vector]);
 }
 
-using VectorProduct = void (*)(const bf16*, const bf16*, int64_t, int64_t, Ahead, float*, int64_t, bool);
+template <class Sums>
+using VectorProduct = void (*)(const bf16*, const bf16*, int64_t, int64_t, Ahead, const Sums&);
 
-template <int Panels, int... Rows>
-constexpr std::array<VectorProduct, sizeof...(Rows)> vector_products(std::integer_sequence<int, Rows...>) {
-  return {vector_product<Rows + 1, Panels>...};
+template <class Sums, int Panels, int... Rows>
+constexpr std::array<VectorProduct<Sums>, sizeof...(Rows)> vector_products(std::integer_sequence<int, Rows...>) {
+  return {vector_product<Sums, Rows + 1, Panels>...};
 }
 
-// sums[rows][panels * 16] = or += rows * columns, over `size` elements (a multiple of 32).
-inline void block_product(const bf16* rows, int num_rows, const bf16* panels, int64_t panel_stride, int num_panels,
-                          int64_t size, Ahead ahead, float* sums, int64_t sums_stride, bool add) {
+// The rows times the columns over `size` elements (a multiple of 32), into the sums.
+template <class Sums>
+void block_product(const bf16* rows, int num_rows, const bf16* panels, int64_t panel_stride, int num_panels,
+                   int64_t size, Ahead ahead, const Sums& sums) {
   constexpr std::make_integer_sequence<int, kBlockRows> kEachRows;
-  static constexpr auto kOnePanel = vector_products<1>(kEachRows), kAtOnce = vector_products<kPanelsAtOnce>(kEachRows);
+  static constexpr auto kOnePanel = vector_products<Sums, 1>(kEachRows);
+  static constexpr auto kAtOnce = vector_products<Sums, kPanelsAtOnce>(kEachRows);
   for (int panel = 0; panel < num_panels;) {
     const bool whole = num_panels - panel >= kPanelsAtOnce;
     const auto product = (whole ? kAtOnce : kOnePanel)[static_cast<size_t>(num_rows - 1)];
-    product(rows, panels + panel * panel_stride, panel_stride, size, ahead, sums + panel * kPanel, sums_stride, add);
+    product(rows, panels + panel * panel_stride, panel_stride, size, ahead, sums.from(0, panel * kPanel));
     panel += whole ? kPanelsAtOnce : 1;
   }
 }
@@ -201,20 +223,21 @@ inline void pack_row_block(const bf16* from, int64_t from_stride, int64_t rows, 
 // All of the packed rows times one or two panels. The elements are taken in chunks, so that a chunk of the panels is
 // read from memory once and then from the L1 cache for every block of rows. Meanwhile the next chunk, of these panels
 // or of those behind them, is on its way; the first two blocks share in asking for it.
-inline void rows_product(const bf16* rows, int64_t num_rows, const bf16* panels, int64_t panel_stride, int num_panels,
-                         int64_t size, float* sums, int64_t sums_stride, bool add) {
+template <class Sums>
+void rows_product(const bf16* rows, int64_t num_rows, const bf16* panels, int64_t panel_stride, int num_panels,
+                  int64_t size, const Sums& sums) {
   const RowBlocks blocks(num_rows);
-  for (int64_t start = 0; start < size; start += kSizeChunk) {
-    const bool last = size - start <= kSizeChunk;
-    const int64_t elements = last ? size - start : kSizeChunk;
+  Sums chunk = sums;
+  for (int64_t start = 0; start < size; start += Sums::kChunk, chunk = chunk.next_chunk()) {
+    const bool last = size - start <= Sums::kChunk;
+    const int64_t elements = last ? size - start : Sums::kChunk;
     const bf16* now = panels + start * kPanel;
-    const bf16* next = last ? panels + num_panels * panel_stride : now + kSizeChunk * kPanel;
+    const bf16* next = last ? panels + num_panels * panel_stride : now + Sums::kChunk * kPanel;
     for (int64_t block = 0; block < blocks.count(); ++block) {
       const bool alone = blocks.count() == 1;
       const Ahead ahead{alone || block == 0 ? next : now, alone || block == 1 ? next + panel_stride : now};
       block_product(rows + blocks.first(block) * size + start * blocks.padded_rows(block), blocks.rows(block), now,
-                    panel_stride, num_panels, elements, ahead, sums + blocks.first(block) * sums_stride, sums_stride,
-                    add || start > 0);
+                    panel_stride, num_panels, elements, ahead, chunk.from(blocks.first(block), 0));
     }
   }
 }

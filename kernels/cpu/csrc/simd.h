@@ -1,4 +1,4 @@
-// Vectors of float and pairs of bfloat16, for AVX-512 with its bf16 extension and for AVX2.
+// Vectors of float, pairs of bfloat16 and quads of bytes, for AVX-512 with bf16 and VNNI and for AVX2.
 //
 // Everything that depends on the instruction set is in this file and in tiles.h; which of the two sets is meant is the
 // compiler's -m flags' say. GCC and clang give __m512 and __m256 the arithmetic operators.
@@ -77,6 +77,35 @@ inline Pairs broadcast_pair(const bf16* from) {
   return reinterpret_cast<Pairs>(_mm512_set1_epi32(pair));
 }
 inline Floats dot(Floats sums, Pairs a, Pairs b) { return _mm512_dpbf16_ps(sums, a, b); }
+
+// kFloats lanes of an int32, and of four bytes each: what one vpdpbusd multiplies, unsigned by signed. (Sums in a __m512i
+// would change their type with each product, and GCC would move them about.)
+using Ints = int32_t __attribute__((vector_size(64)));
+struct UnsignedQuads {
+  __m512i bytes;
+};
+struct SignedQuads {
+  __m512i bytes;
+};
+inline Ints set_ints(int32_t value) { return reinterpret_cast<Ints>(_mm512_set1_epi32(value)); }
+inline Ints load_ints(const int32_t* from) { return reinterpret_cast<Ints>(_mm512_loadu_si512(from)); }
+inline Floats to_floats(Ints x) { return _mm512_cvtepi32_ps(reinterpret_cast<__m512i>(x)); }
+inline UnsignedQuads load_quads(const uint8_t* from) { return {_mm512_loadu_si512(from)}; }
+inline SignedQuads broadcast_quad(const int8_t* from) {
+  int32_t quad;
+  std::memcpy(&quad, from, sizeof(quad));
+  return {_mm512_set1_epi32(quad)};
+}
+inline Ints dot(Ints sums, UnsignedQuads a, SignedQuads b) {
+  return reinterpret_cast<Ints>(_mm512_dpbusd_epi32(reinterpret_cast<__m512i>(sums), a.bytes, b.bytes));
+}
+
+// The nearest whole numbers (of two, the even one) as kFloats bytes; x is within their range.
+inline Ints to_ints(Floats x) { return reinterpret_cast<Ints>(_mm512_cvtps_epi32(x)); }
+inline void store_bytes(int8_t* to, Ints x) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8(reinterpret_cast<__m512i>(x)));
+}
+inline int32_t sum_of_ints(Ints x) { return _mm512_reduce_add_epi32(reinterpret_cast<__m512i>(x)); }
 
 // The pairs (first[i], second[i]) for 2 * kFloats elements; in which lane of `even` or `odd` the i-th one lies is
 // undone by store_interleaved.
@@ -161,6 +190,44 @@ inline Pairs load_pairs(const bf16* from) {
 inline Pairs broadcast_pair(const bf16* from) { return {set(to_float(from[0])), set(to_float(from[1]))}; }
 inline Floats dot(Floats sums, const Pairs& a, const Pairs& b) {
   return fma(a.second, b.second, fma(a.first, b.first, sums));
+}
+
+// kFloats lanes of an int32, and of four bytes each, which are widened when they are loaded: maddubs would saturate.
+using Ints = int32_t __attribute__((vector_size(32)));
+struct UnsignedQuads {
+  __m256i even, odd;
+};
+struct SignedQuads {
+  __m256i even, odd;
+};
+inline Ints set_ints(int32_t value) { return reinterpret_cast<Ints>(_mm256_set1_epi32(value)); }
+inline Floats to_floats(Ints x) { return _mm256_cvtepi32_ps(reinterpret_cast<__m256i>(x)); }
+inline UnsignedQuads load_quads(const uint8_t* from) {
+  const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+  return {_mm256_and_si256(bytes, _mm256_set1_epi16(0xff)), _mm256_srli_epi16(bytes, 8)};
+}
+inline SignedQuads broadcast_quad(const int8_t* from) {
+  int32_t quad;
+  std::memcpy(&quad, from, sizeof(quad));
+  const __m256i bytes = _mm256_set1_epi32(quad);
+  return {_mm256_srai_epi16(_mm256_slli_epi16(bytes, 8), 8), _mm256_srai_epi16(bytes, 8)};
+}
+inline Ints dot(Ints sums, const UnsignedQuads& a, const SignedQuads& b) {
+  return sums + reinterpret_cast<Ints>(_mm256_madd_epi16(a.even, b.even)) +
+         reinterpret_cast<Ints>(_mm256_madd_epi16(a.odd, b.odd));
+}
+
+// The nearest whole numbers (of two, the even one) as kFloats bytes; x is within their range.
+inline Ints to_ints(Floats x) { return reinterpret_cast<Ints>(_mm256_cvtps_epi32(x)); }
+inline void store_bytes(int8_t* to, Ints x) {
+  const __m256i wide = reinterpret_cast<__m256i>(x);
+  const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(wide), _mm256_extracti128_si256(wide, 1));
+  _mm_storel_epi64(reinterpret_cast<__m128i*>(to), _mm_packs_epi16(words, words));
+}
+inline int32_t sum_of_ints(Ints x) {
+  int32_t total = 0;
+  for (int lane = 0; lane < kFloats; ++lane) total += x[lane];
+  return total;
 }
 
 struct Interleaved {

@@ -49,10 +49,22 @@ inline void emulate_dot(int sums, int a, int b) {
   }
 }
 
+// TDPBSUD: the rows' bytes are signed, the columns' unsigned, and int32 sums wrap around.
+inline void emulate_dot_bytes(int sums, int a, int b) {
+  for (int row = 0; row < kTileRows; ++row) {
+    const int8_t* left = reinterpret_cast<const int8_t*>(tile_registers[a].rows[row]);
+    int32_t* to = reinterpret_cast<int32_t*>(tile_registers[sums].rows[row]);
+    for (int quad = 0; quad < kTileRows; ++quad)
+      for (int column = 0; column < kTileRows; ++column)
+        for (int i = 0; i < 4; ++i) to[column] += left[4 * quad + i] * tile_registers[b].rows[quad][4 * column + i];
+  }
+}
+
 #define TILE_LOAD(tile, from, stride) baton::emulate_load(tile, from, stride)
 #define TILE_STORE(tile, to, stride) baton::emulate_store(tile, to, stride)
 #define TILE_ZERO(tile) baton::emulate_zero(tile)
 #define TILE_DOT(sums, a, b) baton::emulate_dot(sums, a, b)
+#define TILE_DOT_BYTES(sums, a, b) baton::emulate_dot_bytes(sums, a, b)
 
 struct TileScope {};
 
@@ -63,6 +75,7 @@ struct TileScope {};
 #define TILE_STORE(tile, to, stride) _tile_stored(tile, to, stride)
 #define TILE_ZERO(tile) _tile_zero(tile)
 #define TILE_DOT(sums, a, b) _tile_dpbf16ps(sums, a, b)
+#define TILE_DOT_BYTES(sums, a, b) _tile_dpbsud(sums, a, b)
 
 // While it lives all eight tiles of this thread are whole ones. It is short, because others (oneDNN) set theirs.
 class TileScope {

@@ -1,0 +1,33 @@
+"""What the kernels ask of tensors: the C++ code gets addresses, and would read past the end of a wrong one."""
+
+import torch
+from torch import Tensor
+
+HEAD_DIMS = (64, 128)
+BF16, FLOAT32, INT32, UINT8 = torch.bfloat16, torch.float32, torch.int32, torch.uint8
+
+
+def check(name: str, tensor: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    """Raise ValueError unless a CPU tensor has this dtype and shape, and lies dense in its last dimension."""
+    if tensor.dtype is not dtype or tensor.shape != shape or not tensor.is_cpu or tensor.stride()[-1] != 1:
+        found = f"{tensor.dtype} {tuple(tensor.shape)} with strides {tensor.stride()} on {tensor.device}"
+        raise ValueError(f"{name} is {found}, expected {dtype} {tuple(shape)} on a CPU with last stride 1")
+
+
+def check_dense(name: str, tensor: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    """The same for a contiguous tensor."""
+    check(name, tensor, dtype, shape)
+    if not tensor.is_contiguous():
+        raise ValueError(f"{name} has strides {tensor.stride()}, it has to be contiguous")
+
+
+def check_caches(key_cache: Tensor, value_cache: Tensor, head_dim: int) -> tuple[int, int]:
+    """KV heads and block size of the caches [num_blocks, kv_heads, block_size, head_dim]."""
+    num_blocks, kv_heads, block_size, _ = shape = key_cache.shape
+    if head_dim not in HEAD_DIMS:
+        raise ValueError(f"head_dim is {head_dim}, expected one of {HEAD_DIMS}")
+    check_dense("key_cache", key_cache, BF16, (num_blocks, kv_heads, block_size, head_dim))
+    check_dense("value_cache", value_cache, BF16, shape)
+    if num_blocks * block_size > 2**31:
+        raise ValueError(f"the cache has {num_blocks * block_size} slots, more than int32 can number")
+    return kv_heads, block_size
