@@ -80,6 +80,14 @@ COPY --from=code /code /opt/baton
 RUN PYTHONPYCACHEPREFIX=/bytecode /opt/baton/bin/python -c \
     'import executor_svc.__main__, executor_svc.server, executor_svc.startup'
 
+# ---- The C++ kernels, for every processor: the executor's image has no compiler. It finds them if its sources and its
+# torch are the same, and torch lies at the same path.
+FROM executor-env AS executor-kernels
+RUN apt-get update && apt-get install --yes --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
+WORKDIR /source
+COPY --from=code /code/lib/python*/site-packages/kernels kernels
+RUN XDG_CACHE_HOME=/cache /opt/baton/bin/python -m kernels.cpu --all
+
 # ---- The images.
 FROM ${PYTHON_IMAGE} AS service
 # A volume that is mounted empty takes its owner from the folder in the image.
@@ -102,7 +110,10 @@ FROM service AS executor
 COPY --from=executor-env /opt/baton /opt/baton
 COPY --from=code /code /opt/baton
 COPY --from=executor-bytecode /bytecode /opt/bytecode
+COPY --from=executor-kernels /cache /opt/cache
 COPY deploy/executor_health.py deploy/executor_drain.py /opt/baton/
+# Nobody can write into that cache, so downloads of models stay where they would be without it.
+ENV XDG_CACHE_HOME=/opt/cache HF_HOME=/tmp/.cache/huggingface
 CMD ["baton-executor"]
 
 # ---- The GPU image. Not built by our tests, which reach neither its base image nor a CUDA torch (docs/gpu.md).

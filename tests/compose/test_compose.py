@@ -50,6 +50,14 @@ def test_only_the_executor_has_torch(stack):
     assert found == ""
 
 
+def test_the_executor_has_the_cpu_kernels(stack):
+    """Those for every processor are in its image, which could compile none, and this processor's can be loaded."""
+    exec_python = ("exec", stack.containers("executor")[0], "python")
+    assert stack.docker(*exec_python, "-c", "import shutil; print(shutil.which('g++'))") == "None"
+    assert stack.docker(*exec_python, "-m", "kernels.cpu", "--all").startswith("the CPU kernels are in /opt/cache/")
+    print("\n", stack.docker(*exec_python, "-m", "kernels.cpu"))  # ends with 1 if the best one cannot be loaded
+
+
 @pytest.mark.parametrize("service", ["scheduler", "executor"])
 def test_containers_are_confined(stack, service):
     for container in stack.containers(service):
