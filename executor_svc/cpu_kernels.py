@@ -84,6 +84,7 @@ class CppBackend:
         self._cache = torch.empty(
             (geometry.num_layers, 2, limits.num_blocks + 1, *inside), dtype=geometry.dtype, device="cpu"
         )
+        self._caches = [(layer[0], layer[1]) for layer in self._cache]
         kernels.advise_huge_pages(self._cache)
 
     def plan(self, columns: PlanColumns, *, fixed: bool) -> Planned[CppMetadata]:
@@ -94,13 +95,13 @@ class CppBackend:
 
     def caches(self, layer: int) -> tuple[Tensor, Tensor]:
         """See `AttentionBackend.caches`."""
-        return self._cache[layer, 0], self._cache[layer, 1]
+        return self._caches[layer]
 
     def attend(self, layer: int, query: Tensor, metadata: CppMetadata, out: Tensor) -> Tensor:
         """See `AttentionBackend.attend`."""
         self._paged_attention(
             query,
-            *self.caches(layer),
+            *self._caches[layer],
             metadata.block_tables,
             metadata.context_lens,
             metadata.query_starts,

@@ -3,6 +3,7 @@
 
 #include <omp.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <cstdlib>
@@ -10,22 +11,68 @@
 
 namespace baton {
 
-// body(begin, end) for ranges that make up `count` items. A thread takes another range when it is done with one, so
-// that one whose core is wanted by another process (the scheduler, a frontend) does not hold up the others. The ranges
-// get smaller towards the end, down to one item.
+constexpr int kMaxThreads = 512;
+
+// A thread's items [begin, end). It takes ranges from their front, and others steal from their back (Blumofe &
+// Leiserson 1999); both ends are in one word, so that either is one exchange. Below 2^32 items there can be.
+class alignas(64) Share {
+ public:
+  void set(int64_t begin, int64_t end) { range_.store(pack(begin, end), std::memory_order_relaxed); }
+  int64_t left() const {
+    const uint64_t range = range_.load(std::memory_order_relaxed);
+    return end_of(range) - begin_of(range);
+  }
+  // The next items of this share: smaller ranges towards its end, down to one item. False if there are none left.
+  bool take(int64_t* begin, int64_t* end) {
+    for (uint64_t range = range_.load(std::memory_order_relaxed); begin_of(range) < end_of(range);) {
+      *begin = begin_of(range);
+      *end = *begin + (end_of(range) - *begin + 3) / 4;
+      if (range_.compare_exchange_weak(range, pack(*end, end_of(range)), std::memory_order_relaxed)) return true;
+    }
+    return false;
+  }
+  // Moves the later half of this share's items to `other`, which has none.
+  void steal(Share& other) {
+    for (uint64_t range = range_.load(std::memory_order_relaxed); begin_of(range) < end_of(range);) {
+      const int64_t middle = (begin_of(range) + end_of(range)) / 2, end = end_of(range);
+      if (range_.compare_exchange_weak(range, pack(begin_of(range), middle), std::memory_order_relaxed))
+        return other.set(middle, end);
+    }
+  }
+
+ private:
+  static uint64_t pack(int64_t begin, int64_t end) {
+    return static_cast<uint64_t>(begin) << 32 | static_cast<uint64_t>(end);
+  }
+  static int64_t begin_of(uint64_t range) { return static_cast<int64_t>(range >> 32); }
+  static int64_t end_of(uint64_t range) { return static_cast<int64_t>(range & 0xffffffff); }
+  std::atomic<uint64_t> range_;
+};
+
+// body(begin, end) for ranges that make up `count` items. Each thread has a share that lies together, so that what it
+// asks memory for ahead of time is what it will want; whoever is done helps the one who has most left, so that one whose
+// core is wanted by another process (the scheduler, a frontend) does not hold up the others.
 template <class Body>
 void parallel_for(int64_t count, int threads, const Body& body) {
   if (threads == 1 || count <= 1) {
     if (count > 0) body(int64_t{0}, count);
     return;
   }
-  std::atomic<int64_t> next{0};
+  threads = std::min(threads, kMaxThreads);
+  Share shares[kMaxThreads];
+  for (int thread = 0; thread < threads; ++thread)
+    shares[thread].set(count * thread / threads, count * (thread + 1) / threads);
 #pragma omp parallel num_threads(threads)
-  for (int64_t begin = next.load(std::memory_order_relaxed); begin < count;) {
-    const int64_t share = (count - begin) / (4 * threads), end = begin + (share > 1 ? share : 1);
-    if (!next.compare_exchange_weak(begin, end, std::memory_order_relaxed)) continue;  // `begin` is the new one
-    body(begin, end);
-    begin = next.load(std::memory_order_relaxed);
+  {
+    Share& own = shares[omp_get_thread_num()];
+    for (;;) {
+      int64_t begin, end;
+      while (own.take(&begin, &end)) body(begin, end);
+      Share* most = std::max_element(shares, shares + threads,
+                                     [](const Share& a, const Share& b) { return a.left() < b.left(); });
+      if (most->left() <= 0) break;
+      most->steal(own);
+    }
   }
 }
 
