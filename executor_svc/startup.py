@@ -173,5 +173,5 @@ def _choose_dtype(
     if options.dtype != "auto":
         return DTYPES[options.dtype]
     if options.model is None and platform.device.type == "cpu":
-        return torch.float32  # the demo model is small; like this it is exact, and no slower
+        return torch.float32  # the demo model is small; like this its tokens are the same on every machine
     return stored_dtype(checkpoint, config)

@@ -31,7 +31,11 @@ class PackedWeight:
 
 
 def pack(library: Library, threads: int, weights: list[Tensor], int8: bool) -> PackedWeight:
-    """Lay out one matrix [out, in], or a gate and an up projection whose panels alternate; all contiguous bfloat16."""
+    """Lay out one matrix [out, in], or a gate and an up projection whose panels alternate; all contiguous bfloat16.
+
+    Raises:
+        ValueError: a matrix is something else, or its memory was given back.
+    """
     out_size, in_size = weights[0].shape
     packed_size: int = (library.packed_int8_size if int8 else library.packed_size)(in_size, out_size)
     panels = torch.empty(len(weights) * packed_size, dtype=UINT8 if int8 else BF16)
@@ -39,6 +43,8 @@ def pack(library: Library, threads: int, weights: list[Tensor], int8: bool) -> P
     library.advise_huge_pages(panels.data_ptr(), panels.nbytes)
     for index, weight in enumerate(weights):
         check_dense("weight", weight, BF16, (out_size, in_size))
+        if weight.untyped_storage().nbytes() < weight.nbytes:
+            raise ValueError("the weight's memory was given back, as after it was packed")
         shared = (weight.data_ptr(), in_size, out_size, index, len(weights), panels.data_ptr())
         if scales is None:
             library.pack_weight(*shared, threads)

@@ -95,7 +95,8 @@ void add_chunk(const Attention& attention, const Block& block, int64_t first, in
   for (int64_t i = 0; i < RowBlocks(block.rows).count(); ++i)
     pack_row_block(weights, kChunk, block.rows, i, padded, padded, packed);
   for (int64_t i = 0; i < head_dim; i += 2 * kPanel)
-    rows_product(packed, block.rows, values + i * padded, kPanel * padded, 2, padded, Bf16Sums{sums + i, head_dim, true});
+    rows_product(packed, block.rows, values + i * padded, kPanel * padded, 2, padded,
+                 Bf16Sums{sums + i, head_dim, true});
 }
 
 }  // namespace

@@ -14,7 +14,7 @@ namespace baton {
 constexpr int kMaxThreads = 512;
 
 // A thread's items [begin, end). It takes ranges from their front, and others steal from their back (Blumofe &
-// Leiserson 1999); both ends are in one word, so that either is one exchange. Below 2^32 items there can be.
+// Leiserson 1999); both ends are in one word, so that each is one exchange. There are less than 2^32 items.
 class alignas(64) Share {
  public:
   void set(int64_t begin, int64_t end) { range_.store(pack(begin, end), std::memory_order_relaxed); }
@@ -50,8 +50,8 @@ class alignas(64) Share {
 };
 
 // body(begin, end) for ranges that make up `count` items. Each thread has a share that lies together, so that what it
-// asks memory for ahead of time is what it will want; whoever is done helps the one who has most left, so that one whose
-// core is wanted by another process (the scheduler, a frontend) does not hold up the others.
+// asks memory for ahead of time is what it will want. Whoever is done helps the one who has most left, so that one
+// whose core is wanted by another process (the scheduler, a frontend) does not hold up the others.
 template <class Body>
 void parallel_for(int64_t count, int threads, const Body& body) {
   if (threads == 1 || count <= 1) {

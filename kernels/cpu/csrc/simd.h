@@ -78,8 +78,8 @@ inline Pairs broadcast_pair(const bf16* from) {
 }
 inline Floats dot(Floats sums, Pairs a, Pairs b) { return _mm512_dpbf16_ps(sums, a, b); }
 
-// kFloats lanes of an int32, and of four bytes each: what one vpdpbusd multiplies, unsigned by signed. (Sums in a __m512i
-// would change their type with each product, and GCC would move them about.)
+// kFloats lanes of an int32, and of four bytes each: what one vpdpbusd multiplies, unsigned by signed. (Sums in a
+// __m512i would change their type with each product, and GCC would move them about.)
 using Ints = int32_t __attribute__((vector_size(64)));
 struct UnsignedQuads {
   __m512i bytes;

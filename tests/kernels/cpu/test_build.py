@@ -134,10 +134,10 @@ def test_a_cache_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Monk
 
 @pytest.mark.skipif(shutil.which("objdump") is None, reason="needs objdump")
 def test_the_code_for_amx_compiles_to_tiles() -> None:
-    """No test runs it where there is no AMX; the emulation does, and differs in the four macros of tiles.h only."""
+    """No test runs it where there is no AMX; the emulation does, and differs in the macros of tiles.h only."""
     library = build(BY_NAME["amx"], print)
     listing = subprocess.run(["objdump", "-d", str(library)], capture_output=True, text=True, check=True).stdout
-    for instruction in ("ldtilecfg", "tileloadd", "tdpbf16ps", "tilestored", "tilerelease"):
+    for instruction in ("ldtilecfg", "tileloadd", "tdpbf16ps", "tdpbsud", "tilestored", "tilerelease"):
         assert instruction in listing
 
 

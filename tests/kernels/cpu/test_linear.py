@@ -97,3 +97,17 @@ def test_what_does_not_fit_is_refused(kernels: CpuKernels) -> None:
         kernels.pack(noise(16, 40)[:, :32])
     with pytest.raises(ValueError, match="15 rows"):
         kernels.pack_gate_up(noise(15, 32))
+    weight = noise(16, 32)
+    weight.untyped_storage().resize_(0)
+    with pytest.raises(ValueError, match="memory was given back"):
+        kernels.pack(weight)
+
+
+def test_any_number_of_threads_gives_the_same(kernels: CpuKernels) -> None:
+    """More threads than panels or CPUs: they steal from each other, and are interrupted while they do."""
+    x, weight = noise(3, 64), noise(400, 64, seed=1)
+    expected = apply(kernels, x, weight)
+    for threads in (1, 2, 3, 7, 40):
+        others = CpuKernels(kernels._library, threads)
+        for _ in range(20):
+            assert torch.equal(apply(others, x, weight), expected), threads
