@@ -1,4 +1,4 @@
-"""C++ kernels for CPUs: the functions of `kernels.reference`, in bf16, for AMX, AVX-512 or AVX2."""
+"""C++ kernels for CPUs: the functions of `kernels.reference`, in bf16 and int8, for AMX, AVX-512 or AVX2."""
 
 from kernels.cpu.isa import ISA_VARIABLE, IsaError
 from kernels.cpu.kernels import CpuKernels
