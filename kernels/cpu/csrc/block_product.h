@@ -74,7 +74,7 @@ void tile_product(const bf16* rows, const bf16* panels, int64_t panel_stride, in
   TILE_ZERO(1);
   TILE_ZERO(2);
   TILE_ZERO(3);
-  if constexpr (!Sums::kBytes) {
+  if constexpr (!Sums::kInt8) {
     if (sums.add) {
       TILE_LOAD(0, sums.at(0, 0), sums.row_bytes());
       if constexpr (Panels == 2) TILE_LOAD(1, sums.at(0, kPanel), sums.row_bytes());
@@ -84,7 +84,7 @@ void tile_product(const bf16* rows, const bf16* panels, int64_t panel_stride, in
   }
 #define DOT(total, a, b)           \
   do {                             \
-    if constexpr (Sums::kBytes)    \
+    if constexpr (Sums::kInt8)     \
       TILE_DOT_BYTES(total, a, b); \
     else                           \
       TILE_DOT(total, a, b);       \
@@ -110,7 +110,7 @@ void tile_product(const bf16* rows, const bf16* panels, int64_t panel_stride, in
     }
   }
 #undef DOT
-  if constexpr (Sums::kBytes) {
+  if constexpr (Sums::kInt8) {
     alignas(64) int32_t totals[2 * kTileRows][2 * kPanel];
     TILE_STORE(0, totals[0], sizeof(totals[0]));
     if constexpr (Panels == 2) TILE_STORE(1, totals[0] + kPanel, sizeof(totals[0]));

@@ -7,7 +7,7 @@ namespace {
 using namespace baton;
 
 struct Bf16Weights {
-  using Rows = const bf16*;
+  using Rows = bf16*;
   static constexpr double kPackingNs = 0.1;
 
   const bf16* panels;
@@ -19,7 +19,7 @@ struct Bf16Weights {
   }
   Rows from_row(Rows packed, int64_t first) const { return packed + first * padded_size; }
   void pack(const bf16* x, int64_t x_stride, int64_t rows, int64_t block, Rows to) const {
-    pack_row_block(x, x_stride, rows, block, in_size, padded_size, const_cast<bf16*>(to));
+    pack_row_block(x, x_stride, rows, block, in_size, padded_size, to);
   }
   void product(Rows rows, int64_t num_rows, int64_t panel, int num_panels, float* sums) const {
     const int64_t stride = padded_size * kPanel;

@@ -15,7 +15,7 @@ constexpr int kSizeChunk = 256;  // 16 KiB
 
 // Rows times columns of bf16: sums[row][column], written or added to.
 struct Bf16Sums {
-  static constexpr bool kBytes = false;
+  static constexpr bool kInt8 = false;
   static constexpr int64_t kChunk = kSizeChunk;
   using Totals = Floats;
 
@@ -38,7 +38,7 @@ struct Bf16Sums {
 // 128 too large, so sums[row][column] gets scale * (total + correction) of each group, the correction being -128 times
 // what the row's group sums up to. Totals are exact, also as floats: they stay below 2^24.
 struct Int8Sums {
-  static constexpr bool kBytes = true;
+  static constexpr bool kInt8 = true;
   static constexpr int64_t kChunk = kGroup / 2;  // counted in bf16
   using Totals = Ints;
 
