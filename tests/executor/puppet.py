@@ -23,6 +23,7 @@ LIMITS = ExecutorLimits(
 )
 HELLO = m.Hello(executor="puppet", build="0", fingerprint="f", dtype="float32", device="cpu", pid=1, **vars(LIMITS))
 SLOW_STEP_S = 2.0
+IN_SLOW_STEP = "in the slow step"
 
 
 @dataclass
@@ -63,6 +64,7 @@ class PuppetRunner:
         if first == 102:
             raise RuntimeError("[enforce fail at alloc_cpu.cpp] " + "x" * 9000)
         if first == 103:
+            print(IN_SLOW_STEP, flush=True)
             time.sleep(SLOW_STEP_S)
         return PuppetTokens(first, columns.context_lens[columns.sample_rows], self.overtaken)
 

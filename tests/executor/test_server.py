@@ -16,7 +16,7 @@ from common import messages as m
 from common.wire import HEADER, LOSS_TIMEOUT_S, Codec
 from executor_svc.link import EXIT_CRASHED
 from tests.executor.harness import Pool, Row, make_plan
-from tests.executor.puppet import LIMITS, SLOW_STEP_S
+from tests.executor.puppet import IN_SLOW_STEP, LIMITS, SLOW_STEP_S
 from tests.support.checkpoints import DEMO_MODEL_DIR, reference_greedy
 
 ROOT = Path(__file__).parents[2]
@@ -35,7 +35,9 @@ class Scheduler:
         self.codec: Codec[m.ExecutorToScheduler] = Codec(m.ExecutorToScheduler)
         self.identity = b""
         arguments = [part.replace("ENDPOINT", self.endpoint) for part in command]
-        self.process = subprocess.Popen([sys.executable, *arguments], cwd=ROOT, stderr=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(
+            [sys.executable, *arguments], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
 
     def close(self) -> str:
         """Kill what is left of the process and return its log. Can be called again."""
@@ -45,6 +47,11 @@ class Scheduler:
             self.router.close()
             self.context.term()
         return self.log
+
+    def wait_for_slow_step(self) -> None:
+        """Return when the puppet is in the middle of one."""
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline().strip() == IN_SLOW_STEP
 
     def send(self, message: m.Message) -> None:
         self.send_frames(*self.codec.encode(message))
@@ -235,7 +242,7 @@ def test_sigterm_finishes_its_plans_and_waits_to_be_released(puppet: Scheduler) 
     puppet.join()
     puppet.send(plan(103, step=0))
     puppet.send(plan(1, step=1))
-    time.sleep(0.3)
+    puppet.wait_for_slow_step()
     asked = time.monotonic()
     puppet.process.send_signal(signal.SIGTERM)
     assert puppet.expect(m.Leaving).epoch == 1
@@ -257,7 +264,7 @@ def test_sigterm_without_an_epoch(puppet: Scheduler) -> None:
 def test_released_in_the_middle_of_a_step(puppet: Scheduler) -> None:
     puppet.join()
     puppet.send(plan(103))
-    time.sleep(0.2)
+    puppet.wait_for_slow_step()
     puppet.process.send_signal(signal.SIGINT)
     puppet.expect(m.Leaving)
     puppet.send(m.EpochOver(epoch=1, reason="left"))
