@@ -1,6 +1,6 @@
 """`InProcess` on bench_cpu.py's requests, in a process of its own (its main thread is pinned). Started by bench_cpu.py.
 
-    python benchmarks/in_process_side.py [options of baton-executor] SOCKET_FD
+python benchmarks/in_process_side.py [options of baton-executor] SOCKET_FD
 """
 
 import sys
