@@ -11,9 +11,9 @@ import torch.nn.functional as F  # noqa: N812  (torch's own convention)
 from kernel_cases import INDEX_BYTES, ITEM_BYTES, Call, Case, Contestant, Model, Tensors, indices, normal
 from torch import Tensor
 
-from kernels.gpu.attention import PagedAttention
-from kernels.gpu.attention_plan import AttentionShape
-from kernels.gpu.flash_attention import BLOCK_SIZE_MULTIPLE, FlashAttention
+from kernels.gpu.attention.flash_attention import BLOCK_SIZE_MULTIPLE, FlashAttention
+from kernels.gpu.attention.paged_attention import PagedAttention
+from kernels.gpu.attention.plan import AttentionShape
 
 BATCHES = (1, 32, 256)
 CONTEXTS = (128, 1024, 8192, 32_768)

@@ -53,7 +53,7 @@ from timed_kernels import KINDS
 from workloads import Request, upper_halves
 
 from common.logging import setup_logging
-from executor_svc.config import read_config
+from executor_svc.model.config import read_config
 
 WARM_UP_TOKENS = 8
 SERVICES, IN_PROCESS, VLLM = "services", "in_process", "vllm"

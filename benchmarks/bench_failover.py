@@ -20,9 +20,9 @@ from statistics import median, quantiles
 import click
 import httpx
 
-from scheduler_svc.client.event_stream import EventStreams
+from scheduler_svc.client.http.event_stream import EventStreams
 from scheduler_svc.client.options import Service
-from scheduler_svc.client.processes import FleetSpec, LocalFleet, executor_name, free_ports
+from scheduler_svc.client.processes.local_fleet import FleetSpec, LocalFleet, executor_name, free_ports
 
 WARM_UP_S = 1.0  # of streaming before a kill
 PAUSE_LIMIT_S = 60.0

@@ -39,8 +39,8 @@ from step_records import between
 from workloads import Request
 
 from common.logging import setup_logging
-from executor_svc.config import read_config
-from scheduler_svc.scheduler import SchedulerConfig
+from executor_svc.model.config import read_config
+from scheduler_svc.core.scheduling.scheduler import SchedulerConfig
 
 WARM_UP_TOKENS = 16
 CEILINGS_BUDGET_S = 0.5

@@ -23,8 +23,8 @@ from pathlib import Path
 import click
 import zmq
 
-from scheduler_svc.journal import Journal, Saved
-from scheduler_svc.ledger import Batch
+from scheduler_svc.core.requests.group_commit import Batch
+from scheduler_svc.server.journal import Journal, Saved
 
 KEPT = 256
 BUSY_S = 1e-3  # a turn of the core with work to do

@@ -29,10 +29,10 @@ import workloads
 from common import messages as m
 from common.plan import ExecutorLimits
 from common.wire import Codec
-from scheduler_svc.placement import place
-from scheduler_svc.scheduler import Scheduler, SchedulerConfig
-from scheduler_svc.sequence import Sequence
-from scheduler_svc.worker import Worker
+from scheduler_svc.core.executor.executor_state import Worker
+from scheduler_svc.core.scheduling.placement import place
+from scheduler_svc.core.scheduling.scheduler import Scheduler, SchedulerConfig
+from scheduler_svc.core.sequence import Sequence
 
 STEP_S, TOKEN_S, CONTEXT_TOKEN_S = 1e-3, 3e-6, 29e-9
 MANY_ROWS = 200  # a decode-only step of at least so many rows counts for us_decode_step_p50

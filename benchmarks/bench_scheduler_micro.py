@@ -20,7 +20,7 @@ import numpy as np
 from common import messages as m
 from common.plan import ExecutorLimits
 from common.wire import Codec
-from scheduler_svc.scheduler import Scheduler, SchedulerConfig
+from scheduler_svc.core.scheduling.scheduler import Scheduler, SchedulerConfig
 
 VOCAB_SIZE = 10_000
 BLOCKS_A_ROW = 64

@@ -20,7 +20,7 @@ from typing import Any
 
 import click
 
-from scheduler_svc.client.processes import FleetSpec, LocalFleet, free_ports
+from scheduler_svc.client.processes.local_fleet import FleetSpec, LocalFleet, free_ports
 
 
 @click.command(context_settings={"show_default": True})

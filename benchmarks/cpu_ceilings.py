@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from executor_svc.config import Qwen3Config
+from executor_svc.model.config import Qwen3Config
 from kernels.cpu import load
 
 READ_BYTES = 2**30

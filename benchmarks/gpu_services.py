@@ -12,7 +12,7 @@ from recorded_executor import STEPS_FILE
 from step_profiler import ARMED, KINDS, trace_file
 from step_records import Step, load_steps
 
-from scheduler_svc.client.processes import FleetSpec, LocalFleet, free_ports
+from scheduler_svc.client.processes.local_fleet import FleetSpec, LocalFleet, free_ports
 
 READY_TIMEOUT_S = 420.0
 _RECORDED_EXECUTOR = str(Path(__file__).with_name("recorded_executor.py"))

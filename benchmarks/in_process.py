@@ -17,7 +17,7 @@ from common.plan import ExecutorLimits, parse_plan
 from executor_svc.__main__ import main as executor
 from executor_svc.options import ExecutorOptions
 from executor_svc.startup import start_executor
-from scheduler_svc.scheduler import Scheduler, SchedulerConfig
+from scheduler_svc.core.scheduling.scheduler import Scheduler, SchedulerConfig
 
 EPOCH = 1
 

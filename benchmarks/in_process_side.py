@@ -14,7 +14,7 @@ from parent_lines import ParentLines
 from workloads import Request
 
 from common.logging import setup_logging
-from scheduler_svc.scheduler import SchedulerConfig
+from scheduler_svc.core.scheduling.scheduler import SchedulerConfig
 
 
 def main(arguments: Sequence[str], fd: int) -> None:

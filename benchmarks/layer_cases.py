@@ -7,10 +7,10 @@ import torch.nn.functional as F  # noqa: N812  (torch's own convention)
 from kernel_cases import INDEX_BYTES, ITEM_BYTES, Case, Model, Tensors, contestant, indices, normal
 from torch import Tensor
 
-from kernels.gpu.activation import silu_and_mul
-from kernels.gpu.embedding import embed_tokens
-from kernels.gpu.norm import add_rms_norm, rms_norm
-from kernels.gpu.rope_store import qk_norm_rope_store
+from kernels.gpu.layers.activation import silu_and_mul
+from kernels.gpu.layers.embedding import embed_tokens
+from kernels.gpu.layers.norm import add_rms_norm, rms_norm
+from kernels.gpu.layers.rope_store import qk_norm_rope_store
 
 EPS = 1e-6
 MAX_POSITIONS = 40_960

@@ -17,8 +17,8 @@ from step_records import RecordedRunner, recording
 import executor_svc.startup
 from common import messages as m
 from executor_svc.__main__ import main as executor
+from executor_svc.model.parallel import Group
 from executor_svc.options import ExecutorOptions
-from executor_svc.parallel import Group
 
 STEPS_FILE = "steps.msgpack"
 

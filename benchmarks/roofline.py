@@ -15,7 +15,7 @@ import numpy as np
 from kernel_timing import Ceilings
 from step_records import Step
 
-from executor_svc.config import Qwen3Config
+from executor_svc.model.config import Qwen3Config
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ import torch
 from kernel_cases import INDEX_BYTES, ITEM_BYTES, VOCAB_SIZE, Call, Case, Tensors, indices
 from torch import Tensor
 
-from kernels.gpu.log_probs import LogProbs
-from kernels.gpu.sampler import Sampler
+from kernels.gpu.sampling.log_probs import LogProbs
+from kernels.gpu.sampling.sampler import Sampler
 
 
 @dataclass(frozen=True)

@@ -17,16 +17,16 @@ import numpy as np
 from step_profiler import StepProfiler
 from timed_kernels import Stopwatch, TimedBackend, TimedKernels
 
-import executor_svc.runner
-import executor_svc.server
+import executor_svc.runner.runner
+import executor_svc.service.server
 from common.plan import PlanColumns
 from common.wire import IntArray
-from executor_svc.attention import AttentionBackend
-from executor_svc.config import Qwen3Config
-from executor_svc.cpu import CpuPlatform
-from executor_svc.kernel_set import KernelSet
-from executor_svc.readback import PendingTokens
-from executor_svc.runner import Runner
+from executor_svc.devices.cpu import CpuPlatform
+from executor_svc.model.attention import AttentionBackend
+from executor_svc.model.config import Qwen3Config
+from executor_svc.model.kernel_set import KernelSet
+from executor_svc.runner.readback import PendingTokens
+from executor_svc.runner.runner import Runner
 
 
 class Step(msgspec.Struct):
@@ -150,8 +150,8 @@ def recording() -> Iterator[Recorder]:
     """A recorder, and timed ones in the place of what the executor calls by itself."""
     recorder = Recorder()
     with (
-        _in_its_place(executor_svc.server, "parse_plan", recorder.timed_parse),
-        _in_its_place(executor_svc.runner, "stage", recorder.timed_stage),
+        _in_its_place(executor_svc.service.server, "parse_plan", recorder.timed_parse),
+        _in_its_place(executor_svc.runner.runner, "stage", recorder.timed_stage),
         _in_its_place(CpuPlatform, "kernels", recorder.timed_kernels),
         _in_its_place(CpuPlatform, "attention", recorder.timed_attention),
     ):

@@ -9,8 +9,8 @@ from typing import Any, ParamSpec, TypeVar
 
 from torch import Tensor
 
-from executor_svc.attention import AttentionBackend
-from executor_svc.kernel_set import GatedProjection, KernelSet, Projection
+from executor_svc.model.attention import AttentionBackend
+from executor_svc.model.kernel_set import GatedProjection, KernelSet, Projection
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -302,8 +302,8 @@ class TokenDelta(Message, frozen=True):
         error: says why when finish_reason is `error`.
         code: RequestRejected's code then; `internal_error` for what is not the request's fault.
         num_cached_tokens: prompt tokens whose K and V came from the prefix cache when it was first admitted.
-        model: what computed these tokens (`scheduler_svc.fleet.model_of`), where that is another than for the last
-            delta; empty where it is the same.
+        model: what computed these tokens (`model_of` in the core's `fleet.py`), where that is another than
+            for the last delta; empty where it is the same.
     """
 
     request_id: RequestId

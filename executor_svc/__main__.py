@@ -9,8 +9,8 @@ import click
 from common.curve import ClientCurve
 from common.errors import BatonError
 from common.logging import LOG_FORMAT_VARIABLE, LOG_FORMATS, get_logger, setup_logging
-from executor_svc.health_file import HealthFile
 from executor_svc.options import ExecutorOptions
+from executor_svc.service.health_file import HealthFile
 
 EPILOG = """\b
 Example, two executors of one model for a scheduler on this machine:
@@ -124,7 +124,7 @@ def main(
     """
     setup_logging("executor", log_level, log_format)
     health = HealthFile(health_file)  # before minutes of loading: one of an earlier process must not speak for this one
-    from executor_svc.server import serve  # noqa: PLC0415  (torch takes seconds to import; --help need not wait)
+    from executor_svc.service.server import serve  # noqa: PLC0415  (torch takes seconds to import; --help need not wait)
     from executor_svc.startup import start_executor  # noqa: PLC0415
 
     log = get_logger("executor")
@@ -140,7 +140,7 @@ def main(
     if group.size == 1:
         exit_code = serve(runner, hello, endpoint, health, curve)
     else:
-        from executor_svc.group_runner import run_in_group  # noqa: PLC0415  (torch again)
+        from executor_svc.runner.group_runner import run_in_group  # noqa: PLC0415  (torch again)
 
         exit_code = run_in_group(runner, group, lambda leader: serve(leader, hello, endpoint, health, curve))
     log.info("stopped", exit_code=exit_code)

@@ -13,18 +13,18 @@ from common import messages as m
 from common.logging import get_logger
 from common.model_files import model_name, resolve_model
 from common.plan import ExecutorLimits
-from executor_svc.attention import KVGeometry
-from executor_svc.config import Qwen3Config, read_config
-from executor_svc.kernel_set import Sampler
-from executor_svc.kv_cache import choose_max_model_len, choose_num_blocks
-from executor_svc.model import Qwen3, Qwen3Weights
+from executor_svc.devices.kv_cache import choose_max_model_len, choose_num_blocks
+from executor_svc.devices.platforms import Platform, choose_platform
+from executor_svc.model.attention import KVGeometry
+from executor_svc.model.config import Qwen3Config, read_config
+from executor_svc.model.kernel_set import Sampler
+from executor_svc.model.model import Qwen3, Qwen3Weights
+from executor_svc.model.parallel import Group, join_group, smallest
+from executor_svc.model.sharding import Shard
+from executor_svc.model.vocab_parallel import VocabParallelSampler
+from executor_svc.model.weights import Checkpoint, load_weights, stored_dtype
 from executor_svc.options import ExecutorOptions
-from executor_svc.parallel import Group, join_group, smallest
-from executor_svc.platforms import Platform, choose_platform
-from executor_svc.runner import Runner
-from executor_svc.sharding import Shard
-from executor_svc.vocab_parallel import VocabParallelSampler
-from executor_svc.weights import Checkpoint, load_weights, stored_dtype
+from executor_svc.runner.runner import Runner
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 

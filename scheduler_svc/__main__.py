@@ -19,15 +19,15 @@ from common.curve import ServerCurve
 from common.errors import BatonError
 from common.logging import LOG_FORMAT_VARIABLE, LOG_FORMATS, get_logger, setup_logging
 from common.model_files import model_name, resolve_model
-from scheduler_svc.core import CoreConfig
-from scheduler_svc.engine import Engine
-from scheduler_svc.exposure import is_beyond_loopback_host, require_keys_beyond_loopback
-from scheduler_svc.front_desk import RECONNECT_GRACE_S
-from scheduler_svc.frontend.api_keys import read_key_file
-from scheduler_svc.frontend_processes import STOP_TIMEOUT_S, FrontendProcesses
-from scheduler_svc.journal import Journal
-from scheduler_svc.scheduler import SchedulerConfig
-from scheduler_svc.step_clock import DEFAULT_FLOOR_S
+from scheduler_svc.core.core import CoreConfig
+from scheduler_svc.core.fleet.step_clock import DEFAULT_FLOOR_S
+from scheduler_svc.core.requests.request_manager import RECONNECT_GRACE_S
+from scheduler_svc.core.scheduling.scheduler import SchedulerConfig
+from scheduler_svc.frontend.http.api_keys import read_key_file
+from scheduler_svc.server.core_process import Engine
+from scheduler_svc.server.exposure import is_beyond_loopback_host, require_keys_beyond_loopback
+from scheduler_svc.server.frontend_processes import STOP_TIMEOUT_S, FrontendProcesses
+from scheduler_svc.server.journal import Journal
 
 EXIT_CRASHED = 70  # EX_SOFTWARE of sysexits.h
 

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from common import messages as m
-from executor_svc.config import read_config
-from executor_svc.trial_plans import trial_plan
-from executor_svc.weights import Checkpoint, load_weights
+from executor_svc.model.config import read_config
+from executor_svc.model.weights import Checkpoint, load_weights
+from executor_svc.runner.trial_plans import trial_plan
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 PUBLISHED = {
@@ -225,14 +225,14 @@ def test_records_survive_a_file(load, tmp_path):
 
 
 def test_what_is_timed_is_put_back(load):
-    import executor_svc.runner
-    import executor_svc.server
+    import executor_svc.runner.runner
+    import executor_svc.service.server
 
-    before = executor_svc.server.parse_plan, executor_svc.runner.stage
+    before = executor_svc.service.server.parse_plan, executor_svc.runner.runner.stage
     with load("step_records").recording():
-        assert executor_svc.server.parse_plan is not before[0]
-        assert executor_svc.runner.stage is not before[1]
-    assert (executor_svc.server.parse_plan, executor_svc.runner.stage) == before
+        assert executor_svc.service.server.parse_plan is not before[0]
+        assert executor_svc.runner.runner.stage is not before[1]
+    assert (executor_svc.service.server.parse_plan, executor_svc.runner.runner.stage) == before
 
 
 # --- the profile ---

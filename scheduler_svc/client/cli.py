@@ -21,7 +21,7 @@ COMMANDS = {  # name (also of its module, where the command is called `command`)
 
 
 class LazyGroup(click.Group):
-    """Subcommands are modules of this package, found in `COMMANDS`."""
+    """Subcommands are modules of `commands`, found in `COMMANDS`."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """In the order of the table, which is the order in which a newcomer meets them."""
@@ -31,7 +31,7 @@ class LazyGroup(click.Group):
         """Import the subcommand's module."""
         if cmd_name not in COMMANDS:
             return None
-        command: click.Command = importlib.import_module(f"scheduler_svc.client.{cmd_name}").command
+        command: click.Command = importlib.import_module(f"scheduler_svc.client.commands.{cmd_name}").command
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

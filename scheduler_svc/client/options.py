@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from scheduler_svc.client.api import Api
+    from scheduler_svc.client.http.api import Api
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 STATUS_TIMEOUT_S = 10.0  # for what the service answers at once
@@ -34,7 +34,7 @@ class Service:
 
     def connect(self) -> "Api":
         """A client for this service; use it as a context manager."""
-        from scheduler_svc.client.api import Api  # noqa: PLC0415  (httpx takes a tenth of a second to import)
+        from scheduler_svc.client.http.api import Api  # noqa: PLC0415  (httpx takes a tenth of a second to import)
 
         return Api(self)
 

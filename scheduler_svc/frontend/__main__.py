@@ -11,11 +11,11 @@ import click
 from common.errors import BatonError
 from common.logging import LOG_FORMAT_VARIABLE, LOG_FORMATS, get_logger, setup_logging
 from common.model_files import model_name, resolve_model
-from scheduler_svc.frontend.api import MAX_BODY_BYTES, Settings, create_app
-from scheduler_svc.frontend.api_keys import ApiKeys
-from scheduler_svc.frontend.core_link import CoreLink
-from scheduler_svc.frontend.server import LISTEN_BACKLOG, Patience, serve
-from scheduler_svc.frontend.tokenizer import Tokenizer
+from scheduler_svc.frontend.answers.core_link import CoreLink
+from scheduler_svc.frontend.http.api import MAX_BODY_BYTES, Settings, create_app
+from scheduler_svc.frontend.http.api_keys import ApiKeys
+from scheduler_svc.frontend.http.server import LISTEN_BACKLOG, Patience, serve
+from scheduler_svc.frontend.text.tokenizer import Tokenizer
 
 log = get_logger(__name__)
 

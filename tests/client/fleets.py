@@ -4,7 +4,7 @@ import sys
 import time
 from pathlib import Path
 
-from scheduler_svc.client.processes import FleetSpec, free_ports
+from scheduler_svc.client.processes.local_fleet import FleetSpec, free_ports
 
 FAKE = (sys.executable, str(Path(__file__).with_name("fake_services.py")))
 

@@ -7,14 +7,14 @@ import signal
 import pytest
 from fastapi.responses import PlainTextResponse
 
-from scheduler_svc.client.batch_sender import RetryPolicy
+from scheduler_svc.client.batch.sender import RetryPolicy
 from tests.client.fake_server import MODEL, Drop, Refuse
 from tests.client.fleets import eventually
 
 
 @pytest.fixture(autouse=True)
 def _short_delays(monkeypatch):
-    monkeypatch.setattr("scheduler_svc.client.batch_sender._FIRST_DELAY_S", 0.001)
+    monkeypatch.setattr("scheduler_svc.client.batch.sender._FIRST_DELAY_S", 0.001)
 
 
 @pytest.fixture

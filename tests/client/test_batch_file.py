@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler_svc.client.batch_file import (
+from scheduler_svc.client.batch.files import (
     BatchError,
     BatchResponse,
     BatchResult,

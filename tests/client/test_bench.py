@@ -7,7 +7,7 @@ import signal
 import pytest
 from fastapi.responses import PlainTextResponse
 
-from scheduler_svc.client.bench_load import draw_jobs
+from scheduler_svc.client.commands.bench_load import draw_jobs
 from tests.client.fake_server import Drop, Refuse
 from tests.client.fleets import eventually
 
@@ -80,7 +80,7 @@ def test_failures_are_counted_and_named(baton, server):
 
 
 def test_broken_streams_go_on_and_count_everything_once(baton, server, monkeypatch):
-    monkeypatch.setattr("scheduler_svc.client.resume._FIRST_DELAY_S", 0.001)
+    monkeypatch.setattr("scheduler_svc.client.http.resume._FIRST_DELAY_S", 0.001)
     warm_up = None
     server.script.extend(
         [warm_up, Drop(after_tokens=5, cut=True), Drop(after_tokens=90), Drop(), Drop(3, error_code="unavailable")]

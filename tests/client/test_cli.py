@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from scheduler_svc.client.cli import COMMANDS, main
-from scheduler_svc.client.processes import free_ports
+from scheduler_svc.client.processes.local_fleet import free_ports
 from tests.client.fake_server import Refuse
 
 HEAVY = ("httpx", "rich", "numpy", "fastapi", "zmq", "torch", "msgspec", "asyncio")

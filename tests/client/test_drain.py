@@ -8,7 +8,7 @@ from tests.client.fleet_model import FleetModel
 
 @pytest.fixture(autouse=True)
 def fleet(server, monkeypatch):
-    monkeypatch.setattr("scheduler_svc.client.drain._POLL_INTERVAL_S", 0.001)
+    monkeypatch.setattr("scheduler_svc.client.commands.drain._POLL_INTERVAL_S", 0.001)
     server.fleet = FleetModel(names=("a", "b"), leave_s=3.0, same_pid=True)
     return server.fleet
 
@@ -67,7 +67,7 @@ def test_a_service_that_is_away_for_a_moment_is_waited_for(baton, server):
 @pytest.mark.parametrize(("finish", "came_back"), [(False, False), (True, True)], ids=["left", "came back"])
 def test_a_scheduler_restart_does_not_pass_for_a_departure(baton, server, fleet, monkeypatch, finish, came_back):
     """New epochs all round say nothing; an executor that was only finishing knows of nothing and comes back."""
-    monkeypatch.setattr("scheduler_svc.client.roster._REJOIN_S", 0.05)
+    monkeypatch.setattr("scheduler_svc.client.rollout.roster._REJOIN_S", 0.05)
     fleet.leave_s, fleet.restart_s = 100.0, None
     tick, looks = fleet.tick, iter(range(10_000))
 

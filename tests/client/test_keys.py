@@ -9,8 +9,8 @@ from click.testing import CliRunner
 
 from common.curve import ClientCurve, ServerCurve, load_public
 from scheduler_svc.client.cli import main
-from scheduler_svc.client.key_ring import KeyRing
-from scheduler_svc.frontend.api_keys import ApiClient, ApiKeys
+from scheduler_svc.client.commands.key_ring import KeyRing
+from scheduler_svc.frontend.http.api_keys import ApiClient, ApiKeys
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 
 from scheduler_svc.client.errors import EXIT_UNREACHABLE, EXIT_USAGE, FleetError
-from scheduler_svc.client.processes import FleetSpec, LocalFleet, executor_name, free_ports
+from scheduler_svc.client.processes.local_fleet import FleetSpec, LocalFleet, executor_name, free_ports
 from tests.client.fleets import FAKE, alive, eventually, fake_spec
 
 
@@ -107,7 +107,7 @@ PARENT = """
 import sys, time
 sys.path.insert(0, {root!r})
 from tests.client.fleets import fake_spec
-from scheduler_svc.client.processes import LocalFleet
+from scheduler_svc.client.processes.local_fleet import LocalFleet
 with LocalFleet(fake_spec(executors=2)) as fleet:
     print(*fleet.pids.values(), flush=True)
     time.sleep(60)

@@ -5,7 +5,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from scheduler_svc.client.processes import free_ports
+from scheduler_svc.client.processes.local_fleet import free_ports
 from tests.client.fake_server import MODEL, Drop, Refuse
 from tests.client.fleets import eventually
 from tests.support.cuttable_proxy import CuttableProxy
@@ -16,7 +16,7 @@ RESUMED = ["baton: the service is away; waiting up to 1:00 min for it", "baton: 
 
 @pytest.fixture(autouse=True)
 def _short_delays(monkeypatch):
-    monkeypatch.setattr("scheduler_svc.client.resume._FIRST_DELAY_S", 0.001)
+    monkeypatch.setattr("scheduler_svc.client.http.resume._FIRST_DELAY_S", 0.001)
 
 
 def assert_resumed(result):

@@ -9,7 +9,7 @@ from scheduler_svc.client.errors import (
     ServiceSilent,
     ServiceUnreachable,
 )
-from scheduler_svc.client.resume import Resumption
+from scheduler_svc.client.http.resume import Resumption
 
 BROKE = ConnectionBroke("http://host", "reset")
 REFUSED = ServiceUnreachable("http://host", "refused")

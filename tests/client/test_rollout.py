@@ -14,7 +14,7 @@ from tests.client.fleets import alive, eventually
 
 @pytest.fixture(autouse=True)
 def fleet(server, monkeypatch):
-    monkeypatch.setattr("scheduler_svc.client.rollout._POLL_INTERVAL_S", 0.001)
+    monkeypatch.setattr("scheduler_svc.client.commands.rollout._POLL_INTERVAL_S", 0.001)
     server.fleet = FleetModel()
     return server.fleet
 

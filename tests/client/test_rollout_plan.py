@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from scheduler_svc.client.rollout_plan import Drain, Phase, Rollout, Say, Settings, StartSuccessor
-from scheduler_svc.client.rollout_view import stop_report
+from scheduler_svc.client.rollout.plan import Drain, Phase, Rollout, Say, Settings, StartSuccessor
+from scheduler_svc.client.rollout.view import stop_report
 from tests.client.fleet_model import FleetModel
 
 

@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler_svc.client.sse import Event, EventParser
+from scheduler_svc.client.http.sse import Event, EventParser
 
 STREAM = (
     'data: {"text":"a\u2028b\x85c ü"}\r\n\r\n: a comment\nid: 1-2\ndata:{"n":1}\n\n'

@@ -5,10 +5,10 @@ import signal
 
 import pytest
 
-from scheduler_svc.client.child import ChildEnd
 from scheduler_svc.client.errors import FleetError
-from scheduler_svc.client.processes import LocalFleet
-from scheduler_svc.client.supervisor import RestartPolicy, Supervisor
+from scheduler_svc.client.processes.child import ChildEnd
+from scheduler_svc.client.processes.local_fleet import LocalFleet
+from scheduler_svc.client.processes.supervisor import RestartPolicy, Supervisor
 from tests.client.fleets import eventually, fake_spec
 
 
@@ -55,7 +55,7 @@ def test_a_misconfigured_executor_is_not_tried_again(tmp_path, code):
 
 
 def test_a_fleet_that_was_never_ready_is_given_up(tmp_path, monkeypatch):
-    monkeypatch.setattr("scheduler_svc.client.supervisor._FIRST_DELAY_S", 0.01)
+    monkeypatch.setattr("scheduler_svc.client.processes.supervisor._FIRST_DELAY_S", 0.01)
     lines = []
     with LocalFleet(fake_spec(scheduler_options=("--exit", "1")), tmp_path) as fleet:
         supervisor = Supervisor(fleet, lines.append)

@@ -10,16 +10,16 @@ import urllib.request
 import pytest
 from click.testing import CliRunner
 
-from scheduler_svc.client import up
 from scheduler_svc.client.cli import main
-from scheduler_svc.client.processes import free_ports
+from scheduler_svc.client.commands import up
+from scheduler_svc.client.processes.local_fleet import free_ports
 from tests.client.fleets import alive, eventually
 
 SCRIPT = """
 import sys
 from tests.client.fleets import fake_spec
 from scheduler_svc.client.cli import main
-from scheduler_svc.client import up
+from scheduler_svc.client.commands import up
 run = up.run_until_stopped
 up.run_until_stopped = lambda spec, log_dir: run(fake_spec({changes}), log_dir)
 main(["up", *sys.argv[1:]])

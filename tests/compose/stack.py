@@ -11,7 +11,7 @@ from pathlib import Path
 
 import httpx
 
-from scheduler_svc.client.processes import free_ports
+from scheduler_svc.client.processes.local_fleet import free_ports
 
 ROOT = Path(__file__).parents[2]
 BATON = Path(sys.executable).with_name("baton")

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from common import messages as m
-from scheduler_svc.fleet import FAILURES
+from scheduler_svc.core.fleet.fleet import FAILURES
 from tests.deploy.manifests import ROOT
 from tests.deploy.promql import FROM_PROMETHEUS, Exported, complaints, legend_complaints, metrics_of
 from tests.support.core import FakeExecutor, running_core

@@ -9,11 +9,16 @@ import pytest
 import yaml
 
 from common.wire import LOSS_TIMEOUT_S
-from executor_svc import link
-from scheduler_svc import auth, engine, front_desk, probation, requests, step_clock
+from executor_svc.service import link
 from scheduler_svc.client import cli as client_cli
-from scheduler_svc.frontend import api, api_keys, core_link, inbox, server
-from scheduler_svc.frontend.connection_guard import ConnectionLimits
+from scheduler_svc.core.fleet import probation, step_clock
+from scheduler_svc.core.requests import request_manager as front_desk
+from scheduler_svc.core.requests import requests
+from scheduler_svc.frontend.answers import core_link, inbox
+from scheduler_svc.frontend.http import api, api_keys, server
+from scheduler_svc.frontend.http.connection_guard import ConnectionLimits
+from scheduler_svc.server import core_process as engine
+from scheduler_svc.server import curve_auth as auth
 from tests.deploy import commands
 from tests.deploy.manifests import ROOT
 from tests.deploy.test_probes import MAX_WAIT_S, PATIENCE_S

@@ -19,10 +19,10 @@ import yaml
 from fastapi import FastAPI
 
 from common.wire import HEARTBEAT_INTERVAL_S, LOSS_TIMEOUT_S
-from executor_svc.link import LEAVE_TIMEOUT_S
-from scheduler_svc.frontend.connection_guard import ConnectionLimits
-from scheduler_svc.frontend.server import http_config
-from scheduler_svc.frontend_processes import STOP_TIMEOUT_S
+from executor_svc.service.link import LEAVE_TIMEOUT_S
+from scheduler_svc.frontend.http.connection_guard import ConnectionLimits
+from scheduler_svc.frontend.http.server import http_config
+from scheduler_svc.server.frontend_processes import STOP_TIMEOUT_S
 from tests.deploy.manifests import ROOT, container, exec_commands, options, pod, workloads
 from tests.support.core import running_core
 

@@ -10,8 +10,8 @@ import pytest
 import yaml
 from starlette.testclient import TestClient
 
-from scheduler_svc.frontend.api import Settings, create_app
-from scheduler_svc.frontend.api_keys import ApiKeys
+from scheduler_svc.frontend.http.api import Settings, create_app
+from scheduler_svc.frontend.http.api_keys import ApiKeys
 from tests.deploy import commands
 from tests.deploy.manifests import (
     OVERLAYS,

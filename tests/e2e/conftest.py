@@ -7,7 +7,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from scheduler_svc.client.processes import FleetSpec, LocalFleet, free_ports
+from scheduler_svc.client.processes.local_fleet import FleetSpec, LocalFleet, free_ports
 
 API_KEY = "e2e-key"
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import httpx
 
-from scheduler_svc.client.processes import free_ports
+from scheduler_svc.client.processes.local_fleet import free_ports
 
 BATON = (sys.executable, "-m", "scheduler_svc.client.cli")
 

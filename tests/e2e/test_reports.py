@@ -13,7 +13,7 @@ import pytest
 
 from common import messages as m
 from common.model_files import DEMO_MODEL_DIR
-from scheduler_svc.scheduler import Scheduler, SchedulerConfig
+from scheduler_svc.core.scheduling.scheduler import Scheduler, SchedulerConfig
 from tests.support.checkpoints import reference_greedy
 from tests.support.core import running_core
 

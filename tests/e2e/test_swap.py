@@ -79,7 +79,7 @@ def test_the_running_scheduler_has_no_torch(tmp_path):
     process.terminate()
     process.communicate(timeout=20)
     modules = [set(path.read_text().split()) for path in dump.iterdir()]
-    assert any("scheduler_svc.scheduler" in found for found in modules), "the core ended without a word"
-    assert any("scheduler_svc.frontend.api" in found for found in modules), "the frontend ended without a word"
+    assert any("scheduler_svc.core.scheduling.scheduler" in found for found in modules), "the core ended without a word"
+    assert any("scheduler_svc.frontend.http.api" in found for found in modules), "the frontend ended without a word"
     for found in modules:
         assert not found & {"torch", "transformers", "executor_svc"}

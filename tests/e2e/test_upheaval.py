@@ -23,12 +23,12 @@ import msgspec
 import pytest
 
 from common.messages import PROTOCOL_VERSION
-from scheduler_svc.client.api import error_code, error_message
 from scheduler_svc.client.errors import RequestFailed
-from scheduler_svc.client.event_stream import EventStreams
+from scheduler_svc.client.http.api import error_code, error_message
+from scheduler_svc.client.http.event_stream import EventStreams
+from scheduler_svc.client.http.sse import DONE
 from scheduler_svc.client.options import Service
-from scheduler_svc.client.processes import SCHEDULER, FleetSpec, LocalFleet, executor_name, free_ports
-from scheduler_svc.client.sse import DONE
+from scheduler_svc.client.processes.local_fleet import SCHEDULER, FleetSpec, LocalFleet, executor_name, free_ports
 from tests.support.cuttable_proxy import CuttableProxy
 
 pytestmark = pytest.mark.chaos

@@ -11,9 +11,9 @@ import torch
 from common import messages as m
 from common.plan import ExecutorLimits, PlanColumns, parse_plan
 from common.wire import Codec, IntArray
-from executor_svc.batch import stage
 from executor_svc.options import ExecutorOptions
-from executor_svc.runner import Runner
+from executor_svc.runner.runner import Runner
+from executor_svc.staging.batch import stage
 from executor_svc.startup import start_executor
 
 

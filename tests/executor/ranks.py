@@ -14,15 +14,15 @@ import torch
 from torch import Tensor
 
 from common.plan import ExecutorLimits
-from executor_svc.attention import KVGeometry, TorchBackend
-from executor_svc.config import read_config
-from executor_svc.kernel_set import Sampler, TorchKernels
-from executor_svc.model import Qwen3
-from executor_svc.parallel import Group, join_group
-from executor_svc.runner import Runner
-from executor_svc.sharding import Shard
-from executor_svc.vocab_parallel import VocabParallelSampler
-from executor_svc.weights import Checkpoint, load_weights
+from executor_svc.model.attention import KVGeometry, TorchBackend
+from executor_svc.model.config import read_config
+from executor_svc.model.kernel_set import Sampler, TorchKernels
+from executor_svc.model.model import Qwen3
+from executor_svc.model.parallel import Group, join_group
+from executor_svc.model.sharding import Shard
+from executor_svc.model.vocab_parallel import VocabParallelSampler
+from executor_svc.model.weights import Checkpoint, load_weights
+from executor_svc.runner.runner import Runner
 from tests.executor.harness import Driver, poison_cache
 
 CPU = torch.device("cpu")

@@ -9,7 +9,7 @@ import pytest
 
 from common.errors import CheckpointError
 from common.model_files import DEMO_MODEL_DIR
-from executor_svc.config import MoeConfig, RopeConfig, read_config
+from executor_svc.model.config import MoeConfig, RopeConfig, read_config
 
 # The fields of Qwen/Qwen3-32B's config.json as published, in the layout from before transformers 5.
 QWEN3_32B = {

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from common.errors import BatonError
-from executor_svc.attention import KVGeometry, TorchBackend
-from executor_svc.cpu import CpuPlatform
-from executor_svc.cpu_kernels import CppBackend, CppKernels
-from executor_svc.cpu_share import cgroup_cpus, own_cpus
-from executor_svc.model import Qwen3Weights
+from executor_svc.devices.cpu import CpuPlatform
+from executor_svc.devices.cpu_kernels import CppBackend, CppKernels
+from executor_svc.devices.cpu_share import cgroup_cpus, own_cpus
+from executor_svc.model.attention import KVGeometry, TorchBackend
+from executor_svc.model.model import Qwen3Weights
 from kernels.cpu import ISA_VARIABLE, load
 from kernels.cpu.isa import ISAS, processor_flags
 from tests.executor.conftest import Make
@@ -191,7 +191,7 @@ class Log:
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch) -> Log:
     log = Log()
-    monkeypatch.setattr("executor_svc.cpu.log", log)
+    monkeypatch.setattr("executor_svc.devices.cpu.log", log)
     return log
 
 
@@ -231,7 +231,7 @@ def test_an_instruction_set_that_is_not_there_ends_the_start(monkeypatch: pytest
 
 PIN = """
 import os, torch, threading
-from executor_svc.cpu import CpuPlatform
+from executor_svc.devices.cpu import CpuPlatform
 before = os.sched_getaffinity(0)
 CpuPlatform({arguments})._choose(torch.bfloat16, 64)
 tasks = [os.sched_getaffinity(int(task)) for task in os.listdir("/proc/self/task")]

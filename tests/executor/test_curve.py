@@ -12,8 +12,8 @@ import zmq
 from common import messages as m
 from common.curve import certificate
 from common.logging import DropLog, get_logger
-from executor_svc.handshakes import Handshakes
-from scheduler_svc.router import Router
+from executor_svc.service.handshakes import Handshakes
+from scheduler_svc.server.router import Router
 from tests.support.keyed import client_curve, key_ring, server_curve, stranger_curve
 
 ROOT = Path(__file__).parents[2]
@@ -22,8 +22,8 @@ import sys
 from pathlib import Path
 from common.curve import ClientCurve
 from common.logging import setup_logging
-from executor_svc.health_file import HealthFile
-from executor_svc.server import serve
+from executor_svc.service.health_file import HealthFile
+from executor_svc.service.server import serve
 from tests.executor.puppet import HELLO, PuppetRunner
 setup_logging("executor")
 curve = ClientCurve.load(Path(sys.argv[2])) if len(sys.argv) > 2 else None

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from executor_svc.runner import Runner
+from executor_svc.runner.runner import Runner
 from tests.executor import harness
 from tests.executor.conftest import Make
 from tests.executor.harness import Pool, Row

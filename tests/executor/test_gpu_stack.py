@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from common.plan import ExecutorLimits
-from executor_svc.attention import KVGeometry
-from executor_svc.config import read_config
-from executor_svc.model import Qwen3
-from executor_svc.runner import Runner
-from executor_svc.sharding import Shard
-from executor_svc.weights import Checkpoint, load_weights
+from executor_svc.model.attention import KVGeometry
+from executor_svc.model.config import read_config
+from executor_svc.model.model import Qwen3
+from executor_svc.model.sharding import Shard
+from executor_svc.model.weights import Checkpoint, load_weights
+from executor_svc.runner.runner import Runner
 from tests.executor import harness
 from tests.executor.conftest import Make
 
@@ -22,8 +22,8 @@ OPTIONS = {"num_blocks": 24, "block_size": BLOCK_SIZE, "max_num_seqs": 4, "max_m
 
 
 def start_on_gpu_kernels(folder: str, decode_sizes: list[int]) -> tuple[Runner, ExecutorLimits]:
-    from executor_svc.gpu import GpuKernels
-    from executor_svc.gpu_attention import make_backend
+    from executor_svc.devices.gpu import GpuKernels
+    from executor_svc.devices.gpu_attention import make_backend
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     config = read_config(folder)

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from common import messages as m
 from common.plan import PlanColumns, SamplingColumns
-from executor_svc.group_runner import pack, unpack
-from executor_svc.trial_plans import trial_plan
+from executor_svc.runner.group_runner import pack, unpack
+from executor_svc.runner.trial_plans import trial_plan
 from tests.executor.conftest import Make
 from tests.executor.harness import Pool, Row, make_plan
 from tests.executor.test_server import Scheduler, tokens_of

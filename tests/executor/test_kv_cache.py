@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from executor_svc.attention import KVGeometry
-from executor_svc.cpu import CpuPlatform
-from executor_svc.kv_cache import PoolTooSmall, available_memory, choose_max_model_len, choose_num_blocks
+from executor_svc.devices.cpu import CpuPlatform
+from executor_svc.devices.kv_cache import PoolTooSmall, available_memory, choose_max_model_len, choose_num_blocks
+from executor_svc.model.attention import KVGeometry
 
 # 2 (K and V) * 4 layers * 8 heads * 128 * 16 positions * 2 bytes = 256 KiB a block
 GEOMETRY = KVGeometry(num_layers=4, num_kv_heads=8, head_dim=128, block_size=16, dtype=torch.bfloat16)

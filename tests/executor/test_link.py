@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from common import messages as m
 from common.wire import HEARTBEAT_INTERVAL_S, LOSS_TIMEOUT_S
-from executor_svc.link import (
+from executor_svc.service.link import (
     EXIT_CRASHED,
     LEAVE_TIMEOUT_S,
     STUCK_TIMEOUT_S,

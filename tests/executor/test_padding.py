@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.plan import ExecutorLimits, PlanColumns
-from executor_svc.arena import Arena, packed_size
-from executor_svc.batch import Planned, arena_size, pad_decode, stage
-from executor_svc.graphs import decode_sizes
-from executor_svc.trial_plans import trial_plan
+from executor_svc.runner.graphs import decode_sizes
+from executor_svc.runner.trial_plans import trial_plan
+from executor_svc.staging.arena import Arena, packed_size
+from executor_svc.staging.batch import Planned, arena_size, pad_decode, stage
 from tests.executor import harness
 from tests.executor.conftest import Make
 

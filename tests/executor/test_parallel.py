@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from common.errors import CheckpointError
-from executor_svc.config import read_config
-from executor_svc.parallel import ALONE, Group, join_group, smallest
-from executor_svc.sharding import Shard
+from executor_svc.model.config import read_config
+from executor_svc.model.parallel import ALONE, Group, join_group, smallest
+from executor_svc.model.sharding import Shard
 from tests.executor.conftest import Make
 from tests.executor.harness import Pool, Row, run
 from tests.executor.ranks import CPU, GlooRanks, generate, in_threads, start_rank

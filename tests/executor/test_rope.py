@@ -8,8 +8,8 @@ from transformers import Qwen3Config as HfConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
-from executor_svc.config import RopeConfig
-from executor_svc.rope import cos_sin_table, inverse_frequencies
+from executor_svc.model.config import RopeConfig
+from executor_svc.model.rope import cos_sin_table, inverse_frequencies
 
 YARN = {"factor": 4.0, "original_max_positions": 32768}
 

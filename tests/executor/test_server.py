@@ -14,7 +14,7 @@ import zmq
 
 from common import messages as m
 from common.wire import HEADER, LOSS_TIMEOUT_S, Codec
-from executor_svc.link import EXIT_CRASHED
+from executor_svc.service.link import EXIT_CRASHED
 from tests.executor.harness import Pool, Row, make_plan
 from tests.executor.puppet import IN_SLOW_STEP, LIMITS, SLOW_STEP_S
 from tests.support.checkpoints import DEMO_MODEL_DIR, reference_greedy

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from executor_svc.uniforms import philox4x32, uniforms
+from executor_svc.staging.uniforms import philox4x32, uniforms
 
 
 @pytest.mark.parametrize(

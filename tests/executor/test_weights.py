@@ -11,11 +11,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from common.errors import CheckpointError
-from executor_svc.config import read_config
-from executor_svc.mlp import DenseMlp, MoeMlp
-from executor_svc.model import Qwen3Weights
-from executor_svc.parallel import ALONE, Group
-from executor_svc.weights import INDEX_FILE, SINGLE_FILE, Checkpoint, load_weights, stored_dtype
+from executor_svc.model.config import read_config
+from executor_svc.model.mlp import DenseMlp, MoeMlp
+from executor_svc.model.model import Qwen3Weights
+from executor_svc.model.parallel import ALONE, Group
+from executor_svc.model.weights import INDEX_FILE, SINGLE_FILE, Checkpoint, load_weights, stored_dtype
 from tests.executor.conftest import Make
 from tests.executor.ranks import in_threads
 from tests.support.checkpoints import EXPERTS

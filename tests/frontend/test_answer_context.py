@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from common.errors import RequestRejected
-from scheduler_svc.frontend.answer_context import AnswerContext
+from scheduler_svc.frontend.answers.answer_context import AnswerContext
 
 CONTEXT = AnswerContext(
     kind="chat",

@@ -9,8 +9,8 @@ import httpx
 import msgspec
 import pytest
 
-from scheduler_svc.frontend import api_keys
-from scheduler_svc.frontend.api_keys import (
+from scheduler_svc.frontend.http import api_keys
+from scheduler_svc.frontend.http.api_keys import (
     ApiClient,
     ApiKey,
     ApiKeys,
@@ -20,7 +20,7 @@ from scheduler_svc.frontend.api_keys import (
     is_reserved,
     new_key,
 )
-from scheduler_svc.frontend.middleware import RequireApiKey
+from scheduler_svc.frontend.http.middleware import RequireApiKey
 from tests.frontend.harness import COMPLETION, assert_openai_shape, running_frontend
 
 ALICE, BOB = new_key(), new_key()

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from common.errors import CheckpointError, RequestRejected
-from scheduler_svc.frontend.chat_template import ChatTemplate
+from scheduler_svc.frontend.text.chat_template import ChatTemplate
 
 # In the manner of Qwen3's: ChatML, tools as JSON lines, earlier thoughts dropped, thinking switched off by a variable.
 QWEN3_LIKE = r"""

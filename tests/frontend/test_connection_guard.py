@@ -11,9 +11,9 @@ import pytest
 import uvicorn
 from starlette.types import Receive, Scope, Send
 
-from scheduler_svc.frontend import connection_guard
-from scheduler_svc.frontend.connection_guard import ConnectionLimits
-from scheduler_svc.frontend.server import MAX_HEAD_BYTES, http_config
+from scheduler_svc.frontend.http import connection_guard
+from scheduler_svc.frontend.http.connection_guard import ConnectionLimits
+from scheduler_svc.frontend.http.server import MAX_HEAD_BYTES, http_config
 
 SHORT = ConnectionLimits(max_connections=100, head_timeout_s=0.3, body_timeout_s=0.3, stall_timeout_s=0.3)
 HEAD = b"POST /echo HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\n"

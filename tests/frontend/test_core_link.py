@@ -8,7 +8,7 @@ import pytest
 from common import messages as m
 from common.errors import RequestRejected
 from common.wire import HEADER
-from scheduler_svc.frontend import core_link
+from scheduler_svc.frontend.answers import core_link
 from tests.frontend.fake_core import REPORT, FakeCore, delta, int32, outputs, silence
 from tests.frontend.links import HELLO_INTERVAL_S, running_link, submit, until
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from common.errors import CheckpointError
 from common.model_files import DEMO_MODEL_DIR
-from scheduler_svc.frontend.detokenizer import Detokenizer, token_byte_table
-from scheduler_svc.frontend.tokenizer import Tokenizer
+from scheduler_svc.frontend.text.detokenizer import Detokenizer, token_byte_table
+from scheduler_svc.frontend.text.tokenizer import Tokenizer
 
 TOKENIZER = Tokenizer(DEMO_MODEL_DIR)
 REFERENCE = tokenizers.Tokenizer.from_file(str(DEMO_MODEL_DIR / "tokenizer.json"))

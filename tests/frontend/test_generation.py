@@ -7,12 +7,12 @@ import pytest
 from common import messages as m
 from common.errors import RequestRejected
 from common.model_files import DEMO_MODEL_DIR
-from scheduler_svc.frontend import generation as generation_module
-from scheduler_svc.frontend.answer_context import AnswerContext
-from scheduler_svc.frontend.event_ids import Position
-from scheduler_svc.frontend.generation import Answer, Generation, Piece
-from scheduler_svc.frontend.inbox import Inbox
-from scheduler_svc.frontend.tokenizer import Tokenizer
+from scheduler_svc.frontend.answers import generation as generation_module
+from scheduler_svc.frontend.answers.answer_context import AnswerContext
+from scheduler_svc.frontend.answers.event_ids import Position
+from scheduler_svc.frontend.answers.generation import Answer, Generation, Piece
+from scheduler_svc.frontend.answers.inbox import Inbox
+from scheduler_svc.frontend.text.tokenizer import Tokenizer
 from tests.frontend.fake_core import int32
 
 TOKENIZER = Tokenizer(DEMO_MODEL_DIR)

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from common import messages as m
 from common.model_files import DEMO_MODEL_DIR
-from scheduler_svc.frontend.answer_context import AnswerContext
-from scheduler_svc.frontend.event_ids import Position
-from scheduler_svc.frontend.formats import format_of
-from scheduler_svc.frontend.generation import Answer, Generation
-from scheduler_svc.frontend.inbox import Inbox
-from scheduler_svc.frontend.streaming import EventStream
-from scheduler_svc.frontend.tokenizer import Tokenizer
+from scheduler_svc.frontend.answers.answer_context import AnswerContext
+from scheduler_svc.frontend.answers.event_ids import Position
+from scheduler_svc.frontend.answers.generation import Answer, Generation
+from scheduler_svc.frontend.answers.inbox import Inbox
+from scheduler_svc.frontend.http.formats import format_of
+from scheduler_svc.frontend.http.streaming import EventStream
+from scheduler_svc.frontend.text.tokenizer import Tokenizer
 from tests.frontend.fake_core import int32
 
 TOKENIZER = Tokenizer(DEMO_MODEL_DIR)

@@ -6,8 +6,8 @@ import pytest
 
 from common import messages as m
 from common.errors import RequestRejected, WireError
-from scheduler_svc.frontend import inbox as inbox_module
-from scheduler_svc.frontend.inbox import Inbox
+from scheduler_svc.frontend.answers import inbox as inbox_module
+from scheduler_svc.frontend.answers.inbox import Inbox
 from tests.frontend.fake_core import delta, int32
 
 PARAMS = m.SamplingParams(max_tokens=5)

@@ -7,7 +7,7 @@ import openai
 import pytest
 
 from common.model_files import DEMO_MODEL_DIR
-from scheduler_svc.frontend.tokenizer import Tokenizer
+from scheduler_svc.frontend.text.tokenizer import Tokenizer
 from tests.frontend.fake_core import FakeCore, Step, delta, outputs, say, tokens_of
 from tests.frontend.harness import MODEL, Frontend
 

@@ -8,9 +8,9 @@ import httpx
 import pytest
 
 from common import messages as m
-from scheduler_svc.frontend.detokenizer import Detokenizer
-from scheduler_svc.frontend.tokenizer import Tokenizer
-from scheduler_svc.journal import Journal
+from scheduler_svc.frontend.text.detokenizer import Detokenizer
+from scheduler_svc.frontend.text.tokenizer import Tokenizer
+from scheduler_svc.server.journal import Journal
 from tests.frontend.harness import MODEL, Frontend
 from tests.frontend.sse import events_after, events_in, events_of, text_of
 from tests.support.core import FakeExecutor, RunningCore, running_core

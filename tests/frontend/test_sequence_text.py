@@ -4,8 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.model_files import DEMO_MODEL_DIR
-from scheduler_svc.frontend.sequence_text import SequenceText
-from scheduler_svc.frontend.tokenizer import Tokenizer
+from scheduler_svc.frontend.text.sequence_text import SequenceText
+from scheduler_svc.frontend.text.tokenizer import Tokenizer
 
 TOKENIZER = Tokenizer(DEMO_MODEL_DIR)
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler_svc.frontend.stop_strings import StopStrings
+from scheduler_svc.frontend.text.stop_strings import StopStrings
 
 LETTERS = st.text("ab", max_size=12)
 STOPS = st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=4)

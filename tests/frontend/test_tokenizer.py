@@ -9,7 +9,7 @@ import pytest
 
 from common.errors import CheckpointError, RequestRejected
 from common.model_files import DEMO_MODEL_DIR
-from scheduler_svc.frontend.tokenizer import (
+from scheduler_svc.frontend.text.tokenizer import (
     CHARACTERS_WORTH_A_THREAD,
     SamplingDefaults,
     Tokenizer,

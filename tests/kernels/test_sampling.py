@@ -13,7 +13,7 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from executor_svc.uniforms import uniforms
+from executor_svc.staging.uniforms import uniforms
 from kernels import reference
 
 VOCAB = 50

@@ -12,10 +12,10 @@ import zmq
 from common import messages as m
 from common.curve import ClientCurve, KeyFileError, KeyPair, certificate
 from common.logging import DropLog, get_logger
-from scheduler_svc import auth
-from scheduler_svc.auth import AllowList
-from scheduler_svc.effects import Sent
-from scheduler_svc.router import Router
+from scheduler_svc.core.actions import Sent
+from scheduler_svc.server import curve_auth as auth
+from scheduler_svc.server.curve_auth import AllowList
+from scheduler_svc.server.router import Router
 from tests.support.hello import hello
 from tests.support.keyed import KeyedPeer, client_curve, key_ring, server_curve, stranger_curve
 

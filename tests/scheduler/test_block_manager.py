@@ -4,7 +4,7 @@ from array import array
 
 import pytest
 
-from scheduler_svc.block_manager import BlockManager, BlockTable, Grant, hash_block
+from scheduler_svc.core.executor.block_manager import BlockManager, BlockTable, Grant, hash_block
 
 
 class Holder:

@@ -6,9 +6,9 @@ import pytest
 
 from common import messages as m
 from common.wire import LOSS_TIMEOUT_S
-from scheduler_svc.front_desk import FRONTEND_TIMEOUT_S, RECONNECT_GRACE_S
-from scheduler_svc.ledger import JournalState
-from scheduler_svc.records import replay
+from scheduler_svc.core.requests.group_commit import JournalState
+from scheduler_svc.core.requests.journal_records import replay
+from scheduler_svc.core.requests.request_manager import FRONTEND_TIMEOUT_S, RECONNECT_GRACE_S
 from tests.support.service import Service, undisturbed
 
 

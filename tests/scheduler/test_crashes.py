@@ -8,17 +8,17 @@ import sys
 import pytest
 
 from common import messages as m
-from scheduler_svc.front_desk import MAX_CRASHES, SURVIVED_AFTER_S
-from scheduler_svc.journal import Journal
-from scheduler_svc.ledger import JournalState
-from scheduler_svc.records import Life, count_crashes, encode
+from scheduler_svc.core.requests.group_commit import JournalState
+from scheduler_svc.core.requests.journal_records import Life, count_crashes, encode
+from scheduler_svc.core.requests.request_manager import MAX_CRASHES, SURVIVED_AFTER_S
+from scheduler_svc.server.journal import Journal
 from tests.support.core import FakeExecutor, FakeFrontend, Peer, running_core
 from tests.support.hello import hello
 from tests.support.service import Service
 
 CRASHING = """
 import sys
-from scheduler_svc.scheduler import Scheduler
+from scheduler_svc.core.scheduling.scheduler import Scheduler
 from scheduler_svc.__main__ import main
 
 def fail(self, epoch):

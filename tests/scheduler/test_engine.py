@@ -10,8 +10,8 @@ import pytest
 
 from common import messages as m
 from common.wire import HEADER
-from scheduler_svc import front_desk
-from scheduler_svc.scheduler import SchedulerConfig
+from scheduler_svc.core.requests import request_manager as front_desk
+from scheduler_svc.core.scheduling.scheduler import SchedulerConfig
 from tests.support.core import FakeExecutor, Peer, running_core
 from tests.support.hello import LIMITS, hello
 from tests.support.oracle import expected_output

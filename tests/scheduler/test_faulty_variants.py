@@ -5,9 +5,9 @@ content with ours in the same scene.
 import pytest
 
 from common.errors import WireError
-from scheduler_svc.block_manager import BlockManager, Grant
-from scheduler_svc.scheduler import Scheduler
-from scheduler_svc.worker import Worker
+from scheduler_svc.core.executor.block_manager import BlockManager, Grant
+from scheduler_svc.core.executor.executor_state import Worker
+from scheduler_svc.core.scheduling.scheduler import Scheduler
 from tests.support.rig import Rig, limits
 
 

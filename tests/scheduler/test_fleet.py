@@ -6,8 +6,19 @@ import pytest
 
 from common import messages as m
 from common.wire import HEARTBEAT_INTERVAL_S, LOSS_TIMEOUT_S
-from scheduler_svc.fleet import Answered, Draining, Ended, Finishing, Fleet, Joined, Rejected, Send, Standing, model_of
-from scheduler_svc.probation import FIRST_BREAK_S, FREE_FAILURES
+from scheduler_svc.core.fleet.fleet import (
+    Answered,
+    Draining,
+    Ended,
+    Finishing,
+    Fleet,
+    Joined,
+    Rejected,
+    Send,
+    Standing,
+    model_of,
+)
+from scheduler_svc.core.fleet.probation import FIRST_BREAK_S, FREE_FAILURES
 from tests.support.hello import hello
 
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from scheduler_svc.forecast import HISTORY, MIN_HISTORY, Forecast, OutputHistory
+from scheduler_svc.core.executor.memory_forecast import HISTORY, MIN_HISTORY, Forecast, OutputHistory
 
 SEQUENCES = st.lists(st.tuples(st.integers(1, 500), st.integers(1, 300)), min_size=1, max_size=20)
 

@@ -7,8 +7,8 @@ import msgspec
 import pytest
 
 from common import messages as m
-from scheduler_svc.core import Core, CoreConfig
-from scheduler_svc.effects import Log, ToExecutor, ToFrontend
+from scheduler_svc.core.actions import Log, ToExecutor, ToFrontend
+from scheduler_svc.core.core import Core, CoreConfig
 from tests.support.any_message import AnyMessage
 from tests.support.hello import LIMITS, hello
 from tests.support.oracle import OracleExecutor, expected_output

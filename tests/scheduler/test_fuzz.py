@@ -12,11 +12,11 @@ from common import messages as m
 from common.errors import RequestRejected
 from common.plan import ExecutorLimits
 from common.wire import Codec
-from scheduler_svc.block_manager import hash_block
-from scheduler_svc.outcomes import SequenceEnd, StepOutput
-from scheduler_svc.planner import MAX_PREEMPTIONS
-from scheduler_svc.scheduler import Scheduler, SchedulerConfig
-from scheduler_svc.sequence import Sequence
+from scheduler_svc.core.executor.block_manager import hash_block
+from scheduler_svc.core.outcomes import SequenceEnd, StepOutput
+from scheduler_svc.core.scheduling.planner import MAX_PREEMPTIONS
+from scheduler_svc.core.scheduling.scheduler import Scheduler, SchedulerConfig
+from scheduler_svc.core.sequence import Sequence
 from tests.support.oracle import OracleExecutor, expected_output
 
 VOCAB_SIZE = 5

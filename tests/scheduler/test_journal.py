@@ -12,9 +12,9 @@ from contextlib import contextmanager
 import pytest
 import zmq
 
-from scheduler_svc.journal import MAX_UNDER_WAY, Failed, Journal, JournalError, Saved
-from scheduler_svc.journal_file import CHECKPOINT_PAGES, FORMAT_VERSION, MAX_LOG_BYTES, SPARE_PAGES
-from scheduler_svc.ledger import Batch
+from scheduler_svc.core.requests.group_commit import Batch
+from scheduler_svc.server.journal import MAX_UNDER_WAY, Failed, Journal, JournalError, Saved
+from scheduler_svc.server.journal_file import CHECKPOINT_PAGES, FORMAT_VERSION, MAX_LOG_BYTES, SPARE_PAGES
 
 PAGE_BYTES = 4096
 DEADLINE_MS = 60_000
@@ -23,8 +23,8 @@ DEADLINE_MS = 60_000
 ENDLESS_WRITER = """
 import sys, zmq
 from pathlib import Path
-from scheduler_svc.journal import Journal
-from scheduler_svc.ledger import Batch
+from scheduler_svc.server.journal import Journal
+from scheduler_svc.core.requests.group_commit import Batch
 
 journal = Journal(Path(sys.argv[1]))
 last = told = max((number for number, _ in journal.load()), default=0)
@@ -43,8 +43,8 @@ while True:
 WRITER_WITH_A_LIMIT = """
 import resource, sys, zmq
 from pathlib import Path
-from scheduler_svc.journal import Journal
-from scheduler_svc.ledger import Batch
+from scheduler_svc.server.journal import Journal
+from scheduler_svc.core.requests.group_commit import Batch
 
 journal = Journal(Path(sys.argv[1]))
 journal.start(zmq.Context())
@@ -241,7 +241,7 @@ def test_a_disk_that_hangs_does_not_hold_up_write(disk):
 
 
 def test_close_gives_up_on_a_disk_that_hangs(disk, monkeypatch):
-    monkeypatch.setattr("scheduler_svc.journal.CLOSE_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("scheduler_svc.server.journal.CLOSE_TIMEOUT_S", 0.2)
     with writing(disk / "journal.db") as journal:  # its context can be terminated
         save(journal, 1)
         assert works("fsfreeze", "--freeze", disk)

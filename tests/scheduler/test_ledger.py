@@ -2,8 +2,8 @@
 
 import pytest
 
-from scheduler_svc.ledger import GATHER_S, RETRY_AFTER_S, STUCK_AFTER_S, JournalState, Ledger
-from scheduler_svc.records import Ended, Ending, encode
+from scheduler_svc.core.requests.group_commit import GATHER_S, RETRY_AFTER_S, STUCK_AFTER_S, JournalState, Ledger
+from scheduler_svc.core.requests.journal_records import Ended, Ending, encode
 from tests.support.disk import Disk, accepted, stepped
 
 

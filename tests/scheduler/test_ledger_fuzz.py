@@ -6,8 +6,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from scheduler_svc.ledger import RETRY_AFTER_S, STUCK_AFTER_S, JournalState, Ledger
-from scheduler_svc.records import Ended, Ending, encode
+from scheduler_svc.core.requests.group_commit import RETRY_AFTER_S, STUCK_AFTER_S, JournalState, Ledger
+from scheduler_svc.core.requests.journal_records import Ended, Ending, encode
 from tests.support.disk import Disk, accepted, stepped
 
 

@@ -4,8 +4,8 @@ import pytest
 
 from common.errors import RequestRejected
 from common.wire import int32_array
-from scheduler_svc.scheduler import MAX_PREEMPTIONS
-from scheduler_svc.sequence import State
+from scheduler_svc.core.scheduling.scheduler import MAX_PREEMPTIONS
+from scheduler_svc.core.sequence import State
 from tests.support.rig import Rig, limits
 
 

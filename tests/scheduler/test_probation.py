@@ -1,6 +1,6 @@
 """Executors that only ever fail are kept out for longer and longer."""
 
-from scheduler_svc.probation import FIRST_BREAK_S, FREE_FAILURES, LONGEST_BREAK_S, MAX_NAMES, Probation
+from scheduler_svc.core.fleet.probation import FIRST_BREAK_S, FREE_FAILURES, LONGEST_BREAK_S, MAX_NAMES, Probation
 
 
 def fail(probation, name="a", now=0.0, *, times=1, worked=False):

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from common import messages as m
 from common.errors import BatonError
 from common.wire import int32_array
-from scheduler_svc.outcomes import SequenceEnd, StepOutput
-from scheduler_svc.records import Accepted, Ended, Ending, Progress, Stepped, encode, replay
-from scheduler_svc.sequence import new_sequences
+from scheduler_svc.core.outcomes import SequenceEnd, StepOutput
+from scheduler_svc.core.requests.journal_records import Accepted, Ended, Ending, Progress, Stepped, encode, replay
+from scheduler_svc.core.sequence import new_sequences
 
 PROMPT = array("i", [5, 6, 7]).tobytes()
 

@@ -6,11 +6,11 @@ import pytest
 
 from common import messages as m
 from common.wire import int32_array
-from scheduler_svc import requests as r
-from scheduler_svc.outcomes import SequenceEnd
-from scheduler_svc.records import Ending
-from scheduler_svc.requests import RETAIN_S, Request, Requests
-from scheduler_svc.sequence import new_sequences
+from scheduler_svc.core.outcomes import SequenceEnd
+from scheduler_svc.core.requests import requests as r
+from scheduler_svc.core.requests.journal_records import Ending
+from scheduler_svc.core.requests.requests import RETAIN_S, Request, Requests
+from scheduler_svc.core.sequence import new_sequences
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ import pytest
 
 from common import messages as m
 from common.wire import int32_array
-from scheduler_svc.scheduler import Scheduler
-from scheduler_svc.sequence import State
+from scheduler_svc.core.scheduling.scheduler import Scheduler
+from scheduler_svc.core.sequence import State
 from tests.support.rig import Rig, limits
 
 

@@ -6,8 +6,8 @@ import tracemalloc
 import pytest
 
 from common import messages as m
-from scheduler_svc import requests
-from scheduler_svc.ledger import GATHER_S, JournalState
+from scheduler_svc.core.requests import requests
+from scheduler_svc.core.requests.group_commit import GATHER_S, JournalState
 from tests.support.service import Service
 
 NUM_REQUESTS = 1800

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler_svc.step_clock import DECAY, DEFAULT_FLOOR_S, FIRST_STEP_LIMIT_S, PATIENCE, StepClock
+from scheduler_svc.core.fleet.step_clock import DECAY, DEFAULT_FLOOR_S, FIRST_STEP_LIMIT_S, PATIENCE, StepClock
 
 FLOOR_S = 1.0
 

@@ -3,10 +3,10 @@
 from collections.abc import Sized
 from typing import Protocol
 
-from scheduler_svc.core import Core
-from scheduler_svc.fleet import Standing
-from scheduler_svc.ledger import JournalState
-from scheduler_svc.requests import RETAIN_S
+from scheduler_svc.core.core import Core
+from scheduler_svc.core.fleet.fleet import Standing
+from scheduler_svc.core.requests.group_commit import JournalState
+from scheduler_svc.core.requests.requests import RETAIN_S
 from tests.sim.clients import Client, State
 from tests.sim.frontends import FrontendProcess
 from tests.sim.profiles import Profile

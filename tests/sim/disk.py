@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Callable
 
-from scheduler_svc.ledger import Batch, Failed, Saved
+from scheduler_svc.core.requests.group_commit import Batch, Failed, Saved
 from tests.sim.world import World
 
 WRITE_S = (0.0005, 0.006)
@@ -11,7 +11,7 @@ FAILED_BUT_WRITTEN = 0.1  # the disk broke at the very end of the transaction
 
 
 class Disk:
-    """Keeps batches as `scheduler_svc.journal` does: in one transaction each, one after the other."""
+    """Keeps batches as `scheduler_svc.server.journal` does: in one transaction each, one after the other."""
 
     def __init__(self, world: World) -> None:
         self._world = world

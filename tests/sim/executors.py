@@ -1,4 +1,4 @@
-"""An executor's process: the real `Link` and a KV oracle, driven as `executor_svc.server` does, in virtual time."""
+"""An executor's process: the real `Link` and a KV oracle, driven as `executor_svc/service/server.py` does it."""
 
 import math
 from collections import deque
@@ -9,7 +9,7 @@ from functools import partial
 from random import Random
 
 from common import messages as m
-from executor_svc.link import Action, Drop, Link, Note, Reconnect, Run, Send, Stop
+from executor_svc.service.link import Action, Drop, Link, Note, Reconnect, Run, Send, Stop
 from tests.sim.models import Build, ModelOracle
 from tests.sim.sockets import Dealer, Port
 from tests.sim.world import World

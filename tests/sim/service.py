@@ -4,12 +4,12 @@ from dataclasses import replace
 from typing import Any
 
 from common import messages as m
-from scheduler_svc.core import Core, CoreConfig
-from scheduler_svc.driver import Driver
-from scheduler_svc.effects import Log, Peer
-from scheduler_svc.engine import SETTLE_MS
-from scheduler_svc.ledger import JournalState
-from scheduler_svc.records import replay
+from scheduler_svc.core.actions import Log, Peer
+from scheduler_svc.core.core import Core, CoreConfig
+from scheduler_svc.core.event_loop import Driver
+from scheduler_svc.core.requests.group_commit import JournalState
+from scheduler_svc.core.requests.journal_records import replay
+from scheduler_svc.server.core_process import SETTLE_MS
 from tests.sim.disk import Disk
 from tests.sim.sockets import Port, Switch
 from tests.sim.witness import Witness

@@ -8,7 +8,7 @@ from typing import Any
 
 from common import messages as m
 from common.wire import Codec
-from scheduler_svc.effects import Sent
+from scheduler_svc.core.actions import Sent
 from tests.sim.network import Connection, Frames, Network
 from tests.sim.world import World
 

@@ -8,18 +8,20 @@ import msgspec
 import pytest
 
 from common import messages as m
-from scheduler_svc import core, fleet, planner, suspects
-from scheduler_svc.block_manager import BlockManager
-from scheduler_svc.core import Core
-from scheduler_svc.fleet import Fleet
-from scheduler_svc.front_desk import FrontDesk
-from scheduler_svc.ledger import Ledger
-from scheduler_svc.outbox import Outbox
-from scheduler_svc.placement import place
-from scheduler_svc.requests import Requests
-from scheduler_svc.scheduler import Scheduler
-from scheduler_svc.step_clock import StepClock
-from scheduler_svc.suspects import MAX_STRIKES, Suspects
+from scheduler_svc.core import core
+from scheduler_svc.core.core import Core
+from scheduler_svc.core.executor.block_manager import BlockManager
+from scheduler_svc.core.fleet import fleet
+from scheduler_svc.core.fleet.fleet import Fleet
+from scheduler_svc.core.fleet.step_clock import StepClock
+from scheduler_svc.core.requests.group_commit import Ledger
+from scheduler_svc.core.requests.outbox import Outbox
+from scheduler_svc.core.requests.request_manager import FrontDesk
+from scheduler_svc.core.requests.requests import Requests
+from scheduler_svc.core.scheduling import planner, suspects
+from scheduler_svc.core.scheduling.placement import place
+from scheduler_svc.core.scheduling.scheduler import Scheduler
+from scheduler_svc.core.scheduling.suspects import MAX_STRIKES, Suspects
 from tests.sim.simulation import simulate
 
 MAX_RUNS = 400

@@ -9,12 +9,12 @@ from typing import Any
 from common import messages as m
 from common.plan import ExecutorLimits
 from common.wire import LOSS_TIMEOUT_S
-from scheduler_svc.core import FORGIVE_S, PAUSE_S, Core
-from scheduler_svc.effects import Effect, Log, Peer, ToExecutor
-from scheduler_svc.fleet import Standing
-from scheduler_svc.ledger import JournalState
-from scheduler_svc.outcomes import SequenceEnd, StepOutput
-from scheduler_svc.sequence import Sequence, State
+from scheduler_svc.core.actions import Effect, Log, Peer, ToExecutor
+from scheduler_svc.core.core import FORGIVE_S, PAUSE_S, Core
+from scheduler_svc.core.fleet.fleet import Standing
+from scheduler_svc.core.outcomes import SequenceEnd, StepOutput
+from scheduler_svc.core.requests.group_commit import JournalState
+from scheduler_svc.core.sequence import Sequence, State
 from tests.sim.models import VOCAB_SIZE
 from tests.sim.world import World
 

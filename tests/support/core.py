@@ -13,10 +13,10 @@ import zmq
 from common import messages as m
 from common.plan import ExecutorLimits
 from common.wire import HEADER, HEARTBEAT_INTERVAL_S, Codec
-from scheduler_svc.core import CoreConfig
-from scheduler_svc.engine import Engine
-from scheduler_svc.journal import Journal
-from scheduler_svc.scheduler import SchedulerConfig
+from scheduler_svc.core.core import CoreConfig
+from scheduler_svc.core.scheduling.scheduler import SchedulerConfig
+from scheduler_svc.server.core_process import Engine
+from scheduler_svc.server.journal import Journal
 from tests.support.hello import LIMITS, hello
 from tests.support.oracle import OracleExecutor
 

@@ -5,8 +5,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from common import messages as m
-from scheduler_svc.ledger import Batch
-from scheduler_svc.records import Accepted, Ending, Progress, Stepped, replay
+from scheduler_svc.core.requests.group_commit import Batch
+from scheduler_svc.core.requests.journal_records import Accepted, Ending, Progress, Stepped, replay
 
 
 def accepted(arrival: int, tokens: Iterable[int] = (), ending: Ending | None = None) -> Accepted:

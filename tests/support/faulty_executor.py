@@ -20,8 +20,8 @@ import torch
 from common import messages, wire
 from common.plan import PlanColumns
 from executor_svc import __main__ as executor
-from executor_svc.readback import PendingTokens
-from executor_svc.runner import Runner
+from executor_svc.runner.readback import PendingTokens
+from executor_svc.runner.runner import Runner
 
 HANG_S = 60.0
 

@@ -6,9 +6,9 @@ from typing import Any
 
 from common import messages as m
 from common.plan import ExecutorLimits
-from scheduler_svc.outcomes import SequenceEnd
-from scheduler_svc.scheduler import Scheduler, SchedulerConfig
-from scheduler_svc.sequence import Sequence
+from scheduler_svc.core.outcomes import SequenceEnd
+from scheduler_svc.core.scheduling.scheduler import Scheduler, SchedulerConfig
+from scheduler_svc.core.sequence import Sequence
 from tests.support.oracle import OracleExecutor, expected_output
 
 

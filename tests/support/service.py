@@ -7,9 +7,9 @@ from math import ceil
 from typing import Any
 
 from common import messages as m
-from scheduler_svc.core import Core, CoreConfig
-from scheduler_svc.effects import Effect, Log, ToExecutor, ToFrontend
-from scheduler_svc.ledger import GATHER_S, JournalState
+from scheduler_svc.core.actions import Effect, Log, ToExecutor, ToFrontend
+from scheduler_svc.core.core import Core, CoreConfig
+from scheduler_svc.core.requests.group_commit import GATHER_S, JournalState
 from tests.support.hello import LIMITS, hello
 from tests.support.oracle import OracleExecutor, expected_output
 

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.gpu.attention_plan import AttentionShape
+from kernels.gpu.attention.plan import AttentionShape
 
 Lens = list[tuple[int, int]]
 

@@ -15,16 +15,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.gpu.activation import silu_and_mul
-from kernels.gpu.attention import PagedAttention
-from kernels.gpu.attention_plan import AttentionShape
-from kernels.gpu.block_tables import expand_block_tables
-from kernels.gpu.embedding import embed_tokens
-from kernels.gpu.log_probs import LogProbs
-from kernels.gpu.moe import Experts
-from kernels.gpu.norm import add_rms_norm, rms_norm
-from kernels.gpu.rope_store import qk_norm_rope_store
-from kernels.gpu.sampler import Sampler
+from kernels.gpu.attention.block_tables import expand_block_tables
+from kernels.gpu.attention.paged_attention import PagedAttention
+from kernels.gpu.attention.plan import AttentionShape
+from kernels.gpu.layers.activation import silu_and_mul
+from kernels.gpu.layers.embedding import embed_tokens
+from kernels.gpu.layers.norm import add_rms_norm, rms_norm
+from kernels.gpu.layers.rope_store import qk_norm_rope_store
+from kernels.gpu.moe.experts import Experts
+from kernels.gpu.sampling.log_probs import LogProbs
+from kernels.gpu.sampling.sampler import Sampler
 from tests.kernels.gpu.compiling import Launch, Variant
 
 

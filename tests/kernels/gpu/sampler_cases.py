@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from kernels import reference
-from kernels.gpu.sampler import Sampler
+from kernels.gpu.sampling.sampler import Sampler
 
 TOLERANCE = 1e-5
 """How far a uniform, a top_p or (as a part of it) a min_p may be from an edge for another token to be right as well."""

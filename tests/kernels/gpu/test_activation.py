@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from kernels import reference
-from kernels.gpu import activation
+from kernels.gpu.layers import activation
 from tests.kernels.gpu.memory import (
     NUM_EXAMPLES,
     assert_same_memory,

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from kernels import reference
-from kernels.gpu.attention import PagedAttention, paged_attention
-from kernels.gpu.attention_plan import AttentionPlan, AttentionShape, Config, GraphBounds, choose_config
+from kernels.gpu.attention.paged_attention import PagedAttention, paged_attention
+from kernels.gpu.attention.plan import AttentionPlan, AttentionShape, Config, GraphBounds, choose_config
 from tests.kernels.gpu.attention_cases import Batch, Case
 
 SMALL = AttentionShape(4, 2, 64, 16, torch.float16)

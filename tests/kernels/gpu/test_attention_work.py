@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.gpu.attention_plan import AttentionPlan, AttentionShape, GraphBounds, Planner, choose_config
-from kernels.gpu.attention_work import ITEM_FIELDS, MERGE_FIELDS, Capacity, Cutting, Rows, WorkList, cut_rows
+from kernels.gpu.attention.plan import AttentionPlan, AttentionShape, GraphBounds, Planner, choose_config
+from kernels.gpu.attention.work import ITEM_FIELDS, MERGE_FIELDS, Capacity, Cutting, Rows, WorkList, cut_rows
 
 H200_SMS = 132
 SHAPE = AttentionShape(16, 8, 128, 256, torch.bfloat16)

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels import reference
-from kernels.gpu.block_tables import expand_block_tables
+from kernels.gpu.attention.block_tables import expand_block_tables
 
 
 @settings(max_examples=30, deadline=None)

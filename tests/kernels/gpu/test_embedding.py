@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from kernels import reference
-from kernels.gpu.embedding import embed_tokens
+from kernels.gpu.layers.embedding import embed_tokens
 from tests.kernels.gpu.memory import (
     NUM_EXAMPLES,
     assert_same_memory,

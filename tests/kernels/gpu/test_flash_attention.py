@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from kernels import reference
-from kernels.gpu.attention import PagedAttention
-from kernels.gpu.attention_plan import AttentionShape, GraphBounds
-from kernels.gpu.flash_attention import FlashAttention, choose_num_splits
+from kernels.gpu.attention.flash_attention import FlashAttention, choose_num_splits
+from kernels.gpu.attention.paged_attention import PagedAttention
+from kernels.gpu.attention.plan import AttentionShape, GraphBounds
 from tests.kernels.gpu.attention_cases import Batch, Case
 
 SHAPE = AttentionShape(4, 2, 64, 256, torch.float16)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kernels.gpu.log_probs import MAX_TOP, LogProbs
+from kernels.gpu.sampling.log_probs import MAX_TOP, LogProbs
 from kernels.reference.log_probs import log_probs as twin
 from tests.kernels.gpu.memory import far_apart, framed
 

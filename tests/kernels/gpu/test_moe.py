@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from kernels import reference
-from kernels.gpu import moe, moe_products, moe_routing
-from kernels.gpu.moe import Experts
-from kernels.gpu.moe_products import ProductConfig
+from kernels.gpu.moe import experts as moe
+from kernels.gpu.moe import products as moe_products
+from kernels.gpu.moe import routing as moe_routing
+from kernels.gpu.moe.experts import Experts
+from kernels.gpu.moe.products import ProductConfig
 from tests.kernels.gpu.memory import (
     TOLERANCES,
     assert_same_memory,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from kernels import reference
-from kernels.gpu.rope_store import choose_config, qk_norm_rope_store
+from kernels.gpu.layers.rope_store import choose_config, qk_norm_rope_store
 from tests.kernels.gpu.memory import (
     NUM_EXAMPLES,
     assert_same_memory,

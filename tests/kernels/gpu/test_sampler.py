@@ -12,9 +12,9 @@ import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from executor_svc.uniforms import uniforms as philox_uniforms
-from kernels.gpu import sampler_statistics
-from kernels.gpu.sampler import Sampler
+from executor_svc.staging.uniforms import uniforms as philox_uniforms
+from kernels.gpu.sampling import segment_statistics as sampler_statistics
+from kernels.gpu.sampling.sampler import Sampler
 from tests.kernels.gpu.memory import far_apart, framed, noise
 from tests.kernels.gpu.sampler_cases import (
     KINDS,

@@ -2,7 +2,7 @@
 
 from random import Random
 
-from scheduler_svc.ledger import RETRY_AFTER_S
+from scheduler_svc.core.requests.group_commit import RETRY_AFTER_S
 from tests.sim.faults.scene import Scene, moment
 
 

@@ -1,0 +1,1 @@
+"""What differs between computing on a CPU and on a GPU."""

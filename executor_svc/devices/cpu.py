@@ -1,0 +1,102 @@
+"""Computing on a CPU: Baton's C++ kernels for bfloat16 where the processor has what they need, else plain torch."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from common.errors import BatonError
+from common.logging import get_logger
+from common.plan import ExecutorLimits
+from executor_svc.devices.cpu_kernels import CppBackend, CppKernels
+from executor_svc.devices.cpu_share import cgroup_cpus, own_cpus
+from executor_svc.devices.kv_cache import available_memory
+from executor_svc.devices.platforms import Defaults
+from executor_svc.model.attention import AttentionBackend, KVGeometry, TorchBackend
+from executor_svc.model.config import Qwen3Config
+from executor_svc.model.kernel_set import KernelSet, TorchKernels
+from executor_svc.model.sharding import Shard
+from kernels.cpu import CpuKernels, IsaError, Loaded, load
+from kernels.cpu.checks import HEAD_DIMS
+
+log = get_logger("executor")
+
+
+class CpuPlatform:
+    """The CPUs that this process may use.
+
+    Args:
+        threads: to compute with; None is one for each CPU, or as many as a container's quota pays for.
+        pin_threads: see `ExecutorOptions`; plain torch's are left alone.
+        int8: quantize linear layers.
+    """
+
+    device = torch.device("cpu")
+    description = "cpu"
+    defaults = Defaults(block_size=16, max_num_seqs=64, max_batch_tokens=2048)
+
+    def __init__(self, threads: int | None = None, *, pin_threads: bool = False, int8: bool = False) -> None:
+        cpus = own_cpus()
+        self._threads = threads or min(len(cpus), cgroup_cpus() or len(cpus))
+        # With fewer threads than CPUs, other executors may have the rest: the system knows better where to put them.
+        self._cpus_to_pin = cpus if pin_threads and self._threads == len(cpus) else []
+        self._int8 = int8
+        self._chosen: dict[tuple[torch.dtype, int], CpuKernels | None] = {}
+        torch.set_num_threads(self._threads)
+
+    def kernels(self, config: Qwen3Config, shard: Shard, limits: ExecutorLimits, dtype: torch.dtype) -> KernelSet:
+        """See `Platform.kernels`."""
+        kernels = self._choose(dtype, config.head_dim)
+        if self._int8 and kernels is None:
+            kind = f"{str(dtype)[6:]} with head_dim {config.head_dim}"
+            raise BatonError(f"--quantization int8 takes the C++ kernels, and here are none for {kind}")
+        if self._int8 and config.moe is not None:
+            raise BatonError("--quantization int8 is for dense models: experts have no such kernels")
+        return TorchKernels() if kernels is None else CppKernels(kernels, int8=self._int8)
+
+    def attention(self, shard: Shard, geometry: KVGeometry, limits: ExecutorLimits) -> AttentionBackend[Any]:
+        """See `Platform.attention`."""
+        kernels = self._choose(geometry.dtype, geometry.head_dim)
+        try:
+            if kernels is not None:
+                return CppBackend(kernels, geometry, limits)
+            return TorchBackend(geometry, limits, self.device)
+        except RuntimeError as error:  # torch's way to say out of memory on a CPU
+            gib = limits.num_blocks * geometry.block_bytes / 2**30
+            raise BatonError(f"the KV pool of {gib:.2f} GiB cannot be allocated; ask for fewer blocks") from error
+
+    def default_pool_bytes(self, useful_bytes: int, run_largest_step: Callable[[], None]) -> int:
+        """See `Platform.default_pool_bytes`: a quarter of what is available, without trying."""
+        return min(useful_bytes, available_memory() // 4)
+
+    def memory_left(self) -> int:
+        """See `Platform.memory_left`."""
+        return available_memory()
+
+    def decode_sizes(self, max_num_seqs: int) -> list[int]:
+        """See `Platform.decode_sizes`: a row more is work, and there are no graphs to fit."""
+        return []
+
+    def _choose(self, dtype: torch.dtype, head_dim: int) -> CpuKernels | None:
+        """The C++ kernels for a model, or None for plain torch. Says which, and why, when first asked."""
+        key = (dtype, head_dim)
+        if key not in self._chosen:
+            loaded = self._load(dtype, head_dim)
+            pinned = 0
+            if loaded.kernels is not None and self._cpus_to_pin:
+                pinned = loaded.kernels.pin_threads(self._cpus_to_pin)
+            log.info("cpu kernels", isa=loaded.isa, reason=loaded.reason, threads=self._threads, pinned=pinned)
+            if loaded.problem is not None:
+                log.warning("not the fastest cpu kernels", isa=loaded.isa, problem=loaded.problem)
+            self._chosen[key] = loaded.kernels
+        return self._chosen[key]
+
+    def _load(self, dtype: torch.dtype, head_dim: int) -> Loaded:
+        if dtype is not torch.bfloat16:
+            return Loaded(None, "torch", f"the C++ kernels are for bfloat16, not {str(dtype)[6:]}", None)
+        if head_dim not in HEAD_DIMS:
+            return Loaded(None, "torch", f"the C++ kernels are for head_dim 64 and 128, not {head_dim}", None)
+        try:
+            return load(self._threads, log.info)
+        except IsaError as error:
+            raise BatonError(str(error)) from error

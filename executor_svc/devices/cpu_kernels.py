@@ -1,0 +1,120 @@
+"""Baton's C++ kernels as the model wants them: a set of kernels, and an attention backend."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from common.plan import ExecutorLimits, PlanColumns
+from executor_svc.model.attention import KVGeometry
+from executor_svc.model.kernel_set import GatedProjection, Projection
+from executor_svc.staging.batch import Planned, padded_tables
+from kernels import reference
+from kernels.cpu import CpuKernels, PackedWeight
+
+
+class CppKernels:
+    """The kernels of `kernels.cpu`, for bfloat16. There are none for mixtures of experts: these are plain torch's.
+
+    A weight is packed, and its own memory given back, before the next one is: there are never two copies of a model.
+
+    Args:
+        kernels: to compute with.
+        int8: quantize all weights of linear layers when they are packed.
+    """
+
+    def __init__(self, kernels: CpuKernels, *, int8: bool = False) -> None:
+        self._kernels = kernels
+        self._int8 = int8
+        self.rms_norm = kernels.rms_norm
+        self.add_rms_norm = kernels.add_rms_norm
+        self.qk_norm_rope_store = kernels.qk_norm_rope_store
+        self.embed_tokens = kernels.embed_tokens
+        self.sample = kernels.sample
+        self.mix_experts = reference.mix_experts
+
+    def projection(self, weight: Tensor, bias: Tensor | None, *, shared: bool = False) -> Projection:
+        """See `KernelSet.projection`."""
+        linear, packed = self._kernels.linear, self._kernels.pack(weight, int8=self._int8)
+        if not shared:
+            _give_back(weight)
+        return lambda x, out: linear(x, packed, bias, out)
+
+    def gated_projection(self, gate_up: Tensor) -> GatedProjection:
+        """See `KernelSet.gated_projection`."""
+        packed: PackedWeight = self._kernels.pack_gate_up(gate_up, int8=self._int8)
+        linear_silu_and_mul = self._kernels.linear_silu_and_mul
+        _give_back(gate_up)
+        return lambda x, _, out: linear_silu_and_mul(x, packed, out)
+
+
+@dataclass(frozen=True)
+class CppMetadata:
+    """A step's rows, int32.
+
+    Attributes:
+        query_starts: [rows + 1].
+        context_lens: [rows].
+        block_tables: [rows, blocks of the longest row], padded with 0.
+    """
+
+    query_starts: Tensor
+    context_lens: Tensor
+    block_tables: Tensor
+
+
+class CppBackend:
+    """A KV cache that the C++ kernels attend to, where it lies: any block size, bfloat16, head_dim 64 or 128.
+
+    Args:
+        kernels: of `kernels.cpu`.
+        geometry: of the cache.
+        limits: of the executor; one block more is allocated, for padding rows. The cache is left uninitialised, as
+            `TorchBackend`'s is.
+    """
+
+    def __init__(self, kernels: CpuKernels, geometry: KVGeometry, limits: ExecutorLimits) -> None:
+        tables = limits.max_num_seqs * -(-limits.max_model_len // limits.block_size)
+        self.max_planned = 2 * limits.max_num_seqs + 1 + tables
+        self._paged_attention = kernels.paged_attention
+        self._scale = geometry.head_dim**-0.5
+        inside = (geometry.num_kv_heads, geometry.block_size, geometry.head_dim)
+        self._cache = torch.empty(
+            (geometry.num_layers, 2, limits.num_blocks + 1, *inside), dtype=geometry.dtype, device="cpu"
+        )
+        self._caches = [(layer[0], layer[1]) for layer in self._cache]
+        kernels.advise_huge_pages(self._cache)
+
+    def plan(self, columns: PlanColumns, *, fixed: bool) -> Planned[CppMetadata]:
+        """See `AttentionBackend.plan`."""
+        query_starts = np.zeros(columns.num_rows + 1, dtype=np.int32)
+        np.cumsum(columns.query_lens, out=query_starts[1:])
+        return [query_starts, columns.context_lens, padded_tables(columns)], _bind
+
+    def caches(self, layer: int) -> tuple[Tensor, Tensor]:
+        """See `AttentionBackend.caches`."""
+        return self._caches[layer]
+
+    def attend(self, layer: int, query: Tensor, metadata: CppMetadata, out: Tensor) -> Tensor:
+        """See `AttentionBackend.attend`."""
+        self._paged_attention(
+            query,
+            *self._caches[layer],
+            metadata.block_tables,
+            metadata.context_lens,
+            metadata.query_starts,
+            self._scale,
+            out,
+        )
+        return out
+
+
+def _bind(arrays: Sequence[Tensor]) -> CppMetadata:
+    return CppMetadata(*arrays)
+
+
+def _give_back(weight: Tensor) -> None:
+    """Free a tensor's memory, whoever still holds the tensor."""
+    weight.untyped_storage().resize_(0)

@@ -1,0 +1,129 @@
+"""Computing on an NVIDIA GPU: Triton kernels, flash-attn where it is installed, CUDA graphs."""
+
+import gc
+import importlib.util
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from common.errors import BatonError
+from common.plan import ExecutorLimits
+from executor_svc.devices.gpu_attention import make_backend
+from executor_svc.devices.platforms import Defaults
+from executor_svc.model.attention import AttentionBackend, KVGeometry
+from executor_svc.model.config import Qwen3Config
+from executor_svc.model.kernel_set import KernelSet, PlainProjections
+from executor_svc.model.sharding import Shard
+from executor_svc.options import ExecutorOptions
+from executor_svc.runner import graphs
+from kernels import gpu, reference
+from kernels.gpu.moe.experts import Experts
+from kernels.gpu.sampling.sampler import Sampler as GpuSampler
+
+
+class GpuKernels(PlainProjections):
+    """Baton's Triton kernels, and cuBLAS for matrix products.
+
+    Args:
+        config, shard: of the model.
+        limits: of the steps that there is to be room for.
+        dtype: of activations and weights.
+        device: where they run.
+    """
+
+    rms_norm = staticmethod(gpu.rms_norm)
+    add_rms_norm = staticmethod(gpu.add_rms_norm)
+    qk_norm_rope_store = staticmethod(gpu.qk_norm_rope_store)
+    silu_and_mul = staticmethod(gpu.silu_and_mul)
+    embed_tokens = staticmethod(gpu.embed_tokens)
+
+    def __init__(
+        self, config: Qwen3Config, shard: Shard, limits: ExecutorLimits, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        rows = -(-limits.max_num_seqs // shard.size)
+        self.sample = GpuSampler(rows, config.vocab_size, device).sample
+        self.mix_experts = reference.mix_experts  # nobody asks for it of a dense model
+        if config.moe is not None:
+            self.mix_experts = Experts(
+                limits.max_batch_tokens,
+                config.moe.num_experts,
+                config.moe.num_chosen,
+                config.hidden_size,
+                shard.expert_intermediate_size,
+                dtype,
+                device,
+            ).mix_experts
+
+
+class GpuPlatform:
+    """One GPU of this machine; in a group of ranks, that of the local rank.
+
+    Args:
+        options: the operator's.
+
+    Raises:
+        BatonError: there is no GPU, or not what the options ask for.
+    """
+
+    def __init__(self, options: ExecutorOptions) -> None:
+        index = int(os.environ.get("LOCAL_RANK", "0"))
+        if index >= torch.cuda.device_count():
+            raise BatonError(f"local rank {index} has no GPU: there are {torch.cuda.device_count()}")
+        self.device = torch.device("cuda", index)
+        torch.cuda.set_device(self.device)
+        self.description = f"{self.device} {torch.cuda.get_device_name(self.device)}"[:128]
+        self._attention = _choose_attention(options.attention)
+        self._utilization = options.gpu_memory_utilization
+        self._eager = options.enforce_eager
+        self.defaults = Defaults(
+            block_size=256 if self._attention == "flash_attn" else 16, max_num_seqs=256, max_batch_tokens=8192
+        )
+
+    def kernels(self, config: Qwen3Config, shard: Shard, limits: ExecutorLimits, dtype: torch.dtype) -> KernelSet:
+        """See `Platform.kernels`."""
+        return GpuKernels(config, shard, limits, dtype, self.device)
+
+    def attention(self, shard: Shard, geometry: KVGeometry, limits: ExecutorLimits) -> AttentionBackend[Any]:
+        """See `Platform.attention`."""
+        num_sms = torch.cuda.get_device_properties(self.device).multi_processor_count
+        try:
+            return make_backend(self._attention, shard.num_heads, geometry, limits, self.device, num_sms)
+        except (ImportError, ValueError) as error:
+            raise BatonError(f"attention by {self._attention} cannot serve this model: {error}") from error
+        except torch.OutOfMemoryError as error:
+            gib = limits.num_blocks * geometry.block_bytes / 2**30
+            raise BatonError(f"the KV pool of {gib:.2f} GiB cannot be allocated; ask for fewer blocks") from error
+
+    def default_pool_bytes(self, useful_bytes: int, run_largest_step: Callable[[], None]) -> int:
+        """See `Platform.default_pool_bytes`: what `--gpu-memory-utilization` leaves, as the prefix cache uses any."""
+        before = _collect()
+        torch.cuda.reset_peak_memory_stats(self.device)
+        run_largest_step()
+        torch.cuda.synchronize(self.device)
+        for_steps = torch.cuda.max_memory_reserved(self.device) - before
+        _collect()
+        free, total = torch.cuda.mem_get_info(self.device)
+        return max(0, int(total * self._utilization) - (total - free) - for_steps)
+
+    def memory_left(self) -> int:
+        """See `Platform.memory_left`."""
+        return torch.cuda.mem_get_info(self.device)[0]
+
+    def decode_sizes(self, max_num_seqs: int) -> list[int]:
+        """See `Platform.decode_sizes`."""
+        return [] if self._eager else graphs.decode_sizes(max_num_seqs)
+
+
+def _choose_attention(wanted: str) -> str:
+    if wanted != "auto":
+        return wanted
+    return "flash_attn" if importlib.util.find_spec("flash_attn") is not None else "triton"
+
+
+def _collect() -> int:
+    """Give back what nobody uses any more; bytes that torch still holds."""
+    gc.collect()
+    torch.cuda.empty_cache()
+    return torch.cuda.memory_reserved()

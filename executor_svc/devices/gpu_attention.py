@@ -1,0 +1,150 @@
+"""Attention on a GPU: Baton's Triton kernels or flash-attn, behind one backend that owns the KV cache."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Generic, Protocol, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from common.plan import ExecutorLimits, PlanColumns
+from common.wire import IntArray
+from executor_svc.model.attention import KVGeometry
+from executor_svc.staging.batch import Planned
+from kernels.gpu.attention.block_tables import expand_block_tables
+from kernels.gpu.attention.flash_attention import FlashAttention
+from kernels.gpu.attention.paged_attention import PagedAttention
+from kernels.gpu.attention.plan import AttentionShape, GraphBounds
+
+
+class Work(Protocol):
+    """What kernels plan for a step on the host."""
+
+    @property
+    def work(self) -> IntArray:
+        """The part of it that they read on the device."""
+        ...
+
+
+Plan = TypeVar("Plan", bound=Work)
+
+
+class Attention(Protocol[Plan]):
+    """`kernels.gpu.attention.paged_attention.PagedAttention`, or `FlashAttention`, which has the same interface."""
+
+    def plan(self, query_lens: IntArray, context_lens: IntArray, graph: GraphBounds | None = None) -> Plan:
+        """See `PagedAttention.plan`."""
+        ...
+
+    def attend(
+        self,
+        query: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        block_tables: Tensor,
+        plan: Plan,
+        work: Tensor,
+        scale: float,
+        out: Tensor,
+    ) -> Tensor:
+        """See `PagedAttention.attend`."""
+        ...
+
+
+@dataclass(frozen=True)
+class GpuMetadata(Generic[Plan]):
+    """A step's attention: what was planned on the host, and where it stands on the device.
+
+    Attributes:
+        plan: which launches there are.
+        work: of the plan, int32.
+        block_tables: [rows, max blocks of a sequence] int32, padded with anything.
+    """
+
+    plan: Plan
+    work: Tensor
+    block_tables: Tensor
+
+
+class GpuBackend(Generic[Plan]):
+    """A KV cache on a GPU, in the layout that its kernels want.
+
+    Args:
+        attention: the kernels.
+        geometry: of the cache.
+        limits: of the executor; one block more is allocated, for padding rows.
+        device: where the cache lives.
+        heads_side_by_side: in memory, the heads of a position follow each other, as flash-attn wants it, and not the
+            positions of a head.
+    """
+
+    def __init__(
+        self,
+        attention: Attention[Plan],
+        geometry: KVGeometry,
+        limits: ExecutorLimits,
+        device: torch.device,
+        *,
+        heads_side_by_side: bool,
+    ) -> None:
+        self._attention = attention
+        self._scale = geometry.head_dim**-0.5
+        self._max_context_len = limits.max_model_len
+        block = (geometry.num_kv_heads, geometry.block_size)
+        if heads_side_by_side:
+            block = block[::-1]
+        self._cache = torch.empty(
+            (geometry.num_layers, 2, limits.num_blocks + 1, *block, geometry.head_dim),
+            dtype=geometry.dtype,
+            device=device,
+        )
+        if heads_side_by_side:
+            self._cache = self._cache.transpose(3, 4)
+        width = -(-limits.max_model_len // geometry.block_size)
+        self._block_tables = torch.zeros((limits.max_num_seqs, width), dtype=torch.int32, device=device)
+        ones = np.ones(limits.max_num_seqs, dtype=np.int32)
+        largest = attention.plan(ones, ones, GraphBounds(limits.max_num_seqs, limits.max_model_len))
+        self.max_planned = len(largest.work) + limits.max_num_seqs + 1 + self._block_tables.numel()
+
+    def plan(self, columns: PlanColumns, *, fixed: bool) -> Planned[GpuMetadata[Plan]]:
+        """See `AttentionBackend.plan`."""
+        bounds = GraphBounds(columns.num_rows, self._max_context_len) if fixed else None
+        plan = self._attention.plan(columns.query_lens, columns.context_lens, bounds)
+        table_starts = np.zeros(columns.num_rows + 1, dtype=np.int32)
+        np.cumsum(columns.block_counts, out=table_starts[1:])
+        return [plan.work, table_starts, columns.block_ids], partial(self._place_tables, plan)
+
+    def caches(self, layer: int) -> tuple[Tensor, Tensor]:
+        """See `AttentionBackend.caches`."""
+        return self._cache[layer, 0], self._cache[layer, 1]
+
+    def attend(self, layer: int, query: Tensor, metadata: GpuMetadata[Plan], out: Tensor) -> Tensor:
+        """See `AttentionBackend.attend`."""
+        keys, values = self.caches(layer)
+        return self._attention.attend(
+            query, keys, values, metadata.block_tables, metadata.plan, metadata.work, self._scale, out
+        )
+
+    def _place_tables(self, plan: Plan, arrays: Sequence[Tensor]) -> GpuMetadata[Plan]:
+        work, table_starts, block_ids = arrays
+        tables = self._block_tables[: len(table_starts) - 1]
+        expand_block_tables(block_ids, table_starts, tables)
+        return GpuMetadata(plan, work, tables)
+
+
+def make_backend(
+    name: str, num_heads: int, geometry: KVGeometry, limits: ExecutorLimits, device: torch.device, num_sms: int
+) -> GpuBackend[Any]:
+    """A KV cache and the kernels called `name`, `flash_attn` or `triton`.
+
+    Raises:
+        ImportError: flash-attn is not there.
+        ValueError: the kernels do not take such a model or cache.
+        torch.OutOfMemoryError: the cache does not fit.
+    """
+    shape = AttentionShape(num_heads, geometry.num_kv_heads, geometry.head_dim, geometry.block_size, geometry.dtype)
+    if name == "flash_attn":
+        return GpuBackend(FlashAttention(shape, num_sms), geometry, limits, device, heads_side_by_side=True)
+    return GpuBackend(PagedAttention(shape, num_sms, device), geometry, limits, device, heads_side_by_side=False)

@@ -1,0 +1,217 @@
+"""Qwen3: parameters and the forward pass of a rank. Which K and V a token sees is the attention backend's business."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from executor_svc.model.activations import Activations
+from executor_svc.model.attention import AttentionBackend
+from executor_svc.model.config import Qwen3Config
+from executor_svc.model.kernel_set import KernelSet, Projection
+from executor_svc.model.mlp import DenseMlp, Mlp, MoeMlp, RunMlp
+from executor_svc.model.parallel import ALONE, Group
+from executor_svc.model.rope import cos_sin_table
+from executor_svc.model.sharding import Shard
+from executor_svc.model.vocab_parallel import embed_tokens
+from executor_svc.staging.batch import Batch
+
+Metadata = TypeVar("Metadata")
+
+
+@dataclass(frozen=True)
+class LayerWeights:
+    """One decoder layer. Matrices are [out, in]; `qkv` is q over k over v.
+
+    What `output` gives is a sum over the ranks, so only the first of them has `output_bias`.
+    """
+
+    input_norm: Tensor
+    qkv: Tensor
+    qkv_bias: Tensor | None
+    q_norm: Tensor
+    k_norm: Tensor
+    output: Tensor
+    output_bias: Tensor | None
+    post_attention_norm: Tensor
+    mlp: Mlp
+
+
+@dataclass(frozen=True)
+class Qwen3Weights:
+    """All parameters of a shard, in one dtype on one device. `head` is `embedding` itself in a tied model."""
+
+    embedding: Tensor
+    layers: tuple[LayerWeights, ...]
+    norm: Tensor
+    head: Tensor
+
+    @classmethod
+    def empty(cls, config: Qwen3Config, dtype: torch.dtype, device: torch.device, shard: Shard) -> "Qwen3Weights":
+        """Uninitialised parameters in the shapes of `shard`, which is one of `config`."""
+
+        def new(*shape: int) -> Tensor:
+            return torch.empty(shape, dtype=dtype, device=device)
+
+        def new_mlp(index: int) -> Mlp:
+            if config.moe is not None and index in config.moe.sparse_layers:
+                return MoeMlp.empty(config.moe, hidden, shard.expert_intermediate_size, dtype, device)
+            return DenseMlp.empty(hidden, shard.intermediate_size, dtype, device)
+
+        hidden, head_dim = config.hidden_size, config.head_dim
+        qkv_size = (shard.num_heads + 2 * shard.num_kv_heads) * head_dim
+        layers = tuple(
+            LayerWeights(
+                input_norm=new(hidden),
+                qkv=new(qkv_size, hidden),
+                qkv_bias=new(qkv_size) if config.attention_bias else None,
+                q_norm=new(head_dim),
+                k_norm=new(head_dim),
+                output=new(hidden, shard.num_heads * head_dim),
+                output_bias=new(hidden) if config.attention_bias and shard.rank == 0 else None,
+                post_attention_norm=new(hidden),
+                mlp=new_mlp(index),
+            )
+            for index in range(config.num_layers)
+        )
+        embedding = new(shard.vocab_size, hidden)
+        head = embedding if config.tied else new(shard.vocab_size, hidden)
+        return cls(embedding=embedding, layers=layers, norm=new(hidden), head=head)
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Every parameter once."""
+        yield self.embedding
+        for layer in self.layers:
+            yield from (tensor for tensor in vars(layer).values() if isinstance(tensor, Tensor))
+            yield from layer.mlp.tensors()
+        yield self.norm
+        if self.head is not self.embedding:
+            yield self.head
+
+    @property
+    def num_parameters(self) -> int:
+        """Elements in all parameters; tied ones count once."""
+        return sum(tensor.numel() for tensor in self.tensors())
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """A decoder layer whose matrices are the kernels'."""
+
+    input_norm: Tensor
+    qkv: Projection
+    q_norm: Tensor
+    k_norm: Tensor
+    output: Projection
+    post_attention_norm: Tensor
+    mlp: RunMlp
+
+    @classmethod
+    def of(cls, weights: LayerWeights, kernels: KernelSet) -> "_Layer":
+        return cls(
+            input_norm=weights.input_norm,
+            qkv=kernels.projection(weights.qkv, weights.qkv_bias),
+            q_norm=weights.q_norm,
+            k_norm=weights.k_norm,
+            output=kernels.projection(weights.output, weights.output_bias),
+            post_attention_norm=weights.post_attention_norm,
+            mlp=weights.mlp.on(kernels),
+        )
+
+
+class Qwen3(Generic[Metadata]):
+    """Qwen3 over a paged KV cache (Yang et al. 2025, arXiv:2505.09388), or a rank's part of it.
+
+    Args:
+        config: of the model.
+        weights: the shard's; their matrices are the kernels' from now on (`KernelSet.projection`), layer by layer.
+        kernels: for the weights' device and dtype.
+        backend: owns the KV cache of the shard's heads, and attends.
+        max_model_len: positions the rotary table is made for.
+        max_batch_tokens, max_num_seqs: tokens and sampled rows of a step at most.
+        group: the ranks that have the other parts, and run the same steps.
+    """
+
+    def __init__(
+        self,
+        config: Qwen3Config,
+        weights: Qwen3Weights,
+        kernels: KernelSet,
+        backend: AttentionBackend[Metadata],
+        *,
+        max_model_len: int,
+        max_batch_tokens: int,
+        max_num_seqs: int,
+        group: Group = ALONE,
+    ) -> None:
+        self.config = config
+        self._group = group
+        self._shard = Shard.of(config, group.rank, group.size)
+        self._embedding, self._norm = weights.embedding, weights.norm
+        self._layers = [_Layer.of(layer, kernels) for layer in weights.layers]
+        self._head = kernels.projection(weights.head, None, shared=weights.head is weights.embedding)
+        self._kernels = kernels
+        self._backend = backend
+        dtype, device = weights.embedding.dtype, weights.embedding.device
+        self._cos_sin = cos_sin_table(config.rope, config.head_dim, max_model_len).to(device)
+        self._activations = Activations.empty(config, self._shard, max_batch_tokens, dtype, device)
+        self._logits = torch.empty((max_num_seqs, self._shard.vocab_size), dtype=dtype, device=device)
+
+    def hidden_states(self, batch: Batch[Metadata], last_tokens: Tensor) -> Tensor:
+        """Run all layers and store the batch's K and V.
+
+        Args:
+            batch: the step.
+            last_tokens: int32 [lanes], see `kernels.reference.embed_tokens`.
+
+        Returns:
+            [tokens, hidden], normalized, in the model's dtype; valid until the next call.
+        """
+        kernels, layers, eps = self._kernels, self._layers, self.config.rms_norm_eps
+        space = self._activations.first(len(batch.token_ids))
+        self._embed(batch, last_tokens, space)
+        kernels.rms_norm(space.residual, layers[0].input_norm, eps, space.normed)
+        following_norms = [*(layer.input_norm for layer in layers[1:]), self._norm]
+        for index, (layer, following_norm) in enumerate(zip(layers, following_norms, strict=True)):
+            self._attention(index, layer, batch, space)
+            kernels.add_rms_norm(space.projected, space.residual, layer.post_attention_norm, eps, space.normed)
+            layer.mlp(space)
+            self._group.all_reduce(space.projected)
+            kernels.add_rms_norm(space.projected, space.residual, following_norm, eps, space.normed)
+        return space.normed
+
+    def logits(self, hidden_states: Tensor) -> Tensor:
+        """Scores [rows, shard's vocab] of the tokens that may follow hidden_states [rows, hidden].
+
+        Valid until the next call. At most `max_num_seqs` rows.
+        """
+        logits = self._logits[: len(hidden_states)]
+        self._head(hidden_states, logits)
+        return logits
+
+    def _embed(self, batch: Batch[Metadata], last_tokens: Tensor, space: Activations) -> None:
+        tokens = (batch.token_ids, batch.token_lanes, last_tokens, self._embedding)
+        if self._group.size == 1:
+            self._kernels.embed_tokens(*tokens, space.residual)
+        else:
+            embed_tokens(*tokens, space.residual, self._kernels, self._group, self._shard)
+
+    def _attention(self, index: int, layer: _Layer, batch: Batch[Metadata], space: Activations) -> None:
+        layer.qkv(space.normed, space.qkv)
+        # All rows store before any attends: a row may read what another row of this very plan computes.
+        self._kernels.qk_norm_rope_store(
+            space.qkv,
+            layer.q_norm,
+            layer.k_norm,
+            self._cos_sin,
+            batch.positions,
+            batch.slot_mapping,
+            *self._backend.caches(index),
+            self.config.rms_norm_eps,
+            space.query,
+        )
+        attended = self._backend.attend(index, space.query, batch.attention, space.attended)
+        layer.output(attended.flatten(1), space.projected)
+        self._group.all_reduce(space.projected)

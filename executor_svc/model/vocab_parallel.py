@@ -1,0 +1,101 @@
+"""The embedding and the sampler where each rank has a part of the vocabulary (Megatron-LM, arXiv:1909.08053)."""
+
+import itertools
+
+import torch
+from torch import Tensor
+
+from executor_svc.model.kernel_set import KernelSet, Sampler
+from executor_svc.model.parallel import Group
+from executor_svc.model.sharding import Shard
+
+
+def embed_tokens(
+    token_ids: Tensor,
+    token_lanes: Tensor,
+    last_tokens: Tensor,
+    table: Tensor,
+    out: Tensor,
+    kernels: KernelSet,
+    group: Group,
+    shard: Shard,
+) -> None:
+    """`kernels.reference.embed_tokens`, of a table [shard's vocab, size] that is this rank's part of the whole."""
+    known = torch.where(token_ids < 0, last_tokens.index_select(0, token_lanes), token_ids)
+    rows = known - shard.vocab.start
+    elsewhere = (rows < 0) | (rows >= len(shard.vocab))
+    kernels.embed_tokens(rows.masked_fill_(elsewhere, 0), token_lanes, last_tokens, table, out)
+    out.masked_fill_(elsewhere[:, None], 0)
+    group.all_reduce(out)
+
+
+class VocabParallelSampler:
+    """Samples from logits of which each rank has some columns, without bringing all of them together anywhere.
+
+    The ranks share out the rows: each is sent the columns it lacks of its rows, draws those rows' tokens, and a sum
+    over the ranks makes all tokens known to all. Sizes depend on the number of rows only, as CUDA graphs want it.
+
+    Args:
+        sampler: draws, from all columns; of the vocabulary's size, and for `max_num_seqs / ranks` rows, rounded up.
+        group: the ranks.
+        shard: which columns are here.
+        vocab_size: of the model.
+        max_num_seqs: rows of a step at most.
+        dtype, device: of the logits.
+    """
+
+    def __init__(
+        self,
+        sampler: Sampler,
+        group: Group,
+        shard: Shard,
+        vocab_size: int,
+        max_num_seqs: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self._sampler = sampler
+        self._group = group
+        self._vocab_size = vocab_size
+        self._width = shard.vocab_size
+        share = -(-max_num_seqs // group.size)
+        self._received = torch.empty(share * group.size * self._width, dtype=dtype, device=device)
+        self._logits = torch.empty((share, group.size, self._width), dtype=dtype, device=device)
+
+    def sample(
+        self,
+        logits: Tensor,
+        temperatures: Tensor,
+        top_ks: Tensor,
+        top_ps: Tensor,
+        min_ps: Tensor,
+        uniforms: Tensor,
+        lanes: Tensor,
+        last_tokens: Tensor,
+        out: Tensor,
+    ) -> None:
+        """See `kernels.reference.sample`; but logits are [rows, shard's vocab]."""
+        size, rank = self._group.size, self._group.rank
+        bounds = [len(logits) * r // size for r in range(size + 1)]
+        counts = [end - start for start, end in itertools.pairwise(bounds)]
+        own, num_own = slice(bounds[rank], bounds[rank + 1]), counts[rank]
+
+        received = self._received[: size * num_own * self._width].view(size * num_own, self._width)
+        self._group.all_to_all(logits, counts, received, [num_own] * size)
+        out.zero_()
+        if num_own:
+            whole = self._logits[:num_own]
+            whole.copy_(received.view(size, num_own, self._width).transpose(0, 1))
+            self._sampler.sample(
+                whole.flatten(1)[:, : self._vocab_size],
+                temperatures[own],
+                top_ks[own],
+                top_ps[own],
+                min_ps[own],
+                uniforms[own],
+                lanes[own],
+                last_tokens,
+                out[own],
+            )
+        self._group.all_reduce(out)
+        last_tokens.index_copy_(0, lanes.long(), out)

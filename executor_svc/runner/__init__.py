@@ -1,0 +1,1 @@
+"""Runs plans: the model, the KV cache and the lanes come together here."""

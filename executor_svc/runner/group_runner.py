@@ -1,0 +1,142 @@
+"""One executor of several ranks: rank 0 owns the socket, and hands every plan to the others before it runs it."""
+
+import signal
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from common.logging import get_logger
+from common.plan import PlanColumns, SamplingColumns
+from common.wire import IntArray
+from executor_svc.model.parallel import Group
+from executor_svc.runner.readback import PendingTokens
+from executor_svc.runner.runner import Runner
+from executor_svc.service.link import EXIT_CRASHED, EXIT_OK
+
+log = get_logger("executor")
+
+_FOR_EVER = timedelta(days=365)  # an idle executor waits for its next plan as long as it takes
+_COLUMNS = (
+    "lanes",
+    "query_lens",
+    "context_lens",
+    "token_ids",
+    "positions",
+    "slot_mapping",
+    "block_counts",
+    "block_ids",
+    "sample_rows",
+)
+_SAMPLING = ("temperatures", "top_ks", "top_ps", "min_ps", "seeds")
+
+
+class PlanChannel:
+    """Carries plans from rank 0 to the others, over gloo whatever the model's tensors go over.
+
+    All ranks make one at the same time. If a rank ends, the others' next call raises RuntimeError.
+    """
+
+    def __init__(self) -> None:
+        self._group = dist.new_group(backend="gloo", timeout=_FOR_EVER)
+
+    def send(self, columns: PlanColumns | None) -> None:
+        """Rank 0: give the others a plan; None is the end."""
+        packed = np.empty(0, dtype=np.int32) if columns is None else pack(columns)
+        dist.broadcast(torch.tensor([len(packed)]), 0, group=self._group)
+        if len(packed):
+            dist.broadcast(torch.from_numpy(packed), 0, group=self._group)
+
+    def receive(self) -> PlanColumns | None:
+        """The others: the next plan, or None at the end."""
+        length = torch.empty(1, dtype=torch.int64)
+        dist.broadcast(length, 0, group=self._group)
+        if not length.item():
+            return None
+        packed = torch.empty(int(length.item()), dtype=torch.int32)
+        dist.broadcast(packed, 0, group=self._group)
+        return unpack(packed.numpy())
+
+
+class GroupLeader:
+    """Rank 0's runner: a `Runner` to the server.
+
+    Args:
+        runner: of rank 0.
+        channel: to the other ranks.
+    """
+
+    def __init__(self, runner: Runner[Any], channel: PlanChannel) -> None:
+        self.limits = runner.limits
+        self._runner = runner
+        self._channel = channel
+
+    def launch(self, columns: PlanColumns) -> PendingTokens:
+        """See `Runner.launch`."""
+        self._channel.send(columns)
+        return self._runner.launch(columns)
+
+    def usable(self) -> bool:
+        """Never again after a step that failed: the other ranks may be waiting in the middle of it."""
+        return False
+
+    def close(self) -> None:
+        """Let the other ranks end."""
+        self._channel.send(None)
+
+
+def run_in_group(runner: Runner[Any], group: Group, serve: Callable[[GroupLeader], int]) -> int:
+    """This rank's part in an executor of several: `serve` on rank 0, and following it on the others.
+
+    Returns the process's exit code, when rank 0 has been told to end or the group is broken.
+    """
+    channel = PlanChannel()
+    if group.rank == 0:
+        leader = GroupLeader(runner, channel)
+        exit_code = serve(leader)
+        leader.close()
+    else:
+        for number in (signal.SIGTERM, signal.SIGINT):  # torchrun passes them on to every rank; rank 0 acts on them
+            signal.signal(number, signal.SIG_IGN)
+        exit_code = follow(runner, channel)
+    group.close()
+    return exit_code
+
+
+def follow(runner: Runner[Any], channel: PlanChannel) -> int:
+    """Run what rank 0 runs until it says that it is the end; the exit code of this rank's process."""
+    try:
+        while (columns := channel.receive()) is not None:
+            runner.launch(columns)
+    except RuntimeError as error:  # out of memory here, or another rank is gone: either way the group is of no use
+        log.error("the group is broken", error=str(error))
+        return EXIT_CRASHED
+    return EXIT_OK
+
+
+def pack(columns: PlanColumns) -> IntArray:
+    """A plan as one array: the lengths of its columns (-1 of the last: every sample is greedy), then the columns."""
+    sampling = columns.sampling
+    arrays = [getattr(columns, name) for name in _COLUMNS]
+    lengths = [*map(len, arrays), -1 if sampling is None else len(sampling.seeds)]
+    if sampling is not None:
+        arrays += [getattr(sampling, name) for name in _SAMPLING]
+    return np.concatenate((np.array(lengths, dtype=np.int32), *(array.view(np.int32) for array in arrays)))
+
+
+def unpack(packed: IntArray) -> PlanColumns:
+    """What `pack` was given."""
+    *lengths, num_sampled = packed[: len(_COLUMNS) + 1].tolist()
+    rest = packed[len(_COLUMNS) + 1 :]
+    ends = np.cumsum(lengths)
+    columns = dict(zip(_COLUMNS, np.split(rest, ends), strict=False))
+    if num_sampled < 0:
+        return PlanColumns(**columns, sampling=None)
+    parts = np.split(rest[ends[-1] :], np.arange(1, 5) * num_sampled)
+    dtypes = (np.float32, np.int32, np.float32, np.float32, np.uint64)
+    # A copy each: of seeds, whose place need not be one for 8-byte numbers.
+    sampling = {name: part.copy().view(dtype) for name, part, dtype in zip(_SAMPLING, parts, dtypes, strict=True)}
+    return PlanColumns(**columns, sampling=SamplingColumns(**sampling))

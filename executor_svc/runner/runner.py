@@ -1,0 +1,157 @@
+"""From a plan to its tokens: the one place where the model, the KV cache and the lanes come together."""
+
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import Generic, TypeVar
+
+import numpy as np
+import torch
+
+from common.logging import get_logger
+from common.plan import ExecutorLimits, PlanColumns
+from common.wire import IntArray
+from executor_svc.model.attention import AttentionBackend
+from executor_svc.model.kernel_set import Sampler
+from executor_svc.model.model import Qwen3
+from executor_svc.runner.graphs import DecodeGraphs
+from executor_svc.runner.readback import PendingTokens, Readback
+from executor_svc.runner.trial_plans import trial_plan
+from executor_svc.staging.arena import Arena
+from executor_svc.staging.batch import Batch, arena_size, pad_decode, stage
+
+Metadata = TypeVar("Metadata")
+
+log = get_logger("executor")
+
+
+class Runner(Generic[Metadata]):
+    """Runs plans in the order they come. Between plans it remembers the KV cache and each lane's last token only.
+
+    Args:
+        model: whose backend this is.
+        sampler: draws tokens from its logits.
+        backend: owns the KV cache, which has one block more than `limits` says, for padding rows.
+        limits: what plans have been checked against.
+        device: where the model and the cache live.
+        decode_sizes: a plan of sampled single-token rows is padded to the next of these numbers of rows, ascending and
+            at most `max_num_seqs`, where there is one.
+    """
+
+    def __init__(
+        self,
+        model: Qwen3[Metadata],
+        sampler: Sampler,
+        backend: AttentionBackend[Metadata],
+        limits: ExecutorLimits,
+        device: torch.device,
+        decode_sizes: Sequence[int] = (),
+    ) -> None:
+        self.limits = limits
+        self._model = model
+        self._sampler = sampler
+        self._backend = backend
+        self._decode_sizes = np.array(decode_sizes, dtype=np.int64)
+        self._arena = Arena(arena_size(limits, backend.max_planned), device)
+        self._readback = Readback(device)
+        self._graphs = DecodeGraphs()
+        self._last_tokens = torch.zeros(limits.max_num_seqs + 1, dtype=torch.int32, device=device)
+        self._tokens = torch.zeros(limits.max_num_seqs, dtype=torch.int32, device=device)
+
+    def run(self, columns: PlanColumns) -> IntArray:
+        """Run a plan and return the tokens of its `sample_rows`, int32 [samples]. Raises as `launch` and `wait` do."""
+        return self.launch(columns).wait()
+
+    @torch.inference_mode()
+    def launch(self, columns: PlanColumns) -> PendingTokens:
+        """Begin to run a plan. On a CPU it has run when this returns; a GPU may still be busy with the plan before.
+
+        Raises:
+            RuntimeError: torch could not (out of memory, for one). What the plan's slots hold is then unknown.
+        """
+        size = self._decode_size(columns)
+        if size is None:
+            self._forward(stage(columns, self._arena, self._backend))
+        else:
+            batch = self._stage_padded(columns, size)
+            if not self._graphs.replay(size):
+                self._forward(batch)
+        return self._readback.start(self._tokens[: len(columns.sample_rows)])
+
+    def usable(self) -> bool:
+        """Whether the device still works. After some errors (an access out of bounds) a GPU does nothing any more."""
+        try:
+            if self._last_tokens.is_cuda:
+                torch.cuda.synchronize(self._last_tokens.device)
+        except RuntimeError:
+            return False
+        return True
+
+    def warm_up(self) -> None:
+        """Do all that the first real plan should not have to wait for: lazy initialisation, and capturing graphs."""
+        longest = min(self.limits.max_model_len, self.limits.max_batch_tokens)
+        on_gpu = self._last_tokens.is_cuda
+        # Triton compiles a kernel when it is first launched, and which ones are launched hangs on a step's size.
+        for length in [1 << power for power in range(longest.bit_length())] if on_gpu else [1, min(2, longest)]:
+            self.run(trial_plan([length], self.limits.block_size))
+        if on_gpu:
+            self.run_largest_step()
+            self._capture_graphs()
+        self._last_tokens.zero_()
+
+    def run_largest_step(self) -> None:
+        """Run a step that takes as much memory as any will. What is in block 0 is lost."""
+        limits = self.limits
+        rows = min(limits.max_num_seqs, limits.max_batch_tokens)
+        query_lens = np.full(rows, limits.max_batch_tokens // rows)
+        query_lens[: limits.max_batch_tokens % rows] += 1
+        self.run(trial_plan(np.minimum(query_lens, limits.max_model_len).tolist(), limits.block_size))
+
+    @torch.inference_mode()
+    def _capture_graphs(self) -> None:
+        if not len(self._decode_sizes):
+            return
+        start, free_before = time.monotonic(), torch.cuda.mem_get_info()[0]
+        one_row = trial_plan([1], self.limits.block_size)
+        for size in self._decode_sizes[::-1].tolist():
+            batch = self._stage_padded(one_row, size)
+            self._graphs.capture(size, partial(self._forward, batch))
+        log.info(
+            "graphs captured",
+            sizes=len(self._decode_sizes),
+            seconds=round(time.monotonic() - start, 1),
+            gib=round((free_before - torch.cuda.mem_get_info()[0]) / 2**30, 2),
+        )
+
+    def _stage_padded(self, columns: PlanColumns, size: int) -> Batch[Metadata]:
+        limits = self.limits
+        padded = pad_decode(columns, size, limits.max_num_seqs, limits.num_blocks, limits.block_size)
+        return stage(padded, self._arena, self._backend, fixed=True)
+
+    def _decode_size(self, columns: PlanColumns) -> int | None:
+        """How many rows to pad a plan to; None if it is not one of sampled single-token rows, or too large."""
+        rows = columns.num_rows
+        if len(columns.token_ids) > rows or len(columns.sample_rows) < rows:
+            return None
+        index = int(np.searchsorted(self._decode_sizes, rows))
+        return None if index == len(self._decode_sizes) else int(self._decode_sizes[index])
+
+    def _forward(self, batch: Batch[Metadata]) -> None:
+        """All layers, and a token for each sampled row, into `_tokens` and the lanes. Nothing here waits for a GPU."""
+        hidden_states = self._model.hidden_states(batch, self._last_tokens)
+        tokens = self._tokens[: len(batch.sample_lanes)]
+        if not len(tokens):
+            return
+        logits = self._model.logits(hidden_states.index_select(0, batch.sample_tokens))
+        sampling = batch.sampling
+        self._sampler.sample(
+            logits,
+            sampling.temperatures,
+            sampling.top_ks,
+            sampling.top_ps,
+            sampling.min_ps,
+            sampling.uniforms,
+            batch.sample_lanes,
+            self._last_tokens,
+            tokens,
+        )

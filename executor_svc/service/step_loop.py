@@ -1,0 +1,131 @@
+"""The executor's two computing threads: one launches steps, the other collects their tokens.
+
+A launch on a GPU returns long before its step is done, so the next plan is staged and launched meanwhile. On a CPU a
+launch takes as long as the step, and the collector only passes the tokens on.
+"""
+
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from common import messages as m
+from common.logging import get_logger
+from common.plan import ExecutorLimits, PlanColumns
+from executor_svc.service.link import EXIT_CRASHED
+
+if TYPE_CHECKING:  # the socket needs no torch
+    from executor_svc.runner.readback import PendingTokens
+
+log = get_logger("executor")
+
+Answer = m.StepResult | m.StepFailed | None
+"""None for a step that was not run, because its epoch had ended."""
+
+
+class StepRunner(Protocol):
+    """What runs steps: a `Runner`, or the leader of a group of them."""
+
+    limits: ExecutorLimits
+
+    def launch(self, columns: PlanColumns) -> "PendingTokens":
+        """See `executor_svc.runner.runner.Runner.launch`."""
+        ...
+
+    def usable(self) -> bool:
+        """Whether the process can go on after a step that failed."""
+        ...
+
+
+@dataclass(frozen=True)
+class Step:
+    """A plan to run."""
+
+    epoch: int
+    step: int
+    columns: PlanColumns
+
+
+@dataclass(frozen=True)
+class _Launched:
+    step: Step
+    at: float
+    outcome: "PendingTokens | m.StepFailed | None"
+
+
+class StepLoop:
+    """Runs steps in the order they come, and answers each once, in that order.
+
+    Args:
+        runner: runs them.
+        steps: in the order to run them; None is the end.
+        live_epoch: the epoch that lives right now; steps of any other need not be run.
+        answer: takes each answer, in the collector's thread.
+    """
+
+    def __init__(
+        self,
+        runner: StepRunner,
+        steps: queue.SimpleQueue[Step | None],
+        live_epoch: Callable[[], int | None],
+        answer: Callable[[Answer], None],
+    ) -> None:
+        self._runner = runner
+        self._steps = steps
+        self._live_epoch = live_epoch
+        self._answer = answer
+        self._launched: queue.SimpleQueue[_Launched | None] = queue.SimpleQueue()
+        self._failed_epoch: int | None = None
+
+    def run(self) -> None:
+        """Launch steps in this thread until None comes, and return once all of them are answered."""
+        collector = threading.Thread(target=self._collect, name="collector", daemon=True)
+        collector.start()
+        while (step := self._steps.get()) is not None:
+            self._launched.put(_Launched(step, time.perf_counter(), self._launch(step)))
+        self._launched.put(None)
+        collector.join()
+
+    def _launch(self, step: Step) -> "PendingTokens | m.StepFailed | None":
+        # Read without a lock: a plan whose epoch ends right now may still run, and its answer is dropped. The plans
+        # behind one that failed rest on what it did not do.
+        if step.epoch != self._live_epoch() or step.epoch == self._failed_epoch:
+            return None
+        try:
+            return self._runner.launch(step.columns)
+        except Exception as error:
+            return self._failure(step, error)
+
+    def _collect(self) -> None:
+        done_at = 0.0
+        while (launched := self._launched.get()) is not None:
+            answer = self._wait(launched, done_at)
+            done_at = time.perf_counter()
+            self._answer(answer)
+
+    def _wait(self, launched: _Launched, idle_since: float) -> Answer:
+        if launched.outcome is None or isinstance(launched.outcome, m.StepFailed):
+            return launched.outcome
+        step = launched.step
+        try:
+            token_ids = launched.outcome.wait()
+        except Exception as error:
+            return self._failure(step, error)
+        # The device began with it when it was launched, or when it was done with the step before.
+        compute_us = int((time.perf_counter() - max(launched.at, idle_since)) * 1e6)
+        return m.StepResult(
+            epoch=step.epoch, step=step.step, token_ids=token_ids.astype("<i4").tobytes(), compute_us=compute_us
+        )
+
+    def _failure(self, step: Step, error: Exception) -> m.StepFailed:
+        """Whatever a step raises, out of memory above all, ends its epoch and, if that can be helped, no more."""
+        self._failed_epoch = step.epoch
+        log.error("step failed", epoch=step.epoch, step=step.step, exc_info=error)
+        if not self._runner.usable():
+            log.critical("cannot go on after it", exit_code=EXIT_CRASHED)
+            os._exit(EXIT_CRASHED)
+        text = f"{type(error).__name__}: {error}"[:4096]
+        return m.StepFailed(epoch=step.epoch, step=step.step, error=text)

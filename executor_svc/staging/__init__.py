@@ -1,0 +1,1 @@
+"""From a plan's columns to the tensors of a step."""

@@ -1,0 +1,149 @@
+"""From a checked plan's numpy columns to the tensors of one step."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Generic, Protocol, TypeVar
+
+import numpy as np
+from torch import Tensor
+
+from common.plan import ExecutorLimits, PlanColumns, SamplingColumns
+from common.wire import IntArray
+from executor_svc.staging.arena import Arena, Column, packed_size
+from executor_svc.staging.uniforms import uniforms
+
+Metadata = TypeVar("Metadata")
+Metadata_co = TypeVar("Metadata_co", covariant=True)
+
+Planned = tuple[list[IntArray], Callable[[Sequence[Tensor]], Metadata]]
+"""Arrays that are wanted on the device, and what makes of them, once they are there, what the layers need."""
+
+
+class Planner(Protocol[Metadata_co]):
+    """The attention backend's part in staging, see `executor_svc.model.attention.AttentionBackend`."""
+
+    def plan(self, columns: PlanColumns, *, fixed: bool) -> Planned[Metadata_co]:
+        """Work out what `attend` needs."""
+        ...
+
+
+@dataclass(frozen=True)
+class SamplingTensors:
+    """How each sampled row draws; all [samples]. See `kernels.reference.sample`."""
+
+    temperatures: Tensor
+    top_ks: Tensor
+    top_ps: Tensor
+    min_ps: Tensor
+    uniforms: Tensor
+
+
+@dataclass(frozen=True)
+class Batch(Generic[Metadata]):
+    """One step, staged on the device. Integer tensors are int32; rows are ragged in everything [tokens].
+
+    Attributes:
+        token_ids: [tokens]; -1 reads the lane's last token.
+        token_lanes: [tokens], lane of each token's row.
+        positions: [tokens].
+        slot_mapping: [tokens]; -1 stores nothing.
+        sample_tokens: [samples], index of the last token of each sampled row.
+        sample_lanes: [samples], lane of each sampled row.
+        sampling: how each sample is drawn.
+        attention: the backend's.
+    """
+
+    token_ids: Tensor
+    token_lanes: Tensor
+    positions: Tensor
+    slot_mapping: Tensor
+    sample_tokens: Tensor
+    sample_lanes: Tensor
+    sampling: SamplingTensors
+    attention: Metadata
+
+
+def stage(columns: PlanColumns, arena: Arena, planner: Planner[Metadata], *, fixed: bool = False) -> Batch[Metadata]:
+    """Bring a plan's columns to the arena's device. The batch is valid until the next one is staged.
+
+    `fixed`: its tensors have to stand where those of any plan of as many rows do, see `AttentionBackend.plan`.
+    """
+    ends = np.cumsum(columns.query_lens, dtype=np.int32)
+    arrays: list[Column] = [
+        columns.token_ids,
+        np.repeat(columns.lanes, columns.query_lens),
+        columns.positions,
+        columns.slot_mapping,
+        ends[columns.sample_rows] - 1,
+        columns.lanes[columns.sample_rows],
+        *_sampling_columns(columns),
+    ]
+    planned, bind = planner.plan(columns, fixed=fixed)
+    tensors = arena.upload([*arrays, *planned])
+    token_ids, token_lanes, positions, slot_mapping, sample_tokens, sample_lanes = tensors[:6]
+    return Batch(
+        token_ids=token_ids,
+        token_lanes=token_lanes,
+        positions=positions,
+        slot_mapping=slot_mapping,
+        sample_tokens=sample_tokens,
+        sample_lanes=sample_lanes,
+        sampling=SamplingTensors(*tensors[6 : len(arrays)]),
+        attention=bind(tensors[len(arrays) :]),
+    )
+
+
+def arena_size(limits: ExecutorLimits, num_planned: int) -> int:
+    """Bytes of the largest plan's arena; `num_planned` elements are the attention backend's."""
+    return packed_size([limits.max_batch_tokens] * 4 + [limits.max_num_seqs] * 7 + [num_planned])
+
+
+def pad_decode(columns: PlanColumns, num_rows: int, lane: int, block: int, block_size: int) -> PlanColumns:
+    """Add rows to a plan of sampled single-token rows, so that it fits a graph that was captured for `num_rows`.
+
+    They are ordinary rows that compute token 0 at position 0, all in `block` and `lane`, which no sequence uses. Their
+    tokens stand at the end of the step's tokens.
+    """
+    added = num_rows - columns.num_rows
+
+    def padded(column: IntArray, value: int) -> IntArray:
+        return np.concatenate((column, np.full(added, value, dtype=np.int32)))
+
+    return replace(
+        columns,
+        lanes=padded(columns.lanes, lane),
+        query_lens=padded(columns.query_lens, 1),
+        context_lens=padded(columns.context_lens, 1),
+        token_ids=padded(columns.token_ids, 0),
+        positions=padded(columns.positions, 0),
+        slot_mapping=padded(columns.slot_mapping, block * block_size),
+        block_counts=padded(columns.block_counts, 1),
+        block_ids=padded(columns.block_ids, block),
+        sample_rows=np.arange(num_rows, dtype=np.int32),
+        sampling=None if columns.sampling is None else _pad_sampling(columns.sampling, added),
+    )
+
+
+def padded_tables(columns: PlanColumns, width: int | None = None) -> IntArray:
+    """The ragged block tables as a rectangle padded with 0, int32 [rows, width]; by default as wide as the longest."""
+    counts = columns.block_counts
+    tables = np.zeros((columns.num_rows, width or int(counts.max())), dtype=np.int32)
+    tables[np.arange(tables.shape[1]) < counts[:, None]] = columns.block_ids
+    return tables
+
+
+def _pad_sampling(sampling: SamplingColumns, added: int) -> SamplingColumns:
+    """Greedy draws for padding rows."""
+    return SamplingColumns(
+        **{name: np.concatenate((column, np.zeros(added, column.dtype))) for name, column in vars(sampling).items()}
+    )
+
+
+def _sampling_columns(columns: PlanColumns) -> list[Column]:
+    sampling = columns.sampling
+    if sampling is None:  # every sample is greedy, and nothing else of it is looked at
+        zeros = np.zeros(len(columns.sample_rows), dtype=np.float32)
+        return [zeros, zeros.view(np.int32), zeros, zeros, zeros]
+    # A row's context ends before the token it samples, so the context's length is that token's position.
+    draws = uniforms(sampling.seeds, columns.context_lens[columns.sample_rows])
+    return [sampling.temperatures, sampling.top_ks, sampling.top_ps, sampling.min_ps, draws]

@@ -1,0 +1,1 @@
+"""Paged attention on a GPU: ours in Triton, and flash-attn behind the same interface."""

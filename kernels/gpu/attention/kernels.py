@@ -1,0 +1,285 @@
+"""Triton kernels of paged attention: a tile of queries over a piece of its context, and the merge of pieces.
+
+Online softmax as in FlashAttention-2 (Dao 2023, arXiv:2307.08691), over K and V that are gathered through a block table
+(PagedAttention, Kwon et al. 2023, arXiv:2309.06180). The query heads of a KV head are lines of one tile, so its K and V
+are read once for all of them. Work items and merges are laid out in `work.py`.
+"""
+
+import triton
+import triton.language as tl
+
+from kernels.gpu.attention.work import ITEM_FIELDS, MERGE_FIELDS
+
+_ITEM_FIELDS = tl.constexpr(ITEM_FIELDS)
+_MERGE_FIELDS = tl.constexpr(MERGE_FIELDS)
+
+
+# What changes from step to step must not compile anew: counts, and where in a staging buffer the integers lie.
+@triton.jit(
+    do_not_specialize=["first_item", "num_items", "heads_at_once", "table_stride"],
+    do_not_specialize_on_alignment=["block_tables", "work"],
+)
+def attention_kernel(
+    query,
+    key_cache,
+    value_cache,
+    block_tables,
+    work,
+    out,
+    partial_out,
+    partial_lse,
+    scale,  # of the scores, times log2(e): powers of two are what the GPU has
+    first_item,
+    num_items,
+    heads_at_once,
+    query_stride,
+    out_stride,
+    table_stride,
+    block_stride,
+    head_stride,
+    position_stride,
+    NUM_KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """One item for one KV head: a tile of BLOCK_M lines, each a query and one of the GROUP heads, BLOCK_N positions at
+    a time. With a partial result goes the base-2 logarithm of the sum of its weights, -inf where it saw nothing.
+    """
+    num_heads: tl.constexpr = NUM_KV_HEADS * GROUP
+    head, item = _assigned(num_items, heads_at_once)
+    item = work + (first_item + item) * _ITEM_FIELDS
+    row = tl.load(item)
+    if row < 0:
+        return
+    token = tl.load(item + 1).to(tl.int64)
+    num_queries = tl.load(item + 2)
+    first_position = tl.load(item + 3)
+    start = tl.load(item + 4)
+    end = tl.load(item + 5)
+
+    dims = tl.arange(0, HEAD_DIM)
+    queries, heads, valid = _lines(0, head, num_queries, GROUP, BLOCK_M)
+    q_lines = token * query_stride + queries * query_stride + heads * HEAD_DIM
+    q = tl.load(query + q_lines[:, None] + dims[None, :], mask=valid[:, None], other=0.0)
+
+    table = block_tables + row.to(tl.int64) * table_stride
+    head_offset = head.to(tl.int64) * head_stride
+    positions = first_position + queries
+    acc = tl.zeros([BLOCK_M, HEAD_DIM], tl.float32)
+    row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    row_sum = tl.zeros([BLOCK_M], tl.float32)
+    diagonal = start
+    if BLOCK_M > 16:
+        # All queries see all of these. Memory is what a narrow tile waits for, and a second loop would be one more
+        # start of the pipeline.
+        diagonal += tl.maximum(tl.minimum(first_position + 1, end) - start, 0) // BLOCK_N * BLOCK_N
+        acc, row_max, row_sum = _attend(
+            acc,
+            row_max,
+            row_sum,
+            q,
+            key_cache,
+            value_cache,
+            table,
+            positions,
+            start,
+            diagonal,
+            end,
+            scale,
+            block_stride,
+            head_offset,
+            position_stride,
+            HEAD_DIM,
+            BLOCK_SIZE,
+            BLOCK_N,
+            MASKED=False,
+        )
+    acc, row_max, row_sum = _attend(
+        acc,
+        row_max,
+        row_sum,
+        q,
+        key_cache,
+        value_cache,
+        table,
+        positions,
+        diagonal,
+        end,
+        end,
+        scale,
+        block_stride,
+        head_offset,
+        position_stride,
+        HEAD_DIM,
+        BLOCK_SIZE,
+        BLOCK_N,
+        MASKED=True,
+    )
+    partial = tl.load(item + 6).to(tl.int64)
+    # Worked out once more, from a zero that the compiler cannot know for one: kept over the loops, it would cost a
+    # thread some 20 registers, and wide tiles have none to spare.
+    queries, heads, valid = _lines(tl.load(item + 7), head, num_queries, GROUP, BLOCK_M)
+    row_sum = tl.where(row_sum == 0.0, 1.0, row_sum)  # a query that sees nothing of this piece
+    acc = acc / row_sum[:, None]
+    if partial < 0:
+        target = token * out_stride + queries * out_stride + heads * HEAD_DIM
+        tl.store(out + target[:, None] + dims[None, :], acc.to(out.dtype.element_ty), mask=valid[:, None])
+    else:
+        target = (partial + queries) * num_heads + heads
+        tl.store(partial_out + target[:, None] * HEAD_DIM + dims[None, :], acc, mask=valid[:, None])
+        tl.store(partial_lse + target, row_max + tl.log2(row_sum), mask=valid)
+
+
+@triton.jit(do_not_specialize=["first_merge"], do_not_specialize_on_alignment=["work"])
+def merge_kernel(
+    partial_out,
+    partial_lse,
+    work,
+    out,
+    first_merge,
+    out_stride,
+    NUM_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_PIECES: tl.constexpr,
+):
+    """The result of one query and head from its pieces, BLOCK_PIECES of them at a time, in their order."""
+    merge = work + first_merge + tl.program_id(0) * _MERGE_FIELDS
+    head = tl.program_id(1)
+    token = tl.load(merge)
+    if token < 0:
+        return
+    first_partial = tl.load(merge + 1).to(tl.int64)
+    num_pieces = tl.load(merge + 2)
+    piece_stride = tl.load(merge + 3)
+
+    dims = tl.arange(0, HEAD_DIM)
+    acc = tl.zeros([HEAD_DIM], tl.float32)
+    total_max = tl.full([], float("-inf"), tl.float32)
+    total_sum = tl.zeros([], tl.float32)
+    for first in tl.range(0, num_pieces, BLOCK_PIECES):
+        pieces = first + tl.arange(0, BLOCK_PIECES)
+        valid = pieces < num_pieces
+        partials = (first_partial + pieces * piece_stride) * NUM_HEADS + head
+        lse = tl.load(partial_lse + partials, mask=valid, other=float("-inf"))
+        part = tl.load(partial_out + partials[:, None] * HEAD_DIM + dims[None, :], mask=valid[:, None], other=0.0)
+        new_max = tl.maximum(total_max, tl.max(lse, 0))  # finite: every query sees the first piece
+        weights = tl.exp2(lse - new_max)
+        keep = tl.exp2(total_max - new_max)
+        acc = acc * keep + tl.sum(part * weights[:, None], 0)
+        total_sum = total_sum * keep + tl.sum(weights, 0)
+        total_max = new_max
+    target = out + token.to(tl.int64) * out_stride + head * HEAD_DIM + dims
+    tl.store(target, (acc / total_sum).to(out.dtype.element_ty))
+
+
+@triton.jit
+def _assigned(num_items, heads_at_once):
+    """Which KV head and which item is this program's: all items of some heads, then all items of the next heads.
+
+    Within such a section the heads of an item run side by side, so that the longest items come first for all of them.
+    A section is what the L2 cache can hold of a long context.
+    """
+    program = tl.program_id(0)
+    section = num_items * heads_at_once
+    rest = program % section
+    return program // section * heads_at_once + rest % heads_at_once, rest // heads_at_once
+
+
+@triton.jit
+def _lines(first, head, num_queries, GROUP: tl.constexpr, BLOCK_M: tl.constexpr):
+    """Query and query head of each line of a tile, and whether it is one."""
+    lines = first + tl.arange(0, BLOCK_M)
+    queries = lines // GROUP
+    return queries, head * GROUP + lines % GROUP, queries < num_queries
+
+
+@triton.jit
+def _attend(
+    acc,
+    row_max,
+    row_sum,
+    q,
+    key_cache,
+    value_cache,
+    table,
+    query_positions,
+    start,
+    stop,
+    end,
+    scale,
+    block_stride,
+    head_offset,
+    position_stride,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    """Online softmax over positions from `start` to `stop`. The last tile may pass `end`, and only if MASKED."""
+    blocks = _load_blocks(table, start, end, BLOCK_SIZE, BLOCK_N)
+    for first in tl.range(start, stop, BLOCK_N):
+        base, within = _cache_offsets(
+            blocks, first, end, block_stride, position_stride, HEAD_DIM, BLOCK_SIZE, BLOCK_N, MASKED
+        )
+        base += head_offset
+        # One iteration ahead: a load that waits for another load in the same iteration is not pipelined well.
+        blocks = _load_blocks(table, first + BLOCK_N, end, BLOCK_SIZE, BLOCK_N)
+        k = tl.load(key_cache + base + within)
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+        if MASKED:
+            visible = (first + tl.arange(0, BLOCK_N))[None, :] <= query_positions[:, None]
+            scores = tl.where(visible, scores, float("-inf"))
+        new_max = tl.maximum(row_max, tl.max(scores, 1) * scale)
+        shift = new_max
+        if MASKED:
+            shift = tl.where(new_max == float("-inf"), 0.0, new_max)  # nothing seen so far, and -inf - -inf is NaN
+        weights = tl.exp2(scores * scale - shift[:, None])
+        keep = tl.exp2(row_max - shift)
+        row_sum = row_sum * keep + tl.sum(weights, 1)
+        acc = acc * keep[:, None]
+        v = tl.load(value_cache + base + within)
+        acc = tl.dot(weights.to(v.dtype), v, acc, input_precision="ieee")
+        row_max = new_max
+    return acc, row_max, row_sum
+
+
+@triton.jit
+def _load_blocks(table, first, end, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr):
+    """The block of the BLOCK_N positions from `first` on, or that of each where they are in several."""
+    positions = first
+    if BLOCK_SIZE < BLOCK_N:
+        positions += tl.arange(0, BLOCK_N)
+    return tl.load(table + tl.minimum(positions, end - 1) // BLOCK_SIZE)
+
+
+@triton.jit
+def _cache_offsets(
+    blocks,
+    first,
+    end,
+    block_stride,
+    position_stride,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    """Where the vectors of positions from `first` on lie, in values: int64 base plus offsets [BLOCK_N, HEAD_DIM].
+
+    The base is one for all where they are in one block: a scalar, and then the offsets fit int32. A block's own place
+    may not: a cache of 100 GB has more than 2**31 values.
+
+    Positions from `end` on are taken for the last one before it: what lies there need not have been written, and a NaN
+    would get through a weight of zero.
+    """
+    places = first % BLOCK_SIZE + tl.arange(0, BLOCK_N)
+    if MASKED:
+        places = tl.minimum(places, end - 1 - (first - first % BLOCK_SIZE))
+    base = blocks.to(tl.int64) * block_stride
+    if BLOCK_SIZE < BLOCK_N:
+        base = base[:, None]
+        places = places % BLOCK_SIZE
+    return base, (places * position_stride)[:, None] + tl.arange(0, HEAD_DIM)[None, :]

@@ -1,0 +1,211 @@
+"""Paged attention for decode rows and prompt chunks: planned on the host once a step, launched in every layer.
+
+    attention = PagedAttention(shape, num_sms, device)
+    plan = attention.plan(query_lens, context_lens)          # numpy, no GPU
+    work = ...                                               # plan.work, brought to the device with all else
+    for layer in ...:
+        attention.attend(query, key_cache, value_cache, block_tables, plan, work, scale, out)
+
+One kernel does both. Rows of few queries take tiles of 16 lines, where memory is all that matters; longer ones tiles of
+64 or 128, big enough for Hopper's warp-group products. A step that has both is two launches, and one more merges what
+was cut into pieces (`work.py`).
+"""
+
+import math
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from kernels.gpu.attention.kernels import attention_kernel, merge_kernel
+from kernels.gpu.attention.plan import AttentionPlan, AttentionShape, Choose, GraphBounds, Planner, choose_config
+from kernels.gpu.checks import check_contiguous, check_last_stride, check_rank, check_tensor
+
+_MERGED_PIECES = 16  # that a merging program takes at once
+
+
+class PagedAttention:
+    """Attention of one shape on one device, with the memory for results of pieces. Steps must not overlap.
+
+    Args:
+        shape: of the model and its cache.
+        num_sms: multiprocessors to fill.
+        device: where the caches are.
+        choose: picks configurations; another function is for measuring others.
+        max_partials: partial results to have room for, each a float32 vector for every head of a token. As many as
+            plans without a `piece_len` need at most, if None: 40 MB for an H200.
+    """
+
+    def __init__(
+        self,
+        shape: AttentionShape,
+        num_sms: int,
+        device: torch.device,
+        choose: Choose = choose_config,
+        max_partials: int | None = None,
+    ) -> None:
+        self._shape = shape
+        self._planner = Planner(shape, num_sms, choose)
+        self._max_partials = self._planner.max_partials if max_partials is None else max_partials
+        heads = (self._max_partials, shape.num_heads)
+        self._partial_out = torch.empty((*heads, shape.head_dim), dtype=torch.float32, device=device)
+        self._partial_lse = torch.empty(heads, dtype=torch.float32, device=device)
+
+    def plan(
+        self,
+        query_lens: NDArray[np.integer],
+        context_lens: NDArray[np.integer],
+        graph: GraphBounds | None = None,
+        piece_len: int | None = None,
+        one_launch: bool = False,
+    ) -> AttentionPlan:
+        """Cut a step's rows into work.
+
+        Args:
+            query_lens, context_lens: [rows], `1 <= query_len <= context_len`. Tokens follow each other in the order of
+                the rows; a row's last query stands at position `context_len - 1`.
+            graph: make the plan fit a CUDA graph: plans for the same bounds have the same launches, number of merges
+                and length of `work`. Rows have so few queries then that they fit a tile of 16 lines.
+            piece_len: cut contexts into pieces of up to so many positions, a multiple of each `block_n`, instead of
+                what fills the GPU. A token's result then hangs on its own context and tile alone.
+            one_launch: take the tiles of the row with most queries for all rows.
+
+        Raises:
+            ValueError: a length is out of its bounds, the step does not fit the graph, or it has more partial results
+                than there is room for.
+        """
+        return self._planner.plan(query_lens, context_lens, graph, piece_len, one_launch, self._max_partials)
+
+    def attend(
+        self,
+        query: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        block_tables: Tensor,
+        plan: AttentionPlan,
+        work: Tensor,
+        scale: float,
+        out: Tensor,
+    ) -> Tensor:
+        """Attention of one layer; see `kernels.reference.paged_attention`.
+
+        Block tables are trusted: within a row's context, an id beyond the cache reads foreign memory.
+
+        Args:
+            query: [tokens, heads, head_dim]; tokens may lie apart, each must be dense.
+            key_cache, value_cache: [num_blocks, kv_heads, block_size, head_dim], with the same strides, the last 1.
+            block_tables: [rows, max blocks] int32, last stride 1, padded with anything.
+            plan: of this step.
+            work: `plan.work` on the device.
+            scale: of the scores, positive.
+            out: as `query`; the tokens of the plan's rows are written, others are left as they are.
+
+        Returns:
+            out.
+
+        Raises:
+            ValueError: a shape, dtype, device or stride does not fit.
+        """
+        self._check(query, key_cache, value_cache, block_tables, plan, work, scale, out)
+        shape = self._shape
+        for launch in plan.launches:
+            attention_kernel[(launch.num_items * shape.num_kv_heads,)](
+                query,
+                key_cache,
+                value_cache,
+                block_tables,
+                work,
+                out,
+                self._partial_out,
+                self._partial_lse,
+                scale * math.log2(math.e),
+                launch.first_item,
+                launch.num_items,
+                launch.heads_at_once,
+                query.stride(0),
+                out.stride(0),
+                block_tables.stride(0),
+                *key_cache.stride()[:3],
+                NUM_KV_HEADS=shape.num_kv_heads,
+                GROUP=shape.group,
+                HEAD_DIM=shape.head_dim,
+                BLOCK_SIZE=shape.block_size,
+                BLOCK_M=launch.config.block_m,
+                BLOCK_N=launch.config.block_n,
+                num_warps=launch.config.num_warps,
+                num_stages=launch.config.num_stages,
+            )
+        if plan.num_merges:
+            merge_kernel[(plan.num_merges, shape.num_heads)](
+                self._partial_out,
+                self._partial_lse,
+                work,
+                out,
+                plan.first_merge,
+                out.stride(0),
+                NUM_HEADS=shape.num_heads,
+                HEAD_DIM=shape.head_dim,
+                BLOCK_PIECES=_MERGED_PIECES,
+                num_warps=4,
+            )
+        return out
+
+    def _check(
+        self,
+        query: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        block_tables: Tensor,
+        plan: AttentionPlan,
+        work: Tensor,
+        scale: float,
+        out: Tensor,
+    ) -> None:
+        shape, device = self._shape, self._partial_out.device
+        check_rank("query", query, 3)
+        check_rank("key_cache", key_cache, 4)
+        check_rank("block_tables", block_tables, 2)
+        token_shape = (len(query), shape.num_heads, shape.head_dim)
+        cache_shape = (len(key_cache), shape.num_kv_heads, shape.block_size, shape.head_dim)
+        for name, tensor in (("query", query), ("out", out)):
+            check_tensor(name, tensor, token_shape, shape.dtype, device)
+            if tensor.stride()[1:] != (shape.head_dim, 1):
+                raise ValueError(f"{name} has strides {tensor.stride()}, expected {shape.head_dim} and 1 for the last")
+        check_tensor("key_cache", key_cache, cache_shape, shape.dtype, device)
+        check_tensor("value_cache", value_cache, cache_shape, shape.dtype, device)
+        check_last_stride("key_cache", key_cache)
+        if value_cache.stride() != key_cache.stride():
+            raise ValueError(f"value_cache has strides {value_cache.stride()}, expected {key_cache.stride()} as K")
+        if shape.block_size * key_cache.stride(2) >= 2**31:
+            raise ValueError(f"key_cache has strides {key_cache.stride()}, expected a block within 2**31 values")
+        check_tensor("block_tables", block_tables, tuple(block_tables.shape), torch.int32, device)
+        check_last_stride("block_tables", block_tables)
+        check_tensor("work", work, (len(plan.work),), torch.int32, device)
+        check_contiguous("work", work)
+        if not scale > 0:
+            raise ValueError(f"scale is {scale}, expected a positive one")
+
+
+def paged_attention(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    context_lens: Tensor,
+    query_starts: Tensor,
+    scale: float,
+    out: Tensor,
+) -> None:
+    """Plan, bring the work to the device and attend, all at once: for tests and debugging, since it waits for the GPU.
+
+    See `kernels.reference.paged_attention`. Integers are int32.
+    """
+    _, num_kv_heads, block_size, head_dim = key_cache.shape
+    shape = AttentionShape(query.shape[1], num_kv_heads, head_dim, block_size, query.dtype)
+    is_cuda = query.device.type == "cuda"
+    num_sms = torch.cuda.get_device_properties(query.device).multi_processor_count if is_cuda else 1
+    attention = PagedAttention(shape, num_sms, query.device)
+    plan = attention.plan(query_starts.diff().cpu().numpy(), context_lens.cpu().numpy())
+    work = torch.from_numpy(plan.work).to(query.device)
+    attention.attend(query, key_cache, value_cache, block_tables, plan, work, scale, out)

@@ -1,0 +1,1 @@
+"""The other kernels of a layer, and the embedding."""

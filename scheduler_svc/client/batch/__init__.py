@@ -1,0 +1,1 @@
+"""`baton batch`: files of requests, and how they are sent."""

@@ -1,0 +1,89 @@
+"""`baton batch`: answer a file of requests."""
+
+from pathlib import Path
+
+import click
+
+from scheduler_svc.client.errors import EXIT_CODES_HELP, EXIT_FAILED
+from scheduler_svc.client.options import Service, model_option, service_options
+from scheduler_svc.client.output import duration, say
+
+_FILE = click.Path(dir_okay=False, path_type=Path)
+
+
+@click.command(epilog=EXIT_CODES_HELP)
+@click.argument("in_path", metavar="IN.jsonl", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("out_path", metavar="OUT.jsonl", type=_FILE)
+@click.option("--concurrency", default=32, show_default=True, type=click.IntRange(min=1), help="Requests at a time.")
+@click.option(
+    "--retries",
+    default=10,
+    show_default=True,
+    type=click.IntRange(min=0),
+    help="How often a request is sent again that met an overload, a restart or a broken connection.",
+)
+@click.option("--ordered", is_flag=True, help="Write results in the order of the input.")
+@model_option
+@service_options
+@click.pass_context
+def command(
+    ctx: click.Context,
+    *,
+    in_path: Path,
+    out_path: Path,
+    concurrency: int,
+    retries: int,
+    ordered: bool,
+    model: str | None,
+    service: Service,
+) -> None:
+    """Answer a file of requests; goes on where it stopped.
+
+    Both files are as in OpenAI's Batch API. Results are appended one by one as they come; if the run is stopped, by
+    whatever means, the same command sends only what has no result yet. A request that fails for good has its error in
+    OUT.jsonl; if the service goes away and stays away, the run ends and can be resumed. --model is for requests that
+    name none.
+
+    \b
+    Example:
+      echo '{"custom_id": "1", "method": "POST", "url": "/v1/completions",
+             "body": {"prompt": "ROMEO:", "max_tokens": 50}}' | tr -d '\\n' > in.jsonl
+      baton batch in.jsonl out.jsonl
+    """
+    import asyncio  # noqa: PLC0415  (none of these is needed for --help)
+
+    from scheduler_svc.client.batch.files import ResultFile, check_batch, read_batch  # noqa: PLC0415
+    from scheduler_svc.client.batch.run import run_batch  # noqa: PLC0415
+    from scheduler_svc.client.batch.sender import RetryPolicy  # noqa: PLC0415
+    from scheduler_svc.client.progress import ProgressReport, Tally  # noqa: PLC0415
+
+    if out_path.exists() and out_path.samefile(in_path):
+        raise click.UsageError("IN.jsonl and OUT.jsonl are the same file")
+    ids = check_batch(in_path)
+    with ResultFile(out_path, ids) as output:
+        num_failed = sum(output.finished.values())
+        tally = Tally(len(ids) - len(output.finished), "lines")
+        if output.finished:
+            say(f"{len(output.finished)} of {len(ids)} lines have a result already, {num_failed} of them a failure")
+        if tally.total:
+            with service.connect() as api:
+                model = api.model_name(model)
+            todo = (line for line in read_batch(in_path) if line.custom_id not in output.finished)
+            run = run_batch(
+                todo,
+                output,
+                service,
+                model,
+                concurrency=concurrency,
+                retry=RetryPolicy(retries),
+                ordered=ordered,
+                tally=tally,
+            )
+            try:
+                with ProgressReport(tally):
+                    num_failed += asyncio.run(run)
+            finally:
+                say(f"{tally.done} of {tally.total} lines in {duration(tally.seconds)}, {tally.rates()}")
+    if num_failed:
+        say(f"{num_failed} lines failed; their `error` in {out_path} says why")
+        ctx.exit(EXIT_FAILED)

@@ -1,0 +1,101 @@
+"""`baton demo`: an executor is killed in the middle of an answer, and the answer goes on."""
+
+import os
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from scheduler_svc.client.errors import EXIT_CODES_HELP, EXIT_FAILED
+from scheduler_svc.client.options import Service
+from scheduler_svc.client.output import say
+from scheduler_svc.client.processes.local_fleet import FleetSpec, LocalFleet, free_ports
+
+if TYPE_CHECKING:
+    from scheduler_svc.client.commands.demo_acts import ActResult
+
+_PROMPT = "JULIET:\n"
+_LOG_LINES = 20
+
+
+@click.command(epilog=EXIT_CODES_HELP)
+@click.option("--max-tokens", default=200, show_default=True, type=click.IntRange(min=10), help="Of each answer.")
+@click.pass_context
+def command(ctx: click.Context, *, max_tokens: int) -> None:
+    """Kill an executor in mid-answer, and watch the answer go on.
+
+    Starts a scheduler and an executor with the small demo model on free ports of this machine, and ends them at the
+    end. Exit code 0 means that the disturbed answers are, letter for letter, those of undisturbed runs.
+
+    \b
+    Example:
+      baton demo
+    """
+    port, executor_port = free_ports(2)
+    threads = max(1, (os.cpu_count() or 1) // 2)  # two executors run at a time
+    with tempfile.TemporaryDirectory(prefix="baton-demo-") as name:
+        folder = Path(name)
+        spec = FleetSpec(
+            port=port,
+            executor_port=executor_port,
+            scheduler_options=("--journal", str(folder / "journal.sqlite3")),
+            executor_options=("--threads", str(threads)),
+        )
+        with LocalFleet(spec, folder) as fleet:
+            try:
+                identical = _show(fleet, max_tokens)
+            except click.ClickException:
+                for log in sorted(folder.glob("*.log")):
+                    say(f"--- the end of {log.name} ---\n{fleet.log_tail(log.stem, _LOG_LINES)}")
+                raise
+    if not identical:
+        ctx.exit(EXIT_FAILED)
+
+
+def _show(fleet: LocalFleet, max_tokens: int) -> bool:
+    """All of it. Returns whether every disturbed answer was the undisturbed one."""
+    from scheduler_svc.client.commands.demo_acts import KillAct, Stage, SwapAct  # noqa: PLC0415  (not for --help)
+
+    click.echo("Starting a scheduler and an executor ...")
+    fleet.wait_ready()
+    click.echo(f"{', '.join(f'{name} (pid {pid})' for name, pid in fleet.pids.items())} at {fleet.spec.url}")
+    third = max_tokens // 3
+    with Service(fleet.spec.url, timeout_s=180.0).connect() as api:
+        request = {"model": api.model_name(None), "prompt": _PROMPT, "max_tokens": max_tokens, "ignore_eos": True}
+
+        _title("1. The executor is killed in the middle of an answer (temperature 0.8, a fixed seed)")
+        stage = Stage(fleet, api, {**request, "temperature": 0.8, "seed": 3})
+        undisturbed = stage.answer("reference 1")
+        killed = KillAct(stage, "live 1", third, victim=0, successor=1).play()
+        killed_same = _compare(killed, undisturbed)
+
+        _title("2. A rolling swap: one executor joins, the other leaves in the middle of an answer (temperature 0)")
+        stage = Stage(fleet, api, {**request, "temperature": 0})
+        undisturbed = stage.answer("reference 2")
+        fleet.start_executor(2)
+        stage.wait_for_executor(2)
+        swapped = SwapAct(stage, "live 2", third).play()
+        swapped_same = _compare(swapped, undisturbed)
+    click.echo(
+        "\nNext:\n"
+        "  baton up                 keep it running\n"
+        "  baton chat               talk with it, in another terminal\n"
+        "  baton status --watch     and see what it does"
+    )
+    return killed_same and swapped_same
+
+
+def _title(text: str) -> None:
+    click.secho(f"\n{text}\n", bold=True)
+
+
+def _compare(result: "ActResult", undisturbed: str) -> bool:
+    same = result.text == undisturbed
+    click.echo(
+        f"\n  longest pause the client saw               {result.pause_s * 1000:.0f} ms\n"
+        f"  tokens before and after                    {result.num_before} and {result.num_after}\n"
+        f"  text identical to the undisturbed run      "
+        + click.style("yes" if same else "NO", fg="green" if same else "red", bold=True)
+    )
+    return same

@@ -1,0 +1,196 @@
+"""What `baton demo` does to a running answer: two acts, each an answer that is streamed while an executor goes away."""
+
+import time
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import click
+import msgspec
+
+from common.messages import StatusReport
+from scheduler_svc.client.http.api import Api
+from scheduler_svc.client.output import write_text
+from scheduler_svc.client.processes.local_fleet import LocalFleet, executor_name
+
+_PATH = "/v1/completions"
+_JOIN_TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True)
+class ActResult:
+    """How an answer went on while its executor went away.
+
+    Attributes:
+        text: all of it.
+        num_before, num_after: tokens before the executor went, and after.
+        pause_s: the longest the client waited for a piece of text from then on.
+    """
+
+    text: str
+    num_before: int
+    num_after: int
+    pause_s: float
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Where the show takes place.
+
+    Attributes:
+        body: of the request that every act makes, without its `cache_salt`.
+    """
+
+    fleet: LocalFleet
+    api: Api
+    body: dict[str, Any]
+
+    def executors(self) -> dict[str, int]:
+        """Executors that take part, as the scheduler sees them, and how many sequences each is running."""
+        report = msgspec.json.decode(self.api.get("/status"), type=StatusReport)
+        return {executor.executor: executor.running for executor in report.executors}
+
+    def answer(self, salt: str) -> str:
+        """The answer as it is when nothing happens."""
+        answer = self.api.post(_PATH, {**self.body, "cache_salt": salt})
+        return str(answer["choices"][0]["text"])
+
+    def wait_for_executor(self, index: int) -> None:
+        """Wait until executor `index` takes part."""
+        deadline = time.monotonic() + _JOIN_TIMEOUT_S
+        while executor_name(index) not in self.executors():
+            for end in self.fleet.poll():
+                raise self.fleet.failure(end)
+            if time.monotonic() > deadline:
+                raise click.ClickException(f"{executor_name(index)} has not joined after {_JOIN_TIMEOUT_S:.0f} s")
+            time.sleep(0.1)
+
+
+class Act(ABC):
+    """One streamed answer in the middle of which something happens: subclasses say what.
+
+    Args:
+        salt: keeps its prefix cache to itself, so that it computes everything the undisturbed run did.
+        intervene_after: tokens after which it happens.
+    """
+
+    def __init__(self, stage: Stage, salt: str, intervene_after: int) -> None:
+        self._stage = stage
+        self._body = {**stage.body, "cache_salt": salt}
+        self._intervene_after = intervene_after
+        self._at_line_start = True
+
+    def play(self) -> ActResult:
+        """Stream the answer to stdout."""
+        pieces: list[str] = []
+        num_tokens = 0
+        pause_s = 0.0
+        last_s = time.perf_counter()
+        for event in self._stage.api.stream(_PATH, self._body):
+            if event.get("usage"):
+                num_tokens = event["usage"]["completion_tokens"]
+            if not event["choices"] or not event["choices"][0]["text"]:
+                continue
+            now_s = time.perf_counter()
+            if len(pieces) >= self._intervene_after:
+                pause_s = max(pause_s, now_s - last_s)
+                self.after_intervention()
+            last_s = now_s
+            pieces.append(event["choices"][0]["text"])
+            self._write(pieces[-1])
+            if len(pieces) == self._intervene_after:
+                self.intervene()
+        self.end()
+        num_before = min(self._intervene_after, num_tokens)
+        return ActResult("".join(pieces), num_before, num_tokens - num_before, pause_s)
+
+    @abstractmethod
+    def intervene(self) -> None:
+        """Called once, in the middle of the answer."""
+
+    @abstractmethod
+    def after_intervention(self) -> None:
+        """Called with each further piece of text, before it is written."""
+
+    def end(self) -> None:
+        """Called after the last piece."""
+        self._write("\n")
+
+    def mark(self, event: str, colour: str) -> None:
+        """A line across the text that says what happens to the executors."""
+        if not self._at_line_start:
+            self._write("\n")
+        click.secho(f"── {event} ──", fg=colour, bold=True)
+
+    def _write(self, text: str) -> None:
+        write_text(text)
+        self._at_line_start = text.endswith("\n")
+
+
+class KillAct(Act):
+    """SIGKILL the only executor, start another, and see the answer go on there."""
+
+    def __init__(self, stage: Stage, salt: str, intervene_after: int, *, victim: int, successor: int) -> None:
+        super().__init__(stage, salt, intervene_after)
+        self._victim = victim
+        self._successor = successor
+        self._killed_s = 0.0
+        self._joined = False
+
+    def intervene(self) -> None:
+        """Kill."""
+        name, successor = executor_name(self._victim), executor_name(self._successor)
+        pid = self._stage.fleet.pids[name]
+        self._stage.fleet.kill_executor(self._victim)
+        self._killed_s = time.perf_counter()
+        self.mark(f"kill -9 {name} (pid {pid})", "red")
+        pid = self._stage.fleet.start_executor(self._successor)
+        self.mark(f"starting {successor} (pid {pid})", "yellow")
+
+    def after_intervention(self) -> None:
+        """Say so when the successor has joined. (A token or two of the victim's may still come before.)"""
+        if not self._joined and executor_name(self._successor) in self._stage.executors():
+            self._joined = True
+            seconds = time.perf_counter() - self._killed_s
+            self.mark(f"{executor_name(self._successor)} joined after {seconds:.1f} s; the stream goes on", "green")
+
+    def end(self) -> None:
+        """See that it happened as announced."""
+        super().end()
+        if not self._joined:
+            raise click.ClickException("the answer ended without the new executor")
+
+
+class SwapAct(Act):
+    """SIGTERM whichever executor has the answer, and see it move to the other one."""
+
+    def __init__(self, stage: Stage, salt: str, intervene_after: int) -> None:
+        super().__init__(stage, salt, intervene_after)
+        self._leaving = ""
+        self._left = False
+
+    def intervene(self) -> None:
+        """Drain."""
+        running = self._stage.executors()
+        self._leaving = max(running, key=running.__getitem__)
+        self.mark(
+            f"SIGTERM {self._leaving} (pid {self._stage.fleet.pids[self._leaving]}): hand over and leave", "yellow"
+        )
+        self._stage.fleet.terminate_executor(_index(self._leaving))
+
+    def after_intervention(self) -> None:
+        """Say so when it has handed over."""
+        if not self._left and self._leaving not in (executors := self._stage.executors()):
+            self._left = True
+            self.mark(f"{', '.join(executors)} goes on", "green")
+
+    def end(self) -> None:
+        """See that it left in order."""
+        super().end()
+        exit_code = self._stage.fleet.wait_executor(_index(self._leaving))
+        if exit_code != 0:
+            raise click.ClickException(f"{self._leaving} left with exit code {exit_code} instead of 0")
+
+
+def _index(executor: str) -> int:
+    return int(executor.rsplit("-", 1)[1])

@@ -1,0 +1,214 @@
+"""The folder that `baton keys` works on, and what it does there.
+
+scheduler/         for `baton-scheduler --curve-keys`: its secret key, and the public keys of executors
+scheduler/api-keys.json                                   for `baton-scheduler --api-keys`
+executors/NAME/    for `baton-executor --curve-keys` on NAME's machine: its secret key, the scheduler's public one
+"""
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal
+
+from common import curve
+from common.curve import KeyPair
+from common.errors import BatonError
+from scheduler_svc.frontend.http.api_keys import (
+    ApiKey,
+    digest,
+    encode_key_file,
+    is_reserved,
+    new_key,
+    read_key_file,
+)
+
+
+class KeyRingError(BatonError):
+    """What was asked for cannot be done; nothing has been changed."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One key as `baton keys list` shows it.
+
+    Attributes:
+        created: in UTC, ISO 8601.
+        key: an executor's public key in Z85, or how the SHA-256 of an API key begins.
+        max_open_requests, admin, metrics: of an API key.
+    """
+
+    kind: Literal["executor", "api"]
+    name: str
+    created: str
+    key: str
+    max_open_requests: int = 0
+    admin: bool = False
+    metrics: bool = False
+
+
+class KeyRing:
+    """Makes, lists and revokes. Several processes may do so at once. Methods raise BatonError and OSError."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.scheduler = root / "scheduler"
+        self.api_keys = self.scheduler / "api-keys.json"
+        self._executors = root / "executors"
+        self._server_secret = self.scheduler / curve.SERVER_SECRET
+
+    def init(self) -> bool:
+        """Make the scheduler's keys. Returns False if they are there already; they are not changed then."""
+        self._make_folders()
+        with self._locked():
+            if self._server_secret.exists():
+                KeyPair.load(self._server_secret)  # says what is wrong with it
+                return False
+            _make_secret(self._server_secret)
+            return True
+
+    def executor_folder(self, name: str) -> Path:
+        """What an executor's machine needs."""
+        return self._executors / name
+
+    def add_executor(self, name: str) -> bool:
+        """Make an executor's keys, and put it on the scheduler's list. Returns False if that had been done."""
+        _check_name(name)
+        server = self._server_keys()
+        with self._locked():
+            self._check_free(name, "executor")
+            folder, allowed = self.executor_folder(name), self._allowed_file(name)
+            secret = folder / curve.EXECUTOR_SECRET
+            if allowed.exists() and not secret.exists():
+                raise KeyRingError(f"{name} is on the scheduler's list, and {secret} is gone: revoke {name} first")
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if not secret.exists():
+                _make_secret(secret)
+            _put_public(folder / curve.SERVER_PUBLIC, server.public)
+            return _put_public(allowed, KeyPair.load(secret).public)  # at last: until here nobody would let it in
+
+    def add_api_key(self, name: str, *, max_open_requests: int, admin: bool, metrics: bool = False) -> str:
+        """Make a client's API key, and return it: nothing knows it afterwards."""
+        _check_name(name)
+        if is_reserved(name):
+            raise KeyRingError(f"{name} is how the keys of BATON_API_KEYS are called; take another name")
+        self._make_folders()
+        key, now = new_key(), datetime.now(UTC).isoformat(timespec="seconds")
+        rights = {"admin": admin, "metrics": metrics}
+        entry = ApiKey(name=name, sha256=digest(key), created=now, max_open_requests=max_open_requests, **rights)
+        with self._locked():
+            self._check_free(name, "api")
+            keys = self._read_api_keys()
+            if any(known.name == name for known in keys):
+                raise KeyRingError(f"{name} has an API key already, and nobody can show it again: revoke it first")
+            _replace(self.api_keys, encode_key_file([*keys, entry]), 0o600)
+        return key
+
+    def entries(self) -> list[Entry]:
+        """All keys but the scheduler's: executors by name, then API keys in the order made."""
+        if not self.root.is_dir():
+            raise KeyRingError(f"there is no folder {self.root}; baton keys init makes it")
+        executors = [
+            Entry("executor", name, _modified(path), curve.load_public(path).decode())
+            for name, path in curve.allowed_files(self.scheduler).items()
+        ]
+        clients = [
+            Entry("api", key.name, key.created, f"{key.sha256[:12]}...", key.max_open_requests, key.admin, key.metrics)
+            for key in self._read_api_keys()
+        ]
+        return [*executors, *clients]
+
+    def revoke(self, name: str) -> Literal["executor", "api"]:
+        """Take a key off its list, and an executor's secret from this folder. Returns what it was."""
+        _check_name(name)
+        if not self.root.is_dir():
+            raise KeyRingError(f"there is no folder {self.root}; baton keys init makes it")
+        with self._locked():
+            allowed = self._allowed_file(name)
+            if allowed.exists():
+                allowed.unlink()
+                shutil.rmtree(self.executor_folder(name), ignore_errors=True)
+                return "executor"
+            keys = self._read_api_keys()
+            kept = [key for key in keys if key.name != name]
+            if len(kept) == len(keys):
+                raise KeyRingError(f"there is no key of {name} in {self.root}")
+            _replace(self.api_keys, encode_key_file(kept), 0o600)
+            return "api"
+
+    def _make_folders(self) -> None:
+        with contextlib.suppress(FileExistsError):
+            self.root.mkdir(mode=0o700, parents=True)
+            (self.root / ".gitignore").write_text("*\n")
+        for folder in (self.scheduler, self._executors):
+            folder.mkdir(mode=0o700, exist_ok=True)
+
+    def _server_keys(self) -> KeyPair:
+        if not self._server_secret.exists():
+            raise KeyRingError(f"there is no {self._server_secret}; baton keys init makes it")
+        return KeyPair.load(self._server_secret)
+
+    def _allowed_file(self, name: str) -> Path:
+        return self.scheduler / f"{curve.ALLOWED_PREFIX}{name}{curve.ALLOWED_SUFFIX}"
+
+    def _read_api_keys(self) -> tuple[ApiKey, ...]:
+        return read_key_file(self.api_keys) if self.api_keys.exists() else ()
+
+    def _check_free(self, name: str, kind: Literal["executor", "api"]) -> None:
+        """Names are unique among executors and clients together, so that `revoke` needs nothing else."""
+        if kind == "executor" and any(key.name == name for key in self._read_api_keys()):
+            raise KeyRingError(f"{name} is the name of an API key; take another")
+        if kind == "api" and self._allowed_file(name).exists():
+            raise KeyRingError(f"{name} is the name of an executor; take another")
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Alone among processes: what was read is still so when it is written."""
+        descriptor = os.open(self.root, os.O_RDONLY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+
+def _check_name(name: str) -> None:
+    if not curve.KEY_NAME.fullmatch(name) or name.startswith("."):
+        raise KeyRingError(f"{name!r} is no name: 1 to 64 letters, digits, dots, dashes or underscores, no dot first")
+
+
+def _put_public(path: Path, public: bytes) -> bool:
+    """Write a public file unless it is there with this key. Returns whether it was written."""
+    if path.exists() and curve.load_public(path) == public:
+        return False
+    _replace(path, curve.certificate(public).encode(), 0o644)
+    return True
+
+
+def _make_secret(path: Path) -> None:
+    keys = KeyPair.generate()
+    _replace(path, curve.certificate(keys.public, keys.secret).encode(), 0o600)
+
+
+def _replace(path: Path, content: bytes, mode: int) -> None:
+    """Write a file: whoever reads it sees all of the old one, if there was one, or all of the new one."""
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".")
+    try:
+        with open(descriptor, "wb") as file:
+            os.fchmod(descriptor, mode)
+            file.write(content)
+            file.flush()
+            os.fsync(descriptor)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def _modified(path: Path) -> str:
+    return datetime.fromtimestamp(path.stat().st_mtime, UTC).isoformat(timespec="seconds")

@@ -1,0 +1,161 @@
+"""`baton keys`: who may connect as an executor, and who may send requests."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from scheduler_svc.client.errors import EXIT_CODES_HELP, EXIT_USAGE
+from scheduler_svc.client.output import say
+
+if TYPE_CHECKING:
+    from scheduler_svc.client.commands.key_ring import Entry, KeyRing
+
+DEFAULT_DIR = "baton-keys"
+
+
+class KeysError(click.ClickException):
+    """Nothing has been done."""
+
+    exit_code = EXIT_USAGE
+
+
+def dir_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add `--dir`."""
+    return click.option(
+        "--dir",
+        "root",
+        envvar="BATON_KEYS_DIR",
+        show_envvar=True,
+        default=DEFAULT_DIR,
+        show_default=True,
+        type=click.Path(file_okay=False, path_type=Path),
+        help="The folder with all keys; keep it where you keep secrets.",
+    )(command)
+
+
+@click.group(epilog=EXIT_CODES_HELP)
+def command() -> None:
+    """Make, list and revoke the keys of executors and clients.
+
+    Executors prove theirs on an encrypted connection (CURVE), clients send theirs with each request. A running
+    scheduler takes notice of a new or a revoked key within two seconds.
+
+    \b
+    Example:
+      baton keys init                           once; then, for each machine with executors:
+      baton keys executor gpu-1                 copy baton-keys/executors/gpu-1 to it
+      baton keys api alice --max-open-requests 64
+      baton-scheduler --executor-endpoint tcp://0.0.0.0:5555 \\
+        --curve-keys baton-keys/scheduler --api-keys baton-keys/scheduler/api-keys.json
+      baton-executor --scheduler tcp://SCHEDULER:5555 --curve-keys gpu-1
+    """
+
+
+@command.command(epilog=EXIT_CODES_HELP)
+@click.option("--executor", "executors", multiple=True, metavar="NAME", help="And those of this executor.")
+@dir_option
+def init(*, executors: tuple[str, ...], root: Path) -> None:
+    """Make the scheduler's own keys; nothing changes if it has them."""
+    with _key_ring(root) as ring:
+        made = ring.init()
+        for name in executors:
+            ring.add_executor(name)
+    say(f"baton: the scheduler's keys are in {ring.scheduler}" + ("" if made else ", and were before"))
+    say(f"  baton-scheduler --executor-endpoint tcp://0.0.0.0:5555 --curve-keys {ring.scheduler}")
+
+
+@command.command(epilog=EXIT_CODES_HELP)
+@click.argument("name")
+@dir_option
+def executor(*, name: str, root: Path) -> None:
+    """Make the keys of executor NAME, and let it connect; nothing changes if that has been done.
+
+    Executors on one machine may share a key: it says who may connect, not who is who.
+    """
+    with _key_ring(root) as ring:
+        made = ring.add_executor(name)
+    say(
+        f"baton: {name} may connect"
+        + ("" if made else ", and could before")
+        + "; copy to its machine, and keep mode 600:"
+    )
+    click.echo(ring.executor_folder(name))
+
+
+@command.command(epilog=EXIT_CODES_HELP)
+@click.argument("name")
+@click.option("--max-open-requests", default=0, type=click.IntRange(0, 2**31 - 1), help="At once; 0 is no limit.")
+@click.option("--metrics", is_flag=True, help="May read /status and /metrics (baton status, Prometheus).")
+@click.option("--admin", is_flag=True, help="May do that too, and ask executors to leave (baton drain, baton rollout).")
+@dir_option
+def api(*, name: str, max_open_requests: int, metrics: bool, admin: bool, root: Path) -> None:
+    """Make an API key for client NAME, and print it; it cannot be shown again."""
+    with _key_ring(root) as ring:
+        key = ring.add_api_key(name, max_open_requests=max_open_requests, admin=admin, metrics=metrics)
+    say(f"baton: this is the only time that {name}'s key is shown; {ring.api_keys} has its hash")
+    click.echo(key)
+
+
+@command.command("list", epilog=EXIT_CODES_HELP)
+@click.option("--json", "as_json", is_flag=True, help="A list of objects.")
+@dir_option
+def list_(*, as_json: bool, root: Path) -> None:
+    """Show who may connect, and which clients have a key."""
+    with _key_ring(root) as ring:
+        entries = ring.entries()
+    if as_json:
+        import msgspec  # noqa: PLC0415  (not needed for --help)
+
+        click.echo(msgspec.json.format(msgspec.json.encode(entries), indent=2))
+    else:
+        _print_table(entries)
+
+
+@command.command(epilog=EXIT_CODES_HELP)
+@click.argument("name")
+@dir_option
+def revoke(*, name: str, root: Path) -> None:
+    """Take away the key of executor or client NAME.
+
+    An executor that is connected loses its place within a few seconds, and its sequences go on elsewhere. Answers that
+    a client is reading come to their end.
+    """
+    with _key_ring(root) as ring:
+        kind = ring.revoke(name)
+    what = "may connect no more" if kind == "executor" else "may send requests no more"
+    say(f"baton: {name} {what}; if {ring.scheduler} is a copy of what the scheduler reads, copy it there again")
+
+
+@contextlib.contextmanager
+def _key_ring(root: Path) -> Iterator["KeyRing"]:
+    """The folder, with its errors as one line."""
+    from common.errors import BatonError  # noqa: PLC0415  (zmq and msgspec are not needed for --help)
+    from scheduler_svc.client.commands.key_ring import KeyRing  # noqa: PLC0415
+
+    try:
+        yield KeyRing(root)
+    except (BatonError, OSError) as error:
+        raise KeysError(str(error)) from error
+
+
+def _print_table(entries: Sequence["Entry"]) -> None:
+    rows = [("KIND", "NAME", "MADE", "OPEN REQUESTS", "RIGHTS", "KEY")]
+    for entry in entries:
+        is_api = entry.kind == "api"
+        limit = str(entry.max_open_requests or "no limit") if is_api else "-"
+        rows.append(
+            (
+                entry.kind,
+                entry.name,
+                entry.created[:10],
+                limit,
+                "admin" if entry.admin else "metrics" if entry.metrics else "-",
+                entry.key,
+            )
+        )
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

@@ -1,0 +1,1 @@
+"""The service's HTTP interface as a client uses it."""

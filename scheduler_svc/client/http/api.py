@@ -1,0 +1,247 @@
+"""The service's HTTP interface as the commands use it: httpx underneath, errors that a person can act on."""
+
+import contextlib
+import http
+import time
+from collections.abc import Generator, Iterator
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import quote, urlsplit
+
+import click
+import httpx
+import msgspec
+
+from common.messages import StatusReport
+from scheduler_svc.client.errors import (
+    ConnectionBroke,
+    RequestFailed,
+    ServiceNotReady,
+    ServiceSilent,
+    ServiceUnreachable,
+)
+from scheduler_svc.client.http.keepalive import KEEPALIVE_OPTIONS
+from scheduler_svc.client.http.resume import Resumption, is_outage
+from scheduler_svc.client.http.sse import DONE, EventParser
+from scheduler_svc.client.http.whole_answer import WholeAnswer
+from scheduler_svc.client.options import Service
+from scheduler_svc.client.output import OutageNotice
+
+Json = dict[str, Any]
+
+CONNECT_TIMEOUT_S = 5.0
+CANCEL_TIMEOUT_S = 2.0
+_MAX_ERROR_BYTES = 300
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+
+
+class Api:
+    """A connection to one service; a context manager. Every method raises the errors of `client.errors`.
+
+    A request that generates survives the end of the connection, and that of the service if it comes back in time
+    (`resume.py`); a service that was never there is not waited for.
+    """
+
+    def __init__(self, service: Service) -> None:
+        self._url = service.url
+        self._http = httpx.Client(
+            **client_settings(service), transport=httpx.HTTPTransport(socket_options=KEEPALIVE_OPTIONS)
+        )
+        self._reconnect_timeout_s = service.reconnect_timeout_s
+        self._outage = OutageNotice(service.reconnect_timeout_s)
+        self._was_there = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._http.close()
+
+    def first_model(self) -> Json:
+        """The first entry of /v1/models."""
+        models: list[Json] = msgspec.json.decode(self.get("/v1/models"))["data"]
+        if not models:
+            raise ServiceNotReady(f"the service at {self._url} serves no model yet")
+        return models[0]
+
+    def model_name(self, asked_for: str | None) -> str:
+        """`asked_for`, or else the name of the first model."""
+        return asked_for or str(self.first_model()["id"])
+
+    def status(self) -> StatusReport:
+        """The report of GET /status."""
+        try:
+            return msgspec.json.decode(self.get("/status"), type=StatusReport)
+        except msgspec.MsgspecError as error:
+            raise RequestFailed(f"this is no status report of Baton, or one of another version: {error}") from error
+
+    def status_unless_away(self) -> StatusReport | None:
+        """The same, or None while the service does not answer, as in a restart."""
+        try:
+            return self.status()
+        except click.ClickException as error:
+            if is_outage(error) or isinstance(error, ServiceSilent):
+                return None
+            raise
+
+    def drain(self, executor: str, *, finish: bool) -> int:
+        """Let an executor leave. Returns its epoch.
+
+        Args:
+            executor: its name, or its epoch in decimal.
+            finish: whether its sequences end there first.
+
+        Raises:
+            RequestFailed: status 404 (there is none), 409 (it cannot leave), 403 (the key is not an operator's), ...
+        """
+        answer = self.post(f"/admin/executors/{quote(executor, safe='')}/drain", {"finish": finish})
+        return int(answer["epoch"])
+
+    def get(self, path: str) -> bytes:
+        """Body of the answer to a GET."""
+        with translated_errors(self._url):
+            response = self._http.get(path)
+        self._was_there = True
+        raise_for_error(response)
+        return response.content
+
+    def post(self, path: str, body: Json) -> Json:
+        """Answer to a request that does not stream."""
+        with translated_errors(self._url):
+            response = self._http.post(path, json=body)
+        self._was_there = True
+        raise_for_error(response)
+        answer: Json = msgspec.json.decode(response.content)
+        return answer
+
+    def complete(self, path: str, body: Json) -> Json:
+        """The whole answer to a request that generates. It is streamed underneath, as a stream can be resumed."""
+        answer = WholeAnswer()
+        with contextlib.closing(self.stream(path, body)) as events:
+            for event in events:
+                answer.add(event)
+        return answer.json()
+
+    def stream(self, path: str, body: Json) -> Generator[Json, None, None]:
+        """Events of a streamed answer, as they come, each once. Closing the generator cancels the request.
+
+        The request asks for the token counts too (`usage`), which come with the last event.
+        """
+        request = Resumption(path, self._reconnect_timeout_s)
+        body = {**body, "stream": True, "stream_options": {"include_usage": True}, **request.fields}
+        try:
+            while True:
+                try:
+                    yield from self._events(request, path, body)
+                    return
+                except (RequestFailed, ServiceUnreachable) as error:
+                    self._wait_after(error, request)
+        except (GeneratorExit, KeyboardInterrupt, ServiceSilent):
+            self._cancel(request)
+            raise
+
+    def _events(self, request: Resumption, path: str, body: Json) -> Generator[Json, None, None]:
+        """Events over one connection: those of a new request, or those that follow the last one."""
+        events_path = request.events_path
+        method, url, content = ("GET", events_path, None) if events_path else ("POST", path, body)
+        parser = EventParser()
+        with (
+            translated_errors(self._url),
+            self._http.stream(method, url, json=content, headers=request.headers) as response,
+        ):
+            self._was_there = True
+            if response.is_error:
+                response.read()
+            raise_for_error(response)
+            for received in response.iter_bytes():
+                for data, event_id in parser.feed(received):
+                    event: Json = {} if data == DONE else msgspec.json.decode(data)
+                    if "error" in event:
+                        raise RequestFailed(error_message(event), code=error_code(event))
+                    if request.is_broken:
+                        self._outage.back()
+                    if data == DONE:
+                        return
+                    request.take(event_id)
+                    yield event
+        raise ConnectionBroke(self._url, "the service ended the stream in the middle of the answer")
+
+    def _wait_after(self, error: RequestFailed | ServiceUnreachable, request: Resumption) -> None:
+        """Wait until it is time for the next attempt; raise `error` if there is to be none."""
+        if isinstance(error, ServiceUnreachable) and not self._was_there:
+            raise error
+        self._was_there = True  # whatever else went wrong, something took the connection
+        delay_s = request.delay_after(error, time.monotonic())
+        self._outage.away()
+        time.sleep(delay_s)
+
+    def _cancel(self, request: Resumption) -> None:
+        """Keep a request from going on without a reader; as well as can be."""
+        if request.fields:
+            with contextlib.suppress(httpx.HTTPError):
+                self._http.delete(request.request_path, timeout=CANCEL_TIMEOUT_S)
+
+
+def client_settings(service: Service) -> dict[str, Any]:
+    """Arguments for `httpx.Client` and `httpx.AsyncClient` alike."""
+    return {
+        "base_url": service.url,
+        "headers": {"Authorization": f"Bearer {service.api_key}"} if service.api_key else {},
+        "timeout": httpx.Timeout(service.timeout_s, connect=CONNECT_TIMEOUT_S),
+        # HTTP_PROXY is meant for the world outside, not for a service on this machine.
+        "trust_env": urlsplit(service.url).hostname not in _LOOPBACK,
+    }
+
+
+@contextlib.contextmanager
+def translated_errors(url: str) -> Iterator[None]:
+    """Turn httpx's errors into ours.
+
+    Raises:
+        ServiceUnreachable: no connection.
+        ServiceSilent: nothing came for too long.
+        ConnectionBroke: it did so in the middle of something.
+    """
+    try:
+        yield
+    except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+        raise ServiceUnreachable(url, str(error) or "no answer") from error
+    except httpx.TimeoutException as error:
+        raise ServiceSilent from error
+    except httpx.HTTPError as error:
+        raise ConnectionBroke(url, str(error) or type(error).__name__) from error
+
+
+def raise_for_error(response: httpx.Response) -> None:
+    """Raise the error a complete response stands for, if it is one.
+
+    Raises:
+        ServiceNotReady: status 503.
+        RequestFailed: any other status from 400 on.
+    """
+    if response.is_error:
+        raise failure(response.status_code, response.content)
+
+
+def failure(status: int, body: bytes) -> RequestFailed:
+    """The error that an HTTP answer with an error status stands for."""
+    try:
+        answer = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        answer = body[:_MAX_ERROR_BYTES].decode(errors="replace").strip() or httpx.codes.get_reason_phrase(status)
+    kind = ServiceNotReady if status == http.HTTPStatus.SERVICE_UNAVAILABLE else RequestFailed
+    return kind(f"{error_message(answer)} (HTTP {status})", status=status, code=error_code(answer))
+
+
+def error_message(answer: Any) -> str:
+    """The message in an error answer: OpenAI's `{"error": {"message": ...}}`, or whatever else there is."""
+    error = answer.get("error", answer) if isinstance(answer, dict) else answer
+    return str(error["message"]) if isinstance(error, dict) and "message" in error else str(error)
+
+
+def error_code(answer: Any) -> str:
+    """The code in such an answer; empty if there is none."""
+    error = answer.get("error") if isinstance(answer, dict) else None
+    return str(error.get("code") or "") if isinstance(error, dict) else ""

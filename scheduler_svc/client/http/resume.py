@@ -1,0 +1,137 @@
+"""What to send next for a request whose answer broke off, so that it is computed once and read once; pure.
+
+A client that may come back chooses its request's id. After a break it asks for the events that follow the last one it
+has; only where the service says that it never accepted the request is it sent again, by the same id.
+"""
+
+import secrets
+from typing import Any
+
+import click
+
+from scheduler_svc.client.errors import ConnectionBroke, RequestFailed, ServiceUnreachable
+from scheduler_svc.client.http.backoff import backoff_s
+
+_FIRST_DELAY_S = 0.1
+_MAX_DELAY_S = 2.0
+_AWAY_STATUSES = frozenset({502, 503, 504})  # what a proxy, or a frontend without its core, says of a restart
+
+
+class Resumption:
+    """One request's way through the outages of a service.
+
+    Args:
+        path: where it is posted.
+        limit_s: seconds that an outage may last, from a break to the next event; 0 gives up at once.
+        request_id: one of its own if it is empty.
+    """
+
+    def __init__(self, path: str, limit_s: float, request_id: str = "") -> None:
+        kind = "chatcmpl-" if "chat" in path else "cmpl-"  # as the service itself makes them
+        self.request_id = request_id or kind + secrets.token_hex(12)
+        self._limit_s = limit_s
+        self._attaches = False
+        self._may_be_known = False
+        self._has_events = False
+        self._is_answered = False  # an event has come since the last failure
+        self._may_overtake = False  # an attach may be under way whose answer nobody waits for
+        self._last_event_id = b""
+        self._broke_s: float | None = None
+        self._num_failures = 0
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """What the request's body must say; nothing where breaks are not to be survived."""
+        return {"request_id": self.request_id, "resumable": True} if self._limit_s else {}
+
+    @property
+    def request_path(self) -> str:
+        """Where to DELETE the request, so that it does not go on."""
+        return f"/v1/requests/{self.request_id}"
+
+    @property
+    def events_path(self) -> str | None:
+        """What to GET next, with `headers`; None if the request is to be posted."""
+        return f"{self.request_path}/events" if self._attaches else None
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Of that GET."""
+        return {"Last-Event-ID": self._last_event_id.decode()} if self._last_event_id else {}
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether nothing has come since the last failure."""
+        return self._broke_s is not None
+
+    def take(self, event_id: bytes) -> None:
+        """An event came, with this id (empty if it had none), and has been dealt with. An outage ends with it."""
+        self._has_events = self._is_answered = True
+        self._last_event_id = event_id
+        self._broke_s = None
+        self._num_failures = 0
+
+    def delay_after(self, error: click.ClickException, now_s: float) -> float:
+        """Seconds to wait before the next attempt, after one that failed with `error` at the time `now_s`.
+
+        Raises:
+            click.ClickException: there is nothing left to try; it is what the command fails with.
+        """
+        if not self._limit_s or not self.may_go_on(error):
+            raise error
+        self._broke_s = now_s if self._broke_s is None else self._broke_s
+        left_s = self._broke_s + self._limit_s - now_s
+        if left_s <= 0:
+            raise error
+        delay_s = min(backoff_s(self._num_failures, _FIRST_DELAY_S, _MAX_DELAY_S), left_s)
+        self._num_failures += 1
+        return delay_s
+
+    def may_go_on(self, error: click.ClickException) -> bool:
+        """Take notice of `error`. Returns whether another attempt may do better, however long that takes.
+
+        Raises:
+            RequestFailed: the service does not know the request any more, and part of its answer has been read.
+        """
+        match error:
+            case ServiceUnreachable():
+                return True  # and nothing has been sent
+            case RequestFailed(code="request_not_found") if self._attaches:
+                if self._has_events:
+                    raise RequestFailed(
+                        "the service has forgotten this request: it was restarted without a journal, or away too long"
+                    ) from error
+                self._attaches = False
+                return True
+            case RequestFailed(code="request_exists") if self._may_be_known:
+                self._attaches = True
+                return True
+            case RequestFailed(code="taken_over") if self._may_overtake:
+                self._may_overtake = self._is_answered = False  # it has; once more, and it was somebody else
+                return self._knows_its_place
+            case RequestFailed() if is_outage(error):
+                self.look_for_it()
+                return self._knows_its_place
+        return False
+
+    def look_for_it(self) -> None:
+        """The service may have the request: ask for its events next.
+
+        If that is what was asked just now, without an answer, it may still be on its way through another frontend, and
+        arrive there after the next one: then the service takes this client for two, of which the second takes over.
+        """
+        self._may_overtake = self._attaches and not self._is_answered
+        self._is_answered = False
+        self._attaches = self._may_be_known = True
+
+    @property
+    def _knows_its_place(self) -> bool:
+        """Whether what comes next can be asked for: without ids there is no saying what follows the last event."""
+        return bool(self._last_event_id) or not self._has_events
+
+
+def is_outage(error: click.ClickException) -> bool:
+    """Whether the service was away, which says nothing about what it was asked."""
+    if isinstance(error, RequestFailed) and error.status in _AWAY_STATUSES:
+        return error.code != "deadline_exceeded"
+    return isinstance(error, ServiceUnreachable | ConnectionBroke) or getattr(error, "code", "") == "unavailable"

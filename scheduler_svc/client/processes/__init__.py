@@ -1,0 +1,1 @@
+"""Services as child processes on this machine."""

@@ -1,0 +1,216 @@
+"""Both services as child processes of this one: started, watched, killed, and stopped in order.
+
+`baton up`, `baton demo` and the end-to-end tests all run the services through `LocalFleet`. What to do about a child
+that died is decided elsewhere (`supervisor.py`).
+"""
+
+import contextlib
+import http.client
+import socket
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from scheduler_svc.client.errors import FleetError, FleetMisconfigured
+from scheduler_svc.client.processes.child import Child, ChildEnd, end_children, wait_children
+
+SCHEDULER = "scheduler"
+STOP_TIMEOUT_S = 10.0
+
+_POLL_INTERVAL_S = 0.05
+
+
+@dataclass(frozen=True)
+class FleetSpec:
+    """What to start: one scheduler, and executors that connect to it.
+
+    Attributes:
+        model: as in `common.model_files.resolve_model`; None is the embedded demo model.
+        host, port: where the scheduler serves HTTP.
+        executor_port: port on loopback where executors connect.
+        executors: how many `LocalFleet.start` starts.
+        scheduler_options, executor_options: further command-line options. A scheduler keeps its journal in the user's
+            state folder unless they say otherwise (`--journal`); what is to leave nothing behind has to.
+        scheduler_command, executor_command: the programs; tests put others in their place.
+    """
+
+    model: str | None = None
+    host: str = "127.0.0.1"
+    port: int = 8000
+    executor_port: int = 5555
+    executors: int = 1
+    scheduler_options: tuple[str, ...] = ()
+    executor_options: tuple[str, ...] = ()
+    scheduler_command: tuple[str, ...] = (sys.executable, "-m", "scheduler_svc")
+    executor_command: tuple[str, ...] = (sys.executable, "-m", "executor_svc")
+
+    @property
+    def connect_host(self) -> str:
+        """Where a client on this machine reaches the scheduler."""
+        return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)  # noqa: S104 (compared, not bound)
+
+    @property
+    def url(self) -> str:
+        """The HTTP interface, for a client on this machine."""
+        host = f"[{self.connect_host}]" if ":" in self.connect_host else self.connect_host
+        return f"http://{host}:{self.port}"
+
+    def command(self, name: str) -> list[str]:
+        """The command line of the child called `name` (`scheduler`, `executor-0`, ...)."""
+        model = [] if self.model is None else ["--model", self.model]
+        endpoint = f"tcp://127.0.0.1:{self.executor_port}"
+        if name == SCHEDULER:
+            listen = ["--host", self.host, "--port", str(self.port), "--executor-endpoint", endpoint]
+            return [*self.scheduler_command, *model, *listen, *self.scheduler_options]
+        return [*self.executor_command, *model, "--scheduler", endpoint, "--name", name, *self.executor_options]
+
+
+def executor_name(index: int) -> str:
+    """Name of the executor with this index, as the scheduler knows it too."""
+    return f"executor-{index}"
+
+
+def free_ports(count: int) -> list[int]:
+    """Different TCP ports of loopback that nothing listens on now."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for sock in sockets:
+            sock.bind(("127.0.0.1", 0))
+        return [sock.getsockname()[1] for sock in sockets]
+
+
+class LocalFleet:
+    """The services of one `FleetSpec`; a context manager that starts them and stops whatever is left.
+
+    The kernel kills the children when the *thread* that started them ends, so start them from the main thread, or
+    from one that lives as long as the fleet.
+
+    Args:
+        spec: what to start.
+        log_dir: each child's output goes to `NAME.log` in there; None passes it on to our stderr.
+    """
+
+    def __init__(self, spec: FleetSpec, log_dir: Path | None = None) -> None:
+        self.spec = spec
+        self._log_dir = log_dir
+        self._children: dict[str, Child] = {}
+
+    def __enter__(self) -> Self:
+        """Start everything; the caller decides whether to wait for it."""
+        try:
+            self.start()
+        except BaseException:
+            self.stop(timeout_s=0)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stop in order; at once if it was an interrupt, as whoever sent it does not want to wait."""
+        self.stop(timeout_s=0 if kind is KeyboardInterrupt else STOP_TIMEOUT_S)
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """Process id of each child that has been started and not been seen to end."""
+        return {name: child.pid for name, child in self._children.items()}
+
+    def start(self) -> None:
+        """Start the scheduler and the executors the spec asks for."""
+        self.start_child(SCHEDULER)
+        for index in range(self.spec.executors):
+            self.start_executor(index)
+
+    def start_executor(self, index: int) -> int:
+        """Start executor `index`, which must not be running. Returns its pid."""
+        return self.start_child(executor_name(index))
+
+    def start_child(self, name: str) -> int:
+        """Start the child called `name`, which must not be running. Returns its pid."""
+        assert name not in self._children, f"{name} is running already"
+        child = Child(name, self.spec.command(name), self._log_path(name))
+        self._children[name] = child
+        return child.pid
+
+    def kill_executor(self, index: int) -> None:
+        """SIGKILL executor `index`, as if the machine had lost it; returns when the kernel has removed it."""
+        child = self._children.pop(executor_name(index))
+        child.kill()
+
+    def terminate_executor(self, index: int) -> None:
+        """SIGTERM executor `index`: it hands its sequences over and leaves. `wait_executor` says how that went."""
+        self._children[executor_name(index)].terminate()
+
+    def wait_executor(self, index: int, timeout_s: float = 60.0) -> int:
+        """Wait for executor `index` to end; past `timeout_s` seconds it is killed.
+
+        Returns:
+            Its exit code, 0 if it left in order; minus the signal if it was killed.
+        """
+        child = self._children.pop(executor_name(index))
+        wait_children([child], timeout_s)
+        return child.returncode
+
+    def poll(self) -> list[ChildEnd]:
+        """Children that ended by themselves since the last call; each is reported once."""
+        ended = [child for child in self._children.values() if child.has_ended()]
+        for child in ended:
+            del self._children[child.name]
+            child.kill()  # processes it started may still be there
+        return [ChildEnd(child.name, child.returncode, child.uptime_s) for child in ended]
+
+    def is_ready(self) -> bool:
+        """Whether the service would take a request now: `GET /ready` answers 200."""
+        connection = http.client.HTTPConnection(self.spec.connect_host, self.spec.port, timeout=2.0)
+        try:
+            connection.request("GET", "/ready")
+            return connection.getresponse().status == http.HTTPStatus.OK
+        except (OSError, http.client.HTTPException):
+            return False
+        finally:
+            connection.close()
+
+    def wait_ready(self, timeout_s: float = 180.0) -> None:
+        """Wait until the service takes requests.
+
+        Raises:
+            FleetError: a child ended first, or `timeout_s` seconds passed.
+        """
+        deadline = time.monotonic() + timeout_s
+        while not self.is_ready():
+            for end in self.poll():
+                raise self.failure(end)
+            if time.monotonic() > deadline:
+                raise FleetError(f"the service at {self.spec.url} was not ready after {timeout_s:.0f} s")
+            time.sleep(_POLL_INTERVAL_S)
+
+    def failure(self, end: ChildEnd) -> FleetError:
+        """The error that says how a child ended and what it said last."""
+        said = self.log_tail(end.name)
+        message = f"{end}:\n{said}" if said else f"{end}; its log above says why"
+        return FleetMisconfigured(message) if end.misconfigured else FleetError(message)
+
+    def log_tail(self, name: str, lines: int = 15) -> str:
+        """The last lines a child wrote; empty without a `log_dir`."""
+        path = self._log_path(name)
+        if path is None or not path.exists():
+            return ""
+        return "\n".join(path.read_text(errors="replace").splitlines()[-lines:])
+
+    def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
+        """Stop the executors, then the scheduler; each group gets SIGTERM and, after `timeout_s`, SIGKILL."""
+        executors = [child for name, child in self._children.items() if name != SCHEDULER]
+        schedulers = [child for name, child in self._children.items() if name == SCHEDULER]
+        try:
+            end_children(executors, timeout_s)
+            end_children(schedulers, timeout_s)
+        finally:  # a second Ctrl-C must not leave anything behind
+            for child in self._children.values():
+                child.kill()
+            self._children.clear()
+
+    def _log_path(self, name: str) -> Path | None:
+        return None if self._log_dir is None else self._log_dir / f"{name}.log"

@@ -1,0 +1,79 @@
+"""Starts again whatever child of a `LocalFleet` dies, ever more slowly if it keeps dying.
+
+A process manager for one machine and one developer; in production compose, systemd or Kubernetes does this.
+"""
+
+import time
+from collections.abc import Callable
+
+from scheduler_svc.client.processes.child import ChildEnd
+from scheduler_svc.client.processes.local_fleet import LocalFleet
+
+_FIRST_DELAY_S = 0.5
+_MAX_DELAY_S = 30.0
+_STABLE_AFTER_S = 60.0  # a child that lived this long is not in a crash loop
+_MAX_DEATHS_BEFORE_READY = 3
+
+
+class RestartPolicy:
+    """How long to wait before a child is started again; pure, so that tests need no clock.
+
+    A child that left in order (exit code 0: somebody drained it) is replaced at once. One that crashed waits 0.5 s,
+    and twice as long each time it crashes again before it has lived for a minute, up to 30 s.
+    """
+
+    def __init__(self) -> None:
+        self._crashes: dict[str, int] = {}
+
+    def delay_s(self, end: ChildEnd) -> float:
+        """Seconds to wait after `end`, which is counted."""
+        if end.returncode == 0:
+            return 0.0
+        if end.uptime_s >= _STABLE_AFTER_S:
+            self._crashes[end.name] = 0
+        self._crashes[end.name] = self.crashes(end.name) + 1
+        return min(_FIRST_DELAY_S * 2.0 ** (self.crashes(end.name) - 1), _MAX_DELAY_S)
+
+    def crashes(self, name: str) -> int:
+        """Crashes of a child without a stable life in between."""
+        return self._crashes.get(name, 0)
+
+
+class Supervisor:
+    """Keeps a fleet complete; call `poll` a few times a second.
+
+    Args:
+        fleet: already started.
+        say: takes one line for the operator.
+    """
+
+    def __init__(self, fleet: LocalFleet, say: Callable[[str], None]) -> None:
+        self._fleet = fleet
+        self._say = say
+        self._policy = RestartPolicy()
+        self._restart_at_s: dict[str, float] = {}
+        self._was_ready = False
+
+    def poll(self) -> bool:
+        """Start what is due. Returns whether the service has been ready at least once.
+
+        Raises:
+            FleetError: a child says that it is misconfigured, or keeps dying before the service was ever ready.
+        """
+        for end in self._fleet.poll():
+            self._schedule(end)
+        now_s = time.monotonic()
+        for name in [name for name, at_s in self._restart_at_s.items() if at_s <= now_s]:
+            del self._restart_at_s[name]
+            pid = self._fleet.start_child(name)
+            self._say(f"{name} started again (pid {pid})")
+        self._was_ready = self._was_ready or self._fleet.is_ready()
+        return self._was_ready
+
+    def _schedule(self, end: ChildEnd) -> None:
+        delay_s = self._policy.delay_s(end)
+        hopeless = not self._was_ready and self._policy.crashes(end.name) >= _MAX_DEATHS_BEFORE_READY
+        if end.misconfigured or hopeless:
+            raise self._fleet.failure(end)
+        self._say(f"{end}; starting it again {'now' if delay_s == 0 else f'in {delay_s:g} s'}")
+        self._restart_at_s[end.name] = time.monotonic() + delay_s

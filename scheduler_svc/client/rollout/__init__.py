@@ -1,0 +1,1 @@
+"""`baton rollout`: what to replace next, and what to say of it."""

@@ -1,0 +1,261 @@
+"""Executors replaced one by one: what to do next, given what the scheduler reports; pure.
+
+Each executor in turn:
+
+    GATHERING ──as many ready as at the start──▶ LEAVING ──its epoch is gone──▶ SUCCESSION ──▶ the next one
+        └─(--replace-with)─▶ JOINING ──a new one is ready──▶┘           a new one is ready, and as many as at the start
+
+Reports and the time go in, actions come out; `rollout.py` carries them out.
+"""
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from common.messages import StatusReport
+from scheduler_svc.client.rollout.roster import Process, Roster
+
+_MAX_DRAINS = 3
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is wanted.
+
+    Attributes:
+        timeout_s: for each executor, from its turn to its successor.
+        finish: let the sequences of each end there, instead of handing them over.
+        starts_successors: whether a successor is to be started for each, or somebody else does that.
+        build: what each successor's must be; empty for any.
+        fingerprint: what each successor's must begin with; empty for any.
+    """
+
+    timeout_s: float
+    finish: bool = False
+    starts_successors: bool = False
+    build: str = ""
+    fingerprint: str = ""
+
+    def objection(self, newcomer: Process) -> str:
+        """What is wrong with a new executor; empty if nothing is."""
+        status = newcomer.status
+        if self.build and status.build != self.build:
+            return f"has build {status.build}, expected is {self.build}"
+        if not status.fingerprint.startswith(self.fingerprint):
+            return f"has fingerprint {status.fingerprint}, expected is {self.fingerprint}"
+        return ""
+
+
+@dataclass(frozen=True)
+class Say:
+    """Tell the operator."""
+
+    line: str
+
+
+@dataclass(frozen=True)
+class StartSuccessor:
+    """Start one; if it ends before it has joined, call `Rollout.stop`."""
+
+
+@dataclass(frozen=True)
+class Drain:
+    """Let an executor leave; tell `Rollout` how that was answered."""
+
+    epoch: int
+
+
+Action = Say | StartSuccessor | Drain
+
+
+class Phase(Enum):
+    """Where the turn of an executor stands; the values say it to the operator."""
+
+    GATHERING = "not touched"
+    JOINING = "not touched; a successor was started"
+    LEAVING = "asked to leave, still there"
+    SUCCESSION = "gone, without a successor"
+
+
+@dataclass(frozen=True)
+class Replaced:
+    """An executor that has a successor. `seconds` are from its turn to the successor."""
+
+    name: str
+    epoch: int
+    successor: Process
+    seconds: float
+
+
+@dataclass(eq=False)
+class _Turn:
+    """What has been done about the executor whose turn it is.
+
+    Attributes:
+        drained: epochs of it that were let go, and how often the scheduler had been restarted before.
+    """
+
+    begun_s: float
+    phase: Phase = Phase.GATHERING
+    drained: dict[int, int] = field(default_factory=dict)
+
+
+class Rollout:
+    """The whole of it.
+
+    Args:
+        report: of the fleet as it is at the start.
+        names: executors to replace; all that are ready if it is empty.
+        now_s: the time, as in all calls.
+
+    Attributes:
+        replaced: so far.
+        queue: executors that are left to replace; the first one's turn it is.
+        stopped: why it ended early; empty as long as it has not.
+    """
+
+    def __init__(self, report: StatusReport, names: tuple[str, ...], settings: Settings, now_s: float) -> None:
+        self._settings = settings
+        self._roster = Roster(report)
+        ready = [process for process in self._roster.processes if process.is_ready]
+        self._num_wanted = len(ready)
+        self.queue = [process for process in ready if not names or process.name in names]
+        self._num_targets = len(self.queue)
+        self._first_epochs = {process: process.epoch for process in self.queue}
+        self._spares: list[Process] = []
+        self._turn = _Turn(now_s)
+        self.replaced: list[Replaced] = []
+        self.stopped = ""
+
+    @property
+    def phase(self) -> Phase:
+        """Of the turn of the first in the queue."""
+        return self._turn.phase
+
+    @property
+    def waits_for_start(self) -> bool:
+        """Whether a successor was started that has not joined yet."""
+        return not self.is_done and self.phase is Phase.JOINING
+
+    @property
+    def is_done(self) -> bool:
+        """Whether there is nothing more to do."""
+        return not self.queue or bool(self.stopped)
+
+    def stop(self, reason: str) -> None:
+        """End it here."""
+        self.stopped = self.stopped or reason
+
+    def drain_accepted(self, epoch: int) -> None:
+        """The scheduler has let the executor with this epoch leave."""
+        self._turn.drained[epoch] = self._roster.num_restarts
+
+    def drain_refused(self, reason: str) -> None:
+        """The scheduler has not, and the executor is there and not about to leave."""
+        if self.queue[0].status.state == "ready":
+            self.stop(f"the scheduler refused: {reason}")
+
+    def see(self, report: StatusReport | None, now_s: float) -> list[Action]:
+        """What to do after a look at the scheduler, which may not have answered (None)."""
+        actions: list[Action] = []
+        if report is not None and not self.is_done:
+            actions += self._take_in(report, now_s)
+        while report is not None and not self.is_done:
+            turn, phase = self._turn, self._turn.phase
+            actions += self._advance(now_s)
+            if (turn, phase) == (self._turn, self._turn.phase):
+                break
+        if not self.is_done and now_s - self._turn.begun_s > self._settings.timeout_s:
+            self.stop(self._what_did_not_happen(report is not None))
+        return actions
+
+    def _take_in(self, report: StatusReport, now_s: float) -> list[Action]:
+        """Who is there now."""
+        target, is_restart = self.queue[0], self._roster.shows_restart(report)
+        is_leaving = self._turn.drained.get(target.epoch) == self._roster.num_restarts and not is_restart
+        if is_leaving and not self._settings.finish:
+            # It has been told to leave, so when its epoch has gone it has left; whoever looks like it is its successor.
+            target.has_left |= all(status.epoch != target.epoch for status in report.executors)
+        newcomers = self._roster.see(report, now_s)
+        target.has_left |= is_leaving and not target.is_present
+        self._spares += newcomers
+        for newcomer in newcomers:
+            if objection := self._settings.objection(newcomer):
+                self.stop(f"the new executor {_named(newcomer)} {objection}")
+        return [Say("the scheduler was restarted; executors are known by name and pid")] if is_restart else []
+
+    def _advance(self, now_s: float) -> list[Action]:
+        """One step, if there is one to take."""
+        target, turn, starts = self.queue[0], self._turn, self._settings.starts_successors
+        is_gone, spare = target.is_gone(now_s), self._spare_for(target)
+        match turn.phase:
+            case Phase.GATHERING if self._is_complete(now_s) and (target.is_present or is_gone):
+                turn.phase = Phase.JOINING
+                return [StartSuccessor()] if starts else []
+            case Phase.JOINING if spare is not None or not starts:
+                turn.phase = Phase.LEAVING
+                return [self._progress("is leaving" if target.is_present else "has gone by itself")]
+            case Phase.LEAVING if target.is_present:
+                return self._drain(target, now_s)
+            case Phase.LEAVING if is_gone:
+                turn.phase = Phase.SUCCESSION
+            case Phase.SUCCESSION if target.is_present:  # it had only lost its connection
+                turn.phase = Phase.LEAVING
+            case Phase.SUCCESSION if spare is not None and self._is_complete(now_s):
+                return self._succeeded(target, spare, now_s)
+        return []
+
+    def _is_complete(self, now_s: float) -> bool:
+        """Whether as many executors are ready as at the start; where their successors are for us to start, less those
+        that died before their turn was over."""
+        num_dead = 0
+        if self._settings.starts_successors:
+            waiting = self.queue[self.phase is Phase.SUCCESSION :]
+            num_dead = sum(process.is_gone(now_s) for process in waiting)
+        return self._roster.num_ready + num_dead >= self._num_wanted
+
+    def _drain(self, target: Process, now_s: float) -> list[Action]:
+        """Again and again, until the scheduler has answered for the epoch that the executor has now."""
+        if target.epoch in self._turn.drained or not self._is_complete(now_s):
+            return []
+        if len(self._turn.drained) >= _MAX_DRAINS:
+            self.stop(f"{_named(target)} was told to leave {_MAX_DRAINS} times, and came back each time")
+            return []
+        return [Drain(target.epoch)]
+
+    def _succeeded(self, target: Process, successor: Process, now_s: float) -> list[Action]:
+        seconds = now_s - self._turn.begun_s
+        said = self._progress(f"→ {_named(successor)}, build {successor.status.build}, ready after {seconds:.1f} s")
+        self._spares.remove(successor)
+        self.replaced.append(Replaced(target.name, self._first_epochs[target], successor, seconds))
+        del self.queue[0]
+        self._turn = _Turn(now_s)
+        return [said]
+
+    def _spare_for(self, target: Process) -> Process | None:
+        """A new executor that is ready: best one of the same name, least of all one of a name whose turn comes yet."""
+        names = {waiting.name for waiting in self.queue[1:]}
+        ready = [spare for spare in self._spares if spare.is_ready]
+        return min(ready, key=lambda spare: (spare.name != target.name, spare.name in names), default=None)
+
+    def _progress(self, what: str) -> Say:
+        return Say(f"{len(self.replaced) + 1}/{self._num_targets} {_named(self.queue[0])} {what}")
+
+    def _what_did_not_happen(self, has_answer: bool) -> str:
+        name, timeout = self.queue[0].name, f"within {self._settings.timeout_s:g} s"
+        if not has_answer:
+            return f"the scheduler does not answer, and the turn of {name} was not over {timeout}"
+        ready = f"{self._roster.num_ready} of {self._num_wanted} executors are ready"
+        match self.phase:
+            case Phase.GATHERING:
+                return f"the fleet was not complete again {timeout} ({ready})"
+            case Phase.JOINING:
+                return f"the successor that was started did not join {timeout}"
+            case Phase.LEAVING:
+                status = self.queue[0].status
+                return f"{name} did not leave {timeout} ({status.state}, {status.running} sequences)"
+            case Phase.SUCCESSION:
+                return f"no successor of {name} came {timeout} ({ready})"
+
+
+def _named(process: Process) -> str:
+    return f"{process.name} (epoch {process.epoch})"

@@ -1,0 +1,49 @@
+"""What `baton rollout` says at its end."""
+
+import sys
+
+from rich.console import Console
+from rich.table import Table
+
+from scheduler_svc.client.rollout.plan import Phase, Rollout
+
+_WIDTH_WITHOUT_TERMINAL = 200  # wide enough that no line is folded in a log
+_ADVICE = {
+    Phase.GATHERING: "See which executors are missing (`baton status`) and start them",
+    Phase.JOINING: "See the log of the successor",
+    Phase.LEAVING: "Stop its process yourself if it must go now; its sequences go on elsewhere",
+    Phase.SUCCESSION: "See why its supervisor starts none, or start one yourself (`baton-executor`)",
+}
+
+
+def print_replaced(rollout: Rollout) -> None:
+    """Write a table of the executors that were replaced to stdout, if any were."""
+    if not rollout.replaced:
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for header in ("executor", "old epoch", "new epoch", "successor", "build", "model", "seconds"):
+        table.add_column(header, no_wrap=True, justify="right" if header in ("old epoch", "seconds") else "left")
+    for one in rollout.replaced:
+        status = one.successor.status
+        words = (one.name, one.epoch, status.epoch, status.executor, status.build, status.fingerprint[:8])
+        table.add_row(*map(str, words), f"{one.seconds:.1f}")
+    terminal = sys.stdout.isatty()
+    console = Console(file=sys.stdout, highlight=False, width=None if terminal else _WIDTH_WITHOUT_TERMINAL)
+    console.print(table)
+
+
+def stop_report(rollout: Rollout) -> str:
+    """Why it ended early, how things stand, and what to do."""
+    current, *untouched = rollout.queue
+    replaced = ", ".join(one.name for one in rollout.replaced)
+    left = [process.name for process in (untouched if rollout.phase is Phase.SUCCESSION else rollout.queue)]
+    again = f", then go on with: baton rollout {' '.join(left)}" if left else ""
+    return "\n".join(
+        [
+            rollout.stopped,
+            f"  replaced:     {replaced or 'none'}",
+            f"  stopped at:   {current.name} ({rollout.phase.value})",
+            f"  not touched:  {', '.join(process.name for process in untouched) or 'none'}",
+            f"{_ADVICE[rollout.phase]}{again}",
+        ]
+    )

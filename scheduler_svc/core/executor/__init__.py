@@ -1,0 +1,1 @@
+"""One executor as the scheduler sees it, for one epoch: its blocks, lanes and plans in flight."""

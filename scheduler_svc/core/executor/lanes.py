@@ -1,0 +1,131 @@
+"""The hot state of one executor's running sequences: one numpy column a fact, indexed by lane.
+
+A step of hundreds of decoding sequences reads and writes whole columns and does no Python work for each of them.
+Pure.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+from common.wire import IntArray
+from scheduler_svc.core.executor.block_manager import BlockTable
+from scheduler_svc.core.sequence import Sequence
+
+MAX_STOPS = 8  # stop tokens that are looked for in one comparison; a sequence with more is looked at by itself
+NEVER = 2**31 - 1
+INITIAL_TOKENS = 512
+
+
+class Lanes:
+    """Columns of int32, an entry for each lane. A free lane is never due for anything.
+
+    Attributes:
+        num_prompt: tokens of the prompt.
+        known: tokens whose values are known.
+        inflight: tokens that plans in flight will sample.
+        computed: tokens whose K and V are in the sequence's blocks once the plans in flight have run.
+        limit: length at which the sequence ends.
+        room: positions that its blocks have room for.
+        last_block: the last block of its table.
+        publish_at: when `known` and `computed` have both reached this, another block can be published.
+        stops: [lanes, MAX_STOPS] stop tokens, -1 where there are fewer.
+        has_more_stops: bool, whether there are more stop tokens than fit.
+        tokens: [lanes, longest limit so far], the known tokens.
+        serial: int64, which admission holds the lane; -1 for none.
+        temperature, top_p, min_p (float32), top_k, seed (uint64): how it draws.
+        sequences, tables: lists; a free lane has no sequence, and its table is empty.
+        free: lanes that nobody holds.
+    """
+
+    def __init__(self, num_lanes: int) -> None:
+        self.num_prompt, self.known, self.inflight, self.computed = (np.zeros(num_lanes, np.int32) for _ in range(4))
+        self.limit, self.room, self.last_block, self.top_k = (np.zeros(num_lanes, np.int32) for _ in range(4))
+        self.publish_at: IntArray = np.full(num_lanes, NEVER, np.int32)
+        self.stops: IntArray = np.full((num_lanes, MAX_STOPS), -1, np.int32)
+        self.has_more_stops = np.zeros(num_lanes, np.bool_)
+        self.tokens: IntArray = np.empty((num_lanes, INITIAL_TOKENS), np.int32)
+        self.serial: npt.NDArray[np.int64] = np.full(num_lanes, -1, np.int64)
+        self.temperature, self.top_p, self.min_p = (np.zeros(num_lanes, np.float32) for _ in range(3))
+        self.seed = np.zeros(num_lanes, np.uint64)
+        self.sequences: list[Sequence | None] = [None] * num_lanes
+        self.tables: list[BlockTable] = [BlockTable() for _ in range(num_lanes)]
+        self.free = list(range(num_lanes))[::-1]
+        self._next_serial = 0
+
+    @property
+    def num_free(self) -> int:
+        """Lanes that nobody holds."""
+        return len(self.free)
+
+    def enter(self, sequence: Sequence, table: BlockTable) -> int:
+        """Give a sequence a lane and copy its facts into the columns; `computed` and `table_changed` must follow."""
+        lane = self.free.pop()
+        params, length = sequence.params, len(sequence.tokens)
+        self.sequences[lane] = sequence
+        self.tables[lane] = table
+        self.serial[lane] = self._next_serial
+        self._next_serial += 1
+        self.num_prompt[lane] = sequence.num_prompt
+        self.known[lane] = length
+        self.inflight[lane] = 0
+        self.limit[lane] = sequence.max_length
+        if sequence.max_length > self.tokens.shape[1]:
+            self._widen(sequence.max_length)
+        self.tokens[lane, :length] = np.frombuffer(sequence.tokens, np.int32)
+        self.stops[lane] = -1
+        stops = params.stop_token_ids[:MAX_STOPS]
+        self.stops[lane, : len(stops)] = stops
+        self.has_more_stops[lane] = len(params.stop_token_ids) > MAX_STOPS
+        self.temperature[lane] = params.temperature
+        self.top_k[lane] = params.top_k
+        self.top_p[lane] = params.top_p
+        self.min_p[lane] = params.min_p
+        self.seed[lane] = sequence.seed
+        return lane
+
+    def leave(self, lane: int) -> None:
+        """Take the lane back. Its sequence gets all its known tokens."""
+        sequence = self.sequences[lane]
+        assert sequence is not None
+        generated = self.tokens[lane, len(sequence.tokens) : self.known[lane]]
+        if len(generated):
+            sequence.tokens.frombytes(generated.tobytes())
+            sequence.largest_token = max(sequence.largest_token, int(generated.max()))
+        self.sequences[lane] = None
+        self.serial[lane] = -1
+        self.publish_at[lane] = NEVER
+        self.free.append(lane)
+
+    def table_changed(self, lane: int, block_size: int) -> None:
+        """Derive what follows from the lane's table."""
+        table = self.tables[lane]
+        self.room[lane] = len(table.ids) * block_size
+        self.last_block[lane] = table.ids[-1]
+        self.publishing_changed(lane, block_size)
+
+    def publishing_changed(self, lane: int, block_size: int) -> None:
+        """Derive what follows from how many of the lane's blocks are published."""
+        table = self.tables[lane]
+        self.publish_at[lane] = NEVER if table.is_stuck else (table.num_published + 1) * block_size
+
+    def due_for_publishing(self) -> list[tuple[int, int]]:
+        """Lanes with a full block of known tokens that is not published yet, and how many tokens are known and
+        computed there."""
+        usable = np.minimum(self.known, self.computed)
+        due = np.flatnonzero(usable >= self.publish_at)
+        return list(zip(due.tolist(), usable[due].tolist(), strict=True))
+
+    def is_stop(self, lanes: IntArray, tokens: IntArray) -> npt.NDArray[np.bool_]:
+        """Whether each token is a stop token of its lane's sequence; bool [lanes]."""
+        found: npt.NDArray[np.bool_] = (self.stops[lanes] == tokens[:, None]).any(axis=1)
+        if self.has_more_stops.any():
+            for i in np.flatnonzero(self.has_more_stops[lanes]).tolist():
+                sequence = self.sequences[lanes[i]]
+                assert sequence is not None
+                found[i] = int(tokens[i]) in sequence.params.stop_token_ids
+        return found
+
+    def _widen(self, width: int) -> None:
+        tokens = np.empty((len(self.tokens), max(width, 2 * self.tokens.shape[1])), np.int32)
+        tokens[:, : self.tokens.shape[1]] = self.tokens
+        self.tokens = tokens

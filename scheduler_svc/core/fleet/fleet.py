@@ -1,0 +1,304 @@
+"""The lives of executors: who is in the fleet, under which epoch, and when one has left it.
+
+A pure state machine in the manner of h11: messages and the time go in, effects come out. It opens no socket and
+reads no clock, so that the simulator (tests/sim) runs it in virtual time. `core.py` acts on the effects.
+
+    Hello ──▶ READY ──ask_to_leave(finish)──▶ FINISHING ──release──▶ DRAINING ──▶ Ended
+                │ ──ask_to_leave, Leaving──────────────────────────────▲
+                └── silence, a broken or full connection, a hung or failed step, another Hello ──▶ Ended
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+
+from common import messages as m
+from common.wire import HEARTBEAT_INTERVAL_S, LOSS_TIMEOUT_S
+from scheduler_svc.core.fleet.probation import Probation
+from scheduler_svc.core.fleet.step_clock import DEFAULT_FLOOR_S, StepClock
+
+Peer = bytes
+
+MAX_BLOCKS = 2**20
+MAX_BLOCK_SIZE = 2**16
+MAX_LANES = 2**13
+MAX_SLOTS = 2**31 - 1
+MAX_REMEMBERED = 1024  # executors that left
+FAILURES = ("step_failed", "hung", "untrusted", "disconnected", "silent")
+BLAMABLE = ("step_failed", "hung", "disconnected", "silent")  # those that may be the doing of what was computed
+MAX_HISTORY = 2**28  # tokens that all lanes together could hold: the scheduler keeps them
+HELLO_AGAIN_S = 0.5  # a member that has just joined need not join again
+
+
+class Standing(Enum):
+    """Where a member stands; the values are what `baton status` shows."""
+
+    READY = "ready"
+    FINISHING = "finishing"  # its sequences end there, new ones go elsewhere
+    DRAINING = "draining"  # it gets no more plans, and is let go when those it has are answered
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send `message` to `peer`."""
+
+    peer: Peer
+    message: m.SchedulerToExecutor
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """An epoch begins; its Welcome comes after this effect, so that a failure to send it ends a known epoch."""
+
+    epoch: int
+    hello: m.Hello
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """A Hello was answered with a Reject."""
+
+    hello: m.Hello
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finishing:
+    """The executor is to leave when its sequences have ended: give it no new ones, then call `release`."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Draining:
+    """The executor is to leave: plan nothing more for it and call `end` once its plans are answered."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """The answer to a plan of a live epoch."""
+
+    result: m.StepResult
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """An epoch is over, and with it all that its executor cached.
+
+    Attributes:
+        cause: one word for metrics: `silent`, `disconnected`, `hung`, `step_failed`, `untrusted` (all of FAILURES),
+            `restarted`, `drained`, `shutdown`.
+        reason: for people.
+        step: that failed, if it is known.
+    """
+
+    epoch: int
+    hello: m.Hello
+    cause: str
+    reason: str
+    step: int | None = None
+
+
+Effect = Send | Joined | Rejected | Finishing | Draining | Answered | Ended
+
+
+@dataclass(slots=True)
+class Member:
+    """An executor in one epoch of its life. Times are the caller's, in seconds."""
+
+    peer: Peer
+    epoch: int
+    hello: m.Hello
+    joined_at: float
+    last_heard: float
+    steps: StepClock
+    standing: Standing = field(default=Standing.READY)
+
+
+def model_of(hello: m.Hello) -> str:
+    """What an executor computes with: executors of one model give a sequence the same tokens."""
+    return f"{hello.fingerprint}/{hello.dtype}"
+
+
+class Fleet:
+    """All executors that have an epoch.
+
+    Args:
+        first_epoch: epochs count up from here; one that no earlier life of the scheduler has given out.
+        step_floor_s: what any step may take before its executor counts as hung (see StepClock).
+    """
+
+    def __init__(self, first_epoch: int = 1, step_floor_s: float = DEFAULT_FLOOR_S) -> None:
+        self._members: dict[Peer, Member] = {}
+        self._next_epoch = first_epoch
+        self._step_floor_s = step_floor_s
+        self._last_beat = float("-inf")
+        self._probation = Probation()
+        self._earlier: OrderedDict[tuple[str, str], StepClock] = OrderedDict()  # of executors that left, by name
+
+    def __iter__(self) -> Iterator[Member]:
+        """Members in the order in which they joined."""
+        return iter(list(self._members.values()))
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def member(self, epoch: int) -> Member | None:
+        """The member with this epoch, if it is alive."""
+        return next((member for member in self._members.values() if member.epoch == epoch), None)
+
+    def find(self, executor: str) -> Member | str:
+        """The member of this name, or with this epoch in decimal; or why it cannot be told."""
+        found = [member for member in self._members.values() if str(member.epoch) == executor]
+        found = found or [member for member in self._members.values() if member.hello.executor == executor]
+        match found:
+            case [member]:
+                return member
+            case []:
+                return f"no executor {executor!r} is in the fleet"
+            case _:
+                epochs = ", ".join(str(member.epoch) for member in found)
+                return f"{len(found)} executors are called {executor!r}; name one by its epoch ({epochs})"
+
+    def receive(self, peer: Peer, message: m.ExecutorToScheduler, now: float) -> list[Effect]:
+        """What follows from a message of `peer`."""
+        if isinstance(message, m.Hello):
+            return self._hello(peer, message, now)
+        member = self._members.get(peer)
+        if member is None or member.epoch != message.epoch:
+            # A peer whose connection or patience broke, or that knew an earlier scheduler: it has to say Hello.
+            return [Send(peer, m.EpochOver(epoch=message.epoch, reason="this epoch is unknown here"))]
+        member.last_heard = now
+        match message:
+            case m.ExecutorHeartbeat():
+                return []
+            case m.StepResult():
+                return [Answered(message)]
+            case m.StepFailed(step=step):
+                reason = f"step {step} failed: {message.error}"
+                return self._end(member, "step_failed", reason, now, tell=False, step=step)
+            case m.Leaving():
+                return self._drain(member)
+
+    def plan_sent(self, epoch: int, step: int, num_tokens: int, now: float) -> None:
+        """A plan of so many tokens is on its way to a live epoch: from now on its answer is waited for."""
+        member = self.member(epoch)
+        assert member is not None, f"epoch {epoch} is over"
+        member.steps.sent(step, num_tokens, now)
+
+    def step_answered(self, epoch: int, step: int, now: float) -> None:
+        """The answer to a plan of a live epoch has been found to be right."""
+        if (member := self.member(epoch)) is not None:
+            member.steps.answered(step, now)
+
+    def paused(self, seconds: float, now: float) -> None:
+        """The caller has not run for so long: nobody can be held to what he said or answered in that time."""
+        for member in self._members.values():
+            member.last_heard = min(member.last_heard + seconds, now)
+            member.steps.paused(seconds, now)
+
+    def ask_to_leave(self, epoch: int, *, finish: bool) -> list[Effect]:
+        """An operator wants an executor to go: at the next step boundary, or (`finish`) when its sequences ended."""
+        member = self.member(epoch)
+        if member is None or member.standing is Standing.DRAINING:
+            return []
+        if not finish:
+            return self.release(epoch)
+        if member.standing is Standing.FINISHING:
+            return []
+        member.standing = Standing.FINISHING
+        return [Finishing(epoch)]
+
+    def release(self, epoch: int) -> list[Effect]:
+        """Tell an executor to leave, and drain it."""
+        member = self.member(epoch)
+        return [] if member is None else [Send(member.peer, m.Leave(epoch=epoch)), *self._drain(member)]
+
+    def end(self, epoch: int, cause: str, reason: str, now: float) -> list[Effect]:
+        """End an epoch and tell its executor (which may say Hello again)."""
+        member = self.member(epoch)
+        return [] if member is None else self._end(member, cause, reason, now)
+
+    def disconnected(self, peer: Peer, now: float) -> list[Effect]:
+        """The connection to `peer` is gone."""
+        member = self._members.get(peer)
+        if member is None:
+            return []
+        # One that was asked to leave, and does not wait for its last step, leaves all the same.
+        cause = "drained" if member.standing is Standing.DRAINING else "disconnected"
+        return self._end(member, cause, "connection broke", now, tell=False)
+
+    def tick(self, now: float) -> list[Effect]:
+        """Ends epochs that have been silent or computing for too long, and sends heartbeats when they are due."""
+        effects: list[Effect] = []
+        for member in self:
+            silence_s = now - member.last_heard
+            if silence_s > LOSS_TIMEOUT_S:
+                effects += self._end(member, "silent", f"not heard for {silence_s:.1f} s", now)
+            elif (overdue := member.steps.overdue(now)) is not None:
+                effects += self._end(member, "hung", str(overdue), now, step=overdue.step)
+        if now - self._last_beat >= HEARTBEAT_INTERVAL_S:
+            self._last_beat = now
+            effects += [Send(member.peer, m.SchedulerHeartbeat(epoch=member.epoch)) for member in self]
+        return effects
+
+    def _hello(self, peer: Peer, hello: m.Hello, now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        if (known := self._members.get(peer)) is not None:
+            if now - known.joined_at < HELLO_AGAIN_S:
+                return []
+            effects += self._end(known, "restarted", "it said Hello again", now, tell=False)
+        if (reason := self._mismatch(hello)) is not None:
+            return [*effects, Rejected(hello, reason), Send(peer, m.Reject(reason=reason))]
+        if self._probation.is_out(hello.executor, now):
+            return effects  # it says Hello every second
+        steps = StepClock(self._step_floor_s, self._earlier.get((hello.executor, model_of(hello))))
+        member = Member(peer, self._next_epoch, hello, joined_at=now, last_heard=now, steps=steps)
+        self._next_epoch += 1
+        self._members[peer] = member
+        return [*effects, Joined(member.epoch, hello), Send(peer, m.Welcome(epoch=member.epoch))]
+
+    def _mismatch(self, hello: m.Hello) -> str | None:
+        """What keeps an executor from joining: its books must fit our memory and its slots an int32, and any member
+        must be able to read the tokens of any sequence."""
+        longest = min(hello.max_model_len, hello.num_blocks * hello.block_size)
+        for what, value, limit in (
+            ("num_blocks", hello.num_blocks, MAX_BLOCKS),
+            ("block_size", hello.block_size, MAX_BLOCK_SIZE),
+            ("max_num_seqs", hello.max_num_seqs, MAX_LANES),
+            ("num_blocks * block_size", hello.num_blocks * hello.block_size, MAX_SLOTS),
+            ("max_num_seqs * max_model_len", hello.max_num_seqs * longest, MAX_HISTORY),
+        ):
+            if value > limit:
+                return f"{what} is {value}, the limit is {limit}"
+        for member in self:
+            theirs, ours = hello.vocab_size, member.hello.vocab_size
+            if theirs != ours:
+                return f"vocab_size is {theirs}, that of {member.hello.executor} in this fleet is {ours}"
+        return None
+
+    @staticmethod
+    def _drain(member: Member) -> list[Effect]:
+        if member.standing is Standing.DRAINING:
+            return []
+        member.standing = Standing.DRAINING
+        return [Draining(member.epoch)]
+
+    def _end(
+        self, member: Member, cause: str, reason: str, now: float, *, tell: bool = True, step: int | None = None
+    ) -> list[Effect]:
+        del self._members[member.peer]
+        self._earlier[member.hello.executor, model_of(member.hello)] = member.steps
+        if len(self._earlier) > MAX_REMEMBERED:
+            self._earlier.popitem(last=False)
+        if cause in FAILURES and member.steps.num_sent:
+            worked, is_liar = member.steps.num_answered > 0, cause == "untrusted"
+            out_s = self._probation.failed(member.hello.executor, now, worked=worked, is_liar=is_liar)
+            reason += f"; kept out for {out_s:.0f} s" if out_s else ""
+        elif cause == "drained":
+            self._probation.forgive(member.hello.executor)
+        told = [Send(member.peer, m.EpochOver(epoch=member.epoch, reason=reason[:4096]))] if tell else []
+        return [*told, Ended(member.epoch, member.hello, cause, reason, step)]

@@ -1,0 +1,1 @@
+"""What happened, counted, and how it is reported to operators."""

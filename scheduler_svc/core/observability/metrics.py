@@ -1,0 +1,171 @@
+"""What the core exports to Prometheus. One registry of the core's own: frontends only pass its text on."""
+
+from collections import Counter as PlainCounter
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from common.messages import StatusReport
+from scheduler_svc.core.fleet.fleet import FAILURES
+
+RATE_WINDOW_S = 10.0
+OUTCOMES = ("stop", "length", "cancelled", "deadline", "error", "refused")
+CODES = ("queue_full", "too_many_requests", "request_exists", "context_length_exceeded", "invalid_value")
+CAUSES = (*FAILURES, "restarted", "drained", "shutdown")
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+
+AnyMetric = TypeVar("AnyMetric", Counter, Histogram)
+
+
+@dataclass(frozen=True)
+class Gauges:
+    """The state at the time of a scrape.
+
+    Attributes:
+        open_requests: by client.
+        messages_dropped: by link.
+    """
+
+    report: StatusReport
+    open_requests: Mapping[str, int]
+    num_frontends: int
+    messages_dropped: Mapping[str, int]
+    strikes: int
+    struck_out: int
+    model_changes: int
+    journal_bytes: int
+    journal_batches: int
+    journal_failures: int
+
+
+class Metrics:
+    """Counters and histograms that events move; everything that is a state comes with `text`."""
+
+    def __init__(self) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # they double the number of series and nobody charts them
+        self._registry = CollectorRegistry()
+        self.sequences_ended = self._counter("baton_sequences_ended", "Sequences that ended.", outcome=OUTCOMES)
+        self.requests_refused = self._counter("baton_requests_refused", "Requests that were not taken.", code=CODES)
+        self.requests_restored = self._counter("baton_requests_restored", "Open requests found in the journal.")
+        self.epochs_started = self._counter("baton_executor_epochs_started", "Times an executor joined.")
+        self.epochs_ended = self._counter("baton_executor_epochs_ended", "Times an executor left.", cause=CAUSES)
+        self.executors_rejected = self._counter("baton_executors_rejected", "Executors that may not join.")
+        self.resumed = self._counter(
+            "baton_sequences_resumed", "Sequences that lost their executor and went on elsewhere.", cause=CAUSES
+        )
+        self.resume_seconds = self._histogram(
+            "baton_resume_seconds", "End of an executor's epoch to its sequences' next tokens.", cause=CAUSES
+        )
+        self.step_seconds = self._histogram("baton_step_seconds", "Computing one plan, as executors say.")
+        self.first_token_seconds = self._histogram("baton_time_to_first_token_seconds", "Submit to first token.")
+        self.sequence_seconds = self._histogram("baton_sequence_seconds", "Submit to the end of a sequence.")
+
+    def text(self, gauges: Gauges) -> bytes:
+        """Everything in Prometheus' text format."""
+        whole = CollectorRegistry()
+        whole.register(_Fixed([*self._registry.collect(), *_states(gauges)]))
+        return generate_latest(whole)
+
+    def _counter(self, name: str, text: str, **label: tuple[str, ...]) -> Counter:
+        return _with_series(Counter(name, text, list(label), registry=self._registry), label)
+
+    def _histogram(self, name: str, text: str, **label: tuple[str, ...]) -> Histogram:
+        return _with_series(Histogram(name, text, list(label), buckets=SECONDS, registry=self._registry), label)
+
+
+def _with_series(metric: AnyMetric, label: Mapping[str, tuple[str, ...]]) -> AnyMetric:
+    """The metric with a series for each value of its label from the start: Prometheus sees no increase to a first 1."""
+    for values in label.values():
+        for value in values:
+            metric.labels(value)
+    return metric
+
+
+class _Fixed(Collector):
+    """Metrics that were gathered already."""
+
+    def __init__(self, metrics: list[Metric]) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> Iterable[Metric]:
+        """All of them."""
+        return self._metrics
+
+
+def _states(gauges: Gauges) -> Iterator[Metric]:
+    report = gauges.report
+    yield _gauge(
+        *("baton_sequences", "Sequences that have not ended.", "state"),
+        {"waiting": report.waiting, "running": report.running},
+    )
+    states = PlainCounter(executor.state for executor in report.executors)
+    by_state = {state: states[state] for state in ("ready", "finishing", "draining")}
+    yield _gauge("baton_executors", "Executors in the fleet.", "state", by_state)
+    yield _blocks(report)
+    yield _gauge("baton_open_requests", "Requests that have not ended.", "client", gauges.open_requests)
+    yield GaugeMetricFamily("baton_frontends", "Frontends that are connected.", value=gauges.num_frontends)
+    dropped = CounterMetricFamily("baton_messages_dropped", "Malformed or foreign messages.", labels=["link"])
+    for link, count in gauges.messages_dropped.items():
+        dropped.add_metric([link], count)
+    yield dropped
+    journal = {state: int(report.journal == state) for state in ("ok", "failed", "off")}
+    yield _gauge("baton_journal_state", "1 for the journal's present state.", "state", journal)
+    yield GaugeMetricFamily("baton_journal_lag_seconds", "Age of what is not on disk.", value=report.journal_lag_s)
+    yield GaugeMetricFamily("baton_journal_bytes", "Length of the journal on disk.", value=gauges.journal_bytes)
+    for name, text, value in (
+        ("baton_journal_batches", "Batches written to the journal.", gauges.journal_batches),
+        ("baton_journal_failures", "Writes to the journal that failed or got stuck.", gauges.journal_failures),
+        ("baton_preemptions", "Sequences that lost their blocks to an older one.", report.preemptions),
+        ("baton_strikes", "Failures of executors, once for each sequence they computed.", gauges.strikes),
+        ("baton_sequences_ended_by_strikes", "Sequences that executors failed of again and again.", gauges.struck_out),
+        ("baton_model_changes", "Sequences that went on with another model.", gauges.model_changes),
+        ("baton_prompt_tokens", "Prompt tokens accepted.", report.prompt_tokens),
+        ("baton_cached_prompt_tokens", "Prompt tokens found in the prefix cache.", report.cached_prompt_tokens),
+        ("baton_recomputed_tokens", "Tokens computed again after a preemption or a loss.", report.recomputed_tokens),
+        ("baton_output_tokens", "Tokens generated.", report.output_tokens),
+    ):
+        yield CounterMetricFamily(name, text, value=value)
+
+
+def _gauge(name: str, text: str, label: str, values: Mapping[str, int]) -> Metric:
+    gauge = GaugeMetricFamily(name, text, labels=[label])
+    for key, value in values.items():
+        gauge.add_metric([key], value)
+    return gauge
+
+
+def _blocks(report: StatusReport) -> Metric:
+    blocks = GaugeMetricFamily("baton_blocks", "KV blocks.", labels=["executor", "state"])
+    used, free = PlainCounter[str](), PlainCounter[str]()  # sums, because nobody keeps names from being used twice
+    for executor in report.executors:
+        used[executor.executor] += executor.num_blocks - executor.free_blocks
+        free[executor.executor] += executor.free_blocks
+    for name in used:
+        blocks.add_metric([name, "used"], used[name])
+        blocks.add_metric([name, "free"], free[name])
+    return blocks
+
+
+class Rate:
+    """Growth of a count over the last `RATE_WINDOW_S` seconds."""
+
+    def __init__(self) -> None:
+        self._samples: deque[tuple[float, int]] = deque()
+
+    def sample(self, now: float, total: int) -> None:
+        """Note the count; to be called about once a second."""
+        self._samples.append((now, total))
+        while now - self._samples[0][0] > RATE_WINDOW_S:
+            self._samples.popleft()
+
+    def per_second(self) -> float:
+        """The rate, 0 before there are two samples."""
+        if len(self._samples) < 2:
+            return 0.0
+        (t0, n0), (t1, n1) = self._samples[0], self._samples[-1]
+        return (n1 - n0) / (t1 - t0)

@@ -1,0 +1,114 @@
+"""Counts what happens in the core. Decides nothing. Pure: the time is the caller's."""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from common.messages import StepResult
+from scheduler_svc.core.observability.metrics import Metrics, Rate
+from scheduler_svc.core.outcomes import SchedulerStats, SequenceEnd, StepOutput
+from scheduler_svc.core.sequence import Sequence
+
+SAMPLE_INTERVAL_S = 1.0
+STEP_MS_WEIGHT = 0.1  # of the newest step in the exponential mean
+
+
+@dataclass(slots=True)
+class Steps:
+    """An executor's steps in its present epoch."""
+
+    count: int = 0
+    mean_ms: float = 0.0
+
+
+class Telemetry:
+    """What has happened so far.
+
+    Args:
+        stats: the scheduler's own counts.
+
+    Attributes:
+        metrics: those that events move.
+        steps: by epoch.
+        ended_by: sequences, by how they ended.
+        executors_lost: epochs that ended with a failure.
+        output_rate, prefill_rate: tokens.
+    """
+
+    def __init__(self, stats: SchedulerStats) -> None:
+        self.metrics = Metrics()
+        self.steps: dict[int, Steps] = {}
+        self.ended_by: Counter[str] = Counter()
+        self.executors_lost = 0
+        self.output_rate, self.prefill_rate = Rate(), Rate()
+        self._stats = stats
+        self._submitted: dict[Sequence, float] = {}
+        self._paused: dict[Sequence, tuple[float, str]] = {}  # since when, and the cause
+        self._next_sample = float("-inf")
+
+    def executor_joined(self, epoch: int) -> None:
+        """An epoch began."""
+        self.steps[epoch] = Steps()
+        self.metrics.epochs_started.inc()
+
+    def executor_rejected(self) -> None:
+        """An executor may not join."""
+        self.metrics.executors_rejected.inc()
+
+    def executor_ended(self, epoch: int, cause: str, resumed: list[Sequence], now: float, *, is_failure: bool) -> None:
+        """An epoch ended; the sequences that ran there go on elsewhere."""
+        del self.steps[epoch]
+        self.executors_lost += is_failure
+        self.metrics.epochs_ended.labels(cause).inc()
+        self.metrics.resumed.labels(cause).inc(len(resumed))
+        for sequence in resumed:
+            self._paused.setdefault(sequence, (now, cause))
+
+    def step_done(self, result: StepResult) -> None:
+        """A plan was answered."""
+        steps = self.steps[result.epoch]
+        steps.count += 1
+        weight = STEP_MS_WEIGHT if steps.count > 1 else 1.0
+        steps.mean_ms += (result.compute_us / 1000 - steps.mean_ms) * weight
+        self.metrics.step_seconds.observe(result.compute_us / 1e6)
+
+    def request_refused(self, code: str) -> None:
+        """A request was not taken."""
+        self.metrics.sequences_ended.labels("refused").inc()
+        self.metrics.requests_refused.labels(code).inc()
+
+    def requests_restored(self, count: int) -> None:
+        """So many open requests came back from the journal."""
+        self.metrics.requests_restored.inc(count)
+
+    def submitted(self, sequences: Iterable[Sequence], now: float) -> None:
+        """Sequences of a request that was taken."""
+        self._submitted.update((sequence, now) for sequence in sequences)
+
+    def stepped(self, output: StepOutput, now: float) -> None:
+        """Sequences have new tokens; some have ended."""
+        for sequence in output.firsts:
+            self.metrics.first_token_seconds.observe(now - self._submitted[sequence])
+        if self._paused:
+            for sequence in output.sequences:
+                if (paused := self._paused.pop(sequence, None)) is not None:
+                    since, cause = paused
+                    self.metrics.resume_seconds.labels(cause).observe(now - since)
+        for end in output.ends:
+            self.ended(end, now)
+
+    def ended(self, end: SequenceEnd, now: float) -> None:
+        """A sequence has ended."""
+        self._paused.pop(end.sequence, None)
+        submitted = self._submitted.pop(end.sequence)
+        self.ended_by[end.reason] += 1
+        outcome = "deadline" if end.code == "deadline_exceeded" else end.reason
+        self.metrics.sequences_ended.labels(outcome).inc()
+        self.metrics.sequence_seconds.observe(now - submitted)
+
+    def tick(self, now: float) -> None:
+        """Called often; samples the rates once a second."""
+        if now >= self._next_sample:
+            self._next_sample = now + SAMPLE_INTERVAL_S
+            self.output_rate.sample(now, self._stats.output_tokens)
+            self.prefill_rate.sample(now, self._stats.prefill_tokens)

@@ -1,0 +1,1 @@
+"""Which sequences run where, and what each executor computes next."""

@@ -1,0 +1,294 @@
+"""The frontend's side of the socket to the core: what is sent, what comes back, and whether the core lives."""
+
+import asyncio
+import contextlib
+import itertools
+import os
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, TypeVar, cast
+
+import zmq
+import zmq.asyncio
+from zmq.utils.monitor import recv_monitor_message
+
+from common import messages as m
+from common.errors import RequestRejected, WireError
+from common.logging import DropLog, get_logger
+from common.wire import Codec
+from scheduler_svc.frontend.answers.attachments import Attachments
+from scheduler_svc.frontend.answers.inbox import Inbox, taken_over
+
+log = get_logger(__name__)
+
+HELLO_INTERVAL_S = 1.0
+HELLOS_UNANSWERED_WHEN_SILENT = 3
+QUERY_TIMEOUT_S = 5.0
+MAX_OPEN_REQUESTS = 8192
+SEND_HIGH_WATER_MARK = 4 * MAX_OPEN_REQUESTS
+RECEIVE_HIGH_WATER_MARK = 10_000  # steps' outputs: minutes of them, as those that do not fit are lost
+LINGER_MS = 500
+
+Query = m.StatusQuery | m.MetricsQuery | m.DrainExecutor
+Reply = TypeVar("Reply", m.Status, m.Metrics, m.DrainReply)
+
+
+class CoreLink:
+    """One DEALER socket to the core, shared by all requests of this frontend.
+
+    Sends never wait: a message that cannot be queued at once means that the core is gone or stuck, and the request
+    it belongs to is refused. The core is *lost* when the connection breaks, and then every open answer ends here: a
+    core that comes back may know the requests, and hears of those whose clients come back. It is *silent* when it
+    leaves several hellos unanswered, which only stops new requests. Silence is counted in hellos and not in seconds,
+    so that a frontend that was itself frozen for a while does not take its own pause for the core's.
+    """
+
+    def __init__(self, endpoint: str, *, hello_interval_s: float = HELLO_INTERVAL_S) -> None:
+        self._hello_interval_s = hello_interval_s
+        self._context = zmq.asyncio.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.SNDHWM, SEND_HIGH_WATER_MARK)
+        self._socket.setsockopt(zmq.RCVHWM, RECEIVE_HIGH_WATER_MARK)
+        self._socket.setsockopt(zmq.LINGER, LINGER_MS)
+        self._socket.setsockopt(zmq.IMMEDIATE, 1)  # queue nothing for a core that is not there
+        self._socket.setsockopt(zmq.RECONNECT_IVL, 100)
+        self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
+        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
+        self._socket.connect(endpoint)
+        self._codec: Codec[m.CoreToFrontend] = Codec(m.CoreToFrontend)
+        self._inboxes: dict[str, Inbox] = {}
+        self._attachments = Attachments()
+        self._queries: dict[int, asyncio.Future[Any]] = {}
+        self._query_ids = itertools.count()
+        self._hellos_unanswered = 0
+        self._is_connected = False
+        self._fleet = m.FleetState(num_ready=0, fingerprint="", max_model_len=0)
+        self._drops = DropLog(log, "core")
+
+    @property
+    def is_up(self) -> bool:
+        """Whether the core was heard lately."""
+        return self._is_connected and self._hellos_unanswered < HELLOS_UNANSWERED_WHEN_SILENT
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds for which the core has answered nothing, in steps of the hello interval."""
+        return self._hellos_unanswered * self._hello_interval_s
+
+    @property
+    def fleet(self) -> m.FleetState:
+        """The executors as the core last described them."""
+        return self._fleet
+
+    @property
+    def num_dropped(self) -> int:
+        """Messages from the core that were no messages."""
+        return self._drops.count
+
+    @property
+    def num_open(self) -> int:
+        """Requests the core is working on for this frontend."""
+        return len(self._inboxes)
+
+    async def run(self) -> None:
+        """Talk to the core until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._say_hello())
+            tasks.create_task(self._receive())
+            tasks.create_task(self._watch_connection())
+
+    def close(self) -> None:
+        """Give the last Cancels a moment to leave, and close the socket."""
+        self._socket.disable_monitor()
+        self._monitor.close(linger=0)
+        self._socket.close()
+        self._context.term()
+
+    def open(self, submits: Sequence[m.Submit], *, is_resumable: bool = False) -> Inbox:
+        """Submit requests that belong together and return where their deltas arrive.
+
+        Raises:
+            RequestRejected: the core is not there (`unavailable`), too many requests are open (`queue_full`), or one
+                has the id of another (`request_exists`).
+        """
+        self._check_room(len(submits))
+        for submit in submits:
+            if submit.request_id in self._inboxes or submit.request_id in self._attachments:
+                raise RequestRejected(f"request id {submit.request_id!r} is in use", "request_exists")
+        inbox = Inbox(self._tell, self._forget, is_streamed=submits[0].stream, is_resumable=is_resumable)
+        try:
+            for prompt, submit in enumerate(submits):
+                self._send(submit)
+                inbox.add(submit.request_id, prompt, submit.n)
+                self._inboxes[submit.request_id] = inbox
+        except RequestRejected:
+            inbox.close()
+            raise
+        return inbox
+
+    def inbox(self) -> Inbox:
+        """Where the deltas of requests arrive that are attached to. Its owner closes it."""
+        return Inbox(self._tell, self._forget, is_streamed=True, is_resumable=True)
+
+    def attach(self, request_id: str, prompt: int, inbox: Inbox) -> "asyncio.Future[m.Attached]":
+        """Continue a prompt's request in `inbox`, from its first token; whoever reads it now hears no more of it.
+
+        Returns:
+            The core's answer, or the RequestRejected that keeps it from coming.
+
+        Raises:
+            RequestRejected: the core is not there (`unavailable`), or too many requests are open (`queue_full`).
+        """
+        self._check_room(1)
+        self._send(m.Attach(request_id=request_id))
+        if (earlier := self._inboxes.get(request_id)) is not None:
+            earlier.fail(taken_over())  # now, as what it told the core from here on would be about the new reader
+        return self._attachments.expect(request_id, prompt, inbox)
+
+    def cancel(self, request_id: str) -> bool:
+        """Cancel what is answered here together with this request. Returns whether anything is."""
+        inbox = self._inboxes.get(request_id)
+        if inbox is not None:
+            inbox.cancel()
+        return inbox is not None
+
+    def leave_all(self, reason: str) -> None:
+        """End every open answer with an `unavailable` error; the requests go on for a while."""
+        for inbox in self._open_inboxes():
+            inbox.detach()
+            inbox.fail(RequestRejected(reason, "unavailable"))
+
+    def fail_all(self, reason: str) -> None:
+        """End every open answer with an `unavailable` error; there is no core to be told."""
+        for inbox in self._open_inboxes():
+            inbox.fail(RequestRejected(reason, "unavailable"))
+        self._attachments.fail_all(reason)
+
+    async def status(self) -> m.StatusReport:
+        """The service as `GET /status` shows it. Raises RequestRejected if the core does not answer."""
+        return (await self._ask(m.StatusQuery, m.Status)).report
+
+    async def metrics(self) -> bytes:
+        """The core's metrics in Prometheus' text format. Raises RequestRejected if the core does not answer."""
+        return (await self._ask(m.MetricsQuery, m.Metrics)).text
+
+    async def drain(self, executor: str, *, finish: bool) -> m.DrainReply:
+        """Let an executor leave. Raises RequestRejected if the core does not answer."""
+        return await self._ask(partial(m.DrainExecutor, executor=executor, finish=finish), m.DrainReply)
+
+    def _check_room(self, num_requests: int) -> None:
+        if not self.is_up:
+            raise RequestRejected("the scheduler cannot be reached at the moment", "unavailable")
+        if len(self._inboxes) + num_requests > MAX_OPEN_REQUESTS:
+            raise RequestRejected(f"{MAX_OPEN_REQUESTS} requests are open already", "queue_full")
+
+    def _open_inboxes(self) -> list[Inbox]:
+        return list(dict.fromkeys(self._inboxes.values()))
+
+    async def _ask(self, query: Callable[..., Query], expected: type[Reply]) -> Reply:
+        query_id = next(self._query_ids) % 2**31
+        answer = self._queries[query_id] = asyncio.get_running_loop().create_future()
+        try:
+            self._send(query(query_id=query_id))
+            async with asyncio.timeout(QUERY_TIMEOUT_S):
+                reply = await answer
+        except TimeoutError:
+            raise RequestRejected(f"the scheduler gave no answer in {QUERY_TIMEOUT_S:.0f} s", "unavailable") from None
+        finally:
+            del self._queries[query_id]
+        if not isinstance(reply, expected):
+            raise RequestRejected("the scheduler answered another question", "internal_error")
+        return reply
+
+    def _tell(self, message: m.Cancel | m.Detach) -> None:
+        with contextlib.suppress(RequestRejected):  # a core that is gone need not be told
+            self._send(message)
+
+    def _forget(self, inbox: Inbox) -> None:
+        for request_id in inbox.request_ids:
+            if self._inboxes.get(request_id) is inbox:  # and not one that has taken it over
+                del self._inboxes[request_id]
+
+    def _send(self, message: m.FrontendToCore) -> None:
+        sent = self._socket.send_multipart(self._codec.encode(message), flags=zmq.NOBLOCK)
+        try:
+            cast("asyncio.Future[None]", sent).result()  # with NOBLOCK it is done already
+        except zmq.Again:
+            raise RequestRejected("the scheduler cannot be reached at the moment", "unavailable") from None
+
+    async def _say_hello(self) -> None:
+        hello = m.FrontendHello(pid=os.getpid())
+        while True:
+            with contextlib.suppress(RequestRejected):
+                self._send(hello)
+            await asyncio.sleep(self._hello_interval_s)
+            self._hellos_unanswered += 1
+            if self._is_connected and self._hellos_unanswered == HELLOS_UNANSWERED_WHEN_SILENT:
+                log.warning("core silent", silent_s=self.silent_s, open_requests=self.num_open)
+
+    async def _receive(self) -> None:
+        while True:
+            frames = await self._socket.recv_multipart()
+            try:
+                self._take(self._codec.decode(frames))
+            except WireError as error:
+                self._drops.dropped("core", error)
+
+    def _take(self, message: m.CoreToFrontend) -> None:
+        if not self.is_up:
+            log.info("core found")
+        self._is_connected = True
+        self._hellos_unanswered = 0
+        match message:
+            case m.Outputs():
+                for delta in message.deltas:
+                    # Deltas of requests that were just cancelled are still under way: they are nobody's.
+                    if inbox := self._inboxes.get(delta.request_id):
+                        self._deliver(delta, inbox)
+            case m.Attached():
+                self._attached(message)
+            case m.FleetState():
+                self._fleet = message
+            case m.Status() | m.Metrics() | m.DrainReply():
+                answer = self._queries.get(message.query_id)
+                if answer is not None and not answer.done():
+                    answer.set_result(message)
+
+    def _deliver(self, delta: m.TokenDelta, inbox: Inbox) -> None:
+        try:
+            inbox.put(delta)
+        except WireError as error:  # only this delta: the others in its message are other requests' tokens
+            self._drops.dropped("core", error)
+
+    def _attached(self, answer: m.Attached) -> None:
+        """Deltas that come after this answer are the new reader's, and none that came before were."""
+        request_id = answer.request_id
+        try:
+            reader = self._attachments.answered(request_id)
+        except KeyError:
+            # It comes too late for whoever asked. One who asked again reads what was meant for the first, and would
+            # now read it twice.
+            if (inbox := self._inboxes.get(request_id)) is not None:
+                inbox.fail(RequestRejected("the stream has lost its place", "unavailable"))
+            self._tell(m.Detach(request_id=request_id))
+            return
+        if reader is None:
+            return
+        if reader.answer.done():
+            self._tell(m.Detach(request_id=request_id))
+            return
+        if answer.found and not reader.inbox.has_failed:
+            reader.inbox.add(request_id, reader.prompt, answer.n)
+            self._inboxes[request_id] = reader.inbox
+        reader.answer.set_result(answer)
+
+    async def _watch_connection(self) -> None:
+        while True:
+            event = await recv_monitor_message(self._monitor)
+            if event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                with contextlib.suppress(RequestRejected):
+                    self._send(m.FrontendHello(pid=os.getpid()))  # at once, so that requests need not wait for a beat
+            elif self._is_connected:
+                self._is_connected = False
+                log.warning("core lost", open_requests=self.num_open)
+                self.fail_all("the scheduler went away")

@@ -1,0 +1,123 @@
+"""Ids of a stream's events: what a client has of an answer, said so that the stream can go on from exactly there.
+
+An id has an entry for each choice, with dots between them, or it is `end`:
+
+    -      nothing yet
+    17     the chunks up to the text of the choice's first 17 tokens (0: its opening chunk)
+    17!    all of it: the choice ended with its 17th token, and the client knows why
+    end    all choices, and the usage
+
+Tokens and not events or characters are counted, because which tokens share an event is a matter of timing, and the
+text of the first k tokens is not (`sequence_text.py`). `-.0!.17` is the id of an answer with three choices.
+
+An id grows with the number of choices, and is sent with every event. A stream that its client has not called resumable
+has ids only as long as they are short: with `MAX_CHOICES_OF_ANY_STREAM` choices at most.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from scheduler_svc.frontend.http.errors import ApiError
+
+MAX_CHOICES_OF_ANY_STREAM = 8
+END = "end"
+_ENTRY = r"(?:-|(?:0|[1-9][0-9]{0,9})!?)"
+_ID = re.compile(rf"{END}|{_ENTRY}(?:\.{_ENTRY})*", re.ASCII)
+
+
+class Delivered(NamedTuple):
+    """What a client has of one choice.
+
+    Attributes:
+        has_opened: the opening chunk, where the format has one.
+        num_tokens: tokens whose text it has.
+        has_ended: all of the text, and the reason for its end.
+    """
+
+    has_opened: bool = False
+    num_tokens: int = 0
+    has_ended: bool = False
+
+
+@dataclass(frozen=True)
+class Position:
+    """What a client has of an answer: of each choice, and whether it has the usage too (then nothing is left)."""
+
+    choices: tuple[Delivered, ...]
+    is_end: bool = False
+
+    @classmethod
+    def start(cls, num_choices: int) -> "Position":
+        """Before the first event."""
+        return cls((Delivered(),) * num_choices)
+
+    @classmethod
+    def after(cls, event_id: str, num_choices: int) -> "Position":
+        """After the event with this id. Raises ApiError if it is no id, or one of another number of choices."""
+        check_event_id(event_id)
+        if event_id == END:
+            return cls((Delivered(),) * num_choices, is_end=True)
+        choices = tuple(map(_delivered, event_id.split(".")))
+        if len(choices) != num_choices:
+            raise _bad_event_id(f"it has {len(choices)} choices, the request has {num_choices}")
+        return cls(choices)
+
+
+def has_event_ids(num_choices: int, *, is_resumable: bool) -> bool:
+    """Whether the stream of a new request has ids. One that is asked for again always has."""
+    return is_resumable or num_choices <= MAX_CHOICES_OF_ANY_STREAM
+
+
+def check_event_id(event_id: str) -> None:
+    """Raise the ApiError of a text that is no event's id."""
+    if _ID.fullmatch(event_id) is None:
+        raise _bad_event_id("it is no id of an event")
+
+
+class EventIds:
+    """Counts along with a stream: the id of each event in turn.
+
+    Args:
+        choices: what the client has at the start.
+        are_sent: False leaves all of them empty.
+    """
+
+    def __init__(self, choices: Sequence[Delivered], *, are_sent: bool = True) -> None:
+        self._entries = [_entry(delivered) for delivered in choices]
+        self._are_sent = are_sent
+
+    def opened(self, choice: int) -> str:
+        """The id of a choice's opening chunk."""
+        return self._advance(choice, "0")
+
+    def advanced(self, choice: int, num_tokens: int, *, has_ended: bool) -> str:
+        """The id of a chunk with the text up to a number of tokens."""
+        return self._advance(choice, f"{num_tokens}!" if has_ended else str(num_tokens))
+
+    def end(self) -> str:
+        """The id of the usage."""
+        return END if self._are_sent else ""
+
+    def _advance(self, choice: int, entry: str) -> str:
+        if not self._are_sent:
+            return ""
+        self._entries[choice] = entry
+        return ".".join(self._entries)
+
+
+def _delivered(entry: str) -> Delivered:
+    if entry == "-":
+        return Delivered()
+    return Delivered(has_opened=True, num_tokens=int(entry.removesuffix("!")), has_ended=entry.endswith("!"))
+
+
+def _entry(delivered: Delivered) -> str:
+    if not delivered.has_opened:
+        return "-"
+    return f"{delivered.num_tokens}!" if delivered.has_ended else str(delivered.num_tokens)
+
+
+def _bad_event_id(problem: str) -> ApiError:
+    return ApiError(400, f"Invalid 'Last-Event-ID': {problem}.", code="invalid_value", param="Last-Event-ID")

@@ -1,0 +1,204 @@
+"""One HTTP request while it runs: its sequences' deltas in, pieces of text out. Streaming or not, the same path."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import NamedTuple, Self
+
+import msgspec
+
+from common import messages as m
+from common.errors import RequestRejected
+from common.logging import get_logger
+from common.wire import int32_array
+from scheduler_svc.frontend.answers.answer_context import AnswerContext
+from scheduler_svc.frontend.answers.event_ids import Delivered, Position
+from scheduler_svc.frontend.answers.inbox import Inbox
+from scheduler_svc.frontend.http.errors import ClientGone
+from scheduler_svc.frontend.http.responses import PromptTokensDetails, Usage
+from scheduler_svc.frontend.text.sequence_text import SequenceText
+
+log = get_logger(__name__)
+
+Batch = Sequence[tuple[int, m.TokenDelta]]
+MAX_BYTES_AT_ONCE = 4 * 4096  # of tokens: about 15 ms with stop strings
+
+
+class Piece(NamedTuple):
+    """New text of one choice.
+
+    Attributes:
+        finish_reason: why the choice ended with it, if it did.
+        num_tokens: of the choice, up to the end of this text.
+        model: what computed it, as `TokenDelta.model` says it.
+    """
+
+    choice: int
+    text: str
+    finish_reason: str | None
+    num_tokens: int
+    model: str
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What is asked of a Generation.
+
+    Attributes:
+        answer_id: what the client calls it.
+        num_prompt_tokens: of all prompts.
+        position: what the client has already.
+    """
+
+    answer_id: str
+    context: AnswerContext
+    num_prompt_tokens: int
+    position: Position
+
+
+class Generation:
+    """An answer in the making. To be used in a `with`: on leaving it, the core is told what still runs for nobody.
+
+    Attributes:
+        model: what computed the newest tokens; empty before the first.
+    """
+
+    def __init__(self, inbox: Inbox, token_bytes: Mapping[int, bytes], answer: Answer) -> None:
+        self.answer = answer
+        self.model = ""
+        self._inbox = inbox
+        self._n = answer.context.n
+        self._choices = [_Choice(token_bytes, answer.context.stop, choice) for choice in answer.position.choices]
+        self._num_unfinished = len(self._choices)
+        self._num_cached = [0] * answer.context.num_prompts
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None and issubclass(kind, (asyncio.CancelledError, ClientGone)):
+            self._inbox.leave()
+        else:
+            self._inbox.close()
+        log.debug("answer ended", request=self.answer.answer_id, usage=self.usage, unfinished=self._num_unfinished)
+
+    async def pieces(self) -> AsyncIterator[list[Piece]]:
+        """What the client does not have yet, turn by turn, until all choices have ended. A choice has one piece at
+        most in a turn, unless another model went on with it.
+
+        Raises:
+            RequestRejected: the core refused or failed it, or went away.
+        """
+        while self._num_unfinished:
+            for part in _parts(await self._inbox.get()):
+                pieces, failure = self._read(part)
+                if pieces:
+                    yield pieces
+                if failure is not None:
+                    raise failure
+                await asyncio.sleep(0)
+
+    async def whole(self) -> list[Piece]:
+        """Every choice's complete text, in order of choice. Raises as `pieces` does."""
+        wholes = [Piece(choice, "", "stop", 0, "") for choice in range(len(self._choices))]
+        texts: list[list[str]] = [[] for _ in wholes]
+        async for pieces in self.pieces():
+            for piece in pieces:
+                texts[piece.choice].append(piece.text)
+                wholes[piece.choice] = piece
+        return [piece._replace(text="".join(parts)) for piece, parts in zip(wholes, texts, strict=True)]
+
+    @property
+    def usage(self) -> Usage:
+        """Tokens so far. A prompt counts once however many sequences it has."""
+        prompt = self.answer.num_prompt_tokens
+        completion = sum(choice.text.num_tokens for choice in self._choices)
+        return Usage(
+            prompt_tokens=prompt,
+            completion_tokens=completion,
+            total_tokens=prompt + completion,
+            prompt_tokens_details=PromptTokensDetails(cached_tokens=sum(self._num_cached)),
+        )
+
+    def _read(self, batch: Batch) -> tuple[list[Piece], RequestRejected | None]:
+        """What deltas bring that the client does not have, and why the answer goes no further, if it does not."""
+        pieces: dict[int, list[Piece]] = {}
+        failure = None
+        for number, delta in batch:
+            choice = self._choices[number]
+            if choice.text.has_ended:
+                continue  # its stop string was found earlier in this batch
+            prompt, sequence = divmod(number, self._n)
+            if sequence == 0:  # the others find what the first one computed, which saved the client nothing
+                self._num_cached[prompt] = max(self._num_cached[prompt], delta.num_cached_tokens)
+            if delta.model:
+                self.model = choice.model = delta.model
+            text, finish_reason, failed = choice.read(delta)
+            failure = failure or failed
+            if finish_reason is not None:
+                self._num_unfinished -= 1
+                self._inbox.end(number)
+            if (text or finish_reason) and not choice.is_delivered:
+                piece = Piece(number, text, finish_reason, choice.text.num_tokens, choice.model)
+                pieces[number] = _joined(pieces.get(number, []), piece)
+        return [piece for choice_pieces in pieces.values() for piece in choice_pieces], failure
+
+
+class _Choice:
+    """One sequence of the answer.
+
+    Attributes:
+        model: what computed its newest tokens.
+        is_delivered: the client has all of it, and it is only read for the usage.
+    """
+
+    def __init__(self, token_bytes: Mapping[int, bytes], stop: Sequence[str], delivered: Delivered) -> None:
+        self.text = SequenceText(token_bytes, stop, delivered.num_tokens)
+        self.model = ""
+        self.is_delivered = delivered.has_ended
+
+    def read(self, delta: m.TokenDelta) -> tuple[str, str | None, RequestRejected | None]:
+        """New text, why the choice ended if it did, and what went wrong if something did."""
+        failure = _failure(delta)
+        token_ids = int32_array("token_ids", delta.token_ids).tolist()
+        text, finish_reason = self.text.feed(token_ids, None if failure else delta.finish_reason)
+        if failure is None or self.text.has_ended:  # the core was asked to cancel what comes after a stop string
+            return text, finish_reason, None
+        if self.is_delivered:  # it went well, and the client knows
+            self.text.has_ended = True
+            return "", delta.finish_reason, None
+        return text, None, failure
+
+
+def _parts(batch: Batch) -> list[Batch]:
+    """A batch in parts that keep no other stream waiting: after an attach it may hold whole answers."""
+    if sum(len(delta.token_ids) for _, delta in batch) <= MAX_BYTES_AT_ONCE:
+        return [batch]
+    return [[(choice, part)] for choice, delta in batch for part in _delta_parts(delta)]
+
+
+def _delta_parts(delta: m.TokenDelta) -> list[m.TokenDelta]:
+    starts = range(0, max(len(delta.token_ids), 1), MAX_BYTES_AT_ONCE)
+    parts = [delta.token_ids[start : start + MAX_BYTES_AT_ONCE] for start in starts]
+    begun = [msgspec.structs.replace(delta, token_ids=part, finish_reason=None) for part in parts[:-1]]
+    return [*begun, msgspec.structs.replace(delta, token_ids=parts[-1])]
+
+
+def _failure(delta: m.TokenDelta) -> RequestRejected | None:
+    match delta.finish_reason:
+        case "error":
+            return RequestRejected(delta.error or "the request failed", delta.code or "internal_error")
+        case "cancelled":
+            return RequestRejected("the request was cancelled", "cancelled")
+        case _:
+            return None
+
+
+def _joined(pieces: list[Piece], piece: Piece) -> list[Piece]:
+    """A choice's pieces with one more; what one model computed is one piece."""
+    if not pieces or pieces[-1].model != piece.model:
+        return [*pieces, piece]
+    return [*pieces[:-1], piece._replace(text=pieces[-1].text + piece.text)]

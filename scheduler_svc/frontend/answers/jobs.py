@@ -1,0 +1,191 @@
+"""From a checked request to what the core is asked to do: token ids, sampling parameters, where to stop."""
+
+import json
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from common import messages as m
+from common.errors import RequestRejected
+from scheduler_svc.frontend.http.api_keys import ApiClient
+from scheduler_svc.frontend.http.errors import ApiError
+from scheduler_svc.frontend.http.schemas import ChatMessage, ChatRequest, CompletionRequest, GenerationRequest
+from scheduler_svc.frontend.text.tokenizer import Tokenizer, in_thread_if_long
+
+MAX_CHOICES = 1024  # prompts times n
+
+
+@dataclass(frozen=True)
+class Job:
+    """One HTTP request as the core will see it.
+
+    Attributes:
+        request_id: of the answer.
+        prompts, params: token ids of each prompt, and how its tokens are drawn.
+        stop: stop strings, which only frontends look for.
+        stream: whether the client wants its answer in pieces.
+        is_resumable: whether the request goes on for a while when its client's connection breaks.
+    """
+
+    request_id: str
+    prompts: list[list[int]]
+    params: list[m.SamplingParams]
+    n: int
+    stop: tuple[str, ...]
+    stream: bool
+    is_resumable: bool
+    cache_salt: str
+    priority: int
+    timeout_s: float | None
+
+    def submits(self, client: ApiClient, context: bytes) -> list[m.Submit]:
+        """One message for each prompt.
+
+        Args:
+            context: for the frontend that goes on with it, should this one not; the first prompt carries it for all.
+        """
+        return [
+            m.Submit(
+                request_id=core_request_id(client.name, self.request_id, i),
+                prompt=np.asarray(prompt, dtype="<i4").tobytes(),
+                params=params,
+                n=self.n,
+                # A stop string can only be found, and the rest saved, while tokens come.
+                stream=self.stream or bool(self.stop),
+                cache_salt=self.cache_salt,
+                priority=self.priority,
+                timeout_s=self.timeout_s,
+                client=client.name,
+                client_limit=client.max_open_requests,
+                context=context if i == 0 else b"",
+            )
+            for i, (prompt, params) in enumerate(zip(self.prompts, self.params, strict=True))
+        ]
+
+
+def core_request_id(client: str, request_id: str, prompt: int) -> str:
+    """What the core calls one prompt of a request. Nobody can name what came with another API key."""
+    name = f"{request_id}-{prompt}"
+    return f"{client}/{name}" if client else name
+
+
+async def completion_job(body: CompletionRequest, tokenizer: Tokenizer, max_model_len: int) -> Job:
+    """The job of a /v1/completions request.
+
+    Args:
+        max_model_len: positions a sequence may have, 0 if that is not known yet.
+
+    Raises:
+        ApiError, RequestRejected: it cannot be served.
+    """
+    if len(body.prompt) * body.n > MAX_CHOICES:
+        raise ApiError(
+            400, f"{len(body.prompt)} prompts with n={body.n} are more than {MAX_CHOICES} choices.", param="n"
+        )
+    texts = [prompt for prompt in body.prompt if isinstance(prompt, str)]
+    encode = partial(tokenizer.encode, texts, add_special_tokens=True)
+    encoded = iter(await in_thread_if_long(sum(map(len, texts)), encode))
+    prompts = [next(encoded) if isinstance(prompt, str) else prompt for prompt in body.prompt]
+    for prompt in prompts:
+        _check_token_ids("prompt", prompt, tokenizer.vocab_size)
+    if not all(prompts):
+        raise ApiError(400, "The prompt is empty.", code="invalid_value", param="prompt")
+    _check_length(max(map(len, prompts)), body.max_tokens, max_model_len, "prompt")
+    return _job("cmpl-", body, prompts, body.max_tokens, tokenizer)
+
+
+async def chat_job(body: ChatRequest, tokenizer: Tokenizer, max_model_len: int) -> Job:
+    """The job of a /v1/chat/completions request; arguments and errors as for `completion_job`."""
+    messages = [_plain_message(message) for message in body.messages]
+    tools = [tool.model_dump() for tool in body.tools if body.tool_choice != "none"] or None
+    encode: Callable[[], list[int]] = partial(tokenizer.encode_chat, messages, tools, body.chat_template_kwargs)
+    num_characters = len(str((messages, tools, body.chat_template_kwargs)))
+    prompt = await in_thread_if_long(num_characters, encode)
+    if not prompt:
+        raise ApiError(400, "The conversation is empty.", code="invalid_value", param="messages")
+    max_tokens = _chat_max_tokens(body)
+    if max_tokens is None:
+        if not max_model_len:
+            raise RequestRejected("no executor has joined yet, so the model's length is unknown", "unavailable")
+        _check_length(len(prompt), 1, max_model_len, "messages")
+        max_tokens = max_model_len - len(prompt)
+    _check_length(len(prompt), max_tokens, max_model_len, "messages")
+    return _job("chatcmpl-", body, [prompt], max_tokens, tokenizer)
+
+
+def _job(
+    id_prefix: str, body: GenerationRequest, prompts: list[list[int]], max_tokens: int, tokenizer: Tokenizer
+) -> Job:
+    _check_token_ids("stop_token_ids", body.stop_token_ids, tokenizer.vocab_size)
+    eos = () if body.ignore_eos else tokenizer.eos_token_ids
+    defaults = tokenizer.sampling_defaults
+    params = m.SamplingParams(
+        max_tokens=max_tokens,
+        temperature=defaults.temperature if body.temperature is None else body.temperature,
+        top_k=defaults.top_k if body.top_k is None else max(body.top_k, 0),
+        top_p=defaults.top_p if body.top_p is None else body.top_p,
+        min_p=defaults.min_p if body.min_p is None else body.min_p,
+        seed=(body.seed or 0) & (2**63 - 1),
+        stop_token_ids=tuple(dict.fromkeys([*eos, *body.stop_token_ids])),
+    )
+    # With a seed each prompt of a list draws as it would alone; without one, equal prompts must not answer alike.
+    seeds = [secrets.randbits(63) if body.seed is None else params.seed for _ in prompts]
+    return Job(
+        request_id=body.request_id or id_prefix + secrets.token_hex(12),
+        prompts=prompts,
+        params=[msgspec.structs.replace(params, seed=seed) for seed in seeds],
+        n=body.n,
+        stop=tuple(body.stop),
+        stream=body.stream,
+        is_resumable=body.resumable,
+        cache_salt=body.cache_salt,
+        priority=body.priority,
+        timeout_s=body.timeout_s,
+    )
+
+
+def _chat_max_tokens(body: ChatRequest) -> int | None:
+    if body.max_tokens and body.max_completion_tokens and body.max_tokens != body.max_completion_tokens:
+        message = "'max_tokens' and 'max_completion_tokens' are two names of one limit, and differ."
+        raise ApiError(400, message, code="invalid_value", param="max_tokens")
+    return body.max_completion_tokens or body.max_tokens
+
+
+def _plain_message(message: ChatMessage) -> dict[str, Any]:
+    """A message as chat templates expect it: content is a string, arguments are objects, what is absent is absent."""
+    plain = message.model_dump(exclude_unset=True, exclude={"annotations"})
+    plain["content"] = "\n".join(part.text for part in message.content or [])
+    if message.role == "developer":  # OpenAI's new name of the system message, unknown to models' templates
+        plain["role"] = "system"
+    for call in plain.get("tool_calls", []):
+        call["function"]["arguments"] = _parsed(call["function"]["arguments"])
+    return plain
+
+
+def _parsed(arguments: str) -> Any:
+    """A call's arguments as an object, since templates write them with `tojson`; text if they are no JSON."""
+    try:
+        return json.loads(arguments)
+    except (ValueError, RecursionError):
+        return arguments
+
+
+def _check_token_ids(param: str, token_ids: list[int], vocab_size: int) -> None:
+    if token_ids and not (min(token_ids) >= 0 and max(token_ids) < vocab_size):
+        bad = min(token_ids) if min(token_ids) < 0 else max(token_ids)
+        message = f"Invalid value for '{param}': token id {bad}, the model has 0 to {vocab_size - 1}."
+        raise ApiError(400, message, code="invalid_value", param=param)
+
+
+def _check_length(num_prompt: int, max_tokens: int, max_model_len: int, param: str) -> None:
+    if max_model_len and num_prompt + max_tokens > max_model_len:
+        message = (
+            f"This model's maximum context length is {max_model_len} tokens. However, you requested "
+            f"{num_prompt + max_tokens} tokens ({num_prompt} in the {param}, {max_tokens} in the completion)."
+        )
+        raise ApiError(400, message, code="context_length_exceeded", param=param)

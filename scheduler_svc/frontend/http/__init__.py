@@ -1,0 +1,1 @@
+"""HTTP: endpoints, API keys, limits, and answers as OpenAI's API has them."""

@@ -1,0 +1,48 @@
+"""What operators ask of the service, with an API key that may."""
+
+from fastapi import APIRouter, Request, Response
+from msgspec import Struct
+
+from common.logging import get_logger
+from scheduler_svc.frontend.answers.core_link import CoreLink
+from scheduler_svc.frontend.http.caller import admin_of
+from scheduler_svc.frontend.http.errors import ApiError
+from scheduler_svc.frontend.http.responses import json_response
+from scheduler_svc.frontend.http.schemas import DrainRequest
+
+MAX_NAME_CHARACTERS = 128  # as in `common.messages.Name`
+
+log = get_logger(__name__)
+
+
+class Drained(Struct, frozen=True):
+    """An executor was asked to leave; `GET /status` shows when it has."""
+
+    epoch: int
+
+
+class AdminApi:
+    """The endpoints under /admin."""
+
+    def __init__(self, link: CoreLink) -> None:
+        self._link = link
+        self.router = APIRouter()
+        self.router.post("/admin/executors/{executor:path}/drain", response_model=None)(self.drain)
+
+    async def drain(self, executor: str, request: Request, body: DrainRequest | None = None) -> Response:
+        """Let an executor, named by its name or epoch, leave."""
+        client = admin_of(request)
+        finish = body is not None and body.finish
+        if len(executor) > MAX_NAME_CHARACTERS:
+            raise ApiError(404, f"No name has more than {MAX_NAME_CHARACTERS} characters.", code="executor_not_found")
+        reply = await self._link.drain(executor, finish=finish)
+        if reply.refusal:
+            raise await self._refusal(executor, reply.refusal)
+        log.info("drain asked for", executor=executor, epoch=reply.epoch, finish=finish, client=client.name)
+        return json_response(Drained(reply.epoch))
+
+    async def _refusal(self, executor: str, reason: str) -> ApiError:
+        report = await self._link.status()
+        if any(executor in (known.executor, str(known.epoch)) for known in report.executors):
+            return ApiError(409, f"{reason}.", code="executor_refused", param="executor")
+        return ApiError(404, f"{reason}.", code="executor_not_found", param="executor")

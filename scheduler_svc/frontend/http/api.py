@@ -1,0 +1,169 @@
+"""The HTTP API: OpenAI's endpoints, and what operators and probes ask."""
+
+import time
+from dataclasses import dataclass, field
+from typing import Literal
+
+import msgspec
+from fastapi import APIRouter, FastAPI, Request, Response
+
+from scheduler_svc.frontend.answers import jobs
+from scheduler_svc.frontend.answers.answer_context import AnswerContext
+from scheduler_svc.frontend.answers.core_link import CoreLink
+from scheduler_svc.frontend.answers.event_ids import Position, has_event_ids
+from scheduler_svc.frontend.answers.generation import Answer, Generation
+from scheduler_svc.frontend.http.admin_api import AdminApi
+from scheduler_svc.frontend.http.api_keys import ApiKeys
+from scheduler_svc.frontend.http.caller import client_of, require_watcher
+from scheduler_svc.frontend.http.errors import REQUEST_ID_HEADER, ApiError, install_error_handlers
+from scheduler_svc.frontend.http.formats import format_of
+from scheduler_svc.frontend.http.middleware import LimitBody, RequireApiKey
+from scheduler_svc.frontend.http.requests_api import RequestsApi
+from scheduler_svc.frontend.http.responses import Model, ModelList, json_response
+from scheduler_svc.frontend.http.schemas import ChatRequest, CompletionRequest, GenerationRequest
+from scheduler_svc.frontend.http.streaming import EventStream, unless_disconnected
+from scheduler_svc.frontend.text.tokenizer import Tokenizer
+
+MAX_BODY_BYTES = 8 * 2**20
+PROMETHEUS_TEXT = "text/plain; version=0.0.4; charset=utf-8"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How this front door serves.
+
+    Attributes:
+        served_model_name: what clients have to ask for.
+        api_keys: one of them is needed; without, nobody is asked.
+        max_body_bytes: of a request.
+    """
+
+    served_model_name: str
+    api_keys: ApiKeys = field(default_factory=ApiKeys)
+    max_body_bytes: int = MAX_BODY_BYTES
+
+
+def create_app(link: CoreLink, tokenizer: Tokenizer, settings: Settings) -> FastAPI:
+    """The application, on a link that someone else runs."""
+    app = FastAPI(title="Baton", docs_url=None, redoc_url=None, openapi_url=None)
+    app.include_router(_Generate(link, tokenizer, settings).router)
+    app.include_router(RequestsApi(link, tokenizer).router)
+    app.include_router(AdminApi(link).router)
+    app.include_router(_Describe(link, tokenizer.vocab_size, settings).router)
+    app.add_middleware(LimitBody, max_body_bytes=settings.max_body_bytes)
+    app.add_middleware(RequireApiKey, api_keys=settings.api_keys)  # the last one added is the first one asked
+    install_error_handlers(app)
+    return app
+
+
+class _Generate:
+    """The endpoints that generate."""
+
+    def __init__(self, link: CoreLink, tokenizer: Tokenizer, settings: Settings) -> None:
+        self._link = link
+        self._tokenizer = tokenizer
+        self._model = settings.served_model_name
+        self.router = APIRouter()
+        self.router.post("/v1/completions", response_model=None)(self.completions)
+        self.router.post("/v1/chat/completions", response_model=None)(self.chat_completions)
+
+    async def completions(self, body: CompletionRequest, request: Request) -> Response:
+        """Continue one prompt or several."""
+        check_model(body.model, self._model)
+        job = await jobs.completion_job(body, self._tokenizer, self._link.fleet.max_model_len)
+        return await self._answer("completion", job, body, request)
+
+    async def chat_completions(self, body: ChatRequest, request: Request) -> Response:
+        """Answer a conversation."""
+        check_model(body.model, self._model)
+        job = await jobs.chat_job(body, self._tokenizer, self._link.fleet.max_model_len)
+        return await self._answer("chat", job, body, request)
+
+    async def _answer(
+        self, kind: Literal["completion", "chat"], job: jobs.Job, body: GenerationRequest, request: Request
+    ) -> Response:
+        context = AnswerContext(
+            kind=kind,
+            created=int(time.time()),
+            model=self._model,
+            num_prompts=len(job.prompts),
+            n=job.n,
+            stop=job.stop,
+            include_usage=not body.stream or (body.stream_options is not None and body.stream_options.include_usage),
+            is_resumable=job.is_resumable,
+        )
+        answer = Answer(job.request_id, context, sum(map(len, job.prompts)), Position.start(context.num_choices))
+        submits = job.submits(client_of(request), context.encode())
+        generation = Generation(
+            self._link.open(submits, is_resumable=job.is_resumable), self._tokenizer.token_bytes, answer
+        )
+        form = format_of(job.request_id, context)
+        if body.stream:
+            has_ids = has_event_ids(context.num_choices, is_resumable=job.is_resumable)
+            return EventStream(generation, form, has_ids=has_ids)
+        with generation:
+            pieces = await unless_disconnected(request.receive, generation.whole())
+        whole = form.whole(pieces, generation.usage, generation.model)
+        return json_response(whole, {REQUEST_ID_HEADER: job.request_id})
+
+
+class _Describe:
+    """The endpoints that say how things are."""
+
+    def __init__(self, link: CoreLink, vocab_size: int, settings: Settings) -> None:
+        self._link = link
+        self._vocab_size = vocab_size
+        self._model = settings.served_model_name
+        self._created = int(time.time())
+        self.router = APIRouter()
+        self.router.get("/v1/models")(self.models)
+        self.router.get("/v1/models/{model_id:path}")(self.model)
+        for path, endpoint in (
+            ("/health", self.health),
+            ("/ready", self.ready),
+            ("/status", self.status),
+            ("/metrics", self.metrics),
+        ):
+            self.router.get(path)(endpoint)
+
+    async def models(self) -> Response:
+        """The one model."""
+        return json_response(ModelList([self._describe_model()]))
+
+    async def model(self, model_id: str) -> Response:
+        """The one model, asked for by its name."""
+        check_model(model_id, self._model)
+        return json_response(self._describe_model())
+
+    async def health(self) -> Response:
+        """Whether this frontend and the core live."""
+        if not self._link.is_up:
+            raise ApiError(503, "The scheduler has not been heard lately.", code="unavailable", retry=True)
+        return Response(b'{"status":"ok"}', media_type="application/json")
+
+    async def ready(self) -> Response:
+        """Whether there is an executor to run requests on."""
+        num_ready = self._link.fleet.num_ready if self._link.is_up else 0
+        if num_ready < 1:
+            raise ApiError(503, "No executor is ready.", code="unavailable", retry=True)
+        return Response(b'{"status":"ready","executors":%d}' % num_ready, media_type="application/json")
+
+    async def status(self, request: Request) -> Response:
+        """The core's report."""
+        require_watcher(request)
+        return Response(msgspec.json.encode(await self._link.status()), media_type="application/json")
+
+    async def metrics(self, request: Request) -> Response:
+        """The core's metrics, for Prometheus."""
+        require_watcher(request)
+        return Response(await self._link.metrics(), headers={"content-type": PROMETHEUS_TEXT})
+
+    def _describe_model(self) -> Model:
+        return Model(self._model, self._created, self._link.fleet.max_model_len or None, self._vocab_size)
+
+
+def check_model(asked: str, served: str) -> None:
+    """Raise the 404 of a model that is not served here."""
+    if asked != served:
+        message = f"The model '{asked}' does not exist here; '{served}' does."
+        raise ApiError(404, message, code="model_not_found", param="model")

@@ -1,0 +1,154 @@
+"""What a connection may cost before it has said anything worth an answer, and after it has stopped to read."""
+
+import asyncio
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from common.logging import QuietLog, get_logger
+from scheduler_svc.frontend.http.errors import RETRY_AFTER_S, ApiError
+
+log = get_logger(__name__)
+dropped_readers = QuietLog(log, "reader dropped")
+
+
+@dataclass(frozen=True)
+class ConnectionLimits:
+    """What clients are held to.
+
+    Attributes:
+        max_connections: at once; one more is answered with 503.
+        head_timeout_s: from the connection, or a request's first byte, to the end of its headers.
+        body_timeout_s: from there to the end of its body.
+        stall_timeout_s: without reading any of what is sent.
+    """
+
+    max_connections: int
+    head_timeout_s: float = 10.0
+    body_timeout_s: float = 30.0
+    stall_timeout_s: float = 30.0
+
+
+class _Part(Enum):
+    """What of a request is waited for."""
+
+    HEAD = "head"
+    BODY = "body"
+
+
+class ConnectionGuard(H11Protocol):
+    """uvicorn's HTTP protocol that drops clients which hold a connection and do not use it.
+
+    uvicorn itself waits forever for a request that was begun, and an application that waits for a reader in `send`
+    cannot close the connection: what is buffered would have to be delivered first. Here such a connection is aborted,
+    and the application sees that its client has gone.
+    """
+
+    def __init__(self, *args: Any, limits: ConnectionLimits, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._limits = limits
+        self._expected: _Part | None = None
+        self._request_deadline: asyncio.TimerHandle | None = None
+        self._stall_check: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """A client has connected, and may be one too many."""
+        super().connection_made(transport)
+        if len(self.connections) > self._limits.max_connections:
+            transport.write(_refusal(self._limits.max_connections))
+            transport.close()
+        else:
+            self._expect(_Part.HEAD)
+
+    def data_received(self, data: bytes) -> None:
+        """Some of a request has come."""
+        super().data_received(data)
+        self._expect(self._missing_part())
+
+    def on_response_complete(self) -> None:
+        """The answer is written, and may still have to be read; who had it early may owe the rest of the request."""
+        super().on_response_complete()
+        self._watch_the_last_bytes()
+        missing = self._missing_part()
+        self._expect(missing if missing is _Part.BODY else None)  # for another request uvicorn has a timer
+
+    def pause_writing(self) -> None:
+        """The write buffer is full: from now on the reader has to show that it reads."""
+        super().pause_writing()
+        self._check_stall_later()
+
+    def resume_writing(self) -> None:
+        """The reader has read."""
+        self._stop(self._stall_check)
+        super().resume_writing()
+        self._watch_the_last_bytes()
+
+    def timeout_keep_alive_handler(self) -> None:
+        """No other request has come for too long."""
+        super().timeout_keep_alive_handler()
+        self._watch_the_last_bytes()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The connection is closed: nothing is left to watch."""
+        self._stop(self._stall_check)
+        self._stop(self._request_deadline)
+        super().connection_lost(exc)
+
+    def _missing_part(self) -> _Part | None:
+        match self.conn.their_state:
+            case h11.IDLE:
+                return _Part.HEAD
+            case h11.SEND_BODY:
+                return _Part.BODY
+            case _:
+                return None
+
+    def _expect(self, part: _Part | None) -> None:
+        if part is self._expected:
+            return
+        self._stop(self._request_deadline)
+        self._expected = part
+        if part is not None:
+            limits = self._limits
+            timeout_s = limits.head_timeout_s if part is _Part.HEAD else limits.body_timeout_s
+            self._request_deadline = self.loop.call_later(timeout_s, self.transport.abort)
+
+    def _watch_the_last_bytes(self) -> None:
+        """A connection that is being closed stays until all is read."""
+        if self.transport.is_closing() and self.transport.get_write_buffer_size():
+            self._check_stall_later()
+
+    def _check_stall_later(self) -> None:
+        self._stop(self._stall_check)
+        unsent_bytes = self.transport.get_write_buffer_size()
+        self._stall_check = self.loop.call_later(self._limits.stall_timeout_s, self._drop_unless_read, unsent_bytes)
+
+    def _drop_unless_read(self, unsent_bytes_before: int) -> None:
+        if self.transport.get_write_buffer_size() < unsent_bytes_before:
+            self._check_stall_later()
+            return
+        stalled_s = self._limits.stall_timeout_s
+        dropped_readers.happened(client=self.transport.get_extra_info("peername"), stalled_s=stalled_s)
+        self.transport.abort()
+
+    @staticmethod
+    def _stop(timer: asyncio.TimerHandle | None) -> None:
+        if timer is not None:
+            timer.cancel()
+
+
+def _refusal(max_connections: int) -> bytes:
+    """A whole HTTP answer. It does not wait for the request, as that may never come."""
+    message = f"{max_connections} connections are open already."
+    body = ApiError(503, message, code="unavailable").body()
+    head = [
+        "HTTP/1.1 503 Service Unavailable",
+        "content-type: application/json",
+        f"content-length: {len(body)}",
+        f"retry-after: {RETRY_AFTER_S}",
+        "connection: close",
+    ]
+    return "\r\n".join([*head, "", ""]).encode() + body

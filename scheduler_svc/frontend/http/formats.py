@@ -1,0 +1,135 @@
+"""How the two endpoints say the same thing: pieces of text as completion objects or as chat objects."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from msgspec import UNSET, UnsetType
+
+from scheduler_svc.frontend.answers.answer_context import AnswerContext
+from scheduler_svc.frontend.answers.generation import Piece
+from scheduler_svc.frontend.http.responses import (
+    AssistantMessage,
+    ChatChoice,
+    ChatChunkChoice,
+    ChatCompletion,
+    Completion,
+    CompletionChoice,
+    Delta,
+    Usage,
+)
+
+FINGERPRINT_CHARACTERS = 12
+
+
+@dataclass(frozen=True)
+class Format(ABC):
+    """Makes the objects of one answer.
+
+    Attributes:
+        answer_id, created, model: what every object of the answer carries; `created` is in Unix seconds.
+        include_usage: whether the stream ends with a chunk of usage; the others then carry a null for it.
+
+    `computed_by` in the methods is `TokenDelta.model`: weights may be exchanged while an answer goes on, and each
+    object says what computed it.
+    """
+
+    answer_id: str
+    created: int
+    model: str
+    include_usage: bool
+
+    @abstractmethod
+    def whole(self, pieces: Sequence[Piece], usage: Usage, computed_by: str) -> Completion | ChatCompletion:
+        """The answer in one object."""
+
+    @abstractmethod
+    def opening(self, choice: int, computed_by: str) -> Completion | ChatCompletion | None:
+        """The chunk that comes before a choice's first text, if the format has one."""
+
+    @abstractmethod
+    def chunk(self, piece: Piece) -> Completion | ChatCompletion:
+        """A chunk of the stream."""
+
+    @abstractmethod
+    def ending(self, usage: Usage, computed_by: str) -> Completion | ChatCompletion:
+        """The chunk that ends a stream for which usage was asked."""
+
+    @property
+    def chunk_usage(self) -> UnsetType | None:
+        """The `usage` of chunks that have none."""
+        return None if self.include_usage else UNSET
+
+
+class CompletionFormat(Format):
+    """The objects of /v1/completions."""
+
+    def whole(self, pieces: Sequence[Piece], usage: Usage, computed_by: str) -> Completion:
+        """The answer in one object."""
+        return self._object([CompletionChoice(p.choice, p.text, p.finish_reason) for p in pieces], usage, computed_by)
+
+    def opening(self, choice: int, computed_by: str) -> None:
+        """Completions have no opening chunk."""
+
+    def chunk(self, piece: Piece) -> Completion:
+        """A chunk of the stream."""
+        choices = [CompletionChoice(piece.choice, piece.text, piece.finish_reason)]
+        return self._object(choices, self.chunk_usage, piece.model)
+
+    def ending(self, usage: Usage, computed_by: str) -> Completion:
+        """The chunk that ends a stream for which usage was asked."""
+        return self._object([], usage, computed_by)
+
+    def _object(self, choices: list[CompletionChoice], usage: Usage | UnsetType | None, computed_by: str) -> Completion:
+        fingerprint = _system_fingerprint(computed_by)
+        return Completion(self.answer_id, "text_completion", self.created, self.model, choices, fingerprint, usage)
+
+
+class ChatFormat(Format):
+    """The objects of /v1/chat/completions."""
+
+    def whole(self, pieces: Sequence[Piece], usage: Usage, computed_by: str) -> ChatCompletion:
+        """The answer in one object."""
+        choices = [ChatChoice(p.choice, AssistantMessage(p.text), p.finish_reason) for p in pieces]
+        return self._object("chat.completion", choices, usage, computed_by)
+
+    def opening(self, choice: int, computed_by: str) -> ChatCompletion:
+        """Says that the assistant speaks."""
+        opening = ChatChunkChoice(choice, Delta(role="assistant", content=""))
+        return self._chunk([opening], self.chunk_usage, computed_by)
+
+    def chunk(self, piece: Piece) -> ChatCompletion:
+        """A chunk of the stream."""
+        delta = Delta(content=piece.text) if piece.text else Delta()
+        return self._chunk([ChatChunkChoice(piece.choice, delta, piece.finish_reason)], self.chunk_usage, piece.model)
+
+    def ending(self, usage: Usage, computed_by: str) -> ChatCompletion:
+        """The chunk that ends a stream for which usage was asked."""
+        return self._chunk([], usage, computed_by)
+
+    def _chunk(
+        self, choices: list[ChatChunkChoice], usage: Usage | UnsetType | None, computed_by: str
+    ) -> ChatCompletion:
+        return self._object("chat.completion.chunk", choices, usage, computed_by)
+
+    def _object(
+        self,
+        kind: str,
+        choices: list[ChatChoice] | list[ChatChunkChoice],
+        usage: Usage | UnsetType | None,
+        computed_by: str,
+    ) -> ChatCompletion:
+        fingerprint = _system_fingerprint(computed_by)
+        return ChatCompletion(self.answer_id, kind, self.created, self.model, choices, fingerprint, usage)
+
+
+def format_of(answer_id: str, context: AnswerContext) -> Format:
+    """The format of a request's answer."""
+    kind = ChatFormat if context.kind == "chat" else CompletionFormat
+    return kind(answer_id, context.created, context.model, context.include_usage)
+
+
+def _system_fingerprint(computed_by: str) -> str | None:
+    """`bt-0123456789ab-float32` for `0123456789abcdef.../float32`; None where nothing has been computed."""
+    fingerprint, _, dtype = computed_by.partition("/")
+    return f"bt-{fingerprint[:FINGERPRINT_CHARACTERS]}-{dtype}" if computed_by else None

@@ -1,0 +1,117 @@
+"""What is checked before a request is read: its API key and the size of its body.
+
+Plain ASGI, as Starlette's BaseHTTPMiddleware would stand between a stream and the disconnect of its client.
+"""
+
+import ipaddress
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from common.logging import QuietLog, get_logger
+from scheduler_svc.frontend.http.api_keys import ApiClient, ApiKeys
+from scheduler_svc.frontend.http.errors import ApiError
+
+OPEN_PATHS = ("/health", "/ready")  # what probes ask, and probes have no keys
+FOR_SOMEBODY_ELSE = ("forwarded", "x-forwarded-for", "origin")  # a proxy sends these, or a browser for a page
+
+log = get_logger(__name__)
+
+
+class RequireApiKey:
+    """Lets requests pass that carry one of the keys as `Authorization: Bearer KEY`; without keys, all of them.
+
+    What passes has its `ApiClient` in the scope, as `baton.client`. What does not is answered at once, whatever its
+    body is, and its connection is closed.
+    """
+
+    def __init__(self, app: ASGIApp, api_keys: ApiKeys) -> None:
+        self._app = app
+        self._keys = api_keys
+        self._refusals = QuietLog(log, "requests without a valid API key")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer 401 or pass on."""
+        if scope["type"] == "http":
+            client = self._client(scope)
+            if client is None:
+                self._refusals.happened(client=str((scope.get("client") or ("?",))[0]))
+                await _refuse(scope, receive, send)
+                return
+            scope["baton.client"] = client
+        await self._app(scope, receive, send)
+
+    def _client(self, scope: Scope) -> ApiClient | None:
+        headers = Headers(scope=scope)
+        if not self._keys.are_required:
+            return ApiClient("", 0, is_admin=_is_this_machine(scope, headers), may_watch=True)
+        scheme, _, key = headers.get("authorization", "").partition(" ")
+        client = self._keys.client_of(key.strip()) if scheme.lower() == "bearer" else None
+        if client is None and scope["path"] in OPEN_PATHS:
+            return ApiClient("", 0, is_admin=False, may_watch=False)
+        return client
+
+
+def _is_this_machine(scope: Scope, headers: Headers) -> bool:
+    """Whether whoever asks is on this machine, and asks for itself."""
+    if any(name in headers for name in FOR_SOMEBODY_ELSE):
+        return False
+    host, _ = scope.get("client") or ("", 0)
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+async def _refuse(scope: Scope, receive: Receive, send: Send) -> None:
+    error = ApiError(401, "Incorrect API key, or none: send 'Authorization: Bearer KEY'.", code="invalid_api_key")
+    error.headers.update({"connection": "close", "www-authenticate": "Bearer"})
+    await error.response()(scope, receive, send)
+
+
+class LimitBody:
+    """Answers 413 to a body over the limit, whether its length was declared or it comes in chunks."""
+
+    def __init__(self, app: ASGIApp, max_body_bytes: int) -> None:
+        self._app = app
+        self._max_bytes = max_body_bytes
+        # Somewhat more is read and thrown away: a client that is cut off while it sends may never read why.
+        self._max_bytes_read = 2 * max_body_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Read the whole body, so that the application starts with a request that is complete."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        declared = int(Headers(scope=scope).get("content-length", "0"))
+        body = await self._read(receive) if declared <= self._max_bytes_read else None
+        if body is None:
+            error = ApiError(413, f"The body is over the limit of {self._max_bytes} bytes.", code="body_too_large")
+            await error.response()(scope, receive, send)
+            return
+
+        async def receive_body() -> Message:
+            nonlocal body
+            if body is None:
+                return await receive()  # nothing but the disconnect can come now
+            message: Message = {"type": "http.request", "body": body, "more_body": False}
+            body = None
+            return message
+
+        await self._app(scope, receive_body, send)
+
+    async def _read(self, receive: Receive) -> bytes | None:
+        """The body, or None if it is too large."""
+        chunks: list[bytes] = []
+        num_bytes = 0
+        while num_bytes <= self._max_bytes_read:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return b""
+            chunk = message.get("body", b"")
+            num_bytes += len(chunk)
+            if num_bytes <= self._max_bytes:
+                chunks.append(chunk)
+            if not message.get("more_body", False):
+                return b"".join(chunks) if num_bytes <= self._max_bytes else None
+        return None

@@ -1,0 +1,92 @@
+"""The endpoints for a request that came earlier: have its answer from anywhere on, or end it."""
+
+import asyncio
+import re
+
+from fastapi import APIRouter, Request, Response
+
+from common.errors import RequestRejected
+from scheduler_svc.frontend.answers.answer_context import AnswerContext
+from scheduler_svc.frontend.answers.core_link import QUERY_TIMEOUT_S, CoreLink
+from scheduler_svc.frontend.answers.event_ids import Position, check_event_id
+from scheduler_svc.frontend.answers.generation import Answer, Generation
+from scheduler_svc.frontend.answers.inbox import Inbox
+from scheduler_svc.frontend.answers.jobs import core_request_id
+from scheduler_svc.frontend.http.caller import client_of
+from scheduler_svc.frontend.http.errors import ApiError
+from scheduler_svc.frontend.http.formats import format_of
+from scheduler_svc.frontend.http.schemas import REQUEST_ID
+from scheduler_svc.frontend.http.streaming import EventStream
+from scheduler_svc.frontend.text.tokenizer import Tokenizer
+
+
+class RequestsApi:
+    """Requests by their ids, each client's its own."""
+
+    def __init__(self, link: CoreLink, tokenizer: Tokenizer) -> None:
+        self._link = link
+        self._tokenizer = tokenizer
+        self.router = APIRouter()
+        self.router.get("/v1/requests/{request_id}/events", response_model=None)(self.events)
+        self.router.delete("/v1/requests/{request_id}", response_model=None)(self.cancel)
+
+    async def events(self, request_id: str, request: Request) -> Response:
+        """What the request's stream says after the event `Last-Event-ID`, or all of it. Whoever read it before is cut
+        off."""
+        last_event_id = request.headers.get("last-event-id", "")
+        if last_event_id:
+            check_event_id(last_event_id)
+        inbox = self._link.inbox()
+        try:
+            context, num_prompt_tokens = await self._attach(request_id, client_of(request).name, inbox)
+            start = Position.start(context.num_choices)
+            position = Position.after(last_event_id, context.num_choices) if last_event_id else start
+        except BaseException:
+            inbox.detach()
+            raise
+        inbox.is_resumable = context.is_resumable
+        answer = Answer(request_id, context, num_prompt_tokens, position)
+        return EventStream(Generation(inbox, self._tokenizer.token_bytes, answer), format_of(request_id, context))
+
+    async def cancel(self, request_id: str, request: Request) -> Response:
+        """End the request. Its reader, if there is one, is told."""
+        client = client_of(request).name
+        if self._link.cancel(core_request_id(client, request_id, 0)):
+            return Response(status_code=204)
+        inbox = self._link.inbox()
+        try:  # how many prompts it has, and whether it exists, only the core knows
+            await self._attach(request_id, client, inbox)
+        finally:
+            inbox.close()
+        return Response(status_code=204)
+
+    async def _attach(self, request_id: str, client: str, inbox: Inbox) -> tuple[AnswerContext, int]:
+        """Have all that the core has of a request sent to `inbox`. Returns its context and the length of its prompts.
+
+        Raises:
+            ApiError, RequestRejected: there is no such request, or nobody can tell.
+        """
+        if re.fullmatch(REQUEST_ID, request_id, re.ASCII) is None:
+            raise _not_found(request_id)
+        try:
+            async with asyncio.timeout(QUERY_TIMEOUT_S):
+                first = await self._link.attach(core_request_id(client, request_id, 0), 0, inbox)
+                if not first.found:
+                    raise _not_found(request_id)
+                context = AnswerContext.decode(first.context)
+                others = [
+                    self._link.attach(core_request_id(client, request_id, prompt), prompt, inbox)
+                    for prompt in range(1, context.num_prompts)
+                ]
+                attached = [first, *await asyncio.gather(*others)]
+        except TimeoutError:
+            message = f"the scheduler gave no answer in {QUERY_TIMEOUT_S:.0f} s"
+            raise RequestRejected(message, "unavailable") from None
+        if not all(answer.found for answer in attached):
+            raise _not_found(request_id)
+        return context, sum(answer.num_prompt_tokens for answer in attached)
+
+
+def _not_found(request_id: str) -> ApiError:
+    message = f"There is no request '{request_id[:64]}', or none any more."
+    return ApiError(404, message, code="request_not_found", param="request_id")

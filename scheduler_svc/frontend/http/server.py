@@ -1,0 +1,117 @@
+"""Runs the front door: the HTTP server, the link to the core, and the reasons to stop."""
+
+import asyncio
+import os
+import resource
+import signal
+import socket
+from dataclasses import dataclass
+from functools import partial
+
+import uvicorn
+from fastapi import FastAPI
+
+from common.logging import get_logger
+from scheduler_svc.frontend.answers.core_link import CoreLink
+from scheduler_svc.frontend.http.connection_guard import ConnectionGuard, ConnectionLimits
+
+log = get_logger(__name__)
+
+STREAMS_MAY_TAKE_S = 4.0  # to end by themselves when the frontend stops; then they are told
+CONNECTIONS_MAY_TAKE_S = 6
+KEEP_ALIVE_S = 30
+LISTEN_BACKLOG = 2048
+MAX_CONNECTIONS = 4096
+OTHER_FILES = 128  # that are open besides connections
+MAX_HEAD_BYTES = 32 * 1024  # of a request line with its headers
+WATCH_INTERVAL_S = 0.25
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long what is waited for.
+
+    Attributes:
+        loss_timeout_s: for a core that is silent; then the frontend ends.
+        stall_timeout_s: for a client that does not read; then it is dropped.
+        parent: process that lent the listening socket and needs it back, so that its end is the frontend's end too.
+    """
+
+    loss_timeout_s: float
+    stall_timeout_s: float
+    parent: int | None = None
+
+
+async def serve(app: FastAPI, link: CoreLink, listener: socket.socket, patience: Patience) -> bool:
+    """Serve on a listening socket, perhaps one of several frontends on it, until there is a reason to stop.
+
+    Returns:
+        True if a signal was the reason, False if the core or the parent is gone.
+    """
+    server = uvicorn.Server(
+        http_config(app, ConnectionLimits(_max_connections(), stall_timeout_s=patience.stall_timeout_s))
+    )
+
+    def stop(*_: object) -> None:
+        server.should_exit = True
+
+    # For signals before uvicorn handles them, and after: once it has stopped it raises again the one that stopped it,
+    # which would end this process with that signal's status.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stop)
+    host, port = listener.getsockname()[:2]
+    async with asyncio.TaskGroup() as tasks:
+        watch = tasks.create_task(_stop_when_alone(server, link, patience))
+        helpers = [tasks.create_task(link.run()), tasks.create_task(_end_streams_on_stop(server, link)), watch]
+        log.info("frontend started", host=host, port=port, pid=os.getpid())
+        await server.serve(sockets=[listener])
+        was_told = not watch.done()
+        for helper in helpers:
+            helper.cancel()
+    log.info("frontend stopped")
+    return was_told
+
+
+def http_config(app: FastAPI, limits: ConnectionLimits) -> uvicorn.Config:
+    """uvicorn as a frontend runs it."""
+    return uvicorn.Config(
+        app,
+        http=partial(ConnectionGuard, limits=limits),  # type: ignore[arg-type]  # makes protocols
+        h11_max_incomplete_event_size=MAX_HEAD_BYTES,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=CONNECTIONS_MAY_TAKE_S,
+    )
+
+
+def _max_connections() -> int:
+    """How many connections this process can have open, after allowing itself what it is allowed to."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MAX_CONNECTIONS + OTHER_FILES
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return MAX_CONNECTIONS if soft == resource.RLIM_INFINITY else min(MAX_CONNECTIONS, max(soft - OTHER_FILES, 1))
+
+
+async def _stop_when_alone(server: uvicorn.Server, link: CoreLink, patience: Patience) -> None:
+    """Stop the server, and return, when there is nobody left to serve for."""
+    while link.silent_s < patience.loss_timeout_s and patience.parent in (None, os.getppid()):
+        await asyncio.sleep(WATCH_INTERVAL_S)
+    log.error("core gone", silent_s=link.silent_s, parent_gone=patience.parent not in (None, os.getppid()))
+    link.leave_all("the scheduler went away")
+    server.should_exit = True
+
+
+async def _end_streams_on_stop(server: uvicorn.Server, link: CoreLink) -> None:
+    """Tell the streams that are open some seconds after the server was told to stop."""
+    while not server.should_exit:
+        await asyncio.sleep(WATCH_INTERVAL_S)
+    await asyncio.sleep(STREAMS_MAY_TAKE_S)
+    link.leave_all("the server is shutting down")

@@ -1,0 +1,76 @@
+"""The text of one sequence: detokenized, cut at its stop string, its tokens counted."""
+
+from collections.abc import Mapping, Sequence
+
+from scheduler_svc.frontend.text.detokenizer import Detokenizer
+from scheduler_svc.frontend.text.stop_strings import StopStrings
+
+
+class SequenceText:
+    """Takes tokens as they come and gives the text that may be shown.
+
+    The outcome (text, reason, number of tokens) does not depend on how the tokens were grouped into calls, and neither
+    does the text given after the first k tokens, for any k. So a stream can go on elsewhere, after any of its chunks.
+
+    Args:
+        token_bytes: of the tokenizer.
+        stops: strings that end the text.
+        num_delivered: tokens whose text the client has already; it is not given again.
+
+    Attributes:
+        num_tokens: tokens up to and including the one that ended the sequence, a stop token among them.
+        has_ended: nothing more is to be fed.
+    """
+
+    def __init__(self, token_bytes: Mapping[int, bytes], stops: Sequence[str], num_delivered: int = 0) -> None:
+        self._detokenizer = Detokenizer(token_bytes)
+        self._stops = StopStrings(stops) if stops else None
+        self._num_delivered = num_delivered
+        self.num_tokens = 0
+        self.has_ended = False
+
+    def feed(self, token_ids: Sequence[int], finish_reason: str | None) -> tuple[str, str | None]:
+        """New text, and why the sequence ended if it did.
+
+        Args:
+            token_ids: new tokens; if `finish_reason` is "stop" the last of them is the stop token, not to be shown.
+            finish_reason: why the core ended the sequence, None while it goes on.
+        """
+        num_old = self._num_delivered - self.num_tokens
+        if num_old <= 0:
+            return self._feed(token_ids, finish_reason)
+        if finish_reason == "stop":  # the client may have that many tokens, but a stop token is nobody's text
+            num_old = min(num_old, len(token_ids) - 1)
+        _, reason = self._feed(token_ids[:num_old], None)
+        return ("", reason) if self.has_ended else self._feed(token_ids[num_old:], finish_reason)
+
+    def _feed(self, token_ids: Sequence[int], finish_reason: str | None) -> tuple[str, str | None]:
+        shown = token_ids[:-1] if finish_reason == "stop" else token_ids
+        if self._stops is not None:
+            text, found = self._search(self._stops, shown, is_last=finish_reason is not None)
+            if found:
+                self.has_ended = True
+                return text, "stop"
+            self.num_tokens += len(token_ids) - len(shown)
+        else:
+            self.num_tokens += len(token_ids)
+            text = self._detokenizer.feed(shown)
+            if finish_reason is not None:
+                text += self._detokenizer.flush()
+        self.has_ended = finish_reason is not None
+        return text, finish_reason
+
+    def _search(self, stops: StopStrings, token_ids: Sequence[int], *, is_last: bool) -> tuple[str, bool]:
+        """Text to show, and whether a stop string was found. Token by token: later tokens must not be counted."""
+        texts = []
+        for token_id in token_ids:
+            self.num_tokens += 1
+            text, found = stops.feed(self._detokenizer.feed((token_id,)))
+            texts.append(text)
+            if found:
+                return "".join(texts), True
+        if is_last:
+            text, found = stops.feed(self._detokenizer.flush())
+            texts += [text, stops.flush()]
+            return "".join(texts), found
+        return "".join(texts), False

@@ -1,0 +1,129 @@
+"""Text <-> token ids for one model, and what its files say about how answers are drawn and where they end.
+
+Built on the `tokenizers` library and not on transformers: importing AutoTokenizer imports torch where torch is
+installed (2.5 s measured), and the scheduler service never imports torch.
+"""
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+import tokenizers
+from msgspec import Meta
+
+from common.errors import CheckpointError, RequestRejected
+from scheduler_svc.frontend.text.chat_template import ChatTemplate
+from scheduler_svc.frontend.text.detokenizer import token_byte_table
+
+CHARACTERS_WORTH_A_THREAD = 4_000  # about 2 ms of tokenizing: longer would delay every stream of this frontend
+
+Result = TypeVar("Result")
+
+
+class SamplingDefaults(msgspec.Struct, frozen=True):
+    """How tokens are drawn where a request does not say: what generation_config.json recommends, or else OpenAI's."""
+
+    temperature: Annotated[float, Meta(ge=0.0, le=2.0)] = 1.0
+    top_p: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
+    top_k: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
+    min_p: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0
+
+
+class Tokenizer:
+    """One model's tokenizer, chat template, sampling defaults and end-of-sequence tokens.
+
+    Args:
+        folder: holds tokenizer.json and config.json; tokenizer_config.json, generation_config.json and
+            chat_template.jinja if the model has them.
+
+    Raises:
+        CheckpointError: a file is missing or is not what it should be.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        path = folder / "tokenizer.json"
+        if not path.is_file():
+            raise CheckpointError(f"{folder} has no tokenizer.json")
+        try:
+            self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises bare Exceptions
+            raise CheckpointError(f"{path} cannot be read: {error}") from error
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        config = _read_json(folder / "config.json")
+        settings = _read_json(folder / "tokenizer_config.json")
+        special_ids = [i for i, token in self._tokenizer.get_added_tokens_decoder().items() if token.special]
+        decoder = _read_json(path).get("decoder") or {}
+        self.token_bytes = token_byte_table(self._tokenizer.get_vocab(with_added_tokens=True), special_ids, decoder)
+        self.vocab_size: int = config.get("vocab_size", self._tokenizer.get_vocab_size(with_added_tokens=True))
+        generation_config = _read_json(folder / "generation_config.json")
+        self.eos_token_ids = _eos_token_ids(generation_config, config)
+        self.sampling_defaults = _sampling_defaults(folder, generation_config)
+        self._chat_template = ChatTemplate.of_model(folder, settings)
+
+    def encode(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
+        """Token ids of each text. Raises RequestRejected if one is no Unicode text (JSON can say half a character)."""
+        try:
+            for text in texts:
+                text.encode()
+        except UnicodeEncodeError as error:
+            raise RequestRejected(f"a text is not valid Unicode: {error.reason}") from error
+        # Not `encode`: that one holds the GIL, for seconds on a long text (measured), and computes offsets.
+        encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
+        return [encoding.ids for encoding in encodings]
+
+    def encode_chat(
+        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, variables: Mapping[str, Any]
+    ) -> list[int]:
+        """Token ids of a conversation in the model's own format, ready for the assistant's answer.
+
+        Args:
+            messages, tools: as in OpenAI's API, as plain dicts.
+            variables: what else the template is to see (`enable_thinking`, ...).
+
+        Raises:
+            RequestRejected: the model has no chat template, or the template refuses the conversation.
+        """
+        if self._chat_template is None:
+            raise RequestRejected("this model has no chat template; use /v1/completions")
+        return self.encode([self._chat_template.render(messages, tools, variables)], add_special_tokens=False)[0]
+
+
+async def in_thread_if_long(num_characters: int, work: Callable[[], Result]) -> Result:
+    """Do `work` on texts of this length where it does not keep the event loop from its streams."""
+    if num_characters > CHARACTERS_WORTH_A_THREAD:
+        return await asyncio.to_thread(work)
+    return work()
+
+
+def _eos_token_ids(generation_config: Mapping[str, Any], config: Mapping[str, Any]) -> tuple[int, ...]:
+    """Tokens that end an answer: generation_config.json knows all of them, config.json often only one."""
+    eos = generation_config.get("eos_token_id")
+    if eos is None:
+        eos = config.get("eos_token_id")
+    if eos is None:
+        return ()
+    return (eos,) if isinstance(eos, int) else tuple(eos)
+
+
+def _sampling_defaults(folder: Path, generation_config: Mapping[str, Any]) -> SamplingDefaults:
+    stated = {key: value for key, value in generation_config.items() if value is not None}
+    try:
+        return msgspec.convert(stated, SamplingDefaults)
+    except msgspec.ValidationError as error:
+        raise CheckpointError(f"{folder / 'generation_config.json'} recommends what cannot be done: {error}") from error
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise CheckpointError(f"{path} is not JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path} is no JSON object")
+    return content

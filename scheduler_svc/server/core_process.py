@@ -1,0 +1,141 @@
+"""The core's process: real sockets, the real clock, the journal's thread and the log, for the driver to drive the core
+with. The only place of the core that does I/O.
+"""
+
+import time
+from dataclasses import replace
+from math import ceil
+
+import zmq
+
+from common import messages as m
+from common.curve import ServerCurve
+from common.errors import BatonError
+from common.logging import DropLog, get_logger
+from common.wire import VersionError
+from scheduler_svc.core.actions import Log, Peer
+from scheduler_svc.core.core import Core, CoreConfig
+from scheduler_svc.core.event_loop import Driver
+from scheduler_svc.core.observability.reporting import Outside
+from scheduler_svc.core.requests.group_commit import JournalState
+from scheduler_svc.core.requests.journal_records import count_crashes, replay
+from scheduler_svc.core.requests.request_manager import RESUME_WITHIN_S
+from scheduler_svc.server.journal import Journal, JournalError
+from scheduler_svc.server.router import Router
+
+SETTLE_MS = 10  # between looks at the journal while the engine closes
+MAX_EXECUTOR_MESSAGE_BYTES = 2**20  # four times the longest StepResult; libzmq may hold it for every stranger
+
+log = get_logger(__name__)
+
+
+class Engine:
+    """The core of the scheduler service.
+
+    Args:
+        executor_endpoint, frontend_endpoint: to bind.
+        config: of the core; what depends on the clock and the journal is filled in here.
+        journal: opened and not started; None runs without.
+        curve: keys of this service, and of the executors that may connect; None asks nobody.
+
+    Attributes:
+        core: for reading.
+    """
+
+    def __init__(
+        self,
+        executor_endpoint: str,
+        frontend_endpoint: str,
+        config: CoreConfig,
+        journal: Journal | None = None,
+        curve: ServerCurve | None = None,
+    ) -> None:
+        wall_s, now = time.time(), time.monotonic()
+        batches = journal.load() if journal is not None else []
+        config = replace(
+            config,
+            first_epoch=int(wall_s * 1000),  # above any epoch of an earlier life
+            journal=JournalState.OFF if journal is None else JournalState.OK,
+            first_batch=batches[-1][0] + 1 if batches else 1,
+            wall_offset_s=wall_s - now,
+        )
+        self.core = Core(config, now, self._outside)
+        self._drops = {link: DropLog(log, link) for link in ("executors", "frontends")}
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._executors: Router[m.ExecutorToScheduler] = Router(
+            self._context,
+            executor_endpoint,
+            m.ExecutorToScheduler,
+            self._drops["executors"],
+            self._wrong_version,
+            curve=curve,
+            max_message_bytes=MAX_EXECUTOR_MESSAGE_BYTES,
+        )
+        self._fronts: Router[m.FrontendToCore] = Router(
+            self._context, frontend_endpoint, m.FrontendToCore, self._drops["frontends"]
+        )
+        self._poller = zmq.Poller()
+        for socket in (self._executors.socket, self._executors.monitor, self._fronts.socket, self._fronts.monitor):
+            self._poller.register(socket, zmq.POLLIN)
+        self._journal = journal
+        self._driver = Driver(self.core, self._executors, self._fronts, journal, time.monotonic, _write_log)
+        if journal is not None:
+            self._open_journal(journal, [payload for _, payload in batches], now)
+
+    @property
+    def executor_endpoint(self) -> str:
+        """Where executors connect to (with the port that was picked, if it was 0)."""
+        return self._executors.endpoint
+
+    def turn(self) -> None:
+        """Wait for something to happen (at most a tick) and carry it as far as it goes."""
+        self._poller.poll(ceil(1000 * self._driver.patience_s))
+        self._driver.turn()
+
+    def crashed(self) -> None:
+        """A turn has raised what it never should: leave a word for the next life, and nothing else."""
+        log.exception("core failed")
+        if self._journal is not None:
+            self._journal.write(self.core.desk.crashed())
+            self._journal.close()  # when that is written; the sockets end with the process
+
+    def close(self) -> None:
+        """Tell everyone, write what the journal lacks, and close the sockets."""
+        self._driver.do(self.core.shut_down(time.monotonic()))
+        if self._journal is not None:
+            while not self._driver.settle():
+                self._journal.socket.poll(SETTLE_MS)
+            self._journal.close()
+        self._executors.close()
+        self._fronts.close()
+        self._context.term()
+
+    def _wrong_version(self, peer: Peer, error: VersionError) -> None:
+        self._executors.send(peer, m.Reject(reason=str(error)))
+
+    def _open_journal(self, journal: Journal, payloads: list[bytes], now: float) -> None:
+        """Take up what an earlier life has left, unless it is too long ago, and begin the journal anew with that."""
+        desk, age_s = self.core.desk, journal.age_s
+        try:
+            saved, crashes = replay(payloads), count_crashes(payloads)
+        except BatonError as error:
+            raise JournalError(f"{journal.path}: {error}; move it away to start without its requests") from error
+        if saved and age_s > RESUME_WITHIN_S:
+            log.warning(
+                "requests of the journal are too old", requests=len(saved), age_s=age_s, limit_s=RESUME_WITHIN_S
+            )
+            saved = []
+        self._driver.do(desk.restore(saved, now, crashes))
+        journal.start(self._context)
+        self._poller.register(journal.socket, zmq.POLLIN)
+        journal.write(desk.new_journal(now))
+
+    def _outside(self) -> Outside:
+        return Outside(
+            messages_dropped={link: drops.count for link, drops in self._drops.items()},
+            journal_bytes=0 if self._journal is None else self._journal.num_bytes,
+        )
+
+
+def _write_log(line: Log) -> None:
+    getattr(log, line.level)(line.event, **line.facts)
