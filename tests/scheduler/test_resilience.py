@@ -5,7 +5,9 @@ from array import array
 import pytest
 
 from common import messages as m
+from common.errors import RequestRejected
 from common.wire import int32_array
+from scheduler_svc.core.executor.capacity import capacity
 from scheduler_svc.core.scheduling.scheduler import Scheduler
 from scheduler_svc.core.sequence import State
 from tests.support.rig import Rig, limits
@@ -313,3 +315,23 @@ def test_what_fitted_before_a_restart_waits_for_an_executor_that_it_fits():
     after.add_executor(2, limits(num_blocks=64))
     assert after.plan(2) is not None
     assert restored.epoch == 2
+
+
+@pytest.mark.parametrize("fits", [True, False])
+def test_a_request_that_ended_before_a_restart_proves_what_fitted_then(fits):
+    """As it would without the restart: the executor that was seen may come back."""
+    after = Scheduler()
+    params = m.SamplingParams(max_tokens=100)
+    ended = m.Submit(request_id="ended", prompt=array("i", [1] * 100).tobytes(), params=params)
+    after.restore(ended, 0, [b""], None, fits=fits)
+    after.cancel("ended")
+    after.add_executor(1, limits(num_blocks=8))
+    as_long = m.Submit(request_id="as long", prompt=ended.prompt, params=params)
+    longer = m.Submit(request_id="longer", prompt=ended.prompt, params=m.SamplingParams(max_tokens=101))
+    with pytest.raises(RequestRejected, match=f"the limit is {200 if fits else capacity(limits(num_blocks=8))}$"):
+        after.add(longer)
+    if fits:
+        after.add(as_long)
+    else:
+        with pytest.raises(RequestRejected):
+            after.add(as_long)

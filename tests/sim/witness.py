@@ -107,8 +107,11 @@ class Witness:
         self._check_restored(core)
         restored = list(core.scheduler)
         self.moments["restored"] += len(restored)
-        self._fitted = [s for s in restored if (found := core.desk.requests.find(s.request_id)) and found.fits]
-        self._fitted_length = max((sequence.max_length for sequence in self._fitted), default=0)
+        # A request that has ended proves as well as an open one that an earlier life saw an executor of its length.
+        # Without the restart the core would know of that executor, so what fits there is still accepted.
+        fitted = {request.id: _length(request.submit) for request in core.desk.requests.all() if request.fits}
+        self._fitted = [sequence for sequence in restored if sequence.request_id in fitted]
+        self._fitted_length = max(fitted.values(), default=0)
         for sequence in restored:
             if sequence.num_output:
                 self._models[sequence] = sequence.model
@@ -145,13 +148,13 @@ class Witness:
 
     def expected_refusal(self, core: Core, submit: m.Submit) -> str:
         """What code the core has to refuse a request with; none if it has to accept it."""
-        requests, num_prompt = core.desk.requests, len(submit.prompt) // 4
+        requests = core.desk.requests
         if requests.find(submit.request_id) is not None:
             return "request_exists"
         if submit.client_limit and requests.num_open(submit.client) >= submit.client_limit:
             return "too_many_requests"
         longest = max(self._capacity, self._fitted_length)
-        if self._capacity and num_prompt + submit.params.max_tokens > longest:
+        if self._capacity and _length(submit) > longest:
             return "context_length_exceeded"
         if self._capacity and max(memoryview(submit.prompt).cast("i")) >= VOCAB_SIZE:
             return "invalid_value"
@@ -270,3 +273,8 @@ class Witness:
 def capacity(limits: ExecutorLimits) -> int:
     """Positions that a sequence can have."""
     return min(limits.max_model_len, limits.num_blocks * limits.block_size)
+
+
+def _length(submit: m.Submit) -> int:
+    """Positions that each sequence of a request needs."""
+    return len(submit.prompt) // 4 + submit.params.max_tokens
