@@ -3,20 +3,20 @@
 #   docker build --target scheduler -t baton-scheduler .
 #   docker build --target executor -t baton-executor .
 #
-# torch comes from TORCH_INDEX_URL. Where that cannot be reached, put the wheels into a folder and name it as the build
+# torch comes from TORCH_INDEX_URL. If that cannot be reached, put the wheels into a folder and name it as the build
 # context `wheels` (with compose: BATON_WHEELS=/opt/wheels BATON_TORCH_INDEX_URL= docker compose build):
 #
 #   docker build --target executor --build-context wheels=/opt/wheels --build-arg TORCH_INDEX_URL= -t baton-executor .
 #
-# Python packages are layers of their own, made from nothing but their names in pyproject.toml and constraints.txt:
-# a change of our code, or of the rest of pyproject.toml, installs none of them again.
+# Python packages are layers of their own, made only from their names in pyproject.toml and constraints.txt: a change
+# of our code, or of the rest of pyproject.toml, does not install them again.
 
 ARG PYTHON_IMAGE=python:3.11-slim
 ARG CUDA_IMAGE=nvidia/cuda:13.0.2-base-ubuntu24.04
 
 FROM scratch AS wheels
 
-# ---- What to install: the dependencies alone, so that only a change of these ends the cache of what follows.
+# ---- What to install: the names of the dependencies alone, so that only a change of these invalidates later layers.
 FROM ${PYTHON_IMAGE} AS requirements
 WORKDIR /requirements
 COPY pyproject.toml constraints.txt ./
@@ -26,7 +26,7 @@ import tomllib
 
 project = tomllib.loads(pathlib.Path("pyproject.toml").read_text())["project"]
 extras = project["optional-dependencies"]
-apart = ("baton[", "flash-attn")  # an extra that is listed itself; a wheel that FLASH_ATTN names
+apart = ("baton[", "flash-attn")  # an extra that is listed by itself; a wheel that FLASH_ATTN names
 gpu = [*extras["executor"], *(name for name in extras["gpu"] if not name.startswith(apart))]
 for file, names in {"base": project["dependencies"], "executor": extras["executor"], "gpu": gpu}.items():
     pathlib.Path(f"{file}.txt").write_text("\n".join(names) + "\n")
@@ -67,8 +67,8 @@ RUN --mount=type=cache,target=/root/.cache/pip --mount=type=bind,from=wheels,tar
         --requirement /requirements/executor.txt --constraint /requirements/constraints.txt \
  && sh /trim.sh /opt/baton
 
-# ---- The bytecode of exactly those modules, Python's own included, that a service imports. It cannot write it itself,
-# and python:slim comes without it: an executor's imports take 2 s like this, and 5 s otherwise.
+# ---- The bytecode of exactly the modules, Python's own included, that a service imports. The service cannot write the
+# bytecode itself, and python:slim comes without: an executor's imports take 2 s with bytecode, and 5 s without.
 FROM scheduler-env AS scheduler-bytecode
 COPY --from=scheduler-code /code /opt/baton
 RUN PYTHONPYCACHEPREFIX=/bytecode PATH=/opt/baton/bin:$PATH timeout 120 sh -c \
@@ -80,8 +80,8 @@ COPY --from=code /code /opt/baton
 RUN PYTHONPYCACHEPREFIX=/bytecode /opt/baton/bin/python -c \
     'import executor_svc.__main__, executor_svc.service.server, executor_svc.startup'
 
-# ---- The C++ kernels, for every processor: the executor's image has no compiler. It finds them if its sources and its
-# torch are the same, and torch lies at the same path.
+# ---- The C++ kernels, for every processor: the executor's image has no compiler. The executor finds them if its
+# sources and its torch are the same, and torch lies at the same path.
 FROM executor-env AS executor-kernels
 RUN apt-get update && apt-get install --yes --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
 WORKDIR /source
@@ -90,7 +90,7 @@ RUN XDG_CACHE_HOME=/cache /opt/baton/bin/python -m kernels.cpu --all
 
 # ---- The images.
 FROM ${PYTHON_IMAGE} AS service
-# A volume that is mounted empty takes its owner from the folder in the image.
+# A volume that is mounted empty gets its owner from the folder in the image.
 RUN useradd --uid 10001 --no-create-home --home-dir /tmp baton \
  && install --directory --owner=baton --mode=0700 \
         /etc/baton/keys /etc/baton/keys/scheduler /etc/baton/keys/executors /var/lib/baton
@@ -112,14 +112,14 @@ COPY --from=code /code /opt/baton
 COPY --from=executor-bytecode /bytecode /opt/bytecode
 COPY --from=executor-kernels /cache /opt/cache
 COPY deploy/executor_health.py deploy/executor_drain.py /opt/baton/
-# Nobody can write into that cache, so downloads of models stay where they would be without it.
+# This cache is read-only for the service, so HF_HOME keeps downloads of models where they would be without it.
 ENV XDG_CACHE_HOME=/opt/cache HF_HOME=/tmp/.cache/huggingface
 CMD ["baton-executor"]
 
-# ---- The GPU image. Not built by our tests, which reach neither its base image nor a CUDA torch (docs/gpu.md).
+# ---- The GPU image. Our tests do not build it: they reach neither its base image nor a CUDA torch (docs/gpu.md).
 # torch's wheels bring CUDA, so the base needs none; triton compiles its launchers with gcc when it is first used.
 # flash-attn has no wheels on PyPI: FLASH_ATTN is the URL of one, or `flash-attn` if it lies in the context `wheels`.
-# Empty, the executor goes without.
+# If FLASH_ATTN is empty, the image has no flash-attn.
 FROM ${CUDA_IMAGE} AS executor-gpu
 RUN apt-get update \
  && apt-get install --yes --no-install-recommends python3 python3-venv python3-dev gcc libc6-dev \

@@ -2,15 +2,15 @@
 
     python -S executor_drain.py FILE MAX_AGE_S READY_URL PATIENCE_S MAX_WAIT_S
 
-SIGTERM makes an executor hand its sequences over and end, in moments. Where it is the only one (its node is emptied,
-and its successor elsewhere still loads its weights), every stream would pause for as long as that takes. So this
-keeps the old one at work until the scheduler counts a second one as ready, for MAX_WAIT_S at most.
+SIGTERM makes an executor hand its sequences over and end, in moments. If it is the only executor (its node is emptied,
+and its successor elsewhere still loads weights), every stream would pause until the successor is ready. So this script
+keeps the old executor at work until the scheduler counts a second one as ready, for MAX_WAIT_S at most.
 
 An executor that is not in the fleet (FILE and MAX_AGE_S are executor_health.py's), or whose scheduler does not answer
-at READY_URL, has nothing to hand over. But that is also how the restart of a scheduler looks, after which the executor
-is as needed as before. So it goes only when it has been so for PATIENCE_S.
+at READY_URL, has nothing to hand over. But a restart of the scheduler looks the same, and after the restart the
+executor is needed as before. So the executor goes only when this state has lasted for PATIENCE_S.
 
-It always exits with 0: whatever it finds, SIGTERM comes next.
+The script always exits with 0: SIGTERM follows in every case.
 """
 
 import json
@@ -25,7 +25,7 @@ ANSWER_TIMEOUT_S = 3.0
 
 
 def num_ready(url: str) -> int:
-    """Executors that take work, this one among them if it is in the fleet; 0 if nobody says that there are any."""
+    """Number of executors that take work, with this one if it is in the fleet; 0 if the scheduler does not answer."""
     try:
         with build_opener(ProxyHandler({})).open(url, timeout=ANSWER_TIMEOUT_S) as answer:
             return int(json.load(answer)["executors"])
@@ -34,7 +34,7 @@ def num_ready(url: str) -> int:
 
 
 def idleness(path: str, max_age_s: float, num_ready: int) -> str | None:
-    """Why the executor has nothing to do now; None if it has, or may have."""
+    """Why the executor has nothing to do now; None if it has work, or may have some."""
     if num_ready == 0:
         return "no scheduler that has executors answers"
     return complaint(path, max_age_s)

@@ -1,16 +1,16 @@
-"""Health check of an executor's container: exit code 0 if it is well.
+"""Health check of an executor's container: exit code 0 if the executor is healthy.
 
     python -S executor_health.py FILE MAX_AGE_S            ready: it is in the fleet and hears the scheduler
-    python -S executor_health.py FILE MAX_AGE_S --alive    alive: its heart has not stopped
+    python -S executor_health.py FILE MAX_AGE_S --alive    alive: its loop has not stopped
 
-FILE is what `baton-executor --health-file` names: touched at every heartbeat of the scheduler and removed when the
-executor is not, or not any more, in the fleet. So an executor is ready while the file is there and fresh.
+FILE is what `baton-executor --health-file` names: the executor touches it at every heartbeat of the scheduler and
+removes it when it is not, or no longer, in the fleet. So an executor is ready while the file is there and fresh.
 
-To be alive it need not be ready. While it loads its weights, or has no scheduler to talk to, there is no file, and to
-start it again would only cost the weights that it has. But a file that is there and old was left by an executor that
-has stopped to turn: it would have removed the file after two seconds of silence.
+An executor need not be ready to be alive. While it loads its weights, or has no scheduler to talk to, there is no file;
+restarting it would only lose the weights that it has loaded. But a file that is there and old belongs to an executor
+whose loop has stopped: a running loop would have removed the file after two seconds of silence.
 
-Only the file is looked at: no dependencies, no network, a few milliseconds.
+The check looks only at the file: no dependencies, no network, a few milliseconds.
 """
 
 import os
@@ -27,7 +27,7 @@ def age_s(path: str) -> float | None:
 
 
 def complaint(path: str, max_age_s: float, *, alive_is_enough: bool = False) -> str | None:
-    """What is wrong with the executor; None if nothing is."""
+    """What is wrong with the executor; None if it is healthy."""
     age = age_s(path)
     if age is None:
         return None if alive_is_enough else f"not in the fleet: there is no {path}"

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Removes from the virtual environment $1 what a running service never opens: test suites, type stubs, build tools, C++
-# headers, the test programs in torch's wheel. (Whoever builds an extension needs the headers: build it before this.)
-# hf_xet is huggingface_hub's optional faster download, 11 MB; it loads over plain HTTPS without.
+# headers, the test programs in torch's wheel. (Building an extension needs the headers: build it before this.)
+# hf_xet is huggingface_hub's optional faster download, 11 MB; without it downloads use plain HTTPS.
 set -eu
 cd "$1"/lib/python*/site-packages
 rm -rf hf_xet hf_xet-*.dist-info numpy/distutils numpy/f2py numpy/_core/include
