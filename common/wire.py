@@ -19,9 +19,6 @@ HEADER_MAGIC = b"baton/"
 HEADER = HEADER_MAGIC + str(m.PROTOCOL_VERSION).encode()
 MAX_MESSAGE_BYTES = 64 * 2**20
 
-HEARTBEAT_INTERVAL_S = 0.4
-LOSS_TIMEOUT_S = 1.8
-
 Incoming = TypeVar("Incoming")
 IntArray = npt.NDArray[np.int32]
 

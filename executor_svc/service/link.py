@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from common import messages as m
-from common.wire import HEARTBEAT_INTERVAL_S, LOSS_TIMEOUT_S
+from common.heartbeats import HEARTBEAT_INTERVAL_S, LOSS_TIMEOUT_S
 
 HELLO_INTERVAL_S = 1.0
 LEAVE_TIMEOUT_S = 10.0

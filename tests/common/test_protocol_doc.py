@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from common import messages as m
-from common.wire import HEADER, HEARTBEAT_INTERVAL_S, LOSS_TIMEOUT_S, MAX_MESSAGE_BYTES
+from common.heartbeats import HEARTBEAT_INTERVAL_S, LOSS_TIMEOUT_S
+from common.wire import HEADER, MAX_MESSAGE_BYTES
 
 DOC = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text()
 DIRECTIONS = (m.ExecutorToScheduler, m.SchedulerToExecutor, m.FrontendToCore, m.CoreToFrontend)

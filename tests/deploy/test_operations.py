@@ -8,7 +8,7 @@ import click
 import pytest
 import yaml
 
-from common.wire import LOSS_TIMEOUT_S
+from common.heartbeats import LOSS_TIMEOUT_S
 from executor_svc.service import link
 from scheduler_svc.client import cli as client_cli
 from scheduler_svc.core.fleet import probation, step_clock

@@ -18,7 +18,7 @@ import uvicorn
 import yaml
 from fastapi import FastAPI
 
-from common.wire import HEARTBEAT_INTERVAL_S, LOSS_TIMEOUT_S
+from common.heartbeats import HEARTBEAT_INTERVAL_S, LOSS_TIMEOUT_S
 from executor_svc.service.link import LEAVE_TIMEOUT_S
 from scheduler_svc.frontend.http.connection_guard import ConnectionLimits
 from scheduler_svc.frontend.http.server import http_config

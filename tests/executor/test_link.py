@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from common import messages as m
-from common.wire import HEARTBEAT_INTERVAL_S, LOSS_TIMEOUT_S
+from common.heartbeats import HEARTBEAT_INTERVAL_S, LOSS_TIMEOUT_S
 from executor_svc.service.link import (
     EXIT_CRASHED,
     LEAVE_TIMEOUT_S,

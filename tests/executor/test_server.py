@@ -13,7 +13,8 @@ import pytest
 import zmq
 
 from common import messages as m
-from common.wire import HEADER, LOSS_TIMEOUT_S, Codec
+from common.heartbeats import LOSS_TIMEOUT_S
+from common.wire import HEADER, Codec
 from executor_svc.service.link import EXIT_CRASHED
 from tests.executor.harness import Pool, Row, make_plan
 from tests.executor.puppet import IN_SLOW_STEP, LIMITS, SLOW_STEP_S

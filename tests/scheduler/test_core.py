@@ -5,7 +5,7 @@ from array import array
 import pytest
 
 from common import messages as m
-from common.wire import LOSS_TIMEOUT_S
+from common.heartbeats import LOSS_TIMEOUT_S
 from scheduler_svc.core.requests.group_commit import JournalState
 from scheduler_svc.core.requests.journal_records import replay
 from scheduler_svc.core.requests.request_manager import FRONTEND_TIMEOUT_S, RECONNECT_GRACE_S

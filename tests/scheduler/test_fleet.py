@@ -5,7 +5,7 @@ import re
 import pytest
 
 from common import messages as m
-from common.wire import HEARTBEAT_INTERVAL_S, LOSS_TIMEOUT_S
+from common.heartbeats import HEARTBEAT_INTERVAL_S, LOSS_TIMEOUT_S
 from scheduler_svc.core.fleet.fleet import (
     Answered,
     Draining,

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from common import messages as m
+from common.heartbeats import LOSS_TIMEOUT_S
 from common.plan import ExecutorLimits
-from common.wire import LOSS_TIMEOUT_S
 from scheduler_svc.core.actions import Effect, Log, Peer, ToExecutor
 from scheduler_svc.core.core import FORGIVE_S, PAUSE_S, Core
 from scheduler_svc.core.fleet.fleet import Standing

@@ -11,8 +11,9 @@ from typing import Any
 import zmq
 
 from common import messages as m
+from common.heartbeats import HEARTBEAT_INTERVAL_S
 from common.plan import ExecutorLimits
-from common.wire import HEADER, HEARTBEAT_INTERVAL_S, Codec
+from common.wire import HEADER, Codec
 from scheduler_svc.core.core import CoreConfig
 from scheduler_svc.core.scheduling.scheduler import SchedulerConfig
 from scheduler_svc.server.core_process import Engine

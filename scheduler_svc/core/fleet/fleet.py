@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from common import messages as m
-from common.wire import HEARTBEAT_INTERVAL_S, LOSS_TIMEOUT_S
+from common.heartbeats import HEARTBEAT_INTERVAL_S, LOSS_TIMEOUT_S
 from scheduler_svc.core.fleet.probation import Probation
 from scheduler_svc.core.fleet.step_clock import DEFAULT_FLOOR_S, StepClock
 

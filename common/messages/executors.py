@@ -1,0 +1,91 @@
+"""What an executor and the scheduler say to each other; the messages of a step are in `common.messages.steps`."""
+
+from common.messages.base import Count, Epoch, Message, Name, Positive, Text
+from common.messages.steps import Plan, StepFailed, StepResult
+
+# --- executor -> scheduler ---
+
+
+class Hello(Message, frozen=True, tag="hello"):
+    """An executor that can take a plan at once: weights loaded, kernels warm. Answered by Welcome or Reject.
+
+    Attributes:
+        executor: name for operators (`--name`, or host and pid). Better unique, and the same after a restart: what was
+            learned of an executor (how long its steps take, that it only fails) is kept by its name.
+        build: Baton's version on that side.
+        fingerprint: hash of the model's config and weights; equal fingerprints give equal tokens.
+        dtype: of activations and KV cache (`float32`, `bfloat16`, `float16`), and of quantized weights after that
+            (`bfloat16-int8`); executors of another dtype give other tokens.
+        device: for people (`cpu`, `cuda:0 NVIDIA H200`).
+        num_blocks, block_size: the KV pool; block ids run from 0 to num_blocks - 1.
+        max_num_seqs: lanes; at most this many rows in a plan.
+        max_batch_tokens: at most this many tokens in a plan.
+        max_model_len: at most this many positions in a sequence.
+        vocab_size: token ids run from 0 to vocab_size - 1.
+        pid: process id on its host.
+    """
+
+    executor: Name
+    build: Name
+    fingerprint: Name
+    dtype: Name
+    device: Name
+    num_blocks: Positive
+    block_size: Positive
+    max_num_seqs: Positive
+    max_batch_tokens: Positive
+    max_model_len: Positive
+    vocab_size: Positive
+    pid: Count
+
+
+class ExecutorHeartbeat(Message, frozen=True, tag="alive"):
+    """Sent every `HEARTBEAT_INTERVAL_S`, by a thread of its own: the process lives, idle or not."""
+
+    epoch: Epoch
+
+
+class Leaving(Message, frozen=True, tag="leaving"):
+    """The executor was told to stop (SIGTERM): no new plans, please, and EpochOver once its sequences are moved."""
+
+    epoch: Epoch
+
+
+ExecutorToScheduler = Hello | ExecutorHeartbeat | StepResult | StepFailed | Leaving
+
+
+# --- scheduler -> executor ---
+
+
+class Welcome(Message, frozen=True, tag="welcome"):
+    """The executor is part of the fleet; everything it says from now on carries this epoch."""
+
+    epoch: Epoch
+
+
+class Reject(Message, frozen=True, tag="reject"):
+    """The executor cannot join. `reason` says what differs; trying again without a change is pointless."""
+
+    reason: Text
+
+
+class SchedulerHeartbeat(Message, frozen=True, tag="beat"):
+    """Sent every `HEARTBEAT_INTERVAL_S`; an executor that hears none for `LOSS_TIMEOUT_S` says Hello afresh."""
+
+    epoch: Epoch
+
+
+class EpochOver(Message, frozen=True, tag="over"):
+    """This epoch has ended for the scheduler (lost, drained, restarted): drop its plans, say Hello if you stay."""
+
+    epoch: Epoch
+    reason: Text
+
+
+class Leave(Message, frozen=True, tag="leave"):
+    """An operator wants this executor to end, as SIGTERM does: it answers with Leaving, and exits with code 0."""
+
+    epoch: Epoch
+
+
+SchedulerToExecutor = Welcome | Reject | SchedulerHeartbeat | EpochOver | Leave | Plan

@@ -1,0 +1,235 @@
+"""What a frontend and the core say to each other."""
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from common.messages.base import ClientName, Count, FinishReason, Message, Name, RequestId, Text
+from common.messages.steps import SamplingParams
+
+# --- frontend -> core ---
+
+
+class FrontendHello(Message, frozen=True, tag="hello"):
+    """A frontend that just started; answered by FleetState. Its heartbeats are FrontendHellos too."""
+
+    pid: Count
+
+
+class Submit(Message, frozen=True, tag="submit"):
+    """A request with its prompt as token ids. Answered by Outputs that end with one terminal delta a sequence.
+
+    Attributes:
+        request_id: `ID-PROMPT`, the HTTP answer's id and the prompt's number in it; with API keys `CLIENT/ID-PROMPT`,
+            so that no client can name another's requests.
+        prompt: int32 [tokens].
+        n: sequences to generate.
+        stream: False holds the tokens back until a sequence ends.
+        cache_salt: requests share cached blocks only with requests of the same salt.
+        priority: lower values go first; equal ones in the order of arrival.
+        timeout_s: seconds after which what has not ended ends with an error (`deadline_exceeded`); None for never.
+        client: name of the API key it came with, empty without keys.
+        client_limit: requests that this client may have open at once, 0 for no limit (`too_many_requests` beyond).
+        context: what the frontend that answers it needs to know (format, stop strings); the core only keeps it, for
+            `Attached`.
+    """
+
+    request_id: RequestId
+    prompt: bytes
+    params: SamplingParams
+    n: Annotated[int, Meta(ge=1, le=128)] = 1
+    stream: bool = True
+    cache_salt: Annotated[str, Meta(max_length=256)] = ""
+    priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] = 0
+    timeout_s: Annotated[float, Meta(gt=0.0, le=1e9)] | None = None
+    client: ClientName = ""
+    client_limit: Count = 0
+    context: Annotated[bytes, Meta(max_length=2**20)] = b""
+
+
+class Attach(Message, frozen=True, tag="attach"):
+    """Continue a request here, from its first token: its client has come back, to this frontend. Answered by Attached;
+    a frontend that had it before hears no more of it."""
+
+    request_id: RequestId
+
+
+class Detach(Message, frozen=True, tag="detach"):
+    """The connection to the client of a request broke, and it may come back: go on, and cancel what has not been
+    attached again within the reconnect grace."""
+
+    request_id: RequestId
+
+
+class Cancel(Message, frozen=True, tag="cancel"):
+    """End sequence `index` of a request, or all of them (-1). Unknown or ended ones are ignored."""
+
+    request_id: RequestId
+    index: Annotated[int, Meta(ge=-1, le=127)] = -1
+
+
+class StatusQuery(Message, frozen=True, tag="status"):
+    """Asks for a Status with the same query_id."""
+
+    query_id: Count
+
+
+class MetricsQuery(Message, frozen=True, tag="metrics"):
+    """Asks for a Metrics with the same query_id."""
+
+    query_id: Count
+
+
+class DrainExecutor(Message, frozen=True, tag="drain"):
+    """Let an executor leave. Answered by a DrainReply at once; that it has left, Status shows.
+
+    Attributes:
+        executor: its name, or its epoch in decimal.
+        finish: True lets its sequences end there, False hands them over at the next step boundary.
+    """
+
+    query_id: Count
+    executor: Name
+    finish: bool = False
+
+
+FrontendToCore = FrontendHello | Submit | Attach | Detach | Cancel | StatusQuery | MetricsQuery | DrainExecutor
+
+
+# --- core -> frontend ---
+
+
+class FleetState(Message, frozen=True, tag="fleet"):
+    """Sent as the answer to FrontendHello and whenever it changes.
+
+    Attributes:
+        num_ready: executors that take plans now.
+        fingerprint: model fingerprint of the newest executor, empty before the first.
+        max_model_len: positions a sequence may have.
+    """
+
+    num_ready: Count
+    fingerprint: Annotated[str, Meta(max_length=128)]
+    max_model_len: Count
+
+
+class TokenDelta(Message, frozen=True):
+    """New tokens of one sequence, and how it ended if it did.
+
+    Attributes:
+        token_ids: int32, new since the last delta; includes the stop token that ended the sequence.
+        finish_reason: None while it goes on.
+        error: says why when finish_reason is `error`.
+        code: RequestRejected's code then; `internal_error` for what is not the request's fault.
+        num_cached_tokens: prompt tokens whose K and V came from the prefix cache when it was first admitted.
+        model: what computed these tokens (`model_of` in the core's `fleet.py`), where that is another than
+            for the last delta; empty where it is the same.
+    """
+
+    request_id: RequestId
+    index: Count
+    token_ids: bytes
+    finish_reason: FinishReason | None = None
+    error: Text = ""
+    code: Annotated[str, Meta(max_length=64)] = ""
+    num_cached_tokens: Count = 0
+    model: Annotated[str, Meta(max_length=300)] = ""
+
+
+class Outputs(Message, frozen=True, tag="outputs"):
+    """What a step gave to one frontend's requests. A refused Submit is answered by one delta (index 0, error)."""
+
+    deltas: tuple[TokenDelta, ...]
+
+
+class Attached(Message, frozen=True, tag="attached"):
+    """Answer to Attach. The request's deltas follow in Outputs, from its first token on.
+
+    Attributes:
+        found: False if the request is not known (any more): it never was accepted, or ended too long ago.
+        num_prompt_tokens, n, context: as in its Submit.
+    """
+
+    request_id: RequestId
+    found: bool
+    num_prompt_tokens: Count = 0
+    n: Count = 0
+    context: Annotated[bytes, Meta(max_length=2**20)] = b""
+
+
+class DrainReply(Message, frozen=True, tag="drain"):
+    """Answer to DrainExecutor: the epoch that leaves, or why none does (then epoch is 0)."""
+
+    query_id: Count
+    epoch: Annotated[int, Meta(ge=0, le=2**53)]
+    refusal: Text = ""
+
+
+class ExecutorStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One executor as `baton status` shows it. `state` is `ready`, `finishing` (takes nothing new) or `draining`."""
+
+    executor: str
+    epoch: int
+    state: str
+    build: str
+    device: str
+    dtype: str
+    fingerprint: str
+    pid: int
+    uptime_s: float
+    num_blocks: int
+    block_size: int
+    free_blocks: int
+    cached_blocks: int
+    running: int
+    max_num_seqs: int
+    steps: int
+    step_ms: float
+
+
+class StatusReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The whole service as `GET /status` shows it. Rates are over the last ten seconds.
+
+    Attributes:
+        journal: `off`, `ok`, or `failed` (requests accepted now would not survive the scheduler's end).
+        journal_lag_s: age of the oldest thing that is not on disk yet.
+    """
+
+    version: str
+    model: str
+    uptime_s: float
+    waiting: int
+    running: int
+    requests_finished: int
+    requests_failed: int
+    preemptions: int
+    executors_lost: int
+    messages_dropped: int
+    prompt_tokens: int
+    cached_prompt_tokens: int
+    output_tokens: int
+    recomputed_tokens: int
+    sequences_resumed: int
+    journal: str
+    journal_lag_s: float
+    output_tokens_per_s: float
+    prefill_tokens_per_s: float
+    executors: list[ExecutorStatus]
+
+
+class Status(Message, frozen=True, tag="status"):
+    """Answer to StatusQuery."""
+
+    query_id: Count
+    report: StatusReport
+
+
+class Metrics(Message, frozen=True, tag="metrics"):
+    """Answer to MetricsQuery: the core's metrics in Prometheus' text format."""
+
+    query_id: Count
+    text: bytes
+
+
+CoreToFrontend = FleetState | Outputs | Attached | Status | Metrics | DrainReply
