@@ -78,7 +78,7 @@ RUN PYTHONPYCACHEPREFIX=/bytecode PATH=/opt/baton/bin:$PATH timeout 120 sh -c \
 FROM executor-env AS executor-bytecode
 COPY --from=code /code /opt/baton
 RUN PYTHONPYCACHEPREFIX=/bytecode /opt/baton/bin/python -c \
-    'import executor_svc.__main__, executor_svc.service.server, executor_svc.startup'
+    'import executor_svc.__main__, executor_svc.service.process, executor_svc.startup'
 
 # ---- The C++ kernels, for every processor: the executor's image has no compiler. The executor finds them if its
 # sources and its torch are the same, and torch lies at the same path.

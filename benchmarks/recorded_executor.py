@@ -17,7 +17,7 @@ from step_records import RecordedRunner, recording
 import executor_svc.startup
 from common import messages as m
 from executor_svc.__main__ import main as executor
-from executor_svc.model.parallel import Group
+from executor_svc.model.rank_group import RankGroup
 from executor_svc.options import ExecutorOptions
 
 STEPS_FILE = "steps.msgpack"
@@ -32,7 +32,7 @@ def main() -> None:
     start_executor = executor_svc.startup.start_executor
     with recording() as recorder:
 
-        def start(options: ExecutorOptions) -> tuple[Any, m.Hello, Group]:
+        def start(options: ExecutorOptions) -> tuple[Any, m.Hello, RankGroup]:
             profiler = StepProfiler(folder, num_rows, num_steps) if num_steps else None  # before graphs are captured
             runner, hello, group = start_executor(options)
             return RecordedRunner(runner, recorder, profiler), hello, group

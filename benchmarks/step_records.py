@@ -18,7 +18,7 @@ from step_profiler import StepProfiler
 from timed_kernels import Stopwatch, TimedBackend, TimedKernels
 
 import executor_svc.runner.runner
-import executor_svc.service.server
+import executor_svc.service.process
 from common.plan import PlanColumns
 from common.wire import IntArray
 from executor_svc.devices.cpu import CpuPlatform
@@ -150,7 +150,7 @@ def recording() -> Iterator[Recorder]:
     """A recorder, and timed ones in the place of what the executor calls by itself."""
     recorder = Recorder()
     with (
-        _in_its_place(executor_svc.service.server, "parse_plan", recorder.timed_parse),
+        _in_its_place(executor_svc.service.process, "parse_plan", recorder.timed_parse),
         _in_its_place(executor_svc.runner.runner, "stage", recorder.timed_stage),
         _in_its_place(CpuPlatform, "kernels", recorder.timed_kernels),
         _in_its_place(CpuPlatform, "attention", recorder.timed_attention),

@@ -124,7 +124,7 @@ def main(
     """
     setup_logging("executor", log_level, log_format)
     health = HealthFile(health_file)  # before minutes of loading: one of an earlier process must not speak for this one
-    from executor_svc.service.server import serve  # noqa: PLC0415  (torch takes seconds to import; --help need not wait)
+    from executor_svc.service.process import serve  # noqa: PLC0415  (torch takes seconds to import; --help need not wait)
     from executor_svc.startup import start_executor  # noqa: PLC0415
 
     log = get_logger("executor")

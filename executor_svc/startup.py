@@ -13,13 +13,14 @@ from common import messages as m
 from common.logging import get_logger
 from common.model_files import model_name, resolve_model
 from common.plan import ExecutorLimits
-from executor_svc.devices.kv_cache import choose_max_model_len, choose_num_blocks
-from executor_svc.devices.platforms import Platform, choose_platform
+from executor_svc.devices.choose_platform import choose_platform
+from executor_svc.devices.platform import Platform
+from executor_svc.devices.pool_size import choose_max_model_len, choose_num_blocks
 from executor_svc.model.attention import KVGeometry
 from executor_svc.model.config import Qwen3Config, read_config
 from executor_svc.model.kernel_set import Sampler
 from executor_svc.model.model import Qwen3, Qwen3Weights
-from executor_svc.model.parallel import Group, join_group, smallest
+from executor_svc.model.rank_group import RankGroup, join_group, smallest
 from executor_svc.model.sharding import Shard
 from executor_svc.model.vocab_parallel import VocabParallelSampler
 from executor_svc.model.weights import Checkpoint, load_weights, stored_dtype
@@ -46,7 +47,7 @@ class LoadedModel:
         return self.weights.embedding.dtype
 
 
-def start_executor(options: ExecutorOptions) -> tuple[Runner[Any], m.Hello, Group]:
+def start_executor(options: ExecutorOptions) -> tuple[Runner[Any], m.Hello, RankGroup]:
     """Load the model, allocate the pool, warm up. In a group, every rank does so at the same time.
 
     Returns:
@@ -71,7 +72,7 @@ def start_executor(options: ExecutorOptions) -> tuple[Runner[Any], m.Hello, Grou
     pool = {"blocks": limits.num_blocks, "block_size": limits.block_size, "gib": round(pool_bytes / 2**30, 3)}
     log.info("pool", **pool, max_model_len=limits.max_model_len)
     memory_left = platform.memory_left()
-    if pool_bytes > memory_left:  # a system grants it all the same, and kills the process once it is filled
+    if pool_bytes > memory_left:  # the system still grants it, and kills the process once the pool is filled
         log.warning("the pool is larger than the memory", available_gib=round(memory_left / 2**30, 3))
     runner = _make_runner(platform, model, geometry, limits, group)
     runner.warm_up()
@@ -89,7 +90,7 @@ def start_executor(options: ExecutorOptions) -> tuple[Runner[Any], m.Hello, Grou
 
 
 def _choose_limits(
-    options: ExecutorOptions, platform: Platform, model: LoadedModel, geometry: KVGeometry, group: Group
+    options: ExecutorOptions, platform: Platform, model: LoadedModel, geometry: KVGeometry, group: RankGroup
 ) -> ExecutorLimits:
     """What plans may ask for; the size of the pool may take a trial run to find out."""
     max_num_seqs = options.max_num_seqs or platform.defaults.max_num_seqs
@@ -124,7 +125,7 @@ def _choose_limits(
 
 
 def _make_runner(
-    platform: Platform, model: LoadedModel, geometry: KVGeometry, limits: ExecutorLimits, group: Group
+    platform: Platform, model: LoadedModel, geometry: KVGeometry, limits: ExecutorLimits, group: RankGroup
 ) -> Runner[Any]:
     kernels = platform.kernels(model.config, model.shard, limits, model.dtype)
     backend = platform.attention(model.shard, geometry, limits)
@@ -146,7 +147,7 @@ def _make_runner(
     return Runner(forward, sampler, backend, limits, platform.device, platform.decode_sizes(limits.max_num_seqs))
 
 
-def _load_model(options: ExecutorOptions, platform: Platform, group: Group) -> LoadedModel:
+def _load_model(options: ExecutorOptions, platform: Platform, group: RankGroup) -> LoadedModel:
     start = time.monotonic()
     folder = resolve_model(options.model, weights=True)
     config = read_config(folder)

@@ -226,13 +226,13 @@ def test_records_survive_a_file(load, tmp_path):
 
 def test_what_is_timed_is_put_back(load):
     import executor_svc.runner.runner
-    import executor_svc.service.server
+    import executor_svc.service.process
 
-    before = executor_svc.service.server.parse_plan, executor_svc.runner.runner.stage
+    before = executor_svc.service.process.parse_plan, executor_svc.runner.runner.stage
     with load("step_records").recording():
-        assert executor_svc.service.server.parse_plan is not before[0]
+        assert executor_svc.service.process.parse_plan is not before[0]
         assert executor_svc.runner.runner.stage is not before[1]
-    assert (executor_svc.service.server.parse_plan, executor_svc.runner.runner.stage) == before
+    assert (executor_svc.service.process.parse_plan, executor_svc.runner.runner.stage) == before
 
 
 # --- the profile ---

@@ -20,6 +20,13 @@ PURE = ["scheduler_svc/core", "executor_svc/staging"]
 IMPURE_MODULES = {"zmq", "socket", "time", "threading", "asyncio", "logging", "structlog", "os", "random", "subprocess"}
 
 
+FLOORS = {
+    # Rooms (folders and modules) of a house, from the top. A room imports itself and what stands below it.
+    "executor_svc": ["__main__", "startup", "devices", "runner", "model", "staging", "service", "options"],
+}
+NO_TORCH = ["executor_svc/service"]
+
+
 def imports(path: Path) -> set[str]:
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
@@ -54,6 +61,27 @@ def test_what_decides_does_no_io(folder):
         impure = {name.split(".")[0] for name in found} & IMPURE_MODULES
         assert not impure, f"{path} imports {impure}"
         assert "common.logging" not in found, f"{path} writes logs"
+
+
+@pytest.mark.parametrize("house", FLOORS)
+def test_a_room_imports_only_what_stands_below_it(house):
+    rooms = FLOORS[house]
+    for path in (ROOT / house).rglob("*.py"):
+        room = path.relative_to(ROOT / house).parts[0].removesuffix(".py")
+        if room == "__init__":
+            continue
+        assert room in rooms, f"{path} is in a room without a floor"
+        above = rooms[: rooms.index(room)]
+        for name in imports(path):
+            part = name.removeprefix(house.replace("/", ".") + ".")
+            if part != name:
+                assert part.split(".")[0] not in above, f"{path} imports {name}, which stands above {room}"
+
+
+@pytest.mark.parametrize("folder", NO_TORCH)
+def test_what_needs_no_torch_imports_none(folder):
+    for path in (ROOT / folder).rglob("*.py"):
+        assert not {name.split(".")[0] for name in imports(path)} & {"torch", "triton", "kernels"}, f"{path}"
 
 
 def test_nothing_unpickles():

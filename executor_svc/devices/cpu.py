@@ -10,11 +10,12 @@ from common.logging import get_logger
 from common.plan import ExecutorLimits
 from executor_svc.devices.cpu_kernels import CppBackend, CppKernels
 from executor_svc.devices.cpu_share import cgroup_cpus, own_cpus
-from executor_svc.devices.kv_cache import available_memory
-from executor_svc.devices.platforms import Defaults
-from executor_svc.model.attention import AttentionBackend, KVGeometry, TorchBackend
+from executor_svc.devices.platform import PlatformDefaults
+from executor_svc.devices.pool_size import available_memory
+from executor_svc.devices.torch_kernels import TorchBackend, TorchKernels
+from executor_svc.model.attention import AttentionBackend, KVGeometry
 from executor_svc.model.config import Qwen3Config
-from executor_svc.model.kernel_set import KernelSet, TorchKernels
+from executor_svc.model.kernel_set import KernelSet
 from executor_svc.model.sharding import Shard
 from kernels.cpu import CpuKernels, IsaError, Loaded, load
 from kernels.cpu.checks import HEAD_DIMS
@@ -33,7 +34,7 @@ class CpuPlatform:
 
     device = torch.device("cpu")
     description = "cpu"
-    defaults = Defaults(block_size=16, max_num_seqs=64, max_batch_tokens=2048)
+    defaults = PlatformDefaults(block_size=16, max_num_seqs=64, max_batch_tokens=2048)
 
     def __init__(self, threads: int | None = None, *, pin_threads: bool = False, int8: bool = False) -> None:
         cpus = own_cpus()

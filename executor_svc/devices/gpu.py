@@ -1,7 +1,6 @@
 """Computing on an NVIDIA GPU: Triton kernels, flash-attn where it is installed, CUDA graphs."""
 
 import gc
-import importlib.util
 import os
 from collections.abc import Callable
 from typing import Any
@@ -10,11 +9,12 @@ import torch
 
 from common.errors import BatonError
 from common.plan import ExecutorLimits
-from executor_svc.devices.gpu_attention import make_backend
-from executor_svc.devices.platforms import Defaults
+from executor_svc.devices.gpu_attention import choose_attention, make_backend
+from executor_svc.devices.platform import PlatformDefaults
+from executor_svc.devices.torch_kernels import PlainProjections
 from executor_svc.model.attention import AttentionBackend, KVGeometry
 from executor_svc.model.config import Qwen3Config
-from executor_svc.model.kernel_set import KernelSet, PlainProjections
+from executor_svc.model.kernel_set import KernelSet
 from executor_svc.model.sharding import Shard
 from executor_svc.options import ExecutorOptions
 from executor_svc.runner import graphs
@@ -44,7 +44,7 @@ class GpuKernels(PlainProjections):
     ) -> None:
         rows = -(-limits.max_num_seqs // shard.size)
         self.sample = GpuSampler(rows, config.vocab_size, device).sample
-        self.mix_experts = reference.mix_experts  # nobody asks for it of a dense model
+        self.mix_experts = reference.mix_experts  # a dense model never calls it
         if config.moe is not None:
             self.mix_experts = Experts(
                 limits.max_batch_tokens,
@@ -74,11 +74,11 @@ class GpuPlatform:
         self.device = torch.device("cuda", index)
         torch.cuda.set_device(self.device)
         self.description = f"{self.device} {torch.cuda.get_device_name(self.device)}"[:128]
-        self._attention = _choose_attention(options.attention)
+        self._attention = choose_attention(options.attention)
         self._utilization = options.gpu_memory_utilization
         self._eager = options.enforce_eager
-        self.defaults = Defaults(
-            block_size=256 if self._attention == "flash_attn" else 16, max_num_seqs=256, max_batch_tokens=8192
+        self.defaults = PlatformDefaults(
+            block_size=self._attention.default_block_size, max_num_seqs=256, max_batch_tokens=8192
         )
 
     def kernels(self, config: Qwen3Config, shard: Shard, limits: ExecutorLimits, dtype: torch.dtype) -> KernelSet:
@@ -91,7 +91,7 @@ class GpuPlatform:
         try:
             return make_backend(self._attention, shard.num_heads, geometry, limits, self.device, num_sms)
         except (ImportError, ValueError) as error:
-            raise BatonError(f"attention by {self._attention} cannot serve this model: {error}") from error
+            raise BatonError(f"attention by {self._attention.name} cannot serve this model: {error}") from error
         except torch.OutOfMemoryError as error:
             gib = limits.num_blocks * geometry.block_bytes / 2**30
             raise BatonError(f"the KV pool of {gib:.2f} GiB cannot be allocated; ask for fewer blocks") from error
@@ -116,14 +116,8 @@ class GpuPlatform:
         return [] if self._eager else graphs.decode_sizes(max_num_seqs)
 
 
-def _choose_attention(wanted: str) -> str:
-    if wanted != "auto":
-        return wanted
-    return "flash_attn" if importlib.util.find_spec("flash_attn") is not None else "triton"
-
-
 def _collect() -> int:
-    """Give back what nobody uses any more; bytes that torch still holds."""
+    """Give unused memory back to the system. Returns the bytes that torch still holds."""
     gc.collect()
     torch.cuda.empty_cache()
     return torch.cuda.memory_reserved()

@@ -1,5 +1,6 @@
-"""Attention on a GPU: Baton's Triton kernels or flash-attn, behind one backend that owns the KV cache."""
+"""Attention on a GPU: which kernels (Baton's Triton kernels or flash-attn), and the backend that owns the KV cache."""
 
+import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -19,19 +20,19 @@ from kernels.gpu.attention.paged_attention import PagedAttention
 from kernels.gpu.attention.plan import AttentionShape, GraphBounds
 
 
-class Work(Protocol):
-    """What kernels plan for a step on the host."""
+class HostPlan(Protocol):
+    """What attention kernels plan for a step on the host."""
 
     @property
     def work(self) -> IntArray:
-        """The part of it that they read on the device."""
+        """The part of the plan that the kernels read on the device."""
         ...
 
 
-Plan = TypeVar("Plan", bound=Work)
+Plan = TypeVar("Plan", bound=HostPlan)
 
 
-class Attention(Protocol[Plan]):
+class AttentionKernels(Protocol[Plan]):
     """`kernels.gpu.attention.paged_attention.PagedAttention`, or `FlashAttention`, which has the same interface."""
 
     def plan(self, query_lens: IntArray, context_lens: IntArray, graph: GraphBounds | None = None) -> Plan:
@@ -82,7 +83,7 @@ class GpuBackend(Generic[Plan]):
 
     def __init__(
         self,
-        attention: Attention[Plan],
+        attention: AttentionKernels[Plan],
         geometry: KVGeometry,
         limits: ExecutorLimits,
         device: torch.device,
@@ -134,17 +135,48 @@ class GpuBackend(Generic[Plan]):
         return GpuMetadata(plan, work, tables)
 
 
+@dataclass(frozen=True)
+class AttentionChoice:
+    """Which kernels attend on a GPU, and what follows from it.
+
+    Attributes:
+        name: as the option `--attention` has it.
+        default_block_size: positions in a KV block where the operator chose none.
+        heads_side_by_side: the layout of the KV cache, see `GpuBackend`.
+    """
+
+    name: str
+    default_block_size: int
+    heads_side_by_side: bool
+
+
+FLASH_ATTN = AttentionChoice("flash_attn", default_block_size=256, heads_side_by_side=True)
+TRITON = AttentionChoice("triton", default_block_size=16, heads_side_by_side=False)
+
+
+def choose_attention(wanted: str) -> AttentionChoice:
+    """The choice called `wanted`; of `auto`, flash-attn where it is installed."""
+    if wanted == "auto":
+        return FLASH_ATTN if importlib.util.find_spec("flash_attn") is not None else TRITON
+    return {choice.name: choice for choice in (FLASH_ATTN, TRITON)}[wanted]
+
+
 def make_backend(
-    name: str, num_heads: int, geometry: KVGeometry, limits: ExecutorLimits, device: torch.device, num_sms: int
+    choice: AttentionChoice,
+    num_heads: int,
+    geometry: KVGeometry,
+    limits: ExecutorLimits,
+    device: torch.device,
+    num_sms: int,
 ) -> GpuBackend[Any]:
-    """A KV cache and the kernels called `name`, `flash_attn` or `triton`.
+    """A KV cache, and the kernels of `choice`.
 
     Raises:
-        ImportError: flash-attn is not there.
+        ImportError: flash-attn cannot be imported.
         ValueError: the kernels do not take such a model or cache.
         torch.OutOfMemoryError: the cache does not fit.
     """
     shape = AttentionShape(num_heads, geometry.num_kv_heads, geometry.head_dim, geometry.block_size, geometry.dtype)
-    if name == "flash_attn":
-        return GpuBackend(FlashAttention(shape, num_sms), geometry, limits, device, heads_side_by_side=True)
-    return GpuBackend(PagedAttention(shape, num_sms, device), geometry, limits, device, heads_side_by_side=False)
+    kernels: AttentionKernels[Any]
+    kernels = FlashAttention(shape, num_sms) if choice is FLASH_ATTN else PagedAttention(shape, num_sms, device)
+    return GpuBackend(kernels, geometry, limits, device, heads_side_by_side=choice.heads_side_by_side)

@@ -1,17 +1,13 @@
-"""Attention backends. A backend owns the KV cache and its layout; nothing else indexes it."""
+"""The interface of attention backends. A backend owns the KV cache and its layout; nothing else indexes it."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Protocol, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from common.plan import ExecutorLimits, PlanColumns
-from executor_svc.staging.batch import Planned, padded_tables
-from kernels import reference
+from common.plan import PlanColumns
+from executor_svc.staging.batch import Planned
 
 Metadata = TypeVar("Metadata")
 
@@ -56,60 +52,3 @@ class AttentionBackend(Protocol[Metadata]):
         Returns it in `out`, of the same shape, or in a tensor of the backend's own.
         """
         ...
-
-
-class TorchBackend:
-    """Plain torch, any block size, dtype and device: gathers K and V of a few rows at a time, then torch's SDPA.
-
-    Args:
-        geometry: of the cache.
-        limits: of the executor; one block more is allocated, for padding rows. The cache is left uninitialised: nothing
-            reads a slot before it is written, and memory that was never touched costs nothing.
-        device: where it lives.
-    """
-
-    def __init__(self, geometry: KVGeometry, limits: ExecutorLimits, device: torch.device) -> None:
-        self.max_planned = limits.max_num_seqs * -(-limits.max_model_len // limits.block_size)
-        self._geometry = geometry
-        self._cache = torch.empty(
-            (
-                geometry.num_layers,
-                2,
-                limits.num_blocks + 1,
-                geometry.num_kv_heads,
-                geometry.block_size,
-                geometry.head_dim,
-            ),
-            dtype=geometry.dtype,
-            device=device,
-        )
-        self._scratch = self._cache.new_empty(2, 0, geometry.head_dim)
-
-    def plan(self, columns: PlanColumns, *, fixed: bool) -> Planned[list[reference.Tile]]:
-        """See `AttentionBackend.plan`."""
-        return [padded_tables(columns)], partial(self._make_tiles, columns)
-
-    def _make_tiles(self, columns: PlanColumns, arrays: Sequence[Tensor]) -> list[reference.Tile]:
-        geometry = self._geometry
-        tiles = reference.plan_tiles(
-            [0, *np.cumsum(columns.query_lens).tolist()],
-            columns.context_lens.tolist(),
-            arrays[0],
-            geometry.num_kv_heads,
-            geometry.block_size,
-            geometry.head_dim,
-        )
-        needed = reference.scratch_rows(tiles)
-        if needed > self._scratch.shape[1]:  # kept between steps: fresh memory costs more to map than to fill
-            self._scratch = self._cache.new_empty(2, needed, geometry.head_dim)
-        return tiles
-
-    def caches(self, layer: int) -> tuple[Tensor, Tensor]:
-        """See `AttentionBackend.caches`."""
-        return self._cache[layer, 0], self._cache[layer, 1]
-
-    def attend(self, layer: int, query: Tensor, metadata: list[reference.Tile], out: Tensor) -> Tensor:
-        """See `AttentionBackend.attend`."""
-        scale = self._geometry.head_dim**-0.5
-        reference.attend_tiles(query, *self.caches(layer), metadata, scale, self._scratch, out)
-        return out

@@ -1,11 +1,9 @@
-"""What the model asks of a device's kernels, and the set for any device: plain torch."""
+"""The interface of a device's kernels, as the model calls them."""
 
 from collections.abc import Callable
 from typing import Protocol
 
 from torch import Tensor
-
-from kernels import reference
 
 Projection = Callable[[Tensor, Tensor], None]
 """A linear layer that has its weight: from x [rows, in] to `out` [rows, out]."""
@@ -90,33 +88,3 @@ class KernelSet(Sampler, Protocol):
     ) -> None:
         """See `kernels.reference.mix_experts`."""
         ...
-
-
-class PlainProjections:
-    """Torch's matrix products, with the weights as they are."""
-
-    silu_and_mul: Callable[[Tensor, Tensor], None] = staticmethod(reference.silu_and_mul)
-
-    def projection(self, weight: Tensor, bias: Tensor | None, *, shared: bool = False) -> Projection:
-        """See `KernelSet.projection`."""
-        return lambda x, out: reference.linear(x, weight, bias, out)
-
-    def gated_projection(self, gate_up: Tensor) -> GatedProjection:
-        """See `KernelSet.gated_projection`."""
-
-        def project(x: Tensor, both: Tensor, out: Tensor) -> None:
-            reference.linear(x, gate_up, None, both)
-            self.silu_and_mul(both, out)
-
-        return project
-
-
-class TorchKernels(PlainProjections):
-    """`kernels.reference`: any device, any dtype."""
-
-    rms_norm = staticmethod(reference.rms_norm)
-    add_rms_norm = staticmethod(reference.add_rms_norm)
-    qk_norm_rope_store = staticmethod(reference.qk_norm_rope_store)
-    embed_tokens = staticmethod(reference.embed_tokens)
-    mix_experts = staticmethod(reference.mix_experts)
-    sample = staticmethod(reference.sample)

@@ -12,7 +12,7 @@ from executor_svc.model.attention import AttentionBackend
 from executor_svc.model.config import Qwen3Config
 from executor_svc.model.kernel_set import KernelSet, Projection
 from executor_svc.model.mlp import DenseMlp, Mlp, MoeMlp, RunMlp
-from executor_svc.model.parallel import ALONE, Group
+from executor_svc.model.rank_group import SINGLE_RANK, RankGroup
 from executor_svc.model.rope import cos_sin_table
 from executor_svc.model.sharding import Shard
 from executor_svc.model.vocab_parallel import embed_tokens
@@ -144,7 +144,7 @@ class Qwen3(Generic[Metadata]):
         max_model_len: int,
         max_batch_tokens: int,
         max_num_seqs: int,
-        group: Group = ALONE,
+        group: RankGroup = SINGLE_RANK,
     ) -> None:
         self.config = config
         self._group = group

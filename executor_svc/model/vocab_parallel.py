@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from executor_svc.model.kernel_set import KernelSet, Sampler
-from executor_svc.model.parallel import Group
+from executor_svc.model.rank_group import RankGroup
 from executor_svc.model.sharding import Shard
 
 
@@ -17,7 +17,7 @@ def embed_tokens(
     table: Tensor,
     out: Tensor,
     kernels: KernelSet,
-    group: Group,
+    group: RankGroup,
     shard: Shard,
 ) -> None:
     """`kernels.reference.embed_tokens`, of a table [shard's vocab, size] that is this rank's part of the whole."""
@@ -47,7 +47,7 @@ class VocabParallelSampler:
     def __init__(
         self,
         sampler: Sampler,
-        group: Group,
+        group: RankGroup,
         shard: Shard,
         vocab_size: int,
         max_num_seqs: int,

@@ -15,10 +15,10 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from common.errors import CheckpointError
+from executor_svc.model.checkpoint_layout import StoredTensor, stored_tensors
 from executor_svc.model.config import Qwen3Config
 from executor_svc.model.model import Qwen3Weights
-from executor_svc.model.parallel import ALONE, Group
-from executor_svc.model.places import Place, places
+from executor_svc.model.rank_group import SINGLE_RANK, RankGroup
 from executor_svc.model.sharding import Shard
 
 SINGLE_FILE = "model.safetensors"
@@ -62,7 +62,7 @@ class Checkpoint:
 
     @property
     def names(self) -> list[str]:
-        """Names of all tensors, sorted, whichever file they are in."""
+        """Names of the tensors in all files, sorted."""
         return sorted(self._source)
 
     def header(self, name: str) -> tuple[tuple[int, ...], str]:
@@ -71,7 +71,7 @@ class Checkpoint:
         return tuple(entry.get_shape()), entry.get_dtype()
 
     def read(self, name: str) -> Tensor:
-        """A tensor as it is stored, on the CPU. Its memory is the file's: only what is looked at is read."""
+        """A tensor as it is stored, on the CPU. Its memory is the mapped file: a part is read when it is accessed."""
         tensor: Tensor = self._source[name].get_tensor(name)
         return tensor
 
@@ -85,7 +85,11 @@ class Checkpoint:
 
 
 def load_weights(
-    checkpoint: Checkpoint, config: Qwen3Config, dtype: torch.dtype, device: torch.device, group: Group = ALONE
+    checkpoint: Checkpoint,
+    config: Qwen3Config,
+    dtype: torch.dtype,
+    device: torch.device,
+    group: RankGroup = SINGLE_RANK,
 ) -> tuple[Qwen3Weights, str]:
     """Read this rank's part of the weights, cast to `dtype`, and hash all of them with the other ranks.
 
@@ -99,21 +103,23 @@ def load_weights(
             a dtype that is not supported (the message names them), or the ranks cannot share the model out.
     """
     shard = Shard.of(config, group.rank, group.size)
-    # A tied checkpoint may hold lm_head.weight all the same, as a copy; transformers ignores it too.
+    # A tied checkpoint may still hold lm_head.weight, as a copy; transformers ignores it too.
     names = [name for name in checkpoint.names if not (config.tied and name == "lm_head.weight")]
-    _check(checkpoint, names, places(config, shard, Qwen3Weights.empty(config, dtype, torch.device("meta"), shard)))
+    _check(
+        checkpoint, names, stored_tensors(config, shard, Qwen3Weights.empty(config, dtype, torch.device("meta"), shard))
+    )
     weights = Qwen3Weights.empty(config, dtype, device, shard)
     for table in (weights.embedding, weights.head):
         table[len(shard.vocab) :] = 0
-    place_of = places(config, shard, weights)
+    stored_of = stored_tensors(config, shard, weights)
     digests = np.zeros((len(names), 4), dtype=np.int32)
     for index, name in enumerate(names):
-        tensor, place = checkpoint.read(name), place_of[name]
-        if place.target is not None:
-            place.target.copy_(tensor[place.part])
+        tensor, stored = checkpoint.read(name), stored_of[name]
+        if stored.target is not None:
+            stored.target.copy_(tensor[stored.part])
         if index % group.size == group.rank:
-            stored = tensor.contiguous().view(torch.uint8).numpy()
-            digests[index] = np.frombuffer(xxhash.xxh3_128_digest(stored.data), dtype=np.int32)
+            in_memory = tensor.contiguous().view(torch.uint8).numpy()
+            digests[index] = np.frombuffer(xxhash.xxh3_128_digest(in_memory.data), dtype=np.int32)
     return weights, _fingerprint(config, names, digests, device, group)
 
 
@@ -160,9 +166,9 @@ def _shards(folder: Path) -> dict[Path, set[str] | None]:
 
 
 def _fingerprint(
-    config: Qwen3Config, names: Sequence[str], digests: npt.NDArray[np.int32], device: torch.device, group: Group
+    config: Qwen3Config, names: Sequence[str], digests: npt.NDArray[np.int32], device: torch.device, group: RankGroup
 ) -> str:
-    """Hash what the ranks found; each has zeros for the tensors that others hashed."""
+    """Hash all ranks' digests; each rank has zeros for the tensors that other ranks hashed."""
     total = torch.from_numpy(digests).to(device)
     group.all_reduce(total)
     digest = xxhash.xxh3_128(_identity(config))
@@ -172,7 +178,7 @@ def _fingerprint(
     return digest.hexdigest()
 
 
-def _check(checkpoint: Checkpoint, names: list[str], expected: Mapping[str, Place]) -> None:
+def _check(checkpoint: Checkpoint, names: list[str], expected: Mapping[str, StoredTensor]) -> None:
     misshaped, unreadable = [], []
     for name in names:
         shape, stored = checkpoint.header(name)
@@ -191,7 +197,7 @@ def _check(checkpoint: Checkpoint, names: list[str], expected: Mapping[str, Plac
 
 
 def _complaint(what: str, found: Iterable[str]) -> str:
-    """`what`, with the first ten of what was found and the number of the others; empty if nothing was."""
+    """`what`, with the first ten findings and the number of the others; empty if nothing was found."""
     items = sorted(found, key=_natural_order)
     if not items:
         return ""
@@ -205,7 +211,7 @@ def _natural_order(name: str) -> list[tuple[int, str]]:
 
 
 def _identity(config: Qwen3Config) -> bytes:
-    """What of the configuration decides the tokens, as canonical JSON."""
+    """The part of the configuration that decides the tokens, as canonical JSON."""
     fields = msgspec.to_builtins(config)
     for irrelevant in ("dtype", "max_positions"):
         del fields[irrelevant]

@@ -12,10 +12,10 @@ import torch.distributed as dist
 from common.logging import get_logger
 from common.plan import PlanColumns, SamplingColumns
 from common.wire import IntArray
-from executor_svc.model.parallel import Group
+from executor_svc.model.rank_group import RankGroup
 from executor_svc.runner.readback import PendingTokens
 from executor_svc.runner.runner import Runner
-from executor_svc.service.link import EXIT_CRASHED, EXIT_OK
+from executor_svc.service.registration import EXIT_CRASHED, EXIT_OK
 
 log = get_logger("executor")
 
@@ -88,7 +88,7 @@ class GroupLeader:
         self._channel.send(None)
 
 
-def run_in_group(runner: Runner[Any], group: Group, serve: Callable[[GroupLeader], int]) -> int:
+def run_in_group(runner: Runner[Any], group: RankGroup, serve: Callable[[GroupLeader], int]) -> int:
     """This rank's part in an executor of several: `serve` on rank 0, and following it on the others.
 
     Returns the process's exit code, when rank 0 has been told to end or the group is broken.

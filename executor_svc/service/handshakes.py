@@ -1,4 +1,4 @@
-"""Why this executor does not get through to its scheduler, and when it is worth another try."""
+"""Why this executor cannot connect to its scheduler, and when to try again."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ _FAILURES = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCO
 
 
 class Handshakes:
-    """Watches one socket after the other.
+    """Watches the handshakes of one socket after the other.
 
     libzmq never again tries to connect a socket whose handshake was refused. But an operator may put our key on the
     scheduler's list, so the socket has to be replaced by a new one, which tries.
@@ -33,15 +33,15 @@ class Handshakes:
         self._repeat_at = 0.0
 
     def watch(self, socket: "zmq.Socket[Any]") -> "zmq.Socket[Any]":
-        """Watch this one from now on. Returns what to poll; whoever closes the socket closes it, too."""
+        """Watch this socket from now on. Returns the monitor to poll; it is closed along with the socket."""
         self._retry_at = None
         return socket.get_monitor_socket(_FAILURES)
 
     def take(self, monitor: "zmq.Socket[Any]", now: float) -> None:
-        """Take in what has happened."""
+        """Take in the monitor's events."""
         while monitor.poll(0):
             event = parse_monitor_message(monitor.recv_multipart())
-            if event["event"] != zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:  # after that one libzmq does try again
+            if event["event"] != zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:  # after that event libzmq does try again
                 self._retry_at = now + RETRY_DELAY_S
             self._report(_describe(event["event"], event["value"], has_keys=self._has_keys), now)
 

@@ -1,4 +1,4 @@
-"""A file whose age tells a probe whether this executor is in a fleet. `deploy/executor_health.py` reads it."""
+"""A file whose age tells a probe whether this executor is in a fleet. `deploy/executor_health.py` reads the age."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -13,10 +13,10 @@ class HealthFile:
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
-        self.remove()  # one of an earlier process says nothing about this one
+        self.remove()  # a file of an earlier process says nothing about this one
 
     def touch(self) -> None:
-        """The scheduler has just been heard. A disk that is full must not end an executor that works."""
+        """The scheduler has just been heard. A full disk must not end an executor that works."""
         if self._path is not None:
             with suppress(OSError):
                 self._path.touch()

@@ -10,29 +10,39 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from common import messages as m
 from common.logging import get_logger
 from common.plan import ExecutorLimits, PlanColumns
-from executor_svc.service.link import EXIT_CRASHED
-
-if TYPE_CHECKING:  # the socket needs no torch
-    from executor_svc.runner.readback import PendingTokens
+from common.wire import IntArray
+from executor_svc.service.registration import EXIT_CRASHED
 
 log = get_logger("executor")
 
-Answer = m.StepResult | m.StepFailed | None
+StepAnswer = m.StepResult | m.StepFailed | None
 """None for a step that was not run, because its epoch had ended."""
 
 
+class StepTokens(Protocol):
+    """The tokens of a step that was launched; on a GPU they are still on their way to the host."""
+
+    def wait(self) -> IntArray:
+        """The tokens, int32 [samples], as soon as their step is done. Other threads may run meanwhile.
+
+        Raises:
+            RuntimeError: a kernel of the step failed.
+        """
+        ...
+
+
 class StepRunner(Protocol):
-    """What runs steps: a `Runner`, or the leader of a group of them."""
+    """Runs steps: a `Runner`, or the leader of a group of them. What it does is none of this room's business."""
 
     limits: ExecutorLimits
 
-    def launch(self, columns: PlanColumns) -> "PendingTokens":
-        """See `executor_svc.runner.runner.Runner.launch`."""
+    def launch(self, columns: PlanColumns) -> StepTokens:
+        """Begin to run a plan; see `executor_svc.runner.runner.Runner.launch`."""
         ...
 
     def usable(self) -> bool:
@@ -41,8 +51,8 @@ class StepRunner(Protocol):
 
 
 @dataclass(frozen=True)
-class Step:
-    """A plan to run."""
+class QueuedPlan:
+    """A plan that waits to be launched."""
 
     epoch: int
     step: int
@@ -51,9 +61,9 @@ class Step:
 
 @dataclass(frozen=True)
 class _Launched:
-    step: Step
+    step: QueuedPlan
     at: float
-    outcome: "PendingTokens | m.StepFailed | None"
+    outcome: StepTokens | m.StepFailed | None
 
 
 class StepLoop:
@@ -69,9 +79,9 @@ class StepLoop:
     def __init__(
         self,
         runner: StepRunner,
-        steps: queue.SimpleQueue[Step | None],
+        steps: queue.SimpleQueue[QueuedPlan | None],
         live_epoch: Callable[[], int | None],
-        answer: Callable[[Answer], None],
+        answer: Callable[[StepAnswer], None],
     ) -> None:
         self._runner = runner
         self._steps = steps
@@ -89,9 +99,9 @@ class StepLoop:
         self._launched.put(None)
         collector.join()
 
-    def _launch(self, step: Step) -> "PendingTokens | m.StepFailed | None":
-        # Read without a lock: a plan whose epoch ends right now may still run, and its answer is dropped. The plans
-        # behind one that failed rest on what it did not do.
+    def _launch(self, step: QueuedPlan) -> StepTokens | m.StepFailed | None:
+        # Read without a lock: a plan whose epoch ends right now may still run, and its answer is dropped. Plans behind
+        # one that failed need what that one did not compute.
         if step.epoch != self._live_epoch() or step.epoch == self._failed_epoch:
             return None
         try:
@@ -106,7 +116,7 @@ class StepLoop:
             done_at = time.perf_counter()
             self._answer(answer)
 
-    def _wait(self, launched: _Launched, idle_since: float) -> Answer:
+    def _wait(self, launched: _Launched, idle_since: float) -> StepAnswer:
         if launched.outcome is None or isinstance(launched.outcome, m.StepFailed):
             return launched.outcome
         step = launched.step
@@ -114,14 +124,14 @@ class StepLoop:
             token_ids = launched.outcome.wait()
         except Exception as error:
             return self._failure(step, error)
-        # The device began with it when it was launched, or when it was done with the step before.
+        # The device began this step when it was launched, or when the step before was done.
         compute_us = int((time.perf_counter() - max(launched.at, idle_since)) * 1e6)
         return m.StepResult(
             epoch=step.epoch, step=step.step, token_ids=token_ids.astype("<i4").tobytes(), compute_us=compute_us
         )
 
-    def _failure(self, step: Step, error: Exception) -> m.StepFailed:
-        """Whatever a step raises, out of memory above all, ends its epoch and, if that can be helped, no more."""
+    def _failure(self, step: QueuedPlan, error: Exception) -> m.StepFailed:
+        """Any error of a step, such as out of memory, ends its epoch; the process only if the device is unusable."""
         self._failed_epoch = step.epoch
         log.error("step failed", epoch=step.epoch, step=step.step, exc_info=error)
         if not self._runner.usable():

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from common.heartbeats import LOSS_TIMEOUT_S
-from executor_svc.service import link
+from executor_svc.service import registration
 from scheduler_svc.client import cli as client_cli
 from scheduler_svc.core.fleet import probation, step_clock
 from scheduler_svc.core.requests import request_manager as front_desk
@@ -99,8 +99,8 @@ def test_log_lines_are_there():
         f", {requests.MAX_RETAINED_TOKENS // 2**20} Mi tokens |",
         f"| {inbox.MAX_WAITING_TOKENS:,} | | `reader_too_slow` |",
         f"| {api.MAX_BODY_BYTES // 2**20} MiB | | 413 |",
-        f"| {link.EXIT_CRASHED} | executor | crashed",
-        f"| {link.EXIT_REJECTED} | executor | the scheduler rejected it",
+        f"| {registration.EXIT_CRASHED} | executor | crashed",
+        f"| {registration.EXIT_REJECTED} | executor | the scheduler rejected it",
         f"two are ready, itself among them, for {MAX_WAIT_S} s at most",
         f"an executor goes after {PATIENCE_S} s",
         f"| connections to a frontend | {server.MAX_CONNECTIONS:,} |",
@@ -120,7 +120,7 @@ def test_numbers_are_those_of_the_code(fact):
 
 def test_numbers_that_are_written_as_words():
     assert front_desk.RESUME_WITHIN_S == 10 * 60
-    assert link.STUCK_TIMEOUT_S == 2 * 60
+    assert registration.STUCK_TIMEOUT_S == 2 * 60
     assert max(api_keys.RELOAD_INTERVAL_S, auth.RELOAD_INTERVAL_S) < 2
     assert "ten minutes" in GUIDE
     assert "two minutes" in GUIDE

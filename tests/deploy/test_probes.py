@@ -19,7 +19,7 @@ import yaml
 from fastapi import FastAPI
 
 from common.heartbeats import HEARTBEAT_INTERVAL_S, LOSS_TIMEOUT_S
-from executor_svc.service.link import LEAVE_TIMEOUT_S
+from executor_svc.service.registration import LEAVE_TIMEOUT_S
 from scheduler_svc.frontend.http.connection_guard import ConnectionLimits
 from scheduler_svc.frontend.http.server import http_config
 from scheduler_svc.server.frontend_processes import STOP_TIMEOUT_S

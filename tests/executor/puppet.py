@@ -16,7 +16,7 @@ from common import messages as m
 from common.logging import setup_logging
 from common.plan import ExecutorLimits, PlanColumns
 from executor_svc.service.health_file import HealthFile
-from executor_svc.service.server import serve
+from executor_svc.service.process import serve
 
 LIMITS = ExecutorLimits(
     num_blocks=64, block_size=4, max_num_seqs=8, max_batch_tokens=64, max_model_len=100, vocab_size=128

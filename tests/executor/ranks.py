@@ -14,11 +14,12 @@ import torch
 from torch import Tensor
 
 from common.plan import ExecutorLimits
-from executor_svc.model.attention import KVGeometry, TorchBackend
+from executor_svc.devices.torch_kernels import TorchBackend, TorchKernels
+from executor_svc.model.attention import KVGeometry
 from executor_svc.model.config import read_config
-from executor_svc.model.kernel_set import Sampler, TorchKernels
+from executor_svc.model.kernel_set import Sampler
 from executor_svc.model.model import Qwen3
-from executor_svc.model.parallel import Group, join_group
+from executor_svc.model.rank_group import RankGroup, join_group
 from executor_svc.model.sharding import Shard
 from executor_svc.model.vocab_parallel import VocabParallelSampler
 from executor_svc.model.weights import Checkpoint, load_weights
@@ -51,7 +52,7 @@ class Meeting:
 
 
 class ThreadGroup:
-    """A `Group` of threads of this process."""
+    """A `RankGroup` of threads of this process."""
 
     def __init__(self, meeting: Meeting, rank: int) -> None:
         self.rank = rank
@@ -74,7 +75,7 @@ class ThreadGroup:
         pass
 
 
-def in_threads(size: int, function: Callable[[Group], Any]) -> list[Any]:
+def in_threads(size: int, function: Callable[[RankGroup], Any]) -> list[Any]:
     """What `function` gives on each of `size` ranks. An error on one of them is raised, and ends the others."""
     meeting = Meeting(size)
     results: list[Any] = [None] * size
@@ -98,7 +99,7 @@ def in_threads(size: int, function: Callable[[Group], Any]) -> list[Any]:
 
 
 def start_rank(
-    folder: Path, group: Group, *, num_blocks: int = 64, max_num_seqs: int = 16, decode_sizes: tuple[int, ...] = ()
+    folder: Path, group: RankGroup, *, num_blocks: int = 64, max_num_seqs: int = 16, decode_sizes: tuple[int, ...] = ()
 ) -> tuple[Runner[Any], ExecutorLimits]:
     """A rank's runner, in float32, with a KV cache full of NaN."""
     config = read_config(folder)
@@ -128,7 +129,7 @@ def start_rank(
 
 
 def generate(
-    group: Group, folder: Path, prompts: list[list[int]], new_tokens: int, sampling: dict[str, Any], **options: Any
+    group: RankGroup, folder: Path, prompts: list[list[int]], new_tokens: int, sampling: dict[str, Any], **options: Any
 ) -> list[list[int]]:
     """New tokens of every prompt; the steps mix all kinds of rows."""
     return Driver(*start_rank(folder, group, **options), chunk=7).generate(prompts, new_tokens, **sampling)

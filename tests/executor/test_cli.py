@@ -31,7 +31,7 @@ def test_help_is_quick_and_has_an_example() -> None:
 
 def test_serving_imports_no_transformers() -> None:
     script = (
-        "import sys, executor_svc.service.server, executor_svc.startup; "
+        "import sys, executor_svc.service.process, executor_svc.startup; "
         "print([n for n in sys.modules if n.split('.')[0] in ('transformers', 'scheduler_svc')])"
     )
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)

@@ -14,7 +14,8 @@ from common.errors import BatonError
 from executor_svc.devices.cpu import CpuPlatform
 from executor_svc.devices.cpu_kernels import CppBackend, CppKernels
 from executor_svc.devices.cpu_share import cgroup_cpus, own_cpus
-from executor_svc.model.attention import KVGeometry, TorchBackend
+from executor_svc.devices.torch_kernels import TorchBackend
+from executor_svc.model.attention import KVGeometry
 from executor_svc.model.model import Qwen3Weights
 from kernels.cpu import ISA_VARIABLE, load
 from kernels.cpu.isa import ISAS, processor_flags

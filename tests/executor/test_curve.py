@@ -23,7 +23,7 @@ from pathlib import Path
 from common.curve import ClientCurve
 from common.logging import setup_logging
 from executor_svc.service.health_file import HealthFile
-from executor_svc.service.server import serve
+from executor_svc.service.process import serve
 from tests.executor.puppet import HELLO, PuppetRunner
 setup_logging("executor")
 curve = ClientCurve.load(Path(sys.argv[2])) if len(sys.argv) > 2 else None

@@ -23,7 +23,7 @@ OPTIONS = {"num_blocks": 24, "block_size": BLOCK_SIZE, "max_num_seqs": 4, "max_m
 
 def start_on_gpu_kernels(folder: str, decode_sizes: list[int]) -> tuple[Runner, ExecutorLimits]:
     from executor_svc.devices.gpu import GpuKernels
-    from executor_svc.devices.gpu_attention import make_backend
+    from executor_svc.devices.gpu_attention import TRITON, make_backend
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     config = read_config(folder)
@@ -33,7 +33,7 @@ def start_on_gpu_kernels(folder: str, decode_sizes: list[int]) -> tuple[Runner, 
         weights, _ = load_weights(checkpoint, config, torch.float32, device)
     geometry = KVGeometry(config.num_layers, config.num_kv_heads, config.head_dim, BLOCK_SIZE, torch.float32)
     kernels = GpuKernels(config, shard, limits, torch.float32, device)
-    backend = make_backend("triton", config.num_heads, geometry, limits, device, num_sms=4)
+    backend = make_backend(TRITON, config.num_heads, geometry, limits, device, num_sms=4)
     lengths = {name: OPTIONS[name] for name in ("max_model_len", "max_batch_tokens", "max_num_seqs")}
     model = Qwen3(config, weights, kernels, backend, **lengths)
     runner = Runner(model, kernels, backend, limits, device, decode_sizes)

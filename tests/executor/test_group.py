@@ -17,7 +17,7 @@ from executor_svc.runner.group_runner import pack, unpack
 from executor_svc.runner.trial_plans import trial_plan
 from tests.executor.conftest import Make
 from tests.executor.harness import Pool, Row, make_plan
-from tests.executor.test_server import Scheduler, tokens_of
+from tests.executor.test_process import Scheduler, tokens_of
 from tests.support.checkpoints import reference_greedy
 
 RANKS = 2

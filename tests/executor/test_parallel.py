@@ -8,7 +8,7 @@ import torch
 
 from common.errors import CheckpointError
 from executor_svc.model.config import read_config
-from executor_svc.model.parallel import ALONE, Group, join_group, smallest
+from executor_svc.model.rank_group import SINGLE_RANK, RankGroup, join_group, smallest
 from executor_svc.model.sharding import Shard
 from tests.executor.conftest import Make
 from tests.executor.harness import Pool, Row, run
@@ -51,7 +51,7 @@ def prompts_of(*lengths: int, vocab_size: int = VOCAB_SIZE) -> list[list[int]]:
 def test_tokens_of_one_rank(checkpoint: Make, size: int, config: dict[str, Any], sampling: dict[str, Any]) -> None:
     folder = checkpoint(preset="tiny", num_layers=2, **config)
     prompts = prompts_of(1, 5, 16, 17, 40, vocab_size=config.get("vocab_size", VOCAB_SIZE))
-    expected = generate(ALONE, folder, prompts, NEW_TOKENS, sampling)
+    expected = generate(SINGLE_RANK, folder, prompts, NEW_TOKENS, sampling)
     ranks = in_threads(size, lambda group: generate(group, folder, prompts, NEW_TOKENS, sampling))
     assert ranks == [expected] * size
 
@@ -59,7 +59,7 @@ def test_tokens_of_one_rank(checkpoint: Make, size: int, config: dict[str, Any],
 def test_plans_padded_to_a_size(checkpoint: Make) -> None:
     folder = checkpoint(preset="tiny", num_layers=2)
     prompts = prompts_of(3, 7, 12)
-    expected = generate(ALONE, folder, prompts, NEW_TOKENS, {})
+    expected = generate(SINGLE_RANK, folder, prompts, NEW_TOKENS, {})
     ranks = in_threads(2, lambda group: generate(group, folder, prompts, NEW_TOKENS, {}, decode_sizes=(4, 8)))
     assert ranks == [expected, expected]
 
@@ -82,11 +82,11 @@ def test_every_rank_knows_every_lane_s_token(checkpoint: Make, rows: int) -> Non
     ]
     batch = [Row(lane, [lane, 2, 3], 3, pool.grow([], 3), **way) for lane, way in zip(lanes, ways, strict=True)]
 
-    def prompt(group: Group) -> tuple[list[int], list[int]]:
+    def prompt(group: RankGroup) -> tuple[list[int], list[int]]:
         runner, limits = start_rank(folder, group)
         return run(runner, batch, limits).tolist(), runner._last_tokens.tolist()
 
-    alone = prompt(ALONE)
+    alone = prompt(SINGLE_RANK)
     assert [alone[1][lane] for lane in lanes] == alone[0]
     assert in_threads(4, prompt) == [alone] * 4
 
@@ -118,7 +118,7 @@ def test_no_other_ranks_without_torchrun() -> None:
 
 def test_smallest() -> None:
     assert in_threads(3, lambda group: smallest(group, 7 - group.rank, CPU)) == [5, 5, 5]
-    assert smallest(ALONE, 7, CPU) == 7
+    assert smallest(SINGLE_RANK, 7, CPU) == 7
 
 
 def test_over_gloo(checkpoint: Make) -> None:
@@ -127,11 +127,11 @@ def test_over_gloo(checkpoint: Make) -> None:
     prompts = prompts_of(1, 5, 16, 33, vocab_size=301)
     with GlooRanks(2) as ranks:
         for folder, sampling in ((dense, {}), (sparse, SAMPLED)):
-            expected = generate(ALONE, folder, prompts, NEW_TOKENS, sampling)
+            expected = generate(SINGLE_RANK, folder, prompts, NEW_TOKENS, sampling)
             assert ranks.run(generate, folder, prompts, NEW_TOKENS, sampling) == [expected, expected]
 
 
-def add_up(group: Group, value: float) -> float:
+def add_up(group: RankGroup, value: float) -> float:
     total = torch.full((3,), value)
     group.all_reduce(total)
     return float(total[0])

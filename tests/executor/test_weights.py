@@ -14,7 +14,7 @@ from common.errors import CheckpointError
 from executor_svc.model.config import read_config
 from executor_svc.model.mlp import DenseMlp, MoeMlp
 from executor_svc.model.model import Qwen3Weights
-from executor_svc.model.parallel import ALONE, Group
+from executor_svc.model.rank_group import SINGLE_RANK, RankGroup
 from executor_svc.model.weights import INDEX_FILE, SINGLE_FILE, Checkpoint, load_weights, stored_dtype
 from tests.executor.conftest import Make
 from tests.executor.ranks import in_threads
@@ -23,7 +23,7 @@ from tests.support.checkpoints import EXPERTS
 Edit = Callable[[dict[str, torch.Tensor]], object]
 
 
-def load(folder: Path, dtype: torch.dtype = torch.float32, group: Group = ALONE) -> tuple[Qwen3Weights, str]:
+def load(folder: Path, dtype: torch.dtype = torch.float32, group: RankGroup = SINGLE_RANK) -> tuple[Qwen3Weights, str]:
     config = read_config(folder)
     with Checkpoint(folder) as checkpoint:
         return load_weights(checkpoint, config, dtype, torch.device("cpu"), group)

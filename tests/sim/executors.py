@@ -1,4 +1,4 @@
-"""An executor's process: the real `Link` and a KV oracle, driven as `executor_svc/service/server.py` does it."""
+"""An executor's process: the real `Registration` and a KV oracle, driven as `executor_svc.service.process` does it."""
 
 import math
 from collections import deque
@@ -9,7 +9,16 @@ from functools import partial
 from random import Random
 
 from common import messages as m
-from executor_svc.service.link import Action, Drop, Link, Note, Reconnect, Run, Send, Stop
+from executor_svc.service.registration import (
+    DropMessage,
+    LogEvent,
+    Reconnect,
+    Registration,
+    RegistrationAction,
+    RunPlan,
+    SendToScheduler,
+    StopProcess,
+)
 from tests.sim.models import Build, ModelOracle
 from tests.sim.sockets import Dealer, Port
 from tests.sim.world import World
@@ -75,7 +84,7 @@ class ExecutorProcess:
         self._on_exit = on_exit
         self._oracle = ModelOracle(build)
         self._dealer = Dealer(port, m.SchedulerToExecutor, self._receive, self._connection_changed)
-        self._link = Link(self.hello, world.now)
+        self._registration = Registration(self.hello, world.now)
         self._steps: deque[m.Plan] = deque()
         self._fate: Fate | None = None  # of the step that is computed now
         self._failed_epoch: int | None = None
@@ -87,7 +96,7 @@ class ExecutorProcess:
     @property
     def epoch(self) -> int | None:
         """Of its life in the fleet."""
-        return self._link.epoch
+        return self._registration.epoch
 
     @property
     def hello(self) -> m.Hello:
@@ -114,8 +123,8 @@ class ExecutorProcess:
 
     def terminate(self) -> None:
         """SIGTERM, twice if it is leaving already: a frozen process hears of it when it goes on."""
-        if self._is_alive and not self._link.leaving:
-            self._when_awake(lambda: None if self._link.leaving else self._do(self._link.leave(self._world.now)))
+        if self._is_alive and not self._registration.leaving:
+            self._when_awake(self._leave)
 
     def freeze(self, until: float) -> None:
         """SIGSTOP, and SIGCONT at a time."""
@@ -142,22 +151,26 @@ class ExecutorProcess:
 
     # --- the socket thread ---
 
+    def _leave(self) -> None:
+        if not self._registration.leaving:
+            self._do(self._registration.leave_requested(self._world.now))
+
     def _connection_changed(self, is_connected: bool) -> None:
         if is_connected:
             self._when_awake(self._tick)
 
     def _receive(self, message: m.SchedulerToExecutor) -> None:
         if self._is_alive:
-            self._do(self._link.on_message(message, self._world.now))
+            self._do(self._registration.message_received(message, self._world.now))
             self._plan_tick()
 
     def _tick(self) -> None:
-        self._do(self._link.tick(self._world.now, writable=self._dealer.is_writable))
+        self._do(self._registration.tick(self._world.now, writable=self._dealer.is_writable))
         self._plan_tick()
 
     def _plan_tick(self) -> None:
         """Wait for the next thing that is due."""
-        due = self._link.next_tick()
+        due = self._registration.next_tick()
         if not self._dealer.is_writable:
             due = max(due, self._world.now + POLL_S)
         if due not in (self._tick_at, math.inf):
@@ -169,22 +182,22 @@ class ExecutorProcess:
             self._tick_at = -1.0
             self._when_awake(self._tick)
 
-    def _do(self, actions: list[Action]) -> None:
+    def _do(self, actions: list[RegistrationAction]) -> None:
         for action in actions:
             match action:
-                case Send(message):
+                case SendToScheduler(message):
                     if not self._dealer.send(message):
-                        self._do(self._link.connection_lost(self._world.now))
-                case Run(plan):
+                        self._do(self._registration.connection_lost(self._world.now))
+                case RunPlan(plan):
                     self._steps.append(plan)
                     self._compute_next()
                 case Reconnect():
                     self._dealer.renew()
-                case Drop(reason):
+                case DropMessage(reason):
                     self._world.say(self.name, "drops:", reason)
-                case Note(event, facts):
+                case LogEvent(event, facts):
                     self._world.say(self.name, event, facts)
-                case Stop(exit_code):
+                case StopProcess(exit_code):
                     self._exit(exit_code)
 
     def _exit(self, code: int) -> None:
@@ -206,8 +219,8 @@ class ExecutorProcess:
     def _compute_next(self) -> None:
         while self._steps and self._fate is None:
             plan = self._steps.popleft()
-            if plan.epoch != self._link.epoch or plan.epoch == self._failed_epoch:
-                self._do(self._link.on_answer(None, self._world.now))
+            if plan.epoch != self._registration.epoch or plan.epoch == self._failed_epoch:
+                self._do(self._registration.plan_answered(None, self._world.now))
                 continue
             fate = self._fate = self.fates.popleft() if self.fates else Fate.FINE
             self.step = plan.step
@@ -232,7 +245,7 @@ class ExecutorProcess:
         if fate is Fate.FAILS or self.is_broken:
             self._failed_epoch = plan.epoch
             answer = m.StepFailed(epoch=plan.epoch, step=plan.step, error="out of memory")
-        self._do(self._link.on_answer(answer, self._world.now))
+        self._do(self._registration.plan_answered(answer, self._world.now))
         if isinstance(answer, m.StepResult):
             self._misbehave(fate, answer)
         self._compute_next()

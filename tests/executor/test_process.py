@@ -15,7 +15,7 @@ import zmq
 from common import messages as m
 from common.heartbeats import LOSS_TIMEOUT_S
 from common.wire import HEADER, Codec
-from executor_svc.service.link import EXIT_CRASHED
+from executor_svc.service.registration import EXIT_CRASHED
 from tests.executor.harness import Pool, Row, make_plan
 from tests.executor.puppet import IN_SLOW_STEP, LIMITS, SLOW_STEP_S
 from tests.support.checkpoints import DEMO_MODEL_DIR, reference_greedy

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from executor_svc.devices.cpu import CpuPlatform
-from executor_svc.devices.kv_cache import PoolTooSmall, available_memory, choose_max_model_len, choose_num_blocks
+from executor_svc.devices.pool_size import PoolTooSmall, available_memory, choose_max_model_len, choose_num_blocks
 from executor_svc.model.attention import KVGeometry
 
 # 2 (K and V) * 4 layers * 8 heads * 128 * 16 positions * 2 bytes = 256 KiB a block

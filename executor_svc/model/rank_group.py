@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 
-class Group(Protocol):
+class RankGroup(Protocol):
     """The ranks that hold one model together. All of them make the same calls in the same order.
 
     A call that fails, because a rank is gone, fails for good: the ranks that are left do not know what of it was done.
@@ -41,7 +41,7 @@ class Group(Protocol):
         ...
 
 
-class _Alone:
+class _SingleRank:
     """The only rank. Nothing it does costs anything."""
 
     rank = 0
@@ -51,14 +51,14 @@ class _Alone:
         """The sum of one is that one."""
 
     def all_to_all(self, sent: Tensor, sent_rows: list[int], received: Tensor, received_rows: list[int]) -> None:
-        """See `Group.all_to_all`."""
+        """See `RankGroup.all_to_all`."""
         received.copy_(sent)
 
     def close(self) -> None:
         """There is nothing to leave."""
 
 
-ALONE: Group = _Alone()
+SINGLE_RANK: RankGroup = _SingleRank()
 """A rank that has the whole model."""
 
 
@@ -75,19 +75,19 @@ class ProcessGroup:
         self.size = dist.get_world_size()
 
     def all_reduce(self, tensor: Tensor) -> None:
-        """See `Group.all_reduce`."""
+        """See `RankGroup.all_reduce`."""
         dist.all_reduce(tensor)
 
     def all_to_all(self, sent: Tensor, sent_rows: list[int], received: Tensor, received_rows: list[int]) -> None:
-        """See `Group.all_to_all`."""
+        """See `RankGroup.all_to_all`."""
         dist.all_to_all_single(received, sent, received_rows, sent_rows)
 
     def close(self) -> None:
-        """See `Group.close`."""
+        """See `RankGroup.close`."""
         dist.destroy_process_group()
 
 
-def smallest(group: Group, value: int, device: torch.device) -> int:
+def smallest(group: RankGroup, value: int, device: torch.device) -> int:
     """The least of the ranks' values, the same on all of them: what every rank has room for, for one."""
     values = torch.zeros(group.size, dtype=torch.int64, device=device)
     values[group.rank] = value
@@ -95,7 +95,7 @@ def smallest(group: Group, value: int, device: torch.device) -> int:
     return int(values.min())
 
 
-def join_group(device: torch.device, timeout_s: float = 600.0) -> Group:
+def join_group(device: torch.device, timeout_s: float = 600.0) -> RankGroup:
     """Find the other ranks, by the environment that torchrun gives its processes; without it there are none.
 
     Args:
@@ -106,7 +106,7 @@ def join_group(device: torch.device, timeout_s: float = 600.0) -> Group:
         RuntimeError: the others did not come.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
-        return ALONE
+        return SINGLE_RANK
     on_gpu = device.type == "cuda"
     dist.init_process_group(
         "nccl" if on_gpu else "gloo",

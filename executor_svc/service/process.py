@@ -1,6 +1,6 @@
 """The executor's process: one thread owns the socket, the main thread launches steps, a third collects their tokens.
 
-A forward pass can take seconds, and heartbeats must go out meanwhile; torch lets go of the interpreter while it
+A forward pass can take seconds, and heartbeats must go out meanwhile; torch releases the interpreter's lock while it
 computes. Plans go to the main thread through a queue. A GPU is still busy with a step when its launch returns, so the
 main thread takes the next plan while the collector waits for the tokens. Answers go back through another queue, and a
 byte in the `wakeup` socket pair ends the I/O thread's poll. Signals wake it in the same way (`signal.set_wakeup_fd`),
@@ -25,12 +25,21 @@ from common.plan import parse_plan
 from common.wire import MAX_MESSAGE_BYTES, Codec, VersionError
 from executor_svc.service.handshakes import Handshakes
 from executor_svc.service.health_file import HealthFile
-from executor_svc.service.link import EXIT_CRASHED, Drop, Link, Note, Reconnect, Run, Send, Stop
-from executor_svc.service.step_loop import Answer, Step, StepLoop, StepRunner
+from executor_svc.service.registration import (
+    EXIT_CRASHED,
+    DropMessage,
+    LogEvent,
+    Reconnect,
+    Registration,
+    RunPlan,
+    SendToScheduler,
+    StopProcess,
+)
+from executor_svc.service.step_loop import QueuedPlan, StepAnswer, StepLoop, StepRunner
 
 RECONNECT_INTERVAL_MS = 100
 LINGER_MS = 300
-HIGH_WATER_MARK = 64  # messages; a healthy link holds fewer than ten
+HIGH_WATER_MARK = 64  # messages; a healthy connection holds fewer than ten
 MAX_WAIT_S = 1.0  # between two looks at the clock
 STOP_GRACE_S = 2.0  # for the step that is being computed when the process is to end
 _ANSWER_READY = b"\0"  # in the wakeup pair; every other byte is a signal's number
@@ -52,7 +61,7 @@ def serve(
         hello: what to tell the scheduler; its limits are the runner's.
         endpoint: the scheduler's, such as `tcp://127.0.0.1:5555`.
         health_file: for probes.
-        curve: keys to prove, and to ask for; None goes without.
+        curve: this executor's keys, and the scheduler's public one; None connects without encryption.
     """
     wake_io, woken = socket.socketpair()
     wake_io.setblocking(False)
@@ -62,7 +71,7 @@ def serve(
     signal.set_wakeup_fd(wake_io.fileno(), warn_on_full_buffer=False)
     io = _SocketThread(runner, hello, endpoint, curve, woken, health_file)
 
-    def answer(answer: Answer) -> None:
+    def answer(answer: StepAnswer) -> None:
         io.answers.put(answer)
         wake_io.send(_ANSWER_READY)
 
@@ -79,7 +88,7 @@ def serve(
 
 
 class _SocketThread(threading.Thread):
-    """Owns the DEALER socket and the `Link`, and carries out what the link decides.
+    """Owns the DEALER socket and the `Registration`, and carries out the registration's actions.
 
     Attributes:
         steps: to the main thread; None ends it.
@@ -99,8 +108,8 @@ class _SocketThread(threading.Thread):
         health_file: HealthFile,
     ) -> None:
         super().__init__(name="socket", daemon=True)
-        self.steps: queue.SimpleQueue[Step | None] = queue.SimpleQueue()
-        self.answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
+        self.steps: queue.SimpleQueue[QueuedPlan | None] = queue.SimpleQueue()
+        self.answers: queue.SimpleQueue[StepAnswer] = queue.SimpleQueue()
         self.live_epoch: int | None = None
         self.computing_ended = threading.Event()
         self.exit_code = EXIT_CRASHED
@@ -110,7 +119,7 @@ class _SocketThread(threading.Thread):
         self._curve = curve
         self._woken = woken
         self._health_file = health_file
-        self._link = Link(hello, time.monotonic())
+        self._registration = Registration(hello, time.monotonic())
         self._codec: Codec[m.SchedulerToExecutor] = Codec(m.SchedulerToExecutor)
         self._drops = DropLog(log, "scheduler")
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -118,7 +127,7 @@ class _SocketThread(threading.Thread):
         self._connect()
 
     def run(self) -> None:
-        """Serve the socket until the link says Stop; then see to it that the process ends."""
+        """Serve the socket until the registration says StopProcess; then make sure that the process ends."""
         try:
             while not self._stopping:
                 self._turn()
@@ -132,13 +141,13 @@ class _SocketThread(threading.Thread):
             os._exit(self.exit_code)
 
     def _turn(self) -> None:
-        """Wait for something to happen, and see to it."""
+        """Wait for an event, and handle it."""
         now = time.monotonic()
         poller = zmq.Poller()
         poller.register(self._woken, zmq.POLLIN)
-        hello_due = self._link.hello_due(now)
+        hello_due = self._registration.hello_due(now)
         poller.register(self._socket, zmq.POLLIN | (zmq.POLLOUT if hello_due else 0))
-        wait_s = MAX_WAIT_S if hello_due else min(MAX_WAIT_S, max(0.0, self._link.next_tick() - now))
+        wait_s = MAX_WAIT_S if hello_due else min(MAX_WAIT_S, max(0.0, self._registration.next_tick() - now))
         events = dict(poller.poll(int(wait_s * 1000) + 1))
         socket_events = events.get(self._socket, 0)
         if self._woken.fileno() in events:
@@ -149,18 +158,18 @@ class _SocketThread(threading.Thread):
         self._handshakes.take(self._monitor, now)
         if self._handshakes.retry_is_due(now):
             self._reconnect()
-        self._do(self._link.tick(now, writable=bool(socket_events & zmq.POLLOUT)))
+        self._do(self._registration.tick(now, writable=bool(socket_events & zmq.POLLOUT)))
 
     def _on_wakeup(self) -> None:
         for byte in self._woken.recv(4096):
             now = time.monotonic()
             if byte == _ANSWER_READY[0]:
-                self._do(self._link.on_answer(self.answers.get_nowait(), now))
-            elif self._link.leaving:
+                self._do(self._registration.plan_answered(self.answers.get_nowait(), now))
+            elif self._registration.leaving:
                 log.warning("stopped by a second signal", signal=signal.Signals(byte).name)
                 os._exit(128 + byte)
             else:
-                self._do(self._link.leave(now))
+                self._do(self._registration.leave_requested(now))
 
     def _receive(self) -> None:
         """Take in what has arrived, a bounded number of messages so that heartbeats keep going out."""
@@ -171,33 +180,33 @@ class _SocketThread(threading.Thread):
                 return
             try:
                 message = self._codec.decode(frames)
-            except VersionError as error:  # its Reject, for one: that it is one, only its own version can read
-                self._do(self._link.on_message(m.Reject(reason=str(error)), time.monotonic()))
+            except VersionError as error:  # most likely a Reject, which only its own version can decode
+                self._do(self._registration.message_received(m.Reject(reason=str(error)), time.monotonic()))
                 continue
             except WireError as error:
                 self._drops.dropped("scheduler", error)
                 continue
-            self._do(self._link.on_message(message, time.monotonic()))
+            self._do(self._registration.message_received(message, time.monotonic()))
             if isinstance(message, m.SchedulerHeartbeat) and self.live_epoch is not None:
                 self._health_file.touch()
 
     def _do(self, actions: list[Any]) -> None:
         for action in actions:
             match action:
-                case Send(message):
+                case SendToScheduler(message):
                     self._send(message)
-                case Run(plan):
+                case RunPlan(plan):
                     self._hand_over(plan)
                 case Reconnect():
                     self._reconnect()
-                case Drop(reason):
+                case DropMessage(reason):
                     self._drops.dropped("scheduler", reason)
-                case Note(event, facts):
+                case LogEvent(event, facts):
                     log.info(event, **facts)
-                case Stop(exit_code):
+                case StopProcess(exit_code):
                     self.exit_code = exit_code
                     self._stopping = True
-        self.live_epoch = self._link.epoch
+        self.live_epoch = self._registration.epoch
         if self.live_epoch is None:
             self._health_file.remove()
 
@@ -205,7 +214,7 @@ class _SocketThread(threading.Thread):
         try:
             self._socket.send_multipart(self._codec.encode(message), zmq.NOBLOCK)
         except zmq.Again:
-            self._do(self._link.connection_lost(time.monotonic()))
+            self._do(self._registration.connection_lost(time.monotonic()))
 
     def _hand_over(self, plan: m.Plan) -> None:
         try:
@@ -213,13 +222,13 @@ class _SocketThread(threading.Thread):
         except WireError as error:
             self._drops.dropped("scheduler", f"plan {plan.step}: {error}")
             failed = m.StepFailed(epoch=plan.epoch, step=plan.step, error=f"the plan is malformed: {error}"[:4096])
-            self._do(self._link.on_answer(failed, time.monotonic()))
+            self._do(self._registration.plan_answered(failed, time.monotonic()))
             return
         self.live_epoch = plan.epoch
-        self.steps.put(Step(plan.epoch, plan.step, columns))
+        self.steps.put(QueuedPlan(plan.epoch, plan.step, columns))
 
     def _connect(self) -> None:
-        """Make a socket on its way to the scheduler. Nothing is queued for one that is not there (IMMEDIATE)."""
+        """Make a socket that connects to the scheduler. Nothing is queued until it is connected (IMMEDIATE)."""
         self._socket = self._context.socket(zmq.DEALER)
         for option, value in (
             (zmq.IMMEDIATE, 1),

@@ -1,0 +1,101 @@
+"""Plain torch for any device and dtype: `kernels.reference` as a set of kernels, and an attention backend."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from common.plan import ExecutorLimits, PlanColumns
+from executor_svc.model.attention import KVGeometry
+from executor_svc.model.kernel_set import GatedProjection, Projection
+from executor_svc.staging.batch import Planned, padded_tables
+from kernels import reference
+
+
+class PlainProjections:
+    """Torch's matrix products, with the weights as they are."""
+
+    silu_and_mul: Callable[[Tensor, Tensor], None] = staticmethod(reference.silu_and_mul)
+
+    def projection(self, weight: Tensor, bias: Tensor | None, *, shared: bool = False) -> Projection:
+        """See `KernelSet.projection`."""
+        return lambda x, out: reference.linear(x, weight, bias, out)
+
+    def gated_projection(self, gate_up: Tensor) -> GatedProjection:
+        """See `KernelSet.gated_projection`."""
+
+        def project(x: Tensor, both: Tensor, out: Tensor) -> None:
+            reference.linear(x, gate_up, None, both)
+            self.silu_and_mul(both, out)
+
+        return project
+
+
+class TorchKernels(PlainProjections):
+    """`kernels.reference`: any device, any dtype."""
+
+    rms_norm = staticmethod(reference.rms_norm)
+    add_rms_norm = staticmethod(reference.add_rms_norm)
+    qk_norm_rope_store = staticmethod(reference.qk_norm_rope_store)
+    embed_tokens = staticmethod(reference.embed_tokens)
+    mix_experts = staticmethod(reference.mix_experts)
+    sample = staticmethod(reference.sample)
+
+
+class TorchBackend:
+    """Plain torch, any block size, dtype and device: gathers K and V of a few rows at a time, then torch's SDPA.
+
+    Args:
+        geometry: of the cache.
+        limits: of the executor; one block more is allocated, for padding rows. The cache is left uninitialised: nothing
+            reads a slot before it is written, and memory that was never touched costs nothing.
+        device: where it lives.
+    """
+
+    def __init__(self, geometry: KVGeometry, limits: ExecutorLimits, device: torch.device) -> None:
+        self.max_planned = limits.max_num_seqs * -(-limits.max_model_len // limits.block_size)
+        self._geometry = geometry
+        self._cache = torch.empty(
+            (
+                geometry.num_layers,
+                2,
+                limits.num_blocks + 1,
+                geometry.num_kv_heads,
+                geometry.block_size,
+                geometry.head_dim,
+            ),
+            dtype=geometry.dtype,
+            device=device,
+        )
+        self._scratch = self._cache.new_empty(2, 0, geometry.head_dim)
+
+    def plan(self, columns: PlanColumns, *, fixed: bool) -> Planned[list[reference.Tile]]:
+        """See `AttentionBackend.plan`."""
+        return [padded_tables(columns)], partial(self._make_tiles, columns)
+
+    def _make_tiles(self, columns: PlanColumns, arrays: Sequence[Tensor]) -> list[reference.Tile]:
+        geometry = self._geometry
+        tiles = reference.plan_tiles(
+            [0, *np.cumsum(columns.query_lens).tolist()],
+            columns.context_lens.tolist(),
+            arrays[0],
+            geometry.num_kv_heads,
+            geometry.block_size,
+            geometry.head_dim,
+        )
+        needed = reference.scratch_rows(tiles)
+        if needed > self._scratch.shape[1]:  # kept between steps: fresh memory costs more to map than to fill
+            self._scratch = self._cache.new_empty(2, needed, geometry.head_dim)
+        return tiles
+
+    def caches(self, layer: int) -> tuple[Tensor, Tensor]:
+        """See `AttentionBackend.caches`."""
+        return self._cache[layer, 0], self._cache[layer, 1]
+
+    def attend(self, layer: int, query: Tensor, metadata: list[reference.Tile], out: Tensor) -> Tensor:
+        """See `AttentionBackend.attend`."""
+        scale = self._geometry.head_dim**-0.5
+        reference.attend_tiles(query, *self.caches(layer), metadata, scale, self._scratch, out)
+        return out
