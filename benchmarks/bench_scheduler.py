@@ -30,6 +30,7 @@ from common import messages as m
 from common.plan import ExecutorLimits
 from common.wire import Codec
 from scheduler_svc.core.executor.executor_state import Worker
+from scheduler_svc.core.fleet.membership import Membership
 from scheduler_svc.core.scheduling.placement import place
 from scheduler_svc.core.scheduling.scheduler import Scheduler, SchedulerConfig
 from scheduler_svc.core.sequence import Sequence
@@ -94,7 +95,7 @@ class Simulation:
         self._order = itertools.count()
         self._rng = np.random.default_rng(1)
         for epoch in self._free_at:
-            scheduler.add_executor(epoch, limits)
+            scheduler.add_executor(Membership(epoch, "", "", limits))
 
     def run(self) -> None:
         """Until every request has ended."""

@@ -20,6 +20,7 @@ import numpy as np
 from common import messages as m
 from common.plan import ExecutorLimits
 from common.wire import Codec
+from scheduler_svc.core.fleet.membership import Membership
 from scheduler_svc.core.scheduling.scheduler import Scheduler, SchedulerConfig
 
 VOCAB_SIZE = 10_000
@@ -41,7 +42,7 @@ class Loop:
             vocab_size=VOCAB_SIZE,
         )
         self.scheduler = Scheduler(SchedulerConfig(max_waiting=1_000_000))
-        self.scheduler.add_executor(1, limits)
+        self.scheduler.add_executor(Membership(1, "", "", limits))
         self.rng = np.random.default_rng(0)
         self._sent: list[list[bytes]] = []
         self._to_executor: Codec[m.ExecutorToScheduler] = Codec(m.ExecutorToScheduler)

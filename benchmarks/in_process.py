@@ -17,6 +17,7 @@ from common.plan import ExecutorLimits, parse_plan
 from executor_svc.__main__ import main as executor
 from executor_svc.options import ExecutorOptions
 from executor_svc.startup import start_executor
+from scheduler_svc.core.fleet.membership import Membership
 from scheduler_svc.core.scheduling.scheduler import Scheduler, SchedulerConfig
 
 EPOCH = 1
@@ -39,7 +40,7 @@ class InProcess:
         self._limits = limits
         self._parse = recorder.timed_parse(parse_plan)
         self._scheduler = Scheduler(config)
-        self._scheduler.add_executor(EPOCH, limits)
+        self._scheduler.add_executor(Membership(EPOCH, "", "", limits))
 
     def run(self, requests: Sequence[m.Submit]) -> Run:
         """Run all requests to their ends."""

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 
 from common import messages as m
 from common.errors import WireError
-from common.plan import ExecutorLimits
 from scheduler_svc.core.actions import Effect, Level, Peer, ToExecutor, ToFrontend, log
 from scheduler_svc.core.executor.capacity import capacity
 from scheduler_svc.core.fleet import fleet as f
+from scheduler_svc.core.fleet.membership import Membership, Standing
 from scheduler_svc.core.fleet.step_clock import DEFAULT_FLOOR_S
 from scheduler_svc.core.observability.reporting import Outside, Reporter
 from scheduler_svc.core.observability.telemetry import Telemetry
@@ -141,7 +141,7 @@ class Core:
         effects += self.desk.ended(self.scheduler.expire(now), now)
         effects += self.desk.tick(now)
         for member in self.fleet:
-            if member.standing is f.Standing.FINISHING and self.scheduler.is_spent(member.epoch):
+            if member.standing is Standing.FINISHING and self.scheduler.is_spent(member.epoch):
                 effects += self._follow(self.fleet.release(member.epoch), now)
         self._telemetry.tick(now)
         return effects
@@ -173,18 +173,16 @@ class Core:
                     effects.append(ToExecutor(peer, message))
                 case f.Answered(result):
                     effects += self._answered(result, now)
-                case f.Joined(epoch, hello):
-                    effects += self._joined(epoch, hello, now)
+                case f.Joined(membership, hello):
+                    effects += self._joined(membership, hello, now)
                 case f.Rejected(hello, reason):
                     self._telemetry.executor_rejected()
                     effects.append(log("warning", "executor rejected", executor=hello.executor, reason=reason))
                 case f.Finishing(epoch):
                     effects.append(log("info", "executor finishing", executor=self._name(epoch), epoch=epoch))
-                    self.scheduler.finish(epoch)
                     effects += self._fleet_changed()
                 case f.Draining(epoch):
                     effects.append(log("info", "executor draining", executor=self._name(epoch), epoch=epoch))
-                    self.scheduler.drain(epoch)
                     effects += [*self._fleet_changed(), *self._end_if_drained(epoch, now)]
                 case f.Ended():
                     effects += self._ended(event, now)
@@ -200,10 +198,10 @@ class Core:
         self.desk.stepped(output, now)
         return self._end_if_drained(result.epoch, now)
 
-    def _joined(self, epoch: int, hello: m.Hello, now: float) -> list[Effect]:
+    def _joined(self, membership: Membership, hello: m.Hello, now: float) -> list[Effect]:
+        epoch = membership.epoch
         self._telemetry.executor_joined(epoch)
-        limits = ExecutorLimits.of(hello)
-        ends = self.scheduler.add_executor(epoch, limits, hello.executor, f.model_of(hello))
+        ends = self.scheduler.add_executor(membership)
         facts = {
             "executor": hello.executor,
             "epoch": epoch,
@@ -233,7 +231,7 @@ class Core:
 
     def _end_if_drained(self, epoch: int, now: float) -> list[Effect]:
         member = self.fleet.member(epoch)
-        if member is None or member.standing is not f.Standing.DRAINING or not self.scheduler.is_idle(epoch):
+        if member is None or member.standing is not Standing.DRAINING or not self.scheduler.is_idle(epoch):
             return []
         return self._follow(self.fleet.end(epoch, "drained", "drained", now), now)
 
@@ -248,10 +246,10 @@ class Core:
     def _fleet_changed(self) -> list[Effect]:
         members = list(self.fleet)
         self._fleet_state = m.FleetState(
-            num_ready=sum(member.standing is f.Standing.READY for member in members),
+            num_ready=sum(member.standing is Standing.READY for member in members),
             fingerprint=members[-1].hello.fingerprint if members else self._fleet_state.fingerprint,
             max_model_len=max(
-                (capacity(ExecutorLimits.of(member.hello)) for member in members),
+                (capacity(member.membership.limits) for member in members),
                 default=self._fleet_state.max_model_len,
             ),
         )

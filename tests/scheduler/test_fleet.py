@@ -15,9 +15,9 @@ from scheduler_svc.core.fleet.fleet import (
     Joined,
     Rejected,
     Send,
-    Standing,
     model_of,
 )
+from scheduler_svc.core.fleet.membership import Standing
 from scheduler_svc.core.fleet.probation import FIRST_BREAK_S, FREE_FAILURES
 from tests.support.hello import hello
 
@@ -29,7 +29,7 @@ def fleet():
 
 def join(fleet, peer, now=0.0, **changes):
     joined = [e for e in fleet.receive(peer, hello(peer.decode(), **changes), now) if isinstance(e, Joined)]
-    return joined[0].epoch
+    return joined[0].membership.epoch
 
 
 def sent(effects, kind):

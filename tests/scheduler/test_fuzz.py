@@ -13,6 +13,7 @@ from common.errors import RequestRejected
 from common.plan import ExecutorLimits
 from common.wire import Codec
 from scheduler_svc.core.executor.block_manager import hash_block
+from scheduler_svc.core.fleet.membership import Membership, Standing
 from scheduler_svc.core.outcomes import SequenceEnd, StepOutput
 from scheduler_svc.core.scheduling.planner import MAX_PREEMPTIONS
 from scheduler_svc.core.scheduling.scheduler import Scheduler, SchedulerConfig
@@ -182,7 +183,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.epochs += 1
         self.executors[self.epochs] = OracleExecutor(self.limits)
         self.sent[self.epochs] = deque()
-        self.end(self.scheduler.add_executor(self.epochs, self.limits))
+        self.end(self.scheduler.add_executor(Membership(self.epochs, "", "", self.limits)))
 
     @precondition(lambda self: self.executors)
     @rule(data=st.data(), step_failed=st.booleans())
@@ -197,7 +198,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def drain(self, data):
         epoch = data.draw(st.sampled_from(list(self.executors)))
-        self.scheduler.drain(epoch)
+        self.scheduler.worker(epoch).membership.standing = Standing.DRAINING
         while self.sent[epoch]:
             assert not self.scheduler.is_idle(epoch)
             self.commit(self.executors[epoch].run(self.sent[epoch].popleft()))

@@ -189,7 +189,7 @@ def test_an_executor_that_drains_gets_no_plans():
         rig.add(str(i), [i], max_tokens=30)
     for _ in range(3):
         rig.step()
-    rig.scheduler.drain(1)
+    rig.drain(1)
     before = len(rig.plans[1])
     while not rig.scheduler.is_idle(1):
         assert rig.plan(1) is None

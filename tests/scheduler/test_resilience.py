@@ -8,6 +8,7 @@ from common import messages as m
 from common.errors import RequestRejected
 from common.wire import int32_array
 from scheduler_svc.core.executor.capacity import capacity
+from scheduler_svc.core.fleet.membership import Membership
 from scheduler_svc.core.scheduling.scheduler import Scheduler
 from scheduler_svc.core.sequence import State
 from tests.support.rig import Rig, limits
@@ -157,7 +158,7 @@ def test_one_that_becomes_a_suspect_in_company_that_has_taken_the_room_waits_for
 
 def test_a_suspect_is_tried_on_another_executor():
     rig = Rig(limits())
-    rig.scheduler.worker(1).name = "broken"
+    rig.memberships[1].executor = "broken"
     (sequence,) = rig.add("a", [1, 2, 3], max_tokens=5)
     rig.plan(1)
     fail(rig, 1)
@@ -177,7 +178,7 @@ def test_one_that_is_full_keeps_nobody_from_an_idle_executor():
     """Sequences with tokens insist on their model; those behind them in the queue do not wait for it."""
     rig = Rig(limits(num_blocks=8, max_num_seqs=8), limits(num_blocks=8, max_num_seqs=8))
     for epoch in (1, 2):
-        rig.scheduler.worker(epoch).model = "old"
+        rig.memberships[epoch].model = "old"
     for i in range(150):
         rig.add(f"old{i}", [i, 1, 2, 3], max_tokens=20)
     for _ in range(60):
@@ -197,7 +198,7 @@ def test_one_that_is_full_keeps_nobody_from_an_idle_executor():
 def test_a_sequence_goes_on_with_its_model_as_long_as_an_executor_has_it():
     rig = Rig(limits(), limits())
     for epoch, model in ((1, "old"), (2, "old")):
-        rig.scheduler.worker(epoch).model = model
+        rig.memberships[epoch].model = model
     (sequence,) = rig.add("a", [1, 2, 3], max_tokens=60)
     for _ in range(5):
         rig.step()
@@ -208,7 +209,7 @@ def test_a_sequence_goes_on_with_its_model_as_long_as_an_executor_has_it():
         rig.step()
     assert (sequence.epoch, sequence.model) == (3 - home, "old")
     assert rig.scheduler.stats.model_changes == 0
-    rig.scheduler.finish(sequence.epoch)
+    rig.take_no_new(sequence.epoch)
     rig.lose(sequence.epoch)
     rig.finish()
     assert (sequence.model, rig.scheduler.stats.model_changes) == ("new", 1)
@@ -220,7 +221,7 @@ def test_an_executor_that_finishes_ends_what_it_has_and_takes_nothing_new():
     (running,) = rig.add("running", [1, 2, 3], max_tokens=20)
     rig.step()
     home = running.epoch
-    rig.scheduler.finish(home)
+    rig.take_no_new(home)
     assert not rig.scheduler.is_spent(home)
     fresh = [rig.add(str(i), [1, 2, 3, i], max_tokens=10)[0] for i in range(6)]
     rig.step()
@@ -236,7 +237,7 @@ def test_a_finishing_executor_is_not_spent_before_its_last_tokens_have_landed():
     rig.plan()
     rig.plan()
     assert sequence.state is State.LANDING
-    rig.scheduler.finish(1)
+    rig.take_no_new(1)
     rig.answer()
     assert not rig.scheduler.is_spent(1)
     rig.answer()
@@ -281,7 +282,7 @@ def test_a_token_that_lands_elsewhere_clears_strikes_too():
     (sequence,) = rig.add("a", list(range(50)), max_tokens=9)
     rig.plan(1)
     rig.scheduler.planner.preempt(rig.scheduler.worker(1), sequence)
-    rig.scheduler.drain(1)
+    rig.drain(1)
     rig.plan(2)
     fail(rig, 1)
     assert (sequence.strikes, sequence.epoch) == (1, 2)
@@ -310,9 +311,9 @@ def test_what_fitted_before_a_restart_waits_for_an_executor_that_it_fits():
     after = Scheduler()
     submit = m.Submit(request_id="a", prompt=array("i", [1] * 100).tobytes(), params=sequence.params)
     (restored,) = after.restore(submit, 0, [b""], None, fits=True)
-    assert after.add_executor(1, limits(num_blocks=8)) == []
+    assert after.add_executor(Membership(1, "", "", limits(num_blocks=8))) == []
     assert after.plan(1) is None
-    after.add_executor(2, limits(num_blocks=64))
+    after.add_executor(Membership(2, "", "", limits(num_blocks=64)))
     assert after.plan(2) is not None
     assert restored.epoch == 2
 
@@ -325,7 +326,7 @@ def test_a_request_that_ended_before_a_restart_proves_what_fitted_then(fits):
     ended = m.Submit(request_id="ended", prompt=array("i", [1] * 100).tobytes(), params=params)
     after.restore(ended, 0, [b""], None, fits=fits)
     after.cancel("ended")
-    after.add_executor(1, limits(num_blocks=8))
+    after.add_executor(Membership(1, "", "", limits(num_blocks=8)))
     as_long = m.Submit(request_id="as long", prompt=ended.prompt, params=params)
     longer = m.Submit(request_id="longer", prompt=ended.prompt, params=m.SamplingParams(max_tokens=101))
     with pytest.raises(RequestRejected, match=f"the limit is {200 if fits else capacity(limits(num_blocks=8))}$"):

@@ -4,7 +4,7 @@ from collections.abc import Sized
 from typing import Protocol
 
 from scheduler_svc.core.core import Core
-from scheduler_svc.core.fleet.fleet import Standing
+from scheduler_svc.core.fleet.membership import Standing
 from scheduler_svc.core.requests.group_commit import JournalState
 from scheduler_svc.core.requests.requests import RETAIN_S
 from tests.sim.clients import Client, State

@@ -11,7 +11,7 @@ from common.heartbeats import LOSS_TIMEOUT_S
 from common.plan import ExecutorLimits
 from scheduler_svc.core.actions import Effect, Log, Peer, ToExecutor
 from scheduler_svc.core.core import FORGIVE_S, PAUSE_S, Core
-from scheduler_svc.core.fleet.fleet import Standing
+from scheduler_svc.core.fleet.membership import Membership, Standing
 from scheduler_svc.core.outcomes import SequenceEnd, StepOutput
 from scheduler_svc.core.requests.group_commit import JournalState
 from scheduler_svc.core.sequence import Sequence, State
@@ -91,10 +91,10 @@ class Witness:
             self._landed(result, output)
             return output
 
-        def watched_add(epoch: int, limits: ExecutorLimits, name: str = "", model: str = "") -> list[SequenceEnd]:
-            self._plans[epoch] = deque()
-            self._capacity = max(self._capacity, capacity(limits))
-            ends = add_executor(epoch, limits, name, model)
+        def watched_add(membership: Membership) -> list[SequenceEnd]:
+            self._plans[membership.epoch] = deque()
+            self._capacity = max(self._capacity, capacity(membership.limits))
+            ends = add_executor(membership)
             for sequence in [end.sequence for end in ends]:
                 assert sequence not in self._fitted, f"{sequence.request_id} fitted before the restart"
                 self.unfit.add((sequence.request_id, sequence.index))

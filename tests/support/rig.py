@@ -6,6 +6,7 @@ from typing import Any
 
 from common import messages as m
 from common.plan import ExecutorLimits
+from scheduler_svc.core.fleet.membership import Membership, Standing
 from scheduler_svc.core.outcomes import SequenceEnd
 from scheduler_svc.core.scheduling.scheduler import Scheduler, SchedulerConfig
 from scheduler_svc.core.sequence import Sequence
@@ -31,10 +32,12 @@ class Rig:
     Attributes:
         outputs, ends: what came out of each sequence, and how it ended.
         plans: all plans so far, by epoch.
+        memberships: by epoch; a test changes them where a fleet would.
     """
 
     def __init__(self, *executors: ExecutorLimits, scheduler_type: type[Scheduler] = Scheduler, **config: Any) -> None:
         self.scheduler = scheduler_type(SchedulerConfig(**config))
+        self.memberships: dict[int, Membership] = {}
         self.executors: dict[int, OracleExecutor] = {}
         self.sent: dict[int, deque[m.Plan]] = {}
         self.plans: dict[int, list[m.Plan]] = {}
@@ -48,13 +51,22 @@ class Rig:
         epoch = len(self.plans) + 1
         self.executors[epoch] = OracleExecutor(each)
         self.sent[epoch], self.plans[epoch] = deque(), []
-        self.end(self.scheduler.add_executor(epoch, each, name, model))
+        self.memberships[epoch] = Membership(epoch, name, model, each)
+        self.end(self.scheduler.add_executor(self.memberships[epoch]))
         return epoch
 
     def lose(self, epoch: int) -> list[Sequence]:
         """An executor is gone, with all that it was sent. Returns the sequences that it ran."""
         del self.executors[epoch], self.sent[epoch]
         return self.scheduler.remove_executor(epoch)
+
+    def drain(self, epoch: int) -> None:
+        """An executor gets no more plans."""
+        self.memberships[epoch].standing = Standing.DRAINING
+
+    def take_no_new(self, epoch: int) -> None:
+        """An executor gets no new sequences."""
+        self.memberships[epoch].standing = Standing.FINISHING
 
     def add(self, request_id: str, prompt: list[int], *, now: float = 0.0, **fields: Any) -> list[Sequence]:
         """Submit a request; what is no field of Submit is one of SamplingParams."""

@@ -11,7 +11,6 @@ from enum import IntEnum
 import numpy as np
 
 from common.messages import Plan
-from common.plan import ExecutorLimits
 from common.wire import IntArray
 from scheduler_svc.core.executor.block_manager import BlockManager, BlockTable, Grant, HashFunction, hash_block
 from scheduler_svc.core.executor.capacity import capacity
@@ -19,6 +18,7 @@ from scheduler_svc.core.executor.inflight_plans import InflightPlan, Landed
 from scheduler_svc.core.executor.lanes import Lanes
 from scheduler_svc.core.executor.memory_forecast import Forecast, OutputHistory
 from scheduler_svc.core.executor.plan_builder import DecodeRows, PromptRow, build_plan, prompt_columns, sampling_columns
+from scheduler_svc.core.fleet.membership import Membership, Standing
 from scheduler_svc.core.sequence import Sequence, State
 
 PROMPT_SHARE = 8  # one in so many tokens of a plan's budget is not given to lanes, so that prompts always go on
@@ -36,36 +36,23 @@ class Worker:
     """Everything that dies with an epoch (invariant 7).
 
     Args:
-        epoch: of the executor.
-        limits: what it said in its Hello.
+        membership: the executor's; the fleet changes its standing.
         hash_function: of the prefix cache.
-        name: of the executor.
-        model: what it computes with; tokens of different models are different.
 
     Attributes:
         running: lanes that are held, by the rank of their sequences.
         landing: sequences that only wait for their last tokens.
         inflight: plans sent and not answered, in the order sent, which is the order they run in.
-        draining: it gets no plans any more.
-        finishing: it gets no new sequences any more.
         clearing: it gets no plan until those in flight are answered, because a suspect is to run alone next.
         closed: whether the first in the queue was refused for want of memory and none has been given back since.
     """
 
     block_manager_type = BlockManager
 
-    def __init__(
-        self,
-        epoch: int,
-        limits: ExecutorLimits,
-        hash_function: HashFunction = hash_block,
-        name: str = "",
-        model: str = "",
-    ) -> None:
-        self.epoch = epoch
-        self.name = name
-        self.model = model
-        self.limits = limits
+    def __init__(self, membership: Membership, hash_function: HashFunction = hash_block) -> None:
+        self.membership = membership
+        self.epoch = membership.epoch
+        self.limits = limits = membership.limits
         self.blocks = self.block_manager_type(limits.num_blocks, limits.block_size, hash_function)
         budget = limits.max_batch_tokens
         num_lanes = max(1, min(limits.max_num_seqs, budget - budget // PROMPT_SHARE))
@@ -74,8 +61,6 @@ class Worker:
         self.running: list[int] = []
         self.landing: list[Sequence] = []
         self.inflight: deque[InflightPlan] = deque()
-        self.draining = False
-        self.finishing = False
         self.clearing = False
         self.closed = False
         self._num_prompts = 0  # lanes in Phase.PROMPT
@@ -89,9 +74,24 @@ class Worker:
         return len(self.running) + len(self.landing)
 
     @property
+    def name(self) -> str:
+        """The executor's name."""
+        return self.membership.executor
+
+    @property
+    def model(self) -> str:
+        """What it computes with; tokens of different models are different."""
+        return self.membership.model
+
+    @property
+    def gets_plans(self) -> bool:
+        """Whether it is to be planned for."""
+        return self.membership.standing is not Standing.DRAINING
+
+    @property
     def takes_new(self) -> bool:
         """Whether sequences may be admitted here."""
-        return not (self.draining or self.finishing)
+        return self.membership.standing is Standing.READY
 
     def can_hold(self, sequence: Sequence) -> bool:
         """Whether the sequence fits here at its full length, given the worker to itself."""

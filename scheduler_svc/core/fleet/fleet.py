@@ -10,11 +10,12 @@ reads no clock, so that the simulator (tests/sim) runs it in virtual time. `core
 
 from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from enum import Enum
+from dataclasses import dataclass
 
 from common import messages as m
 from common.heartbeats import HEARTBEAT_INTERVAL_S, LOSS_TIMEOUT_S
+from common.plan import ExecutorLimits
+from scheduler_svc.core.fleet.membership import Membership, Standing
 from scheduler_svc.core.fleet.probation import Probation
 from scheduler_svc.core.fleet.step_clock import DEFAULT_FLOOR_S, StepClock
 
@@ -31,14 +32,6 @@ MAX_HISTORY = 2**28  # tokens that all lanes together could hold: the scheduler 
 HELLO_AGAIN_S = 0.5  # a member that has just joined need not join again
 
 
-class Standing(Enum):
-    """Where a member stands; the values are what `baton status` shows."""
-
-    READY = "ready"
-    FINISHING = "finishing"  # its sequences end there, new ones go elsewhere
-    DRAINING = "draining"  # it gets no more plans, and is let go when those it has are answered
-
-
 @dataclass(frozen=True, slots=True)
 class Send:
     """Send `message` to `peer`."""
@@ -51,7 +44,7 @@ class Send:
 class Joined:
     """An epoch begins; its Welcome comes after this effect, so that a failure to send it ends a known epoch."""
 
-    epoch: int
+    membership: Membership
     hello: m.Hello
 
 
@@ -65,14 +58,14 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True)
 class Finishing:
-    """The executor is to leave when its sequences have ended: give it no new ones, then call `release`."""
+    """The executor is to leave: it gets no new sequences; call `release` when those it has have ended."""
 
     epoch: int
 
 
 @dataclass(frozen=True, slots=True)
 class Draining:
-    """The executor is to leave: plan nothing more for it and call `end` once its plans are answered."""
+    """The executor is to leave: it gets no more plans; call `end` when those it has are answered."""
 
     epoch: int
 
@@ -107,15 +100,24 @@ Effect = Send | Joined | Rejected | Finishing | Draining | Answered | Ended
 
 @dataclass(slots=True)
 class Member:
-    """An executor in one epoch of its life. Times are the caller's, in seconds."""
+    """An executor in one epoch of its life, with what only the fleet needs. Times are the caller's, in seconds."""
 
     peer: Peer
-    epoch: int
+    membership: Membership
     hello: m.Hello
     joined_at: float
     last_heard: float
     steps: StepClock
-    standing: Standing = field(default=Standing.READY)
+
+    @property
+    def epoch(self) -> int:
+        """Its epoch."""
+        return self.membership.epoch
+
+    @property
+    def standing(self) -> Standing:
+        """Where it stands."""
+        return self.membership.standing
 
 
 def model_of(hello: m.Hello) -> str:
@@ -209,7 +211,7 @@ class Fleet:
             return self.release(epoch)
         if member.standing is Standing.FINISHING:
             return []
-        member.standing = Standing.FINISHING
+        member.membership.standing = Standing.FINISHING
         return [Finishing(epoch)]
 
     def release(self, epoch: int) -> list[Effect]:
@@ -255,11 +257,12 @@ class Fleet:
             return [*effects, Rejected(hello, reason), Send(peer, m.Reject(reason=reason))]
         if self._probation.is_out(hello.executor, now):
             return effects  # it says Hello every second
-        steps = StepClock(self._step_floor_s, self._earlier.get((hello.executor, model_of(hello))))
-        member = Member(peer, self._next_epoch, hello, joined_at=now, last_heard=now, steps=steps)
+        model = model_of(hello)
+        steps = StepClock(self._step_floor_s, self._earlier.get((hello.executor, model)))
+        membership = Membership(self._next_epoch, hello.executor, model, ExecutorLimits.of(hello))
         self._next_epoch += 1
-        self._members[peer] = member
-        return [*effects, Joined(member.epoch, hello), Send(peer, m.Welcome(epoch=member.epoch))]
+        self._members[peer] = Member(peer, membership, hello, joined_at=now, last_heard=now, steps=steps)
+        return [*effects, Joined(membership, hello), Send(peer, m.Welcome(epoch=membership.epoch))]
 
     def _mismatch(self, hello: m.Hello) -> str | None:
         """What keeps an executor from joining: its books must fit our memory and its slots an int32, and any member
@@ -284,14 +287,14 @@ class Fleet:
     def _drain(member: Member) -> list[Effect]:
         if member.standing is Standing.DRAINING:
             return []
-        member.standing = Standing.DRAINING
+        member.membership.standing = Standing.DRAINING
         return [Draining(member.epoch)]
 
     def _end(
         self, member: Member, cause: str, reason: str, now: float, *, tell: bool = True, step: int | None = None
     ) -> list[Effect]:
         del self._members[member.peer]
-        self._earlier[member.hello.executor, model_of(member.hello)] = member.steps
+        self._earlier[member.hello.executor, member.membership.model] = member.steps
         if len(self._earlier) > MAX_REMEMBERED:
             self._earlier.popitem(last=False)
         if cause in FAILURES and member.steps.num_sent:

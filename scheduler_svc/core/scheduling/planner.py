@@ -74,7 +74,7 @@ class Planner:
             if (row := self._grant_prompt(worker, lane, budget, skipped)) is not None:
                 rows.append(row)
                 budget -= row.grant.count
-        may_admit = self._assignments.waiting and not worker.finishing
+        may_admit = self._assignments.waiting and worker.takes_new
         if may_admit and self._stats.preemptions == preemptions:  # blocks just taken away are for older sequences
             self._admit(worker, rows, budget)
         if num_decodes == 0 and not rows:

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 
 from common.errors import RequestRejected, WireError
 from common.messages import FinishReason, Plan, StepResult, Submit
-from common.plan import ExecutorLimits, parse_result
+from common.plan import parse_result
 from common.wire import int32_array
 from scheduler_svc.core.executor.block_manager import HashFunction, hash_block
 from scheduler_svc.core.executor.capacity import Capability
 from scheduler_svc.core.executor.executor_state import Worker
 from scheduler_svc.core.executor.memory_forecast import OutputHistory
+from scheduler_svc.core.fleet.membership import Membership
 from scheduler_svc.core.outcomes import SchedulerStats, SequenceEnd, StepOutput
 from scheduler_svc.core.scheduling.assignments import Assignments
 from scheduler_svc.core.scheduling.deadlines import Deadlines
@@ -191,22 +192,18 @@ class Scheduler:
 
     # --- executors ---
 
-    def add_executor(self, epoch: int, limits: ExecutorLimits, name: str = "", model: str = "") -> list[SequenceEnd]:
-        """Start planning for an executor. Returns the end of waiting requests that turn out never to fit."""
-        self._assignments.workers[epoch] = self.worker_type(epoch, limits, self._hash_function, name, model)
-        self._capability.widen(limits)
+    def add_executor(self, membership: Membership) -> list[SequenceEnd]:
+        """Start planning for an executor, as its standing allows.
+
+        Returns:
+            The ends of waiting sequences that turn out never to fit.
+        """
+        self._assignments.workers[membership.epoch] = self.worker_type(membership, self._hash_function)
+        self._capability.widen(membership.limits)
         refused = [
             (s, refusal) for s in self._assignments.waiting if (refusal := self._capability.refusal(s)) is not None
         ]
         return [self._finish(s, "error", str(refusal), refusal.code) for s, refusal in refused]
-
-    def drain(self, epoch: int) -> None:
-        """Plan nothing more for an executor; once `is_idle`, `remove_executor` hands its sequences over."""
-        self._assignments.workers[epoch].draining = True
-
-    def finish(self, epoch: int) -> None:
-        """Give an executor no new sequences; once `is_spent`, those it had have ended or moved."""
-        self._assignments.workers[epoch].finishing = True
 
     def is_spent(self, epoch: int) -> bool:
         """Whether the executor runs no sequence and has answered every plan."""
@@ -255,7 +252,7 @@ class Scheduler:
         What is returned must be sent: blocks that it fills are in the prefix cache already.
         """
         worker = self._assignments.workers[epoch]
-        if worker.draining or len(worker.inflight) >= self.config.window:
+        if not worker.gets_plans or len(worker.inflight) >= self.config.window:
             return None
         return self.planner.plan(worker)
 

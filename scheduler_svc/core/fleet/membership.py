@@ -1,0 +1,35 @@
+"""One executor in one epoch, as every room of the core reads it. Pure.
+
+The fleet makes a membership when an executor joins and alone changes its standing; the scheduler reads it. So where an
+executor stands is written in one place.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from common.plan import ExecutorLimits
+
+
+class Standing(Enum):
+    """Where a member stands; the values are what `baton status` shows."""
+
+    READY = "ready"
+    FINISHING = "finishing"  # its sequences end there, new ones go elsewhere
+    DRAINING = "draining"  # it gets no more plans, and is let go when those it has are answered
+
+
+@dataclass(slots=True, eq=False)
+class Membership:
+    """An executor in one epoch of its life.
+
+    Attributes:
+        executor: its name.
+        model: what it computes with: executors of one model give a sequence the same tokens.
+        limits: what it said in its Hello.
+    """
+
+    epoch: int
+    executor: str
+    model: str
+    limits: ExecutorLimits
+    standing: Standing = Standing.READY
