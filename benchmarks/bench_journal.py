@@ -23,8 +23,8 @@ from pathlib import Path
 import click
 import zmq
 
-from scheduler_svc.core.requests.group_commit import Batch
-from scheduler_svc.server.journal import Journal, Saved
+from scheduler_svc.core.requests.group_commit import JournalBatch
+from scheduler_svc.server.journal import BatchSaved, Journal
 
 KEPT = 256
 BUSY_S = 1e-3  # a turn of the core with work to do
@@ -50,12 +50,12 @@ class Bench:
         """The next batch."""
         self._last += 1
         self._written_at = time.perf_counter()
-        self.journal.write(Batch(self._last, self.payload, max(0, self._last - KEPT), reset=False))
+        self.journal.write(JournalBatch(self._last, self.payload, max(0, self._last - KEPT), reset=False))
 
     def fetch(self) -> bool:
         """Whether the batch that is under way has been saved by now."""
         results = self.journal.results()
-        assert all(isinstance(result, Saved) for result in results), results
+        assert all(isinstance(result, BatchSaved) for result in results), results
         self.latencies_s += [time.perf_counter() - self._written_at] * len(results)
         return bool(results)
 

@@ -19,12 +19,12 @@ from common.curve import ServerCurve
 from common.errors import BatonError
 from common.logging import LOG_FORMAT_VARIABLE, LOG_FORMATS, get_logger, setup_logging
 from common.model_files import model_name, resolve_model
-from scheduler_svc.core.core import CoreConfig
+from scheduler_svc.core.config import CoreConfig
 from scheduler_svc.core.fleet.step_clock import DEFAULT_FLOOR_S
 from scheduler_svc.core.requests.request_manager import RECONNECT_GRACE_S
 from scheduler_svc.core.scheduling.scheduler import SchedulerConfig
 from scheduler_svc.frontend.http.api_keys import read_key_file
-from scheduler_svc.server.core_process import Engine
+from scheduler_svc.server.core_process import CoreProcess
 from scheduler_svc.server.exposure import is_beyond_loopback_host, require_keys_beyond_loopback
 from scheduler_svc.server.frontend_processes import STOP_TIMEOUT_S, FrontendProcesses
 from scheduler_svc.server.journal import Journal
@@ -126,10 +126,10 @@ def main(
         if not no_journal:
             path = journal_path or _default_journal(listener, executor_endpoint)
             journal = Journal(path, durable=journal_durable)
-        engine = Engine(executor_endpoint, front, config, journal, curve)
+        core_process = CoreProcess(executor_endpoint, front, config, journal, curve)
     except (BatonError, OSError, zmq.ZMQError) as error:
         raise click.UsageError(str(error)) from error  # exit code 2: starting again without a change is pointless
-    where = {"executors": engine.executor_endpoint, "encrypted": curve is not None, "frontends": front}
+    where = {"executors": core_process.executor_endpoint, "encrypted": curve is not None, "frontends": front}
     log.info("core started", **where, window=window, journal="off" if journal is None else str(journal.path))
     processes = None
     if listener is not None:
@@ -141,12 +141,12 @@ def main(
             log.warning("HTTP can be reached from other machines and asks nobody for a key", host=host)
         log.info("listening", url=f"http://{host}:{listener.getsockname()[1]}", model=name, frontends=frontends)
     try:
-        _serve(engine, processes, stopping)
+        _serve(core_process, processes, stopping)
     except Exception:
-        engine.crashed()
+        core_process.crashed()
         sys.exit(EXIT_CRASHED)
     else:
-        engine.close()
+        core_process.close()
         log.info("stopped")
     finally:
         if processes is not None:
@@ -154,18 +154,18 @@ def main(
         shutil.rmtree(run_dir, ignore_errors=True)
 
 
-def _serve(engine: Engine, processes: FrontendProcesses | None, stopping: "_StopFlag") -> None:
+def _serve(core_process: CoreProcess, processes: FrontendProcesses | None, stopping: "_StopFlag") -> None:
     """Turn until a signal comes; then until the frontends have let their open answers end."""
     while not stopping:
         if processes is not None:
             processes.tick(time.monotonic())
-        engine.turn()
+        core_process.turn()
     log.info("stopping", signal=stopping.signal)
     deadline = time.monotonic() + STOP_TIMEOUT_S
     if processes is not None:
         processes.terminate()
         while processes.alive() and time.monotonic() < deadline:
-            engine.turn()
+            core_process.turn()
 
 
 def _default_journal(listener: socket.socket | None, executor_endpoint: str) -> Path:

@@ -1,4 +1,4 @@
-"""What the core wants done: messages to send and lines to log. `event_loop.py` carries them out."""
+"""What the core wants done: messages to send and lines to log. `event_loop.py` carries these actions out."""
 
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -10,7 +10,7 @@ Peer = bytes
 
 
 @dataclass(frozen=True, slots=True)
-class ToExecutor:
+class SendToExecutor:
     """Send a message to an executor."""
 
     peer: Peer
@@ -18,7 +18,7 @@ class ToExecutor:
 
 
 @dataclass(frozen=True, slots=True)
-class ToFrontend:
+class SendToFrontend:
     """Send a message to a frontend now or never: what must not be lost waits in the outbox."""
 
     peer: Peer
@@ -29,15 +29,15 @@ Level = Literal["debug", "info", "warning", "error"]
 
 
 @dataclass(frozen=True, slots=True)
-class Log:
-    """An event for the operator."""
+class WriteLog:
+    """Log an event for the operator."""
 
     level: Level
     event: str
     facts: dict[str, Any]
 
 
-Effect = ToExecutor | ToFrontend | Log
+Action = SendToExecutor | SendToFrontend | WriteLog
 
 
 class Sent(Enum):
@@ -48,6 +48,6 @@ class Sent(Enum):
     GONE = auto()  # there is no such connection
 
 
-def log(level: Level, event: str, **facts: Any) -> Log:
-    """A line with its facts."""
-    return Log(level, event, facts)
+def log_line(level: Level, event: str, **facts: Any) -> WriteLog:
+    """The action that logs an event with its facts."""
+    return WriteLog(level, event, facts)

@@ -1,206 +1,230 @@
 """The scheduler service without its sockets: messages and the time go in, messages and log lines come out. Pure.
 
-It joins the executors' lives (`fleet.py`), the scheduler and the front desk. `server/core_process.py` connects it to
-sockets, timers and the journal; `tests/sim` runs it in virtual time.
+The core joins the fleet of executors, the scheduler and the request manager. `event_loop.py` talks to the `Core` alone:
+it tells what has happened and carries out the actions that the core answers with.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 from common import messages as m
 from common.errors import WireError
-from scheduler_svc.core.actions import Effect, Level, Peer, ToExecutor, ToFrontend, log
+from scheduler_svc.core.actions import Action, Level, Peer, SendToExecutor, SendToFrontend, log_line
+from scheduler_svc.core.config import CoreConfig
 from scheduler_svc.core.executor.capacity import capacity
 from scheduler_svc.core.fleet import fleet as f
 from scheduler_svc.core.fleet.membership import Membership, Standing
-from scheduler_svc.core.fleet.step_clock import DEFAULT_FLOOR_S
-from scheduler_svc.core.observability.reporting import Outside, Reporter
-from scheduler_svc.core.observability.telemetry import Telemetry
-from scheduler_svc.core.requests.group_commit import JournalState
-from scheduler_svc.core.requests.request_manager import RECONNECT_GRACE_S, FrontDesk
-from scheduler_svc.core.scheduling.scheduler import Scheduler, SchedulerConfig
+from scheduler_svc.core.observability.service_counters import ServiceCounters
+from scheduler_svc.core.observability.status_report import IoCounts, StatusReporter
+from scheduler_svc.core.requests.group_commit import BatchFailed, BatchSaved, JournalBatch
+from scheduler_svc.core.requests.journal_records import RequestRecord
+from scheduler_svc.core.requests.request_manager import RequestManager
+from scheduler_svc.core.scheduling.scheduler import Scheduler
 
 PAUSE_S = 1.0  # without a call: the caller ticks ten times a second, so it did not run (SIGSTOP, a suspended host)
 FORGIVE_S = 3.0  # after a pause: executors that lose patience with this side are not to blame
 
 
-@dataclass(frozen=True)
-class CoreConfig:
-    """How the core works.
-
-    Attributes:
-        model: the name shown in the status.
-        scheduler: window and limits.
-        first_epoch: above any epoch of an earlier life.
-        step_floor_s: what any step may take before its executor counts as hung.
-        reconnect_grace_s: how long a request goes on that nobody reads.
-        journal: OK with a journal, else OFF.
-        first_batch: number of the first batch for the journal; above all that are in it.
-        wall_offset_s: what to add to the caller's time to get seconds since 1970.
-    """
-
-    model: str = ""
-    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
-    first_epoch: int = 1
-    step_floor_s: float = DEFAULT_FLOOR_S
-    reconnect_grace_s: float = RECONNECT_GRACE_S
-    journal: JournalState = JournalState.OFF
-    first_batch: int = 1
-    wall_offset_s: float = 0.0
-
-
 class Core:
-    """Everything that decides.
+    """All that the event loop needs of what decides.
 
-    Every method that returns effects wants them carried out in their order. `now` is any monotonic clock's.
+    The actions that a method returns are to be carried out in their order. `now` is the time of a monotonic clock.
 
     Args:
-        outside: tells what the core itself cannot see, for its reports.
+        io_counts: tells what the core itself cannot see, for its reports.
 
     Attributes:
-        scheduler, fleet, desk: for reading, and for what only concerns one of them.
+        scheduler, fleet, requests: its parts, for reading.
     """
 
-    def __init__(self, config: CoreConfig, now: float, outside: Callable[[], Outside] = Outside) -> None:
+    def __init__(self, config: CoreConfig, now: float, io_counts: Callable[[], IoCounts] = IoCounts) -> None:
         self.scheduler = Scheduler(config.scheduler)
         self.fleet = f.Fleet(config.first_epoch, config.step_floor_s)
-        self._telemetry = Telemetry(self.scheduler.stats)
-        self.desk = FrontDesk(
+        self._counters = ServiceCounters(self.scheduler.stats)
+        self.requests = RequestManager(
             self.scheduler,
-            self._telemetry,
+            self._counters,
             config.journal,
             config.first_batch,
             wall_offset_s=config.wall_offset_s,
             reconnect_grace_s=config.reconnect_grace_s,
         )
-        self._reporter = Reporter(config.model, self.scheduler, self.fleet, self.desk, self._telemetry, now, outside)
+        self._reporter = StatusReporter(
+            config.model, self.scheduler, self.fleet, self.requests, self._counters, now, io_counts
+        )
         self._last_call = now
         self._forgiving_until = float("-inf")
         self._fleet_state = m.FleetState(num_ready=0, fingerprint="", max_model_len=0)
 
     # --- executors ---
 
-    def from_executor(self, peer: Peer, message: m.ExecutorToScheduler, now: float) -> list[Effect]:
-        """An executor, or what claims to be one, said something."""
+    def from_executor(self, peer: Peer, message: m.ExecutorToScheduler, now: float) -> list[Action]:
+        """A message has come from an executor, or from a peer that claims to be one."""
         self._notice_pause(now)
         return self._follow(self.fleet.receive(peer, message, now), now)
 
-    def executor_gone(self, peer: Peer, now: float) -> list[Effect]:
+    def executor_gone(self, peer: Peer, now: float) -> list[Action]:
         """The connection to an executor is gone."""
         self._notice_pause(now)
         return self._follow(self.fleet.disconnected(peer, now), now)
 
-    def executor_full(self, epoch: int, now: float) -> list[Effect]:
+    def executor_full(self, epoch: int, now: float) -> list[Action]:
         """A plan could not be sent, because the executor has stopped reading."""
         return self._follow(self.fleet.end(epoch, "silent", "it takes no more messages", now), now)
 
-    def plans(self, now: float) -> list[Effect]:
+    def plans(self, now: float) -> list[Action]:
         """All plans that executors can be sent now. They must be sent, or their epochs end."""
-        effects: list[Effect] = []
+        actions: list[Action] = []
         for member in self.fleet:
             while (plan := self.scheduler.plan(member.epoch)) is not None:
                 self.fleet.plan_sent(member.epoch, plan.step, len(plan.token_ids) // 4, now)
-                effects.append(ToExecutor(member.peer, plan))
-        return effects
+                actions.append(SendToExecutor(member.peer, plan))
+        return actions
 
     # --- frontends ---
 
-    def from_frontend(self, peer: Peer, message: m.FrontendToCore, now: float) -> list[Effect]:
-        """A frontend said something."""
+    def from_frontend(self, peer: Peer, message: m.FrontendToCore, now: float) -> list[Action]:
+        """A message has come from a frontend."""
         self._notice_pause(now)
-        effects = self.desk.heard(peer, now)
+        actions = self.requests.heard(peer, now)
         match message:
             case m.FrontendHello():
-                effects.append(ToFrontend(peer, self._fleet_state))
+                actions.append(SendToFrontend(peer, self._fleet_state))
             case m.Submit():
-                effects += self.desk.submit(peer, message, now)
+                actions += self.requests.submit(peer, message, now)
             case m.Attach(request_id=request_id):
-                effects += self.desk.attach(peer, request_id, now)
+                actions += self.requests.attach(peer, request_id, now)
             case m.Detach(request_id=request_id):
-                effects += self.desk.detach(peer, request_id, now)
+                actions += self.requests.detach(peer, request_id, now)
             case m.Cancel(request_id=request_id, index=index):
-                effects += self.desk.cancel(peer, request_id, index, now)
+                actions += self.requests.cancel(peer, request_id, index, now)
             case m.StatusQuery(query_id=query_id):
-                self.desk.outbox.answer(peer, m.Status(query_id=query_id, report=self._reporter.status(now)))
+                self.requests.outbox.answer(peer, m.Status(query_id=query_id, report=self._reporter.status(now)))
             case m.MetricsQuery(query_id=query_id):
-                self.desk.outbox.answer(peer, m.Metrics(query_id=query_id, text=self._reporter.metrics_text(now)))
+                self.requests.outbox.answer(peer, m.Metrics(query_id=query_id, text=self._reporter.metrics_text(now)))
             case m.DrainExecutor():
-                effects += self._drain_for(peer, message, now)
-        return effects
+                actions += self._drain_for(peer, message, now)
+        return actions
 
-    def frontend_gone(self, peer: Peer, now: float) -> list[Effect]:
+    def frontend_gone(self, peer: Peer, now: float) -> list[Action]:
         """The connection to a frontend is gone."""
-        return self.desk.gone(peer, "connection broke", now)
+        return self.requests.gone(peer, "connection broke", now)
+
+    def frontends_with_outputs(self) -> list[Peer]:
+        """Frontends that answers or tokens wait for."""
+        return self.requests.outbox.peers()
+
+    def next_output(self, peer: Peer) -> m.CoreToFrontend | None:
+        """The next message to a frontend, or None; it stays the next one until `output_sent`."""
+        return self.requests.outbox.peek(peer)
+
+    def output_sent(self, peer: Peer) -> None:
+        """What `next_output` gave has been sent."""
+        self.requests.outbox.sent(peer)
+
+    # --- the journal ---
+
+    def restore(self, records: list[RequestRecord], now: float, crashes: int = 0) -> list[Action]:
+        """Take up the requests of an earlier life, which came after so many crashes of the core in a row."""
+        return self.requests.restore(records, now, crashes)
+
+    def new_journal(self, now: float) -> JournalBatch:
+        """The batch that a life begins its journal with, in place of all that was written before."""
+        return self.requests.new_journal(now)
+
+    def next_batch(self, now: float) -> JournalBatch | None:
+        """What is to be written to the journal now, if anything."""
+        return self.requests.next_batch(now)
+
+    def journal_due_in_s(self, now: float) -> float | None:
+        """Seconds until `next_batch` has something; None if something has to happen first."""
+        return self.requests.group_commit.due_in_s(now)
+
+    def batch_written(self, result: BatchSaved | BatchFailed, now: float) -> list[Action]:
+        """The journal tells what became of a batch."""
+        return self.requests.batch_written(result, now)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether all is in the journal that has to be, or the journal does not work."""
+        return self.requests.group_commit.is_settled
+
+    def settle(self, now: float) -> list[Action]:
+        """Do what is due after `shut_down`: only the journal is waited for."""
+        return self.requests.tick(now)
+
+    def crashed(self) -> JournalBatch:
+        """The last batch of a core that has failed: the next life has to know of it."""
+        return self.requests.crashed()
 
     # --- time ---
 
-    def tick(self, now: float) -> list[Effect]:
+    def tick(self, now: float) -> list[Action]:
         """Do what is due. To be called at least ten times a second."""
         self._notice_pause(now)
-        effects = self._follow(self.fleet.tick(now), now)
-        effects += self.desk.ended(self.scheduler.expire(now), now)
-        effects += self.desk.tick(now)
+        actions = self._follow(self.fleet.tick(now), now)
+        actions += self.requests.ended(self.scheduler.expire(now), now)
+        actions += self.requests.tick(now)
         for member in self.fleet:
             if member.standing is Standing.FINISHING and self.scheduler.is_spent(member.epoch):
-                effects += self._follow(self.fleet.release(member.epoch), now)
-        self._telemetry.tick(now)
-        return effects
+                actions += self._follow(self.fleet.release(member.epoch), now)
+        self._counters.tick(now)
+        return actions
 
-    def shut_down(self, now: float) -> list[Effect]:
+    def shut_down(self, now: float) -> list[Action]:
         """Tell every executor that this scheduler ends; each says Hello to the next one."""
-        effects: list[Effect] = []
+        actions: list[Action] = []
         for member in self.fleet:
-            effects += self._follow(self.fleet.end(member.epoch, "shutdown", "the scheduler is stopping", now), now)
-        return effects
+            actions += self._follow(self.fleet.end(member.epoch, "shutdown", "the scheduler is stopping", now), now)
+        return actions
 
     # --- inside ---
 
     def _notice_pause(self, now: float) -> None:
-        """Time in which this side did not run is nobody's silence, and no step's."""
+        """Time in which this side did not run counts neither as silence of a peer nor as time of a step."""
         pause_s = now - self._last_call
         self._last_call = now
         if pause_s > PAUSE_S:
             self.fleet.paused(pause_s, now)
-            self.desk.paused(pause_s, now)
+            self.requests.paused(pause_s, now)
             self._forgiving_until = now + FORGIVE_S
 
-    def _follow(self, happened: list[f.Effect], now: float) -> list[Effect]:
+    def _follow(self, consequences: list[f.Consequence], now: float) -> list[Action]:
         """What follows from what happened in the fleet."""
-        effects: list[Effect] = []
-        for event in happened:
+        actions: list[Action] = []
+        for event in consequences:
             match event:
-                case f.Send(peer, message):
-                    effects.append(ToExecutor(peer, message))
-                case f.Answered(result):
-                    effects += self._answered(result, now)
-                case f.Joined(membership, hello):
-                    effects += self._joined(membership, hello, now)
-                case f.Rejected(hello, reason):
-                    self._telemetry.executor_rejected()
-                    effects.append(log("warning", "executor rejected", executor=hello.executor, reason=reason))
-                case f.Finishing(epoch):
-                    effects.append(log("info", "executor finishing", executor=self._name(epoch), epoch=epoch))
-                    effects += self._fleet_changed()
-                case f.Draining(epoch):
-                    effects.append(log("info", "executor draining", executor=self._name(epoch), epoch=epoch))
-                    effects += [*self._fleet_changed(), *self._end_if_drained(epoch, now)]
-                case f.Ended():
-                    effects += self._ended(event, now)
-        return effects
+                case SendToExecutor() as send:
+                    actions.append(send)
+                case f.StepAnswered(result):
+                    actions += self._answered(result, now)
+                case f.ExecutorJoined(membership, hello):
+                    actions += self._joined(membership, hello, now)
+                case f.ExecutorRejected(hello, reason):
+                    self._counters.executor_rejected()
+                    actions.append(log_line("warning", "executor rejected", executor=hello.executor, reason=reason))
+                case f.ExecutorFinishing(epoch):
+                    actions.append(log_line("info", "executor finishing", executor=self._name(epoch), epoch=epoch))
+                    actions += self._fleet_changed()
+                case f.ExecutorDraining(epoch):
+                    actions.append(log_line("info", "executor draining", executor=self._name(epoch), epoch=epoch))
+                    actions += [*self._fleet_changed(), *self._end_if_drained(epoch, now)]
+                case f.EpochEnded():
+                    actions += self._ended(event, now)
+        return actions
 
-    def _answered(self, result: m.StepResult, now: float) -> list[Effect]:
+    def _answered(self, result: m.StepResult, now: float) -> list[Action]:
         try:
             output = self.scheduler.commit(result)
         except WireError as error:
             return self._follow(self.fleet.end(result.epoch, "untrusted", str(error), now), now)
         self.fleet.step_answered(result.epoch, result.step, now)
-        self._telemetry.step_done(result)
-        self.desk.stepped(output, now)
+        self._counters.step_done(result)
+        self.requests.stepped(output, now)
         return self._end_if_drained(result.epoch, now)
 
-    def _joined(self, membership: Membership, hello: m.Hello, now: float) -> list[Effect]:
+    def _joined(self, membership: Membership, hello: m.Hello, now: float) -> list[Action]:
         epoch = membership.epoch
-        self._telemetry.executor_joined(epoch)
+        self._counters.executor_joined(epoch)
         ends = self.scheduler.add_executor(membership)
         facts = {
             "executor": hello.executor,
@@ -213,37 +237,41 @@ class Core:
             "fingerprint": hello.fingerprint,
             "pid": hello.pid,
         }
-        return [log("info", "executor joined", **facts), *self.desk.ended(ends, now), *self._fleet_changed()]
+        return [
+            log_line("info", "executor joined", **facts),
+            *self.requests.ended(ends, now),
+            *self._fleet_changed(),
+        ]
 
-    def _ended(self, ended: f.Ended, now: float) -> list[Effect]:
+    def _ended(self, ended: f.EpochEnded, now: float) -> list[Action]:
         epoch, hello, cause = ended.epoch, ended.hello, ended.cause
         is_failure = cause in f.FAILURES
-        effects: list[Effect] = []
+        actions: list[Action] = []
         if cause in f.BLAMABLE and now >= self._forgiving_until:
-            effects += self.desk.ended(self.scheduler.blame(epoch, ended.step), now)
+            actions += self.requests.ended(self.scheduler.blame(epoch, ended.step), now)
         resumed = self.scheduler.remove_executor(epoch)
-        self._telemetry.executor_ended(epoch, cause, resumed, now, is_failure=is_failure)
+        self._counters.executor_ended(epoch, cause, resumed, now, is_failure=is_failure)
         level: Level = "warning" if is_failure else "info"
         what = "executor lost" if is_failure else "executor left"
         facts = {"executor": hello.executor, "epoch": epoch, "cause": cause, "reason": ended.reason}
-        effects.append(log(level, what, **facts, sequences_moved=len(resumed)))
-        return [*effects, *self._fleet_changed()]
+        actions.append(log_line(level, what, **facts, sequences_moved=len(resumed)))
+        return [*actions, *self._fleet_changed()]
 
-    def _end_if_drained(self, epoch: int, now: float) -> list[Effect]:
+    def _end_if_drained(self, epoch: int, now: float) -> list[Action]:
         member = self.fleet.member(epoch)
         if member is None or member.standing is not Standing.DRAINING or not self.scheduler.is_idle(epoch):
             return []
         return self._follow(self.fleet.end(epoch, "drained", "drained", now), now)
 
-    def _drain_for(self, peer: Peer, query: m.DrainExecutor, now: float) -> list[Effect]:
+    def _drain_for(self, peer: Peer, query: m.DrainExecutor, now: float) -> list[Action]:
         found = self.fleet.find(query.executor)
         if isinstance(found, str):
-            self.desk.outbox.answer(peer, m.DrainReply(query_id=query.query_id, epoch=0, refusal=found))
+            self.requests.outbox.answer(peer, m.DrainReply(query_id=query.query_id, epoch=0, refusal=found))
             return []
-        self.desk.outbox.answer(peer, m.DrainReply(query_id=query.query_id, epoch=found.epoch))
+        self.requests.outbox.answer(peer, m.DrainReply(query_id=query.query_id, epoch=found.epoch))
         return self._follow(self.fleet.ask_to_leave(found.epoch, finish=query.finish), now)
 
-    def _fleet_changed(self) -> list[Effect]:
+    def _fleet_changed(self) -> list[Action]:
         members = list(self.fleet)
         self._fleet_state = m.FleetState(
             num_ready=sum(member.standing is Standing.READY for member in members),
@@ -255,8 +283,8 @@ class Core:
         )
         return self._tell_fleet_state()
 
-    def _tell_fleet_state(self) -> list[Effect]:
-        return [ToFrontend(peer, self._fleet_state) for peer in self.desk.frontends]
+    def _tell_fleet_state(self) -> list[Action]:
+        return [SendToFrontend(peer, self._fleet_state) for peer in self.requests.frontends]
 
     def _name(self, epoch: int) -> str:
         member = self.fleet.member(epoch)

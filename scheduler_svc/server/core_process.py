@@ -1,6 +1,4 @@
-"""The core's process: real sockets, the real clock, the journal's thread and the log, for the driver to drive the core
-with. The only place of the core that does I/O.
-"""
+"""The core's process: gives the event loop real sockets, the real clock, the journal's thread and the log."""
 
 import time
 from dataclasses import replace
@@ -13,30 +11,31 @@ from common.curve import ServerCurve
 from common.errors import BatonError
 from common.logging import DropLog, get_logger
 from common.wire import VersionError
-from scheduler_svc.core.actions import Log, Peer
-from scheduler_svc.core.core import Core, CoreConfig
-from scheduler_svc.core.event_loop import Driver
-from scheduler_svc.core.observability.reporting import Outside
+from scheduler_svc.core.actions import Peer, WriteLog
+from scheduler_svc.core.config import CoreConfig
+from scheduler_svc.core.core import Core
+from scheduler_svc.core.event_loop import EventLoop
+from scheduler_svc.core.observability.status_report import IoCounts
 from scheduler_svc.core.requests.group_commit import JournalState
 from scheduler_svc.core.requests.journal_records import count_crashes, replay
-from scheduler_svc.core.requests.request_manager import RESUME_WITHIN_S
+from scheduler_svc.core.requests.recovery import RESUME_WITHIN_S
 from scheduler_svc.server.journal import Journal, JournalError
 from scheduler_svc.server.router import Router
 
-SETTLE_MS = 10  # between looks at the journal while the engine closes
+SETTLE_MS = 10  # between looks at the journal while the process closes
 MAX_EXECUTOR_MESSAGE_BYTES = 2**20  # four times the longest StepResult; libzmq may hold it for every stranger
 
 log = get_logger(__name__)
 
 
-class Engine:
-    """The core of the scheduler service.
+class CoreProcess:
+    """The core of the scheduler service, on real sockets.
 
     Args:
         executor_endpoint, frontend_endpoint: to bind.
         config: of the core; what depends on the clock and the journal is filled in here.
         journal: opened and not started; None runs without.
-        curve: keys of this service, and of the executors that may connect; None asks nobody.
+        curve: keys of this service, and of the executors that may connect; None asks for no keys.
 
     Attributes:
         core: for reading.
@@ -59,7 +58,7 @@ class Engine:
             first_batch=batches[-1][0] + 1 if batches else 1,
             wall_offset_s=wall_s - now,
         )
-        self.core = Core(config, now, self._outside)
+        self.core = Core(config, now, self._io_counts)
         self._drops = {link: DropLog(log, link) for link in ("executors", "frontends")}
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._executors: Router[m.ExecutorToScheduler] = Router(
@@ -78,7 +77,7 @@ class Engine:
         for socket in (self._executors.socket, self._executors.monitor, self._fronts.socket, self._fronts.monitor):
             self._poller.register(socket, zmq.POLLIN)
         self._journal = journal
-        self._driver = Driver(self.core, self._executors, self._fronts, journal, time.monotonic, _write_log)
+        self._event_loop = EventLoop(self.core, self._executors, self._fronts, journal, time.monotonic, _write_log)
         if journal is not None:
             self._open_journal(journal, [payload for _, payload in batches], now)
 
@@ -88,22 +87,22 @@ class Engine:
         return self._executors.endpoint
 
     def turn(self) -> None:
-        """Wait for something to happen (at most a tick) and carry it as far as it goes."""
-        self._poller.poll(ceil(1000 * self._driver.patience_s))
-        self._driver.turn()
+        """Wait for something to happen (at most a tick) and do all that follows from it."""
+        self._poller.poll(ceil(1000 * self._event_loop.max_wait_s))
+        self._event_loop.turn()
 
     def crashed(self) -> None:
-        """A turn has raised what it never should: leave a word for the next life, and nothing else."""
+        """A turn has raised an error of ours: write to the journal that this life has crashed, and nothing else."""
         log.exception("core failed")
         if self._journal is not None:
-            self._journal.write(self.core.desk.crashed())
+            self._journal.write(self.core.crashed())
             self._journal.close()  # when that is written; the sockets end with the process
 
     def close(self) -> None:
-        """Tell everyone, write what the journal lacks, and close the sockets."""
-        self._driver.do(self.core.shut_down(time.monotonic()))
+        """Tell the executors, write what the journal lacks, and close the sockets."""
+        self._event_loop.carry_out(self.core.shut_down(time.monotonic()))
         if self._journal is not None:
-            while not self._driver.settle():
+            while not self._event_loop.settle():
                 self._journal.socket.poll(SETTLE_MS)
             self._journal.close()
         self._executors.close()
@@ -114,28 +113,28 @@ class Engine:
         self._executors.send(peer, m.Reject(reason=str(error)))
 
     def _open_journal(self, journal: Journal, payloads: list[bytes], now: float) -> None:
-        """Take up what an earlier life has left, unless it is too long ago, and begin the journal anew with that."""
-        desk, age_s = self.core.desk, journal.age_s
+        """Take up what an earlier life has left, unless that is too long ago, and begin the journal anew with it."""
+        age_s = journal.age_s
         try:
-            saved, crashes = replay(payloads), count_crashes(payloads)
+            records, crashes = replay(payloads), count_crashes(payloads)
         except BatonError as error:
             raise JournalError(f"{journal.path}: {error}; move it away to start without its requests") from error
-        if saved and age_s > RESUME_WITHIN_S:
+        if records and age_s > RESUME_WITHIN_S:
             log.warning(
-                "requests of the journal are too old", requests=len(saved), age_s=age_s, limit_s=RESUME_WITHIN_S
+                "requests of the journal are too old", requests=len(records), age_s=age_s, limit_s=RESUME_WITHIN_S
             )
-            saved = []
-        self._driver.do(desk.restore(saved, now, crashes))
+            records = []
+        self._event_loop.carry_out(self.core.restore(records, now, crashes))
         journal.start(self._context)
         self._poller.register(journal.socket, zmq.POLLIN)
-        journal.write(desk.new_journal(now))
+        journal.write(self.core.new_journal(now))
 
-    def _outside(self) -> Outside:
-        return Outside(
+    def _io_counts(self) -> IoCounts:
+        return IoCounts(
             messages_dropped={link: drops.count for link, drops in self._drops.items()},
             journal_bytes=0 if self._journal is None else self._journal.num_bytes,
         )
 
 
-def _write_log(line: Log) -> None:
+def _write_log(line: WriteLog) -> None:
     getattr(log, line.level)(line.event, **line.facts)

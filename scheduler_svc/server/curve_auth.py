@@ -1,4 +1,4 @@
-"""Who may connect as an executor: the keys in a folder, read again when they change, and the thread that is asked."""
+"""Which executors may connect: the keys in a folder, read again when they change, and the thread that checks them."""
 
 import threading
 import time
@@ -61,13 +61,13 @@ class AllowList:
         log.info("executors' keys changed", added=_words(added), removed=_words(removed), executors=len(names))
 
     def _look(self) -> object:
-        """What is equal as long as no file has changed: an editor may keep the size, a mounted Secret the time."""
+        """A value that changes when any file does: an editor may keep a file's size, and a mounted Secret its time."""
         require_own_folder(self._folder)
         status = {name: path.stat() for name, path in allowed_files(self._folder).items()}
         return {name: (stat.st_ino, stat.st_ctime_ns, stat.st_size) for name, stat in status.items()}
 
     def _read(self) -> dict[str, str]:
-        """Names by key. A file that is no key, or that others could have changed, takes nothing from the others."""
+        """Names by key. A file that is no key, or that others could have changed, is left out."""
         names = {}
         for name, path in allowed_files(self._folder).items():
             try:
@@ -77,19 +77,19 @@ class AllowList:
         return names
 
 
-class Gatekeeper(threading.Thread):
-    """Answers libzmq, which asks about the key of each peer whose handshake was right (ZAP, RFC 27).
+class Authenticator(threading.Thread):
+    """Answers libzmq, which asks about the key of each peer whose handshake succeeded (ZAP, RFC 27).
 
-    It lives as long as the context. There is none for peers that do not know the scheduler's public key, or speak
-    another mechanism or protocol: libzmq turns those away by itself.
+    The thread lives as long as the context. It is not asked about peers that do not know the scheduler's public key, or
+    speak another mechanism or protocol: libzmq turns those away by itself.
 
     Args:
-        context: whose sockets ask; one gatekeeper for each.
-        allowed: is kept up to date.
+        context: of the sockets that ask; one authenticator for each.
+        allowed: the list, which this thread keeps up to date.
     """
 
     def __init__(self, context: "zmq.Context[Any]", allowed: AllowList) -> None:
-        super().__init__(name="gatekeeper", daemon=True)
+        super().__init__(name="authenticator", daemon=True)
         self._allowed = allowed
         self._refusals = QuietLog(log, "executor refused: its key is not on the list", link=DOMAIN)
         self._zap: zmq.Socket[bytes] = context.socket(zmq.REP)

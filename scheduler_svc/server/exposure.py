@@ -1,4 +1,4 @@
-"""What a service that listens would let others on the network do."""
+"""Whether an endpoint can be reached from other machines, and what is refused then."""
 
 import ipaddress
 
@@ -10,7 +10,7 @@ LOCAL_TRANSPORTS = ("ipc://", "inproc://")
 def is_beyond_loopback(endpoint: str) -> bool:
     """Whether a ZeroMQ endpoint, bound, could be reached from another machine.
 
-    What cannot be told, such as a wildcard, the name of an interface or of a host, counts as beyond.
+    Where that cannot be known (a wildcard, the name of an interface or of a host), the answer is yes.
     """
     if endpoint.startswith(LOCAL_TRANSPORTS):
         return False
@@ -29,13 +29,14 @@ def is_beyond_loopback_host(host: str) -> bool:
 def require_keys_beyond_loopback(
     executor_endpoint: str, frontend_endpoint: str | None, *, has_keys: bool, insecure: bool
 ) -> None:
-    """Refuse, with a click.UsageError, to let anybody who reaches an endpoint act as an executor or a frontend.
+    """Refuse, with a click.UsageError, endpoints at which any machine could act as an executor or a frontend.
+
 
     Args:
-        executor_endpoint: may be opened with keys.
-        frontend_endpoint: may not, as it has none.
-        has_keys: whether executors have to prove theirs.
-        insecure: the operator wants no keys.
+        executor_endpoint: may be reached from other machines if executors need keys.
+        frontend_endpoint: may not, because frontends have no keys.
+        has_keys: whether executors need keys.
+        insecure: whether the operator wants no check.
     """
     if insecure:
         return

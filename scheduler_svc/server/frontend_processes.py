@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from common.logging import get_logger
 
 RESTART_DELAY_S = 1.0
-STOP_TIMEOUT_S = 8.0  # a frontend lets open answers end for a few seconds
+STOP_TIMEOUT_S = 8.0  # a frontend waits a few seconds for open answers to end
 
 log = get_logger(__name__)
 
@@ -37,7 +37,7 @@ class FrontendProcesses:
         self._slots = [_Slot() for _ in range(count)]
 
     def tick(self, now: float) -> None:
-        """Start what is not running. Cheap; called every turn of the core."""
+        """Start each frontend that is not running. Cheap; called every turn of the core."""
         for slot in self._slots:
             if slot.process is not None and (code := slot.process.poll()) is not None:
                 log.error("frontend died", pid=slot.process.pid, exit_code=code, restart_in_s=RESTART_DELAY_S)
@@ -46,17 +46,17 @@ class FrontendProcesses:
                 slot.process = subprocess.Popen(self._command, pass_fds=[self._listener.fileno()], env=os.environ)
 
     def terminate(self) -> None:
-        """Ask all of them to stop."""
+        """Ask all frontends to stop."""
         for slot in self._slots:
             if slot.process is not None:
                 slot.process.terminate()
 
     def alive(self) -> bool:
-        """Whether any is still there."""
+        """Whether any frontend still runs."""
         return any(slot.process is not None and slot.process.poll() is None for slot in self._slots)
 
     def kill(self) -> None:
-        """Stop them at once."""
+        """Stop all frontends at once."""
         for slot in self._slots:
             if slot.process is not None and slot.process.poll() is None:
                 slot.process.kill()

@@ -1,8 +1,8 @@
-"""Writes the journal in a thread of its own, because the core must never wait for a disk. What is in a batch, and what
-may be told once it is saved, is decided elsewhere.
+"""Writes the journal in a thread of its own, because the core must never wait for a disk. `core/requests` decides what
+is in a batch, and what may be told once it is saved.
 
-The thread shares the interpreter with the core, and each time it asks for it back can cost the core a switch. So a
-batch is one statement, and SQLite works without the interpreter meanwhile.
+The thread shares the interpreter with the core, and each time the thread asks for the interpreter can cost the core a
+switch. So a batch is one statement, and SQLite releases the interpreter while it carries that out.
 """
 
 import os
@@ -14,10 +14,10 @@ from pathlib import Path
 import zmq
 
 from common.logging import get_logger
-from scheduler_svc.core.requests.group_commit import Batch, Failed, Saved
+from scheduler_svc.core.requests.group_commit import BatchFailed, BatchSaved, JournalBatch
 from scheduler_svc.server.journal_file import JournalError, JournalFile, lock
 
-__all__ = ["MAX_UNDER_WAY", "Failed", "Journal", "JournalError", "Saved"]
+__all__ = ["MAX_UNDER_WAY", "BatchFailed", "BatchSaved", "Journal", "JournalError"]
 
 MAX_UNDER_WAY = 8  # batches written whose result has not been asked for
 CLOSE_TIMEOUT_S = 2.0
@@ -28,12 +28,12 @@ log = get_logger(__name__)
 class Journal:
     """Takes batches without ever waiting, and tells later what became of them.
 
-    A batch that is Saved survives the death of the process (kill -9). After a power cut the last ones may be missing
+    A batch that is saved survives the death of the process (kill -9). After a power cut the last ones may be missing
     (those since the last checkpoint: about 4 MiB of log); what is there is whole and has no gap. With `durable` the
-    disk is waited for at every batch, and none is missing.
+    thread waits for the disk at every batch, and none is missing.
 
     The file is locked while the journal is open. A damaged file is moved aside, to `<name>.corrupt-<time>`, and an
-    empty one begun; that can also happen between two batches, of which the first Failed.
+    empty one begun; that can also happen between two batches, of which the first failed.
 
     All methods are for one thread, the one that polls `socket`.
 
@@ -56,7 +56,7 @@ class Journal:
         except JournalError:
             os.close(self._lock_fd)
             raise
-        self._batches: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()
+        self._batches: queue.SimpleQueue[JournalBatch | None] = queue.SimpleQueue()
         self._num_under_way = 0
         self._writer: _Writer | None = None
 
@@ -91,21 +91,21 @@ class Journal:
         """Size of the database and its log, as of a few batches ago. Does not touch the disk."""
         return self._file.num_bytes
 
-    def write(self, batch: Batch) -> None:
+    def write(self, batch: JournalBatch) -> None:
         """Hand a batch to the thread. At most `MAX_UNDER_WAY` may be without a result."""
         assert batch.keep_from <= batch.number
         assert self._num_under_way < MAX_UNDER_WAY, f"{self._num_under_way} batches are under way"
         self._num_under_way += 1
         self._batches.put(batch)
 
-    def results(self) -> list[Saved | Failed]:
+    def results(self) -> list[BatchSaved | BatchFailed]:
         """What has become of the batches since the last call, in the order in which they were written."""
-        found: list[Saved | Failed] = []
+        found: list[BatchSaved | BatchFailed] = []
         with suppress(zmq.Again):
             while True:
                 report = self.socket.recv(zmq.NOBLOCK)
                 number, reason = int.from_bytes(report[:8], "big"), report[8:].decode()
-                found.append(Failed(number, reason) if reason else Saved(number))
+                found.append(BatchFailed(number, reason) if reason else BatchSaved(number))
         self._num_under_way -= len(found)
         return found
 
@@ -138,7 +138,7 @@ class _Writer(threading.Thread):
     def __init__(
         self,
         file: JournalFile,
-        batches: "queue.SimpleQueue[Batch | None]",
+        batches: "queue.SimpleQueue[JournalBatch | None]",
         context: "zmq.Context[zmq.Socket[bytes]]",
     ) -> None:
         super().__init__(name="journal", daemon=True)
@@ -159,12 +159,12 @@ class _Writer(threading.Thread):
                     self._report.send(batch.number.to_bytes(8, "big") + reason.encode(errors="replace"), zmq.NOBLOCK)
         self._file.close()
 
-    def _write(self, batch: Batch) -> str:
-        """Why it failed, or nothing."""
+    def _write(self, batch: JournalBatch) -> str:
+        """Why the batch could not be written; empty if it was."""
         try:
             self._file.save(batch.number, batch.payload, batch.keep_from, reset=batch.reset)
         except Exception as error:
-            # A full disk, an I/O error, too little memory: whatever it is, the core has to hear of it.
+            # A full disk, an I/O error, too little memory: the core has to hear of any of them.
             return f"{type(error).__name__}: {error}"
         return ""
 

@@ -1,4 +1,4 @@
-"""The journal's file: numbered rows of bytes in an SQLite database in WAL mode, and who may open it."""
+"""The journal's file: numbered rows of bytes in an SQLite database in WAL mode, and the lock on it."""
 
 import fcntl
 import os
@@ -31,7 +31,7 @@ PRAGMA application_id = {APPLICATION_ID};
 PRAGMA user_version = {FORMAT_VERSION};
 COMMIT;
 """  # noqa: S608 (our own constants)
-# A row that failed can be there all the same, if the disk broke after it had taken it; so a number may come again.
+# A row that failed can still be in the file, if the disk broke after the write; so a number may come again.
 _INSERT = "INSERT OR REPLACE INTO batches VALUES (?, ?, ?)"
 
 log = get_logger(__name__)
@@ -107,7 +107,7 @@ class JournalFile:
             self._connection = None
 
     def _keep_house(self, connection: sqlite3.Connection) -> None:
-        """Give pages back that nobody needs, and look at the size."""
+        """Give unused pages back, and look at the size."""
         (num_free,) = connection.execute("PRAGMA freelist_count").fetchone()
         if num_free > SPARE_PAGES:
             num_pages = min(num_free - SPARE_PAGES, SHRINK_PAGES)
@@ -129,13 +129,13 @@ class JournalFile:
 def lock(path: Path) -> int:
     """Lock the file `<name>.lock` beside the journal.
 
-    The kernel lets go of it when the process dies, however it dies; so the file is never removed and never stale.
+    The kernel releases the lock when the process dies, however it dies; so the file is never removed and never stale.
 
     Returns:
         Its descriptor. Closing it unlocks.
 
     Raises:
-        JournalError: another process has it, or the folder is missing or cannot be written to.
+        JournalError: another process has the lock, or the folder is missing or cannot be written to.
     """
     try:
         fd = os.open(beside(path, ".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -152,7 +152,7 @@ def lock(path: Path) -> int:
     except OSError as error:
         os.close(fd)
         raise JournalError(f"journal {path} cannot be locked: {error.strerror}") from error
-    with suppress(OSError):  # on a full disk we go on: who holds the lock is only for the message above
+    with suppress(OSError):  # on a full disk we go on: the holder's name is only for the message above
         os.ftruncate(fd, 0)
         os.write(fd, f"pid {os.getpid()} on {socket.gethostname()}".encode())
     return fd
@@ -166,7 +166,7 @@ def beside(path: Path, suffix: str) -> Path:
 def _connect(path: Path, durable: bool) -> sqlite3.Connection:
     """A connection to a whole journal, or to a new one."""
     try:
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))  # prompts are nobody else's business
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))  # no other user may read prompts
     except OSError as error:
         raise JournalError(f"journal {path} cannot be opened: {error.strerror}") from error
     connection = sqlite3.connect(path, timeout=1.0, isolation_level=None, check_same_thread=False)
@@ -187,7 +187,7 @@ def _connect(path: Path, durable: bool) -> sqlite3.Connection:
 
 
 def _prepare(connection: sqlite3.Connection, path: Path, durable: bool) -> None:
-    """Make the tables, or see whose they are before anything is changed; then set the connection up."""
+    """Make the tables, or check before any change that the file is ours; then set the connection up."""
 
     def pragma(text: str) -> int | str:
         value: int | str = connection.execute(f"PRAGMA {text}").fetchone()[0]

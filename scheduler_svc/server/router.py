@@ -1,4 +1,4 @@
-"""A ROUTER socket that speaks one direction's messages, drops what is not one of them, and tells who is gone."""
+"""A ROUTER socket for messages of one direction: it drops what is not one of them, and tells which peers are gone."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -13,14 +13,14 @@ from common.logging import DropLog
 from common.messages import Message
 from common.wire import MAX_MESSAGE_BYTES, Codec, Incoming, VersionError
 from scheduler_svc.core.actions import Sent
-from scheduler_svc.server.curve_auth import DOMAIN, AllowList, Gatekeeper
+from scheduler_svc.server.curve_auth import DOMAIN, AllowList, Authenticator
 
 HIGH_WATER_MARK = 1000  # messages waiting for one peer
 MESSAGES_A_TURN = 256  # so that a flood from one side does not keep the loop from its other work
 
 
 class Router(Generic[Incoming]):
-    """Binds, decodes and counts.
+    """A bound socket that decodes what arrives and counts what it drops.
 
     Args:
         context: of zmq; the socket is closed by `close`.
@@ -28,9 +28,9 @@ class Router(Generic[Incoming]):
         incoming: the union of messages that may arrive.
         drops: counts and logs what is dropped.
         on_version: called with the peer for a message of another protocol version.
-        curve: lets nobody speak whose key is not in its folder; None asks nobody. Ends with the context, not before.
-        max_message_bytes: that may arrive in one frame; libzmq cuts off who sends more, and may hold as much for each
-            connection, whoever it is.
+        curve: refuses peers whose key is not in its folder; None asks for no keys. Its thread ends with the context.
+        max_message_bytes: that may arrive in one frame; libzmq cuts off a peer that sends more, and may hold as much
+            for each connection, also for one without a key.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Router(Generic[Incoming]):
         max_message_bytes: int = MAX_MESSAGE_BYTES,
     ) -> None:
         self._allowed = AllowList(curve) if curve is not None else None
-        self._revoked: set[bytes] = set()  # peers that came in with a key that is no longer on the list
+        self._revoked: set[bytes] = set()  # peers that connected with a key that is no longer on the list
         self._peers: dict[int, bytes] = {}  # by the file descriptor of the connection that a message came by
         self._lost: list[bytes] = []
         self._codec: Codec[Incoming] = Codec(incoming)
@@ -61,7 +61,7 @@ class Router(Generic[Incoming]):
         self.socket.set(zmq.HANDSHAKE_IVL, HANDSHAKE_TIMEOUT_MS)
         if curve is not None and self._allowed is not None:
             curve.protect(self.socket, DOMAIN)
-            Gatekeeper(context, self._allowed).start()
+            Authenticator(context, self._allowed).start()
         self.monitor = self.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self.socket.bind(endpoint)
         self.endpoint = self.socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
@@ -101,21 +101,21 @@ class Router(Generic[Incoming]):
     def lost_connections(self) -> list[bytes]:
         """The peers whose connection broke since the last call.
 
-        Who never sent a message is not among them: strangers that only connect, or whose handshake fails, are nobody
-        that anybody would miss.
+        A peer that never sent a message is not among them: the core does not know of strangers that only connect, or
+        whose handshake fails.
         """
         self._take_events()
         lost, self._lost = self._lost, []
         return lost
 
     def close(self) -> None:
-        """Close the socket, giving what is queued a moment to leave."""
+        """Close the socket; what is queued has a moment to leave."""
         self.socket.disable_monitor()
         self.monitor.close(linger=0)
         self.socket.close()
 
     def _check_sender(self, peer: bytes, frames: list[zmq.Frame]) -> None:
-        """Take note of the connection that the message came by. Raises WireError if its key has been revoked."""
+        """Note the connection that the message came by. Raises WireError if its key has been revoked."""
         if not frames:
             return
         with contextlib.suppress(zmq.ZMQError):

@@ -12,13 +12,11 @@ from common.heartbeats import LOSS_TIMEOUT_S
 from executor_svc.service import registration
 from scheduler_svc.client import cli as client_cli
 from scheduler_svc.core.fleet import probation, step_clock
-from scheduler_svc.core.requests import request_manager as front_desk
-from scheduler_svc.core.requests import requests
+from scheduler_svc.core.requests import recovery, request_manager, request_table
 from scheduler_svc.frontend.answers import core_link, inbox
 from scheduler_svc.frontend.http import api, api_keys, server
 from scheduler_svc.frontend.http.connection_guard import ConnectionLimits
-from scheduler_svc.server import core_process as engine
-from scheduler_svc.server import curve_auth as auth
+from scheduler_svc.server import core_process, curve_auth
 from tests.deploy import commands
 from tests.deploy.manifests import ROOT
 from tests.deploy.test_probes import MAX_WAIT_S, PATIENCE_S
@@ -94,9 +92,9 @@ def test_log_lines_are_there():
         f"at least `--step-timeout` ({step_clock.DEFAULT_FLOOR_S:.0f} s)",
         f"{step_clock.FIRST_STEP_LIMIT_S:.0f} s for its very first steps",
         f"after {step_clock.PATIENCE:.0f} times its longest comparable step",
-        f"none lost for {front_desk.RECONNECT_GRACE_S:.0f} s (`--reconnect-grace`)",
-        f"| {requests.RETAIN_S / 60:.0f} minutes, {requests.MAX_RETAINED:,} requests, ",
-        f", {requests.MAX_RETAINED_TOKENS // 2**20} Mi tokens |",
+        f"none lost for {request_manager.RECONNECT_GRACE_S:.0f} s (`--reconnect-grace`)",
+        f"| {request_table.RETAIN_S / 60:.0f} minutes, {request_table.MAX_RETAINED:,} requests, ",
+        f", {request_table.MAX_RETAINED_TOKENS // 2**20} Mi tokens |",
         f"| {inbox.MAX_WAITING_TOKENS:,} | | `reader_too_slow` |",
         f"| {api.MAX_BODY_BYTES // 2**20} MiB | | 413 |",
         f"| {registration.EXIT_CRASHED} | executor | crashed",
@@ -110,7 +108,7 @@ def test_log_lines_are_there():
         f"| time to send them | {LIMITS.head_timeout_s:.0f} s |",
         f"| time to send the body | {LIMITS.body_timeout_s:.0f} s |",
         f"| a reader that takes no byte | {LIMITS.stall_timeout_s:.0f} s |",
-        f"| a message from an executor | {engine.MAX_EXECUTOR_MESSAGE_BYTES // 2**20} MiB |",
+        f"| a message from an executor | {core_process.MAX_EXECUTOR_MESSAGE_BYTES // 2**20} MiB |",
         f"for {probation.FIRST_BREAK_S:.0f} s, then 2 s, up to {probation.LONGEST_BREAK_S:.0f} s |",
     ],
 )
@@ -119,9 +117,9 @@ def test_numbers_are_those_of_the_code(fact):
 
 
 def test_numbers_that_are_written_as_words():
-    assert front_desk.RESUME_WITHIN_S == 10 * 60
+    assert recovery.RESUME_WITHIN_S == 10 * 60
     assert registration.STUCK_TIMEOUT_S == 2 * 60
-    assert max(api_keys.RELOAD_INTERVAL_S, auth.RELOAD_INTERVAL_S) < 2
+    assert max(api_keys.RELOAD_INTERVAL_S, curve_auth.RELOAD_INTERVAL_S) < 2
     assert "ten minutes" in GUIDE
     assert "two minutes" in GUIDE
     assert "within two seconds" in GUIDE

@@ -46,9 +46,9 @@ def serve(
         streams = [(f"r{i}", 0) for i in range(len(requests))]
         while not all(stream in front.ends for stream in streams):
             front.take(front.receive(m.Outputs, 120))
-            watch(core.engine.core.scheduler)
+            watch(core.core_process.core.scheduler)
         assert {front.ends[stream].finish_reason for stream in streams} == {"length"}
-        return [front.tokens[stream] for stream in streams], core.engine.core.scheduler
+        return [front.tokens[stream] for stream in streams], core.core_process.core.scheduler
 
 
 def prompt(seed: int, length: int) -> list[int]:

@@ -6,9 +6,10 @@ import pytest
 
 from common import messages as m
 from common.heartbeats import LOSS_TIMEOUT_S
-from scheduler_svc.core.requests.group_commit import JournalState
+from scheduler_svc.core.requests.frontends import FRONTEND_TIMEOUT_S
+from scheduler_svc.core.requests.group_commit import BatchFailed, BatchSaved, JournalState
 from scheduler_svc.core.requests.journal_records import replay
-from scheduler_svc.core.requests.request_manager import FRONTEND_TIMEOUT_S, RECONNECT_GRACE_S
+from scheduler_svc.core.requests.request_manager import RECONNECT_GRACE_S
 from tests.support.service import Service, undisturbed
 
 
@@ -177,18 +178,19 @@ def test_a_frontend_that_was_only_frozen_keeps_its_requests(comes_back):
 
 def test_a_journal_that_fails_holds_nobody_up_and_is_reported_once():
     service = Service(JournalState.OK)
-    desk = service.core.desk
+    core = service.core
     service.join("one")
     service.submit("a")
-    batch = desk.next_batch(0.0)
+    batch = core.next_batch(0.0)
     service.turn()
     assert service.tokens == {}, "nothing is told before it is on disk"
-    service.do(desk.failed(batch.number, "disk full", 0.0))
+    service.do(core.batch_written(BatchFailed(batch.number, "disk full"), 0.0))
     service.flush()
     assert service.tokens[b"web", "a", 0] == undisturbed()
     assert service.say(m.StatusQuery(query_id=1)).report.journal == "failed"
     service.wait(6.0)
-    service.do(desk.failed(desk.next_batch(service.now).number, "disk full", service.now))
+    again = core.next_batch(service.now)
+    service.do(core.batch_written(BatchFailed(again.number, "disk full"), service.now))
     service.wait(6.0)
     service.write()
     assert [entry.event for entry in service.logs if "journal" in entry.event] == [
@@ -210,9 +212,8 @@ def test_restored_requests_finish_with_the_same_tokens():
     rows.append(before.write())
 
     after = Service(JournalState.OK, first_batch=10, wall_offset_s=1030.0)
-    desk = after.core.desk
-    after.do(desk.restore(replay(rows), after.now))
-    after.do(desk.saved(desk.new_journal(after.now).number))
+    after.do(after.core.restore(replay(rows), after.now))
+    after.do(after.core.batch_written(BatchSaved(after.core.new_journal(after.now).number), after.now))
     assert after.events("requests restored from the journal")[0].facts == {"open": 1, "ended": 1}
     for request_id in ("a", "b"):
         assert after.say(m.Attach(request_id=request_id)).found
@@ -231,10 +232,10 @@ def test_restored_requests_finish_with_the_same_tokens():
 def restart(rows, **config):
     """A new life that has taken up what the journal holds."""
     service = Service(JournalState.OK, first_batch=1000, **config)
-    desk = service.core.desk
-    service.do(desk.restore(replay(rows), service.now))
-    batch = desk.new_journal(service.now)
-    service.do(desk.saved(batch.number))
+    core = service.core
+    service.do(core.restore(replay(rows), service.now))
+    batch = core.new_journal(service.now)
+    service.do(service.core.batch_written(BatchSaved(batch.number), service.now))
     return service, batch
 
 
@@ -251,7 +252,7 @@ def test_a_request_id_that_was_used_again_survives_two_restarts():
     again, batch = restart(rows)
     again.wait(301.0)
     again.submit("b", max_tokens=2)
-    row = again.core.desk.next_batch(again.now + 1.0)
+    row = again.core.next_batch(again.now + 1.0)
     kept = [batch.payload] * (row.keep_from <= batch.number)
     last, _ = restart([*kept, row.payload])
     assert last.say(m.Attach(request_id="a")).found
@@ -276,10 +277,10 @@ def test_who_detaches_before_the_journal_has_written_gets_no_tokens():
     service = Service(JournalState.OK)
     service.join("one")
     service.submit("a")
-    batch = service.core.desk.next_batch(service.now)
+    batch = service.core.next_batch(service.now)
     assert service.say(m.Attach(request_id="a"), peer=b"web2") is None, "it waits for the journal"
     service.say(m.Detach(request_id="a"), peer=b"web2")
-    service.do(service.core.desk.saved(batch.number))
+    service.do(service.core.batch_written(BatchSaved(batch.number), service.now))
     service.write()
     service.turn()
     service.write()
@@ -291,11 +292,11 @@ def test_of_two_who_attach_while_the_journal_writes_the_last_one_reads():
     service = Service(JournalState.OK)
     service.join("one")
     service.submit("a")
-    batch = service.core.desk.next_batch(service.now)
+    batch = service.core.next_batch(service.now)
     for peer in (b"web2", b"web3"):
         service.say(m.Attach(request_id="a"), peer=peer)
     service.turn()
-    service.do(service.core.desk.saved(batch.number))
+    service.do(service.core.batch_written(BatchSaved(batch.number), service.now))
     service.write()
     service.flush()
     assert service.tokens[b"web3", "a", 0] == undisturbed()

@@ -9,8 +9,8 @@ import pytest
 
 from common import messages as m
 from scheduler_svc.core.requests.group_commit import JournalState
-from scheduler_svc.core.requests.journal_records import Life, count_crashes, encode
-from scheduler_svc.core.requests.request_manager import MAX_CRASHES, SURVIVED_AFTER_S
+from scheduler_svc.core.requests.journal_records import CrashRecord, count_crashes, encode
+from scheduler_svc.core.requests.recovery import MAX_CRASHES, SURVIVED_AFTER_S
 from scheduler_svc.server.journal import Journal
 from tests.support.core import FakeExecutor, FakeFrontend, Peer, running_core
 from tests.support.hello import hello
@@ -82,6 +82,6 @@ def test_a_kill_is_no_failure_of_the_core(tmp_path):
 @pytest.mark.parametrize("seconds", [SURVIVED_AFTER_S - 1.0, SURVIVED_AFTER_S + 1.0])
 def test_a_life_of_a_minute_wipes_the_slate_clean(seconds):
     service = Service(JournalState.OK)
-    service.do(service.core.desk.restore([], service.now, 2))
+    service.do(service.core.restore([], service.now, 2))
     service.wait(seconds)
-    assert service.core.desk.crashed().payload == encode([Life(3 if seconds < SURVIVED_AFTER_S else 1)])
+    assert service.core.crashed().payload == encode([CrashRecord(3 if seconds < SURVIVED_AFTER_S else 1)])

@@ -6,15 +6,15 @@ import pytest
 
 from common import messages as m
 from common.heartbeats import HEARTBEAT_INTERVAL_S, LOSS_TIMEOUT_S
+from scheduler_svc.core.actions import SendToExecutor
 from scheduler_svc.core.fleet.fleet import (
-    Answered,
-    Draining,
-    Ended,
-    Finishing,
+    EpochEnded,
+    ExecutorDraining,
+    ExecutorFinishing,
+    ExecutorJoined,
+    ExecutorRejected,
     Fleet,
-    Joined,
-    Rejected,
-    Send,
+    StepAnswered,
     model_of,
 )
 from scheduler_svc.core.fleet.membership import Standing
@@ -28,31 +28,31 @@ def fleet():
 
 
 def join(fleet, peer, now=0.0, **changes):
-    joined = [e for e in fleet.receive(peer, hello(peer.decode(), **changes), now) if isinstance(e, Joined)]
+    joined = [e for e in fleet.receive(peer, hello(peer.decode(), **changes), now) if isinstance(e, ExecutorJoined)]
     return joined[0].membership.epoch
 
 
-def sent(effects, kind):
-    return [e for e in effects if isinstance(e, Send) and isinstance(e.message, kind)]
+def sent(consequences, kind):
+    return [e for e in consequences if isinstance(e, SendToExecutor) and isinstance(e.message, kind)]
 
 
-def ended(effects):
-    return [(e.epoch, e.cause) for e in effects if isinstance(e, Ended)]
+def ended(consequences):
+    return [(e.epoch, e.cause) for e in consequences if isinstance(e, EpochEnded)]
 
 
 def test_a_hello_is_welcomed_into_an_epoch_of_its_own(fleet):
-    effects = fleet.receive(b"a", hello("a"), 0.0)
-    assert [type(e) for e in effects] == [Joined, Send]
-    assert effects[1].message == m.Welcome(epoch=100)
+    consequences = fleet.receive(b"a", hello("a"), 0.0)
+    assert [type(e) for e in consequences] == [ExecutorJoined, SendToExecutor]
+    assert consequences[1].message == m.Welcome(epoch=100)
     assert join(fleet, b"b") == 101
     assert [member.epoch for member in fleet] == [100, 101]
 
 
 def test_a_second_hello_ends_the_first_epoch(fleet):
     join(fleet, b"a")
-    effects = fleet.receive(b"a", hello("a"), 1.0)
-    assert ended(effects) == [(100, "restarted")]
-    assert not sent(effects, m.EpochOver), "the executor knows; telling it would end the new epoch's wait"
+    consequences = fleet.receive(b"a", hello("a"), 1.0)
+    assert ended(consequences) == [(100, "restarted")]
+    assert not sent(consequences, m.EpochOver), "the executor knows; telling it would end the new epoch's wait"
     assert fleet.member(101) is not None
 
 
@@ -62,16 +62,16 @@ def test_silence_ends_an_epoch_and_any_word_prolongs_it(fleet):
     now = LOSS_TIMEOUT_S - 0.1
     fleet.receive(b"a", m.ExecutorHeartbeat(epoch=100), now)
     assert ended(fleet.tick(now)) == []
-    effects = fleet.tick(LOSS_TIMEOUT_S + 0.1)
-    assert ended(effects) == [(101, "silent")]
-    assert [e.message.epoch for e in sent(effects, m.EpochOver)] == [101]
+    consequences = fleet.tick(LOSS_TIMEOUT_S + 0.1)
+    assert ended(consequences) == [(101, "silent")]
+    assert [e.message.epoch for e in sent(consequences, m.EpochOver)] == [101]
     assert ended(fleet.tick(now + LOSS_TIMEOUT_S + 0.1)) == [(100, "silent")]
 
 
 def test_a_word_of_another_epoch_does_not_prolong_it(fleet):
     epoch = join(fleet, b"a")
-    effects = fleet.receive(b"a", m.ExecutorHeartbeat(epoch=epoch - 1), 1.0)
-    assert [e.message.epoch for e in sent(effects, m.EpochOver)] == [epoch - 1]
+    consequences = fleet.receive(b"a", m.ExecutorHeartbeat(epoch=epoch - 1), 1.0)
+    assert [e.message.epoch for e in sent(consequences, m.EpochOver)] == [epoch - 1]
     assert ended(fleet.tick(LOSS_TIMEOUT_S + 0.1)) == [(epoch, "silent")]
 
 
@@ -86,8 +86,8 @@ def test_a_word_of_another_epoch_does_not_prolong_it(fleet):
 )
 def test_an_unknown_peer_is_told_that_its_epoch_is_over(fleet, message):
     join(fleet, b"a")
-    effects = fleet.receive(b"stranger", message, 0.0)
-    assert [(e.peer, type(e.message)) for e in effects] == [(b"stranger", m.EpochOver)]
+    consequences = fleet.receive(b"stranger", message, 0.0)
+    assert [(e.peer, type(e.message)) for e in consequences] == [(b"stranger", m.EpochOver)]
     assert fleet.member(100) is not None, "a stranger cannot end another peer's epoch"
 
 
@@ -101,19 +101,19 @@ def test_heartbeats_are_due_at_their_interval(fleet):
 def test_answers_go_through_and_failures_end_the_epoch(fleet):
     epoch = join(fleet, b"a")
     result = m.StepResult(epoch=epoch, step=0, token_ids=b"", compute_us=0)
-    assert fleet.receive(b"a", result, 0.1) == [Answered(result)]
-    effects = fleet.receive(b"a", m.StepFailed(epoch=epoch, step=1, error="boom"), 0.2)
-    assert ended(effects) == [(epoch, "step_failed")]
+    assert fleet.receive(b"a", result, 0.1) == [StepAnswered(result)]
+    consequences = fleet.receive(b"a", m.StepFailed(epoch=epoch, step=1, error="boom"), 0.2)
+    assert ended(consequences) == [(epoch, "step_failed")]
     assert len(fleet) == 0
 
 
 def test_leaving_drains_once_and_ends_when_the_caller_says_so(fleet):
     epoch = join(fleet, b"a")
-    assert fleet.receive(b"a", m.Leaving(epoch=epoch), 0.1) == [Draining(epoch)]
+    assert fleet.receive(b"a", m.Leaving(epoch=epoch), 0.1) == [ExecutorDraining(epoch)]
     assert fleet.receive(b"a", m.Leaving(epoch=epoch), 0.2) == []
     assert fleet.member(epoch).standing is Standing.DRAINING
-    effects = fleet.end(epoch, "drained", "drained", 0.3)
-    assert ended(effects) == [(epoch, "drained")]
+    consequences = fleet.end(epoch, "drained", "drained", 0.3)
+    assert ended(consequences) == [(epoch, "drained")]
     assert fleet.end(epoch, "drained", "drained", 0.4) == []
 
 
@@ -130,24 +130,30 @@ def test_a_broken_connection_ends_the_epoch_of_its_peer_only(fleet):
 
 def test_who_is_asked_to_leave_is_told_so_and_drains(fleet):
     epoch = join(fleet, b"a")
-    assert fleet.ask_to_leave(epoch, finish=False) == [Send(b"a", m.Leave(epoch=epoch)), Draining(epoch)]
+    assert fleet.ask_to_leave(epoch, finish=False) == [
+        SendToExecutor(b"a", m.Leave(epoch=epoch)),
+        ExecutorDraining(epoch),
+    ]
     assert fleet.ask_to_leave(epoch, finish=False) == fleet.ask_to_leave(epoch, finish=True) == []
     assert fleet.receive(b"a", m.Leaving(epoch=epoch), 0.1) == [], "its answer changes nothing"
 
 
 def test_who_may_finish_hears_nothing_until_it_is_released(fleet):
     epoch = join(fleet, b"a")
-    assert fleet.ask_to_leave(epoch, finish=True) == [Finishing(epoch)]
+    assert fleet.ask_to_leave(epoch, finish=True) == [ExecutorFinishing(epoch)]
     assert fleet.ask_to_leave(epoch, finish=True) == []
     assert fleet.member(epoch).standing is Standing.FINISHING
-    assert fleet.release(epoch) == [Send(b"a", m.Leave(epoch=epoch)), Draining(epoch)]
+    assert fleet.release(epoch) == [SendToExecutor(b"a", m.Leave(epoch=epoch)), ExecutorDraining(epoch)]
     assert fleet.member(epoch).standing is Standing.DRAINING
 
 
 def test_an_operator_who_loses_patience_drains_what_was_to_finish(fleet):
     epoch = join(fleet, b"a")
     fleet.ask_to_leave(epoch, finish=True)
-    assert fleet.ask_to_leave(epoch, finish=False) == [Send(b"a", m.Leave(epoch=epoch)), Draining(epoch)]
+    assert fleet.ask_to_leave(epoch, finish=False) == [
+        SendToExecutor(b"a", m.Leave(epoch=epoch)),
+        ExecutorDraining(epoch),
+    ]
 
 
 def test_who_is_gone_cannot_be_asked(fleet):
@@ -178,9 +184,9 @@ def test_a_name_that_two_have_is_answered_with_their_epochs(fleet):
 
 def answer(fleet, epoch, step, now):
     result = m.StepResult(epoch=epoch, step=step, token_ids=b"", compute_us=0)
-    effects = fleet.receive(fleet.member(epoch).peer, result, now)
+    consequences = fleet.receive(fleet.member(epoch).peer, result, now)
     fleet.step_answered(epoch, step, now)
-    return effects
+    return consequences
 
 
 def alive(fleet, now):
@@ -197,9 +203,9 @@ def test_an_executor_whose_heart_beats_but_that_does_not_answer_a_plan_is_lost(f
     assert ended(alive(fleet, 1000.0)) == [], "it has nothing to answer"
     fleet.plan_sent(epoch, 1, 8, 1000.0)
     assert ended(alive(fleet, 1005.0)) == []
-    effects = alive(fleet, 1005.5)
-    assert ended(effects) == [(epoch, "hung")]
-    assert [e.message.reason for e in sent(effects, m.EpochOver)] == [
+    consequences = alive(fleet, 1005.5)
+    assert ended(consequences) == [(epoch, "hung")]
+    assert [e.message.reason for e in sent(consequences, m.EpochOver)] == [
         "no answer to step 1 of 8 tokens for 5.5 s, the limit is 5.0 s (see --step-timeout)"
     ]
 
@@ -214,15 +220,15 @@ def test_steps_that_are_always_slow_do_not_count_as_hanging(fleet):
 
 def fail(fleet, now, *, steps=0):
     """An executor joins, answers so many plans, and fails the next. Returns the reason; None if it may not join."""
-    if not any(isinstance(e, Joined) for e in fleet.receive(b"a", hello("a"), now)):
+    if not any(isinstance(e, ExecutorJoined) for e in fleet.receive(b"a", hello("a"), now)):
         return None
     (epoch,) = (member.epoch for member in fleet if member.peer == b"a")
     for step in range(steps + 1):
         fleet.plan_sent(epoch, step, 8, now)
         if step < steps:
             answer(fleet, epoch, step, now)
-    effects = fleet.receive(b"a", m.StepFailed(epoch=epoch, step=steps, error="ECC"), now)
-    return effects[-1].reason
+    consequences = fleet.receive(b"a", m.StepFailed(epoch=epoch, step=steps, error="ECC"), now)
+    return consequences[-1].reason
 
 
 def test_an_executor_that_only_fails_is_kept_out_for_a_while(fleet):
@@ -259,7 +265,10 @@ def test_another_vocabulary_is_rejected_with_what_differs(fleet):
     join(fleet, b"a")
     rejected, told = fleet.receive(b"b", hello("b", vocab_size=9), 0.0)
     reason = "vocab_size is 9, that of a in this fleet is 1000"
-    assert (rejected, told) == (Rejected(hello("b", vocab_size=9), reason), Send(b"b", m.Reject(reason=reason)))
+    assert (rejected, told) == (
+        ExecutorRejected(hello("b", vocab_size=9), reason),
+        SendToExecutor(b"b", m.Reject(reason=reason)),
+    )
     fleet.disconnected(b"a", 0.1)
     assert join(fleet, b"b", vocab_size=9) == 101, "an empty fleet takes any model"
 
@@ -274,9 +283,9 @@ def test_another_vocabulary_is_rejected_with_what_differs(fleet):
     ],
 )
 def test_absurd_limits_are_rejected_before_they_cost_memory(fleet, change, what):
-    effects = fleet.receive(b"a", hello("a", **change), 0.0)
-    assert [type(e) for e in effects] == [Rejected, Send]
-    assert re.match(what + r" \d+, the limit is \d+", effects[1].message.reason)
+    consequences = fleet.receive(b"a", hello("a", **change), 0.0)
+    assert [type(e) for e in consequences] == [ExecutorRejected, SendToExecutor]
+    assert re.match(what + r" \d+, the limit is \d+", consequences[1].message.reason)
     assert len(fleet) == 0
 
 

@@ -7,8 +7,9 @@ import msgspec
 import pytest
 
 from common import messages as m
-from scheduler_svc.core.actions import Log, ToExecutor, ToFrontend
-from scheduler_svc.core.core import Core, CoreConfig
+from scheduler_svc.core.actions import SendToExecutor, SendToFrontend, WriteLog
+from scheduler_svc.core.config import CoreConfig
+from scheduler_svc.core.core import Core
 from tests.support.any_message import AnyMessage
 from tests.support.hello import LIMITS, hello
 from tests.support.oracle import OracleExecutor, expected_output
@@ -33,14 +34,14 @@ class World:
         self.tokens = {request_id: [] for request_id in PROMPTS}
         self.ended = {}
 
-    def do(self, effects):
-        for effect in effects:
-            match effect:
-                case ToExecutor(peer, message) if peer == HERE:
+    def do(self, actions):
+        for action in actions:
+            match action:
+                case SendToExecutor(peer, message) if peer == HERE:
                     self.executor_gets(message)
-                case ToFrontend(peer, m.Outputs(deltas)) if peer == FRONT:
+                case SendToFrontend(peer, m.Outputs(deltas)) if peer == FRONT:
                     self.frontend_gets(deltas)
-                case ToExecutor() | ToFrontend() | Log():
+                case SendToExecutor() | SendToFrontend() | WriteLog():
                     pass
 
     def executor_gets(self, message):
@@ -68,9 +69,9 @@ class World:
         self.do(self.core.from_frontend(FRONT, m.FrontendHello(pid=1), self.now))
         self.do(self.core.tick(self.now))
         self.do(self.core.plans(self.now))
-        for peer in list(self.core.desk.outbox.peers()):
-            outputs = self.core.desk.outbox.peek(peer)
-            self.core.desk.outbox.sent(peer)
+        for peer in self.core.frontends_with_outputs():
+            outputs = self.core.next_output(peer)
+            self.core.output_sent(peer)
             if peer == FRONT:
                 self.frontend_gets(outputs.deltas)
 

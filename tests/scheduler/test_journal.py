@@ -12,8 +12,8 @@ from contextlib import contextmanager
 import pytest
 import zmq
 
-from scheduler_svc.core.requests.group_commit import Batch
-from scheduler_svc.server.journal import MAX_UNDER_WAY, Failed, Journal, JournalError, Saved
+from scheduler_svc.core.requests.group_commit import JournalBatch
+from scheduler_svc.server.journal import MAX_UNDER_WAY, BatchFailed, BatchSaved, Journal, JournalError
 from scheduler_svc.server.journal_file import CHECKPOINT_PAGES, FORMAT_VERSION, MAX_LOG_BYTES, SPARE_PAGES
 
 PAGE_BYTES = 4096
@@ -24,7 +24,7 @@ ENDLESS_WRITER = """
 import sys, zmq
 from pathlib import Path
 from scheduler_svc.server.journal import Journal
-from scheduler_svc.core.requests.group_commit import Batch
+from scheduler_svc.core.requests.group_commit import JournalBatch
 
 journal = Journal(Path(sys.argv[1]))
 last = told = max((number for number, _ in journal.load()), default=0)
@@ -32,7 +32,7 @@ journal.start(zmq.Context())
 print("ready", flush=True)
 while True:
     last += 1
-    journal.write(Batch(last, b"%d," % last * (last * 7 % 4000), max(1, last - 99), False))
+    journal.write(JournalBatch(last, b"%d," % last * (last * 7 % 4000), max(1, last - 99), False))
     while last - told >= 2 and journal.socket.poll():
         for result in journal.results():
             told = result.number
@@ -44,7 +44,7 @@ WRITER_WITH_A_LIMIT = """
 import resource, sys, zmq
 from pathlib import Path
 from scheduler_svc.server.journal import Journal
-from scheduler_svc.core.requests.group_commit import Batch
+from scheduler_svc.core.requests.group_commit import JournalBatch
 
 journal = Journal(Path(sys.argv[1]))
 journal.start(zmq.Context())
@@ -56,10 +56,10 @@ def write(batch):
 
 hard_limit = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
 resource.setrlimit(resource.RLIMIT_FSIZE, (256 << 10, hard_limit))
-saved = sum(type(write(Batch(n, bytes(20_000), 0, False))).__name__ == "Saved" for n in range(1, 30))
-print(saved, write(Batch(100, bytes(300_000), 0, False)).reason)
+saved = sum(type(write(JournalBatch(n, bytes(20_000), 0, False))).__name__ == "BatchSaved" for n in range(1, 30))
+print(saved, write(JournalBatch(100, bytes(300_000), 0, False)).reason)
 resource.setrlimit(resource.RLIMIT_FSIZE, (hard_limit, hard_limit))
-print(write(Batch(101, b"all", 101, True)))
+print(write(JournalBatch(101, b"all", 101, True)))
 journal.close()
 """
 
@@ -91,7 +91,7 @@ def collect(journal, count):
 
 def save(journal, number, payload=b"x", keep_from=0, reset=False):
     """Write a batch and wait for what becomes of it."""
-    journal.write(Batch(number, payload, keep_from, reset))
+    journal.write(JournalBatch(number, payload, keep_from, reset))
     (result,) = collect(journal, 1)
     assert result.number == number
     return result
@@ -100,7 +100,7 @@ def save(journal, number, payload=b"x", keep_from=0, reset=False):
 def fill(path, payloads):
     with writing(path) as journal:
         for number, payload in enumerate(payloads, 1):
-            assert save(journal, number, payload) == Saved(number)
+            assert save(journal, number, payload) == BatchSaved(number)
 
 
 def load(path):
@@ -126,8 +126,8 @@ def test_what_was_written_is_loaded_in_order(path, durable):
     payloads = [b"", b"one", bytes(range(256)) * 1000]
     with writing(path, durable=durable) as journal:
         for number, payload in enumerate(payloads, 7):
-            journal.write(Batch(number, payload, 0, False))
-        assert collect(journal, 3) == [Saved(7), Saved(8), Saved(9)]
+            journal.write(JournalBatch(number, payload, 0, False))
+        assert collect(journal, 3) == [BatchSaved(7), BatchSaved(8), BatchSaved(9)]
     assert load(path) == list(enumerate(payloads, 7))
     with writing(path) as journal:
         save(journal, 10, b"later")
@@ -172,19 +172,19 @@ def test_nobody_else_may_read_it(path):
 def test_write_takes_batches_that_nobody_fetches(path):
     journal = Journal(path)
     for number in range(MAX_UNDER_WAY):
-        journal.write(Batch(number, b"x", 0, False))
+        journal.write(JournalBatch(number, b"x", 0, False))
     with pytest.raises(AssertionError):
-        journal.write(Batch(MAX_UNDER_WAY, b"x", 0, False))
+        journal.write(JournalBatch(MAX_UNDER_WAY, b"x", 0, False))
     with zmq.Context() as context:
         journal.start(context)
-        assert collect(journal, MAX_UNDER_WAY) == [Saved(number) for number in range(MAX_UNDER_WAY)]
+        assert collect(journal, MAX_UNDER_WAY) == [BatchSaved(number) for number in range(MAX_UNDER_WAY)]
         journal.close()
 
 
 def test_close_writes_what_is_queued(path):
     with writing(path) as journal:
         for number in range(MAX_UNDER_WAY):
-            journal.write(Batch(number, bytes(100_000), 0, False))
+            journal.write(JournalBatch(number, bytes(100_000), 0, False))
     assert len(load(path)) == MAX_UNDER_WAY
 
 
@@ -233,11 +233,11 @@ def test_a_disk_that_hangs_does_not_hold_up_write(disk):
         save(journal, 1)
         assert works("fsfreeze", "--freeze", disk)
         for number in (2, 3):
-            journal.write(Batch(number, b"x", 0, False))
+            journal.write(JournalBatch(number, b"x", 0, False))
         assert not journal.socket.poll(100)
         assert journal.results() == []
         assert works("fsfreeze", "--unfreeze", disk)
-        assert collect(journal, 2) == [Saved(2), Saved(3)]
+        assert collect(journal, 2) == [BatchSaved(2), BatchSaved(3)]
 
 
 def test_close_gives_up_on_a_disk_that_hangs(disk, monkeypatch):
@@ -245,7 +245,7 @@ def test_close_gives_up_on_a_disk_that_hangs(disk, monkeypatch):
     with writing(disk / "journal.db") as journal:  # its context can be terminated
         save(journal, 1)
         assert works("fsfreeze", "--freeze", disk)
-        journal.write(Batch(2, b"x", 0, False))
+        journal.write(JournalBatch(2, b"x", 0, False))
     (thread,) = [thread for thread in threading.enumerate() if thread.name == "journal"]
     assert "in use" in refusal(disk / "journal.db"), "the thread may still write"
     assert works("fsfreeze", "--unfreeze", disk)
@@ -292,7 +292,7 @@ def test_the_lock_names_its_holder_and_dies_with_it(path):
 def test_one_process_cannot_open_it_twice_either(path):
     with writing(path) as journal:
         assert "in use" in refusal(path)
-        assert save(journal, 1) == Saved(1), "the attempt did no harm"
+        assert save(journal, 1) == BatchSaved(1), "the attempt did no harm"
     assert load(path) == [(1, b"x")]
 
 
@@ -324,15 +324,15 @@ def test_a_full_disk_fails_batches_until_there_is_room(tmp_path):
         ballast.write_bytes(bytes(1 << 20))
         with writing(path) as journal:
             number, result = 0, None
-            while not isinstance(result, Failed):
+            while not isinstance(result, BatchFailed):
                 number += 1
                 result = save(journal, number, bytes(20_000))
             assert 1 < number < 100
             assert "full" in result.reason
             assert "full" in save(journal, number + 1, bytes(2 << 20), reset=True).reason
             ballast.unlink()
-            assert save(journal, number + 2, b"all", reset=True) == Saved(number + 2)
-            assert save(journal, number + 3, b"more") == Saved(number + 3)
+            assert save(journal, number + 2, b"all", reset=True) == BatchSaved(number + 2)
+            assert save(journal, number + 3, b"more") == BatchSaved(number + 3)
         assert load(path) == [(number + 2, b"all"), (number + 3, b"more")]
 
 
@@ -362,7 +362,7 @@ def test_an_io_error_fails_batches_until_it_is_gone(path):
     num_saved, reason = lines[0].split(" ", 1)
     assert 1 < int(num_saved) < 29
     assert "I/O error" in reason
-    assert lines[1] == "Saved(number=101)"
+    assert lines[1] == "BatchSaved(number=101)"
     assert load(path) == [(101, b"all")]
 
 
@@ -421,7 +421,7 @@ def test_a_file_damaged_while_it_is_open_is_begun_anew(path):
             save(journal, number, bytes(40_000))
         damage(path)
         assert "malformed" in save(journal, 300, b"all", reset=True).reason
-        assert save(journal, 301, b"all", reset=True) == Saved(301)
+        assert save(journal, 301, b"all", reset=True) == BatchSaved(301)
     assert load(path) == [(301, b"all")]
     assert list(path.parent.glob("journal.db.corrupt-*"))
 

@@ -6,8 +6,8 @@ import tracemalloc
 import pytest
 
 from common import messages as m
-from scheduler_svc.core.requests import requests
-from scheduler_svc.core.requests.group_commit import GATHER_S, JournalState
+from scheduler_svc.core.requests import request_table
+from scheduler_svc.core.requests.group_commit import GATHER_S, BatchSaved, JournalState
 from tests.support.service import Service
 
 NUM_REQUESTS = 1800
@@ -15,7 +15,7 @@ NUM_REQUESTS = 1800
 
 @pytest.fixture
 def service(monkeypatch):
-    monkeypatch.setattr(requests, "MAX_RETAINED", 100)  # so that a soak of seconds goes far beyond it
+    monkeypatch.setattr(request_table, "MAX_RETAINED", 100)  # so that a soak of seconds goes far beyond it
     service = Service(JournalState.OK)
     service.join("a")
     return service
@@ -48,10 +48,10 @@ def live(service: Service, first: int, last: int) -> None:
 
 def save(service: Service) -> None:
     """The journal writes what it has to."""
-    desk = service.core.desk
+    core = service.core
     service.now += GATHER_S
-    if (batch := desk.next_batch(service.now)) is not None:
-        service.do(desk.saved(batch.number))
+    if (batch := core.next_batch(service.now)) is not None:
+        service.do(core.batch_written(BatchSaved(batch.number), service.now))
 
 
 def test_memory_and_the_journal_are_flat(service):
@@ -66,7 +66,7 @@ def test_memory_and_the_journal_are_flat(service):
     after, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert after - before < 100_000, "bytes, of which a request that is kept takes some thousand"
-    desk = service.core.desk
-    assert len(desk.requests.all()) <= 101
-    assert len(desk.ledger._rows) <= 101
-    assert len(desk.frontends) <= 8
+    requests = service.core.requests
+    assert len(requests.table.all()) <= 101
+    assert len(requests.group_commit._rows) <= 101
+    assert len(requests.frontends) <= 8

@@ -6,7 +6,7 @@ from typing import Protocol
 from scheduler_svc.core.core import Core
 from scheduler_svc.core.fleet.membership import Standing
 from scheduler_svc.core.requests.group_commit import JournalState
-from scheduler_svc.core.requests.requests import RETAIN_S
+from scheduler_svc.core.requests.request_table import RETAIN_S
 from tests.sim.clients import Client, State
 from tests.sim.frontends import FrontendProcess
 from tests.sim.profiles import Profile
@@ -36,16 +36,16 @@ def unrest(scene: Scene) -> list[str]:
     core = scene.service.core
     if core is None:
         return ["the scheduler is dead"]
-    ledger = core.desk.ledger
+    group_commit = core.requests.group_commit
     reasons = {
         "sequences": len(list(core.scheduler)),
-        "outbox": len(core.desk.outbox.peers()),
-        "journal failed": ledger.state is JournalState.FAILED,
-        "journal lags": ledger.lag_s(scene.service.clock()) > 0,
+        "outbox": len(core.requests.outbox.peers()),
+        "journal failed": group_commit.state is JournalState.FAILED,
+        "journal lags": group_commit.lag_s(scene.service.clock()) > 0,
         "plans in flight": sum(len(worker.inflight) for worker in core.scheduler.workers),
         "executors away": len(scene.rack.slots) - sum(member.standing is Standing.READY for member in core.fleet),
         "frontends away": any(not frontend.is_up for frontend in scene.frontends),
-        "frontends gone": set(core.desk.frontends) != {frontend.peer for frontend in scene.frontends},
+        "frontends gone": set(core.requests.frontends) != {frontend.peer for frontend in scene.frontends},
         "queries": sum(frontend.num_unanswered for frontend in scene.frontends),
     }
     return [f"{what}: {value}" for what, value in reasons.items() if value]
@@ -69,7 +69,7 @@ def check_abandoned(core: Core, clients: list[Client], since: float) -> None:
     """Assert that nothing goes on for clients who went before a time."""
     for client in clients:
         if client.state is State.LEFT and client.left_at < since:
-            request = core.desk.requests.find(client.id)
+            request = core.requests.table.find(client.id)
             assert request is None or request.ended_at is not None, f"{client.id} goes on for nobody"
 
 
@@ -91,15 +91,15 @@ def _check_executors(core: Core) -> None:
 
 
 def _check_requests(core: Core, *, num_executors: int) -> None:
-    desk, fleet, telemetry = core.desk, core.fleet, core._telemetry
+    requests, fleet, counters = core.requests, core.fleet, core._counters
     assert core.scheduler.num_waiting == 0
-    assert not desk.requests.clients, "requests are open"
-    assert not _left_in(desk.outbox)
+    assert not requests.table.clients, "requests are open"
+    assert not _left_in(requests.outbox)
     assert not _left_in(core.scheduler, but=("_deadlines", "_history", "_capability"))
     assert not _left_in(core.scheduler._suspects)
-    assert set(telemetry.steps) == {member.epoch for member in fleet}
-    assert not _left_in(telemetry, but=("steps", "ended_by"))
-    assert desk._silent <= set(desk.frontends)
+    assert set(counters.steps) == {member.epoch for member in fleet}
+    assert not _left_in(counters, but=("steps", "ended_by"))
+    assert requests.frontends._silent <= set(requests.frontends)
     for name, names in _left_in(fleet._probation).items():
         assert len(names) <= num_executors + 1, f"{name} grows"  # and one executor with an odd vocabulary
 
@@ -107,11 +107,11 @@ def _check_requests(core: Core, *, num_executors: int) -> None:
 def _check_after_retention(core: Core, now: float) -> None:
     """Nobody has asked for anything for a long time."""
     core.tick(now + RETAIN_S + 1.0)
-    requests, ledger = core.desk.requests, core.desk.ledger
-    assert not _left_in(requests)
-    assert requests._retained_tokens == 0
-    assert not _left_in(ledger, but=("_sizes",))
-    assert ledger._live_bytes == 0
+    table, group_commit = core.requests.table, core.requests.group_commit
+    assert not _left_in(table)
+    assert table._retained_tokens == 0
+    assert not _left_in(group_commit, but=("_sizes",))
+    assert group_commit._live_bytes == 0
 
 
 def _left_in(thing: object, but: tuple[str, ...] = ()) -> dict[str, Sized]:

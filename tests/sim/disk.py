@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Callable
 
-from scheduler_svc.core.requests.group_commit import Batch, Failed, Saved
+from scheduler_svc.core.requests.group_commit import BatchFailed, BatchSaved, JournalBatch
 from tests.sim.world import World
 
 WRITE_S = (0.0005, 0.006)
@@ -17,8 +17,8 @@ class Disk:
         self._world = world
         self._rng = world.stream("disk")
         self._rows: dict[int, bytes] = {}
-        self._queue: deque[Batch] = deque()
-        self._results: list[Saved | Failed] = []
+        self._queue: deque[JournalBatch] = deque()
+        self._results: list[BatchSaved | BatchFailed] = []
         self._wake: Callable[[], None] = lambda: None
         self._life = 0
         self._full_until = 0.0
@@ -29,13 +29,13 @@ class Disk:
         self._wake = wake
         return sorted(self._rows.items())
 
-    def write(self, batch: Batch) -> None:
+    def write(self, batch: JournalBatch) -> None:
         """Save a batch some time."""
         self._queue.append(batch)
         if len(self._queue) == 1:
             self._begin()
 
-    def results(self) -> list[Saved | Failed]:
+    def results(self) -> list[BatchSaved | BatchFailed]:
         """What became of batches since the last call."""
         results, self._results = self._results, []
         return results
@@ -75,11 +75,13 @@ class Disk:
         if not is_full or self._rng.random() < FAILED_BUT_WRITTEN:
             self._commit(batch)
         self._world.say("disk", "batch", batch.number, "reset" if batch.reset else "", "failed" if is_full else "saved")
-        self._results.append(Failed(batch.number, "no space left on device") if is_full else Saved(batch.number))
+        self._results.append(
+            BatchFailed(batch.number, "no space left on device") if is_full else BatchSaved(batch.number)
+        )
         if self._queue:
             self._begin()
         self._wake()
 
-    def _commit(self, batch: Batch) -> None:
+    def _commit(self, batch: JournalBatch) -> None:
         kept = {} if batch.reset else {n: row for n, row in self._rows.items() if n >= batch.keep_from}
         self._rows = kept | {batch.number: batch.payload}

@@ -1,12 +1,12 @@
-"""The scheduler's process, life after life: the very driver and core that `Engine` runs, in virtual time."""
+"""The scheduler's process, life after life: the very event loop and core that `CoreProcess` runs, in virtual time."""
 
 from dataclasses import replace
-from typing import Any
 
 from common import messages as m
-from scheduler_svc.core.actions import Log, Peer
-from scheduler_svc.core.core import Core, CoreConfig
-from scheduler_svc.core.event_loop import Driver
+from scheduler_svc.core.actions import Action, Peer, WriteLog
+from scheduler_svc.core.config import CoreConfig
+from scheduler_svc.core.core import Core
+from scheduler_svc.core.event_loop import EventLoop
 from scheduler_svc.core.requests.group_commit import JournalState
 from scheduler_svc.core.requests.journal_records import replay
 from scheduler_svc.server.core_process import SETTLE_MS
@@ -66,17 +66,17 @@ class Service:
             first_batch=batches[-1][0] + 1 if batches else 1,
             wall_offset_s=STARTED_AT_S - self._clock_s,
         )
-        self.core = Core(config, self.clock())
         self._executors = Switch(world, m.ExecutorToScheduler, self.wake)
         self._fronts = Switch(world, m.FrontendToCore, self.wake)
         self._ports[0].switch, self._ports[1].switch = self._executors, self._fronts
-        rest = (self.core, self._executors, self._fronts, self._disk, self.clock, self._write_log)
-        self._driver = _WatchedDriver(self._witness, self._executors, *rest)
+        self.core = _WatchedCore(config, self.clock(), self._witness, self._executors)
+        ports = (self._executors, self._fronts)
+        self._event_loop = EventLoop(self.core, *ports, self._disk, self.clock, self._write_log)
         self._witness.started(self.core, self.clock())
         if self._disk is not None:
-            self._driver.do(self.core.desk.restore(replay([payload for _, payload in batches]), self.clock()))
+            self._event_loop.carry_out(self.core.restore(replay([payload for _, payload in batches]), self.clock()))
             self._witness.restored(self.core)
-            self._disk.write(self.core.desk.new_journal(self.clock()))
+            self._disk.write(self.core.new_journal(self.clock()))
         world.say("scheduler", "starts with", sum(1 for _ in self.core.scheduler), "sequences")
         self._turn_at = world.now
         world.at(self._turn_at, self._turn, self._turn_at)
@@ -95,7 +95,7 @@ class Service:
         if self.core is None or self._is_stopping:
             return
         self._world.say("scheduler", "stops")
-        self._driver.do(self.core.shut_down(self.clock()))
+        self._event_loop.carry_out(self.core.shut_down(self.clock()))
         self._is_stopping = True
         self.wake()
 
@@ -131,7 +131,7 @@ class Service:
             self._world.at(when, self._turn, when)
 
     def _turn(self, due: float) -> None:
-        """What `Engine.turn` does when its poll ends."""
+        """What `CoreProcess.turn` does when its poll ends."""
         if self.core is None or due != self._turn_at:
             return
         if self._world.now < self._frozen_until:
@@ -142,16 +142,16 @@ class Service:
             self._settle()
             return
         self._witness.turned(self.clock())
-        self._driver.turn()
+        self._event_loop.turn()
         self._num_turns += 1
         if self._num_turns % TURNS_A_CHECK == 0:
             self._witness.look(self.core, self.clock())
-        self._turn_at = self._world.now + self._driver.patience_s
+        self._turn_at = self._world.now + self._event_loop.max_wait_s
         self._world.at(self._turn_at, self._turn, self._turn_at)
 
     def _settle(self) -> None:
-        """What `Engine.close` does once the core is shut down."""
-        if self._driver.settle():
+        """What `CoreProcess.close` does once the core is shut down."""
+        if self._event_loop.settle():
             if self._disk is not None:
                 self._disk.close()
             self._end()
@@ -159,7 +159,7 @@ class Service:
             self._turn_at = self._world.now + SETTLE_MS / 1000
             self._world.at(self._turn_at, self._turn, self._turn_at)
 
-    def _write_log(self, line: Log) -> None:
+    def _write_log(self, line: WriteLog) -> None:
         assert self.core is not None
         self._world.say("scheduler", line.event, line.facts)
         self._witness.logged(self.core, line.event, line.facts)
@@ -169,36 +169,36 @@ class Service:
             self._world.after(RESTART_S, self.start)
 
 
-class _WatchedDriver(Driver):
-    """The loop, with a witness at its side.
+class _WatchedCore(Core):
+    """The core, with a witness at its side.
 
     Args:
         switch: the executors' socket.
     """
 
-    def __init__(self, witness: Witness, switch: Switch, *rest: Any) -> None:
-        super().__init__(*rest)
+    def __init__(self, config: CoreConfig, now: float, witness: Witness, switch: Switch) -> None:
+        super().__init__(config, now)
         self._witness = witness
         self._switch = switch
 
-    def from_executor(self, peer: Peer, message: m.ExecutorToScheduler) -> None:
-        self._witness.heard(peer, self._clock())
-        super().from_executor(peer, message)
+    def from_executor(self, peer: Peer, message: m.ExecutorToScheduler, now: float) -> list[Action]:
+        self._witness.heard(peer, now)
+        return super().from_executor(peer, message, now)
 
-    def from_frontend(self, peer: Peer, message: m.FrontendToCore) -> None:
+    def from_frontend(self, peer: Peer, message: m.FrontendToCore, now: float) -> list[Action]:
         if not isinstance(message, m.Submit):
-            super().from_frontend(peer, message)
-            return
-        expected = self._witness.expected_refusal(self.core, message)
-        effects = self.core.from_frontend(peer, message, self._clock())
-        self._witness.submitted(message, expected, effects)
-        self.do(effects)
+            return super().from_frontend(peer, message, now)
+        expected = self._witness.expected_refusal(self, message)
+        actions = super().from_frontend(peer, message, now)
+        self._witness.submitted(message, expected, actions)
+        return actions
 
-    def hear_of_losses(self) -> None:
-        super().hear_of_losses()
-        self._witness.lost(self.core, self._switch.peers)
+    def tick(self, now: float) -> list[Action]:
+        """The core has just heard which connections broke."""
+        self._witness.lost(self, self._switch.peers)
+        return super().tick(now)
 
-    def send_plans(self) -> None:
-        plans = self.core.plans(self._clock())
-        self._witness.planned(self.core, plans)
-        self.do(plans)
+    def plans(self, now: float) -> list[Action]:
+        actions = super().plans(now)
+        self._witness.planned(self, actions)
+        return actions

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from common import messages as m
 from common.plan import ExecutorLimits
-from scheduler_svc.core.core import CoreConfig
+from scheduler_svc.core.config import CoreConfig
 from scheduler_svc.core.scheduling.scheduler import SchedulerConfig
 from tests.sim.checks import check_abandoned, check_end, is_quiet
 from tests.sim.clients import Client

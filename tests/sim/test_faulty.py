@@ -14,10 +14,10 @@ from scheduler_svc.core.executor.block_manager import BlockManager
 from scheduler_svc.core.fleet import fleet
 from scheduler_svc.core.fleet.fleet import Fleet
 from scheduler_svc.core.fleet.step_clock import StepClock
-from scheduler_svc.core.requests.group_commit import Ledger
+from scheduler_svc.core.requests.group_commit import GroupCommit
 from scheduler_svc.core.requests.outbox import Outbox
-from scheduler_svc.core.requests.request_manager import FrontDesk
-from scheduler_svc.core.requests.requests import Requests
+from scheduler_svc.core.requests.request_manager import RequestManager
+from scheduler_svc.core.requests.request_table import RequestTable
 from scheduler_svc.core.scheduling import planner, suspects
 from scheduler_svc.core.scheduling.placement import place
 from scheduler_svc.core.scheduling.scheduler import Scheduler
@@ -45,28 +45,28 @@ def fault(profile: str) -> Callable[[Patch], Patch]:
 
 @fault("journal")
 def tells_before_it_is_saved(monkeypatch):
-    add = Ledger.add
+    add = GroupCommit.add
 
     def add_and_tell(self, records, releases, now):
         return [*add(self, records, [], now), *releases]
 
-    monkeypatch.setattr(Ledger, "add", add_and_tell)
+    monkeypatch.setattr(GroupCommit, "add", add_and_tell)
 
 
 @fault("journal")
 def lets_go_of_what_is_needed(monkeypatch):
-    next_batch = Ledger.next_batch
+    next_batch = GroupCommit.next_batch
 
     def forgetful(self, now):
         batch = next_batch(self, now)
         return None if batch is None else replace(batch, keep_from=batch.number)
 
-    monkeypatch.setattr(Ledger, "next_batch", forgetful)
+    monkeypatch.setattr(GroupCommit, "next_batch", forgetful)
 
 
 @fault("journal")
 def does_not_begin_anew_after_a_failure(monkeypatch):
-    monkeypatch.setattr(Ledger, "wants_reset", lambda self, now: False)
+    monkeypatch.setattr(GroupCommit, "may_begin_anew", lambda self, now: False)
 
 
 @fault("journal")
@@ -226,23 +226,23 @@ def tells_a_slow_reader_twice(monkeypatch):
 
 @fault("frontends")
 def lets_a_former_reader_detach(monkeypatch):
-    detach = FrontDesk.detach
+    detach = RequestManager.detach
 
     def careless(self, peer, request_id, now):
         request = self.requests.find(request_id)
         return detach(self, peer if request is None else request.peer, request_id, now)
 
-    monkeypatch.setattr(FrontDesk, "detach", careless)
+    monkeypatch.setattr(RequestManager, "detach", careless)
 
 
 @fault("calm")
 def never_cancels_what_nobody_reads(monkeypatch):
-    monkeypatch.setattr(Requests, "late", lambda self, now: [])
+    monkeypatch.setattr(RequestTable, "late", lambda self, now: [])
 
 
 @fault("calm")
 def remembers_what_has_ended_for_ever(monkeypatch):
-    monkeypatch.setattr(Requests, "let_go", lambda self, now: [])
+    monkeypatch.setattr(RequestTable, "let_go", lambda self, now: [])
 
 
 @pytest.mark.parametrize(("profile", "patch"), FAULTS, ids=[patch.__name__ for _, patch in FAULTS])

@@ -9,7 +9,7 @@ from typing import Any
 from common import messages as m
 from common.heartbeats import LOSS_TIMEOUT_S
 from common.plan import ExecutorLimits
-from scheduler_svc.core.actions import Effect, Log, Peer, ToExecutor
+from scheduler_svc.core.actions import Action, Peer, SendToExecutor, WriteLog
 from scheduler_svc.core.core import FORGIVE_S, PAUSE_S, Core
 from scheduler_svc.core.fleet.membership import Membership, Standing
 from scheduler_svc.core.outcomes import SequenceEnd, StepOutput
@@ -109,7 +109,7 @@ class Witness:
         self.moments["restored"] += len(restored)
         # A request that has ended proves as well as an open one that an earlier life saw an executor of its length.
         # Without the restart the core would know of that executor, so what fits there is still accepted.
-        fitted = {request.id: _length(request.submit) for request in core.desk.requests.all() if request.fits}
+        fitted = {request.id: _length(request.submit) for request in core.requests.table.all() if request.fits}
         self._fitted = [sequence for sequence in restored if sequence.request_id in fitted]
         self._fitted_length = max(fitted.values(), default=0)
         for sequence in restored:
@@ -120,7 +120,7 @@ class Witness:
     def ended(self, core: Core) -> None:
         """A scheduler has died."""
         self.count(core)
-        self.deaths.append(Death(self._world.now, core.desk.ledger.state is JournalState.OK))
+        self.deaths.append(Death(self._world.now, core.requests.group_commit.state is JournalState.OK))
 
     def told(self, request_id: str, index: int, asked_at: float, num_tokens: int, *, is_whole: bool) -> None:
         """A client has got so many tokens of a sequence, or all."""
@@ -131,7 +131,7 @@ class Witness:
         for (request_id, index), told in self._told.items():
             if self.is_risky(told.asked_at):
                 continue
-            request = core.desk.requests.find(request_id)
+            request = core.requests.table.find(request_id)
             assert request is not None, f"{request_id} was told of and is not in the journal"
             progress = request.progress(core.scheduler.output_of)[index]
             num_saved = len(progress.token_ids) // 4
@@ -148,7 +148,7 @@ class Witness:
 
     def expected_refusal(self, core: Core, submit: m.Submit) -> str:
         """What code the core has to refuse a request with; none if it has to accept it."""
-        requests = core.desk.requests
+        requests = core.requests.table
         if requests.find(submit.request_id) is not None:
             return "request_exists"
         if submit.client_limit and requests.num_open(submit.client) >= submit.client_limit:
@@ -162,9 +162,9 @@ class Witness:
             return "queue_full"
         return ""
 
-    def submitted(self, submit: m.Submit, expected: str | None, effects: list[Effect]) -> None:
+    def submitted(self, submit: m.Submit, expected: str | None, actions: list[Action]) -> None:
         """The core has accepted or refused a request."""
-        codes = [e.facts["code"] for e in effects if isinstance(e, Log) and e.event == "request refused"]
+        codes = [e.facts["code"] for e in actions if isinstance(e, WriteLog) and e.event == "request refused"]
         assert codes == ([expected] if expected else []), f"{submit.request_id}: refused with {codes}, not {expected!r}"
         if codes:
             self.refused.add((submit.request_id, codes[0]))
@@ -174,12 +174,12 @@ class Witness:
 
     # --- steps ---
 
-    def planned(self, core: Core, effects: list[Effect]) -> None:
+    def planned(self, core: Core, actions: list[Action]) -> None:
         """The core has built plans, and nothing has happened since."""
-        for effect in effects:
-            assert isinstance(effect, ToExecutor)
-            assert isinstance(effect.message, m.Plan)
-            epoch, step = effect.message.epoch, effect.message.step
+        for action in actions:
+            assert isinstance(action, SendToExecutor)
+            assert isinstance(action.message, m.Plan)
+            epoch, step = action.message.epoch, action.message.step
             worker = core.scheduler.worker(epoch)
             everyone = next(plan.everyone for plan in worker.inflight if plan.step == step)
             member = core.fleet.member(epoch)

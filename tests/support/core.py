@@ -14,9 +14,9 @@ from common import messages as m
 from common.heartbeats import HEARTBEAT_INTERVAL_S
 from common.plan import ExecutorLimits
 from common.wire import HEADER, Codec
-from scheduler_svc.core.core import CoreConfig
+from scheduler_svc.core.config import CoreConfig
 from scheduler_svc.core.scheduling.scheduler import SchedulerConfig
-from scheduler_svc.server.core_process import Engine
+from scheduler_svc.server.core_process import CoreProcess
 from scheduler_svc.server.journal import Journal
 from tests.support.hello import LIMITS, hello
 from tests.support.oracle import OracleExecutor
@@ -111,20 +111,20 @@ class FakeExecutor(threading.Thread):
 
 
 class RunningCore:
-    """An Engine that turns in a thread."""
+    """A CoreProcess that turns in a thread."""
 
     def __init__(self, run_dir: Path, config: CoreConfig, journal: Journal | None = None) -> None:
         self.front = f"ipc://{run_dir}/core"
-        self.engine = Engine("tcp://127.0.0.1:0", self.front, config, journal)
-        self.back = self.engine.executor_endpoint
+        self.core_process = CoreProcess("tcp://127.0.0.1:0", self.front, config, journal)
+        self.back = self.core_process.executor_endpoint
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
         while not self._stop.is_set():
-            self.engine.turn()
-        self.engine.close()
+            self.core_process.turn()
+        self.core_process.close()
 
     def frontend(self) -> "FakeFrontend":
         return FakeFrontend(self.front)

@@ -5,20 +5,20 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from common import messages as m
-from scheduler_svc.core.requests.group_commit import Batch
-from scheduler_svc.core.requests.journal_records import Accepted, Ending, Progress, Stepped, replay
+from scheduler_svc.core.requests.group_commit import JournalBatch
+from scheduler_svc.core.requests.journal_records import Ending, Progress, RequestRecord, StepRecord, replay
 
 
-def accepted(arrival: int, tokens: Iterable[int] = (), ending: Ending | None = None) -> Accepted:
+def accepted(arrival: int, tokens: Iterable[int] = (), ending: Ending | None = None) -> RequestRecord:
     """A request, called r and its arrival, of one sequence that has these tokens."""
     request_id, prompt = f"r{arrival}", array("i", [1, 2, 3]).tobytes()
     submit = m.Submit(request_id=request_id, prompt=prompt, params=m.SamplingParams(max_tokens=1000))
-    return Accepted(arrival, 0.0, submit, (Progress(array("i", tokens).tobytes(), "", 0, ending),))
+    return RequestRecord(arrival, 0.0, submit, (Progress(array("i", tokens).tobytes(), "", 0, ending),))
 
 
-def stepped(arrivals: list[int], token: int) -> Stepped:
+def stepped(arrivals: list[int], token: int) -> StepRecord:
     """A step that gave each of these sequences the same token."""
-    return Stepped("", array("q", arrivals).tobytes(), array("i", [token] * len(arrivals)).tobytes())
+    return StepRecord("", array("q", arrivals).tobytes(), array("i", [token] * len(arrivals)).tobytes())
 
 
 @dataclass
@@ -27,7 +27,7 @@ class Disk:
 
     rows: dict[int, bytes] = field(default_factory=dict)
 
-    def write(self, batch: Batch) -> None:
+    def write(self, batch: JournalBatch) -> None:
         kept = {} if batch.reset else {n: row for n, row in self.rows.items() if n >= batch.keep_from}
         self.rows = kept | {batch.number: batch.payload}
 

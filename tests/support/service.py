@@ -7,9 +7,10 @@ from math import ceil
 from typing import Any
 
 from common import messages as m
-from scheduler_svc.core.actions import Effect, Log, ToExecutor, ToFrontend
-from scheduler_svc.core.core import Core, CoreConfig
-from scheduler_svc.core.requests.group_commit import GATHER_S, JournalState
+from scheduler_svc.core.actions import Action, SendToExecutor, SendToFrontend, WriteLog
+from scheduler_svc.core.config import CoreConfig
+from scheduler_svc.core.core import Core
+from scheduler_svc.core.requests.group_commit import GATHER_S, BatchSaved, JournalState
 from tests.support.hello import LIMITS, hello
 from tests.support.oracle import OracleExecutor, expected_output
 
@@ -37,23 +38,23 @@ class Service:
         self.executors: dict[str, OracleExecutor] = {}
         self.to_executors: list[tuple[bytes, m.SchedulerToExecutor]] = []
         self.said: dict[bytes, list[m.CoreToFrontend]] = {}
-        self.logs: list[Log] = []
+        self.logs: list[WriteLog] = []
         self.tokens: dict[Key, list[int]] = {}
         self.endings: dict[Key, str] = {}
         self._plans: deque[tuple[bytes, m.Plan]] = deque()
 
-    def do(self, effects: list[Effect]) -> None:
+    def do(self, actions: list[Action]) -> None:
         """Carry out what the core wants done."""
-        for effect in effects:
-            match effect:
-                case ToExecutor(peer, m.Plan() as plan):
+        for action in actions:
+            match action:
+                case SendToExecutor(peer, m.Plan() as plan):
                     self._plans.append((peer, plan))
-                case ToExecutor(peer, message):
+                case SendToExecutor(peer, message):
                     self.to_executors.append((peer, message))
-                case ToFrontend(peer, message):
+                case SendToFrontend(peer, message):
                     self._told(peer, message)
-                case Log():
-                    self.logs.append(effect)
+                case WriteLog():
+                    self.logs.append(action)
 
     def join(self, name: str, **changes: Any) -> None:
         """An executor says Hello; its name is its peer too."""
@@ -92,19 +93,17 @@ class Service:
 
     def flush(self) -> None:
         """Frontends take what waits for them."""
-        outbox = self.core.desk.outbox
-        for peer in outbox.peers():
-            while (message := outbox.peek(peer)) is not None:
+        for peer in self.core.frontends_with_outputs():
+            while (message := self.core.next_output(peer)) is not None:
                 self._told(peer, message)
-                outbox.sent(peer)
+                self.core.output_sent(peer)
 
     def write(self) -> bytes:
         """The journal writes what it has to. Returns the payload."""
-        desk = self.core.desk
         self.now += GATHER_S
-        batch = desk.next_batch(self.now)
+        batch = self.core.next_batch(self.now)
         assert batch is not None, "there is nothing to write"
-        self.do(desk.saved(batch.number))
+        self.do(self.core.batch_written(BatchSaved(batch.number), self.now))
         return batch.payload
 
     def wait(self, seconds: float) -> None:
@@ -123,8 +122,8 @@ class Service:
         found = re.search(rf"^{re.escape(series)} (\S+)$", text, re.MULTILINE)
         return float(found[1]) if found else 0.0
 
-    def events(self, event: str) -> list[Log]:
-        """Log lines of this event."""
+    def events(self, event: str) -> list[WriteLog]:
+        """WriteLog lines of this event."""
         return [line for line in self.logs if line.event == event]
 
     def _told(self, peer: bytes, message: m.CoreToFrontend) -> None:

@@ -1,11 +1,12 @@
-"""The lives of executors: who is in the fleet, under which epoch, and when one has left it.
+"""The lives of executors: which are in the fleet, under which epoch, and when one has left it.
 
-A pure state machine in the manner of h11: messages and the time go in, effects come out. It opens no socket and
-reads no clock, so that the simulator (tests/sim) runs it in virtual time. `core.py` acts on the effects.
+A pure state machine in the manner of h11: messages and the time go in; events of the fleet and messages to send come
+out. It opens no socket and reads no clock, so that the simulator (tests/sim) runs it in virtual time. `core.py` decides
+what follows from the events.
 
-    Hello ──▶ READY ──ask_to_leave(finish)──▶ FINISHING ──release──▶ DRAINING ──▶ Ended
+    Hello ──▶ READY ──ask_to_leave(finish)──▶ FINISHING ──release──▶ DRAINING ──▶ EpochEnded
                 │ ──ask_to_leave, Leaving──────────────────────────────▲
-                └── silence, a broken or full connection, a hung or failed step, another Hello ──▶ Ended
+                └── silence, a broken or full connection, a hung or failed step, another Hello ──▶ EpochEnded
 """
 
 from collections import OrderedDict
@@ -15,11 +16,10 @@ from dataclasses import dataclass
 from common import messages as m
 from common.heartbeats import HEARTBEAT_INTERVAL_S, LOSS_TIMEOUT_S
 from common.plan import ExecutorLimits
+from scheduler_svc.core.actions import Peer, SendToExecutor
 from scheduler_svc.core.fleet.membership import Membership, Standing
 from scheduler_svc.core.fleet.probation import Probation
 from scheduler_svc.core.fleet.step_clock import DEFAULT_FLOOR_S, StepClock
-
-Peer = bytes
 
 MAX_BLOCKS = 2**20
 MAX_BLOCK_SIZE = 2**16
@@ -27,29 +27,21 @@ MAX_LANES = 2**13
 MAX_SLOTS = 2**31 - 1
 MAX_REMEMBERED = 1024  # executors that left
 FAILURES = ("step_failed", "hung", "untrusted", "disconnected", "silent")
-BLAMABLE = ("step_failed", "hung", "disconnected", "silent")  # those that may be the doing of what was computed
+BLAMABLE = ("step_failed", "hung", "disconnected", "silent")  # failures that a sequence may have caused
 MAX_HISTORY = 2**28  # tokens that all lanes together could hold: the scheduler keeps them
 HELLO_AGAIN_S = 0.5  # a member that has just joined need not join again
 
 
 @dataclass(frozen=True, slots=True)
-class Send:
-    """Send `message` to `peer`."""
-
-    peer: Peer
-    message: m.SchedulerToExecutor
-
-
-@dataclass(frozen=True, slots=True)
-class Joined:
-    """An epoch begins; its Welcome comes after this effect, so that a failure to send it ends a known epoch."""
+class ExecutorJoined:
+    """An epoch begins; its Welcome comes after this event, so that a failure to send it ends a known epoch."""
 
     membership: Membership
     hello: m.Hello
 
 
 @dataclass(frozen=True, slots=True)
-class Rejected:
+class ExecutorRejected:
     """A Hello was answered with a Reject."""
 
     hello: m.Hello
@@ -57,35 +49,35 @@ class Rejected:
 
 
 @dataclass(frozen=True, slots=True)
-class Finishing:
+class ExecutorFinishing:
     """The executor is to leave: it gets no new sequences; call `release` when those it has have ended."""
 
     epoch: int
 
 
 @dataclass(frozen=True, slots=True)
-class Draining:
+class ExecutorDraining:
     """The executor is to leave: it gets no more plans; call `end` when those it has are answered."""
 
     epoch: int
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class StepAnswered:
     """The answer to a plan of a live epoch."""
 
     result: m.StepResult
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class EpochEnded:
     """An epoch is over, and with it all that its executor cached.
 
     Attributes:
         cause: one word for metrics: `silent`, `disconnected`, `hung`, `step_failed`, `untrusted` (all of FAILURES),
             `restarted`, `drained`, `shutdown`.
         reason: for people.
-        step: that failed, if it is known.
+        step: the one that failed, if it is known.
     """
 
     epoch: int
@@ -95,7 +87,8 @@ class Ended:
     step: int | None = None
 
 
-Effect = Send | Joined | Rejected | Finishing | Draining | Answered | Ended
+FleetEvent = ExecutorJoined | ExecutorRejected | ExecutorFinishing | ExecutorDraining | StepAnswered | EpochEnded
+Consequence = FleetEvent | SendToExecutor
 
 
 @dataclass(slots=True)
@@ -121,7 +114,7 @@ class Member:
 
 
 def model_of(hello: m.Hello) -> str:
-    """What an executor computes with: executors of one model give a sequence the same tokens."""
+    """Name of what an executor computes with: executors of one model give a sequence the same tokens."""
     return f"{hello.fingerprint}/{hello.dtype}"
 
 
@@ -153,7 +146,7 @@ class Fleet:
         return next((member for member in self._members.values() if member.epoch == epoch), None)
 
     def find(self, executor: str) -> Member | str:
-        """The member of this name, or with this epoch in decimal; or why it cannot be told."""
+        """The member of this name, or with this epoch in decimal; or why there is not one such member."""
         found = [member for member in self._members.values() if str(member.epoch) == executor]
         found = found or [member for member in self._members.values() if member.hello.executor == executor]
         match found:
@@ -165,20 +158,20 @@ class Fleet:
                 epochs = ", ".join(str(member.epoch) for member in found)
                 return f"{len(found)} executors are called {executor!r}; name one by its epoch ({epochs})"
 
-    def receive(self, peer: Peer, message: m.ExecutorToScheduler, now: float) -> list[Effect]:
+    def receive(self, peer: Peer, message: m.ExecutorToScheduler, now: float) -> list[Consequence]:
         """What follows from a message of `peer`."""
         if isinstance(message, m.Hello):
             return self._hello(peer, message, now)
         member = self._members.get(peer)
         if member is None or member.epoch != message.epoch:
-            # A peer whose connection or patience broke, or that knew an earlier scheduler: it has to say Hello.
-            return [Send(peer, m.EpochOver(epoch=message.epoch, reason="this epoch is unknown here"))]
+            # The peer's epoch has ended here, or an earlier scheduler gave it out: the executor has to say Hello.
+            return [SendToExecutor(peer, m.EpochOver(epoch=message.epoch, reason="this epoch is unknown here"))]
         member.last_heard = now
         match message:
             case m.ExecutorHeartbeat():
                 return []
             case m.StepResult():
-                return [Answered(message)]
+                return [StepAnswered(message)]
             case m.StepFailed(step=step):
                 reason = f"step {step} failed: {message.error}"
                 return self._end(member, "step_failed", reason, now, tell=False, step=step)
@@ -186,23 +179,23 @@ class Fleet:
                 return self._drain(member)
 
     def plan_sent(self, epoch: int, step: int, num_tokens: int, now: float) -> None:
-        """A plan of so many tokens is on its way to a live epoch: from now on its answer is waited for."""
+        """A plan of so many tokens is on its way to a live epoch: from now on the fleet waits for its answer."""
         member = self.member(epoch)
         assert member is not None, f"epoch {epoch} is over"
         member.steps.sent(step, num_tokens, now)
 
     def step_answered(self, epoch: int, step: int, now: float) -> None:
-        """The answer to a plan of a live epoch has been found to be right."""
+        """The answer to a plan of a live epoch has been checked."""
         if (member := self.member(epoch)) is not None:
             member.steps.answered(step, now)
 
     def paused(self, seconds: float, now: float) -> None:
-        """The caller has not run for so long: nobody can be held to what he said or answered in that time."""
+        """The caller has not run for so long: executors may have spoken and answered in that time."""
         for member in self._members.values():
             member.last_heard = min(member.last_heard + seconds, now)
             member.steps.paused(seconds, now)
 
-    def ask_to_leave(self, epoch: int, *, finish: bool) -> list[Effect]:
+    def ask_to_leave(self, epoch: int, *, finish: bool) -> list[Consequence]:
         """An operator wants an executor to go: at the next step boundary, or (`finish`) when its sequences ended."""
         member = self.member(epoch)
         if member is None or member.standing is Standing.DRAINING:
@@ -212,61 +205,65 @@ class Fleet:
         if member.standing is Standing.FINISHING:
             return []
         member.membership.standing = Standing.FINISHING
-        return [Finishing(epoch)]
+        return [ExecutorFinishing(epoch)]
 
-    def release(self, epoch: int) -> list[Effect]:
+    def release(self, epoch: int) -> list[Consequence]:
         """Tell an executor to leave, and drain it."""
         member = self.member(epoch)
-        return [] if member is None else [Send(member.peer, m.Leave(epoch=epoch)), *self._drain(member)]
+        return [] if member is None else [SendToExecutor(member.peer, m.Leave(epoch=epoch)), *self._drain(member)]
 
-    def end(self, epoch: int, cause: str, reason: str, now: float) -> list[Effect]:
+    def end(self, epoch: int, cause: str, reason: str, now: float) -> list[Consequence]:
         """End an epoch and tell its executor (which may say Hello again)."""
         member = self.member(epoch)
         return [] if member is None else self._end(member, cause, reason, now)
 
-    def disconnected(self, peer: Peer, now: float) -> list[Effect]:
+    def disconnected(self, peer: Peer, now: float) -> list[Consequence]:
         """The connection to `peer` is gone."""
         member = self._members.get(peer)
         if member is None:
             return []
-        # One that was asked to leave, and does not wait for its last step, leaves all the same.
+        # An executor that was asked to leave, and does not wait for its last step, has left in order.
         cause = "drained" if member.standing is Standing.DRAINING else "disconnected"
         return self._end(member, cause, "connection broke", now, tell=False)
 
-    def tick(self, now: float) -> list[Effect]:
+    def tick(self, now: float) -> list[Consequence]:
         """Ends epochs that have been silent or computing for too long, and sends heartbeats when they are due."""
-        effects: list[Effect] = []
+        consequences: list[Consequence] = []
         for member in self:
             silence_s = now - member.last_heard
             if silence_s > LOSS_TIMEOUT_S:
-                effects += self._end(member, "silent", f"not heard for {silence_s:.1f} s", now)
+                consequences += self._end(member, "silent", f"not heard for {silence_s:.1f} s", now)
             elif (overdue := member.steps.overdue(now)) is not None:
-                effects += self._end(member, "hung", str(overdue), now, step=overdue.step)
+                consequences += self._end(member, "hung", str(overdue), now, step=overdue.step)
         if now - self._last_beat >= HEARTBEAT_INTERVAL_S:
             self._last_beat = now
-            effects += [Send(member.peer, m.SchedulerHeartbeat(epoch=member.epoch)) for member in self]
-        return effects
+            consequences += [SendToExecutor(member.peer, m.SchedulerHeartbeat(epoch=member.epoch)) for member in self]
+        return consequences
 
-    def _hello(self, peer: Peer, hello: m.Hello, now: float) -> list[Effect]:
-        effects: list[Effect] = []
+    def _hello(self, peer: Peer, hello: m.Hello, now: float) -> list[Consequence]:
+        consequences: list[Consequence] = []
         if (known := self._members.get(peer)) is not None:
             if now - known.joined_at < HELLO_AGAIN_S:
                 return []
-            effects += self._end(known, "restarted", "it said Hello again", now, tell=False)
+            consequences += self._end(known, "restarted", "it said Hello again", now, tell=False)
         if (reason := self._mismatch(hello)) is not None:
-            return [*effects, Rejected(hello, reason), Send(peer, m.Reject(reason=reason))]
+            return [*consequences, ExecutorRejected(hello, reason), SendToExecutor(peer, m.Reject(reason=reason))]
         if self._probation.is_out(hello.executor, now):
-            return effects  # it says Hello every second
+            return consequences  # the executor says Hello again every second
         model = model_of(hello)
         steps = StepClock(self._step_floor_s, self._earlier.get((hello.executor, model)))
         membership = Membership(self._next_epoch, hello.executor, model, ExecutorLimits.of(hello))
         self._next_epoch += 1
         self._members[peer] = Member(peer, membership, hello, joined_at=now, last_heard=now, steps=steps)
-        return [*effects, Joined(membership, hello), Send(peer, m.Welcome(epoch=membership.epoch))]
+        return [
+            *consequences,
+            ExecutorJoined(membership, hello),
+            SendToExecutor(peer, m.Welcome(epoch=membership.epoch)),
+        ]
 
     def _mismatch(self, hello: m.Hello) -> str | None:
-        """What keeps an executor from joining: its books must fit our memory and its slots an int32, and any member
-        must be able to read the tokens of any sequence."""
+        """What keeps an executor from joining: the scheduler's records of it must fit our memory, its slots an int32,
+        and any member must be able to read the tokens of any sequence."""
         longest = min(hello.max_model_len, hello.num_blocks * hello.block_size)
         for what, value, limit in (
             ("num_blocks", hello.num_blocks, MAX_BLOCKS),
@@ -284,15 +281,15 @@ class Fleet:
         return None
 
     @staticmethod
-    def _drain(member: Member) -> list[Effect]:
+    def _drain(member: Member) -> list[Consequence]:
         if member.standing is Standing.DRAINING:
             return []
         member.membership.standing = Standing.DRAINING
-        return [Draining(member.epoch)]
+        return [ExecutorDraining(member.epoch)]
 
     def _end(
         self, member: Member, cause: str, reason: str, now: float, *, tell: bool = True, step: int | None = None
-    ) -> list[Effect]:
+    ) -> list[Consequence]:
         del self._members[member.peer]
         self._earlier[member.hello.executor, member.membership.model] = member.steps
         if len(self._earlier) > MAX_REMEMBERED:
@@ -303,5 +300,5 @@ class Fleet:
             reason += f"; kept out for {out_s:.0f} s" if out_s else ""
         elif cause == "drained":
             self._probation.forgive(member.hello.executor)
-        told = [Send(member.peer, m.EpochOver(epoch=member.epoch, reason=reason[:4096]))] if tell else []
-        return [*told, Ended(member.epoch, member.hello, cause, reason, step)]
+        told = [SendToExecutor(member.peer, m.EpochOver(epoch=member.epoch, reason=reason[:4096]))] if tell else []
+        return [*told, EpochEnded(member.epoch, member.hello, cause, reason, step)]

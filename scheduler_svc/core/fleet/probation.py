@@ -6,7 +6,7 @@ this it would collect a strike for every sequence of the service in no time.
 
 from collections import OrderedDict
 
-FREE_FAILURES = 3  # in a row that cost nothing: what fails may be one request, which is ended by then
+FREE_FAILURES = 3  # in a row without a break: the cause may be one request, which has been ended by then
 FIRST_BREAK_S = 1.0
 LONGEST_BREAK_S = 30.0
 MAX_NAMES = 1024
@@ -24,7 +24,7 @@ class Probation:
 
         Args:
             worked: whether it had answered any plan in that epoch.
-            is_liar: whether the failure was an answer that cannot be true: nothing it computed can be to blame.
+            is_liar: whether the failure was an answer that cannot be true: no sequence can have caused that.
 
         Returns:
             Seconds for which it is kept out, 0 if it may come back at once.
@@ -49,5 +49,5 @@ class Probation:
         self._out_until.pop(name, None)
 
     def is_out(self, name: str, now: float) -> bool:
-        """Whether the executor is to wait."""
+        """Whether the executor is kept out."""
         return now < self._out_until.get(name, float("-inf"))

@@ -1,7 +1,7 @@
-"""When an executor that lives must have answered: a limit learned from its own steps. Pure: the time is the caller's.
+"""When a live executor must have answered: a limit learned from its own steps. Pure: the time is the caller's.
 
 Heartbeats come from a thread of their own, so an executor whose computing thread hangs (a stuck kernel, a collective
-that waits for a dead rank) goes on saying that it lives. What it does not do is answer.
+that waits for a dead rank) goes on sending them. It does not answer its plans.
 """
 
 from collections import deque
@@ -46,7 +46,7 @@ class StepClock:
 
     Args:
         floor_s: the shortest limit.
-        earlier: the clock of the same executor's last epoch, if there was one; what that learned is kept.
+        earlier: the clock of the same executor's last epoch, if there was one; this clock keeps what that one learned.
     """
 
     def __init__(self, floor_s: float = DEFAULT_FLOOR_S, earlier: "StepClock | None" = None) -> None:
@@ -63,7 +63,7 @@ class StepClock:
         self._sent.append(_Sent(step, num_tokens, now))
 
     def answered(self, step: int, now: float) -> None:
-        """An answer came. One to another step than the oldest is not counted: whoever checks it finds it wrong."""
+        """An answer came. An answer to another step than the oldest is not counted: the scheduler refuses it."""
         if not self._sent or self._sent[0].step != step:
             return
         sent = self._sent.popleft()
@@ -73,8 +73,10 @@ class StepClock:
         self.num_answered += 1
 
     def overdue(self, now: float) -> Overdue | None:
-        """The oldest plan, if it has taken longer than its limit, which is taken note of: the next of its size, should
-        it only be slow, may take twice as long."""
+        """The oldest plan, if it has taken longer than its limit.
+
+        The limit of its size is doubled then: the plan may only have been slow.
+        """
         if not self._sent:
             return None
         oldest = self._sent[0]
@@ -92,7 +94,7 @@ class StepClock:
     def limit_s(self, size: int) -> float:
         """What a step whose tokens have so many binary digits may take."""
         expected_s = self._longest_s[size]
-        if expected_s == 0.0:  # none of this size yet: one that was larger took longer, one that was smaller less
+        if expected_s == 0.0:  # none of this size yet: a larger step took longer, a smaller one less
             larger = [s for s in self._longest_s[size:] if s]
             smaller = [(s, size - i) for i, s in enumerate(self._longest_s[:size]) if s]
             if larger:

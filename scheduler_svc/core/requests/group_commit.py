@@ -1,18 +1,26 @@
-"""What has to be in the journal before anybody is told. Pure: `journal.py` writes, and the time is the caller's.
+"""What has to be in the journal before a frontend is told. Pure: `journal.py` writes, and the time is the caller's.
 
-A write-ahead log with group commit: while one batch is being written, records of the next gather, and what they say
-is told (*released*) when they are written. So a client never sees a token that a restarted scheduler would not know
-of, and would perhaps draw differently. A journal that cannot be written must not stop the service: when a write
-fails, or takes longer than `STUCK_AFTER_S`, everything is released and released at once from then on, and every
-`RETRY_AFTER_S` the ledger asks for the state of all requests, to begin the journal anew with.
+A write-ahead log with group commit: while one batch is being written, records of the next gather, and the
+announcements that depend on them are held back until they are written. So a client never sees a token that a restarted
+scheduler would not know of, and would perhaps draw differently. A journal that cannot be written must not stop the
+service: when a write fails, or takes longer than `STUCK_AFTER_S`, all announcements are released, later ones are
+released at once, and every `RETRY_AFTER_S` the journal is begun anew with the state of all requests.
+
+    OFF (there is no journal)
+
+    RECORDING ──a write fails──▶ FAILED ──begin_anew──▶ REPLACING ──written, no new records──▶ RECORDING
+        │                          ▲                        └─written, new records─▶ CATCHING_UP ──written──▶ RECORDING
+        └──a write is stuck──▶ STUCK (until its result comes)
+
+A write that fails or is stuck in REPLACING or CATCHING_UP leads to FAILED or STUCK as it does in RECORDING.
 """
 
 from collections import OrderedDict, deque
 from dataclasses import dataclass
-from enum import Enum
+from enum import Enum, auto
 from typing import Generic, NamedTuple, TypeVar
 
-from scheduler_svc.core.requests.journal_records import Accepted, AnyRecord, encode
+from scheduler_svc.core.requests.journal_records import AnyRecord, RequestRecord, encode
 
 GATHER_S = 0.004  # from one batch to the next, at least: each costs the step path about 0.1 ms
 STUCK_AFTER_S = 2.0
@@ -21,7 +29,7 @@ TOUCH_S = 30.0  # a journal with requests is written to this often, so that its 
 RETRY_AFTER_S = 5.0
 MAX_LOG_BYTES = 256 * 2**20  # beyond it the oldest request is written again, so that what is before it can be let go
 
-Release = TypeVar("Release")
+AnyAnnouncement = TypeVar("AnyAnnouncement")
 
 
 class JournalState(Enum):
@@ -32,15 +40,38 @@ class JournalState(Enum):
     FAILED = "failed"
 
 
+class Phase(Enum):
+    """Where the group commit stands (see the diagram above)."""
+
+    OFF = auto()
+    RECORDING = auto()  # announcements wait for their records
+    STUCK = auto()  # the batch that was given up may still be written; no record is kept
+    FAILED = auto()  # no record is kept; the journal is begun anew when `RETRY_AFTER_S` has passed
+    REPLACING = auto()  # the batch that begins the journal anew is being written; announcements do not wait
+    CATCHING_UP = auto()  # that batch is written, and what was recorded since is not; announcements wait again
+
+    @property
+    def state(self) -> JournalState:
+        """What status and metrics show of it."""
+        if self is Phase.OFF:
+            return JournalState.OFF
+        return JournalState.OK if self is Phase.RECORDING else JournalState.FAILED
+
+    @property
+    def holds_back(self) -> bool:
+        """Whether a new announcement waits until its records are written."""
+        return self in (Phase.RECORDING, Phase.CATCHING_UP)
+
+
 @dataclass(frozen=True, slots=True)
-class Batch:
+class JournalBatch:
     """Records to be written in one transaction.
 
     Attributes:
         number: one more than the last one's.
         payload: the records.
         keep_from: batches with lower numbers are not needed any more.
-        reset: nothing that was written before is needed.
+        reset: no batch that was written before is needed.
     """
 
     number: int
@@ -50,18 +81,18 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True)
-class Saved:
+class BatchSaved:
     """A batch is in the journal."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class BatchFailed:
     """A batch could not be written. Another may be tried.
 
-    If the disk broke at the very end of the transaction the batch can be in the file all the same: what a batch says
-    must stay true if it is loaded, and saving its number again replaces it.
+    If the disk broke at the very end of the transaction, the batch can still be in the file: what a batch says must
+    stay true if it is loaded, and saving its number again replaces it.
     """
 
     number: int
@@ -69,48 +100,53 @@ class Failed:
 
 
 class _Row(NamedTuple):
-    """Where a request's last Accepted stands, and about how long it is."""
+    """Where the last RequestRecord of a request stands, and about how long it is."""
 
     number: int
     num_bytes: int
 
 
 @dataclass(slots=True)
-class _UnderWay(Generic[Release]):
+class _Write(Generic[AnyAnnouncement]):
+    """A batch that is being written.
+
+    Attributes:
+        announcements: that wait for it.
+        since: when it was handed over.
+        limit_s: how long it may take.
+        oldest_at: when its first record came.
+    """
+
     number: int
-    releases: list[Release]
+    announcements: list[AnyAnnouncement]
     since: float
     limit_s: float
     oldest_at: float
 
 
-class Ledger(Generic[Release]):
+class GroupCommit(Generic[AnyAnnouncement]):
     """Holds back what may not be told yet.
 
     Args:
         state: OFF without a journal, else OK.
-        first_number: of the first batch; above all that the journal holds.
+        first_number: number of the first batch; above all that the journal holds.
         max_log_bytes: see MAX_LOG_BYTES.
 
     Attributes:
-        state: of the journal.
         num_batches, num_failures: batches written, and writes that failed or got stuck.
     """
 
     def __init__(self, state: JournalState, first_number: int = 1, max_log_bytes: int = MAX_LOG_BYTES) -> None:
-        self.state = state
         self.num_batches = 0
         self.num_failures = 0
+        self._phase = Phase.OFF if state is JournalState.OFF else Phase.RECORDING
+        self._write: _Write[AnyAnnouncement] | None = None  # in STUCK: the batch that was given up
         self._max_log_bytes = max_log_bytes
         self._number = first_number
-        self._records: list[AnyRecord] = []
-        self._releases: list[Release] = []
-        self._begun_at = float("-inf")  # the last batch
-        self._oldest_at = 0.0  # when the first of them came
-        self._under_way: _UnderWay[Release] | None = None
-        self._stuck: int | None = None  # a batch that was given up and may still be written
-        self._is_reset = False  # the batch under way begins the journal anew
-        self._catches_up = False  # it has begun anew; what was told meanwhile is in the next batch
+        self._records: list[AnyRecord] = []  # of the next batch
+        self._waiting: list[AnyAnnouncement] = []  # for the next batch
+        self._begun_at = float("-inf")  # when the last batch was handed over
+        self._oldest_at = 0.0  # when the first of the records came
         self._retry_at = 0.0
         self._rows: OrderedDict[str, _Row] = OrderedDict()  # by request, in the order of their batches
         self._live_bytes = 0  # of those
@@ -118,57 +154,55 @@ class Ledger(Generic[Release]):
         self._log_bytes = 0
 
     @property
-    def is_recording(self) -> bool:
-        """Whether records are of any use at the moment."""
-        return self._holds_back or self._is_reset
+    def state(self) -> JournalState:
+        """State of the journal."""
+        return self._phase.state
 
     @property
-    def _holds_back(self) -> bool:
-        """Whether what is new waits until it is written."""
-        return self.state is JournalState.OK or self._catches_up
+    def is_recording(self) -> bool:
+        """Whether records are of any use at the moment."""
+        return self._phase.holds_back or self._phase is Phase.REPLACING
 
-    def add(self, records: list[AnyRecord], releases: list[Release], now: float) -> list[Release]:
-        """Note records. Returns what may be told at once: `releases`, or nothing if they have to wait."""
+    @property
+    def is_settled(self) -> bool:
+        """Whether no record waits to be written, or there is no use in waiting."""
+        return not self._phase.holds_back or self._is_empty
+
+    @property
+    def _is_empty(self) -> bool:
+        return self._write is None and not self._records and not self._waiting
+
+    def add(self, records: list[AnyRecord], announcements: list[AnyAnnouncement], now: float) -> list[AnyAnnouncement]:
+        """Note records. Returns what may be told at once: `announcements`, or none if they have to wait."""
         if self.is_recording:
             if not self._records:
                 self._oldest_at = now
             self._records += records
-        nothing_waits = self._under_way is None and not self._records and not self._releases
-        if not self._holds_back or nothing_waits:
-            return releases
-        self._releases += releases
+        if self.is_settled:
+            return announcements
+        self._waiting += announcements
         return []
 
-    @property
-    def is_settled(self) -> bool:
-        """Whether nothing waits to be written, or there is no use in waiting."""
-        nothing_waits = self._under_way is None and not self._records and not self._releases
-        return not self._holds_back or nothing_waits
-
     def due_in_s(self, now: float) -> float | None:
-        """Seconds until `next_batch` has something; None if that takes something to happen first."""
-        if not self._holds_back or self._under_way is not None:
+        """Seconds until `next_batch` has something; None if something has to happen first."""
+        if not self._phase.holds_back or self._write is not None:
             return None
-        if self._records or self._releases:
+        if self._records or self._waiting:
             return max(0.0, self._begun_at + GATHER_S - now)
         return 0.0 if self._rows and now - self._begun_at >= TOUCH_S else None
 
-    def next_batch(self, now: float) -> Batch | None:
-        """What is to be written now, if anything is and nothing is being written."""
+    def next_batch(self, now: float) -> JournalBatch | None:
+        """What is to be written now, if anything is and no batch is being written."""
         return self._begin(now, reset=False) if self.due_in_s(now) == 0.0 else None
 
-    def wants_reset(self, now: float) -> bool:
-        """Whether it is time to try again after a failure: then call `reset`."""
-        is_free = self._under_way is None and self._stuck is None and not self._catches_up
-        return self.state is JournalState.FAILED and is_free and now >= self._retry_at
+    def may_begin_anew(self, now: float) -> bool:
+        """Whether it is time to try again after a failure: then call `begin_anew`."""
+        return self._phase is Phase.FAILED and now >= self._retry_at
 
-    def last(self, record: AnyRecord) -> Batch:
-        """A batch to be written after whatever is being written, by a process that is about to end."""
-        return Batch(self._number, encode([record]), keep_from=0, reset=False)
-
-    def reset(self, requests: list[AnyRecord], now: float) -> Batch:
-        """Begin the journal anew with the state of all requests."""
-        assert self._under_way is None, "a batch is being written"
+    def begin_anew(self, requests: list[AnyRecord], now: float) -> JournalBatch:
+        """Replace the whole journal by the state of all requests."""
+        assert self._phase is not Phase.OFF, "there is no journal"
+        assert self._write is None, "a batch is being written"
         if not self._records:
             self._oldest_at = now
         self._records[:0] = requests
@@ -176,46 +210,47 @@ class Ledger(Generic[Release]):
         self._live_bytes = 0
         self._sizes.clear()
         self._log_bytes = 0
+        if self._phase is Phase.FAILED:
+            self._phase = Phase.REPLACING
         return self._begin(now, reset=True)
 
-    def saved(self, number: int) -> list[Release]:
+    def last_batch(self, record: AnyRecord) -> JournalBatch:
+        """A batch to be written after the one that is being written, by a process that is about to end."""
+        return JournalBatch(self._number, encode([record]), keep_from=0, reset=False)
+
+    def saved(self, number: int) -> list[AnyAnnouncement]:
         """A batch is on disk. Returns what may be told now."""
-        if number == self._stuck:
-            self._stuck = None
-        if self._under_way is None or self._under_way.number != number:
+        if (write := self._answered(number)) is None:
             return []
         self.num_batches += 1
-        if self._is_reset and self._records:
-            self._is_reset, self._catches_up = False, True
-        else:
-            self.state, self._is_reset, self._catches_up = JournalState.OK, False, False
-        releases, self._under_way = self._under_way.releases, None
-        return releases
+        is_behind = self._phase is Phase.REPLACING and self._records
+        self._phase = Phase.CATCHING_UP if is_behind else Phase.RECORDING
+        self._write = None
+        return write.announcements
 
-    def failed(self, number: int, now: float) -> list[Release]:
+    def failed(self, number: int, now: float) -> list[AnyAnnouncement]:
         """A batch could not be written. Returns what may be told now: everything."""
-        if number == self._stuck:
-            self._stuck = None
-        if self._under_way is None or self._under_way.number != number:
+        if (write := self._answered(number)) is None:
             return []
-        return self._give_up(now)
+        self._write = None
+        return self._give_up(write, Phase.FAILED, now)
 
-    def tick(self, now: float) -> list[Release]:
+    def tick(self, now: float) -> list[AnyAnnouncement]:
         """Give up a batch that is stuck. Returns what may be told then: everything."""
-        if self._under_way is None or now - self._under_way.since <= self._under_way.limit_s:
+        write = self._write
+        if write is None or self._phase is Phase.STUCK or now - write.since <= write.limit_s:
             return []
-        self._stuck = self._under_way.number
-        return self._give_up(now)
+        return self._give_up(write, Phase.STUCK, now)
 
     def paused(self, seconds: float, now: float) -> None:
         """The caller has not run for so long, and perhaps nor has the disk."""
-        if self._under_way is not None:
-            self._under_way.since = min(self._under_way.since + seconds, now)
+        if self._write is not None:
+            self._write.since = min(self._write.since + seconds, now)
 
     def lag_s(self, now: float) -> float:
         """Age of the oldest record that is not on disk."""
-        if self._under_way is not None:
-            return now - self._under_way.oldest_at
+        if self._write is not None and self._phase is not Phase.STUCK:
+            return now - self._write.oldest_at
         return now - self._oldest_at if self._records else 0.0
 
     def let_go(self, request_id: str) -> None:
@@ -224,18 +259,21 @@ class Ledger(Generic[Release]):
         self._forget_row(request_id)
 
     def overgrown(self) -> str | None:
-        """The request whose Accepted is oldest, if the journal is too long: write it again."""
+        """The request whose RequestRecord is oldest, if the journal is too long: write it again."""
         is_long = self._log_bytes > max(self._max_log_bytes, 4 * self._live_bytes)
-        if self.state is not JournalState.OK or not is_long or not self._rows:
+        if self._phase is not Phase.RECORDING or not is_long or not self._rows:
             return None
         oldest = next(iter(self._rows))
         return None if any(_introduces(record, oldest) for record in self._records) else oldest
 
-    def _begin(self, now: float, *, reset: bool) -> Batch:
+    # --- inside ---
+
+    def _begin(self, now: float, *, reset: bool) -> JournalBatch:
+        """Hand over what has gathered."""
         number = self._number
         self._number += 1
         for record in self._records:
-            if isinstance(record, Accepted):
+            if isinstance(record, RequestRecord):
                 self._forget_row(record.submit.request_id)
                 self._rows[record.submit.request_id] = _Row(number, record.num_bytes)
                 self._live_bytes += record.num_bytes
@@ -247,25 +285,33 @@ class Ledger(Generic[Release]):
             self._log_bytes -= self._sizes.popleft()[1]
         oldest_at = self._oldest_at if self._records else now
         limit_s = STUCK_AFTER_S + len(payload) / SLOW_DISK_BYTES_PER_S
-        self._under_way = _UnderWay(number, self._releases, now, limit_s, oldest_at)
-        self._is_reset, self._begun_at = reset, now
-        self._records, self._releases = [], []
-        return Batch(number, payload, keep_from, reset)
+        self._write = _Write(number, self._waiting, now, limit_s, oldest_at)
+        self._begun_at = now
+        self._records, self._waiting = [], []
+        return JournalBatch(number, payload, keep_from, reset)
+
+    def _answered(self, number: int) -> _Write[AnyAnnouncement] | None:
+        """The batch that is being written, if this is its number; the result of one that was stuck ends that phase."""
+        if self._write is None or self._write.number != number:
+            return None
+        if self._phase is Phase.STUCK:
+            self._write, self._phase = None, Phase.FAILED
+            return None
+        return self._write
+
+    def _give_up(self, write: _Write[AnyAnnouncement], phase: Phase, now: float) -> list[AnyAnnouncement]:
+        """The journal does not work: let go of all that waits. Returns it."""
+        announcements = write.announcements + self._waiting
+        self._records, self._waiting = [], []
+        self._phase = phase
+        self.num_failures += 1
+        self._retry_at = now + RETRY_AFTER_S
+        return announcements
 
     def _forget_row(self, request_id: str) -> None:
         if (row := self._rows.pop(request_id, None)) is not None:
             self._live_bytes -= row.num_bytes
 
-    def _give_up(self, now: float) -> list[Release]:
-        assert self._under_way is not None, "nothing is being written"
-        releases = self._under_way.releases + self._releases
-        self._under_way, self._is_reset, self._catches_up = None, False, False
-        self._records, self._releases = [], []
-        self.state = JournalState.FAILED
-        self.num_failures += 1
-        self._retry_at = now + RETRY_AFTER_S
-        return releases
-
 
 def _introduces(record: AnyRecord, request_id: str) -> bool:
-    return isinstance(record, Accepted) and record.submit.request_id == request_id
+    return isinstance(record, RequestRecord) and record.submit.request_id == request_id

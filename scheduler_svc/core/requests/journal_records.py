@@ -1,8 +1,10 @@
 """What the journal says of requests, and how requests are read back from it. Pure.
 
-A batch is a msgpack list of records. Sequences are named by their arrival, which no two ever share. A request is
-introduced by one Accepted, which carries all that is known of it then: nothing for a new one; everything for one that
-is written again so that the older part of the journal can be let go.
+A batch is a msgpack list of records. Sequences are named by their arrival, which no two ever share. One RequestRecord
+introduces a request, and carries the progress that its sequences have made until then: none for a new request, all for
+one that is written again so that the older part of the journal can be let go.
+
+The tags are the journal's format: they stay what they are when a class is renamed.
 """
 
 from array import array
@@ -50,7 +52,7 @@ class Progress(Record, frozen=True):
     ending: Ending | None = None
 
 
-class Accepted(Record, frozen=True, tag="accepted"):
+class RequestRecord(Record, frozen=True, tag="accepted"):
     """A request was accepted.
 
     Attributes:
@@ -58,7 +60,7 @@ class Accepted(Record, frozen=True, tag="accepted"):
         accepted_at: wall-clock time, seconds since 1970.
         submit: the request.
         progress: of each sequence.
-        fits: whether there was an executor then that could run it.
+        fits: whether there was an executor then that could run the request.
     """
 
     arrival: int
@@ -69,22 +71,22 @@ class Accepted(Record, frozen=True, tag="accepted"):
 
     @property
     def has_ended(self) -> bool:
-        """Whether all of its sequences have."""
+        """Whether all of its sequences have ended."""
         return all(told.ending is not None for told in self.progress)
 
     @property
     def num_bytes(self) -> int:
-        """About how many bytes of the journal it takes."""
+        """About how many bytes of the journal the record takes."""
         tokens = sum(len(told.token_ids) for told in self.progress)
         return len(self.submit.prompt) + len(self.submit.context) + tokens
 
 
-class Stepped(Record, frozen=True, tag="stepped"):
+class StepRecord(Record, frozen=True, tag="stepped"):
     """A step gave tokens.
 
     Attributes:
         model: what computed them.
-        arrivals: int64, the sequences that got one.
+        arrivals: int64, the sequences that got a token.
         token_ids: int32, one for each.
     """
 
@@ -93,13 +95,13 @@ class Stepped(Record, frozen=True, tag="stepped"):
     token_ids: bytes
 
     @classmethod
-    def of(cls, output: StepOutput) -> "Stepped":
+    def of(cls, output: StepOutput) -> "StepRecord":
         """The tokens of a step."""
         arrivals = array("q", [sequence.arrival for sequence in output.sequences])
         return cls(output.model, arrivals.tobytes(), array("i", output.tokens).tobytes())
 
 
-class Ended(Record, frozen=True, tag="ended"):
+class EndRecord(Record, frozen=True, tag="ended"):
     """A sequence ended."""
 
     arrival: int
@@ -107,18 +109,18 @@ class Ended(Record, frozen=True, tag="ended"):
     ending: Ending
 
     @classmethod
-    def of(cls, end: SequenceEnd) -> "Ended":
+    def of(cls, end: SequenceEnd) -> "EndRecord":
         """The end of a sequence."""
         return cls(end.sequence.arrival, end.sequence.num_cached_prompt, Ending.of(end))
 
 
-class Life(Record, frozen=True, tag="life"):
-    """Lives of the scheduler in a row that ended by a fault of its own, up to this record."""
+class CrashRecord(Record, frozen=True, tag="life"):
+    """How many lives of the scheduler in a row, up to this record, ended by a fault of its own."""
 
     crashes: int
 
 
-AnyRecord = Accepted | Stepped | Ended | Life
+AnyRecord = RequestRecord | StepRecord | EndRecord | CrashRecord
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[list[AnyRecord]] = msgspec.msgpack.Decoder(list[AnyRecord])
@@ -142,25 +144,25 @@ class _Story:
         return Progress(self.tokens.tobytes(), self.model, self.num_cached, self.ending)
 
 
-def replay(payloads: list[bytes]) -> list[Accepted]:
-    """Requests as the journal left them, in the order of their arrival; the newest, where an id was used again.
+def replay(payloads: list[bytes]) -> list[RequestRecord]:
+    """Requests as the journal left them, in the order of their arrival; where an id was used again, the newest.
 
     Raises:
         BatonError: a payload is no batch of records (another version of Baton wrote it).
     """
-    requests: dict[int, Accepted] = {}
+    requests: dict[int, RequestRecord] = {}
     stories: dict[int, _Story] = {}
     for payload in payloads:
         for record in _decode(payload):
             match record:
-                case Accepted():
+                case RequestRecord():
                     requests[record.arrival] = record
                     for i, told in enumerate(record.progress):
                         tokens = array("i", told.token_ids)
                         stories[record.arrival + i] = _Story(tokens, told.model, told.num_cached, told.ending)
-                case Stepped():
+                case StepRecord():
                     _replay_step(record, stories)
-                case Ended():
+                case EndRecord():
                     if (story := stories.get(record.arrival)) is not None:
                         story.num_cached, story.ending = record.num_cached, record.ending
     newest = {request.submit.request_id: arrival for arrival, request in sorted(requests.items())}
@@ -174,8 +176,10 @@ def replay(payloads: list[bytes]) -> list[Accepted]:
 
 
 def count_crashes(payloads: list[bytes]) -> int:
-    """What the last Life in the journal says. Raises BatonError as `replay` does."""
-    return next((r.crashes for payload in reversed(payloads) for r in _decode(payload)[::-1] if isinstance(r, Life)), 0)
+    """What the last CrashRecord in the journal says. Raises BatonError as `replay` does."""
+    return next(
+        (r.crashes for payload in reversed(payloads) for r in _decode(payload)[::-1] if isinstance(r, CrashRecord)), 0
+    )
 
 
 def _decode(payload: bytes) -> list[AnyRecord]:
@@ -185,8 +189,8 @@ def _decode(payload: bytes) -> list[AnyRecord]:
         raise BatonError(f"the journal has a record that cannot be read: {error}") from error
 
 
-def _replay_step(record: Stepped, stories: dict[int, _Story]) -> None:
-    """Give a step's tokens to their sequences; those whose request was let go are not there."""
+def _replay_step(record: StepRecord, stories: dict[int, _Story]) -> None:
+    """Give a step's tokens to their sequences; sequences whose request was let go are passed over."""
     arrivals: list[Any] = np.frombuffer(record.arrivals, np.int64).tolist()
     for arrival, token in zip(arrivals, array("i", record.token_ids), strict=True):
         if (story := stories.get(arrival)) is not None:

@@ -17,11 +17,11 @@ MAX_ANSWERS = 10_000  # that wait for one frontend
 
 @dataclass(slots=True, eq=False)
 class _Stream:
-    """One sequence's way to its reader.
+    """What one sequence has for its reader.
 
     Attributes:
-        held: nothing is told before its end.
-        queued: it stands in its peer's queue.
+        held: nothing is told before the sequence's end.
+        queued: whether the stream stands in its peer's queue.
         tokens, model: not told yet, and what computed them.
         told_model: what the reader was told last.
         parts: deltas of earlier models, not told yet.
@@ -39,7 +39,7 @@ class _Stream:
     parts: list[TokenDelta] = field(default_factory=list)
 
     def delta(self) -> TokenDelta:
-        """What there is to tell of the present model."""
+        """What is to be told of the tokens of the present model."""
         ending = self.ending
         return TokenDelta(
             request_id=self.sequence.request_id,
@@ -70,18 +70,18 @@ class Outbox:
         self._answers: dict[Peer, deque[CoreToFrontend]] = {}
 
     def answer(self, peer: Peer, message: CoreToFrontend) -> None:
-        """Answer a question of `peer`. Answers go in their order, and before all tokens that wait."""
+        """Answer a question of `peer`. Answers go in their order, and before all tokens that wait for that peer."""
         answers = self._answers.setdefault(peer, deque())
-        if len(answers) < MAX_ANSWERS:  # it asks and asks, and takes none: it is not there any more
+        if len(answers) < MAX_ANSWERS:  # a frontend with so many that it has not taken does not read any more
             answers.append(message)
 
     def open(self, peer: Peer, submit: Submit, sequences: Iterable[Sequence]) -> None:
-        """What these sequences of a request will say goes to `peer`."""
+        """The tokens of these sequences of a request go to `peer`."""
         for sequence in sequences:
             self._streams[sequence] = _Stream(peer, sequence, held=not submit.stream)
 
     def attach(self, peer: Peer, sequences: list[Sequence], progress: tuple[Progress, ...]) -> None:
-        """From now on a request's sequences go to `peer`, from their first token on; their reader until now is told.
+        """The tokens of a request's sequences, all from the first, go to `peer` now; their former reader is told.
 
         Args:
             progress: how far each has told so far; what comes later is pushed.
@@ -147,7 +147,7 @@ class Outbox:
             self._queue(stream)
 
     def close(self, sequences: Iterable[Sequence]) -> None:
-        """Tell nobody what these sequences say."""
+        """These sequences have no reader any more."""
         for sequence in sequences:
             stream = self._streams.pop(sequence, None)
             if stream is not None and stream.queued:
@@ -156,7 +156,7 @@ class Outbox:
                     del self._queues[stream.peer]
 
     def peers(self) -> list[Peer]:
-        """Frontends that something waits for."""
+        """Frontends that answers or tokens wait for."""
         return list(dict.fromkeys((*self._answers, *self._queues)))
 
     def peek(self, peer: Peer) -> CoreToFrontend | None:
@@ -186,7 +186,7 @@ class Outbox:
                 del self._streams[stream.sequence]
 
     def forget(self, peer: Peer) -> None:
-        """The frontend is gone: nothing is sent to it any more."""
+        """A frontend is gone: drop what waits for it."""
         for waiting in (self._queues, self._answers):
             waiting.pop(peer, None)
         self._streams = {sequence: stream for sequence, stream in self._streams.items() if stream.peer != peer}

@@ -1,28 +1,25 @@
-"""The core's side towards frontends: requests come in, tokens go out, and nobody hears what the journal lacks. Pure.
+"""Requests of all frontends: they come in, and tokens go out, none before it is in the journal. Pure.
 
-What is to be told of a request passes the ledger (on disk first) and then waits in the outbox for its reader.
+What is to be told of a request passes the group commit (on disk first) and then waits in the outbox for its reader.
 """
 
 from dataclasses import dataclass
 
-import msgspec
-
 from common import messages as m
 from common.errors import RequestRejected
-from scheduler_svc.core.actions import Effect, Level, Peer, log
-from scheduler_svc.core.observability.telemetry import Telemetry
+from scheduler_svc.core.actions import Action, Level, Peer, log_line
+from scheduler_svc.core.observability.service_counters import ServiceCounters
 from scheduler_svc.core.outcomes import SequenceEnd, StepOutput
-from scheduler_svc.core.requests.group_commit import Batch, JournalState, Ledger
-from scheduler_svc.core.requests.journal_records import Accepted, AnyRecord, Ended, Ending, Life, Progress, Stepped
+from scheduler_svc.core.requests.frontends import Frontends
+from scheduler_svc.core.requests.group_commit import BatchFailed, BatchSaved, GroupCommit, JournalBatch, JournalState
+from scheduler_svc.core.requests.journal_records import AnyRecord, EndRecord, Progress, RequestRecord, StepRecord
 from scheduler_svc.core.requests.outbox import Outbox
-from scheduler_svc.core.requests.requests import Request, Requests
+from scheduler_svc.core.requests.recovery import CrashCount, restored
+from scheduler_svc.core.requests.request_table import Request, RequestTable
 from scheduler_svc.core.scheduling.scheduler import Scheduler
 
-FRONTEND_TIMEOUT_S = 10.0
 RECONNECT_GRACE_S = 30.0
-MAX_CRASHES = 3  # of the core in a row, with the same open requests: then one of them is why, and they are ended
-SURVIVED_AFTER_S = 60.0
-RESUME_WITHIN_S = 600.0  # of its last sign of life; clients of a service that was gone for longer have given up
+AT_RISK = "requests accepted from now on would not survive the scheduler"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,78 +31,77 @@ class _Attachment:
     progress: tuple[Progress, ...]
 
 
-Release = StepOutput | SequenceEnd | _Attachment
+Announcement = StepOutput | SequenceEnd | _Attachment
 
 
-class FrontDesk:
+class RequestManager:
     """Requests of all frontends.
 
     Args:
-        scheduler: that runs them.
-        telemetry: that is told of them.
+        scheduler: runs them.
+        counters: count what happens to them.
         journal, first_batch: whether there is one, and the number of its next batch.
         wall_offset_s: what to add to the caller's time to get seconds since 1970.
-        reconnect_grace_s: how long a request goes on that nobody reads.
+        reconnect_grace_s: how long a request without a reader goes on.
+
+    Attributes:
+        frontends: that are connected.
+        table: the requests that are open or retained.
+        group_commit: holds announcements back until the journal has their records.
+        outbox: what waits for frontends.
     """
 
     def __init__(
         self,
         scheduler: Scheduler,
-        telemetry: Telemetry,
+        counters: ServiceCounters,
         journal: JournalState,
         first_batch: int,
         *,
         wall_offset_s: float = 0.0,
         reconnect_grace_s: float = RECONNECT_GRACE_S,
     ) -> None:
+        self.frontends = Frontends()
         self.outbox = Outbox()
-        self.requests = Requests()
-        self.ledger: Ledger[Release] = Ledger(journal, first_batch)
+        self.table = RequestTable()
+        self.group_commit: GroupCommit[Announcement] = GroupCommit(journal, first_batch)
         self._scheduler = scheduler
-        self._telemetry = telemetry
+        self._counters = counters
         self._wall_offset_s = wall_offset_s
         self._grace_s = reconnect_grace_s
-        self._crashes = 0
-        self._survived_at: float | None = None
-        self._frontends: dict[Peer, float] = {}  # when each was last heard
-        self._silent: set[Peer] = set()
-
-    @property
-    def frontends(self) -> list[Peer]:
-        """Frontends that are connected."""
-        return list(self._frontends)
+        self._crash_count = CrashCount()
 
     # --- what frontends say ---
 
-    def heard(self, peer: Peer, now: float) -> list[Effect]:
+    def heard(self, peer: Peer, now: float) -> list[Action]:
         """A frontend has said something."""
-        is_new = peer not in self._frontends
-        self._frontends[peer] = now
-        if peer in self._silent:
-            self._silent.remove(peer)
-            for request in self.requests.of_peer(peer):
+        is_new = peer not in self.frontends
+        if self.frontends.heard(peer, now):
+            for request in self.table.of_peer(peer):
                 request.cancel_at = None
-        return [log("info", "frontend connected", peer=peer.hex())] if is_new else []
+        return [log_line("info", "frontend connected", peer=peer.hex())] if is_new else []
 
-    def submit(self, peer: Peer, submit: m.Submit, now: float) -> list[Effect]:
+    def submit(self, peer: Peer, submit: m.Submit, now: float) -> list[Action]:
         """Accept or refuse a request."""
         try:
-            self._check(submit)
+            self.table.check_new(submit)
             sequences = self._scheduler.add(submit, now)
         except RequestRejected as refusal:
-            self._telemetry.request_refused(refusal.code)
+            self._counters.request_refused(refusal.code)
             self.outbox.refuse(peer, submit.request_id, refusal)
-            return [log("debug", "request refused", request=submit.request_id, code=refusal.code, reason=str(refusal))]
+            return [
+                log_line("debug", "request refused", request=submit.request_id, code=refusal.code, reason=str(refusal))
+            ]
         request = Request(submit, sequences, now, peer, self._scheduler.knows_capacity)
-        self.requests.add(request, now)
-        self._telemetry.submitted(sequences, now)
+        self.table.add(request, now)
+        self._counters.submitted(sequences, now)
         self.outbox.open(peer, submit, sequences)
         self._note([self._record(request)], [], now)
         return []
 
-    def attach(self, peer: Peer, request_id: str, now: float) -> list[Effect]:
+    def attach(self, peer: Peer, request_id: str, now: float) -> list[Action]:
         """A client has come back for its request."""
-        request = self.requests.find(request_id)
+        request = self.table.find(request_id)
         if request is None:
             self.outbox.answer(peer, m.Attached(request_id=request_id, found=False))
             return []
@@ -114,35 +110,37 @@ class FrontDesk:
             request.peer = peer
         attachment = _Attachment(peer, request, request.progress(self._scheduler.output_of))
         self._note([], [attachment], now)
-        return [log("info", "request attached", request=request_id, peer=peer.hex())]
+        return [log_line("info", "request attached", request=request_id, peer=peer.hex())]
 
-    def detach(self, peer: Peer, request_id: str, now: float) -> list[Effect]:
-        """The client of a request may come back."""
-        request = self.requests.find(request_id)
+    def detach(self, peer: Peer, request_id: str, now: float) -> list[Action]:
+        """The client of a request is away, and may come back."""
+        request = self.table.find(request_id)
         if request is None or request.ended_at is not None or request.peer != peer:
             return []
         self.outbox.close(request.sequences)
         request.peer = None
         return self._leave_alone([request], now)
 
-    def cancel(self, peer: Peer, request_id: str, index: int, now: float) -> list[Effect]:
-        """A frontend wants no more of a request, or of one of its sequences; it may not know that another reads it."""
-        request = self.requests.find(request_id)
+    def cancel(self, peer: Peer, request_id: str, index: int, now: float) -> list[Action]:
+        """A frontend wants no more of a request, or of one of its sequences.
+
+        The frontend may not know that another one reads the request by now; then nothing is cancelled.
+        """
+        request = self.table.find(request_id)
         if request is None or request.peer not in (peer, None):
             return []
         return self._cancel(request_id, index, now)
 
-    def gone(self, peer: Peer, reason: str, now: float) -> list[Effect]:
-        """The connection to a frontend broke: what its requests say is for nobody until a client comes back."""
-        if self._frontends.pop(peer, None) is None:
+    def gone(self, peer: Peer, reason: str, now: float) -> list[Action]:
+        """The connection to a frontend broke: its requests have no reader until a client comes back."""
+        if not self.frontends.remove(peer):
             return []
-        self._silent.discard(peer)
-        requests = self.requests.of_peer(peer)
+        requests = self.table.of_peer(peer)
         self.outbox.forget(peer)
         for request in requests:
             request.peer = None
         level: Level = "warning" if requests else "info"
-        noted = log(level, "frontend gone", peer=peer.hex(), reason=reason, requests_detached=len(requests))
+        noted = log_line(level, "frontend gone", peer=peer.hex(), reason=reason, requests_detached=len(requests))
         return [noted, *self._leave_alone(requests, now)]
 
     # --- what the scheduler gives ---
@@ -150,167 +148,141 @@ class FrontDesk:
     def stepped(self, output: StepOutput, now: float) -> None:
         """A step gave tokens."""
         records: list[AnyRecord] = []
-        if self.ledger.is_recording:
-            records = [Stepped.of(output), *map(Ended.of, output.ends)]
-        self._telemetry.stepped(output, now)
+        if self.group_commit.is_recording:
+            records = [StepRecord.of(output), *map(EndRecord.of, output.ends)]
+        self._counters.stepped(output, now)
         for end in output.ends:
-            self.requests.ended(end, now)
+            self.table.ended(end, now)
         self._note(records, [output], now)
 
-    def ended(self, ends: list[SequenceEnd], now: float) -> list[Effect]:
+    def ended(self, ends: list[SequenceEnd], now: float) -> list[Action]:
         """Sequences have ended other than by a step."""
-        effects: list[Effect] = []
+        actions: list[Action] = []
         for end in ends:
-            self._telemetry.ended(end, now)
-            self.requests.ended(end, now)
+            self._counters.ended(end, now)
+            self.table.ended(end, now)
             if end.reason == "error":
-                effects.append(log("warning", "request failed", request=end.sequence.request_id, reason=end.error))
+                actions.append(log_line("warning", "request failed", request=end.sequence.request_id, reason=end.error))
         if ends:
-            self._note([Ended.of(end) for end in ends], [*ends], now)
-        return effects
+            self._note([EndRecord.of(end) for end in ends], [*ends], now)
+        return actions
 
-    def tick(self, now: float) -> list[Effect]:
-        """End what is late: silent frontends, requests nobody came back for, a journal that is stuck."""
-        effects: list[Effect] = []
-        for peer, heard in list(self._frontends.items()):
-            if now - heard > FRONTEND_TIMEOUT_S and peer not in self._silent:
-                requests = self.requests.of_peer(peer)
-                if not requests and self.outbox.peek(peer) is None:  # if it lives, it is new when it speaks again
-                    effects += self.gone(peer, "silent", now)
-                    continue
-                self._silent.add(peer)  # it may only be frozen: its requests' ends wait for it in the outbox
-                silence_s = round(now - heard, 1)
-                effects.append(log("warning", "frontend silent", peer=peer.hex(), silent_s=silence_s))
-                effects += self._leave_alone(requests, now)
-        for request in self.requests.late(now):
-            effects.append(log("info", "request cancelled: its client did not come back", request=request.id))
-            effects += self._cancel(request.id, -1, now)
-        for request_id in self.requests.let_go(now):
-            self.ledger.let_go(request_id)
-        if self._survived_at is not None and now >= self._survived_at:
-            self._crashes, self._survived_at = 0, None
-            self._note([Life(0)], [], now)
-        if (overgrown := self.ledger.overgrown()) is not None and (found := self.requests.find(overgrown)) is not None:
-            self._note([self._record(found)], [], now)
-        was_ok = self.ledger.state is JournalState.OK
-        self._tell(self.ledger.tick(now))
-        if was_ok and self.ledger.state is JournalState.FAILED:
-            effects.append(log("error", "journal stuck", consequence=_AT_RISK))
-        return effects
+    def tick(self, now: float) -> list[Action]:
+        """End what is late: silent frontends, requests whose client did not come back, a journal that is stuck."""
+        actions: list[Action] = []
+        for peer, silence_s in self.frontends.overdue(now):
+            requests = self.table.of_peer(peer)
+            if not requests and self.outbox.peek(peer) is None:  # if it is alive, its next message makes it new
+                actions += self.gone(peer, "silent", now)
+                continue
+            self.frontends.mark_silent(peer)  # it may only be frozen: the ends of its requests wait in the outbox
+            actions.append(log_line("warning", "frontend silent", peer=peer.hex(), silent_s=round(silence_s, 1)))
+            actions += self._leave_alone(requests, now)
+        for late in self.table.late(now):
+            actions.append(log_line("info", "request cancelled: its client did not come back", request=late.id))
+            actions += self._cancel(late.id, -1, now)
+        for request_id in self.table.let_go(now):
+            self.group_commit.let_go(request_id)
+        if (survived := self._crash_count.survived(now)) is not None:
+            self._note([survived], [], now)
+        overgrown = self.group_commit.overgrown()
+        if overgrown is not None and (request := self.table.find(overgrown)) is not None:
+            self._note([self._record(request)], [], now)
+        was_ok = self.group_commit.state is JournalState.OK
+        self._tell(self.group_commit.tick(now))
+        if was_ok and self.group_commit.state is JournalState.FAILED:
+            actions.append(log_line("error", "journal stuck", consequence=AT_RISK))
+        return actions
 
     def paused(self, seconds: float, now: float) -> None:
-        """This side has not run for so long: nobody could be heard, and clients may need that long to come back."""
-        self._frontends = {peer: min(heard + seconds, now) for peer, heard in self._frontends.items()}
-        for request in self.requests.all():
+        """This side has not run for so long: it could not hear, and clients may need that long to come back."""
+        self.frontends.paused(seconds, now)
+        for request in self.table.all():
             if request.cancel_at is not None:
                 request.cancel_at += seconds
-        self.ledger.paused(seconds, now)
+        self.group_commit.paused(seconds, now)
 
     # --- the journal ---
 
-    def restore(self, saved: list[Accepted], now: float, crashes: int = 0) -> list[Effect]:
-        """Take up the requests of an earlier life. Nobody reads them until a client attaches.
+    def restore(self, records: list[RequestRecord], now: float, crashes: int = 0) -> list[Action]:
+        """Take up the requests of an earlier life. They have no reader until a client attaches.
 
         Args:
-            crashes: lives in a row that ended by a fault of the core. After MAX_CRASHES the open requests are ended,
-                as one of them would bring it about again.
+            crashes: lives in a row that ended by a fault of the core. After `MAX_CRASHES` the open requests are ended,
+                because one of them would bring the fault about again.
         """
-        self._crashes = crashes
-        self._survived_at = now + SURVIVED_AFTER_S if crashes else None
-        if crashes >= MAX_CRASHES:
-            given_up = [accepted.submit.request_id for accepted in saved if not accepted.has_ended]
-            saved = [_given_up(accepted) for accepted in saved]
+        records, given_up = self._crash_count.begin(crashes, records, now)
         num_open = 0
-        for accepted in saved:
-            request = self._restored(accepted, now)
-            self.requests.add(request, now)
+        for record in records:
+            request = restored(record, self._scheduler, self._wall_offset_s)
+            open_ones = zip(request.sequences, request.endings, strict=True)
+            self._counters.submitted([sequence for sequence, ending in open_ones if ending is None], now)
+            self.table.add(request, now)
             num_open += request.ended_at is None
-        self._telemetry.requests_restored(num_open)
-        facts = {"open": num_open, "ended": len(saved) - num_open}
-        effects: list[Effect] = [log("info", "requests restored from the journal", **facts)] if saved else []
-        if crashes >= MAX_CRASHES:
-            effects.append(log("error", "requests given up", crashes=crashes, requests=",".join(given_up)))
-        return effects
+        self._counters.requests_restored(num_open)
+        facts = {"open": num_open, "ended": len(records) - num_open}
+        actions: list[Action] = [log_line("info", "requests restored from the journal", **facts)] if records else []
+        if given_up is not None:
+            actions.append(log_line("error", "requests given up", crashes=crashes, requests=",".join(given_up)))
+        return actions
 
-    def next_batch(self, now: float) -> Batch | None:
+    def next_batch(self, now: float) -> JournalBatch | None:
         """What is to be written to the journal now, if anything."""
-        if self.ledger.wants_reset(now):
+        if self.group_commit.may_begin_anew(now):
             return self.new_journal(now)
-        return self.ledger.next_batch(now)
+        return self.group_commit.next_batch(now)
 
-    def new_journal(self, now: float) -> Batch:
+    def new_journal(self, now: float) -> JournalBatch:
         """A batch that replaces all that was written before."""
-        return self.ledger.reset([Life(self._crashes), *map(self._record, self.requests.all())], now)
+        records: list[AnyRecord] = [self._crash_count.record, *map(self._record, self.table.all())]
+        return self.group_commit.begin_anew(records, now)
 
-    def crashed(self) -> Batch:
-        """The core has failed, and this is its end: what the journal has to know of that."""
-        return self.ledger.last(Life(self._crashes + 1))
+    def crashed(self) -> JournalBatch:
+        """The last batch of a core that has failed: the next life has to know of it."""
+        return self.group_commit.last_batch(self._crash_count.one_more)
 
-    def saved(self, number: int) -> list[Effect]:
-        """A batch is on disk."""
-        was_ok = self.ledger.state is JournalState.OK
-        self._tell(self.ledger.saved(number))
-        works_again = not was_ok and self.ledger.state is JournalState.OK
-        return [log("info", "journal works again", batch=number)] if works_again else []
-
-    def failed(self, number: int, reason: str, now: float) -> list[Effect]:
-        """A batch could not be written."""
-        was_ok = self.ledger.state is JournalState.OK
-        self._tell(self.ledger.failed(number, now))
-        failed = log("error", "journal failed", reason=reason, batch=number, consequence=_AT_RISK)
-        return [failed] if was_ok else []
+    def batch_written(self, result: BatchSaved | BatchFailed, now: float) -> list[Action]:
+        """The journal tells what became of a batch."""
+        was_ok = self.group_commit.state is JournalState.OK
+        match result:
+            case BatchSaved(number):
+                self._tell(self.group_commit.saved(number))
+                works_again = not was_ok and self.group_commit.state is JournalState.OK
+                return [log_line("info", "journal works again", batch=number)] if works_again else []
+            case BatchFailed(number, reason):
+                self._tell(self.group_commit.failed(number, now))
+                failed = log_line("error", "journal failed", reason=reason, batch=number, consequence=AT_RISK)
+                return [failed] if was_ok else []
 
     # --- inside ---
 
-    def _check(self, submit: m.Submit) -> None:
-        """Refuse what could not be told from another request, or what is too much for one client."""
-        if self.requests.find(submit.request_id) is not None:
-            raise RequestRejected(f"request id {submit.request_id!r} is in use", "request_exists")
-        num_open = self.requests.num_open(submit.client)
-        if submit.client_limit and num_open >= submit.client_limit:
-            message = f"{num_open} requests of {submit.client!r} are open, the limit is {submit.client_limit}"
-            raise RequestRejected(message, "too_many_requests")
-
-    def _leave_alone(self, requests: list[Request], now: float) -> list[Effect]:
-        """Nobody reads these requests any more: cancel them when the grace is over, or now if there is none."""
-        effects: list[Effect] = []
+    def _leave_alone(self, requests: list[Request], now: float) -> list[Action]:
+        """These requests have lost their reader: cancel them when the grace is over, or now if there is none."""
+        actions: list[Action] = []
         for request in requests:
             request.cancel_at = now + self._grace_s
             if self._grace_s == 0:
-                effects += self._cancel(request.id, -1, now)
-        return effects
+                actions += self._cancel(request.id, -1, now)
+        return actions
 
-    def _cancel(self, request_id: str, index: int, now: float) -> list[Effect]:
+    def _cancel(self, request_id: str, index: int, now: float) -> list[Action]:
         return self.ended(self._scheduler.cancel(request_id, index), now)
 
-    def _record(self, request: Request) -> Accepted:
+    def _record(self, request: Request) -> RequestRecord:
         return request.record(self._scheduler.output_of, self._wall_offset_s)
 
-    def _restored(self, accepted: Accepted, now: float) -> Request:
-        submit, progress = accepted.submit, accepted.progress
-        accepted_at = accepted.accepted_at - self._wall_offset_s
-        deadline = None if submit.timeout_s is None else accepted_at + submit.timeout_s
-        outputs = [told.token_ids for told in progress]
-        sequences = self._scheduler.restore(submit, accepted.arrival, outputs, deadline, fits=accepted.fits)
-        for sequence, told in zip(sequences, progress, strict=True):
-            sequence.model, sequence.num_cached_prompt = told.model, told.num_cached
-            if told.ending is not None:
-                self._scheduler.cancel(submit.request_id, sequence.index)
-        self._telemetry.submitted([s for s, told in zip(sequences, progress, strict=True) if told.ending is None], now)
-        return Request(submit, sequences, accepted_at, None, accepted.fits, endings=[told.ending for told in progress])
+    def _note(self, records: list[AnyRecord], announcements: list[Announcement], now: float) -> None:
+        self._tell(self.group_commit.add(records, announcements, now))
 
-    def _note(self, records: list[AnyRecord], releases: list[Release], now: float) -> None:
-        self._tell(self.ledger.add(records, releases, now))
-
-    def _tell(self, releases: list[Release]) -> None:
-        """It is on disk, or need not be."""
-        for release in releases:
-            match release:
+    def _tell(self, announcements: list[Announcement]) -> None:
+        """What these announcements say is on disk, or need not be: put them into the outbox."""
+        for announcement in announcements:
+            match announcement:
                 case StepOutput():
-                    self.outbox.push(release)
+                    self.outbox.push(announcement)
                 case SequenceEnd():
-                    self.outbox.end(release)
-                case _Attachment(peer, request, progress) if peer in self._frontends:
+                    self.outbox.end(announcement)
+                case _Attachment(peer, request, progress) if peer in self.frontends:
                     self._attached(peer, request, progress)
 
     def _attached(self, peer: Peer, request: Request, progress: tuple[Progress, ...]) -> None:
@@ -325,16 +297,5 @@ class FrontDesk:
         self.outbox.answer(peer, answer)
         if request.ended_at is not None or request.peer == peer:
             self.outbox.attach(peer, request.sequences, progress)
-        else:  # somebody else came for it while the journal was written
+        else:  # another frontend came for the request while the journal was written
             self.outbox.take_over(peer, request.id)
-
-
-_AT_RISK = "requests accepted from now on would not survive the scheduler"
-
-
-def _given_up(accepted: Accepted) -> Accepted:
-    """The request, with an end for what is open."""
-    message = f"the scheduler failed {MAX_CRASHES} times in a row with this request, or one that was open with it"
-    ending = Ending("error", message, "internal_error")
-    ended = [msgspec.structs.replace(told, ending=told.ending or ending) for told in accepted.progress]
-    return msgspec.structs.replace(accepted, progress=tuple(ended))

@@ -1,18 +1,19 @@
-"""Accepted requests: whose they are, who reads them, and, for a while, what those said that have ended. Pure.
+"""Accepted requests: their client, their reader, and, for a while, the answers of those that have ended. Pure.
 
-A request that nobody reads (its frontend died, or said that its client's connection broke) is *detached*: it goes on,
-and is cancelled if nobody attaches to it within the reconnect grace. One that has ended is retained, so that a client
-whose connection broke near the end finds the rest.
+A request without a reader (its frontend died, or said that its client's connection broke) is *detached*: it goes on,
+and is cancelled if no client attaches to it within the reconnect grace. A request that has ended is *retained*, so that
+a client whose connection broke near the end finds the rest.
 """
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from common.errors import RequestRejected
 from common.messages import Submit
 from scheduler_svc.core.actions import Peer
 from scheduler_svc.core.outcomes import SequenceEnd
-from scheduler_svc.core.requests.journal_records import Accepted, Ending, Progress
+from scheduler_svc.core.requests.journal_records import Ending, Progress, RequestRecord
 from scheduler_svc.core.sequence import Sequence
 
 RETAIN_S = 300.0
@@ -22,14 +23,14 @@ MAX_RETAINED_TOKENS = 8 * 2**20  # of prompts and outputs: 32 MiB
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One that was accepted.
+    """A request that was accepted.
 
     Attributes:
         accepted_at: in the caller's seconds, as all times here.
         fits: whether there was an executor that could run it when it was accepted.
         peer: the frontend that reads it; None while it is detached.
-        cancel_at: when it is cancelled if it is still detached; None for never, as for those that the journal brought
-            back: their clients may need longer than a grace to find the service again.
+        cancel_at: when it is cancelled if it is still detached; None for never. Requests that the journal brought back
+            have None: their clients may need longer than a grace to find the service again.
         endings: of its sequences, None for those that have not ended.
     """
 
@@ -44,7 +45,7 @@ class Request:
 
     @property
     def id(self) -> str:
-        """Its id."""
+        """Id of the request."""
         return self.submit.request_id
 
     def progress(self, output_of: Callable[[Sequence], bytes]) -> tuple[Progress, ...]:
@@ -54,17 +55,17 @@ class Request:
             for sequence, ending in zip(self.sequences, self.endings, strict=True)
         )
 
-    def record(self, output_of: Callable[[Sequence], bytes], wall_offset_s: float) -> Accepted:
-        """All that the journal has to know of it.
+    def record(self, output_of: Callable[[Sequence], bytes], wall_offset_s: float) -> RequestRecord:
+        """All that the journal has to know of the request.
 
         Args:
             wall_offset_s: what to add to the caller's time to get seconds since 1970.
         """
         arrival, accepted_at = self.sequences[0].arrival, self.accepted_at + wall_offset_s
-        return Accepted(arrival, accepted_at, self.submit, self.progress(output_of), self.fits)
+        return RequestRecord(arrival, accepted_at, self.submit, self.progress(output_of), self.fits)
 
 
-class Requests:
+class RequestTable:
     """Open and retained requests, by id."""
 
     def __init__(self) -> None:
@@ -83,7 +84,7 @@ class Requests:
         return self._open.get(request_id) or self._retained.get(request_id)
 
     def all(self) -> list[Request]:
-        """All of them, in no order that matters."""
+        """All requests, in no order that matters."""
         return [*self._retained.values(), *self._open.values()]
 
     def of_peer(self, peer: Peer) -> list[Request]:
@@ -94,8 +95,17 @@ class Requests:
         """Open requests of a client."""
         return self._clients[client]
 
+    def check_new(self, submit: Submit) -> None:
+        """Raise RequestRejected if the id of a request is in use, or the request is one too many for its client."""
+        if self.find(submit.request_id) is not None:
+            raise RequestRejected(f"request id {submit.request_id!r} is in use", "request_exists")
+        num_open = self.num_open(submit.client)
+        if submit.client_limit and num_open >= submit.client_limit:
+            message = f"{num_open} requests of {submit.client!r} are open, the limit is {submit.client_limit}"
+            raise RequestRejected(message, "too_many_requests")
+
     def add(self, request: Request, now: float) -> None:
-        """One that was just accepted, or restored from the journal."""
+        """Add a request that was just accepted, or restored from the journal."""
         request.endings += [None] * (len(request.sequences) - len(request.endings))
         if None in request.endings:
             self._open[request.id] = request
@@ -115,7 +125,7 @@ class Requests:
             self._retain(request, now)
 
     def late(self, now: float) -> list[Request]:
-        """Detached requests that nobody came back for in time."""
+        """Detached requests whose client did not come back in time."""
         return [r for r in self._open.values() if r.cancel_at is not None and r.cancel_at <= now]
 
     def let_go(self, now: float) -> list[str]:

@@ -7,15 +7,15 @@ import pytest
 from common import messages as m
 from common.wire import int32_array
 from scheduler_svc.core.outcomes import SequenceEnd
-from scheduler_svc.core.requests import requests as r
+from scheduler_svc.core.requests import request_table as r
 from scheduler_svc.core.requests.journal_records import Ending
-from scheduler_svc.core.requests.requests import RETAIN_S, Request, Requests
+from scheduler_svc.core.requests.request_table import RETAIN_S, Request, RequestTable
 from scheduler_svc.core.sequence import new_sequences
 
 
 @pytest.fixture
 def requests():
-    return Requests()
+    return RequestTable()
 
 
 def add(requests, request_id, *, n=1, client="", peer=b"p", now=0.0, num_prompt=3, endings=()):

@@ -1,16 +1,37 @@
-"""Counts what happens in the core. Decides nothing. Pure: the time is the caller's."""
+"""Counts and times what happens in the core, and decides nothing. Pure: the time is the caller's."""
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from common.messages import StepResult
-from scheduler_svc.core.observability.metrics import Metrics, Rate
+from scheduler_svc.core.observability.prometheus_text import PrometheusMetrics
 from scheduler_svc.core.outcomes import SchedulerStats, SequenceEnd, StepOutput
 from scheduler_svc.core.sequence import Sequence
 
 SAMPLE_INTERVAL_S = 1.0
+RATE_WINDOW_S = 10.0
 STEP_MS_WEIGHT = 0.1  # of the newest step in the exponential mean
+
+
+class Rate:
+    """Growth of a count over the last `RATE_WINDOW_S` seconds."""
+
+    def __init__(self) -> None:
+        self._samples: deque[tuple[float, int]] = deque()
+
+    def sample(self, now: float, total: int) -> None:
+        """Note the count; to be called about once a second."""
+        self._samples.append((now, total))
+        while now - self._samples[0][0] > RATE_WINDOW_S:
+            self._samples.popleft()
+
+    def per_second(self) -> float:
+        """The rate, 0 before there are two samples."""
+        if len(self._samples) < 2:
+            return 0.0
+        (t0, n0), (t1, n1) = self._samples[0], self._samples[-1]
+        return (n1 - n0) / (t1 - t0)
 
 
 @dataclass(slots=True)
@@ -21,8 +42,8 @@ class Steps:
     mean_ms: float = 0.0
 
 
-class Telemetry:
-    """What has happened so far.
+class ServiceCounters:
+    """Counts of what has happened so far, for the status report and for Prometheus.
 
     Args:
         stats: the scheduler's own counts.
@@ -36,14 +57,14 @@ class Telemetry:
     """
 
     def __init__(self, stats: SchedulerStats) -> None:
-        self.metrics = Metrics()
+        self.metrics = PrometheusMetrics()
         self.steps: dict[int, Steps] = {}
         self.ended_by: Counter[str] = Counter()
         self.executors_lost = 0
         self.output_rate, self.prefill_rate = Rate(), Rate()
         self._stats = stats
         self._submitted: dict[Sequence, float] = {}
-        self._paused: dict[Sequence, tuple[float, str]] = {}  # since when, and the cause
+        self._paused: dict[Sequence, tuple[float, str]] = {}  # since an executor was lost: the time, and the cause
         self._next_sample = float("-inf")
 
     def executor_joined(self, epoch: int) -> None:
@@ -107,7 +128,7 @@ class Telemetry:
         self.metrics.sequence_seconds.observe(now - submitted)
 
     def tick(self, now: float) -> None:
-        """Called often; samples the rates once a second."""
+        """Sample the rates once a second; to be called more often."""
         if now >= self._next_sample:
             self._next_sample = now + SAMPLE_INTERVAL_S
             self.output_rate.sample(now, self._stats.output_tokens)

@@ -1,4 +1,4 @@
-"""The state of the whole service, for people (`GET /status`) and for Prometheus. Pure: the time is the caller's."""
+"""Gathers the state of the whole service, for people (`GET /status`) and Prometheus. Pure: the time is the caller's."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -6,15 +6,15 @@ from dataclasses import dataclass, field
 from common import __version__
 from common.messages import ExecutorStatus, StatusReport
 from scheduler_svc.core.fleet.fleet import Fleet, Member
-from scheduler_svc.core.observability.metrics import Gauges
-from scheduler_svc.core.observability.telemetry import Telemetry
-from scheduler_svc.core.requests.request_manager import FrontDesk
+from scheduler_svc.core.observability.prometheus_text import Gauges
+from scheduler_svc.core.observability.service_counters import ServiceCounters
+from scheduler_svc.core.requests.request_manager import RequestManager
 from scheduler_svc.core.scheduling.scheduler import Scheduler
 
 
 @dataclass(frozen=True)
-class Outside:
-    """What only those know who do I/O.
+class IoCounts:
+    """What only the process around the core can count.
 
     Attributes:
         messages_dropped: by link.
@@ -25,13 +25,13 @@ class Outside:
     journal_bytes: int = 0
 
 
-class Reporter:
-    """Looks at all parts of the core.
+class StatusReporter:
+    """Reads all parts of the core for its reports.
 
     Args:
         model: the name shown.
-        now: when the service started.
-        outside: tells what the core itself cannot see.
+        now: the time at which the service started.
+        io_counts: tells what the core itself cannot see.
     """
 
     def __init__(
@@ -39,23 +39,23 @@ class Reporter:
         model: str,
         scheduler: Scheduler,
         fleet: Fleet,
-        desk: FrontDesk,
-        telemetry: Telemetry,
+        requests: RequestManager,
+        counters: ServiceCounters,
         now: float,
-        outside: Callable[[], Outside],
+        io_counts: Callable[[], IoCounts],
     ) -> None:
         self._model = model
         self._scheduler = scheduler
         self._fleet = fleet
-        self._desk = desk
-        self._telemetry = telemetry
+        self._requests = requests
+        self._counters = counters
         self._started = now
-        self._outside = outside
+        self._io_counts = io_counts
 
     def status(self, now: float) -> StatusReport:
         """Everything that `baton status` shows."""
-        stats, telemetry, ledger = self._scheduler.stats, self._telemetry, self._desk.ledger
-        ended = telemetry.ended_by
+        stats, counters, group_commit = self._scheduler.stats, self._counters, self._requests.group_commit
+        ended = counters.ended_by
         return StatusReport(
             version=__version__,
             model=self._model,
@@ -65,40 +65,40 @@ class Reporter:
             requests_finished=ended.total() - ended["error"],
             requests_failed=ended["error"],
             preemptions=stats.preemptions,
-            executors_lost=telemetry.executors_lost,
-            messages_dropped=sum(self._outside().messages_dropped.values()),
+            executors_lost=counters.executors_lost,
+            messages_dropped=sum(self._io_counts().messages_dropped.values()),
             prompt_tokens=stats.prompt_tokens,
             cached_prompt_tokens=stats.cached_prompt_tokens,
             output_tokens=stats.output_tokens,
             recomputed_tokens=stats.recomputed_tokens,
             sequences_resumed=stats.resumed,
-            journal=ledger.state.value,
-            journal_lag_s=ledger.lag_s(now),
-            output_tokens_per_s=telemetry.output_rate.per_second(),
-            prefill_tokens_per_s=telemetry.prefill_rate.per_second(),
+            journal=group_commit.state.value,
+            journal_lag_s=group_commit.lag_s(now),
+            output_tokens_per_s=counters.output_rate.per_second(),
+            prefill_tokens_per_s=counters.prefill_rate.per_second(),
             executors=[self._executor(member, now) for member in self._fleet],
         )
 
     def metrics_text(self, now: float) -> bytes:
         """Everything in Prometheus' text format."""
-        stats, ledger, outside = self._scheduler.stats, self._desk.ledger, self._outside()
+        stats, group_commit, io_counts = self._scheduler.stats, self._requests.group_commit, self._io_counts()
         gauges = Gauges(
             report=self.status(now),
-            open_requests=self._desk.requests.clients,
-            num_frontends=len(self._desk.frontends),
-            messages_dropped=outside.messages_dropped,
+            open_requests=self._requests.table.clients,
+            num_frontends=len(self._requests.frontends),
+            messages_dropped=io_counts.messages_dropped,
             strikes=stats.strikes,
             struck_out=stats.struck_out,
             model_changes=stats.model_changes,
-            journal_bytes=outside.journal_bytes,
-            journal_batches=ledger.num_batches,
-            journal_failures=ledger.num_failures,
+            journal_bytes=io_counts.journal_bytes,
+            journal_batches=group_commit.num_batches,
+            journal_failures=group_commit.num_failures,
         )
-        return self._telemetry.metrics.text(gauges)
+        return self._counters.metrics.text(gauges)
 
     def _executor(self, member: Member, now: float) -> ExecutorStatus:
         worker = self._scheduler.worker(member.epoch)
-        steps = self._telemetry.steps[member.epoch]
+        steps = self._counters.steps[member.epoch]
         hello = member.hello
         return ExecutorStatus(
             executor=hello.executor,

@@ -13,7 +13,7 @@ from common import messages as m
 from common.curve import ClientCurve, KeyFileError, KeyPair, certificate
 from common.logging import DropLog, get_logger
 from scheduler_svc.core.actions import Sent
-from scheduler_svc.server import curve_auth as auth
+from scheduler_svc.server import curve_auth
 from scheduler_svc.server.curve_auth import AllowList
 from scheduler_svc.server.router import Router
 from tests.support.hello import hello
@@ -24,7 +24,7 @@ BEAT = m.ExecutorHeartbeat(epoch=1)
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch):
-    monkeypatch.setattr(auth, "RELOAD_INTERVAL_S", 0.05)
+    monkeypatch.setattr(curve_auth, "RELOAD_INTERVAL_S", 0.05)
 
 
 @pytest.fixture
@@ -271,9 +271,9 @@ def test_a_folder_that_is_not_there_is_said_at_once(ring):
 
 def test_the_thread_ends_with_the_context(ring):
     door = Door(ring)
-    gatekeepers = [thread for thread in threading.enumerate() if isinstance(thread, auth.Gatekeeper)]
+    authenticators = [thread for thread in threading.enumerate() if isinstance(thread, curve_auth.Authenticator)]
     door.close()
-    for thread in gatekeepers:
+    for thread in authenticators:
         thread.join(timeout=5)
         assert not thread.is_alive()
 

@@ -1,4 +1,4 @@
-"""The ledger against a simulated disk that is slow, full or gone, in any order of events."""
+"""The group_commit against a simulated disk that is slow, full or gone, in any order of events."""
 
 from dataclasses import dataclass
 
@@ -6,8 +6,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from scheduler_svc.core.requests.group_commit import RETRY_AFTER_S, STUCK_AFTER_S, JournalState, Ledger
-from scheduler_svc.core.requests.journal_records import Ended, Ending, encode
+from scheduler_svc.core.requests.group_commit import RETRY_AFTER_S, STUCK_AFTER_S, GroupCommit, JournalState
+from scheduler_svc.core.requests.journal_records import Ending, EndRecord, encode
 from tests.support.disk import Disk, accepted, stepped
 
 
@@ -19,13 +19,13 @@ class Release:
     facts: dict[int, tuple[int, bool]]
 
 
-class LedgerMachine(RuleBasedStateMachine):
+class GroupCommitMachine(RuleBasedStateMachine):
     """Any order of events. `promised` is what was told while the journal was OK."""
 
     def __init__(self):
         super().__init__()
         self.now = 0.0
-        self.ledger, self.disk = Ledger(JournalState.OK, first_number=3, max_log_bytes=300), Disk()
+        self.group_commit, self.disk = GroupCommit(JournalState.OK, first_number=3, max_log_bytes=300), Disk()
         self.written = []  # handed to the disk, which has not answered yet
         self.truth, self.promised = {}, {}
         self.num_added = self.num_told = 0
@@ -35,18 +35,18 @@ class LedgerMachine(RuleBasedStateMachine):
     def start(self, begins_anew):
         if begins_anew:
             self.disk.rows = {1: encode([accepted(77)]), 2: encode([stepped([77], 1)])}
-            self.hand_over(self.ledger.reset([], self.now))
+            self.hand_over(self.group_commit.begin_anew([], self.now))
 
     def add(self, records, arrivals):
         facts = {a: (len(self.truth[a][0]), self.truth[a][1]) for a in arrivals}
         self.num_added += 1
-        self.told(self.ledger.add(records, [Release(self.num_added, facts)], self.now))
+        self.told(self.group_commit.add(records, [Release(self.num_added, facts)], self.now))
 
     def told(self, releases):
         for release in releases:
             self.num_told += 1
             assert release.serial == self.num_told, "each once, in the order in which they went in"
-            if self.ledger.state is JournalState.OK:
+            if self.group_commit.state is JournalState.OK:
                 self.promised |= {a: fact for a, fact in release.facts.items() if a in self.truth}
 
     def hand_over(self, batch):
@@ -70,14 +70,14 @@ class LedgerMachine(RuleBasedStateMachine):
         arrivals = data.draw(st.lists(st.sampled_from(self.going()), unique=True, min_size=1))
         for arrival in arrivals:
             self.truth[arrival][0].append(token)
-        self.add([stepped(arrivals, token)] if self.ledger.is_recording else [], arrivals)
+        self.add([stepped(arrivals, token)] if self.group_commit.is_recording else [], arrivals)
 
     @precondition(lambda self: self.going())
     @rule(data=st.data())
     def end(self, data):
         arrival = data.draw(st.sampled_from(self.going()))
         self.truth[arrival] = (self.truth[arrival][0], True)
-        self.add([Ended(arrival, 0, Ending("stop"))], [arrival])
+        self.add([EndRecord(arrival, 0, Ending("stop"))], [arrival])
 
     @precondition(lambda self: self.truth)
     @rule(data=st.data())
@@ -90,18 +90,18 @@ class LedgerMachine(RuleBasedStateMachine):
         arrival = data.draw(st.sampled_from(sorted(self.truth.keys() - set(self.going()))))
         del self.truth[arrival]
         self.promised.pop(arrival, None)
-        self.ledger.let_go(f"r{arrival}")
+        self.group_commit.let_go(f"r{arrival}")
 
     @rule()
     def write(self):
-        if self.ledger.wants_reset(self.now):
-            self.hand_over(self.ledger.reset([self.whole(arrival) for arrival in self.truth], self.now))
-        elif (batch := self.ledger.next_batch(self.now)) is not None:
+        if self.group_commit.may_begin_anew(self.now):
+            self.hand_over(self.group_commit.begin_anew([self.whole(arrival) for arrival in self.truth], self.now))
+        elif (batch := self.group_commit.next_batch(self.now)) is not None:
             self.hand_over(batch)
 
     @rule()
     def carry_forward(self):
-        if (request_id := self.ledger.overgrown()) is not None:
+        if (request_id := self.group_commit.overgrown()) is not None:
             self.add([self.whole(int(request_id[1:]))], [])
 
     @precondition(lambda self: self.written)
@@ -111,14 +111,14 @@ class LedgerMachine(RuleBasedStateMachine):
         if outcome != "failed":
             self.disk.write(batch)
         if outcome == "saved":
-            self.told(self.ledger.saved(batch.number))
+            self.told(self.group_commit.saved(batch.number))
         else:
-            self.told(self.ledger.failed(batch.number, self.now))
+            self.told(self.group_commit.failed(batch.number, self.now))
 
     @rule(seconds=st.sampled_from([0.001, 0.1, STUCK_AFTER_S + 0.1, RETRY_AFTER_S + 0.1]))
     def wait(self, seconds):
         self.now += seconds
-        self.told(self.ledger.tick(self.now))
+        self.told(self.group_commit.tick(self.now))
 
     @invariant()
     def what_was_told_survives(self):
@@ -134,10 +134,10 @@ class LedgerMachine(RuleBasedStateMachine):
     @invariant()
     def nobody_waits_for_a_journal_that_does_not_work(self):
         """Only while it catches up with what was told meanwhile, when its disk has just worked again."""
-        if self.ledger.is_settled:
+        if self.group_commit.is_settled:
             assert self.num_told == self.num_added
-        elif self.ledger.state is JournalState.FAILED:
-            assert self.written or self.ledger.due_in_s(self.now) is not None, "it waits for a write, which comes"
+        elif self.group_commit.state is JournalState.FAILED:
+            assert self.written or self.group_commit.due_in_s(self.now) is not None, "it waits for a write, which comes"
 
     def whole(self, arrival):
         tokens, ended = self.truth[arrival]
@@ -150,11 +150,11 @@ class LedgerMachine(RuleBasedStateMachine):
                 self.disk_answers("saved")
             self.wait(RETRY_AFTER_S + 0.1)
             self.write()
-        assert self.ledger.state is JournalState.OK
+        assert self.group_commit.state is JournalState.OK
         assert self.num_told == self.num_added
         found = self.disk.read()
         assert {arrival: found[arrival] for arrival in self.truth} == self.truth
 
 
-TestLedgerMachine = LedgerMachine.TestCase
-TestLedgerMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestGroupCommitMachine = GroupCommitMachine.TestCase
+TestGroupCommitMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

@@ -12,7 +12,15 @@ from common import messages as m
 from common.errors import BatonError
 from common.wire import int32_array
 from scheduler_svc.core.outcomes import SequenceEnd, StepOutput
-from scheduler_svc.core.requests.journal_records import Accepted, Ended, Ending, Progress, Stepped, encode, replay
+from scheduler_svc.core.requests.journal_records import (
+    Ending,
+    EndRecord,
+    Progress,
+    RequestRecord,
+    StepRecord,
+    encode,
+    replay,
+)
 from scheduler_svc.core.sequence import new_sequences
 
 PROMPT = array("i", [5, 6, 7]).tobytes()
@@ -23,13 +31,13 @@ def submit(request_id, n=1, **changes):
 
 
 def accepted(request_id, arrival=0, n=1):
-    return Accepted(arrival, 1000.5, submit(request_id, n), (Progress(),) * n)
+    return RequestRecord(arrival, 1000.5, submit(request_id, n), (Progress(),) * n)
 
 
 def stepped(model, **tokens):
     """A step that gave `s3=7`: token 7 to the sequence of arrival 3."""
     arrivals = array("q", [int(name[1:]) for name in tokens])
-    return Stepped(model, arrivals.tobytes(), array("i", tokens.values()).tobytes())
+    return StepRecord(model, arrivals.tobytes(), array("i", tokens.values()).tobytes())
 
 
 def tokens_of(request):
@@ -51,7 +59,7 @@ def test_a_request_comes_back_as_it_was_submitted():
         client_limit=3,
         context=b"\x00\xff",
     )
-    record = Accepted(2**40, 1e9 + 0.25, whole, (Progress(), Progress(b"", "", 2, Ending("error", "why", "code"))))
+    record = RequestRecord(2**40, 1e9 + 0.25, whole, (Progress(), Progress(b"", "", 2, Ending("error", "why", "code"))))
     assert replay([encode([record])]) == [record]
 
 
@@ -60,7 +68,7 @@ def test_records_are_made_of_what_the_scheduler_gives():
     second.num_cached_prompt = 3
     end = SequenceEnd(second, "error", "too bad", "internal_error")
     output = StepOutput([first, second], [11, 12], [first], [end], "model")
-    payload = encode([accepted("a", 2**33, n=2), Stepped.of(output), *map(Ended.of, output.ends)])
+    payload = encode([accepted("a", 2**33, n=2), StepRecord.of(output), *map(EndRecord.of, output.ends)])
     (request,) = replay([payload])
     assert tokens_of(request) == [[11], [12]]
     assert request.progress[0] == Progress(array("i", [11]).tobytes(), "model", None, None)
@@ -75,7 +83,7 @@ def test_requests_come_in_the_order_of_their_arrival_not_of_their_records():
 
 def test_what_is_said_of_a_request_that_was_let_go_is_passed_over():
     payload = encode(
-        [stepped("x", s0=1, s9=2), accepted("a", 9), Ended(0, 0, Ending("stop")), stepped("x", s9=3, s0=4)]
+        [stepped("x", s0=1, s9=2), accepted("a", 9), EndRecord(0, 0, Ending("stop")), stepped("x", s9=3, s0=4)]
     )
     (request,) = replay([payload])
     assert tokens_of(request) == [[3]]
@@ -133,7 +141,7 @@ def histories(draw):
         if kind.startswith("accept") and told.submits:
             n = told.submits[arrival].n
             progress = tuple(told.truth[arrival + i].progress() for i in range(n))
-            told.batches[-1].append(Accepted(arrival, float(arrival), told.submits[arrival], progress))
+            told.batches[-1].append(RequestRecord(arrival, float(arrival), told.submits[arrival], progress))
             told.introduced[arrival] = len(told.batches) - 1
         if kind == "batch":
             told.batches.append([])
@@ -147,7 +155,7 @@ def histories(draw):
         if kind == "end" and going:
             arrival, num_cached = draw(st.sampled_from(going)), draw(st.none() | st.integers(0, 3))
             ending = Ending(draw(st.sampled_from(["stop", "length", "cancelled", "error"])), "e", "c")
-            told.batches[-1].append(Ended(arrival, num_cached, ending))
+            told.batches[-1].append(EndRecord(arrival, num_cached, ending))
             told.truth[arrival].num_cached, told.truth[arrival].ending = num_cached, ending
     return told
 
@@ -155,7 +163,7 @@ def histories(draw):
 @settings(max_examples=150, deadline=None)
 @given(histories(), st.data())
 def test_any_tail_of_the_journal_tells_all_of_the_requests_introduced_in_it(told, data):
-    """So the batches before the oldest Accepted that is needed can be let go."""
+    """So the batches before the oldest RequestRecord that is needed can be let go."""
     keep_from = data.draw(st.integers(0, len(told.batches)))
     requests = {request.arrival: request for request in replay([encode(b) for b in told.batches[keep_from:]])}
     assert set(requests) == {arrival for arrival, batch in told.introduced.items() if batch >= keep_from}

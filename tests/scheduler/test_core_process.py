@@ -10,7 +10,7 @@ import pytest
 
 from common import messages as m
 from common.wire import HEADER
-from scheduler_svc.core.requests import request_manager as front_desk
+from scheduler_svc.core.requests import frontends
 from scheduler_svc.core.scheduling.scheduler import SchedulerConfig
 from tests.support.core import FakeExecutor, Peer, running_core
 from tests.support.hello import LIMITS, hello
@@ -191,7 +191,7 @@ def test_requests_of_a_frontend_that_vanishes_wait_for_their_clients_and_are_can
         doomed.submit("b", [2] * 50, max_tokens=140)
         doomed.take(doomed.receive(m.Outputs))
         doomed.close()
-        wait_until(lambda: core.engine.core.desk.requests.find("a").peer is None)
+        wait_until(lambda: core.core_process.core.requests.table.find("a").peer is None)
         front.send(m.Attach(request_id="a"))
         assert front.receive(m.Attached).found
         front.gather(("a", 0))
@@ -239,7 +239,7 @@ def test_garbage_at_both_sockets_harms_nobody(core):
 
 
 def test_a_frontend_that_was_frozen_too_long_finds_its_requests_ended(tmp_path, monkeypatch):
-    monkeypatch.setattr(front_desk, "FRONTEND_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(frontends, "FRONTEND_TIMEOUT_S", 0.3)
     with running_core(tmp_path, reconnect_grace_s=0.1) as core:
         FakeExecutor(core.back, step_s=0.02)
         frozen, front = core.frontend(), core.frontend()

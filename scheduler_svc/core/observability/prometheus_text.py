@@ -1,7 +1,6 @@
-"""What the core exports to Prometheus. One registry of the core's own: frontends only pass its text on."""
+"""The core's metrics in Prometheus' text format. The registry is the core's own: frontends only pass its text on."""
 
 from collections import Counter as PlainCounter
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
@@ -13,7 +12,6 @@ from prometheus_client.registry import Collector
 from common.messages import StatusReport
 from scheduler_svc.core.fleet.fleet import FAILURES
 
-RATE_WINDOW_S = 10.0
 OUTCOMES = ("stop", "length", "cancelled", "deadline", "error", "refused")
 CODES = ("queue_full", "too_many_requests", "request_exists", "context_length_exceeded", "invalid_value")
 CAUSES = (*FAILURES, "restarted", "drained", "shutdown")
@@ -43,11 +41,11 @@ class Gauges:
     journal_failures: int
 
 
-class Metrics:
+class PrometheusMetrics:
     """Counters and histograms that events move; everything that is a state comes with `text`."""
 
     def __init__(self) -> None:
-        disable_created_metrics()  # type: ignore[no-untyped-call]  # they double the number of series and nobody charts them
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # they double the number of series, and no chart uses them
         self._registry = CollectorRegistry()
         self.sequences_ended = self._counter("baton_sequences_ended", "Sequences that ended.", outcome=OUTCOMES)
         self.requests_refused = self._counter("baton_requests_refused", "Requests that were not taken.", code=CODES)
@@ -79,7 +77,7 @@ class Metrics:
 
 
 def _with_series(metric: AnyMetric, label: Mapping[str, tuple[str, ...]]) -> AnyMetric:
-    """The metric with a series for each value of its label from the start: Prometheus sees no increase to a first 1."""
+    """Give the metric a series for each value of its label now: Prometheus sees no increase to a first 1."""
     for values in label.values():
         for value in values:
             metric.labels(value)
@@ -93,7 +91,7 @@ class _Fixed(Collector):
         self._metrics = metrics
 
     def collect(self) -> Iterable[Metric]:
-        """All of them."""
+        """All metrics."""
         return self._metrics
 
 
@@ -141,7 +139,7 @@ def _gauge(name: str, text: str, label: str, values: Mapping[str, int]) -> Metri
 
 def _blocks(report: StatusReport) -> Metric:
     blocks = GaugeMetricFamily("baton_blocks", "KV blocks.", labels=["executor", "state"])
-    used, free = PlainCounter[str](), PlainCounter[str]()  # sums, because nobody keeps names from being used twice
+    used, free = PlainCounter[str](), PlainCounter[str]()  # sums, because two executors may have one name
     for executor in report.executors:
         used[executor.executor] += executor.num_blocks - executor.free_blocks
         free[executor.executor] += executor.free_blocks
@@ -149,23 +147,3 @@ def _blocks(report: StatusReport) -> Metric:
         blocks.add_metric([name, "used"], used[name])
         blocks.add_metric([name, "free"], free[name])
     return blocks
-
-
-class Rate:
-    """Growth of a count over the last `RATE_WINDOW_S` seconds."""
-
-    def __init__(self) -> None:
-        self._samples: deque[tuple[float, int]] = deque()
-
-    def sample(self, now: float, total: int) -> None:
-        """Note the count; to be called about once a second."""
-        self._samples.append((now, total))
-        while now - self._samples[0][0] > RATE_WINDOW_S:
-            self._samples.popleft()
-
-    def per_second(self) -> float:
-        """The rate, 0 before there are two samples."""
-        if len(self._samples) < 2:
-            return 0.0
-        (t0, n0), (t1, n1) = self._samples[0], self._samples[-1]
-        return (n1 - n0) / (t1 - t0)
