@@ -1,4 +1,4 @@
-// Attention of a mixed batch (PagedAttention, Kwon et al. 2023, arXiv:2309.06180): who computes which part of it.
+// Attention of a mixed batch (PagedAttention, Kwon et al. 2023, arXiv:2309.06180): which thread computes which part.
 
 #include "attention.h"
 
@@ -11,7 +11,7 @@ namespace {
 
 using namespace baton;
 
-constexpr int64_t kQueryRows = 128;  // rows of the products that a block of queries comes down to
+constexpr int64_t kQueryRows = 128;  // rows of the products for a block of queries
 
 // Queries of a row with several, or a chunk of the positions of a row with one; all KV heads of it.
 struct Part {

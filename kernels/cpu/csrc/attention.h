@@ -1,4 +1,4 @@
-// One batch's attention over a paged KV cache, as both ways to compute it see it.
+// The arguments of one batch's attention over a paged KV cache, for decode rows and for prompts.
 #pragma once
 
 #include "simd.h"
@@ -41,18 +41,18 @@ struct Attention {
   }
 };
 
-// Of one KV head's query heads over one chunk of positions: the largest score, the sum of the weights relative to it,
+// For one KV head's query heads over one chunk of positions: the largest score, the sum of the weights relative to it,
 // and the weighted sum of the values. Merging them is the online softmax (Milakov & Gimelshein 2018, arXiv:1805.02867).
 struct Partial {
   float *maxima, *sums, *values;  // [group], [group], [group, head_dim]
 };
 
-// The single query of a row over the positions [first, first + count) of one chunk. If the same of the next KV head
-// follows, its K is fetched into the cache.
+// Attends the single query of a row to the positions [first, first + count) of one chunk. If the next KV head follows,
+// its K is fetched into the cache.
 void attend_chunk(const Attention& attention, int64_t row, int64_t kv_head, int64_t first, int64_t count,
                   bool next_head_follows, const Partial& partial);
 
-// Queries [first_query, first_query + num_queries) of a row, for one KV head, into the output.
+// Attends the queries [first_query, first_query + num_queries) of a row for one KV head, and writes the output.
 void attend_queries(const Attention& attention, int64_t row, int64_t kv_head, int64_t first_query, int64_t num_queries);
 
 }  // namespace baton

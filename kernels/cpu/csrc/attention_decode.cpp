@@ -1,7 +1,7 @@
 // Attention of a single query: a chunk of K, then of V, straight from where they lie in the cache.
 //
-// Its time is the memory's if the query heads of a KV head are taken together (up to four at a time), and if the memory
-// is never idle: V is fetched while K is used, and the next KV head's K while V is.
+// It takes as long as reading K and V if the query heads of a KV head are taken together (up to four at a time), and if
+// the memory is never idle: V is fetched while K is used, and the next KV head's K while V is.
 
 #include <algorithm>
 
@@ -53,7 +53,7 @@ void score(const Attention& attention, const bf16* query, const int64_t* offsets
   }
 }
 
-// Scores to weights relative to the largest, rounded to bf16 for the product with V; returns what they sum up to.
+// Turns scores into weights relative to the largest, rounded to bf16 for the product with V; returns their sum.
 float weigh(float* scores, int64_t count, float* maximum, bf16* weights) {
   const int64_t padded = (count + kPadding - 1) / kPadding * kPadding;
   for (int64_t i = count; i < padded; ++i) scores[i] = -kInfinity;

@@ -44,7 +44,7 @@ void pack_keys_and_values(const Attention& attention, const int64_t* offsets, in
   }
 }
 
-// One row of scores to weights, of which the first `visible` count. Returns by what older sums have to be multiplied.
+// Turns one row of scores into weights; only the first `visible` count. Returns the factor for older sums.
 float weigh(float* scores, int64_t visible, int64_t padded, float scale, float* maximum, float* total, bf16* weights) {
   std::fill(scores + visible, scores + padded, -kInfinity);
   Floats largest = set(-kInfinity);

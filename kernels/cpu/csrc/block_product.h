@@ -1,4 +1,4 @@
-// Products of packed rows and packed columns: what linear layers and the attention of prompts both come down to.
+// Products of packed rows and packed columns: linear layers and the attention of prompts both use them.
 //
 // The columns lie in panels of 16, [size / 2][16] pairs of bf16: one pair of all 16 columns fills a vector, and 16 of
 // these fill a tile of AMX. The rows lie in blocks, as many rows as there are accumulators for: [size / 2][rows] pairs

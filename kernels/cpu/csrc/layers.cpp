@@ -7,10 +7,10 @@ namespace {
 
 using namespace baton;
 
-constexpr double kElementNs = 0.15;  // what an element costs a thread, about
+constexpr double kElementNs = 0.15;  // a thread's time for an element, about
 constexpr int64_t kMaxHeadDim = 128;
 
-// The factor 1 / rms(x) for `size` elements of which the squares' sum is given.
+// The factor 1 / rms(x) for `size` elements, given the sum of their squares.
 float inverse_rms(float squares, int64_t size, float eps) {
   return 1.0f / __builtin_sqrtf(squares / static_cast<float>(size) + eps);
 }

@@ -1,6 +1,6 @@
 // A linear layer over weights that were packed once, when they were loaded: how its rows and panels are shared out.
 //
-// For few rows the weights' way from memory is all the time it takes: two panels stream into the cache at once, and
+// For few rows reading the weights from memory takes all the time: two panels stream into the cache at once, and
 // every row of the batch uses them while they are there. For many rows it is a blocked matrix product.
 #pragma once
 
@@ -36,7 +36,7 @@ struct Layer {
   bool silu_and_mul;
 };
 
-// sums[rows][32] of the panels from `panel` on, into their columns of `out`.
+// Stores sums[rows][32] of the panels from `panel` on in their columns of `out`.
 template <class Weights>
 void write_columns(const Layer& layer, const Weights& weights, const float* sums, int64_t first_row, int64_t rows,
                    int64_t panel, int num_panels) {
@@ -52,7 +52,7 @@ void write_columns(const Layer& layer, const Weights& weights, const float* sums
   }
 }
 
-// silu(gate) * up; the three of them are rounded as if they had been stored.
+// silu(gate) * up; gate, up and silu are rounded as if they had been stored.
 template <class Weights>
 void write_activations(const Layer& layer, const Weights& weights, const float* sums, int64_t first_row, int64_t rows,
                        int64_t panel) {
@@ -87,7 +87,7 @@ typename Weights::Rows pack_segments(const Layer& layer, const Weights& weights,
   return packed;
 }
 
-// The panels [begin, end) for the packed rows of a segment.
+// Computes the panels [begin, end) for the packed rows of a segment.
 template <class Weights>
 void multiply(const Layer& layer, const Weights& weights, const typename Weights::Rows& packed, int64_t first_row,
               int64_t rows, int64_t begin, int64_t end) {
@@ -111,7 +111,7 @@ void multiply(const Layer& layer, const Weights& weights, const typename Weights
 //   from_row           packed rows from the first row of a segment on
 //   pack               one of the blocks of a segment's rows
 //   product            a segment's rows times one or two panels, into sums[rows][32]
-//   scaled             sums of the columns from one on, as they were meant
+//   scaled             sums of the columns from one on, times their scales
 template <class Weights>
 void run_layer(const Layer& layer, const Weights& weights, int threads) {
   const Segments segments(layer.rows);

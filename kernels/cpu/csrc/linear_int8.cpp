@@ -11,7 +11,7 @@ namespace {
 
 using namespace baton;
 
-constexpr int kBytesMultiple = 2 * kSizeMultiple;  // sizes are padded to it: a bf16 takes the place of two int8
+constexpr int kBytesMultiple = 2 * kSizeMultiple;  // sizes are padded to this: a bf16 takes the place of two int8
 constexpr float kLargest = 127.0f;
 
 struct Quantized {
@@ -36,7 +36,7 @@ Quantized quantize(const bf16* from, int64_t count, float largest, int8_t* to) {
   Ints total = set_ints(0);
   for (int64_t i = 0; i < count; i += kFloats) {
     const Floats x = load_bf16(from + i, count - i) * factor;
-    const Ints whole = to_ints(min(max(x, set(-kLargest)), set(kLargest)));  // in this order a NaN gets finite
+    const Ints whole = to_ints(min(max(x, set(-kLargest)), set(kLargest)));  // in this order a NaN becomes finite
     total += whole;
     store_bytes(to + i, whole);
   }

@@ -49,9 +49,9 @@ class alignas(64) Share {
   std::atomic<uint64_t> range_;
 };
 
-// body(begin, end) for ranges that make up `count` items. Each thread has a share that lies together, so that what it
-// asks memory for ahead of time is what it will want. Whoever is done helps the one who has most left, so that one
-// whose core is wanted by another process (the scheduler, a frontend) does not hold up the others.
+// Calls body(begin, end) for ranges that make up `count` items. Each thread has a share that lies together, so that it
+// uses what it prefetches. A thread that is done takes items from the thread with most left, so that one whose core is
+// used by another process (the scheduler, a frontend) does not hold up the others.
 template <class Body>
 void parallel_for(int64_t count, int threads, const Body& body) {
   if (threads == 1 || count <= 1) {
@@ -76,7 +76,7 @@ void parallel_for(int64_t count, int threads, const Body& body) {
   }
 }
 
-// The same for items that take about `cost_ns` each: with as few threads as all of them are worth.
+// The same for items that take about `cost_ns` each, with no more threads than the work is worth.
 template <class Body>
 void parallel_for_small(int64_t count, double cost_ns, int threads, const Body& body) {
   constexpr double kWorthwhileNs = 5'000;  // of work for a thread; a parallel region costs 1 to 5 us

@@ -12,7 +12,7 @@ using namespace baton;
 
 extern "C" {
 
-// Asks Linux for the tile registers, which it gives to processes that ask only. 0, or -1 if it does not have them.
+// Asks Linux for the tile registers, which a process has to ask for. Returns 0, or -1 if there are none.
 int baton_request_tiles() {
 #if defined(__AMX_BF16__)
   constexpr int kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
@@ -30,7 +30,7 @@ void baton_advise_huge_pages(void* memory, int64_t bytes) {
   if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
 }
 
-// Binds each of the calling thread's workers, and itself, to one of `cpus`. Returns how many could be.
+// Binds each of the calling thread's workers, and itself, to one of `cpus`. Returns how many were bound.
 int baton_pin_threads(const int32_t* cpus, int threads) {
   int pinned = 0;
 #pragma omp parallel num_threads(threads) reduction(+ : pinned)
@@ -43,7 +43,7 @@ int baton_pin_threads(const int32_t* cpus, int threads) {
   return pinned;
 }
 
-// Reads `bytes` of memory once with all threads; the result is only there so that nothing is left out.
+// Reads `bytes` of memory once with all threads; the result only keeps the compiler from leaving reads out.
 float baton_read_memory(const float* memory, int64_t bytes, int threads) {
   constexpr int64_t kPiece = 1 << 18;
   const int64_t count = bytes / static_cast<int64_t>(sizeof(float)) / kPiece;

@@ -1,7 +1,7 @@
 // Vectors of float, pairs of bfloat16 and quads of bytes, for AVX-512 with bf16 and VNNI and for AVX2.
 //
-// Everything that depends on the instruction set is in this file and in tiles.h; which of the two sets is meant is the
-// compiler's -m flags' say. GCC and clang give __m512 and __m256 the arithmetic operators.
+// Everything that depends on the instruction set is in this file and in tiles.h; the compiler's -m flags decide which
+// of the two sets is used. GCC and clang give __m512 and __m256 the arithmetic operators.
 #pragma once
 
 #include <immintrin.h>
@@ -107,8 +107,8 @@ inline void store_bytes(int8_t* to, Ints x) {
 }
 inline int32_t sum_of_ints(Ints x) { return _mm512_reduce_add_epi32(reinterpret_cast<__m512i>(x)); }
 
-// The pairs (first[i], second[i]) for 2 * kFloats elements; in which lane of `even` or `odd` the i-th one lies is
-// undone by store_interleaved.
+// The pairs (first[i], second[i]) for 2 * kFloats elements; store_interleaved
+// undoes the order of the lanes in `even` and `odd`.
 struct Interleaved {
   Pairs even, odd;
 };

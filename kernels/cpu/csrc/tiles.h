@@ -77,7 +77,7 @@ struct TileScope {};
 #define TILE_DOT(sums, a, b) _tile_dpbf16ps(sums, a, b)
 #define TILE_DOT_BYTES(sums, a, b) _tile_dpbsud(sums, a, b)
 
-// While it lives all eight tiles of this thread are whole ones. It is short, because others (oneDNN) set theirs.
+// While it lives all eight tiles of this thread are whole ones. It lives shortly: oneDNN sets the tiles too.
 class TileScope {
  public:
   TileScope() {
