@@ -11,9 +11,10 @@ import torch.nn.functional as F  # noqa: N812  (torch's own convention)
 from kernel_cases import INDEX_BYTES, ITEM_BYTES, Call, Case, Contestant, Model, Tensors, indices, normal
 from torch import Tensor
 
+from kernels.arguments import KVCache
 from kernels.gpu.attention.flash_attention import BLOCK_SIZE_MULTIPLE, FlashAttention
 from kernels.gpu.attention.paged_attention import PagedAttention
-from kernels.gpu.attention.plan import AttentionShape
+from kernels.gpu.attention.plan import AttentionShape, StagedPlan
 
 BATCHES = (1, 32, 256)
 CONTEXTS = (128, 1024, 8192, 32_768)
@@ -109,11 +110,8 @@ def _planned(make: Make, rows: Sequence[Row], tensors: Tensors) -> Call:
     return partial(
         attention.attend,
         query,
-        key_cache,
-        tensors["value_cache"],
-        tensors["block_tables"],
-        plan,
-        torch.from_numpy(plan.work).to(query.device),
+        KVCache(key_cache, tensors["value_cache"]),
+        StagedPlan(plan, torch.from_numpy(plan.work).to(query.device), tensors["block_tables"]),
         head_dim**-0.5,
         tensors["out"],
     )

@@ -5,12 +5,14 @@ and tables what the step touches. Operations are counted for attention alone; me
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from kernels.arguments import AttentionRows, KVCache, RopeStoreLayer
 
 ITEM_BYTES = 2  # of bfloat16
 INDEX_BYTES = 4  # of int32
@@ -87,6 +89,17 @@ class Case:
 def contestant(function: Callable[..., object], **scalars: float) -> Contestant:
     """One that is a function of the tensors and needs no preparation."""
     return lambda tensors: partial(function, **tensors, **scalars)
+
+
+def grouped(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """A kernel's tensors and scalars as it takes them: some of them travel together."""
+    given = dict(arguments)
+    for name, struct in (("cache", KVCache), ("rows", AttentionRows), ("layer", RopeStoreLayer)):
+        members = {"keys": "key_cache", "values": "value_cache"}
+        wanted = {field.name: members.get(field.name, field.name) for field in fields(struct)}
+        if given.keys() >= set(wanted.values()):
+            given[name] = struct(**{field: given.pop(argument) for field, argument in wanted.items()})
+    return given
 
 
 def normal(device: torch.device, *shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:

@@ -1,10 +1,11 @@
 """Everything in a layer that is neither a matrix product nor attention, and the gather before the first layer."""
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 
 import torch
 import torch.nn.functional as F  # noqa: N812  (torch's own convention)
-from kernel_cases import INDEX_BYTES, ITEM_BYTES, Case, Model, Tensors, contestant, indices, normal
+from kernel_cases import INDEX_BYTES, ITEM_BYTES, Case, Model, Tensors, contestant, grouped, indices, normal
 from torch import Tensor
 
 from kernels.gpu.layers.activation import silu_and_mul
@@ -150,7 +151,7 @@ def rope_store_case(model: Model, tokens: int, block_size: int = 256) -> Case:
         step={"tokens": tokens, "block_size": block_size},
         bytes_moved=ITEM_BYTES * vectors * model.head_dim + turns + 2 * INDEX_BYTES * tokens,
         tensors=tensors,
-        ours=contestant(qk_norm_rope_store, eps=EPS),
+        ours=lambda tensors: partial(qk_norm_rope_store, **grouped({**tensors, "eps": EPS})),
         eager=_eager_rope_store,
         scalars={"eps": EPS},
     )

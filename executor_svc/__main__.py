@@ -33,32 +33,36 @@ def _check_endpoint(_context: click.Context, _parameter: click.Parameter, value:
 @click.command(epilog=EPILOG, context_settings={"show_default": True, "max_content_width": 110})
 @click.option("--model", help="Folder or hub id of a Qwen3 or Qwen3-MoE model.  [default: the embedded demo model]")
 @click.option(
-    "--scheduler", "endpoint", default="tcp://127.0.0.1:5555", callback=_check_endpoint, help="Where it listens."
+    "--scheduler",
+    "endpoint",
+    default="tcp://127.0.0.1:5555",
+    callback=_check_endpoint,
+    help="Where the scheduler listens.",
 )
 @click.option("--name", help="Unique name in the fleet.  [default: host and process id]")
 @click.option(
     "--dtype",
     type=click.Choice(["auto", "float32", "bfloat16", "float16"]),
     default="auto",
-    help="Of weights, activations and KV cache; auto is the checkpoint's (float32 for the demo model).",
+    help="Dtype of weights, activations and KV cache; auto is the checkpoint's (float32 for the demo model).",
 )
 @click.option(
     "--quantization",
     type=click.Choice(["none", "int8"]),
     default="none",
-    help="Of linear layers, as they are loaded; int8 is for a CPU and bfloat16: faster, and a little less exact.",
+    help="Quantization of linear layers at the start; int8 is for a CPU and bfloat16: faster, a little less exact.",
 )
 @click.option(
     "--device",
     type=click.Choice(["auto", "cpu", "cuda"]),
     default="auto",
-    help="What to compute on; auto is a GPU where there is one.",
+    help="Device to compute on; auto is a GPU where there is one.",
 )
 @click.option(
     "--attention",
     type=click.Choice(["auto", "flash_attn", "triton"]),
     default="auto",
-    help="Kernels of a GPU's attention; auto is flash-attn where it is installed.",
+    help="Attention kernels on a GPU; auto is flash-attn where it is installed.",
 )
 @click.option(
     "--block-size",
@@ -86,14 +90,14 @@ def _check_endpoint(_context: click.Context, _parameter: click.Parameter, value:
 )
 @click.option("--max-model-len", type=click.IntRange(1), help="Positions in a sequence.  [default: the model's]")
 @click.option("--enforce-eager", is_flag=True, help="On a GPU, launch every kernel of every step: no CUDA graphs.")
-@click.option("--threads", type=click.IntRange(1), help="Of a CPU to compute with.  [default: CPUs of this process]")
+@click.option("--threads", type=click.IntRange(1), help="CPU threads to compute with.  [default: CPUs of this process]")
 @click.option(
-    "--pin-threads/--no-pin-threads", default=True, help="Bind a thread to each CPU, if there are as many of them."
+    "--pin-threads/--no-pin-threads", default=True, help="Bind a thread to each CPU, if there are as many threads."
 )
 @click.option(
     "--health-file",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Touched while the scheduler is heard, for probes.",
+    help="File to touch while the scheduler is heard, for probes.",
 )
 @click.option(
     "--curve-keys",
@@ -107,7 +111,7 @@ def _check_endpoint(_context: click.Context, _parameter: click.Parameter, value:
     default="logfmt",
     envvar=LOG_FORMAT_VARIABLE,
     show_envvar=True,
-    help="Of log lines.",
+    help="Format of log lines.",
 )
 def main(
     endpoint: str,
@@ -119,11 +123,11 @@ def main(
 ) -> None:
     """Serve a Qwen3 model's forward passes to a Baton scheduler.
 
-    Weights and KV cache live in this process; what is computed is the scheduler's choice. It may be started before
-    the scheduler, and finds one that was restarted.
+    Weights and KV cache live in this process; the scheduler decides what is computed. An executor may be started before
+    the scheduler, and finds a scheduler that was restarted.
     """
     setup_logging("executor", log_level, log_format)
-    health = HealthFile(health_file)  # before minutes of loading: one of an earlier process must not speak for this one
+    health = HealthFile(health_file)  # before minutes of loading: removes the file of an earlier process
     from executor_svc.service.process import serve  # noqa: PLC0415  (torch takes seconds to import; --help need not wait)
     from executor_svc.startup import start_executor  # noqa: PLC0415
 

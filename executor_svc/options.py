@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class ExecutorOptions:
-    """None leaves a choice to the executor: by what the model and the device are.
+    """None leaves a choice to the executor, which takes it by the model and the device.
 
     Attributes:
         model: folder or hub id; None is the embedded demo model.
@@ -24,8 +24,8 @@ class ExecutorOptions:
         max_model_len: positions in a sequence; None is the model's own limit, or the pool if that is smaller.
         enforce_eager: on a GPU: no CUDA graphs.
         threads: of a CPU to compute with; None is one for each CPU that this process may use, or has the quota for.
-        pin_threads: bind each of them to a CPU, if there are as many as CPUs. What the process starts after that runs
-            where its main thread does, so this is for processes that do nothing else.
+        pin_threads: bind each thread to a CPU, if there are as many threads as CPUs. Threads that the process starts
+            later run on the main thread's CPU, so this is for processes that do nothing else.
     """
 
     model: str | None = None

@@ -28,7 +28,7 @@ class CpuPlatform:
 
     Args:
         threads: to compute with; None is one for each CPU, or as many as a container's quota pays for.
-        pin_threads: see `ExecutorOptions`; plain torch's are left alone.
+        pin_threads: see `ExecutorOptions`; the threads of plain torch are never bound.
         int8: quantize linear layers.
     """
 
@@ -39,7 +39,7 @@ class CpuPlatform:
     def __init__(self, threads: int | None = None, *, pin_threads: bool = False, int8: bool = False) -> None:
         cpus = own_cpus()
         self._threads = threads or min(len(cpus), cgroup_cpus() or len(cpus))
-        # With fewer threads than CPUs, other executors may have the rest: the system knows better where to put them.
+        # With fewer threads than CPUs, other executors may use the rest: the system places the threads better.
         self._cpus_to_pin = cpus if pin_threads and self._threads == len(cpus) else []
         self._int8 = int8
         self._chosen: dict[tuple[torch.dtype, int], CpuKernels | None] = {}
@@ -62,12 +62,12 @@ class CpuPlatform:
             if kernels is not None:
                 return CppBackend(kernels, geometry, limits)
             return TorchBackend(geometry, limits, self.device)
-        except RuntimeError as error:  # torch's way to say out of memory on a CPU
+        except RuntimeError as error:  # torch's error for out of memory on a CPU
             gib = limits.num_blocks * geometry.block_bytes / 2**30
             raise BatonError(f"the KV pool of {gib:.2f} GiB cannot be allocated; ask for fewer blocks") from error
 
     def default_pool_bytes(self, useful_bytes: int, run_largest_step: Callable[[], None]) -> int:
-        """See `Platform.default_pool_bytes`: a quarter of what is available, without trying."""
+        """See `Platform.default_pool_bytes`: a quarter of what is available, without a trial run."""
         return min(useful_bytes, available_memory() // 4)
 
     def memory_left(self) -> int:
@@ -75,11 +75,11 @@ class CpuPlatform:
         return available_memory()
 
     def decode_sizes(self, max_num_seqs: int) -> list[int]:
-        """See `Platform.decode_sizes`: a row more is work, and there are no graphs to fit."""
+        """See `Platform.decode_sizes`: padding rows cost work, and there are no graphs that need them."""
         return []
 
     def _choose(self, dtype: torch.dtype, head_dim: int) -> CpuKernels | None:
-        """The C++ kernels for a model, or None for plain torch. Says which, and why, when first asked."""
+        """The C++ kernels for a model, or None for plain torch. The first call for a model logs which, and why."""
         key = (dtype, head_dim)
         if key not in self._chosen:
             loaded = self._load(dtype, head_dim)

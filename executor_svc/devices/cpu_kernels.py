@@ -1,7 +1,6 @@
 """Baton's C++ kernels as the model wants them: a set of kernels, and an attention backend."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -12,11 +11,12 @@ from executor_svc.model.attention import KVGeometry
 from executor_svc.model.kernel_set import GatedProjection, Projection
 from executor_svc.staging.batch import Planned, padded_tables
 from kernels import reference
+from kernels.arguments import AttentionRows, KVCache
 from kernels.cpu import CpuKernels, PackedWeight
 
 
 class CppKernels:
-    """The kernels of `kernels.cpu`, for bfloat16. There are none for mixtures of experts: these are plain torch's.
+    """The kernels of `kernels.cpu`, for bfloat16. Mixtures of experts have none: plain torch computes them.
 
     A weight is packed, and its own memory given back, before the next one is: there are never two copies of a model.
 
@@ -50,21 +50,6 @@ class CppKernels:
         return lambda x, _, out: linear_silu_and_mul(x, packed, out)
 
 
-@dataclass(frozen=True)
-class CppMetadata:
-    """A step's rows, int32.
-
-    Attributes:
-        query_starts: [rows + 1].
-        context_lens: [rows].
-        block_tables: [rows, blocks of the longest row], padded with 0.
-    """
-
-    query_starts: Tensor
-    context_lens: Tensor
-    block_tables: Tensor
-
-
 class CppBackend:
     """A KV cache that the C++ kernels attend to, where it lies: any block size, bfloat16, head_dim 64 or 128.
 
@@ -81,40 +66,32 @@ class CppBackend:
         self._paged_attention = kernels.paged_attention
         self._scale = geometry.head_dim**-0.5
         inside = (geometry.num_kv_heads, geometry.block_size, geometry.head_dim)
-        self._cache = torch.empty(
+        caches = torch.empty(
             (geometry.num_layers, 2, limits.num_blocks + 1, *inside), dtype=geometry.dtype, device="cpu"
         )
-        self._caches = [(layer[0], layer[1]) for layer in self._cache]
-        kernels.advise_huge_pages(self._cache)
+        self._caches = [KVCache(layer[0], layer[1]) for layer in caches]
+        kernels.advise_huge_pages(caches)
 
-    def plan(self, columns: PlanColumns, *, fixed: bool) -> Planned[CppMetadata]:
+    def plan(self, columns: PlanColumns, *, fixed: bool) -> Planned[AttentionRows]:
         """See `AttentionBackend.plan`."""
         query_starts = np.zeros(columns.num_rows + 1, dtype=np.int32)
         np.cumsum(columns.query_lens, out=query_starts[1:])
         return [query_starts, columns.context_lens, padded_tables(columns)], _bind
 
-    def caches(self, layer: int) -> tuple[Tensor, Tensor]:
-        """See `AttentionBackend.caches`."""
+    def cache(self, layer: int) -> KVCache:
+        """See `AttentionBackend.cache`."""
         return self._caches[layer]
 
-    def attend(self, layer: int, query: Tensor, metadata: CppMetadata, out: Tensor) -> Tensor:
+    def attend(self, layer: int, query: Tensor, metadata: AttentionRows, out: Tensor) -> Tensor:
         """See `AttentionBackend.attend`."""
-        self._paged_attention(
-            query,
-            *self._caches[layer],
-            metadata.block_tables,
-            metadata.context_lens,
-            metadata.query_starts,
-            self._scale,
-            out,
-        )
+        self._paged_attention(query, self._caches[layer], metadata, self._scale, out)
         return out
 
 
-def _bind(arrays: Sequence[Tensor]) -> CppMetadata:
-    return CppMetadata(*arrays)
+def _bind(arrays: Sequence[Tensor]) -> AttentionRows:
+    return AttentionRows(*arrays)
 
 
 def _give_back(weight: Tensor) -> None:
-    """Free a tensor's memory, whoever still holds the tensor."""
+    """Free a tensor's memory, also while other code holds the tensor."""
     weight.untyped_storage().resize_(0)

@@ -8,9 +8,9 @@ _CGROUP_ROOT = Path("/sys/fs/cgroup")
 
 
 def own_cpus(environment: Mapping[str, str] = os.environ) -> list[int]:
-    """Numbers of the CPUs that this process may run on; ranks that torchrun started on this machine share them out.
+    """Numbers of the CPUs that this process may run on; ranks that torchrun started on this machine divide them.
 
-    With more ranks than CPUs each rank gets one, which is not its alone.
+    With more ranks than CPUs each rank gets one, which other ranks use too.
     """
     cpus = sorted(os.sched_getaffinity(0))
     ranks, rank = int(environment.get("LOCAL_WORLD_SIZE", "1")), int(environment.get("LOCAL_RANK", "0"))
@@ -21,7 +21,7 @@ def own_cpus(environment: Mapping[str, str] = os.environ) -> list[int]:
 def cgroup_cpus(cgroup_root: Path = _CGROUP_ROOT) -> int | None:
     """CPUs' worth of time that the container's quota gives (cgroup v2, v1), rounded down, but 1 at least; None for all.
 
-    With a thread more than that, all threads would be held up together whenever the quota is used up.
+    With more threads than that, the system would stop all of them whenever the quota is used up.
     """
     try:
         quota, period = (cgroup_root / "cpu.max").read_text().split()

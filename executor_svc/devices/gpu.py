@@ -64,7 +64,7 @@ class GpuPlatform:
         options: the operator's.
 
     Raises:
-        BatonError: there is no GPU, or not what the options ask for.
+        BatonError: there is no GPU for this rank.
     """
 
     def __init__(self, options: ExecutorOptions) -> None:

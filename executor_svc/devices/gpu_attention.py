@@ -14,10 +14,11 @@ from common.plan import ExecutorLimits, PlanColumns
 from common.wire import IntArray
 from executor_svc.model.attention import KVGeometry
 from executor_svc.staging.batch import Planned
+from kernels.arguments import KVCache
 from kernels.gpu.attention.block_tables import expand_block_tables
 from kernels.gpu.attention.flash_attention import FlashAttention
 from kernels.gpu.attention.paged_attention import PagedAttention
-from kernels.gpu.attention.plan import AttentionShape, GraphBounds
+from kernels.gpu.attention.plan import AttentionShape, GraphBounds, StagedPlan
 
 
 class HostPlan(Protocol):
@@ -39,34 +40,9 @@ class AttentionKernels(Protocol[Plan]):
         """See `PagedAttention.plan`."""
         ...
 
-    def attend(
-        self,
-        query: Tensor,
-        key_cache: Tensor,
-        value_cache: Tensor,
-        block_tables: Tensor,
-        plan: Plan,
-        work: Tensor,
-        scale: float,
-        out: Tensor,
-    ) -> Tensor:
+    def attend(self, query: Tensor, cache: KVCache, step: StagedPlan[Plan], scale: float, out: Tensor) -> Tensor:
         """See `PagedAttention.attend`."""
         ...
-
-
-@dataclass(frozen=True)
-class GpuMetadata(Generic[Plan]):
-    """A step's attention: what was planned on the host, and where it stands on the device.
-
-    Attributes:
-        plan: which launches there are.
-        work: of the plan, int32.
-        block_tables: [rows, max blocks of a sequence] int32, padded with anything.
-    """
-
-    plan: Plan
-    work: Tensor
-    block_tables: Tensor
 
 
 class GpuBackend(Generic[Plan]):
@@ -96,20 +72,21 @@ class GpuBackend(Generic[Plan]):
         block = (geometry.num_kv_heads, geometry.block_size)
         if heads_side_by_side:
             block = block[::-1]
-        self._cache = torch.empty(
+        caches = torch.empty(
             (geometry.num_layers, 2, limits.num_blocks + 1, *block, geometry.head_dim),
             dtype=geometry.dtype,
             device=device,
         )
         if heads_side_by_side:
-            self._cache = self._cache.transpose(3, 4)
+            caches = caches.transpose(3, 4)
+        self._caches = [KVCache(layer[0], layer[1]) for layer in caches]
         width = -(-limits.max_model_len // geometry.block_size)
         self._block_tables = torch.zeros((limits.max_num_seqs, width), dtype=torch.int32, device=device)
         ones = np.ones(limits.max_num_seqs, dtype=np.int32)
         largest = attention.plan(ones, ones, GraphBounds(limits.max_num_seqs, limits.max_model_len))
         self.max_planned = len(largest.work) + limits.max_num_seqs + 1 + self._block_tables.numel()
 
-    def plan(self, columns: PlanColumns, *, fixed: bool) -> Planned[GpuMetadata[Plan]]:
+    def plan(self, columns: PlanColumns, *, fixed: bool) -> Planned[StagedPlan[Plan]]:
         """See `AttentionBackend.plan`."""
         bounds = GraphBounds(columns.num_rows, self._max_context_len) if fixed else None
         plan = self._attention.plan(columns.query_lens, columns.context_lens, bounds)
@@ -117,22 +94,19 @@ class GpuBackend(Generic[Plan]):
         np.cumsum(columns.block_counts, out=table_starts[1:])
         return [plan.work, table_starts, columns.block_ids], partial(self._place_tables, plan)
 
-    def caches(self, layer: int) -> tuple[Tensor, Tensor]:
-        """See `AttentionBackend.caches`."""
-        return self._cache[layer, 0], self._cache[layer, 1]
+    def cache(self, layer: int) -> KVCache:
+        """See `AttentionBackend.cache`."""
+        return self._caches[layer]
 
-    def attend(self, layer: int, query: Tensor, metadata: GpuMetadata[Plan], out: Tensor) -> Tensor:
+    def attend(self, layer: int, query: Tensor, metadata: StagedPlan[Plan], out: Tensor) -> Tensor:
         """See `AttentionBackend.attend`."""
-        keys, values = self.caches(layer)
-        return self._attention.attend(
-            query, keys, values, metadata.block_tables, metadata.plan, metadata.work, self._scale, out
-        )
+        return self._attention.attend(query, self._caches[layer], metadata, self._scale, out)
 
-    def _place_tables(self, plan: Plan, arrays: Sequence[Tensor]) -> GpuMetadata[Plan]:
+    def _place_tables(self, plan: Plan, arrays: Sequence[Tensor]) -> StagedPlan[Plan]:
         work, table_starts, block_ids = arrays
         tables = self._block_tables[: len(table_starts) - 1]
         expand_block_tables(block_ids, table_starts, tables)
-        return GpuMetadata(plan, work, tables)
+        return StagedPlan(plan, work, tables)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ _CGROUP_ROOT = Path("/sys/fs/cgroup")
 
 
 class PoolTooSmall(BatonError):
-    """The memory given, or left, holds no block, or not the positions that were asked for."""
+    """The memory for the pool holds no block, or fewer positions than the operator asked for."""
 
 
 def choose_num_blocks(
@@ -22,13 +22,13 @@ def choose_num_blocks(
     memory_gib: float | None,
     default_bytes: Callable[[], int],
 ) -> int:
-    """Blocks in the pool: as told, or as many as the memory holds.
+    """Blocks in the pool: the operator's number, or as many as the memory holds.
 
     Args:
         geometry: of the cache.
         num_blocks: the operator's choice, or None.
         memory_gib: GiB for the cache, the operator's choice if there is no num_blocks, or None.
-        default_bytes: asked for the cache's memory if the operator chose nothing.
+        default_bytes: returns the memory for the cache; called if the operator chose neither.
 
     Raises:
         PoolTooSmall: the memory holds no block.
@@ -46,10 +46,10 @@ def choose_num_blocks(
 
 
 def choose_max_model_len(requested: int | None, model_limit: int, num_blocks: int, block_size: int) -> int:
-    """Positions a sequence may have: as told, or the model's limit, cut to what the pool holds.
+    """Positions a sequence may have: the operator's number, or the model's limit cut to what the pool holds.
 
     Raises:
-        PoolTooSmall: what was asked for does not fit the pool, or the model.
+        PoolTooSmall: the operator's number exceeds the pool or the model.
     """
     pool_positions = num_blocks * block_size
     if requested is None:
@@ -92,7 +92,7 @@ def _read_bytes(path: Path) -> int | None:
 
 
 def _read_field(path: Path, field: str) -> int:
-    """A number in a cgroup's statistics; 0 if it is not there."""
+    """A number in a cgroup's statistics; 0 if there is none."""
     try:
         statistics = dict(line.split(maxsplit=1) for line in path.read_text().splitlines())
     except OSError:

@@ -12,6 +12,7 @@ from executor_svc.model.attention import KVGeometry
 from executor_svc.model.kernel_set import GatedProjection, Projection
 from executor_svc.staging.batch import Planned, padded_tables
 from kernels import reference
+from kernels.arguments import KVCache
 
 
 class PlainProjections:
@@ -57,7 +58,7 @@ class TorchBackend:
     def __init__(self, geometry: KVGeometry, limits: ExecutorLimits, device: torch.device) -> None:
         self.max_planned = limits.max_num_seqs * -(-limits.max_model_len // limits.block_size)
         self._geometry = geometry
-        self._cache = torch.empty(
+        caches = torch.empty(
             (
                 geometry.num_layers,
                 2,
@@ -69,7 +70,8 @@ class TorchBackend:
             dtype=geometry.dtype,
             device=device,
         )
-        self._scratch = self._cache.new_empty(2, 0, geometry.head_dim)
+        self._caches = [KVCache(layer[0], layer[1]) for layer in caches]
+        self._scratch = caches.new_empty(2, 0, geometry.head_dim)
 
     def plan(self, columns: PlanColumns, *, fixed: bool) -> Planned[list[reference.Tile]]:
         """See `AttentionBackend.plan`."""
@@ -87,15 +89,15 @@ class TorchBackend:
         )
         needed = reference.scratch_rows(tiles)
         if needed > self._scratch.shape[1]:  # kept between steps: fresh memory costs more to map than to fill
-            self._scratch = self._cache.new_empty(2, needed, geometry.head_dim)
+            self._scratch = self._scratch.new_empty(2, needed, geometry.head_dim)
         return tiles
 
-    def caches(self, layer: int) -> tuple[Tensor, Tensor]:
-        """See `AttentionBackend.caches`."""
-        return self._cache[layer, 0], self._cache[layer, 1]
+    def cache(self, layer: int) -> KVCache:
+        """See `AttentionBackend.cache`."""
+        return self._caches[layer]
 
     def attend(self, layer: int, query: Tensor, metadata: list[reference.Tile], out: Tensor) -> Tensor:
         """See `AttentionBackend.attend`."""
         scale = self._geometry.head_dim**-0.5
-        reference.attend_tiles(query, *self.caches(layer), metadata, scale, self._scratch, out)
+        reference.attend_tiles(query, self._caches[layer], metadata, scale, self._scratch, out)
         return out

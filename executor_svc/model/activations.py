@@ -1,5 +1,5 @@
-"""The memory that a step's activations pass through, taken once: on a CPU fresh memory costs more to map than to fill,
-and a CUDA graph wants its tensors where they were."""
+"""The memory of a step's activations, allocated once: on a CPU fresh memory costs more to map than to fill, and a CUDA
+graph needs its tensors at the same addresses."""
 
 from dataclasses import dataclass
 

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from common.plan import PlanColumns
 from executor_svc.staging.batch import Planned
+from kernels.arguments import KVCache
 
 Metadata = TypeVar("Metadata")
 
@@ -42,8 +43,8 @@ class AttentionBackend(Protocol[Metadata]):
         """
         ...
 
-    def caches(self, layer: int) -> tuple[Tensor, Tensor]:
-        """K and V [num_blocks, kv_heads, block_size, head_dim] of a layer, in strides of the backend's choice."""
+    def cache(self, layer: int) -> KVCache:
+        """The KV cache of a layer, in strides of the backend's choice; the same tensors at every call."""
         ...
 
     def attend(self, layer: int, query: Tensor, metadata: Metadata, out: Tensor) -> Tensor:

@@ -5,12 +5,14 @@ from typing import Protocol
 
 from torch import Tensor
 
+from kernels.arguments import ExpertLayer, RopeStoreLayer
+
 Projection = Callable[[Tensor, Tensor], None]
 """A linear layer that has its weight: from x [rows, in] to `out` [rows, out]."""
 
 GatedProjection = Callable[[Tensor, Tensor, Tensor], None]
-"""SwiGLU's first half: from x [rows, in] to silu(gate) * up in `out` [rows, size]. In between is room for both of them,
-[rows, 2 * size], which may or may not be written."""
+"""SwiGLU's first half: from x [rows, in] to silu(gate) * up in `out` [rows, size]. The argument between them has room
+for gate and up, [rows, 2 * size], and may or may not be written."""
 
 
 class Sampler(Protocol):
@@ -36,14 +38,14 @@ class KernelSet(Sampler, Protocol):
     """Kernels with the signatures of their twins in `kernels.reference`, where each is documented."""
 
     def projection(self, weight: Tensor, bias: Tensor | None, *, shared: bool = False) -> Projection:
-        """`kernels.reference.linear` with a weight, laid out as these kernels like it.
+        """`kernels.reference.linear` with a weight, in the layout of these kernels.
 
-        Unless the weight is `shared`, it is theirs from now on: its memory may be given back at once.
+        Unless the weight is `shared`, the kernels own it from now on: its memory may be given back at once.
         """
         ...
 
     def gated_projection(self, gate_up: Tensor) -> GatedProjection:
-        """`silu_and_mul` of a `linear` without a bias; gate_up [2 * size, in], gate over up, is theirs from now on."""
+        """`silu_and_mul` of a `linear` without a bias; they own gate_up [2 * size, in], gate over up, from now on."""
         ...
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
@@ -55,17 +57,7 @@ class KernelSet(Sampler, Protocol):
         ...
 
     def qk_norm_rope_store(
-        self,
-        qkv: Tensor,
-        q_weight: Tensor,
-        k_weight: Tensor,
-        cos_sin: Tensor,
-        positions: Tensor,
-        slot_mapping: Tensor,
-        key_cache: Tensor,
-        value_cache: Tensor,
-        eps: float,
-        out: Tensor,
+        self, qkv: Tensor, layer: RopeStoreLayer, positions: Tensor, slot_mapping: Tensor, out: Tensor
     ) -> None:
         """See `kernels.reference.qk_norm_rope_store`."""
         ...
@@ -76,15 +68,6 @@ class KernelSet(Sampler, Protocol):
         """See `kernels.reference.embed_tokens`."""
         ...
 
-    def mix_experts(
-        self,
-        x: Tensor,
-        router_logits: Tensor,
-        gate_up: Tensor,
-        down: Tensor,
-        num_chosen: int,
-        renormalized: bool,
-        out: Tensor,
-    ) -> None:
+    def mix_experts(self, x: Tensor, router_logits: Tensor, layer: ExpertLayer, out: Tensor) -> None:
         """See `kernels.reference.mix_experts`."""
         ...

@@ -1,4 +1,4 @@
-"""The two kinds of MLP: their parameters, and what they do to a step."""
+"""The two kinds of MLP, dense and mixture of experts: their parameters, and how kernels compute them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,6 +9,7 @@ from torch import Tensor
 from executor_svc.model.activations import Activations
 from executor_svc.model.config import MoeConfig
 from executor_svc.model.kernel_set import KernelSet
+from kernels.arguments import ExpertLayer
 
 RunMlp = Callable[[Activations], None]
 """From `normed` to `projected`."""
@@ -35,7 +36,7 @@ class DenseMlp:
         )
 
     def on(self, kernels: KernelSet) -> RunMlp:
-        """The MLP as computed by these kernels, whose the matrices are from now on."""
+        """The MLP as these kernels compute it; they own the matrices from now on."""
         gated_projection, projection = kernels.gated_projection(self.gate_up), kernels.projection(self.down, None)
 
         def run(space: Activations) -> None:
@@ -51,7 +52,7 @@ class DenseMlp:
 
 @dataclass(frozen=True)
 class MoeMlp:
-    """A mixture of experts (Fedus et al. 2021, arXiv:2101.03961): SwiGLUs of which a router chooses a few a token.
+    """A mixture of experts (Fedus et al. 2021, arXiv:2101.03961): a router chooses a few SwiGLUs for each token.
 
     Attributes:
         config: how they are chosen.
@@ -79,20 +80,13 @@ class MoeMlp:
         )
 
     def on(self, kernels: KernelSet) -> RunMlp:
-        """The mixture as computed by these kernels, whose the router is from now on."""
+        """The mixture as these kernels compute it; they own the router from now on."""
         route = kernels.projection(self.router, None)
+        experts = ExpertLayer(self.gate_up, self.down, self.config.num_chosen, self.config.renormalized)
 
         def run(space: Activations) -> None:
             route(space.normed, space.router_logits)
-            kernels.mix_experts(
-                space.normed,
-                space.router_logits,
-                self.gate_up,
-                self.down,
-                self.config.num_chosen,
-                self.config.renormalized,
-                space.projected,
-            )
+            kernels.mix_experts(space.normed, space.router_logits, experts, space.projected)
 
         return run
 

@@ -1,4 +1,4 @@
-"""Qwen3: parameters and the forward pass of a rank. Which K and V a token sees is the attention backend's business."""
+"""Qwen3: parameters and the forward pass of a rank. The attention backend decides which K and V a token sees."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,6 +17,7 @@ from executor_svc.model.rope import cos_sin_table
 from executor_svc.model.sharding import Shard
 from executor_svc.model.vocab_parallel import embed_tokens
 from executor_svc.staging.batch import Batch
+from kernels.arguments import KVCache, RopeStoreLayer
 
 Metadata = TypeVar("Metadata")
 
@@ -25,7 +26,7 @@ Metadata = TypeVar("Metadata")
 class LayerWeights:
     """One decoder layer. Matrices are [out, in]; `qkv` is q over k over v.
 
-    What `output` gives is a sum over the ranks, so only the first of them has `output_bias`.
+    The results of `output` are summed over the ranks, so only the first rank has `output_bias`.
     """
 
     input_norm: Tensor
@@ -98,23 +99,21 @@ class Qwen3Weights:
 
 @dataclass(frozen=True)
 class _Layer:
-    """A decoder layer whose matrices are the kernels'."""
+    """A decoder layer, ready to run: the kernels own its matrices."""
 
     input_norm: Tensor
     qkv: Projection
-    q_norm: Tensor
-    k_norm: Tensor
+    rope_store: RopeStoreLayer
     output: Projection
     post_attention_norm: Tensor
     mlp: RunMlp
 
     @classmethod
-    def of(cls, weights: LayerWeights, kernels: KernelSet) -> "_Layer":
+    def of(cls, weights: LayerWeights, kernels: KernelSet, eps: float, cos_sin: Tensor, cache: KVCache) -> "_Layer":
         return cls(
             input_norm=weights.input_norm,
             qkv=kernels.projection(weights.qkv, weights.qkv_bias),
-            q_norm=weights.q_norm,
-            k_norm=weights.k_norm,
+            rope_store=RopeStoreLayer(weights.q_norm, weights.k_norm, eps, cos_sin, cache),
             output=kernels.projection(weights.output, weights.output_bias),
             post_attention_norm=weights.post_attention_norm,
             mlp=weights.mlp.on(kernels),
@@ -126,12 +125,12 @@ class Qwen3(Generic[Metadata]):
 
     Args:
         config: of the model.
-        weights: the shard's; their matrices are the kernels' from now on (`KernelSet.projection`), layer by layer.
+        weights: the shard's; the kernels own their matrices from now on (`KernelSet.projection`), layer by layer.
         kernels: for the weights' device and dtype.
         backend: owns the KV cache of the shard's heads, and attends.
         max_model_len: positions the rotary table is made for.
         max_batch_tokens, max_num_seqs: tokens and sampled rows of a step at most.
-        group: the ranks that have the other parts, and run the same steps.
+        group: the ranks that hold the other parts, and run the same steps.
     """
 
     def __init__(
@@ -150,12 +149,15 @@ class Qwen3(Generic[Metadata]):
         self._group = group
         self._shard = Shard.of(config, group.rank, group.size)
         self._embedding, self._norm = weights.embedding, weights.norm
-        self._layers = [_Layer.of(layer, kernels) for layer in weights.layers]
+        dtype, device = weights.embedding.dtype, weights.embedding.device
+        cos_sin = cos_sin_table(config.rope, config.head_dim, max_model_len).to(device)
+        self._layers = [
+            _Layer.of(layer, kernels, config.rms_norm_eps, cos_sin, backend.cache(index))
+            for index, layer in enumerate(weights.layers)
+        ]
         self._head = kernels.projection(weights.head, None, shared=weights.head is weights.embedding)
         self._kernels = kernels
         self._backend = backend
-        dtype, device = weights.embedding.dtype, weights.embedding.device
-        self._cos_sin = cos_sin_table(config.rope, config.head_dim, max_model_len).to(device)
         self._activations = Activations.empty(config, self._shard, max_batch_tokens, dtype, device)
         self._logits = torch.empty((max_num_seqs, self._shard.vocab_size), dtype=dtype, device=device)
 
@@ -200,18 +202,8 @@ class Qwen3(Generic[Metadata]):
 
     def _attention(self, index: int, layer: _Layer, batch: Batch[Metadata], space: Activations) -> None:
         layer.qkv(space.normed, space.qkv)
-        # All rows store before any attends: a row may read what another row of this very plan computes.
-        self._kernels.qk_norm_rope_store(
-            space.qkv,
-            layer.q_norm,
-            layer.k_norm,
-            self._cos_sin,
-            batch.positions,
-            batch.slot_mapping,
-            *self._backend.caches(index),
-            self.config.rms_norm_eps,
-            space.query,
-        )
+        # All rows store before any attends: a row may read what another row of the same plan computes.
+        self._kernels.qk_norm_rope_store(space.qkv, layer.rope_store, batch.positions, batch.slot_mapping, space.query)
         attended = self._backend.attend(index, space.query, batch.attention, space.attended)
         layer.output(attended.flatten(1), space.projected)
         self._group.all_reduce(space.projected)

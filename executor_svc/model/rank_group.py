@@ -1,4 +1,4 @@
-"""What the ranks of a tensor-parallel executor say to each other."""
+"""The ranks of a tensor-parallel executor, and their collective operations."""
 
 import os
 from datetime import timedelta
@@ -12,17 +12,17 @@ from torch import Tensor
 class RankGroup(Protocol):
     """The ranks that hold one model together. All of them make the same calls in the same order.
 
-    A call that fails, because a rank is gone, fails for good: the ranks that are left do not know what of it was done.
+    A call fails for good when a rank is gone: the ranks that are left do not know which part of it was done.
     """
 
     @property
     def rank(self) -> int:
-        """Which of them this process is, from 0."""
+        """Number of this process among the ranks, from 0."""
         ...
 
     @property
     def size(self) -> int:
-        """How many there are."""
+        """Number of ranks."""
         ...
 
     def all_reduce(self, tensor: Tensor) -> None:
@@ -32,23 +32,23 @@ class RankGroup(Protocol):
     def all_to_all(self, sent: Tensor, sent_rows: list[int], received: Tensor, received_rows: list[int]) -> None:
         """Send every rank some rows of `sent`, in order of rank, and fill `received` with what the ranks send here.
 
-        Both are dense; `sent_rows[r]` rows go to rank r, `received_rows[r]` come from it, and none is a number too.
+        Both are dense; `sent_rows[r]` rows go to rank r, `received_rows[r]` rows come from it; either may be 0.
         """
         ...
 
     def close(self) -> None:
-        """Leave the group. A rank that ends without it may crash on its way out."""
+        """Leave the group. A rank that ends without leaving may crash while it exits."""
         ...
 
 
 class _SingleRank:
-    """The only rank. Nothing it does costs anything."""
+    """The only rank: its collective operations are free."""
 
     rank = 0
     size = 1
 
     def all_reduce(self, tensor: Tensor) -> None:
-        """The sum of one is that one."""
+        """The sum over one rank is the tensor itself."""
 
     def all_to_all(self, sent: Tensor, sent_rows: list[int], received: Tensor, received_rows: list[int]) -> None:
         """See `RankGroup.all_to_all`."""
@@ -66,8 +66,8 @@ class ProcessGroup:
     """Ranks that torch.distributed connects: NCCL between GPUs, gloo between CPUs.
 
     On a GPU a call goes into the current stream and returns at once, and a CUDA graph can be captured over it. If a
-    rank dies, gloo's next call raises RuntimeError at once; NCCL's may wait until the timeout, so that whoever starts
-    the ranks has to end them all (torchrun does).
+    rank dies, gloo's next call raises RuntimeError at once; NCCL's may wait until the timeout, so the process that
+    started the ranks has to end all of them (torchrun does).
     """
 
     def __init__(self) -> None:
@@ -88,7 +88,7 @@ class ProcessGroup:
 
 
 def smallest(group: RankGroup, value: int, device: torch.device) -> int:
-    """The least of the ranks' values, the same on all of them: what every rank has room for, for one."""
+    """The least of the ranks' values, the same on all of them, such as the blocks that every rank has room for."""
     values = torch.zeros(group.size, dtype=torch.int64, device=device)
     values[group.rank] = value
     group.all_reduce(values)
@@ -96,11 +96,11 @@ def smallest(group: RankGroup, value: int, device: torch.device) -> int:
 
 
 def join_group(device: torch.device, timeout_s: float = 600.0) -> RankGroup:
-    """Find the other ranks, by the environment that torchrun gives its processes; without it there are none.
+    """Find the other ranks by the environment that torchrun sets; without it this process is the only rank.
 
     Args:
         device: of this rank; no two ranks have the same GPU.
-        timeout_s: how long the others are waited for, here and in every call.
+        timeout_s: how long to wait for the others, here and in every call.
 
     Raises:
         RuntimeError: the others did not come.

@@ -23,9 +23,9 @@ class Shard:
         num_kv_heads: KV heads; with more ranks than the model has of them, several ranks hold the same one.
         first_kv_head: the model's KV head that is the first one here.
         intermediate_size: of dense MLPs, 0 if there are none.
-        expert_intermediate_size: of each expert, 0 if there are none. Every rank has a part of every expert.
+        expert_intermediate_size: of each expert, 0 if there are none. Every rank holds a part of every expert.
         vocab_size: rows of the embedding and of the head. With several ranks the last ones may lie past the vocabulary.
-        vocab: token ids of the rows that do not.
+        vocab: token ids of the rows within the vocabulary.
     """
 
     rank: int

@@ -32,8 +32,8 @@ def embed_tokens(
 class VocabParallelSampler:
     """Samples from logits of which each rank has some columns, without bringing all of them together anywhere.
 
-    The ranks share out the rows: each is sent the columns it lacks of its rows, draws those rows' tokens, and a sum
-    over the ranks makes all tokens known to all. Sizes depend on the number of rows only, as CUDA graphs want it.
+    The ranks divide the rows: each receives the missing columns of its rows and draws those rows' tokens, and a sum
+    over the ranks gives all tokens to all ranks. Sizes depend on the number of rows only, as CUDA graphs need.
 
     Args:
         sampler: draws, from all columns; of the vocabulary's size, and for `max_num_seqs / ranks` rows, rounded up.

@@ -19,7 +19,7 @@ from executor_svc.service.registration import EXIT_CRASHED, EXIT_OK
 
 log = get_logger("executor")
 
-_FOR_EVER = timedelta(days=365)  # an idle executor waits for its next plan as long as it takes
+_FOR_EVER = timedelta(days=365)  # an idle executor waits for its next plan without a limit
 _COLUMNS = (
     "lanes",
     "query_lens",
@@ -44,7 +44,7 @@ class PlanChannel:
         self._group = dist.new_group(backend="gloo", timeout=_FOR_EVER)
 
     def send(self, columns: PlanColumns | None) -> None:
-        """Rank 0: give the others a plan; None is the end."""
+        """Rank 0: send the others a plan; None is the end."""
         packed = np.empty(0, dtype=np.int32) if columns is None else pack(columns)
         dist.broadcast(torch.tensor([len(packed)]), 0, group=self._group)
         if len(packed):
@@ -80,7 +80,7 @@ class GroupLeader:
         return self._runner.launch(columns)
 
     def usable(self) -> bool:
-        """Never again after a step that failed: the other ranks may be waiting in the middle of it."""
+        """Never after a failed step: the other ranks may be waiting in the middle of it."""
         return False
 
     def close(self) -> None:
@@ -89,7 +89,7 @@ class GroupLeader:
 
 
 def run_in_group(runner: Runner[Any], group: RankGroup, serve: Callable[[GroupLeader], int]) -> int:
-    """This rank's part in an executor of several: `serve` on rank 0, and following it on the others.
+    """This rank's part in an executor of several: rank 0 runs `serve`, the others follow.
 
     Returns the process's exit code, when rank 0 has been told to end or the group is broken.
     """
@@ -107,11 +107,11 @@ def run_in_group(runner: Runner[Any], group: RankGroup, serve: Callable[[GroupLe
 
 
 def follow(runner: Runner[Any], channel: PlanChannel) -> int:
-    """Run what rank 0 runs until it says that it is the end; the exit code of this rank's process."""
+    """Run what rank 0 runs until it sends the end. Returns the exit code of this rank's process."""
     try:
         while (columns := channel.receive()) is not None:
             runner.launch(columns)
-    except RuntimeError as error:  # out of memory here, or another rank is gone: either way the group is of no use
+    except RuntimeError as error:  # out of memory here, or another rank is gone: either way the group is unusable
         log.error("the group is broken", error=str(error))
         return EXIT_CRASHED
     return EXIT_OK

@@ -1,4 +1,4 @@
-"""How tokens come back from the device while the next step is already running there."""
+"""How tokens come back from the device while the next step is already running on it."""
 
 from dataclasses import dataclass
 
@@ -39,7 +39,7 @@ class Readback:
     def start(self, tokens: Tensor) -> PendingTokens:
         """Begin to copy what the current stream will have written to `tokens`, int32 [samples].
 
-        Whatever comes into the current stream next waits for the copy: it may overwrite them.
+        Later work of the current stream waits for the copy, since it may overwrite the tokens.
         """
         if self._stream is None:
             return PendingTokens(tokens.clone(), None)

@@ -1,4 +1,4 @@
-"""From a plan to its tokens: the one place where the model, the KV cache and the lanes come together."""
+"""From a plan to its tokens: where the model, the KV cache and the lanes come together."""
 
 import time
 from collections.abc import Sequence
@@ -67,7 +67,7 @@ class Runner(Generic[Metadata]):
         """Begin to run a plan. On a CPU it has run when this returns; a GPU may still be busy with the plan before.
 
         Raises:
-            RuntimeError: torch could not (out of memory, for one). What the plan's slots hold is then unknown.
+            RuntimeError: torch failed (out of memory, say). The content of the plan's slots is then unknown.
         """
         size = self._decode_size(columns)
         if size is None:
@@ -88,10 +88,10 @@ class Runner(Generic[Metadata]):
         return True
 
     def warm_up(self) -> None:
-        """Do all that the first real plan should not have to wait for: lazy initialisation, and capturing graphs."""
+        """Do what the first real plan should not wait for: lazy initialisation, and capturing graphs."""
         longest = min(self.limits.max_model_len, self.limits.max_batch_tokens)
         on_gpu = self._last_tokens.is_cuda
-        # Triton compiles a kernel when it is first launched, and which ones are launched hangs on a step's size.
+        # Triton compiles a kernel when it is first launched, and a step's size decides which ones are launched.
         for length in [1 << power for power in range(longest.bit_length())] if on_gpu else [1, min(2, longest)]:
             self.run(trial_plan([length], self.limits.block_size))
         if on_gpu:

@@ -8,9 +8,9 @@ from common.plan import PlanColumns, SamplingColumns
 
 
 def trial_plan(query_lens: Sequence[int], block_size: int) -> PlanColumns:
-    """Prompts of these lengths, each sampled with every filter, all in block 0: what they compute is nonsense.
+    """Prompts of these lengths, each sampled with every filter, all in block 0: their tokens mean nothing.
 
-    Longer ones than a block are written into it over and over.
+    Prompts longer than a block write its slots several times.
     """
     rows = len(query_lens)
     lens = np.array(query_lens, dtype=np.int32)

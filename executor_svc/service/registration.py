@@ -40,14 +40,14 @@ class RegistrationState(enum.Enum):
 
 @dataclass(frozen=True)
 class SendToScheduler:
-    """SendToScheduler this message. If it cannot be sent at once, call `Registration.connection_lost`."""
+    """Send this message. If it cannot be sent at once, call `Registration.connection_lost`."""
 
     message: m.ExecutorToScheduler
 
 
 @dataclass(frozen=True)
 class RunPlan:
-    """RunPlan this plan and give its answer to `Registration.plan_answered`."""
+    """Run this plan and give its answer to `Registration.plan_answered`."""
 
     plan: m.Plan
 

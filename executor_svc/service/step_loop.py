@@ -37,7 +37,7 @@ class StepTokens(Protocol):
 
 
 class StepRunner(Protocol):
-    """Runs steps: a `Runner`, or the leader of a group of them. What it does is none of this room's business."""
+    """Runs steps: a `Runner`, or the leader of a group of ranks. A protocol, because this room imports no torch."""
 
     limits: ExecutorLimits
 

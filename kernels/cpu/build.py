@@ -25,7 +25,7 @@ TIMEOUT_S = 600
 
 
 class BuildError(RuntimeError):
-    """There is no compiler, or it fails; the message says what it says."""
+    """There is no compiler, or it failed; the message has the compiler's."""
 
 
 def cache_folder() -> Path:
@@ -35,8 +35,8 @@ def cache_folder() -> Path:
 
 
 def openmp_runtime() -> Path:
-    """The OpenMP library that torch has loaded. Ours has to use the same one: two of them would have two pools of
-    threads, which wait for work on each other's cores.
+    """The OpenMP library that torch has loaded. Our kernels have to use the same one: two libraries would have two
+    pools of threads, which wait for work on each other's cores.
 
     Raises:
         BuildError: torch has none.
@@ -51,11 +51,11 @@ def openmp_runtime() -> Path:
 def build(isa: Isa, say: Callable[[str], None]) -> Path:
     """The library for an instruction set: from the cache, or compiled into it.
 
-    Processes that build the same one wait for the first of them.
+    Processes that build the same library wait for the first one.
 
     Args:
         isa: to compile for.
-        say: told, in a line, before a compiler is started.
+        say: called with a line before a compiler is started.
 
     Raises:
         BuildError: there is no compiler, it fails, or the cache cannot be written.
@@ -106,7 +106,7 @@ def _compile(compiler: list[str], isa: Isa, runtime: Path, library: Path) -> Non
         # Without -fopenmp here: it would add the compiler's own runtime to torch's.
         unfinished = Path(folder) / LIBRARY
         _run_all([[*compiler, "-shared", *objects, str(runtime), "-o", str(unfinished)]])
-        unfinished.replace(library)  # at once: whoever sees it sees all of it
+        unfinished.replace(library)  # atomic: a process that sees the library sees all of it
 
 
 def _run_all(commands: list[list[str]]) -> None:

@@ -1,7 +1,9 @@
-"""What the kernels ask of tensors: the C++ code gets addresses, and would read past the end of a wrong one."""
+"""Checks of the kernels' arguments: the C++ code gets addresses, and would read past the end of a wrong tensor."""
 
 import torch
 from torch import Tensor
+
+from kernels.arguments import KVCache
 
 HEAD_DIMS = (64, 128)
 BF16, FLOAT32, INT32, UINT8 = torch.bfloat16, torch.float32, torch.int32, torch.uint8
@@ -21,13 +23,13 @@ def check_dense(name: str, tensor: Tensor, dtype: torch.dtype, shape: tuple[int,
         raise ValueError(f"{name} has strides {tensor.stride()}, it has to be contiguous")
 
 
-def check_caches(key_cache: Tensor, value_cache: Tensor, head_dim: int) -> tuple[int, int]:
-    """KV heads and block size of the caches [num_blocks, kv_heads, block_size, head_dim]."""
-    num_blocks, kv_heads, block_size, _ = shape = key_cache.shape
+def check_cache(cache: KVCache, head_dim: int) -> tuple[int, int]:
+    """KV heads and block size of a contiguous cache."""
+    num_blocks, kv_heads, block_size, _ = shape = cache.keys.shape
     if head_dim not in HEAD_DIMS:
         raise ValueError(f"head_dim is {head_dim}, expected one of {HEAD_DIMS}")
-    check_dense("key_cache", key_cache, BF16, (num_blocks, kv_heads, block_size, head_dim))
-    check_dense("value_cache", value_cache, BF16, shape)
+    check_dense("key_cache", cache.keys, BF16, (num_blocks, kv_heads, block_size, head_dim))
+    check_dense("value_cache", cache.values, BF16, shape)
     if num_blocks * block_size > 2**31:
         raise ValueError(f"the cache has {num_blocks * block_size} slots, more than int32 can number")
     return kv_heads, block_size

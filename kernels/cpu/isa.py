@@ -22,7 +22,7 @@ class Isa:
 
     Attributes:
         name: as in `BATON_CPU_ISA`.
-        needs: flags in /proc/cpuinfo that a processor has that can run it.
+        needs: flags in /proc/cpuinfo of a processor that can run it.
         compiler_flags: that make the compiler use it.
         only_asked_for: it is for tests, and never chosen.
     """
@@ -48,14 +48,14 @@ class IsaError(ValueError):
 
 @dataclass(frozen=True)
 class IsaChoice:
-    """What is to be tried, the best first, and why in words. After the last of them comes the torch path."""
+    """Instruction sets to try, the best first, and why in words. If all fail, the torch path is used."""
 
     candidates: tuple[Isa, ...]
     reason: str
 
 
 def processor_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
-    """What the processor says it has; nothing where Linux on x86 does not say it."""
+    """The processor's feature flags; empty where /proc/cpuinfo has none (Linux on x86 has)."""
     try:
         lines = cpuinfo.read_text().splitlines()
     except OSError:

@@ -1,8 +1,8 @@
 """The kernels as functions of tensors; they write into `out` and allocate nothing.
 
 Activations, weights and caches are bfloat16, other numbers float32 and int32. Rows may have any stride where a
-docstring does not say otherwise. Every function has a twin of its name in `kernels.reference`, and what is not said
-here stands there. A row's result never depends on the rows beside it.
+docstring does not say otherwise. Every function has a twin of its name in `kernels.reference`, whose docstring has the
+rest. A row's result never depends on the rows beside it.
 """
 
 from collections.abc import Sequence
@@ -10,7 +10,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kernels.cpu.checks import BF16, FLOAT32, INT32, check, check_caches, check_dense
+from kernels.arguments import AttentionRows, KVCache, RopeStoreLayer
+from kernels.cpu.checks import BF16, FLOAT32, INT32, check, check_cache, check_dense
 from kernels.cpu.library import Library
 from kernels.cpu.packing import PackedWeight, pack
 
@@ -20,7 +21,7 @@ class CpuKernels:
 
     Args:
         library: compiled for it.
-        threads: each kernel computes with, at most; those of torch's OpenMP pool.
+        threads: of torch's OpenMP pool that each kernel computes with, at most.
     """
 
     def __init__(self, library: Library, threads: int) -> None:
@@ -43,7 +44,7 @@ class CpuKernels:
         self._library.advise_huge_pages(tensor.data_ptr(), tensor.nbytes)
 
     def read_memory(self, memory: Tensor) -> None:
-        """Read a contiguous float32 tensor once, with all threads: what takes this long is the memory's bandwidth."""
+        """Read a contiguous float32 tensor once, with all threads: the time measures the memory's bandwidth."""
         check("memory", memory, FLOAT32, memory.shape)
         self._library.read_memory(memory.data_ptr(), memory.nbytes, self._threads)
 
@@ -95,17 +96,7 @@ class CpuKernels:
         check("x", x, BF16, (rows, size))
         check("weight", weight, BF16, (size,))
         check("out", out, BF16, (rows, size))
-        self._library.rms_norm(
-            x.data_ptr(),
-            x.stride(0),
-            weight.data_ptr(),
-            eps,
-            out.data_ptr(),
-            out.stride(0),
-            rows,
-            size,
-            self._threads,
-        )
+        self._library.rms_norm(*_rows(x), weight.data_ptr(), eps, *_rows(out), rows, size, self._threads)
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
         """See `reference.add_rms_norm`."""
@@ -115,17 +106,7 @@ class CpuKernels:
         check("weight", weight, BF16, (size,))
         check("out", out, BF16, (rows, size))
         self._library.add_rms_norm(
-            x.data_ptr(),
-            x.stride(0),
-            residual.data_ptr(),
-            residual.stride(0),
-            weight.data_ptr(),
-            eps,
-            out.data_ptr(),
-            out.stride(0),
-            rows,
-            size,
-            self._threads,
+            *_rows(x), *_rows(residual), weight.data_ptr(), eps, *_rows(out), rows, size, self._threads
         )
 
     def silu_and_mul(self, gate_up: Tensor, out: Tensor) -> None:
@@ -133,9 +114,7 @@ class CpuKernels:
         rows, size = out.shape
         check("gate_up", gate_up, BF16, (rows, 2 * size))
         check("out", out, BF16, (rows, size))
-        self._library.silu_and_mul(
-            gate_up.data_ptr(), gate_up.stride(0), out.data_ptr(), out.stride(0), rows, size, self._threads
-        )
+        self._library.silu_and_mul(*_rows(gate_up), *_rows(out), rows, size, self._threads)
 
     def embed_tokens(
         self, token_ids: Tensor, token_lanes: Tensor, last_tokens: Tensor, table: Tensor, out: Tensor
@@ -161,39 +140,29 @@ class CpuKernels:
         )
 
     def qk_norm_rope_store(
-        self,
-        qkv: Tensor,
-        q_weight: Tensor,
-        k_weight: Tensor,
-        cos_sin: Tensor,
-        positions: Tensor,
-        slot_mapping: Tensor,
-        key_cache: Tensor,
-        value_cache: Tensor,
-        eps: float,
-        out: Tensor,
+        self, qkv: Tensor, layer: RopeStoreLayer, positions: Tensor, slot_mapping: Tensor, out: Tensor
     ) -> None:
-        """See `reference.qk_norm_rope_store`; caches, `cos_sin` and `out` are contiguous."""
+        """See `reference.qk_norm_rope_store`; the cache, `cos_sin` and `out` are contiguous."""
         tokens, heads, head_dim = out.shape
-        kv_heads, block_size = check_caches(key_cache, value_cache, head_dim)
+        kv_heads, block_size = check_cache(layer.cache, head_dim)
         check("qkv", qkv, BF16, (tokens, (heads + 2 * kv_heads) * head_dim))
-        check("q_weight", q_weight, BF16, (head_dim,))
-        check("k_weight", k_weight, BF16, (head_dim,))
-        check_dense("cos_sin", cos_sin, FLOAT32, (cos_sin.shape[0], head_dim))
+        check("q_weight", layer.q_weight, BF16, (head_dim,))
+        check("k_weight", layer.k_weight, BF16, (head_dim,))
+        check_dense("cos_sin", layer.cos_sin, FLOAT32, (len(layer.cos_sin), head_dim))
         check("positions", positions, INT32, (tokens,))
         check("slot_mapping", slot_mapping, INT32, (tokens,))
         check_dense("out", out, BF16, (tokens, heads, head_dim))
         self._library.qk_norm_rope_store(
             qkv.data_ptr(),
             qkv.stride(0),
-            q_weight.data_ptr(),
-            k_weight.data_ptr(),
-            cos_sin.data_ptr(),
+            layer.q_weight.data_ptr(),
+            layer.k_weight.data_ptr(),
+            layer.cos_sin.data_ptr(),
             positions.data_ptr(),
             slot_mapping.data_ptr(),
-            key_cache.data_ptr(),
-            value_cache.data_ptr(),
-            eps,
+            layer.cache.keys.data_ptr(),
+            layer.cache.values.data_ptr(),
+            layer.eps,
             out.data_ptr(),
             tokens,
             heads,
@@ -203,40 +172,30 @@ class CpuKernels:
             self._threads,
         )
 
-    def paged_attention(
-        self,
-        query: Tensor,
-        key_cache: Tensor,
-        value_cache: Tensor,
-        block_tables: Tensor,
-        context_lens: Tensor,
-        query_starts: Tensor,
-        scale: float,
-        out: Tensor,
-    ) -> None:
+    def paged_attention(self, query: Tensor, cache: KVCache, rows: AttentionRows, scale: float, out: Tensor) -> None:
         """See `reference.paged_attention`; all but the tables are contiguous, and every row has a query."""
         tokens, heads, head_dim = query.shape
-        rows = context_lens.shape[0]
-        kv_heads, block_size = check_caches(key_cache, value_cache, head_dim)
+        num_rows = len(rows.context_lens)
+        kv_heads, block_size = check_cache(cache, head_dim)
         if heads % kv_heads:
             raise ValueError(f"query has {heads} heads, no multiple of the {kv_heads} KV heads")
         check_dense("query", query, BF16, (tokens, heads, head_dim))
-        check("block_tables", block_tables, INT32, (rows, block_tables.shape[1]))
-        check("context_lens", context_lens, INT32, (rows,))
-        check("query_starts", query_starts, INT32, (rows + 1,))
+        check("block_tables", rows.block_tables, INT32, (num_rows, rows.block_tables.shape[1]))
+        check("context_lens", rows.context_lens, INT32, (num_rows,))
+        check("query_starts", rows.query_starts, INT32, (num_rows + 1,))
         check_dense("out", out, BF16, (tokens, heads, head_dim))
         self._library.paged_attention(
             query.data_ptr(),
             heads * head_dim,
-            key_cache.data_ptr(),
-            value_cache.data_ptr(),
-            block_tables.data_ptr(),
-            block_tables.stride(0),
-            context_lens.data_ptr(),
-            query_starts.data_ptr(),
+            cache.keys.data_ptr(),
+            cache.values.data_ptr(),
+            rows.block_tables.data_ptr(),
+            rows.block_tables.stride(0),
+            rows.context_lens.data_ptr(),
+            rows.query_starts.data_ptr(),
             scale,
             out.data_ptr(),
-            rows,
+            num_rows,
             heads,
             kv_heads,
             block_size,
@@ -291,3 +250,8 @@ class CpuKernels:
             vocab_size,
             self._threads,
         )
+
+
+def _rows(tensor: Tensor) -> tuple[int, int]:
+    """Address of a tensor, and the elements from one row to the next."""
+    return tensor.data_ptr(), tensor.stride(0)

@@ -15,10 +15,10 @@ class Loaded:
     """What a process computes with.
 
     Attributes:
-        kernels: None where the torch path has to do.
+        kernels: None where the torch path is used.
         isa: name of the instruction set, or `torch`.
         reason: why this one, in words for the log.
-        problem: what kept a better one away and what is lost, in words for a warning; None if nothing did.
+        problem: why a better one could not be used and what is lost, in words for a warning; None if there is none.
     """
 
     kernels: CpuKernels | None
@@ -34,8 +34,8 @@ def load(threads: int, say: Callable[[str], None], environment: Mapping[str, str
 
     Args:
         threads: each kernel computes with, at most.
-        say: told, in a line, before a compiler is started.
-        environment: where `BATON_CPU_ISA` is looked for.
+        say: called with a line before a compiler is started.
+        environment: that may have `BATON_CPU_ISA`.
 
     Raises:
         IsaError: `BATON_CPU_ISA` asks for one that does not exist or that the processor cannot run.

@@ -17,6 +17,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812  (torch's own convention)
 from torch import Tensor
 
+from kernels.arguments import AttentionRows, KVCache
+
 # Elements of K gathered at once. Beyond about 4 MiB the gathered copy falls out of the L2 cache before it is read
 # (64 rows of 512 positions in float32: 42 ms at 2 to 4 MiB, 67 ms in one piece, on an EPYC 9005 core).
 TILE_ELEMENTS = 2**20
@@ -45,21 +47,21 @@ class Tile:
     mask: Tensor | None
 
 
-def store_kv(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor) -> None:
-    """Write K and V of a step into the caches, in place.
+def store_kv(key: Tensor, value: Tensor, cache: KVCache, slot_mapping: Tensor) -> None:
+    """Write K and V of a step into the cache, in place.
 
     Args:
-        key, value: [tokens, kv_heads, head_dim], dtype of the caches.
-        key_cache, value_cache: [num_blocks, kv_heads, block_size, head_dim], any strides.
+        key, value: [tokens, kv_heads, head_dim], dtype of the cache.
+        cache: in any strides.
         slot_mapping: [tokens] integers, `block * block_size + offset`; -1 is skipped.
     """
     stored = (slot_mapping >= 0).nonzero().squeeze(1)
     if len(stored) < len(slot_mapping):
         key, value, slot_mapping = (tensor.index_select(0, stored) for tensor in (key, value, slot_mapping))
-    slots, block_size = slot_mapping.long(), key_cache.shape[2]
+    slots, block_size = slot_mapping.long(), cache.keys.shape[2]
     blocks, offsets = slots // block_size, slots % block_size
-    key_cache[blocks, :, offsets] = key
-    value_cache[blocks, :, offsets] = value
+    cache.keys[blocks, :, offsets] = key
+    cache.values[blocks, :, offsets] = value
 
 
 def expand_block_tables(block_ids: Tensor, table_starts: Tensor, out: Tensor) -> None:
@@ -119,24 +121,18 @@ def plan_tiles(
 
 
 def attend_tiles(
-    query: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    tiles: Sequence[Tile],
-    scale: float,
-    scratch: Tensor,
-    out: Tensor,
+    query: Tensor, cache: KVCache, tiles: Sequence[Tile], scale: float, scratch: Tensor, out: Tensor
 ) -> None:
-    """Attention of one layer, see `paged_attention`, but over contiguous caches only.
+    """Attention of one layer, see `paged_attention`, but over a contiguous cache only.
 
-    `scratch` is [2, >= scratch_rows(tiles), head_dim] in the dtype of the caches.
+    `scratch` is [2, >= scratch_rows(tiles), head_dim] in the dtype of the cache.
     """
-    num_kv_heads, head_dim = key_cache.shape[1], key_cache.shape[3]
+    _, num_kv_heads, _, head_dim = cache.keys.shape
     for tile in tiles:
         shape = (tile.num_rows, num_kv_heads, tile.width, head_dim)
         key, value = (
-            torch.index_select(cache.view(-1, head_dim), 0, tile.cache_rows, out=space[: len(tile.cache_rows)])
-            for cache, space in ((key_cache, scratch[0]), (value_cache, scratch[1]))
+            torch.index_select(vectors.view(-1, head_dim), 0, tile.cache_rows, out=space[: len(tile.cache_rows)])
+            for vectors, space in ((cache.keys, scratch[0]), (cache.values, scratch[1]))
         )
         attend = _attend_singles if tile.num_rows == len(tile.tokens) else _attend_chunk
         attended = attend(query.index_select(0, tile.tokens), key.view(shape), value.view(shape), tile.mask, scale)
@@ -148,34 +144,24 @@ def scratch_rows(tiles: Sequence[Tile]) -> int:
     return max(len(tile.cache_rows) for tile in tiles)
 
 
-def paged_attention(
-    query: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    block_tables: Tensor,
-    context_lens: Tensor,
-    query_starts: Tensor,
-    scale: float,
-    out: Tensor,
-) -> None:
+def paged_attention(query: Tensor, cache: KVCache, rows: AttentionRows, scale: float, out: Tensor) -> None:
     """Causal grouped-query attention of a mixed batch (PagedAttention, Kwon et al. 2023, arXiv:2309.06180).
 
     Token i of a row with q queries and a context of c stands at position `c - q + i` and sees positions up to its own.
 
     Args:
         query: [tokens, heads, head_dim].
-        key_cache, value_cache: [num_blocks, kv_heads, block_size, head_dim], dtype of `query`, any strides; heads is
-            a multiple of kv_heads.
-        block_tables: [rows, max blocks] integers, padded with anything.
-        context_lens: [rows] integers.
-        query_starts: [rows + 1] integers, first token of each row, and the number of tokens.
+        cache: in the dtype of `query` and any strides; heads is a multiple of kv_heads.
+        rows: of the step; of any integer dtype.
         scale: of the scores, `head_dim ** -0.5` in Qwen3.
         out: [tokens, heads, head_dim], dtype of `query`.
     """
-    _, num_kv_heads, block_size, head_dim = key_cache.shape
-    tiles = plan_tiles(query_starts.tolist(), context_lens.tolist(), block_tables, num_kv_heads, block_size, head_dim)
-    scratch = key_cache.new_empty(2, scratch_rows(tiles), head_dim)
-    attend_tiles(query, key_cache.contiguous(), value_cache.contiguous(), tiles, scale, scratch, out)
+    _, num_kv_heads, block_size, head_dim = cache.keys.shape
+    starts, lens = rows.query_starts.tolist(), rows.context_lens.tolist()
+    tiles = plan_tiles(starts, lens, rows.block_tables, num_kv_heads, block_size, head_dim)
+    scratch = cache.keys.new_empty(2, scratch_rows(tiles), head_dim)
+    dense = KVCache(cache.keys.contiguous(), cache.values.contiguous())
+    attend_tiles(query, dense, tiles, scale, scratch, out)
 
 
 def _decode_tile(

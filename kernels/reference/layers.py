@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812  (torch's own convention)
 from torch import Tensor
 
+from kernels.arguments import RopeStoreLayer
 from kernels.reference.attention import store_kv
 
 
@@ -53,39 +54,27 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, out: T
 
 
 def qk_norm_rope_store(
-    qkv: Tensor,
-    q_weight: Tensor,
-    k_weight: Tensor,
-    cos_sin: Tensor,
-    positions: Tensor,
-    slot_mapping: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    eps: float,
-    out: Tensor,
+    qkv: Tensor, layer: RopeStoreLayer, positions: Tensor, slot_mapping: Tensor, out: Tensor
 ) -> None:
     """Take a fused projection apart: each head of q and k is normalized and rotated to its position, k and v go into
     the KV cache.
 
     Args:
         qkv: [tokens, (heads + 2 * kv_heads) * head_dim].
-        q_weight, k_weight: [head_dim], of the head norms.
-        cos_sin: [max positions, head_dim] float32, cosines in the first half and sines in the second.
+        layer: parameters in the dtype of `qkv`; its cache may have any strides.
         positions: [tokens] integers.
         slot_mapping: [tokens] integers, `block * block_size + offset`; K and V of a token with slot -1 are cached
             already and not stored.
-        key_cache, value_cache: [num_blocks, kv_heads, block_size, head_dim], dtype of `qkv`, any strides.
-        eps: of the norms.
         out: [tokens, heads, head_dim], dtype of `qkv`; becomes q.
     """
-    num_heads, num_kv_heads = out.shape[1], key_cache.shape[1]
+    num_heads, num_kv_heads = out.shape[1], layer.cache.keys.shape[1]
     heads = qkv.view(qkv.shape[0], num_heads + 2 * num_kv_heads, -1)
     q, k, v = heads.split_with_sizes([num_heads, num_kv_heads, num_kv_heads], dim=1)
-    cos, sin = cos_sin.index_select(0, positions).unsqueeze(1).chunk(2, dim=-1)
-    _rotate(_normalized(q, eps) * q_weight, cos, sin, out)
+    cos, sin = layer.cos_sin.index_select(0, positions).unsqueeze(1).chunk(2, dim=-1)
+    _rotate(_normalized(q, layer.eps) * layer.q_weight, cos, sin, out)
     rotated_k = torch.empty_like(k)
-    _rotate(_normalized(k, eps) * k_weight, cos, sin, rotated_k)
-    store_kv(rotated_k, v, key_cache, value_cache, slot_mapping)
+    _rotate(_normalized(k, layer.eps) * layer.k_weight, cos, sin, rotated_k)
+    store_kv(rotated_k, v, layer.cache, slot_mapping)
 
 
 def silu_and_mul(gate_up: Tensor, out: Tensor) -> None:

@@ -1,20 +1,13 @@
-"""A mixture of experts: which of them compute a token, and the weighted sum of what they say."""
+"""A mixture of experts: which experts compute a token, and the weighted sum of their results."""
 
 import torch
 from torch import Tensor
 
+from kernels.arguments import ExpertLayer
 from kernels.reference.layers import linear, silu_and_mul
 
 
-def mix_experts(
-    x: Tensor,
-    router_logits: Tensor,
-    gate_up: Tensor,
-    down: Tensor,
-    num_chosen: int,
-    renormalized: bool,
-    out: Tensor,
-) -> None:
+def mix_experts(x: Tensor, router_logits: Tensor, layer: ExpertLayer, out: Tensor) -> None:
     """Route every token to its experts, each a SwiGLU, and add up what they give, weighted.
 
     Roundings follow transformers' Qwen3-MoE up to the sum, which is float32.
@@ -22,13 +15,11 @@ def mix_experts(
     Args:
         x: [tokens, hidden], any float dtype.
         router_logits: [tokens, experts], dtype of `x`.
-        gate_up: [experts, 2 * intermediate, hidden], dtype of `x`, gate over up.
-        down: [experts, hidden, intermediate], dtype of `x`.
-        num_chosen: experts a token.
-        renormalized: whether a token's weights are made to sum to 1.
+        layer: weights in the dtype of `x`.
         out: [tokens, hidden], dtype of `x`.
     """
-    experts, weights = choose_experts(router_logits, num_chosen, renormalized)
+    gate_up, down, num_chosen = layer.gate_up, layer.down, layer.num_chosen
+    experts, weights = choose_experts(router_logits, num_chosen, layer.renormalized)
     counts = experts.flatten().bincount(minlength=len(down)).tolist()
     choices_of = experts.flatten().argsort(stable=True).split_with_sizes(counts)
     total = torch.zeros(x.shape, dtype=torch.float32, device=x.device)

@@ -93,7 +93,7 @@ def test_a_plan_may_be_cut_anywhere(checkpoint: Make, isa: str) -> None:
     whole = Driver(runner, limits).generate(prompts, 12)
     assert Driver(runner, limits, chunk=7, read_lanes=False).generate(prompts, 12) == whole
     alone = [Driver(runner, limits).generate([prompt], 12)[0] for prompt in prompts]
-    assert alone == whole, "a row's tokens hang on the rows beside it"
+    assert alone == whole, "a row's tokens depend on the rows beside it"
 
 
 def test_shared_blocks_and_unstored_tokens(checkpoint: Make, tokens: list[int], isa: str) -> None:

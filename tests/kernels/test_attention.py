@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels import reference
+from kernels.arguments import AttentionRows, KVCache
 from kernels.reference import attention
 
 
@@ -64,11 +65,10 @@ def check(case: Case) -> None:
     num_blocks = sum(counts) + 3
     free = rng.sample(range(num_blocks), num_blocks)
     shape = (num_blocks, case.num_kv_heads, case.block_size, case.head_dim)
-    key_cache, value_cache = torch.full(shape, torch.nan), torch.full(shape, torch.nan)
+    caches = [torch.full(shape, torch.nan) for _ in range(2)]
     if case.heads_side_by_side:
-        key_cache, value_cache = (
-            cache.transpose(1, 2).contiguous().transpose(1, 2) for cache in (key_cache, value_cache)
-        )
+        caches = [cache.transpose(1, 2).contiguous().transpose(1, 2) for cache in caches]
+    cache = KVCache(*caches)
     tables = torch.zeros(len(case.rows), max(counts), dtype=torch.int64)
     contexts = []
     for row, (count, (_, context)) in enumerate(zip(counts, case.rows, strict=True)):
@@ -76,23 +76,15 @@ def check(case: Case) -> None:
         keys, values = (noise(context, case.num_kv_heads, case.head_dim) for _ in range(2))
         positions = torch.arange(context)
         slots = tables[row, positions // case.block_size] * case.block_size + positions % case.block_size
-        reference.store_kv(keys, values, key_cache, value_cache, slots)
+        reference.store_kv(keys, values, cache, slots)
         contexts.append((keys, values))
     query_lens = [query_len for query_len, _ in case.rows]
     query = noise(sum(query_lens), case.num_kv_heads * case.group, case.head_dim)
     starts = torch.tensor([0, *query_lens]).cumsum(0)
 
     out = torch.full_like(query, torch.nan)
-    reference.paged_attention(
-        query,
-        key_cache,
-        value_cache,
-        tables,
-        torch.tensor([context for _, context in case.rows]),
-        starts,
-        case.head_dim**-0.5,
-        out,
-    )
+    rows = AttentionRows(starts, torch.tensor([context for _, context in case.rows]), tables)
+    reference.paged_attention(query, cache, rows, case.head_dim**-0.5, out)
 
     token = 0
     for (query_len, context), (keys, values) in zip(case.rows, contexts, strict=True):
@@ -131,12 +123,12 @@ def test_single_rows_are_few_calls_and_little_padding(monkeypatch: pytest.Monkey
 
 
 def test_slot_minus_one_stores_nothing() -> None:
-    key_cache, value_cache = torch.zeros(4, 2, 3, 8), torch.zeros(4, 2, 3, 8)
+    cache = KVCache(torch.zeros(4, 2, 3, 8), torch.zeros(4, 2, 3, 8))
     key, value = torch.ones(3, 2, 8), torch.full((3, 2, 8), 2.0)
-    reference.store_kv(key, value, key_cache, value_cache, torch.tensor([7, -1, 0]))
-    assert key_cache.sum() == 2 * 16
-    assert (key_cache[2, :, 1] == 1).all()
-    assert (value_cache[0, :, 0] == 2).all()
-    before = key_cache.clone()
-    reference.store_kv(key, value, key_cache, value_cache, torch.tensor([-1, -1, -1]))
-    assert (key_cache == before).all()
+    reference.store_kv(key, value, cache, torch.tensor([7, -1, 0]))
+    assert cache.keys.sum() == 2 * 16
+    assert (cache.keys[2, :, 1] == 1).all()
+    assert (cache.values[0, :, 0] == 2).all()
+    before = cache.keys.clone()
+    reference.store_kv(key, value, cache, torch.tensor([-1, -1, -1]))
+    assert (cache.keys == before).all()

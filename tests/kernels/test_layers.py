@@ -5,6 +5,7 @@ import torch
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm, apply_rotary_pos_emb
 
 from kernels import reference
+from kernels.arguments import KVCache, RopeStoreLayer
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
@@ -49,7 +50,8 @@ def test_qk_norm_rope_store(layout: str) -> None:
     caches = [torch.zeros(shape), torch.zeros(shape)]
     keys, values = caches if layout == "heads apart" else [cache.transpose(1, 2) for cache in caches]
     q = torch.full((tokens, heads, dim), torch.nan)
-    reference.qk_norm_rope_store(qkv, q_weight, k_weight, cos_sin, positions, slots, keys, values, 1e-6, q)
+    layer = RopeStoreLayer(q_weight, k_weight, 1e-6, cos_sin, KVCache(keys, values))
+    reference.qk_norm_rope_store(qkv, layer, positions, slots, q)
 
     parts = qkv.view(tokens, -1, dim)
     hf_q, hf_k = hf_norm(q_weight)(parts[:, :heads]), hf_norm(k_weight)(parts[:, heads : heads + kv_heads])

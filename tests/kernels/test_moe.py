@@ -8,6 +8,7 @@ from transformers import Qwen3MoeConfig
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock
 
 from kernels import reference
+from kernels.arguments import ExpertLayer
 
 
 def block(num_experts: int, num_chosen: int, renormalized: bool, dtype: torch.dtype = torch.float32) -> Any:
@@ -34,8 +35,9 @@ def noise(tokens: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 def mixed(x: torch.Tensor, module: Any) -> torch.Tensor:
     out = torch.full_like(x, torch.nan)
     logits = torch.nn.functional.linear(x, module.gate.weight)
-    weights = (module.experts.gate_up_proj, module.experts.down_proj)
-    reference.mix_experts(x, logits, *weights, module.gate.top_k, module.gate.norm_topk_prob, out)
+    experts, gate = module.experts, module.gate
+    layer = ExpertLayer(experts.gate_up_proj, experts.down_proj, gate.top_k, gate.norm_topk_prob)
+    reference.mix_experts(x, logits, layer, out)
     return out
 
 

@@ -17,7 +17,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kernels.gpu.attention.plan import AttentionShape, GraphBounds, checked_lens
+from kernels.arguments import KVCache
+from kernels.gpu.attention.plan import AttentionShape, GraphBounds, StagedPlan, checked_lens
 from kernels.gpu.attention.work import Cutting, Ints
 from kernels.gpu.checks import check_contiguous, check_last_stride, check_rank, check_tensor
 
@@ -124,26 +125,13 @@ class FlashAttention:
             max_context_len=longest_prompt,
         )
 
-    def attend(
-        self,
-        query: Tensor,
-        key_cache: Tensor,
-        value_cache: Tensor,
-        block_tables: Tensor,
-        plan: FlashPlan,
-        work: Tensor,
-        scale: float,
-        out: Tensor,
-    ) -> Tensor:
+    def attend(self, query: Tensor, cache: KVCache, step: StagedPlan[FlashPlan], scale: float, out: Tensor) -> Tensor:
         """Attention of one layer; see `PagedAttention.attend`.
 
         Args:
             query: [tokens, heads, head_dim], last stride 1.
-            key_cache, value_cache: [num_blocks, kv_heads, block_size, head_dim], in memory flash-attn's contiguous
-                [num_blocks, block_size, kv_heads, head_dim].
-            block_tables: [rows, max blocks] int32, last stride 1.
-            plan: of this step.
-            work: `plan.work` on the device.
+            cache: in memory flash-attn's contiguous [num_blocks, block_size, kv_heads, head_dim].
+            step: its plan, on the device.
             scale: of the scores.
             out: as `query`; has the result of a step with both decode rows and others, and is left as it is otherwise.
 
@@ -153,47 +141,45 @@ class FlashAttention:
         Raises:
             ValueError: a shape, dtype, device or stride does not fit.
         """
-        self._check(query, key_cache, value_cache, block_tables, plan, work, out)
-        caches = (key_cache.transpose(1, 2), value_cache.transpose(1, 2))
-        num_decode = plan.num_decode_rows
-        if not plan.num_prompt_rows:
-            return self._decode(query, *caches, block_tables, plan, work, scale) if num_decode else out
+        self._check(query, cache, step, out)
+        cache = KVCache(cache.keys.transpose(1, 2), cache.values.transpose(1, 2))
+        num_decode = step.plan.num_decode_rows
+        if not step.plan.num_prompt_rows:
+            return self._decode(query, cache, step, scale) if num_decode else out
         if not num_decode:
-            return self._prompts(query, *caches, block_tables, plan, work, scale)
-        out[:num_decode] = self._decode(query[:num_decode], *caches, block_tables, plan, work, scale)
-        out[num_decode:] = self._prompts(query[num_decode:], *caches, block_tables, plan, work, scale)
+            return self._prompts(query, cache, step, scale)
+        out[:num_decode] = self._decode(query[:num_decode], cache, step, scale)
+        out[num_decode:] = self._prompts(query[num_decode:], cache, step, scale)
         return out
 
-    def _decode(
-        self, query: Tensor, key: Tensor, value: Tensor, tables: Tensor, plan: FlashPlan, work: Tensor, scale: float
-    ) -> Tensor:
+    def _decode(self, query: Tensor, cache: KVCache, step: StagedPlan[FlashPlan], scale: float) -> Tensor:
+        plan = step.plan
         attended: Tensor = self._flash_attn.flash_attn_with_kvcache(
             query.unsqueeze(1),
-            key,
-            value,
-            cache_seqlens=work[: plan.num_decode_rows],
-            block_table=tables[: plan.num_decode_rows, : plan.decode_columns],
+            cache.keys,
+            cache.values,
+            cache_seqlens=step.work[: plan.num_decode_rows],
+            block_table=step.block_tables[: plan.num_decode_rows, : plan.decode_columns],
             softmax_scale=scale,
             causal=True,
             num_splits=plan.num_splits,
         )
         return attended.squeeze(1)
 
-    def _prompts(
-        self, query: Tensor, key: Tensor, value: Tensor, tables: Tensor, plan: FlashPlan, work: Tensor, scale: float
-    ) -> Tensor:
-        query_starts, context_starts = work[plan.num_decode_rows :].view(2, plan.num_prompt_rows + 1)
+    def _prompts(self, query: Tensor, cache: KVCache, step: StagedPlan[FlashPlan], scale: float) -> Tensor:
+        plan = step.plan
+        query_starts, context_starts = step.work[plan.num_decode_rows :].view(2, plan.num_prompt_rows + 1)
         attended: Tensor = self._flash_attn.flash_attn_varlen_func(
             query,
-            key,
-            value,
+            cache.keys,
+            cache.values,
             query_starts,
             context_starts,
             plan.max_query_len,
             plan.max_context_len,
             softmax_scale=scale,
             causal=True,
-            block_table=tables[plan.num_decode_rows :, : plan.prompt_columns],
+            block_table=step.block_tables[plan.num_decode_rows :, : plan.prompt_columns],
         )
         return attended
 
@@ -202,28 +188,20 @@ class FlashAttention:
             return 1
         return choose_num_splits(limits, columns * self._shape.block_size, self._shape.num_kv_heads, self._num_sms)
 
-    def _check(
-        self,
-        query: Tensor,
-        key_cache: Tensor,
-        value_cache: Tensor,
-        block_tables: Tensor,
-        plan: FlashPlan,
-        work: Tensor,
-        out: Tensor,
-    ) -> None:
+    def _check(self, query: Tensor, cache: KVCache, step: StagedPlan[FlashPlan], out: Tensor) -> None:
         shape, device = self._shape, query.device
+        plan, work, block_tables = step.plan, step.work, step.block_tables
         check_rank("query", query, 3)
-        check_rank("key_cache", key_cache, 4)
+        check_rank("key_cache", cache.keys, 4)
         check_rank("block_tables", block_tables, 2)
         token_shape = (len(query), shape.num_heads, shape.head_dim)
-        cache_shape = (len(key_cache), shape.num_kv_heads, shape.block_size, shape.head_dim)
+        cache_shape = (len(cache.keys), shape.num_kv_heads, shape.block_size, shape.head_dim)
         check_tensor("query", query, token_shape, shape.dtype, device)
         check_tensor("out", out, token_shape, shape.dtype, device)
         check_last_stride("query", query)
-        for name, cache in (("key_cache", key_cache), ("value_cache", value_cache)):
-            check_tensor(name, cache, cache_shape, shape.dtype, device)
-            check_contiguous(f"{name}.transpose(1, 2)", cache.transpose(1, 2))
+        for name, vectors in (("key_cache", cache.keys), ("value_cache", cache.values)):
+            check_tensor(name, vectors, cache_shape, shape.dtype, device)
+            check_contiguous(f"{name}.transpose(1, 2)", vectors.transpose(1, 2))
         num_rows = plan.num_decode_rows + plan.num_prompt_rows
         check_tensor("block_tables", block_tables, (num_rows, block_tables.shape[1]), torch.int32, device)
         check_last_stride("block_tables", block_tables)

@@ -67,57 +67,22 @@ def attention_kernel(
 
     table = block_tables + row.to(tl.int64) * table_stride
     head_offset = head.to(tl.int64) * head_stride
+    cache = (key_cache, value_cache, table, block_stride, head_offset, position_stride)
     positions = first_position + queries
     acc = tl.zeros([BLOCK_M, HEAD_DIM], tl.float32)
     row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
     row_sum = tl.zeros([BLOCK_M], tl.float32)
+    softmax = (acc, row_max, row_sum)
     diagonal = start
     if BLOCK_M > 16:
         # All queries see all of these. Memory is what a narrow tile waits for, and a second loop would be one more
         # start of the pipeline.
         diagonal += tl.maximum(tl.minimum(first_position + 1, end) - start, 0) // BLOCK_N * BLOCK_N
-        acc, row_max, row_sum = _attend(
-            acc,
-            row_max,
-            row_sum,
-            q,
-            key_cache,
-            value_cache,
-            table,
-            positions,
-            start,
-            diagonal,
-            end,
-            scale,
-            block_stride,
-            head_offset,
-            position_stride,
-            HEAD_DIM,
-            BLOCK_SIZE,
-            BLOCK_N,
-            MASKED=False,
-        )
-    acc, row_max, row_sum = _attend(
-        acc,
-        row_max,
-        row_sum,
-        q,
-        key_cache,
-        value_cache,
-        table,
-        positions,
-        diagonal,
-        end,
-        end,
-        scale,
-        block_stride,
-        head_offset,
-        position_stride,
-        HEAD_DIM,
-        BLOCK_SIZE,
-        BLOCK_N,
-        MASKED=True,
-    )
+        seen = (start, diagonal, end)
+        softmax = _attend(softmax, q, cache, positions, seen, scale, HEAD_DIM, BLOCK_SIZE, BLOCK_N, MASKED=False)
+    seen = (diagonal, end, end)
+    softmax = _attend(softmax, q, cache, positions, seen, scale, HEAD_DIM, BLOCK_SIZE, BLOCK_N, MASKED=True)
+    acc, row_max, row_sum = softmax
     partial = tl.load(item + 6).to(tl.int64)
     # Worked out once more, from a zero that the compiler cannot know for one: kept over the loops, it would cost a
     # thread some 20 registers, and wide tiles have none to spare.
@@ -198,27 +163,24 @@ def _lines(first, head, num_queries, GROUP: tl.constexpr, BLOCK_M: tl.constexpr)
 
 @triton.jit
 def _attend(
-    acc,
-    row_max,
-    row_sum,
+    softmax,
     q,
-    key_cache,
-    value_cache,
-    table,
+    cache,
     query_positions,
-    start,
-    stop,
-    end,
+    seen,
     scale,
-    block_stride,
-    head_offset,
-    position_stride,
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     BLOCK_N: tl.constexpr,
     MASKED: tl.constexpr,
 ):
-    """Online softmax over positions from `start` to `stop`. The last tile may pass `end`, and only if MASKED."""
+    """Online softmax over positions from `start` to `stop`. The last tile may pass `end`, and only if MASKED.
+
+    `softmax` is the weighted sum of V, the maximum and the sum of weights of each line so far; returns the new ones.
+    """
+    acc, row_max, row_sum = softmax
+    key_cache, value_cache, table, block_stride, head_offset, position_stride = cache
+    start, stop, end = seen
     blocks = _load_blocks(table, start, end, BLOCK_SIZE, BLOCK_N)
     for first in tl.range(start, stop, BLOCK_N):
         base, within = _cache_offsets(

@@ -2,9 +2,9 @@
 
     attention = PagedAttention(shape, num_sms, device)
     plan = attention.plan(query_lens, context_lens)          # numpy, no GPU
-    work = ...                                               # plan.work, brought to the device with all else
+    step = StagedPlan(plan, ...)                             # plan.work, brought to the device with all else
     for layer in ...:
-        attention.attend(query, key_cache, value_cache, block_tables, plan, work, scale, out)
+        attention.attend(query, cache, step, scale, out)
 
 One kernel does both. Rows of few queries take tiles of 16 lines, where memory is all that matters; longer ones tiles of
 64 or 128, big enough for Hopper's warp-group products. A step that has both is two launches, and one more merges what
@@ -18,8 +18,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from kernels.arguments import AttentionRows, KVCache
 from kernels.gpu.attention.kernels import attention_kernel, merge_kernel
-from kernels.gpu.attention.plan import AttentionPlan, AttentionShape, Choose, GraphBounds, Planner, choose_config
+from kernels.gpu.attention.plan import (
+    AttentionPlan,
+    AttentionPlanner,
+    AttentionShape,
+    ChooseTiles,
+    GraphBounds,
+    StagedPlan,
+    choose_tiles,
+)
 from kernels.gpu.checks import check_contiguous, check_last_stride, check_rank, check_tensor
 
 _MERGED_PIECES = 16  # that a merging program takes at once
@@ -42,11 +51,11 @@ class PagedAttention:
         shape: AttentionShape,
         num_sms: int,
         device: torch.device,
-        choose: Choose = choose_config,
+        choose: ChooseTiles = choose_tiles,
         max_partials: int | None = None,
     ) -> None:
         self._shape = shape
-        self._planner = Planner(shape, num_sms, choose)
+        self._planner = AttentionPlanner(shape, num_sms, choose)
         self._max_partials = self._planner.max_partials if max_partials is None else max_partials
         heads = (self._max_partials, shape.num_heads)
         self._partial_out = torch.empty((*heads, shape.head_dim), dtype=torch.float32, device=device)
@@ -68,7 +77,7 @@ class PagedAttention:
             graph: make the plan fit a CUDA graph: plans for the same bounds have the same launches, number of merges
                 and length of `work`. Rows have so few queries then that they fit a tile of 16 lines.
             piece_len: cut contexts into pieces of up to so many positions, a multiple of each `block_n`, instead of
-                what fills the GPU. A token's result then hangs on its own context and tile alone.
+                what fills the GPU. A token's result then depends on its own context and tile alone.
             one_launch: take the tiles of the row with most queries for all rows.
 
         Raises:
@@ -78,15 +87,7 @@ class PagedAttention:
         return self._planner.plan(query_lens, context_lens, graph, piece_len, one_launch, self._max_partials)
 
     def attend(
-        self,
-        query: Tensor,
-        key_cache: Tensor,
-        value_cache: Tensor,
-        block_tables: Tensor,
-        plan: AttentionPlan,
-        work: Tensor,
-        scale: float,
-        out: Tensor,
+        self, query: Tensor, cache: KVCache, step: StagedPlan[AttentionPlan], scale: float, out: Tensor
     ) -> Tensor:
         """Attention of one layer; see `kernels.reference.paged_attention`.
 
@@ -94,10 +95,8 @@ class PagedAttention:
 
         Args:
             query: [tokens, heads, head_dim]; tokens may lie apart, each must be dense.
-            key_cache, value_cache: [num_blocks, kv_heads, block_size, head_dim], with the same strides, the last 1.
-            block_tables: [rows, max blocks] int32, last stride 1, padded with anything.
-            plan: of this step.
-            work: `plan.work` on the device.
+            cache: keys and values with the same strides, the last 1.
+            step: its plan, on the device.
             scale: of the scores, positive.
             out: as `query`; the tokens of the plan's rows are written, others are left as they are.
 
@@ -107,15 +106,15 @@ class PagedAttention:
         Raises:
             ValueError: a shape, dtype, device or stride does not fit.
         """
-        self._check(query, key_cache, value_cache, block_tables, plan, work, scale, out)
-        shape = self._shape
+        self._check(query, cache, step, scale, out)
+        shape, plan = self._shape, step.plan
         for launch in plan.launches:
             attention_kernel[(launch.num_items * shape.num_kv_heads,)](
                 query,
-                key_cache,
-                value_cache,
-                block_tables,
-                work,
+                cache.keys,
+                cache.values,
+                step.block_tables,
+                step.work,
                 out,
                 self._partial_out,
                 self._partial_lse,
@@ -125,8 +124,8 @@ class PagedAttention:
                 launch.heads_at_once,
                 query.stride(0),
                 out.stride(0),
-                block_tables.stride(0),
-                *key_cache.stride()[:3],
+                step.block_tables.stride(0),
+                *cache.keys.stride()[:3],
                 NUM_KV_HEADS=shape.num_kv_heads,
                 GROUP=shape.group,
                 HEAD_DIM=shape.head_dim,
@@ -140,7 +139,7 @@ class PagedAttention:
             merge_kernel[(plan.num_merges, shape.num_heads)](
                 self._partial_out,
                 self._partial_lse,
-                work,
+                step.work,
                 out,
                 plan.first_merge,
                 out.stride(0),
@@ -151,18 +150,9 @@ class PagedAttention:
             )
         return out
 
-    def _check(
-        self,
-        query: Tensor,
-        key_cache: Tensor,
-        value_cache: Tensor,
-        block_tables: Tensor,
-        plan: AttentionPlan,
-        work: Tensor,
-        scale: float,
-        out: Tensor,
-    ) -> None:
+    def _check(self, query: Tensor, cache: KVCache, step: StagedPlan[AttentionPlan], scale: float, out: Tensor) -> None:
         shape, device = self._shape, self._partial_out.device
+        key_cache, value_cache, block_tables, work = cache.keys, cache.values, step.block_tables, step.work
         check_rank("query", query, 3)
         check_rank("key_cache", key_cache, 4)
         check_rank("block_tables", block_tables, 2)
@@ -181,31 +171,22 @@ class PagedAttention:
             raise ValueError(f"key_cache has strides {key_cache.stride()}, expected a block within 2**31 values")
         check_tensor("block_tables", block_tables, tuple(block_tables.shape), torch.int32, device)
         check_last_stride("block_tables", block_tables)
-        check_tensor("work", work, (len(plan.work),), torch.int32, device)
+        check_tensor("work", work, (len(step.plan.work),), torch.int32, device)
         check_contiguous("work", work)
         if not scale > 0:
             raise ValueError(f"scale is {scale}, expected a positive one")
 
 
-def paged_attention(
-    query: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    block_tables: Tensor,
-    context_lens: Tensor,
-    query_starts: Tensor,
-    scale: float,
-    out: Tensor,
-) -> None:
+def paged_attention(query: Tensor, cache: KVCache, rows: AttentionRows, scale: float, out: Tensor) -> None:
     """Plan, bring the work to the device and attend, all at once: for tests and debugging, since it waits for the GPU.
 
     See `kernels.reference.paged_attention`. Integers are int32.
     """
-    _, num_kv_heads, block_size, head_dim = key_cache.shape
+    _, num_kv_heads, block_size, head_dim = cache.keys.shape
     shape = AttentionShape(query.shape[1], num_kv_heads, head_dim, block_size, query.dtype)
     is_cuda = query.device.type == "cuda"
     num_sms = torch.cuda.get_device_properties(query.device).multi_processor_count if is_cuda else 1
     attention = PagedAttention(shape, num_sms, query.device)
-    plan = attention.plan(query_starts.diff().cpu().numpy(), context_lens.cpu().numpy())
-    work = torch.from_numpy(plan.work).to(query.device)
-    attention.attend(query, key_cache, value_cache, block_tables, plan, work, scale, out)
+    plan = attention.plan(rows.query_starts.diff().cpu().numpy(), rows.context_lens.cpu().numpy())
+    step = StagedPlan(plan, torch.from_numpy(plan.work).to(query.device), rows.block_tables)
+    attention.attend(query, cache, step, scale, out)

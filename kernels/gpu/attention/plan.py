@@ -2,10 +2,12 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from kernels.gpu.attention.work import ITEM_FIELDS, Capacity, Cutting, Ints, Rows, cut_rows
 from kernels.gpu.checks import check_power_of_two, check_range
@@ -53,7 +55,7 @@ class AttentionShape:
 
 
 @dataclass(frozen=True)
-class Config:
+class AttentionTiles:
     """What a program takes, and how it is compiled.
 
     Attributes:
@@ -70,25 +72,25 @@ class Config:
     programs_per_sm: int
 
 
-def choose_config(shape: AttentionShape, num_queries: int) -> Config:
+def choose_tiles(shape: AttentionShape, num_queries: int) -> AttentionTiles:
     """The configuration for rows of up to `num_queries` queries.
 
-    None of them spills registers on sm_80, 90 or 100, compiled by Triton 3.6 or 3.9. `Config(128, 128, 8, 2, 1)` takes
-    a quarter fewer instructions for a position and may be faster for blocks of 128 or more on Hopper, where it just
-    fits the registers; on sm_100 it spills.
+    None of them spills registers on sm_80, 90 or 100, compiled by Triton 3.6 or 3.9. `AttentionTiles(128, 128, 8, 2,
+    1)` takes a quarter fewer instructions for a position and may be faster for blocks of 128 or more on Hopper, where
+    it just fits the registers; on sm_100 it spills.
     """
     lines = num_queries * shape.group
     small_head = shape.head_dim == 64
     if shape.dtype == torch.float32:  # not for tensor cores, and twice the shared memory
-        return Config(NARROW_LINES, 32 if small_head else 16, num_warps=4, num_stages=2, programs_per_sm=2)
+        return AttentionTiles(NARROW_LINES, 32 if small_head else 16, num_warps=4, num_stages=2, programs_per_sm=2)
     if lines <= NARROW_LINES:
-        return Config(NARROW_LINES, 128 if small_head else 64, num_warps=4, num_stages=3, programs_per_sm=3)
+        return AttentionTiles(NARROW_LINES, 128 if small_head else 64, num_warps=4, num_stages=3, programs_per_sm=3)
     if lines <= 64:
-        return Config(64, 64, num_warps=4, num_stages=3, programs_per_sm=3 if small_head else 2)
-    return Config(128, 64, num_warps=8, num_stages=3, programs_per_sm=2 if small_head else 1)
+        return AttentionTiles(64, 64, num_warps=4, num_stages=3, programs_per_sm=3 if small_head else 2)
+    return AttentionTiles(128, 64, num_warps=8, num_stages=3, programs_per_sm=2 if small_head else 1)
 
 
-Choose = Callable[[AttentionShape, int], Config]
+ChooseTiles = Callable[[AttentionShape, int], AttentionTiles]
 
 
 @dataclass(frozen=True)
@@ -122,7 +124,7 @@ class Launch:
         heads_at_once: KV heads whose programs run side by side, a divisor of their number.
     """
 
-    config: Config
+    config: AttentionTiles
     first_item: int
     num_items: int
     heads_at_once: int
@@ -156,7 +158,25 @@ def checked_lens(query_lens: NDArray[np.integer], context_lens: NDArray[np.integ
     return queries, contexts
 
 
-class Planner:
+Plan = TypeVar("Plan")
+
+
+@dataclass(frozen=True)
+class StagedPlan(Generic[Plan]):
+    """A step's plan, brought to the device.
+
+    Attributes:
+        plan: which launches there are.
+        work: `plan.work` on the device, int32.
+        block_tables: [rows, max blocks of a sequence] int32, last stride 1, padded with anything.
+    """
+
+    plan: Plan
+    work: Tensor
+    block_tables: Tensor
+
+
+class AttentionPlanner:
     """Plans steps for one shape of attention on one kind of GPU.
 
     Args:
@@ -165,7 +185,7 @@ class Planner:
         choose: picks configurations.
     """
 
-    def __init__(self, shape: AttentionShape, num_sms: int, choose: Choose = choose_config) -> None:
+    def __init__(self, shape: AttentionShape, num_sms: int, choose: ChooseTiles = choose_tiles) -> None:
         self._shape = shape
         self._num_sms = num_sms
         self._choose = choose
@@ -229,20 +249,20 @@ class Planner:
         else:
             yield max(most_queries, self._narrow_queries), rows
 
-    def _cutting(self, config: Config) -> Cutting:
+    def _cutting(self, config: AttentionTiles) -> Cutting:
         narrow = config.block_m == NARROW_LINES
         return Cutting(
             tile_queries=config.block_m // self._shape.group,
             step=config.block_n,
             slots=max(1, self._num_sms * config.programs_per_sm // self._shape.num_kv_heads),
-            # Memory is shared by whoever runs, so narrow tiles finish together almost by themselves. Wide ones wait
+            # Running programs share the memory, so narrow tiles finish together almost by themselves. Wide ones wait
             # for their own SM's arithmetic, and their partial results are as big as 128 positions of K and V.
             pieces_per_slot=2 if narrow else 4,
             slack=1 if narrow else 2,
             min_piece=256 if narrow else 512,
         )
 
-    def _heads_at_once(self, config: Config, longest: int) -> int:
+    def _heads_at_once(self, config: AttentionTiles, longest: int) -> int:
         """All heads of a narrow tile; so many of a wide one as let the longest context stay in the L2 cache."""
         num_heads = self._shape.num_kv_heads
         if config.block_m == NARROW_LINES:

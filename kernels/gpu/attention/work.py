@@ -8,10 +8,10 @@ in every layer is FlashInfer's way (Ye et al. 2025, arXiv:2501.01005).
 
 Items are handed out in the order of the list, so the longest come first and the last ones to finish are short ones.
 
-In which order a query's positions are summed up hangs on its own context and on the number of pieces that its tile is
-cut into, and on nothing else. Other rows of a step change that number only by the share of work that they leave: a
-tile no longer than `slack * min_piece` is never cut. With a piece length of the caller's choice the number hangs
-on the tile alone.
+The order in which a query's positions are summed up depends on its own context and on the number of pieces that its
+tile is cut into, and on nothing else. Other rows of a step change that number only by the share of work that they
+leave: a tile no longer than `slack * min_piece` is never cut. With a piece length of the caller's choice the number
+depends on the tile alone.
 """
 
 import math
@@ -96,7 +96,7 @@ class Cutting:
         long = lengths[lengths > self.slack * share]
         if len(long) == 0:
             return self.slack * share, share
-        # Each of these ends in a piece that is not full. Longer pieces make up for it, lest they need one more round.
+        # Each of these ends in a piece that is not full. Longer pieces make up for it and save one more round.
         long_len = int(long.sum(dtype=np.int64))
         full = long_len / share
         return self.slack * share, self._in_steps(long_len / max(full - len(long), full / 2))
@@ -198,7 +198,7 @@ def _tiles(rows: Rows, tile_queries: int) -> _Tiles:
 
 
 def _cut_tiles(tiles: _Tiles, step: int, whole_len: int, piece_len: int, first_partial: int) -> WorkList:
-    # Pieces of a tile are of even length: what hangs on other rows is only how many there are.
+    # Pieces of a tile are of even length: only their number depends on other rows.
     wanted = np.where(tiles.lengths > whole_len, -(-tiles.lengths // piece_len), 1)
     even_len = (-(-tiles.lengths // (wanted * step)) * step).astype(np.int32)
     pieces = -(-tiles.lengths // even_len)

@@ -1,37 +1,25 @@
 """SiLU-and-multiply, the activation of SwiGLU. Shazeer 2020, arXiv:2002.05202."""
 
-from dataclasses import dataclass
-
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from kernels.gpu.checks import check_dtype, check_last_stride, check_rank, check_tensor
 from kernels.gpu.integers import ceil_div, next_power_of_two
+from kernels.gpu.layers.row_tile import FULL_CHIP_PROGRAMS, MAX_ROWS, RowTile
 
-_FULL_CHIP_PROGRAMS = 2048
 _MAX_COLUMNS = 1024
-_MAX_ROWS = 4
 
 
-@dataclass(frozen=True)
-class Config:
-    """The tile of a program: a part of `columns` values of each of `rows` rows."""
-
-    rows: int
-    columns: int
-    num_warps: int
-
-
-def choose_config(num_rows: int, size: int) -> Config:
+def choose_activation_tile(num_rows: int, size: int) -> RowTile:
     """Two configurations for each size: one row a program, or, with more programs than fill the chip, four rows.
 
     Args:
         num_rows, size: shape of the result.
     """
     columns = min(_MAX_COLUMNS, next_power_of_two(size))
-    rows = 1 if num_rows * ceil_div(size, columns) <= _FULL_CHIP_PROGRAMS else _MAX_ROWS
-    return Config(rows, columns, num_warps=max(1, columns // 256))
+    rows = 1 if num_rows * ceil_div(size, columns) <= FULL_CHIP_PROGRAMS else MAX_ROWS
+    return RowTile(rows, columns, num_warps=max(1, columns // 256))
 
 
 def silu_and_mul(gate_up: Tensor, out: Tensor) -> None:
@@ -56,18 +44,15 @@ def silu_and_mul(gate_up: Tensor, out: Tensor) -> None:
     check_last_stride("out", out)
     if num_rows == 0:
         return
-    config = choose_config(num_rows, size)
-    tiles_per_row = ceil_div(size, config.columns)
-    _silu_and_mul_kernel[(ceil_div(num_rows, config.rows) * tiles_per_row,)](
+    tile = choose_activation_tile(num_rows, size)
+    tiles_per_row = ceil_div(size, tile.columns)
+    _silu_and_mul_kernel[(ceil_div(num_rows, tile.rows) * tiles_per_row,)](
         gate_up,
         out,
         num_rows,
         gate_up.stride(0),
         out.stride(0),
-        SIZE=size,
-        ROWS=config.rows,
-        COLUMNS=config.columns,
-        num_warps=config.num_warps,
+        **tile.constants(size),
     )
 
 

@@ -1,7 +1,5 @@
 """The embedding gather, which also fills in the tokens that the host does not know yet."""
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
@@ -9,26 +7,19 @@ from torch import Tensor
 
 from kernels.gpu.checks import check_dtype, check_last_stride, check_rank, check_tensor
 from kernels.gpu.integers import ceil_div, next_power_of_two
+from kernels.gpu.layers.row_tile import RowTile
 
 _MAX_COLUMNS = 2048
 
 
-@dataclass(frozen=True)
-class Config:
-    """A program copies a part of `columns` values of one token's row."""
-
-    columns: int
-    num_warps: int
-
-
-def choose_config(size: int) -> Config:
-    """One configuration for each row size.
+def choose_embedding_tile(size: int) -> RowTile:
+    """A part of one token's row for each program; one configuration for each row size.
 
     Args:
         size: values of an embedding.
     """
     columns = min(_MAX_COLUMNS, next_power_of_two(size))
-    return Config(columns, num_warps=max(1, columns // 512))
+    return RowTile(1, columns, num_warps=max(1, columns // 512))
 
 
 def embed_tokens(token_ids: Tensor, token_lanes: Tensor, last_tokens: Tensor, table: Tensor, out: Tensor) -> None:
@@ -59,8 +50,8 @@ def embed_tokens(token_ids: Tensor, token_lanes: Tensor, last_tokens: Tensor, ta
     check_last_stride("out", out)
     if out.numel() == 0:
         return
-    config = choose_config(size)
-    _embed_tokens_kernel[(num_tokens * ceil_div(size, config.columns),)](
+    tile = choose_embedding_tile(size)
+    _embed_tokens_kernel[(num_tokens * ceil_div(size, tile.columns),)](
         token_ids,
         token_lanes,
         last_tokens,
@@ -69,8 +60,8 @@ def embed_tokens(token_ids: Tensor, token_lanes: Tensor, last_tokens: Tensor, ta
         table.stride(0),
         out.stride(0),
         SIZE=size,
-        COLUMNS=config.columns,
-        num_warps=config.num_warps,
+        COLUMNS=tile.columns,
+        num_warps=tile.num_warps,
     )
 
 

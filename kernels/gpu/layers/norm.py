@@ -4,43 +4,31 @@ A program takes whole rows: a row is loaded once, with 16-byte loads that are al
 from registers. Narrow rows are taken several at a time once there are enough of them to fill the chip anyway.
 """
 
-from dataclasses import dataclass
-
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from kernels.gpu.checks import check_dtype, check_last_stride, check_range, check_rank, check_tensor
 from kernels.gpu.integers import ceil_div, next_power_of_two
+from kernels.gpu.layers.row_tile import FULL_CHIP_PROGRAMS, MAX_ROWS, RowTile
 
 MAX_SIZE = 16_384
 """The longest row: 16 values in each of the 1024 threads of the largest program."""
 
-_FULL_CHIP_PROGRAMS = 2048
 _TILE_VALUES = 4096
-_MAX_ROWS = 4
 
 
-@dataclass(frozen=True)
-class Config:
-    """The tile of a program: `rows` whole rows, padded to `columns`."""
-
-    rows: int
-    columns: int
-    num_warps: int
-
-
-def choose_config(num_rows: int, size: int) -> Config:
+def choose_norm_tile(num_rows: int, size: int) -> RowTile:
     """Two configurations for each row size: one row a program, or, with more rows than fill the chip, a full tile.
 
     Args:
         num_rows, size: shape of the activations.
     """
     columns = next_power_of_two(size)
-    rows = 1 if num_rows <= _FULL_CHIP_PROGRAMS else min(_MAX_ROWS, max(1, _TILE_VALUES // columns))
+    rows = 1 if num_rows <= FULL_CHIP_PROGRAMS else min(MAX_ROWS, max(1, _TILE_VALUES // columns))
     # 16 values of each row in a thread, two vectors of 16 bytes: with fewer, the weight would want another layout than
     # a tile of several rows, and would change it through shared memory.
-    return Config(rows, columns, num_warps=min(32, max(1, columns // 512)))
+    return RowTile(rows, columns, num_warps=min(32, max(1, columns // 512)))
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
@@ -59,8 +47,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
     num_rows, size = x.shape
     if num_rows == 0:
         return
-    config = choose_config(num_rows, size)
-    _rms_norm_kernel[(ceil_div(num_rows, config.rows),)](
+    tile = choose_norm_tile(num_rows, size)
+    _rms_norm_kernel[(ceil_div(num_rows, tile.rows),)](
         x,
         weight,
         out,
@@ -68,10 +56,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
         x.stride(0),
         out.stride(0),
         eps,
-        SIZE=size,
-        ROWS=config.rows,
-        COLUMNS=config.columns,
-        num_warps=config.num_warps,
+        **tile.constants(size),
     )
 
 
@@ -94,8 +79,8 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, out: T
     num_rows, size = x.shape
     if num_rows == 0:
         return
-    config = choose_config(num_rows, size)
-    _add_rms_norm_kernel[(ceil_div(num_rows, config.rows),)](
+    tile = choose_norm_tile(num_rows, size)
+    _add_rms_norm_kernel[(ceil_div(num_rows, tile.rows),)](
         x,
         residual,
         weight,
@@ -105,10 +90,7 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, out: T
         residual.stride(0),
         out.stride(0),
         eps,
-        SIZE=size,
-        ROWS=config.rows,
-        COLUMNS=config.columns,
-        num_warps=config.num_warps,
+        **tile.constants(size),
     )
 
 
@@ -138,10 +120,7 @@ def _rms_norm_kernel(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    # int64: 65,536 rows of a wide projection pass 2**31 values.
-    rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
-    columns = tl.arange(0, COLUMNS)[None, :]
-    inside = (rows < num_rows) & (columns < SIZE)
+    rows, columns, inside = _tile(num_rows, SIZE, ROWS, COLUMNS)
     values = tl.load(x + rows * x_stride + columns, mask=inside, other=0.0)
     scale = tl.load(weight + columns, mask=columns < SIZE, other=0.0)
     tl.store(out + rows * out_stride + columns, _normalize(values, scale, eps, SIZE), mask=inside)
@@ -162,9 +141,7 @@ def _add_rms_norm_kernel(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
-    columns = tl.arange(0, COLUMNS)[None, :]
-    inside = (rows < num_rows) & (columns < SIZE)
+    rows, columns, inside = _tile(num_rows, SIZE, ROWS, COLUMNS)
     added = tl.load(x + rows * x_stride + columns, mask=inside, other=0.0)
     stream = residual + rows * residual_stride + columns
     kept = tl.load(stream, mask=inside, other=0.0)
@@ -172,6 +149,15 @@ def _add_rms_norm_kernel(
     total = (kept.to(tl.float32) + added.to(tl.float32)).to(kept.dtype)
     tl.store(stream, total, mask=inside)
     tl.store(out + rows * out_stride + columns, _normalize(total, scale, eps, SIZE), mask=inside)
+
+
+@triton.jit
+def _tile(num_rows, SIZE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Rows and columns of this program's tile, and where it lies inside the tensor."""
+    # int64: 65,536 rows of a wide projection pass 2**31 values.
+    rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    columns = tl.arange(0, COLUMNS)[None, :]
+    return rows, columns, (rows < num_rows) & (columns < SIZE)
 
 
 @triton.jit

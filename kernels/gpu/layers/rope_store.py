@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kernels.arguments import RopeStoreLayer
 from kernels.gpu.checks import (
     check_contiguous,
     check_dtype,
@@ -27,7 +28,7 @@ _MAX_GROUPS = 2
 
 
 @dataclass(frozen=True)
-class Config:
+class RopeStoreTiles:
     """What a program takes; all powers of two.
 
     Attributes:
@@ -47,7 +48,7 @@ class Config:
     max_registers: int
 
 
-def choose_config(num_heads: int, num_kv_heads: int, head_dim: int) -> Config:
+def choose_rope_store_tiles(num_heads: int, num_kv_heads: int, head_dim: int) -> RopeStoreTiles:
     """One configuration for each model. Where a token has few heads, a program takes several tokens.
 
     Args:
@@ -57,7 +58,7 @@ def choose_config(num_heads: int, num_kv_heads: int, head_dim: int) -> Config:
     query_heads = min(heads_per_tile, next_power_of_two(num_heads))
     kv_heads = min(heads_per_tile, next_power_of_two(num_kv_heads))
     query_groups = _MAX_GROUPS if num_heads % (_MAX_GROUPS * query_heads) == 0 else 1
-    return Config(
+    return RopeStoreTiles(
         query_groups=query_groups,
         query_heads=query_heads,
         query_tokens=heads_per_tile // query_heads,
@@ -69,16 +70,7 @@ def choose_config(num_heads: int, num_kv_heads: int, head_dim: int) -> Config:
 
 
 def qk_norm_rope_store(
-    qkv: Tensor,
-    q_weight: Tensor,
-    k_weight: Tensor,
-    cos_sin: Tensor,
-    positions: Tensor,
-    slot_mapping: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    eps: float,
-    out: Tensor,
+    qkv: Tensor, layer: RopeStoreLayer, positions: Tensor, slot_mapping: Tensor, out: Tensor
 ) -> None:
     """Normalize each head of q and k, rotate them to their positions, and store k and v.
 
@@ -88,88 +80,78 @@ def qk_norm_rope_store(
     Args:
         qkv: [tokens, (heads + 2 * kv_heads) * head_dim], bfloat16, float16 or float32; the rows may lie apart, each
             must be dense. head_dim is a power of two from 16 to 256.
-        q_weight, k_weight: [head_dim], dtype of `qkv`, of the head norms.
-        cos_sin: [max positions, head_dim] float32, dense, cosines in the first half and sines in the second.
+        layer: parameters in the dtype of `qkv`, `cos_sin` dense; keys and values each with strides of their own, the
+            last 1.
         positions: [tokens] int32.
         slot_mapping: [tokens] int32, `block * block_size + offset`; K and V of a token with slot -1 are not stored.
-        key_cache, value_cache: [num_blocks, kv_heads, block_size, head_dim], dtype of `qkv`; each with strides of its
-            own, the last 1.
-        eps: of the norms.
         out: [tokens, heads, head_dim], dtype of `qkv`, last stride 1; becomes q, also where the slot is -1.
 
     Raises:
         ValueError: a shape, dtype, device or stride does not fit.
     """
-    _check(qkv, q_weight, k_weight, cos_sin, positions, slot_mapping, key_cache, value_cache, out)
+    _check(qkv, layer, positions, slot_mapping, out)
     num_tokens, num_heads, head_dim = out.shape
-    num_kv_heads, block_size = key_cache.shape[1:3]
+    keys, values = layer.cache.keys, layer.cache.values
+    num_kv_heads, block_size = keys.shape[1:3]
     if num_tokens == 0:
         return
-    config = choose_config(num_heads, num_kv_heads, head_dim)
-    query_tiles = ceil_div(num_heads, config.query_groups * config.query_heads)
-    query_programs = ceil_div(num_tokens, config.query_tokens) * query_tiles
-    kv_programs = ceil_div(num_tokens, config.kv_tokens) * ceil_div(num_kv_heads, config.kv_heads)
+    tiles = choose_rope_store_tiles(num_heads, num_kv_heads, head_dim)
+    query_tiles = ceil_div(num_heads, tiles.query_groups * tiles.query_heads)
+    query_programs = ceil_div(num_tokens, tiles.query_tokens) * query_tiles
+    kv_programs = ceil_div(num_tokens, tiles.kv_tokens) * ceil_div(num_kv_heads, tiles.kv_heads)
     qk_norm_rope_store_kernel[(query_programs + kv_programs,)](
         qkv,
-        q_weight,
-        k_weight,
-        cos_sin,
+        layer.q_weight,
+        layer.k_weight,
+        layer.cos_sin,
         positions,
         slot_mapping,
-        key_cache,
-        value_cache,
+        keys,
+        values,
         out,
         num_tokens,
         qkv.stride(0),
-        *key_cache.stride()[:3],
-        *value_cache.stride()[:3],
+        *keys.stride()[:3],
+        *values.stride()[:3],
         *out.stride()[:2],
-        eps,
+        layer.eps,
         NUM_HEADS=num_heads,
         NUM_KV_HEADS=num_kv_heads,
         HEAD_DIM=head_dim,
         BLOCK_SIZE=block_size,
-        QUERY_GROUPS=config.query_groups,
-        QUERY_HEADS=config.query_heads,
-        QUERY_TOKENS=config.query_tokens,
-        KV_HEADS=config.kv_heads,
-        KV_TOKENS=config.kv_tokens,
-        num_warps=config.num_warps,
-        maxnreg=config.max_registers,
+        QUERY_GROUPS=tiles.query_groups,
+        QUERY_HEADS=tiles.query_heads,
+        QUERY_TOKENS=tiles.query_tokens,
+        KV_HEADS=tiles.kv_heads,
+        KV_TOKENS=tiles.kv_tokens,
+        num_warps=tiles.num_warps,
+        maxnreg=tiles.max_registers,
     )
 
 
-def _check(
-    qkv: Tensor,
-    q_weight: Tensor,
-    k_weight: Tensor,
-    cos_sin: Tensor,
-    positions: Tensor,
-    slot_mapping: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    out: Tensor,
-) -> None:
+def _check(qkv: Tensor, layer: RopeStoreLayer, positions: Tensor, slot_mapping: Tensor, out: Tensor) -> None:
+    keys, values = layer.cache.keys, layer.cache.values
     check_rank("out", out, 3)
     check_dtype("out", out)
-    check_rank("key_cache", key_cache, 4)
-    check_rank("cos_sin", cos_sin, 2)
+    check_rank("key_cache", keys, 4)
+    check_rank("cos_sin", layer.cos_sin, 2)
     num_tokens, num_heads, head_dim = out.shape
-    dtype, device, cache_shape = out.dtype, out.device, tuple(key_cache.shape)
-    num_blocks, num_kv_heads, block_size, _ = cache_shape
+    dtype, device = out.dtype, out.device
+    num_blocks, num_kv_heads, block_size, _ = keys.shape
     check_power_of_two("head_dim", head_dim, 16, 256)
-    check_tensor("qkv", qkv, (num_tokens, (num_heads + 2 * num_kv_heads) * head_dim), dtype, device)
-    check_tensor("q_weight", q_weight, (head_dim,), dtype, device)
-    check_tensor("k_weight", k_weight, (head_dim,), dtype, device)
-    check_tensor("cos_sin", cos_sin, (len(cos_sin), head_dim), torch.float32, device)
-    check_tensor("positions", positions, (num_tokens,), torch.int32, device)
-    check_tensor("slot_mapping", slot_mapping, (num_tokens,), torch.int32, device)
-    check_tensor("key_cache", key_cache, (num_blocks, num_kv_heads, block_size, head_dim), dtype, device)
-    check_tensor("value_cache", value_cache, cache_shape, dtype, device)
-    for name, tensor in (("qkv", qkv), ("key_cache", key_cache), ("value_cache", value_cache), ("out", out)):
-        check_last_stride(name, tensor)
-    check_contiguous("cos_sin", cos_sin)
-    for name, tensor in (("q_weight", q_weight), ("k_weight", k_weight)):
+    cache = (num_blocks, num_kv_heads, block_size, head_dim)
+    for name, tensor, shape in (
+        ("qkv", qkv, (num_tokens, (num_heads + 2 * num_kv_heads) * head_dim)),
+        ("q_weight", layer.q_weight, (head_dim,)),
+        ("k_weight", layer.k_weight, (head_dim,)),
+        ("key_cache", keys, cache),
+        ("value_cache", values, cache),
+        ("out", out, out.shape),
+    ):
+        check_tensor(name, tensor, shape, dtype, device)
         check_last_stride(name, tensor)
     for name, tensor in (("positions", positions), ("slot_mapping", slot_mapping)):
+        check_tensor(name, tensor, (num_tokens,), torch.int32, device)
         check_last_stride(name, tensor)
+    check_tensor("cos_sin", layer.cos_sin, (len(layer.cos_sin), head_dim), torch.float32, device)
+    check_contiguous("cos_sin", layer.cos_sin)

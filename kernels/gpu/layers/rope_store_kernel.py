@@ -42,25 +42,20 @@ def qk_norm_rope_store_kernel(
     KV_HEADS: tl.constexpr,
     KV_TOKENS: tl.constexpr,
 ):
-    """Arguments as of `qk_norm_rope_store`, and how `Config` cuts them; one program for each tile."""
+    """Arguments as of `qk_norm_rope_store`, and how `RopeStoreTiles` cuts them; one program for each tile."""
     query_tiles: tl.constexpr = (NUM_HEADS + QUERY_GROUPS * QUERY_HEADS - 1) // (QUERY_GROUPS * QUERY_HEADS)
     kv_tiles: tl.constexpr = (NUM_KV_HEADS + KV_HEADS - 1) // KV_HEADS
     query_programs = tl.cdiv(num_tokens, QUERY_TOKENS) * query_tiles
     program = tl.program_id(0)
+    norm_rope = (cos_sin, positions, eps)
     if program < query_programs:
         _rope_queries(
-            program // query_tiles,
-            program % query_tiles,
-            qkv,
-            q_weight,
-            cos_sin,
-            positions,
-            out,
+            (program // query_tiles, program % query_tiles),
+            (qkv, qkv_stride),
+            norm_rope,
             num_tokens,
-            qkv_stride,
-            out_token_stride,
-            out_head_stride,
-            eps,
+            (out, out_token_stride, out_head_stride),
+            q_weight,
             NUM_HEADS,
             HEAD_DIM,
             QUERY_GROUPS,
@@ -69,24 +64,14 @@ def qk_norm_rope_store_kernel(
         )
     else:
         _store_keys_values(
-            (program - query_programs) // kv_tiles,
-            (program - query_programs) % kv_tiles,
-            qkv + NUM_HEADS * HEAD_DIM,
-            k_weight,
-            cos_sin,
-            positions,
-            slot_mapping,
-            key_cache,
-            value_cache,
+            ((program - query_programs) // kv_tiles, (program - query_programs) % kv_tiles),
+            (qkv + NUM_HEADS * HEAD_DIM, qkv_stride),
+            norm_rope,
             num_tokens,
-            qkv_stride,
-            key_block_stride,
-            key_head_stride,
-            key_offset_stride,
-            value_block_stride,
-            value_head_stride,
-            value_offset_stride,
-            eps,
+            slot_mapping,
+            (key_cache, key_block_stride, key_head_stride, key_offset_stride),
+            (value_cache, value_block_stride, value_head_stride, value_offset_stride),
+            k_weight,
             NUM_KV_HEADS,
             HEAD_DIM,
             BLOCK_SIZE,
@@ -97,26 +82,23 @@ def qk_norm_rope_store_kernel(
 
 @triton.jit
 def _rope_queries(
-    token_tile,
-    head_tile,
-    queries,
-    weight,
-    cos_sin,
-    positions,
-    out,
+    tile,
+    source,
+    norm_rope,
     num_tokens,
-    qkv_stride,
-    out_token_stride,
-    out_head_stride,
-    eps,
+    target,
+    weight,
     NUM_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     GROUPS: tl.constexpr,
     HEADS: tl.constexpr,
     TOKENS: tl.constexpr,
 ):
-    tokens, heads, dims = _tile(token_tile, head_tile, GROUPS, HEADS, TOKENS, HEAD_DIM)
-    inside = (tokens < num_tokens) & (heads < NUM_HEADS)  # several groups are all inside, or `Config` takes one
+    queries, qkv_stride = source
+    out, out_token_stride, out_head_stride = target
+    cos_sin, positions, eps = norm_rope
+    tokens, heads, dims = _tile(tile, GROUPS, HEADS, TOKENS, HEAD_DIM)
+    inside = (tokens < num_tokens) & (heads < NUM_HEADS)  # several groups are all inside, or `RopeStoreTiles` takes one
     places = tl.load(positions + tokens, mask=tokens < num_tokens, other=0)
     source = queries + tokens * qkv_stride + heads * HEAD_DIM + dims
     target = out + tokens * out_token_stride + heads * out_head_stride + dims
@@ -134,35 +116,27 @@ def _rope_queries(
 
 @triton.jit
 def _store_keys_values(
-    token_tile,
-    head_tile,
-    keys,
-    weight,
-    cos_sin,
-    positions,
-    slot_mapping,
-    key_cache,
-    value_cache,
+    tile,
+    source,
+    norm_rope,
     num_tokens,
-    qkv_stride,
-    key_block_stride,
-    key_head_stride,
-    key_offset_stride,
-    value_block_stride,
-    value_head_stride,
-    value_offset_stride,
-    eps,
+    slot_mapping,
+    key_target,
+    value_target,
+    weight,
     NUM_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     HEADS: tl.constexpr,
     TOKENS: tl.constexpr,
 ):
-    tokens, heads, dims = _tile(token_tile, head_tile, 1, HEADS, TOKENS, HEAD_DIM)
+    keys, qkv_stride = source
+    cos_sin, positions, eps = norm_rope
+    tokens, heads, dims = _tile(tile, 1, HEADS, TOKENS, HEAD_DIM)
     inside = (tokens < num_tokens) & (heads < NUM_HEADS)
     places = tl.load(positions + tokens, mask=tokens < num_tokens, other=0)
     slots = tl.load(slot_mapping + tokens, mask=tokens < num_tokens, other=-1)
-    # Heads that are not stored are loaded all the same: a load that waited for its slot would cost all the others more.
+    # Heads that are not stored are loaded too: a load that waited for its slot would cost all the others more.
     source = keys + tokens * qkv_stride + heads * HEAD_DIM + dims
     first, second = _load_halves(source, inside, HEAD_DIM)
     first_value, second_value = _load_halves(source + NUM_HEADS * HEAD_DIM, inside, HEAD_DIM)
@@ -171,22 +145,22 @@ def _store_keys_values(
     stored = (slots >= 0) & (heads < NUM_HEADS)
     # int64: a pool of 100 GB has more than 2**31 values.
     blocks, offsets = (slots // BLOCK_SIZE).to(tl.int64), (slots % BLOCK_SIZE).to(tl.int64)
-    target = key_cache + blocks * key_block_stride + heads * key_head_stride + offsets * key_offset_stride + dims
+    target = _cache_places(key_target, blocks, heads, offsets) + dims
     _store_halves(target, first, second, stored, HEAD_DIM)
-    target = value_cache + blocks * value_block_stride + heads * value_head_stride + offsets * value_offset_stride
-    _store_halves(target + dims, first_value, second_value, stored, HEAD_DIM)
+    target = _cache_places(value_target, blocks, heads, offsets) + dims
+    _store_halves(target, first_value, second_value, stored, HEAD_DIM)
 
 
 @triton.jit
-def _tile(
-    token_tile,
-    head_tile,
-    GROUPS: tl.constexpr,
-    HEADS: tl.constexpr,
-    TOKENS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-):
+def _cache_places(target, blocks, heads, offsets):
+    cache, block_stride, head_stride, offset_stride = target
+    return cache + blocks * block_stride + heads * head_stride + offsets * offset_stride
+
+
+@triton.jit
+def _tile(tile, GROUPS: tl.constexpr, HEADS: tl.constexpr, TOKENS: tl.constexpr, HEAD_DIM: tl.constexpr):
     """Indices of a tile [TOKENS, HEADS, HEAD_DIM / 2]: tokens and first group of heads, both int64, and dimensions."""
+    token_tile, head_tile = tile
     tokens = token_tile.to(tl.int64) * TOKENS + tl.arange(0, TOKENS)[:, None, None]
     heads = head_tile.to(tl.int64) * (GROUPS * HEADS) + tl.arange(0, HEADS)[None, :, None]
     return tokens, heads, tl.arange(0, HEAD_DIM // 2)[None, None, :]

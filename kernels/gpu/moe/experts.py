@@ -7,8 +7,9 @@ dropped, and what is computed beyond the choices is at most a part of a block fo
 import torch
 from torch import Tensor
 
+from kernels.arguments import ExpertLayer
 from kernels.gpu.checks import check_contiguous, check_dtype, check_last_stride, check_range, check_rank, check_tensor
-from kernels.gpu.moe.products import choose_product_config, launch_combine, launch_products
+from kernels.gpu.moe.products import choose_product_tiles, launch_combine, launch_products
 from kernels.gpu.moe.routing import MAX_EXPERTS, count_slots, launch_routing
 
 _LEAST_BLOCK_ROWS = 16
@@ -56,16 +57,7 @@ class Experts:
         self._gated = torch.empty((max_choices, intermediate), dtype=dtype, device=device)
         self._given = torch.empty((max_choices, hidden), dtype=dtype, device=device)
 
-    def mix_experts(
-        self,
-        x: Tensor,
-        router_logits: Tensor,
-        gate_up: Tensor,
-        down: Tensor,
-        num_chosen: int,
-        renormalized: bool,
-        out: Tensor,
-    ) -> None:
+    def mix_experts(self, x: Tensor, router_logits: Tensor, layer: ExpertLayer, out: Tensor) -> None:
         """Route every token to its experts, each a SwiGLU, and add up what they give, weighted.
 
         Five launches, whose grids depend on the number of tokens alone. A token whose logits contain NaN gets NaN.
@@ -73,10 +65,7 @@ class Experts:
         Args:
             x: [tokens, hidden]; the rows may lie apart, each must be dense.
             router_logits: [tokens, experts], dtype of `x`, likewise.
-            gate_up: [experts, 2 * intermediate, hidden], dtype of `x`, gate over up, dense.
-            down: [experts, hidden, intermediate], dtype of `x`, dense.
-            num_chosen: experts a token; the workspace's.
-            renormalized: whether a token's weights are made to sum to 1.
+            layer: dense weights in the dtype of `x`, and the workspace's `num_chosen`.
             out: [tokens, hidden], dtype of `x`; the rows may lie apart, each must be dense.
 
         Raises:
@@ -86,26 +75,26 @@ class Experts:
         num_tokens, dtype, device = len(x), self._given.dtype, self._given.device
         num_experts, hidden, intermediate = self._shape
         check_range("the number of rows of x", num_tokens, 0, self._max_tokens)
-        check_range("num_chosen", num_chosen, self._num_chosen, self._num_chosen)
+        check_range("num_chosen", layer.num_chosen, self._num_chosen, self._num_chosen)
         check_dtype("x", x)
         check_tensor("x", x, (num_tokens, hidden), dtype, device)
         check_tensor("router_logits", router_logits, (num_tokens, num_experts), dtype, device)
-        check_tensor("gate_up", gate_up, (num_experts, 2 * intermediate, hidden), dtype, device)
-        check_tensor("down", down, (num_experts, hidden, intermediate), dtype, device)
+        check_tensor("gate_up", layer.gate_up, (num_experts, 2 * intermediate, hidden), dtype, device)
+        check_tensor("down", layer.down, (num_experts, hidden, intermediate), dtype, device)
         check_tensor("out", out, (num_tokens, hidden), dtype, device)
         for name, tensor in (("x", x), ("router_logits", router_logits), ("out", out)):
             check_last_stride(name, tensor)
-        check_contiguous("gate_up", gate_up)
-        check_contiguous("down", down)
+        check_contiguous("gate_up", layer.gate_up)
+        check_contiguous("down", layer.down)
         if num_tokens == 0:
             return
+        num_chosen = layer.num_chosen
         num_choices = num_tokens * num_chosen
-        config = choose_product_config(num_choices, num_experts, dtype)
+        config = choose_product_tiles(num_choices, num_experts, dtype)
         order, weights = self._order[:num_choices], self._weights[:num_choices]
         blocks = self._blocks[: count_slots(num_choices, num_experts, config.rows)]
-        launch_routing(
-            router_logits, self._experts[:num_choices], weights, order, blocks, num_chosen, renormalized, config.rows
-        )
+        chosen = self._experts[:num_choices]
+        launch_routing(router_logits, chosen, weights, order, blocks, num_chosen, layer.renormalized, config.rows)
         gated, given = self._gated[:num_choices], self._given[:num_choices]
-        launch_products(x, gate_up, down, order, blocks, gated, given, num_chosen, config)
+        launch_products(x, layer.gate_up, layer.down, order, blocks, gated, given, num_chosen, config)
         launch_combine(given, weights, out, num_chosen)

@@ -16,7 +16,7 @@ _COMBINED_COLUMNS = 1024
 
 
 @dataclass(frozen=True)
-class ProductConfig:
+class ProductTiles:
     """The tile of a program, and how it runs.
 
     Attributes:
@@ -36,16 +36,16 @@ class ProductConfig:
 # By the number of choices an expert has on average. Up to 24 the weights' bytes are all that counts, and the tiles are
 # there to keep many of them in flight; from 64 rows on Hopper multiplies by warp groups.
 _BY_MEAN_ROWS = (
-    (8, ProductConfig(rows=16, columns=128, depth=128, num_warps=4, num_stages=3)),
-    (24, ProductConfig(rows=32, columns=128, depth=64, num_warps=4, num_stages=4)),
-    (96, ProductConfig(rows=64, columns=128, depth=64, num_warps=4, num_stages=4)),
+    (8, ProductTiles(rows=16, columns=128, depth=128, num_warps=4, num_stages=3)),
+    (24, ProductTiles(rows=32, columns=128, depth=64, num_warps=4, num_stages=4)),
+    (96, ProductTiles(rows=64, columns=128, depth=64, num_warps=4, num_stages=4)),
 )
-_LARGEST = ProductConfig(rows=128, columns=256, depth=64, num_warps=8, num_stages=3)
+_LARGEST = ProductTiles(rows=128, columns=256, depth=64, num_warps=8, num_stages=3)
 # Without tensor cores: for tests and debugging.
-_FLOAT32 = ProductConfig(rows=16, columns=32, depth=32, num_warps=4, num_stages=2)
+_FLOAT32 = ProductTiles(rows=16, columns=32, depth=32, num_warps=4, num_stages=2)
 
 
-def choose_product_config(num_choices: int, num_experts: int, dtype: torch.dtype) -> ProductConfig:
+def choose_product_tiles(num_choices: int, num_experts: int, dtype: torch.dtype) -> ProductTiles:
     """Four configurations for 16-bit types, one for float32."""
     if dtype == torch.float32:
         return _FLOAT32
@@ -64,7 +64,7 @@ def launch_products(
     gated: Tensor,
     given: Tensor,
     num_chosen: int,
-    config: ProductConfig,
+    config: ProductTiles,
 ) -> None:
     """Both products, with SiLU-and-multiply as the first one's epilogue.
 
@@ -171,17 +171,7 @@ def _gate_up_kernel(
     weight_tile = gate_up + expert.to(tl.int64) * (2 * INTERMEDIATE * HIDDEN)
     weight_tile += weight_rows[None, :] * HIDDEN + depth[:, None]
     total = tl.zeros((ROWS, 2 * COLUMNS), tl.float32)
-    for start in range(0, HIDDEN, DEPTH):
-        if HIDDEN % DEPTH == 0:
-            values = tl.load(x_tile)
-            weights = tl.load(weight_tile)
-        else:
-            left = HIDDEN - start
-            values = tl.load(x_tile, mask=depth[None, :] < left, other=0.0)
-            weights = tl.load(weight_tile, mask=depth[:, None] < left, other=0.0)
-        total = tl.dot(values, weights, total, input_precision=PRECISION)
-        x_tile += DEPTH
-        weight_tile += DEPTH
+    total = _multiply(x_tile, weight_tile, total, HIDDEN, DEPTH, PRECISION)
     dtype = gated.dtype.element_ty
     gate, up = total.to(dtype).reshape(ROWS, COLUMNS, 2).split()
     wide = gate.to(tl.float32)
@@ -222,20 +212,28 @@ def _down_kernel(
     down_tile = down + expert.to(tl.int64) * (HIDDEN * INTERMEDIATE)
     down_tile += read_columns[None, :] * INTERMEDIATE + depth[:, None]
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
-    for start in range(0, INTERMEDIATE, DEPTH):
-        if INTERMEDIATE % DEPTH == 0:
-            values = tl.load(gated_tile)
-            weights = tl.load(down_tile)
-        else:
-            left = INTERMEDIATE - start
-            values = tl.load(gated_tile, mask=depth[None, :] < left, other=0.0)
-            weights = tl.load(down_tile, mask=depth[:, None] < left, other=0.0)
-        total = tl.dot(values, weights, total, input_precision=PRECISION)
-        gated_tile += DEPTH
-        down_tile += DEPTH
+    total = _multiply(gated_tile, down_tile, total, INTERMEDIATE, DEPTH, PRECISION)
     choices = tl.load(order + rows, mask=rows < end, other=0)
     tile = given + choices[:, None].to(tl.int64) * HIDDEN + columns[None, :]
     tl.store(tile, total.to(given.dtype.element_ty), mask=(rows < end)[:, None] & (columns[None, :] < HIDDEN))
+
+
+@triton.jit
+def _multiply(values_tile, weight_tile, total, SIZE: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr):
+    """Add values @ weights to `total`, DEPTH of the SIZE summed terms at a time; the tiles point to the first terms."""
+    depth = tl.arange(0, DEPTH)
+    for start in range(0, SIZE, DEPTH):
+        if SIZE % DEPTH == 0:
+            values = tl.load(values_tile)
+            weights = tl.load(weight_tile)
+        else:
+            left = SIZE - start
+            values = tl.load(values_tile, mask=depth[None, :] < left, other=0.0)
+            weights = tl.load(weight_tile, mask=depth[:, None] < left, other=0.0)
+        total = tl.dot(values, weights, total, input_precision=PRECISION)
+        values_tile += DEPTH
+        weight_tile += DEPTH
+    return total
 
 
 @triton.jit

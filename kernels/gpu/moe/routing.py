@@ -20,7 +20,7 @@ _LARGE_CHUNK = 4096
 
 
 @dataclass(frozen=True)
-class RoutingConfig:
+class RoutingTiles:
     """Tiles of the two kernels.
 
     Attributes:
@@ -34,12 +34,12 @@ class RoutingConfig:
     chunk_warps: int
 
 
-def choose_routing_config(num_tokens: int, num_chosen: int) -> RoutingConfig:
+def choose_routing_tiles(num_tokens: int, num_chosen: int) -> RoutingTiles:
     """Two configurations of either kernel: for few tokens and for many."""
     rows = 2 if num_tokens <= _FULL_CHIP_TOKENS else 4
     if num_tokens * num_chosen <= _SMALL_CHUNK:
-        return RoutingConfig(rows, _SMALL_CHUNK, chunk_warps=4)
-    return RoutingConfig(rows, _LARGE_CHUNK, chunk_warps=8)
+        return RoutingTiles(rows, _SMALL_CHUNK, chunk_warps=4)
+    return RoutingTiles(rows, _LARGE_CHUNK, chunk_warps=8)
 
 
 def count_slots(num_choices: int, num_experts: int, block_rows: int) -> int:
@@ -70,7 +70,7 @@ def launch_routing(
         block_rows: a power of two.
     """
     num_tokens, num_experts = logits.shape
-    config = choose_routing_config(num_tokens, num_chosen)
+    config = choose_routing_tiles(num_tokens, num_chosen)
     _choose_experts_kernel[(triton.cdiv(num_tokens, config.rows),)](
         logits,
         experts,
@@ -163,7 +163,7 @@ def _sort_choices_kernel(
     first = tl.sum(lower, axis=0)
     end = first + tl.sum(equal, axis=0)
 
-    # Which slots are an expert's must not hang on other experts' blocks. Either way it has as many as it may need:
+    # An expert's slots must not depend on other experts' blocks. Either way it has as many as it may need:
     # (first + count) // B + 1 - first // B >= ceil(count / B).
     if A_SLOT_A_CHOICE:
         first_slot = first

@@ -1,7 +1,8 @@
 """Paged attention of mixed batches, against the twin in float64."""
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from kernels import reference
+from kernels.arguments import AttentionRows, KVCache
 from kernels.cpu import CpuKernels
 from tests.kernels.cpu.helpers import distance, noise, poisoned
 
@@ -19,14 +21,11 @@ TOLERANCE = 0.005
 
 @dataclass(frozen=True)
 class Batch:
-    """What `paged_attention` takes, in its order."""
+    """What `paged_attention` takes."""
 
     query: Tensor
-    key_cache: Tensor
-    value_cache: Tensor
-    block_tables: Tensor
-    context_lens: Tensor
-    query_starts: Tensor
+    cache: KVCache
+    rows: AttentionRows
 
 
 def make(
@@ -44,18 +43,18 @@ def make(
     free = random.Random(seed).sample(
         range(1, num_blocks), num_blocks - 1
     )  # block 0 stays NaN: nothing may stray there
-    key_cache, value_cache = (poisoned(num_blocks, kv_heads, block_size, head_dim) for _ in range(2))
+    cache = KVCache(*(poisoned(num_blocks, kv_heads, block_size, head_dim) for _ in range(2)))
     tables = torch.full((len(rows), max(counts) + 1), 2**30, dtype=torch.int32)
     for row, (count, (_, context)) in enumerate(zip(counts, rows, strict=True)):
         tables[row, :count] = torch.tensor([free.pop() for _ in range(count)])
         positions = torch.arange(context)
         slots = tables[row, positions // block_size] * block_size + positions % block_size
         key, value = (noise(context, kv_heads, head_dim, seed=seed + 7 * row + side) for side in range(2))
-        reference.store_kv(key * scale, value, key_cache, value_cache, slots)
+        reference.store_kv(key * scale, value, cache, slots)
     query_lens = [query_len for query_len, _ in rows]
     query = noise(sum(query_lens), kv_heads * group, head_dim, seed=seed)
     contexts = torch.tensor([context for _, context in rows], dtype=torch.int32)
-    return Batch(query, key_cache, value_cache, tables, contexts, torch.tensor([0, *query_lens]).cumsum(0).int())
+    return Batch(query, cache, AttentionRows(torch.tensor([0, *query_lens]).cumsum(0).int(), contexts, tables))
 
 
 def attend(kernels: CpuKernels, batch: Batch) -> Tensor:
@@ -66,16 +65,9 @@ def attend(kernels: CpuKernels, batch: Batch) -> Tensor:
 
 def check(kernels: CpuKernels, batch: Batch) -> None:
     expected = torch.empty_like(batch.query, dtype=torch.float64)
-    reference.paged_attention(
-        batch.query.double(),
-        batch.key_cache.double(),
-        batch.value_cache.double(),
-        batch.block_tables.clamp(max=len(batch.key_cache) - 1),
-        batch.context_lens,
-        batch.query_starts,
-        batch.query.shape[-1] ** -0.5,
-        expected,
-    )
+    cache = KVCache(batch.cache.keys.double(), batch.cache.values.double())
+    rows = replace(batch.rows, block_tables=batch.rows.block_tables.clamp(max=len(cache.keys) - 1))
+    reference.paged_attention(batch.query.double(), cache, rows, batch.query.shape[-1] ** -0.5, expected)
     out = attend(kernels, batch)
     assert distance(out, expected) < TOLERANCE
     errors = (out.double() - expected).norm(dim=-1) / expected.norm(dim=-1)  # of each head of each token
@@ -124,29 +116,30 @@ def test_a_row_does_not_depend_on_its_batch(kernels: CpuKernels) -> None:
     batch = make([(1, 700), (33, 300), (1, 20), (1, 256)], 16, 2, 2, 64, seed=5)
     together = attend(kernels, batch)
     for row in range(4):
-        first, last = batch.query_starts[row : row + 2].tolist()
+        first, last = batch.rows.query_starts[row : row + 2].tolist()
         alone = Batch(
             batch.query[first:last].contiguous(),
-            batch.key_cache,
-            batch.value_cache,
-            batch.block_tables[row : row + 1],
-            batch.context_lens[row : row + 1],
-            torch.tensor([0, last - first], dtype=torch.int32),
+            batch.cache,
+            AttentionRows(
+                torch.tensor([0, last - first], dtype=torch.int32),
+                batch.rows.context_lens[row : row + 1],
+                batch.rows.block_tables[row : row + 1],
+            ),
         )
         assert torch.equal(attend(kernels, alone), together[first:last]), row
 
 
 def test_what_does_not_fit_is_refused(kernels: CpuKernels) -> None:
     batch = make([(1, 5)], 16, 2, 2, 64, seed=0)
-    arguments = {**vars(batch), "scale": 0.125, "out": torch.empty_like(batch.query)}
+    cache, rows, out = batch.cache, batch.rows, torch.empty_like(batch.query)
 
-    def refuses(name: str, argument: Tensor, message: str) -> None:
+    def refuses(message: str, **wrong: Any) -> None:
         with pytest.raises(ValueError, match=message):
-            kernels.paged_attention(**{**arguments, name: argument})
+            kernels.paged_attention(**{**vars(batch), "scale": 0.125, "out": out, **wrong})
 
-    refuses("query", batch.query[:, :3].contiguous(), "3 heads, no multiple of the 2 KV heads")
-    refuses("key_cache", batch.key_cache.transpose(1, 2), "key_cache has strides")
-    refuses("value_cache", batch.value_cache[1:], "value_cache is")
-    refuses("context_lens", batch.context_lens.long(), "context_lens is torch.int64")
-    refuses("query_starts", batch.query_starts[:1], "query_starts is")
-    refuses("out", batch.query[..., :32], "out is")
+    refuses("3 heads, no multiple of the 2 KV heads", query=batch.query[:, :3].contiguous())
+    refuses("key_cache has strides", cache=replace(cache, keys=cache.keys.transpose(1, 2)))
+    refuses("value_cache is", cache=replace(cache, values=cache.values[1:]))
+    refuses("context_lens is torch.int64", rows=replace(rows, context_lens=rows.context_lens.long()))
+    refuses("query_starts is", rows=replace(rows, query_starts=rows.query_starts[:1]))
+    refuses("out is", out=out[..., :32])

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels import reference
+from kernels.arguments import KVCache, RopeStoreLayer
 from kernels.cpu import CpuKernels
 from tests.kernels.cpu.helpers import ROUNDED_ONCE, distance, few_roundings_differ, noise, poisoned, with_strides
 
@@ -80,9 +81,11 @@ def test_qk_norm_rope_store(
     caches = [torch.full((num_blocks, kv_heads, block_size, head_dim), 7.0).bfloat16() for _ in range(4)]
     expected, out = poisoned(tokens, heads, head_dim), poisoned(tokens, heads, head_dim)
 
-    arguments = (q_weight, k_weight, cos_sin, positions, slots)
-    reference.qk_norm_rope_store(qkv, *arguments, caches[0], caches[1], EPS, expected)
-    kernels.qk_norm_rope_store(with_strides(qkv, 3), *arguments, caches[2], caches[3], EPS, out)
+    of_twin, of_kernel = (
+        RopeStoreLayer(q_weight, k_weight, EPS, cos_sin, KVCache(*pair)) for pair in (caches[:2], caches[2:])
+    )
+    reference.qk_norm_rope_store(qkv, of_twin, positions, slots, expected)
+    kernels.qk_norm_rope_store(with_strides(qkv, 3), of_kernel, positions, slots, out)
 
     assert few_roundings_differ(out, expected)
     assert few_roundings_differ(caches[2], caches[0])
@@ -118,7 +121,6 @@ def test_what_does_not_fit_is_refused(kernels: CpuKernels) -> None:
         kernels.embed_tokens(numbers, numbers, numbers, noise(4, 8), noise(2, 8))
     cache = noise(2, 1, 4, 32)
     slots = torch.zeros(1, dtype=torch.int32)
+    layer = RopeStoreLayer(noise(32), noise(32), EPS, torch.ones(4, 32), KVCache(cache, cache))
     with pytest.raises(ValueError, match="head_dim is 32"):
-        kernels.qk_norm_rope_store(
-            noise(1, 96), noise(32), noise(32), torch.ones(4, 32), slots, slots, cache, cache, EPS, noise(1, 1, 32)
-        )
+        kernels.qk_norm_rope_store(noise(1, 96), layer, slots, slots, noise(1, 1, 32))

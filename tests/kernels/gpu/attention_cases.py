@@ -2,12 +2,14 @@
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.gpu.attention.plan import AttentionShape
+from kernels.arguments import KVCache
+from kernels.gpu.attention.plan import AttentionShape, StagedPlan
 
 Lens = list[tuple[int, int]]
 
@@ -49,7 +51,7 @@ class Batch:
         for row, count in enumerate(counts):
             tables[row, :count], ids = ids[:count], ids[count:]
         self.block_tables = torch.from_numpy(tables).to(device)
-        self.key_cache, self.value_cache = (self._cache(num_blocks, tables) for _ in range(2))
+        self.cache = KVCache(*(self._new_cache(num_blocks, tables) for _ in range(2)))
         self.query = self._randn(int(self.query_lens.sum()), shape.num_heads, shape.head_dim)
         self.scale = shape.head_dim**-0.5
 
@@ -57,7 +59,7 @@ class Batch:
         dtype = self.case.shape.dtype
         return torch.randn(shape, generator=self._random, device=self._device, dtype=torch.float32).to(dtype)
 
-    def _cache(self, num_blocks: int, tables: np.ndarray) -> Tensor:
+    def _new_cache(self, num_blocks: int, tables: np.ndarray) -> Tensor:
         shape = self.case.shape
         sizes = (num_blocks + 1, shape.num_kv_heads, shape.block_size, shape.head_dim)
         cache = torch.full(sizes, torch.nan, dtype=shape.dtype, device=self._device)
@@ -87,7 +89,7 @@ class Batch:
             blocks = self.block_tables[row, : -(-context // shape.block_size)].long()
             key, value = (
                 cache[blocks].transpose(1, 2).flatten(0, 1)[:context].double().repeat_interleave(shape.group, 1)
-                for cache in (self.key_cache, self.value_cache)
+                for cache in (self.cache.keys, self.cache.values)
             )
             query = self.query[token : token + query_len].double()
             token += query_len
@@ -99,3 +101,23 @@ class Batch:
                 weights = scores.masked_fill_(~visible[part], -torch.inf).softmax(-1)
                 out.append(torch.einsum("hqk,khd->qhd", weights, value))
         return torch.cat(out)
+
+
+def attend_arguments(batch: Batch, plan: Any) -> dict[str, Any]:
+    """What `attend` takes, each tensor by itself: for a test that spoils one of them."""
+    return {
+        "query": batch.query,
+        "key_cache": batch.cache.keys,
+        "value_cache": batch.cache.values,
+        "block_tables": batch.block_tables,
+        "plan": plan,
+        "work": torch.from_numpy(plan.work).to(batch.query.device),
+        "scale": 1.0,
+        "out": torch.empty_like(batch.query),
+    }
+
+
+def attend_with(attention: Any, arguments: dict[str, Any]) -> Tensor:
+    """`attend` with arguments of the form above."""
+    query, key_cache, value_cache, block_tables, plan, work, scale, out = arguments.values()
+    return attention.attend(query, KVCache(key_cache, value_cache), StagedPlan(plan, work, block_tables), scale, out)

@@ -1,6 +1,6 @@
 """Launches that reach every configuration which the launchers can pick for Qwen3, on meta tensors.
 
-What a configuration hangs on is varied in full: the shapes of all models and of their tensor-parallel parts, steps of
+What a configuration depends on is varied in full: the shapes of all models and of their tensor-parallel parts, steps of
 all sizes, both KV layouts. What is only a constant in a kernel's arithmetic (the block size) is varied for one model.
 """
 
@@ -15,9 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kernels.arguments import ExpertLayer, KVCache, RopeStoreLayer
 from kernels.gpu.attention.block_tables import expand_block_tables
 from kernels.gpu.attention.paged_attention import PagedAttention
-from kernels.gpu.attention.plan import AttentionShape
+from kernels.gpu.attention.plan import AttentionShape, StagedPlan
 from kernels.gpu.layers.activation import silu_and_mul
 from kernels.gpu.layers.embedding import embed_tokens
 from kernels.gpu.layers.norm import add_rms_norm, rms_norm
@@ -123,12 +124,13 @@ def layer(shape: Shape, tokens: int, block_size: int, flash: bool, offset: int =
     qkv = empty(tokens, (shape.heads + 2 * shape.kv_heads) * shape.head_dim)
     query = empty(tokens, shape.heads, shape.head_dim)
     cos_sin = empty(40_960, shape.head_dim, dtype=torch.float32)
+    rope_store = RopeStoreLayer(norm, norm, 1e-6, cos_sin, KVCache(cache, cache))
     for call in (
         partial(rms_norm, hidden, weight, 1e-6, hidden),
         partial(add_rms_norm, hidden, hidden, weight, 1e-6, hidden),
         partial(silu_and_mul, empty(tokens, 2 * shape.intermediate), empty(tokens, shape.intermediate)),
         partial(embed_tokens, ids, ids, staged(1024), empty(VOCAB, shape.hidden), hidden),
-        partial(qk_norm_rope_store, qkv, norm, norm, cos_sin, ids, ids, cache, cache, 1e-6, query),
+        partial(qk_norm_rope_store, qkv, rope_store, ids, ids, query),
     ):
         yield Launch(name, call)
 
@@ -158,7 +160,8 @@ def attention(
     tables = empty(len(rows), TABLE_WIDTH, dtype=torch.int32)
     work = staged(len(plan.work), offset=offset)
     name = f"{len(rows)} rows, first {rows[0]}, of {shape.name}, blocks of {block_size}"
-    yield Launch(name, partial(paged.attend, query, cache, cache, tables, plan, work, 0.1, query))
+    step = StagedPlan(plan, work, tables)
+    yield Launch(name, partial(paged.attend, query, KVCache(cache, cache), step, 0.1, query))
     ids, starts = staged(1000, offset=offset), staged(len(rows) + 1, offset=offset)
     yield Launch(name, partial(expand_block_tables, ids, starts, tables))
 
@@ -183,7 +186,7 @@ def experts(mixture: Mixture, tokens: int, renormalized: bool) -> Iterator[Launc
     states, logits = empty(tokens, hidden), empty(tokens, mixture.experts)
     gate_up, down = empty(mixture.experts, 2 * size, hidden), empty(mixture.experts, hidden, size)
     name = f"{tokens} tokens of {mixture.name}"
-    yield Launch(name, partial(mix, states, logits, gate_up, down, mixture.chosen, renormalized, states))
+    yield Launch(name, partial(mix, states, logits, ExpertLayer(gate_up, down, mixture.chosen, renormalized), states))
 
 
 def all_experts(_thorough: bool) -> Iterator[Launch]:

@@ -10,25 +10,14 @@ from torch import Tensor
 
 from kernels import reference
 from kernels.gpu.layers import activation
-from tests.kernels.gpu.memory import (
-    NUM_EXAMPLES,
-    assert_same_memory,
-    assert_untouched,
-    far_apart,
-    framed,
-    noise,
-    poison,
-    relative_error,
-    share_of_equal,
-    twin_of,
-)
+from tests.kernels.gpu import memory
 
 dtypes = st.sampled_from([torch.float32, torch.float16, torch.bfloat16])
 gaps = st.sampled_from([0, 1, 8])
 """Values between the rows."""
 
 
-@settings(max_examples=NUM_EXAMPLES, deadline=None)
+@settings(max_examples=memory.NUM_EXAMPLES, deadline=None)
 @given(rows=st.integers(1, 5), size=st.integers(1, 300), dtype=dtypes, gap=gaps, out_gap=gaps, seed=st.integers(0, 99))
 @example(rows=2, size=1024, dtype=torch.bfloat16, gap=0, out_gap=0, seed=0)
 @example(rows=2, size=1216, dtype=torch.float16, gap=0, out_gap=0, seed=0)
@@ -36,34 +25,34 @@ gaps = st.sampled_from([0, 1, 8])
 def test_silu_and_mul(
     rows: int, size: int, dtype: torch.dtype, gap: int, out_gap: int, seed: int, device: torch.device
 ) -> None:
-    gate_up = framed(3 * noise(seed, rows, 2 * size, dtype=dtype, device=device), beside=gap)
-    out = poison(rows, size, dtype=dtype, device=device, beside=out_gap)
-    kept, expected = twin_of(gate_up), twin_of(out)
+    gate_up = memory.framed(3 * memory.noise(seed, rows, 2 * size, dtype=dtype, device=device), beside=gap)
+    out = memory.poison(rows, size, dtype=dtype, device=device, beside=out_gap)
+    kept, expected = memory.twin_of(gate_up), memory.twin_of(out)
     reference.silu_and_mul(gate_up, expected)
     activation.silu_and_mul(gate_up, out)
-    assert_same_memory(out, expected)
-    assert_untouched(gate_up, kept)
+    memory.assert_same_memory(out, expected)
+    memory.assert_untouched(gate_up, kept)
 
 
 @pytest.mark.parametrize("size", [40, 1000, 1100])
 def test_more_programs_than_fill_the_chip(size: int, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(activation, "_FULL_CHIP_PROGRAMS", 4)
+    monkeypatch.setattr(activation, "FULL_CHIP_PROGRAMS", 4)
     rows = 7
-    assert activation.choose_config(rows, size).rows == 4
-    gate_up = framed(noise(0, rows, 2 * size, dtype=torch.float16, device=device))
-    out = poison(rows, size, dtype=torch.float16, device=device)
-    expected = twin_of(out)
+    assert activation.choose_activation_tile(rows, size).rows == 4
+    gate_up = memory.framed(memory.noise(0, rows, 2 * size, dtype=torch.float16, device=device))
+    out = memory.poison(rows, size, dtype=torch.float16, device=device)
+    expected = memory.twin_of(out)
     reference.silu_and_mul(gate_up, expected)
     activation.silu_and_mul(gate_up, out)
-    assert_same_memory(out, expected)
+    memory.assert_same_memory(out, expected)
 
 
 def test_silu_is_rounded_as_in_the_twin(device: torch.device) -> None:
-    gate_up = noise(0, 8, 2048, dtype=torch.float16, device=device)
+    gate_up = memory.noise(0, 8, 2048, dtype=torch.float16, device=device)
     out, expected = torch.empty(2, 8, 1024, dtype=torch.float16, device=device)
     reference.silu_and_mul(gate_up, expected)
     activation.silu_and_mul(gate_up, out)
-    assert share_of_equal(out, expected) > 0.99
+    assert memory.share_of_equal(out, expected) > 0.99
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered in exp")  # numpy's, in the interpreter
@@ -82,8 +71,8 @@ def test_no_rows(device: torch.device) -> None:
 def test_offsets_beyond_32_bits(device: torch.device) -> None:
     if device.type != "cpu":
         pytest.skip("a GPU's memory is not sparse: test_real_sizes has enough of it")
-    gate_up, out = far_apart(3, 64, torch.float16), far_apart(3, 32, torch.float16)
-    gate_up.copy_(noise(0, 3, 64, dtype=torch.float16, device=device))
+    gate_up, out = memory.far_apart(3, 64, torch.float16), memory.far_apart(3, 32, torch.float16)
+    gate_up.copy_(memory.noise(0, 3, 64, dtype=torch.float16, device=device))
     expected = torch.empty(3, 32, dtype=torch.float16)
     reference.silu_and_mul(gate_up, expected)
     activation.silu_and_mul(gate_up, out)
@@ -120,5 +109,5 @@ def test_real_sizes(rows: int, size: int, device: torch.device) -> None:
     activation.silu_and_mul(gate_up, out)
     for part, done in ((gate_up[:4096], out[:4096]), (gate_up[-4096:], out[-4096:])):
         gate, up = part.double().chunk(2, -1)
-        assert relative_error(done, gate * gate.sigmoid() * up) < 4e-3
+        assert memory.relative_error(done, gate * gate.sigmoid() * up) < 4e-3
     assert not out.isnan().any()

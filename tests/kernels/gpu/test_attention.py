@@ -13,24 +13,34 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from kernels import reference
+from kernels.arguments import AttentionRows, KVCache
 from kernels.gpu.attention.paged_attention import PagedAttention, paged_attention
-from kernels.gpu.attention.plan import AttentionPlan, AttentionShape, Config, GraphBounds, choose_config
-from tests.kernels.gpu.attention_cases import Batch, Case
+from kernels.gpu.attention.plan import (
+    AttentionPlan,
+    AttentionShape,
+    AttentionTiles,
+    GraphBounds,
+    StagedPlan,
+    choose_tiles,
+)
+from tests.kernels.gpu.attention_cases import Batch, Case, attend_arguments, attend_with
 
 SMALL = AttentionShape(4, 2, 64, 16, torch.float16)
 # A row of each kind: decode rows at and around the ends of blocks, steps and tiles, a new prompt, a cached prefix.
 MIXED = [(1, 1), (1, 16), (1, 17), (1, 257), (70, 70), (3, 130), (20, 128), (1, 64), (65, 200)]
 
 
-def exact_config(shape: AttentionShape, num_queries: int) -> Config:
+def exact_tiles(shape: AttentionShape, num_queries: int) -> AttentionTiles:
     """Both kinds of tile in float32, so that an error of a millionth shows."""
-    return Config(16 if num_queries * shape.group <= 16 else 64, 32, num_warps=4, num_stages=2, programs_per_sm=1)
+    return AttentionTiles(
+        16 if num_queries * shape.group <= 16 else 64, 32, num_warps=4, num_stages=2, programs_per_sm=1
+    )
 
 
 def attend(batch: Batch, num_sms: int = 1, spare_tokens: int = 0, **options: object) -> Tensor:
     """The batch's attention, from the plan to the result."""
     shape, device = batch.case.shape, batch.query.device
-    choose = exact_config if shape.dtype == torch.float32 else choose_config
+    choose = exact_tiles if shape.dtype == torch.float32 else choose_tiles
     attention = PagedAttention(shape, num_sms, device, choose, max_partials=4096)
     return run(attention, attention.plan(batch.query_lens, batch.context_lens, **options), batch, spare_tokens)
 
@@ -39,8 +49,8 @@ def run(attention: PagedAttention, plan: AttentionPlan, batch: Batch, spare_toke
     work = torch.from_numpy(plan.work).to(batch.query.device)
     query = torch.cat((batch.query, torch.full_like(batch.query[:1], torch.nan).expand(spare_tokens, -1, -1)))
     out = torch.full_like(query, torch.nan)
-    caches = (batch.key_cache, batch.value_cache)
-    assert attention.attend(query, *caches, batch.block_tables, plan, work, batch.scale, out) is out
+    step = StagedPlan(plan, work, batch.block_tables)
+    assert attention.attend(query, batch.cache, step, batch.scale, out) is out
     return out
 
 
@@ -95,8 +105,8 @@ def test_the_twin(device: torch.device, block_size: int, flash_layout: bool) -> 
     results = []
     for function in (paged_attention, reference.paged_attention):
         out = torch.full_like(batch.query, torch.nan)
-        caches = (batch.key_cache, batch.value_cache)
-        function(batch.query, *caches, batch.block_tables, batch.lens_on_device, batch.query_starts, batch.scale, out)
+        rows = AttentionRows(batch.query_starts, batch.lens_on_device, batch.block_tables)
+        function(batch.query, batch.cache, rows, batch.scale, out)
         results.append(out)
         check(batch, out)
     torch.testing.assert_close(*results, atol=2e-3, rtol=1e-3)
@@ -173,7 +183,7 @@ def test_results_do_not_hang_on_company(device: torch.device, piece_len: int | N
     for row, (query_len, context) in enumerate(lens):
         alone = Batch(Case([(query_len, context)], SMALL), device)
         alone.query = full.query[first : first + query_len]
-        alone.key_cache, alone.value_cache = full.key_cache, full.value_cache
+        alone.cache = full.cache
         alone.block_tables = full.block_tables[row : row + 1]
         assert torch.equal(attend(alone, piece_len=piece_len), together[first : first + query_len])
         first += query_len
@@ -192,7 +202,7 @@ def test_caches_of_more_than_2_to_the_31_values(device: torch.device, tmp_path: 
     if device.type != "cpu":
         pytest.skip("needs memory from a sparse file")
     batch = Batch(Case([(1, 2 * block_size + 8)], replace(SMALL, block_size=block_size)), device)
-    num_blocks, *sizes = batch.key_cache.shape
+    num_blocks, *sizes = batch.cache.keys.shape
     assert num_blocks == 5
     assert batch.block_tables[0, :3].max() >= 2
     assert batch.expected.isfinite().all()
@@ -201,11 +211,11 @@ def test_caches_of_more_than_2_to_the_31_values(device: torch.device, tmp_path: 
     file.touch()
     os.truncate(file, 2 * size)
     memory = torch.from_file(str(file), shared=True, size=size, dtype=torch.float16)
-    strides = (2**30, *batch.key_cache.stride()[1:])
-    far = [memory.as_strided((num_blocks, *sizes), strides, offset) for offset in (0, 2**15)]
-    far[0].copy_(batch.key_cache)
-    far[1].copy_(batch.value_cache)
-    batch.key_cache, batch.value_cache = far
+    strides = (2**30, *batch.cache.keys.stride()[1:])
+    far = KVCache(*(memory.as_strided((num_blocks, *sizes), strides, offset) for offset in (0, 2**15)))
+    far.keys.copy_(batch.cache.keys)
+    far.values.copy_(batch.cache.values)
+    batch.cache = far
     check(batch, attend(batch))
 
 
@@ -235,19 +245,10 @@ def test_what_does_not_fit(device: torch.device, change: dict[str, Callable], me
     batch = Batch(Case([(1, 40), (1, 20)], SMALL), device)
     attention = PagedAttention(SMALL, 1, device)
     plan = attention.plan(batch.query_lens, batch.context_lens)
-    arguments = {
-        "query": batch.query,
-        "key_cache": batch.key_cache,
-        "value_cache": batch.value_cache,
-        "block_tables": batch.block_tables,
-        "plan": plan,
-        "work": torch.from_numpy(plan.work).to(device),
-        "scale": 1.0,
-        "out": torch.empty_like(batch.query),
-    }
-    attention.attend(**arguments)
+    arguments = attend_arguments(batch, plan)
+    attend_with(attention, arguments)
     with pytest.raises(ValueError, match=message):
-        attention.attend(**arguments | {name: make(arguments[name]) for name, make in change.items()})
+        attend_with(attention, arguments | {name: make(arguments[name]) for name, make in change.items()})
 
 
 QWEN3 = [(16, 8), (32, 8), (40, 8), (64, 8), (4, 1)]
@@ -298,14 +299,14 @@ def test_a_captured_graph(device: torch.device) -> None:
     batches = [Batch(Case(each, shape, seed=i), device) for i, each in enumerate(lens)]
     plans = [attention.plan(batch.query_lens, batch.context_lens, bounds) for batch in batches]
     columns = max(batch.block_tables.shape[1] for batch in batches)
-    num_blocks = max(len(batch.key_cache) for batch in batches)
+    num_blocks = max(len(batch.cache.keys) for batch in batches)
     query, out = torch.empty_like(batches[0].query), torch.empty_like(batches[0].query)
-    key_cache, value_cache = (batches[0].key_cache.new_empty(num_blocks, 8, 256, 128) for _ in range(2))
+    cache = KVCache(*(batches[0].cache.keys.new_empty(num_blocks, 8, 256, 128) for _ in range(2)))
     tables = torch.zeros(64, columns, dtype=torch.int32, device=device)
     work = torch.from_numpy(plans[0].work).to(device)
 
     def step() -> None:
-        attention.attend(query, key_cache, value_cache, tables, plans[0], work, batches[0].scale, out)
+        attention.attend(query, cache, StagedPlan(plans[0], work, tables), batches[0].scale, out)
 
     step()
     graph = torch.cuda.CUDAGraph()
@@ -313,8 +314,8 @@ def test_a_captured_graph(device: torch.device) -> None:
         step()
     for batch, plan in zip(batches[1:] + batches[:1], plans[1:] + plans[:1], strict=True):
         query.copy_(batch.query)
-        key_cache[: len(batch.key_cache)] = batch.key_cache
-        value_cache[: len(batch.value_cache)] = batch.value_cache
+        cache.keys[: len(batch.cache.keys)] = batch.cache.keys
+        cache.values[: len(batch.cache.values)] = batch.cache.values
         tables[:, : batch.block_tables.shape[1]] = batch.block_tables
         work.copy_(torch.from_numpy(plan.work))
         out.fill_(torch.nan)

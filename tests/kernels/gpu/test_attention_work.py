@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.gpu.attention.plan import AttentionPlan, AttentionShape, GraphBounds, Planner, choose_config
+from kernels.gpu.attention.plan import AttentionPlan, AttentionPlanner, AttentionShape, GraphBounds, choose_tiles
 from kernels.gpu.attention.work import ITEM_FIELDS, MERGE_FIELDS, Capacity, Cutting, Rows, WorkList, cut_rows
 
 H200_SMS = 132
@@ -144,7 +144,7 @@ def test_any_context_lengths_fit_the_capacity(cutting: Cutting, lens: Lens) -> N
 @pytest.mark.parametrize("kv_heads", [1, 2, 8])
 @pytest.mark.parametrize("lens", [[1] * 255 + [131072], [131072] * 256, [600] * 256, [4000, 131072], [131072]])
 def test_graph_plans_have_one_form(kv_heads: int, lens: list[int]) -> None:
-    planner = Planner(replace(SHAPE, num_kv_heads=kv_heads, num_heads=2 * kv_heads), H200_SMS)
+    planner = AttentionPlanner(replace(SHAPE, num_kv_heads=kv_heads, num_heads=2 * kv_heads), H200_SMS)
     bounds = GraphBounds(len(lens), 131072)
     ones = np.ones(len(lens), np.int32)
     first, second = (planner.plan(ones, contexts, bounds) for contexts in (np.array(lens), ones))
@@ -212,7 +212,7 @@ def test_otherwise_only_the_number_of_pieces_hangs_on_company(lens: Lens, others
 
 def plan(lens: Lens, **options: object) -> AttentionPlan:
     queries, contexts = (np.array([pair[i] for pair in lens]) for i in range(2))
-    return Planner(SHAPE, H200_SMS).plan(queries, contexts, **options)
+    return AttentionPlanner(SHAPE, H200_SMS).plan(queries, contexts, **options)
 
 
 @settings(max_examples=100, deadline=None)
@@ -222,7 +222,7 @@ def test_a_plan_of_decode_rows_and_chunks(lens: Lens, one_launch: bool, group: i
     shape = replace(SHAPE, num_heads=8 * group)
     narrow_queries = 16 // group
     queries, contexts = (np.array([pair[i] for pair in lens]) for i in range(2))
-    made = Planner(shape, 20).plan(queries, contexts, one_launch=one_launch)
+    made = AttentionPlanner(shape, 20).plan(queries, contexts, one_launch=one_launch)
     items = items_of(made)
     is_wide = queries > narrow_queries
     assert len(made.launches) == (1 if one_launch else len(set(is_wide.tolist())))
@@ -248,7 +248,7 @@ def test_an_empty_step_is_an_empty_plan() -> None:
 def test_heads_side_by_side_divide_the_heads(kv_heads: int, lens: Lens, head_dim: int) -> None:
     shape = AttentionShape(2 * kv_heads, kv_heads, head_dim, 256, torch.bfloat16)
     queries, contexts = (np.array([pair[i] for pair in lens]) for i in range(2))
-    for launch in Planner(shape, H200_SMS).plan(queries, contexts).launches:
+    for launch in AttentionPlanner(shape, H200_SMS).plan(queries, contexts).launches:
         assert kv_heads % launch.heads_at_once == 0
         if launch.config.block_m > 16 and launch.heads_at_once > 1:
             assert launch.heads_at_once * contexts.max() * head_dim * 2 * 2 <= 24 * 2**20
@@ -257,7 +257,7 @@ def test_heads_side_by_side_divide_the_heads(kv_heads: int, lens: Lens, head_dim
 @settings(max_examples=100, deadline=None)
 @given(row_lens(longest=131072, most=30), st.sampled_from([1, 2, 4]), st.sampled_from([1, 20, H200_SMS]))
 def test_partial_results_of_any_step_have_room(lens: Lens, group: int, num_sms: int) -> None:
-    planner = Planner(replace(SHAPE, num_heads=8 * group), num_sms)
+    planner = AttentionPlanner(replace(SHAPE, num_heads=8 * group), num_sms)
     queries, contexts = (np.array([pair[i] for pair in lens]) for i in range(2))
     made = planner.plan(queries, contexts, max_partials=planner.max_partials)
     if made.num_merges:
@@ -281,7 +281,7 @@ def test_partial_results_of_any_step_have_room(lens: Lens, group: int, num_sms: 
 )
 def test_what_cannot_be_planned(queries: list[int], contexts: list[int], options: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        Planner(SHAPE, H200_SMS).plan(np.array(queries), np.array(contexts), **options)
+        AttentionPlanner(SHAPE, H200_SMS).plan(np.array(queries), np.array(contexts), **options)
 
 
 @pytest.mark.parametrize(
@@ -301,4 +301,4 @@ def test_shapes_without_a_kernel(change: dict, message: str) -> None:
 
 
 def test_configurations_by_queries() -> None:
-    assert [choose_config(SHAPE, queries).block_m for queries in (1, 8, 9, 32, 33, 9999)] == [16, 16, 64, 64, 128, 128]
+    assert [choose_tiles(SHAPE, queries).block_m for queries in (1, 8, 9, 32, 33, 9999)] == [16, 16, 64, 64, 128, 128]

@@ -10,16 +10,7 @@ from torch import Tensor
 
 from kernels import reference
 from kernels.gpu.layers.embedding import embed_tokens
-from tests.kernels.gpu.memory import (
-    NUM_EXAMPLES,
-    assert_same_memory,
-    assert_untouched,
-    far_apart,
-    framed,
-    noise,
-    poison,
-    twin_of,
-)
+from tests.kernels.gpu import memory
 
 VOCAB, LANES = 11, 5
 dtypes = st.sampled_from([torch.float32, torch.float16, torch.bfloat16])
@@ -39,7 +30,7 @@ def plans(draw: st.DrawFn) -> tuple[list[int], list[int]]:
     return ids, draw(st.lists(st.integers(0, LANES - 1), min_size=num_tokens, max_size=num_tokens))
 
 
-@settings(max_examples=NUM_EXAMPLES, deadline=None)
+@settings(max_examples=memory.NUM_EXAMPLES, deadline=None)
 @given(plan=plans(), size=st.integers(1, 200), dtype=dtypes, gap=gaps, out_gap=gaps, seed=st.integers(0, 99))
 @example(plan=([3, -1], [0, 2]), size=2560, dtype=torch.bfloat16, gap=0, out_gap=0, seed=0)
 @example(plan=([-1, -1], [4, 0]), size=2048, dtype=torch.float16, gap=8, out_gap=0, seed=1)
@@ -54,16 +45,16 @@ def test_embed_tokens(
 ) -> None:
     token_ids, token_lanes = (ints(each, device) for each in plan)
     last_tokens = torch.randint(0, VOCAB, (LANES,), generator=torch.Generator().manual_seed(seed)).to(device).int()
-    table = framed(noise(seed, VOCAB, size, dtype=dtype, device=device), beside=gap)
-    out = poison(len(token_ids), size, dtype=dtype, device=device, beside=out_gap)
+    table = memory.framed(memory.noise(seed, VOCAB, size, dtype=dtype, device=device), beside=gap)
+    out = memory.poison(len(token_ids), size, dtype=dtype, device=device, beside=out_gap)
     inputs = (token_ids, token_lanes, last_tokens, table)
-    kept, expected = [twin_of(each) for each in inputs], twin_of(out)
+    kept, expected = [memory.twin_of(each) for each in inputs], memory.twin_of(out)
     reference.embed_tokens(*inputs, expected)
     embed_tokens(*inputs, out)
-    assert_same_memory(out, expected)
+    memory.assert_same_memory(out, expected)
     assert torch.equal(out, expected)  # copied: not a bit differs
     for tensor, before in zip(inputs, kept, strict=True):
-        assert_untouched(tensor, before)
+        memory.assert_untouched(tensor, before)
 
 
 def test_the_lane_of_a_known_token_is_not_read(device: torch.device) -> None:
@@ -87,8 +78,8 @@ def test_no_tokens(device: torch.device) -> None:
 def test_offsets_beyond_32_bits(device: torch.device) -> None:
     if device.type != "cpu":
         pytest.skip("a GPU's memory is not sparse: test_real_sizes has enough of it")
-    table, out = far_apart(3, 16, torch.float16), far_apart(3, 16, torch.float16)
-    table.copy_(noise(0, 3, 16, dtype=torch.float16, device=device))
+    table, out = memory.far_apart(3, 16, torch.float16), memory.far_apart(3, 16, torch.float16)
+    table.copy_(memory.noise(0, 3, 16, dtype=torch.float16, device=device))
     embed_tokens(ints([1, -1, 2], device), ints([0, 0, 0], device), ints([2], device), table, out)
     assert torch.equal(out, table[[1, 2, 2]])
 

@@ -19,10 +19,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from kernels import reference
+from kernels.arguments import AttentionRows, KVCache
 from kernels.gpu.attention.flash_attention import FlashAttention, choose_num_splits
 from kernels.gpu.attention.paged_attention import PagedAttention
-from kernels.gpu.attention.plan import AttentionShape, GraphBounds
-from tests.kernels.gpu.attention_cases import Batch, Case
+from kernels.gpu.attention.plan import AttentionShape, GraphBounds, StagedPlan
+from tests.kernels.gpu.attention_cases import Batch, Case, attend_arguments, attend_with
 
 SHAPE = AttentionShape(4, 2, 64, 256, torch.float16)
 H200_SMS = 132
@@ -107,7 +108,8 @@ def check_caches(q: Tensor, k: Tensor, v: Tensor, block_table: Tensor, rows: int
 def twin(q, k, v, tables, context_lens, starts, scale, causal) -> Tensor:
     assert causal
     out = torch.full_like(q, torch.nan)
-    reference.paged_attention(q, k.transpose(1, 2), v.transpose(1, 2), tables, context_lens, starts, scale, out)
+    cache = KVCache(k.transpose(1, 2), v.transpose(1, 2))
+    reference.paged_attention(q, cache, AttentionRows(starts, context_lens, tables), scale, out)
     return out
 
 
@@ -149,8 +151,7 @@ def attend(batch: Batch, spare_columns: int = 0, graph: GraphBounds | None = Non
     work = torch.from_numpy(plan.work).to(batch.query.device)
     out = torch.full_like(batch.query, torch.nan)
     tables = torch.nn.functional.pad(batch.block_tables, (0, spare_columns), value=2**30)
-    caches = (batch.key_cache, batch.value_cache)
-    return backend.attend(batch.query, *caches, tables, plan, work, batch.scale, out), out
+    return backend.attend(batch.query, batch.cache, StagedPlan(plan, work, tables), batch.scale, out), out
 
 
 def check(batch: Batch, out: Tensor) -> None:
@@ -189,8 +190,8 @@ def test_a_mixed_step_is_two_calls_into_one_tensor(flash: Flash) -> None:
     assert prompts["block_table"].tolist() == batch.block_tables[2:, :4].tolist()
     for call in (decode, prompts):
         key, value = (call[name] for name in (("k_cache", "v_cache") if call is decode else ("k", "v")))
-        assert key.data_ptr() == batch.key_cache.data_ptr()
-        assert value.data_ptr() == batch.value_cache.data_ptr()
+        assert key.data_ptr() == batch.cache.keys.data_ptr()
+        assert value.data_ptr() == batch.cache.values.data_ptr()
         assert key.is_contiguous()
         assert key.shape[1:] == (256, 2, 64)
         assert call["block_table"].data_ptr() != batch.block_tables.data_ptr()  # narrowed, not copied: see below
@@ -210,9 +211,8 @@ def test_an_empty_step(flash: Flash) -> None:
     backend = FlashAttention(SHAPE, H200_SMS)
     plan = backend.plan(np.zeros(0, int), np.zeros(0, int))
     batch = Batch(Case([(1, 1)], SHAPE, flash_layout=True), CPU)
-    tables, work = batch.block_tables[:0], torch.from_numpy(plan.work)
-    caches = (batch.key_cache, batch.value_cache)
-    out = backend.attend(batch.query[:0], *caches, tables, plan, work, 1.0, batch.query[:0])
+    step = StagedPlan(plan, torch.from_numpy(plan.work), batch.block_tables[:0])
+    out = backend.attend(batch.query[:0], batch.cache, step, 1.0, batch.query[:0])
     assert out.shape == (0, 4, 64)
     assert flash.calls == []
 
@@ -292,19 +292,10 @@ def test_what_does_not_fit(flash: Flash, name: str, make, message: str) -> None:
     batch = Batch(Case([(1, 600), (20, 40)], SHAPE, flash_layout=True), CPU)
     backend = FlashAttention(SHAPE, H200_SMS)
     plan = backend.plan(batch.query_lens, batch.context_lens)
-    arguments = {
-        "query": batch.query,
-        "key_cache": batch.key_cache,
-        "value_cache": batch.value_cache,
-        "block_tables": batch.block_tables,
-        "plan": plan,
-        "work": torch.from_numpy(plan.work),
-        "scale": 1.0,
-        "out": torch.empty_like(batch.query),
-    }
-    backend.attend(**arguments)
+    arguments = attend_arguments(batch, plan)
+    attend_with(backend, arguments)
     with pytest.raises(ValueError, match=message):
-        backend.attend(**arguments | {name: make(arguments[name])})
+        attend_with(backend, arguments | {name: make(arguments[name])})
 
 
 @pytest.mark.skipif(importlib.util.find_spec("flash_attn") is None, reason="flash-attn is not installed")
@@ -339,8 +330,7 @@ def test_the_real_one(device: torch.device, step: str, heads: tuple[int, int], d
     own = PagedAttention(batch.case.shape, H200_SMS, device)
     plan = own.plan(batch.query_lens, batch.context_lens)
     work, out = torch.from_numpy(plan.work).to(device), torch.full_like(batch.query, torch.nan)
-    caches = (batch.key_cache, batch.value_cache)
-    own.attend(batch.query, *caches, batch.block_tables, plan, work, batch.scale, out)
+    own.attend(batch.query, batch.cache, StagedPlan(plan, work, batch.block_tables), batch.scale, out)
     for one, other in ((result, batch.expected), (out, batch.expected), (result, out)):
         error = (one.double() - other.double()).norm() / batch.expected.norm()
         assert error < (4e-3 if dtype == torch.bfloat16 else 6e-4)

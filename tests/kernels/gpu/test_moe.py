@@ -11,37 +11,28 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from kernels import reference
+from kernels.arguments import ExpertLayer
 from kernels.gpu.moe import experts as moe
 from kernels.gpu.moe import products as moe_products
 from kernels.gpu.moe import routing as moe_routing
 from kernels.gpu.moe.experts import Experts
-from kernels.gpu.moe.products import ProductConfig
-from tests.kernels.gpu.memory import (
-    TOLERANCES,
-    assert_same_memory,
-    assert_untouched,
-    far_apart,
-    framed,
-    noise,
-    poison,
-    relative_error,
-    twin_of,
-)
+from kernels.gpu.moe.products import ProductTiles
+from tests.kernels.gpu import memory
 
 NUM_EXAMPLES = 15  # each runs hundreds of programs through the interpreter, or compiles three kernels
 dtypes = st.sampled_from([torch.float32, torch.float16])
-SMALL = ProductConfig(rows=16, columns=32, depth=16, num_warps=4, num_stages=2)
+SMALL = ProductTiles(rows=16, columns=32, depth=16, num_warps=4, num_stages=2)
 
 
 def inputs(
     seed: int, tokens: int, num_experts: int, hidden: int, intermediate: int, dtype: torch.dtype, device: torch.device
 ) -> dict[str, Tensor]:
     def scaled(*shape: int, scale: float = 1.0) -> Tensor:
-        return (scale * noise(seed + len(shape), *shape, dtype=torch.float32, device=device)).to(dtype)
+        return (scale * memory.noise(seed + len(shape), *shape, dtype=torch.float32, device=device)).to(dtype)
 
     return {
-        "x": framed(scaled(tokens, hidden)),
-        "router_logits": framed(2 * scaled(tokens, num_experts)),
+        "x": memory.framed(scaled(tokens, hidden)),
+        "router_logits": memory.framed(2 * scaled(tokens, num_experts)),
         "gate_up": scaled(num_experts, 2 * intermediate, hidden, scale=hidden**-0.5),
         "down": scaled(num_experts, hidden, intermediate, scale=intermediate**-0.5),
     }
@@ -59,15 +50,21 @@ def workspace(max_tokens: int, num_chosen: int, tensors: dict[str, Tensor]) -> E
     return experts
 
 
+def mix(kernels: Any, tensors: dict[str, Tensor], num_chosen: int, renormalized: bool, out: Tensor) -> None:
+    """Run the kernel of an `Experts`, or its twin, on `inputs`."""
+    layer = ExpertLayer(tensors["gate_up"], tensors["down"], num_chosen, renormalized)
+    kernels.mix_experts(tensors["x"], tensors["router_logits"], layer, out)
+
+
 def check(tensors: dict[str, Tensor], num_chosen: int, renormalized: bool, experts: Experts | None = None) -> None:
-    out = poison(*tensors["x"].shape, dtype=tensors["x"].dtype, device=tensors["x"].device)
-    kept, expected = {name: twin_of(tensor) for name, tensor in tensors.items()}, twin_of(out)
-    reference.mix_experts(**tensors, num_chosen=num_chosen, renormalized=renormalized, out=expected)
+    out = memory.poison(*tensors["x"].shape, dtype=tensors["x"].dtype, device=tensors["x"].device)
+    kept, expected = {name: memory.twin_of(tensor) for name, tensor in tensors.items()}, memory.twin_of(out)
+    mix(reference, tensors, num_chosen, renormalized, expected)
     experts = experts or workspace(len(tensors["x"]), num_chosen, tensors)
-    experts.mix_experts(**tensors, num_chosen=num_chosen, renormalized=renormalized, out=out)
-    assert_same_memory(out, expected, scale=4.0)
+    mix(experts, tensors, num_chosen, renormalized, out)
+    memory.assert_same_memory(out, expected, scale=4.0)
     for name, tensor in tensors.items():
-        assert_untouched(tensor, kept[name])
+        memory.assert_untouched(tensor, kept[name])
 
 
 @settings(max_examples=NUM_EXAMPLES, deadline=None)
@@ -96,20 +93,20 @@ def test_is_the_twin(
 ) -> None:
     tensors = inputs(seed, tokens, num_experts, hidden, intermediate, dtype, device)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(moe, "choose_product_config", lambda *_: SMALL)
+        patch.setattr(moe, "choose_product_tiles", lambda *_: SMALL)
         check(tensors, min(chosen, num_experts), renormalized)
 
 
 @pytest.mark.parametrize(("tokens", "rows"), [(4, 16), (24, 32), (90, 64), (200, 128)])
 def test_every_tile(tokens: int, rows: int, device: torch.device) -> None:
     """With as many tokens as it is picked for; the hidden size is no multiple of its depth."""
-    config = moe_products.choose_product_config(2 * tokens, 4, torch.float16)
+    config = moe_products.choose_product_tiles(2 * tokens, 4, torch.float16)
     assert config.rows == rows
     check(inputs(1, tokens, 4, 136, 72, torch.float16, device), 2, True)
 
 
 def test_one_workspace_for_steps_of_all_sizes(device: torch.device) -> None:
-    """What an earlier step left there harms nobody."""
+    """An earlier step's leftovers change no result."""
     experts = None
     for tokens in (20, 3, 1, 20):
         tensors = inputs(tokens, tokens, 4, 32, 16, torch.float32, device)
@@ -133,19 +130,19 @@ def test_offsets_beyond_32_bits(device: torch.device) -> None:
     if device.type != "cpu":
         pytest.skip("a GPU's memory is not sparse")
     tensors = inputs(0, 3, 4, 32, 16, torch.float16, device)
-    out = far_apart(3, 32, torch.float16)
+    out = memory.far_apart(3, 32, torch.float16)
     for name, size in (("x", 32), ("router_logits", 4)):
-        tensors[name] = far_apart(3, size, torch.float16).copy_(tensors[name])
+        tensors[name] = memory.far_apart(3, size, torch.float16).copy_(tensors[name])
     expected = torch.empty(3, 32, dtype=torch.float16)
-    reference.mix_experts(**tensors, num_chosen=2, renormalized=True, out=expected)
-    workspace(3, 2, tensors).mix_experts(**tensors, num_chosen=2, renormalized=True, out=out)
+    mix(reference, tensors, 2, True, expected)
+    mix(workspace(3, 2, tensors), tensors, 2, True, out)
     torch.testing.assert_close(out, expected)
 
 
 def test_no_tokens(device: torch.device) -> None:
     tensors = inputs(0, 1, 4, 32, 16, torch.float32, device)
     empty = {**tensors, "x": tensors["x"][:0], "router_logits": tensors["router_logits"][:0]}
-    workspace(4, 2, tensors).mix_experts(**empty, num_chosen=2, renormalized=True, out=tensors["x"][:0])
+    mix(workspace(4, 2, tensors), empty, 2, True, tensors["x"][:0])
 
 
 @pytest.mark.filterwarnings("ignore:invalid value encountered")  # numpy's, in the interpreter
@@ -153,9 +150,9 @@ def test_no_tokens(device: torch.device) -> None:
 def test_logits_that_are_no_numbers_harm_their_token_only(value: float, device: torch.device) -> None:
     tensors = inputs(0, 5, 4, 32, 16, torch.float32, device)
     out, expected = torch.zeros(5, 32, device=device), torch.zeros(5, 32, device=device)
-    reference.mix_experts(**tensors, num_chosen=2, renormalized=True, out=expected)
+    mix(reference, tensors, 2, True, expected)
     tensors["router_logits"][2] = value
-    workspace(5, 2, tensors).mix_experts(**tensors, num_chosen=2, renormalized=True, out=out)
+    mix(workspace(5, 2, tensors), tensors, 2, True, out)
     assert out[2].isnan().all()
     others = [0, 1, 3, 4]
     torch.testing.assert_close(out[others], expected[others])
@@ -188,7 +185,7 @@ def test_blocks_cover_every_choice_once(
 ) -> None:
     """Also where an expert has more than the 32 slots that are written down at a time."""
     chosen = min(chosen, num_experts)
-    logits = noise(seed, tokens, num_experts, dtype=dtype, device=device)
+    logits = memory.noise(seed, tokens, num_experts, dtype=dtype, device=device)
     logits[:, -1] += 10 * favourite
     num_choices = tokens * chosen
     experts, order = (torch.full((num_choices,), 2**30, dtype=torch.int32, device=device) for _ in range(2))
@@ -196,13 +193,13 @@ def test_blocks_cover_every_choice_once(
     slots = moe_routing.count_slots(num_choices, num_experts, block_rows)
     blocks = torch.full((slots, 4), 2**30, dtype=torch.int32, device=device)
     with pytest.MonkeyPatch.context() as patch:
-        picked = replace(moe_routing.choose_routing_config(tokens, chosen), chunk=chunk)
-        patch.setattr(moe_routing, "choose_routing_config", lambda *_: picked)
+        picked = replace(moe_routing.choose_routing_tiles(tokens, chosen), chunk=chunk)
+        patch.setattr(moe_routing, "choose_routing_tiles", lambda *_: picked)
         moe_routing.launch_routing(logits, experts, weights, order, blocks, chosen, True, block_rows)
 
     expected, expected_weights = reference.choose_experts(logits, chosen, True)
     assert (experts.view(tokens, chosen) == expected).all()
-    torch.testing.assert_close(weights.view(tokens, chosen), expected_weights, rtol=TOLERANCES[dtype], atol=0)
+    torch.testing.assert_close(weights.view(tokens, chosen), expected_weights, rtol=memory.TOLERANCES[dtype], atol=0)
     assert (weights == weights.to(dtype)).all()
     assert order.tolist() == experts.long().argsort(stable=True).tolist()
     covered: list[int] = []
@@ -243,7 +240,7 @@ def wrong(name: str, tensor: Tensor) -> dict[str, Any]:
 )
 def test_wrong_arguments(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
-        Experts(8, 4, 2, 32, 16, torch.float32, "cpu").mix_experts(**arguments, num_chosen=2, renormalized=True)
+        mix(Experts(8, 4, 2, 32, 16, torch.float32, "cpu"), arguments, 2, True, arguments["out"])
 
 
 def test_wrong_sizes() -> None:
@@ -253,7 +250,7 @@ def test_wrong_sizes() -> None:
         Experts(8, 4, 5, 32, 16, torch.float32, "cpu")
     tensors = inputs(0, 1, 4, 32, 16, torch.float32, torch.device("cpu"))
     with pytest.raises(ValueError, match="num_chosen is 3, expected 2 to 2"):
-        workspace(1, 2, tensors).mix_experts(**tensors, num_chosen=3, renormalized=True, out=tensors["x"])
+        mix(workspace(1, 2, tensors), tensors, 3, True, tensors["x"])
 
 
 @pytest.mark.gpu
@@ -263,7 +260,7 @@ def test_real_sizes(tokens: int, intermediate: int, device: torch.device) -> Non
     """Qwen3-30B-A3B's, whole and an eighth of it, against float64 for the choices that were made."""
     tensors = inputs(0, tokens, 128, 2048, intermediate, torch.bfloat16, device)
     out = torch.full((tokens, 2048), torch.nan, dtype=torch.bfloat16, device=device)
-    workspace(tokens, 8, tensors).mix_experts(**tensors, num_chosen=8, renormalized=True, out=out)
+    mix(workspace(tokens, 8, tensors), tensors, 8, True, out)
     assert not out.isnan().any()
     for token in range(0, tokens, max(1, tokens // 64)):
         experts, weights = reference.choose_experts(tensors["router_logits"][token : token + 1], 8, True)
@@ -271,7 +268,7 @@ def test_real_sizes(tokens: int, intermediate: int, device: torch.device) -> Non
         for expert, weight in zip(experts[0].tolist(), weights[0].double(), strict=True):
             gate, up = (tensors["gate_up"][expert].double() @ tensors["x"][token].double()).chunk(2)
             exact += weight * (tensors["down"][expert].double() @ (gate * gate.sigmoid() * up))
-        assert relative_error(out[token], exact) < 1e-2
+        assert memory.relative_error(out[token], exact) < 1e-2
 
 
 @pytest.mark.gpu
@@ -280,17 +277,16 @@ def test_in_a_cuda_graph(device: torch.device) -> None:
     tensors = inputs(0, 96, 128, 512, 256, torch.bfloat16, device)
     out = torch.zeros(96, 512, dtype=torch.bfloat16, device=device)
     experts = workspace(96, 8, tensors)
-    arguments = {**tensors, "num_chosen": 8, "renormalized": True, "out": out}
-    experts.mix_experts(**arguments)
+    mix(experts, tensors, 8, True, out)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        experts.mix_experts(**arguments)
+        mix(experts, tensors, 8, True, out)
     for seed in (1, 2):
         fresh = inputs(seed, 96, 128, 512, 256, torch.bfloat16, device)
         for name, tensor in tensors.items():
             tensor.copy_(fresh[name])
         expected = torch.zeros_like(out)
-        experts.mix_experts(**{**arguments, "out": expected})
+        mix(experts, tensors, 8, True, expected)
         out.fill_(torch.nan)
         graph.replay()
         assert (out == expected).all()

@@ -10,18 +10,7 @@ from torch import Tensor
 
 from kernels import reference
 from kernels.gpu.layers import norm
-from tests.kernels.gpu.memory import (
-    NUM_EXAMPLES,
-    assert_same_memory,
-    assert_untouched,
-    far_apart,
-    framed,
-    noise,
-    poison,
-    relative_error,
-    share_of_equal,
-    twin_of,
-)
+from tests.kernels.gpu import memory
 
 EPS = 1e-6
 dtypes = st.sampled_from([torch.float32, torch.float16, torch.bfloat16])
@@ -29,24 +18,24 @@ gaps = st.sampled_from([0, 1, 8])
 """Values between the rows."""
 
 
-@settings(max_examples=NUM_EXAMPLES, deadline=None)
+@settings(max_examples=memory.NUM_EXAMPLES, deadline=None)
 @given(rows=st.integers(1, 5), size=st.integers(1, 300), dtype=dtypes, gap=gaps, out_gap=gaps, seed=st.integers(0, 99))
 @example(rows=3, size=1024, dtype=torch.bfloat16, gap=0, out_gap=0, seed=0)
 @example(rows=1, size=2560, dtype=torch.float16, gap=8, out_gap=0, seed=1)
 def test_rms_norm(
     rows: int, size: int, dtype: torch.dtype, gap: int, out_gap: int, seed: int, device: torch.device
 ) -> None:
-    x = framed(3 * noise(seed, rows, size, dtype=dtype, device=device), beside=gap)
-    weight = noise(seed + 1, size, dtype=dtype, device=device)
-    out = poison(rows, size, dtype=dtype, device=device, beside=out_gap)
-    kept, expected = twin_of(x), twin_of(out)
+    x = memory.framed(3 * memory.noise(seed, rows, size, dtype=dtype, device=device), beside=gap)
+    weight = memory.noise(seed + 1, size, dtype=dtype, device=device)
+    out = memory.poison(rows, size, dtype=dtype, device=device, beside=out_gap)
+    kept, expected = memory.twin_of(x), memory.twin_of(out)
     reference.rms_norm(x, weight, EPS, expected)
     norm.rms_norm(x, weight, EPS, out)
-    assert_same_memory(out, expected)
-    assert_untouched(x, kept)
+    memory.assert_same_memory(out, expected)
+    memory.assert_untouched(x, kept)
 
 
-@settings(max_examples=NUM_EXAMPLES, deadline=None)
+@settings(max_examples=memory.NUM_EXAMPLES, deadline=None)
 @given(
     rows=st.integers(1, 5), size=st.integers(1, 300), dtype=dtypes, gap=gaps, residual_gap=gaps, seed=st.integers(0, 99)
 )
@@ -55,55 +44,55 @@ def test_rms_norm(
 def test_add_rms_norm(
     rows: int, size: int, dtype: torch.dtype, gap: int, residual_gap: int, seed: int, device: torch.device
 ) -> None:
-    x = framed(3 * noise(seed, rows, size, dtype=dtype, device=device), beside=gap)
-    residual = framed(noise(seed + 1, rows, size, dtype=dtype, device=device), beside=residual_gap)
-    weight = noise(seed + 2, size, dtype=dtype, device=device)
-    out = poison(rows, size, dtype=dtype, device=device)
-    kept, total, expected = twin_of(x), twin_of(residual), twin_of(out)
+    x = memory.framed(3 * memory.noise(seed, rows, size, dtype=dtype, device=device), beside=gap)
+    residual = memory.framed(memory.noise(seed + 1, rows, size, dtype=dtype, device=device), beside=residual_gap)
+    weight = memory.noise(seed + 2, size, dtype=dtype, device=device)
+    out = memory.poison(rows, size, dtype=dtype, device=device)
+    kept, total, expected = memory.twin_of(x), memory.twin_of(residual), memory.twin_of(out)
     reference.add_rms_norm(x, total, weight, EPS, expected)
     norm.add_rms_norm(x, residual, weight, EPS, out)
-    assert_same_memory(residual, total, exact=True)
-    assert_same_memory(out, expected)
-    assert_untouched(x, kept)
+    memory.assert_same_memory(residual, total, exact=True)
+    memory.assert_same_memory(out, expected)
+    memory.assert_untouched(x, kept)
 
 
 @pytest.mark.parametrize("size", [40, 1024, 4096])
 def test_more_rows_than_fill_the_chip(size: int, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(norm, "_FULL_CHIP_PROGRAMS", 4)
+    monkeypatch.setattr(norm, "FULL_CHIP_PROGRAMS", 4)
     rows = 7
-    assert norm.choose_config(rows, size).rows == (1 if size == 4096 else 4)
-    x = framed(noise(0, rows, size, dtype=torch.float16, device=device))
-    weight = noise(1, size, dtype=torch.float16, device=device)
-    out = poison(rows, size, dtype=torch.float16, device=device)
-    expected = twin_of(out)
+    assert norm.choose_norm_tile(rows, size).rows == (1 if size == 4096 else 4)
+    x = memory.framed(memory.noise(0, rows, size, dtype=torch.float16, device=device))
+    weight = memory.noise(1, size, dtype=torch.float16, device=device)
+    out = memory.poison(rows, size, dtype=torch.float16, device=device)
+    expected = memory.twin_of(out)
     reference.rms_norm(x, weight, EPS, expected)
     norm.rms_norm(x, weight, EPS, out)
-    assert_same_memory(out, expected)
+    memory.assert_same_memory(out, expected)
 
 
 def test_steps_are_rounded_as_in_the_twin(device: torch.device) -> None:
-    x, residual = noise(0, 2, 8, 1024, dtype=torch.float16, device=device)
-    weight = noise(1, 1024, dtype=torch.float16, device=device)
+    x, residual = memory.noise(0, 2, 8, 1024, dtype=torch.float16, device=device)
+    weight = memory.noise(1, 1024, dtype=torch.float16, device=device)
     total, out, expected = residual.clone(), torch.empty_like(x), torch.empty_like(x)
     reference.add_rms_norm(x, total, weight, EPS, expected)
     norm.add_rms_norm(x, residual, weight, EPS, out)
-    assert share_of_equal(out, expected) > 0.99
+    assert memory.share_of_equal(out, expected) > 0.99
     reference.rms_norm(x, weight, EPS, expected)
     norm.rms_norm(x, weight, EPS, out)
-    assert share_of_equal(out, expected) > 0.99
+    assert memory.share_of_equal(out, expected) > 0.99
 
 
 def test_the_result_may_take_the_place_of_the_input(device: torch.device) -> None:
-    x = framed(noise(0, 5, 72, dtype=torch.float32, device=device))
-    residual = framed(noise(1, 5, 72, dtype=torch.float32, device=device))
-    weight = noise(2, 72, dtype=torch.float32, device=device)
-    expected, total = twin_of(x), twin_of(residual)
+    x = memory.framed(memory.noise(0, 5, 72, dtype=torch.float32, device=device))
+    residual = memory.framed(memory.noise(1, 5, 72, dtype=torch.float32, device=device))
+    weight = memory.noise(2, 72, dtype=torch.float32, device=device)
+    expected, total = memory.twin_of(x), memory.twin_of(residual)
     reference.add_rms_norm(x, total, weight, EPS, expected)
     norm.add_rms_norm(x, residual, weight, EPS, x)
-    assert_same_memory(x, expected)
+    memory.assert_same_memory(x, expected)
     reference.rms_norm(expected, weight, EPS, expected)
     norm.rms_norm(x, weight, EPS, x)
-    assert_same_memory(x, expected)
+    memory.assert_same_memory(x, expected)
 
 
 def test_eps_keeps_rows_of_zeros_at_zero_and_small_rows_small(device: torch.device) -> None:
@@ -126,10 +115,10 @@ def test_offsets_beyond_32_bits(device: torch.device) -> None:
     if device.type != "cpu":
         pytest.skip("a GPU's memory is not sparse: test_real_sizes has enough of it")
     rows, size, dtype = 3, 64, torch.float16
-    x, residual, out = (far_apart(rows, size, dtype) for _ in range(3))
-    x.copy_(noise(0, rows, size, dtype=dtype, device=device))
-    residual.copy_(noise(1, rows, size, dtype=dtype, device=device))
-    weight = noise(2, size, dtype=dtype, device=device)
+    x, residual, out = (memory.far_apart(rows, size, dtype) for _ in range(3))
+    x.copy_(memory.noise(0, rows, size, dtype=dtype, device=device))
+    residual.copy_(memory.noise(1, rows, size, dtype=dtype, device=device))
+    weight = memory.noise(2, size, dtype=dtype, device=device)
     total, expected = residual.clone(), torch.empty(rows, size, dtype=dtype)
     reference.add_rms_norm(x, total, weight, EPS, expected)
     norm.add_rms_norm(x, residual, weight, EPS, out)
@@ -183,11 +172,11 @@ def test_real_sizes(rows: int, size: int, device: torch.device) -> None:
     norm.add_rms_norm(x, residual, weight, EPS, out)
     assert torch.equal(residual, total)
     for part in zip(total.split(4096), out.split(4096), strict=True):
-        assert relative_error(part[1], _exact(part[0], weight)) < 4e-3
+        assert memory.relative_error(part[1], _exact(part[0], weight)) < 4e-3
     out.fill_(torch.nan)
     norm.rms_norm(x, weight, EPS, out)
     for part in zip(x.split(4096), out.split(4096), strict=True):
-        assert relative_error(part[1], _exact(part[0], weight)) < 4e-3
+        assert memory.relative_error(part[1], _exact(part[0], weight)) < 4e-3
 
 
 @pytest.mark.gpu
@@ -197,7 +186,7 @@ def test_more_values_than_32_bits_count(device: torch.device) -> None:
     weight = torch.randn(size, device=device).bfloat16()
     out = torch.full_like(x, torch.nan)
     norm.rms_norm(x, weight, EPS, out)
-    assert relative_error(out[-2000:], _exact(x[-2000:], weight)) < 4e-3
+    assert memory.relative_error(out[-2000:], _exact(x[-2000:], weight)) < 4e-3
     assert not out.isnan().any()
 
 

@@ -1,6 +1,7 @@
 """Head norms, rotary embedding and KV store against their twin; nothing else in memory changes."""
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
@@ -10,19 +11,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from kernels import reference
-from kernels.gpu.layers.rope_store import choose_config, qk_norm_rope_store
-from tests.kernels.gpu.memory import (
-    NUM_EXAMPLES,
-    assert_same_memory,
-    assert_untouched,
-    far_apart,
-    framed,
-    noise,
-    poison,
-    relative_error,
-    share_of_equal,
-    twin_of,
-)
+from kernels.arguments import KVCache, RopeStoreLayer
+from kernels.gpu.layers.rope_store import choose_rope_store_tiles, qk_norm_rope_store
+from tests.kernels.gpu import memory
 
 EPS = 1e-6
 MAX_POSITIONS = 40
@@ -83,9 +74,9 @@ def cache(num_blocks: int, case: Case, transposed: bool, device: torch.device) -
     """A poisoned cache, in flash-attn's layout where `transposed`."""
     if transposed:
         shape = (num_blocks, case.block_size, case.kv_heads, case.head_dim)
-        return poison(*shape, dtype=case.dtype, device=device, beside=case.gap).transpose(1, 2)
+        return memory.poison(*shape, dtype=case.dtype, device=device, beside=case.gap).transpose(1, 2)
     shape = (num_blocks, case.kv_heads, case.block_size, case.head_dim)
-    return poison(*shape, dtype=case.dtype, device=device, beside=case.gap)
+    return memory.poison(*shape, dtype=case.dtype, device=device, beside=case.gap)
 
 
 def arguments(case: Case, device: torch.device) -> dict[str, Tensor]:
@@ -94,10 +85,10 @@ def arguments(case: Case, device: torch.device) -> dict[str, Tensor]:
     num_blocks = case.tokens // case.block_size + 2
     slots = torch.randperm(num_blocks * case.block_size, generator=random)[: case.tokens].int()
     slots[list(case.unstored)] = -1
-    q_weight, k_weight = 1 + noise(case.seed, 2, case.head_dim, dtype=case.dtype, device=device) / 4
+    q_weight, k_weight = 1 + memory.noise(case.seed, 2, case.head_dim, dtype=case.dtype, device=device) / 4
     return {
-        "qkv": framed(
-            noise(case.seed, case.tokens, width, dtype=case.dtype, device=device) * case.scale, beside=case.gap
+        "qkv": memory.framed(
+            memory.noise(case.seed, case.tokens, width, dtype=case.dtype, device=device) * case.scale, beside=case.gap
         ),
         "q_weight": q_weight,
         "k_weight": k_weight,
@@ -106,11 +97,17 @@ def arguments(case: Case, device: torch.device) -> dict[str, Tensor]:
         "slot_mapping": slots.to(device),
         "key_cache": cache(num_blocks, case, case.key_is_transposed, device),
         "value_cache": cache(num_blocks, case, case.value_is_transposed, device),
-        "out": poison(case.tokens, case.heads, case.head_dim, dtype=case.dtype, device=device, beside=case.gap),
+        "out": memory.poison(case.tokens, case.heads, case.head_dim, dtype=case.dtype, device=device, beside=case.gap),
     }
 
 
-@settings(max_examples=NUM_EXAMPLES, deadline=None)
+def rope_store(kernel: Callable[..., None], tensors: dict[str, Tensor]) -> None:
+    """Run the kernel or its twin on `arguments`."""
+    qkv, q_weight, k_weight, cos_sin, positions, slots, keys, values, out = tensors.values()
+    kernel(qkv, RopeStoreLayer(q_weight, k_weight, EPS, cos_sin, KVCache(keys, values)), positions, slots, out)
+
+
+@settings(max_examples=memory.NUM_EXAMPLES, deadline=None)
 @given(case=cases())
 @example(case=Case(3, 16, 8, 128, torch.bfloat16))
 @example(case=Case(2, 32, 8, 128, torch.float16, key_is_transposed=True, value_is_transposed=True, unstored=(0,)))
@@ -122,55 +119,55 @@ def arguments(case: Case, device: torch.device) -> dict[str, Tensor]:
 @example(case=Case(2, 2, 1, 256))
 def test_qk_norm_rope_store(case: Case, device: torch.device) -> None:
     tensors = arguments(case, device)
-    kept = {name: twin_of(tensor) for name, tensor in tensors.items()}
-    expected = {name: twin_of(tensor) for name, tensor in tensors.items()}
-    reference.qk_norm_rope_store(**expected, eps=EPS)
-    qk_norm_rope_store(**tensors, eps=EPS)
-    assert_same_memory(tensors["out"], expected["out"], scale=LARGEST)
-    assert_same_memory(tensors["key_cache"], expected["key_cache"], scale=LARGEST)
-    assert_untouched(tensors["value_cache"], expected["value_cache"])  # copied: not a bit differs
+    kept = {name: memory.twin_of(tensor) for name, tensor in tensors.items()}
+    expected = {name: memory.twin_of(tensor) for name, tensor in tensors.items()}
+    rope_store(reference.qk_norm_rope_store, expected)
+    rope_store(qk_norm_rope_store, tensors)
+    memory.assert_same_memory(tensors["out"], expected["out"], scale=LARGEST)
+    memory.assert_same_memory(tensors["key_cache"], expected["key_cache"], scale=LARGEST)
+    memory.assert_untouched(tensors["value_cache"], expected["value_cache"])  # copied: not a bit differs
     for name in tensors.keys() - {"out", "key_cache", "value_cache"}:
-        assert_untouched(tensors[name], kept[name])
+        memory.assert_untouched(tensors[name], kept[name])
 
 
 def test_steps_are_rounded_as_in_the_twin(device: torch.device) -> None:
     tensors = arguments(Case(16, 8, 4, 128, torch.float16, gap=8), device)
-    expected = {name: twin_of(tensor) for name, tensor in tensors.items()}
-    reference.qk_norm_rope_store(**expected, eps=EPS)
-    qk_norm_rope_store(**tensors, eps=EPS)
-    assert share_of_equal(tensors["out"], expected["out"]) > 0.99
+    expected = {name: memory.twin_of(tensor) for name, tensor in tensors.items()}
+    rope_store(reference.qk_norm_rope_store, expected)
+    rope_store(qk_norm_rope_store, tensors)
+    assert memory.share_of_equal(tensors["out"], expected["out"]) > 0.99
 
 
 def test_no_slots(device: torch.device) -> None:
     case = Case(5, 4, 2, 64, unstored=tuple(range(5)))
     tensors = arguments(case, device)
-    kept = {name: twin_of(tensor) for name, tensor in tensors.items()}
-    expected = {name: twin_of(tensor) for name, tensor in tensors.items()}
-    reference.qk_norm_rope_store(**expected, eps=EPS)
-    qk_norm_rope_store(**tensors, eps=EPS)
-    assert_same_memory(tensors["out"], expected["out"], scale=LARGEST)
-    assert_untouched(tensors["key_cache"], kept["key_cache"])
-    assert_untouched(tensors["value_cache"], kept["value_cache"])
+    kept = {name: memory.twin_of(tensor) for name, tensor in tensors.items()}
+    expected = {name: memory.twin_of(tensor) for name, tensor in tensors.items()}
+    rope_store(reference.qk_norm_rope_store, expected)
+    rope_store(qk_norm_rope_store, tensors)
+    memory.assert_same_memory(tensors["out"], expected["out"], scale=LARGEST)
+    memory.assert_untouched(tensors["key_cache"], kept["key_cache"])
+    memory.assert_untouched(tensors["value_cache"], kept["value_cache"])
 
 
 def test_no_tokens(device: torch.device) -> None:
     tensors = arguments(Case(1, 4, 2, 64), device)
-    kept = twin_of(tensors["key_cache"])
+    kept = memory.twin_of(tensors["key_cache"])
     for name in ("qkv", "positions", "slot_mapping", "out"):
         tensors[name] = tensors[name][:0]
-    qk_norm_rope_store(**tensors, eps=EPS)
-    assert_untouched(tensors["key_cache"], kept)
+    rope_store(qk_norm_rope_store, tensors)
+    memory.assert_untouched(tensors["key_cache"], kept)
 
 
 def test_plan_at_an_odd_place_of_the_staged_inputs(device: torch.device) -> None:
     tensors = arguments(Case(3, 4, 2, 64), device)
-    expected = {name: twin_of(tensor) for name, tensor in tensors.items()}
-    reference.qk_norm_rope_store(**expected, eps=EPS)
+    expected = {name: memory.twin_of(tensor) for name, tensor in tensors.items()}
+    rope_store(reference.qk_norm_rope_store, expected)
     for name in ("positions", "slot_mapping"):
         tensors[name] = torch.cat((torch.full_like(tensors[name][:1], 10**9), tensors[name]))[1:]
-    qk_norm_rope_store(**tensors, eps=EPS)
+    rope_store(qk_norm_rope_store, tensors)
     for name in ("out", "key_cache", "value_cache"):
-        assert_same_memory(tensors[name], expected[name], scale=LARGEST)
+        memory.assert_same_memory(tensors[name], expected[name], scale=LARGEST)
 
 
 def test_offsets_beyond_32_bits(device: torch.device) -> None:
@@ -183,18 +180,18 @@ def test_offsets_beyond_32_bits(device: torch.device) -> None:
     for name in ("qkv", "out", "key_cache", "value_cache"):
         shape = (3, *tensors[name].shape[1:])
         expected[name] = torch.zeros(shape, dtype=case.dtype)
-        tensors[name] = far_apart(3, expected[name][0].numel(), case.dtype).unflatten(1, shape[1:])
-    expected["qkv"].copy_(noise(0, *expected["qkv"].shape, dtype=case.dtype, device=device))
+        tensors[name] = memory.far_apart(3, expected[name][0].numel(), case.dtype).unflatten(1, shape[1:])
+    expected["qkv"].copy_(memory.noise(0, *expected["qkv"].shape, dtype=case.dtype, device=device))
     tensors["qkv"].copy_(expected["qkv"])
-    reference.qk_norm_rope_store(**expected, eps=EPS)
-    qk_norm_rope_store(**tensors, eps=EPS)
+    rope_store(reference.qk_norm_rope_store, expected)
+    rope_store(qk_norm_rope_store, tensors)
     for name in ("out", "key_cache", "value_cache"):
         torch.testing.assert_close(tensors[name], expected[name], rtol=2**-9, atol=2**-9)
 
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(16, 8), (32, 8), (40, 8), (64, 8), (64, 4), (8, 1), (4, 1), (2, 1)])
 def test_no_lane_idles_in_the_shapes_of_qwen3(heads: int, kv_heads: int) -> None:
-    config = choose_config(heads, kv_heads, head_dim=128)
+    config = choose_rope_store_tiles(heads, kv_heads, head_dim=128)
     assert heads % (config.query_groups * config.query_heads) == 0
     assert kv_heads % config.kv_heads == 0
 
@@ -243,7 +240,7 @@ RIGHT = Case(4, 3, 2, 16)
 def test_wrong_arguments(name: str, tensor: Tensor, message: str) -> None:
     right = arguments(RIGHT, torch.device("cpu"))
     with pytest.raises(ValueError, match=re.escape(message)):
-        qk_norm_rope_store(**right | {name: tensor}, eps=EPS)
+        rope_store(qk_norm_rope_store, right | {name: tensor})
 
 
 @pytest.mark.gpu
@@ -283,7 +280,8 @@ def _check_real(case: Case, num_blocks: int, device: torch.device) -> None:
     if case.key_is_transposed:
         caches = caches.transpose(2, 3)
     out = torch.full((tokens, case.heads, case.head_dim), torch.nan, dtype=case.dtype, device=device)
-    qk_norm_rope_store(qkv, q_weight, k_weight, cos_sin, positions, slots, caches[0], caches[1], EPS, out)
+    layer = RopeStoreLayer(q_weight, k_weight, EPS, cos_sin, KVCache(caches[0], caches[1]))
+    qk_norm_rope_store(qkv, layer, positions, slots, out)
 
     stored = slots >= 0
     places = slots[stored].long()
@@ -295,12 +293,12 @@ def _check_real(case: Case, num_blocks: int, device: torch.device) -> None:
             .split_with_sizes([case.heads, case.kv_heads, case.kv_heads], dim=1)
         )
         rotation = cos_sin[positions[part].long()].double()
-        assert relative_error(out[part], _exact(q, q_weight, rotation)) < 5e-3
+        assert memory.relative_error(out[part], _exact(q, q_weight, rotation)) < 5e-3
         here = part[stored[part]]
         if len(here):
             done = (stored.cumsum(0) - 1)[here]
             kept = stored[part]
-            assert relative_error(keys[done], _exact(k, k_weight, rotation)[kept]) < 5e-3
+            assert memory.relative_error(keys[done], _exact(k, k_weight, rotation)[kept]) < 5e-3
             assert torch.equal(values[done], v[kept])
     caches.transpose(0, 1)[places // case.block_size, :, :, places % case.block_size] = torch.nan
     assert caches.isnan().all()
