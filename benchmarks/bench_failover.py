@@ -21,8 +21,8 @@ import click
 import httpx
 
 from scheduler_svc.client.http.event_stream import EventStreams
-from scheduler_svc.client.options import Service
 from scheduler_svc.client.processes.local_fleet import FleetSpec, LocalFleet, executor_name, free_ports
+from scheduler_svc.client.service_address import ServiceAddress
 
 WARM_UP_S = 1.0  # of streaming before a kill
 PAUSE_LIMIT_S = 60.0
@@ -44,7 +44,7 @@ class Streams:
     async def run(self) -> None:
         """Stream until cancelled."""
         self.arrivals = [[] for _ in range(self.count)]
-        streams = EventStreams(Service(self.url, timeout_s=PAUSE_LIMIT_S))
+        streams = EventStreams(ServiceAddress(self.url, timeout_s=PAUSE_LIMIT_S))
         await asyncio.gather(*(self._one(streams, i) for i in range(self.count)))
 
     def watch(self) -> None:

@@ -19,11 +19,11 @@ from common.curve import ServerCurve
 from common.errors import BatonError
 from common.logging import LOG_FORMAT_VARIABLE, LOG_FORMATS, get_logger, setup_logging
 from common.model_files import model_name, resolve_model
+from scheduler_svc.api_key_file import read_key_file
 from scheduler_svc.core.config import CoreConfig
 from scheduler_svc.core.fleet.step_clock import DEFAULT_FLOOR_S
 from scheduler_svc.core.requests.request_manager import RECONNECT_GRACE_S
 from scheduler_svc.core.scheduling.scheduler import SchedulerConfig
-from scheduler_svc.frontend.http.api_keys import read_key_file
 from scheduler_svc.server.core_process import CoreProcess
 from scheduler_svc.server.exposure import is_beyond_loopback_host, require_keys_beyond_loopback
 from scheduler_svc.server.frontend_processes import STOP_TIMEOUT_S, FrontendProcesses

@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -18,12 +19,20 @@ MAY_IMPORT = {
 # Folders whose path is a promise: no socket, clock, thread, process, file or log in any module of theirs.
 PURE = ["scheduler_svc/core", "executor_svc/staging"]
 IMPURE_MODULES = {"zmq", "socket", "time", "threading", "asyncio", "logging", "structlog", "os", "random", "subprocess"}
-
-
 FLOORS = {
     # Rooms (folders and modules) of a house, from the top. A room imports itself and what stands below it.
     "executor_svc": ["__main__", "startup", "devices", "runner", "model", "staging", "service", "options"],
+    "scheduler_svc/frontend": ["__main__", "http", "requests", "answers", "link", "text", "api_keys", "errors"],
+    "scheduler_svc/client": [
+        *("cli", "commands"),
+        *("batch", "bench", "demo", "keys", "rollout", "status"),  # each the work of one command
+        *("http", "processes", "options", "service_address", "progress", "output", "errors"),
+    ],
 }
+# Houses that share the scheduler service and nothing else: what crosses between them is messages, HTTP or files.
+APART = ["core", "server", "frontend", "client"]
+
+
 NO_TORCH = ["executor_svc/service"]
 
 
@@ -82,6 +91,21 @@ def test_a_room_imports_only_what_stands_below_it(house):
 def test_what_needs_no_torch_imports_none(folder):
     for path in (ROOT / folder).rglob("*.py"):
         assert not {name.split(".")[0] for name in imports(path)} & {"torch", "triton", "kernels"}, f"{path}"
+
+
+@pytest.mark.parametrize("house", ["core", "frontend", "client"])
+def test_houses_of_the_scheduler_service_that_do_not_import_each_other(house):
+    others = {f"scheduler_svc.{other}" for other in APART if other != house}
+    for path in (ROOT / "scheduler_svc" / house).rglob("*.py"):
+        found = {".".join(name.split(".")[:2]) for name in imports(path)} & others
+        assert not found, f"{path} imports {found}"
+
+
+@pytest.mark.parametrize("house", FLOORS)
+def test_modules_import_in_no_circle(house):
+    modules = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in (ROOT / house).rglob("*.py")}
+    graph = {module: (imports(path) & modules.keys()) - {module} for module, path in modules.items()}
+    list(TopologicalSorter(graph).static_order())  # raises CycleError, which names the circle
 
 
 def test_nothing_unpickles():

@@ -1,42 +1,17 @@
-"""Options that several commands share. Cheap to import: httpx comes in with `Service.connect`."""
+"""Options that several commands share."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import wraps
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-if TYPE_CHECKING:
-    from scheduler_svc.client.http.api import Api
+from scheduler_svc.client.service_address import DEFAULT_URL, ServiceAddress
 
-DEFAULT_URL = "http://127.0.0.1:8000"
 STATUS_TIMEOUT_S = 10.0  # for what the service answers at once
 
 Decorated = Callable[..., Any]
-
-
-@dataclass(frozen=True)
-class Service:
-    """Which service to talk to, and how long to wait for it.
-
-    Attributes:
-        url: without a slash at the end.
-        api_key: sent as a bearer token; None sends none.
-        timeout_s: longest silence in the middle of an answer.
-        reconnect_timeout_s: how long a request that the service may have waits for it to come back; 0 does not wait.
-    """
-
-    url: str = DEFAULT_URL
-    api_key: str | None = None
-    timeout_s: float = 600.0
-    reconnect_timeout_s: float = 60.0
-
-    def connect(self) -> "Api":
-        """A client for this service; use it as a context manager."""
-        from scheduler_svc.client.http.api import Api  # noqa: PLC0415  (httpx takes a tenth of a second to import)
-
-        return Api(self)
 
 
 def address_options(command: Decorated) -> Decorated:
@@ -54,7 +29,7 @@ def address_options(command: Decorated) -> Decorated:
     @click.option("--api-key", envvar="BATON_API_KEY", show_envvar=True, help="One of the service's keys.")
     @wraps(command)
     def with_service(url: str, api_key: str | None, **options: Any) -> Any:
-        return command(service=Service(url, api_key), **options)
+        return command(service=ServiceAddress(url, api_key), **options)
 
     return with_service
 
@@ -72,7 +47,7 @@ def service_options(command: Decorated) -> Decorated:
         help="Seconds without a sign of life after which to give up.",
     )
     @wraps(command)
-    def with_timeout(service: Service, timeout_s: float, **options: Any) -> Any:
+    def with_timeout(service: ServiceAddress, timeout_s: float, **options: Any) -> Any:
         return command(service=replace(service, timeout_s=timeout_s), **options)
 
     return with_timeout
@@ -91,7 +66,7 @@ def resuming_service_options(command: Decorated) -> Decorated:
         help="Seconds to wait for a service that restarts in the middle of an answer, which then goes on; 0: do not.",
     )
     @wraps(command)
-    def with_reconnect(service: Service, reconnect_timeout_s: float, **options: Any) -> Any:
+    def with_reconnect(service: ServiceAddress, reconnect_timeout_s: float, **options: Any) -> Any:
         return command(service=replace(service, reconnect_timeout_s=reconnect_timeout_s), **options)
 
     return with_reconnect

@@ -24,7 +24,7 @@ def write_text(text: str) -> None:
     sys.stdout.flush()
 
 
-class Pace:
+class AnswerTimer:
     """Takes the time of one streamed answer; made when the request is sent."""
 
     def __init__(self) -> None:

@@ -11,10 +11,10 @@ import click
 from common.errors import BatonError
 from common.logging import LOG_FORMAT_VARIABLE, LOG_FORMATS, get_logger, setup_logging
 from common.model_files import model_name, resolve_model
-from scheduler_svc.frontend.answers.core_link import CoreLink
-from scheduler_svc.frontend.http.api import MAX_BODY_BYTES, Settings, create_app
-from scheduler_svc.frontend.http.api_keys import ApiKeys
-from scheduler_svc.frontend.http.server import LISTEN_BACKLOG, Patience, serve
+from scheduler_svc.frontend.api_keys import ApiKeys
+from scheduler_svc.frontend.http.api import MAX_BODY_BYTES, ApiSettings, create_app
+from scheduler_svc.frontend.http.server import LISTEN_BACKLOG, ServerSettings, serve
+from scheduler_svc.frontend.link.core_link import CoreLink
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
 
 log = get_logger(__name__)
@@ -64,8 +64,8 @@ def main(
         log.error("frontend cannot start", error=str(error))
         sys.exit(2)
     parent = os.getppid() if fd is not None else None
-    patience = Patience(loss_timeout_s, stall_timeout_s, parent)
-    settings = Settings(
+    server_settings = ServerSettings(loss_timeout_s, stall_timeout_s, parent)
+    api_settings = ApiSettings(
         served_model_name=served_model_name or model_name(model),
         api_keys=api_keys,
         max_body_bytes=max_body_bytes,
@@ -74,8 +74,8 @@ def main(
     async def run() -> bool:
         link = CoreLink(core_endpoint)
         try:
-            app = create_app(link, tokenizer, settings)
-            return await serve(app, link, listener, patience)
+            app = create_app(link, tokenizer, api_settings)
+            return await serve(app, link, listener, server_settings)
         finally:
             link.close()
 

@@ -7,7 +7,7 @@ import signal
 import pytest
 from fastapi.responses import PlainTextResponse
 
-from scheduler_svc.client.commands.bench_load import draw_jobs
+from scheduler_svc.client.bench.load import draw_requests
 from tests.client.fake_server import Drop, Refuse
 from tests.client.fleets import eventually
 
@@ -19,14 +19,14 @@ def test_workload_is_nano_vllms():
     random.seed(0)
     prompts = [[random.randint(0, 10000) for _ in range(random.randint(100, 1024))] for _ in range(256)]
     lengths = [random.randint(100, 1024) for _ in range(256)]
-    jobs = draw_jobs(256, 1024, 1024, None)
-    assert [job.prompt for job in jobs] == prompts
-    assert [job.max_tokens for job in jobs] == lengths
+    requests = draw_requests(256, 1024, 1024, None)
+    assert [request.prompt for request in requests] == prompts
+    assert [request.max_tokens for request in requests] == lengths
     assert sum(lengths) == 133966, "the total in nano-vllm's README"
 
 
 def test_ids_are_folded_into_a_small_vocabulary(baton, server):
-    assert all(max(job.prompt) < 512 for job in draw_jobs(3, 200, 100, 512))
+    assert all(max(request.prompt) < 512 for request in draw_requests(3, 200, 100, 512))
     server.vocab_size = 300
     assert baton("bench", *SMALL).exit_code == 0
     assert baton("bench", *SMALL, "--vocab-size", 50).exit_code == 0

@@ -9,8 +9,8 @@ from click.testing import CliRunner
 
 from common.curve import ClientCurve, ServerCurve, load_public
 from scheduler_svc.client.cli import main
-from scheduler_svc.client.commands.key_ring import KeyRing
-from scheduler_svc.frontend.http.api_keys import ApiClient, ApiKeys
+from scheduler_svc.client.keys.key_ring import KeyRing
+from scheduler_svc.frontend.api_keys import ApiClient, ApiKeys
 
 
 @pytest.fixture
@@ -93,9 +93,9 @@ def test_api_keys(keys, root):
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert alice not in path.read_text()
     store = ApiKeys(path=path)
-    assert store.client_of(alice) == ApiClient("alice", 3, is_admin=False, may_watch=False)
-    assert store.client_of(root_key) == ApiClient("root", 0, is_admin=True, may_watch=True)
-    assert store.client_of(scraper) == ApiClient("scraper", 0, is_admin=False, may_watch=True)
+    assert store.client_of(alice) == ApiClient("alice", 3, is_admin=False, may_read_status=False)
+    assert store.client_of(root_key) == ApiClient("root", 0, is_admin=True, may_read_status=True)
+    assert store.client_of(scraper) == ApiClient("scraper", 0, is_admin=False, may_read_status=True)
     assert store.client_of("sk-baton-" + "x" * 43) is None
 
 

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from scheduler_svc.client.rollout.plan import Drain, Phase, Rollout, Say, Settings, StartSuccessor
+from scheduler_svc.client.rollout.plan import Drain, Rollout, RolloutSettings, Say, StartSuccessor, TurnState
 from scheduler_svc.client.rollout.view import stop_report
 from tests.client.fleet_model import FleetModel
 
@@ -14,7 +14,7 @@ class Operator:
 
     def __init__(self, fleet, names=(), **settings):
         self.fleet = fleet
-        self.settings = Settings(**({"timeout_s": 60.0} | settings))
+        self.settings = RolloutSettings(**({"timeout_s": 60.0} | settings))
         self.rollout = Rollout(fleet.report(), names, self.settings, fleet.now)
         self.said = []
 
@@ -40,9 +40,9 @@ class Operator:
             self.fleet.tick()
         raise AssertionError("it has no end")
 
-    def until(self, phase, target):
-        """Up to a phase of the turn of `target`."""
-        while self.rollout.phase is not phase or self.rollout.queue[0].name != target:
+    def until(self, turn_state, target):
+        """Up to a turn_state of the turn of `target`."""
+        while self.rollout.turn_state is not turn_state or self.rollout.queue[0].name != target:
             self.look()
             self.fleet.tick()
 
@@ -89,7 +89,7 @@ def test_a_single_executor():
 def test_it_stops_where_no_successor_comes():
     fleet = FleetModel()
     operator = Operator(fleet)
-    operator.until(Phase.LEAVING, "b")
+    operator.until(TurnState.LEAVING, "b")
     fleet.restart_s = None
     rollout = operator.run()
     assert rollout.stopped == "no successor of b came within 60 s (2 of 3 executors are ready)"
@@ -122,7 +122,7 @@ def test_it_stops_where_a_started_one_does_not_join():
 def test_it_stops_where_the_scheduler_stays_away():
     fleet = FleetModel()
     operator = Operator(fleet)
-    operator.until(Phase.SUCCESSION, "a")
+    operator.until(TurnState.SUCCESSION, "a")
     for _ in range(200):
         operator.rollout.see(None, fleet.now)
         fleet.tick()
@@ -149,7 +149,7 @@ def test_one_that_was_expected_passes():
 def test_one_that_dies_before_its_turn_is_replaced_and_not_waited_for(starts):
     fleet = FleetModel(restart_s=None if starts else 4.0)
     operator = Operator(fleet, starts_successors=starts)
-    operator.until(Phase.LEAVING, "a")
+    operator.until(TurnState.LEAVING, "a")
     fleet.kill(fleet.named("b"))
     rollout = operator.run()
     assert rollout.stopped == ""
@@ -162,7 +162,7 @@ def test_one_that_dies_before_its_turn_is_replaced_and_not_waited_for(starts):
 def test_one_that_dies_and_nobody_replaces_stops_it():
     fleet = FleetModel()
     operator = Operator(fleet)
-    operator.until(Phase.SUCCESSION, "a")
+    operator.until(TurnState.SUCCESSION, "a")
     fleet.restart_s = None
     fleet.kill(fleet.named("c"))
     assert operator.run().stopped == "no successor of a came within 60 s (2 of 3 executors are ready)"
@@ -171,11 +171,11 @@ def test_one_that_dies_and_nobody_replaces_stops_it():
 
 @pytest.mark.parametrize("finish", [False, True])
 @pytest.mark.parametrize("name", ["a", "b", "c"])
-@pytest.mark.parametrize("phase", [Phase.LEAVING, Phase.SUCCESSION])
-def test_a_scheduler_restart_is_survived(name, phase, finish):
+@pytest.mark.parametrize("turn_state", [TurnState.LEAVING, TurnState.SUCCESSION])
+def test_a_scheduler_restart_is_survived(name, turn_state, finish):
     fleet = FleetModel(leave_s=3.0)
     operator = Operator(fleet, finish=finish)
-    operator.until(phase, name)
+    operator.until(turn_state, name)
     fleet.restart_scheduler()
     rollout = operator.run()
     assert rollout.stopped == ""
@@ -188,7 +188,7 @@ def test_a_failed_step_is_no_successor():
     """It gives an executor a new epoch, and leaves it as old as it was."""
     fleet = FleetModel()
     operator = Operator(fleet)
-    operator.until(Phase.SUCCESSION, "a")
+    operator.until(TurnState.SUCCESSION, "a")
     fleet.blink(fleet.named("b"))
     fleet.blink(fleet.named("c"), seconds=0.1)
     rollout = operator.run()
@@ -199,11 +199,11 @@ def test_a_failed_step_is_no_successor():
 def test_a_refusal_stops_it_unless_the_executor_is_leaving_anyway():
     fleet = FleetModel()
     operator = Operator(fleet)
-    operator.until(Phase.LEAVING, "a")
+    operator.until(TurnState.LEAVING, "a")
     operator.look()
     operator.rollout.drain_refused("it is leaving")
     assert operator.rollout.stopped == "", "somebody else was quicker"
-    operator.until(Phase.LEAVING, "b")
+    operator.until(TurnState.LEAVING, "b")
     operator.rollout.drain_refused("it must not")
     assert operator.rollout.stopped == "the scheduler refused: it must not"
 

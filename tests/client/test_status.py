@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from common.messages import ExecutorStatus, StatusReport
-from scheduler_svc.client.commands.status_view import status_view
+from scheduler_svc.client.status.view import status_view
 from tests.client.fake_server import FakeServer, Refuse
 
 

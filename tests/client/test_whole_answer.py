@@ -5,9 +5,9 @@ import json
 import pytest
 
 from scheduler_svc.client.http.whole_answer import WholeAnswer
+from scheduler_svc.frontend.answers.formats import ChatFormat, CompletionFormat
 from scheduler_svc.frontend.answers.generation import Piece
-from scheduler_svc.frontend.http.formats import ChatFormat, CompletionFormat
-from scheduler_svc.frontend.http.responses import PromptTokensDetails, Usage, to_json
+from scheduler_svc.frontend.answers.openai_objects import PromptTokensDetails, Usage, to_json
 
 USAGE = Usage(7, 6, 13, PromptTokensDetails(2))
 MODEL = "0123456789abcdef/float32"

@@ -13,9 +13,10 @@ from executor_svc.service import registration
 from scheduler_svc.client import cli as client_cli
 from scheduler_svc.core.fleet import probation, step_clock
 from scheduler_svc.core.requests import recovery, request_manager, request_table
-from scheduler_svc.frontend.answers import core_link, inbox
-from scheduler_svc.frontend.http import api, api_keys, server
+from scheduler_svc.frontend import api_keys
+from scheduler_svc.frontend.http import api, server
 from scheduler_svc.frontend.http.connection_guard import ConnectionLimits
+from scheduler_svc.frontend.link import core_link, delta_queue
 from scheduler_svc.server import core_process, curve_auth
 from tests.deploy import commands
 from tests.deploy.manifests import ROOT
@@ -95,7 +96,7 @@ def test_log_lines_are_there():
         f"none lost for {request_manager.RECONNECT_GRACE_S:.0f} s (`--reconnect-grace`)",
         f"| {request_table.RETAIN_S / 60:.0f} minutes, {request_table.MAX_RETAINED:,} requests, ",
         f", {request_table.MAX_RETAINED_TOKENS // 2**20} Mi tokens |",
-        f"| {inbox.MAX_WAITING_TOKENS:,} | | `reader_too_slow` |",
+        f"| {delta_queue.MAX_WAITING_TOKENS:,} | | `reader_too_slow` |",
         f"| {api.MAX_BODY_BYTES // 2**20} MiB | | 413 |",
         f"| {registration.EXIT_CRASHED} | executor | crashed",
         f"| {registration.EXIT_REJECTED} | executor | the scheduler rejected it",

@@ -11,8 +11,8 @@ from pathlib import Path, PurePosixPath
 import pytest
 
 from common.curve import ClientCurve, ServerCurve, allowed_files, load_public
-from scheduler_svc.client.commands.key_ring import KeyRing
-from scheduler_svc.frontend.http import api_keys
+from scheduler_svc.client.keys.key_ring import KeyRing
+from scheduler_svc.frontend import api_keys
 from tests.deploy.manifests import ROOT, options, workloads
 
 # kubelet's files are root's, and the pod's group may read them. Whoever runs this must not own what a group may read.

@@ -27,8 +27,8 @@ from scheduler_svc.client.errors import RequestFailed
 from scheduler_svc.client.http.api import error_code, error_message
 from scheduler_svc.client.http.event_stream import EventStreams
 from scheduler_svc.client.http.sse import DONE
-from scheduler_svc.client.options import Service
 from scheduler_svc.client.processes.local_fleet import SCHEDULER, FleetSpec, LocalFleet, executor_name, free_ports
+from scheduler_svc.client.service_address import ServiceAddress
 from tests.support.cuttable_proxy import CuttableProxy
 
 pytestmark = pytest.mark.chaos
@@ -270,7 +270,7 @@ async def text_of(streams: EventStreams, request) -> str:
 
 
 async def read_on(url: str, disturb) -> int:
-    streams = EventStreams(Service(url, api_key=None, timeout_s=120, reconnect_timeout_s=120))
+    streams = EventStreams(ServiceAddress(url, api_key=None, timeout_s=120, reconnect_timeout_s=120))
     expected = await asyncio.gather(*(text_of(streams, request) for request in requests()))
     disturbance = asyncio.create_task(disturb())
     finished = itertools.count()

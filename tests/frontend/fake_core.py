@@ -104,7 +104,7 @@ def silence(submit: m.Submit) -> Iterator[Step]:
 
 
 @dataclass
-class Told:
+class KnownSequence:
     """What a core remembers of one sequence, for whoever attaches."""
 
     token_ids: list[int] = field(default_factory=list)
@@ -114,12 +114,12 @@ class Told:
 
 
 @dataclass
-class Story:
+class KnownRequest:
     """What a core remembers of one request. `reader` is the frontend that hears of it."""
 
     submit: m.Submit
     reader: bytes | None
-    told: list[Told]
+    told: list[KnownSequence]
 
     def tell(self, delta: m.TokenDelta) -> m.TokenDelta | None:
         """Remember a delta, as it is to be sent; None after the end of its sequence."""
@@ -166,7 +166,7 @@ class FakeCore:
         refusal: of drains.
     """
 
-    def __init__(self, folder: Path, *, script: Script = echo, stories: dict[str, Story] | None = None) -> None:
+    def __init__(self, folder: Path, *, script: Script = echo, stories: dict[str, KnownRequest] | None = None) -> None:
         self.endpoint = f"ipc://{folder}/core.sock"
         self.script = script
         self.fleet = m.FleetState(num_ready=1, fingerprint=FINGERPRINT, max_model_len=MAX_MODEL_LEN)
@@ -242,7 +242,9 @@ class FakeCore:
                     refusal = delta(message, [], "error", error="it is in use", code="request_exists")
                     self._send(router, sender, outputs(refusal))
                     return
-                self.stories[message.request_id] = Story(message, sender, [Told() for _ in range(message.n)])
+                self.stories[message.request_id] = KnownRequest(
+                    message, sender, [KnownSequence() for _ in range(message.n)]
+                )
                 self._begin(message)
             case m.Attach():
                 self.attaches.append(message)
@@ -304,7 +306,7 @@ class FakeCore:
                 elif story.reader is not None:
                     self._send(router, story.reader, step)
 
-    def _tell(self, router: zmq.Socket, story: Story, deltas: Sequence[m.TokenDelta]) -> None:
+    def _tell(self, router: zmq.Socket, story: KnownRequest, deltas: Sequence[m.TokenDelta]) -> None:
         new = [told for told in map(story.tell, deltas) if told is not None]
         if new and story.reader is not None:
             self._send(router, story.reader, outputs(*new))

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from common import messages as m
-from scheduler_svc.frontend.answers.core_link import CoreLink
+from scheduler_svc.frontend.link.core_link import CoreLink
 from tests.frontend.fake_core import int32
 
 PARAMS = m.SamplingParams(max_tokens=5)

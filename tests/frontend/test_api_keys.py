@@ -9,22 +9,14 @@ import httpx
 import msgspec
 import pytest
 
-from scheduler_svc.frontend.http import api_keys
-from scheduler_svc.frontend.http.api_keys import (
-    ApiClient,
-    ApiKey,
-    ApiKeys,
-    ApiKeysError,
-    digest,
-    encode_key_file,
-    is_reserved,
-    new_key,
-)
+from scheduler_svc.api_key_file import ApiKey, ApiKeysError, digest, encode_key_file, is_reserved, new_key
+from scheduler_svc.frontend import api_keys
+from scheduler_svc.frontend.api_keys import ApiClient, ApiKeys
 from scheduler_svc.frontend.http.middleware import RequireApiKey
 from tests.frontend.harness import COMPLETION, assert_openai_shape, running_frontend
 
 ALICE, BOB = new_key(), new_key()
-FIRST = ApiClient("env-a7937b64", 0, is_admin=True, may_watch=True)  # its key is "first"
+FIRST = ApiClient("env-a7937b64", 0, is_admin=True, may_read_status=True)  # its key is "first"
 
 
 def entry(name, key, **options):
@@ -61,8 +53,8 @@ def test_keys_of_both_kinds(file):
     keys = ApiKeys(["first", "second"], file)
     assert keys.are_required
     assert keys.client_of("first") == FIRST
-    assert keys.client_of("second") == ApiClient("env-16367aac", 0, is_admin=True, may_watch=True)
-    assert keys.client_of(ALICE) == ApiClient("alice", 2, is_admin=False, may_watch=False)
+    assert keys.client_of("second") == ApiClient("env-16367aac", 0, is_admin=True, may_read_status=True)
+    assert keys.client_of(ALICE) == ApiClient("alice", 2, is_admin=False, may_read_status=False)
     for wrong in ("", "third", ALICE[:-1], ALICE + "x", ALICE.upper(), digest(ALICE), "\ud800"):
         assert keys.client_of(wrong) is None
 
@@ -82,14 +74,14 @@ def test_what_keys_may_do(file):
     ):
         write(file, entry("bob", BOB, **rights))
         client = ApiKeys(path=file).client_of(BOB)
-        assert (client.is_admin, client.may_watch) == expected
+        assert (client.is_admin, client.may_read_status) == expected
 
 
 def test_a_file_from_before_there_were_such_rights(file):
     old = msgspec.json.decode(file.read_bytes())
     del old["keys"][0]["metrics"]
     file.write_text(json.dumps(old))
-    assert ApiKeys(path=file).client_of(ALICE) == ApiClient("alice", 2, is_admin=False, may_watch=False)
+    assert ApiKeys(path=file).client_of(ALICE) == ApiClient("alice", 2, is_admin=False, may_read_status=False)
 
 
 def test_without_keys_nobody_is_asked_but_an_empty_file_lets_nobody_in(file):
@@ -105,7 +97,7 @@ def test_a_file_that_changes_is_read_again(file, clock, capsys):
     write(file, entry("bob", BOB, admin=True))
     assert keys.client_of(BOB) is None, "the file is not looked at for every request"
     clock.now += 1.5
-    assert keys.client_of(BOB) == ApiClient("bob", 0, is_admin=True, may_watch=True)
+    assert keys.client_of(BOB) == ApiClient("bob", 0, is_admin=True, may_read_status=True)
     assert keys.client_of(ALICE) is None
     file.write_text("half a fi")
     for _ in range(3):
@@ -200,7 +192,7 @@ def test_who_a_request_is_from(file):
         assert client_seen(keys, authorization=header) is None
     assert client_seen(keys) is None
     assert client_seen(keys, peer=("127.0.0.1", 5)) is None, "keys are for everybody"
-    assert client_seen(keys, path="/ready") == ApiClient("", 0, is_admin=False, may_watch=False)
+    assert client_seen(keys, path="/ready") == ApiClient("", 0, is_admin=False, may_read_status=False)
     assert client_seen(keys, path="/ready", authorization="Bearer first") == FIRST
     assert client_seen(keys, path="/ready/") is None
 
@@ -210,10 +202,10 @@ def test_who_a_request_is_from(file):
     [("127.0.0.1", True), ("127.8.8.8", True), ("::1", True), ("192.0.2.7", False), ("::", False), ("x", False)],
 )
 def test_without_keys_this_machine_is_admin(peer, is_admin):
-    assert client_seen(ApiKeys(), peer=(peer, 5)) == ApiClient("", 0, is_admin, may_watch=True)
+    assert client_seen(ApiKeys(), peer=(peer, 5)) == ApiClient("", 0, is_admin, may_read_status=True)
     for header in ("forwarded", "x_forwarded_for", "origin"):
         assert not client_seen(ApiKeys(), peer=(peer, 5), **{header: "http://evil.example"}).is_admin
-    assert client_seen(ApiKeys(), peer=None) == ApiClient("", 0, is_admin=False, may_watch=True)
+    assert client_seen(ApiKeys(), peer=None) == ApiClient("", 0, is_admin=False, may_read_status=True)
 
 
 @pytest.fixture(scope="module")

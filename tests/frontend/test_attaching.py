@@ -18,16 +18,16 @@ def test_attaching(tmp_path: Path):
         async with running_link(core.endpoint) as link:
             await until(lambda: link.is_up)
             link.open([submit("a"), submit("b")]).detach()
-            inbox = link.inbox()
-            assert not (await link.attach("unknown", 0, inbox)).found
-            answers = await asyncio.gather(link.attach("b", 1, inbox), link.attach("a", 0, inbox))
+            queue = link.attach_queue()
+            assert not (await link.attach("unknown", 0, queue)).found
+            answers = await asyncio.gather(link.attach("b", 1, queue), link.attach("a", 0, queue))
             assert [(answer.found, answer.request_id, answer.num_prompt_tokens) for answer in answers] == [
                 (True, "b", 3),
                 (True, "a", 3),
             ]
             batch: list = []
             while len(batch) < 2:
-                batch += await inbox.get()
+                batch += await queue.get()
             assert sorted((choice, delta.token_ids) for choice, delta in batch) == [
                 (0, int32([1, 2, 3])),
                 (1, int32([1, 2, 3])),
@@ -50,21 +50,21 @@ def test_attaches_that_meet(tmp_path: Path):
         async with running_link(core.endpoint) as link:
             await until(lambda: link.is_up)
             first = link.open([submit("a")])
-            inboxes = [link.inbox() for _ in range(3)]
-            *answers, last = [link.attach("a", 0, inbox) for inbox in inboxes]
-            for inbox in (first, *inboxes[:2]):
+            queues = [link.attach_queue() for _ in range(3)]
+            *answers, last = [link.attach("a", 0, queue) for queue in queues]
+            for queue in (first, *queues[:2]):
                 with pytest.raises(RequestRejected) as caught:
-                    await inbox.get()
+                    await queue.get()
                 assert caught.value.code == "taken_over"
-                inbox.close()
-                inbox.detach()
+                queue.close()
+                queue.detach()
             for answer in answers:
                 with pytest.raises(RequestRejected):
                     await answer
             assert (await last).found
             tokens = b""
             while len(tokens) < 12:
-                tokens += b"".join(delta.token_ids for _, delta in await inboxes[2].get())
+                tokens += b"".join(delta.token_ids for _, delta in await queues[2].get())
             assert tokens == int32([1, 2, 3])
             assert not core.cancels
             assert not core.detaches
@@ -81,7 +81,7 @@ def test_a_prompt_of_what_is_taken_over_meanwhile(tmp_path: Path):
         async with running_link(core.endpoint) as link:
             await until(lambda: link.is_up)
             link.open([submit("a"), submit("b")]).detach()
-            early, late = link.inbox(), link.inbox()
+            early, late = link.attach_queue(), link.attach_queue()
             await link.attach("a", 0, early)
             under_way = link.attach("b", 1, early)
             await link.attach("a", 0, late)
@@ -105,10 +105,10 @@ def test_an_answer_that_nobody_waits_for_any_more(tmp_path: Path):
         async with running_link(core.endpoint) as link:
             await until(lambda: link.is_up)
             link.open([submit("a")]).detach()
-            inbox = link.inbox()
-            link.attach("a", 0, inbox).cancel()
+            queue = link.attach_queue()
+            link.attach("a", 0, queue).cancel()
             await until(lambda: len(core.detaches) == 2)
-            assert inbox.request_ids == []
+            assert queue.request_ids == []
             assert link.num_open == 0
         core.close()
 
@@ -123,11 +123,11 @@ def test_an_answer_that_comes_too_late(tmp_path: Path):
         async with running_link(core.endpoint) as link:
             await until(lambda: link.is_up)
             link.open([submit("a")]).detach()
-            inbox = link.inbox()
-            link.attach("a", 0, link.inbox()).cancel()  # out of patience
-            assert (await link.attach("a", 0, inbox)).found
+            queue = link.attach_queue()
+            link.attach("a", 0, link.attach_queue()).cancel()  # out of patience
+            assert (await link.attach("a", 0, queue)).found
             with pytest.raises(RequestRejected, match="lost its place") as caught:
-                await inbox.get()
+                await queue.get()
             assert caught.value.code == "unavailable"
             await until(lambda: len(core.detaches) == 2)
         core.close()
@@ -141,13 +141,13 @@ def test_a_core_that_is_lost_while_attaching(tmp_path: Path):
         core.answers_attaches = False
         async with running_link(core.endpoint) as link:
             await until(lambda: link.is_up)
-            answers = [link.attach(name, 0, link.inbox()) for name in "ab"]
+            answers = [link.attach(name, 0, link.attach_queue()) for name in "ab"]
             await asyncio.to_thread(core.close)
             for answer in answers:
                 with pytest.raises(RequestRejected) as caught:
                     await asyncio.wait_for(answer, 5)
                 assert caught.value.code == "unavailable"
             with pytest.raises(RequestRejected, match="cannot be reached"):
-                link.attach("a", 0, link.inbox())
+                link.attach("a", 0, link.attach_queue())
 
     asyncio.run(run())

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from common import messages as m
-from scheduler_svc.frontend.http.api_keys import ApiKey, digest, encode_key_file
+from scheduler_svc.api_key_file import ApiKey, digest, encode_key_file
 from tests.frontend.fake_core import REPORT, FakeCore, refuse
 from tests.frontend.harness import COMPLETION, Frontend, assert_openai_shape, running_frontend
 from tests.frontend.sse import events_after

@@ -8,7 +8,7 @@ import pytest
 from common import messages as m
 from common.errors import RequestRejected
 from common.wire import HEADER
-from scheduler_svc.frontend.answers import core_link
+from scheduler_svc.frontend.link import core_link
 from tests.frontend.fake_core import REPORT, FakeCore, delta, int32, outputs, silence
 from tests.frontend.links import HELLO_INTERVAL_S, running_link, submit, until
 
@@ -18,11 +18,11 @@ def test_a_core_that_comes_back(tmp_path: Path):
         core = FakeCore(tmp_path, script=silence)
         async with running_link(core.endpoint) as link:
             await until(lambda: link.is_up)
-            inboxes = [link.open([submit(f"r{i}")]) for i in range(3)]
+            queues = [link.open([submit(f"r{i}")]) for i in range(3)]
             await asyncio.to_thread(core.close)
-            for inbox in inboxes:  # none of them hangs
+            for queue in queues:  # none of them hangs
                 with pytest.raises(RequestRejected, match="went away") as caught:
-                    await asyncio.wait_for(inbox.get(), 5)
+                    await asyncio.wait_for(queue.get(), 5)
                 assert caught.value.code == "unavailable"
             assert not link.is_up
             assert link.num_open == 0
@@ -44,14 +44,14 @@ def test_a_core_that_is_lost_is_told_nothing(tmp_path: Path):
         core = FakeCore(tmp_path, script=silence)
         async with running_link(core.endpoint) as link:
             await until(lambda: link.is_up)
-            inboxes = [link.open([submit(f"r{i}")], is_resumable=bool(i)) for i in range(2)]
+            queues = [link.open([submit(f"r{i}")], is_resumable=bool(i)) for i in range(2)]
             assert await asyncio.to_thread(core.wait_for, lambda: len(core.submits) == 2)
             stories = core.stories
             await asyncio.to_thread(core.close)
             core = FakeCore(tmp_path, script=silence, stories=stories)
             await until(lambda: link.is_up and not link.num_open)
-            for inbox in inboxes:
-                inbox.close()
+            for queue in queues:
+                queue.close()
             await link.status()  # whatever was sent before has arrived
             assert not core.cancels
             assert not core.detaches
@@ -65,10 +65,10 @@ def test_what_is_read_when_the_frontend_stops_goes_on(tmp_path: Path):
         core = FakeCore(tmp_path, script=silence)
         async with running_link(core.endpoint) as link:
             await until(lambda: link.is_up)
-            inbox = link.open([submit("a"), submit("b")])
+            queue = link.open([submit("a"), submit("b")])
             link.leave_all("the server is shutting down")
             with pytest.raises(RequestRejected, match="shutting down"):
-                await inbox.get()
+                await queue.get()
             await link.status()
             assert [detach.request_id for detach in core.detaches] == ["a", "b"]
             assert not core.cancels
@@ -82,15 +82,15 @@ def test_an_id_that_is_open_here(tmp_path: Path):
         core = FakeCore(tmp_path, script=silence)
         async with running_link(core.endpoint) as link:
             await until(lambda: link.is_up)
-            inbox = link.open([submit("a")])
+            queue = link.open([submit("a")])
             with pytest.raises(RequestRejected, match="'a' is in use") as caught:
                 link.open([submit("b"), submit("a")])
             assert caught.value.code == "request_exists"
             assert link.num_open == 1
-            link.attach("c", 0, link.inbox())
+            link.attach("c", 0, link.attach_queue())
             with pytest.raises(RequestRejected, match="'c' is in use"):
                 link.open([submit("c")])
-            inbox.close()
+            queue.close()
             await link.status()
             assert [request.request_id for request in core.submits] == ["a"]
         core.close()
@@ -117,7 +117,7 @@ def test_a_core_that_is_silent(tmp_path: Path):
         core = FakeCore(tmp_path, script=silence)
         async with running_link(core.endpoint) as link:
             await until(lambda: link.is_up)
-            inbox = link.open([submit()])
+            queue = link.open([submit()])
             core.answers_hellos = False
             await until(lambda: not link.is_up)
             assert link.silent_s >= core_link.HELLOS_UNANSWERED_WHEN_SILENT * HELLO_INTERVAL_S
@@ -125,7 +125,7 @@ def test_a_core_that_is_silent(tmp_path: Path):
             core.answers_hellos = True
             await until(lambda: link.is_up)
             assert link.silent_s == 0
-            inbox.close()
+            queue.close()
         core.close()
 
     asyncio.run(run())
@@ -204,11 +204,11 @@ def test_the_number_of_open_requests_is_limited(tmp_path: Path, monkeypatch: pyt
         core = FakeCore(tmp_path, script=silence)
         async with running_link(core.endpoint) as link:
             await until(lambda: link.is_up)
-            inbox = link.open([submit("a"), submit("b")])
+            queue = link.open([submit("a"), submit("b")])
             with pytest.raises(RequestRejected) as caught:
                 link.open([submit("c"), submit("d")])
             assert caught.value.code == "queue_full"
-            inbox.close()
+            queue.close()
             link.open([submit("c"), submit("d")])
             assert await asyncio.to_thread(core.wait_for, lambda: len(core.cancels) == 2)
         core.close()

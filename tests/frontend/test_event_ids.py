@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler_svc.frontend.answers.event_ids import Delivered, EventIds, Position, check_event_id
-from scheduler_svc.frontend.http.errors import ApiError
+from scheduler_svc.frontend.errors import ApiError
 
 COUNTS = st.integers(0, 2**31 - 1)
 STEPS = st.tuples(st.integers(0, 3), st.sampled_from(["open", "text", "end"]), COUNTS)

@@ -10,8 +10,8 @@ from common.model_files import DEMO_MODEL_DIR
 from scheduler_svc.frontend.answers import generation as generation_module
 from scheduler_svc.frontend.answers.answer_context import AnswerContext
 from scheduler_svc.frontend.answers.event_ids import Position
-from scheduler_svc.frontend.answers.generation import Answer, Generation, Piece
-from scheduler_svc.frontend.answers.inbox import Inbox
+from scheduler_svc.frontend.answers.generation import AnswerSpec, Generation, Piece
+from scheduler_svc.frontend.link.delta_queue import DeltaQueue
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
 from tests.frontend.fake_core import int32
 
@@ -20,7 +20,7 @@ ONE, TWO, THREE = (TOKENIZER.encode([word], add_special_tokens=False)[0] for wor
 
 
 class Desk:
-    """A generation and its inbox."""
+    """A generation and its queue."""
 
     def __init__(self, *, n: int = 1, stop: tuple[str, ...] = (), after: str = "") -> None:
         context = AnswerContext(
@@ -34,14 +34,14 @@ class Desk:
             is_resumable=True,
         )
         self.told: list[m.Cancel | m.Detach] = []
-        self.inbox = Inbox(self.told.append, lambda _: None, is_streamed=True, is_resumable=True)
-        self.inbox.add("r", 0, n)
+        self.queue = DeltaQueue(self.told.append, lambda _: None, is_streamed=True, is_resumable=True)
+        self.queue.add("r", 0, n)
         position = Position.after(after, n) if after else Position.start(n)
-        self.generation = Generation(self.inbox, TOKENIZER.token_bytes, Answer("r", context, 3, position))
+        self.generation = Generation(self.queue, TOKENIZER.token_bytes, AnswerSpec("r", context, 3, position))
 
     def put(self, token_ids: list[int], reason: m.FinishReason | None = None, index: int = 0, **more: str) -> None:
         delta = m.TokenDelta(request_id="r", index=index, token_ids=int32(token_ids), finish_reason=reason, **more)
-        self.inbox.put(delta)
+        self.queue.put(delta)
 
     def turns(self) -> tuple[list[list[Piece]], RequestRejected | None]:
         """All that can be had of what was put."""

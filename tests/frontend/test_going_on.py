@@ -14,10 +14,10 @@ from common import messages as m
 from common.model_files import DEMO_MODEL_DIR
 from scheduler_svc.frontend.answers.answer_context import AnswerContext
 from scheduler_svc.frontend.answers.event_ids import Position
-from scheduler_svc.frontend.answers.generation import Answer, Generation
-from scheduler_svc.frontend.answers.inbox import Inbox
-from scheduler_svc.frontend.http.formats import format_of
+from scheduler_svc.frontend.answers.formats import format_of
+from scheduler_svc.frontend.answers.generation import AnswerSpec, Generation
 from scheduler_svc.frontend.http.streaming import EventStream
+from scheduler_svc.frontend.link.delta_queue import DeltaQueue
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
 from tests.frontend.fake_core import int32
 
@@ -95,13 +95,13 @@ class Service:
 
     async def read(self, seen: Seen, sizes: list[int], num_events: int) -> None:
         """One connection, which breaks after so many events."""
-        inbox = Inbox(self.hear, lambda _: None, is_streamed=True, is_resumable=True)
+        queue = DeltaQueue(self.hear, lambda _: None, is_streamed=True, is_resumable=True)
         for prompt in range(self.context.num_prompts):
-            inbox.add(str(prompt), prompt, self.context.n)
+            queue.add(str(prompt), prompt, self.context.n)
         start = Position.start(self.context.num_choices)
         position = Position.after(seen.last_event_id, self.context.num_choices) if seen.last_event_id else start
-        answer = Answer("id", self.context, 10, position)
-        stream = EventStream(Generation(inbox, TOKENIZER.token_bytes, answer), format_of("id", self.context))
+        answer = AnswerSpec("id", self.context, 10, position)
+        stream = EventStream(Generation(queue, TOKENIZER.token_bytes, answer), format_of("id", self.context))
         events: list[bytes] = []
         gone = asyncio.Event()
 
@@ -119,15 +119,15 @@ class Service:
         serving = asyncio.create_task(stream({"type": "http"}, receive, send))
         for sequence in self.sequences:
             sequence.num_told = 0
-        queues = [
+        streams = [
             sequence.deltas(str(choice // self.context.n), choice % self.context.n, sizes)
             for choice, sequence in enumerate(self.sequences)
         ]
-        for turn in range(max(map(len, queues))):
-            for queue in queues:
-                if turn < len(queue):
-                    inbox.put(queue[turn])
-                    self.sequence(queue[turn]).num_told += len(queue[turn].token_ids) // 4
+        for turn in range(max(map(len, streams))):
+            for deltas in streams:
+                if turn < len(deltas):
+                    queue.put(deltas[turn])
+                    self.sequence(deltas[turn]).num_told += len(deltas[turn].token_ids) // 4
             if turn % len(sizes) == 0:  # else what comes next is in the same batch
                 for _ in range(5):
                     await asyncio.sleep(0)

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from scheduler_svc.__main__ import main
-from scheduler_svc.frontend.http.api_keys import encode_key_file
+from scheduler_svc.api_key_file import encode_key_file
 from scheduler_svc.server.exposure import is_beyond_loopback, is_beyond_loopback_host
 from tests.support.keyed import key_ring
 

@@ -1,4 +1,4 @@
-"""A frontend's process: it keeps who reads which request, as `scheduler_svc.frontend.answers.core_link` does."""
+"""A frontend's process: it keeps who reads which request, as `scheduler_svc.frontend.link.core_link` does."""
 
 from collections import deque
 from typing import Protocol

@@ -8,7 +8,7 @@ import zmq
 from common import messages as m
 from common.curve import ClientCurve, KeyPair, ServerCurve
 from common.wire import Codec
-from scheduler_svc.client.commands.key_ring import KeyRing
+from scheduler_svc.client.keys.key_ring import KeyRing
 from tests.support.core import FakeExecutor, Peer
 
 

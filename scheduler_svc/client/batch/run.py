@@ -10,8 +10,8 @@ from scheduler_svc.client.batch.files import BatchLine, BatchResult, InOrder, Re
 from scheduler_svc.client.batch.sender import BatchSender, RetryPolicy
 from scheduler_svc.client.http.api import client_settings
 from scheduler_svc.client.http.keepalive import KEEPALIVE_OPTIONS
-from scheduler_svc.client.options import Service
 from scheduler_svc.client.progress import Tally
+from scheduler_svc.client.service_address import ServiceAddress
 
 _SYNC_INTERVAL_S = 5.0
 
@@ -19,7 +19,7 @@ _SYNC_INTERVAL_S = 5.0
 async def run_batch(
     lines: Iterable[BatchLine],
     output: ResultFile,
-    service: Service,
+    service: ServiceAddress,
     model: str,
     *,
     concurrency: int,

@@ -5,8 +5,10 @@ from pathlib import Path
 import click
 
 from scheduler_svc.client.errors import EXIT_CODES_HELP, EXIT_FAILED
-from scheduler_svc.client.options import Service, model_option, service_options
+from scheduler_svc.client.http.connect import connect
+from scheduler_svc.client.options import model_option, service_options
 from scheduler_svc.client.output import duration, say
+from scheduler_svc.client.service_address import ServiceAddress
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
 
@@ -35,7 +37,7 @@ def command(
     retries: int,
     ordered: bool,
     model: str | None,
-    service: Service,
+    service: ServiceAddress,
 ) -> None:
     """Answer a file of requests; goes on where it stopped.
 
@@ -66,7 +68,7 @@ def command(
         if output.finished:
             say(f"{len(output.finished)} of {len(ids)} lines have a result already, {num_failed} of them a failure")
         if tally.total:
-            with service.connect() as api:
+            with connect(service) as api:
                 model = api.model_name(model)
             todo = (line for line in read_batch(in_path) if line.custom_id not in output.finished)
             run = run_batch(

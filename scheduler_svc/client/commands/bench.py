@@ -5,10 +5,12 @@ from typing import TYPE_CHECKING
 import click
 
 from scheduler_svc.client.errors import EXIT_CODES_HELP, EXIT_FAILED
-from scheduler_svc.client.options import Service, model_option, resuming_service_options
+from scheduler_svc.client.http.connect import connect
+from scheduler_svc.client.options import model_option, resuming_service_options
+from scheduler_svc.client.service_address import ServiceAddress
 
 if TYPE_CHECKING:
-    from scheduler_svc.client.commands.bench_load import BenchReport, Percentiles
+    from scheduler_svc.client.bench.load import BenchReport, Percentiles
 
 
 @click.command(epilog=EXIT_CODES_HELP)
@@ -31,7 +33,7 @@ def command(
     vocab_size: int | None,
     as_json: bool,
     model: str | None,
-    service: Service,
+    service: ServiceAddress,
 ) -> None:
     """Measure throughput and latency of a running service.
 
@@ -56,17 +58,17 @@ def command(
 
     import msgspec  # noqa: PLC0415
 
-    from scheduler_svc.client.commands.bench_load import draw_jobs, run_load  # noqa: PLC0415
+    from scheduler_svc.client.bench.load import draw_requests, run_load  # noqa: PLC0415
     from scheduler_svc.client.progress import ProgressReport, Tally  # noqa: PLC0415
 
-    with service.connect() as api:
+    with connect(service) as api:
         info = api.first_model()
         model = model or str(info["id"])
         api.complete("/v1/completions", {"model": model, "prompt": "Benchmark: ", "max_tokens": 16})
-    jobs = draw_jobs(num_seqs, max_prompt, max_output, vocab_size or info.get("vocab_size"))
-    tally = Tally(len(jobs), "requests")
+    requests = draw_requests(num_seqs, max_prompt, max_output, vocab_size or info.get("vocab_size"))
+    tally = Tally(len(requests), "requests")
     with ProgressReport(tally):
-        report = asyncio.run(run_load(jobs, service, model, concurrency or len(jobs), tally))
+        report = asyncio.run(run_load(requests, service, model, concurrency or len(requests), tally))
     click.echo(msgspec.json.encode(report) if as_json else _for_people(report))
     if report.num_failed:
         ctx.exit(EXIT_FAILED)

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from scheduler_svc.client.errors import EXIT_CODES_HELP, RequestFailed
-from scheduler_svc.client.options import Service, model_option, resuming_service_options, sampling_options
-from scheduler_svc.client.output import Pace, say, write_text
+from scheduler_svc.client.http.connect import connect
+from scheduler_svc.client.options import model_option, resuming_service_options, sampling_options
+from scheduler_svc.client.output import AnswerTimer, say, write_text
+from scheduler_svc.client.service_address import ServiceAddress
 
 if TYPE_CHECKING:
     from scheduler_svc.client.http.api import Api
@@ -23,7 +25,7 @@ _PATH = "/v1/chat/completions"
 @sampling_options
 @model_option
 @resuming_service_options
-def command(*, system: str | None, sampling: dict[str, Any], model: str | None, service: Service) -> None:
+def command(*, system: str | None, sampling: dict[str, Any], model: str | None, service: ServiceAddress) -> None:
     """Talk with the model.
 
     /reset starts afresh, /exit or Ctrl-D leaves, Ctrl-C stops the answer in progress. If stdin is no terminal, it is
@@ -34,7 +36,7 @@ def command(*, system: str | None, sampling: dict[str, Any], model: str | None, 
       baton chat --system "Answer in one sentence."
       echo "Who was Romeo?" | baton chat
     """
-    with service.connect() as api:
+    with connect(service) as api:
         conversation = Conversation(api, {"model": api.model_name(model), **sampling}, system)
         if sys.stdin.isatty():
             _talk(conversation)
@@ -74,11 +76,11 @@ class Conversation:
         """
         asked = [*self._messages, {"role": "user", "content": text}]
         pieces: list[str] = []
-        pace = Pace()
+        timer = AnswerTimer()
         try:
             with contextlib.closing(self._api.stream(_PATH, {**self._request, "messages": asked})) as events:
                 for event in events:
-                    pace.see(event)
+                    timer.see(event)
                     for choice in event["choices"]:
                         piece = choice["delta"].get("content") or ""
                         pieces.append(piece)
@@ -90,7 +92,7 @@ class Conversation:
             if pieces:
                 write_text("\n")
         self._remember(asked, pieces)
-        pace.report()
+        timer.report()
 
     def _remember(self, asked: Messages, pieces: list[str]) -> None:
         if pieces:

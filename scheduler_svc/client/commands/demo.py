@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 import click
 
 from scheduler_svc.client.errors import EXIT_CODES_HELP, EXIT_FAILED
-from scheduler_svc.client.options import Service
+from scheduler_svc.client.http.connect import connect
 from scheduler_svc.client.output import say
 from scheduler_svc.client.processes.local_fleet import FleetSpec, LocalFleet, free_ports
+from scheduler_svc.client.service_address import ServiceAddress
 
 if TYPE_CHECKING:
-    from scheduler_svc.client.commands.demo_acts import ActResult
+    from scheduler_svc.client.demo.acts import ActResult
 
 _PROMPT = "JULIET:\n"
 _LOG_LINES = 20
@@ -55,13 +56,13 @@ def command(ctx: click.Context, *, max_tokens: int) -> None:
 
 def _show(fleet: LocalFleet, max_tokens: int) -> bool:
     """All of it. Returns whether every disturbed answer was the undisturbed one."""
-    from scheduler_svc.client.commands.demo_acts import KillAct, Stage, SwapAct  # noqa: PLC0415  (not for --help)
+    from scheduler_svc.client.demo.acts import KillAct, Stage, SwapAct  # noqa: PLC0415  (not for --help)
 
     click.echo("Starting a scheduler and an executor ...")
     fleet.wait_ready()
     click.echo(f"{', '.join(f'{name} (pid {pid})' for name, pid in fleet.pids.items())} at {fleet.spec.url}")
     third = max_tokens // 3
-    with Service(fleet.spec.url, timeout_s=180.0).connect() as api:
+    with connect(ServiceAddress(fleet.spec.url, timeout_s=180.0)) as api:
         request = {"model": api.model_name(None), "prompt": _PROMPT, "max_tokens": max_tokens, "ignore_eos": True}
 
         _title("1. The executor is killed in the middle of an answer (temperature 0.8, a fixed seed)")

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 import click
 
 from scheduler_svc.client.errors import EXIT_CODES_HELP, RequestFailed
-from scheduler_svc.client.options import STATUS_TIMEOUT_S, Service, address_options
+from scheduler_svc.client.http.connect import connect
+from scheduler_svc.client.options import STATUS_TIMEOUT_S, address_options
+from scheduler_svc.client.service_address import ServiceAddress
 
 if TYPE_CHECKING:
     from common.messages import StatusReport
@@ -29,7 +31,7 @@ _POLL_INTERVAL_S = 0.2
     help="Seconds to wait.",
 )
 @address_options
-def command(*, executor: str, finish: bool, wait: bool, timeout_s: float, service: Service) -> None:
+def command(*, executor: str, finish: bool, wait: bool, timeout_s: float, service: ServiceAddress) -> None:
     """Let an executor leave; its sequences go on elsewhere.
 
     EXECUTOR is a name or an epoch, as in `baton status`. Its process ends with exit code 0; whether another one is
@@ -39,7 +41,7 @@ def command(*, executor: str, finish: bool, wait: bool, timeout_s: float, servic
     Example:
       baton drain executor-0
     """
-    with replace(service, timeout_s=STATUS_TIMEOUT_S).connect() as api:
+    with connect(replace(service, timeout_s=STATUS_TIMEOUT_S)) as api:
         before = api.status()
         epoch = api.drain(executor, finish=finish)
         status = next((status for status in before.executors if status.epoch == epoch), None)

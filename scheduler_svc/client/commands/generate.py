@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from scheduler_svc.client.errors import EXIT_CODES_HELP
-from scheduler_svc.client.options import Service, model_option, resuming_service_options, sampling_options
-from scheduler_svc.client.output import Pace, say, write_text
+from scheduler_svc.client.http.connect import connect
+from scheduler_svc.client.options import model_option, resuming_service_options, sampling_options
+from scheduler_svc.client.output import AnswerTimer, say, write_text
+from scheduler_svc.client.service_address import ServiceAddress
 
 if TYPE_CHECKING:
     from scheduler_svc.client.http.api import Api, Json
@@ -32,7 +34,7 @@ def command(
     stream: bool,
     as_json: bool,
     model: str | None,
-    service: Service,
+    service: ServiceAddress,
 ) -> None:
     """Continue a prompt.
 
@@ -46,7 +48,7 @@ def command(
         raise click.UsageError("no PROMPT; give one, or pipe one in")
     if prompt in (None, "-"):
         prompt = sys.stdin.read()
-    with service.connect() as api:
+    with connect(service) as api:
         body = {"model": api.model_name(model), "prompt": prompt, "n": n, **sampling}
         if stream and n == 1 and not as_json:
             _stream(api, body)
@@ -59,14 +61,14 @@ def command(
 
 
 def _stream(api: "Api", body: "Json") -> None:
-    pace = Pace()
+    timer = AnswerTimer()
     with contextlib.closing(api.stream(_PATH, body)) as events:
         for event in events:
-            pace.see(event)
+            timer.see(event)
             for choice in event["choices"]:
                 write_text(choice["text"])
     write_text("\n")
-    pace.report()
+    timer.report()
 
 
 def _show_all(choices: "list[Json]") -> None:

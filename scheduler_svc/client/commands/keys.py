@@ -11,7 +11,7 @@ from scheduler_svc.client.errors import EXIT_CODES_HELP, EXIT_USAGE
 from scheduler_svc.client.output import say
 
 if TYPE_CHECKING:
-    from scheduler_svc.client.commands.key_ring import Entry, KeyRing
+    from scheduler_svc.client.keys.key_ring import Entry, KeyRing
 
 DEFAULT_DIR = "baton-keys"
 
@@ -133,7 +133,7 @@ def revoke(*, name: str, root: Path) -> None:
 def _key_ring(root: Path) -> Iterator["KeyRing"]:
     """The folder, with its errors as one line."""
     from common.errors import BatonError  # noqa: PLC0415  (zmq and msgspec are not needed for --help)
-    from scheduler_svc.client.commands.key_ring import KeyRing  # noqa: PLC0415
+    from scheduler_svc.client.keys.key_ring import KeyRing  # noqa: PLC0415
 
     try:
         yield KeyRing(root)

@@ -17,9 +17,11 @@ from scheduler_svc.client.errors import (
     ServiceSilent,
     ServiceUnreachable,
 )
+from scheduler_svc.client.http.connect import connect
 from scheduler_svc.client.http.resume import is_outage
-from scheduler_svc.client.options import STATUS_TIMEOUT_S, Service, address_options
+from scheduler_svc.client.options import STATUS_TIMEOUT_S, address_options
 from scheduler_svc.client.output import say
+from scheduler_svc.client.service_address import ServiceAddress
 
 if TYPE_CHECKING:
     from scheduler_svc.client.http.api import Api
@@ -69,7 +71,7 @@ def command(
     expect_build: str,
     expect_fingerprint: str,
     log_dir: Path,
-    service: Service,
+    service: ServiceAddress,
 ) -> None:
     """Replace all executors, one by one, while they serve.
 
@@ -83,18 +85,18 @@ def command(
       baton rollout --replace-with "baton-executor --model Qwen/Qwen3-0.6B --dtype bfloat16"
     """
     from scheduler_svc.client.processes.successor import Launcher  # noqa: PLC0415
-    from scheduler_svc.client.rollout.plan import Rollout, Settings  # noqa: PLC0415  (none is needed for --help)
+    from scheduler_svc.client.rollout.plan import Rollout, RolloutSettings  # noqa: PLC0415  (none is needed for --help)
     from scheduler_svc.client.rollout.view import print_replaced, stop_report  # noqa: PLC0415
 
     launcher = None if replace_with is None else Launcher(_words(replace_with), log_dir)
-    settings = Settings(
+    settings = RolloutSettings(
         timeout_s=timeout_s,
         finish=finish,
         starts_successors=launcher is not None,
         build=expect_build,
         fingerprint=expect_fingerprint,
     )
-    with replace(service, timeout_s=STATUS_TIMEOUT_S).connect() as api:
+    with connect(replace(service, timeout_s=STATUS_TIMEOUT_S)) as api:
         rollout = Rollout(api.status(), names, settings, time.monotonic())
         _check_targets(rollout, names)
         try:

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 import click
 
 from scheduler_svc.client.errors import EXIT_CODES_HELP
-from scheduler_svc.client.options import Service, service_options
+from scheduler_svc.client.http.connect import connect
+from scheduler_svc.client.options import service_options
+from scheduler_svc.client.service_address import ServiceAddress
 
 if TYPE_CHECKING:
     from common.messages import StatusReport
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
 )
 @click.option("--json", "as_json", is_flag=True, help="The report of GET /status; with --watch one line each.")
 @service_options
-def command(*, interval_s: float | None, as_json: bool, service: Service) -> None:
+def command(*, interval_s: float | None, as_json: bool, service: ServiceAddress) -> None:
     """Show the executors, the queue and the throughput.
 
     Where the service asks for API keys, this takes one that was made with --metrics or --admin.
@@ -36,7 +38,7 @@ def command(*, interval_s: float | None, as_json: bool, service: Service) -> Non
     Example:
       baton status --watch
     """
-    with service.connect() as api:
+    with connect(service) as api:
         if interval_s is None:
             _show(api.status(), as_json=as_json)
             return
@@ -54,7 +56,7 @@ def _show(report: "StatusReport", *, as_json: bool, compact: bool = False) -> No
         line = msgspec.json.encode(report)
         click.echo(line if compact else msgspec.json.format(line, indent=2))
     else:
-        from scheduler_svc.client.commands.status_view import print_status  # noqa: PLC0415
+        from scheduler_svc.client.status.view import print_status  # noqa: PLC0415
 
         print_status(report)
 
@@ -70,7 +72,7 @@ def _watch_live(api: "Api", interval_s: float) -> None:
     """Redraw in place; a service that is away for a moment (a restart) is waited for."""
     from rich.live import Live  # noqa: PLC0415
 
-    from scheduler_svc.client.commands.status_view import status_view  # noqa: PLC0415
+    from scheduler_svc.client.status.view import status_view  # noqa: PLC0415
 
     with Live(status_view(api.status()), screen=True, auto_refresh=False) as live:
         while True:

@@ -13,9 +13,9 @@ import click
 
 from common.model_files import model_name
 from scheduler_svc.client.errors import EXIT_CODES_HELP, FleetMisconfigured
-from scheduler_svc.client.options import DEFAULT_URL
 from scheduler_svc.client.processes.local_fleet import SCHEDULER, FleetSpec, LocalFleet
 from scheduler_svc.client.processes.supervisor import Supervisor
+from scheduler_svc.client.service_address import DEFAULT_URL
 
 _POLL_INTERVAL_S = 0.2
 

@@ -24,8 +24,8 @@ from scheduler_svc.client.http.keepalive import KEEPALIVE_OPTIONS
 from scheduler_svc.client.http.resume import Resumption, is_outage
 from scheduler_svc.client.http.sse import DONE, EventParser
 from scheduler_svc.client.http.whole_answer import WholeAnswer
-from scheduler_svc.client.options import Service
 from scheduler_svc.client.output import OutageNotice
+from scheduler_svc.client.service_address import ServiceAddress
 
 Json = dict[str, Any]
 
@@ -42,7 +42,7 @@ class Api:
     (`resume.py`); a service that was never there is not waited for.
     """
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: ServiceAddress) -> None:
         self._url = service.url
         self._http = httpx.Client(
             **client_settings(service), transport=httpx.HTTPTransport(socket_options=KEEPALIVE_OPTIONS)
@@ -184,7 +184,7 @@ class Api:
                 self._http.delete(request.request_path, timeout=CANCEL_TIMEOUT_S)
 
 
-def client_settings(service: Service) -> dict[str, Any]:
+def client_settings(service: ServiceAddress) -> dict[str, Any]:
     """Arguments for `httpx.Client` and `httpx.AsyncClient` alike."""
     return {
         "base_url": service.url,

@@ -23,8 +23,8 @@ from scheduler_svc.client.http.api import CANCEL_TIMEOUT_S, CONNECT_TIMEOUT_S, J
 from scheduler_svc.client.http.keepalive import KEEPALIVE_OPTIONS
 from scheduler_svc.client.http.resume import Resumption
 from scheduler_svc.client.http.sse import DONE, EventParser
-from scheduler_svc.client.options import Service
 from scheduler_svc.client.output import OutageNotice
+from scheduler_svc.client.service_address import ServiceAddress
 
 OnEvent = Callable[[bytes], None]
 
@@ -32,7 +32,7 @@ OnEvent = Callable[[bytes], None]
 class EventStreams:
     """Makes streamed requests to one service, each on a new connection, and goes on with those that break off."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: ServiceAddress) -> None:
         url = urlsplit(service.url)
         self._service = service
         self._host = url.hostname or ""

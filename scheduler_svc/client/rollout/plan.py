@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from common.messages import StatusReport
-from scheduler_svc.client.rollout.roster import Process, Roster
+from scheduler_svc.client.rollout.roster import ExecutorProcess, Roster
 
 _MAX_DRAINS = 3
 
 
 @dataclass(frozen=True)
-class Settings:
+class RolloutSettings:
     """What is wanted.
 
     Attributes:
@@ -35,7 +35,7 @@ class Settings:
     build: str = ""
     fingerprint: str = ""
 
-    def objection(self, newcomer: Process) -> str:
+    def objection(self, newcomer: ExecutorProcess) -> str:
         """What is wrong with a new executor; empty if nothing is."""
         status = newcomer.status
         if self.build and status.build != self.build:
@@ -67,7 +67,7 @@ class Drain:
 Action = Say | StartSuccessor | Drain
 
 
-class Phase(Enum):
+class TurnState(Enum):
     """Where the turn of an executor stands; the values say it to the operator."""
 
     GATHERING = "not touched"
@@ -82,7 +82,7 @@ class Replaced:
 
     name: str
     epoch: int
-    successor: Process
+    successor: ExecutorProcess
     seconds: float
 
 
@@ -95,7 +95,7 @@ class _Turn:
     """
 
     begun_s: float
-    phase: Phase = Phase.GATHERING
+    state: TurnState = TurnState.GATHERING
     drained: dict[int, int] = field(default_factory=dict)
 
 
@@ -113,7 +113,7 @@ class Rollout:
         stopped: why it ended early; empty as long as it has not.
     """
 
-    def __init__(self, report: StatusReport, names: tuple[str, ...], settings: Settings, now_s: float) -> None:
+    def __init__(self, report: StatusReport, names: tuple[str, ...], settings: RolloutSettings, now_s: float) -> None:
         self._settings = settings
         self._roster = Roster(report)
         ready = [process for process in self._roster.processes if process.is_ready]
@@ -121,20 +121,20 @@ class Rollout:
         self.queue = [process for process in ready if not names or process.name in names]
         self._num_targets = len(self.queue)
         self._first_epochs = {process: process.epoch for process in self.queue}
-        self._spares: list[Process] = []
+        self._spares: list[ExecutorProcess] = []
         self._turn = _Turn(now_s)
         self.replaced: list[Replaced] = []
         self.stopped = ""
 
     @property
-    def phase(self) -> Phase:
-        """Of the turn of the first in the queue."""
-        return self._turn.phase
+    def turn_state(self) -> TurnState:
+        """Where the turn of the first executor in the queue stands."""
+        return self._turn.state
 
     @property
     def waits_for_start(self) -> bool:
         """Whether a successor was started that has not joined yet."""
-        return not self.is_done and self.phase is Phase.JOINING
+        return not self.is_done and self.turn_state is TurnState.JOINING
 
     @property
     def is_done(self) -> bool:
@@ -160,9 +160,9 @@ class Rollout:
         if report is not None and not self.is_done:
             actions += self._take_in(report, now_s)
         while report is not None and not self.is_done:
-            turn, phase = self._turn, self._turn.phase
+            turn, state = self._turn, self._turn.state
             actions += self._advance(now_s)
-            if (turn, phase) == (self._turn, self._turn.phase):
+            if (turn, state) == (self._turn, self._turn.state):
                 break
         if not self.is_done and now_s - self._turn.begun_s > self._settings.timeout_s:
             self.stop(self._what_did_not_happen(report is not None))
@@ -187,20 +187,20 @@ class Rollout:
         """One step, if there is one to take."""
         target, turn, starts = self.queue[0], self._turn, self._settings.starts_successors
         is_gone, spare = target.is_gone(now_s), self._spare_for(target)
-        match turn.phase:
-            case Phase.GATHERING if self._is_complete(now_s) and (target.is_present or is_gone):
-                turn.phase = Phase.JOINING
+        match turn.state:
+            case TurnState.GATHERING if self._is_complete(now_s) and (target.is_present or is_gone):
+                turn.state = TurnState.JOINING
                 return [StartSuccessor()] if starts else []
-            case Phase.JOINING if spare is not None or not starts:
-                turn.phase = Phase.LEAVING
+            case TurnState.JOINING if spare is not None or not starts:
+                turn.state = TurnState.LEAVING
                 return [self._progress("is leaving" if target.is_present else "has gone by itself")]
-            case Phase.LEAVING if target.is_present:
+            case TurnState.LEAVING if target.is_present:
                 return self._drain(target, now_s)
-            case Phase.LEAVING if is_gone:
-                turn.phase = Phase.SUCCESSION
-            case Phase.SUCCESSION if target.is_present:  # it had only lost its connection
-                turn.phase = Phase.LEAVING
-            case Phase.SUCCESSION if spare is not None and self._is_complete(now_s):
+            case TurnState.LEAVING if is_gone:
+                turn.state = TurnState.SUCCESSION
+            case TurnState.SUCCESSION if target.is_present:  # it had only lost its connection
+                turn.state = TurnState.LEAVING
+            case TurnState.SUCCESSION if spare is not None and self._is_complete(now_s):
                 return self._succeeded(target, spare, now_s)
         return []
 
@@ -209,11 +209,11 @@ class Rollout:
         that died before their turn was over."""
         num_dead = 0
         if self._settings.starts_successors:
-            waiting = self.queue[self.phase is Phase.SUCCESSION :]
+            waiting = self.queue[self.turn_state is TurnState.SUCCESSION :]
             num_dead = sum(process.is_gone(now_s) for process in waiting)
         return self._roster.num_ready + num_dead >= self._num_wanted
 
-    def _drain(self, target: Process, now_s: float) -> list[Action]:
+    def _drain(self, target: ExecutorProcess, now_s: float) -> list[Action]:
         """Again and again, until the scheduler has answered for the epoch that the executor has now."""
         if target.epoch in self._turn.drained or not self._is_complete(now_s):
             return []
@@ -222,7 +222,7 @@ class Rollout:
             return []
         return [Drain(target.epoch)]
 
-    def _succeeded(self, target: Process, successor: Process, now_s: float) -> list[Action]:
+    def _succeeded(self, target: ExecutorProcess, successor: ExecutorProcess, now_s: float) -> list[Action]:
         seconds = now_s - self._turn.begun_s
         said = self._progress(f"→ {_named(successor)}, build {successor.status.build}, ready after {seconds:.1f} s")
         self._spares.remove(successor)
@@ -231,7 +231,7 @@ class Rollout:
         self._turn = _Turn(now_s)
         return [said]
 
-    def _spare_for(self, target: Process) -> Process | None:
+    def _spare_for(self, target: ExecutorProcess) -> ExecutorProcess | None:
         """A new executor that is ready: best one of the same name, least of all one of a name whose turn comes yet."""
         names = {waiting.name for waiting in self.queue[1:]}
         ready = [spare for spare in self._spares if spare.is_ready]
@@ -245,17 +245,17 @@ class Rollout:
         if not has_answer:
             return f"the scheduler does not answer, and the turn of {name} was not over {timeout}"
         ready = f"{self._roster.num_ready} of {self._num_wanted} executors are ready"
-        match self.phase:
-            case Phase.GATHERING:
+        match self.turn_state:
+            case TurnState.GATHERING:
                 return f"the fleet was not complete again {timeout} ({ready})"
-            case Phase.JOINING:
+            case TurnState.JOINING:
                 return f"the successor that was started did not join {timeout}"
-            case Phase.LEAVING:
+            case TurnState.LEAVING:
                 status = self.queue[0].status
                 return f"{name} did not leave {timeout} ({status.state}, {status.running} sequences)"
-            case Phase.SUCCESSION:
+            case TurnState.SUCCESSION:
                 return f"no successor of {name} came {timeout} ({ready})"
 
 
-def _named(process: Process) -> str:
+def _named(process: ExecutorProcess) -> str:
     return f"{process.name} (epoch {process.epoch})"

@@ -13,7 +13,7 @@ _REJOIN_S = 5.0  # an executor that has lost its connection, or its scheduler, i
 
 
 @dataclass(eq=False)
-class Process:
+class ExecutorProcess:
     """One executor process.
 
     Attributes:
@@ -64,7 +64,7 @@ class Roster:
     """
 
     def __init__(self, report: StatusReport) -> None:
-        self.processes = [Process(status) for status in report.executors]
+        self.processes = [ExecutorProcess(status) for status in report.executors]
         self.num_restarts = 0
         self._uptime_s = report.uptime_s
 
@@ -77,7 +77,7 @@ class Roster:
         """Whether the scheduler has been restarted between the last report and this one."""
         return report.uptime_s < self._uptime_s
 
-    def see(self, report: StatusReport, now_s: float) -> list[Process]:
+    def see(self, report: StatusReport, now_s: float) -> list[ExecutorProcess]:
         """Take in a report that came at the time `now_s`. Returns the processes that are new in it."""
         self.num_restarts += self.shows_restart(report)
         self._uptime_s = report.uptime_s
@@ -88,11 +88,11 @@ class Roster:
                 process.status, process.absent_since_s = status, None
             elif process.absent_since_s is None:
                 process.absent_since_s = now_s
-        newcomers: list[Process] = []
+        newcomers: list[ExecutorProcess] = []
         for status in epochs.values():
             back = next((known for known in self.processes if not known.is_present and known.may_be(status)), None)
             if back is None:
-                newcomers.append(Process(status))
+                newcomers.append(ExecutorProcess(status))
             else:
                 back.status, back.absent_since_s = status, None
         self.processes += newcomers

@@ -5,14 +5,14 @@ import sys
 from rich.console import Console
 from rich.table import Table
 
-from scheduler_svc.client.rollout.plan import Phase, Rollout
+from scheduler_svc.client.rollout.plan import Rollout, TurnState
 
 _WIDTH_WITHOUT_TERMINAL = 200  # wide enough that no line is folded in a log
 _ADVICE = {
-    Phase.GATHERING: "See which executors are missing (`baton status`) and start them",
-    Phase.JOINING: "See the log of the successor",
-    Phase.LEAVING: "Stop its process yourself if it must go now; its sequences go on elsewhere",
-    Phase.SUCCESSION: "See why its supervisor starts none, or start one yourself (`baton-executor`)",
+    TurnState.GATHERING: "See which executors are missing (`baton status`) and start them",
+    TurnState.JOINING: "See the log of the successor",
+    TurnState.LEAVING: "Stop its process yourself if it must go now; its sequences go on elsewhere",
+    TurnState.SUCCESSION: "See why its supervisor starts none, or start one yourself (`baton-executor`)",
 }
 
 
@@ -36,14 +36,14 @@ def stop_report(rollout: Rollout) -> str:
     """Why it ended early, how things stand, and what to do."""
     current, *untouched = rollout.queue
     replaced = ", ".join(one.name for one in rollout.replaced)
-    left = [process.name for process in (untouched if rollout.phase is Phase.SUCCESSION else rollout.queue)]
+    left = [process.name for process in (untouched if rollout.turn_state is TurnState.SUCCESSION else rollout.queue)]
     again = f", then go on with: baton rollout {' '.join(left)}" if left else ""
     return "\n".join(
         [
             rollout.stopped,
             f"  replaced:     {replaced or 'none'}",
-            f"  stopped at:   {current.name} ({rollout.phase.value})",
+            f"  stopped at:   {current.name} ({rollout.turn_state.value})",
             f"  not touched:  {', '.join(process.name for process in untouched) or 'none'}",
-            f"{_ADVICE[rollout.phase]}{again}",
+            f"{_ADVICE[rollout.turn_state]}{again}",
         ]
     )

@@ -1,1 +1,1 @@
-"""Answers under way: the link to the core, and what each request has been told."""
+"""Answers: from the core's tokens to OpenAI's objects. No socket and no HTTP in here."""

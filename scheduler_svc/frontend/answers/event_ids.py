@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from scheduler_svc.frontend.http.errors import ApiError
+from scheduler_svc.frontend.errors import ApiError
 
 MAX_CHOICES_OF_ANY_STREAM = 8
 END = "end"

@@ -14,9 +14,9 @@ from common.logging import get_logger
 from common.wire import int32_array
 from scheduler_svc.frontend.answers.answer_context import AnswerContext
 from scheduler_svc.frontend.answers.event_ids import Delivered, Position
-from scheduler_svc.frontend.answers.inbox import Inbox
-from scheduler_svc.frontend.http.errors import ClientGone
-from scheduler_svc.frontend.http.responses import PromptTokensDetails, Usage
+from scheduler_svc.frontend.answers.openai_objects import PromptTokensDetails, Usage
+from scheduler_svc.frontend.errors import ClientGone
+from scheduler_svc.frontend.link.delta_queue import DeltaQueue
 from scheduler_svc.frontend.text.sequence_text import SequenceText
 
 log = get_logger(__name__)
@@ -42,7 +42,7 @@ class Piece(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Answer:
+class AnswerSpec:
     """What is asked of a Generation.
 
     Attributes:
@@ -64,14 +64,14 @@ class Generation:
         model: what computed the newest tokens; empty before the first.
     """
 
-    def __init__(self, inbox: Inbox, token_bytes: Mapping[int, bytes], answer: Answer) -> None:
-        self.answer = answer
+    def __init__(self, queue: DeltaQueue, token_bytes: Mapping[int, bytes], spec: AnswerSpec) -> None:
+        self.spec = spec
         self.model = ""
-        self._inbox = inbox
-        self._n = answer.context.n
-        self._choices = [_Choice(token_bytes, answer.context.stop, choice) for choice in answer.position.choices]
+        self._queue = queue
+        self._n = spec.context.n
+        self._choices = [_Choice(token_bytes, spec.context.stop, choice) for choice in spec.position.choices]
         self._num_unfinished = len(self._choices)
-        self._num_cached = [0] * answer.context.num_prompts
+        self._num_cached = [0] * spec.context.num_prompts
 
     def __enter__(self) -> Self:
         return self
@@ -80,10 +80,10 @@ class Generation:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if kind is not None and issubclass(kind, (asyncio.CancelledError, ClientGone)):
-            self._inbox.leave()
+            self._queue.leave()
         else:
-            self._inbox.close()
-        log.debug("answer ended", request=self.answer.answer_id, usage=self.usage, unfinished=self._num_unfinished)
+            self._queue.close()
+        log.debug("answer ended", request=self.spec.answer_id, usage=self.usage, unfinished=self._num_unfinished)
 
     async def pieces(self) -> AsyncIterator[list[Piece]]:
         """What the client does not have yet, turn by turn, until all choices have ended. A choice has one piece at
@@ -93,7 +93,7 @@ class Generation:
             RequestRejected: the core refused or failed it, or went away.
         """
         while self._num_unfinished:
-            for part in _parts(await self._inbox.get()):
+            for part in _parts(await self._queue.get()):
                 pieces, failure = self._read(part)
                 if pieces:
                     yield pieces
@@ -114,7 +114,7 @@ class Generation:
     @property
     def usage(self) -> Usage:
         """Tokens so far. A prompt counts once however many sequences it has."""
-        prompt = self.answer.num_prompt_tokens
+        prompt = self.spec.num_prompt_tokens
         completion = sum(choice.text.num_tokens for choice in self._choices)
         return Usage(
             prompt_tokens=prompt,
@@ -140,7 +140,7 @@ class Generation:
             failure = failure or failed
             if finish_reason is not None:
                 self._num_unfinished -= 1
-                self._inbox.end(number)
+                self._queue.end(number)
             if (text or finish_reason) and not choice.is_delivered:
                 piece = Piece(number, text, finish_reason, choice.text.num_tokens, choice.model)
                 pieces[number] = _joined(pieces.get(number, []), piece)

@@ -4,11 +4,11 @@ from fastapi import APIRouter, Request, Response
 from msgspec import Struct
 
 from common.logging import get_logger
-from scheduler_svc.frontend.answers.core_link import CoreLink
-from scheduler_svc.frontend.http.caller import admin_of
-from scheduler_svc.frontend.http.errors import ApiError
+from scheduler_svc.frontend.errors import ApiError
+from scheduler_svc.frontend.http.permissions import require_admin
 from scheduler_svc.frontend.http.responses import json_response
-from scheduler_svc.frontend.http.schemas import DrainRequest
+from scheduler_svc.frontend.link.core_link import CoreLink
+from scheduler_svc.frontend.requests.schemas import DrainRequest
 
 MAX_NAME_CHARACTERS = 128  # as in `common.messages.Name`
 
@@ -31,7 +31,7 @@ class AdminApi:
 
     async def drain(self, executor: str, request: Request, body: DrainRequest | None = None) -> Response:
         """Let an executor, named by its name or epoch, leave."""
-        client = admin_of(request)
+        client = require_admin(request)
         finish = body is not None and body.finish
         if len(executor) > MAX_NAME_CHARACTERS:
             raise ApiError(404, f"No name has more than {MAX_NAME_CHARACTERS} characters.", code="executor_not_found")

@@ -7,21 +7,22 @@ from typing import Literal
 import msgspec
 from fastapi import APIRouter, FastAPI, Request, Response
 
-from scheduler_svc.frontend.answers import jobs
 from scheduler_svc.frontend.answers.answer_context import AnswerContext
-from scheduler_svc.frontend.answers.core_link import CoreLink
 from scheduler_svc.frontend.answers.event_ids import Position, has_event_ids
-from scheduler_svc.frontend.answers.generation import Answer, Generation
+from scheduler_svc.frontend.answers.formats import format_of
+from scheduler_svc.frontend.answers.generation import AnswerSpec, Generation
+from scheduler_svc.frontend.api_keys import ApiKeys
+from scheduler_svc.frontend.errors import ApiError
 from scheduler_svc.frontend.http.admin_api import AdminApi
-from scheduler_svc.frontend.http.api_keys import ApiKeys
-from scheduler_svc.frontend.http.caller import client_of, require_watcher
-from scheduler_svc.frontend.http.errors import REQUEST_ID_HEADER, ApiError, install_error_handlers
-from scheduler_svc.frontend.http.formats import format_of
+from scheduler_svc.frontend.http.error_handlers import install_error_handlers
 from scheduler_svc.frontend.http.middleware import LimitBody, RequireApiKey
-from scheduler_svc.frontend.http.requests_api import RequestsApi
-from scheduler_svc.frontend.http.responses import Model, ModelList, json_response
-from scheduler_svc.frontend.http.schemas import ChatRequest, CompletionRequest, GenerationRequest
+from scheduler_svc.frontend.http.permissions import client_of, require_status_reader
+from scheduler_svc.frontend.http.responses import REQUEST_ID_HEADER, ModelCard, ModelList, json_response
+from scheduler_svc.frontend.http.resume_api import ResumeApi
 from scheduler_svc.frontend.http.streaming import EventStream, unless_disconnected
+from scheduler_svc.frontend.link.core_link import CoreLink
+from scheduler_svc.frontend.requests.schemas import ChatRequest, CompletionRequest, GenerationRequest
+from scheduler_svc.frontend.requests.tokenized_request import TokenizedRequest, tokenize_chat, tokenize_completion
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
 
 MAX_BODY_BYTES = 8 * 2**20
@@ -29,7 +30,7 @@ PROMETHEUS_TEXT = "text/plain; version=0.0.4; charset=utf-8"
 
 
 @dataclass(frozen=True)
-class Settings:
+class ApiSettings:
     """How this front door serves.
 
     Attributes:
@@ -43,11 +44,11 @@ class Settings:
     max_body_bytes: int = MAX_BODY_BYTES
 
 
-def create_app(link: CoreLink, tokenizer: Tokenizer, settings: Settings) -> FastAPI:
+def create_app(link: CoreLink, tokenizer: Tokenizer, settings: ApiSettings) -> FastAPI:
     """The application, on a link that someone else runs."""
     app = FastAPI(title="Baton", docs_url=None, redoc_url=None, openapi_url=None)
     app.include_router(_Generate(link, tokenizer, settings).router)
-    app.include_router(RequestsApi(link, tokenizer).router)
+    app.include_router(ResumeApi(link, tokenizer).router)
     app.include_router(AdminApi(link).router)
     app.include_router(_Describe(link, tokenizer.vocab_size, settings).router)
     app.add_middleware(LimitBody, max_body_bytes=settings.max_body_bytes)
@@ -59,7 +60,7 @@ def create_app(link: CoreLink, tokenizer: Tokenizer, settings: Settings) -> Fast
 class _Generate:
     """The endpoints that generate."""
 
-    def __init__(self, link: CoreLink, tokenizer: Tokenizer, settings: Settings) -> None:
+    def __init__(self, link: CoreLink, tokenizer: Tokenizer, settings: ApiSettings) -> None:
         self._link = link
         self._tokenizer = tokenizer
         self._model = settings.served_model_name
@@ -70,47 +71,53 @@ class _Generate:
     async def completions(self, body: CompletionRequest, request: Request) -> Response:
         """Continue one prompt or several."""
         check_model(body.model, self._model)
-        job = await jobs.completion_job(body, self._tokenizer, self._link.fleet.max_model_len)
-        return await self._answer("completion", job, body, request)
+        tokenized = await tokenize_completion(body, self._tokenizer, self._link.fleet.max_model_len)
+        return await self._answer("completion", tokenized, body, request)
 
     async def chat_completions(self, body: ChatRequest, request: Request) -> Response:
         """Answer a conversation."""
         check_model(body.model, self._model)
-        job = await jobs.chat_job(body, self._tokenizer, self._link.fleet.max_model_len)
-        return await self._answer("chat", job, body, request)
+        tokenized = await tokenize_chat(body, self._tokenizer, self._link.fleet.max_model_len)
+        return await self._answer("chat", tokenized, body, request)
 
     async def _answer(
-        self, kind: Literal["completion", "chat"], job: jobs.Job, body: GenerationRequest, request: Request
+        self,
+        kind: Literal["completion", "chat"],
+        tokenized: TokenizedRequest,
+        body: GenerationRequest,
+        request: Request,
     ) -> Response:
         context = AnswerContext(
             kind=kind,
             created=int(time.time()),
             model=self._model,
-            num_prompts=len(job.prompts),
-            n=job.n,
-            stop=job.stop,
+            num_prompts=len(tokenized.prompts),
+            n=tokenized.n,
+            stop=tokenized.stop,
             include_usage=not body.stream or (body.stream_options is not None and body.stream_options.include_usage),
-            is_resumable=job.is_resumable,
+            is_resumable=tokenized.is_resumable,
         )
-        answer = Answer(job.request_id, context, sum(map(len, job.prompts)), Position.start(context.num_choices))
-        submits = job.submits(client_of(request), context.encode())
+        spec = AnswerSpec(
+            tokenized.request_id, context, sum(map(len, tokenized.prompts)), Position.start(context.num_choices)
+        )
+        submits = tokenized.submits(client_of(request), context.encode())
         generation = Generation(
-            self._link.open(submits, is_resumable=job.is_resumable), self._tokenizer.token_bytes, answer
+            self._link.open(submits, is_resumable=tokenized.is_resumable), self._tokenizer.token_bytes, spec
         )
-        form = format_of(job.request_id, context)
+        form = format_of(tokenized.request_id, context)
         if body.stream:
-            has_ids = has_event_ids(context.num_choices, is_resumable=job.is_resumable)
+            has_ids = has_event_ids(context.num_choices, is_resumable=tokenized.is_resumable)
             return EventStream(generation, form, has_ids=has_ids)
         with generation:
             pieces = await unless_disconnected(request.receive, generation.whole())
         whole = form.whole(pieces, generation.usage, generation.model)
-        return json_response(whole, {REQUEST_ID_HEADER: job.request_id})
+        return json_response(whole, {REQUEST_ID_HEADER: tokenized.request_id})
 
 
 class _Describe:
     """The endpoints that say how things are."""
 
-    def __init__(self, link: CoreLink, vocab_size: int, settings: Settings) -> None:
+    def __init__(self, link: CoreLink, vocab_size: int, settings: ApiSettings) -> None:
         self._link = link
         self._vocab_size = vocab_size
         self._model = settings.served_model_name
@@ -150,16 +157,16 @@ class _Describe:
 
     async def status(self, request: Request) -> Response:
         """The core's report."""
-        require_watcher(request)
+        require_status_reader(request)
         return Response(msgspec.json.encode(await self._link.status()), media_type="application/json")
 
     async def metrics(self, request: Request) -> Response:
         """The core's metrics, for Prometheus."""
-        require_watcher(request)
+        require_status_reader(request)
         return Response(await self._link.metrics(), headers={"content-type": PROMETHEUS_TEXT})
 
-    def _describe_model(self) -> Model:
-        return Model(self._model, self._created, self._link.fleet.max_model_len or None, self._vocab_size)
+    def _describe_model(self) -> ModelCard:
+        return ModelCard(self._model, self._created, self._link.fleet.max_model_len or None, self._vocab_size)
 
 
 def check_model(asked: str, served: str) -> None:

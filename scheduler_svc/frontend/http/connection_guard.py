@@ -9,7 +9,7 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from common.logging import QuietLog, get_logger
-from scheduler_svc.frontend.http.errors import RETRY_AFTER_S, ApiError
+from scheduler_svc.frontend.errors import RETRY_AFTER_S, ApiError
 
 log = get_logger(__name__)
 dropped_readers = QuietLog(log, "reader dropped")

@@ -9,8 +9,9 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from common.logging import QuietLog, get_logger
-from scheduler_svc.frontend.http.api_keys import ApiClient, ApiKeys
-from scheduler_svc.frontend.http.errors import ApiError
+from scheduler_svc.frontend.api_keys import ApiClient, ApiKeys
+from scheduler_svc.frontend.errors import ApiError
+from scheduler_svc.frontend.http.responses import error_response
 
 OPEN_PATHS = ("/health", "/ready")  # what probes ask, and probes have no keys
 FOR_SOMEBODY_ELSE = ("forwarded", "x-forwarded-for", "origin")  # a proxy sends these, or a browser for a page
@@ -44,11 +45,11 @@ class RequireApiKey:
     def _client(self, scope: Scope) -> ApiClient | None:
         headers = Headers(scope=scope)
         if not self._keys.are_required:
-            return ApiClient("", 0, is_admin=_is_this_machine(scope, headers), may_watch=True)
+            return ApiClient("", 0, is_admin=_is_this_machine(scope, headers), may_read_status=True)
         scheme, _, key = headers.get("authorization", "").partition(" ")
         client = self._keys.client_of(key.strip()) if scheme.lower() == "bearer" else None
         if client is None and scope["path"] in OPEN_PATHS:
-            return ApiClient("", 0, is_admin=False, may_watch=False)
+            return ApiClient("", 0, is_admin=False, may_read_status=False)
         return client
 
 
@@ -66,7 +67,7 @@ def _is_this_machine(scope: Scope, headers: Headers) -> bool:
 async def _refuse(scope: Scope, receive: Receive, send: Send) -> None:
     error = ApiError(401, "Incorrect API key, or none: send 'Authorization: Bearer KEY'.", code="invalid_api_key")
     error.headers.update({"connection": "close", "www-authenticate": "Bearer"})
-    await error.response()(scope, receive, send)
+    await error_response(error)(scope, receive, send)
 
 
 class LimitBody:
@@ -87,7 +88,7 @@ class LimitBody:
         body = await self._read(receive) if declared <= self._max_bytes_read else None
         if body is None:
             error = ApiError(413, f"The body is over the limit of {self._max_bytes} bytes.", code="body_too_large")
-            await error.response()(scope, receive, send)
+            await error_response(error)(scope, receive, send)
             return
 
         async def receive_body() -> Message:

@@ -1,92 +1,15 @@
-"""OpenAI's answer objects, as structs that msgspec writes to JSON an order of magnitude faster than pydantic."""
+"""HTTP answers that are not streamed: JSON of our structs, and errors."""
 
-import msgspec
 from fastapi import Response
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import Struct
+
+from scheduler_svc.frontend.answers.openai_objects import to_json
+from scheduler_svc.frontend.errors import ApiError
+
+REQUEST_ID_HEADER = "x-request-id"
 
 
-class PromptTokensDetails(Struct, frozen=True):
-    """How much of the prompts was in the prefix cache."""
-
-    cached_tokens: int
-
-
-class Usage(Struct, frozen=True):
-    """Tokens that were read and written."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-    prompt_tokens_details: PromptTokensDetails
-
-
-class CompletionChoice(Struct, frozen=True):
-    """A text, or a piece of one."""
-
-    index: int
-    text: str
-    finish_reason: str | None
-    logprobs: None = None
-
-
-class Completion(Struct, frozen=True):
-    """Answer of /v1/completions, and each chunk of its stream."""
-
-    id: str
-    object: str
-    created: int
-    model: str
-    choices: list[CompletionChoice]
-    system_fingerprint: str | None
-    usage: Usage | UnsetType | None = UNSET
-
-
-class AssistantMessage(Struct, frozen=True):
-    """What the model said."""
-
-    content: str
-    role: str = "assistant"
-    refusal: None = None
-
-
-class ChatChoice(Struct, frozen=True):
-    """One answer of several."""
-
-    index: int
-    message: AssistantMessage
-    finish_reason: str | None
-    logprobs: None = None
-
-
-class Delta(Struct, frozen=True):
-    """What a chunk adds to a message."""
-
-    role: str | UnsetType = UNSET
-    content: str | UnsetType = UNSET
-
-
-class ChatChunkChoice(Struct, frozen=True):
-    """One choice's part of a chunk."""
-
-    index: int
-    delta: Delta
-    finish_reason: str | None = None
-    logprobs: None = None
-
-
-class ChatCompletion(Struct, frozen=True):
-    """Answer of /v1/chat/completions, and each chunk of its stream."""
-
-    id: str
-    object: str
-    created: int
-    model: str
-    choices: list[ChatChoice] | list[ChatChunkChoice]
-    system_fingerprint: str | None
-    usage: Usage | UnsetType | None = UNSET
-
-
-class Model(Struct, frozen=True):
+class ModelCard(Struct, frozen=True):
     """A model as /v1/models lists it; `max_model_len` is null until the first executor has joined."""
 
     id: str
@@ -100,18 +23,15 @@ class Model(Struct, frozen=True):
 class ModelList(Struct, frozen=True):
     """Answer of /v1/models."""
 
-    data: list[Model]
+    data: list[ModelCard]
     object: str = "list"
-
-
-_encoder = msgspec.json.Encoder()  # stateless between calls
-
-
-def to_json(value: Struct) -> bytes:
-    """The JSON of an answer."""
-    return _encoder.encode(value)
 
 
 def json_response(value: Struct, headers: dict[str, str] | None = None) -> Response:
     """An HTTP answer with a struct in it."""
     return Response(to_json(value), headers=headers, media_type="application/json")
+
+
+def error_response(error: ApiError) -> Response:
+    """The HTTP answer that carries an error."""
+    return Response(error.body(), error.status, error.headers, media_type="application/json")

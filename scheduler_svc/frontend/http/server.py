@@ -12,8 +12,8 @@ import uvicorn
 from fastapi import FastAPI
 
 from common.logging import get_logger
-from scheduler_svc.frontend.answers.core_link import CoreLink
 from scheduler_svc.frontend.http.connection_guard import ConnectionGuard, ConnectionLimits
+from scheduler_svc.frontend.link.core_link import CoreLink
 
 log = get_logger(__name__)
 
@@ -28,7 +28,7 @@ WATCH_INTERVAL_S = 0.25
 
 
 @dataclass(frozen=True)
-class Patience:
+class ServerSettings:
     """How long what is waited for.
 
     Attributes:
@@ -42,14 +42,14 @@ class Patience:
     parent: int | None = None
 
 
-async def serve(app: FastAPI, link: CoreLink, listener: socket.socket, patience: Patience) -> bool:
+async def serve(app: FastAPI, link: CoreLink, listener: socket.socket, settings: ServerSettings) -> bool:
     """Serve on a listening socket, perhaps one of several frontends on it, until there is a reason to stop.
 
     Returns:
         True if a signal was the reason, False if the core or the parent is gone.
     """
     server = uvicorn.Server(
-        http_config(app, ConnectionLimits(_max_connections(), stall_timeout_s=patience.stall_timeout_s))
+        http_config(app, ConnectionLimits(_max_connections(), stall_timeout_s=settings.stall_timeout_s))
     )
 
     def stop(*_: object) -> None:
@@ -61,7 +61,7 @@ async def serve(app: FastAPI, link: CoreLink, listener: socket.socket, patience:
         signal.signal(number, stop)
     host, port = listener.getsockname()[:2]
     async with asyncio.TaskGroup() as tasks:
-        watch = tasks.create_task(_stop_when_alone(server, link, patience))
+        watch = tasks.create_task(_stop_when_alone(server, link, settings))
         helpers = [tasks.create_task(link.run()), tasks.create_task(_end_streams_on_stop(server, link)), watch]
         log.info("frontend started", host=host, port=port, pid=os.getpid())
         await server.serve(sockets=[listener])
@@ -100,11 +100,11 @@ def _max_connections() -> int:
     return MAX_CONNECTIONS if soft == resource.RLIM_INFINITY else min(MAX_CONNECTIONS, max(soft - OTHER_FILES, 1))
 
 
-async def _stop_when_alone(server: uvicorn.Server, link: CoreLink, patience: Patience) -> None:
+async def _stop_when_alone(server: uvicorn.Server, link: CoreLink, settings: ServerSettings) -> None:
     """Stop the server, and return, when there is nobody left to serve for."""
-    while link.silent_s < patience.loss_timeout_s and patience.parent in (None, os.getppid()):
+    while link.silent_s < settings.loss_timeout_s and settings.parent in (None, os.getppid()):
         await asyncio.sleep(WATCH_INTERVAL_S)
-    log.error("core gone", silent_s=link.silent_s, parent_gone=patience.parent not in (None, os.getppid()))
+    log.error("core gone", silent_s=link.silent_s, parent_gone=settings.parent not in (None, os.getppid()))
     link.leave_all("the scheduler went away")
     server.should_exit = True
 

@@ -11,10 +11,11 @@ from starlette.types import Message, Receive, Scope, Send
 from common.errors import RequestRejected
 from common.logging import get_logger
 from scheduler_svc.frontend.answers.event_ids import EventIds
+from scheduler_svc.frontend.answers.formats import Format
 from scheduler_svc.frontend.answers.generation import Generation
-from scheduler_svc.frontend.http.errors import REQUEST_ID_HEADER, ApiError, ClientGone, internal_error
-from scheduler_svc.frontend.http.formats import Format
-from scheduler_svc.frontend.http.responses import to_json
+from scheduler_svc.frontend.answers.openai_objects import to_json
+from scheduler_svc.frontend.errors import ApiError, ClientGone, internal_error
+from scheduler_svc.frontend.http.responses import REQUEST_ID_HEADER, error_response
 
 log = get_logger(__name__)
 
@@ -64,7 +65,7 @@ class EventStream(Response):
     media_type = "text/event-stream"
 
     def __init__(self, generation: Generation, form: Format, *, has_ids: bool = True) -> None:
-        headers = {REQUEST_ID_HEADER: generation.answer.answer_id}
+        headers = {REQUEST_ID_HEADER: generation.spec.answer_id}
         # Proxies would gather the events; X-Accel-Buffering is nginx's way to be told.
         super().__init__(headers=headers | {"cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]
@@ -102,16 +103,16 @@ class EventStream(Response):
         else:
             return
         if error.code == "reader_too_slow" and not self._is_client_gone:  # else the connection's guard has said it
-            log.warning("reader dropped", request=self._generation.answer.answer_id, reason=error.message)
+            log.warning("reader dropped", request=self._generation.spec.answer_id, reason=error.message)
         if has_started:
             await send({"type": "http.response.body", "body": _event(error.body()), "more_body": False})
         else:
-            error.headers[REQUEST_ID_HEADER] = self._generation.answer.answer_id
-            await error.response()(scope, receive, send)
+            error.headers[REQUEST_ID_HEADER] = self._generation.spec.answer_id
+            await error_response(error)(scope, receive, send)
 
     async def _events(self) -> AsyncIterator[bytes]:
         """Events as bytes, all that came at once in one go."""
-        position = self._generation.answer.position
+        position = self._generation.spec.position
         ids = EventIds(position.choices, are_sent=self._has_ids)
         unopened = {number for number, delivered in enumerate(position.choices) if not delivered.has_opened}
         if not position.is_end:

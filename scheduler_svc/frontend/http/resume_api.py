@@ -7,20 +7,20 @@ from fastapi import APIRouter, Request, Response
 
 from common.errors import RequestRejected
 from scheduler_svc.frontend.answers.answer_context import AnswerContext
-from scheduler_svc.frontend.answers.core_link import QUERY_TIMEOUT_S, CoreLink
 from scheduler_svc.frontend.answers.event_ids import Position, check_event_id
-from scheduler_svc.frontend.answers.generation import Answer, Generation
-from scheduler_svc.frontend.answers.inbox import Inbox
-from scheduler_svc.frontend.answers.jobs import core_request_id
-from scheduler_svc.frontend.http.caller import client_of
-from scheduler_svc.frontend.http.errors import ApiError
-from scheduler_svc.frontend.http.formats import format_of
-from scheduler_svc.frontend.http.schemas import REQUEST_ID
+from scheduler_svc.frontend.answers.formats import format_of
+from scheduler_svc.frontend.answers.generation import AnswerSpec, Generation
+from scheduler_svc.frontend.errors import ApiError
+from scheduler_svc.frontend.http.permissions import client_of
 from scheduler_svc.frontend.http.streaming import EventStream
+from scheduler_svc.frontend.link.core_link import QUERY_TIMEOUT_S, CoreLink
+from scheduler_svc.frontend.link.delta_queue import DeltaQueue
+from scheduler_svc.frontend.requests.schemas import REQUEST_ID
+from scheduler_svc.frontend.requests.tokenized_request import core_request_id
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
 
 
-class RequestsApi:
+class ResumeApi:
     """Requests by their ids, each client's its own."""
 
     def __init__(self, link: CoreLink, tokenizer: Tokenizer) -> None:
@@ -36,32 +36,32 @@ class RequestsApi:
         last_event_id = request.headers.get("last-event-id", "")
         if last_event_id:
             check_event_id(last_event_id)
-        inbox = self._link.inbox()
+        queue = self._link.attach_queue()
         try:
-            context, num_prompt_tokens = await self._attach(request_id, client_of(request).name, inbox)
+            context, num_prompt_tokens = await self._attach(request_id, client_of(request).name, queue)
             start = Position.start(context.num_choices)
             position = Position.after(last_event_id, context.num_choices) if last_event_id else start
         except BaseException:
-            inbox.detach()
+            queue.detach()
             raise
-        inbox.is_resumable = context.is_resumable
-        answer = Answer(request_id, context, num_prompt_tokens, position)
-        return EventStream(Generation(inbox, self._tokenizer.token_bytes, answer), format_of(request_id, context))
+        queue.is_resumable = context.is_resumable
+        spec = AnswerSpec(request_id, context, num_prompt_tokens, position)
+        return EventStream(Generation(queue, self._tokenizer.token_bytes, spec), format_of(request_id, context))
 
     async def cancel(self, request_id: str, request: Request) -> Response:
         """End the request. Its reader, if there is one, is told."""
         client = client_of(request).name
         if self._link.cancel(core_request_id(client, request_id, 0)):
             return Response(status_code=204)
-        inbox = self._link.inbox()
+        queue = self._link.attach_queue()
         try:  # how many prompts it has, and whether it exists, only the core knows
-            await self._attach(request_id, client, inbox)
+            await self._attach(request_id, client, queue)
         finally:
-            inbox.close()
+            queue.close()
         return Response(status_code=204)
 
-    async def _attach(self, request_id: str, client: str, inbox: Inbox) -> tuple[AnswerContext, int]:
-        """Have all that the core has of a request sent to `inbox`. Returns its context and the length of its prompts.
+    async def _attach(self, request_id: str, client: str, queue: DeltaQueue) -> tuple[AnswerContext, int]:
+        """Have all that the core has of a request sent to `queue`. Returns its context and the length of its prompts.
 
         Raises:
             ApiError, RequestRejected: there is no such request, or nobody can tell.
@@ -70,12 +70,12 @@ class RequestsApi:
             raise _not_found(request_id)
         try:
             async with asyncio.timeout(QUERY_TIMEOUT_S):
-                first = await self._link.attach(core_request_id(client, request_id, 0), 0, inbox)
+                first = await self._link.attach(core_request_id(client, request_id, 0), 0, queue)
                 if not first.found:
                     raise _not_found(request_id)
                 context = AnswerContext.decode(first.context)
                 others = [
-                    self._link.attach(core_request_id(client, request_id, prompt), prompt, inbox)
+                    self._link.attach(core_request_id(client, request_id, prompt), prompt, queue)
                     for prompt in range(1, context.num_prompts)
                 ]
                 attached = [first, *await asyncio.gather(*others)]

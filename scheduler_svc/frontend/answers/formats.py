@@ -8,7 +8,7 @@ from msgspec import UNSET, UnsetType
 
 from scheduler_svc.frontend.answers.answer_context import AnswerContext
 from scheduler_svc.frontend.answers.generation import Piece
-from scheduler_svc.frontend.http.responses import (
+from scheduler_svc.frontend.answers.openai_objects import (
     AssistantMessage,
     ChatChoice,
     ChatChunkChoice,

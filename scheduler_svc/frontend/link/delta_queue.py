@@ -9,7 +9,7 @@ from common.errors import RequestRejected, WireError
 MAX_WAITING_TOKENS = 65_536  # of a streamed request whose reader is slower than the model
 
 
-class Inbox:
+class DeltaQueue:
     """Deltas of the sequences of one HTTP request, put by the link and got by one coroutine.
 
     A *choice* is what OpenAI's API calls a sequence of the answer: sequence j of prompt i is choice `i * n + j`.
@@ -25,7 +25,7 @@ class Inbox:
     def __init__(
         self,
         tell: Callable[[m.Cancel | m.Detach], None],
-        forget: Callable[["Inbox"], None],
+        forget: Callable[["DeltaQueue"], None],
         *,
         is_streamed: bool,
         is_resumable: bool,

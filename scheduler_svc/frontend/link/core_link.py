@@ -16,8 +16,8 @@ from common import messages as m
 from common.errors import RequestRejected, WireError
 from common.logging import DropLog, get_logger
 from common.wire import Codec
-from scheduler_svc.frontend.answers.attachments import Attachments
-from scheduler_svc.frontend.answers.inbox import Inbox, taken_over
+from scheduler_svc.frontend.link.delta_queue import DeltaQueue, taken_over
+from scheduler_svc.frontend.link.pending_attaches import PendingAttaches
 
 log = get_logger(__name__)
 
@@ -56,8 +56,8 @@ class CoreLink:
         self._monitor = self._socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
         self._socket.connect(endpoint)
         self._codec: Codec[m.CoreToFrontend] = Codec(m.CoreToFrontend)
-        self._inboxes: dict[str, Inbox] = {}
-        self._attachments = Attachments()
+        self._queues: dict[str, DeltaQueue] = {}
+        self._pending_attaches = PendingAttaches()
         self._queries: dict[int, asyncio.Future[Any]] = {}
         self._query_ids = itertools.count()
         self._hellos_unanswered = 0
@@ -88,7 +88,7 @@ class CoreLink:
     @property
     def num_open(self) -> int:
         """Requests the core is working on for this frontend."""
-        return len(self._inboxes)
+        return len(self._queues)
 
     async def run(self) -> None:
         """Talk to the core until cancelled."""
@@ -104,7 +104,7 @@ class CoreLink:
         self._socket.close()
         self._context.term()
 
-    def open(self, submits: Sequence[m.Submit], *, is_resumable: bool = False) -> Inbox:
+    def open(self, submits: Sequence[m.Submit], *, is_resumable: bool = False) -> DeltaQueue:
         """Submit requests that belong together and return where their deltas arrive.
 
         Raises:
@@ -113,25 +113,25 @@ class CoreLink:
         """
         self._check_room(len(submits))
         for submit in submits:
-            if submit.request_id in self._inboxes or submit.request_id in self._attachments:
+            if submit.request_id in self._queues or submit.request_id in self._pending_attaches:
                 raise RequestRejected(f"request id {submit.request_id!r} is in use", "request_exists")
-        inbox = Inbox(self._tell, self._forget, is_streamed=submits[0].stream, is_resumable=is_resumable)
+        queue = DeltaQueue(self._tell, self._forget, is_streamed=submits[0].stream, is_resumable=is_resumable)
         try:
             for prompt, submit in enumerate(submits):
                 self._send(submit)
-                inbox.add(submit.request_id, prompt, submit.n)
-                self._inboxes[submit.request_id] = inbox
+                queue.add(submit.request_id, prompt, submit.n)
+                self._queues[submit.request_id] = queue
         except RequestRejected:
-            inbox.close()
+            queue.close()
             raise
-        return inbox
+        return queue
 
-    def inbox(self) -> Inbox:
+    def attach_queue(self) -> DeltaQueue:
         """Where the deltas of requests arrive that are attached to. Its owner closes it."""
-        return Inbox(self._tell, self._forget, is_streamed=True, is_resumable=True)
+        return DeltaQueue(self._tell, self._forget, is_streamed=True, is_resumable=True)
 
-    def attach(self, request_id: str, prompt: int, inbox: Inbox) -> "asyncio.Future[m.Attached]":
-        """Continue a prompt's request in `inbox`, from its first token; whoever reads it now hears no more of it.
+    def attach(self, request_id: str, prompt: int, queue: DeltaQueue) -> "asyncio.Future[m.Attached]":
+        """Continue a prompt's request in `queue`, from its first token; whoever reads it now hears no more of it.
 
         Returns:
             The core's answer, or the RequestRejected that keeps it from coming.
@@ -141,28 +141,28 @@ class CoreLink:
         """
         self._check_room(1)
         self._send(m.Attach(request_id=request_id))
-        if (earlier := self._inboxes.get(request_id)) is not None:
+        if (earlier := self._queues.get(request_id)) is not None:
             earlier.fail(taken_over())  # now, as what it told the core from here on would be about the new reader
-        return self._attachments.expect(request_id, prompt, inbox)
+        return self._pending_attaches.expect(request_id, prompt, queue)
 
     def cancel(self, request_id: str) -> bool:
         """Cancel what is answered here together with this request. Returns whether anything is."""
-        inbox = self._inboxes.get(request_id)
-        if inbox is not None:
-            inbox.cancel()
-        return inbox is not None
+        queue = self._queues.get(request_id)
+        if queue is not None:
+            queue.cancel()
+        return queue is not None
 
     def leave_all(self, reason: str) -> None:
         """End every open answer with an `unavailable` error; the requests go on for a while."""
-        for inbox in self._open_inboxes():
-            inbox.detach()
-            inbox.fail(RequestRejected(reason, "unavailable"))
+        for queue in self._open_queues():
+            queue.detach()
+            queue.fail(RequestRejected(reason, "unavailable"))
 
     def fail_all(self, reason: str) -> None:
         """End every open answer with an `unavailable` error; there is no core to be told."""
-        for inbox in self._open_inboxes():
-            inbox.fail(RequestRejected(reason, "unavailable"))
-        self._attachments.fail_all(reason)
+        for queue in self._open_queues():
+            queue.fail(RequestRejected(reason, "unavailable"))
+        self._pending_attaches.fail_all(reason)
 
     async def status(self) -> m.StatusReport:
         """The service as `GET /status` shows it. Raises RequestRejected if the core does not answer."""
@@ -179,11 +179,11 @@ class CoreLink:
     def _check_room(self, num_requests: int) -> None:
         if not self.is_up:
             raise RequestRejected("the scheduler cannot be reached at the moment", "unavailable")
-        if len(self._inboxes) + num_requests > MAX_OPEN_REQUESTS:
+        if len(self._queues) + num_requests > MAX_OPEN_REQUESTS:
             raise RequestRejected(f"{MAX_OPEN_REQUESTS} requests are open already", "queue_full")
 
-    def _open_inboxes(self) -> list[Inbox]:
-        return list(dict.fromkeys(self._inboxes.values()))
+    def _open_queues(self) -> list[DeltaQueue]:
+        return list(dict.fromkeys(self._queues.values()))
 
     async def _ask(self, query: Callable[..., Query], expected: type[Reply]) -> Reply:
         query_id = next(self._query_ids) % 2**31
@@ -204,10 +204,10 @@ class CoreLink:
         with contextlib.suppress(RequestRejected):  # a core that is gone need not be told
             self._send(message)
 
-    def _forget(self, inbox: Inbox) -> None:
-        for request_id in inbox.request_ids:
-            if self._inboxes.get(request_id) is inbox:  # and not one that has taken it over
-                del self._inboxes[request_id]
+    def _forget(self, queue: DeltaQueue) -> None:
+        for request_id in queue.request_ids:
+            if self._queues.get(request_id) is queue:  # and not one that has taken it over
+                del self._queues[request_id]
 
     def _send(self, message: m.FrontendToCore) -> None:
         sent = self._socket.send_multipart(self._codec.encode(message), flags=zmq.NOBLOCK)
@@ -243,8 +243,8 @@ class CoreLink:
             case m.Outputs():
                 for delta in message.deltas:
                     # Deltas of requests that were just cancelled are still under way: they are nobody's.
-                    if inbox := self._inboxes.get(delta.request_id):
-                        self._deliver(delta, inbox)
+                    if queue := self._queues.get(delta.request_id):
+                        self._deliver(delta, queue)
             case m.Attached():
                 self._attached(message)
             case m.FleetState():
@@ -254,9 +254,9 @@ class CoreLink:
                 if answer is not None and not answer.done():
                     answer.set_result(message)
 
-    def _deliver(self, delta: m.TokenDelta, inbox: Inbox) -> None:
+    def _deliver(self, delta: m.TokenDelta, queue: DeltaQueue) -> None:
         try:
-            inbox.put(delta)
+            queue.put(delta)
         except WireError as error:  # only this delta: the others in its message are other requests' tokens
             self._drops.dropped("core", error)
 
@@ -264,12 +264,12 @@ class CoreLink:
         """Deltas that come after this answer are the new reader's, and none that came before were."""
         request_id = answer.request_id
         try:
-            reader = self._attachments.answered(request_id)
+            reader = self._pending_attaches.answered(request_id)
         except KeyError:
             # It comes too late for whoever asked. One who asked again reads what was meant for the first, and would
             # now read it twice.
-            if (inbox := self._inboxes.get(request_id)) is not None:
-                inbox.fail(RequestRejected("the stream has lost its place", "unavailable"))
+            if (queue := self._queues.get(request_id)) is not None:
+                queue.fail(RequestRejected("the stream has lost its place", "unavailable"))
             self._tell(m.Detach(request_id=request_id))
             return
         if reader is None:
@@ -277,9 +277,9 @@ class CoreLink:
         if reader.answer.done():
             self._tell(m.Detach(request_id=request_id))
             return
-        if answer.found and not reader.inbox.has_failed:
-            reader.inbox.add(request_id, reader.prompt, answer.n)
-            self._inboxes[request_id] = reader.inbox
+        if answer.found and not reader.queue.has_failed:
+            reader.queue.add(request_id, reader.prompt, answer.n)
+            self._queues[request_id] = reader.queue
         reader.answer.set_result(answer)
 
     async def _watch_connection(self) -> None:

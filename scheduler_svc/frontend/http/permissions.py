@@ -2,8 +2,8 @@
 
 from fastapi import Request
 
-from scheduler_svc.frontend.http.api_keys import ApiClient
-from scheduler_svc.frontend.http.errors import ApiError
+from scheduler_svc.frontend.api_keys import ApiClient
+from scheduler_svc.frontend.errors import ApiError
 
 
 def client_of(request: Request) -> ApiClient:
@@ -12,7 +12,7 @@ def client_of(request: Request) -> ApiClient:
     return client
 
 
-def admin_of(request: Request) -> ApiClient:
+def require_admin(request: Request) -> ApiClient:
     """The same for what only operators may do. Raises ApiError for others."""
     client = client_of(request)
     if client.is_admin:
@@ -22,9 +22,9 @@ def admin_of(request: Request) -> ApiClient:
     raise _forbidden("This API key is no administrator's; 'baton keys api NAME --admin' makes one that is.")
 
 
-def require_watcher(request: Request) -> None:
+def require_status_reader(request: Request) -> None:
     """Raise the ApiError of a client that may not see what tells of all clients."""
-    if not client_of(request).may_watch:
+    if not client_of(request).may_read_status:
         message = "This API key may not read /status and /metrics; 'baton keys api NAME --metrics' makes one that may."
         raise _forbidden(message)
 

@@ -12,16 +12,16 @@ import numpy as np
 
 from common import messages as m
 from common.errors import RequestRejected
-from scheduler_svc.frontend.http.api_keys import ApiClient
-from scheduler_svc.frontend.http.errors import ApiError
-from scheduler_svc.frontend.http.schemas import ChatMessage, ChatRequest, CompletionRequest, GenerationRequest
+from scheduler_svc.frontend.api_keys import ApiClient
+from scheduler_svc.frontend.errors import ApiError
+from scheduler_svc.frontend.requests.schemas import ChatMessage, ChatRequest, CompletionRequest, GenerationRequest
 from scheduler_svc.frontend.text.tokenizer import Tokenizer, in_thread_if_long
 
 MAX_CHOICES = 1024  # prompts times n
 
 
 @dataclass(frozen=True)
-class Job:
+class TokenizedRequest:
     """One HTTP request as the core will see it.
 
     Attributes:
@@ -74,7 +74,7 @@ def core_request_id(client: str, request_id: str, prompt: int) -> str:
     return f"{client}/{name}" if client else name
 
 
-async def completion_job(body: CompletionRequest, tokenizer: Tokenizer, max_model_len: int) -> Job:
+async def tokenize_completion(body: CompletionRequest, tokenizer: Tokenizer, max_model_len: int) -> TokenizedRequest:
     """The job of a /v1/completions request.
 
     Args:
@@ -99,8 +99,8 @@ async def completion_job(body: CompletionRequest, tokenizer: Tokenizer, max_mode
     return _job("cmpl-", body, prompts, body.max_tokens, tokenizer)
 
 
-async def chat_job(body: ChatRequest, tokenizer: Tokenizer, max_model_len: int) -> Job:
-    """The job of a /v1/chat/completions request; arguments and errors as for `completion_job`."""
+async def tokenize_chat(body: ChatRequest, tokenizer: Tokenizer, max_model_len: int) -> TokenizedRequest:
+    """The job of a /v1/chat/completions request; arguments and errors as for `tokenize_completion`."""
     messages = [_plain_message(message) for message in body.messages]
     tools = [tool.model_dump() for tool in body.tools if body.tool_choice != "none"] or None
     encode: Callable[[], list[int]] = partial(tokenizer.encode_chat, messages, tools, body.chat_template_kwargs)
@@ -120,7 +120,7 @@ async def chat_job(body: ChatRequest, tokenizer: Tokenizer, max_model_len: int) 
 
 def _job(
     id_prefix: str, body: GenerationRequest, prompts: list[list[int]], max_tokens: int, tokenizer: Tokenizer
-) -> Job:
+) -> TokenizedRequest:
     _check_token_ids("stop_token_ids", body.stop_token_ids, tokenizer.vocab_size)
     eos = () if body.ignore_eos else tokenizer.eos_token_ids
     defaults = tokenizer.sampling_defaults
@@ -135,7 +135,7 @@ def _job(
     )
     # With a seed each prompt of a list draws as it would alone; without one, equal prompts must not answer alike.
     seeds = [secrets.randbits(63) if body.seed is None else params.seed for _ in prompts]
-    return Job(
+    return TokenizedRequest(
         request_id=body.request_id or id_prefix + secrets.token_hex(12),
         prompts=prompts,
         params=[msgspec.structs.replace(params, seed=seed) for seed in seeds],

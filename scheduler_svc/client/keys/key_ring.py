@@ -19,7 +19,7 @@ from typing import Literal
 from common import curve
 from common.curve import KeyPair
 from common.errors import BatonError
-from scheduler_svc.frontend.http.api_keys import (
+from scheduler_svc.api_key_file import (
     ApiKey,
     digest,
     encode_key_file,

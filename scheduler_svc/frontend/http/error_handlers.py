@@ -1,33 +1,16 @@
-"""Every error a client sees, in OpenAI's shape: {"error": {"message", "type", "param", "code"}}."""
+"""Turns every error that a request can end in into an HTTP answer in OpenAI's shape."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import msgspec
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from common.errors import RequestRejected
+from scheduler_svc.frontend.errors import CLIENT_CLOSED_REQUEST, ApiError, ClientGone, internal_error
+from scheduler_svc.frontend.http.responses import error_response
 
-CLIENT_CLOSED_REQUEST = 499  # nginx's number for a client that hung up; nobody is left to read it
-RETRY_AFTER_S = 1
-REQUEST_ID_HEADER = "x-request-id"
-
-_STATUS_OF_CODE = {
-    "invalid_value": 400,
-    "context_length_exceeded": 400,
-    "request_not_found": 404,
-    "reader_too_slow": 408,
-    "request_exists": 409,
-    "taken_over": 409,
-    "queue_full": 429,
-    "too_many_requests": 429,
-    "cancelled": CLIENT_CLOSED_REQUEST,
-    "internal_error": 500,
-    "unavailable": 503,
-    "deadline_exceeded": 504,
-}
 _CODE_OF_PYDANTIC_TYPE = {
     "missing": "missing_required_parameter",
     "extra_forbidden": "unknown_parameter",
@@ -36,59 +19,24 @@ _CODE_OF_PYDANTIC_TYPE = {
 }
 
 
-class ApiError(Exception):
-    """An error answer. `param` names the request's parameter that is at fault, if one is."""
-
-    def __init__(
-        self, status: int, message: str, *, code: str | None = None, param: str | None = None, retry: bool = False
-    ) -> None:
-        super().__init__(message)
-        self.status = status
-        self.message = message
-        self.code = code
-        self.param = param
-        self.headers = {"retry-after": str(RETRY_AFTER_S)} if retry else {}
-
-    @classmethod
-    def of_rejection(cls, rejected: RequestRejected) -> "ApiError":
-        """The answer for a request that the core, or the link to it, refused or failed."""
-        status = _STATUS_OF_CODE.get(rejected.code, 500)
-        return cls(status, str(rejected), code=rejected.code, retry=status in (429, 503))
-
-    def body(self) -> bytes:
-        """The JSON that describes it."""
-        # What clients sent stands in messages, and may be text that UTF-8 cannot say (lone surrogates).
-        message = self.message.encode(errors="replace").decode()
-        error = {"message": message, "type": _type_of(self.status), "param": self.param, "code": self.code}
-        return msgspec.json.encode({"error": error})
-
-    def response(self) -> Response:
-        """The HTTP answer that says it."""
-        return Response(self.body(), self.status, self.headers, media_type="application/json")
-
-
-class ClientGone(Exception):
-    """The client closed the connection before its answer was complete."""
-
-
 def install_error_handlers(app: FastAPI) -> None:
     """Make every error of `app` answer in OpenAI's shape."""
 
     async def on_api_error(_: Request, error: Exception) -> Response:
         assert isinstance(error, ApiError)
-        return error.response()
+        return error_response(error)
 
     async def on_rejection(_: Request, error: Exception) -> Response:
         assert isinstance(error, RequestRejected)
-        return ApiError.of_rejection(error).response()
+        return error_response(ApiError.of_rejection(error))
 
     async def on_validation_error(_: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        return describe_validation(error.errors()).response()
+        return error_response(describe_validation(error.errors()))
 
     async def on_http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        response = _describe_http(request, error).response()
+        response = error_response(_describe_http(request, error))
         response.headers.update(error.headers or {})
         return response
 
@@ -96,7 +44,7 @@ def install_error_handlers(app: FastAPI) -> None:
         return Response(status_code=CLIENT_CLOSED_REQUEST)
 
     async def on_anything_else(_: Request, __: Exception) -> Response:
-        return internal_error().response()  # uvicorn logs the traceback; the client gets none
+        return error_response(internal_error())  # uvicorn logs the traceback; the client gets none
 
     app.add_exception_handler(ApiError, on_api_error)
     app.add_exception_handler(RequestRejected, on_rejection)
@@ -104,11 +52,6 @@ def install_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(HTTPException, on_http_error)
     app.add_exception_handler(ClientGone, on_client_gone)
     app.add_exception_handler(Exception, on_anything_else)
-
-
-def internal_error() -> ApiError:
-    """What a client is told about a fault of ours."""
-    return ApiError(500, "The server had an error; its log says more.", code="internal_error")
 
 
 def describe_validation(errors: Sequence[Mapping[str, Any]]) -> ApiError:
@@ -149,17 +92,3 @@ def _describe_http(request: Request, error: HTTPException) -> ApiError:
             return ApiError(405, f"{request.method} is not allowed on {request.url.path}.", code="method_not_allowed")
         case _:
             return ApiError(error.status_code, str(error.detail))
-
-
-def _type_of(status: int) -> str:
-    match status:
-        case 401:
-            return "authentication_error"
-        case 403:
-            return "permission_error"
-        case 429:
-            return "rate_limit_error"
-        case _ if status >= 500:
-            return "server_error"
-        case _:
-            return "invalid_request_error"

@@ -17,8 +17,8 @@ from scheduler_svc.client.errors import RequestFailed
 from scheduler_svc.client.http.api import error_code, error_message
 from scheduler_svc.client.http.event_stream import EventStreams
 from scheduler_svc.client.http.sse import DONE
-from scheduler_svc.client.options import Service
 from scheduler_svc.client.progress import Tally
+from scheduler_svc.client.service_address import ServiceAddress
 
 _PATH = "/v1/completions"
 _PERCENTILES = (50, 90, 99)
@@ -27,14 +27,14 @@ _MAX_TOKEN_ID = 10000
 
 
 @dataclass(frozen=True)
-class Job:
+class BenchRequest:
     """One request of the workload: a prompt as token ids, and how many tokens to generate, EOS or not."""
 
     prompt: list[int]
     max_tokens: int
 
 
-def draw_jobs(num_seqs: int, max_prompt: int, max_output: int, vocab_size: int | None) -> list[Job]:
+def draw_requests(num_seqs: int, max_prompt: int, max_output: int, vocab_size: int | None) -> list[BenchRequest]:
     """nano-vllm's workload: all prompts are drawn first, then all output lengths.
 
     Args:
@@ -47,7 +47,10 @@ def draw_jobs(num_seqs: int, max_prompt: int, max_output: int, vocab_size: int |
     ]
     lengths = [draw.randint(_MIN_TOKENS, max_output) for _ in range(num_seqs)]
     modulus = vocab_size or _MAX_TOKEN_ID + 1
-    return [Job([token % modulus for token in prompt], length) for prompt, length in zip(prompts, lengths, strict=True)]
+    return [
+        BenchRequest([token % modulus for token in prompt], length)
+        for prompt, length in zip(prompts, lengths, strict=True)
+    ]
 
 
 class Percentiles(msgspec.Struct, frozen=True):
@@ -86,7 +89,7 @@ class BenchReport(msgspec.Struct, frozen=True):
     errors: dict[str, int]
 
 
-class _Choice(msgspec.Struct):
+class _TextChoice(msgspec.Struct):
     text: str
     finish_reason: str | None = None
 
@@ -97,7 +100,7 @@ class _Usage(msgspec.Struct):
 
 
 class _Event(msgspec.Struct):
-    choices: list[_Choice] = []
+    choices: list[_TextChoice] = []
     usage: _Usage | None = None
     error: dict[str, object] | None = None
 
@@ -126,16 +129,18 @@ class Trace:
             self.tally.tokens += 1
         self.usage = event.usage or self.usage
 
-    def check(self, job: Job) -> None:
+    def check(self, request: BenchRequest) -> None:
         """Raise RequestFailed unless the answer is what was asked for; a faster wrong answer is not faster."""
         if self.usage is None or not self.chunk_times_s:
             raise RequestFailed("an answer without text, or without `usage` at its end")
-        if self.usage.completion_tokens != job.max_tokens:
+        if self.usage.completion_tokens != request.max_tokens:
             raise RequestFailed("an answer with another number of tokens than asked for")
 
 
-async def run_load(jobs: list[Job], service: Service, model: str, concurrency: int, tally: Tally) -> BenchReport:
-    """Send all jobs, at most `concurrency` at a time, and measure.
+async def run_load(
+    requests: list[BenchRequest], service: ServiceAddress, model: str, concurrency: int, tally: Tally
+) -> BenchReport:
+    """Send all requests, at most `concurrency` at a time, and measure.
 
     Args:
         tally: of requests and chunks; kept up to date.
@@ -148,12 +153,12 @@ async def run_load(jobs: list[Job], service: Service, model: str, concurrency: i
     errors: Counter[str] = Counter()
     complete: list[Trace] = []
 
-    async def run(job: Job) -> None:
+    async def run(request: BenchRequest) -> None:
         async with slots:
             trace = Trace(tally)
             try:
-                await streams.post(_PATH, _body(job, model), trace)
-                trace.check(job)
+                await streams.post(_PATH, _body(request, model), trace)
+                trace.check(request)
                 complete.append(trace)
             except RequestFailed as error:
                 errors[error.message] += 1
@@ -162,18 +167,18 @@ async def run_load(jobs: list[Job], service: Service, model: str, concurrency: i
     started_s = time.perf_counter()
     try:
         async with asyncio.TaskGroup() as group:
-            for job in jobs:
-                group.create_task(run(job))
+            for request in requests:
+                group.create_task(run(request))
     except ExceptionGroup as failures:
         raise failures.exceptions[0] from None  # the others are of the same outage
     return _report(complete, errors, time.perf_counter() - started_s)
 
 
-def _body(job: Job, model: str) -> dict[str, object]:
+def _body(request: BenchRequest, model: str) -> dict[str, object]:
     return {
         "model": model,
-        "prompt": job.prompt,
-        "max_tokens": job.max_tokens,
+        "prompt": request.prompt,
+        "max_tokens": request.max_tokens,
         "temperature": 0.6,
         "ignore_eos": True,
         "stream": True,

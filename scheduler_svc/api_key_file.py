@@ -1,0 +1,89 @@
+"""The file of API keys: `baton keys` writes it, frontends read it.
+
+It has no key in it but the SHA-256 of each. That is enough: a key has 256 random bits, so there is nothing to
+guess, and no need for the slow hashes that protect passwords, which would cost every request their time.
+"""
+
+import hashlib
+import os
+import secrets
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from common.errors import BatonError
+
+KEY_PREFIX = "sk-baton-"
+UNNAMED_PREFIX = "env-"
+_KEY_BYTES = 32
+
+
+class ApiKeysError(BatonError):
+    """A file of API keys cannot be used."""
+
+
+class ApiKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One key, as the file keeps it.
+
+    Attributes:
+        sha256: of the key, in hex.
+        created: in UTC, ISO 8601.
+        max_open_requests: how many its client may have at once, 0 for no limit.
+        admin: the client may do everything.
+        metrics: the client may read /status and /metrics.
+    """
+
+    name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,64}\Z")]
+    sha256: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
+    created: str
+    max_open_requests: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
+    admin: bool = False
+    metrics: bool = False
+
+
+class KeyFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The whole file."""
+
+    version: Literal[1]
+    keys: tuple[ApiKey, ...]
+
+
+def new_key() -> str:
+    """A key that cannot be guessed."""
+    return KEY_PREFIX + secrets.token_urlsafe(_KEY_BYTES)
+
+
+def is_reserved(name: str) -> bool:
+    """Whether it could be the name of a key that was given none (`env-5f3a0c19`)."""
+    return name.startswith(UNNAMED_PREFIX)
+
+
+def digest(key: str) -> str:
+    """The form in which a key is kept."""
+    return hashlib.sha256(key.encode(errors="replace")).hexdigest()
+
+
+def read_key_file(path: Path) -> tuple[ApiKey, ...]:
+    """The keys in a file. Raises ApiKeysError, also if others could have written it."""
+    try:
+        with path.open("rb") as file:
+            status = os.fstat(file.fileno())
+            keys = msgspec.json.decode(file.read(), type=KeyFile).keys
+    except OSError as error:
+        raise ApiKeysError(f"{path} cannot be read: {error.strerror}") from error
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise ApiKeysError(f"{path} is no file of `baton keys api`: {error}") from error
+    if status.st_uid not in (0, os.geteuid()):
+        raise ApiKeysError(f"{path} belongs to user {status.st_uid}, not to root or user {os.geteuid()}, who reads it")
+    if (mode := stat.S_IMODE(status.st_mode)) & 0o022:
+        raise ApiKeysError(f"{path} can be written by others (mode {mode:04o}): chmod 600 {path}")
+    return keys
+
+
+def encode_key_file(keys: Sequence[ApiKey]) -> bytes:
+    """The content of a file with these keys."""
+    return msgspec.json.format(msgspec.json.encode(KeyFile(1, tuple(keys))), indent=2) + b"\n"

@@ -1,0 +1,1 @@
+"""The work of `baton bench`: the load, and what it measured."""

@@ -1,0 +1,1 @@
+"""The work of `baton demo`: what happens to the executors while an answer is streamed."""

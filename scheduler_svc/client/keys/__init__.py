@@ -1,0 +1,1 @@
+"""The work of `baton keys`: the folder with all keys."""

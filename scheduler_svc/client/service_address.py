@@ -1,0 +1,22 @@
+"""Where the service is, and how long to wait for it."""
+
+from dataclasses import dataclass
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+
+
+@dataclass(frozen=True)
+class ServiceAddress:
+    """Which service to talk to, and how long to wait for it.
+
+    Attributes:
+        url: without a slash at the end.
+        api_key: sent as a bearer token; None sends none.
+        timeout_s: longest silence in the middle of an answer.
+        reconnect_timeout_s: how long a request that the service may have waits for it to come back; 0 does not wait.
+    """
+
+    url: str = DEFAULT_URL
+    api_key: str | None = None
+    timeout_s: float = 600.0
+    reconnect_timeout_s: float = 60.0

@@ -1,0 +1,1 @@
+"""The work of `baton status`: the report as a table."""

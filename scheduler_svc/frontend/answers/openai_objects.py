@@ -1,0 +1,93 @@
+"""OpenAI's answer objects, as structs that msgspec writes to JSON an order of magnitude faster than pydantic."""
+
+import msgspec
+from msgspec import UNSET, Struct, UnsetType
+
+
+class PromptTokensDetails(Struct, frozen=True):
+    """How much of the prompts was in the prefix cache."""
+
+    cached_tokens: int
+
+
+class Usage(Struct, frozen=True):
+    """Tokens that were read and written."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class CompletionChoice(Struct, frozen=True):
+    """A text, or a piece of one."""
+
+    index: int
+    text: str
+    finish_reason: str | None
+    logprobs: None = None
+
+
+class Completion(Struct, frozen=True):
+    """Answer of /v1/completions, and each chunk of its stream."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    system_fingerprint: str | None
+    usage: Usage | UnsetType | None = UNSET
+
+
+class AssistantMessage(Struct, frozen=True):
+    """What the model said."""
+
+    content: str
+    role: str = "assistant"
+    refusal: None = None
+
+
+class ChatChoice(Struct, frozen=True):
+    """One answer of several."""
+
+    index: int
+    message: AssistantMessage
+    finish_reason: str | None
+    logprobs: None = None
+
+
+class Delta(Struct, frozen=True):
+    """What a chunk adds to a message."""
+
+    role: str | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+
+
+class ChatChunkChoice(Struct, frozen=True):
+    """One choice's part of a chunk."""
+
+    index: int
+    delta: Delta
+    finish_reason: str | None = None
+    logprobs: None = None
+
+
+class ChatCompletion(Struct, frozen=True):
+    """Answer of /v1/chat/completions, and each chunk of its stream."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    choices: list[ChatChoice] | list[ChatChunkChoice]
+    system_fingerprint: str | None
+    usage: Usage | UnsetType | None = UNSET
+
+
+_encoder = msgspec.json.Encoder()  # stateless between calls
+
+
+def to_json(value: Struct) -> bytes:
+    """The JSON of an answer."""
+    return _encoder.encode(value)

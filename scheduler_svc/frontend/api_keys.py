@@ -1,0 +1,103 @@
+"""The API keys that a frontend accepts, and the client that each stands for."""
+
+import hmac
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from common.logging import get_logger
+from scheduler_svc.api_key_file import UNNAMED_PREFIX, ApiKey, ApiKeysError, digest, read_key_file
+
+RELOAD_INTERVAL_S = 1.0
+
+log = get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class ApiClient:
+    """The sender of a request; middleware puts it into the ASGI scope as `baton.client`.
+
+    Attributes:
+        name: of its API key, empty without keys.
+        max_open_requests: at once, 0 for no limit.
+        is_admin: it may ask executors to leave.
+        may_read_status: it may read /status and /metrics, which tell of all clients.
+    """
+
+    name: str
+    max_open_requests: int
+    is_admin: bool
+    may_read_status: bool
+
+
+class ApiKeys:
+    """The keys of a service: those it was started with, and those of a file that is read again when it changes.
+
+    Args:
+        plain: keys themselves. They may do everything, and are called `env-` and eight digits of their hash: a name
+            stays with its key when there are others, as accepted requests belong to it, also after a restart.
+        path: of the file; None is for none. A file that has no keys lets nobody in.
+
+    Raises:
+        ApiKeysError: the file cannot be used now. When that happens later, the keys of before stay.
+    """
+
+    def __init__(self, plain: Sequence[str] = (), path: Path | None = None) -> None:
+        self._plain = [(digest(key), _unnamed_client(key)) for key in plain]
+        self._path = path
+        self._seen = self._look()
+        self._clients = [*self._plain, *self._read()]
+        self._look_at = time.monotonic() + RELOAD_INTERVAL_S
+
+    @property
+    def are_required(self) -> bool:
+        """Whether a request needs a key at all."""
+        return bool(self._plain) or self._path is not None
+
+    def client_of(self, key: str) -> ApiClient | None:
+        """Who sent this key; None if it is nobody's."""
+        self._reload_if_due()
+        sent, found = digest(key), None
+        for kept, client in self._clients:  # all of them, so that the time it takes says nothing about any
+            if hmac.compare_digest(sent, kept):
+                found = client
+        return found
+
+    def _reload_if_due(self) -> None:
+        now = time.monotonic()
+        if now < self._look_at:
+            return
+        self._look_at = now + RELOAD_INTERVAL_S
+        seen = self._look()
+        if seen == self._seen:
+            return
+        self._seen = seen
+        try:
+            self._clients = [*self._plain, *self._read()]
+        except ApiKeysError as error:
+            log.error("API keys cannot be read, keeping those of before", reason=str(error))
+        else:
+            log.info("API keys changed", keys=len(self._clients))
+
+    def _read(self) -> list[tuple[str, ApiClient]]:
+        keys = read_key_file(self._path) if self._path is not None else ()
+        return [(key.sha256, _client_of(key)) for key in keys]
+
+    def _look(self) -> tuple[int, ...] | None:
+        """What is equal as long as the file has not changed; None if it is not there."""
+        try:
+            status = os.stat(self._path) if self._path is not None else None
+        except OSError:
+            return None
+        return (status.st_ino, status.st_mtime_ns, status.st_size, status.st_mode) if status is not None else None
+
+
+def _unnamed_client(key: str) -> ApiClient:
+    """Who sends a key that came without a name."""
+    return ApiClient(UNNAMED_PREFIX + digest(key)[:8], 0, is_admin=True, may_read_status=True)
+
+
+def _client_of(key: ApiKey) -> ApiClient:
+    return ApiClient(key.name, key.max_open_requests, key.admin, may_read_status=key.admin or key.metrics)

@@ -1,0 +1,73 @@
+"""Every error a client sees, in OpenAI's shape: {"error": {"message", "type", "param", "code"}}."""
+
+import msgspec
+
+from common.errors import RequestRejected
+
+CLIENT_CLOSED_REQUEST = 499  # nginx's number for a client that hung up; no reader is left
+RETRY_AFTER_S = 1
+
+_STATUS_OF_CODE = {
+    "invalid_value": 400,
+    "context_length_exceeded": 400,
+    "request_not_found": 404,
+    "reader_too_slow": 408,
+    "request_exists": 409,
+    "taken_over": 409,
+    "queue_full": 429,
+    "too_many_requests": 429,
+    "cancelled": CLIENT_CLOSED_REQUEST,
+    "internal_error": 500,
+    "unavailable": 503,
+    "deadline_exceeded": 504,
+}
+
+
+class ApiError(Exception):
+    """An error answer. `param` names the parameter of the request that is at fault, if there is one."""
+
+    def __init__(
+        self, status: int, message: str, *, code: str | None = None, param: str | None = None, retry: bool = False
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.code = code
+        self.param = param
+        self.headers = {"retry-after": str(RETRY_AFTER_S)} if retry else {}
+
+    @classmethod
+    def of_rejection(cls, rejected: RequestRejected) -> "ApiError":
+        """The answer for a request that the core, or the link to it, refused or failed."""
+        status = _STATUS_OF_CODE.get(rejected.code, 500)
+        return cls(status, str(rejected), code=rejected.code, retry=status in (429, 503))
+
+    def body(self) -> bytes:
+        """The JSON body of the answer."""
+        # Messages quote what clients sent, which may be text that UTF-8 cannot encode (lone surrogates).
+        message = self.message.encode(errors="replace").decode()
+        error = {"message": message, "type": _type_of(self.status), "param": self.param, "code": self.code}
+        return msgspec.json.encode({"error": error})
+
+
+class ClientGone(Exception):
+    """The client closed the connection before its answer was complete."""
+
+
+def internal_error() -> ApiError:
+    """What a client is told about a fault of the server."""
+    return ApiError(500, "The server had an error; its log says more.", code="internal_error")
+
+
+def _type_of(status: int) -> str:
+    match status:
+        case 401:
+            return "authentication_error"
+        case 403:
+            return "permission_error"
+        case 429:
+            return "rate_limit_error"
+        case _ if status >= 500:
+            return "server_error"
+        case _:
+            return "invalid_request_error"
