@@ -34,18 +34,17 @@ def address_options(command: Decorated) -> Decorated:
     return with_service
 
 
+def timeout_option(default_s: float, help_text: str) -> Callable[[Decorated], Decorated]:
+    """Add `--timeout`; the command gets it as `timeout_s`."""
+    positive = click.FloatRange(min=0, min_open=True)
+    return click.option("--timeout", "timeout_s", default=default_s, show_default=True, type=positive, help=help_text)
+
+
 def service_options(command: Decorated) -> Decorated:
     """Add `--url`, `--api-key` and `--timeout`; the command gets them as `service`."""
 
     @address_options
-    @click.option(
-        "--timeout",
-        "timeout_s",
-        default=600.0,
-        show_default=True,
-        type=click.FloatRange(min=0, min_open=True),
-        help="Seconds without a sign of life after which to give up.",
-    )
+    @timeout_option(600.0, "Seconds without a sign of life after which to give up.")
     @wraps(command)
     def with_timeout(service: ServiceAddress, timeout_s: float, **options: Any) -> Any:
         return command(service=replace(service, timeout_s=timeout_s), **options)

@@ -29,9 +29,18 @@ def baton(server):
 
 
 @pytest.fixture
-def start_baton(server):
-    """Start the command as a process, against the fake server; it is killed at the end of the test."""
-    started = []
+def started():
+    """A list for processes that a test starts; what is left of them is killed at its end."""
+    processes = []
+    yield processes
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def start_baton(server, started):
+    """Start the command as a process, against the fake server."""
 
     def start(*arguments, **options):
         defaults = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
@@ -40,7 +49,4 @@ def start_baton(server):
         started.append(process)
         return process
 
-    yield start
-    for process in started:
-        process.kill()
-        process.communicate()
+    return start

@@ -3,7 +3,7 @@
 import itertools
 from dataclasses import dataclass, field
 
-from common.messages import ExecutorStatus, StatusReport
+from tests.support.status_reports import executor_status, status_report
 
 
 @dataclass
@@ -56,21 +56,17 @@ class FleetModel:
         return next(one for one in self.executors if one.name == name)
 
     def report(self):
-        return StatusReport(
-            version="1", model="m", uptime_s=self.now - self.scheduler_since, waiting=0, running=0,
-            requests_finished=0, requests_failed=0, preemptions=0, executors_lost=0, messages_dropped=0,
-            prompt_tokens=0, cached_prompt_tokens=0, output_tokens=0, recomputed_tokens=0, sequences_resumed=0,
-            journal="off", journal_lag_s=0.0, output_tokens_per_s=0.0, prefill_tokens_per_s=0.0,
+        return status_report(
+            version="1",
+            model="m",
+            uptime_s=self.now - self.scheduler_since,
             executors=[self._status(one) for one in self.executors if one.epoch],
-        )  # fmt: skip
+        )
 
     def _status(self, one):
         state = "ready" if one in self.ready else "finishing" if one.is_finishing else "draining"
-        return ExecutorStatus(
-            executor=one.name, epoch=one.epoch, state=state, build=one.build, device="cpu", dtype="float32",
-            fingerprint=f"f{one.build}", pid=one.pid, uptime_s=1.0, num_blocks=1, block_size=1, free_blocks=1,
-            cached_blocks=0, running=0, max_num_seqs=1, steps=0, step_ms=0.0,
-        )  # fmt: skip
+        facts = {"executor": one.name, "epoch": one.epoch, "pid": one.pid, "build": one.build}
+        return executor_status(**facts, state=state, fingerprint=f"f{one.build}")
 
     def tick(self, seconds=0.5):
         """Let time pass."""

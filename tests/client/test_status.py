@@ -8,17 +8,16 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from common.messages import ExecutorStatus, StatusReport
+from common.messages import StatusReport
 from scheduler_svc.client.status.view import status_view
 from tests.client.fake_server import FakeServer, Refuse
+from tests.support.status_reports import executor_status, status_report
 
 
 @pytest.fixture(autouse=True)
 def report(server: FakeServer):
-    executor = ExecutorStatus(
-        executor="gpu-a",
+    executor = executor_status(
         epoch=17,
-        build="0.1.0",
         state="draining",
         device="cuda:0 NVIDIA H200",
         dtype="bfloat16",
@@ -26,7 +25,6 @@ def report(server: FakeServer):
         pid=4711,
         uptime_s=7387,
         num_blocks=1000,
-        block_size=256,
         free_blocks=400,
         cached_blocks=350,
         running=12,
@@ -34,8 +32,7 @@ def report(server: FakeServer):
         steps=99,
         step_ms=8.25,
     )
-    report = StatusReport(
-        version="0.1.0",
+    report = status_report(
         model="Qwen/Qwen3-0.6B",
         uptime_s=90.0,
         waiting=3,
@@ -44,14 +41,9 @@ def report(server: FakeServer):
         requests_failed=1,
         preemptions=2,
         executors_lost=4,
-        messages_dropped=0,
         prompt_tokens=2000,
         cached_prompt_tokens=500,
         output_tokens=12345,
-        recomputed_tokens=0,
-        sequences_resumed=0,
-        journal="off",
-        journal_lag_s=0.0,
         output_tokens_per_s=678.9,
         prefill_tokens_per_s=100.0,
         executors=[executor],

@@ -1,7 +1,6 @@
 """Long runs against real processes: executors are killed, and strangers shout, while 64 streams go on."""
 
 import asyncio
-import itertools
 import random
 import time
 
@@ -12,22 +11,13 @@ import zmq
 from common import messages as m
 from common.wire import HEADER, Codec
 from tests.e2e.conftest import running_fleet
+from tests.e2e.streams import keep_streaming
 from tests.support.hello import hello
 
 pytestmark = pytest.mark.chaos
 
-NUM_STREAMS = 64
 SECONDS = 60
 KILL_EVERY_S = 10
-SPEAKERS = ("ROMEO", "JULIET", "KING RICHARD III", "First Citizen", "MENENIUS", "GLOUCESTER", "QUEEN", "HAMLET")
-
-
-def requests():
-    """64 different requests: greedy ones, and seeded ones at temperature 0.8."""
-    for i in range(NUM_STREAMS):
-        sampled = {"temperature": 0.8, "seed": i, "top_p": 0.95} if i % 2 else {"temperature": 0}
-        prompt = f"{SPEAKERS[i % len(SPEAKERS)]}:\nThe {i}th time I say, "
-        yield {"model": "baton-demo", "prompt": prompt, "max_tokens": 80 + i, **sampled}
 
 
 async def text_of(client, request):
@@ -35,25 +25,9 @@ async def text_of(client, request):
     return "".join([chunk.choices[0].text async for chunk in stream if chunk.choices])
 
 
-async def keep_streaming(client, expected, disturb):
-    """64 streams at once, each started anew when it ends, while `disturb` runs; all texts as expected."""
-    disturbance = asyncio.create_task(disturb())
-    finished = itertools.count()
-
-    async def one(i, request):
-        while not disturbance.done():
-            assert await text_of(client, request) == expected[i], f"request {i} was disturbed"
-            next(finished)
-
-    await asyncio.gather(*(one(i, request) for i, request in enumerate(requests())))
-    await disturbance
-    return next(finished)
-
-
 async def run(fleet, disturb):
     async with openai.AsyncOpenAI(base_url=f"{fleet.spec.url}/v1", api_key="x", max_retries=0, timeout=300) as client:
-        expected = await asyncio.gather(*(text_of(client, request) for request in requests()))
-        return await keep_streaming(client, expected, disturb)
+        return await keep_streaming(lambda request: text_of(client, request), disturb)
 
 
 def test_64_streams_while_an_executor_is_killed_every_ten_seconds(tmp_path):

@@ -29,16 +29,15 @@ from scheduler_svc.client.http.event_stream import EventStreams
 from scheduler_svc.client.http.sse import DONE
 from scheduler_svc.client.processes.local_fleet import SCHEDULER, FleetSpec, LocalFleet, executor_name, free_ports
 from scheduler_svc.client.service_address import ServiceAddress
+from tests.e2e.streams import keep_streaming
 from tests.support.cuttable_proxy import CuttableProxy
 
 pytestmark = pytest.mark.chaos
 
 SEED = int(os.environ.get("BATON_CHAOS_SEED", time.time_ns() % 2**31))
 SECONDS = int(os.environ.get("BATON_CHAOS_SECONDS", "120"))
-NUM_STREAMS = 64
 NUM_EXECUTORS = 3
 STEP_TIMEOUT_S = 3.0
-SPEAKERS = ("ROMEO", "JULIET", "KING RICHARD III", "First Citizen", "MENENIUS", "GLOUCESTER", "QUEEN", "HAMLET")
 
 
 @dataclass(frozen=True)
@@ -246,14 +245,6 @@ class Upheaval:
                 await asyncio.sleep(0.2)
 
 
-def requests():
-    """64 different requests: greedy ones, and seeded ones at temperature 0.8."""
-    for i in range(NUM_STREAMS):
-        sampled = {"temperature": 0.8, "seed": i, "top_p": 0.95} if i % 2 else {"temperature": 0}
-        prompt = f"{SPEAKERS[i % len(SPEAKERS)]}:\nThe {i}th time I say, "
-        yield {"model": "baton-demo", "prompt": prompt, "max_tokens": 80 + i, "stream": True, **sampled}
-
-
 async def text_of(streams: EventStreams, request) -> str:
     texts: list[str] = []
 
@@ -271,18 +262,7 @@ async def text_of(streams: EventStreams, request) -> str:
 
 async def read_on(url: str, disturb) -> int:
     streams = EventStreams(ServiceAddress(url, api_key=None, timeout_s=120, reconnect_timeout_s=120))
-    expected = await asyncio.gather(*(text_of(streams, request) for request in requests()))
-    disturbance = asyncio.create_task(disturb())
-    finished = itertools.count()
-
-    async def one(i: int, request) -> None:
-        while not disturbance.done():
-            assert await text_of(streams, request) == expected[i], f"request {i} was disturbed"
-            next(finished)
-
-    await asyncio.gather(*(one(i, request) for i, request in enumerate(requests())))
-    await disturbance
-    return next(finished)
+    return await keep_streaming(lambda request: text_of(streams, {**request, "stream": True}), disturb)
 
 
 def test_64_streams_while_everything_goes_wrong(tmp_path):

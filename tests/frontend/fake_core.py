@@ -14,6 +14,7 @@ import zmq
 
 from common import messages as m
 from common.wire import Codec
+from tests.support.status_reports import status_report
 
 # What a script yields: seconds to wait, a message to send, raw frames to send.
 Step = float | m.CoreToFrontend | list[bytes]
@@ -22,27 +23,13 @@ Script = Callable[[m.Submit], Iterator[Step]]
 FINGERPRINT = "0123456789abcdef"
 COMPUTED_BY = f"{FINGERPRINT}/float32"
 MAX_MODEL_LEN = 2048
-REPORT = m.StatusReport(
-    version="0.1.0",
-    model="baton-demo",
-    uptime_s=1.5,
-    waiting=0,
-    running=0,
+REPORT = status_report(
     requests_finished=3,
-    requests_failed=0,
-    preemptions=0,
-    executors_lost=0,
-    messages_dropped=0,
     prompt_tokens=10,
     cached_prompt_tokens=4,
     output_tokens=20,
-    recomputed_tokens=0,
-    sequences_resumed=0,
-    journal="off",
-    journal_lag_s=0.0,
     output_tokens_per_s=2.0,
     prefill_tokens_per_s=1.0,
-    executors=[],
 )
 
 

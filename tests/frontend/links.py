@@ -1,12 +1,15 @@
 """A link to a fake core, in the test's own event loop."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from functools import wraps
+from pathlib import Path
+from typing import Any
 
 from common import messages as m
 from scheduler_svc.frontend.link.core_link import CoreLink
-from tests.frontend.fake_core import int32
+from tests.frontend.fake_core import FakeCore, Script, echo, int32
 
 PARAMS = m.SamplingParams(max_tokens=5)
 HELLO_INTERVAL_S = 0.1
@@ -32,3 +35,25 @@ async def until(condition: Callable[[], object]) -> None:
     async with asyncio.timeout(5):
         while not condition():
             await asyncio.sleep(0.01)
+
+
+@asynccontextmanager
+async def linked_core(folder: Path, script: Script = echo) -> AsyncIterator[tuple[FakeCore, CoreLink]]:
+    """A fake core, and a link to it that is up."""
+    core = FakeCore(folder, script=script)
+    try:
+        async with running_link(core.endpoint) as link:
+            await until(lambda: link.is_up)
+            yield core, link
+    finally:
+        core.close()
+
+
+def in_event_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Make a coroutine a test; its arguments are fixtures."""
+
+    @wraps(test)
+    def run(**fixtures: object) -> None:
+        asyncio.run(test(**fixtures))
+
+    return run

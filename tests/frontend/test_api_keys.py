@@ -14,6 +14,7 @@ from scheduler_svc.frontend import api_keys
 from scheduler_svc.frontend.api_keys import ApiClient, ApiKeys
 from scheduler_svc.frontend.http.middleware import RequireApiKey
 from tests.frontend.harness import COMPLETION, assert_openai_shape, running_frontend
+from tests.support.clock import Clock
 
 ALICE, BOB = new_key(), new_key()
 FIRST = ApiClient("env-a7937b64", 0, is_admin=True, may_read_status=True)  # its key is "first"
@@ -38,12 +39,6 @@ def write(path, *entries):
 
 @pytest.fixture
 def clock(monkeypatch):
-    class Clock:
-        now = 0.0
-
-        def monotonic(self):
-            return self.now
-
     clock = Clock()
     monkeypatch.setattr(api_keys, "time", clock)
     return clock

@@ -8,36 +8,32 @@ import pytest
 
 from common import messages as m
 from common.errors import RequestRejected
-from tests.frontend.fake_core import FakeCore, Step, delta, int32, outputs, say, silence
-from tests.frontend.links import running_link, submit, until
+from tests.frontend.fake_core import Step, delta, int32, outputs, say, silence
+from tests.frontend.links import in_event_loop, linked_core, submit, until
 
 
-def test_attaching(tmp_path: Path):
-    async def run() -> None:
-        core = FakeCore(tmp_path, script=say([1, 2, 3]))
-        async with running_link(core.endpoint) as link:
-            await until(lambda: link.is_up)
-            link.open([submit("a"), submit("b")]).detach()
-            queue = link.attach_queue()
-            assert not (await link.attach("unknown", 0, queue)).found
-            answers = await asyncio.gather(link.attach("b", 1, queue), link.attach("a", 0, queue))
-            assert [(answer.found, answer.request_id, answer.num_prompt_tokens) for answer in answers] == [
-                (True, "b", 3),
-                (True, "a", 3),
-            ]
-            batch: list = []
-            while len(batch) < 2:
-                batch += await queue.get()
-            assert sorted((choice, delta.token_ids) for choice, delta in batch) == [
-                (0, int32([1, 2, 3])),
-                (1, int32([1, 2, 3])),
-            ]
-        core.close()
-
-    asyncio.run(run())
+@in_event_loop
+async def test_attaching(tmp_path: Path):
+    async with linked_core(tmp_path, say([1, 2, 3])) as (_, link):
+        link.open([submit("a"), submit("b")]).detach()
+        queue = link.attach_queue()
+        assert not (await link.attach("unknown", 0, queue)).found
+        answers = await asyncio.gather(link.attach("b", 1, queue), link.attach("a", 0, queue))
+        assert [(answer.found, answer.request_id, answer.num_prompt_tokens) for answer in answers] == [
+            (True, "b", 3),
+            (True, "a", 3),
+        ]
+        batch: list = []
+        while len(batch) < 2:
+            batch += await queue.get()
+        assert sorted((choice, delta.token_ids) for choice, delta in batch) == [
+            (0, int32([1, 2, 3])),
+            (1, int32([1, 2, 3])),
+        ]
 
 
-def test_attaches_that_meet(tmp_path: Path):
+@in_event_loop
+async def test_attaches_that_meet(tmp_path: Path):
     """The last one gets the request, from its first token and once; nobody before it does it any harm by leaving."""
 
     def script(request: m.Submit) -> Iterator[Step]:
@@ -45,109 +41,82 @@ def test_attaches_that_meet(tmp_path: Path):
         yield 0.2
         yield outputs(delta(request, [3], "length"))
 
-    async def run() -> None:
-        core = FakeCore(tmp_path, script=script)
-        async with running_link(core.endpoint) as link:
-            await until(lambda: link.is_up)
-            first = link.open([submit("a")])
-            queues = [link.attach_queue() for _ in range(3)]
-            *answers, last = [link.attach("a", 0, queue) for queue in queues]
-            for queue in (first, *queues[:2]):
-                with pytest.raises(RequestRejected) as caught:
-                    await queue.get()
-                assert caught.value.code == "taken_over"
-                queue.close()
-                queue.detach()
-            for answer in answers:
-                with pytest.raises(RequestRejected):
-                    await answer
-            assert (await last).found
-            tokens = b""
-            while len(tokens) < 12:
-                tokens += b"".join(delta.token_ids for _, delta in await queues[2].get())
-            assert tokens == int32([1, 2, 3])
-            assert not core.cancels
-            assert not core.detaches
-        core.close()
-
-    asyncio.run(run())
-
-
-def test_a_prompt_of_what_is_taken_over_meanwhile(tmp_path: Path):
-    """Of a list of prompts, one attach is under way when another connection comes for the first prompt."""
-
-    async def run() -> None:
-        core = FakeCore(tmp_path, script=silence)
-        async with running_link(core.endpoint) as link:
-            await until(lambda: link.is_up)
-            link.open([submit("a"), submit("b")]).detach()
-            early, late = link.attach_queue(), link.attach_queue()
-            await link.attach("a", 0, early)
-            under_way = link.attach("b", 1, early)
-            await link.attach("a", 0, late)
-            await link.status()
-            assert early.has_failed
-            assert (await under_way).found
-            early.close()
-            await link.attach("b", 1, late)
-            await link.status()
-            assert late.request_ids == ["a", "b"]
-            assert len(core.detaches) == 2  # those of the beginning
-            assert not core.cancels
-        core.close()
-
-    asyncio.run(run())
-
-
-def test_an_answer_that_nobody_waits_for_any_more(tmp_path: Path):
-    async def run() -> None:
-        core = FakeCore(tmp_path, script=silence)
-        async with running_link(core.endpoint) as link:
-            await until(lambda: link.is_up)
-            link.open([submit("a")]).detach()
-            queue = link.attach_queue()
-            link.attach("a", 0, queue).cancel()
-            await until(lambda: len(core.detaches) == 2)
-            assert queue.request_ids == []
-            assert link.num_open == 0
-        core.close()
-
-    asyncio.run(run())
-
-
-def test_an_answer_that_comes_too_late(tmp_path: Path):
-    """Whoever asked again has read the replay that was meant for the first: he must not read a second one."""
-
-    async def run() -> None:
-        core = FakeCore(tmp_path, script=silence)
-        async with running_link(core.endpoint) as link:
-            await until(lambda: link.is_up)
-            link.open([submit("a")]).detach()
-            queue = link.attach_queue()
-            link.attach("a", 0, link.attach_queue()).cancel()  # out of patience
-            assert (await link.attach("a", 0, queue)).found
-            with pytest.raises(RequestRejected, match="lost its place") as caught:
+    async with linked_core(tmp_path, script) as (core, link):
+        first = link.open([submit("a")])
+        queues = [link.attach_queue() for _ in range(3)]
+        *answers, last = [link.attach("a", 0, queue) for queue in queues]
+        for queue in (first, *queues[:2]):
+            with pytest.raises(RequestRejected) as caught:
                 await queue.get()
-            assert caught.value.code == "unavailable"
-            await until(lambda: len(core.detaches) == 2)
-        core.close()
+            assert caught.value.code == "taken_over"
+            queue.close()
+            queue.detach()
+        for answer in answers:
+            with pytest.raises(RequestRejected):
+                await answer
+        assert (await last).found
+        tokens = b""
+        while len(tokens) < 12:
+            tokens += b"".join(delta.token_ids for _, delta in await queues[2].get())
+        assert tokens == int32([1, 2, 3])
+        assert not core.cancels
+        assert not core.detaches
 
-    asyncio.run(run())
+
+@in_event_loop
+async def test_a_prompt_of_what_is_taken_over_meanwhile(tmp_path: Path):
+    """Of a list of prompts, one attach is under way when another connection comes for the first prompt."""
+    async with linked_core(tmp_path, silence) as (core, link):
+        link.open([submit("a"), submit("b")]).detach()
+        early, late = link.attach_queue(), link.attach_queue()
+        await link.attach("a", 0, early)
+        under_way = link.attach("b", 1, early)
+        await link.attach("a", 0, late)
+        await link.status()
+        assert early.has_failed
+        assert (await under_way).found
+        early.close()
+        await link.attach("b", 1, late)
+        await link.status()
+        assert late.request_ids == ["a", "b"]
+        assert len(core.detaches) == 2  # those of the beginning
+        assert not core.cancels
 
 
-def test_a_core_that_is_lost_while_attaching(tmp_path: Path):
-    async def run() -> None:
-        core = FakeCore(tmp_path, script=silence)
+@in_event_loop
+async def test_an_answer_that_nobody_waits_for_any_more(tmp_path: Path):
+    async with linked_core(tmp_path, silence) as (core, link):
+        link.open([submit("a")]).detach()
+        queue = link.attach_queue()
+        link.attach("a", 0, queue).cancel()
+        await until(lambda: len(core.detaches) == 2)
+        assert queue.request_ids == []
+        assert link.num_open == 0
+
+
+@in_event_loop
+async def test_an_answer_that_comes_too_late(tmp_path: Path):
+    """Whoever asked again has read the replay that was meant for the first: he must not read a second one."""
+    async with linked_core(tmp_path, silence) as (core, link):
+        link.open([submit("a")]).detach()
+        queue = link.attach_queue()
+        link.attach("a", 0, link.attach_queue()).cancel()  # out of patience
+        assert (await link.attach("a", 0, queue)).found
+        with pytest.raises(RequestRejected, match="lost its place") as caught:
+            await queue.get()
+        assert caught.value.code == "unavailable"
+        await until(lambda: len(core.detaches) == 2)
+
+
+@in_event_loop
+async def test_a_core_that_is_lost_while_attaching(tmp_path: Path):
+    async with linked_core(tmp_path, silence) as (core, link):
         core.answers_attaches = False
-        async with running_link(core.endpoint) as link:
-            await until(lambda: link.is_up)
-            answers = [link.attach(name, 0, link.attach_queue()) for name in "ab"]
-            await asyncio.to_thread(core.close)
-            for answer in answers:
-                with pytest.raises(RequestRejected) as caught:
-                    await asyncio.wait_for(answer, 5)
-                assert caught.value.code == "unavailable"
-            with pytest.raises(RequestRejected, match="cannot be reached"):
-                link.attach("a", 0, link.attach_queue())
-
-    asyncio.run(run())
+        answers = [link.attach(name, 0, link.attach_queue()) for name in "ab"]
+        await asyncio.to_thread(core.close)
+        for answer in answers:
+            with pytest.raises(RequestRejected) as caught:
+                await asyncio.wait_for(answer, 5)
+            assert caught.value.code == "unavailable"
+        with pytest.raises(RequestRejected, match="cannot be reached"):
+            link.attach("a", 0, link.attach_queue())

@@ -6,11 +6,11 @@ import httpx
 import msgspec
 import pytest
 
-from common import messages as m
 from scheduler_svc.api_key_file import ApiKey, digest, encode_key_file
 from tests.frontend.fake_core import REPORT, FakeCore, refuse
 from tests.frontend.harness import COMPLETION, Frontend, assert_openai_shape, running_frontend
 from tests.frontend.sse import events_after
+from tests.support.status_reports import executor_status
 
 KEYS = [
     ApiKey(name="alice", sha256=digest("a"), created="2026-01-01T00:00:00Z", max_open_requests=3),
@@ -19,25 +19,7 @@ KEYS = [
     ApiKey(name="root", sha256=digest("r"), created="2026-01-01T00:00:00Z", admin=True),
 ]
 ALICE, BOB, PROMETHEUS, ROOT = ({"authorization": f"Bearer {key}"} for key in "abpr")
-EXECUTOR = m.ExecutorStatus(
-    executor="host/gpu 0",
-    epoch=7,
-    state="ready",
-    build="0.1.0",
-    device="cpu",
-    dtype="float32",
-    fingerprint="f",
-    pid=1,
-    uptime_s=1.0,
-    num_blocks=1,
-    block_size=16,
-    free_blocks=1,
-    cached_blocks=0,
-    running=0,
-    max_num_seqs=1,
-    steps=0,
-    step_ms=0.0,
-)
+EXECUTOR = executor_status(executor="host/gpu 0", epoch=7)
 
 
 @pytest.fixture(scope="module")

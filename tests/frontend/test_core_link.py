@@ -1,6 +1,7 @@
 """The link to a core that comes, goes, says nothing, or says nonsense."""
 
 import asyncio
+import contextlib
 from pathlib import Path
 
 import pytest
@@ -10,128 +11,101 @@ from common.errors import RequestRejected
 from common.wire import HEADER
 from scheduler_svc.frontend.link import core_link
 from tests.frontend.fake_core import REPORT, FakeCore, delta, int32, outputs, silence
-from tests.frontend.links import HELLO_INTERVAL_S, running_link, submit, until
+from tests.frontend.links import HELLO_INTERVAL_S, in_event_loop, linked_core, running_link, submit, until
 
 
-def test_a_core_that_comes_back(tmp_path: Path):
-    async def run() -> None:
-        core = FakeCore(tmp_path, script=silence)
-        async with running_link(core.endpoint) as link:
-            await until(lambda: link.is_up)
-            queues = [link.open([submit(f"r{i}")]) for i in range(3)]
-            await asyncio.to_thread(core.close)
-            for queue in queues:  # none of them hangs
-                with pytest.raises(RequestRejected, match="went away") as caught:
-                    await asyncio.wait_for(queue.get(), 5)
-                assert caught.value.code == "unavailable"
-            assert not link.is_up
-            assert link.num_open == 0
-            with pytest.raises(RequestRejected, match="cannot be reached"):
-                link.open([submit()])
-            core = FakeCore(tmp_path)
+@in_event_loop
+async def test_a_core_that_comes_back(tmp_path: Path):
+    async with linked_core(tmp_path, silence) as (core, link):
+        queues = [link.open([submit(f"r{i}")]) for i in range(3)]
+        await asyncio.to_thread(core.close)
+        for queue in queues:  # none of them hangs
+            with pytest.raises(RequestRejected, match="went away") as caught:
+                await asyncio.wait_for(queue.get(), 5)
+            assert caught.value.code == "unavailable"
+        assert not link.is_up
+        assert link.num_open == 0
+        with pytest.raises(RequestRejected, match="cannot be reached"):
+            link.open([submit()])
+        with contextlib.closing(FakeCore(tmp_path)):
             await until(lambda: link.is_up)
             choice, answer = (await link.open([submit("again")]).get())[0]
             assert (choice, answer.token_ids) == (0, int32([1]))
-            core.close()
-
-    asyncio.run(run())
+        core.close()
 
 
-def test_a_core_that_is_lost_is_told_nothing(tmp_path: Path):
+@in_event_loop
+async def test_a_core_that_is_lost_is_told_nothing(tmp_path: Path):
     """It may come back with its journal, and then a Cancel would end what its client comes back for."""
-
-    async def run() -> None:
-        core = FakeCore(tmp_path, script=silence)
-        async with running_link(core.endpoint) as link:
-            await until(lambda: link.is_up)
-            queues = [link.open([submit(f"r{i}")], is_resumable=bool(i)) for i in range(2)]
-            assert await asyncio.to_thread(core.wait_for, lambda: len(core.submits) == 2)
-            stories = core.stories
-            await asyncio.to_thread(core.close)
-            core = FakeCore(tmp_path, script=silence, stories=stories)
+    async with linked_core(tmp_path, silence) as (core, link):
+        queues = [link.open([submit(f"r{i}")], is_resumable=bool(i)) for i in range(2)]
+        assert await asyncio.to_thread(core.wait_for, lambda: len(core.submits) == 2)
+        await asyncio.to_thread(core.close)
+        with contextlib.closing(FakeCore(tmp_path, script=silence, stories=core.stories)) as restarted:
             await until(lambda: link.is_up and not link.num_open)
             for queue in queues:
                 queue.close()
             await link.status()  # whatever was sent before has arrived
-            assert not core.cancels
-            assert not core.detaches
+            assert not restarted.cancels
+            assert not restarted.detaches
+
+
+@in_event_loop
+async def test_what_is_read_when_the_frontend_stops_goes_on(tmp_path: Path):
+    async with linked_core(tmp_path, silence) as (core, link):
+        queue = link.open([submit("a"), submit("b")])
+        link.leave_all("the server is shutting down")
+        with pytest.raises(RequestRejected, match="shutting down"):
+            await queue.get()
+        await link.status()
+        assert [detach.request_id for detach in core.detaches] == ["a", "b"]
+        assert not core.cancels
+
+
+@in_event_loop
+async def test_an_id_that_is_open_here(tmp_path: Path):
+    async with linked_core(tmp_path, silence) as (core, link):
+        queue = link.open([submit("a")])
+        with pytest.raises(RequestRejected, match="'a' is in use") as caught:
+            link.open([submit("b"), submit("a")])
+        assert caught.value.code == "request_exists"
+        assert link.num_open == 1
+        link.attach("c", 0, link.attach_queue())
+        with pytest.raises(RequestRejected, match="'c' is in use"):
+            link.open([submit("c")])
+        queue.close()
+        await link.status()
+        assert [request.request_id for request in core.submits] == ["a"]
+
+
+@in_event_loop
+async def test_a_core_that_is_not_there_yet(tmp_path: Path):
+    async with running_link(f"ipc://{tmp_path}/core.sock") as link:
+        with pytest.raises(RequestRejected, match="cannot be reached"):
+            link.open([submit()])
+        await until(lambda: link.silent_s >= 0.3)
+        core = FakeCore(tmp_path)
+        await until(lambda: link.is_up)
+        assert link.fleet == core.fleet
         core.close()
 
-    asyncio.run(run())
+
+@in_event_loop
+async def test_a_core_that_is_silent(tmp_path: Path):
+    async with linked_core(tmp_path, silence) as (core, link):
+        queue = link.open([submit()])
+        core.answers_hellos = False
+        await until(lambda: not link.is_up)
+        assert link.silent_s >= core_link.HELLOS_UNANSWERED_WHEN_SILENT * HELLO_INTERVAL_S
+        assert link.num_open == 1  # it may be busy: what it works on is not given up
+        core.answers_hellos = True
+        await until(lambda: link.is_up)
+        assert link.silent_s == 0
+        queue.close()
 
 
-def test_what_is_read_when_the_frontend_stops_goes_on(tmp_path: Path):
-    async def run() -> None:
-        core = FakeCore(tmp_path, script=silence)
-        async with running_link(core.endpoint) as link:
-            await until(lambda: link.is_up)
-            queue = link.open([submit("a"), submit("b")])
-            link.leave_all("the server is shutting down")
-            with pytest.raises(RequestRejected, match="shutting down"):
-                await queue.get()
-            await link.status()
-            assert [detach.request_id for detach in core.detaches] == ["a", "b"]
-            assert not core.cancels
-        core.close()
-
-    asyncio.run(run())
-
-
-def test_an_id_that_is_open_here(tmp_path: Path):
-    async def run() -> None:
-        core = FakeCore(tmp_path, script=silence)
-        async with running_link(core.endpoint) as link:
-            await until(lambda: link.is_up)
-            queue = link.open([submit("a")])
-            with pytest.raises(RequestRejected, match="'a' is in use") as caught:
-                link.open([submit("b"), submit("a")])
-            assert caught.value.code == "request_exists"
-            assert link.num_open == 1
-            link.attach("c", 0, link.attach_queue())
-            with pytest.raises(RequestRejected, match="'c' is in use"):
-                link.open([submit("c")])
-            queue.close()
-            await link.status()
-            assert [request.request_id for request in core.submits] == ["a"]
-        core.close()
-
-    asyncio.run(run())
-
-
-def test_a_core_that_is_not_there_yet(tmp_path: Path):
-    async def run() -> None:
-        async with running_link(f"ipc://{tmp_path}/core.sock") as link:
-            with pytest.raises(RequestRejected, match="cannot be reached"):
-                link.open([submit()])
-            await until(lambda: link.silent_s >= 0.3)
-            core = FakeCore(tmp_path)
-            await until(lambda: link.is_up)
-            assert link.fleet == core.fleet
-            core.close()
-
-    asyncio.run(run())
-
-
-def test_a_core_that_is_silent(tmp_path: Path):
-    async def run() -> None:
-        core = FakeCore(tmp_path, script=silence)
-        async with running_link(core.endpoint) as link:
-            await until(lambda: link.is_up)
-            queue = link.open([submit()])
-            core.answers_hellos = False
-            await until(lambda: not link.is_up)
-            assert link.silent_s >= core_link.HELLOS_UNANSWERED_WHEN_SILENT * HELLO_INTERVAL_S
-            assert link.num_open == 1  # it may be busy: what it works on is not given up
-            core.answers_hellos = True
-            await until(lambda: link.is_up)
-            assert link.silent_s == 0
-            queue.close()
-        core.close()
-
-    asyncio.run(run())
-
-
-def test_nonsense_is_counted_and_dropped(tmp_path: Path):
+@in_event_loop
+async def test_nonsense_is_counted_and_dropped(tmp_path: Path):
     nonsense = [
         [b"hello"],
         [b"", b"", b""],
@@ -147,70 +121,49 @@ def test_nonsense_is_counted_and_dropped(tmp_path: Path):
         outputs(m.TokenDelta(request_id="stranger", index=0, token_ids=int32([1]))),
         m.Metrics(query_id=77, text=b""),
     ]
-
-    async def run() -> None:
-        core = FakeCore(tmp_path)
+    async with linked_core(tmp_path) as (core, link):
         core.script = lambda request: iter([*nonsense, *strangers, outputs(delta(request, [7], "length"))])
-        async with running_link(core.endpoint) as link:
-            await until(lambda: link.is_up)
-            [(_, answer)] = await link.open([submit()]).get()
-            assert answer.token_ids == int32([7])
-            assert link.num_dropped == len(nonsense)
-        core.close()
-
-    asyncio.run(run())
+        [(_, answer)] = await link.open([submit()]).get()
+        assert answer.token_ids == int32([7])
+        assert link.num_dropped == len(nonsense)
 
 
-def test_a_bad_delta_leaves_its_neighbours(tmp_path: Path):
-    async def run() -> None:
-        core = FakeCore(tmp_path)
+@in_event_loop
+async def test_a_bad_delta_leaves_its_neighbours(tmp_path: Path):
+    async with linked_core(tmp_path) as (core, link):
         bad = m.TokenDelta(request_id="r", index=0, token_ids=b"abc")
         core.script = lambda request: iter([outputs(bad, delta(request, [7], "length"))])
-        async with running_link(core.endpoint) as link:
-            await until(lambda: link.is_up)
-            [(_, answer)] = await link.open([submit()]).get()
-            assert answer.token_ids == int32([7])
-        core.close()
-
-    asyncio.run(run())
+        [(_, answer)] = await link.open([submit()]).get()
+        assert answer.token_ids == int32([7])
 
 
-def test_queries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+@in_event_loop
+async def test_queries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(core_link, "QUERY_TIMEOUT_S", 0.3)
 
-    async def run() -> None:
-        core = FakeCore(tmp_path)
-        async with running_link(core.endpoint) as link:
-            await until(lambda: link.is_up)
-            assert await link.status() == REPORT
-            assert await link.metrics() == b"baton_running 0\n"
-            assert (await link.drain("gpu-0", finish=True)).epoch == 7
-            assert [(drain.executor, drain.finish) for drain in core.drains] == [("gpu-0", True)]
-            core.answers_queries = False
-            with pytest.raises(RequestRejected, match="no answer"):
-                await link.status()
-            core.close()
-            await until(lambda: not link.is_up)
-            with pytest.raises(RequestRejected, match="cannot be reached"):
-                await link.metrics()
-
-    asyncio.run(run())
+    async with linked_core(tmp_path) as (core, link):
+        assert await link.status() == REPORT
+        assert await link.metrics() == b"baton_running 0\n"
+        assert (await link.drain("gpu-0", finish=True)).epoch == 7
+        assert [(drain.executor, drain.finish) for drain in core.drains] == [("gpu-0", True)]
+        core.answers_queries = False
+        with pytest.raises(RequestRejected, match="no answer"):
+            await link.status()
+        core.close()
+        await until(lambda: not link.is_up)
+        with pytest.raises(RequestRejected, match="cannot be reached"):
+            await link.metrics()
 
 
-def test_the_number_of_open_requests_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+@in_event_loop
+async def test_the_number_of_open_requests_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(core_link, "MAX_OPEN_REQUESTS", 3)
 
-    async def run() -> None:
-        core = FakeCore(tmp_path, script=silence)
-        async with running_link(core.endpoint) as link:
-            await until(lambda: link.is_up)
-            queue = link.open([submit("a"), submit("b")])
-            with pytest.raises(RequestRejected) as caught:
-                link.open([submit("c"), submit("d")])
-            assert caught.value.code == "queue_full"
-            queue.close()
+    async with linked_core(tmp_path, silence) as (core, link):
+        queue = link.open([submit("a"), submit("b")])
+        with pytest.raises(RequestRejected) as caught:
             link.open([submit("c"), submit("d")])
-            assert await asyncio.to_thread(core.wait_for, lambda: len(core.cancels) == 2)
-        core.close()
-
-    asyncio.run(run())
+        assert caught.value.code == "queue_full"
+        queue.close()
+        link.open([submit("c"), submit("d")])
+        assert await asyncio.to_thread(core.wait_for, lambda: len(core.cancels) == 2)

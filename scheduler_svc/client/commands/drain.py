@@ -8,7 +8,7 @@ import click
 
 from scheduler_svc.client.errors import EXIT_CODES_HELP, RequestFailed
 from scheduler_svc.client.http.connect import connect
-from scheduler_svc.client.options import STATUS_TIMEOUT_S, address_options
+from scheduler_svc.client.options import STATUS_TIMEOUT_S, address_options, timeout_option
 from scheduler_svc.client.service_address import ServiceAddress
 
 if TYPE_CHECKING:
@@ -22,14 +22,7 @@ _POLL_INTERVAL_S = 0.2
 @click.argument("executor")
 @click.option("--finish", is_flag=True, help="Let its sequences end there, instead of handing them over.")
 @click.option("--wait/--no-wait", default=True, show_default=True, help="Wait until it has left.")
-@click.option(
-    "--timeout",
-    "timeout_s",
-    default=300.0,
-    show_default=True,
-    type=click.FloatRange(min=0, min_open=True),
-    help="Seconds to wait.",
-)
+@timeout_option(300.0, "Seconds to wait.")
 @address_options
 def command(*, executor: str, finish: bool, wait: bool, timeout_s: float, service: ServiceAddress) -> None:
     """Let an executor leave; its sequences go on elsewhere.

@@ -19,7 +19,7 @@ from scheduler_svc.client.errors import (
 )
 from scheduler_svc.client.http.connect import connect
 from scheduler_svc.client.http.resume import is_outage
-from scheduler_svc.client.options import STATUS_TIMEOUT_S, address_options
+from scheduler_svc.client.options import STATUS_TIMEOUT_S, address_options, timeout_option
 from scheduler_svc.client.output import say
 from scheduler_svc.client.service_address import ServiceAddress
 
@@ -40,14 +40,7 @@ _POLL_INTERVAL_S = 0.3
     "Kubernetes, systemd, baton up) starts a successor for each executor that has left.",
 )
 @click.option("--finish", is_flag=True, help="Let the sequences of each end there, instead of handing them over.")
-@click.option(
-    "--timeout",
-    "timeout_s",
-    default=300.0,
-    show_default=True,
-    type=click.FloatRange(min=0, min_open=True),
-    help="Seconds for each executor, until its successor is ready.",
-)
+@timeout_option(300.0, "Seconds for each executor, until its successor is ready.")
 @click.option("--expect-build", default="", metavar="VERSION", help="Stop at a successor of another build.")
 @click.option(
     "--expect-fingerprint", default="", metavar="START", help="Stop at a successor whose fingerprint starts otherwise."
