@@ -28,6 +28,10 @@ FLOORS = {
         *("batch", "bench", "demo", "keys", "rollout", "status"),  # each the work of one command
         *("http", "processes", "options", "service_address", "progress", "output", "errors"),
     ],
+    "benchmarks": [
+        *("__main__", *sorted(path.stem for path in (ROOT / "benchmarks").glob("bench_*.py"))),
+        *("scheduler", "service", "cpu", "gpu", "kernels", "rig"),
+    ],
 }
 # Houses that share the scheduler service and nothing else: what crosses between them is messages, HTTP or files.
 APART = ["core", "server", "frontend", "client"]

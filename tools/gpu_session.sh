@@ -72,7 +72,7 @@ kernels() {
 
 bench() {  # MODEL
   local weights=/tmp/checkpoint_$1 out=/tmp/out_$1
-  step checkpoint 60 python3 benchmarks/checkpoints.py "$1" "$weights"
+  step checkpoint 60 python3 -m benchmarks.rig.checkpoints "$1" "$weights"
   step "bench_$1" 370 python3 benchmarks/bench_gpu.py --model "$1" --checkpoint "$weights" --peer transformers --out "$out"
   tar -czf "$OUT/services_$1.tar.gz" -C "$out" .  # their logs, and the profiler's traces
   step "bench_$1_triton" 140 python3 benchmarks/bench_gpu.py --model "$1" --checkpoint "$weights" --attention triton \

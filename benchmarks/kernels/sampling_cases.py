@@ -1,0 +1,163 @@
+"""Cases of the sampler and of log-probabilities, on logits with some dozens of likely tokens in each row."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from benchmarks.kernels.cases import INDEX_BYTES, ITEM_BYTES, VOCAB_SIZE, KernelCase, Tensors, indices
+from benchmarks.rig.gpu_timing import Call
+from kernels.gpu.sampling.log_probs import LogProbs
+from kernels.gpu.sampling.sampler import Sampler
+
+
+@dataclass(frozen=True)
+class Params:
+    """A row's sampling parameters, as a request names them."""
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+
+
+KINDS = {
+    "greedy": (Params(temperature=0),),
+    "no filter": (Params(),),
+    "top_k 20, top_p 0.95": (Params(0.6, top_k=20, top_p=0.95),),  # what Qwen3 recommends
+    "top_p 0.95": (Params(top_p=0.95),),
+    "min_p 0.05": (Params(min_p=0.05),),
+    "all kinds": (Params(0), Params(), Params(0.6, 20, 0.95), Params(top_p=0.95), Params(min_p=0.05)),
+}
+"""The parameters of a batch's rows, which take them in turn."""
+
+
+def sampling_cases(batches: Iterable[int]) -> Iterator[KernelCase]:
+    """Every kind of sampling, and log-probabilities, for each of these numbers of rows."""
+    for rows in batches:
+        yield from (sample_case(rows, kind) for kind in KINDS)
+        yield from (log_probs_case(rows, num_top) for num_top in (0, 5, 20))
+
+
+def sample_case(rows: int, kind: str, vocab_size: int = VOCAB_SIZE) -> KernelCase:
+    """A case that samples `rows` rows."""
+    params = [KINDS[kind][row % len(KINDS[kind])] for row in range(rows)]
+
+    def tensors(device: torch.device) -> Tensors:
+        return {
+            "logits": make_logits(rows, vocab_size, device),
+            "temperatures": torch.tensor([float(each.temperature) for each in params]).to(device),
+            "top_ks": indices([each.top_k for each in params], device),
+            "top_ps": torch.tensor([each.top_p for each in params]).to(device),
+            "min_ps": torch.tensor([each.min_p for each in params]).to(device),
+            "uniforms": torch.rand(rows).to(device),
+            "lanes": indices(torch.randperm(rows), device),
+            "last_tokens": indices(torch.zeros(rows), device),
+            "out": indices(torch.zeros(rows), device),
+        }
+
+    def ours(tensors: Tensors) -> Call:
+        return partial(Sampler(rows, vocab_size, tensors["logits"].device).sample, **tensors)
+
+    peers: dict[str, Callable[..., object]] = {"greedy": _eager_greedy, "no filter": _eager_draw}
+    columns = 4 * torch.float32.itemsize + 2 * INDEX_BYTES  # the parameters, the uniform and the lane
+    return KernelCase(
+        kernel="sample",
+        model="Qwen3",
+        step={"rows": rows, "kind": kind},
+        bytes_moved=rows * (ITEM_BYTES * vocab_size + columns + 2 * INDEX_BYTES),
+        tensors=tensors,
+        ours=ours,
+        eager=peers.get(kind, _eager_filter_and_draw),
+    )
+
+
+def log_probs_case(rows: int, num_top: int, vocab_size: int = VOCAB_SIZE) -> KernelCase:
+    """A case of log-probabilities: of one token of each row, and of the `num_top` likeliest tokens."""
+
+    def tensors(device: torch.device) -> Tensors:
+        top = torch.empty(rows, num_top, device=device)
+        return {
+            "logits": make_logits(rows, vocab_size, device),
+            "token_ids": indices(torch.randint(vocab_size, (rows,)), device),
+            "out_chosen": torch.empty(rows, device=device),
+            "out_top": top,
+            "out_top_ids": torch.empty_like(top, dtype=torch.int32),
+        }
+
+    def ours(tensors: Tensors) -> Call:
+        return partial(LogProbs(rows, vocab_size, tensors["logits"].device).log_probs, num_top=num_top, **tensors)
+
+    def eager(logits: Tensor, token_ids: Tensor, out_chosen: Tensor, out_top: Tensor, out_top_ids: Tensor) -> None:
+        scores = logits.float().log_softmax(-1)
+        out_chosen.copy_(scores.gather(1, token_ids.long()[:, None])[:, 0])
+        if num_top:
+            top = scores.topk(num_top)
+            out_top.copy_(top.values)
+            out_top_ids.copy_(top.indices)
+
+    results = torch.float32.itemsize + num_top * (torch.float32.itemsize + INDEX_BYTES)
+    return KernelCase(
+        kernel="log_probs",
+        model="Qwen3",
+        step={"rows": rows, "top": num_top},
+        bytes_moved=rows * (ITEM_BYTES * vocab_size + INDEX_BYTES + results),
+        tensors=tensors,
+        ours=ours,
+        eager=eager,
+        scalars={"num_top": num_top},
+    )
+
+
+def make_logits(rows: int, vocab_size: int, device: torch.device) -> Tensor:
+    """bfloat16 [rows, vocab]: a normal distribution, and up to 64 tokens of each row far above it."""
+    likely = torch.randint(vocab_size, (rows, 64), device=device)
+    logits = 2 * torch.randn(rows, vocab_size, device=device)
+    return logits.scatter_(1, likely, 12 + 4 * torch.randn(rows, 64, device=device)).bfloat16()
+
+
+def _eager_greedy(logits: Tensor, lanes: Tensor, last_tokens: Tensor, out: Tensor, **_: Tensor) -> Tensor:
+    last_tokens[lanes] = out.copy_(logits.argmax(-1))
+    return out
+
+
+def _eager_draw(
+    logits: Tensor,
+    temperatures: Tensor,
+    uniforms: Tensor,
+    lanes: Tensor,
+    last_tokens: Tensor,
+    out: Tensor,
+    **_: Tensor,
+) -> Tensor:
+    cdf = torch.softmax(logits.float() / temperatures[:, None], -1).cumsum(-1)
+    last_tokens[lanes] = out.copy_(_invert(cdf, uniforms))
+    return out
+
+
+def _eager_filter_and_draw(
+    logits: Tensor,
+    temperatures: Tensor,
+    top_ks: Tensor,
+    top_ps: Tensor,
+    min_ps: Tensor,
+    uniforms: Tensor,
+    lanes: Tensor,
+    last_tokens: Tensor,
+    out: Tensor,
+) -> Tensor:
+    scores, token_ids = (logits.float() / temperatures.clamp(min=1e-6)[:, None]).sort(-1, descending=True)
+    ranks = torch.arange(logits.shape[-1], device=logits.device)
+    scores = scores.masked_fill((ranks >= top_ks[:, None]) & (top_ks[:, None] > 0), -torch.inf)
+    probs = torch.softmax(scores, -1)
+    kept = (probs.cumsum(-1) - probs < top_ps[:, None]) & (probs >= min_ps[:, None] * probs[:, :1])
+    by_id = torch.zeros_like(probs).scatter_(1, token_ids, probs * kept)
+    drawn = _invert(by_id.cumsum(-1), uniforms)
+    last_tokens[lanes] = out.copy_(torch.where(temperatures > 0, drawn, token_ids[:, 0]))
+    return out
+
+
+def _invert(cdf: Tensor, uniforms: Tensor) -> Tensor:
+    return torch.searchsorted(cdf, uniforms[:, None] * cdf[:, -1:], right=True)[:, 0].clamp(max=cdf.shape[1] - 1)

@@ -1,0 +1,70 @@
+"""The scheduler and the executor's runner in one process and one thread: a service without the split.
+
+There is no socket, no other thread, no journal and no frontend. The scheduler plans, the runner launches, and while the
+GPU computes, further plans are made and launched, as many as the window says.
+"""
+
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from benchmarks.rig.runs import TimedRun
+from benchmarks.rig.step_records import RecordedRunner, RecordedTokens, Recorder, recording
+from common import messages as m
+from common.plan import ExecutorLimits, parse_plan
+from executor_svc.__main__ import main as executor
+from executor_svc.options import ExecutorOptions
+from executor_svc.startup import start_executor
+from scheduler_svc.core.fleet.membership import Membership
+from scheduler_svc.core.scheduling.scheduler import Scheduler, SchedulerConfig
+
+EPOCH = 1
+
+
+class InProcess:
+    """Runs requests.
+
+    Args:
+        runner: a recorded runner.
+        recorder: records the runner's steps.
+        limits: the runner's limits.
+        config: the scheduler's settings.
+    """
+
+    def __init__(
+        self, runner: RecordedRunner, recorder: Recorder, limits: ExecutorLimits, config: SchedulerConfig
+    ) -> None:
+        self._runner = runner
+        self._limits = limits
+        self._parse = recorder.timed_parse(parse_plan)
+        self._scheduler = Scheduler(config)
+        self._scheduler.add_executor(Membership(EPOCH, "", "", limits))
+
+    def run(self, requests: Sequence[m.Submit]) -> TimedRun:
+        """Run all requests to their ends."""
+        scheduler = self._scheduler
+        in_flight: deque[tuple[int, RecordedTokens]] = deque()
+        num_tokens = 0
+        start_s = time.monotonic()
+        for request in requests:
+            scheduler.add(request)
+        while True:
+            while (plan := scheduler.plan(EPOCH)) is not None:
+                in_flight.append((plan.step, self._runner.launch(self._parse(plan, self._limits))))
+            if not in_flight:
+                break
+            step, pending = in_flight.popleft()
+            result = m.StepResult(epoch=EPOCH, step=step, token_ids=pending.wait().tobytes(), compute_us=0)
+            num_tokens += len(scheduler.commit(result).tokens)
+        return TimedRun(start_s, time.monotonic(), num_tokens)
+
+
+@contextmanager
+def in_process(arguments: Sequence[str], config: SchedulerConfig) -> Iterator[InProcess]:
+    """Start a runner as the executor does with these arguments, and a scheduler."""
+    with executor.make_context("baton-executor", list(arguments)) as context:
+        options = ExecutorOptions(**{name: context.params[name] for name in ExecutorOptions.__dataclass_fields__})
+    with recording() as recorder:
+        runner, hello, _ = start_executor(options)
+        yield InProcess(RecordedRunner(runner, recorder), recorder, ExecutorLimits.of(hello), config)

@@ -1,0 +1,170 @@
+"""Time from SIGKILL of an executor to the next token of the streams that ran on it, as their clients see it.
+
+The services are real processes on this machine and serve the embedded demo model on the CPU. In the setting `sibling`
+the busier of two executors is killed, and started again when all streams go on. In the setting `alone` the only
+executor is killed, and its successor is started at once, so the start-up time is part of the pause (`startup_ms_p50`:
+from the start of a process until it is ready). The next token of a stream comes when all its tokens so far have been
+computed again, one stream after the other, so the pause depends on the number of tokens (`--max-tokens`). One JSON line
+is printed for each setting.
+
+Example: python benchmarks/bench_failover.py --kills 20 --streams 16
+"""
+
+import asyncio
+import json
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median, quantiles
+
+import click
+import httpx
+
+from scheduler_svc.client.http.event_stream import EventStreams
+from scheduler_svc.client.processes.local_fleet import FleetSpec, LocalFleet, executor_name, free_ports
+from scheduler_svc.client.service_address import ServiceAddress
+
+WARM_UP_S = 1.0  # of streaming before a kill
+PAUSE_LIMIT_S = 60.0
+
+
+@dataclass
+class Streams:
+    """Streams without end: each is started again when it ends.
+
+    Attributes:
+        arrivals: when each stream's tokens came since `watch`, newest last.
+    """
+
+    url: str
+    count: int
+    max_tokens: int
+    arrivals: list[list[float]] = field(default_factory=list)
+
+    async def run(self) -> None:
+        """Stream until cancelled."""
+        self.arrivals = [[] for _ in range(self.count)]
+        streams = EventStreams(ServiceAddress(self.url, timeout_s=PAUSE_LIMIT_S))
+        await asyncio.gather(*(self._one(streams, i) for i in range(self.count)))
+
+    def watch(self) -> None:
+        """Forget the tokens that came so far."""
+        for arrivals in self.arrivals:
+            arrivals.clear()
+
+    async def _one(self, streams: EventStreams, i: int) -> None:
+        body = {"model": "baton-demo", "max_tokens": self.max_tokens, "ignore_eos": True, "stream": True}
+        while True:
+            prompt = f"The {i}th citizen, at {time.monotonic()}:\n"
+            await streams.post(
+                "/v1/completions", body | {"prompt": prompt}, lambda _: self.arrivals[i].append(time.monotonic())
+            )
+
+
+@click.command(context_settings={"show_default": True})
+@click.option("--kills", default=20, type=click.IntRange(1), help="How often an executor is killed in each setting.")
+@click.option("--streams", "num_streams", default=16, type=click.IntRange(1), help="Streams that run at once.")
+@click.option("--max-tokens", default=300, type=click.IntRange(1), help="Tokens of each stream.")
+@click.option(
+    "--setting",
+    "settings",
+    multiple=True,
+    type=click.Choice(["sibling", "alone"]),
+    help="What to measure.  [default: both]",
+)
+def main(kills: int, num_streams: int, max_tokens: int, settings: tuple[str, ...]) -> None:
+    """Kill executors under streams, and measure the pauses."""
+    for setting in settings or ("sibling", "alone"):
+        print(json.dumps(measure(setting, kills, num_streams, max_tokens)))
+
+
+def measure(setting: str, kills: int, num_streams: int, max_tokens: int) -> dict[str, float | str]:
+    """One setting's figures; pauses in milliseconds."""
+    num_executors = 2 if setting == "sibling" else 1
+    port, executor_port = free_ports(2)
+    with tempfile.TemporaryDirectory() as folder:
+        spec = FleetSpec(
+            port=port,
+            executor_port=executor_port,
+            executors=num_executors,
+            scheduler_options=("--journal", f"{folder}/journal.sqlite3"),
+            executor_options=("--threads", "1", "--num-blocks", "4096"),
+        )
+        with LocalFleet(spec, Path(folder)) as fleet:
+            fleet.wait_ready()
+            streams = Streams(spec.url, num_streams, max_tokens)
+            pauses, startups = asyncio.run(_kill_repeatedly(fleet, kills, streams))
+    percentiles = quantiles(pauses, n=100, method="inclusive") if len(pauses) > 1 else pauses * 99
+    return {
+        "setting": setting,
+        "executors": num_executors,
+        "streams": num_streams,
+        "max_tokens": max_tokens,
+        "kills": kills,
+        "pauses": len(pauses),
+        "pause_ms_p50": round(1000 * percentiles[49], 1),
+        "pause_ms_p99": round(1000 * percentiles[98], 1),
+        "startup_ms_p50": round(1000 * median(startups), 1),
+    }
+
+
+async def _kill_repeatedly(fleet: LocalFleet, kills: int, streams: Streams) -> tuple[list[float], list[float]]:
+    """Kill an executor `kills` times; seconds of each stream's pause, and of each successor's start."""
+    pauses: list[float] = []
+    startups: list[float] = []
+    async with httpx.AsyncClient(base_url=fleet.spec.url, trust_env=False) as http:
+        streaming = asyncio.create_task(streams.run())
+        for _ in range(kills):
+            await _all_ready(http, fleet.spec.executors, streams)
+            running = await _running(http)
+            index = max(range(fleet.spec.executors), key=lambda i: running.get(executor_name(i), 0))
+            num_affected = running[executor_name(index)]
+            streams.watch()
+            killed_at = time.monotonic()
+            fleet.kill_executor(index)
+            resuming = asyncio.create_task(_first_tokens(streams, killed_at))
+            if fleet.spec.executors > 1:
+                await resuming  # so that the successor's start does not take CPU from the sibling
+            startups.append(await _start(fleet, http, index))
+            pauses += sorted(await resuming)[-num_affected:]
+            assert not streaming.done(), streaming.exception()
+        streaming.cancel()
+        await asyncio.wait([streaming])
+    return pauses, startups
+
+
+async def _first_tokens(streams: Streams, since: float) -> list[float]:
+    """Seconds until each stream has had a token (if it ended meanwhile, until its successor had one)."""
+    while not all(streams.arrivals):
+        await asyncio.sleep(0.005)
+    return [next(at for at in arrivals if at > since) - since for arrivals in streams.arrivals]
+
+
+async def _start(fleet: LocalFleet, http: httpx.AsyncClient, index: int) -> float:
+    """Start an executor and wait until it is ready. Returns the seconds in between."""
+    started_at = time.monotonic()
+    fleet.start_executor(index)
+    while executor_name(index) not in await _running(http):
+        await asyncio.sleep(0.01)
+    return time.monotonic() - started_at
+
+
+async def _all_ready(http: httpx.AsyncClient, num_executors: int, streams: Streams) -> None:
+    """Wait until all executors are ready and all streams get tokens."""
+    while len(await _running(http)) < num_executors:
+        await asyncio.sleep(0.05)
+    streams.watch()
+    await asyncio.sleep(WARM_UP_S)
+    while not all(streams.arrivals):
+        await asyncio.sleep(0.05)
+
+
+async def _running(http: httpx.AsyncClient) -> dict[str, int]:
+    """How many sequences each executor runs."""
+    status = (await http.get("/status")).json()
+    return {executor["executor"]: executor["running"] for executor in status["executors"]}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,47 @@
+"""bench_scheduler.py runs on small loads, and its figures add up."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(
+    f"2023-11-16 18:17:{i % 60:02}.0000000,{50 + 37 * i % 900},{10 + 7 * i % 50}\n" for i in range(60)
+)
+MOONCAKE = "".join(
+    json.dumps({"timestamp": 10 * i, "input_length": 900 + i, "output_length": 5, "hash_ids": [0, 1 + i % 3]}) + "\n"
+    for i in range(30)
+)
+
+
+def run(*arguments):
+    command = [sys.executable, BENCHMARKS / "bench_scheduler.py", *arguments]
+    return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, timeout=120).stdout)
+
+
+@pytest.mark.parametrize("case", ["A", "B", "C"])
+def test_nano(case):
+    figures = run("--case", case, "--num-seqs", "32", "--block-size", "16")
+    assert figures["output_tokens"] == run("--case", "A", "--num-seqs", "32", "--window", "1")["output_tokens"]
+    assert figures["decode_tokens_computed"] >= figures["output_tokens"] - figures["steps"]
+    assert figures["prefill_tokens_computed"] + figures["hit_tokens"] >= figures["prompt_tokens"]
+    if case == "A":
+        assert figures["prefill_tokens_computed"] == figures["prompt_tokens"]
+    if case == "B":
+        assert figures["peak_blocks"] <= figures["num_blocks"]
+    if case == "C":
+        assert figures["hit_tokens"] >= 31 * 512
+
+
+def test_traces(tmp_path):
+    azure, mooncake = tmp_path / "azure.csv", tmp_path / "mooncake.jsonl"
+    azure.write_text(AZURE)
+    mooncake.write_text(MOONCAKE)
+    assert run("--workload", "azure", "--trace", azure)["output_tokens"] == sum(10 + 7 * i % 50 for i in range(60))
+    ours = run("--workload", "mooncake", "--trace", mooncake, "--executors", "2", "--block-size", "256")
+    turns = run(*("--workload", "sessions", "--trace", azure, "--executors", "2", "--placement", "round-robin"))
+    assert ours["hit_tokens"] > 0
+    assert turns["virtual_ttft_ms_p50"] > 0

@@ -1,0 +1,27 @@
+"""The services' benchmarks run on small loads, and their figures add up."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+def lines(name, *arguments):
+    command = [sys.executable, BENCHMARKS / name, *arguments]
+    printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=120).stdout
+    return [json.loads(line) for line in printed.splitlines()]
+
+
+def test_the_journals_benchmark():
+    figures = lines("bench_journal.py", "--batches", "50")
+    assert len(figures) == 2
+    assert all(each["us_latency_p50"] > 0 and each["us_core"] > 0 for each in figures)
+
+
+def test_the_benchmark_of_failover():
+    (figures,) = lines("bench_failover.py", "--kills", "1", "--streams", "2", "--setting", "sibling")
+    assert figures["pauses"] in (1, 2), "of the streams that ran on the one that was killed"
+    assert 0 < figures["pause_ms_p50"] < 1000 * 60
+    assert figures["startup_ms_p50"] > 0
