@@ -1,6 +1,6 @@
 """The file of API keys: `baton keys` writes it, frontends read it.
 
-It has no key in it but the SHA-256 of each. That is enough: a key has 256 random bits, so there is nothing to
+It does not contain keys, only the SHA-256 of each. That is enough: a key has 256 random bits, so there is nothing to
 guess, and no need for the slow hashes that protect passwords, which would cost every request their time.
 """
 
@@ -58,7 +58,7 @@ def new_key() -> str:
 
 
 def is_reserved(name: str) -> bool:
-    """Whether it could be the name of a key that was given none (`env-5f3a0c19`)."""
+    """Whether a key without a name could be named so (`env-5f3a0c19`)."""
     return name.startswith(UNNAMED_PREFIX)
 
 

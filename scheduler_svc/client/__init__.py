@@ -1,1 +1,1 @@
-"""The `baton` command: everything a person or a script does with a running service, over its HTTP interface."""
+"""The `baton` command: what a person or a script does with a service, over its HTTP interface."""

@@ -17,8 +17,8 @@ class RequestFailed(click.ClickException):
     """The service answered with an error, or broke off in the middle of an answer.
 
     Attributes:
-        status: of an HTTP answer that was an error; 0 if it was something else.
-        code: the service's own word for what is wrong (`queue_full`), of such an answer or of a stream's last event.
+        status: HTTP status of an error answer; 0 for other failures.
+        code: the service's code for the error (`queue_full`), from such an answer or from a stream's last event.
     """
 
     exit_code = EXIT_FAILED
@@ -37,14 +37,14 @@ class ConnectionBroke(RequestFailed):
 
 
 class ServiceSilent(RequestFailed):
-    """Nothing has come for longer than the service's timeout."""
+    """The service has sent nothing for longer than the timeout."""
 
     def __init__(self) -> None:
         super().__init__("the service has sent nothing for too long; see --timeout")
 
 
 class ServiceUnreachable(click.ClickException):
-    """Nothing answers at the URL."""
+    """No service answers at the URL."""
 
     exit_code = EXIT_UNREACHABLE
 
@@ -53,7 +53,7 @@ class ServiceUnreachable(click.ClickException):
 
 
 class ServiceNotReady(RequestFailed):
-    """Something answers 503: it is starting, stopping, or has no executor."""
+    """The service answers 503: it is starting or stopping, or it has no executor."""
 
     exit_code = EXIT_UNREACHABLE
 
@@ -71,6 +71,6 @@ class FleetMisconfigured(FleetError):
 
 
 class WrongFile(click.ClickException):
-    """A batch's input or output file is not what it should be; nothing has been sent."""
+    """A batch's input or output file cannot be used; nothing has been sent."""
 
     exit_code = EXIT_USAGE

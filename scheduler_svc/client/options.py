@@ -9,7 +9,7 @@ import click
 
 from scheduler_svc.client.service_address import DEFAULT_URL, ServiceAddress
 
-STATUS_TIMEOUT_S = 10.0  # for what the service answers at once
+STATUS_TIMEOUT_S = 10.0  # for requests that the service answers at once
 
 Decorated = Callable[..., Any]
 
@@ -44,7 +44,7 @@ def service_options(command: Decorated) -> Decorated:
     """Add `--url`, `--api-key` and `--timeout`; the command gets them as `service`."""
 
     @address_options
-    @timeout_option(600.0, "Seconds without a sign of life after which to give up.")
+    @timeout_option(600.0, "Give up after so many seconds without data from the service.")
     @wraps(command)
     def with_timeout(service: ServiceAddress, timeout_s: float, **options: Any) -> Any:
         return command(service=replace(service, timeout_s=timeout_s), **options)
@@ -53,7 +53,7 @@ def service_options(command: Decorated) -> Decorated:
 
 
 def resuming_service_options(command: Decorated) -> Decorated:
-    """As `service_options`, and `--reconnect-timeout`."""
+    """Add the options of `service_options`, and `--reconnect-timeout`."""
 
     @service_options
     @click.option(
@@ -62,7 +62,7 @@ def resuming_service_options(command: Decorated) -> Decorated:
         default=60.0,
         show_default=True,
         type=click.FloatRange(min=0),
-        help="Seconds to wait for a service that restarts in the middle of an answer, which then goes on; 0: do not.",
+        help="Seconds to wait for a service that restarts in the middle of an answer, which then goes on; 0: none.",
     )
     @wraps(command)
     def with_reconnect(service: ServiceAddress, reconnect_timeout_s: float, **options: Any) -> Any:
@@ -77,13 +77,13 @@ def model_option(command: Decorated) -> Decorated:
 
 
 def sampling_options(command: Decorated) -> Decorated:
-    """Add the options that say how tokens are drawn; the command gets those that were given as `sampling`.
+    """Add the options of sampling; the command gets those that were given as `sampling`.
 
     Its keys are the fields of an OpenAI request body (and our additions to it: top_k, min_p, ignore_eos).
     """
     names = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "ignore_eos")
 
-    @click.option("--max-tokens", default=256, show_default=True, type=click.IntRange(min=1), help="At most so many.")
+    @click.option("--max-tokens", default=256, show_default=True, type=click.IntRange(min=1), help="Limit of tokens.")
     @click.option("--temperature", type=click.FloatRange(min=0), help="0 always takes the likeliest token.")
     @click.option("--top-p", type=click.FloatRange(0, 1, min_open=True), help="Draw from this share of probability.")
     @click.option("--top-k", type=click.IntRange(min=0), help="Draw from the k likeliest tokens; 0 is all.")

@@ -1,4 +1,4 @@
-"""What commands write besides their result, all of it on stderr; and numbers for people."""
+"""What commands write: results to stdout, everything else to stderr; and numbers for people."""
 
 import sys
 import time
@@ -8,24 +8,24 @@ import click
 
 
 def say(line: str, **style: Any) -> None:
-    """One line on stderr. `style` as for `click.style`; it is dropped where stderr is no terminal."""
+    """Write a line to stderr. `style` is as for `click.style`; it is dropped if stderr is not a terminal."""
     click.secho(line, err=True, **style)
 
 
 def notice(line: str) -> None:
-    """A dim line on stderr, on a line of its own even where a model's text is on the same terminal."""
+    """Write a dim line to stderr, on a line of its own even if a model's text is on the same terminal."""
     start = "\n" if sys.stdout.isatty() and sys.stderr.isatty() else ""
     say(f"{start}baton: {line}", dim=True)
 
 
 def write_text(text: str) -> None:
-    """Text of a model to stdout, at once and as it is."""
+    """Write text of a model to stdout, at once and unchanged."""
     sys.stdout.write(text)
     sys.stdout.flush()
 
 
 class AnswerTimer:
-    """Takes the time of one streamed answer; made when the request is sent."""
+    """Measures one streamed answer; make it when the request is sent."""
 
     def __init__(self) -> None:
         self._sent_s = time.perf_counter()
@@ -33,14 +33,14 @@ class AnswerTimer:
         self._tokens: int | None = None
 
     def see(self, event: dict[str, Any]) -> None:
-        """Take notice of a stream's event."""
+        """Take an event of the stream."""
         if event.get("choices") and self._first_s is None:
             self._first_s = time.perf_counter()
         if event.get("usage"):
             self._tokens = event["usage"]["completion_tokens"]
 
     def report(self) -> None:
-        """After the end: tokens, tokens per second and time to the first one; only where a person looks on."""
+        """Write tokens, tokens per second and the time to the first one to stderr, if it is a terminal."""
         if self._first_s is None or self._tokens is None or not sys.stderr.isatty():
             return
         seconds = time.perf_counter() - self._sent_s
@@ -50,10 +50,10 @@ class AnswerTimer:
 
 
 class OutageNotice:
-    """Says once that the service is away, and once that it is back, however many requests wait for it.
+    """Reports once that the service is away, and once that it is back, however many requests wait for it.
 
     Args:
-        limit_s: seconds that will be waited.
+        limit_s: seconds that requests will wait.
     """
 
     def __init__(self, limit_s: float) -> None:
@@ -67,7 +67,7 @@ class OutageNotice:
             notice(f"the service is away; waiting up to {duration(self._limit_s)} for it")
 
     def back(self) -> None:
-        """A request goes on."""
+        """A request continues."""
         if self._since_s is not None:
             notice(f"the service is back after {duration(time.monotonic() - self._since_s)}; going on")
             self._since_s = None

@@ -1,4 +1,4 @@
-"""How far a long run is: a bar on a terminal, a line every few seconds elsewhere. On stderr, as it is no result."""
+"""Progress of a long run on stderr: a bar on a terminal, a line every few seconds elsewhere."""
 
 import sys
 import threading
@@ -15,11 +15,11 @@ LINE_INTERVAL_S = 5.0
 
 
 class Tally:
-    """What has been done since it was made.
+    """Counts what has been done since it was made.
 
     Args:
-        total: how many are to be done.
-        unit: what they are (`lines`).
+        total: how many units there are to do.
+        unit: name of the units (`lines`).
     """
 
     def __init__(self, total: int, unit: str) -> None:
@@ -32,7 +32,7 @@ class Tally:
 
     @property
     def seconds(self) -> float:
-        """Since the start."""
+        """Seconds since the start."""
         return time.perf_counter() - self._started_s
 
     def rates(self) -> str:
@@ -47,7 +47,7 @@ class Tally:
 
 
 class ProgressReport:
-    """Shows a `Tally` while the context lasts, from a thread of its own, so that a stall is seen too."""
+    """Shows a `Tally` while the context lasts, from a thread of its own, so that it shows a stall too."""
 
     def __init__(self, tally: Tally) -> None:
         self._tally = tally

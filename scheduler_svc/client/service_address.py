@@ -13,7 +13,7 @@ class ServiceAddress:
         url: without a slash at the end.
         api_key: sent as a bearer token; None sends none.
         timeout_s: longest silence in the middle of an answer.
-        reconnect_timeout_s: how long a request that the service may have waits for it to come back; 0 does not wait.
+        reconnect_timeout_s: how long a request that the service may have waits for the service; 0 does not wait.
     """
 
     url: str = DEFAULT_URL

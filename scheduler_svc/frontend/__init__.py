@@ -1,1 +1,1 @@
-"""The front door: HTTP on one side, the scheduler's core on the other; the only place where text exists."""
+"""The frontend: HTTP on one side, the scheduler's core on the other. Text exists only here and in clients."""

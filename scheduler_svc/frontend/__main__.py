@@ -1,4 +1,4 @@
-"""`python -m scheduler_svc.frontend`: one front door. The core starts it, or several that share a socket."""
+"""`python -m scheduler_svc.frontend`: one frontend process. The scheduler starts it, or several that share a socket."""
 
 import asyncio
 import os
@@ -19,7 +19,7 @@ from scheduler_svc.frontend.text.tokenizer import Tokenizer
 
 log = get_logger(__name__)
 
-API_KEYS_VARIABLE = "BATON_API_KEYS"  # not an option: what stands in argv, every user of the machine can read
+API_KEYS_VARIABLE = "BATON_API_KEYS"  # not an option: every user of the machine can read a process's arguments
 
 
 @click.command()
@@ -28,7 +28,7 @@ API_KEYS_VARIABLE = "BATON_API_KEYS"  # not an option: what stands in argv, ever
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="Port to listen on.")
 @click.option("--model", help="Folder or hub id whose tokenizer to use; without it, the embedded demo model.")
-@click.option("--served-model-name", help="What clients call the model; by default its own name.")
+@click.option("--served-model-name", help="Name that clients use for the model; by default its own name.")
 @click.option("--max-body-bytes", type=click.IntRange(min=1), default=MAX_BODY_BYTES, show_default=True)
 @click.option("--api-keys", "api_keys_file", type=click.Path(dir_okay=False, path_type=Path),
               help="File of API keys (baton keys api).")  # fmt: skip

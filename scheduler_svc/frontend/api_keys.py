@@ -36,12 +36,12 @@ class ApiKeys:
     """The keys of a service: those it was started with, and those of a file that is read again when it changes.
 
     Args:
-        plain: keys themselves. They may do everything, and are called `env-` and eight digits of their hash: a name
-            stays with its key when there are others, as accepted requests belong to it, also after a restart.
-        path: of the file; None is for none. A file that has no keys lets nobody in.
+        plain: keys themselves. They may do everything. Each is named `env-` and eight digits of its hash: such a name
+            stays with its key when the other keys change, as accepted requests belong to it, also after a restart.
+        path: of the file; None for no file. With a file that has no keys, no request is let in.
 
     Raises:
-        ApiKeysError: the file cannot be used now. When that happens later, the keys of before stay.
+        ApiKeysError: the file cannot be used now. When that happens later, the previous keys stay.
     """
 
     def __init__(self, plain: Sequence[str] = (), path: Path | None = None) -> None:
@@ -57,10 +57,10 @@ class ApiKeys:
         return bool(self._plain) or self._path is not None
 
     def client_of(self, key: str) -> ApiClient | None:
-        """Who sent this key; None if it is nobody's."""
+        """The client with this key; None if there is none."""
         self._reload_if_due()
         sent, found = digest(key), None
-        for kept, client in self._clients:  # all of them, so that the time it takes says nothing about any
+        for kept, client in self._clients:  # all of them, so that the time this takes tells nothing about any key
             if hmac.compare_digest(sent, kept):
                 found = client
         return found
@@ -86,7 +86,7 @@ class ApiKeys:
         return [(key.sha256, _client_of(key)) for key in keys]
 
     def _look(self) -> tuple[int, ...] | None:
-        """What is equal as long as the file has not changed; None if it is not there."""
+        """A value that is equal as long as the file has not changed; None if there is no file."""
         try:
             status = os.stat(self._path) if self._path is not None else None
         except OSError:
@@ -95,7 +95,7 @@ class ApiKeys:
 
 
 def _unnamed_client(key: str) -> ApiClient:
-    """Who sends a key that came without a name."""
+    """The client of a key that was given without a name."""
     return ApiClient(UNNAMED_PREFIX + digest(key)[:8], 0, is_admin=True, may_read_status=True)
 
 

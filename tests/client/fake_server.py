@@ -1,7 +1,7 @@
 """A small OpenAI server on a real socket, whose answers and misbehaviour are scripted.
 
 Its "model" answers with the words `w0 w1 w2 ...`, a token each, so that tests know every text beforehand. Like the
-real one it keeps resumable requests, and streams the rest of one to whoever comes back for it.
+real one it keeps resumable requests, and streams the rest of one to a client that comes back for it.
 """
 
 import asyncio

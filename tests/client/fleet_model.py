@@ -26,7 +26,7 @@ class FleetModel:
     Attributes:
         names: of the first executors.
         build: of those that are started later.
-        restart_s: from an executor's end to its successor's Hello; None if nobody starts one.
+        restart_s: from an executor's end to its successor's Hello; None if there is no supervisor.
         leave_s: from a drain to an executor's end.
         same_pid: successors have the pid of who was there before, as in a container.
     """

@@ -122,7 +122,7 @@ def test_list_and_revoke(keys, root):
     public = load_public(root / "executors" / "gpu-1" / "server.key").decode()
     table = keys("list").stdout
     assert key not in table
-    assert public not in table, "the scheduler is nobody that could be revoked"
+    assert public not in table, "the scheduler's own key cannot be revoked"
     assert table.splitlines()[3].split()[:2] == ["api", "alice"]
     assert "  7  " in table
     rights = {row.split()[1]: row.split()[-2] for row in table.splitlines()[3:]}

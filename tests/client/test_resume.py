@@ -96,7 +96,7 @@ def test_outages_are_waited_for(request_, error):
         RequestFailed("busy", status=429, code="queue_full"),
         RequestFailed("a bug", status=500, code="internal_error"),
         RequestFailed("too late", status=504, code="deadline_exceeded"),
-        RequestFailed("somebody else reads it", code="taken_over"),
+        RequestFailed("another client reads it", code="taken_over"),
         ServiceSilent(),
     ],
     ids=str,
@@ -120,7 +120,7 @@ def test_an_outage_has_a_limit_and_ends_with_an_event(request_):
 
 
 def taken_over_by_ourselves(request):
-    """Two of its attaches met on their way: the one whose answer nobody waits for came last."""
+    """Two of its attaches met on their way: the one whose answer has no reader came last."""
     request.take(b"3")
     request.delay_after(BROKE, 0.0)
     request.delay_after(BROKE, 0.1)  # the attach broke off before it was answered
@@ -134,7 +134,7 @@ def test_what_its_own_late_attach_took_over_is_attached_to_again(request_):
     assert request_.headers == {"Last-Event-ID": "4"}
     with pytest.raises(RequestFailed) as caught:
         request_.delay_after(TAKEN_OVER, 0.3)
-    assert caught.value is TAKEN_OVER, "once is its own attach, twice is somebody else's"
+    assert caught.value is TAKEN_OVER, "once is its own attach, twice is another client's"
 
 
 @pytest.mark.parametrize("lost", [REFUSED, ServiceNotReady("starting", status=503)], ids=str)

@@ -202,7 +202,7 @@ def test_a_refusal_stops_it_unless_the_executor_is_leaving_anyway():
     operator.until(TurnState.LEAVING, "a")
     operator.look()
     operator.rollout.drain_refused("it is leaving")
-    assert operator.rollout.stopped == "", "somebody else was quicker"
+    assert operator.rollout.stopped == "", "another operator was quicker"
     operator.until(TurnState.LEAVING, "b")
     operator.rollout.drain_refused("it must not")
     assert operator.rollout.stopped == "the scheduler refused: it must not"
@@ -211,7 +211,7 @@ def test_a_refusal_stops_it_unless_the_executor_is_leaving_anyway():
 @pytest.mark.parametrize("seed", range(300))
 def test_whatever_happens_none_is_left_out_and_the_fleet_stays_whole(seed):
     """Random kills, lost connections and scheduler restarts: in the end every process that was there at the start has
-    gone and as many are ready; and nobody was ever told to leave while another one was missing."""
+    gone and as many are ready; and no executor was ever told to leave while another one was missing."""
     rng = random.Random(seed)
     names = tuple("abcde"[: rng.randint(1, 5)])
     starts = rng.random() < 0.3
@@ -236,7 +236,7 @@ def test_whatever_happens_none_is_left_out_and_the_fleet_stays_whole(seed):
         if step in faults and fleet.executors:
             victim = rng.choice(fleet.executors)
             match faults[step]:
-                case "kill" if victim in first or not starts:  # of those that we started, nobody starts another
+                case "kill" if victim in first or not starts:  # no supervisor replaces those that we started
                     fleet.kill(victim)
                 case "blink" if victim.epoch and victim.leaves_at is None:
                     fleet.blink(victim)

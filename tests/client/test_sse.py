@@ -29,7 +29,7 @@ def test_any_cut_gives_the_same_events(cuts):
 
 @given(st.integers(0, len(STREAM)))
 def test_an_event_that_breaks_off_is_never_given_out(cut):
-    """Whoever resumes after the id of the last event given out misses nothing and gets nothing twice."""
+    """A client that resumes after the id of the last event misses no event and gets none twice."""
     events = EventParser().feed(STREAM[:cut])
     assert events == EVENTS[: len(events)]
     num_complete = sum(STREAM[:cut].count(end) for end in (b"\r\n\r\n", b"}\n\n", b"id: 3\n\n", b"[DONE]\n\n"))

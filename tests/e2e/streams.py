@@ -20,7 +20,7 @@ def requests() -> Iterator[dict[str, Any]]:
 async def keep_streaming(
     text_of: Callable[[dict[str, Any]], Awaitable[str]], disturb: Callable[[], Awaitable[None]]
 ) -> int:
-    """64 streams at once, each started anew when it ends, while `disturb` runs. Each text is as in an undisturbed run.
+    """64 streams at once, each started anew when it ends, while `disturb` runs; the texts are those of calm runs.
 
     Returns:
         How many streams ended.

@@ -92,7 +92,7 @@ def test_preempted_sequences_come_back_through_the_cache(tmp_path):
     requests = [(prompt(i, 20 + i % 13), 60 + i % 7) for i in range(64)]
     blocks_needed = sum(-(-(len(ids) + count) // 16) for ids, count in requests)
     ample, calm = serve(tmp_path / "ample", requests, "--num-blocks", str(blocks_needed))
-    # Admission that looks ahead would preempt nobody here.
+    # Admission that looks ahead would preempt no sequence here.
     config = SchedulerConfig(look_ahead=False)
     scarce, busy = serve(tmp_path / "scarce", requests, "--num-blocks", str(blocks_needed // 4), config=config)
     assert scarce == ample

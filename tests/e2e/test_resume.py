@@ -94,7 +94,7 @@ def tokens(stdout):
 
 @pytest.mark.timeout(60)
 def test_ctrl_c_leaves_nothing_running(service):
-    """Although the request could be resumed: nobody will come back for it."""
+    """Although the request could be resumed: no client will come back for it."""
     process = service.start("generate", PROMPT, "--max-tokens", 1500, "--ignore-eos")
     read(process, 40)
     assert service.status()["running"] == 1

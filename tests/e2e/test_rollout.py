@@ -104,7 +104,7 @@ def test_a_rollout_goes_on_when_the_scheduler_is_killed(tmp_path):
 
 @pytest.mark.timeout(240)
 def test_a_rollout_that_starts_the_successors_itself(fleet, tmp_path):
-    """Nobody else does here, and the fleet is never smaller than it was."""
+    """There is no supervisor here, and the fleet is never smaller than it was."""
     url, spec = fleet.spec.url, fleet.spec
     successor = [*spec.executor_command, "--scheduler", f"tcp://127.0.0.1:{spec.executor_port}", "--name", "successor"]
     command = shlex.join([*successor, *spec.executor_options])

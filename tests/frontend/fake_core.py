@@ -92,7 +92,7 @@ def silence(submit: m.Submit) -> Iterator[Step]:
 
 @dataclass
 class KnownSequence:
-    """What a core remembers of one sequence, for whoever attaches."""
+    """What a core remembers of one sequence, for a frontend that attaches."""
 
     token_ids: list[int] = field(default_factory=list)
     model: str = ""
@@ -102,7 +102,7 @@ class KnownSequence:
 
 @dataclass
 class KnownRequest:
-    """What a core remembers of one request. `reader` is the frontend that hears of it."""
+    """What a core remembers of one request. `reader` is the frontend that gets its deltas."""
 
     submit: m.Submit
     reader: bytes | None

@@ -55,7 +55,7 @@ def test_keys_of_both_kinds(file):
 
 
 def test_a_key_without_a_name_keeps_its_own_when_others_go():
-    """Requests belong to names, and go on over a restart: nobody may inherit another's."""
+    """Requests belong to names, and outlive a restart: no client may inherit another's."""
     assert ApiKeys(["second"]).client_of("second") == ApiKeys(["first", "second"]).client_of("second")
     assert is_reserved(FIRST.name)
 
@@ -146,7 +146,7 @@ def test_files_that_cannot_be_used(file):
 
 
 def test_a_file_of_some_third_user_is_refused(file, monkeypatch):
-    """He could write himself a key, whatever the mode is."""
+    """Its owner could add a key, whatever the mode is."""
     monkeypatch.setattr(os, "geteuid", lambda: 4711)
     monkeypatch.setattr(os, "fstat", lambda _: os.stat_result([0o100600, 1, 1, 1, 4712, 0, 1, 0, 0, 0]))
     with pytest.raises(ApiKeysError, match=f"{file} belongs to user 4712, not to root or user 4711"):
@@ -263,5 +263,5 @@ def test_strangers_cannot_flood_the_log(guarded):
                 connection.sendall(garbage)
     assert httpx.get(f"{guarded.url}/v1/models", headers=bearer(ALICE)).status_code == 200
     assert guarded.log.count("\n") - before < 20, guarded.log
-    assert "guess" not in guarded.log, "a key that is nearly right is nobody's to read"
+    assert "guess" not in guarded.log, "a key that is nearly right must not stand in a log"
     assert 'event="requests without a valid API key"' in guarded.log

@@ -34,7 +34,7 @@ async def test_attaching(tmp_path: Path):
 
 @in_event_loop
 async def test_attaches_that_meet(tmp_path: Path):
-    """The last one gets the request, from its first token and once; nobody before it does it any harm by leaving."""
+    """The last one gets the request, from its first token and once; an earlier one that leaves does not disturb it."""
 
     def script(request: m.Submit) -> Iterator[Step]:
         yield outputs(delta(request, [1, 2]))
@@ -96,7 +96,7 @@ async def test_an_answer_that_nobody_waits_for_any_more(tmp_path: Path):
 
 @in_event_loop
 async def test_an_answer_that_comes_too_late(tmp_path: Path):
-    """Whoever asked again has read the replay that was meant for the first: he must not read a second one."""
+    """A reader that asked again has read the replay for its first request: it must not read a second one."""
     async with linked_core(tmp_path, silence) as (core, link):
         link.open([submit("a")]).detach()
         queue = link.attach_queue()

@@ -215,7 +215,7 @@ def test_what_is_no_request(head: bytes):
             for _ in range(5):
                 client = await connect()
                 client.writer.write(head)
-                with contextlib.suppress(*ABORTED):  # whoever is cut off while sending may not read why
+                with contextlib.suppress(*ABORTED):  # a client that is cut off while it sends may not read the answer
                     assert await client.status() == 400
                 assert await client.is_closed()
             client = await connect()
@@ -239,7 +239,7 @@ def dropped(monkeypatch: pytest.MonkeyPatch) -> list[dict]:
 
 
 def test_a_reader_that_leaves_the_end_unread(dropped: list[dict]):
-    """Nobody waits for it any more: the connection is only kept until the last bytes are read."""
+    """No request waits for it any more: the connection is kept only until the last bytes are read."""
 
     async def run() -> None:
         async with serving(SHORT) as connect:

@@ -97,7 +97,7 @@ def test_a_failure_comes_before_what_is_waiting():
     with pytest.raises(RequestRejected, match="gone"):
         desk.get()
     desk.queue.close()
-    assert desk.told == []  # whoever fails it knows what the core has to be told
+    assert desk.told == []  # the caller of `fail` tells the core what is necessary
     assert desk.forgotten[0] is desk.queue
 
 

@@ -70,7 +70,7 @@ def test_what_came_before_an_error_is_given_first():
         (1, " two", None),
     ]
     assert (failure.code, str(failure)) == ("internal_error", "it burnt")
-    assert [message.request_id for message in desk.told] == ["r"]  # the other sequence is for nobody
+    assert [message.request_id for message in desk.told] == ["r"]  # the other sequence has no reader
 
 
 def test_a_stop_string_in_what_was_cancelled():

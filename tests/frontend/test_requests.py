@@ -37,7 +37,7 @@ def take(answer: httpx.Response, num_events: int) -> list[Event]:
 
 
 def test_every_event_has_an_id_except_the_last(frontend: Frontend, core: FakeCore, request_id: str):
-    core.script = say([300, 301, 302], pause_s=0.01)
+    core.script = say([300, 301, 302], pause_s=0.2)  # so that no two share an event
     chat = {"model": MODEL, "messages": [{"role": "user", "content": "x"}], "stream": True, "request_id": request_id}
     usage = {"stream_options": {"include_usage": True}}
     events = events_of(frontend.post("/v1/chat/completions", chat | usage).content)

@@ -1,1 +1,1 @@
-"""`baton batch`: files of requests, and how they are sent."""
+"""The work of `baton batch`: files of requests, and how they are sent."""

@@ -1,7 +1,7 @@
 """The files of `baton batch`, in the formats of OpenAI's Batch API: requests in, results out.
 
-A line of results is appended whole and is never touched again, so the output file is also the record of what is done:
-whoever starts the same batch again reads it and goes on with the rest.
+A line of results is appended whole and never changed, so the output file is also the record of what is done: a second
+run of the same batch reads it and continues with the rest.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ _RESULT_START = b'{"id":"batch_req_'
 
 
 class BatchLine(msgspec.Struct, frozen=True):
-    """One request of the input file. `body` goes to `url` as it is, with a model put in if it names none."""
+    """One request of the input file. `body` goes to `url` unchanged, with a model added if it names none."""
 
     custom_id: Annotated[str, msgspec.Meta(min_length=1)]
     url: Literal["/v1/chat/completions", "/v1/completions"]
@@ -31,7 +31,7 @@ class BatchLine(msgspec.Struct, frozen=True):
 
 
 class BatchResponse(msgspec.Struct, frozen=True):
-    """What the service answered."""
+    """The answer of the service."""
 
     status_code: int
     request_id: str
@@ -55,14 +55,14 @@ class BatchResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _FinishedLine(msgspec.Struct):
-    """What a resumed run wants to know of a BatchResult."""
+    """The fields of a BatchResult that a resumed run needs."""
 
     custom_id: str
     error: Any = None
 
 
 def read_batch(path: Path) -> Iterator[BatchLine]:
-    """The requests in a file that `check_batch` found nothing wrong with, read as they are asked for."""
+    """The requests in a file that `check_batch` has accepted, read one by one."""
     decoder = msgspec.json.Decoder(BatchLine)
     with path.open("rb") as lines:
         for line in lines:
@@ -95,7 +95,7 @@ def check_batch(path: Path) -> set[str]:
             if first != number:
                 problems.append(f"line {number}: custom_id {request.custom_id!r} is in line {first} already")
             if request.body.get("stream"):
-                problems.append(f"line {number}: a batch has nobody to stream to; leave `stream` out")
+                problems.append(f"line {number}: a batch cannot be streamed; leave `stream` out")
     if problems:
         shown = problems[:_MAX_PROBLEMS_SHOWN]
         more = [f"and {len(problems) - len(shown)} more"] if len(problems) > len(shown) else []
@@ -104,14 +104,14 @@ def check_batch(path: Path) -> set[str]:
 
 
 class InOrder:
-    """Holds results back until all those before them are there; pure."""
+    """Holds results back until all earlier ones are there; pure."""
 
     def __init__(self) -> None:
         self._next = 0
         self._waiting: dict[int, BatchResult] = {}
 
     def add(self, index: int, result: BatchResult) -> list[BatchResult]:
-        """Results whose turn it is now that the one at `index` (from 0) is there."""
+        """Take the result at `index` (from 0). Returns the results that can be written now."""
         self._waiting[index] = result
         ready: list[BatchResult] = []
         while self._next in self._waiting:
@@ -121,19 +121,19 @@ class InOrder:
 
 
 class ResultFile:
-    """The output file, locked against a second run. Each line is with the kernel before the next one is written.
+    """The output file, locked against a second run. Each line is handed to the kernel before the next one is written.
 
     A last line that was torn when a run was killed is cut off, and its request is sent again.
 
     Args:
-        path: made if it is not there; otherwise results of an earlier run of the same batch.
+        path: made if it does not exist; otherwise it holds results of an earlier run of the same batch.
         known_ids: custom_ids of the input file.
 
     Raises:
-        WrongFile: it holds something else, or another run is writing to it. It has not been changed.
+        WrongFile: the file holds something else, or another run is writing to it. It has not been changed.
 
     Attributes:
-        finished: custom_id of each result that was there, and whether it is a failure.
+        finished: custom_id of each earlier result, and whether it is a failure.
     """
 
     def __init__(self, path: Path, known_ids: Container[str]) -> None:
@@ -158,7 +158,7 @@ class ResultFile:
         self._file.close()
 
     def append(self, result: BatchResult) -> None:
-        """Write one line. It survives the end of this process at once, and that of the machine after `sync`."""
+        """Write one line. It survives this process from now on, and a crash of the machine after `sync`."""
         self._file.write(self._encoder.encode(result) + b"\n")
         self._file.flush()
 
@@ -167,7 +167,7 @@ class ResultFile:
         os.fsync(self._file.fileno())
 
     def _read(self, path: Path, known_ids: Container[str]) -> tuple[dict[str, bool], int]:
-        """What is finished, and the length of the complete lines in bytes."""
+        """The finished lines, and the length of all complete lines in bytes."""
         finished: dict[str, bool] = {}
         num_bytes = 0
         decoder = msgspec.json.Decoder(_FinishedLine)

@@ -27,11 +27,11 @@ async def run_batch(
     ordered: bool,
     tally: Tally,
 ) -> int:
-    """Send `lines`, at most `concurrency` at a time, and append each result to `output` when it is there.
+    """Send `lines`, at most `concurrency` at a time, and append each result to `output` when it has come.
 
     Args:
         ordered: append in the order of `lines`.
-        tally: of lines and generated tokens; kept up to date.
+        tally: counts lines and generated tokens; kept up to date.
 
     Returns:
         How many lines failed for good.
@@ -45,7 +45,7 @@ async def run_batch(
 
     async def work(sender: BatchSender) -> None:
         nonlocal num_failed
-        for index, line in todo:  # shared: each worker takes the next line when it is free
+        for index, line in todo:  # shared: a free worker takes the next line
             result = await sender.answer(line)
             for ready in in_order.add(index, result) if ordered else [result]:
                 output.append(ready)
@@ -64,7 +64,7 @@ async def run_batch(
                 for _ in range(min(concurrency, tally.total)):
                     group.create_task(work(sender))
         except ExceptionGroup as errors:
-            raise errors.exceptions[0] from None  # the others are of the same outage
+            raise errors.exceptions[0] from None  # the others have the same cause
     return num_failed
 
 
@@ -87,7 +87,7 @@ async def _synced(output: ResultFile) -> AsyncIterator[None]:
 
 
 def _completion_tokens(result: BatchResult) -> int:
-    """Tokens generated for a line, by the answer's own account."""
+    """Tokens generated for a line, as its answer states them."""
     if result.response is None or result.error is not None:
         return 0
     usage = result.response.body.get("usage") or {}

@@ -1,4 +1,4 @@
-"""Gets the answer to one request of a batch, and tries again what may yet succeed."""
+"""Gets the answer to one request of a batch, and repeats a try that may succeed later."""
 
 import asyncio
 import contextlib
@@ -36,7 +36,7 @@ class RetryPolicy:
     """Exponential backoff with jitter.
 
     Attributes:
-        retries: how often a request is sent again at most.
+        retries: how often a request is sent again, at most.
     """
 
     retries: int
@@ -57,11 +57,11 @@ class RetryPolicy:
 class BatchSender:
     """Answers lines of a batch.
 
-    A request whose answer did not come is first looked for: the service may have it, and be about to answer it.
+    If an answer did not come, the service is first asked for it: it may have the request and be about to answer.
 
     Args:
         client: connected to the service.
-        model: for lines that name none.
+        model: model of lines that name none.
         retry: when to try again.
         tally: counts retries.
     """
@@ -73,10 +73,10 @@ class BatchSender:
         self._tally = tally
 
     async def answer(self, line: BatchLine) -> BatchResult:
-        """The result of one line, be it an error.
+        """The result of one line, which may be an error.
 
         Raises:
-            ServiceUnreachable, ServiceNotReady: all tries found the service away, which is not the line's fault.
+            ServiceUnreachable, ServiceNotReady: the service was away at all tries; the line is not at fault.
         """
         limit_s = math.inf if self._retry.retries else 0.0
         request = Resumption(line.url, limit_s, str(line.body.get("request_id", "")))
@@ -105,7 +105,7 @@ class BatchSender:
         raise AssertionError("the last try returns or raises")
 
     async def _try(self, line: BatchLine, body: Json, request: Resumption) -> httpx.Response:
-        """An answer from the service: to what it has already, or else to a new request."""
+        """An answer from the service: to the request that it has already, or to a new one."""
         with translated_errors(str(self._client.base_url)):
             if request.events_path is not None:
                 response = await self._fetch_events(request.events_path)
@@ -132,7 +132,7 @@ class BatchSender:
         raise ConnectionBroke(str(self._client.base_url), "the service ended the stream in the middle of the answer")
 
     async def _cancel(self, request: Resumption) -> None:
-        """Keep a request from going on without a reader; as well as can be."""
+        """Try to cancel a request, so that it does not continue without a reader."""
         if request.fields:
             with contextlib.suppress(httpx.HTTPError):
                 await self._client.delete(request.request_path, timeout=CANCEL_TIMEOUT_S)
@@ -146,7 +146,7 @@ def _is_retried(request: Resumption, response: httpx.Response) -> bool:
 
 
 def _may_go_on(request: Resumption, error: click.ClickException) -> bool:
-    """The same for a try that gave no answer."""
+    """Whether another try may succeed after one that gave no answer."""
     if isinstance(error, ServiceSilent):
         request.look_for_it()
         return True

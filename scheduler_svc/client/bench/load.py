@@ -1,4 +1,4 @@
-"""nano-vllm's benchmark as a load on a running service, and what it measured.
+"""nano-vllm's benchmark as a load on a running service, and the report.
 
 The workload is that of `bench.py` in https://github.com/GeeeekExplorer/nano-vllm, drawn in the same order from the
 same seed, so that numbers can be compared: 256 prompts of 100 to 1024 random tokens, 100 to 1024 tokens to generate.
@@ -54,7 +54,7 @@ def draw_requests(num_seqs: int, max_prompt: int, max_output: int, vocab_size: i
 
 
 class Percentiles(msgspec.Struct, frozen=True):
-    """Of times in milliseconds."""
+    """Percentiles of times in milliseconds."""
 
     p50: float
     p90: float
@@ -62,19 +62,19 @@ class Percentiles(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, seconds: list[float]) -> "Percentiles | None":
-        """None if there is nothing to take them of."""
+        """The percentiles; None if there are no times."""
         return cls(*np.percentile(np.array(seconds) * 1000, _PERCENTILES).round(3).tolist()) if seconds else None
 
 
 class BenchReport(msgspec.Struct, frozen=True):
-    """What a run measured; all of it but `errors` from the answers that were complete.
+    """What a run measured. All numbers but the failures are from complete answers.
 
     Attributes:
         seconds: from the first request sent to the end of the last answer.
         ttft_ms: time to first token: request sent to first chunk with text.
         tpot_ms: time per output token of one answer: (last chunk - first chunk) / (tokens - 1).
         chunk_gap_ms: between consecutive chunks of one answer, over all answers; a chunk may hold several tokens.
-        errors: what went wrong, and how many times.
+        errors: message of each failure, and how often it occurred.
     """
 
     num_requests: int
@@ -107,7 +107,7 @@ class _Event(msgspec.Struct):
 
 @dataclass
 class Trace:
-    """When an answer's chunks came. Called with each event's data; times are of `time.perf_counter`."""
+    """When an answer's chunks came, by `time.perf_counter`. It is called with each event's data."""
 
     tally: Tally
     chunk_times_s: list[float] = field(default_factory=list)
@@ -130,7 +130,7 @@ class Trace:
         self.usage = event.usage or self.usage
 
     def check(self, request: BenchRequest) -> None:
-        """Raise RequestFailed unless the answer is what was asked for; a faster wrong answer is not faster."""
+        """Raise RequestFailed unless the answer is what was asked for: a wrong answer's time does not count."""
         if self.usage is None or not self.chunk_times_s:
             raise RequestFailed("an answer without text, or without `usage` at its end")
         if self.usage.completion_tokens != request.max_tokens:
@@ -143,7 +143,7 @@ async def run_load(
     """Send all requests, at most `concurrency` at a time, and measure.
 
     Args:
-        tally: of requests and chunks; kept up to date.
+        tally: counts requests and chunks; kept up to date.
 
     Raises:
         ServiceUnreachable: the service is gone.
@@ -170,7 +170,7 @@ async def run_load(
             for request in requests:
                 group.create_task(run(request))
     except ExceptionGroup as failures:
-        raise failures.exceptions[0] from None  # the others are of the same outage
+        raise failures.exceptions[0] from None  # the others have the same cause
     return _report(complete, errors, time.perf_counter() - started_s)
 
 

@@ -45,7 +45,7 @@ def command(*, system: str | None, sampling: dict[str, Any], model: str | None, 
 
 
 class Conversation:
-    """The messages so far, and how to get one more.
+    """The messages so far, and the next answer.
 
     Args:
         request: fields of every request body besides the messages.
@@ -64,14 +64,14 @@ class Conversation:
         return str(self._request["model"])
 
     def reset(self) -> None:
-        """Forget everything but the system message."""
+        """Forget all messages but the system message."""
         self._messages = list(self._system)
 
     def ask(self, text: str) -> None:
         """Stream the answer to stdout and remember both, even an answer that Ctrl-C cut short.
 
         Raises:
-            RequestFailed: there was no (complete) answer; the conversation is as it was before.
+            RequestFailed: there was no complete answer; the conversation is unchanged.
             KeyboardInterrupt: in the middle of the answer; the request has been cancelled.
         """
         asked = [*self._messages, {"role": "user", "content": text}]
@@ -125,7 +125,7 @@ def _talk(conversation: Conversation) -> None:
 
 
 def _answer(conversation: Conversation, line: str) -> None:
-    """One answer; neither Ctrl-C nor a failure ends the conversation."""
+    """Get one answer; neither Ctrl-C nor a failure ends the conversation."""
     try:
         conversation.ask(line)
     except KeyboardInterrupt:

@@ -55,7 +55,7 @@ def command(ctx: click.Context, *, max_tokens: int) -> None:
 
 
 def _show(fleet: LocalFleet, max_tokens: int) -> bool:
-    """All of it. Returns whether every disturbed answer was the undisturbed one."""
+    """Show both acts. Returns whether each disturbed answer equals the undisturbed one."""
     from scheduler_svc.client.demo.acts import KillAct, Stage, SwapAct  # noqa: PLC0415  (not for --help)
 
     click.echo("Starting a scheduler and an executor ...")

@@ -49,10 +49,11 @@ def command(*, executor: str, finish: bool, wait: bool, timeout_s: float, servic
 
 
 def _wait_until_gone(api: "Api", before: "StatusReport", epoch: int, name: str, timeout_s: float) -> None:
-    """Look at the fleet until it has no such epoch.
+    """Poll the fleet until the epoch is gone.
 
     Raises:
-        RequestFailed: it still has when the time is up, or the scheduler was restarted and the executor came back.
+        RequestFailed: the epoch is still there when the time is up, or the executor came back after the scheduler was
+            restarted.
     """
     from scheduler_svc.client.rollout.roster import Roster  # noqa: PLC0415  (not needed for --help)
 

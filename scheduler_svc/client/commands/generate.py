@@ -72,7 +72,7 @@ def _stream(api: "Api", body: "Json") -> None:
 
 
 def _show_all(choices: "list[Json]") -> None:
-    """All answers on stdout; which is which on stderr."""
+    """Write all answers to stdout, and their numbers to stderr."""
     for choice in choices:
         if len(choices) > 1:
             say(f"── answer {choice['index'] + 1} of {len(choices)} ──", dim=True)
@@ -80,7 +80,7 @@ def _show_all(choices: "list[Json]") -> None:
 
 
 def _as_json(answer: "Json") -> str:
-    """The answer in one line: the first choice's `text` at hand, then everything a script may want."""
+    """The answer as one line of JSON: the first choice's `text`, then all fields that a script may need."""
     import msgspec  # noqa: PLC0415  (not needed for --help)
 
     choices = [{key: choice.get(key) for key in ("index", "text", "finish_reason")} for choice in answer["choices"]]

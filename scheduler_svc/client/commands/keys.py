@@ -17,7 +17,7 @@ DEFAULT_DIR = "baton-keys"
 
 
 class KeysError(click.ClickException):
-    """Nothing has been done."""
+    """A command on keys failed; nothing has been changed."""
 
     exit_code = EXIT_USAGE
 
@@ -41,7 +41,7 @@ def command() -> None:
     """Make, list and revoke the keys of executors and clients.
 
     Executors prove theirs on an encrypted connection (CURVE), clients send theirs with each request. A running
-    scheduler takes notice of a new or a revoked key within two seconds.
+    scheduler notices a new or a revoked key within two seconds.
 
     \b
     Example:
@@ -55,7 +55,7 @@ def command() -> None:
 
 
 @command.command(epilog=EXIT_CODES_HELP)
-@click.option("--executor", "executors", multiple=True, metavar="NAME", help="And those of this executor.")
+@click.option("--executor", "executors", multiple=True, metavar="NAME", help="Make the keys of this executor too.")
 @dir_option
 def init(*, executors: tuple[str, ...], root: Path) -> None:
     """Make the scheduler's own keys; nothing changes if it has them."""
@@ -87,9 +87,9 @@ def executor(*, name: str, root: Path) -> None:
 
 @command.command(epilog=EXIT_CODES_HELP)
 @click.argument("name")
-@click.option("--max-open-requests", default=0, type=click.IntRange(0, 2**31 - 1), help="At once; 0 is no limit.")
+@click.option("--max-open-requests", default=0, type=click.IntRange(0, 2**31 - 1), help="Open at once; 0 is no limit.")
 @click.option("--metrics", is_flag=True, help="May read /status and /metrics (baton status, Prometheus).")
-@click.option("--admin", is_flag=True, help="May do that too, and ask executors to leave (baton drain, baton rollout).")
+@click.option("--admin", is_flag=True, help="As --metrics; may also drain executors (baton drain, baton rollout).")
 @dir_option
 def api(*, name: str, max_open_requests: int, metrics: bool, admin: bool, root: Path) -> None:
     """Make an API key for client NAME, and print it; it cannot be shown again."""
@@ -100,7 +100,7 @@ def api(*, name: str, max_open_requests: int, metrics: bool, admin: bool, root: 
 
 
 @command.command("list", epilog=EXIT_CODES_HELP)
-@click.option("--json", "as_json", is_flag=True, help="A list of objects.")
+@click.option("--json", "as_json", is_flag=True, help="Write a JSON list of objects.")
 @dir_option
 def list_(*, as_json: bool, root: Path) -> None:
     """Show who may connect, and which clients have a key."""
@@ -121,7 +121,7 @@ def revoke(*, name: str, root: Path) -> None:
     """Take away the key of executor or client NAME.
 
     An executor that is connected loses its place within a few seconds, and its sequences go on elsewhere. Answers that
-    a client is reading come to their end.
+    a client is reading are completed.
     """
     with _key_ring(root) as ring:
         kind = ring.revoke(name)
@@ -131,7 +131,7 @@ def revoke(*, name: str, root: Path) -> None:
 
 @contextlib.contextmanager
 def _key_ring(root: Path) -> Iterator["KeyRing"]:
-    """The folder, with its errors as one line."""
+    """The folder, with each error as one line."""
     from common.errors import BatonError  # noqa: PLC0415  (zmq and msgspec are not needed for --help)
     from scheduler_svc.client.keys.key_ring import KeyRing  # noqa: PLC0415
 

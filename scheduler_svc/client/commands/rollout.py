@@ -36,21 +36,21 @@ _POLL_INTERVAL_S = 0.3
 @click.option(
     "--replace-with",
     metavar="COMMAND",
-    help="Start this for each executor first, and wait until it has joined. Default: something else (compose, "
+    help="Start this for each executor first, and wait until it has joined. Default: a supervisor (compose, "
     "Kubernetes, systemd, baton up) starts a successor for each executor that has left.",
 )
 @click.option("--finish", is_flag=True, help="Let the sequences of each end there, instead of handing them over.")
 @timeout_option(300.0, "Seconds for each executor, until its successor is ready.")
 @click.option("--expect-build", default="", metavar="VERSION", help="Stop at a successor of another build.")
 @click.option(
-    "--expect-fingerprint", default="", metavar="START", help="Stop at a successor whose fingerprint starts otherwise."
+    "--expect-fingerprint", default="", metavar="START", help="Stop at a successor whose fingerprint does not start so."
 )
 @click.option(
     "--log-dir",
     default=".",
     show_default="this folder",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Where the output of what --replace-with starts goes.",
+    help="Folder for the output of what --replace-with starts.",
 )
 @address_options
 @click.pass_context
@@ -68,9 +68,9 @@ def command(
 ) -> None:
     """Replace all executors, one by one, while they serve.
 
-    Each one (or each EXECUTOR) is let go when as many executors are ready as at the start, and the next one's turn
-    comes when it has a successor that is ready. No request is lost, and none is ended early; with a single executor
-    and no --replace-with, streams pause until its successor is there.
+    Each one (or each EXECUTOR) is told to leave when as many executors are ready as at the start, and the next one's
+    turn comes when it has a successor that is ready. No request is lost, and none is ended early; with a single
+    executor and no --replace-with, streams pause until its successor is there.
 
     \b
     Example:
@@ -105,7 +105,7 @@ def command(
 
 
 def _words(command_line: str) -> list[str]:
-    """What to start. Raises UsageError if that cannot be."""
+    """The command as words. Raises UsageError if it cannot be started."""
     try:
         words = shlex.split(command_line)
     except ValueError as error:
@@ -116,7 +116,7 @@ def _words(command_line: str) -> list[str]:
 
 
 def _check_targets(rollout: "Rollout", names: tuple[str, ...]) -> None:
-    """Raise what is wrong with what is to be replaced."""
+    """Raise RequestFailed if there is no such executor to replace."""
     targets = [process.name for process in rollout.queue]
     if missing := [name for name in names if name not in targets]:
         raise RequestFailed(f"no executor {', '.join(missing)} is ready; see `baton status`")
@@ -126,7 +126,7 @@ def _check_targets(rollout: "Rollout", names: tuple[str, ...]) -> None:
 
 
 def _run(api: "Api", rollout: "Rollout", launcher: "Launcher | None", *, finish: bool) -> None:
-    """Look, decide, act, until it is over."""
+    """Read the status, decide and act, until the rollout is over."""
     while True:
         try:
             for action in rollout.see(api.status_unless_away(), time.monotonic()):
@@ -156,7 +156,7 @@ def _act(action: "Action", api: "Api", rollout: "Rollout", launcher: "Launcher |
 
 
 def _drain(api: "Api", rollout: "Rollout", epoch: int, *, finish: bool) -> None:
-    """Let an executor leave. Whatever is not an answer to that is asked again after the next report."""
+    """Tell an executor to leave. If the scheduler does not answer, it is asked again after the next report."""
     try:
         rollout.drain_accepted(api.drain(str(epoch), finish=finish))
     except RequestFailed as error:

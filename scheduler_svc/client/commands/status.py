@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 def command(*, interval_s: float | None, as_json: bool, service: ServiceAddress) -> None:
     """Show the executors, the queue and the throughput.
 
-    Where the service asks for API keys, this takes one that was made with --metrics or --admin.
+    A service with API keys needs one that was made with --metrics or --admin.
 
     \b
     Example:
@@ -42,7 +42,7 @@ def command(*, interval_s: float | None, as_json: bool, service: ServiceAddress)
         if interval_s is None:
             _show(api.status(), as_json=as_json)
             return
-        with contextlib.suppress(KeyboardInterrupt):  # the way to end it, not a failure
+        with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C ends the command; it is not a failure
             if sys.stdout.isatty() and not as_json:
                 _watch_live(api, interval_s)
             else:
@@ -62,14 +62,14 @@ def _show(report: "StatusReport", *, as_json: bool, compact: bool = False) -> No
 
 
 def _watch_lines(api: "Api", interval_s: float, *, as_json: bool) -> None:
-    """Print it again and again."""
+    """Print the status repeatedly."""
     while True:
         _show(api.status(), as_json=as_json, compact=True)
         time.sleep(interval_s)
 
 
 def _watch_live(api: "Api", interval_s: float) -> None:
-    """Redraw in place; a service that is away for a moment (a restart) is waited for."""
+    """Redraw in place; if the service is away for a moment (a restart), wait for it."""
     from rich.live import Live  # noqa: PLC0415
 
     from scheduler_svc.client.status.view import status_view  # noqa: PLC0415

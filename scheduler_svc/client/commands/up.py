@@ -28,7 +28,7 @@ _POLL_INTERVAL_S = 0.2
     "--executor-port", default=5555, show_default=True, type=click.IntRange(1, 65535), help="Where executors connect."
 )
 @click.option("--executors", default=1, show_default=True, type=click.IntRange(min=0), help="How many to start.")
-@click.option("--dtype", help="Of weights and KV cache, for example bfloat16.")
+@click.option("--dtype", help="Type of weights and KV cache, for example bfloat16.")
 @click.option("--block-size", type=click.IntRange(min=1), help="Tokens in a KV block.")
 @click.option("--num-blocks", type=click.IntRange(min=1), help="KV blocks of each executor.")
 @click.option(
@@ -42,8 +42,8 @@ _POLL_INTERVAL_S = 0.2
     help="File that lets accepted requests survive the scheduler. Default: one for --port in the user's state folder.",
 )
 @click.option("--no-journal", is_flag=True, help="Lose open requests when the scheduler ends.")
-@click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), help="Of both services.")
-@click.option("--log-format", type=click.Choice(["logfmt", "json"]), help="Of both services.")
+@click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), help="For both services.")
+@click.option("--log-format", type=click.Choice(["logfmt", "json"]), help="For both services.")
 @click.option(
     "--log-dir",
     type=click.Path(file_okay=False, path_type=Path),
@@ -67,7 +67,7 @@ def command(
     """Run the scheduler and executors on this machine.
 
     A service that dies is started again, and answers in progress go on. Ctrl-C or SIGTERM stops everything in order:
-    executors first, then the scheduler, each with SIGTERM and 10 seconds (again Ctrl-C: at once).
+    executors first, then the scheduler, each with SIGTERM and 10 seconds (a second Ctrl-C: at once).
 
     \b
     Example:
@@ -97,7 +97,7 @@ def run_until_stopped(spec: FleetSpec, log_dir: Path | None = None) -> None:
     """Start the fleet, supervise it, and stop it in order at SIGINT, SIGTERM or SIGHUP.
 
     Raises:
-        FleetError: a child is misconfigured, or dies again and again before the service was ready.
+        FleetError: a child is misconfigured, or dies repeatedly before the service was ready.
         KeyboardInterrupt: a second signal came while the fleet was stopping; everything has been killed.
     """
     with _stop_signals() as stop, LocalFleet(spec, log_dir) as fleet:
@@ -113,7 +113,7 @@ def run_until_stopped(spec: FleetSpec, log_dir: Path | None = None) -> None:
 
 @contextlib.contextmanager
 def _stop_signals() -> Iterator[threading.Event]:
-    """An event that the first stop signal sets; the second one interrupts whatever is going on."""
+    """An event that the first stop signal sets; the second one raises KeyboardInterrupt."""
     stop = threading.Event()
 
     def on_signal(_number: int, _frame: FrameType | None) -> None:
@@ -150,7 +150,7 @@ Try, in another terminal:
 
 
 def _require_free(host: str, port: int, option: str) -> None:
-    """Say now, in one line, what a service would say in the middle of its start."""
+    """Fail now, with one line, instead of later in the middle of a service's start."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         socket.create_server((host, port), family=family).close()

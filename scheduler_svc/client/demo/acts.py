@@ -1,4 +1,4 @@
-"""What `baton demo` does to a running answer: two acts, each an answer that is streamed while an executor goes away."""
+"""The two acts of `baton demo`: in each, an answer is streamed while its executor goes away."""
 
 import time
 from abc import ABC, abstractmethod
@@ -19,12 +19,12 @@ _JOIN_TIMEOUT_S = 120.0
 
 @dataclass(frozen=True)
 class ActResult:
-    """How an answer went on while its executor went away.
+    """An answer whose executor went away.
 
     Attributes:
-        text: all of it.
-        num_before, num_after: tokens before the executor went, and after.
-        pause_s: the longest the client waited for a piece of text from then on.
+        text: the whole answer.
+        num_before, num_after: number of tokens before and after the executor went.
+        pause_s: the longest time that the client then waited for a piece of text.
     """
 
     text: str
@@ -35,10 +35,10 @@ class ActResult:
 
 @dataclass(frozen=True)
 class Stage:
-    """Where the show takes place.
+    """What both acts work with: the services, and the request.
 
     Attributes:
-        body: of the request that every act makes, without its `cache_salt`.
+        body: body of the request that each act makes, without its `cache_salt`.
     """
 
     fleet: LocalFleet
@@ -51,7 +51,7 @@ class Stage:
         return {executor.executor: executor.running for executor in report.executors}
 
     def answer(self, salt: str) -> str:
-        """The answer as it is when nothing happens."""
+        """The answer of an undisturbed run."""
         answer = self.api.post(_PATH, {**self.body, "cache_salt": salt})
         return str(answer["choices"][0]["text"])
 
@@ -67,11 +67,11 @@ class Stage:
 
 
 class Act(ABC):
-    """One streamed answer in the middle of which something happens: subclasses say what.
+    """One streamed answer, disturbed in the middle; subclasses define the disturbance.
 
     Args:
-        salt: keeps its prefix cache to itself, so that it computes everything the undisturbed run did.
-        intervene_after: tokens after which it happens.
+        salt: keeps its prefix cache apart, so that it computes everything that the undisturbed run computed.
+        intervene_after: number of tokens after which the disturbance happens.
     """
 
     def __init__(self, stage: Stage, salt: str, intervene_after: int) -> None:
@@ -117,7 +117,7 @@ class Act(ABC):
         self._write("\n")
 
     def mark(self, event: str, colour: str) -> None:
-        """A line across the text that says what happens to the executors."""
+        """Write a line across the text that says what happens to the executors."""
         if not self._at_line_start:
             self._write("\n")
         click.secho(f"── {event} ──", fg=colour, bold=True)
@@ -138,7 +138,7 @@ class KillAct(Act):
         self._joined = False
 
     def intervene(self) -> None:
-        """Kill."""
+        """Kill the executor and start another."""
         name, successor = executor_name(self._victim), executor_name(self._successor)
         pid = self._stage.fleet.pids[name]
         self._stage.fleet.kill_executor(self._victim)
@@ -148,21 +148,21 @@ class KillAct(Act):
         self.mark(f"starting {successor} (pid {pid})", "yellow")
 
     def after_intervention(self) -> None:
-        """Say so when the successor has joined. (A token or two of the victim's may still come before.)"""
+        """Report when the successor has joined. (A token or two of the killed executor may still come before.)"""
         if not self._joined and executor_name(self._successor) in self._stage.executors():
             self._joined = True
             seconds = time.perf_counter() - self._killed_s
             self.mark(f"{executor_name(self._successor)} joined after {seconds:.1f} s; the stream goes on", "green")
 
     def end(self) -> None:
-        """See that it happened as announced."""
+        """Check that the successor has joined."""
         super().end()
         if not self._joined:
             raise click.ClickException("the answer ended without the new executor")
 
 
 class SwapAct(Act):
-    """SIGTERM whichever executor has the answer, and see it move to the other one."""
+    """SIGTERM the executor that has the answer, and see the answer move to the other one."""
 
     def __init__(self, stage: Stage, salt: str, intervene_after: int) -> None:
         super().__init__(stage, salt, intervene_after)
@@ -170,7 +170,7 @@ class SwapAct(Act):
         self._left = False
 
     def intervene(self) -> None:
-        """Drain."""
+        """Drain the executor that has the answer."""
         running = self._stage.executors()
         self._leaving = max(running, key=running.__getitem__)
         self.mark(
@@ -179,13 +179,13 @@ class SwapAct(Act):
         self._stage.fleet.terminate_executor(_index(self._leaving))
 
     def after_intervention(self) -> None:
-        """Say so when it has handed over."""
+        """Report when it has handed over."""
         if not self._left and self._leaving not in (executors := self._stage.executors()):
             self._left = True
             self.mark(f"{', '.join(executors)} goes on", "green")
 
     def end(self) -> None:
-        """See that it left in order."""
+        """Check that it left in order."""
         super().end()
         exit_code = self._stage.fleet.wait_executor(_index(self._leaving))
         if exit_code != 0:

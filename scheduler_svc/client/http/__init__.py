@@ -1,1 +1,1 @@
-"""The service's HTTP interface as a client uses it."""
+"""The service's HTTP interface as a client uses it: connections, streams, and how a broken one is resumed."""

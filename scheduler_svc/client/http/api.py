@@ -1,4 +1,4 @@
-"""The service's HTTP interface as the commands use it: httpx underneath, errors that a person can act on."""
+"""The service's HTTP interface as the commands use it: httpx underneath, with errors that a person can act on."""
 
 import contextlib
 import http
@@ -38,8 +38,8 @@ _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 class Api:
     """A connection to one service; a context manager. Every method raises the errors of `client.errors`.
 
-    A request that generates survives the end of the connection, and that of the service if it comes back in time
-    (`resume.py`); a service that was never there is not waited for.
+    A request that generates survives a broken connection, and a restart of the service if that is fast enough
+    (`resume.py`). It does not wait for a service that was never reached.
     """
 
     def __init__(self, service: ServiceAddress) -> None:
@@ -67,7 +67,7 @@ class Api:
         return models[0]
 
     def model_name(self, asked_for: str | None) -> str:
-        """`asked_for`, or else the name of the first model."""
+        """`asked_for`, or the name of the first model."""
         return asked_for or str(self.first_model()["id"])
 
     def status(self) -> StatusReport:
@@ -78,7 +78,7 @@ class Api:
             raise RequestFailed(f"this is no status report of Baton, or one of another version: {error}") from error
 
     def status_unless_away(self) -> StatusReport | None:
-        """The same, or None while the service does not answer, as in a restart."""
+        """The report, or None while the service does not answer, as in a restart."""
         try:
             return self.status()
         except click.ClickException as error:
@@ -87,7 +87,7 @@ class Api:
             raise
 
     def drain(self, executor: str, *, finish: bool) -> int:
-        """Let an executor leave. Returns its epoch.
+        """Tell an executor to leave. Returns its epoch.
 
         Args:
             executor: its name, or its epoch in decimal.
@@ -117,7 +117,7 @@ class Api:
         return answer
 
     def complete(self, path: str, body: Json) -> Json:
-        """The whole answer to a request that generates. It is streamed underneath, as a stream can be resumed."""
+        """The whole answer to a request that generates. It is read as a stream, as a stream can be resumed."""
         answer = WholeAnswer()
         with contextlib.closing(self.stream(path, body)) as events:
             for event in events:
@@ -143,7 +143,7 @@ class Api:
             raise
 
     def _events(self, request: Resumption, path: str, body: Json) -> Generator[Json, None, None]:
-        """Events over one connection: those of a new request, or those that follow the last one."""
+        """Events over one connection: those of a new request, or those after the last one that came."""
         events_path = request.events_path
         method, url, content = ("GET", events_path, None) if events_path else ("POST", path, body)
         parser = EventParser()
@@ -169,28 +169,28 @@ class Api:
         raise ConnectionBroke(self._url, "the service ended the stream in the middle of the answer")
 
     def _wait_after(self, error: RequestFailed | ServiceUnreachable, request: Resumption) -> None:
-        """Wait until it is time for the next attempt; raise `error` if there is to be none."""
+        """Wait until it is time for the next attempt; raise `error` if there is none."""
         if isinstance(error, ServiceUnreachable) and not self._was_there:
             raise error
-        self._was_there = True  # whatever else went wrong, something took the connection
+        self._was_there = True  # all other errors mean that a service took the connection
         delay_s = request.delay_after(error, time.monotonic())
         self._outage.away()
         time.sleep(delay_s)
 
     def _cancel(self, request: Resumption) -> None:
-        """Keep a request from going on without a reader; as well as can be."""
+        """Try to cancel a request, so that it does not continue without a reader."""
         if request.fields:
             with contextlib.suppress(httpx.HTTPError):
                 self._http.delete(request.request_path, timeout=CANCEL_TIMEOUT_S)
 
 
 def client_settings(service: ServiceAddress) -> dict[str, Any]:
-    """Arguments for `httpx.Client` and `httpx.AsyncClient` alike."""
+    """Arguments for `httpx.Client` and for `httpx.AsyncClient`."""
     return {
         "base_url": service.url,
         "headers": {"Authorization": f"Bearer {service.api_key}"} if service.api_key else {},
         "timeout": httpx.Timeout(service.timeout_s, connect=CONNECT_TIMEOUT_S),
-        # HTTP_PROXY is meant for the world outside, not for a service on this machine.
+        # HTTP_PROXY is for hosts outside, not for a service on this machine.
         "trust_env": urlsplit(service.url).hostname not in _LOOPBACK,
     }
 
@@ -201,8 +201,8 @@ def translated_errors(url: str) -> Iterator[None]:
 
     Raises:
         ServiceUnreachable: no connection.
-        ServiceSilent: nothing came for too long.
-        ConnectionBroke: it did so in the middle of something.
+        ServiceSilent: the service sent nothing for too long.
+        ConnectionBroke: the connection broke in the middle of a request or an answer.
     """
     try:
         yield
@@ -236,12 +236,12 @@ def failure(status: int, body: bytes) -> RequestFailed:
 
 
 def error_message(answer: Any) -> str:
-    """The message in an error answer: OpenAI's `{"error": {"message": ...}}`, or whatever else there is."""
+    """The message in an error answer: OpenAI's `{"error": {"message": ...}}`, or the whole answer as text."""
     error = answer.get("error", answer) if isinstance(answer, dict) else answer
     return str(error["message"]) if isinstance(error, dict) and "message" in error else str(error)
 
 
 def error_code(answer: Any) -> str:
-    """The code in such an answer; empty if there is none."""
+    """The code in an error answer; empty if there is none."""
     error = answer.get("error") if isinstance(answer, dict) else None
     return str(error.get("code") or "") if isinstance(error, dict) else ""

@@ -1,6 +1,6 @@
 """One streamed POST on a connection of its own, for load generation.
 
-The commands for people use httpx. Hundreds of streams at once are another matter: httpx takes 90 us of CPU for each
+The other commands use httpx. For hundreds of streams at once that costs too much: httpx takes 90 us of CPU for each
 chunk, h11 on a bare asyncio transport 25 us, parsing included (one core, 128 streams). When a step gives 256 streams
 a token each, that is the difference between measuring the service and measuring the client.
 """
@@ -30,7 +30,7 @@ OnEvent = Callable[[bytes], None]
 
 
 class EventStreams:
-    """Makes streamed requests to one service, each on a new connection, and goes on with those that break off."""
+    """Makes streamed requests to one service, each on a new connection, and resumes those that break off."""
 
     def __init__(self, service: ServiceAddress) -> None:
         url = urlsplit(service.url)
@@ -50,7 +50,7 @@ class EventStreams:
         An event that is an error must make `on_event` raise RequestFailed with its code.
 
         Raises:
-            ServiceUnreachable: no connection for as long as is waited for one.
+            ServiceUnreachable: there was no connection within the reconnect timeout.
             RequestFailed: an error answer, a broken connection, or silence for longer than the service's timeout.
         """
         request = Resumption(path, self._service.reconnect_timeout_s)
@@ -99,7 +99,7 @@ class EventStreams:
             protocol.close()
 
     async def _cancel(self, request: Resumption) -> None:
-        """Keep a request from going on without a reader; as well as can be. What is answered does not matter."""
+        """Try to cancel a request, so that it does not continue without a reader. The answer does not matter."""
         if request.fields:
             with contextlib.suppress(click.ClickException, TimeoutError):
                 async with asyncio.timeout(CANCEL_TIMEOUT_S):
@@ -107,7 +107,7 @@ class EventStreams:
 
 
 class _StreamProtocol(asyncio.Protocol):
-    """Sends one request and hands out the events of its answer."""
+    """Sends one request and passes on the events of its answer."""
 
     def __init__(self, url: str, head: h11.Request, body: bytes, take: Callable[[bytes, bytes], None]) -> None:
         self._url = url
@@ -128,7 +128,7 @@ class _StreamProtocol(asyncio.Protocol):
         connected: socket.socket = transport.get_extra_info("socket")
         for level, option, value in KEEPALIVE_OPTIONS:
             connected.setsockopt(level, option, value)
-        # Not `writelines`: with an empty part, as the end of a message is, Python 3.12's spins for ever.
+        # Not `writelines`: with an empty part, as the end of a message is, Python 3.12's spins forever.
         transport.write(b"".join([self._connection.send(part) or b"" for part in self._request]))
 
     def data_received(self, data: bytes) -> None:
@@ -140,7 +140,7 @@ class _StreamProtocol(asyncio.Protocol):
         self._finish(self._broke(str(exc or "closed by the service")))
 
     async def finished(self, timeout_s: float) -> None:
-        """Wait for the end of the answer. A look at the clock now and then is cheaper than a timer for each chunk."""
+        """Wait for the end of the answer. Checking the clock now and then is cheaper than a timer for each chunk."""
         while not self._done.done():
             silence_left_s = self._last_data_s + timeout_s - time.monotonic()
             if silence_left_s <= 0:
@@ -150,8 +150,8 @@ class _StreamProtocol(asyncio.Protocol):
         self._done.result()
 
     def close(self) -> None:
-        """Drop the connection; an answer in progress is cancelled by that."""
-        self._done.cancel()  # nobody waits for its end any more
+        """Drop the connection, which cancels an answer in progress."""
+        self._done.cancel()  # no coroutine waits for it any more
         if self._transport is not None:
             self._transport.abort()
 
@@ -168,7 +168,7 @@ class _StreamProtocol(asyncio.Protocol):
             self._finish(error)
 
     def _take(self, event: object) -> bool:
-        """Deal with one of h11's events. Returns whether there may be more."""
+        """Handle one of h11's events. Returns whether there may be more."""
         match event:
             case h11.Data() if self._status == HTTPStatus.OK:
                 for data, event_id in self._events.feed(bytes(event.data)):
@@ -186,7 +186,7 @@ class _StreamProtocol(asyncio.Protocol):
         return True
 
     def _ending(self) -> RequestFailed | None:
-        """What a complete answer stands for."""
+        """The error that a complete answer stands for, if it is one."""
         if self._status != HTTPStatus.OK:
             return failure(self._status, self._error_body)
         return None if self._has_all else self._broke("the service ended the stream in the middle of the answer")

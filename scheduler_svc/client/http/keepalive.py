@@ -1,4 +1,4 @@
-"""TCP keep-alive: a host that vanished without a word is noticed while its answer is waited for."""
+"""TCP keep-alive: a host that vanished silently is noticed while a command waits for its answer."""
 
 import socket
 

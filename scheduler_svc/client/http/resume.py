@@ -1,7 +1,7 @@
 """What to send next for a request whose answer broke off, so that it is computed once and read once; pure.
 
-A client that may come back chooses its request's id. After a break it asks for the events that follow the last one it
-has; only where the service says that it never accepted the request is it sent again, by the same id.
+A client that may come back chooses its request's id. After a break it asks for the events after the last one that it
+has. It sends the request again, with the same id, only if the service says that it never accepted it.
 """
 
 import secrets
@@ -18,12 +18,12 @@ _AWAY_STATUSES = frozenset({502, 503, 504})  # what a proxy, or a frontend witho
 
 
 class Resumption:
-    """One request's way through the outages of a service.
+    """One request, and what to do about it at each outage of the service.
 
     Args:
         path: where it is posted.
         limit_s: seconds that an outage may last, from a break to the next event; 0 gives up at once.
-        request_id: one of its own if it is empty.
+        request_id: id of the request; empty to have one made.
     """
 
     def __init__(self, path: str, limit_s: float, request_id: str = "") -> None:
@@ -34,14 +34,14 @@ class Resumption:
         self._may_be_known = False
         self._has_events = False
         self._is_answered = False  # an event has come since the last failure
-        self._may_overtake = False  # an attach may be under way whose answer nobody waits for
+        self._may_overtake = False  # an attach that has lost its reader may be in flight
         self._last_event_id = b""
         self._broke_s: float | None = None
         self._num_failures = 0
 
     @property
     def fields(self) -> dict[str, Any]:
-        """What the request's body must say; nothing where breaks are not to be survived."""
+        """Fields for the request's body; none if a break ends the request."""
         return {"request_id": self.request_id, "resumable": True} if self._limit_s else {}
 
     @property
@@ -51,21 +51,21 @@ class Resumption:
 
     @property
     def events_path(self) -> str | None:
-        """What to GET next, with `headers`; None if the request is to be posted."""
+        """The path to GET next, with `headers`; None if the request is posted next."""
         return f"{self.request_path}/events" if self._attaches else None
 
     @property
     def headers(self) -> dict[str, str]:
-        """Of that GET."""
+        """Headers of that GET."""
         return {"Last-Event-ID": self._last_event_id.decode()} if self._last_event_id else {}
 
     @property
     def is_broken(self) -> bool:
-        """Whether nothing has come since the last failure."""
+        """Whether no event has come since the last failure."""
         return self._broke_s is not None
 
     def take(self, event_id: bytes) -> None:
-        """An event came, with this id (empty if it had none), and has been dealt with. An outage ends with it."""
+        """An event with this id (empty if it had none) came and was handled. It ends an outage."""
         self._has_events = self._is_answered = True
         self._last_event_id = event_id
         self._broke_s = None
@@ -75,7 +75,7 @@ class Resumption:
         """Seconds to wait before the next attempt, after one that failed with `error` at the time `now_s`.
 
         Raises:
-            click.ClickException: there is nothing left to try; it is what the command fails with.
+            click.ClickException: no attempt is left; the command fails with it.
         """
         if not self._limit_s or not self.may_go_on(error):
             raise error
@@ -88,14 +88,14 @@ class Resumption:
         return delay_s
 
     def may_go_on(self, error: click.ClickException) -> bool:
-        """Take notice of `error`. Returns whether another attempt may do better, however long that takes.
+        """Take `error` into account. Returns whether another attempt may succeed, however long that takes.
 
         Raises:
             RequestFailed: the service does not know the request any more, and part of its answer has been read.
         """
         match error:
             case ServiceUnreachable():
-                return True  # and nothing has been sent
+                return True  # nothing has been sent
             case RequestFailed(code="request_not_found") if self._attaches:
                 if self._has_events:
                     raise RequestFailed(
@@ -107,7 +107,7 @@ class Resumption:
                 self._attaches = True
                 return True
             case RequestFailed(code="taken_over") if self._may_overtake:
-                self._may_overtake = self._is_answered = False  # it has; once more, and it was somebody else
+                self._may_overtake = self._is_answered = False  # it has; next time it is another client
                 return self._knows_its_place
             case RequestFailed() if is_outage(error):
                 self.look_for_it()
@@ -117,8 +117,8 @@ class Resumption:
     def look_for_it(self) -> None:
         """The service may have the request: ask for its events next.
 
-        If that is what was asked just now, without an answer, it may still be on its way through another frontend, and
-        arrive there after the next one: then the service takes this client for two, of which the second takes over.
+        If the last attempt asked for them and got no answer, it may still be in flight through another frontend, and
+        reach the core after the next one: then the service sees two readers, of which the second takes over.
         """
         self._may_overtake = self._attaches and not self._is_answered
         self._is_answered = False
@@ -126,12 +126,12 @@ class Resumption:
 
     @property
     def _knows_its_place(self) -> bool:
-        """Whether what comes next can be asked for: without ids there is no saying what follows the last event."""
+        """Whether what comes next can be asked for: without ids a client cannot name its last event."""
         return bool(self._last_event_id) or not self._has_events
 
 
 def is_outage(error: click.ClickException) -> bool:
-    """Whether the service was away, which says nothing about what it was asked."""
+    """Whether the service was away; then the request itself is not at fault."""
     if isinstance(error, RequestFailed) and error.status in _AWAY_STATUSES:
         return error.code != "deadline_exceeded"
     return isinstance(error, ServiceUnreachable | ConnectionBroke) or getattr(error, "code", "") == "unavailable"

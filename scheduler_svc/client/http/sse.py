@@ -9,8 +9,8 @@ class Event(NamedTuple):
     """One event.
 
     Attributes:
-        data: what it carries; `DONE` is passed on like any other.
-        id: what to send as `Last-Event-ID` by whoever has taken this event and wants the next one; empty without ids.
+        data: content of the event; `DONE` is passed on like any other.
+        id: the `Last-Event-ID` to send to get the events after this one; empty without ids.
     """
 
     data: bytes
@@ -18,7 +18,7 @@ class Event(NamedTuple):
 
 
 class EventParser:
-    """Cuts a byte stream into events. One that the stream breaks off in the middle of is not given out.
+    """Cuts a byte stream into events. An incomplete event at the stream's end is dropped.
 
     It works on bytes and knows no line end but `\\n` (before it an optional `\\r`): text inside the JSON may hold any
     of the other characters that Unicode, and with it httpx's own line iterator, calls line ends.

@@ -1,4 +1,4 @@
-"""The folder that `baton keys` works on, and what it does there.
+"""The folder that `baton keys` works on, and the operations on it.
 
 scheduler/         for `baton-scheduler --curve-keys`: its secret key, and the public keys of executors
 scheduler/api-keys.json                                   for `baton-scheduler --api-keys`
@@ -30,7 +30,7 @@ from scheduler_svc.api_key_file import (
 
 
 class KeyRingError(BatonError):
-    """What was asked for cannot be done; nothing has been changed."""
+    """The operation cannot be done; nothing has been changed."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,8 @@ class Entry:
 
     Attributes:
         created: in UTC, ISO 8601.
-        key: an executor's public key in Z85, or how the SHA-256 of an API key begins.
-        max_open_requests, admin, metrics: of an API key.
+        key: an executor's public key in Z85, or the first digits of the SHA-256 of an API key.
+        max_open_requests, admin, metrics: fields of an API key.
     """
 
     kind: Literal["executor", "api"]
@@ -53,7 +53,7 @@ class Entry:
 
 
 class KeyRing:
-    """Makes, lists and revokes. Several processes may do so at once. Methods raise BatonError and OSError."""
+    """Makes, lists and revokes keys. Several processes may do so at once. Methods raise BatonError and OSError."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -63,21 +63,21 @@ class KeyRing:
         self._server_secret = self.scheduler / curve.SERVER_SECRET
 
     def init(self) -> bool:
-        """Make the scheduler's keys. Returns False if they are there already; they are not changed then."""
+        """Make the scheduler's keys. Returns False, and changes nothing, if they exist."""
         self._make_folders()
         with self._locked():
             if self._server_secret.exists():
-                KeyPair.load(self._server_secret)  # says what is wrong with it
+                KeyPair.load(self._server_secret)  # raises if the file is damaged
                 return False
             _make_secret(self._server_secret)
             return True
 
     def executor_folder(self, name: str) -> Path:
-        """What an executor's machine needs."""
+        """The folder that an executor's machine needs."""
         return self._executors / name
 
     def add_executor(self, name: str) -> bool:
-        """Make an executor's keys, and put it on the scheduler's list. Returns False if that had been done."""
+        """Make an executor's keys, and put it on the scheduler's list. Returns False if it is on the list already."""
         _check_name(name)
         server = self._server_keys()
         with self._locked():
@@ -90,10 +90,10 @@ class KeyRing:
             if not secret.exists():
                 _make_secret(secret)
             _put_public(folder / curve.SERVER_PUBLIC, server.public)
-            return _put_public(allowed, KeyPair.load(secret).public)  # at last: until here nobody would let it in
+            return _put_public(allowed, KeyPair.load(secret).public)  # last: only now may it connect
 
     def add_api_key(self, name: str, *, max_open_requests: int, admin: bool, metrics: bool = False) -> str:
-        """Make a client's API key, and return it: nothing knows it afterwards."""
+        """Make a client's API key, and return it: only its hash is kept."""
         _check_name(name)
         if is_reserved(name):
             raise KeyRingError(f"{name} is how the keys of BATON_API_KEYS are called; take another name")
@@ -105,7 +105,7 @@ class KeyRing:
             self._check_free(name, "api")
             keys = self._read_api_keys()
             if any(known.name == name for known in keys):
-                raise KeyRingError(f"{name} has an API key already, and nobody can show it again: revoke it first")
+                raise KeyRingError(f"{name} has an API key already, which cannot be shown again: revoke it first")
             _replace(self.api_keys, encode_key_file([*keys, entry]), 0o600)
         return key
 
@@ -124,7 +124,7 @@ class KeyRing:
         return [*executors, *clients]
 
     def revoke(self, name: str) -> Literal["executor", "api"]:
-        """Take a key off its list, and an executor's secret from this folder. Returns what it was."""
+        """Take a key off its list, and an executor's secret from this folder. Returns its kind."""
         _check_name(name)
         if not self.root.is_dir():
             raise KeyRingError(f"there is no folder {self.root}; baton keys init makes it")
@@ -160,7 +160,7 @@ class KeyRing:
         return read_key_file(self.api_keys) if self.api_keys.exists() else ()
 
     def _check_free(self, name: str, kind: Literal["executor", "api"]) -> None:
-        """Names are unique among executors and clients together, so that `revoke` needs nothing else."""
+        """Names are unique among executors and clients together, so that `revoke` needs only the name."""
         if kind == "executor" and any(key.name == name for key in self._read_api_keys()):
             raise KeyRingError(f"{name} is the name of an API key; take another")
         if kind == "api" and self._allowed_file(name).exists():
@@ -168,7 +168,7 @@ class KeyRing:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """Alone among processes: what was read is still so when it is written."""
+        """Exclude other processes, so that the files do not change between a read and a write."""
         descriptor = os.open(self.root, os.O_RDONLY)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -196,7 +196,7 @@ def _make_secret(path: Path) -> None:
 
 
 def _replace(path: Path, content: bytes, mode: int) -> None:
-    """Write a file: whoever reads it sees all of the old one, if there was one, or all of the new one."""
+    """Write a file atomically: a reader sees the whole old file, if there was one, or the whole new one."""
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".")
     try:
         with open(descriptor, "wb") as file:

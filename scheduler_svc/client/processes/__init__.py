@@ -1,1 +1,1 @@
-"""Services as child processes on this machine."""
+"""Services as child processes on this machine: started, watched, stopped."""

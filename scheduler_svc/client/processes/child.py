@@ -1,4 +1,4 @@
-"""One child process: its own process group, its log, and a kernel that kills it when we die."""
+"""One child process: its own process group, its log, and a kernel that kills it when its parent dies."""
 
 import contextlib
 import ctypes
@@ -32,7 +32,7 @@ class ChildEnd:
 
     @property
     def misconfigured(self) -> bool:
-        """It said that its configuration is wrong, so starting it again would not help."""
+        """Its exit code says that its configuration is wrong, so starting it again would not help."""
         return self.returncode in CONFIGURATION_EXIT_CODES
 
     def __str__(self) -> str:
@@ -45,11 +45,11 @@ class ChildEnd:
 class Child:
     """One service process, the head of its own process group.
 
-    The group keeps a Ctrl-C at the terminal from reaching it before we have decided in which order to stop, and lets
-    a kill take the processes it started itself.
+    The group keeps a Ctrl-C at the terminal from the child, so that the parent decides the order of stopping. A kill
+    of the group takes the processes that the child started too.
 
     Args:
-        log_path: gets its stdout and stderr, appended; None passes them on to our stderr.
+        log_path: file to which its stdout and stderr are appended; None passes them on to the parent's stderr.
     """
 
     def __init__(self, name: str, command: list[str], log_path: Path | None) -> None:
@@ -83,15 +83,15 @@ class Child:
         return time.monotonic() - self._started_s
 
     def has_ended(self) -> bool:
-        """Whether it has; the processes it started may live on."""
+        """Whether the child has ended; the processes that it started may live on."""
         return self._process.poll() is not None
 
     def terminate(self) -> None:
-        """SIGTERM, to itself alone: its own children are its own to stop."""
+        """SIGTERM the child alone: it stops its own children."""
         self._process.terminate()
 
     def kill(self) -> None:
-        """SIGKILL what is left of its group, and reap it."""
+        """SIGKILL what is left of its group, and reap the child."""
         with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS: EPERM for a group of zombies
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
@@ -105,7 +105,7 @@ def end_children(children: Sequence[Child], timeout_s: float) -> None:
 
 
 def wait_children(children: Sequence[Child], timeout_s: float) -> None:
-    """Wait until all are gone or `timeout_s` seconds have passed; SIGKILL whatever is left, and reap."""
+    """Wait until all are gone or `timeout_s` seconds have passed; SIGKILL what is left, and reap."""
     deadline = time.monotonic() + timeout_s
     while not all(child.has_ended() for child in children) and time.monotonic() < deadline:
         time.sleep(_POLL_INTERVAL_S)
@@ -114,7 +114,7 @@ def wait_children(children: Sequence[Child], timeout_s: float) -> None:
 
 
 def _die_with_parent() -> Callable[[], None] | None:
-    """What a child runs before exec, so that it is killed when we are, however hard that was (Linux only)."""
+    """The function that a child runs before exec, so that it dies with its parent, even at a SIGKILL (Linux only)."""
     if sys.platform != "linux":
         return None
     prctl = ctypes.CDLL(None, use_errno=True).prctl  # looked up here: after fork, only the call itself is safe
@@ -122,7 +122,7 @@ def _die_with_parent() -> Callable[[], None] | None:
 
     def in_child() -> None:
         prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:  # it died before prctl took effect
+        if os.getppid() != parent:  # the parent died before prctl took effect
             os._exit(1)
 
     return in_child

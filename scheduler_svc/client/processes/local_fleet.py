@@ -1,7 +1,7 @@
 """Both services as child processes of this one: started, watched, killed, and stopped in order.
 
-`baton up`, `baton demo` and the end-to-end tests all run the services through `LocalFleet`. What to do about a child
-that died is decided elsewhere (`supervisor.py`).
+`baton up`, `baton demo` and the end-to-end tests all run the services through `LocalFleet`. `supervisor.py`
+decides what to do about a child that died.
 """
 
 import contextlib
@@ -33,8 +33,8 @@ class FleetSpec:
         executor_port: port on loopback where executors connect.
         executors: how many `LocalFleet.start` starts.
         scheduler_options, executor_options: further command-line options. A scheduler keeps its journal in the user's
-            state folder unless they say otherwise (`--journal`); what is to leave nothing behind has to.
-        scheduler_command, executor_command: the programs; tests put others in their place.
+            state folder unless `--journal` names another place; a fleet that must leave no file behind names one.
+        scheduler_command, executor_command: the programs; tests replace them.
     """
 
     model: str | None = None
@@ -74,7 +74,7 @@ def executor_name(index: int) -> str:
 
 
 def free_ports(count: int) -> list[int]:
-    """Different TCP ports of loopback that nothing listens on now."""
+    """Different TCP ports of loopback that are free now."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for sock in sockets:
@@ -83,14 +83,14 @@ def free_ports(count: int) -> list[int]:
 
 
 class LocalFleet:
-    """The services of one `FleetSpec`; a context manager that starts them and stops whatever is left.
+    """The services of one `FleetSpec`; a context manager that starts them and stops what is left.
 
     The kernel kills the children when the *thread* that started them ends, so start them from the main thread, or
     from one that lives as long as the fleet.
 
     Args:
         spec: what to start.
-        log_dir: each child's output goes to `NAME.log` in there; None passes it on to our stderr.
+        log_dir: folder for each child's output, `NAME.log`; None passes the output on to this process's stderr.
     """
 
     def __init__(self, spec: FleetSpec, log_dir: Path | None = None) -> None:
@@ -110,12 +110,12 @@ class LocalFleet:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Stop in order; at once if it was an interrupt, as whoever sent it does not want to wait."""
+        """Stop in order; at once after an interrupt, as the user does not want to wait."""
         self.stop(timeout_s=0 if kind is KeyboardInterrupt else STOP_TIMEOUT_S)
 
     @property
     def pids(self) -> dict[str, int]:
-        """Process id of each child that has been started and not been seen to end."""
+        """Process id of each child that was started and is not known to have ended."""
         return {name: child.pid for name, child in self._children.items()}
 
     def start(self) -> None:
@@ -136,12 +136,12 @@ class LocalFleet:
         return child.pid
 
     def kill_executor(self, index: int) -> None:
-        """SIGKILL executor `index`, as if the machine had lost it; returns when the kernel has removed it."""
+        """SIGKILL executor `index`; returns when the kernel has removed it."""
         child = self._children.pop(executor_name(index))
         child.kill()
 
     def terminate_executor(self, index: int) -> None:
-        """SIGTERM executor `index`: it hands its sequences over and leaves. `wait_executor` says how that went."""
+        """SIGTERM executor `index`: it hands its sequences over and leaves. `wait_executor` returns the outcome."""
         self._children[executor_name(index)].terminate()
 
     def wait_executor(self, index: int, timeout_s: float = 60.0) -> int:
@@ -155,11 +155,11 @@ class LocalFleet:
         return child.returncode
 
     def poll(self) -> list[ChildEnd]:
-        """Children that ended by themselves since the last call; each is reported once."""
+        """Children that ended by themselves since the last call; each is returned once."""
         ended = [child for child in self._children.values() if child.has_ended()]
         for child in ended:
             del self._children[child.name]
-            child.kill()  # processes it started may still be there
+            child.kill()  # processes that it started may still live
         return [ChildEnd(child.name, child.returncode, child.uptime_s) for child in ended]
 
     def is_ready(self) -> bool:
@@ -188,7 +188,7 @@ class LocalFleet:
             time.sleep(_POLL_INTERVAL_S)
 
     def failure(self, end: ChildEnd) -> FleetError:
-        """The error that says how a child ended and what it said last."""
+        """The error that says how a child ended, with the end of its log."""
         said = self.log_tail(end.name)
         message = f"{end}:\n{said}" if said else f"{end}; its log above says why"
         return FleetMisconfigured(message) if end.misconfigured else FleetError(message)

@@ -13,7 +13,7 @@ class Launcher:
 
     Args:
         command: program and arguments; no shell is involved.
-        log_dir: where the output of each goes to a file of its own; made if it is not there.
+        log_dir: folder for the output, a file for each process; made if it does not exist.
     """
 
     def __init__(self, command: Sequence[str], log_dir: Path) -> None:
@@ -37,7 +37,7 @@ class Launcher:
         return self._process.pid
 
     def poll(self) -> ChildEnd | None:
-        """How the last one ended, if it has."""
+        """How the last process ended; None while it runs."""
         if self._process is None or self._process.poll() is None:
             return None
         return ChildEnd("the successor", self._process.returncode, time.monotonic() - self._started_s)

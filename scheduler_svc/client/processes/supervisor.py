@@ -1,4 +1,4 @@
-"""Starts again whatever child of a `LocalFleet` dies, ever more slowly if it keeps dying.
+"""Restarts children of a `LocalFleet` that die, with growing delays for one that keeps dying.
 
 A process manager for one machine and one developer; in production compose, systemd or Kubernetes does this.
 """
@@ -18,7 +18,7 @@ _MAX_DEATHS_BEFORE_READY = 3
 class RestartPolicy:
     """How long to wait before a child is started again; pure, so that tests need no clock.
 
-    A child that left in order (exit code 0: somebody drained it) is replaced at once. One that crashed waits 0.5 s,
+    A child that left in order (exit code 0: it was drained) is replaced at once. One that crashed waits 0.5 s,
     and twice as long each time it crashes again before it has lived for a minute, up to 30 s.
     """
 
@@ -35,7 +35,7 @@ class RestartPolicy:
         return min(_FIRST_DELAY_S * 2.0 ** (self.crashes(end.name) - 1), _MAX_DELAY_S)
 
     def crashes(self, name: str) -> int:
-        """Crashes of a child without a stable life in between."""
+        """Crashes of a child since its last stable life."""
         return self._crashes.get(name, 0)
 
 
@@ -55,7 +55,7 @@ class Supervisor:
         self._was_ready = False
 
     def poll(self) -> bool:
-        """Start what is due. Returns whether the service has been ready at least once.
+        """Start the children that are due. Returns whether the service has been ready at least once.
 
         Raises:
             FleetError: a child says that it is misconfigured, or keeps dying before the service was ever ready.

@@ -1,11 +1,11 @@
-"""Executors replaced one by one: what to do next, given what the scheduler reports; pure.
+"""Replacing executors one by one: what to do next, given what the scheduler reports; pure.
 
 Each executor in turn:
 
     GATHERING ──as many ready as at the start──▶ LEAVING ──its epoch is gone──▶ SUCCESSION ──▶ the next one
         └─(--replace-with)─▶ JOINING ──a new one is ready──▶┘           a new one is ready, and as many as at the start
 
-Reports and the time go in, actions come out; `rollout.py` carries them out.
+Reports and the time go in, actions come out; `commands/rollout.py` carries them out.
 """
 
 from dataclasses import dataclass, field
@@ -19,14 +19,14 @@ _MAX_DRAINS = 3
 
 @dataclass(frozen=True)
 class RolloutSettings:
-    """What is wanted.
+    """What the operator asked for.
 
     Attributes:
-        timeout_s: for each executor, from its turn to its successor.
+        timeout_s: limit for each executor, from its turn to its successor.
         finish: let the sequences of each end there, instead of handing them over.
-        starts_successors: whether a successor is to be started for each, or somebody else does that.
-        build: what each successor's must be; empty for any.
-        fingerprint: what each successor's must begin with; empty for any.
+        starts_successors: whether this rollout starts a successor for each; otherwise a supervisor does.
+        build: build that each successor must have; empty for any.
+        fingerprint: start of the fingerprint that each successor must have; empty for any.
     """
 
     timeout_s: float
@@ -36,7 +36,7 @@ class RolloutSettings:
     fingerprint: str = ""
 
     def objection(self, newcomer: ExecutorProcess) -> str:
-        """What is wrong with a new executor; empty if nothing is."""
+        """What is wrong with a new executor; empty if it is as asked for."""
         status = newcomer.status
         if self.build and status.build != self.build:
             return f"has build {status.build}, expected is {self.build}"
@@ -54,12 +54,12 @@ class Say:
 
 @dataclass(frozen=True)
 class StartSuccessor:
-    """Start one; if it ends before it has joined, call `Rollout.stop`."""
+    """Start a successor; if it ends before it has joined, call `Rollout.stop`."""
 
 
 @dataclass(frozen=True)
 class Drain:
-    """Let an executor leave; tell `Rollout` how that was answered."""
+    """Tell an executor to leave; tell `Rollout` what the scheduler answered."""
 
     epoch: int
 
@@ -68,7 +68,7 @@ Action = Say | StartSuccessor | Drain
 
 
 class TurnState(Enum):
-    """Where the turn of an executor stands; the values say it to the operator."""
+    """Where the turn of an executor stands; the values are texts for the operator."""
 
     GATHERING = "not touched"
     JOINING = "not touched; a successor was started"
@@ -78,7 +78,7 @@ class TurnState(Enum):
 
 @dataclass(frozen=True)
 class Replaced:
-    """An executor that has a successor. `seconds` are from its turn to the successor."""
+    """An executor that has a successor. `seconds` is the time from its turn to the successor."""
 
     name: str
     epoch: int
@@ -91,7 +91,7 @@ class _Turn:
     """What has been done about the executor whose turn it is.
 
     Attributes:
-        drained: epochs of it that were let go, and how often the scheduler had been restarted before.
+        drained: its epochs that were told to leave, each with the number of scheduler restarts until then.
     """
 
     begun_s: float
@@ -100,17 +100,17 @@ class _Turn:
 
 
 class Rollout:
-    """The whole of it.
+    """A rollout of some executors or all.
 
     Args:
-        report: of the fleet as it is at the start.
+        report: status of the fleet at the start.
         names: executors to replace; all that are ready if it is empty.
-        now_s: the time, as in all calls.
+        now_s: the present time, as in all calls.
 
     Attributes:
-        replaced: so far.
-        queue: executors that are left to replace; the first one's turn it is.
-        stopped: why it ended early; empty as long as it has not.
+        replaced: executors replaced so far.
+        queue: executors that are left to replace; it is the first one's turn.
+        stopped: why the rollout ended early; empty if it did not.
     """
 
     def __init__(self, report: StatusReport, names: tuple[str, ...], settings: RolloutSettings, now_s: float) -> None:
@@ -138,24 +138,24 @@ class Rollout:
 
     @property
     def is_done(self) -> bool:
-        """Whether there is nothing more to do."""
+        """Whether the rollout is over."""
         return not self.queue or bool(self.stopped)
 
     def stop(self, reason: str) -> None:
-        """End it here."""
+        """End the rollout early."""
         self.stopped = self.stopped or reason
 
     def drain_accepted(self, epoch: int) -> None:
-        """The scheduler has let the executor with this epoch leave."""
+        """The scheduler has told the executor with this epoch to leave."""
         self._turn.drained[epoch] = self._roster.num_restarts
 
     def drain_refused(self, reason: str) -> None:
-        """The scheduler has not, and the executor is there and not about to leave."""
+        """The scheduler has refused to let the executor leave."""
         if self.queue[0].status.state == "ready":
             self.stop(f"the scheduler refused: {reason}")
 
     def see(self, report: StatusReport | None, now_s: float) -> list[Action]:
-        """What to do after a look at the scheduler, which may not have answered (None)."""
+        """What to do after a status report; None if the scheduler did not answer."""
         actions: list[Action] = []
         if report is not None and not self.is_done:
             actions += self._take_in(report, now_s)
@@ -169,11 +169,11 @@ class Rollout:
         return actions
 
     def _take_in(self, report: StatusReport, now_s: float) -> list[Action]:
-        """Who is there now."""
+        """Update which executors are there."""
         target, is_restart = self.queue[0], self._roster.shows_restart(report)
         is_leaving = self._turn.drained.get(target.epoch) == self._roster.num_restarts and not is_restart
         if is_leaving and not self._settings.finish:
-            # It has been told to leave, so when its epoch has gone it has left; whoever looks like it is its successor.
+            # It was told to leave, so it has left when its epoch is gone; one that looks the same is its successor.
             target.has_left |= all(status.epoch != target.epoch for status in report.executors)
         newcomers = self._roster.see(report, now_s)
         target.has_left |= is_leaving and not target.is_present
@@ -184,7 +184,7 @@ class Rollout:
         return [Say("the scheduler was restarted; executors are known by name and pid")] if is_restart else []
 
     def _advance(self, now_s: float) -> list[Action]:
-        """One step, if there is one to take."""
+        """Take one step, if there is one to take."""
         target, turn, starts = self.queue[0], self._turn, self._settings.starts_successors
         is_gone, spare = target.is_gone(now_s), self._spare_for(target)
         match turn.state:
@@ -205,7 +205,7 @@ class Rollout:
         return []
 
     def _is_complete(self, now_s: float) -> bool:
-        """Whether as many executors are ready as at the start; where their successors are for us to start, less those
+        """Whether as many executors are ready as at the start; where this rollout starts the successors, less those
         that died before their turn was over."""
         num_dead = 0
         if self._settings.starts_successors:
@@ -214,7 +214,7 @@ class Rollout:
         return self._roster.num_ready + num_dead >= self._num_wanted
 
     def _drain(self, target: ExecutorProcess, now_s: float) -> list[Action]:
-        """Again and again, until the scheduler has answered for the epoch that the executor has now."""
+        """Repeat the drain until the scheduler has answered for the epoch that the executor has now."""
         if target.epoch in self._turn.drained or not self._is_complete(now_s):
             return []
         if len(self._turn.drained) >= _MAX_DRAINS:
@@ -232,7 +232,7 @@ class Rollout:
         return [said]
 
     def _spare_for(self, target: ExecutorProcess) -> ExecutorProcess | None:
-        """A new executor that is ready: best one of the same name, least of all one of a name whose turn comes yet."""
+        """A new executor that is ready: preferably of the same name, and last one whose name is still in the queue."""
         names = {waiting.name for waiting in self.queue[1:]}
         ready = [spare for spare in self._spares if spare.is_ready]
         return min(ready, key=lambda spare: (spare.name != target.name, spare.name in names), default=None)

@@ -1,15 +1,15 @@
 """Which executor is which, over successive status reports; pure.
 
 An epoch is one membership, and a process may have several: it gets a new one after a failed step or a broken
-connection, and all get one when the scheduler restarts. What does not change is a process's name and pid. That is no
-proof, as a container that is started again may have both as before, so that whoever has seen a process off says so.
+connection, and all get one when the scheduler restarts. What does not change is a process's name and pid. They are no
+proof, as a restarted container may have both as before: the caller marks a process that it knows to have left.
 """
 
 from dataclasses import dataclass
 
 from common.messages import ExecutorStatus, StatusReport
 
-_REJOIN_S = 5.0  # an executor that has lost its connection, or its scheduler, is back before
+_REJOIN_S = 5.0  # an executor that lost its connection, or its scheduler, is back earlier
 
 
 @dataclass(eq=False)
@@ -17,9 +17,9 @@ class ExecutorProcess:
     """One executor process.
 
     Attributes:
-        status: the last that was reported of it.
-        absent_since_s: when the first report came that did not have it; None if the last one did.
-        has_left: it was seen off: whoever comes with its name and pid is another one.
+        status: its status in the last report that had it.
+        absent_since_s: when the first report without it came; None if the last report has it.
+        has_left: it is known to have left: a process with its name and pid is another one.
     """
 
     status: ExecutorStatus
@@ -28,12 +28,12 @@ class ExecutorProcess:
 
     @property
     def name(self) -> str:
-        """As its operator calls it."""
+        """Name that its operator gave it."""
         return self.status.executor
 
     @property
     def epoch(self) -> int:
-        """Its present or last one."""
+        """Its present or last epoch."""
         return self.status.epoch
 
     @property
@@ -47,7 +47,7 @@ class ExecutorProcess:
         return self.is_present and self.status.state == "ready"
 
     def is_gone(self, now_s: float) -> bool:
-        """Whether it will not come back: it was seen off, or has been away for too long."""
+        """Whether it will not come back: it is known to have left, or has been away for too long."""
         return self.has_left or (self.absent_since_s is not None and now_s - self.absent_since_s >= _REJOIN_S)
 
     def may_be(self, other: ExecutorStatus) -> bool:
@@ -56,11 +56,11 @@ class ExecutorProcess:
 
 
 class Roster:
-    """All processes there have been.
+    """All executor processes that were ever reported.
 
     Attributes:
         processes: in the order in which they were first seen.
-        num_restarts: of the scheduler, as far as seen.
+        num_restarts: restarts of the scheduler that the reports show.
     """
 
     def __init__(self, report: StatusReport) -> None:

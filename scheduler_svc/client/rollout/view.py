@@ -1,4 +1,4 @@
-"""What `baton rollout` says at its end."""
+"""What `baton rollout` reports at its end."""
 
 import sys
 
@@ -33,7 +33,7 @@ def print_replaced(rollout: Rollout) -> None:
 
 
 def stop_report(rollout: Rollout) -> str:
-    """Why it ended early, how things stand, and what to do."""
+    """Why the rollout ended early, what was replaced and what not, and what to do."""
     current, *untouched = rollout.queue
     replaced = ", ".join(one.name for one in rollout.replaced)
     left = [process.name for process in (untouched if rollout.turn_state is TurnState.SUCCESSION else rollout.queue)]

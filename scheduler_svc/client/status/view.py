@@ -25,7 +25,7 @@ def print_status(report: StatusReport) -> None:
 
 
 def status_view(report: StatusReport) -> RenderableType:
-    """Facts of the whole service, then a line for each executor."""
+    """Facts about the whole service, then a line for each executor."""
     title = f"{report.model}, up {duration(report.uptime_s)}, Baton {report.version}"
     facts = Text(_facts(report))
     if report.journal == "failed":
@@ -49,7 +49,7 @@ def _facts(report: StatusReport) -> str:
 
 
 class _ExecutorTable:
-    """A line for each executor; without what never changes in its life if the terminal is narrow."""
+    """A line for each executor; on a narrow terminal without the facts that never change."""
 
     def __init__(self, executors: list[ExecutorStatus]) -> None:
         self._executors = executors

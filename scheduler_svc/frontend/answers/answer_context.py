@@ -1,4 +1,4 @@
-"""What a frontend has to know of a request to write its answer. The core keeps it for whichever frontend goes on."""
+"""What a frontend must know of a request to write its answer. The core keeps it for the frontend that continues."""
 
 from typing import Annotated, Literal
 
@@ -9,17 +9,17 @@ from common.errors import RequestRejected
 
 
 class AnswerContext(msgspec.Struct, frozen=True, array_like=True, kw_only=True, forbid_unknown_fields=True):
-    """How a request is to be answered. Prompts and their lengths are not in it: the core knows those.
+    """How a request is to be answered. It holds neither prompts nor their lengths: the core knows those.
 
     Attributes:
-        version: of this struct; to be raised with any change, as requests outlive frontends.
-        kind: which endpoint it came to.
-        created: when, in Unix seconds.
-        model: what the client calls it.
-        num_prompts, n: prompts, and sequences for each.
+        version: of this struct; any change must raise it, as requests outlive frontends.
+        kind: which endpoint the request came to.
+        created: when the request came, in Unix seconds.
+        model: name that the client uses for the model.
+        num_prompts, n: number of prompts, and of sequences for each.
         stop: stop strings.
-        include_usage: whether the stream ends with a chunk of usage; so it does where a whole answer was asked for.
-        is_resumable: whether it goes on for a while when its client's connection breaks.
+        include_usage: whether the stream ends with a chunk of usage; true also where a whole answer was asked for.
+        is_resumable: whether the request continues for a while when its client's connection breaks.
     """
 
     version: Literal[1] = 1
@@ -38,12 +38,12 @@ class AnswerContext(msgspec.Struct, frozen=True, array_like=True, kw_only=True, 
         return self.num_prompts * self.n
 
     def encode(self) -> bytes:
-        """As it travels in `Submit.context`."""
+        """The bytes for `Submit.context`."""
         return _encoder.encode(self)
 
     @classmethod
     def decode(cls, data: bytes) -> "AnswerContext":
-        """The reverse. Raises RequestRejected if another version of Baton wrote it, or none did."""
+        """The reverse of `encode`. Raises RequestRejected if this version of Baton did not write `data`."""
         try:
             return _decoder.decode(data)
         except msgspec.MsgspecError as error:

@@ -1,4 +1,4 @@
-"""Ids of a stream's events: what a client has of an answer, said so that the stream can go on from exactly there.
+"""Ids of a stream's events. An id says what a client has of an answer, so that the stream can continue exactly there.
 
 An id has an entry for each choice, with dots between them, or it is `end`:
 
@@ -31,9 +31,9 @@ class Delivered(NamedTuple):
     """What a client has of one choice.
 
     Attributes:
-        has_opened: the opening chunk, where the format has one.
-        num_tokens: tokens whose text it has.
-        has_ended: all of the text, and the reason for its end.
+        has_opened: it has the opening chunk, if the format has one.
+        num_tokens: number of tokens whose text it has.
+        has_ended: it has all of the text, and the reason for its end.
     """
 
     has_opened: bool = False
@@ -43,19 +43,19 @@ class Delivered(NamedTuple):
 
 @dataclass(frozen=True)
 class Position:
-    """What a client has of an answer: of each choice, and whether it has the usage too (then nothing is left)."""
+    """What a client has of an answer: of each choice, and whether it has the usage too (then it has everything)."""
 
     choices: tuple[Delivered, ...]
     is_end: bool = False
 
     @classmethod
     def start(cls, num_choices: int) -> "Position":
-        """Before the first event."""
+        """The position before the first event."""
         return cls((Delivered(),) * num_choices)
 
     @classmethod
     def after(cls, event_id: str, num_choices: int) -> "Position":
-        """After the event with this id. Raises ApiError if it is no id, or one of another number of choices."""
+        """The position after the event with this id. Raises ApiError if it is no id, or not one for so many choices."""
         check_event_id(event_id)
         if event_id == END:
             return cls((Delivered(),) * num_choices, is_end=True)
@@ -66,22 +66,22 @@ class Position:
 
 
 def has_event_ids(num_choices: int, *, is_resumable: bool) -> bool:
-    """Whether the stream of a new request has ids. One that is asked for again always has."""
+    """Whether the stream of a new request has ids. A stream that is asked for again always has."""
     return is_resumable or num_choices <= MAX_CHOICES_OF_ANY_STREAM
 
 
 def check_event_id(event_id: str) -> None:
-    """Raise the ApiError of a text that is no event's id."""
+    """Raise ApiError if the text is not the id of an event."""
     if _ID.fullmatch(event_id) is None:
         raise _bad_event_id("it is no id of an event")
 
 
 class EventIds:
-    """Counts along with a stream: the id of each event in turn.
+    """Counts the tokens of a stream and gives the id of each event in turn.
 
     Args:
         choices: what the client has at the start.
-        are_sent: False leaves all of them empty.
+        are_sent: False makes all ids empty.
     """
 
     def __init__(self, choices: Sequence[Delivered], *, are_sent: bool = True) -> None:

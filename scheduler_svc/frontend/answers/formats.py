@@ -1,4 +1,4 @@
-"""How the two endpoints say the same thing: pieces of text as completion objects or as chat objects."""
+"""Pieces of text as the objects of either endpoint: completion objects or chat objects."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -27,11 +27,11 @@ class Format(ABC):
     """Makes the objects of one answer.
 
     Attributes:
-        answer_id, created, model: what every object of the answer carries; `created` is in Unix seconds.
-        include_usage: whether the stream ends with a chunk of usage; the others then carry a null for it.
+        answer_id, created, model: in every object of the answer; `created` is in Unix seconds.
+        include_usage: whether the stream ends with a chunk of usage; the other chunks then have `usage: null`.
 
-    `computed_by` in the methods is `TokenDelta.model`: weights may be exchanged while an answer goes on, and each
-    object says what computed it.
+    `computed_by` in the methods is `TokenDelta.model`: weights may be exchanged in the middle of an answer, and each
+    object says which computed it.
     """
 
     answer_id: str
@@ -94,7 +94,7 @@ class ChatFormat(Format):
         return self._object("chat.completion", choices, usage, computed_by)
 
     def opening(self, choice: int, computed_by: str) -> ChatCompletion:
-        """Says that the assistant speaks."""
+        """The chunk that names the role of the message: the assistant."""
         opening = ChatChunkChoice(choice, Delta(role="assistant", content=""))
         return self._chunk([opening], self.chunk_usage, computed_by)
 

@@ -21,8 +21,8 @@ from scheduler_svc.frontend.text.sequence_text import SequenceText
 
 log = get_logger(__name__)
 
-Batch = Sequence[tuple[int, m.TokenDelta]]
-MAX_BYTES_AT_ONCE = 4 * 4096  # of tokens: about 15 ms with stop strings
+Deltas = Sequence[tuple[int, m.TokenDelta]]  # each with its choice
+MAX_BYTES_AT_ONCE = 4 * 4096  # of token ids: about 15 ms with stop strings
 
 
 class Piece(NamedTuple):
@@ -30,8 +30,8 @@ class Piece(NamedTuple):
 
     Attributes:
         finish_reason: why the choice ended with it, if it did.
-        num_tokens: of the choice, up to the end of this text.
-        model: what computed it, as `TokenDelta.model` says it.
+        num_tokens: number of the choice's tokens up to the end of this text.
+        model: the model that computed it, as in `TokenDelta.model`.
     """
 
     choice: int
@@ -46,8 +46,8 @@ class AnswerSpec:
     """What is asked of a Generation.
 
     Attributes:
-        answer_id: what the client calls it.
-        num_prompt_tokens: of all prompts.
+        answer_id: id of the answer, as the client sees it.
+        num_prompt_tokens: sum over all prompts.
         position: what the client has already.
     """
 
@@ -58,10 +58,10 @@ class AnswerSpec:
 
 
 class Generation:
-    """An answer in the making. To be used in a `with`: on leaving it, the core is told what still runs for nobody.
+    """An answer while it is generated. Use it in a `with`: at its end the core is told which sequences have no reader.
 
     Attributes:
-        model: what computed the newest tokens; empty before the first.
+        model: the model that computed the newest tokens; empty before the first.
     """
 
     def __init__(self, queue: DeltaQueue, token_bytes: Mapping[int, bytes], spec: AnswerSpec) -> None:
@@ -86,11 +86,11 @@ class Generation:
         log.debug("answer ended", request=self.spec.answer_id, usage=self.usage, unfinished=self._num_unfinished)
 
     async def pieces(self) -> AsyncIterator[list[Piece]]:
-        """What the client does not have yet, turn by turn, until all choices have ended. A choice has one piece at
-        most in a turn, unless another model went on with it.
+        """What the client does not have yet, turn by turn, until all choices have ended. A choice has at most one piece
+        in a turn, unless another model continued it.
 
         Raises:
-            RequestRejected: the core refused or failed it, or went away.
+            RequestRejected: the core refused or failed the request, or the connection to the core broke.
         """
         while self._num_unfinished:
             for part in _parts(await self._queue.get()):
@@ -123,16 +123,16 @@ class Generation:
             prompt_tokens_details=PromptTokensDetails(cached_tokens=sum(self._num_cached)),
         )
 
-    def _read(self, batch: Batch) -> tuple[list[Piece], RequestRejected | None]:
-        """What deltas bring that the client does not have, and why the answer goes no further, if it does not."""
+    def _read(self, deltas: Deltas) -> tuple[list[Piece], RequestRejected | None]:
+        """The pieces of these deltas that the client does not have, and why the answer ends here, if it failed."""
         pieces: dict[int, list[Piece]] = {}
         failure = None
-        for number, delta in batch:
+        for number, delta in deltas:
             choice = self._choices[number]
             if choice.text.has_ended:
-                continue  # its stop string was found earlier in this batch
+                continue  # its stop string was found earlier in these deltas
             prompt, sequence = divmod(number, self._n)
-            if sequence == 0:  # the others find what the first one computed, which saved the client nothing
+            if sequence == 0:  # the other sequences find what the first one computed, which saved the client nothing
                 self._num_cached[prompt] = max(self._num_cached[prompt], delta.num_cached_tokens)
             if delta.model:
                 self.model = choice.model = delta.model
@@ -151,8 +151,8 @@ class _Choice:
     """One sequence of the answer.
 
     Attributes:
-        model: what computed its newest tokens.
-        is_delivered: the client has all of it, and it is only read for the usage.
+        model: the model that computed its newest tokens.
+        is_delivered: the client has all of it; its tokens are counted for the usage only.
     """
 
     def __init__(self, token_bytes: Mapping[int, bytes], stop: Sequence[str], delivered: Delivered) -> None:
@@ -161,23 +161,23 @@ class _Choice:
         self.is_delivered = delivered.has_ended
 
     def read(self, delta: m.TokenDelta) -> tuple[str, str | None, RequestRejected | None]:
-        """New text, why the choice ended if it did, and what went wrong if something did."""
+        """New text, why the choice ended if it did, and the failure if it failed."""
         failure = _failure(delta)
         token_ids = int32_array("token_ids", delta.token_ids).tolist()
         text, finish_reason = self.text.feed(token_ids, None if failure else delta.finish_reason)
         if failure is None or self.text.has_ended:  # the core was asked to cancel what comes after a stop string
             return text, finish_reason, None
-        if self.is_delivered:  # it went well, and the client knows
+        if self.is_delivered:  # it ended without a failure, and the client knows
             self.text.has_ended = True
             return "", delta.finish_reason, None
         return text, None, failure
 
 
-def _parts(batch: Batch) -> list[Batch]:
-    """A batch in parts that keep no other stream waiting: after an attach it may hold whole answers."""
-    if sum(len(delta.token_ids) for _, delta in batch) <= MAX_BYTES_AT_ONCE:
-        return [batch]
-    return [[(choice, part)] for choice, delta in batch for part in _delta_parts(delta)]
+def _parts(deltas: Deltas) -> list[Deltas]:
+    """The deltas in parts that keep no other stream waiting: after an attach they may be whole answers."""
+    if sum(len(delta.token_ids) for _, delta in deltas) <= MAX_BYTES_AT_ONCE:
+        return [deltas]
+    return [[(choice, part)] for choice, delta in deltas for part in _delta_parts(delta)]
 
 
 def _delta_parts(delta: m.TokenDelta) -> list[m.TokenDelta]:
@@ -198,7 +198,7 @@ def _failure(delta: m.TokenDelta) -> RequestRejected | None:
 
 
 def _joined(pieces: list[Piece], piece: Piece) -> list[Piece]:
-    """A choice's pieces with one more; what one model computed is one piece."""
+    """A choice's pieces with one more; neighbours from one model are joined."""
     if not pieces or pieces[-1].model != piece.model:
         return [*pieces, piece]
     return [*pieces[:-1], piece._replace(text=pieces[-1].text + piece.text)]

@@ -1,4 +1,4 @@
-"""OpenAI's answer objects, as structs that msgspec writes to JSON an order of magnitude faster than pydantic."""
+"""OpenAI's answer objects. msgspec encodes these structs an order of magnitude faster than pydantic would."""
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType

@@ -1,1 +1,1 @@
-"""HTTP: endpoints, API keys, limits, and answers as OpenAI's API has them."""
+"""HTTP: endpoints, the checks before a request is read, limits of connections, and server-sent events."""

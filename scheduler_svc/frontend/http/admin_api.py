@@ -1,4 +1,4 @@
-"""What operators ask of the service, with an API key that may."""
+"""The endpoints for operators; they need an API key with the right `admin`."""
 
 from fastapi import APIRouter, Request, Response
 from msgspec import Struct

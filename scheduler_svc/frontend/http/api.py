@@ -1,4 +1,4 @@
-"""The HTTP API: OpenAI's endpoints, and what operators and probes ask."""
+"""The HTTP API: OpenAI's endpoints, and those for operators and probes."""
 
 import time
 from dataclasses import dataclass, field
@@ -31,12 +31,12 @@ PROMETHEUS_TEXT = "text/plain; version=0.0.4; charset=utf-8"
 
 @dataclass(frozen=True)
 class ApiSettings:
-    """How this front door serves.
+    """How this frontend serves.
 
     Attributes:
-        served_model_name: what clients have to ask for.
-        api_keys: one of them is needed; without, nobody is asked.
-        max_body_bytes: of a request.
+        served_model_name: name that clients must ask for.
+        api_keys: keys of which a request needs one; without keys, no request needs one.
+        max_body_bytes: limit for a request's body.
     """
 
     served_model_name: str
@@ -45,7 +45,7 @@ class ApiSettings:
 
 
 def create_app(link: CoreLink, tokenizer: Tokenizer, settings: ApiSettings) -> FastAPI:
-    """The application, on a link that someone else runs."""
+    """The application. The caller runs the link."""
     app = FastAPI(title="Baton", docs_url=None, redoc_url=None, openapi_url=None)
     app.include_router(_Generate(link, tokenizer, settings).router)
     app.include_router(ResumeApi(link, tokenizer).router)
@@ -115,7 +115,7 @@ class _Generate:
 
 
 class _Describe:
-    """The endpoints that say how things are."""
+    """The endpoints that describe the models and the state of the service."""
 
     def __init__(self, link: CoreLink, vocab_size: int, settings: ApiSettings) -> None:
         self._link = link
@@ -143,7 +143,7 @@ class _Describe:
         return json_response(self._describe_model())
 
     async def health(self) -> Response:
-        """Whether this frontend and the core live."""
+        """Whether this frontend and the core are alive."""
         if not self._link.is_up:
             raise ApiError(503, "The scheduler has not been heard lately.", code="unavailable", retry=True)
         return Response(b'{"status":"ok"}', media_type="application/json")
@@ -170,7 +170,7 @@ class _Describe:
 
 
 def check_model(asked: str, served: str) -> None:
-    """Raise the 404 of a model that is not served here."""
+    """Raise the ApiError (404) for a model that is not served here."""
     if asked != served:
         message = f"The model '{asked}' does not exist here; '{served}' does."
         raise ApiError(404, message, code="model_not_found", param="model")

@@ -1,4 +1,4 @@
-"""What a connection may cost before it has said anything worth an answer, and after it has stopped to read."""
+"""Limits on connections that send no complete request, or that stop reading."""
 
 import asyncio
 from dataclasses import dataclass
@@ -20,10 +20,10 @@ class ConnectionLimits:
     """What clients are held to.
 
     Attributes:
-        max_connections: at once; one more is answered with 503.
+        max_connections: open at once; one more is answered with 503.
         head_timeout_s: from the connection, or a request's first byte, to the end of its headers.
-        body_timeout_s: from there to the end of its body.
-        stall_timeout_s: without reading any of what is sent.
+        body_timeout_s: from the end of the headers to the end of the body.
+        stall_timeout_s: how long a client may read nothing of what is sent.
     """
 
     max_connections: int
@@ -33,14 +33,14 @@ class ConnectionLimits:
 
 
 class _Part(Enum):
-    """What of a request is waited for."""
+    """The part of a request that the server waits for."""
 
     HEAD = "head"
     BODY = "body"
 
 
 class ConnectionGuard(H11Protocol):
-    """uvicorn's HTTP protocol that drops clients which hold a connection and do not use it.
+    """uvicorn's HTTP protocol, which here drops clients that hold a connection and do not use it.
 
     uvicorn itself waits forever for a request that was begun, and an application that waits for a reader in `send`
     cannot close the connection: what is buffered would have to be delivered first. Here such a connection is aborted,
@@ -55,7 +55,7 @@ class ConnectionGuard(H11Protocol):
         self._stall_check: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """A client has connected, and may be one too many."""
+        """A client has connected; refuse it if there are too many."""
         super().connection_made(transport)
         if len(self.connections) > self._limits.max_connections:
             transport.write(_refusal(self._limits.max_connections))
@@ -64,19 +64,19 @@ class ConnectionGuard(H11Protocol):
             self._expect(_Part.HEAD)
 
     def data_received(self, data: bytes) -> None:
-        """Some of a request has come."""
+        """A part of a request has come."""
         super().data_received(data)
         self._expect(self._missing_part())
 
     def on_response_complete(self) -> None:
-        """The answer is written, and may still have to be read; who had it early may owe the rest of the request."""
+        """The answer is written, but the client may not have read it yet, nor sent the rest of its request."""
         super().on_response_complete()
         self._watch_the_last_bytes()
         missing = self._missing_part()
-        self._expect(missing if missing is _Part.BODY else None)  # for another request uvicorn has a timer
+        self._expect(missing if missing is _Part.BODY else None)  # uvicorn has a timer for the next request
 
     def pause_writing(self) -> None:
-        """The write buffer is full: from now on the reader has to show that it reads."""
+        """The write buffer is full: from now on the reader must read in time."""
         super().pause_writing()
         self._check_stall_later()
 
@@ -117,7 +117,7 @@ class ConnectionGuard(H11Protocol):
             self._request_deadline = self.loop.call_later(timeout_s, self.transport.abort)
 
     def _watch_the_last_bytes(self) -> None:
-        """A connection that is being closed stays until all is read."""
+        """A connection that is being closed stays open until all bytes are read."""
         if self.transport.is_closing() and self.transport.get_write_buffer_size():
             self._check_stall_later()
 
@@ -141,7 +141,7 @@ class ConnectionGuard(H11Protocol):
 
 
 def _refusal(max_connections: int) -> bytes:
-    """A whole HTTP answer. It does not wait for the request, as that may never come."""
+    """A whole HTTP answer. It does not wait for the request, which may never come."""
     message = f"{max_connections} connections are open already."
     body = ApiError(503, message, code="unavailable").body()
     head = [

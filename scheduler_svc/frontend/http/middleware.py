@@ -1,6 +1,6 @@
 """What is checked before a request is read: its API key and the size of its body.
 
-Plain ASGI, as Starlette's BaseHTTPMiddleware would stand between a stream and the disconnect of its client.
+Plain ASGI, because Starlette's BaseHTTPMiddleware would hide a client's disconnect from its stream.
 """
 
 import ipaddress
@@ -13,8 +13,8 @@ from scheduler_svc.frontend.api_keys import ApiClient, ApiKeys
 from scheduler_svc.frontend.errors import ApiError
 from scheduler_svc.frontend.http.responses import error_response
 
-OPEN_PATHS = ("/health", "/ready")  # what probes ask, and probes have no keys
-FOR_SOMEBODY_ELSE = ("forwarded", "x-forwarded-for", "origin")  # a proxy sends these, or a browser for a page
+OPEN_PATHS = ("/health", "/ready")  # for probes, which have no keys
+ON_BEHALF_HEADERS = ("forwarded", "x-forwarded-for", "origin")  # a proxy sends these, or a browser on behalf of a page
 
 log = get_logger(__name__)
 
@@ -22,8 +22,8 @@ log = get_logger(__name__)
 class RequireApiKey:
     """Lets requests pass that carry one of the keys as `Authorization: Bearer KEY`; without keys, all of them.
 
-    What passes has its `ApiClient` in the scope, as `baton.client`. What does not is answered at once, whatever its
-    body is, and its connection is closed.
+    A request that passes has its `ApiClient` in the scope, as `baton.client`. Any other is answered at once, whatever
+    its body is, and its connection is closed.
     """
 
     def __init__(self, app: ASGIApp, api_keys: ApiKeys) -> None:
@@ -54,8 +54,8 @@ class RequireApiKey:
 
 
 def _is_this_machine(scope: Scope, headers: Headers) -> bool:
-    """Whether whoever asks is on this machine, and asks for itself."""
-    if any(name in headers for name in FOR_SOMEBODY_ELSE):
+    """Whether the sender is on this machine, and does not forward another's request."""
+    if any(name in headers for name in ON_BEHALF_HEADERS):
         return False
     host, _ = scope.get("client") or ("", 0)
     try:
@@ -76,7 +76,7 @@ class LimitBody:
     def __init__(self, app: ASGIApp, max_body_bytes: int) -> None:
         self._app = app
         self._max_bytes = max_body_bytes
-        # Somewhat more is read and thrown away: a client that is cut off while it sends may never read why.
+        # Somewhat more is read and discarded: a client that is cut off while it sends may never read the answer.
         self._max_bytes_read = 2 * max_body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -94,7 +94,7 @@ class LimitBody:
         async def receive_body() -> Message:
             nonlocal body
             if body is None:
-                return await receive()  # nothing but the disconnect can come now
+                return await receive()  # only the disconnect can come now
             message: Message = {"type": "http.request", "body": body, "more_body": False}
             body = None
             return message

@@ -1,4 +1,4 @@
-"""Who sends an HTTP request, and what he may do."""
+"""Which client sends an HTTP request, and what it may do."""
 
 from fastapi import Request
 
@@ -7,13 +7,13 @@ from scheduler_svc.frontend.errors import ApiError
 
 
 def client_of(request: Request) -> ApiClient:
-    """The client that a request comes from, as middleware found out."""
+    """The client that a request comes from, as the middleware found it."""
     client: ApiClient = request.scope["baton.client"]
     return client
 
 
 def require_admin(request: Request) -> ApiClient:
-    """The same for what only operators may do. Raises ApiError for others."""
+    """The client of a request that only operators may send. Raises ApiError for other clients."""
     client = client_of(request)
     if client.is_admin:
         return client
@@ -23,7 +23,7 @@ def require_admin(request: Request) -> ApiClient:
 
 
 def require_status_reader(request: Request) -> None:
-    """Raise the ApiError of a client that may not see what tells of all clients."""
+    """Raise ApiError if the client may not read what tells about all clients."""
     if not client_of(request).may_read_status:
         message = "This API key may not read /status and /metrics; 'baton keys api NAME --metrics' makes one that may."
         raise _forbidden(message)

@@ -1,4 +1,4 @@
-"""The endpoints for a request that came earlier: have its answer from anywhere on, or end it."""
+"""The endpoints for a request that came earlier: read the rest of its answer, or cancel it."""
 
 import asyncio
 import re
@@ -21,7 +21,7 @@ from scheduler_svc.frontend.text.tokenizer import Tokenizer
 
 
 class ResumeApi:
-    """Requests by their ids, each client's its own."""
+    """Requests by their ids; a client reaches its own only."""
 
     def __init__(self, link: CoreLink, tokenizer: Tokenizer) -> None:
         self._link = link
@@ -31,8 +31,8 @@ class ResumeApi:
         self.router.delete("/v1/requests/{request_id}", response_model=None)(self.cancel)
 
     async def events(self, request_id: str, request: Request) -> Response:
-        """What the request's stream says after the event `Last-Event-ID`, or all of it. Whoever read it before is cut
-        off."""
+        """The request's stream after the event `Last-Event-ID`, or all of it. A connection that read it until now is
+        cut off."""
         last_event_id = request.headers.get("last-event-id", "")
         if last_event_id:
             check_event_id(last_event_id)
@@ -49,22 +49,22 @@ class ResumeApi:
         return EventStream(Generation(queue, self._tokenizer.token_bytes, spec), format_of(request_id, context))
 
     async def cancel(self, request_id: str, request: Request) -> Response:
-        """End the request. Its reader, if there is one, is told."""
+        """Cancel the request. Its reader, if there is one, gets an error."""
         client = client_of(request).name
         if self._link.cancel(core_request_id(client, request_id, 0)):
             return Response(status_code=204)
         queue = self._link.attach_queue()
-        try:  # how many prompts it has, and whether it exists, only the core knows
+        try:  # only the core knows whether it exists, and how many prompts it has
             await self._attach(request_id, client, queue)
         finally:
             queue.close()
         return Response(status_code=204)
 
     async def _attach(self, request_id: str, client: str, queue: DeltaQueue) -> tuple[AnswerContext, int]:
-        """Have all that the core has of a request sent to `queue`. Returns its context and the length of its prompts.
+        """Have the core send all tokens of a request to `queue`. Returns its context and the length of its prompts.
 
         Raises:
-            ApiError, RequestRejected: there is no such request, or nobody can tell.
+            ApiError, RequestRejected: there is no such request, or the core does not answer.
         """
         if re.fullmatch(REQUEST_ID, request_id, re.ASCII) is None:
             raise _not_found(request_id)

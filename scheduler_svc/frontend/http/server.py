@@ -1,4 +1,4 @@
-"""Runs the front door: the HTTP server, the link to the core, and the reasons to stop."""
+"""Runs a frontend: the HTTP server, the link to the core, and the reasons to stop."""
 
 import asyncio
 import os
@@ -17,24 +17,24 @@ from scheduler_svc.frontend.link.core_link import CoreLink
 
 log = get_logger(__name__)
 
-STREAMS_MAY_TAKE_S = 4.0  # to end by themselves when the frontend stops; then they are told
+STREAMS_MAY_TAKE_S = 4.0  # to end by themselves when the frontend stops; then they get an error
 CONNECTIONS_MAY_TAKE_S = 6
 KEEP_ALIVE_S = 30
 LISTEN_BACKLOG = 2048
 MAX_CONNECTIONS = 4096
-OTHER_FILES = 128  # that are open besides connections
-MAX_HEAD_BYTES = 32 * 1024  # of a request line with its headers
+OTHER_FILES = 128  # open besides connections
+MAX_HEAD_BYTES = 32 * 1024  # request line and headers
 WATCH_INTERVAL_S = 0.25
 
 
 @dataclass(frozen=True)
 class ServerSettings:
-    """How long what is waited for.
+    """When the server gives up.
 
     Attributes:
-        loss_timeout_s: for a core that is silent; then the frontend ends.
-        stall_timeout_s: for a client that does not read; then it is dropped.
-        parent: process that lent the listening socket and needs it back, so that its end is the frontend's end too.
+        loss_timeout_s: seconds of silence of the core, after which the frontend ends.
+        stall_timeout_s: seconds in which a client reads nothing, after which it is dropped.
+        parent: process that lent the listening socket and needs it back: when it ends, the frontend ends too.
     """
 
     loss_timeout_s: float
@@ -55,8 +55,8 @@ async def serve(app: FastAPI, link: CoreLink, listener: socket.socket, settings:
     def stop(*_: object) -> None:
         server.should_exit = True
 
-    # For signals before uvicorn handles them, and after: once it has stopped it raises again the one that stopped it,
-    # which would end this process with that signal's status.
+    # For signals before uvicorn handles them, and after: once uvicorn has stopped, it raises the signal that stopped
+    # it again, which would end this process with that signal's status.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
     host, port = listener.getsockname()[:2]
@@ -91,7 +91,7 @@ def http_config(app: FastAPI, limits: ConnectionLimits) -> uvicorn.Config:
 
 
 def _max_connections() -> int:
-    """How many connections this process can have open, after allowing itself what it is allowed to."""
+    """How many connections this process can have open, after raising its limit of open files as far as allowed."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MAX_CONNECTIONS + OTHER_FILES
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -101,7 +101,7 @@ def _max_connections() -> int:
 
 
 async def _stop_when_alone(server: uvicorn.Server, link: CoreLink, settings: ServerSettings) -> None:
-    """Stop the server, and return, when there is nobody left to serve for."""
+    """Stop the server, and return, when the core or the parent is gone."""
     while link.silent_s < settings.loss_timeout_s and settings.parent in (None, os.getppid()):
         await asyncio.sleep(WATCH_INTERVAL_S)
     log.error("core gone", silent_s=link.silent_s, parent_gone=settings.parent not in (None, os.getppid()))
@@ -110,7 +110,7 @@ async def _stop_when_alone(server: uvicorn.Server, link: CoreLink, settings: Ser
 
 
 async def _end_streams_on_stop(server: uvicorn.Server, link: CoreLink) -> None:
-    """Tell the streams that are open some seconds after the server was told to stop."""
+    """End the streams that are still open some seconds after the server was told to stop."""
     while not server.should_exit:
         await asyncio.sleep(WATCH_INTERVAL_S)
     await asyncio.sleep(STREAMS_MAY_TAKE_S)

@@ -28,7 +28,7 @@ async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, Result
     """The result of `work`, which is cancelled when the client goes.
 
     Args:
-        receive: of a request whose body has been read, so that nothing but its disconnect can come.
+        receive: of a request whose body has been read, so that only its disconnect can come.
 
     Raises:
         ClientGone: the client closed the connection first.
@@ -54,9 +54,9 @@ async def _disconnected(receive: Receive) -> None:
 class EventStream(Response):
     """Runs a generation and streams it.
 
-    The status line waits for the first tokens: until then a refusal can still be said with its proper status.
-    After that an error is an event of its own, and the stream ends without [DONE]. Every other event carries an id
-    (`event_ids.py`), with which the client can have the rest from wherever the stream broke off.
+    The status line waits for the first tokens: until then a refusal can have its proper status. A later error is an
+    event of its own, and the stream then ends without [DONE]. Every other event carries an id
+    (`event_ids.py`), with which the client can ask for the rest if the stream breaks off.
 
     Args:
         has_ids: False leaves the ids out.
@@ -66,7 +66,7 @@ class EventStream(Response):
 
     def __init__(self, generation: Generation, form: Format, *, has_ids: bool = True) -> None:
         headers = {REQUEST_ID_HEADER: generation.spec.answer_id}
-        # Proxies would gather the events; X-Accel-Buffering is nginx's way to be told.
+        # Proxies would buffer the events; X-Accel-Buffering tells nginx not to.
         super().__init__(headers=headers | {"cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]
         self._generation = generation
@@ -102,7 +102,7 @@ class EventStream(Response):
             error = internal_error()
         else:
             return
-        if error.code == "reader_too_slow" and not self._is_client_gone:  # else the connection's guard has said it
+        if error.code == "reader_too_slow" and not self._is_client_gone:  # otherwise the connection guard has logged it
             log.warning("reader dropped", request=self._generation.spec.answer_id, reason=error.message)
         if has_started:
             await send({"type": "http.response.body", "body": _event(error.body()), "more_body": False})
@@ -111,7 +111,7 @@ class EventStream(Response):
             await error_response(error)(scope, receive, send)
 
     async def _events(self) -> AsyncIterator[bytes]:
-        """Events as bytes, all that came at once in one go."""
+        """Events as bytes; those that came together are yielded together."""
         position = self._generation.spec.position
         ids = EventIds(position.choices, are_sent=self._has_ids)
         unopened = {number for number, delivered in enumerate(position.choices) if not delivered.has_opened}

@@ -1,4 +1,4 @@
-"""The frontend's side of the socket to the core: what is sent, what comes back, and whether the core lives."""
+"""The frontend's side of the socket to the core: what is sent, what comes back, and whether the core is alive."""
 
 import asyncio
 import contextlib
@@ -26,7 +26,7 @@ HELLOS_UNANSWERED_WHEN_SILENT = 3
 QUERY_TIMEOUT_S = 5.0
 MAX_OPEN_REQUESTS = 8192
 SEND_HIGH_WATER_MARK = 4 * MAX_OPEN_REQUESTS
-RECEIVE_HIGH_WATER_MARK = 10_000  # steps' outputs: minutes of them, as those that do not fit are lost
+RECEIVE_HIGH_WATER_MARK = 10_000  # steps' outputs: minutes of them, as outputs that do not fit are lost
 LINGER_MS = 500
 
 Query = m.StatusQuery | m.MetricsQuery | m.DrainExecutor
@@ -38,9 +38,9 @@ class CoreLink:
 
     Sends never wait: a message that cannot be queued at once means that the core is gone or stuck, and the request
     it belongs to is refused. The core is *lost* when the connection breaks, and then every open answer ends here: a
-    core that comes back may know the requests, and hears of those whose clients come back. It is *silent* when it
+    core that comes back may know the requests, and clients that come back ask for theirs. The core is *silent* when it
     leaves several hellos unanswered, which only stops new requests. Silence is counted in hellos and not in seconds,
-    so that a frontend that was itself frozen for a while does not take its own pause for the core's.
+    so that a frontend that was itself frozen for a while does not mistake its own pause for the core's.
     """
 
     def __init__(self, endpoint: str, *, hello_interval_s: float = HELLO_INTERVAL_S) -> None:
@@ -50,7 +50,7 @@ class CoreLink:
         self._socket.setsockopt(zmq.SNDHWM, SEND_HIGH_WATER_MARK)
         self._socket.setsockopt(zmq.RCVHWM, RECEIVE_HIGH_WATER_MARK)
         self._socket.setsockopt(zmq.LINGER, LINGER_MS)
-        self._socket.setsockopt(zmq.IMMEDIATE, 1)  # queue nothing for a core that is not there
+        self._socket.setsockopt(zmq.IMMEDIATE, 1)  # queue nothing while there is no connection to the core
         self._socket.setsockopt(zmq.RECONNECT_IVL, 100)
         self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
         self._monitor = self._socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
@@ -67,7 +67,7 @@ class CoreLink:
 
     @property
     def is_up(self) -> bool:
-        """Whether the core was heard lately."""
+        """Whether the core has answered lately."""
         return self._is_connected and self._hellos_unanswered < HELLOS_UNANSWERED_WHEN_SILENT
 
     @property
@@ -82,12 +82,12 @@ class CoreLink:
 
     @property
     def num_dropped(self) -> int:
-        """Messages from the core that were no messages."""
+        """Messages from the core that could not be used."""
         return self._drops.count
 
     @property
     def num_open(self) -> int:
-        """Requests the core is working on for this frontend."""
+        """Requests that the core is working on for this frontend."""
         return len(self._queues)
 
     async def run(self) -> None:
@@ -108,8 +108,8 @@ class CoreLink:
         """Submit requests that belong together and return where their deltas arrive.
 
         Raises:
-            RequestRejected: the core is not there (`unavailable`), too many requests are open (`queue_full`), or one
-                has the id of another (`request_exists`).
+            RequestRejected: the core cannot be reached (`unavailable`), too many requests are open (`queue_full`), or
+                the id is in use (`request_exists`).
         """
         self._check_room(len(submits))
         for submit in submits:
@@ -127,39 +127,39 @@ class CoreLink:
         return queue
 
     def attach_queue(self) -> DeltaQueue:
-        """Where the deltas of requests arrive that are attached to. Its owner closes it."""
+        """A queue for requests that will be attached to. Its owner closes it."""
         return DeltaQueue(self._tell, self._forget, is_streamed=True, is_resumable=True)
 
     def attach(self, request_id: str, prompt: int, queue: DeltaQueue) -> "asyncio.Future[m.Attached]":
-        """Continue a prompt's request in `queue`, from its first token; whoever reads it now hears no more of it.
+        """Continue a prompt's request in `queue`, from its first token; its reader until now gets no more of it.
 
         Returns:
             The core's answer, or the RequestRejected that keeps it from coming.
 
         Raises:
-            RequestRejected: the core is not there (`unavailable`), or too many requests are open (`queue_full`).
+            RequestRejected: the core cannot be reached (`unavailable`), or too many requests are open (`queue_full`).
         """
         self._check_room(1)
         self._send(m.Attach(request_id=request_id))
         if (earlier := self._queues.get(request_id)) is not None:
-            earlier.fail(taken_over())  # now, as what it told the core from here on would be about the new reader
+            earlier.fail(taken_over())  # at once, as its later messages to the core would be taken for the new reader's
         return self._pending_attaches.expect(request_id, prompt, queue)
 
     def cancel(self, request_id: str) -> bool:
-        """Cancel what is answered here together with this request. Returns whether anything is."""
+        """Cancel the whole answer that this request is part of. Returns whether it is answered here."""
         queue = self._queues.get(request_id)
         if queue is not None:
             queue.cancel()
         return queue is not None
 
     def leave_all(self, reason: str) -> None:
-        """End every open answer with an `unavailable` error; the requests go on for a while."""
+        """End every open answer with an `unavailable` error; the requests continue for a while."""
         for queue in self._open_queues():
             queue.detach()
             queue.fail(RequestRejected(reason, "unavailable"))
 
     def fail_all(self, reason: str) -> None:
-        """End every open answer with an `unavailable` error; there is no core to be told."""
+        """End every open answer with an `unavailable` error; no core is told."""
         for queue in self._open_queues():
             queue.fail(RequestRejected(reason, "unavailable"))
         self._pending_attaches.fail_all(reason)
@@ -206,13 +206,13 @@ class CoreLink:
 
     def _forget(self, queue: DeltaQueue) -> None:
         for request_id in queue.request_ids:
-            if self._queues.get(request_id) is queue:  # and not one that has taken it over
+            if self._queues.get(request_id) is queue:  # and not the queue that has taken it over
                 del self._queues[request_id]
 
     def _send(self, message: m.FrontendToCore) -> None:
         sent = self._socket.send_multipart(self._codec.encode(message), flags=zmq.NOBLOCK)
         try:
-            cast("asyncio.Future[None]", sent).result()  # with NOBLOCK it is done already
+            cast("asyncio.Future[None]", sent).result()  # with NOBLOCK the future is done already
         except zmq.Again:
             raise RequestRejected("the scheduler cannot be reached at the moment", "unavailable") from None
 
@@ -242,7 +242,7 @@ class CoreLink:
         match message:
             case m.Outputs():
                 for delta in message.deltas:
-                    # Deltas of requests that were just cancelled are still under way: they are nobody's.
+                    # Deltas of requests that were just cancelled are still in flight: no queue takes them.
                     if queue := self._queues.get(delta.request_id):
                         self._deliver(delta, queue)
             case m.Attached():
@@ -257,17 +257,17 @@ class CoreLink:
     def _deliver(self, delta: m.TokenDelta, queue: DeltaQueue) -> None:
         try:
             queue.put(delta)
-        except WireError as error:  # only this delta: the others in its message are other requests' tokens
+        except WireError as error:  # only this delta: the others in its message belong to other requests
             self._drops.dropped("core", error)
 
     def _attached(self, answer: m.Attached) -> None:
-        """Deltas that come after this answer are the new reader's, and none that came before were."""
+        """Deltas that come after this answer belong to the new reader, and earlier ones do not."""
         request_id = answer.request_id
         try:
             reader = self._pending_attaches.answered(request_id)
         except KeyError:
-            # It comes too late for whoever asked. One who asked again reads what was meant for the first, and would
-            # now read it twice.
+            # The reader that asked has given up. One that asked again is reading the replay for the first request, and
+            # would now read it twice.
             if (queue := self._queues.get(request_id)) is not None:
                 queue.fail(RequestRejected("the stream has lost its place", "unavailable"))
             self._tell(m.Detach(request_id=request_id))
@@ -287,7 +287,7 @@ class CoreLink:
             event = await recv_monitor_message(self._monitor)
             if event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 with contextlib.suppress(RequestRejected):
-                    self._send(m.FrontendHello(pid=os.getpid()))  # at once, so that requests need not wait for a beat
+                    self._send(m.FrontendHello(pid=os.getpid()))  # so that requests need not wait for the next hello
             elif self._is_connected:
                 self._is_connected = False
                 log.warning("core lost", open_requests=self.num_open)

@@ -6,20 +6,20 @@ from collections.abc import Callable
 from common import messages as m
 from common.errors import RequestRejected, WireError
 
-MAX_WAITING_TOKENS = 65_536  # of a streamed request whose reader is slower than the model
+MAX_WAITING_TOKENS = 65_536  # limit for a streamed request whose reader is slower than the model
 
 
 class DeltaQueue:
-    """Deltas of the sequences of one HTTP request, put by the link and got by one coroutine.
+    """Deltas of the sequences of one HTTP request: the link puts them, one coroutine gets them.
 
     A *choice* is what OpenAI's API calls a sequence of the answer: sequence j of prompt i is choice `i * n + j`.
     Everything that arrived since the last `get` comes in one batch, so a slow reader costs fewer, larger chunks.
 
     Args:
         tell: sends a message to the core.
-        forget: tells the link that no more deltas are wanted.
-        is_streamed: its reader may be slow; else only the core can be.
-        is_resumable: whether the requests go on for a while when the reader leaves.
+        forget: tells the link that this queue takes no more deltas.
+        is_streamed: whether its reader may be slow; otherwise only the core can be.
+        is_resumable: whether the requests continue for a while when the reader leaves.
     """
 
     def __init__(
@@ -34,9 +34,9 @@ class DeltaQueue:
         self._tell = tell
         self._forget = forget
         self._is_streamed = is_streamed
-        self._requests: dict[str, range] = {}  # of the core, each with its choices
-        self._live: dict[int, str] = {}  # choices that go on, each with its request
-        self._silent: set[int] = set()  # choices of which nothing has come
+        self._requests: dict[str, range] = {}  # requests of the core, each with its choices
+        self._live: dict[int, str] = {}  # choices that have not ended, each with its request
+        self._silent: set[int] = set()  # choices without a delta so far
         self._batch: list[tuple[int, m.TokenDelta]] = []
         self._waiting_bytes = 0
         self._failure: RequestRejected | None = None
@@ -71,8 +71,8 @@ class DeltaQueue:
             return
         choice = choices[delta.index]
         if choice not in self._live:
-            return  # its stop string was found, or the request failed, while this was under way
-        if delta.code == "request_exists":  # whoever has it must not lose it to us
+            return  # its stop string was found, or the request failed, while this delta was in flight
+        if delta.code == "request_exists":  # another request has this id; the core must not be asked to cancel it
             for other in choices:
                 self._live.pop(other, None)
         elif delta.finish_reason is not None:
@@ -91,37 +91,37 @@ class DeltaQueue:
         return batch
 
     def end(self, choice: int) -> None:
-        """No more of this choice is wanted (its stop string was found): the core can stop computing it."""
+        """This choice needs no more tokens (its stop string was found): the core can stop computing it."""
         if (request_id := self._live.pop(choice, None)) is not None:
             self._tell(m.Cancel(request_id=request_id, index=choice - self._requests[request_id].start))
 
     def cancel(self) -> None:
-        """Have the core end it all. What it says then still comes here."""
+        """Have the core end all sequences. Their last deltas still come here."""
         for request_id in dict.fromkeys(self._live.values()):
             self._tell(m.Cancel(request_id=request_id))
 
     def close(self) -> None:
-        """Cancel what has not ended. To be called in any case, when the answer is complete or not wanted any more."""
+        """Cancel what has not ended. Every reader calls it, when the answer is complete or has no reader any more."""
         self.cancel()
         self._live.clear()
         self._forget(self)
 
     def detach(self) -> None:
-        """Let what has not ended go on for a while: the client may come back."""
+        """Let what has not ended continue for a while: the client may come back."""
         for request_id in dict.fromkeys(self._live.values()):
             self._tell(m.Detach(request_id=request_id))
         self._live.clear()
         self._forget(self)
 
     def leave(self) -> None:
-        """The client's connection broke: detach or close, as the client wished."""
+        """The client's connection broke: detach if the request is resumable, else close."""
         if self.is_resumable:
             self.detach()
         else:
             self.close()
 
     def fail(self, failure: RequestRejected) -> None:
-        """End it here, with an error that `get` raises. The core is told nothing."""
+        """End the answer with an error that `get` raises. The core is told nothing."""
         if self._failure is None:
             self._failure = failure
         self._live.clear()
@@ -130,7 +130,7 @@ class DeltaQueue:
         self._forget(self)
 
     def _count(self, choice: int, num_bytes: int) -> None:
-        if choice in self._silent:  # after an attach this is all that there was until then, however long
+        if choice in self._silent:  # after an attach the first delta has all earlier tokens, however many
             self._silent.remove(choice)
             return
         self._waiting_bytes += num_bytes
@@ -140,5 +140,5 @@ class DeltaQueue:
 
 
 def taken_over() -> RequestRejected:
-    """Why a connection hears no more of a request that goes on."""
+    """The error of a connection whose request another connection reads now."""
     return RequestRejected("another connection reads this request now", "taken_over")

@@ -1,7 +1,7 @@
-"""What clients may ask for: OpenAI's parameters, checked, and nothing accepted that would not be done.
+"""What clients may ask for: OpenAI's parameters, checked. No parameter is accepted that would have no effect.
 
 A parameter that is not supported is declared with the values that mean "off" and refused with any other; a
-parameter that is not declared is refused as unknown. Metadata that changes no token is taken and left alone.
+parameter that is not declared is refused as unknown. Metadata that changes no token is accepted and ignored.
 """
 
 import json
@@ -28,13 +28,13 @@ REQUEST_ID = r"[A-Za-z0-9._-]{1,64}"
 
 
 class Only:
-    """Allows nothing but the values that turn an unsupported parameter off."""
+    """Allows only the values that turn an unsupported parameter off."""
 
     def __init__(self, *values: Any) -> None:
         self._values = values
 
     def __call__(self, value: Any) -> Any:
-        """`value`, if it is one of them."""
+        """`value`, if it is an allowed one."""
         if value in self._values:
             return value
         allowed = " or ".join(json.dumps(allowed) for allowed in (*self._values, None))
@@ -74,7 +74,7 @@ def _content_parts(value: Any) -> Any:
 
 
 class Strict(BaseModel):
-    """Nothing is converted and nothing unknown is taken; `null` is as good as absent."""
+    """No value is converted, no unknown field is accepted, and `null` means absent."""
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, frozen=True)
 
@@ -97,7 +97,7 @@ StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
 
 
 class GenerationRequest(Strict):
-    """What both endpoints take. Sampling parameters that are absent are those the model recommends."""
+    """The parameters of both endpoints. Absent sampling parameters get the values that the model recommends."""
 
     model: str
     n: Annotated[int, Field(ge=1, le=MAX_N)] = 1
@@ -112,12 +112,12 @@ class GenerationRequest(Strict):
     stream: bool = False
     stream_options: StreamOptions | None = None
     cache_salt: Annotated[str, Field(max_length=256)] = ""
-    priority: Annotated[int, Field(ge=-(2**31), le=INT32_MAX)] = 0  # lower goes first
+    priority: Annotated[int, Field(ge=-(2**31), le=INT32_MAX)] = 0  # lower values are served first
     timeout_s: Annotated[float, Field(gt=0.0, le=1e9)] | None = None
 
-    # A client that may come back for its answer chooses the id, as it may never see one that was chosen here.
+    # A client that wants to resume chooses the id itself, as it may never receive one that was chosen here.
     request_id: Annotated[str, Field(pattern=f"^{REQUEST_ID}$")] | None = None
-    resumable: bool = False  # it goes on for a while when its client's connection breaks
+    resumable: bool = False  # the request continues for a while when its client's connection breaks
 
     # Metadata: no token depends on it.
     user: str | None = None
@@ -159,14 +159,14 @@ class CompletionRequest(GenerationRequest):
 
 
 class TextPart(Strict):
-    """A part of a message. There are no others: the models served here read text."""
+    """A part of a message. There is no other kind: the models served here read text."""
 
     type: Literal["text"]
     text: str
 
 
 class FunctionCall(Strict):
-    """What an assistant called."""
+    """The function that an assistant called."""
 
     name: str
     arguments: str
@@ -197,7 +197,7 @@ class ChatMessage(Strict):
 
 
 class Tool(Strict):
-    """A function that the model is told of."""
+    """A function that the model is told about."""
 
     type: Literal["function"]
     function: dict[str, Any]

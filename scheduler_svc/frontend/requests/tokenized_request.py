@@ -1,4 +1,4 @@
-"""From a checked request to what the core is asked to do: token ids, sampling parameters, where to stop."""
+"""From a checked request to what the core is asked to do: token ids, sampling parameters, and where to stop."""
 
 import json
 import secrets
@@ -22,14 +22,14 @@ MAX_CHOICES = 1024  # prompts times n
 
 @dataclass(frozen=True)
 class TokenizedRequest:
-    """One HTTP request as the core will see it.
+    """One HTTP request with its prompts as token ids and its parameters complete, ready for the core.
 
     Attributes:
-        request_id: of the answer.
-        prompts, params: token ids of each prompt, and how its tokens are drawn.
-        stop: stop strings, which only frontends look for.
+        request_id: id of the answer, and of the core's requests.
+        prompts, params: token ids of each prompt, and how tokens are sampled for it.
+        stop: stop strings; only frontends look for them.
         stream: whether the client wants its answer in pieces.
-        is_resumable: whether the request goes on for a while when its client's connection breaks.
+        is_resumable: whether the request continues for a while when its client's connection breaks.
     """
 
     request_id: str
@@ -47,7 +47,7 @@ class TokenizedRequest:
         """One message for each prompt.
 
         Args:
-            context: for the frontend that goes on with it, should this one not; the first prompt carries it for all.
+            context: what another frontend needs to continue the answer; the first prompt carries it for all.
         """
         return [
             m.Submit(
@@ -55,7 +55,7 @@ class TokenizedRequest:
                 prompt=np.asarray(prompt, dtype="<i4").tobytes(),
                 params=params,
                 n=self.n,
-                # A stop string can only be found, and the rest saved, while tokens come.
+                # Stop strings are found, and the rest is not computed, only if tokens come as they are made.
                 stream=self.stream or bool(self.stop),
                 cache_salt=self.cache_salt,
                 priority=self.priority,
@@ -69,19 +69,19 @@ class TokenizedRequest:
 
 
 def core_request_id(client: str, request_id: str, prompt: int) -> str:
-    """What the core calls one prompt of a request. Nobody can name what came with another API key."""
+    """The core's id for one prompt of a request. No client can name a request that came with another API key."""
     name = f"{request_id}-{prompt}"
     return f"{client}/{name}" if client else name
 
 
 async def tokenize_completion(body: CompletionRequest, tokenizer: Tokenizer, max_model_len: int) -> TokenizedRequest:
-    """The job of a /v1/completions request.
+    """A /v1/completions request, tokenized.
 
     Args:
-        max_model_len: positions a sequence may have, 0 if that is not known yet.
+        max_model_len: positions that a sequence may have, 0 while that is not known.
 
     Raises:
-        ApiError, RequestRejected: it cannot be served.
+        ApiError, RequestRejected: the request cannot be served.
     """
     if len(body.prompt) * body.n > MAX_CHOICES:
         raise ApiError(
@@ -100,7 +100,7 @@ async def tokenize_completion(body: CompletionRequest, tokenizer: Tokenizer, max
 
 
 async def tokenize_chat(body: ChatRequest, tokenizer: Tokenizer, max_model_len: int) -> TokenizedRequest:
-    """The job of a /v1/chat/completions request; arguments and errors as for `tokenize_completion`."""
+    """A /v1/chat/completions request, tokenized; arguments and errors as for `tokenize_completion`."""
     messages = [_plain_message(message) for message in body.messages]
     tools = [tool.model_dump() for tool in body.tools if body.tool_choice != "none"] or None
     encode: Callable[[], list[int]] = partial(tokenizer.encode_chat, messages, tools, body.chat_template_kwargs)
@@ -157,7 +157,7 @@ def _chat_max_tokens(body: ChatRequest) -> int | None:
 
 
 def _plain_message(message: ChatMessage) -> dict[str, Any]:
-    """A message as chat templates expect it: content is a string, arguments are objects, what is absent is absent."""
+    """A message as chat templates expect it: content is a string, arguments are objects, absent fields stay absent."""
     plain = message.model_dump(exclude_unset=True, exclude={"annotations"})
     plain["content"] = "\n".join(part.text for part in message.content or [])
     if message.role == "developer":  # OpenAI's new name of the system message, unknown to models' templates
@@ -168,7 +168,7 @@ def _plain_message(message: ChatMessage) -> dict[str, Any]:
 
 
 def _parsed(arguments: str) -> Any:
-    """A call's arguments as an object, since templates write them with `tojson`; text if they are no JSON."""
+    """A call's arguments as an object, since templates write them with `tojson`; the text itself if it is not JSON."""
     try:
         return json.loads(arguments)
     except (ValueError, RecursionError):

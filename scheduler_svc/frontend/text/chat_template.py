@@ -19,7 +19,7 @@ RESERVED_VARIABLES = frozenset({"messages", "tools", "documents", "add_generatio
 
 
 class ChatTemplate:
-    """One compiled template, in a sandbox: it came with a model, and models come from strangers."""
+    """One compiled template, in a sandbox: it came with a model, whose author is not trusted."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         environment = ImmutableSandboxedEnvironment(
@@ -50,7 +50,7 @@ class ChatTemplate:
     def render(
         self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, variables: Mapping[str, Any]
     ) -> str:
-        """The conversation as text, ready for the assistant's answer. Raises RequestRejected if it does not fit."""
+        """The conversation as text, ready for the assistant's answer. Raises RequestRejected if that fails."""
         if reserved := sorted(RESERVED_VARIABLES & variables.keys()):
             raise RequestRejected(f"chat_template_kwargs cannot set {', '.join(reserved)}")
         known = {"messages": messages, "tools": tools, "documents": None, "add_generation_prompt": True}
@@ -59,12 +59,12 @@ class ChatTemplate:
         except jinja2.TemplateError as error:
             raise RequestRejected(f"the model's chat template refuses this conversation: {error}") from error
         except (TypeError, ValueError, AttributeError, ArithmeticError, LookupError, RecursionError) as error:
-            # A template is a program, and so a message it did not expect ends in any of Python's errors.
+            # A template is a program: a message that it does not expect can end in any of Python's errors.
             raise RequestRejected(f"the model's chat template cannot render this conversation: {error}") from error
 
 
 class _GenerationBlocks(Extension):
-    """`{% generation %}` marks what the assistant said, for training; here its inside is all that counts."""
+    """`{% generation %}` marks the assistant's text for training; only its content matters here."""
 
     tags = {"generation"}  # noqa: RUF012  (jinja2 declares it so)
 

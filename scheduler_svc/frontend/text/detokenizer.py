@@ -1,8 +1,8 @@
 """From token ids to text, piece by piece, without ever showing half a character.
 
-The tokens of a byte-level BPE are strings of bytes, and text is their concatenation read as UTF-8. So all it takes
-is a table of each token's bytes and Python's incremental UTF-8 decoder: a token costs one lookup however long the
-text is, and no window of earlier tokens is decoded again, as engines do that go through `tokenizer.decode`.
+The tokens of a byte-level BPE are strings of bytes, and text is their concatenation read as UTF-8. So a table of
+each token's bytes and Python's incremental UTF-8 decoder suffice: a token costs one lookup however long the text is.
+Engines that use `tokenizer.decode` must decode a window of earlier tokens again.
 """
 
 import codecs
@@ -15,7 +15,7 @@ _INCREMENTAL_UTF8 = codecs.getincrementaldecoder("utf-8")
 
 
 class Detokenizer:
-    """Text of one sequence. Pieces put together equal the decoding of all tokens at once.
+    """Text of one sequence. The pieces together equal the decoding of all tokens at once.
 
     Args:
         token_bytes: bytes of each token id that shows, from `token_byte_table`.
@@ -26,12 +26,12 @@ class Detokenizer:
         self._decoder = _INCREMENTAL_UTF8("replace")
 
     def feed(self, token_ids: Iterable[int]) -> str:
-        """The text that these tokens complete; bytes of an unfinished character stay behind."""
+        """The text that these tokens complete; bytes of an unfinished character are kept for the next call."""
         lookup = self._token_bytes.get
         return self._decoder.decode(b"".join([lookup(token_id, b"") for token_id in token_ids]))
 
     def flush(self) -> str:
-        """What is left at the end: U+FFFD for a character that was never finished, or nothing."""
+        """The rest at the end: U+FFFD for a character that was never finished, or nothing."""
         return self._decoder.decode(b"", final=True)
 
 

@@ -10,16 +10,17 @@ class SequenceText:
     """Takes tokens as they come and gives the text that may be shown.
 
     The outcome (text, reason, number of tokens) does not depend on how the tokens were grouped into calls, and neither
-    does the text given after the first k tokens, for any k. So a stream can go on elsewhere, after any of its chunks.
+    does the text given after the first k tokens, for any k. So another frontend can continue a stream
+    after any chunk.
 
     Args:
-        token_bytes: of the tokenizer.
+        token_bytes: bytes of each token id, from the tokenizer.
         stops: strings that end the text.
-        num_delivered: tokens whose text the client has already; it is not given again.
+        num_delivered: number of tokens whose text the client has; that text is not given again.
 
     Attributes:
         num_tokens: tokens up to and including the one that ended the sequence, a stop token among them.
-        has_ended: nothing more is to be fed.
+        has_ended: no more tokens may be fed.
     """
 
     def __init__(self, token_bytes: Mapping[int, bytes], stops: Sequence[str], num_delivered: int = 0) -> None:
@@ -39,7 +40,7 @@ class SequenceText:
         num_old = self._num_delivered - self.num_tokens
         if num_old <= 0:
             return self._feed(token_ids, finish_reason)
-        if finish_reason == "stop":  # the client may have that many tokens, but a stop token is nobody's text
+        if finish_reason == "stop":  # the client may have counted the stop token, which has no text
             num_old = min(num_old, len(token_ids) - 1)
         _, reason = self._feed(token_ids[:num_old], None)
         return ("", reason) if self.has_ended else self._feed(token_ids[num_old:], finish_reason)

@@ -1,4 +1,4 @@
-"""Find the end of a text that arrives in pieces, and never show any of the string that marks it."""
+"""Finds stop strings in a text that arrives in pieces, and never shows any part of one."""
 
 from collections.abc import Sequence
 
@@ -33,12 +33,12 @@ class StopStrings:
         return text[: len(text) - len(self._held)], False
 
     def flush(self) -> str:
-        """What was held back: the text ended, and it was no stop string."""
+        """The text that was held back: the sequence ended, and it was no stop string."""
         held, self._held = self._held, ""
         return held
 
     def _possible_start(self, text: str) -> str:
-        """The longest end of `text` with which a stop string starts."""
+        """The longest end of `text` that is the start of a stop string."""
         for length in range(min(len(self._prefixes), len(text)), 0, -1):
             if text.endswith(self._prefixes[length - 1]):
                 return text[-length:]

@@ -1,4 +1,4 @@
-"""Text <-> token ids for one model, and what its files say about how answers are drawn and where they end.
+"""Text <-> token ids for one model, and what its files say about sampling and about where answers end.
 
 Built on the `tokenizers` library and not on transformers: importing AutoTokenizer imports torch where torch is
 installed (2.5 s measured), and the scheduler service never imports torch.
@@ -18,13 +18,13 @@ from common.errors import CheckpointError, RequestRejected
 from scheduler_svc.frontend.text.chat_template import ChatTemplate
 from scheduler_svc.frontend.text.detokenizer import token_byte_table
 
-CHARACTERS_WORTH_A_THREAD = 4_000  # about 2 ms of tokenizing: longer would delay every stream of this frontend
+CHARACTERS_WORTH_A_THREAD = 4_000  # about 2 ms of tokenizing; longer work would delay every stream of this frontend
 
 Result = TypeVar("Result")
 
 
 class SamplingDefaults(msgspec.Struct, frozen=True):
-    """How tokens are drawn where a request does not say: what generation_config.json recommends, or else OpenAI's."""
+    """Sampling parameters for requests that name none: what generation_config.json recommends, or OpenAI's defaults."""
 
     temperature: Annotated[float, Meta(ge=0.0, le=2.0)] = 1.0
     top_p: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
@@ -40,7 +40,7 @@ class Tokenizer:
             chat_template.jinja if the model has them.
 
     Raises:
-        CheckpointError: a file is missing or is not what it should be.
+        CheckpointError: a file is missing or cannot be used.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -65,13 +65,13 @@ class Tokenizer:
         self._chat_template = ChatTemplate.of_model(folder, settings)
 
     def encode(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
-        """Token ids of each text. Raises RequestRejected if one is no Unicode text (JSON can say half a character)."""
+        """Token ids of each text. Raises RequestRejected if one is not Unicode (JSON can hold half a character)."""
         try:
             for text in texts:
                 text.encode()
         except UnicodeEncodeError as error:
             raise RequestRejected(f"a text is not valid Unicode: {error.reason}") from error
-        # Not `encode`: that one holds the GIL, for seconds on a long text (measured), and computes offsets.
+        # Not `encode`: it holds the GIL, for seconds on a long text (measured), and computes offsets.
         encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
         return [encoding.ids for encoding in encodings]
 
@@ -82,7 +82,7 @@ class Tokenizer:
 
         Args:
             messages, tools: as in OpenAI's API, as plain dicts.
-            variables: what else the template is to see (`enable_thinking`, ...).
+            variables: further variables of the template (`enable_thinking`, ...).
 
         Raises:
             RequestRejected: the model has no chat template, or the template refuses the conversation.
@@ -93,7 +93,7 @@ class Tokenizer:
 
 
 async def in_thread_if_long(num_characters: int, work: Callable[[], Result]) -> Result:
-    """Do `work` on texts of this length where it does not keep the event loop from its streams."""
+    """Do `work` on texts of this length; in a thread if it would keep the event loop from its streams."""
     if num_characters > CHARACTERS_WORTH_A_THREAD:
         return await asyncio.to_thread(work)
     return work()
