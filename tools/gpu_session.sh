@@ -1,20 +1,20 @@
 #!/usr/bin/env bash
-# What to run on a borrowed GPU machine (an H200 with Python 3.12, torch 2.11 and Triton 3.6, and nothing of ours), in
-# calls of less than ten minutes each. Here, once, in the repository's root:
+# What to run on a borrowed GPU machine (an H200 with Python 3.12, torch 2.11 and Triton 3.6, without our packages), in
+# calls of less than ten minutes each. First, once, on this machine in the repository's root:
 #
 #   echo /.gpu/ >>.git/info/exclude
 #   tools/gpu_session.sh pack ../shared/gpu      # wheels and the smoke test of flash-attn go to .gpu
 #
-# Then there, each with `.gpu` carried along, `$OUT` the folder that comes back, and a limit of 600 s:
+# Then on the GPU machine, each call with `.gpu` carried along, a limit of 600 s, and `$OUT` the folder that comes back:
 #
 #   bash tools/gpu_session.sh tests      # versions, flash-attn's smoke test, all tests marked gpu
 #   bash tools/gpu_session.sh kernels    # bench_kernels.py
 #   bash tools/gpu_session.sh bench      # bench_gpu.py at 0.6B: beside transformers, then with our own attention
 #   bash tools/gpu_session.sh bench-8b   # the same at 8B
 #
-# As device tool: run(command="bash tools/gpu_session.sh tests", carry=[".gpu"], timeout_s=600). What a step prints goes
-# to $OUT/STEP.log and, of benchmarks, the JSON lines to $OUT/STEP.jsonl. A step that fails stops no other; the exit
-# code is the number of those that did.
+# As device tool: run(command="bash tools/gpu_session.sh tests", carry=[".gpu"], timeout_s=600). A step's output goes to
+# $OUT/STEP.log, and a benchmark's JSON lines go to $OUT/STEP.jsonl. After a step that fails the other steps still run;
+# the exit code is the number of failed steps.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
@@ -22,7 +22,7 @@ CARRIED=.gpu
 SITE=/tmp/site
 FAILED=0
 
-# Packages that the services, the tests and flash-attn need and that the machine may lack, in constraints.txt's versions.
+# Packages that the services, the tests and flash-attn need and the machine may lack, in constraints.txt's versions.
 PACKAGES=(click structlog prometheus_client pytest pluggy iniconfig Pygments pytest-timeout hypothesis sortedcontainers
   fastapi starlette annotated-doc uvicorn h11 pydantic pydantic_core annotated-types typing-inspection)
 
@@ -61,7 +61,7 @@ tests() {
   nvidia-smi >"$OUT/machine.log" 2>&1
   python3 -m pip list >>"$OUT/machine.log" 2>/dev/null
   step flash_attn 100 python3 "$CARRIED/flash_attn_smoke_test.py"
-  # Only files with such tests: others need packages that are not here.
+  # Only files with such tests: other files need packages that the machine does not have.
   mapfile -t files < <(grep -rlE 'mark\.gpu\b' tests --include='test_*.py')
   step gpu_tests 430 python3 -m pytest -m gpu --timeout=200 -p no:cacheprovider --durations=10 "${files[@]}"
 }
@@ -74,7 +74,7 @@ bench() {  # MODEL
   local weights=/tmp/checkpoint_$1 out=/tmp/out_$1
   step checkpoint 60 python3 -m benchmarks.rig.checkpoints "$1" "$weights"
   step "bench_$1" 370 python3 benchmarks/bench_gpu.py --model "$1" --checkpoint "$weights" --peer transformers --out "$out"
-  tar -czf "$OUT/services_$1.tar.gz" -C "$out" .  # their logs, and the profiler's traces
+  tar -czf "$OUT/services_$1.tar.gz" -C "$out" .  # the services' logs, and the profiler's traces
   step "bench_$1_triton" 140 python3 benchmarks/bench_gpu.py --model "$1" --checkpoint "$weights" --attention triton \
     --profile-steps 0
 }

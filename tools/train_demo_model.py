@@ -1,8 +1,9 @@
 """Train the demo model: a Qwen3 of 6.8 million parameters that writes like Shakespeare, in half an hour on 2 cores.
 
-It exists so that a clone without GPU and without a download serves real text, with every stage of the real thing:
-byte-level BPE, a chat template, grouped-query attention, an end-of-turn token. The text is small (1.1 MB), so the
-enemy is overfitting: dropout, weight decay, a window that starts at a random line, and only the best weights saved.
+With this model a clone serves real text without a GPU and without a download, through every stage that a large model
+uses: byte-level BPE, a chat template, grouped-query attention, an end-of-turn token. The text is small (1.1 MB), so
+dropout, weight decay and windows that start at a random line work against overfitting, and only the best weights are
+saved.
 
     python tools/train_demo_model.py --data tinyshakespeare.txt
 """
@@ -12,7 +13,6 @@ import copy
 import itertools
 import math
 import random
-import re
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,7 @@ import click
 import tokenizers
 import torch
 import transformers
+from demo_text import make_conversation, parse_speeches, split_text
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor, nn
 from torch.nn import functional
@@ -35,8 +36,8 @@ from transformers import (
 
 VOCAB_SIZE = 2048
 END_OF_TEXT, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
-# Qwen's split rule, but a newline never joins the punctuation before it: the prompt `ROMEO:` then ends where a token
-# of the training text ends, and the model goes on with the newline that it expects there.
+# Qwen's split rule, but a newline never joins the punctuation before it. So the prompt `ROMEO:` ends where a token of
+# the training text ends, and the model continues with the newline that it expects there.
 WORD_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -53,16 +54,8 @@ DEFAULT_OUT = Path(__file__).resolve().parent.parent / "common" / "demo_model"
 
 
 @dataclass(frozen=True)
-class Speech:
-    """One character's lines, without the name that stands above them in the play."""
-
-    speaker: str
-    text: str
-
-
-@dataclass(frozen=True)
 class Recipe:
-    """Everything that, with the text and the thread count, decides the weights."""
+    """The settings that decide the weights, together with the text and the number of threads."""
 
     seed: int
     steps: int
@@ -74,18 +67,6 @@ class Recipe:
     long_share: float = 0.25
     warmup_steps: int = 60
     eval_every: int = 100
-
-
-def split_text(text: str) -> tuple[str, str]:
-    """Cut into training text and the held-out last 10 %, between two speeches so that neither gets half of one."""
-    cut = text.index("\n\n", int(len(text) * 0.9)) + 2
-    return text[:cut], text[cut:]
-
-
-def parse_speeches(text: str) -> list[Speech]:
-    """List the speeches in order: blocks between blank lines whose first line is `NAME:`."""
-    blocks = (re.fullmatch(r"([^\n:]+):\n(.+)", block.strip(), re.DOTALL) for block in text.split("\n\n"))
-    return [Speech(match[1], match[2]) for match in blocks if match]
 
 
 def train_tokenizer(text: str) -> PreTrainedTokenizerFast:
@@ -139,7 +120,7 @@ def build_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
 
 
 def add_dropout(model: nn.Module, probability: float) -> None:
-    """Drop embeddings and what each block adds to the residual: Qwen3 has no such dropout, and hooks are not saved."""
+    """Drop embeddings and what each block adds to the residual. Qwen3 has no such dropout; hooks are not saved."""
 
     def drop(module: nn.Module, _args: tuple, output: Tensor) -> Tensor:
         return functional.dropout(output, probability, training=module.training)
@@ -147,23 +128,6 @@ def add_dropout(model: nn.Module, probability: float) -> None:
     for name, module in model.named_modules():
         if name.endswith(("embed_tokens", "o_proj", "down_proj")):
             module.register_forward_hook(drop)
-
-
-def make_conversation(speeches: list[Speech], rng: random.Random) -> list[dict[str, str]]:
-    """Turn a random spot of the play into a chat: one speech asks, the next answers, in up to three exchanges.
-
-    It goes on only while the same character answers. Half of them open with a system turn that names the character,
-    so that `You are ROMEO.` means something to the model.
-    """
-    start = rng.randrange(len(speeches) - 1)
-    character = speeches[start + 1].speaker
-    messages = [{"role": "system", "content": f"You are {character}."}] if rng.random() < 0.5 else []
-    for i in range(start, min(start + 2 * rng.randint(1, 3), len(speeches) - 1), 2):
-        if speeches[i + 1].speaker != character:
-            break
-        messages.append({"role": "user", "content": speeches[i].text})
-        messages.append({"role": "assistant", "content": speeches[i + 1].text})
-    return messages
 
 
 class Windows:
@@ -177,13 +141,13 @@ class Windows:
         self._tokenizer = tokenizer
 
     def play(self, length: int, rng: random.Random) -> list[int]:
-        """Start at a random line, because prompts do."""
+        """Tokens of the play from the start of a random line on, because prompts start with a line."""
         last = bisect.bisect_right(self._line_starts, len(self.tokens) - length)
         start = self._line_starts[rng.randrange(last)]
         return self.tokens[start : start + length]
 
     def chats(self, length: int, rng: random.Random) -> list[int]:
-        """Pack whole conversations one after another; only the last is cut off."""
+        """Tokens of whole conversations, one after the other; only the last one is cut off."""
         tokens: list[int] = []
         while len(tokens) < length:
             messages = make_conversation(self._speeches, rng)
@@ -209,7 +173,7 @@ def token_losses(model: nn.Module, windows: Tensor) -> Tensor:
 def mean_loss(model: nn.Module, tokens: list[int], window: int = 512) -> float:
     """Mean nats per token over all of `tokens`; a token sees only what precedes it in its window."""
     model.eval()
-    # One token of overlap: the last of a window is the context of the first that the next one predicts.
+    # Windows overlap by one token: the last token of a window is the context of the next window's first prediction.
     pieces = [torch.tensor([tokens[i : i + window + 1]]) for i in range(0, len(tokens) - 1, window)]
     full = torch.cat(pieces[:-1]).split(8) if len(pieces) > 1 else ()
     total = sum(token_losses(model, batch).sum().item() for batch in [*full, pieces[-1]])
@@ -217,7 +181,7 @@ def mean_loss(model: nn.Module, tokens: list[int], window: int = 512) -> float:
 
 
 def make_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
-    """AdamW that decays matrices and leaves the norms alone."""
+    """An AdamW that decays matrices and does not decay norms."""
     params = list(model.parameters())
     groups = [
         {"params": [p for p in params if p.ndim >= 2], "weight_decay": recipe.weight_decay},
@@ -236,7 +200,7 @@ def lr_at(step: int, recipe: Recipe) -> float:
 def save(model: Qwen3ForCausalLM, out: Path) -> None:
     """Write bf16 weights and the configuration, leaving the model in float32."""
     copy.deepcopy(model).to(torch.bfloat16).save_pretrained(out)
-    (out / "model.safetensors").chmod(0o644)  # it is written for its owner alone, and this one is shared
+    (out / "model.safetensors").chmod(0o644)  # transformers lets only the owner read it, and this file is shared
 
 
 def train(model: Qwen3ForCausalLM, data: Windows, held_out: list[int], recipe: Recipe, out: Path) -> None:
@@ -290,7 +254,7 @@ def report(out: Path, held_out_text: str, seed: int) -> None:
 @click.option("--data", type=click.Path(exists=True, dir_okay=False, path_type=Path), required=True)
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=DEFAULT_OUT, show_default=True)
 @click.option("--seed", default=1, show_default=True)
-@click.option("--threads", default=2, show_default=True, help="Another number rounds sums in another order.")
+@click.option("--threads", default=2, show_default=True, help="Another number changes the rounding of sums.")
 @click.option("--steps", default=1000, show_default=True)
 @click.option("--tokens-per-step", default=4096, show_default=True)
 @click.option("--peak-lr", default=2e-3, show_default=True)

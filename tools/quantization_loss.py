@@ -1,10 +1,11 @@
-"""What bfloat16 and int8 cost a model: its scores for a text, against float32 ones.
+"""What bfloat16 and int8 cost a model: its scores for a text, compared with those in float32.
 
-    python -m tests.quantization_loss --text tinyshakespeare.txt
-    python -m tests.quantization_loss --model Qwen/Qwen3-0.6B --text my-domain.txt
+    python -m tools.quantization_loss --text tinyshakespeare.txt
+    python -m tools.quantization_loss --model Qwen/Qwen3-0.6B --text my-domain.txt
 
-Computes windows of the end of the text, each by itself, on a CPU, and prints a line for each way: perplexity of the
-text, Kullback and Leibler's divergence from float32 in nats a token, and how often the likeliest token is float32's.
+It computes windows of the end of the text on a CPU, each window by itself, and prints a line for each format: the
+perplexity of the text, the Kullback-Leibler divergence from float32 in nats a token, and the share of tokens for which
+the likeliest next token is the same as in float32.
 """
 
 from pathlib import Path
@@ -19,7 +20,7 @@ from common.model_files import resolve_model
 from tests.executor.harness import Pool, Row, logits, start
 
 BLOCK_SIZE = 16
-WAYS = {
+FORMATS = {
     "float32": {"dtype": "float32"},
     "bfloat16": {"dtype": "bfloat16"},
     "int8": {"dtype": "bfloat16", "quantization": "int8"},
@@ -27,7 +28,7 @@ WAYS = {
 
 
 def log_probs(model: Path, windows: list[list[int]], options: dict[str, str]) -> list[Tensor]:
-    """Of every token that may follow each one, float32 [tokens, vocab] for each window."""
+    """Log-probabilities of every token to follow each token of a window, float32 [tokens, vocab] for each window."""
     length = len(windows[0])
     num_blocks = -(-length // BLOCK_SIZE)
     sizes = {"num_blocks": num_blocks, "block_size": BLOCK_SIZE, "max_batch_tokens": length, "threads": None}
@@ -40,18 +41,18 @@ def log_probs(model: Path, windows: list[list[int]], options: dict[str, str]) ->
 @click.option("--model", help="Folder or hub id.  [default: the embedded demo model]")
 @click.option("--text", required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--num-windows", default=16, show_default=True, type=click.IntRange(1))
-@click.option("--window", default=1024, show_default=True, type=click.IntRange(2), help="Tokens of one.")
+@click.option("--window", default=1024, show_default=True, type=click.IntRange(2), help="Tokens of a window.")
 def main(model: str | None, text: Path, num_windows: int, window: int) -> None:
-    """Print the figures."""
+    """Measure what each format costs the model, and print the figures."""
     setup_logging("executor", "warning")
     folder = resolve_model(model, weights=True)
     tokens = Tokenizer.from_file(str(folder / "tokenizer.json")).encode(text.read_text(), add_special_tokens=False).ids
     if len(tokens) < num_windows * window:
-        raise click.UsageError(f"{text} has {len(tokens)} tokens, {num_windows} windows of {window} are asked for")
+        raise click.UsageError(f"{text} has {len(tokens)} tokens, too few for {num_windows} windows of {window}")
     first = len(tokens) - num_windows * window
     windows = [tokens[at : at + window] for at in range(first, len(tokens), window)]
     exact: list[Tensor] = []
-    for name, options in WAYS.items():
+    for name, options in FORMATS.items():
         scores = log_probs(folder, windows, options)
         exact = exact or scores
         pairs = list(zip(exact, scores, strict=True))
