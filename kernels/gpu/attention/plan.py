@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kernels.gpu.attention.work import ITEM_FIELDS, Capacity, Cutting, Ints, Rows, cut_rows
+from kernels.gpu.attention.work import ITEM_FIELDS, Capacity, Cutting, Ints, RowColumns, cut_rows
 from kernels.gpu.checks import check_power_of_two, check_range
 
 NARROW_LINES = 16
@@ -224,7 +224,7 @@ class AttentionPlanner:
             graph.check(queries, contexts)
         ids, tokens = np.arange(len(queries), dtype=np.int32), np.cumsum(queries, dtype=np.int32) - queries
         lists, launches, first_item, first_partial = [], [], 0, 0
-        for max_queries, rows in self._parts(Rows(ids, tokens, queries, contexts), most_queries, one_launch):
+        for max_queries, rows in self._parts(RowColumns(ids, tokens, queries, contexts), most_queries, one_launch):
             config = self._choose(self._shape, max_queries)
             found = cut_rows(self._cutting(config), rows, piece_len, first_partial)
             if graph is not None:
@@ -240,7 +240,7 @@ class AttentionPlanner:
             work, tuple(launch for launch in launches if launch.num_items), sum(len(found.merges) for found in lists)
         )
 
-    def _parts(self, rows: Rows, most_queries: int, one_launch: bool) -> Iterator[tuple[int, Rows]]:
+    def _parts(self, rows: RowColumns, most_queries: int, one_launch: bool) -> Iterator[tuple[int, RowColumns]]:
         """Rows that take the same tiles, and the most queries that their tiles are chosen for."""
         narrow = rows.queries <= self._narrow_queries
         if not one_launch and most_queries > self._narrow_queries and narrow.any():

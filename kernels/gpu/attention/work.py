@@ -126,7 +126,7 @@ class Cutting:
 
 
 @dataclass(frozen=True)
-class Rows:
+class RowColumns:
     """Columns of rows; the last query of one stands at position `context - 1`.
 
     Attributes:
@@ -140,9 +140,9 @@ class Rows:
     queries: Ints
     contexts: Ints
 
-    def where(self, mask: NDArray[np.bool_]) -> "Rows":
+    def where(self, mask: NDArray[np.bool_]) -> "RowColumns":
         """Some of the rows."""
-        return Rows(self.ids[mask], self.tokens[mask], self.queries[mask], self.contexts[mask])
+        return RowColumns(self.ids[mask], self.tokens[mask], self.queries[mask], self.contexts[mask])
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,7 @@ class _Tiles:
         )
 
 
-def cut_rows(cutting: Cutting, rows: Rows, piece_len: int | None = None, first_partial: int = 0) -> WorkList:
+def cut_rows(cutting: Cutting, rows: RowColumns, piece_len: int | None = None, first_partial: int = 0) -> WorkList:
     """Cut rows into items, the longest first.
 
     Args:
@@ -187,7 +187,7 @@ def cut_rows(cutting: Cutting, rows: Rows, piece_len: int | None = None, first_p
     return _cut_tiles(tiles, cutting.step, whole_len, piece_len, first_partial)
 
 
-def _tiles(rows: Rows, tile_queries: int) -> _Tiles:
+def _tiles(rows: RowColumns, tile_queries: int) -> _Tiles:
     if int(rows.queries.max(initial=0)) <= tile_queries:
         return _Tiles(rows.ids, rows.tokens, rows.queries, rows.contexts - rows.queries, rows.contexts)
     row, tile = _expand(-(-rows.queries // tile_queries))

@@ -25,6 +25,7 @@ from kernels.gpu.layers.rope_store_kernel import qk_norm_rope_store_kernel
 
 _TILE_VALUES = 1024
 _MAX_GROUPS = 2
+_CONSTANTS = ("query_groups", "query_heads", "query_tokens", "kv_heads", "kv_tokens")
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,11 @@ class RopeStoreTiles:
     kv_tokens: int
     num_warps: int
     max_registers: int
+
+    def constants(self) -> dict[str, int]:
+        """What the kernel is compiled for."""
+        tiles = {name.upper(): getattr(self, name) for name in _CONSTANTS}
+        return {**tiles, "num_warps": self.num_warps, "maxnreg": self.max_registers}
 
 
 def choose_rope_store_tiles(num_heads: int, num_kv_heads: int, head_dim: int) -> RopeStoreTiles:
@@ -119,13 +125,7 @@ def qk_norm_rope_store(
         NUM_KV_HEADS=num_kv_heads,
         HEAD_DIM=head_dim,
         BLOCK_SIZE=block_size,
-        QUERY_GROUPS=tiles.query_groups,
-        QUERY_HEADS=tiles.query_heads,
-        QUERY_TOKENS=tiles.query_tokens,
-        KV_HEADS=tiles.kv_heads,
-        KV_TOKENS=tiles.kv_tokens,
-        num_warps=tiles.num_warps,
-        maxnreg=tiles.max_registers,
+        **tiles.constants(),
     )
 
 

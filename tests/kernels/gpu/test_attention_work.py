@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels.gpu.attention.plan import AttentionPlan, AttentionPlanner, AttentionShape, GraphBounds, choose_tiles
-from kernels.gpu.attention.work import ITEM_FIELDS, MERGE_FIELDS, Capacity, Cutting, Rows, WorkList, cut_rows
+from kernels.gpu.attention.work import ITEM_FIELDS, MERGE_FIELDS, Capacity, Cutting, RowColumns, WorkList, cut_rows
 
 H200_SMS = 132
 SHAPE = AttentionShape(16, 8, 128, 256, torch.bfloat16)
@@ -17,10 +17,12 @@ SHAPE = AttentionShape(16, 8, 128, 256, torch.bfloat16)
 Lens = list[tuple[int, int]]
 
 
-def rows_of(lens: Lens) -> Rows:
+def rows_of(lens: Lens) -> RowColumns:
     """Rows of (query_len, context_len)."""
     queries, contexts = (np.array([pair[i] for pair in lens], np.int32) for i in range(2))
-    return Rows(np.arange(len(lens), dtype=np.int32), np.cumsum(queries, dtype=np.int32) - queries, queries, contexts)
+    return RowColumns(
+        np.arange(len(lens), dtype=np.int32), np.cumsum(queries, dtype=np.int32) - queries, queries, contexts
+    )
 
 
 def items_of(plan: AttentionPlan) -> np.ndarray:
@@ -62,7 +64,7 @@ def like_lens(draw: st.DrawFn) -> Lens:
     return [(1, length + draw(off)) for _ in range(count)] + [(1, draw(st.integers(1, 10 * length)))]
 
 
-def check_work(work: WorkList, rows: Rows, cutting: Cutting, first_partial: int) -> None:
+def check_work(work: WorkList, rows: RowColumns, cutting: Cutting, first_partial: int) -> None:
     """Each query sees each of its positions exactly once, and a result of pieces is merged from exactly those."""
     seen: dict[int, list[tuple[int, int, int]]] = {}
     for row, token, count, position, start, end, partial, zero in work.items.tolist():
@@ -191,7 +193,7 @@ def test_work_that_fills_the_gpu_as_it_is_stays_whole() -> None:
 def test_with_a_piece_length_company_changes_no_row(lens: Lens, others: Lens, piece_len: int) -> None:
     cutting = Cutting(tile_queries=8, step=64, slots=10, pieces_per_slot=2, slack=2, min_piece=256)
 
-    def pieces(rows: Rows) -> list[list[int]]:
+    def pieces(rows: RowColumns) -> list[list[int]]:
         items = cut_rows(cutting, rows, piece_len).items
         return sorted(items[items[:, 0] < len(lens)][:, :6].tolist())
 
