@@ -30,7 +30,7 @@ from benchmarks.rig.workloads import WorkloadRequest
 from common import messages as m
 from common.plan import ExecutorLimits
 from common.wire import Codec
-from scheduler_svc.core.executor.executor_state import Worker
+from scheduler_svc.core.executor.executor_state import ExecutorState
 from scheduler_svc.core.fleet.membership import Membership
 from scheduler_svc.core.scheduling.placement import place
 from scheduler_svc.core.scheduling.scheduler import Scheduler, SchedulerConfig
@@ -43,9 +43,9 @@ SHARED_PREFIX = 512
 SCARCE = 0.6  # case B's memory, as a share of the peak
 
 
-def in_turn(sequence: Sequence, workers: list[Worker]) -> Worker | None:
+def in_turn(sequence: Sequence, executors: list[ExecutorState]) -> ExecutorState | None:
     """A placement to compare with ours: sequences go to executors in turn, without regard to what is cached there."""
-    candidates = [w for w in workers if w.takes_new and w.can_hold(sequence)]
+    candidates = [e for e in executors if not e.intake.is_leaving and e.can_hold(sequence)]
     return candidates[sequence.arrival % len(candidates)] if candidates else None
 
 
@@ -166,9 +166,9 @@ class TimedSimulation:
 
     def _watch_memory(self) -> None:
         tokens = blocks = 0
-        for worker in self.scheduler.workers:
-            tokens += int(worker.hot.computed[worker.running].sum())
-            blocks += worker.blocks.num_blocks - worker.blocks.num_free
+        for executor in self.scheduler.executors:
+            tokens += int(executor.running.lanes.computed[executor.running.order].sum())
+            blocks += executor.blocks.num_blocks - executor.blocks.num_free
         self.peak_tokens = max(self.peak_tokens, tokens)
         self.peak_blocks = max(self.peak_blocks, blocks)
 

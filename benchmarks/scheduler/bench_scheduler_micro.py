@@ -83,11 +83,11 @@ def decode_step_us(num_rows: int, block_size: int, steps: int = 1000) -> float:
     loop = Loop(num_rows, block_size, num_rows * (BLOCKS_A_ROW + 2 + max_tokens // block_size))
     for _ in range(num_rows):
         loop.submit(context + int(loop.rng.integers(0, block_size)), max_tokens)
-    while loop.scheduler.num_waiting or loop.scheduler.worker(1).prompts():
+    while loop.scheduler.num_waiting or loop.scheduler.executor(1).running.prompts():
         loop.step()
     for _ in range(100):
         loop.step()
-    assert loop.scheduler.worker(1).num_decodes() == num_rows
+    assert len(loop.scheduler.executor(1).running.decode_rows()) == num_rows
     gc.collect()
     return 1e6 * statistics.median(loop.step()[1] for _ in range(steps))
 

@@ -11,18 +11,18 @@ from common.wire import IntArray
 class State(Enum):
     """Where a sequence is. A preempted one, and one whose executor was lost, is WAITING again.
 
-    A LANDING one has all its tokens planned and holds nothing any more; the last of them are in flight.
+    A COMPLETING one has all its tokens planned and holds no lane and no block any more; the last tokens are in flight.
     """
 
     WAITING = "waiting"
     RUNNING = "running"
-    LANDING = "landing"
+    COMPLETING = "completing"
     FINISHED = "finished"
 
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """One stream of tokens, as far as it is not hot: while it runs, its counts are in its lane (`lanes.py`).
+    """One stream of tokens. While it runs, the counts that change with each step are in its lane (`lanes.py`).
 
     Attributes:
         request_id, index: which request it belongs to, and which of its n answers it is.
@@ -31,16 +31,16 @@ class Sequence:
             those known when it was admitted.
         num_prompt: how many of them are the prompt.
         largest_token: among its tokens, as far as `tokens` has them.
-        num_inflight: tokens that plans in flight will still bring to it although it lost its lane.
+        num_inflight: tokens that plans in flight will still bring to it after it has left its lane.
         num_cached_prompt: prompt tokens found in the prefix cache at the first admission.
         num_preemptions: how often it lost its blocks to an older sequence.
-        strikes: failures in a row (of a step, or of the whole executor) that it had a part in; a token that lands
+        strikes: failures in a row (of a step, or of the whole executor) that it had a part in; a token that arrives
             ends the row.
-        failed_on: name of the executor of the last of them.
+        failed_on: name of the executor that failed last with it.
         model: what computed its tokens so far, or computes the first; a sequence with tokens goes on with this model
             as long as an executor has it.
         placed: epoch of the executor that it waits for, 0 while that is open.
-        epoch, lane: where it runs (0 and -1 while it does not; a landing one has no lane).
+        epoch, lane: where it runs (0 and -1 while it does not; a completing one has no lane).
         deadline: when it is to be ended at the latest, in the caller's seconds; None if never.
     """
 
@@ -72,17 +72,17 @@ class Sequence:
 
     @property
     def seed(self) -> int:
-        """Of its draws."""
+        """Seed of the sequence's draws."""
         return (self.params.seed + self.index) % 2**64
 
     @property
     def max_length(self) -> int:
-        """Length at which it ends for want of tokens to generate."""
+        """Length at which it ends, because it has `max_tokens`."""
         return self.num_prompt + self.params.max_tokens
 
     @property
     def rank(self) -> tuple[int, int]:
-        """Who goes first: the lower priority value, then the earlier arrival."""
+        """Which sequence goes first: the one with the lower priority value, then the earlier arrival."""
         return self.priority, self.arrival
 
 

@@ -70,11 +70,11 @@ def test_equal_prompts_in_one_step_share_their_blocks(tmp_path):
     seen = []
 
     def watch(scheduler):
-        (worker,) = scheduler.workers
-        if len(worker.running) == 2:
-            first, second = (worker.hot.tables[lane].ids for lane in worker.running)
-            counts = [worker.blocks.ref_counts[block] for block in first]
-            seen.append((worker.blocks.num_blocks - worker.blocks.num_free, counts))
+        (executor,) = scheduler.executors
+        if len(executor.running) == 2:
+            first, second = (executor.running.lanes.tables[lane].ids for lane in executor.running.order)
+            counts = [executor.blocks.ref_counts[block] for block in first]
+            seen.append((executor.blocks.num_blocks - executor.blocks.num_free, counts))
             assert first[:3] == second[:3]
 
     requests = [(prompt(1, 801), 40)] * 2

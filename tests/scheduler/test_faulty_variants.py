@@ -6,28 +6,29 @@ import pytest
 
 from common.errors import WireError
 from scheduler_svc.core.executor.block_manager import BlockManager, Grant
-from scheduler_svc.core.executor.executor_state import Worker
+from scheduler_svc.core.executor.executor_state import ExecutorState
+from scheduler_svc.core.executor.running_sequences import RunningSequences
 from scheduler_svc.core.scheduling.scheduler import Scheduler
 from tests.support.rig import Rig, limits
 
 
-def with_worker(worker: type[Worker]) -> type[Scheduler]:
-    return type("FaultyScheduler", (Scheduler,), {"worker_type": worker})
+def with_executor(**faults: type) -> type[Scheduler]:
+    return type("FaultyScheduler", (Scheduler,), {"executor_type": type("FaultyExecutor", (ExecutorState,), faults)})
 
 
 def with_blocks(blocks: type[BlockManager]) -> type[Scheduler]:
-    return with_worker(type("FaultyWorker", (Worker,), {"block_manager_type": blocks}))
+    return with_executor(block_manager_type=blocks)
 
 
 # --- allocation at block boundaries ---
 
 
-class AllocatesAtAnEdge(Worker):
+class AllocatesAtAnEdge(RunningSequences):
     """Takes a block when the length has just passed a boundary, instead of when there is no room for the token."""
 
     def lanes_without_room(self) -> list[int]:
-        lanes = self._decodes().lanes
-        return lanes[self.hot.known[lanes] % self.limits.block_size == 1].tolist()
+        decoding = self.decode_rows().lanes
+        return decoding[self.lanes.known[decoding] % self._block_size == 1].tolist()
 
 
 def boundary_scene(scheduler_type=Scheduler):
@@ -41,7 +42,7 @@ def boundary_scene(scheduler_type=Scheduler):
 def test_block_boundaries():
     boundary_scene()
     with pytest.raises((AssertionError, WireError)):
-        boundary_scene(with_worker(AllocatesAtAnEdge))
+        boundary_scene(with_executor(running_type=AllocatesAtAnEdge))
 
 
 # --- equal prompts in one step ---
@@ -64,7 +65,7 @@ def equal_prompts_scene(scheduler_type=Scheduler):
     rig.add("b", prompt, max_tokens=4)
     plan = rig.plan()
     assert len(plan.lanes) == 2 * 4, "both are in one plan"
-    blocks = rig.scheduler.worker(1).blocks
+    blocks = rig.scheduler.executor(1).blocks
     used = blocks.num_blocks - blocks.num_free
     shared = sum(count == 2 for count in blocks.ref_counts)
     rig.finish()

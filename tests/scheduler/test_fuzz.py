@@ -14,10 +14,10 @@ from common.plan import ExecutorLimits
 from common.wire import Codec
 from scheduler_svc.core.executor.block_manager import hash_block
 from scheduler_svc.core.fleet.membership import Membership, Standing
-from scheduler_svc.core.outcomes import SequenceEnd, StepOutput
-from scheduler_svc.core.scheduling.planner import MAX_PREEMPTIONS
+from scheduler_svc.core.scheduling.admission import MAX_PREEMPTIONS
 from scheduler_svc.core.scheduling.scheduler import Scheduler, SchedulerConfig
 from scheduler_svc.core.sequence import Sequence
+from scheduler_svc.core.step_output import SequenceEnd, StepOutput
 from tests.support.oracle import OracleExecutor, expected_output
 
 VOCAB_SIZE = 5
@@ -156,17 +156,18 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(data=st.data(), whole=st.booleans())
     def cancel(self, data, whole):
         sequence = data.draw(st.sampled_from([s for s in self.outputs if s not in self.ended]))
-        self.end(self.scheduler.cancel(sequence.request_id, -1 if whole else sequence.index))
+        siblings = [s for s in self.outputs if s.request_id == sequence.request_id]
+        self.end(self.scheduler.cancel(siblings if whole else [sequence]))
         assert sequence in self.ended
 
     @precondition(lambda self: self.scheduler.num_running)
     @rule(data=st.data())
     def preempt(self, data):
         """Out of the blue, one that the scheduler itself may take."""
-        worker = data.draw(st.sampled_from([w for w in self.scheduler.workers if w.num_running]))
-        lanes = [lane for lane in worker.running if not worker.is_protected(lane)]
-        if lanes and (sequence := worker.sequence(data.draw(st.sampled_from(lanes)))).num_preemptions < MAX_PREEMPTIONS:
-            self.scheduler.planner.preempt(worker, sequence)
+        executor = data.draw(st.sampled_from([e for e in self.scheduler.executors if e.num_running]))
+        candidates = [s for s in executor.running if not executor.running.is_protected(s)]
+        if candidates and (sequence := data.draw(st.sampled_from(candidates))).num_preemptions < MAX_PREEMPTIONS:
+            self.scheduler.sequences.preempt(executor, sequence)
 
     @rule(seconds=st.floats(0.0, 4.0))
     def pass_time(self, seconds):
@@ -198,7 +199,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def drain(self, data):
         epoch = data.draw(st.sampled_from(list(self.executors)))
-        self.scheduler.worker(epoch).membership.standing = Standing.DRAINING
+        self.scheduler.executor(epoch).membership.standing = Standing.DRAINING
         while self.sent[epoch]:
             assert not self.scheduler.is_idle(epoch)
             self.commit(self.executors[epoch].run(self.sent[epoch].popleft()))
@@ -225,7 +226,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         for epoch, plans in self.sent.items():
             while plans:
                 self.commit(self.executors[epoch].run(plans.popleft()))
-            blocks = self.scheduler.worker(epoch).blocks
+            blocks = self.scheduler.executor(epoch).blocks
             assert blocks.num_free == blocks.num_blocks
         self.scheduler.check()
 

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from common import messages as m
 from common.errors import BatonError
 from common.wire import int32_array
-from scheduler_svc.core.outcomes import SequenceEnd, StepOutput
 from scheduler_svc.core.requests.journal_records import (
     Ending,
     EndRecord,
@@ -22,6 +21,7 @@ from scheduler_svc.core.requests.journal_records import (
     replay,
 )
 from scheduler_svc.core.sequence import new_sequences
+from scheduler_svc.core.step_output import SequenceEnd, StepOutput
 
 PROMPT = array("i", [5, 6, 7]).tobytes()
 

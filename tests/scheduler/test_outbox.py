@@ -5,10 +5,10 @@ from array import array
 from common import messages as m
 from common.errors import RequestRejected
 from common.wire import int32_array
-from scheduler_svc.core.outcomes import SequenceEnd, StepOutput
 from scheduler_svc.core.requests.journal_records import Ending, Progress
 from scheduler_svc.core.requests.outbox import MAX_ANSWERS, Outbox
 from scheduler_svc.core.sequence import new_sequences
+from scheduler_svc.core.step_output import SequenceEnd, StepOutput
 
 
 def request(request_id, n=1, *, stream=True):

@@ -9,10 +9,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from common import messages as m
 from common.errors import RequestRejected
-from scheduler_svc.core.outcomes import SequenceEnd
 from scheduler_svc.core.requests.journal_records import Ending, Progress
 from scheduler_svc.core.requests.outbox import Outbox
 from scheduler_svc.core.sequence import Sequence
+from scheduler_svc.core.step_output import SequenceEnd
 from tests.scheduler.test_outbox import drain, output, request
 
 PEERS = (b"p", b"q")

@@ -4,7 +4,7 @@ import pytest
 
 from common.errors import RequestRejected
 from common.wire import int32_array
-from scheduler_svc.core.scheduling.scheduler import MAX_PREEMPTIONS
+from scheduler_svc.core.scheduling.admission import MAX_PREEMPTIONS
 from scheduler_svc.core.sequence import State
 from tests.support.rig import Rig, limits
 
@@ -36,7 +36,7 @@ def test_a_long_prompt_does_not_starve_decodes_and_decodes_do_not_starve_a_promp
     """Every plan has a row for each sequence that decodes, and at least an eighth of its tokens for prompts."""
     budget = 16
     rig = Rig(limits(num_blocks=256, max_batch_tokens=budget, max_num_seqs=64, max_model_len=400))
-    assert len(rig.scheduler.worker(1).phases) == budget - budget // 8 == 14
+    assert len(rig.scheduler.executor(1).running.lanes.phases) == budget - budget // 8 == 14
     for i in range(13):
         rig.add(str(i), [i], max_tokens=60)
     rig.add("long", [i % 1000 for i in range(150)], max_tokens=4)
@@ -214,11 +214,11 @@ def test_when_the_refused_head_goes_the_next_one_is_asked_again(how):
     rig = Rig(limits(num_blocks=40))
     rig.add("long", [1, 2, 3], max_tokens=100)
     rig.step()
-    rig.add("refused", [4] * 20, max_tokens=80, timeout_s=1.0)
+    refused = rig.add("refused", [4] * 20, max_tokens=80, timeout_s=1.0)
     (small,) = rig.add("small", [5, 6, 7], max_tokens=3)
     rig.step()
     assert small.state is State.WAITING
-    rig.end(rig.scheduler.cancel("refused") if how == "cancel" else rig.scheduler.expire(2.0))
+    rig.end(rig.scheduler.cancel(refused) if how == "cancel" else rig.scheduler.expire(2.0))
     rig.step()
     assert small.state is not State.WAITING
     rig.finish()
@@ -229,8 +229,7 @@ def test_tokens_in_flight_on_a_hung_executor_do_not_keep_others_from_working():
     (stuck,) = rig.add("stuck", [1, 2, 3], max_tokens=50)
     rig.step()
     rig.plan(1)
-    worker = rig.scheduler.worker(1)
-    rig.scheduler.planner.preempt(worker, stuck)
+    rig.scheduler.sequences.preempt(rig.scheduler.executor(1), stuck)
     assert stuck.num_inflight > 0
     (fresh,) = rig.add("fresh", [4, 5, 6], max_tokens=5)
     fresh.placed = 2  # as if its prefix were cached there
@@ -274,7 +273,7 @@ def test_deadlines_of_ended_requests_are_forgotten():
         rig.add(str(i), [i], max_tokens=1, timeout_s=86400.0)
         while rig.step():
             pass
-    assert len(rig.scheduler._deadlines) < 100
+    assert len(rig.scheduler.sequences._deadlines) < 100
 
 
 def test_a_request_whose_steps_always_fail_ends_alone():

@@ -6,11 +6,11 @@ import pytest
 
 from common import messages as m
 from common.wire import int32_array
-from scheduler_svc.core.outcomes import SequenceEnd
 from scheduler_svc.core.requests import request_table as r
 from scheduler_svc.core.requests.journal_records import Ending
 from scheduler_svc.core.requests.request_table import RETAIN_S, Request, RequestTable
 from scheduler_svc.core.sequence import new_sequences
+from scheduler_svc.core.step_output import SequenceEnd
 
 
 @pytest.fixture

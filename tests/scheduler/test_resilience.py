@@ -21,7 +21,7 @@ def rows(plan):
 
 def fail(rig, epoch, *, died=False):
     """An executor fails while it computes the oldest plan in flight, or dies with all of them."""
-    inflight = rig.scheduler.worker(epoch).inflight
+    inflight = rig.scheduler.executor(epoch).inflight
     rig.end(rig.scheduler.blame(epoch, None if died or not inflight else inflight[0].step))
     rig.lose(epoch)
     rig.scheduler.check()
@@ -35,7 +35,7 @@ def test_only_the_oldest_plan_is_to_blame_for_a_failed_step_and_all_of_them_for_
         (second,) = rig.add("second", [4, 5, 6], max_tokens=9)
         (waiting,) = rig.add("waiting", [7], max_tokens=9, priority=9)
         assert len(rig.plans[1]) == 1
-        rig.scheduler.worker(1).limits = limits(max_batch_tokens=4)  # no room for the third in the second plan
+        rig.scheduler.executor(1).limits = limits(max_batch_tokens=4)  # no room for the third in the second plan
         rig.plan()
         fail(rig, 1, died=died)
         assert (first.strikes, second.strikes, waiting.strikes) == (1, int(died), 0)
@@ -82,7 +82,7 @@ def test_from_the_second_strike_on_suspects_run_alone():
     fail(rig, 2)
     rig.join(limits())
     rig.add("fresh", [9, 9], max_tokens=9)
-    inflight, num_suspects = rig.scheduler.worker(3).inflight, 0
+    inflight, num_suspects = rig.scheduler.executor(3).inflight, 0
     while rig.plan(3) or inflight:
         computed = [sequence for plan in inflight for sequence in plan.everyone]
         if any(sequence.strikes for sequence in computed):
@@ -99,13 +99,13 @@ def test_an_innocent_with_a_long_prompt_outlives_killers_that_come_and_go():
     rig = Rig(limits(max_batch_tokens=8))
     (innocent,) = rig.add("innocent", [1] * 20, max_tokens=3)
     for epoch in (1, 2):
-        rig.add(f"killer {epoch}", [2, 2], max_tokens=3, priority=-1)
+        killer = rig.add(f"killer {epoch}", [2, 2], max_tokens=3, priority=-1)
         rig.plan(epoch)
         fail(rig, epoch)
-        rig.scheduler.cancel(f"killer {epoch}")
+        rig.scheduler.cancel(killer)
         rig.join(limits(max_batch_tokens=8))
     assert innocent.strikes == 2
-    rig.add("killer 3", [3, 3], max_tokens=3)
+    killer = rig.add("killer 3", [3, 3], max_tokens=3)
     plans = 0
     while innocent.strikes:
         rig.plan(3)
@@ -113,7 +113,7 @@ def test_an_innocent_with_a_long_prompt_outlives_killers_that_come_and_go():
         plans += 1
         rig.answer(3)
     assert plans == 3
-    rig.scheduler.cancel("killer 3")
+    rig.scheduler.cancel(killer)
 
 
 def test_a_third_failure_in_company_proves_nothing():
@@ -146,8 +146,8 @@ def test_one_that_becomes_a_suspect_in_company_that_has_taken_the_room_waits_for
     (suspect,) = rig.add("suspect", [7] * 24, max_tokens=3)
     rig.plan()
     assert suspect.epoch == 1
-    worker = rig.scheduler.worker(1)
-    worker.blocks.allocate(worker.blocks.num_free)  # by others who run here
+    blocks = rig.scheduler.executor(1).blocks
+    blocks.allocate(blocks.num_free)  # by others who run here
     suspect.strikes = 2
     rig.scheduler._suspects._struck[suspect] = None
     while rig.sent[1]:
@@ -183,7 +183,7 @@ def test_one_that_is_full_keeps_nobody_from_an_idle_executor():
         rig.add(f"old{i}", [i, 1, 2, 3], max_tokens=20)
     for _ in range(60):
         rig.step()
-    home = next(worker.epoch for worker in rig.scheduler.workers if worker.num_running)
+    home = next(executor.epoch for executor in rig.scheduler.executors if executor.num_running)
     for sequence in [sequence for sequence in rig.scheduler if sequence.state is State.WAITING]:
         sequence.tokens.append(7)  # all have begun with the old model
         sequence.model = "old"
@@ -236,7 +236,7 @@ def test_a_finishing_executor_is_not_spent_before_its_last_tokens_have_landed():
     (sequence,) = rig.add("a", [1, 2, 3], max_tokens=2)
     rig.plan()
     rig.plan()
-    assert sequence.state is State.LANDING
+    assert sequence.state is State.COMPLETING
     rig.take_no_new(1)
     rig.answer()
     assert not rig.scheduler.is_spent(1)
@@ -281,7 +281,7 @@ def test_a_token_that_lands_elsewhere_clears_strikes_too():
     rig = Rig(limits(max_batch_tokens=8), limits())
     (sequence,) = rig.add("a", list(range(50)), max_tokens=9)
     rig.plan(1)
-    rig.scheduler.planner.preempt(rig.scheduler.worker(1), sequence)
+    rig.scheduler.sequences.preempt(rig.scheduler.executor(1), sequence)
     rig.drain(1)
     rig.plan(2)
     fail(rig, 1)
@@ -298,7 +298,7 @@ def test_a_token_that_lands_after_a_preemption_clears_strikes_too():
     fail(rig, 1)
     rig.join(limits())
     rig.plan(2)
-    rig.scheduler.planner.preempt(rig.scheduler.worker(2), sequence)
+    rig.scheduler.sequences.preempt(rig.scheduler.executor(2), sequence)
     assert sequence.strikes == 1
     rig.answer(2)
     assert sequence.strikes == 0

@@ -42,7 +42,7 @@ def unrest(scene: Scene) -> list[str]:
         "outbox": len(core.requests.outbox.peers()),
         "journal failed": group_commit.state is JournalState.FAILED,
         "journal lags": group_commit.lag_s(scene.service.clock()) > 0,
-        "plans in flight": sum(len(worker.inflight) for worker in core.scheduler.workers),
+        "plans in flight": sum(len(executor.inflight) for executor in core.scheduler.executors),
         "executors away": len(scene.rack.slots) - sum(member.standing is Standing.READY for member in core.fleet),
         "frontends away": any(not frontend.is_up for frontend in scene.frontends),
         "frontends gone": set(core.requests.frontends) != {frontend.peer for frontend in scene.frontends},
@@ -84,10 +84,11 @@ def _check_guilt(scene: Scene) -> None:
 
 def _check_executors(core: Core) -> None:
     core.scheduler.check()
-    for worker in core.scheduler.workers:
-        assert worker.num_running == 0
-        assert worker.blocks.num_free == worker.blocks.num_blocks, f"{worker.name} leaks blocks"
-        assert worker.hot.num_free == len(worker.hot.known), f"{worker.name} leaks lanes"
+    for executor in core.scheduler.executors:
+        blocks, lanes = executor.blocks, executor.running.lanes
+        assert executor.num_running == 0
+        assert blocks.num_free == blocks.num_blocks, f"{executor.name} leaks blocks"
+        assert len(lanes.free) == len(lanes.known), f"{executor.name} leaks lanes"
 
 
 def _check_requests(core: Core, *, num_executors: int) -> None:
@@ -95,7 +96,8 @@ def _check_requests(core: Core, *, num_executors: int) -> None:
     assert core.scheduler.num_waiting == 0
     assert not requests.table.clients, "requests are open"
     assert not _left_in(requests.outbox)
-    assert not _left_in(core.scheduler, but=("_deadlines", "_history", "_capability"))
+    assert not _left_in(core.scheduler)
+    assert not _left_in(core.scheduler.sequences, but=("executors", "_deadlines"))
     assert not _left_in(core.scheduler._suspects)
     assert set(counters.steps) == {member.epoch for member in fleet}
     assert not _left_in(counters, but=("steps", "ended_by"))

@@ -18,7 +18,7 @@ from scheduler_svc.core.requests.group_commit import GroupCommit
 from scheduler_svc.core.requests.outbox import Outbox
 from scheduler_svc.core.requests.request_manager import RequestManager
 from scheduler_svc.core.requests.request_table import RequestTable
-from scheduler_svc.core.scheduling import planner, suspects
+from scheduler_svc.core.scheduling import admission, suspects
 from scheduler_svc.core.scheduling.placement import place
 from scheduler_svc.core.scheduling.scheduler import Scheduler
 from scheduler_svc.core.scheduling.suspects import MAX_STRIKES, Suspects
@@ -122,9 +122,9 @@ def gives_a_finishing_executor_sequences(monkeypatch):
 
 @fault("upgrades")
 def goes_on_with_any_model(monkeypatch):
-    def careless(sequence, workers):
+    def careless(sequence, executors):
         model, sequence.model = sequence.model, ""
-        chosen = place(sequence, workers)
+        chosen = place(sequence, executors)
         sequence.model = model
         return chosen
 
@@ -141,7 +141,7 @@ def blames_nobody(monkeypatch):
 
 @fault("poison")
 def never_runs_a_suspect_alone(monkeypatch):
-    for module in (planner, suspects):
+    for module in (admission, suspects):
         monkeypatch.setattr(module, "is_suspect", lambda sequence: False)
 
 

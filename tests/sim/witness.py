@@ -12,9 +12,9 @@ from common.plan import ExecutorLimits
 from scheduler_svc.core.actions import Action, Peer, SendToExecutor, WriteLog
 from scheduler_svc.core.core import FORGIVE_S, PAUSE_S, Core
 from scheduler_svc.core.fleet.membership import Membership, Standing
-from scheduler_svc.core.outcomes import SequenceEnd, StepOutput
 from scheduler_svc.core.requests.group_commit import JournalState
 from scheduler_svc.core.sequence import Sequence, State
+from scheduler_svc.core.step_output import SequenceEnd, StepOutput
 from tests.sim.models import VOCAB_SIZE
 from tests.sim.world import World
 
@@ -180,15 +180,15 @@ class Witness:
             assert isinstance(action, SendToExecutor)
             assert isinstance(action.message, m.Plan)
             epoch, step = action.message.epoch, action.message.step
-            worker = core.scheduler.worker(epoch)
-            everyone = next(plan.everyone for plan in worker.inflight if plan.step == step)
+            executor = core.scheduler.executor(epoch)
+            everyone = next(plan.everyone for plan in executor.inflight if plan.step == step)
             member = core.fleet.member(epoch)
             assert member is not None
             assert member.standing is not Standing.DRAINING, f"epoch {epoch} is draining and gets a plan"
             if member.standing is Standing.FINISHING:
                 assert all(s in self._stay[epoch] for s in everyone), f"epoch {epoch} is finishing and gets a sequence"
             for sequence in everyone:
-                self._check_model(core, sequence, worker.model)
+                self._check_model(core, sequence, executor.model)
             self._plans[epoch].append((step, everyone))
 
     def logged(self, core: Core, event: str, facts: dict[str, Any]) -> None:
@@ -265,8 +265,8 @@ class Witness:
         before = self._models.get(sequence, model)
         self._models[sequence] = model
         if before != model and sequence in self._spoken:
-            others = [w for w in core.scheduler.workers if w.model == before and w.takes_new]
-            fits = [w.name for w in others if sequence.max_length <= capacity(w.limits)]
+            others = [e for e in core.scheduler.executors if e.model == before and not e.intake.is_leaving]
+            fits = [e.name for e in others if sequence.max_length <= capacity(e.limits)]
             assert not fits, f"{sequence.request_id} changes to {model}, but {fits} have {before}"
 
 

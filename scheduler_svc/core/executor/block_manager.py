@@ -189,8 +189,8 @@ class BlockManager:
     def publish(self, table: BlockTable, raw: bytes, first: int, *, may_merge: bool) -> bool:
         """Enter a sequence's full blocks into the index (invariants 4 and 6).
 
-        A block counts as full when the plans sent so far fill it: plans run in order, so whoever hits it in a
-        later plan, or in the same one, reads what they wrote. Where an equal block lives already the table is
+        A block counts as full when the plans sent so far fill it: plans run in order, so a sequence that hits
+        it in a later plan, or in the same one, reads what they wrote. Where an equal block lives already the table is
         pointed at that one and the duplicate released, which only a commit may do (`may_merge`): while a plan is
         being built, its rows still write the duplicate.
 
@@ -219,7 +219,7 @@ class BlockManager:
             block, key = ids[i], hash_function(content, parent_key)  # type: ignore[arg-type]  # published, so not None
             other = index.get(key)
             if other is not None and self.ref_counts[other] == 0 and not self._is_reachable(other):
-                self._unpublish(other)  # a child of a block that is gone: nobody can hit it any more
+                self._unpublish(other)  # a child of a block that is gone: no sequence can hit it any more
                 other = None
             if other is None:
                 last_uid += 1

@@ -10,9 +10,9 @@ def capacity(limits: ExecutorLimits) -> int:
     return min(limits.max_model_len, limits.num_blocks * limits.block_size)
 
 
-class Capability:
-    """That of the most capable executor so far: what is beyond it is refused even while no executor is there, and
-    what is not may wait for one that comes back."""
+class SeenCapacity:
+    """The capacity of the most capable executor so far: what is beyond it is refused even while no executor is there,
+    and what is not may wait for one that comes back."""
 
     def __init__(self) -> None:
         self._is_known = False

@@ -1,8 +1,10 @@
-"""The hot state of one executor's running sequences: one numpy column a fact, indexed by lane.
+"""The facts of one executor's running sequences that change with each step: one numpy column a fact, indexed by lane.
 
 A step of hundreds of decoding sequences reads and writes whole columns and does no Python work for each of them.
 Pure.
 """
+
+from enum import IntEnum
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +16,14 @@ from scheduler_svc.core.sequence import Sequence
 MAX_STOPS = 8  # stop tokens that are looked for in one comparison; a sequence with more is looked at by itself
 NEVER = 2**31 - 1
 INITIAL_TOKENS = 512
+
+
+class LanePhase(IntEnum):
+    """What a lane's sequence needs next."""
+
+    PROMPT = 0  # known tokens that are not computed yet
+    DECODE = 1  # its last token, known or in flight
+    FREE = 2  # no sequence holds the lane
 
 
 class Lanes:
@@ -34,7 +44,8 @@ class Lanes:
         serial: int64, which admission holds the lane; -1 for none.
         temperature, top_p, min_p (float32), top_k, seed (uint64): how it draws.
         sequences, tables: lists; a free lane has no sequence, and its table is empty.
-        free: lanes that nobody holds.
+        phases: list of LanePhase.
+        free: lanes that no sequence holds.
     """
 
     def __init__(self, num_lanes: int) -> None:
@@ -49,20 +60,26 @@ class Lanes:
         self.seed = np.zeros(num_lanes, np.uint64)
         self.sequences: list[Sequence | None] = [None] * num_lanes
         self.tables: list[BlockTable] = [BlockTable() for _ in range(num_lanes)]
+        self.phases = [LanePhase.FREE] * num_lanes
         self.free = list(range(num_lanes))[::-1]
         self._next_serial = 0
 
-    @property
-    def num_free(self) -> int:
-        """Lanes that nobody holds."""
-        return len(self.free)
+    def sequence(self, lane: int) -> Sequence:
+        """The sequence that holds a lane."""
+        sequence = self.sequences[lane]
+        assert sequence is not None, f"lane {lane} is free"
+        return sequence
 
     def enter(self, sequence: Sequence, table: BlockTable) -> int:
-        """Give a sequence a lane and copy its facts into the columns; `computed` and `table_changed` must follow."""
+        """Give a sequence a lane, with a prompt to compute, and copy its facts into the columns.
+
+        `computed` and `table_changed` must follow.
+        """
         lane = self.free.pop()
         params, length = sequence.params, len(sequence.tokens)
         self.sequences[lane] = sequence
         self.tables[lane] = table
+        self.phases[lane] = LanePhase.PROMPT
         self.serial[lane] = self._next_serial
         self._next_serial += 1
         self.num_prompt[lane] = sequence.num_prompt
@@ -85,13 +102,13 @@ class Lanes:
 
     def leave(self, lane: int) -> None:
         """Take the lane back. Its sequence gets all its known tokens."""
-        sequence = self.sequences[lane]
-        assert sequence is not None
+        sequence = self.sequence(lane)
         generated = self.tokens[lane, len(sequence.tokens) : self.known[lane]]
         if len(generated):
             sequence.tokens.frombytes(generated.tobytes())
             sequence.largest_token = max(sequence.largest_token, int(generated.max()))
         self.sequences[lane] = None
+        self.phases[lane] = LanePhase.FREE
         self.serial[lane] = -1
         self.publish_at[lane] = NEVER
         self.free.append(lane)
@@ -115,14 +132,27 @@ class Lanes:
         due = np.flatnonzero(usable >= self.publish_at)
         return list(zip(due.tolist(), usable[due].tolist(), strict=True))
 
+    def append(self, lanes: IntArray, tokens: IntArray) -> npt.NDArray[np.bool_]:
+        """Tokens of these lanes' sequences have arrived; returns for each whether it is the sequence's first."""
+        known = self.known[lanes]
+        self.tokens[lanes, known] = tokens
+        known = known + 1
+        self.known[lanes] = known
+        self.inflight[lanes] -= 1
+        is_first: npt.NDArray[np.bool_] = known == self.num_prompt[lanes] + 1
+        return is_first
+
+    def output_of(self, sequence: Sequence) -> bytes:
+        """The tokens that a sequence with a lane has generated so far, int32."""
+        tokens = self.tokens[sequence.lane, sequence.num_prompt : self.known[sequence.lane]]
+        return tokens.astype("<i4").tobytes()
+
     def is_stop(self, lanes: IntArray, tokens: IntArray) -> npt.NDArray[np.bool_]:
         """Whether each token is a stop token of its lane's sequence; bool [lanes]."""
         found: npt.NDArray[np.bool_] = (self.stops[lanes] == tokens[:, None]).any(axis=1)
         if self.has_more_stops.any():
             for i in np.flatnonzero(self.has_more_stops[lanes]).tolist():
-                sequence = self.sequences[lanes[i]]
-                assert sequence is not None
-                found[i] = int(tokens[i]) in sequence.params.stop_token_ids
+                found[i] = int(tokens[i]) in self.sequence(lanes[i]).params.stop_token_ids
         return found
 
     def _widen(self, width: int) -> None:

@@ -1,13 +1,17 @@
-"""A plan's columns: one part for all decode rows at once, and one for each prompt row. Pure."""
+"""What a plan consists of: columns of all decode rows at once and of each prompt row, and what is kept for its answer.
+
+Pure.
+"""
 
 from array import array
 from collections.abc import Iterable
 from collections.abc import Sequence as Lists
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from common.messages import Plan
 from common.wire import IntArray
 from scheduler_svc.core.executor.block_manager import TOKEN_BYTES, BlockTable, Grant
 from scheduler_svc.core.executor.lanes import Lanes
@@ -34,37 +38,38 @@ class DecodeRows:
     """Lanes that decode together, and what stays the same from one of their steps to the next.
 
     Args:
-        lanes: in the order of their rows.
+        held: the lanes, in the order of their rows.
+        lanes: their columns.
     """
 
-    def __init__(self, lanes: Lists[int], hot: Lanes) -> None:
-        self.lanes: IntArray = np.array(lanes, np.int32)
-        self.sequences = [sequence for lane in lanes if (sequence := hot.sequences[lane]) is not None]
-        self.serials = hot.serial[self.lanes]
-        self.tables = [hot.tables[lane].ids for lane in lanes]
-        self.sampling = sampling_columns(self.lanes, hot)
+    def __init__(self, held: Lists[int], lanes: Lanes) -> None:
+        self.lanes: IntArray = np.array(held, np.int32)
+        self.sequences = [lanes.sequence(lane) for lane in held]
+        self.serials = lanes.serial[self.lanes]
+        self.tables = [lanes.tables[lane].ids for lane in held]
+        self.sampling = sampling_columns(self.lanes, lanes)
         self._lanes_bytes = self.lanes.tobytes()
-        self._ones = np.ones(len(lanes), np.int32).tobytes()
-        self._unknown = np.full(len(lanes), -1, np.int32).tobytes()
-        self._sample_rows = np.arange(len(lanes), dtype=np.int32).tobytes()
+        self._ones = np.ones(len(held), np.int32).tobytes()
+        self._unknown = np.full(len(held), -1, np.int32).tobytes()
+        self._sample_rows = np.arange(len(held), dtype=np.int32).tobytes()
 
     def __len__(self) -> int:
         return len(self.sequences)
 
-    def take_step(self, hot: Lanes, block_size: int) -> dict[str, bytes]:
+    def take_step(self, lanes: Lanes, block_size: int) -> dict[str, bytes]:
         """Columns of the next step of these lanes, all of which have room for it; counts it as computed."""
-        lanes = self.lanes
-        positions = hot.computed[lanes]
-        inflight = hot.inflight[lanes]
+        held = self.lanes
+        positions = lanes.computed[held]
+        inflight = lanes.inflight[held]
         if inflight.all():
             token_ids = self._unknown
         else:
-            last = hot.tokens[lanes, hot.known[lanes] - 1]
+            last = lanes.tokens[held, lanes.known[held] - 1]
             token_ids = np.where(inflight > 0, -1, last).astype(np.int32).tobytes()
-        slots = hot.last_block[lanes] * block_size + positions % block_size
+        slots = lanes.last_block[held] * block_size + positions % block_size
         context_lens = positions + 1
-        hot.computed[lanes] = context_lens
-        hot.inflight[lanes] = inflight + 1
+        lanes.computed[held] = context_lens
+        lanes.inflight[held] = inflight + 1
         return {
             "lanes": self._lanes_bytes,
             "query_lens": self._ones,
@@ -75,6 +80,23 @@ class DecodeRows:
             "block_ids": b"".join(self.tables),
             "sample_rows": self._sample_rows,
         }
+
+
+@dataclass(frozen=True, slots=True)
+class InflightPlan:
+    """A plan that was sent and not answered yet. Columns have an entry for each sampled row; `unsampled` are the
+    sequences whose row does not reach their last token."""
+
+    step: int
+    lanes: IntArray
+    serials: npt.NDArray[np.int64]
+    sequences: list[Sequence]
+    unsampled: list[Sequence]
+
+    @property
+    def everyone(self) -> list[Sequence]:
+        """All sequences that have a row in the plan."""
+        return [*self.sequences, *self.unsampled]
 
 
 def prompt_columns(rows: Lists[PromptRow], first_row: int, block_size: int) -> dict[str, bytes]:
@@ -93,10 +115,10 @@ def prompt_columns(rows: Lists[PromptRow], first_row: int, block_size: int) -> d
     }
 
 
-def build_plan(
-    epoch: int, step: int, parts: Lists[dict[str, bytes]], sampling: Lists[dict[str, bytes]], samples: Lists[int]
-) -> Plan:
-    """Parts one after the other.
+def join_columns(
+    parts: Lists[dict[str, bytes]], sampling: Lists[dict[str, bytes]], samples: Lists[int]
+) -> dict[str, bytes]:
+    """A plan's columns: parts one after the other.
 
     Args:
         sampling: sampling columns of each part; empty where all of its rows are greedy.
@@ -106,7 +128,7 @@ def build_plan(
     if any(sampling):
         filled = [part or _greedy(count) for part, count in zip(sampling, samples, strict=True)]
         columns |= {name: b"".join([part[name] for part in filled]) for name in filled[0]}
-    return Plan(epoch=epoch, step=step, **columns)
+    return columns
 
 
 def sampling_columns(lanes: IntArray, hot: Lanes) -> dict[str, bytes]:

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from common.messages import StepResult
 from scheduler_svc.core.observability.prometheus_text import PrometheusMetrics
-from scheduler_svc.core.outcomes import SchedulerStats, SequenceEnd, StepOutput
+from scheduler_svc.core.scheduling.stats import SchedulerStats
 from scheduler_svc.core.sequence import Sequence
+from scheduler_svc.core.step_output import SequenceEnd, StepOutput
 
 SAMPLE_INTERVAL_S = 1.0
 RATE_WINDOW_S = 10.0

@@ -97,7 +97,7 @@ class StatusReporter:
         return self._counters.metrics.text(gauges)
 
     def _executor(self, member: Member, now: float) -> ExecutorStatus:
-        worker = self._scheduler.worker(member.epoch)
+        executor = self._scheduler.executor(member.epoch)
         steps = self._counters.steps[member.epoch]
         hello = member.hello
         return ExecutorStatus(
@@ -112,9 +112,9 @@ class StatusReporter:
             uptime_s=now - member.joined_at,
             num_blocks=hello.num_blocks,
             block_size=hello.block_size,
-            free_blocks=worker.blocks.num_free,
-            cached_blocks=worker.blocks.num_cached,
-            running=worker.num_running,
+            free_blocks=executor.blocks.num_free,
+            cached_blocks=executor.blocks.num_cached,
+            running=executor.num_running,
             max_num_seqs=hello.max_num_seqs,
             steps=steps.count,
             step_ms=steps.mean_ms,

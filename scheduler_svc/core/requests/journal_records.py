@@ -17,7 +17,7 @@ import numpy as np
 from common import messages as m
 from common.errors import BatonError
 from common.messages import FinishReason
-from scheduler_svc.core.outcomes import SequenceEnd, StepOutput
+from scheduler_svc.core.step_output import SequenceEnd, StepOutput
 
 
 class Record(msgspec.Struct, array_like=True, frozen=True, gc=False):

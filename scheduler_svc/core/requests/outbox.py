@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from common.errors import RequestRejected
 from common.messages import CoreToFrontend, Outputs, Submit, TokenDelta
 from scheduler_svc.core.actions import Peer
-from scheduler_svc.core.outcomes import SequenceEnd, StepOutput
 from scheduler_svc.core.requests.journal_records import Ending, Progress
 from scheduler_svc.core.sequence import Sequence
+from scheduler_svc.core.step_output import SequenceEnd, StepOutput
 
 MAX_ANSWERS = 10_000  # that wait for one frontend
 

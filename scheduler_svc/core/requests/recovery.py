@@ -65,7 +65,7 @@ def restored(record: RequestRecord, scheduler: Scheduler, wall_offset_s: float) 
     for sequence, told in zip(sequences, progress, strict=True):
         sequence.model, sequence.num_cached_prompt = told.model, told.num_cached
         if told.ending is not None:
-            scheduler.cancel(submit.request_id, sequence.index)
+            scheduler.cancel([sequence])
     return Request(submit, sequences, accepted_at, None, record.fits, endings=[told.ending for told in progress])
 
 

@@ -9,7 +9,6 @@ from common import messages as m
 from common.errors import RequestRejected
 from scheduler_svc.core.actions import Action, Level, Peer, log_line
 from scheduler_svc.core.observability.service_counters import ServiceCounters
-from scheduler_svc.core.outcomes import SequenceEnd, StepOutput
 from scheduler_svc.core.requests.frontends import Frontends
 from scheduler_svc.core.requests.group_commit import BatchFailed, BatchSaved, GroupCommit, JournalBatch, JournalState
 from scheduler_svc.core.requests.journal_records import AnyRecord, EndRecord, Progress, RequestRecord, StepRecord
@@ -17,6 +16,7 @@ from scheduler_svc.core.requests.outbox import Outbox
 from scheduler_svc.core.requests.recovery import CrashCount, restored
 from scheduler_svc.core.requests.request_table import Request, RequestTable
 from scheduler_svc.core.scheduling.scheduler import Scheduler
+from scheduler_svc.core.step_output import SequenceEnd, StepOutput
 
 RECONNECT_GRACE_S = 30.0
 AT_RISK = "requests accepted from now on would not survive the scheduler"
@@ -266,7 +266,9 @@ class RequestManager:
         return actions
 
     def _cancel(self, request_id: str, index: int, now: float) -> list[Action]:
-        return self.ended(self._scheduler.cancel(request_id, index), now)
+        request = self.table.find(request_id)
+        sequences = request.sequences if request is not None else []
+        return self.ended(self._scheduler.cancel(s for s in sequences if index in (-1, s.index)), now)
 
     def _record(self, request: Request) -> RequestRecord:
         return request.record(self._scheduler.output_of, self._wall_offset_s)

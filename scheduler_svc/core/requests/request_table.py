@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from common.errors import RequestRejected
 from common.messages import Submit
 from scheduler_svc.core.actions import Peer
-from scheduler_svc.core.outcomes import SequenceEnd
 from scheduler_svc.core.requests.journal_records import Ending, Progress, RequestRecord
 from scheduler_svc.core.sequence import Sequence
+from scheduler_svc.core.step_output import SequenceEnd
 
 RETAIN_S = 300.0
 MAX_RETAINED = 10_000  # requests

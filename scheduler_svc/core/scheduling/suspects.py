@@ -1,10 +1,10 @@
 """Sequences that were being computed when an executor failed, and may be why. Pure.
 
 A sequence gets a *strike* for each failure it had a part in, of a step or of the whole executor, and loses them all
-with the next token it gets. One strike means little: somebody may have killed the executor, and all it computed with
-it. From the second on it is a suspect: it runs alone, with no other sequence in any plan in flight, until it gets a
-token, and on another executor if one can take it. So suspects prove themselves one by one; one that fails alone, and
-for the third time in a row, ends. A request that always kills ends, and nobody else does.
+with the next token it gets. One strike means little: the executor may have been killed from outside, and with it all
+that it computed. From the second strike on the sequence is a suspect: it runs alone, with no other sequence in any
+plan in flight, until it gets a token, and on another executor if one can take it. So suspects prove themselves one by
+one; one that fails alone, and for the third time in a row, ends. A request that always kills ends, and no other does.
 """
 
 from collections.abc import Iterable
@@ -31,7 +31,7 @@ class Suspects:
         return [sequence for sequence in involved if is_proof and sequence.strikes >= MAX_STRIKES]
 
     def acquit(self, sequences: Iterable[Sequence]) -> None:
-        """These got a token: it was not they."""
+        """These got a token, so they are not to blame."""
         if not self._struck:
             return
         for sequence in [sequence for sequence in sequences if sequence in self._struck]:

@@ -31,7 +31,7 @@ class WaitingQueue:
     def remove(self, sequence: Sequence) -> None:
         """Take a sequence out, wherever it stands."""
         place = bisect_left(self._sequences, sequence.rank, key=_rank)
-        assert self._sequences[place] is sequence, "it does not wait"
+        assert self._sequences[place] is sequence, "the sequence does not wait"
         del self._sequences[place]
 
 

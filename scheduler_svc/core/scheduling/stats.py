@@ -1,37 +1,6 @@
-"""What the scheduler gives back to its caller."""
+"""What the scheduler counts since its start. Nothing is decided by these counts."""
 
-from dataclasses import dataclass, field
-
-from common.messages import FinishReason
-from scheduler_svc.core.sequence import Sequence
-
-
-@dataclass(frozen=True, slots=True)
-class SequenceEnd:
-    """How a sequence ended; `error` and `code` say why, if it is an error."""
-
-    sequence: Sequence
-    reason: FinishReason
-    error: str = ""
-    code: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class StepOutput:
-    """What a commit gave.
-
-    Attributes:
-        sequences, tokens: those that got a token, and the token.
-        firsts: those among them whose first token it is.
-        ends: those among them that ended with it.
-        model: what computed the tokens.
-    """
-
-    sequences: list[Sequence] = field(default_factory=list)
-    tokens: list[int] = field(default_factory=list)
-    firsts: list[Sequence] = field(default_factory=list)
-    ends: list[SequenceEnd] = field(default_factory=list)
-    model: str = ""
+from dataclasses import dataclass
 
 
 @dataclass(slots=True)

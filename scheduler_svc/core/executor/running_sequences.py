@@ -1,0 +1,247 @@
+"""The sequences that hold a lane on one executor: their order, what each needs next, and their blocks. Pure."""
+
+from bisect import insort
+from collections.abc import Iterator
+
+import numpy as np
+
+from common.plan import ExecutorLimits
+from common.wire import IntArray
+from scheduler_svc.core.executor.block_manager import BlockManager, BlockTable, Grant
+from scheduler_svc.core.executor.lanes import LanePhase, Lanes
+from scheduler_svc.core.executor.memory_forecast import Forecast, OutputHistory
+from scheduler_svc.core.executor.plan_builder import DecodeRows, PromptRow
+from scheduler_svc.core.sequence import Sequence, State
+
+PROMPT_SHARE = 8  # one in so many tokens of a plan's budget is not given to lanes, so that prompts always go on
+
+
+class RunningSequences:
+    """Lanes and the blocks behind them.
+
+    Args:
+        epoch, limits, blocks: of the executor.
+
+    Attributes:
+        lanes: a column for each fact of a lane.
+        order: lanes that are held, by the rank of their sequences.
+    """
+
+    def __init__(self, epoch: int, limits: ExecutorLimits, blocks: BlockManager) -> None:
+        budget = limits.max_batch_tokens
+        self.lanes = Lanes(max(1, min(limits.max_num_seqs, budget - budget // PROMPT_SHARE)))
+        self.order: list[int] = []
+        self._epoch = epoch
+        self._blocks = blocks
+        self._block_size = limits.block_size
+        self._num_prompts = 0  # lanes in LanePhase.PROMPT
+        self._protected: list[int] = []
+        self._decode_rows: DecodeRows | None = None
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        """By rank."""
+        return map(self.lanes.sequence, self.order)
+
+    def __reversed__(self) -> Iterator[Sequence]:
+        """The last in rank first."""
+        return map(self.lanes.sequence, reversed(self.order))
+
+    @property
+    def has_free_lane(self) -> bool:
+        """Whether another sequence could hold a lane."""
+        return bool(self.lanes.free)
+
+    # --- what they need next ---
+
+    def prompts(self) -> list[Sequence]:
+        """Sequences with a prompt to compute, by rank."""
+        if self._num_prompts == 0:
+            return []
+        return [self.lanes.sequence(lane) for lane in self.order if self.lanes.phases[lane] is LanePhase.PROMPT]
+
+    def has_prompt(self, sequence: Sequence) -> bool:
+        """Whether a sequence that ran here a moment ago still holds a lane, and has a prompt to compute."""
+        return sequence.lane >= 0 and self.lanes.phases[sequence.lane] is LanePhase.PROMPT
+
+    def decodes(self, sequence: Sequence) -> bool:
+        """Whether a sequence that ran here a moment ago still holds a lane, and decodes."""
+        return sequence.lane >= 0 and self.lanes.phases[sequence.lane] is LanePhase.DECODE
+
+    def decode_rows(self) -> DecodeRows:
+        """The sequences that decode."""
+        if self._decode_rows is None:
+            decoding = [lane for lane in self.order if self.lanes.phases[lane] is LanePhase.DECODE]
+            self._decode_rows = DecodeRows(decoding, self.lanes)
+        return self._decode_rows
+
+    def prompt_done(self, sequence: Sequence) -> None:
+        """A plan computes the last of a sequence's known tokens: it decodes from now on."""
+        self.lanes.phases[sequence.lane] = LanePhase.DECODE
+        self._num_prompts -= 1
+        self._decode_rows = None
+
+    # --- memory ---
+
+    def is_protected(self, sequence: Sequence) -> bool:
+        """Whether all blocks that the sequence will ever need are set aside, and it keeps those it has."""
+        return sequence.lane in self._protected
+
+    def set_aside(self, lane: int = -1) -> int:
+        """Free blocks that are promised to protected sequences other than the one in `lane`."""
+        return sum(
+            self._blocks.blocks_for(int(self.lanes.limit[other])) - len(self.lanes.tables[other].ids)
+            for other in self._protected
+            if other != lane
+        )
+
+    def lanes_without_room(self) -> list[int]:
+        """Lanes that decode and whose blocks are full."""
+        decoding = self.decode_rows().lanes
+        full: list[int] = decoding[self.lanes.computed[decoding] >= self.lanes.room[decoding]].tolist()
+        return full
+
+    def extend_all(self) -> list[Sequence]:
+        """Give another block to each sequence that decodes and whose blocks are full, if there are enough for all.
+
+        Returns:
+            The sequences that lack a block: none, or all of them by rank.
+        """
+        full = self.lanes_without_room()
+        if not full:
+            return []
+        if self._protected or self._blocks.num_free < len(full):
+            return [self.lanes.sequence(lane) for lane in full]
+        blocks = self._blocks.allocate(len(full))
+        for lane, block in zip(full, blocks, strict=True):
+            self.lanes.tables[lane].ids.append(block)
+        self.lanes.room[full] += self._block_size
+        self.lanes.last_block[full] = blocks
+        return []
+
+    def extend(self, sequence: Sequence) -> bool:
+        """Give a sequence another block, if one is free that is not set aside for others."""
+        if self._blocks.num_free <= self.set_aside(sequence.lane):
+            return False
+        self.lanes.tables[sequence.lane].ids.extend(self._blocks.allocate(1))
+        self.lanes.table_changed(sequence.lane, self._block_size)
+        return True
+
+    def reserve_more(self, sequence: Sequence, budget: int) -> PromptRow | None:
+        """A row for the next chunk of a sequence's prompt, if there are blocks for it."""
+        lane, raw = sequence.lane, sequence.tokens.tobytes()
+        computed, spare = int(self.lanes.computed[lane]), self.set_aside(lane)
+        grant = self._blocks.reserve(self.lanes.tables[lane], raw, computed, budget, spare=spare)
+        return None if grant is None else self._prompt_row(sequence, raw, grant)
+
+    def forecast(self, history: OutputHistory) -> Forecast:
+        """What memory they will take."""
+        lanes, held = self.lanes, np.array(self.order, np.int32)
+        lengths = (lanes.known[held] + lanes.inflight[held]).astype(np.float64)
+        num_prompt = lanes.num_prompt[held].astype(np.float64)
+        remaining = history.remaining(lengths - num_prompt, lanes.limit[held] - num_prompt)
+        return Forecast(lengths, remaining, self._block_size)
+
+    def publish(self) -> bool:
+        """Enter full blocks of known tokens into the prefix cache; those of decoded tokens come here only.
+
+        Returns:
+            Whether a duplicate was given back.
+        """
+        lanes, size, merged = self.lanes, self._block_size, False
+        for lane, usable in lanes.due_for_publishing():
+            table = lanes.tables[lane]
+            first = table.num_published
+            raw = lanes.tokens[lane, first * size : usable // size * size].tobytes()
+            if self._blocks.publish(table, raw, first, may_merge=True):
+                merged = True
+                lanes.table_changed(lane, size)
+            else:
+                lanes.publishing_changed(lane, size)
+        return merged
+
+    # --- they come and go ---
+
+    def spare_for(self, sequence: Sequence, *, protected: bool) -> int:
+        """Blocks that must stay free when a waiting sequence gets its first ones."""
+        spare = self.set_aside()
+        if protected:
+            spare += self._blocks.blocks_for(sequence.max_length) - self._blocks.blocks_for(len(sequence.tokens))
+        return spare
+
+    def enter(self, sequence: Sequence, budget: int, spare: int, *, protected: bool) -> PromptRow | None:
+        """A lane for a waiting sequence and a row for the first chunk of its prompt, if there is memory for all of it.
+
+        Args:
+            budget: tokens that the row may have.
+            spare: blocks that must stay free.
+            protected: whether all blocks that it will ever need are set aside.
+        """
+        table, raw = BlockTable(sequence.cache_salt.encode()), sequence.tokens.tobytes()
+        grant = self._blocks.reserve(table, raw, 0, budget, spare=spare, whole=True)
+        if grant is None:
+            return None
+        lane = self.lanes.enter(sequence, table)
+        sequence.state, sequence.epoch, sequence.lane = State.RUNNING, self._epoch, lane
+        self._num_prompts += 1
+        if self.order and sequence.rank < self.lanes.sequence(self.order[-1]).rank:
+            insort(self.order, lane, key=lambda lane: self.lanes.sequence(lane).rank)
+        else:
+            self.order.append(lane)  # the usual case, and much cheaper
+        if protected:
+            self._protected.append(lane)
+        return self._prompt_row(sequence, raw, grant)
+
+    def leave(self, sequence: Sequence) -> None:
+        """Take a lane and its blocks back. Plans in flight may still write both: they run before any plan that hands
+        them to another sequence."""
+        lane = sequence.lane
+        self.order.remove(lane)
+        self._num_prompts -= self.lanes.phases[lane] is LanePhase.PROMPT
+        if lane in self._protected:
+            self._protected.remove(lane)
+        sequence.num_inflight = int(self.lanes.inflight[lane])
+        self.lanes.leave(lane)
+        self._blocks.release(self.lanes.tables[lane])
+        sequence.epoch, sequence.lane = 0, -1
+        self._decode_rows = None
+
+    def completed(self, planned: IntArray) -> list[Sequence]:
+        """The sequences among those of these lanes whose last token is in flight."""
+        lanes = self.lanes
+        done = lanes.known[planned] + lanes.inflight[planned] >= lanes.limit[planned]
+        return [lanes.sequence(lane) for lane in planned[done].tolist()] if done.any() else []
+
+    def check(self) -> None:
+        """Assert the invariants that can be seen from here."""
+        lanes, size = self.lanes, self._block_size
+        self._blocks.check(lanes.tables[lane] for lane in self.order)
+        assert sorted(self.order + lanes.free) == list(range(len(lanes.known))), "a lane is lost or held twice"
+        ranks = [sequence.rank for sequence in self]
+        assert ranks == sorted(ranks), "running sequences are out of order"
+        assert self._num_prompts == len([s for s in self if self.has_prompt(s)])
+        assert self.set_aside() <= self._blocks.num_free, "blocks that are set aside are not there"
+        for lane, sequence in zip(self.order, self, strict=True):
+            table = lanes.tables[lane]
+            known, computed, inflight = int(lanes.known[lane]), int(lanes.computed[lane]), int(lanes.inflight[lane])
+            assert (sequence.state, sequence.epoch, sequence.lane) == (State.RUNNING, self._epoch, lane)
+            assert computed <= known + inflight < sequence.max_length
+            assert len(table.ids) == self._blocks.blocks_for(computed), "the table does not follow the count"
+            assert lanes.room[lane] == len(table.ids) * size
+            assert lanes.last_block[lane] == table.ids[-1]
+            assert table.is_stuck or lanes.publish_at[lane] == (table.num_published + 1) * size
+            if self.has_prompt(sequence):
+                assert computed < known
+            else:
+                assert computed == known + inflight - 1
+
+    def _prompt_row(self, sequence: Sequence, raw: bytes, grant: Grant) -> PromptRow:
+        """The row for what was granted to a sequence's prompt; counts it as computed."""
+        lane, end = sequence.lane, grant.start + grant.count
+        samples = end == len(sequence.tokens)
+        self.lanes.computed[lane] = end
+        self.lanes.table_changed(lane, self._block_size)
+        self.lanes.inflight[lane] += samples
+        return PromptRow(lane, sequence, self.lanes.tables[lane], raw, grant, samples)

@@ -1,0 +1,180 @@
+"""Which sequences have an executor's memory: waiting ones that are admitted, running ones that lose theirs. Pure.
+
+Waiting sequences are admitted in the order of their rank. Memory that runs short is taken from the last in rank.
+"""
+
+from collections.abc import Collection
+
+from scheduler_svc.core.executor.executor_state import ExecutorState, Intake
+from scheduler_svc.core.executor.memory_forecast import Forecast, OutputHistory
+from scheduler_svc.core.executor.plan_builder import PromptRow
+from scheduler_svc.core.scheduling.placement import PlacementRule
+from scheduler_svc.core.scheduling.sequences import Sequences
+from scheduler_svc.core.scheduling.stats import SchedulerStats
+from scheduler_svc.core.scheduling.suspects import is_suspect
+from scheduler_svc.core.sequence import Sequence
+
+MAX_PREEMPTIONS = 3  # after so many a sequence gets all the blocks it will ever need before it runs again
+MAX_OVERTAKEN = 64  # waiting sequences, bound for another executor, that a plan looks past
+
+
+class Admission:
+    """Preempts and admits for a plan that is being made.
+
+    Args:
+        sequences: which wait, and which run where.
+        history: how long answers were.
+        stats: where it counts what it does.
+        placement: which executor a waiting sequence is for.
+        look_ahead: whether admission asks what memory running sequences will still take, and not only what is free.
+    """
+
+    def __init__(
+        self,
+        sequences: Sequences,
+        history: OutputHistory,
+        stats: SchedulerStats,
+        placement: PlacementRule,
+        *,
+        look_ahead: bool,
+    ) -> None:
+        self._sequences = sequences
+        self._history = history
+        self._stats = stats
+        self._placement = placement
+        self._look_ahead = look_ahead
+
+    # --- memory for sequences that run ---
+
+    def make_room(self, executor: ExecutorState) -> tuple[list[Sequence], bool]:
+        """A block for each sequence that decodes and whose blocks are full, taken from newer ones if need be.
+
+        Returns:
+            The sequences for which there is none, which sit this step out; and whether a sequence was preempted.
+        """
+        skipped: list[Sequence] = []
+        preempted, running = False, executor.running
+        for sequence in running.extend_all():
+            if not running.decodes(sequence):
+                continue  # an older one took its blocks a moment ago
+            while not running.extend(sequence):
+                if (victim := _victim(executor, sequence)) is None:
+                    skipped.append(sequence)
+                    break
+                self._sequences.preempt(executor, victim)
+                preempted = True
+        return skipped, preempted
+
+    def continue_prompts(
+        self, executor: ExecutorState, budget: int, skipped: list[Sequence]
+    ) -> tuple[list[PromptRow], bool]:
+        """Rows for the next chunks of running sequences' prompts, with blocks of newer sequences if need be.
+
+        Args:
+            budget: tokens that the rows may have.
+            skipped: sequences that decode and sit this step out.
+
+        Returns:
+            The rows, and whether a sequence was preempted.
+        """
+        rows: list[PromptRow] = []
+        preempted, running = False, executor.running
+        for sequence in running.prompts():
+            if budget == 0:
+                break
+            if not running.has_prompt(sequence):
+                continue  # an older one took its blocks a moment ago
+            while (row := running.reserve_more(sequence, budget)) is None:
+                # Sequences that decode have a row in this plan already, but for those that sit it out.
+                spared = set(running.decode_rows().sequences).difference(skipped)
+                if (victim := _victim(executor, sequence, spared)) is None:
+                    break
+                self._sequences.preempt(executor, victim)
+                preempted = True
+            if row is not None:
+                rows.append(row)
+                budget -= row.grant.count
+        return rows, preempted
+
+    # --- memory for sequences that wait ---
+
+    def admit(self, executor: ExecutorState, budget: int, *, suspect: bool = False) -> list[PromptRow]:
+        """Rows for waiting sequences, in the order of the queue, as far as memory, lanes and budget go.
+
+        Args:
+            budget: tokens that the rows may have.
+            suspect: admit one suspect and no other sequence; otherwise, when it is a suspect's turn, see to it that it
+                is alone next.
+        """
+        rows: list[PromptRow] = []
+        if executor.intake is not Intake.OPEN:
+            return rows
+        forecast: Forecast | None = None
+        overtaken = 0
+        for sequence in self._sequences.waiting.snapshot():
+            if not executor.running.has_free_lane or budget == 0 or overtaken == MAX_OVERTAKEN:
+                break
+            if sequence.num_inflight > 0 and sequence.placed == executor.epoch:
+                break  # preempted here a moment ago: its tokens must arrive first, and no other sequence overtakes it
+            if (chosen := self._executor_for(sequence)) is not executor:
+                # A sequence for which no executor has room now does not count: no other one waits for it here.
+                overtaken += chosen is not None and chosen.intake is not Intake.FULL
+                continue
+            if is_suspect(sequence) != suspect:
+                if not suspect and not executor.running.prompts():  # prompts are computed to their ends first
+                    executor.empty_for_suspect()
+                break
+            if forecast is None:
+                forecast = executor.running.forecast(self._history)
+            if (row := self._try(executor, sequence, budget, forecast)) is None:
+                executor.refuse()
+                sequence.placed = 0  # another executor may have room
+                break
+            rows.append(row)
+            budget -= row.grant.count
+            if suspect:
+                break
+        return rows
+
+    def _executor_for(self, sequence: Sequence) -> ExecutorState | None:
+        if sequence.num_inflight > 0:
+            return self._sequences.executors[sequence.placed]
+        return self._placement(sequence, list(self._sequences.executors.values()))
+
+    def _try(self, executor: ExecutorState, sequence: Sequence, budget: int, forecast: Forecast) -> PromptRow | None:
+        """Admit a sequence if there is memory for it, now and later."""
+        length = len(sequence.tokens)
+        protected = sequence.num_preemptions >= MAX_PREEMPTIONS
+        spare = executor.running.spare_for(sequence, protected=protected)
+        forecast.add(length, self._history.expected(length - sequence.num_prompt, sequence.params.max_tokens))
+        look_ahead = self._look_ahead and len(executor.running) > 0 and not protected
+        if look_ahead and forecast.exceeds(executor.limits.num_blocks - spare):
+            return None
+        row = executor.running.enter(sequence, budget, spare, protected=protected)
+        if row is None:
+            return None
+        self._sequences.admitted(sequence)
+        if sequence.model != executor.model:
+            self._stats.model_changes += sequence.num_output > 0
+            sequence.model = executor.model
+        if sequence.num_cached_prompt is None:
+            sequence.num_cached_prompt = min(row.grant.start, sequence.num_prompt)
+            self._stats.cached_prompt_tokens += sequence.num_cached_prompt
+        else:
+            self._stats.cached_resumed_tokens += row.grant.start
+            self._stats.recomputed_tokens += length - row.grant.start
+        return row
+
+
+def _victim(executor: ExecutorState, sequence: Sequence, spared: Collection[Sequence] = ()) -> Sequence | None:
+    """The last in rank of the running sequences behind this one that are not protected, nor in `spared`.
+
+    Without one, the sequence sits this step out and keeps what it has. The first in rank always finds one, or has the
+    pool to itself but for protected sequences, which have all the blocks they need; so some sequence always goes on.
+    """
+    for candidate in reversed(executor.running):
+        if candidate is sequence:
+            return None
+        if candidate not in spared and not executor.running.is_protected(candidate):
+            return candidate
+    return None

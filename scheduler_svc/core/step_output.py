@@ -1,0 +1,34 @@
+"""What the answer to a plan gives: tokens of sequences, and the ends of some."""
+
+from dataclasses import dataclass, field
+
+from common.messages import FinishReason
+from scheduler_svc.core.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceEnd:
+    """How a sequence ended; `error` and `code` say why, if it is an error."""
+
+    sequence: Sequence
+    reason: FinishReason
+    error: str = ""
+    code: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """What an answer gave.
+
+    Attributes:
+        sequences, tokens: those that got a token, and the token; a sequence that had ended gets none.
+        firsts: those among them whose first token it is.
+        ends: those among them that end with it, by a stop token or because they have `max_tokens`.
+        model: what computed the tokens.
+    """
+
+    sequences: list[Sequence] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    firsts: list[Sequence] = field(default_factory=list)
+    ends: list[SequenceEnd] = field(default_factory=list)
+    model: str = ""
