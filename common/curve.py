@@ -6,8 +6,8 @@ ZeroMQ's CURVE (RFC 26) encrypts a connection and makes both ends prove who they
     executor     executor.key_secret, and server.key
 
 The files are the certificates of CZMQ and pyzmq: text, with keys as 40 characters of Z85. Folders are flat, so that
-each can be a Kubernetes Secret. What anybody but root and the service's own user could have changed is refused, public
-keys too: they say who gets in, and whom an executor believes.
+each can be a Kubernetes Secret. A file that another user than root and the service's own could have changed is refused.
+So is such a public key: public keys decide which executors may connect, and which scheduler an executor believes.
 """
 
 import os
@@ -49,12 +49,12 @@ class KeyPair:
 
     @classmethod
     def generate(cls) -> "KeyPair":
-        """A new one."""
+        """A new pair."""
         return cls(*zmq.curve_keypair())
 
     @classmethod
     def load(cls, path: Path) -> "KeyPair":
-        """Read a secret file. Raises KeyFileError, also if anybody else could have read it."""
+        """Read a secret file. Raises KeyFileError, also if another user could have read it."""
         public, secret = _read(path)
         _require_private(path)
         if secret is None:
@@ -83,7 +83,7 @@ class ServerCurve:
 
         Args:
             socket: of any type.
-            domain: tells the handler which socket asks. Without a handler nobody gets in.
+            domain: tells the handler which socket asks. Without a handler no peer is let in.
         """
         socket.curve_server = True
         socket.curve_publickey, socket.curve_secretkey = self.keys.public, self.keys.secret
@@ -106,13 +106,13 @@ class ClientCurve:
         return cls(keys, server_public)
 
     def protect(self, socket: "zmq.Socket[Any]") -> None:
-        """Make a socket that is not connected yet prove its key, and talk to nobody but the scheduler."""
+        """Make a socket that is not connected yet prove its key, and talk to the scheduler only."""
         socket.curve_publickey, socket.curve_secretkey = self.keys.public, self.keys.secret
         socket.curve_serverkey = self.server_public
 
 
 def load_public(path: Path) -> bytes:
-    """The public key in a file. Raises KeyFileError, also if anybody else could have changed it."""
+    """The public key in a file. Raises KeyFileError, also if another user could have changed it."""
     public = _read(path)[0]
     mode = stat.S_IMODE(_status_of_own(path).st_mode)
     if mode & _OTHERS_WRITE:
@@ -121,10 +121,10 @@ def load_public(path: Path) -> bytes:
 
 
 def require_own_folder(folder: Path) -> None:
-    """Refuse a folder in which anybody else could put a key, or take one away.
+    """Refuse a folder in which another user could add or remove a key.
 
-    With the sticky bit he could not touch what is not his, and what is his is refused when it is read. Kubernetes
-    mounts Secrets like that.
+    With the sticky bit, other users can touch their own files only, and those are refused when they are read.
+    Kubernetes mounts Secrets like that.
 
     Raises:
         KeyFileError: it is such a folder, or is not there.
@@ -142,7 +142,7 @@ def allowed_files(folder: Path) -> dict[str, Path]:
 
 
 def certificate(public: bytes, secret: bytes | None = None) -> str:
-    """What a public file has in it, or a secret one."""
+    """The content of a public file or, with a secret, of a secret one."""
     now = datetime.now(UTC).isoformat(timespec="seconds")
     lines = ["metadata", "    created-by = baton keys", f"    created = {now}", "curve"]
     lines.append(f'    public-key = "{public.decode()}"')
@@ -171,7 +171,7 @@ def _checked(path: Path, key: bytes) -> bytes:
 
 
 def _require_private(path: Path) -> None:
-    """PostgreSQL's rule for its key: others may do nothing; a group may read what is root's, as secrets are mounted."""
+    """PostgreSQL's rule for its key: others may do nothing; a group may read root's files, as secrets are mounted."""
     status = _status_of_own(path)
     mode = stat.S_IMODE(status.st_mode)
     if mode & (0o037 if status.st_uid == 0 else 0o077):
@@ -179,7 +179,7 @@ def _require_private(path: Path) -> None:
 
 
 def _status_of_own(path: Path) -> os.stat_result:
-    """Of what is root's or ours; whoever else owned it could do with it as he likes. Raises KeyFileError."""
+    """Status of a file that belongs to root or to this user: any other owner could change it. Raises KeyFileError."""
     try:
         status = path.stat()
     except OSError as error:

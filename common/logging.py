@@ -51,7 +51,7 @@ def setup_logging(service: str, level: str = "info", log_format: str = "logfmt")
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
     logging.getLogger("httpx").setLevel(logging.WARNING)  # one line a request is the client's business
-    logging.getLogger("uvicorn.error").filters[:] = [_Seldom()]  # it warns of whatever is not HTTP, each time
+    logging.getLogger("uvicorn.error").filters[:] = [_Seldom()]  # it warns of every connection that is not HTTP
     structlog.configure(
         processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
         logger_factory=structlog.stdlib.LoggerFactory(),
@@ -67,12 +67,12 @@ def get_logger(name: str) -> Logger:
 
 
 class QuietLog:
-    """Logs one kind of event at most once a second, however often it happens; the line says how often it did.
+    """Logs one kind of event at most once a second; the line says how often it happened since the last line.
 
     Args:
         log: where the lines go.
-        event: what they say.
-        facts: stand in each of them.
+        event: the lines' text.
+        facts: stand in each line.
     """
 
     def __init__(self, log: Logger, event: str, **facts: Any) -> None:
@@ -84,7 +84,7 @@ class QuietLog:
         self._last_line = float("-inf")
 
     def happened(self, **facts: Any) -> None:
-        """It happened once more; `facts` are those of the last time when a line is due."""
+        """Count the event once more. When a line is due, it has the `facts` of the last call."""
         self.count += 1
         self._unlogged += 1
         now = time.monotonic()
@@ -110,7 +110,7 @@ class DropLog(QuietLog):
 
 
 class _Seldom(logging.Filter):
-    """Lets one warning a second pass, and whatever is graver."""
+    """Lets one warning a second pass, and every error."""
 
     def __init__(self) -> None:
         super().__init__()

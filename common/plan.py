@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from common import messages as m
 from common.errors import WireError
+from common.sampling_columns import SAMPLING_COLUMNS, SamplingColumns
 from common.wire import IntArray, array_from, int32_array
 
 
@@ -40,19 +41,11 @@ class ExecutorLimits:
 
 
 @dataclass(frozen=True)
-class SamplingColumns:
-    """How each sampled row draws its token; all arrays have one entry for each of the plan's `sample_rows`."""
-
-    temperatures: npt.NDArray[np.float32]
-    top_ks: IntArray
-    top_ps: npt.NDArray[np.float32]
-    min_ps: npt.NDArray[np.float32]
-    seeds: npt.NDArray[np.uint64]
-
-
-@dataclass(frozen=True)
 class PlanColumns:
-    """A checked plan. Fields as in `common.messages.Plan`; `positions` int32 [tokens] follows from the lengths."""
+    """A checked plan. Fields as in `common.messages.Plan`; `positions` int32 [tokens] follows from the lengths.
+
+    `sampling` has one entry for each of the `sample_rows`; it is None if all of them are greedy.
+    """
 
     lanes: IntArray
     query_lens: IntArray
@@ -157,11 +150,7 @@ def parse_result(result: m.StepResult, num_samples: int, vocab_size: int) -> Int
 
 def _parse_sampling(plan: m.Plan, num_samples: int) -> SamplingColumns | None:
     columns = SamplingColumns(
-        temperatures=array_from("temperatures", plan.temperatures, "<f4"),
-        top_ks=int32_array("top_ks", plan.top_ks),
-        top_ps=array_from("top_ps", plan.top_ps, "<f4"),
-        min_ps=array_from("min_ps", plan.min_ps, "<f4"),
-        seeds=array_from("seeds", plan.seeds, "<u8"),
+        **{name: array_from(name, getattr(plan, name), of.dtype) for name, of in SAMPLING_COLUMNS.items()}
     )
     lengths = {field: len(column) for field, column in vars(columns).items()}
     if not any(lengths.values()):
@@ -169,10 +158,9 @@ def _parse_sampling(plan: m.Plan, num_samples: int) -> SamplingColumns | None:
     for field, length in lengths.items():
         if length != num_samples:
             raise WireError(f"{field} has {length} entries for {num_samples} samples")
-    _check_range("temperatures", columns.temperatures, 0.0, 100.0)
-    _check_range("top_ks", columns.top_ks, 0, 2**31 - 1)
-    _check_range("top_ps", columns.top_ps, 0.0, 1.0)
-    _check_range("min_ps", columns.min_ps, 0.0, 1.0)
+    for name, parameter in SAMPLING_COLUMNS.items():
+        if parameter.allowed is not None:
+            _check_range(name, getattr(columns, name), *parameter.allowed)
     return columns
 
 

@@ -1,8 +1,8 @@
 """Frames on a socket <-> checked messages.
 
-A message is two frames: a header that names the protocol and its version, and one msgpack payload. Whatever
-arrives goes through `Codec.decode`, which raises `WireError` for anything but a well-formed message of its
-direction; what a plan or a result says about itself is checked by `common.plan` before use.
+A message is two frames: a header that names the protocol and its version, and one msgpack payload. All that arrives
+goes through `Codec.decode`, which raises `WireError` for anything but a well-formed message of its direction; whether
+the columns of a plan or a result fit each other is checked by `common.plan` before use.
 """
 
 from collections.abc import Sequence as Frames
@@ -24,7 +24,7 @@ IntArray = npt.NDArray[np.int32]
 
 
 class VersionError(WireError):
-    """The peer speaks another version of the protocol (the one case in which it is worth answering)."""
+    """The peer speaks another version of the protocol. Of all malformed messages only such a one is answered."""
 
 
 class Codec(Generic[Incoming]):

@@ -1,4 +1,4 @@
-"""Arguments that kernels and their twins take together."""
+"""Arguments that kernels and their twins take together. The sampler's are `kernels.reference.SamplingInputs`."""
 
 from dataclasses import dataclass
 

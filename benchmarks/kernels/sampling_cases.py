@@ -1,35 +1,35 @@
 """Cases of the sampler and of log-probabilities, on logits with some dozens of likely tokens in each row."""
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from benchmarks.kernels.cases import INDEX_BYTES, ITEM_BYTES, VOCAB_SIZE, KernelCase, Tensors, indices
+from benchmarks.kernels.cases import INDEX_BYTES, ITEM_BYTES, VOCAB_SIZE, KernelCase, Tensors, grouped, indices
 from benchmarks.rig.gpu_timing import Call
+from common.messages import SamplingParams
+from common.sampling_columns import SAMPLING_COLUMNS
+from kernels import reference
 from kernels.gpu.sampling.log_probs import LogProbs
 from kernels.gpu.sampling.sampler import Sampler
 
 
-@dataclass(frozen=True)
-class Params:
-    """A row's sampling parameters, as a request names them."""
-
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
+def _params(temperature: float = 1.0, **filters: Any) -> SamplingParams:
+    return SamplingParams(max_tokens=1, temperature=temperature, **filters)
 
 
+GREEDY, NO_FILTER = _params(temperature=0), _params()
+QWEN3 = _params(0.6, top_k=20, top_p=0.95)  # what Qwen3 recommends
+TOP_P, MIN_P = _params(top_p=0.95), _params(min_p=0.05)
 KINDS = {
-    "greedy": (Params(temperature=0),),
-    "no filter": (Params(),),
-    "top_k 20, top_p 0.95": (Params(0.6, top_k=20, top_p=0.95),),  # what Qwen3 recommends
-    "top_p 0.95": (Params(top_p=0.95),),
-    "min_p 0.05": (Params(min_p=0.05),),
-    "all kinds": (Params(0), Params(), Params(0.6, 20, 0.95), Params(top_p=0.95), Params(min_p=0.05)),
+    "greedy": (GREEDY,),
+    "no filter": (NO_FILTER,),
+    "top_k 20, top_p 0.95": (QWEN3,),
+    "top_p 0.95": (TOP_P,),
+    "min_p 0.05": (MIN_P,),
+    "all kinds": (GREEDY, NO_FILTER, QWEN3, TOP_P, MIN_P),
 }
 """The parameters of a batch's rows, which take them in turn."""
 
@@ -46,12 +46,14 @@ def sample_case(rows: int, kind: str, vocab_size: int = VOCAB_SIZE) -> KernelCas
     params = [KINDS[kind][row % len(KINDS[kind])] for row in range(rows)]
 
     def tensors(device: torch.device) -> Tensors:
+        columns = {
+            name: torch.tensor([getattr(each, parameter.name) for each in params], dtype=dtype).to(device)
+            for name, parameter in SAMPLING_COLUMNS.items()
+            if (dtype := reference.INPUT_DTYPES.get(name))
+        }
         return {
             "logits": make_logits(rows, vocab_size, device),
-            "temperatures": torch.tensor([float(each.temperature) for each in params]).to(device),
-            "top_ks": indices([each.top_k for each in params], device),
-            "top_ps": torch.tensor([each.top_p for each in params]).to(device),
-            "min_ps": torch.tensor([each.min_p for each in params]).to(device),
+            **columns,
             "uniforms": torch.rand(rows).to(device),
             "lanes": indices(torch.randperm(rows), device),
             "last_tokens": indices(torch.zeros(rows), device),
@@ -59,7 +61,8 @@ def sample_case(rows: int, kind: str, vocab_size: int = VOCAB_SIZE) -> KernelCas
         }
 
     def ours(tensors: Tensors) -> Call:
-        return partial(Sampler(rows, vocab_size, tensors["logits"].device).sample, **tensors)
+        sample = Sampler(rows, vocab_size, tensors["logits"].device).sample
+        return partial(sample, **grouped(tensors))
 
     peers: dict[str, Callable[..., object]] = {"greedy": _eager_greedy, "no filter": _eager_draw}
     columns = 4 * torch.float32.itemsize + 2 * INDEX_BYTES  # the parameters, the uniform and the lane

@@ -6,6 +6,7 @@ from typing import Protocol
 from torch import Tensor
 
 from kernels.arguments import ExpertLayer, RopeStoreLayer
+from kernels.reference import SamplingInputs
 
 Projection = Callable[[Tensor, Tensor], None]
 """A linear layer that has its weight: from x [rows, in] to `out` [rows, out]."""
@@ -18,18 +19,7 @@ for gate and up, [rows, 2 * size], and may or may not be written."""
 class Sampler(Protocol):
     """Draws tokens."""
 
-    def sample(
-        self,
-        logits: Tensor,
-        temperatures: Tensor,
-        top_ks: Tensor,
-        top_ps: Tensor,
-        min_ps: Tensor,
-        uniforms: Tensor,
-        lanes: Tensor,
-        last_tokens: Tensor,
-        out: Tensor,
-    ) -> None:
+    def sample(self, logits: Tensor, inputs: SamplingInputs, last_tokens: Tensor, out: Tensor) -> None:
         """See `kernels.reference.sample`."""
         ...
 

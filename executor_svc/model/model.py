@@ -16,7 +16,7 @@ from executor_svc.model.rank_group import SINGLE_RANK, RankGroup
 from executor_svc.model.rope import cos_sin_table
 from executor_svc.model.sharding import Shard
 from executor_svc.model.vocab_parallel import embed_tokens
-from executor_svc.staging.batch import Batch
+from executor_svc.staging.batch import StepBatch
 from kernels.arguments import KVCache, RopeStoreLayer
 
 Metadata = TypeVar("Metadata")
@@ -161,7 +161,7 @@ class Qwen3(Generic[Metadata]):
         self._activations = Activations.empty(config, self._shard, max_batch_tokens, dtype, device)
         self._logits = torch.empty((max_num_seqs, self._shard.vocab_size), dtype=dtype, device=device)
 
-    def hidden_states(self, batch: Batch[Metadata], last_tokens: Tensor) -> Tensor:
+    def hidden_states(self, batch: StepBatch[Metadata], last_tokens: Tensor) -> Tensor:
         """Run all layers and store the batch's K and V.
 
         Args:
@@ -193,14 +193,14 @@ class Qwen3(Generic[Metadata]):
         self._head(hidden_states, logits)
         return logits
 
-    def _embed(self, batch: Batch[Metadata], last_tokens: Tensor, space: Activations) -> None:
+    def _embed(self, batch: StepBatch[Metadata], last_tokens: Tensor, space: Activations) -> None:
         tokens = (batch.token_ids, batch.token_lanes, last_tokens, self._embedding)
         if self._group.size == 1:
             self._kernels.embed_tokens(*tokens, space.residual)
         else:
             embed_tokens(*tokens, space.residual, self._kernels, self._group, self._shard)
 
-    def _attention(self, index: int, layer: _Layer, batch: Batch[Metadata], space: Activations) -> None:
+    def _attention(self, index: int, layer: _Layer, batch: StepBatch[Metadata], space: Activations) -> None:
         layer.qkv(space.normed, space.qkv)
         # All rows store before any attends: a row may read what another row of the same plan computes.
         self._kernels.qk_norm_rope_store(space.qkv, layer.rope_store, batch.positions, batch.slot_mapping, space.query)

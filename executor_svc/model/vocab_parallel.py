@@ -8,6 +8,7 @@ from torch import Tensor
 from executor_svc.model.kernel_set import KernelSet, Sampler
 from executor_svc.model.rank_group import RankGroup
 from executor_svc.model.sharding import Shard
+from kernels.reference import SamplingInputs
 
 
 def embed_tokens(
@@ -62,18 +63,7 @@ class VocabParallelSampler:
         self._received = torch.empty(share * group.size * self._width, dtype=dtype, device=device)
         self._logits = torch.empty((share, group.size, self._width), dtype=dtype, device=device)
 
-    def sample(
-        self,
-        logits: Tensor,
-        temperatures: Tensor,
-        top_ks: Tensor,
-        top_ps: Tensor,
-        min_ps: Tensor,
-        uniforms: Tensor,
-        lanes: Tensor,
-        last_tokens: Tensor,
-        out: Tensor,
-    ) -> None:
+    def sample(self, logits: Tensor, inputs: SamplingInputs, last_tokens: Tensor, out: Tensor) -> None:
         """See `kernels.reference.sample`; but logits are [rows, shard's vocab]."""
         size, rank = self._group.size, self._group.rank
         bounds = [len(logits) * r // size for r in range(size + 1)]
@@ -86,16 +76,6 @@ class VocabParallelSampler:
         if num_own:
             whole = self._logits[:num_own]
             whole.copy_(received.view(size, num_own, self._width).transpose(0, 1))
-            self._sampler.sample(
-                whole.flatten(1)[:, : self._vocab_size],
-                temperatures[own],
-                top_ks[own],
-                top_ps[own],
-                min_ps[own],
-                uniforms[own],
-                lanes[own],
-                last_tokens,
-                out[own],
-            )
+            self._sampler.sample(whole.flatten(1)[:, : self._vocab_size], inputs.rows(own), last_tokens, out[own])
         self._group.all_reduce(out)
-        last_tokens.index_copy_(0, lanes.long(), out)
+        last_tokens.index_copy_(0, inputs.lanes.long(), out)

@@ -2,6 +2,7 @@
 
 import signal
 from collections.abc import Callable
+from dataclasses import fields
 from datetime import timedelta
 from typing import Any
 
@@ -10,7 +11,8 @@ import torch
 import torch.distributed as dist
 
 from common.logging import get_logger
-from common.plan import PlanColumns, SamplingColumns
+from common.plan import PlanColumns
+from common.sampling_columns import SAMPLING_COLUMNS, SamplingColumns
 from common.wire import IntArray
 from executor_svc.model.rank_group import RankGroup
 from executor_svc.runner.readback import PendingTokens
@@ -20,18 +22,8 @@ from executor_svc.service.registration import EXIT_CRASHED, EXIT_OK
 log = get_logger("executor")
 
 _FOR_EVER = timedelta(days=365)  # an idle executor waits for its next plan without a limit
-_COLUMNS = (
-    "lanes",
-    "query_lens",
-    "context_lens",
-    "token_ids",
-    "positions",
-    "slot_mapping",
-    "block_counts",
-    "block_ids",
-    "sample_rows",
-)
-_SAMPLING = ("temperatures", "top_ks", "top_ps", "min_ps", "seeds")
+_COLUMNS = tuple(column.name for column in fields(PlanColumns) if column.name != "sampling")
+_WORDS = [np.dtype(parameter.dtype).itemsize // 4 for parameter in SAMPLING_COLUMNS.values()]
 
 
 class PlanChannel:
@@ -123,7 +115,7 @@ def pack(columns: PlanColumns) -> IntArray:
     arrays = [getattr(columns, name) for name in _COLUMNS]
     lengths = [*map(len, arrays), -1 if sampling is None else len(sampling.seeds)]
     if sampling is not None:
-        arrays += [getattr(sampling, name) for name in _SAMPLING]
+        arrays += [getattr(sampling, name) for name in SAMPLING_COLUMNS]
     return np.concatenate((np.array(lengths, dtype=np.int32), *(array.view(np.int32) for array in arrays)))
 
 
@@ -135,8 +127,8 @@ def unpack(packed: IntArray) -> PlanColumns:
     columns = dict(zip(_COLUMNS, np.split(rest, ends), strict=False))
     if num_sampled < 0:
         return PlanColumns(**columns, sampling=None)
-    parts = np.split(rest[ends[-1] :], np.arange(1, 5) * num_sampled)
-    dtypes = (np.float32, np.int32, np.float32, np.float32, np.uint64)
-    # A copy each: of seeds, whose place need not be one for 8-byte numbers.
-    sampling = {name: part.copy().view(dtype) for name, part, dtype in zip(_SAMPLING, parts, dtypes, strict=True)}
-    return PlanColumns(**columns, sampling=SamplingColumns(**sampling))
+    parts = np.split(rest[ends[-1] :], np.cumsum(_WORDS[:-1]) * num_sampled)
+    # Each part is copied: the seeds' place need not be aligned for numbers of 8 bytes.
+    pairs = zip(SAMPLING_COLUMNS.items(), parts, strict=True)
+    sampling = SamplingColumns(**{name: part.copy().view(parameter.dtype) for (name, parameter), part in pairs})
+    return PlanColumns(**columns, sampling=sampling)

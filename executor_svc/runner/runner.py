@@ -18,7 +18,7 @@ from executor_svc.runner.graphs import DecodeGraphs
 from executor_svc.runner.readback import PendingTokens, Readback
 from executor_svc.runner.trial_plans import trial_plan
 from executor_svc.staging.arena import Arena
-from executor_svc.staging.batch import Batch, arena_size, pad_decode, stage
+from executor_svc.staging.batch import StepBatch, arena_size, pad_decode, stage
 
 Metadata = TypeVar("Metadata")
 
@@ -123,7 +123,7 @@ class Runner(Generic[Metadata]):
             gib=round((free_before - torch.cuda.mem_get_info()[0]) / 2**30, 2),
         )
 
-    def _stage_padded(self, columns: PlanColumns, size: int) -> Batch[Metadata]:
+    def _stage_padded(self, columns: PlanColumns, size: int) -> StepBatch[Metadata]:
         limits = self.limits
         padded = pad_decode(columns, size, limits.max_num_seqs, limits.num_blocks, limits.block_size)
         return stage(padded, self._arena, self._backend, fixed=True)
@@ -136,22 +136,11 @@ class Runner(Generic[Metadata]):
         index = int(np.searchsorted(self._decode_sizes, rows))
         return None if index == len(self._decode_sizes) else int(self._decode_sizes[index])
 
-    def _forward(self, batch: Batch[Metadata]) -> None:
+    def _forward(self, batch: StepBatch[Metadata]) -> None:
         """All layers, and a token for each sampled row, into `_tokens` and the lanes. Nothing here waits for a GPU."""
         hidden_states = self._model.hidden_states(batch, self._last_tokens)
-        tokens = self._tokens[: len(batch.sample_lanes)]
+        tokens = self._tokens[: len(batch.sample_tokens)]
         if not len(tokens):
             return
         logits = self._model.logits(hidden_states.index_select(0, batch.sample_tokens))
-        sampling = batch.sampling
-        self._sampler.sample(
-            logits,
-            sampling.temperatures,
-            sampling.top_ks,
-            sampling.top_ps,
-            sampling.min_ps,
-            sampling.uniforms,
-            batch.sample_lanes,
-            self._last_tokens,
-            tokens,
-        )
+        self._sampler.sample(logits, batch.sampling, self._last_tokens, tokens)

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from common.plan import PlanColumns, SamplingColumns
+from common.plan import PlanColumns
+from common.sampling_columns import SAMPLING_COLUMNS, SamplingColumns
 
 
 def trial_plan(query_lens: Sequence[int], block_size: int) -> PlanColumns:
@@ -27,10 +28,6 @@ def trial_plan(query_lens: Sequence[int], block_size: int) -> PlanColumns:
         block_ids=np.zeros(int(counts.sum()), dtype=np.int32),
         sample_rows=np.arange(rows, dtype=np.int32),
         sampling=SamplingColumns(
-            temperatures=np.ones(rows, dtype=np.float32),
-            top_ks=np.full(rows, 2, dtype=np.int32),
-            top_ps=np.full(rows, 0.9, dtype=np.float32),
-            min_ps=np.full(rows, 0.1, dtype=np.float32),
-            seeds=np.zeros(rows, dtype=np.uint64),
+            **{name: np.full(rows, parameter.trial, parameter.dtype) for name, parameter in SAMPLING_COLUMNS.items()}
         ),
     )

@@ -8,14 +8,14 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-_ALIGNMENT = 16  # bytes; what vector loads want, and what Triton's kernels are compiled for
+_ALIGNMENT = 16  # bytes; vector loads need it, and Triton's kernels are compiled for it
 _DTYPES = {np.dtype(np.int32): torch.int32, np.dtype(np.float32): torch.float32}
 
 Column = npt.NDArray[np.int32] | npt.NDArray[np.float32]
 
 
 def packed_size(lengths: Sequence[int]) -> int:
-    """Bytes that arrays of so many 4-byte elements take in an arena."""
+    """Bytes that arrays of these lengths, of 4-byte elements, take in an arena."""
     return sum(_aligned(4 * length) for length in lengths)
 
 
@@ -23,11 +23,11 @@ class Arena:
     """A buffer on the device that every step's arrays are packed into.
 
     Arrays of the same sizes get the same addresses in every step, which is what a CUDA graph needs of its inputs (the
-    last array of a step may be shorter or longer). A step that is too large for the buffer gets one of its own.
+    last array of a step may be shorter or longer). A step that is too large for the buffer gets a buffer of its own.
 
     Args:
-        num_bytes: of the buffer, see `packed_size`.
-        device: where the arrays are wanted.
+        num_bytes: size of the buffer, see `packed_size`.
+        device: where the arrays go.
     """
 
     def __init__(self, num_bytes: int, device: torch.device) -> None:
@@ -42,7 +42,7 @@ class Arena:
         starts = [0, *ends[:-1]]
         buffer = self._buffer if ends[-1] <= len(self._buffer) else self._buffer.new_empty(ends[-1])
         on_gpu = buffer.is_cuda
-        # Pinned memory comes from torch's cache of it, which hands none out again before its copy is done.
+        # Torch's cache of pinned memory hands out none of it again before its copy is done.
         host = torch.empty(ends[-1], dtype=torch.uint8, pin_memory=True) if on_gpu else buffer
         packed = host.numpy()
         for start, array in zip(starts, arrays, strict=True):

@@ -7,20 +7,22 @@ from typing import Generic, Protocol, TypeVar
 import numpy as np
 from torch import Tensor
 
-from common.plan import ExecutorLimits, PlanColumns, SamplingColumns
+from common.plan import ExecutorLimits, PlanColumns
+from common.sampling_columns import SamplingColumns
 from common.wire import IntArray
 from executor_svc.staging.arena import Arena, Column, packed_size
 from executor_svc.staging.uniforms import uniforms
+from kernels.reference import INPUT_DTYPES, SamplingInputs
 
 Metadata = TypeVar("Metadata")
 Metadata_co = TypeVar("Metadata_co", covariant=True)
 
 Planned = tuple[list[IntArray], Callable[[Sequence[Tensor]], Metadata]]
-"""Arrays that are wanted on the device, and what makes of them, once they are there, what the layers need."""
+"""Arrays that go to the device, and a function that makes the layers' metadata of them once they are there."""
 
 
-class Planner(Protocol[Metadata_co]):
-    """The attention backend's part in staging, see `executor_svc.model.attention.AttentionBackend`."""
+class AttentionPlanner(Protocol[Metadata_co]):
+    """The attention backend's part in staging. `executor_svc.model.attention.AttentionBackend` is one."""
 
     def plan(self, columns: PlanColumns, *, fixed: bool) -> Planned[Metadata_co]:
         """Work out what `attend` needs."""
@@ -28,18 +30,7 @@ class Planner(Protocol[Metadata_co]):
 
 
 @dataclass(frozen=True)
-class SamplingTensors:
-    """How each sampled row draws; all [samples]. See `kernels.reference.sample`."""
-
-    temperatures: Tensor
-    top_ks: Tensor
-    top_ps: Tensor
-    min_ps: Tensor
-    uniforms: Tensor
-
-
-@dataclass(frozen=True)
-class Batch(Generic[Metadata]):
+class StepBatch(Generic[Metadata]):
     """One step, staged on the device. Integer tensors are int32; rows are ragged in everything [tokens].
 
     Attributes:
@@ -48,9 +39,8 @@ class Batch(Generic[Metadata]):
         positions: [tokens].
         slot_mapping: [tokens]; -1 stores nothing.
         sample_tokens: [samples], index of the last token of each sampled row.
-        sample_lanes: [samples], lane of each sampled row.
-        sampling: how each sample is drawn.
-        attention: the backend's.
+        sampling: how each sample is drawn, and its lane.
+        attention: the attention backend's metadata.
     """
 
     token_ids: Tensor
@@ -58,15 +48,17 @@ class Batch(Generic[Metadata]):
     positions: Tensor
     slot_mapping: Tensor
     sample_tokens: Tensor
-    sample_lanes: Tensor
-    sampling: SamplingTensors
+    sampling: SamplingInputs
     attention: Metadata
 
 
-def stage(columns: PlanColumns, arena: Arena, planner: Planner[Metadata], *, fixed: bool = False) -> Batch[Metadata]:
+def stage(
+    columns: PlanColumns, arena: Arena, planner: AttentionPlanner[Metadata], *, fixed: bool = False
+) -> StepBatch[Metadata]:
     """Bring a plan's columns to the arena's device. The batch is valid until the next one is staged.
 
-    `fixed`: its tensors have to stand where those of any plan of as many rows do, see `AttentionBackend.plan`.
+    `fixed`: its tensors must stand at the same addresses as those of any plan with as many rows, see
+    `AttentionBackend.plan`.
     """
     ends = np.cumsum(columns.query_lens, dtype=np.int32)
     arrays: list[Column] = [
@@ -75,34 +67,34 @@ def stage(columns: PlanColumns, arena: Arena, planner: Planner[Metadata], *, fix
         columns.positions,
         columns.slot_mapping,
         ends[columns.sample_rows] - 1,
-        columns.lanes[columns.sample_rows],
-        *_sampling_columns(columns),
+        *_sampling_inputs(columns),
     ]
     planned, bind = planner.plan(columns, fixed=fixed)
     tensors = arena.upload([*arrays, *planned])
-    token_ids, token_lanes, positions, slot_mapping, sample_tokens, sample_lanes = tensors[:6]
-    return Batch(
+    token_ids, token_lanes, positions, slot_mapping, sample_tokens = tensors[:5]
+    return StepBatch(
         token_ids=token_ids,
         token_lanes=token_lanes,
         positions=positions,
         slot_mapping=slot_mapping,
         sample_tokens=sample_tokens,
-        sample_lanes=sample_lanes,
-        sampling=SamplingTensors(*tensors[6 : len(arrays)]),
+        sampling=SamplingInputs(*tensors[5 : len(arrays)]),
         attention=bind(tensors[len(arrays) :]),
     )
 
 
 def arena_size(limits: ExecutorLimits, num_planned: int) -> int:
-    """Bytes of the largest plan's arena; `num_planned` elements are the attention backend's."""
-    return packed_size([limits.max_batch_tokens] * 4 + [limits.max_num_seqs] * 7 + [num_planned])
+    """Bytes of an arena for the largest plan; the attention backend's arrays have `num_planned` elements."""
+    of_tokens = [limits.max_batch_tokens] * 4
+    of_samples = [limits.max_num_seqs] * (1 + len(INPUT_DTYPES))  # the samples' tokens, and how each is drawn
+    return packed_size([*of_tokens, *of_samples, num_planned])
 
 
 def pad_decode(columns: PlanColumns, num_rows: int, lane: int, block: int, block_size: int) -> PlanColumns:
     """Add rows to a plan of sampled single-token rows, so that it fits a graph that was captured for `num_rows`.
 
-    They are ordinary rows that compute token 0 at position 0, all in `block` and `lane`, which no sequence uses. Their
-    tokens stand at the end of the step's tokens.
+    The added rows are ordinary ones that compute token 0 at position 0, all in `block` and `lane`, which no sequence
+    uses. Their tokens stand at the end of the step's tokens.
     """
     added = num_rows - columns.num_rows
 
@@ -134,16 +126,18 @@ def padded_tables(columns: PlanColumns, width: int | None = None) -> IntArray:
 
 def _pad_sampling(sampling: SamplingColumns, added: int) -> SamplingColumns:
     """Greedy draws for padding rows."""
-    return SamplingColumns(
-        **{name: np.concatenate((column, np.zeros(added, column.dtype))) for name, column in vars(sampling).items()}
-    )
+    padding = vars(SamplingColumns.greedy(added))
+    return SamplingColumns(**{name: np.concatenate((column, padding[name])) for name, column in vars(sampling).items()})
 
 
-def _sampling_columns(columns: PlanColumns) -> list[Column]:
-    sampling = columns.sampling
-    if sampling is None:  # every sample is greedy, and nothing else of it is looked at
-        zeros = np.zeros(len(columns.sample_rows), dtype=np.float32)
-        return [zeros, zeros.view(np.int32), zeros, zeros, zeros]
-    # A row's context ends before the token it samples, so the context's length is that token's position.
-    draws = uniforms(sampling.seeds, columns.context_lens[columns.sample_rows])
-    return [sampling.temperatures, sampling.top_ks, sampling.top_ps, sampling.min_ps, draws]
+def _sampling_inputs(columns: PlanColumns) -> list[Column]:
+    """The arrays of `SamplingInputs`, in their order."""
+    rows, sampling = columns.sample_rows, columns.sampling
+    if sampling is None:
+        sampling = SamplingColumns.greedy(len(rows))
+        draws = np.zeros(len(rows), np.float32)  # a greedy sample ignores them
+    else:
+        # A row's context ends before the token it samples, so the context's length is that token's position.
+        draws = uniforms(sampling.seeds, columns.context_lens[rows])
+    arrays = {**vars(sampling), "uniforms": draws, "lanes": columns.lanes[rows]}
+    return [arrays[name] for name in INPUT_DTYPES]

@@ -1,7 +1,7 @@
 """Random numbers that depend on what is sampled and on nothing else.
 
 Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011) is a keyed bijection of a
-counter: there is no generator state to carry along, so a sequence goes on with the same draws on another executor.
+counter: there is no generator state to carry along, so a sequence gets the same draws on another executor.
 """
 
 import numpy as np
@@ -20,7 +20,7 @@ def uniforms(seeds: npt.NDArray[np.uint64], positions: npt.NDArray[np.int32]) ->
     """One uniform for each token to be sampled.
 
     Args:
-        seeds: uint64 [samples], of the sequences.
+        seeds: uint64 [samples], the sequences' seeds.
         positions: int32 [samples], position in its sequence of each token that is being sampled.
 
     Returns:

@@ -5,6 +5,7 @@ docstring does not say otherwise. Every function has a twin of its name in `kern
 rest. A row's result never depends on the rows beside it.
 """
 
+import ctypes
 from collections.abc import Sequence
 
 import torch
@@ -14,6 +15,7 @@ from kernels.arguments import AttentionRows, KVCache, RopeStoreLayer
 from kernels.cpu.checks import BF16, FLOAT32, INT32, check, check_cache, check_dense
 from kernels.cpu.library import Library
 from kernels.cpu.packing import PackedWeight, pack
+from kernels.reference.sampling import INPUT_DTYPES, SamplingInputs
 
 
 class CpuKernels:
@@ -210,40 +212,20 @@ class CpuKernels:
         check("out", out, INT32, (rows,))
         self._library.argmax(logits.data_ptr(), logits.stride(0), out.data_ptr(), rows, vocab_size, self._threads)
 
-    def sample(
-        self,
-        logits: Tensor,
-        temperatures: Tensor,
-        top_ks: Tensor,
-        top_ps: Tensor,
-        min_ps: Tensor,
-        uniforms: Tensor,
-        lanes: Tensor,
-        last_tokens: Tensor,
-        out: Tensor,
-    ) -> None:
+    def sample(self, logits: Tensor, inputs: SamplingInputs, last_tokens: Tensor, out: Tensor) -> None:
         """See `reference.sample`. Sums are more exact than the twin's: at a filter's edge the two may differ."""
         rows, vocab_size = logits.shape
         check("logits", logits, BF16, (rows, vocab_size))
-        for name, column in (
-            ("temperatures", temperatures),
-            ("top_ps", top_ps),
-            ("min_ps", min_ps),
-            ("uniforms", uniforms),
-        ):
-            check(name, column, FLOAT32, (rows,))
-        for name, column in (("top_ks", top_ks), ("lanes", lanes), ("out", out)):
-            check(name, column, INT32, (rows,))
+        columns = vars(inputs)
+        for name, dtype in INPUT_DTYPES.items():
+            check(name, columns[name], dtype, (rows,))
         check("last_tokens", last_tokens, INT32, last_tokens.shape)
+        check("out", out, INT32, (rows,))
+        addresses = (ctypes.c_void_p * len(columns))(*(column.data_ptr() for column in columns.values()))
         self._library.sample(
             logits.data_ptr(),
             logits.stride(0),
-            temperatures.data_ptr(),
-            top_ks.data_ptr(),
-            top_ps.data_ptr(),
-            min_ps.data_ptr(),
-            uniforms.data_ptr(),
-            lanes.data_ptr(),
+            addresses,
             last_tokens.data_ptr(),
             out.data_ptr(),
             rows,

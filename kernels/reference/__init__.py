@@ -14,9 +14,11 @@ from kernels.reference.int8 import linear_int8, quantize_weight
 from kernels.reference.layers import add_rms_norm, embed_tokens, linear, qk_norm_rope_store, rms_norm, silu_and_mul
 from kernels.reference.log_probs import log_probs
 from kernels.reference.moe import choose_experts, mix_experts
-from kernels.reference.sampling import filter_logits, sample
+from kernels.reference.sampling import INPUT_DTYPES, SamplingInputs, filter_logits, sample
 
 __all__ = [
+    "INPUT_DTYPES",
+    "SamplingInputs",
     "Tile",
     "add_rms_norm",
     "attend_tiles",

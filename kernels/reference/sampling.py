@@ -1,52 +1,73 @@
-"""From logits to tokens. One given uniform a row is all the chance there is, so a draw can be repeated anywhere."""
+"""From logits to tokens. The only randomness is one given uniform a row, so a draw can be repeated anywhere."""
+
+from dataclasses import dataclass
+from typing import Annotated, get_type_hints
 
 import torch
 from torch import Tensor
 
+Floats = Annotated[Tensor, torch.float32]
+Ints = Annotated[Tensor, torch.int32]
 
-def sample(
-    logits: Tensor,
-    temperatures: Tensor,
-    top_ks: Tensor,
-    top_ps: Tensor,
-    min_ps: Tensor,
-    uniforms: Tensor,
-    lanes: Tensor,
-    last_tokens: Tensor,
-    out: Tensor,
-) -> None:
+
+@dataclass(frozen=True)
+class SamplingInputs:
+    """How each row's token is drawn, and the lane that it goes to. All tensors are [rows].
+
+    Attributes:
+        temperatures: 0 takes the likeliest token, of equals the one with the lowest id, and ignores the rest of the
+            row but its lane.
+        top_ks: 0 keeps all.
+        top_ps: 1 keeps all.
+        min_ps: 0 keeps all.
+        uniforms: in [0, 1).
+        lanes: distinct.
+    """
+
+    temperatures: Floats
+    top_ks: Ints
+    top_ps: Floats
+    min_ps: Floats
+    uniforms: Floats
+    lanes: Ints
+
+    def rows(self, chosen: slice | Tensor) -> "SamplingInputs":
+        """The inputs of these rows."""
+        return SamplingInputs(*(column[chosen] for column in vars(self).values()))
+
+
+INPUT_DTYPES: dict[str, torch.dtype] = {
+    name: hint.__metadata__[0] for name, hint in get_type_hints(SamplingInputs, include_extras=True).items()
+}
+"""The fields of `SamplingInputs`, in their order."""
+
+
+def sample(logits: Tensor, inputs: SamplingInputs, last_tokens: Tensor, out: Tensor) -> None:
     """Draw one token a row by inverting the CDF, in order of token id, of the filtered distribution.
 
     A row's token does not depend on the other rows.
 
     Args:
         logits: [rows, vocab], any float dtype.
-        temperatures: [rows] float32; 0 takes the likeliest token, of equals the one with the lowest id, and ignores
-            the rest of the row.
-        top_ks: [rows] integers; 0 keeps all.
-        top_ps: [rows] float32; 1 keeps all.
-        min_ps: [rows] float32; 0 keeps all.
-        uniforms: [rows] float32 in [0, 1).
-        lanes: [rows] integers, distinct.
-        last_tokens: [lanes] integers; becomes the drawn tokens at `lanes`.
+        inputs: of the rows. Here, any integer dtype will do.
+        last_tokens: [lanes] integers; becomes the drawn tokens at the rows' lanes.
         out: [rows], dtype of `last_tokens`; becomes the drawn tokens.
     """
     tokens = logits.argmax(dim=-1)
-    drawn = temperatures > 0
+    drawn = inputs.temperatures > 0
+    has_top_k = inputs.top_ks > 0
     # Rows with a top_k go on with their few candidates; the others need the whole vocabulary.
-    for chosen in ((drawn & (top_ks > 0)).nonzero().squeeze(1), (drawn & (top_ks == 0)).nonzero().squeeze(1)):
+    for chosen in ((drawn & has_top_k).nonzero().squeeze(1), (drawn & ~has_top_k).nonzero().squeeze(1)):
         if len(chosen):
-            columns = [column.index_select(0, chosen) for column in (temperatures, top_ks, top_ps, min_ps)]
-            scores, token_ids = filter_logits(logits.index_select(0, chosen), *columns)
-            picks = _invert_cdf(scores, uniforms.index_select(0, chosen))
+            own = inputs.rows(chosen)
+            scores, token_ids = filter_logits(logits.index_select(0, chosen), own)
+            picks = _invert_cdf(scores, own.uniforms)
             tokens[chosen] = token_ids.gather(1, picks).squeeze(1) if token_ids is not None else picks.squeeze(1)
     out.copy_(tokens)
-    last_tokens.index_copy_(0, lanes.long(), out)
+    last_tokens.index_copy_(0, inputs.lanes.long(), out)
 
 
-def filter_logits(
-    logits: Tensor, temperatures: Tensor, top_ks: Tensor, top_ps: Tensor, min_ps: Tensor
-) -> tuple[Tensor, Tensor | None]:
+def filter_logits(logits: Tensor, inputs: SamplingInputs) -> tuple[Tensor, Tensor | None]:
     """Apply temperature, top_k, top_p and min_p in this order, as transformers' logits warpers do.
 
     top_k keeps whatever ties with the k-th token. top_p keeps the smallest set of likeliest tokens whose probability
@@ -54,8 +75,7 @@ def filter_logits(
 
     Args:
         logits: [rows, vocab], any float dtype.
-        temperatures: [rows] float32, above 0.
-        top_ks, top_ps, min_ps: as in `sample`; either every row has a top_k or none.
+        inputs: of the rows; temperatures are above 0, and either every row has a top_k or none.
 
     Returns:
         Scores float32 [rows, candidates], -inf where dropped, and the candidates' token ids, int64 [rows, candidates]
@@ -63,12 +83,13 @@ def filter_logits(
     """
     # Relative to the maximum, so that no temperature however low can turn the scores into inf - inf.
     wide = logits.float()
-    scores = (wide - wide.amax(-1, keepdim=True)) / temperatures[:, None]
+    scores = (wide - wide.amax(-1, keepdim=True)) / inputs.temperatures[:, None]
     token_ids = None
-    if bool((top_ks > 0).any()):
-        scores, token_ids = _keep_top_k(scores, top_ks)
-    if bool((top_ps < 1).any()):
-        scores = _keep_top_p(scores, top_ps)
+    if bool((inputs.top_ks > 0).any()):
+        scores, token_ids = _keep_top_k(scores, inputs.top_ks)
+    if bool((inputs.top_ps < 1).any()):
+        scores = _keep_top_p(scores, inputs.top_ps)
+    min_ps = inputs.min_ps
     if bool((min_ps > 0).any()):
         probs = scores.softmax(-1)
         # The likeliest token is never below min_p times itself, except by the rounding of min_p = 1.

@@ -75,7 +75,7 @@ def test_a_group_may_not_read_what_is_ours(secret_file, monkeypatch):
 
 @pytest.mark.parametrize("mode", [0o600, 0o440, 0o400])
 def test_a_secret_of_some_third_user_is_refused(secret_file, monkeypatch, mode):
-    """Whoever owns it can read it, and put another in its place."""
+    """Its owner can read it, and put another file in its place."""
     secret_file.chmod(mode)
     owned_by(STRANGER, monkeypatch)
     with pytest.raises(KeyFileError, match=rf"{secret_file} belongs to user {STRANGER}, not to root or user"):
@@ -107,7 +107,7 @@ def test_a_public_key_of_some_third_user_is_refused(tmp_path, keys, monkeypatch)
     (0o777, False), (0o2775, False),
 ])  # fmt: skip
 def test_folders_that_others_can_change_are_refused(tmp_path, keys, secret_file, mode, is_safe):
-    """But not those where nobody can touch what is another's: kubelet's mounts are such."""
+    """But not those in which users can touch their own files only: kubelet's mounts are such."""
     secret_file.with_name("executor.key_secret").write_text(certificate(keys.public, keys.secret))
     secret_file.with_name("executor.key_secret").chmod(0o600)
     (tmp_path / "server.key").write_text(certificate(keys.public))

@@ -1,4 +1,4 @@
-"""Log lines that machines can read, and that nobody can flood."""
+"""Log lines that machines can read, and that no peer can flood."""
 
 import json
 import logging

@@ -10,6 +10,7 @@ import torch
 
 from common import messages as m
 from common.plan import ExecutorLimits, PlanColumns, parse_plan
+from common.sampling_columns import SAMPLING_COLUMNS
 from common.wire import Codec, IntArray
 from executor_svc.options import ExecutorOptions
 from executor_svc.runner.runner import Runner
@@ -81,11 +82,8 @@ def make_plan(rows: list[Row], block_size: int, *, epoch: int = 1, step: int = 0
     fields: dict[str, bytes] = {}
     if any(row.temperature for row in sampled):
         fields = {
-            "temperatures": np.array([row.temperature for row in sampled], "<f4").tobytes(),
-            "top_ks": int32([row.top_k for row in sampled]),
-            "top_ps": np.array([row.top_p for row in sampled], "<f4").tobytes(),
-            "min_ps": np.array([row.min_p for row in sampled], "<f4").tobytes(),
-            "seeds": np.array([row.seed for row in sampled], "<u8").tobytes(),
+            name: np.array([getattr(row, parameter.name) for row in sampled], parameter.dtype).tobytes()
+            for name, parameter in SAMPLING_COLUMNS.items()
         }
     return m.Plan(
         epoch=epoch,

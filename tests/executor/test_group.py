@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common import messages as m
-from common.plan import PlanColumns, SamplingColumns
+from common.plan import PlanColumns
+from common.sampling_columns import SamplingColumns
 from executor_svc.runner.group_runner import pack, unpack
 from executor_svc.runner.trial_plans import trial_plan
 from tests.executor.conftest import Make

@@ -63,7 +63,7 @@ def test_staged_tensors_stand_where_those_of_the_last_plan_stood() -> None:
         longer = replace(longer, block_ids=np.zeros(2 * rows, dtype=np.int32))
         for columns in (plan, longer):
             batch = stage(pad_decode(columns, 8, 8, 9, 4), arena, Tables(), fixed=True)
-            tensors = [*list(vars(batch).values())[:6], *vars(batch.sampling).values(), *batch.attention]
+            tensors = [*list(vars(batch).values())[:5], *vars(batch.sampling).values(), *batch.attention]
             seen.add(tuple(tensor.data_ptr() for tensor in tensors))
             assert batch.token_lanes.tolist() == [*range(rows), *[8] * (8 - rows)]
             assert batch.attention[1][-(8 - rows) :].tolist() == [9] * (8 - rows) or rows == 8

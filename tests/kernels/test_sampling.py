@@ -15,6 +15,7 @@ from transformers.generation.logits_process import (
 
 from executor_svc.staging.uniforms import uniforms
 from kernels import reference
+from kernels.reference import SamplingInputs
 
 VOCAB = 50
 
@@ -24,10 +25,14 @@ def filtered(logits: torch.Tensor, temperature: float, top_k: int, top_p: float,
     rows = logits.shape[0]
     scores, token_ids = reference.filter_logits(
         logits,
-        torch.full((rows,), temperature),
-        torch.full((rows,), top_k),
-        torch.full((rows,), top_p),
-        torch.full((rows,), min_p),
+        SamplingInputs(
+            temperatures=torch.full((rows,), temperature),
+            top_ks=torch.full((rows,), top_k),
+            top_ps=torch.full((rows,), top_p),
+            min_ps=torch.full((rows,), min_p),
+            uniforms=torch.zeros(rows),
+            lanes=torch.arange(rows),
+        ),
     )
     probs = scores.softmax(-1)
     return probs if token_ids is None else torch.zeros_like(logits).scatter_(1, token_ids, probs)
@@ -61,8 +66,7 @@ def sample(logits: torch.Tensor, *columns: torch.Tensor) -> torch.Tensor:
     """The tokens of reference.sample, which must have gone to each row's lane as well."""
     rows = len(logits)
     lanes, last_tokens, out = torch.randperm(rows + 2)[:rows], torch.full((rows + 2,), -7), torch.full((rows,), -7)
-    temperatures, top_ks, top_ps, min_ps, chances = columns
-    reference.sample(logits, temperatures, top_ks, top_ps, min_ps, chances, lanes, last_tokens, out)
+    reference.sample(logits, SamplingInputs(*[*columns, lanes]), last_tokens, out)
     assert (last_tokens[lanes] == out).all()
     assert (last_tokens == -7).sum() == 2
     return out

@@ -10,6 +10,20 @@
 #include "parallel.h"
 #include "simd.h"
 
+namespace baton {
+
+// The fields of `kernels.reference.SamplingInputs`, in their order: the caller passes an array of addresses.
+struct SamplingInputs {
+  const float* temperatures;
+  const int32_t* top_ks;
+  const float* top_ps;
+  const float* min_ps;
+  const float* uniforms;
+  const int32_t* lanes;
+};
+
+}  // namespace baton
+
 namespace {
 
 using namespace baton;
@@ -178,8 +192,9 @@ int32_t likeliest(const bf16* logits, int64_t vocab_size) {
   return 0;  // as in invert_cdf
 }
 
-int32_t draw(const bf16* logits, int64_t vocab_size, float temperature, int64_t top_k, float top_p, float min_p,
-             float uniform) {
+int32_t draw(const bf16* logits, int64_t vocab_size, const SamplingInputs& inputs, int64_t at) {
+  const float temperature = inputs.temperatures[at], top_p = inputs.top_ps[at], min_p = inputs.min_ps[at];
+  const int64_t top_k = inputs.top_ks[at];
   thread_local Scratch<uint16_t> key_scratch;
   thread_local Scratch<float> weight_scratch;
   const int64_t padded = (vocab_size + kFloats - 1) / kFloats * kFloats;
@@ -200,7 +215,7 @@ int32_t draw(const bf16* logits, int64_t vocab_size, float temperature, int64_t 
   Kept kept{lowest, vocab_size};
   if (top_p < 1.0f) kept = apply_top_p(row, lowest, largest_key, static_cast<double>(top_p));
   if (lowest > kLowestKey || top_p < 1.0f || min_p > 0.0f) drop(row, kept, largest_key, min_p);
-  return invert_cdf(row, static_cast<double>(uniform));
+  return invert_cdf(row, static_cast<double>(inputs.uniforms[at]));
 }
 
 }  // namespace
@@ -212,16 +227,14 @@ extern "C" void baton_argmax(const bf16* logits, int64_t stride, int32_t* out, i
   });
 }
 
-extern "C" void baton_sample(const bf16* logits, int64_t stride, const float* temperatures, const int32_t* top_ks,
-                             const float* top_ps, const float* min_ps, const float* uniforms, const int32_t* lanes,
-                             int32_t* last_tokens, int32_t* out, int64_t rows, int64_t vocab_size, int threads) {
+extern "C" void baton_sample(const bf16* logits, int64_t stride, const SamplingInputs* inputs, int32_t* last_tokens,
+                             int32_t* out, int64_t rows, int64_t vocab_size, int threads) {
   parallel_for(rows, threads, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       const bf16* scores = logits + row * stride;
-      out[row] = temperatures[row] > 0.0f ? draw(scores, vocab_size, temperatures[row], top_ks[row], top_ps[row],
-                                                 min_ps[row], uniforms[row])
-                                          : likeliest(scores, vocab_size);
-      last_tokens[lanes[row]] = out[row];
+      out[row] = inputs->temperatures[row] > 0.0f ? draw(scores, vocab_size, *inputs, row)
+                                                  : likeliest(scores, vocab_size);
+      last_tokens[inputs->lanes[row]] = out[row];
     }
   });
 }

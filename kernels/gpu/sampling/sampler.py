@@ -11,8 +11,6 @@ share within 1e-5 of the edge of a filter.
 from dataclasses import dataclass
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
 from kernels.gpu.checks import (
@@ -25,16 +23,14 @@ from kernels.gpu.checks import (
     check_tensor,
 )
 from kernels.gpu.integers import next_power_of_two
-from kernels.gpu.sampling.filters import draw_filtered
-from kernels.gpu.sampling.search import MOST, locate, locate_token
+from kernels.gpu.sampling.draw import choose_kernel
 from kernels.gpu.sampling.segment_statistics import (
     MAX_ROWS,
     MAX_VOCAB_SIZE,
-    SEGMENT,
     count_segments,
-    decay_of,
     launch_statistics,
 )
+from kernels.reference.sampling import INPUT_DTYPES, SamplingInputs
 
 
 @dataclass(frozen=True)
@@ -86,18 +82,7 @@ class Sampler:
         self._segment_lists = torch.empty(max_rows, num_segments + 1, dtype=torch.int32, device=device)
         self._candidates = torch.empty(max_rows, num_candidates + 4, dtype=torch.float32, device=device)
 
-    def sample(
-        self,
-        logits: Tensor,
-        temperatures: Tensor,
-        top_ks: Tensor,
-        top_ps: Tensor,
-        min_ps: Tensor,
-        uniforms: Tensor,
-        lanes: Tensor,
-        last_tokens: Tensor,
-        out: Tensor,
-    ) -> None:
+    def sample(self, logits: Tensor, inputs: SamplingInputs, last_tokens: Tensor, out: Tensor) -> None:
         """Draw one token a row by inverting the CDF, in order of token id, of the filtered distribution.
 
         A row's token does not depend on the other rows. Two launches, whose grids depend on the shape of the logits
@@ -106,14 +91,8 @@ class Sampler:
 
         Args:
             logits: [rows, vocab], bfloat16, float16 or float32; the rows may lie apart, each must be dense.
-            temperatures: [rows] float32; 0 takes the likeliest token, of equals the one with the lowest id, and ignores
-                the rest of the row.
-            top_ks: [rows] int32; 0 keeps all.
-            top_ps: [rows] float32; 1 keeps all.
-            min_ps: [rows] float32; 0 keeps all.
-            uniforms: [rows] float32 in [0, 1).
-            lanes: [rows] int32, distinct.
-            last_tokens: [lanes] int32; becomes the drawn tokens at `lanes`.
+            inputs: of the rows, each tensor dense.
+            last_tokens: [lanes] int32; becomes the drawn tokens at the rows' lanes.
             out: [rows] int32; becomes the drawn tokens.
 
         Raises:
@@ -125,28 +104,22 @@ class Sampler:
         check_range("the number of rows of logits", num_rows, 0, self._max_rows)
         check_tensor("logits", logits, (num_rows, self._vocab_size), logits.dtype, device)
         check_last_stride("logits", logits)
-        floats = {"temperatures": temperatures, "top_ps": top_ps, "min_ps": min_ps, "uniforms": uniforms}
-        for name, column in floats.items():
-            check_tensor(name, column, (num_rows,), torch.float32, device)
-            check_contiguous(name, column)
-        for name, column in {"top_ks": top_ks, "lanes": lanes, "out": out}.items():
-            check_tensor(name, column, (num_rows,), torch.int32, device)
-            check_contiguous(name, column)
+        columns = vars(inputs)
+        for name, dtype in INPUT_DTYPES.items():
+            check_tensor(name, columns[name], (num_rows,), dtype, device)
+            check_contiguous(name, columns[name])
+        check_tensor("out", out, (num_rows,), torch.int32, device)
+        check_contiguous("out", out)
         check_rank("last_tokens", last_tokens, 1)
         check_tensor("last_tokens", last_tokens, tuple(last_tokens.shape), torch.int32, device)
         check_contiguous("last_tokens", last_tokens)
         if num_rows == 0:
             return
-        launch_statistics(logits, temperatures, self._maxima, self._masses)
-        _choose_kernel[(num_rows,)](
+        launch_statistics(logits, inputs.temperatures, self._maxima, self._masses)
+        choose_kernel[(num_rows,)](
             logits,
             logits.stride(0),
-            temperatures,
-            top_ks,
-            top_ps,
-            min_ps,
-            uniforms,
-            lanes,
+            *columns.values(),
             last_tokens,
             out,
             self._maxima,
@@ -161,93 +134,3 @@ class Sampler:
             num_warps=self._config.num_warps,
             maxnreg=self._config.max_registers,
         )
-
-
-# A step's columns are packed into one buffer, so that one may begin anywhere.
-@triton.jit(
-    do_not_specialize_on_alignment=[
-        "temperatures",
-        "top_ks",
-        "top_ps",
-        "min_ps",
-        "uniforms",
-        "lanes",
-        "last_tokens",
-        "out",
-    ]
-)
-def _choose_kernel(
-    logits,
-    logits_stride,
-    temperatures,
-    top_ks,
-    top_ps,
-    min_ps,
-    uniforms,
-    lanes,
-    last_tokens,
-    out,
-    maxima,
-    masses,
-    weights,
-    segment_lists,
-    candidates,
-    VOCAB: tl.constexpr,
-    NUM_SEGMENTS: tl.constexpr,
-    SEGMENTS: tl.constexpr,
-    CAPACITY: tl.constexpr,
-):
-    row = tl.program_id(0)
-    row_logits = logits + row.to(tl.int64) * logits_stride
-    segments = tl.arange(0, SEGMENTS)
-    places = row * NUM_SEGMENTS + segments
-    row_maxima = tl.load(maxima + places, mask=segments < NUM_SEGMENTS, other=float("-inf"))
-    peak = tl.max(row_maxima, axis=0)
-    temperature = tl.load(temperatures + row)
-    token = -1
-    if temperature > 0:
-        decay = decay_of(temperature)
-        gaps = tl.abs(peak - row_maxima)
-        row_masses = tl.load(masses + places, mask=segments < NUM_SEGMENTS, other=0.0) * tl.exp2(-gaps * decay)
-        total = tl.sum(row_masses, axis=0)
-        if total > 0:  # it is NaN where a logit is NaN or inf, or all are -inf
-            top_k = tl.load(top_ks + row)
-            top_p = tl.load(top_ps + row)
-            min_p = tl.load(min_ps + row)
-            uniform = tl.load(uniforms + row)
-            if ((top_k > 0) & (top_k < VOCAB)) | (top_p < 1) | (min_p > 0):
-                token = draw_filtered(
-                    row_logits,
-                    peak,
-                    gaps,
-                    row_masses,
-                    temperature,
-                    decay,
-                    top_k,
-                    top_p,
-                    min_p,
-                    uniform,
-                    segment_lists + row * (NUM_SEGMENTS + 1),
-                    weights + row * NUM_SEGMENTS,
-                    candidates + row * (CAPACITY + 4),
-                    VOCAB,
-                    CAPACITY,
-                )
-            else:
-                segment, left = locate(row_masses, uniform * total)
-                token = locate_token(row_logits, peak, segment, left, decay, 0, MOST, MOST, 0, VOCAB)
-    if token < 0:
-        token = _find_likeliest(row_logits, row_maxima, peak, VOCAB, NUM_SEGMENTS)
-    tl.store(out + row, token)
-    tl.store(last_tokens + tl.load(lanes + row), token)
-
-
-@triton.jit
-def _find_likeliest(row_logits, row_maxima, peak, VOCAB: tl.constexpr, NUM_SEGMENTS: tl.constexpr):
-    """The first token whose logit is the row's maximum; 0 if that is NaN."""
-    segments = tl.arange(0, row_maxima.shape[0])
-    segment = tl.min(tl.where(row_maxima == peak, segments, NUM_SEGMENTS - 1), axis=0)
-    ids = segment * SEGMENT + tl.arange(0, SEGMENT)
-    values = tl.load(row_logits + ids, mask=ids < VOCAB, other=float("nan")).to(tl.float32)
-    token = tl.min(tl.where(values == peak, ids, VOCAB), axis=0)
-    return tl.where(token < VOCAB, token, 0)

@@ -13,7 +13,7 @@ from kernels.gpu.sampling.segment_statistics import SEGMENT
 MOST = tl.constexpr(0x7F7FFFFF)
 """The bits of the largest finite gap."""
 
-# Segments that are read at a time: more hide more of the memory's latency, fewer leave registers for what is gathered.
+# Segments that are read at a time: more hide more of the memory's latency, fewer leave registers for gathered tokens.
 _TILE = tl.constexpr(32)
 _GATHER_TILE = tl.constexpr(1024)
 
@@ -120,7 +120,7 @@ def _gather(
 
 @triton.jit
 def first_reaching(bits, weights, target, low, high):
-    """The least value in (low, high] such that what has no more bits weighs `target` together; high if none is."""
+    """The least value in (low, high] such that all with no more bits weigh `target` together; high if there is none."""
     low = tl.cast(low, tl.int32)  # what a loop carries is no constant
     high = tl.cast(high, tl.int32)
     while high - low > 1:

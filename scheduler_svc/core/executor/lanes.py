@@ -9,6 +9,7 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
+from common.sampling_columns import SAMPLING_COLUMNS, SamplingColumns
 from common.wire import IntArray
 from scheduler_svc.core.executor.block_manager import BlockTable
 from scheduler_svc.core.sequence import Sequence
@@ -42,7 +43,7 @@ class Lanes:
         has_more_stops: bool, whether there are more stop tokens than fit.
         tokens: [lanes, longest limit so far], the known tokens.
         serial: int64, which admission holds the lane; -1 for none.
-        temperature, top_p, min_p (float32), top_k, seed (uint64): how it draws.
+        sampling: how the sequence draws.
         sequences, tables: lists; a free lane has no sequence, and its table is empty.
         phases: list of LanePhase.
         free: lanes that no sequence holds.
@@ -50,14 +51,13 @@ class Lanes:
 
     def __init__(self, num_lanes: int) -> None:
         self.num_prompt, self.known, self.inflight, self.computed = (np.zeros(num_lanes, np.int32) for _ in range(4))
-        self.limit, self.room, self.last_block, self.top_k = (np.zeros(num_lanes, np.int32) for _ in range(4))
+        self.limit, self.room, self.last_block = (np.zeros(num_lanes, np.int32) for _ in range(3))
         self.publish_at: IntArray = np.full(num_lanes, NEVER, np.int32)
         self.stops: IntArray = np.full((num_lanes, MAX_STOPS), -1, np.int32)
         self.has_more_stops = np.zeros(num_lanes, np.bool_)
         self.tokens: IntArray = np.empty((num_lanes, INITIAL_TOKENS), np.int32)
         self.serial: npt.NDArray[np.int64] = np.full(num_lanes, -1, np.int64)
-        self.temperature, self.top_p, self.min_p = (np.zeros(num_lanes, np.float32) for _ in range(3))
-        self.seed = np.zeros(num_lanes, np.uint64)
+        self.sampling = SamplingColumns.greedy(num_lanes)
         self.sequences: list[Sequence | None] = [None] * num_lanes
         self.tables: list[BlockTable] = [BlockTable() for _ in range(num_lanes)]
         self.phases = [LanePhase.FREE] * num_lanes
@@ -93,11 +93,9 @@ class Lanes:
         stops = params.stop_token_ids[:MAX_STOPS]
         self.stops[lane, : len(stops)] = stops
         self.has_more_stops[lane] = len(params.stop_token_ids) > MAX_STOPS
-        self.temperature[lane] = params.temperature
-        self.top_k[lane] = params.top_k
-        self.top_p[lane] = params.top_p
-        self.min_p[lane] = params.min_p
-        self.seed[lane] = sequence.seed
+        for name, parameter in SAMPLING_COLUMNS.items():
+            getattr(self.sampling, name)[lane] = getattr(params, parameter.name)
+        self.sampling.seeds[lane] = sequence.seed  # its own, of a request that may have several sequences
         return lane
 
     def leave(self, lane: int) -> None:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from common.sampling_columns import SamplingColumns
 from common.wire import IntArray
 from scheduler_svc.core.executor.block_manager import TOKEN_BYTES, BlockTable, Grant
 from scheduler_svc.core.executor.lanes import Lanes
@@ -132,24 +133,15 @@ def join_columns(
 
 
 def sampling_columns(lanes: IntArray, hot: Lanes) -> dict[str, bytes]:
-    """The five sampling columns of these lanes, or none if all are greedy."""
-    temperatures = hot.temperature[lanes]
-    if not temperatures.any():
+    """The sampling columns of these lanes, or none if all are greedy."""
+    if not hot.sampling.temperatures[lanes].any():
         return {}
-    return {
-        "temperatures": temperatures.tobytes(),
-        "top_ks": hot.top_k[lanes].tobytes(),
-        "top_ps": hot.top_p[lanes].tobytes(),
-        "min_ps": hot.min_p[lanes].tobytes(),
-        "seeds": hot.seed[lanes].tobytes(),
-    }
+    return {name: column[lanes].tobytes() for name, column in vars(hot.sampling).items()}
 
 
 def _greedy(count: int) -> dict[str, bytes]:
     """Sampling columns of greedy rows in a plan where others are not."""
-    zeros = bytes(4 * count)
-    ones = np.ones(count, np.float32).tobytes()
-    return {"temperatures": zeros, "top_ks": zeros, "top_ps": ones, "min_ps": zeros, "seeds": bytes(8 * count)}
+    return {name: column.tobytes() for name, column in vars(SamplingColumns.greedy(count)).items()}
 
 
 def _slots(table: BlockTable, grant: Grant, block_size: int) -> bytes:

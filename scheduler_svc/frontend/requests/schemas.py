@@ -60,6 +60,11 @@ def _prompt_list(value: Any) -> Any:
     )
 
 
+def _minus_one_is_off(top_k: int) -> int:
+    """0 and -1 both keep all tokens."""
+    return max(top_k, 0)
+
+
 def _is_ids(item: Any) -> bool:
     return isinstance(item, list) and bool(item) and all(type(token) is int for token in item)
 
@@ -103,7 +108,7 @@ class GenerationRequest(Strict):
     n: Annotated[int, Field(ge=1, le=MAX_N)] = 1
     temperature: Annotated[float, Field(ge=0.0, le=2.0)] | None = None
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
-    top_k: Annotated[int, Field(ge=-1, le=INT32_MAX)] | None = None  # 0 and -1 both keep all tokens
+    top_k: Annotated[int, Field(ge=-1, le=INT32_MAX), AfterValidator(_minus_one_is_off)] | None = None
     min_p: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
     stop: Annotated[list[StopString], BeforeValidator(_stop_list), Field(max_length=MAX_STOPS)] = []

@@ -123,13 +123,11 @@ def _job(
 ) -> TokenizedRequest:
     _check_token_ids("stop_token_ids", body.stop_token_ids, tokenizer.vocab_size)
     eos = () if body.ignore_eos else tokenizer.eos_token_ids
-    defaults = tokenizer.sampling_defaults
+    recommended = msgspec.structs.asdict(tokenizer.sampling_defaults)
+    said = {name: value for name in recommended if (value := getattr(body, name)) is not None}
     params = m.SamplingParams(
         max_tokens=max_tokens,
-        temperature=defaults.temperature if body.temperature is None else body.temperature,
-        top_k=defaults.top_k if body.top_k is None else max(body.top_k, 0),
-        top_p=defaults.top_p if body.top_p is None else body.top_p,
-        min_p=defaults.min_p if body.min_p is None else body.min_p,
+        **(recommended | said),
         seed=(body.seed or 0) & (2**63 - 1),
         stop_token_ids=tuple(dict.fromkeys([*eos, *body.stop_token_ids])),
     )

@@ -1,12 +1,15 @@
 """Sampling: the twin's tokens, ties and edges included, and each as often as it should be drawn."""
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from common.sampling_columns import SAMPLING_COLUMNS, SamplingColumns
 from kernels import reference
 from kernels.cpu import CpuKernels
+from kernels.reference import INPUT_DTYPES, SamplingInputs
 
 
 def draw(kernels: object, logits: Tensor, *columns: Tensor) -> list[int]:
@@ -14,7 +17,7 @@ def draw(kernels: object, logits: Tensor, *columns: Tensor) -> list[int]:
     rows = len(logits)
     out, last_tokens = torch.full((rows,), -5, dtype=torch.int32), torch.full((rows + 3,), -7, dtype=torch.int32)
     lanes = torch.arange(rows, dtype=torch.int32).flip(0) + 2
-    kernels.sample(logits, *columns, lanes, last_tokens, out)
+    kernels.sample(logits, SamplingInputs(*[*columns, lanes]), last_tokens, out)
     assert torch.equal(last_tokens[lanes.long()], out)
     assert (last_tokens == -7).sum() == 3
     return out.tolist()
@@ -51,6 +54,17 @@ def test_the_twins_tokens(kernels: CpuKernels, vocab_size: int, spread: float, w
     top_ks[::3], top_ps[::4], min_ps[::2] = 0, 1.0, 0.0
     columns = (temperatures, top_ks, top_ps, min_ps, uniform)
     assert draw(kernels, logits, *columns) == draw(reference, logits.float(), *columns)
+
+
+@pytest.mark.parametrize("name", [name for name in SAMPLING_COLUMNS if name in INPUT_DTYPES])
+def test_each_parameter_alone(kernels: CpuKernels, name: str) -> None:
+    rows, of = 64, SAMPLING_COLUMNS[name]
+    logits = torch.randn(rows, 50, generator=torch.Generator().manual_seed(4)).bfloat16()
+    columns = {each: torch.from_numpy(column) for each, column in vars(SamplingColumns.greedy(rows)).items()}
+    columns |= {"temperatures": torch.ones(rows), "uniforms": torch.linspace(0, 0.99, rows)}
+    columns |= {name: torch.full((rows,), of.trial, dtype=INPUT_DTYPES[name])}
+    inputs = [columns[each] for each in INPUT_DTYPES if each != "lanes"]
+    assert draw(kernels, logits, *inputs) == draw(reference, logits.float(), *inputs)
 
 
 def survivors(kernels: CpuKernels, logits: list[float], **filters: float) -> set[int]:

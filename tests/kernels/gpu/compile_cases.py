@@ -26,6 +26,7 @@ from kernels.gpu.layers.rope_store import qk_norm_rope_store
 from kernels.gpu.moe.experts import Experts
 from kernels.gpu.sampling.log_probs import LogProbs
 from kernels.gpu.sampling.sampler import Sampler
+from kernels.reference import INPUT_DTYPES, SamplingInputs
 from tests.kernels.gpu.compiling import Launch, Variant
 
 
@@ -204,7 +205,9 @@ def sampling(rows: int, vocab_size: int, offset: int = 0) -> Iterator[Launch]:
     sampler = Sampler(rows, vocab_size, "meta")
     logits = empty(rows, vocab_size)
     name = f"{rows} rows of {vocab_size} logits"
-    yield Launch(name, partial(sampler.sample, logits, floats, ids, floats, floats, floats, ids, staged(1024), ids))
+    by_dtype = {floats.dtype: floats, ids.dtype: ids}
+    inputs = SamplingInputs(*(by_dtype[dtype] for dtype in INPUT_DTYPES.values()))
+    yield Launch(name, partial(sampler.sample, logits, inputs, staged(1024), ids))
     top, top_ids = empty(rows, 5, dtype=torch.float32), empty(rows, 5, dtype=torch.int32)
     log_probs = LogProbs(rows, vocab_size, "meta").log_probs
     yield Launch(name, partial(log_probs, logits, ids, 5, empty(rows, dtype=torch.float32), top, top_ids))

@@ -6,8 +6,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from common.sampling_columns import SAMPLING_COLUMNS
 from kernels import reference
 from kernels.gpu.sampling.sampler import Sampler
+from kernels.reference import INPUT_DTYPES, SamplingInputs
 
 TOLERANCE = 1e-5
 """How far a uniform, a top_p or (as a part of it) a min_p may be from an edge for another token to be right as well."""
@@ -26,31 +28,24 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Columns:
-    """Rows as the sampler takes them, and where it writes: lanes in disorder, between others that nobody samples."""
+class Arguments:
+    """Rows as the sampler takes them, and where it writes: lanes in disorder, between others that are not sampled."""
 
-    temperatures: Tensor
-    top_ks: Tensor
-    top_ps: Tensor
-    min_ps: Tensor
-    uniforms: Tensor
-    lanes: Tensor
+    inputs: SamplingInputs
     last_tokens: Tensor
     out: Tensor
 
 
-def columns_of(rows: list[Row], device: torch.device) -> Columns:
-    def floats(values: list[float]) -> Tensor:
-        return torch.tensor(values, dtype=torch.float32, device=device)
-
+def arguments_of(rows: list[Row], device: torch.device) -> Arguments:
     lanes = torch.randperm(2 * len(rows), generator=torch.Generator().manual_seed(len(rows)))[: len(rows)]
-    return Columns(
-        temperatures=floats([row.temperature for row in rows]),
-        top_ks=torch.tensor([row.top_k for row in rows], dtype=torch.int32, device=device),
-        top_ps=floats([row.top_p for row in rows]),
-        min_ps=floats([row.min_p for row in rows]),
-        uniforms=floats([row.uniform for row in rows]),
-        lanes=lanes.to(device, torch.int32),
+    names = {name: parameter.name for name, parameter in SAMPLING_COLUMNS.items()} | {"uniforms": "uniform"}
+    columns = {
+        name: torch.tensor([getattr(row, names[name]) for row in rows], dtype=dtype, device=device)
+        for name, dtype in INPUT_DTYPES.items()
+        if name != "lanes"
+    }
+    return Arguments(
+        inputs=SamplingInputs(**columns, lanes=lanes.to(device, torch.int32)),
         last_tokens=torch.full((2 * len(rows) + 3,), -7, dtype=torch.int32, device=device),
         out=torch.full((len(rows) + 5,), -9, dtype=torch.int32, device=device)[2:-3],
     )
@@ -58,21 +53,21 @@ def columns_of(rows: list[Row], device: torch.device) -> Columns:
 
 def draw(logits: Tensor, rows: list[Row], sampler: Sampler | None = None, **options: int) -> list[int]:
     """The rows' tokens, which must have gone to their lanes as well and nowhere else."""
-    columns = columns_of(rows, logits.device)
+    arguments = arguments_of(rows, logits.device)
     sampler = sampler or Sampler(len(rows), logits.shape[1], logits.device, **options)
-    sampler.sample(logits, **vars(columns))
-    assert columns.last_tokens[columns.lanes.long()].equal(columns.out)
-    assert (columns.last_tokens == -7).sum() == len(rows) + 3
-    surroundings = columns.out.as_strided((len(rows) + 5,), (1,), 0)
+    sampler.sample(logits, **vars(arguments))
+    assert arguments.last_tokens[arguments.inputs.lanes.long()].equal(arguments.out)
+    assert (arguments.last_tokens == -7).sum() == len(rows) + 3
+    surroundings = arguments.out.as_strided((len(rows) + 5,), (1,), 0)
     assert (surroundings[:2] == -9).all()
     assert (surroundings[-3:] == -9).all()
-    return columns.out.tolist()
+    return arguments.out.tolist()
 
 
 def draw_by_twin(logits: Tensor, rows: list[Row]) -> list[int]:
-    columns = columns_of(rows, logits.device)
-    reference.sample(logits, **vars(columns))
-    return columns.out.tolist()
+    arguments = arguments_of(rows, logits.device)
+    reference.sample(logits, **vars(arguments))
+    return arguments.out.tolist()
 
 
 def exact_weights(logits: Tensor, row: Row) -> np.ndarray:

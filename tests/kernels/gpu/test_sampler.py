@@ -12,17 +12,19 @@ import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from common.sampling_columns import SAMPLING_COLUMNS
 from executor_svc.staging.uniforms import uniforms as philox_uniforms
 from kernels.gpu.sampling import segment_statistics as sampler_statistics
 from kernels.gpu.sampling.sampler import Sampler
+from kernels.reference import INPUT_DTYPES
 from tests.kernels.gpu.memory import far_apart, framed, noise
 from tests.kernels.gpu.sampler_cases import (
     KINDS,
     LAST_UNIFORM,
     TOLERANCE,
     Row,
+    arguments_of,
     assert_right,
-    columns_of,
     draw,
     draw_by_twin,
     exact_weights,
@@ -72,6 +74,13 @@ def test_draws_are_those_of_the_twin(
 ) -> None:
     logits = framed(make_logits(kind, seed, len(rows), vocab_size).to(device, dtype), beside=seed % 3 * 8)
     assert_right(draw(logits, rows, num_candidates=num_candidates), logits, rows)
+
+
+def test_each_parameter_alone(device: torch.device) -> None:
+    columns = [parameter for name, parameter in SAMPLING_COLUMNS.items() if name in INPUT_DTYPES]
+    rows = [Row(uniform, **{of.name: of.trial}) for of in columns for uniform in (0.03, 0.6)]
+    logits = make_logits("normal", 6, len(rows), 300).to(device)
+    assert_right(draw(logits, rows), logits, rows)
 
 
 FILTERS = (
@@ -272,7 +281,12 @@ def test_few_and_many_rows_are_cut_differently_but_summed_alike(
 
 
 def test_what_does_not_fit_is_named(device: torch.device) -> None:
-    good = {"logits": torch.zeros(2, 50, device=device), **vars(columns_of([Row(), Row()], device))}
+    good = {"logits": torch.zeros(2, 50, device=device), **vars(arguments_of([Row(), Row()], device))}
+
+    def sample(**change: torch.Tensor) -> None:
+        inputs = replace(good["inputs"], **{name: change.pop(name) for name in [*change] if name not in good})
+        Sampler(4, 50, device).sample(**{**good, "inputs": inputs, **change})
+
     floats, ids = torch.zeros(2, device=device), torch.zeros(2, dtype=torch.int32, device=device)
     for change, message in (
         ({"logits": torch.zeros(2, 51, device=device)}, "logits has shape (2, 51), expected (2, 50)"),
@@ -290,10 +304,10 @@ def test_what_does_not_fit_is_named(device: torch.device) -> None:
         ({"out": ids.long()}, "out is torch.int64"),
     ):
         with pytest.raises(ValueError, match=re.escape(message)):
-            Sampler(4, 50, device).sample(**{**good, **change})
+            sample(**change)
     if device.type == "cuda":
         with pytest.raises(ValueError, match="top_ps is on cpu, expected cuda"):
-            Sampler(4, 50, device).sample(**{**good, "top_ps": floats.cpu()})
+            sample(top_ps=floats.cpu())
     for arguments, options, message in (
         ((0, 50), {}, "max_rows is 0, expected 1 to 65535"),
         ((1, 0), {}, "vocab_size is 0, expected 1 to 262144"),
@@ -328,25 +342,26 @@ def test_at_real_size(kind: str, num_rows: int, device: torch.device) -> None:
 def test_a_graph_replays_it_with_other_rows_and_without_a_wait(device: torch.device) -> None:
     num_rows = 64
     first, second = (make_logits("normal", seed, num_rows, QWEN_VOCAB).to(device, torch.bfloat16) for seed in (1, 2))
-    columns, others = (columns_of(mixed_rows(num_rows, seed), device) for seed in (3, 4))
+    arguments, others = (arguments_of(mixed_rows(num_rows, seed), device) for seed in (3, 4))
     sampler, logits = Sampler(num_rows, QWEN_VOCAB, device), first.clone()
-    sampler.sample(logits, **vars(columns))
-    expected_first = columns.out.clone()
+    sampler.sample(logits, **vars(arguments))
+    expected_first = arguments.out.clone()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        sampler.sample(logits, **vars(columns))
-    columns.out.fill_(-1)
+        sampler.sample(logits, **vars(arguments))
+    arguments.out.fill_(-1)
     graph.replay()
-    assert columns.out.equal(expected_first)
+    assert arguments.out.equal(expected_first)
 
     logits.copy_(second)
-    for column, other in zip(vars(columns).values(), vars(others).values(), strict=True):
+    for column, other in zip(vars(arguments.inputs).values(), vars(others.inputs).values(), strict=True):
         column.copy_(other.roll(1))  # the kinds of all rows change
     graph.replay()
-    eager = replace(columns, out=torch.empty_like(columns.out), last_tokens=torch.empty_like(columns.last_tokens))
+    out, last_tokens = torch.empty_like(arguments.out), torch.empty_like(arguments.last_tokens)
+    eager = replace(arguments, out=out, last_tokens=last_tokens)
     torch.cuda.set_sync_debug_mode("error")
     try:
         sampler.sample(logits, **vars(eager))
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    assert columns.out.equal(eager.out)
+    assert arguments.out.equal(eager.out)

@@ -1,7 +1,8 @@
-"""A filtered row: where top_k, top_p and min_p cut, and the draw among what they keep, without sorting the row.
+"""The draw of a row's token: by inversion of the CDF, among the tokens that top_k, top_p and min_p keep.
 
-The segments' statistics bound the cut first, and the segments that lie wholly below the bound are never read again.
-Where most tokens may survive, in flat distributions, those left are the whole row; nothing overflows.
+The row is not sorted. The segments' statistics bound the cut first, and the segments that lie wholly below the bound
+are never read again. Where most tokens may survive, in flat distributions, those left are the whole row; nothing
+overflows.
 """
 
 import triton
@@ -19,14 +20,95 @@ from kernels.gpu.sampling.search import (
     weigh,
     weigh_listed,
 )
-from kernels.gpu.sampling.segment_statistics import SEGMENT, SMALLEST_NORMAL
+from kernels.gpu.sampling.segment_statistics import SEGMENT, SMALLEST_NORMAL, decay_of
+from kernels.reference.sampling import INPUT_DTYPES
 
 # Bounds from statistics are relaxed by more than the rounding of any float32 sum in here.
 _SLACK = tl.constexpr(1e-4)
 
 
+# The inputs are packed into one buffer, so each may begin at any address. They are passed in the order of their struct.
+@triton.jit(do_not_specialize_on_alignment=[*INPUT_DTYPES, "last_tokens", "out"])
+def choose_kernel(
+    logits,
+    logits_stride,
+    temperatures,
+    top_ks,
+    top_ps,
+    min_ps,
+    uniforms,
+    lanes,
+    last_tokens,
+    out,
+    maxima,
+    masses,
+    weights,
+    segment_lists,
+    candidates,
+    VOCAB: tl.constexpr,
+    NUM_SEGMENTS: tl.constexpr,
+    SEGMENTS: tl.constexpr,
+    CAPACITY: tl.constexpr,
+):
+    """One program a row; arguments as in `Sampler.sample`, then the statistics of its segments, and scratch."""
+    row = tl.program_id(0)
+    row_logits = logits + row.to(tl.int64) * logits_stride
+    segments = tl.arange(0, SEGMENTS)
+    places = row * NUM_SEGMENTS + segments
+    row_maxima = tl.load(maxima + places, mask=segments < NUM_SEGMENTS, other=float("-inf"))
+    peak = tl.max(row_maxima, axis=0)
+    temperature = tl.load(temperatures + row)
+    token = -1
+    if temperature > 0:
+        decay = decay_of(temperature)
+        gaps = tl.abs(peak - row_maxima)
+        row_masses = tl.load(masses + places, mask=segments < NUM_SEGMENTS, other=0.0) * tl.exp2(-gaps * decay)
+        total = tl.sum(row_masses, axis=0)
+        if total > 0:  # it is NaN where a logit is NaN or inf, or all are -inf
+            top_k = tl.load(top_ks + row)
+            top_p = tl.load(top_ps + row)
+            min_p = tl.load(min_ps + row)
+            uniform = tl.load(uniforms + row)
+            if ((top_k > 0) & (top_k < VOCAB)) | (top_p < 1) | (min_p > 0):
+                token = _draw_filtered(
+                    row_logits,
+                    peak,
+                    gaps,
+                    row_masses,
+                    temperature,
+                    decay,
+                    top_k,
+                    top_p,
+                    min_p,
+                    uniform,
+                    segment_lists + row * (NUM_SEGMENTS + 1),
+                    weights + row * NUM_SEGMENTS,
+                    candidates + row * (CAPACITY + 4),
+                    VOCAB,
+                    CAPACITY,
+                )
+            else:
+                segment, left = locate(row_masses, uniform * total)
+                token = locate_token(row_logits, peak, segment, left, decay, 0, MOST, MOST, 0, VOCAB)
+    if token < 0:
+        token = _find_likeliest(row_logits, row_maxima, peak, VOCAB, NUM_SEGMENTS)
+    tl.store(out + row, token)
+    tl.store(last_tokens + tl.load(lanes + row), token)
+
+
 @triton.jit
-def draw_filtered(
+def _find_likeliest(row_logits, row_maxima, peak, VOCAB: tl.constexpr, NUM_SEGMENTS: tl.constexpr):
+    """The first token whose logit is the row's maximum; 0 if that is NaN."""
+    segments = tl.arange(0, row_maxima.shape[0])
+    segment = tl.min(tl.where(row_maxima == peak, segments, NUM_SEGMENTS - 1), axis=0)
+    ids = segment * SEGMENT + tl.arange(0, SEGMENT)
+    values = tl.load(row_logits + ids, mask=ids < VOCAB, other=float("nan")).to(tl.float32)
+    token = tl.min(tl.where(values == peak, ids, VOCAB), axis=0)
+    return tl.where(token < VOCAB, token, 0)
+
+
+@triton.jit
+def _draw_filtered(
     row_logits,
     peak,
     gaps,

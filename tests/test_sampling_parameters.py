@@ -1,0 +1,139 @@
+"""A sampling parameter stands in every place that it has to: a new one is added until these tests pass.
+
+The places, each found by a search for an existing parameter (`min_p`):
+
+ 1. common/messages/steps.py: `SamplingParams`, with the value that turns it off as its default, and `Plan`'s column
+ 2. common/sampling_columns.py: its line in the table
+ 3. docs/protocol.md
+ 4. README.md
+ 5. scheduler_svc.frontend.requests.schemas.py: the field of a request
+ 6. scheduler_svc/frontend/text/tokenizer.py, if a model's generation_config.json may recommend it
+ 7. scheduler_svc/client/options.py: the command line's option
+ 8. kernels/reference/sampling.py: `SamplingInputs`, and what the parameter does
+ 9. kernels/gpu/sampling/draw.py: the same in Triton
+10. kernels/cpu/csrc/sampling.cpp: the same in C++
+"""
+
+import inspect
+import re
+from pathlib import Path
+
+import click
+import msgspec
+import numpy as np
+import pytest
+import torch
+
+from common import messages as m
+from common.plan import ExecutorLimits, parse_plan
+from common.sampling_columns import SAMPLING_COLUMNS, SamplingColumns
+from executor_svc.runner.group_runner import pack, unpack
+from executor_svc.runner.trial_plans import trial_plan
+from executor_svc.staging.arena import Arena
+from executor_svc.staging.batch import arena_size, pad_decode, stage
+from kernels import reference
+from kernels.gpu.sampling.draw import choose_kernel
+from kernels.reference import INPUT_DTYPES, SamplingInputs
+from scheduler_svc.client.options import sampling_options
+from scheduler_svc.core.executor.block_manager import BlockTable
+from scheduler_svc.core.executor.lanes import Lanes
+from scheduler_svc.core.executor.plan_builder import build_plan, sampling_columns
+from scheduler_svc.core.sequence import new_sequences
+from scheduler_svc.frontend.requests.schemas import GenerationRequest
+from scheduler_svc.frontend.text.tokenizer import SamplingDefaults
+
+ROOT = Path(__file__).parents[1]
+NAMES = [parameter.name for parameter in SAMPLING_COLUMNS.values()]
+NOT_DRAWN_WITH = {"max_tokens", "stop_token_ids"}  # they say where a sequence ends
+DERIVED = {"seeds": "uniforms"}  # staging turns a seed and a position into a uniform
+LIMITS = ExecutorLimits(num_blocks=8, block_size=4, max_num_seqs=4, max_batch_tokens=8, max_model_len=20, vocab_size=10)
+
+
+def test_every_parameter_is_in_the_table() -> None:
+    assert set(NAMES) == set(m.SamplingParams.__struct_fields__) - NOT_DRAWN_WITH
+
+
+def test_plans_carry_the_columns_in_the_order_of_the_table() -> None:
+    assert m.Plan.__struct_fields__[-len(SAMPLING_COLUMNS) :] == tuple(SAMPLING_COLUMNS)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_clients_can_say_it(name: str) -> None:
+    assert GenerationRequest.model_fields[name].default is None, "absent: what the model recommends"
+    command = click.command()(sampling_options(lambda sampling: None))
+    assert name in {parameter.name for parameter in command.params}
+    assert f"`{name}`" in (ROOT / "README.md").read_text()
+    assert f"`{name}`" in (ROOT / "docs" / "protocol.md").read_text()
+
+
+def test_what_a_model_recommends_is_a_parameter() -> None:
+    recommended = msgspec.structs.asdict(SamplingDefaults())
+    assert recommended.keys() | {"seed"} == set(NAMES)
+    off = {parameter.name: parameter.off for parameter in SAMPLING_COLUMNS.values()}
+    assert recommended == {name: 1.0 if name == "temperature" else off[name] for name in recommended}
+
+
+def test_all_samplers_take_the_same_inputs() -> None:
+    columns = [DERIVED.get(name, name) for name in SAMPLING_COLUMNS]
+    assert [*INPUT_DTYPES] == [*columns, "lanes"]
+    triton = list(inspect.signature(choose_kernel.fn).parameters)
+    first = triton.index(columns[0])
+    assert triton[first : first + len(INPUT_DTYPES)] == [*INPUT_DTYPES]
+    source = (ROOT / "kernels" / "cpu" / "csrc" / "sampling.cpp").read_text()
+    struct = re.search(r"struct SamplingInputs \{(.*?)\};", source, re.DOTALL)
+    assert struct
+    fields = re.findall(r"const (\w+)\* (\w+);", struct[1])
+    c_types = {torch.float32: "float", torch.int32: "int32_t"}
+    assert fields == [(c_types[dtype], name) for name, dtype in INPUT_DTYPES.items()]
+
+
+def test_values_go_from_a_request_to_the_sampler() -> None:
+    """Through a lane, a plan, the wire's check, the channel between ranks, padding and staging."""
+    values = {parameter.name: parameter.trial for parameter in SAMPLING_COLUMNS.values()} | {"seed": 77}
+    params = [m.SamplingParams(max_tokens=4), m.SamplingParams(max_tokens=4, **values)]
+    hot = Lanes(4)
+    prompt = np.array([1, 2], np.int32)
+    sequences = [
+        *new_sequences(m.Submit(request_id="a-0", prompt=b"", params=params[0]), prompt, 0, None),
+        new_sequences(m.Submit(request_id="b-0", prompt=b"", params=params[1], n=2), prompt, 1, None)[1],
+    ]
+    lanes = np.array([hot.enter(sequence, BlockTable()) for sequence in sequences], np.int32)
+    trial = trial_plan([1, 1], LIMITS.block_size)
+    columns = {name: column.tobytes() for name, column in vars(trial).items() if name in m.Plan.__struct_fields__}
+    plan = build_plan(1, 0, [columns], [sampling_columns(lanes, hot)], [len(lanes)])
+    arrived = unpack(pack(parse_plan(plan, LIMITS)))
+
+    class NoAttention:
+        def plan(self, columns: object, *, fixed: bool) -> tuple[list[np.ndarray], object]:
+            return [], list
+
+    arena = Arena(arena_size(LIMITS, 0), torch.device("cpu"))
+    padded = pad_decode(arrived, 3, lane=4, block=8, block_size=4)
+    inputs = stage(padded, arena, NoAttention(), fixed=True).sampling
+    assert {name: column.dtype for name, column in vars(inputs).items()} == INPUT_DTYPES
+    for name, parameter in SAMPLING_COLUMNS.items():
+        if name not in DERIVED:
+            expected = torch.tensor([parameter.off, parameter.trial, parameter.off], dtype=INPUT_DTYPES[name])
+            assert getattr(inputs, name).equal(expected), name
+    assert arrived.sampling is not None
+    assert arrived.sampling.seeds.tolist() == [0, 77 + 1], "a seed of each sequence"
+
+
+@pytest.mark.parametrize("name", [name for name, parameter in SAMPLING_COLUMNS.items() if name not in DERIVED])
+def test_the_reference_obeys_it(name: str) -> None:
+    """Some uniform draws another token with the parameter on than with it off."""
+    rows = 400
+    sampling = {each: torch.from_numpy(column) for each, column in vars(SamplingColumns.greedy(rows)).items()}
+    on, off = (
+        torch.full((rows,), float(value)) for value in (SAMPLING_COLUMNS[name].trial, SAMPLING_COLUMNS[name].off)
+    )
+    tokens = []
+    for column in (on, off):
+        chosen = {**sampling, "temperatures": torch.ones(rows), name: column, "uniforms": torch.arange(rows) / rows}
+        inputs = SamplingInputs(
+            *(chosen[each].to(INPUT_DTYPES[each]) for each in INPUT_DTYPES if each != "lanes"), lanes=torch.arange(rows)
+        )
+        out, last_tokens = torch.zeros(rows, dtype=torch.int64), torch.zeros(rows, dtype=torch.int64)
+        reference.sample(torch.linspace(-3, 3, 9).expand(rows, -1), inputs, last_tokens, out)
+        tokens.append(out)
+    assert not tokens[0].equal(tokens[1])
