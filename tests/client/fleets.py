@@ -29,7 +29,7 @@ def alive(pid: int) -> bool:
         return False
 
 
-def eventually(condition, timeout_s=10.0):
+def eventually(condition, timeout_s=60.0):
     """Wait until `condition()` is true and return what it gave."""
     deadline = time.monotonic() + timeout_s
     while not (value := condition()):
