@@ -11,6 +11,7 @@ from common import messages as m
 from scheduler_svc.core import core
 from scheduler_svc.core.core import Core
 from scheduler_svc.core.executor.block_manager import BlockManager
+from scheduler_svc.core.executor.executor_state import ExecutorState, Intake
 from scheduler_svc.core.fleet import fleet
 from scheduler_svc.core.fleet.fleet import Fleet
 from scheduler_svc.core.fleet.step_clock import StepClock
@@ -110,14 +111,22 @@ def never_notices_a_broken_connection(monkeypatch):
     monkeypatch.setattr(Core, "executor_gone", lambda self, peer, now: [])
 
 
+def _with_intake(monkeypatch, wrong: Intake) -> None:
+    """Executors take what they took before they were in this state."""
+    right = ExecutorState.intake.fget
+    monkeypatch.setattr(
+        ExecutorState, "intake", property(lambda self: self._intake if right(self) is wrong else right(self))
+    )
+
+
 @fault("drains")
 def gives_a_draining_executor_plans(monkeypatch):
-    monkeypatch.setattr(Scheduler, "drain", lambda self, epoch: None)
+    _with_intake(monkeypatch, Intake.STOPPED)
 
 
 @fault("drains")
 def gives_a_finishing_executor_sequences(monkeypatch):
-    monkeypatch.setattr(Scheduler, "finish", lambda self, epoch: None)
+    _with_intake(monkeypatch, Intake.ENDING)
 
 
 @fault("upgrades")
@@ -183,10 +192,10 @@ def forgets_the_last_token_of_a_resumed_sequence(monkeypatch):
 def keeps_the_blocks_of_a_cancelled_sequence(monkeypatch):
     cancel = Scheduler.cancel
 
-    def leaky(self, request_id, index=-1):
+    def leaky(self, sequences):
         with pytest.MonkeyPatch.context() as inner:
             inner.setattr(BlockManager, "release", lambda self, table: None)
-            return cancel(self, request_id, index)
+            return cancel(self, sequences)
 
     monkeypatch.setattr(Scheduler, "cancel", leaky)
 
@@ -229,7 +238,7 @@ def lets_a_former_reader_detach(monkeypatch):
     detach = RequestManager.detach
 
     def careless(self, peer, request_id, now):
-        request = self.requests.find(request_id)
+        request = self.table.find(request_id)
         return detach(self, peer if request is None else request.peer, request_id, now)
 
     monkeypatch.setattr(RequestManager, "detach", careless)
