@@ -110,13 +110,10 @@ class ExecutorState:
     @property
     def intake(self) -> Intake:
         """What the executor takes now."""
-        match self.membership.standing:
-            case Standing.READY:
-                return self._intake
-            case Standing.FINISHING:
-                return Intake.ENDING
-            case Standing.DRAINING:
-                return Intake.STOPPED
+        standing = self.membership.standing
+        if standing is Standing.READY:
+            return self._intake
+        return Intake.ENDING if standing is Standing.FINISHING else Intake.STOPPED
 
     def refuse(self) -> None:
         """The first in the queue does not fit: no other sequence overtakes it."""
