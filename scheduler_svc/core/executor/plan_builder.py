@@ -132,11 +132,11 @@ def join_columns(
     return columns
 
 
-def sampling_columns(lanes: IntArray, hot: Lanes) -> dict[str, bytes]:
-    """The sampling columns of these lanes, or none if all are greedy."""
-    if not hot.sampling.temperatures[lanes].any():
+def sampling_columns(held: IntArray, lanes: Lanes) -> dict[str, bytes]:
+    """The sampling columns of the held lanes, or none if all are greedy."""
+    if not lanes.sampling.temperatures[held].any():
         return {}
-    return {name: column[lanes].tobytes() for name, column in vars(hot.sampling).items()}
+    return {name: column[held].tobytes() for name, column in vars(lanes.sampling).items()}
 
 
 def _greedy(count: int) -> dict[str, bytes]:
