@@ -66,11 +66,11 @@ class CppBackend:
         self._paged_attention = kernels.paged_attention
         self._scale = geometry.head_dim**-0.5
         inside = (geometry.num_kv_heads, geometry.block_size, geometry.head_dim)
-        caches = torch.empty(
+        self._cache = torch.empty(
             (geometry.num_layers, 2, limits.num_blocks + 1, *inside), dtype=geometry.dtype, device="cpu"
         )
-        self._caches = [KVCache(layer[0], layer[1]) for layer in caches]
-        kernels.advise_huge_pages(caches)
+        self._caches = [KVCache(layer[0], layer[1]) for layer in self._cache]
+        kernels.advise_huge_pages(self._cache)
 
     def plan(self, columns: PlanColumns, *, fixed: bool) -> Planned[AttentionRows]:
         """See `AttentionBackend.plan`."""

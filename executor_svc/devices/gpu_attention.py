@@ -72,14 +72,14 @@ class GpuBackend(Generic[Plan]):
         block = (geometry.num_kv_heads, geometry.block_size)
         if heads_side_by_side:
             block = block[::-1]
-        caches = torch.empty(
+        self._cache = torch.empty(
             (geometry.num_layers, 2, limits.num_blocks + 1, *block, geometry.head_dim),
             dtype=geometry.dtype,
             device=device,
         )
         if heads_side_by_side:
-            caches = caches.transpose(3, 4)
-        self._caches = [KVCache(layer[0], layer[1]) for layer in caches]
+            self._cache = self._cache.transpose(3, 4)
+        self._caches = [KVCache(layer[0], layer[1]) for layer in self._cache]
         width = -(-limits.max_model_len // geometry.block_size)
         self._block_tables = torch.zeros((limits.max_num_seqs, width), dtype=torch.int32, device=device)
         ones = np.ones(limits.max_num_seqs, dtype=np.int32)

@@ -58,7 +58,7 @@ class TorchBackend:
     def __init__(self, geometry: KVGeometry, limits: ExecutorLimits, device: torch.device) -> None:
         self.max_planned = limits.max_num_seqs * -(-limits.max_model_len // limits.block_size)
         self._geometry = geometry
-        caches = torch.empty(
+        self._cache = torch.empty(
             (
                 geometry.num_layers,
                 2,
@@ -70,8 +70,8 @@ class TorchBackend:
             dtype=geometry.dtype,
             device=device,
         )
-        self._caches = [KVCache(layer[0], layer[1]) for layer in caches]
-        self._scratch = caches.new_empty(2, 0, geometry.head_dim)
+        self._caches = [KVCache(layer[0], layer[1]) for layer in self._cache]
+        self._scratch = self._cache.new_empty(2, 0, geometry.head_dim)
 
     def plan(self, columns: PlanColumns, *, fixed: bool) -> Planned[list[reference.Tile]]:
         """See `AttentionBackend.plan`."""
