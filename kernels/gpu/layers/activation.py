@@ -77,12 +77,7 @@ def _silu_and_mul_kernel(
     source = gate_up + rows * gate_up_stride + columns
     gate = tl.load(source, mask=inside, other=0.0)
     up = tl.load(source + SIZE, mask=inside, other=0.0)
-    tl.store(out + rows * out_stride + columns, silu_times(gate, up), mask=inside)
-
-
-@triton.jit
-def silu_times(gate, up):
-    """`silu(gate) * up` of one dtype; silu is rounded to it before the product."""
     wide = gate.to(tl.float32)
     silu = (wide / (1.0 + tl.exp(-wide))).to(gate.dtype)
-    return (silu.to(tl.float32) * up.to(tl.float32)).to(gate.dtype)
+    product = (silu.to(tl.float32) * up.to(tl.float32)).to(gate.dtype)
+    tl.store(out + rows * out_stride + columns, product, mask=inside)
