@@ -56,8 +56,11 @@ log = get_logger(__name__)
               help="Folder with the scheduler's secret key and the keys of executors that may connect (baton keys); "
               "these are read again when they change.")  # fmt: skip
 @click.option("--insecure", is_flag=True, help="Bind ZeroMQ beyond loopback without keys: the network is trusted.")
-@click.option("--window", default=2, type=click.IntRange(1, 8), help="Plans in flight to one executor.")
-@click.option("--max-waiting", default=4096, type=click.IntRange(1), help="Sequences that may wait; more get a 429.")
+@click.option(
+    "--window", default=SchedulerConfig.window, type=click.IntRange(1, 8), help="Plans in flight to one executor."
+)
+@click.option("--max-waiting", default=SchedulerConfig.max_waiting, type=click.IntRange(1),
+              help="Sequences that may wait; more get a 429.")  # fmt: skip
 @click.option("--step-timeout", "step_floor_s", default=DEFAULT_FLOOR_S, type=click.FloatRange(0.1), metavar="SECONDS",
               help="Shortest time after which an executor counts as hung that lives and does not answer a plan; "
               "10 times its longest comparable step, if that is more.")  # fmt: skip
@@ -108,11 +111,11 @@ def main(
         os.environ["BATON_API_KEYS"] = ",".join(api_keys)  # for the frontends, which must not show it in `ps`
     stopping = _StopFlag()
     _raise_file_limit()
-    run_dir = tempfile.mkdtemp(prefix="baton-")  # mode 0700: nobody else reaches the core's socket
+    run_dir = tempfile.mkdtemp(prefix="baton-")  # mode 0700: no other user reaches the core's socket
     try:
         curve = ServerCurve.load(curve_keys) if curve_keys is not None else None
         if api_keys_file is not None:
-            read_key_file(api_keys_file)  # the frontends do; here it can still be told whoever starts this
+            read_key_file(api_keys_file)  # only the frontends need it, but a mistake in it is to end this command
         folder = resolve_model(model, weights=False)
         listener = _listen(host, port) if frontends else None
         front = frontend_endpoint or f"ipc://{run_dir}/core"
@@ -155,7 +158,7 @@ def main(
 
 
 def _serve(core_process: CoreProcess, processes: FrontendProcesses | None, stopping: "_StopFlag") -> None:
-    """Turn until a signal comes; then until the frontends have let their open answers end."""
+    """Turn until a signal comes, and then until the frontends have ended; they let open answers end first."""
     while not stopping:
         if processes is not None:
             processes.tick(time.monotonic())
@@ -169,7 +172,7 @@ def _serve(core_process: CoreProcess, processes: FrontendProcesses | None, stopp
 
 
 def _default_journal(listener: socket.socket | None, executor_endpoint: str) -> Path:
-    """In the user's state folder, which is made; a file for each port, as a journal is one scheduler's."""
+    """A file in the user's state folder, which is made; one for each port, because a journal is one scheduler's."""
     port = listener.getsockname()[1] if listener is not None else executor_endpoint.rpartition(":")[2]
     folder = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "baton"
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -184,7 +187,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def _raise_file_limit() -> None:
-    """As far as this process may: each connection is a file, and strangers must not use up the few of the default."""
+    """Raise it as far as this process may: each connection is a file, and strangers could use up the default's few."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError):  # macOS says "unlimited" and takes less
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -202,7 +202,7 @@ def test_requests_of_a_frontend_that_vanishes_wait_for_their_clients_and_are_can
         assert front.ends["b", 0].finish_reason == "cancelled"
 
 
-def test_garbage_at_both_sockets_harms_nobody(core):
+def test_garbage_at_both_sockets_does_no_harm(core):
     """Random bytes, foreign and oversized frames, other versions, and valid messages with impossible ids."""
     FakeExecutor(core.back, step_s=0.002)
     front = core.frontend()
@@ -263,7 +263,7 @@ def test_frontends_hear_that_an_executor_drains(core):
     assert state.max_model_len == LIMITS.max_model_len
 
 
-def test_a_request_id_in_use_is_refused_and_harms_nobody(core):
+def test_a_request_id_in_use_is_refused_and_does_no_harm(core):
     FakeExecutor(core.back, step_s=0.002)
     front, other = core.frontend(), core.frontend()
     front.submit("a", [1, 2, 3], max_tokens=50)

@@ -289,7 +289,7 @@ def test_absurd_limits_are_rejected_before_they_cost_memory(fleet, change, what)
     assert len(fleet) == 0
 
 
-def test_a_pause_of_this_side_is_nobodys_silence(fleet):
+def test_a_pause_of_this_side_is_no_silence_of_executors(fleet):
     epoch = join(fleet, b"a")
     fleet.paused(60.0, 60.1)
     assert ended(fleet.tick(60.1)) == []

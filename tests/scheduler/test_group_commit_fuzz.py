@@ -1,4 +1,4 @@
-"""The group_commit against a simulated disk that is slow, full or gone, in any order of events."""
+"""The group commit against a simulated disk that is slow, full or gone, in any order of events."""
 
 from dataclasses import dataclass
 
@@ -8,11 +8,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from scheduler_svc.core.requests.group_commit import RETRY_AFTER_S, STUCK_AFTER_S, GroupCommit, JournalState
 from scheduler_svc.core.requests.journal_records import Ending, EndRecord, encode
-from tests.support.disk import Disk, accepted, stepped
+from tests.support.disk import Disk, request_record, step_record
 
 
 @dataclass(frozen=True)
-class Release:
+class Announcement:
     """Told when these tokens of these requests may be known."""
 
     serial: int
@@ -34,20 +34,20 @@ class GroupCommitMachine(RuleBasedStateMachine):
     @initialize(begins_anew=st.booleans())
     def start(self, begins_anew):
         if begins_anew:
-            self.disk.rows = {1: encode([accepted(77)]), 2: encode([stepped([77], 1)])}
+            self.disk.rows = {1: encode([request_record(77)]), 2: encode([step_record([77], 1)])}
             self.hand_over(self.group_commit.begin_anew([], self.now))
 
     def add(self, records, arrivals):
         facts = {a: (len(self.truth[a][0]), self.truth[a][1]) for a in arrivals}
         self.num_added += 1
-        self.told(self.group_commit.add(records, [Release(self.num_added, facts)], self.now))
+        self.told(self.group_commit.add(records, [Announcement(self.num_added, facts)], self.now))
 
-    def told(self, releases):
-        for release in releases:
+    def told(self, announcements):
+        for announcement in announcements:
             self.num_told += 1
-            assert release.serial == self.num_told, "each once, in the order in which they went in"
+            assert announcement.serial == self.num_told, "each once, in the order in which they went in"
             if self.group_commit.state is JournalState.OK:
-                self.promised |= {a: fact for a, fact in release.facts.items() if a in self.truth}
+                self.promised |= {a: fact for a, fact in announcement.facts.items() if a in self.truth}
 
     def hand_over(self, batch):
         assert batch.number == self.last_number + 1
@@ -62,7 +62,7 @@ class GroupCommitMachine(RuleBasedStateMachine):
     def accept(self):
         arrival = self.num_added
         self.truth[arrival] = ([], False)
-        self.add([accepted(arrival)], [arrival])
+        self.add([request_record(arrival)], [arrival])
 
     @precondition(lambda self: self.going())
     @rule(data=st.data(), token=st.integers(0, 99))
@@ -70,7 +70,7 @@ class GroupCommitMachine(RuleBasedStateMachine):
         arrivals = data.draw(st.lists(st.sampled_from(self.going()), unique=True, min_size=1))
         for arrival in arrivals:
             self.truth[arrival][0].append(token)
-        self.add([stepped(arrivals, token)] if self.group_commit.is_recording else [], arrivals)
+        self.add([step_record(arrivals, token)] if self.group_commit.is_recording else [], arrivals)
 
     @precondition(lambda self: self.going())
     @rule(data=st.data())
@@ -132,7 +132,7 @@ class GroupCommitMachine(RuleBasedStateMachine):
             assert tokens == self.truth[arrival][0][: len(tokens)], "what is on disk has a gap"
 
     @invariant()
-    def nobody_waits_for_a_journal_that_does_not_work(self):
+    def no_announcement_waits_for_a_journal_that_does_not_work(self):
         """Only while it catches up with what was told meanwhile, when its disk has just worked again."""
         if self.group_commit.is_settled:
             assert self.num_told == self.num_added
@@ -141,7 +141,7 @@ class GroupCommitMachine(RuleBasedStateMachine):
 
     def whole(self, arrival):
         tokens, ended = self.truth[arrival]
-        return accepted(arrival, tokens, Ending("stop") if ended else None)
+        return request_record(arrival, tokens, Ending("stop") if ended else None)
 
     def teardown(self):
         """Once the disk works everything is told, and on disk."""

@@ -30,11 +30,11 @@ def submit(request_id, n=1, **changes):
     return m.Submit(request_id=request_id, prompt=PROMPT, params=m.SamplingParams(max_tokens=100), n=n, **changes)
 
 
-def accepted(request_id, arrival=0, n=1):
+def request_record(request_id, arrival=0, n=1):
     return RequestRecord(arrival, 1000.5, submit(request_id, n), (Progress(),) * n)
 
 
-def stepped(model, **tokens):
+def step_record(model, **tokens):
     """A step that gave `s3=7`: token 7 to the sequence of arrival 3."""
     arrivals = array("q", [int(name[1:]) for name in tokens])
     return StepRecord(model, arrivals.tobytes(), array("i", tokens.values()).tobytes())
@@ -68,7 +68,7 @@ def test_records_are_made_of_what_the_scheduler_gives():
     second.num_cached_prompt = 3
     end = SequenceEnd(second, "error", "too bad", "internal_error")
     output = StepOutput([first, second], [11, 12], [first], [end], "model")
-    payload = encode([accepted("a", 2**33, n=2), StepRecord.of(output), *map(EndRecord.of, output.ends)])
+    payload = encode([request_record("a", 2**33, n=2), StepRecord.of(output), *map(EndRecord.of, output.ends)])
     (request,) = replay([payload])
     assert tokens_of(request) == [[11], [12]]
     assert request.progress[0] == Progress(array("i", [11]).tobytes(), "model", None, None)
@@ -77,13 +77,18 @@ def test_records_are_made_of_what_the_scheduler_gives():
 
 
 def test_requests_come_in_the_order_of_their_arrival_not_of_their_records():
-    payload = encode([accepted("late", 5), accepted("early", 2), accepted("middle", 3, n=2)])
+    payload = encode([request_record("late", 5), request_record("early", 2), request_record("middle", 3, n=2)])
     assert [request.submit.request_id for request in replay([payload])] == ["early", "middle", "late"]
 
 
 def test_what_is_said_of_a_request_that_was_let_go_is_passed_over():
     payload = encode(
-        [stepped("x", s0=1, s9=2), accepted("a", 9), EndRecord(0, 0, Ending("stop")), stepped("x", s9=3, s0=4)]
+        [
+            step_record("x", s0=1, s9=2),
+            request_record("a", 9),
+            EndRecord(0, 0, Ending("stop")),
+            step_record("x", s9=3, s0=4),
+        ]
     )
     (request,) = replay([payload])
     assert tokens_of(request) == [[3]]
@@ -96,11 +101,17 @@ def test_an_empty_journal_has_no_requests():
 
 @pytest.mark.parametrize(
     "payload",
-    [b"", b"\xff", msgspec.msgpack.encode([["unknown", 1]]), encode([accepted("a")])[:-1], msgspec.msgpack.encode(7)],
+    [
+        b"",
+        b"\xff",
+        msgspec.msgpack.encode([["unknown", 1]]),
+        encode([request_record("a")])[:-1],
+        msgspec.msgpack.encode(7),
+    ],
 )
 def test_what_is_no_batch_is_an_error_that_says_so(payload):
     with pytest.raises(BatonError, match="the journal has a record that cannot be read"):
-        replay([encode([accepted("b")]), payload])
+        replay([encode([request_record("b")]), payload])
 
 
 @dataclass
@@ -148,7 +159,7 @@ def histories(draw):
         if kind == "step" and going:
             chosen = draw(st.lists(st.sampled_from(going), unique=True, min_size=1))
             model, token = draw(st.sampled_from(["one", "two"])), draw(st.integers(0, 2**31 - 1))
-            told.batches[-1].append(stepped(model, **{f"s{arrival}": token for arrival in chosen}))
+            told.batches[-1].append(step_record(model, **{f"s{arrival}": token for arrival in chosen}))
             for arrival in chosen:
                 told.truth[arrival].tokens.append(token)
                 told.truth[arrival].model = model

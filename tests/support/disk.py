@@ -9,14 +9,14 @@ from scheduler_svc.core.requests.group_commit import JournalBatch
 from scheduler_svc.core.requests.journal_records import Ending, Progress, RequestRecord, StepRecord, replay
 
 
-def accepted(arrival: int, tokens: Iterable[int] = (), ending: Ending | None = None) -> RequestRecord:
+def request_record(arrival: int, tokens: Iterable[int] = (), ending: Ending | None = None) -> RequestRecord:
     """A request, called r and its arrival, of one sequence that has these tokens."""
     request_id, prompt = f"r{arrival}", array("i", [1, 2, 3]).tobytes()
     submit = m.Submit(request_id=request_id, prompt=prompt, params=m.SamplingParams(max_tokens=1000))
     return RequestRecord(arrival, 0.0, submit, (Progress(array("i", tokens).tobytes(), "", 0, ending),))
 
 
-def stepped(arrivals: list[int], token: int) -> StepRecord:
+def step_record(arrivals: list[int], token: int) -> StepRecord:
     """A step that gave each of these sequences the same token."""
     return StepRecord("", array("q", arrivals).tobytes(), array("i", [token] * len(arrivals)).tobytes())
 

@@ -20,7 +20,7 @@ Key = tuple[bytes, str, int]  # frontend, request, index
 
 
 class Service:
-    """A core, its executors, and all that was said to anybody.
+    """A core, its executors, and all that was said to executors and frontends.
 
     Args:
         step_s: how long an executor takes for a step.
