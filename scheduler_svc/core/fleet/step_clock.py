@@ -14,7 +14,7 @@ DECAY = 0.99  # of the longest, with each step of its size: one slow step is not
 _SIZES = 33  # powers of two of an int32
 
 
-class _Sent(NamedTuple):
+class _UnansweredPlan(NamedTuple):
     step: int
     num_tokens: int
     at: float
@@ -51,7 +51,7 @@ class StepClock:
 
     def __init__(self, floor_s: float = DEFAULT_FLOOR_S, earlier: "StepClock | None" = None) -> None:
         self._floor_s = floor_s
-        self._sent: deque[_Sent] = deque()
+        self._sent: deque[_UnansweredPlan] = deque()
         self._longest_s: list[float] = [0.0] * _SIZES if earlier is None else earlier._longest_s[:]
         self._last_answer = float("-inf")
         self.num_sent = 0
@@ -60,7 +60,7 @@ class StepClock:
     def sent(self, step: int, num_tokens: int, now: float) -> None:
         """A plan of so many tokens left."""
         self.num_sent += 1
-        self._sent.append(_Sent(step, num_tokens, now))
+        self._sent.append(_UnansweredPlan(step, num_tokens, now))
 
     def answered(self, step: int, now: float) -> None:
         """An answer came. An answer to another step than the oldest is not counted: the scheduler refuses it."""

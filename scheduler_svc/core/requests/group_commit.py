@@ -40,7 +40,7 @@ class JournalState(Enum):
     FAILED = "failed"
 
 
-class Phase(Enum):
+class JournalPhase(Enum):
     """Where the group commit stands (see the diagram above)."""
 
     OFF = auto()
@@ -53,14 +53,14 @@ class Phase(Enum):
     @property
     def state(self) -> JournalState:
         """What status and metrics show of it."""
-        if self is Phase.OFF:
+        if self is JournalPhase.OFF:
             return JournalState.OFF
-        return JournalState.OK if self is Phase.RECORDING else JournalState.FAILED
+        return JournalState.OK if self is JournalPhase.RECORDING else JournalState.FAILED
 
     @property
     def holds_back(self) -> bool:
         """Whether a new announcement waits until its records are written."""
-        return self in (Phase.RECORDING, Phase.CATCHING_UP)
+        return self in (JournalPhase.RECORDING, JournalPhase.CATCHING_UP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +139,7 @@ class GroupCommit(Generic[AnyAnnouncement]):
     def __init__(self, state: JournalState, first_number: int = 1, max_log_bytes: int = MAX_LOG_BYTES) -> None:
         self.num_batches = 0
         self.num_failures = 0
-        self._phase = Phase.OFF if state is JournalState.OFF else Phase.RECORDING
+        self._phase = JournalPhase.OFF if state is JournalState.OFF else JournalPhase.RECORDING
         self._write: _Write[AnyAnnouncement] | None = None  # in STUCK: the batch that was given up
         self._max_log_bytes = max_log_bytes
         self._number = first_number
@@ -161,7 +161,7 @@ class GroupCommit(Generic[AnyAnnouncement]):
     @property
     def is_recording(self) -> bool:
         """Whether records are of any use at the moment."""
-        return self._phase.holds_back or self._phase is Phase.REPLACING
+        return self._phase.holds_back or self._phase is JournalPhase.REPLACING
 
     @property
     def is_settled(self) -> bool:
@@ -197,11 +197,11 @@ class GroupCommit(Generic[AnyAnnouncement]):
 
     def may_begin_anew(self, now: float) -> bool:
         """Whether it is time to try again after a failure: then call `begin_anew`."""
-        return self._phase is Phase.FAILED and now >= self._retry_at
+        return self._phase is JournalPhase.FAILED and now >= self._retry_at
 
     def begin_anew(self, requests: list[AnyRecord], now: float) -> JournalBatch:
         """Replace the whole journal by the state of all requests."""
-        assert self._phase is not Phase.OFF, "there is no journal"
+        assert self._phase is not JournalPhase.OFF, "there is no journal"
         assert self._write is None, "a batch is being written"
         if not self._records:
             self._oldest_at = now
@@ -210,8 +210,8 @@ class GroupCommit(Generic[AnyAnnouncement]):
         self._live_bytes = 0
         self._sizes.clear()
         self._log_bytes = 0
-        if self._phase is Phase.FAILED:
-            self._phase = Phase.REPLACING
+        if self._phase is JournalPhase.FAILED:
+            self._phase = JournalPhase.REPLACING
         return self._begin(now, reset=True)
 
     def last_batch(self, record: AnyRecord) -> JournalBatch:
@@ -223,8 +223,8 @@ class GroupCommit(Generic[AnyAnnouncement]):
         if (write := self._answered(number)) is None:
             return []
         self.num_batches += 1
-        is_behind = self._phase is Phase.REPLACING and self._records
-        self._phase = Phase.CATCHING_UP if is_behind else Phase.RECORDING
+        is_behind = self._phase is JournalPhase.REPLACING and self._records
+        self._phase = JournalPhase.CATCHING_UP if is_behind else JournalPhase.RECORDING
         self._write = None
         return write.announcements
 
@@ -233,14 +233,14 @@ class GroupCommit(Generic[AnyAnnouncement]):
         if (write := self._answered(number)) is None:
             return []
         self._write = None
-        return self._give_up(write, Phase.FAILED, now)
+        return self._give_up(write, JournalPhase.FAILED, now)
 
     def tick(self, now: float) -> list[AnyAnnouncement]:
         """Give up a batch that is stuck. Returns what may be told then: everything."""
         write = self._write
-        if write is None or self._phase is Phase.STUCK or now - write.since <= write.limit_s:
+        if write is None or self._phase is JournalPhase.STUCK or now - write.since <= write.limit_s:
             return []
-        return self._give_up(write, Phase.STUCK, now)
+        return self._give_up(write, JournalPhase.STUCK, now)
 
     def paused(self, seconds: float, now: float) -> None:
         """The caller has not run for so long, and perhaps nor has the disk."""
@@ -249,7 +249,7 @@ class GroupCommit(Generic[AnyAnnouncement]):
 
     def lag_s(self, now: float) -> float:
         """Age of the oldest record that is not on disk."""
-        if self._write is not None and self._phase is not Phase.STUCK:
+        if self._write is not None and self._phase is not JournalPhase.STUCK:
             return now - self._write.oldest_at
         return now - self._oldest_at if self._records else 0.0
 
@@ -261,7 +261,7 @@ class GroupCommit(Generic[AnyAnnouncement]):
     def overgrown(self) -> str | None:
         """The request whose RequestRecord is oldest, if the journal is too long: write it again."""
         is_long = self._log_bytes > max(self._max_log_bytes, 4 * self._live_bytes)
-        if self._phase is not Phase.RECORDING or not is_long or not self._rows:
+        if self._phase is not JournalPhase.RECORDING or not is_long or not self._rows:
             return None
         oldest = next(iter(self._rows))
         return None if any(_introduces(record, oldest) for record in self._records) else oldest
@@ -294,12 +294,12 @@ class GroupCommit(Generic[AnyAnnouncement]):
         """The batch that is being written, if this is its number; the result of one that was stuck ends that phase."""
         if self._write is None or self._write.number != number:
             return None
-        if self._phase is Phase.STUCK:
-            self._write, self._phase = None, Phase.FAILED
+        if self._phase is JournalPhase.STUCK:
+            self._write, self._phase = None, JournalPhase.FAILED
             return None
         return self._write
 
-    def _give_up(self, write: _Write[AnyAnnouncement], phase: Phase, now: float) -> list[AnyAnnouncement]:
+    def _give_up(self, write: _Write[AnyAnnouncement], phase: JournalPhase, now: float) -> list[AnyAnnouncement]:
         """The journal does not work: let go of all that waits. Returns it."""
         announcements = write.announcements + self._waiting
         self._records, self._waiting = [], []
