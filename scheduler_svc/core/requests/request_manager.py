@@ -133,10 +133,10 @@ class RequestManager:
 
     def gone(self, peer: Peer, reason: str, now: float) -> list[Action]:
         """The connection to a frontend broke: its requests have no reader until a client comes back."""
-        self.outbox.forget(peer)
         if not self.frontends.remove(peer):
             return []
         requests = self.table.of_peer(peer)
+        self.outbox.forget(peer)
         for request in requests:
             request.peer = None
         level: Level = "warning" if requests else "info"
