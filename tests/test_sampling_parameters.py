@@ -37,7 +37,7 @@ from kernels.reference import INPUT_DTYPES, SamplingInputs
 from scheduler_svc.client.options import sampling_options
 from scheduler_svc.core.executor.block_manager import BlockTable
 from scheduler_svc.core.executor.lanes import Lanes
-from scheduler_svc.core.executor.plan_builder import build_plan, sampling_columns
+from scheduler_svc.core.executor.plan_builder import join_columns, sampling_columns
 from scheduler_svc.core.sequence import new_sequences
 from scheduler_svc.frontend.requests.schemas import GenerationRequest
 from scheduler_svc.frontend.text.tokenizer import SamplingDefaults
@@ -100,7 +100,7 @@ def test_values_go_from_a_request_to_the_sampler() -> None:
     lanes = np.array([hot.enter(sequence, BlockTable()) for sequence in sequences], np.int32)
     trial = trial_plan([1, 1], LIMITS.block_size)
     columns = {name: column.tobytes() for name, column in vars(trial).items() if name in m.Plan.__struct_fields__}
-    plan = build_plan(1, 0, [columns], [sampling_columns(lanes, hot)], [len(lanes)])
+    plan = m.Plan(epoch=1, step=0, **join_columns([columns], [sampling_columns(lanes, hot)], [len(lanes)]))
     arrived = unpack(pack(parse_plan(plan, LIMITS)))
 
     class NoAttention:
