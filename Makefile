@@ -2,14 +2,20 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || echo python3)
 VENV   := .venv
 BIN    := $(VENV)/bin
-PYTEST := $(BIN)/python -m pytest -n 2
+# Two processes take neighbouring tests, which share services; who has none left takes some of the other's.
+PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 # The oldest Triton that the kernels have to compile with: that of torch 2.11.
 TRITON_OLDEST := build/triton-3.6.0
+# A Python 3.12 that runs; the names that pyenv puts on the path may not.
+PYTHON312 ?= $(shell for each in python3.12 $(HOME)/.pyenv/versions/3.12*/bin/python3.12; do \
+	$$each --version >/dev/null 2>&1 && echo $$each && break; done)
+VENV312   := build/python-3.12
+WARNINGS  := build/warnings.txt
 
-.PHONY: help demo test test-chaos test-compose lint audit bench clean
+.PHONY: help demo test test-slow test-all test-chaos test-fresh test-3.12 test-compose lint audit bench clean
 
 help:            ## List the targets
-	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/: .*##/:/' | column -ts:
+	@grep -E '^[a-z0-9.-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/: .*##/:/' | column -ts:
 
 $(VENV)/ready: pyproject.toml constraints.txt
 	@echo "setting up $(VENV) with $(PYTHON) (a minute or two, once)"
@@ -20,18 +26,41 @@ $(VENV)/ready: pyproject.toml constraints.txt
 demo: $(VENV)/ready  ## Start both services, stream an answer, kill and replace the executor in the middle of it
 	@$(BIN)/baton demo
 
-test: $(VENV)/ready  ## Unit, fuzz and end-to-end tests (no GPU needed)
+test: $(VENV)/ready  ## Unit, fuzz and end-to-end tests, in minutes (no GPU needed)
 	$(PYTEST)
+
+test-slow: $(VENV)/ready  ## What `make test` leaves out (tests marked slow, and more examples of hypothesis' tests)
+	$(PYTEST) -m "(slow or hypothesis) and not chaos and not compose" --hypothesis-profile=thorough
+
+test-all: test-slow test  ## All tests that need neither a GPU nor Docker nor quiet minutes (test-chaos)
 
 $(TRITON_OLDEST): $(VENV)/ready
 	rm -rf $@.part
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --target $@.part triton==3.6.0
 	mv $@.part $@
 
+# Services need both cores to themselves; compilers take one each.
 test-chaos: $(VENV)/ready $(TRITON_OLDEST)  ## Long runs that kill processes, a longer fuzz, and kernels by an older Triton
-	$(BIN)/python -m pytest -m chaos --timeout=1500
-	BATON_FUZZ=3000x60 $(BIN)/python -m pytest tests/scheduler/test_fuzz.py --timeout=1800
-	PYTHONPATH=$(TRITON_OLDEST) $(PYTEST) tests/kernels/gpu/test_compile.py --timeout=900
+	$(BIN)/python -m pytest -m chaos --timeout=1500 tests/e2e
+	$(PYTEST) -m chaos --timeout=1500 --ignore=tests/e2e
+	PYTHONPATH=$(TRITON_OLDEST) $(PYTEST) -m "not chaos" --timeout=900 tests/kernels/gpu/test_compile.py
+
+test-fresh: $(VENV)/ready  ## Seeds that no run has had before, for three minutes; what fails is a warning
+	$(BIN)/python -m tests.fresh --seconds 180 --warnings $(WARNINGS)
+
+$(VENV312)/ready: pyproject.toml constraints.txt
+	rm -rf $(VENV312)
+	$(PYTHON312) -m venv $(VENV312)
+	$(VENV312)/bin/pip install --quiet --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test]'
+	@touch $@
+
+ifeq ($(PYTHON312),)
+test-3.12:
+	@echo "NOT RUN: test-3.12 needs a Python 3.12 (make test-3.12 PYTHON312=...), and there is none here"
+else
+test-3.12: $(VENV312)/ready  ## The scheduler, its frontend and the client with Python 3.12 and without torch
+	$(VENV312)/bin/python -m pytest -n 2 --dist worksteal tests/common tests/scheduler tests/frontend tests/client
+endif
 
 test-compose: $(VENV)/ready  ## Bring compose.yaml up for real, kill the executor, take it down (needs a Docker engine)
 	$(BIN)/python -m pytest -m compose --timeout=1800

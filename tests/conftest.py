@@ -3,7 +3,13 @@
 import atexit
 import os
 import shutil
+import signal
 import tempfile
+from pathlib import Path
+
+import pytest
+
+from tests.support import effort
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -11,6 +17,20 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 if not os.path.exists("/dev/nvidiactl"):  # Triton asks once, when it is imported, whether to interpret kernels
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
+effort.load_profiles()
+
+# A shell that starts the tests in the background lets them ignore Ctrl-C, and so would every process they start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 # Where a scheduler keeps its journal if it is not told: not among those of whoever runs the tests.
 os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="baton-tests-")
 atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Repeat what fresh seeds have found (`tests/fresh.py`) where it cannot be missed: just above the last line."""
+    warnings = os.environ.get("BATON_WARNINGS", "")
+    if warnings and Path(warnings).is_file():
+        terminalreporter.section("WARNING", sep="!", red=True, bold=True)
+        terminalreporter.write_line(Path(warnings).read_text().rstrip(), red=True, bold=True)

@@ -12,6 +12,8 @@ from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from safetensors import safe_open  # noqa: E402
 
+from tests.support.effort import examples  # noqa: E402
+
 FOLDER = Path(__file__).resolve().parent.parent / "common" / "demo_model"
 
 # From the held-out last tenth of tinyshakespeare (The Taming of the Shrew, V.2): training never saw it.
@@ -120,6 +122,7 @@ def test_context_lowers_the_loss(model, tokenizer):
     assert in_order + 0.2 < nats_per_byte(model, tokenizer.encode(shuffled), shuffled)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "messages",
     [
@@ -140,6 +143,7 @@ def test_a_chat_ends_by_itself(model, tokenizer, messages):
     assert all(answer[0] != end for answer in answers)
 
 
+@pytest.mark.slow
 def test_a_play_goes_on_as_a_play(model, tokenizer):
     inputs = tokenizer("ROMEO:", return_tensors="pt")
     torch.manual_seed(0)
@@ -150,7 +154,7 @@ def test_a_play_goes_on_as_a_play(model, tokenizer):
 
 
 @given(text=st.text())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_any_string_round_trips(tokenizer, text):
     assert tokenizer.decode(tokenizer.encode(text)) == text
 

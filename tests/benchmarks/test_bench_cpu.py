@@ -219,6 +219,7 @@ def test_a_side_does_not_outlive_its_parent(peer):
     assert has_ended(pid)
 
 
+@pytest.mark.slow
 def test_the_whole_benchmark(tmp_path, peer):
     """With a stand-in for vLLM's Python, and a checkpoint that is missing."""
     command = [

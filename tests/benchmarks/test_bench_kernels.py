@@ -140,6 +140,7 @@ for quick in (True, False):
 """
 
 
+@pytest.mark.slow
 def test_every_case_can_be_launched():
     """On tensors without memory, by a driver without a device: the launchers check their arguments."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}

@@ -36,6 +36,7 @@ def test_nano(case):
         assert figures["hit_tokens"] >= 31 * 512
 
 
+@pytest.mark.slow
 def test_traces(tmp_path):
     azure, mooncake = tmp_path / "azure.csv", tmp_path / "mooncake.jsonl"
     azure.write_text(AZURE)

@@ -9,6 +9,7 @@ import pytest
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="executors need torch")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_killed_and_drained_executors_change_nothing():
     command = [sys.executable, "-m", "scheduler_svc.client.cli", "demo", "--max-tokens", "60"]

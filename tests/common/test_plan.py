@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from common import messages as m
 from common.errors import WireError
 from common.plan import ExecutorLimits, parse_plan, parse_result
+from tests.support.effort import examples
 
 LIMITS = ExecutorLimits(
     num_blocks=8, block_size=4, max_num_seqs=4, max_batch_tokens=16, max_model_len=20, vocab_size=10
@@ -113,7 +114,7 @@ def test_a_token_beyond_the_budget_is_refused():
 
 
 @given(data=st.data())
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 def test_no_random_column_gets_an_index_out_of_bounds(data):
     """Whatever is in the columns: a WireError, or arrays whose every index is inside the pool."""
     field = data.draw(st.sampled_from(m.Plan.__struct_fields__[2:]))

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from common import messages as m
 from common.errors import WireError
 from common.wire import HEADER, MAX_MESSAGE_BYTES, Codec, VersionError, array_from, int32_array
+from tests.support.effort import examples
 from tests.support.hello import hello
 
 DIRECTIONS = (m.ExecutorToScheduler, m.SchedulerToExecutor, m.FrontendToCore, m.CoreToFrontend)
@@ -55,7 +56,7 @@ def test_round_trip_of_every_message(direction):
 
 
 @given(frames=st.lists(st.binary(max_size=60), max_size=4), direction=st.sampled_from(DIRECTIONS))
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_random_frames(frames, direction):
     for sent in (frames, [HEADER, *frames]):
         try:
@@ -66,7 +67,7 @@ def test_random_frames(frames, direction):
 
 
 @given(data=st.data())
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_mutated_messages(data):
     """A valid payload with bytes cut, changed or added is decoded into a valid message or refused."""
     payload = bytearray(Codec(m.ExecutorToScheduler).encode(HELLO)[1])

@@ -55,7 +55,7 @@ def prompt(seed: int, length: int) -> list[int]:
     return [(seed * 7919 + i * i * 31 + i) % VOCAB_SIZE for i in range(length)]
 
 
-@pytest.mark.parametrize("block_size", [1, 16, 256])
+@pytest.mark.parametrize("block_size", [16, *(pytest.param(size, marks=pytest.mark.slow) for size in (1, 256))])
 def test_generation_over_block_boundaries(tmp_path, block_size):
     """Prompts that end just before, at and after a boundary, and answers that cross several more."""
     lengths = [1, 15, 16, 17, 31, 32, 33] if block_size < 256 else [255, 256, 257, 230]
@@ -87,6 +87,7 @@ def test_equal_prompts_in_one_step_share_their_blocks(tmp_path):
     assert answers[0] == answers[1] == reference_greedy(DEMO_MODEL_DIR, requests[0][0], 40)
 
 
+@pytest.mark.slow
 def test_preempted_sequences_come_back_through_the_cache(tmp_path):
     """64 sequences in a pool that holds a quarter of them give the tokens of an ample pool."""
     requests = [(prompt(i, 20 + i % 13), 60 + i % 7) for i in range(64)]

@@ -92,6 +92,7 @@ def tokens(stdout):
     return report["num_failed"], report["prompt_tokens"], report["output_tokens"]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(60)
 def test_ctrl_c_leaves_nothing_running(service):
     """Although the request could be resumed: no client will come back for it."""

@@ -66,6 +66,7 @@ async def text_of(client, i):
     return "".join([chunk.choices[0].text async for chunk in stream if chunk.choices])
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_a_rollout_under_a_supervisor(tmp_path):
     """`baton up` starts a successor for each executor that leaves."""
@@ -82,6 +83,7 @@ def test_a_rollout_under_a_supervisor(tmp_path):
         assert service.log().count("exited with code 0; starting it again now") == 2
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_a_rollout_goes_on_when_the_scheduler_is_killed(tmp_path):
     """All epochs change with that, which does not make the executors other ones."""
@@ -121,6 +123,7 @@ def test_a_rollout_that_starts_the_successors_itself(fleet, tmp_path):
             os.kill(pid, signal.SIGKILL)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_a_rollout_without_successors_stops_and_leaves_the_rest_alone(fleet):
     process = start_baton(fleet.spec.url, "rollout", "--timeout", 4)
@@ -133,7 +136,9 @@ def test_a_rollout_without_successors_stops_and_leaves_the_rest_alone(fleet):
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("finish", [[], ["--finish"]], ids=["hand over", "finish"])
+@pytest.mark.parametrize(
+    "finish", [pytest.param([], id="hand over"), pytest.param(["--finish"], id="finish", marks=pytest.mark.slow)]
+)
 def test_a_drained_executor_leaves_in_order(fleet, finish):
     command = ("drain", "executor-1", *finish)
     said = Load(fleet.spec.url).during(lambda: output_of(start_baton(fleet.spec.url, *command)))

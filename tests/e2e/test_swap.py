@@ -27,7 +27,11 @@ def stream(fleet, **params):
 
 
 @pytest.mark.parametrize(
-    "params", [{"temperature": 0}, {"temperature": 0.8, "seed": 42, "extra_body": {"top_k": 40, "min_p": 0.02}}]
+    "params",
+    [
+        {"temperature": 0.8, "seed": 42, "extra_body": {"top_k": 40, "min_p": 0.02}},
+        pytest.param({"temperature": 0}, marks=pytest.mark.slow),
+    ],
 )
 def test_sigkill_in_the_middle_of_a_stream(fleet, params):
     undisturbed = "".join(stream(fleet, **params))

@@ -22,6 +22,7 @@ from kernels.cpu.isa import ISAS, processor_flags
 from tests.executor.conftest import Make
 from tests.executor.harness import Driver, Pool, Row, logits, run, start
 from tests.support.checkpoints import VOCAB_SIZE, reference_logits
+from tests.support.effort import combinations
 
 RUNNABLE = [isa.name for isa in ISAS if processor_flags().issuperset(isa.needs)]
 LENGTH, PROMPT = 96, 77
@@ -63,19 +64,21 @@ def teacher_forced(folder: Path, tokens: list[int], chunk: int, block_size: int 
 
 
 @pytest.mark.parametrize(
-    "config",
-    [
-        {"preset": "0.6B"},
-        {"preset": "4B", "tied": False, "attention_bias": True},
-        {"preset": "tiny", "head_dim": 64, "intermediate_size": 72},
-        {"preset": "30B-A3B", "experts": True, "num_experts_per_tok": 8, "mlp_only_layers": [0]},
-    ],
-    ids=str,
+    ("config", "cut"),
+    combinations(
+        [
+            {"preset": "0.6B"},
+            {"preset": "tiny", "head_dim": 64, "intermediate_size": 72},
+            {"preset": "30B-A3B", "experts": True, "num_experts_per_tok": 8, "mlp_only_layers": [0]},
+            {"preset": "4B", "tied": False, "attention_bias": True},
+        ],
+        [(PROMPT, 16), (20, 1), (33, 32)],
+    ),
 )
-@pytest.mark.parametrize(("chunk", "block_size"), [(PROMPT, 16), (20, 1), (33, 32)])
 def test_not_further_from_float32_than_transformers(
-    checkpoint: Make, tokens: list[int], isa: str, config: dict[str, Any], chunk: int, block_size: int
+    checkpoint: Make, tokens: list[int], isa: str, config: dict[str, Any], cut: tuple[int, int]
 ) -> None:
+    chunk, block_size = cut
     folder = checkpoint(**config, dtype=torch.bfloat16)
     exact = reference_logits(folder, tokens, torch.float32)
     theirs = (reference_logits(folder, tokens, torch.bfloat16) - exact).abs()
@@ -245,6 +248,7 @@ def pinned(arguments: str) -> str:
     return done.stdout.decode().splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_threads_are_pinned_if_all_cpus_are_used() -> None:
     cpus = sorted(os.sched_getaffinity(0))
     if len(cpus) < 2:

@@ -14,6 +14,7 @@ from executor_svc.model.weights import Checkpoint, load_weights
 from executor_svc.runner.runner import Runner
 from tests.executor import harness
 from tests.executor.conftest import Make
+from tests.support.effort import combinations
 
 BLOCK_SIZE = 16
 PROMPTS = [[5, 9, 2], [7] * 40, [3, 1, 4, 1, 5, 9, 2, 6] * 3, [11]]
@@ -41,9 +42,14 @@ def start_on_gpu_kernels(folder: str, decode_sizes: list[int]) -> tuple[Runner, 
     return runner, limits
 
 
-@pytest.mark.parametrize("decode_sizes", [[], [2, 4]], ids=["as they come", "padded"])
-@pytest.mark.parametrize("experts", [False, True], ids=["dense", "experts"])
-@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.8, "top_p": 0.9, "seed": 3}], ids=["greedy", "sampled"])
+@pytest.mark.parametrize(
+    ("sampling", "experts", "decode_sizes"),
+    combinations(
+        {"greedy": {}, "sampled": {"temperature": 0.8, "top_p": 0.9, "seed": 3}},
+        {"dense": False, "experts": True},
+        {"as they come": [], "padded": [2, 4]},
+    ),
+)
 def test_tokens_are_those_of_the_torch_path(
     checkpoint: Make, decode_sizes: list[int], experts: bool, sampling: dict[str, float]
 ) -> None:

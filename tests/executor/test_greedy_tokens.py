@@ -8,6 +8,7 @@ from common.model_files import DEMO_MODEL_DIR
 from tests.executor.conftest import Make
 from tests.executor.harness import Driver, start
 from tests.support.checkpoints import VOCAB_SIZE, demo_vocab_size, reference_greedy
+from tests.support.effort import combinations
 
 MIXED_LENGTHS = (1, 2, 15, 16, 17, 31, 32, 33, 40, 47, 48, 49, 60, 63, 64, 65)
 NEW_TOKENS = 12
@@ -18,8 +19,7 @@ def prompts_of(lengths: tuple[int, ...], vocab_size: int = VOCAB_SIZE, seed: int
     return [[rng.randrange(vocab_size) for _ in range(length)] for length in lengths]
 
 
-@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
-@pytest.mark.parametrize("preset", ["0.6B", "4B", "32B"])
+@pytest.mark.parametrize(("preset", "tied"), combinations(["0.6B", "4B", "32B"], {"tied": True, "untied": False}))
 def test_proportions_of_real_models(checkpoint: Make, preset: str, tied: bool) -> None:
     folder = checkpoint(preset=preset, tied=tied)
     prompts = prompts_of((1, 5, 16, 17, 33, 50))
@@ -49,8 +49,7 @@ def test_attention_bias(checkpoint: Make) -> None:
     assert Driver(runner, limits).generate(prompts, NEW_TOKENS) == expected
 
 
-@pytest.mark.parametrize("block_size", [1, 16, 256])
-@pytest.mark.parametrize("chunk", [10**9, 7])
+@pytest.mark.parametrize(("chunk", "block_size"), combinations([10**9, 7], [1, 16, 256]))
 def test_batch_of_sixteen_and_each_alone(checkpoint: Make, block_size: int, chunk: int) -> None:
     folder = checkpoint(preset="tiny")
     prompts = prompts_of(MIXED_LENGTHS)

@@ -20,6 +20,7 @@ from scheduler_svc.frontend.http.streaming import EventStream
 from scheduler_svc.frontend.link.delta_queue import DeltaQueue
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
 from tests.frontend.fake_core import int32
+from tests.support.effort import examples
 
 TOKENIZER = Tokenizer(DEMO_MODEL_DIR)
 EOS = TOKENIZER.eos_token_ids[0]
@@ -146,7 +147,7 @@ class Service:
         return self.sequences[int(message.request_id) * self.context.n + message.index]
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(100), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     kind=st.sampled_from(["chat", "completion"]),
     num_prompts=st.integers(1, 2),

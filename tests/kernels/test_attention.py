@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from kernels import reference
 from kernels.arguments import AttentionRows, KVCache
 from kernels.reference import attention
+from tests.support.effort import examples
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,7 @@ def check(case: Case) -> None:
             token += 1
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(cases())
 def test_any_mixed_batch(case: Case) -> None:
     check(case)

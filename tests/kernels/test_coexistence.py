@@ -20,7 +20,10 @@ model = Qwen3ForCausalLM(Qwen3Config(
 print(is_kernels_available(), model.generate(torch.tensor([[1, 2, 3]]), max_new_tokens=4, do_sample=False).shape)
 """
 
+import pytest
 
+
+@pytest.mark.slow
 def test_transformers_generates_with_our_kernels_on_the_path() -> None:
     imports = ("import kernels.reference", "import transformers")
     for first, second in (imports, imports[::-1]):

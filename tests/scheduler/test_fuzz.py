@@ -1,10 +1,10 @@
 """A stateful fuzzer drives the real scheduler against KV-oracle executors and checks every invariant each step."""
 
-import os
 from array import array
 from collections import deque
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -231,11 +231,19 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.scheduler.check()
 
 
-examples, steps = (int(x) for x in os.environ.get("BATON_FUZZ", "700x50").split("x"))
-SchedulerMachine.TestCase.settings = settings(
-    max_examples=examples,
-    stateful_step_count=steps,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-)
+def effort(max_examples: int, num_steps: int) -> settings:
+    return settings(
+        max_examples=max_examples,
+        stateful_step_count=num_steps,
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+    )
+
+
 TestScheduler = SchedulerMachine.TestCase
+TestScheduler.settings = effort(examples(700), 50)
+
+
+@pytest.mark.chaos
+class TestSchedulerForLong(SchedulerMachine.TestCase):
+    settings = effort(3000, 60)

@@ -171,7 +171,7 @@ def histories(draw):
     return told
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(histories(), st.data())
 def test_any_tail_of_the_journal_tells_all_of_the_requests_introduced_in_it(told, data):
     """So the batches before the oldest RequestRecord that is needed can be let go."""

@@ -14,6 +14,7 @@ from scheduler_svc.core.requests.outbox import Outbox
 from scheduler_svc.core.sequence import Sequence
 from scheduler_svc.core.step_output import SequenceEnd
 from tests.scheduler.test_outbox import drain, output, request
+from tests.support.effort import examples
 
 PEERS = (b"p", b"q")
 
@@ -174,4 +175,4 @@ class OutboxMachine(RuleBasedStateMachine):
 
 
 TestOutboxMachine = OutboxMachine.TestCase
-TestOutboxMachine.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestOutboxMachine.settings = settings(max_examples=examples(80), stateful_step_count=40, deadline=None)

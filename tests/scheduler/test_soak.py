@@ -54,6 +54,7 @@ def save(service: Service) -> None:
         service.do(core.batch_written(BatchSaved(batch.number), service.now))
 
 
+@pytest.mark.slow
 def test_memory_and_the_journal_are_flat(service):
     live(service, 0, NUM_REQUESTS // 3)
     gc.collect()

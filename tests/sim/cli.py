@@ -18,6 +18,7 @@ from tests.sim.simulation import Outcome, simulate
 CHUNK = 50  # seeds handed to a process in one go
 PROGRESS_S = 10.0
 FAILURES_SHOWN = 20
+SEEDS_A_SECOND = 1000  # more than a machine runs: what begins later has other seeds
 
 
 @dataclass
@@ -87,6 +88,25 @@ def outcomes(seeds: range, profile: str, num_jobs: int) -> Iterator[Outcome]:
             yield from pool.map(run, seeds, chunksize=CHUNK)
 
 
+def fresh_outcomes(seconds: float, profile: str, num_jobs: int) -> Iterator[Outcome]:
+    """The outcomes of seeds that no run has had before, until the time is up."""
+    first, until = int(time.time()) * SEEDS_A_SECOND, time.monotonic() + seconds
+    print(f"seeds from {first} on, for {seconds:.0f} s", flush=True)
+    while time.monotonic() < until:
+        seeds = range(first, first + CHUNK * num_jobs)
+        yield from outcomes(seeds, profile, num_jobs)
+        first = seeds.stop
+
+
+def chosen_outcomes(options: argparse.Namespace) -> Iterator[Outcome]:
+    """The outcomes that the command line asks for."""
+    if options.fresh is not None:
+        return fresh_outcomes(options.fresh, options.profile, options.jobs)
+    if options.verbose:
+        return (simulate(seed, options.profile, print) for seed in options.seeds)
+    return outcomes(options.seeds, options.profile, options.jobs)
+
+
 def seed_range(text: str) -> range:
     """FIRST:LAST as a range."""
     first, _, last = text.partition(":")
@@ -102,25 +122,24 @@ def how_to_replay(outcome: Outcome) -> str:
 def main(arguments: list[str] | None = None) -> int:
     """The command. Returns the exit code."""
     parser = argparse.ArgumentParser("python -m tests.sim", description=__doc__)
-    parser.add_argument("--seeds", type=seed_range, required=True, metavar="FIRST:LAST", help="LAST is not run")
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument("--seeds", type=seed_range, metavar="FIRST:LAST", help="LAST is not run")
+    which.add_argument("--fresh", type=float, metavar="SECONDS", help="seeds that no run has had before, for so long")
     parser.add_argument("--profile", choices=PROFILES, default="", help="a mix of faults; else the seed chooses")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("-v", "--verbose", action="store_true", help="print the story of each run")
     options = parser.parse_args(arguments)
     started = said = time.monotonic()
     tally = Tally()
-    if options.verbose:
-        found = (simulate(seed, options.profile, print) for seed in options.seeds)
-    else:
-        found = outcomes(options.seeds, options.profile, options.jobs)
-    for outcome in found:
+    for outcome in chosen_outcomes(options):
         tally.add(outcome)
         if outcome.failure and len(tally.failures) <= FAILURES_SHOWN:
             print(f"seed {outcome.seed} ({outcome.profile}) failed: {outcome.failure}")
             print(f"replay it with: {how_to_replay(outcome)}\n")
         if time.monotonic() - said > PROGRESS_S:
             said = time.monotonic()
-            print(f"{tally.runs} of {len(options.seeds)} runs, {len(tally.failures)} failed", flush=True)
+            num_runs = f" of {len(options.seeds)}" if options.seeds else ""
+            print(f"{tally.runs}{num_runs} runs, {len(tally.failures)} failed", flush=True)
     print(json.dumps(tally.report(time.monotonic() - started)))
     sys.stdout.flush()
     return 1 if tally.failures else 0

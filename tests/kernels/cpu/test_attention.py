@@ -14,6 +14,7 @@ from kernels import reference
 from kernels.arguments import AttentionRows, KVCache
 from kernels.cpu import CpuKernels
 from tests.kernels.cpu.helpers import distance, noise, poisoned
+from tests.support.effort import examples
 
 # Scores are float32 and weights bf16, whose sum is that of the rounded ones; the result is rounded once more.
 TOLERANCE = 0.005
@@ -80,7 +81,7 @@ def rows(draw: st.DrawFn) -> tuple[int, int]:
     return draw(st.one_of(st.just(1), st.integers(1, min(context_len, 40)))), context_len
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(
     rows=st.lists(rows(), min_size=1, max_size=5),
     block_size=st.sampled_from([1, 3, 16, 32, 256]),

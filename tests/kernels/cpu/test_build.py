@@ -90,6 +90,7 @@ def build_and_report(isa_name: str, results: "multiprocessing.Queue[tuple[str, i
     results.put((str(build(BY_NAME[isa_name], said.append)), len(said)))
 
 
+@pytest.mark.slow
 def test_processes_that_build_at_once_build_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     context = multiprocessing.get_context("fork")
@@ -132,6 +133,7 @@ def test_a_cache_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Monk
         build(BY_NAME["avx2"], lambda line: None)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("objdump") is None, reason="needs objdump")
 def test_the_code_for_amx_compiles_to_tiles() -> None:
     """No test runs it where there is no AMX; the emulation does, and differs in the macros of tiles.h only."""

@@ -85,7 +85,7 @@ def cases(draw: st.DrawFn) -> Case:
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     case=cases(),
     num_sms=st.sampled_from([1, 132]),
@@ -97,8 +97,7 @@ def test_any_batch(device: torch.device, case: Case, num_sms: int, piece_len: in
     check(batch, attend(batch, num_sms, piece_len=piece_len, one_launch=one_launch))
 
 
-@pytest.mark.parametrize("flash_layout", [False, True])
-@pytest.mark.parametrize("block_size", [16, 64, 256])
+@pytest.mark.parametrize(("block_size", "flash_layout"), combinations([16, 64, 256], [False, True]))
 def test_the_twin(device: torch.device, block_size: int, flash_layout: bool) -> None:
     case = Case(MIXED, replace(SMALL, block_size=block_size), flash_layout=flash_layout)
     batch = Batch(case, device)
@@ -112,8 +111,7 @@ def test_the_twin(device: torch.device, block_size: int, flash_layout: bool) -> 
     torch.testing.assert_close(*results, atol=2e-3, rtol=1e-3)
 
 
-@pytest.mark.parametrize("group", [1, 2, 4, 5, 8, 16])
-@pytest.mark.parametrize("piece_len", [None, 128])
+@pytest.mark.parametrize(("piece_len", "group"), combinations([None, 128], [5, 1, 2, 4, 8, 16]))
 def test_groups_of_query_heads(device: torch.device, group: int, piece_len: int | None) -> None:
     kv_heads = 1 if group > 4 else 2
     shape = AttentionShape(kv_heads * group, kv_heads, 64, 32, torch.float32)
@@ -129,12 +127,14 @@ def test_block_sizes(device: torch.device, block_size: int) -> None:
     check(batch, attend(batch))
 
 
+@pytest.mark.slow
 def test_pieces_that_early_queries_of_a_tile_do_not_see(device: torch.device) -> None:
     # Tiles of 32 queries, pieces of 32 positions: the last piece of a tile has a part of the diagonal only.
     batch = Batch(Case([(61, 61), (90, 200)], AttentionShape(4, 2, 64, 16, torch.float32)), device)
     check(batch, attend(batch, piece_len=32))
 
 
+@pytest.mark.slow
 def test_more_pieces_than_a_merging_program_takes_at_once(device: torch.device) -> None:
     batch = Batch(Case([(1, 32 * 35), (1, 32 * 32), (2, 32 * 17 + 5)], replace(SMALL, dtype=torch.float32)), device)
     check(batch, attend(batch, piece_len=32))
@@ -148,12 +148,13 @@ def test_scores_far_apart(device: torch.device) -> None:
     torch.testing.assert_close(out.double(), batch.expected, atol=2e-3, rtol=2e-3)
 
 
+@pytest.mark.slow
 def test_a_context_of_128k(device: torch.device) -> None:
     batch = Batch(Case([(1, 131072), (1, 5)], AttentionShape(2, 1, 64, 1024, torch.float16)), device)
     check(batch, attend(batch, num_sms=132))
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=examples(8), deadline=None)
 @given(
     contexts=st.lists(st.one_of(st.integers(1, 50), st.integers(1, 1500)), min_size=1, max_size=5),
     spare_rows=st.integers(0, 2),
@@ -172,6 +173,7 @@ def test_a_graph_of_several_queries_a_row(device: torch.device) -> None:
     check(batch, out)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("piece_len", [None, 128])
 def test_results_do_not_hang_on_company(device: torch.device, piece_len: int | None) -> None:
     """Bit for bit, where the pieces are given or no row is long enough to be cut."""

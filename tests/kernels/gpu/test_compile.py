@@ -35,6 +35,7 @@ def config(compiled):
     return dict(each.split("=") for each in compiled["variant"]["config"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("groups", [GROUPS[:1], GROUPS[1:]], ids="-".join)
 def test_no_configuration_spills_or_takes_too_much(groups, arch):
@@ -70,6 +71,7 @@ def test_nothing_is_left_out():
     assert {line.split("[")[0] for line in listed} == launched
 
 
+@pytest.mark.slow
 def test_faults_are_found():
     compiled = compile_groups(ARCHS, ["broken"])
     for arch in ARCHS:

@@ -11,6 +11,7 @@ from torch import Tensor
 from kernels.gpu.sampling.log_probs import MAX_TOP, LogProbs
 from kernels.reference.log_probs import log_probs as twin
 from tests.kernels.gpu.memory import far_apart, framed
+from tests.support.effort import examples
 
 POISON = -4.0e9
 QWEN_VOCAB = 151_936
@@ -47,7 +48,7 @@ def assert_twins(logits: Tensor, token_ids: list[int], num_top: int, lookup: Log
     return actual
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=examples(12), deadline=None)
 @given(
     vocab_size=st.sampled_from([1, 2, 20, 127, 128, 129, 1023, 1025, 4097]),
     kind=st.sampled_from(["normal", "few values", "mostly -inf"]),

@@ -30,6 +30,7 @@ from tests.kernels.gpu.sampler_cases import (
     exact_weights,
     make_logits,
 )
+from tests.support.effort import examples
 
 QWEN_VOCAB = 151_936
 ON_GPU = torch.cuda.is_available()
@@ -54,7 +55,8 @@ some_row = st.builds(
 )
 
 
-@settings(max_examples=12, deadline=None, derandomize=True, phases=[Phase.generate])  # shrinking would take minutes
+# Shrinking would take minutes.
+@settings(max_examples=examples(12), deadline=None, derandomize=True, phases=[Phase.generate])
 @given(
     rows=st.lists(some_row, min_size=8, max_size=8),
     kind=st.sampled_from(KINDS),
@@ -95,8 +97,16 @@ FILTERS = (
 CUTS = (*FILTERS, *(Row(top_k=k) for k in (2, 40, 150)), *(Row(top_p=p) for p in (0.4, 0.85, 0.99)), Row(min_p=0.01))
 
 
-@pytest.mark.parametrize("num_candidates", [4, 2048])
-@pytest.mark.parametrize("kind", ["normal", "few values"])
+@pytest.mark.parametrize(
+    ("kind", "num_candidates"),
+    [
+        ("normal", 2048),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in [("few values", 2048), ("normal", 4), ("few values", 4)]
+        ),
+    ],
+)
 def test_filters_cut_between_the_same_two_tokens_as_in_float64(
     kind: str, num_candidates: int, device: torch.device
 ) -> None:
@@ -123,7 +133,9 @@ def test_filters_cut_between_the_same_two_tokens_as_in_float64(
     assert draw(logits.expand(len(rows), -1), rows, num_candidates=num_candidates) == expected
 
 
-@pytest.mark.parametrize("row", [*FILTERS, Row(temperature=0.6)], ids=str)
+@pytest.mark.parametrize(
+    "row", [Row(temperature=0.6), *(pytest.param(row, marks=pytest.mark.slow) for row in FILTERS)], ids=str
+)
 def test_tokens_are_as_frequent_as_they_are_probable(row: Row, device: torch.device) -> None:
     """Pearson's chi-squared at a fixed seed, of one request's uniforms, against the exact probabilities."""
     draws = 20_000 if ON_GPU else 40
@@ -144,6 +156,7 @@ def test_tokens_are_as_frequent_as_they_are_probable(row: Row, device: torch.dev
     assert statistic < freedom + 4 * np.sqrt(2 * freedom)
 
 
+@pytest.mark.slow
 def test_ties_go_as_the_twins_do(device: torch.device) -> None:
     """The edges here are exact in float32, so that there is no tolerance."""
     logits = torch.zeros(12, 260, device=device)
@@ -249,6 +262,7 @@ def test_logits_may_lie_more_than_32_bits_apart() -> None:
     assert_right(draw(logits, rows), logits, rows)
 
 
+@pytest.mark.slow
 def test_a_whole_vocabulary(device: torch.device) -> None:
     """Bounds from statistics, and bisection over most of the row where they leave more than can be gathered."""
     logits = torch.cat([torch.zeros(2, QWEN_VOCAB), make_logits("normal", 9, 5, QWEN_VOCAB)]).to(device)

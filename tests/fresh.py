@@ -1,0 +1,80 @@
+"""Runs seeds and examples that no run has had before, for a while. `.ci/run` does, after the fixed ones.
+
+    python -m tests.fresh --seconds 180 --warnings build/warnings.txt
+
+A failure here is a fault that the change under test need not have made, so it does not fail the run: it is written to
+the file of warnings, with the command that replays it, and CI repeats it at its end. The next change mends the fault
+and adds the case.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+SHARE_OF_SIMULATOR = 0.6
+ADVICE = "Mend it with the next change, and add the case (CASES in tests/sim/test_sim.py, or an @example)."
+MACHINES = (  # that draw their steps: what they can find is far from used up
+    "tests/scheduler/test_fuzz.py",
+    "tests/scheduler/test_ledger_fuzz.py",
+    "tests/scheduler/test_outbox_fuzz.py",
+    "tests/scheduler/test_records.py",
+    "tests/executor/test_link.py",
+)
+
+
+def simulate(seconds: float) -> str:
+    """Run seeds of the simulator. Returns what it said of those that failed."""
+    jobs = str(os.cpu_count() or 1)
+    done = _run("-m", "tests.sim", "--fresh", str(seconds), "--jobs", jobs)
+    print(done.stdout.strip().splitlines()[-1][:400] if done.stdout else done.stderr)
+    return "" if done.returncode == 0 else _told(done)
+
+
+def draw(until: float) -> str:
+    """Let hypothesis draw new examples until the time is up or one fails. Returns what it said of that one."""
+    seed = time.time_ns() % 10**9
+    runs = 0
+    while time.monotonic() < until:
+        seed += 1
+        options = ["-p", "no:xdist", "--hypothesis-profile=fresh", f"--hypothesis-seed={seed}", "-m", "hypothesis"]
+        done = _run("-m", "pytest", *options, MACHINES[runs % len(MACHINES)])
+        runs += 1
+        if done.returncode != 0:
+            command = f"python -m pytest {' '.join(options)} {MACHINES[(runs - 1) % len(MACHINES)]}"
+            return f"{_told(done)}\nreplay it with: {command}"
+    print(f"{runs} runs of hypothesis' machines, none failed")
+    return ""
+
+
+def main() -> int:
+    """The command. Returns 0 whatever it finds."""
+    parser = argparse.ArgumentParser("python -m tests.fresh", description=__doc__)
+    parser.add_argument("--seconds", type=float, default=180.0)
+    parser.add_argument("--warnings", type=Path, required=True, metavar="FILE", help="is only there if one failed")
+    options = parser.parse_args()
+    options.warnings.unlink(missing_ok=True)
+    until = time.monotonic() + options.seconds
+    found = [told for told in (simulate(options.seconds * SHARE_OF_SIMULATOR), draw(until)) if told]
+    if found:
+        warning = "\n\n".join(["FRESH SEEDS HAVE FOUND A FAULT. " + ADVICE, *found])
+        options.warnings.parent.mkdir(parents=True, exist_ok=True)
+        options.warnings.write_text(warning + "\n")
+        print(f"\n{'!' * 80}\n{warning}\n{'!' * 80}\n", flush=True)
+    return 0
+
+
+def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *arguments], check=False, cwd=ROOT, capture_output=True, text=True)
+
+
+def _told(done: subprocess.CompletedProcess[str]) -> str:
+    """The end of what a process said."""
+    return (done.stdout + done.stderr)[-4000:].strip()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,61 @@
+"""How much of a property `make test` tries, and what it leaves to `make test-slow`.
+
+Hypothesis tries few examples in the first and more in the second, always the same ones: examples that are drawn anew
+would fail a change that has nothing to do with them. `tests/fresh.py` draws those.
+"""
+
+import itertools
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+from hypothesis import settings
+
+THOROUGH = 100  # hypothesis' own number of examples; numbers given to `examples` are of this effort
+QUICK = 25
+FEWEST = 5
+
+
+def load_profiles() -> None:
+    """Declare the profiles that `--hypothesis-profile` can name, and choose `quick` unless it does."""
+    settings.register_profile("quick", max_examples=QUICK, derandomize=True)
+    settings.register_profile("thorough", max_examples=THOROUGH, derandomize=True)
+    settings.register_profile("fresh", max_examples=THOROUGH, derandomize=False, database=None)
+    settings.load_profile("quick")
+
+
+def examples(thorough: int) -> int:
+    """How many examples a test tries in the chosen profile, if it tries `thorough` in that of this name."""
+    return max(FEWEST, thorough * settings.default.max_examples // THOROUGH)
+
+
+def combinations(*axes: Iterable[Any], together: int = 1) -> list[Any]:
+    """Every combination of a value from each axis, for `parametrize`.
+
+    `make test` runs just enough of them that any values of `together` axes meet, the others are marked slow.
+
+    Args:
+        axes: values, or names with their values; a name stands in the test's name.
+    """
+    named = [list(axis.items() if isinstance(axis, dict) else ((str(value), value) for value in axis)) for axis in axes]
+    every = list(itertools.product(*named))
+    chosen = _covering([[str(name) for name, _ in combination] for combination in every], together)
+    return [
+        pytest.param(
+            *(value for _, value in combination),
+            id="-".join(name for name, _ in combination),
+            marks=() if i in chosen else pytest.mark.slow,
+        )
+        for i, combination in enumerate(every)
+    ]
+
+
+def _covering(every: list[list[str]], together: int) -> set[int]:
+    """Which combinations to take so that all values that can meet do; always the one in which most meet anew."""
+    meetings = [set(itertools.combinations(enumerate(combination), together)) for combination in every]
+    to_meet, chosen = set().union(*meetings), set()
+    while to_meet:
+        best = max(range(len(every)), key=lambda i: len(meetings[i] & to_meet))
+        to_meet -= meetings[best]
+        chosen.add(best)
+    return chosen
