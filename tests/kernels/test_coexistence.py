@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 SCRIPT = """
 import sys
@@ -19,8 +21,6 @@ model = Qwen3ForCausalLM(Qwen3Config(
     num_attention_heads=2, num_key_value_heads=1, head_dim=8, pad_token_id=0))
 print(is_kernels_available(), model.generate(torch.tensor([[1, 2, 3]]), max_new_tokens=4, do_sample=False).shape)
 """
-
-import pytest
 
 
 @pytest.mark.slow
