@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
+torch = pytest.importorskip("torch", reason="needs torch: pip install baton[executor]")
+transformers = pytest.importorskip("transformers", reason="needs transformers: pip install baton[dev]")
 
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402

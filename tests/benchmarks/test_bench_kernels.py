@@ -195,7 +195,7 @@ def test_targets():
         assert targets.summarize([figures]).endswith(f"{said} targets met")
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine where torch finds no CUDA device")
 def test_without_a_gpu_it_says_so():
     command = [sys.executable, ROOT / "benchmarks" / "bench_kernels.py", "--quick"]
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)

@@ -114,7 +114,7 @@ with LocalFleet(fake_spec(executors=2)) as fleet:
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="PR_SET_PDEATHSIG")
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux, for PR_SET_PDEATHSIG")
 def test_children_die_with_a_parent_that_is_killed():
     with subprocess.Popen(
         [sys.executable, "-c", PARENT.format(root=os.getcwd())], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL

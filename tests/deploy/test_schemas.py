@@ -54,7 +54,7 @@ def test_a_value_of_another_type_is_found():
         kubernetes_validate.validate(manifest, OLDEST, strict=True)
 
 
-@pytest.mark.skipif(shutil.which("kubectl") is None, reason="there is no kubectl to compare with")
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="needs kubectl on the path, to compare with")
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_kubectl_renders_the_same(overlay):
     """What these tests look at is what kustomize makes of the folder."""

@@ -46,7 +46,9 @@ def test_serving_imports_no_transformers() -> None:
         (["--num-blocks", "2", "--max-model-len", "100"], "the pool holds 32 positions (2 blocks of 16)"),
         (["--kv-cache-memory", "1e-9"], "hold no block"),
         (["--num-blocks", "1000000000"], "cannot be allocated"),
-        pytest.param(["--device", "cuda"], "finds no GPU here", marks=pytest.mark.skipif(HAS_GPU, reason="has a GPU")),
+        pytest.param(
+            ["--device", "cuda"], "finds no GPU here", marks=pytest.mark.skipif(HAS_GPU, reason="needs to see no GPU")
+        ),
     ],
 )
 def test_configuration_errors_are_one_line(arguments: list[str], complaint: str) -> None:

@@ -27,7 +27,7 @@ from tests.support.effort import combinations
 RUNNABLE = [isa.name for isa in ISAS if processor_flags().issuperset(isa.needs)]
 LENGTH, PROMPT = 96, 77
 
-pytestmark = pytest.mark.skipif(not RUNNABLE, reason="this processor runs none of the C++ kernels")
+pytestmark = pytest.mark.skipif(not RUNNABLE, reason="needs a processor with AVX2 or more")
 
 
 @pytest.fixture(params=RUNNABLE)
@@ -252,7 +252,7 @@ def pinned(arguments: str) -> str:
 def test_threads_are_pinned_if_all_cpus_are_used() -> None:
     cpus = sorted(os.sched_getaffinity(0))
     if len(cpus) < 2:
-        pytest.skip("one CPU")
+        pytest.skip("needs two CPUs or more")
     load(1, print)  # built outside, so that nothing else is said
     assert pinned("pin_threads=True") == f"{cpus} {cpus[:1]} {len(cpus)}"
     assert pinned("1, pin_threads=True") == f"{cpus} {cpus} 0", "another executor may have the others"

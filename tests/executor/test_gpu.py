@@ -93,7 +93,7 @@ def test_memory_does_not_grow(checkpoint: Make, attention: str) -> None:
 
 def test_executor_is_swapped_under_load(checkpoint: Make, tmp_path: Any) -> None:
     """SIGKILL in the middle of 16 greedy streams; another executor on the same GPU goes on with the same text."""
-    pytest.importorskip("openai", reason="needs the packages of the client and the frontend")
+    pytest.importorskip("openai", reason="needs the packages of the client and the frontend: pip install baton[dev]")
     from tests.e2e.conftest import client_of, running_fleet
 
     folder = checkpoint(preset="0.6B", tokenizer=True, num_layers=2)

@@ -199,7 +199,7 @@ def works(*command):
 def mounted(*arguments):
     """A file system of our own."""
     if not works("mount", *arguments):
-        pytest.skip("needs to be allowed to mount")
+        pytest.skip("needs root and a machine that lets it mount file systems")
     try:
         yield
     finally:
@@ -217,7 +217,7 @@ def disk(tmp_path):
         pytest.skip("needs mkfs.ext4")
     with mounted("-o", "loop", image, folder):
         if not works("fsfreeze", "--freeze", folder):
-            pytest.skip("needs to be allowed to freeze a file system")
+            pytest.skip("needs root and a machine that lets it freeze a file system")
         # Whoever waits for a frozen disk cannot even be killed; so a test that goes wrong must not leave one behind.
         watchdog = f"trap 'fsfreeze --unfreeze {folder}; exit' TERM; sleep 20 & wait; fsfreeze --unfreeze {folder}"
         with subprocess.Popen(

@@ -22,7 +22,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     if not HAS_CUDA:
         pytest.skip("needs a CUDA device, and torch finds none")
     if INTERPRETED:
-        pytest.skip("needs compiled kernels, and TRITON_INTERPRET=1 is set")
+        pytest.skip("needs compiled kernels: start pytest without TRITON_INTERPRET=1")
 
 
 @pytest.fixture(scope="session")

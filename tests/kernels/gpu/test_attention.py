@@ -202,7 +202,7 @@ def test_an_empty_step(device: torch.device) -> None:
 def test_caches_of_more_than_2_to_the_31_values(device: torch.device, tmp_path: Path, block_size: int) -> None:
     """Blocks that lie 2**30 values apart, in a file that is almost all hole."""
     if device.type != "cpu":
-        pytest.skip("needs memory from a sparse file")
+        pytest.skip("needs a machine without a GPU, for memory from a sparse file")
     batch = Batch(Case([(1, 2 * block_size + 8)], replace(SMALL, block_size=block_size)), device)
     num_blocks, *sizes = batch.cache.keys.shape
     assert num_blocks == 5
