@@ -39,6 +39,7 @@ BENCH = ("bench", "--num-seqs", 4, "--max-prompt", 100, "--max-output", 1000, "-
 NUM_SEQUENCES = {"greedy": 1, "seeded": 1, "whole": 1, "two answers": 2, "batch": 6, "bench": 4}
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_everything_goes_on_where_it_broke_off(service, tmp_path):
     """Requests of every kind are in progress when the scheduler is killed, and killed again when they go on."""

@@ -104,6 +104,7 @@ def test_a_rollout_goes_on_when_the_scheduler_is_killed(tmp_path):
         assert not pids & {executor["pid"] for executor in service.status()["executors"]}
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_a_rollout_that_starts_the_successors_itself(fleet, tmp_path):
     """There is no supervisor here, and the fleet is never smaller than it was."""

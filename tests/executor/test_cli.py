@@ -43,9 +43,13 @@ def test_serving_imports_no_transformers() -> None:
     [
         (["--model", "/nowhere/at/all"], "there is no folder /nowhere/at/all"),
         (["--max-model-len", "1000000"], "--max-model-len is 1000000, the model takes"),
-        (["--num-blocks", "2", "--max-model-len", "100"], "the pool holds 32 positions (2 blocks of 16)"),
-        (["--kv-cache-memory", "1e-9"], "hold no block"),
-        (["--num-blocks", "1000000000"], "cannot be allocated"),
+        pytest.param(
+            ["--num-blocks", "2", "--max-model-len", "100"],
+            "the pool holds 32 positions (2 blocks of 16)",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(["--kv-cache-memory", "1e-9"], "hold no block", marks=pytest.mark.slow),
+        pytest.param(["--num-blocks", "1000000000"], "cannot be allocated", marks=pytest.mark.slow),
         pytest.param(
             ["--device", "cuda"], "finds no GPU here", marks=pytest.mark.skipif(HAS_GPU, reason="needs to see no GPU")
         ),
