@@ -98,6 +98,7 @@ def figures_of(done):
     return json.loads(line)
 
 
+@pytest.mark.slow
 def test_the_whole_benchmark_on_a_cpu(tiny, tmp_path):
     done = bench(
         *("--model", "tiny", "--checkpoint", tiny["tiny"], "--out", tmp_path),
@@ -128,6 +129,7 @@ def test_the_whole_benchmark_on_a_cpu(tiny, tmp_path):
     assert "target" not in done.stderr
 
 
+@pytest.mark.slow
 def test_several_ranks(tiny):
     done = bench(
         *("--model", "tiny-moe", "--checkpoint", tiny["tiny-moe"], "--tensor-parallel", 2),
@@ -140,7 +142,7 @@ def test_several_ranks(tiny):
     assert figures["phases"]["decode"]["tokens"] + figures["phases"]["mixed"]["tokens"] == 16 + 16 - 2
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine where torch finds no CUDA device")
 def test_without_a_gpu_it_says_so():
     done = bench("--model", "tiny", device="cuda")
     assert done.returncode == 2

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
@@ -20,6 +22,7 @@ def test_the_journals_benchmark():
     assert all(each["us_latency_p50"] > 0 and each["us_core"] > 0 for each in figures)
 
 
+@pytest.mark.slow
 def test_the_benchmark_of_failover():
     (figures,) = lines("bench_failover.py", "--kills", "1", "--streams", "2", "--setting", "sibling")
     assert figures["pauses"] in (1, 2), "of the streams that ran on the one that was killed"

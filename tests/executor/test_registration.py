@@ -23,6 +23,7 @@ from executor_svc.service.registration import (
     SendToScheduler,
     StopProcess,
 )
+from tests.support.effort import examples
 from tests.support.hello import hello
 
 HELLO = hello()
@@ -296,4 +297,4 @@ class RegistrationMachine(RuleBasedStateMachine):
 
 
 TestRegistrationMachine = RegistrationMachine.TestCase
-TestRegistrationMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestRegistrationMachine.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)

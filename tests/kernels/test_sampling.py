@@ -16,6 +16,7 @@ from transformers.generation.logits_process import (
 from executor_svc.staging.uniforms import uniforms
 from kernels import reference
 from kernels.reference import SamplingInputs
+from tests.support.effort import examples
 
 VOCAB = 50
 

@@ -18,6 +18,7 @@ from scheduler_svc.core.scheduling.admission import MAX_PREEMPTIONS
 from scheduler_svc.core.scheduling.scheduler import Scheduler, SchedulerConfig
 from scheduler_svc.core.sequence import Sequence
 from scheduler_svc.core.step_output import SequenceEnd, StepOutput
+from tests.support.effort import examples
 from tests.support.oracle import OracleExecutor, expected_output
 
 VOCAB_SIZE = 5

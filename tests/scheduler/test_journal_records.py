@@ -22,6 +22,7 @@ from scheduler_svc.core.requests.journal_records import (
 )
 from scheduler_svc.core.sequence import new_sequences
 from scheduler_svc.core.step_output import SequenceEnd, StepOutput
+from tests.support.effort import examples
 
 PROMPT = array("i", [5, 6, 7]).tobytes()
 

@@ -10,6 +10,7 @@ from common.sampling_columns import SAMPLING_COLUMNS, SamplingColumns
 from kernels import reference
 from kernels.cpu import CpuKernels
 from kernels.reference import INPUT_DTYPES, SamplingInputs
+from tests.support.effort import examples
 
 
 def draw(kernels: object, logits: Tensor, *columns: Tensor) -> list[int]:

@@ -25,6 +25,7 @@ from kernels.gpu.attention.plan import (
     choose_tiles,
 )
 from tests.kernels.gpu.attention_cases import Batch, Case, attend_arguments, attend_with
+from tests.support.effort import combinations, examples
 
 SMALL = AttentionShape(4, 2, 64, 16, torch.float16)
 # A row of each kind: decode rows at and around the ends of blocks, steps and tiles, a new prompt, a cached prefix.

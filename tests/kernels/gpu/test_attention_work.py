@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from kernels.gpu.attention.plan import AttentionPlan, AttentionPlanner, AttentionShape, GraphBounds, choose_tiles
 from kernels.gpu.attention.work import ITEM_FIELDS, MERGE_FIELDS, Capacity, Cutting, RowColumns, WorkList, cut_rows
+from tests.support.effort import examples
 
 H200_SMS = 132
 SHAPE = AttentionShape(16, 8, 128, 256, torch.bfloat16)

@@ -24,6 +24,7 @@ from kernels.gpu.attention.flash_attention import FlashAttention, choose_num_spl
 from kernels.gpu.attention.paged_attention import PagedAttention
 from kernels.gpu.attention.plan import AttentionShape, GraphBounds, StagedPlan
 from tests.kernels.gpu.attention_cases import Batch, Case, attend_arguments, attend_with
+from tests.support.effort import examples
 
 SHAPE = AttentionShape(4, 2, 64, 256, torch.float16)
 H200_SMS = 132

@@ -18,6 +18,7 @@ from kernels.gpu.moe import routing as moe_routing
 from kernels.gpu.moe.experts import Experts
 from kernels.gpu.moe.products import ProductTiles
 from tests.kernels.gpu import memory
+from tests.support.effort import examples
 
 NUM_EXAMPLES = 15  # each runs hundreds of programs through the interpreter, or compiles three kernels
 dtypes = st.sampled_from([torch.float32, torch.float16])
