@@ -19,11 +19,14 @@ SHARE_OF_SIMULATOR = 0.6
 ADVICE = "Mend it with the next change, and add the case (CASES in tests/sim/test_sim.py, or an @example)."
 MACHINES = (  # that draw their steps: what they can find is far from used up
     "tests/scheduler/test_fuzz.py",
-    "tests/scheduler/test_ledger_fuzz.py",
+    "tests/scheduler/test_group_commit_fuzz.py",
     "tests/scheduler/test_outbox_fuzz.py",
-    "tests/scheduler/test_records.py",
-    "tests/executor/test_link.py",
+    "tests/scheduler/test_journal_records.py",
+    "tests/executor/test_registration.py",
 )
+
+
+assert all((ROOT / path).is_file() for path in MACHINES), "a file of MACHINES has moved"
 
 
 def simulate(seconds: float) -> str:

@@ -87,6 +87,6 @@ def test_the_story_of_a_run_can_be_read(capsys):
 
 def test_fresh_seeds_stop_when_the_time_is_up(capsys):
     assert main(["--fresh", "0.01"]) == 0
-    said, report = capsys.readouterr().out.splitlines()
+    said, *_, report = capsys.readouterr().out.splitlines()
     assert said.startswith("seeds from ")
     assert json.loads(report)["runs"] > 0
