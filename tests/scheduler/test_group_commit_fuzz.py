@@ -9,6 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from scheduler_svc.core.requests.group_commit import RETRY_AFTER_S, STUCK_AFTER_S, GroupCommit, JournalState
 from scheduler_svc.core.requests.journal_records import Ending, EndRecord, encode
 from tests.support.disk import Disk, request_record, step_record
+from tests.support.effort import examples
 
 
 @dataclass(frozen=True)
