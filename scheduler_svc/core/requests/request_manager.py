@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from common import messages as m
 from common.errors import RequestRejected
 from scheduler_svc.core.actions import Action, Level, Peer, log_line
-from scheduler_svc.core.observability.service_counters import ServiceCounters
 from scheduler_svc.core.requests.frontends import Frontends
 from scheduler_svc.core.requests.group_commit import BatchFailed, BatchSaved, GroupCommit, JournalBatch, JournalState
 from scheduler_svc.core.requests.journal_records import AnyRecord, EndRecord, Progress, RequestRecord, StepRecord
 from scheduler_svc.core.requests.outbox import Outbox
 from scheduler_svc.core.requests.recovery import CrashCount, restored
+from scheduler_svc.core.requests.request_counters import RequestCounters
 from scheduler_svc.core.requests.request_table import Request, RequestTable
 from scheduler_svc.core.scheduling.scheduler import Scheduler
 from scheduler_svc.core.step_output import SequenceEnd, StepOutput
@@ -54,7 +54,7 @@ class RequestManager:
     def __init__(
         self,
         scheduler: Scheduler,
-        counters: ServiceCounters,
+        counters: RequestCounters,
         journal: JournalState,
         first_batch: int,
         *,

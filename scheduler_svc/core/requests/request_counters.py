@@ -1,0 +1,26 @@
+"""What the request manager tells of requests to what counts them (`observability/service_counters.py`). Pure."""
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from scheduler_svc.core.sequence import Sequence
+from scheduler_svc.core.step_output import SequenceEnd, StepOutput
+
+
+class RequestCounters(Protocol):
+    """Counts what happens to requests, and decides nothing. `now` is the caller's time."""
+
+    def request_refused(self, code: str) -> None:
+        """A request was not taken."""
+
+    def requests_restored(self, count: int) -> None:
+        """So many open requests came back from the journal."""
+
+    def submitted(self, sequences: Iterable[Sequence], now: float) -> None:
+        """A request with these sequences was taken."""
+
+    def stepped(self, output: StepOutput, now: float) -> None:
+        """Sequences have new tokens; some have ended."""
+
+    def ended(self, end: SequenceEnd, now: float) -> None:
+        """A sequence has ended other than by a step."""
