@@ -58,6 +58,7 @@ class Lanes:
         self.tokens: IntArray = np.empty((num_lanes, INITIAL_TOKENS), np.int32)
         self.serial: npt.NDArray[np.int64] = np.full(num_lanes, -1, np.int64)
         self.sampling = SamplingColumns.greedy(num_lanes)
+        self._sampling_fields = [(getattr(self.sampling, name), of.name) for name, of in SAMPLING_COLUMNS.items()]
         self.sequences: list[Sequence | None] = [None] * num_lanes
         self.tables: list[BlockTable] = [BlockTable() for _ in range(num_lanes)]
         self.phases = [LanePhase.FREE] * num_lanes
@@ -93,8 +94,8 @@ class Lanes:
         stops = params.stop_token_ids[:MAX_STOPS]
         self.stops[lane, : len(stops)] = stops
         self.has_more_stops[lane] = len(params.stop_token_ids) > MAX_STOPS
-        for name, parameter in SAMPLING_COLUMNS.items():
-            getattr(self.sampling, name)[lane] = getattr(params, parameter.name)
+        for column, name in self._sampling_fields:
+            column[lane] = getattr(params, name)
         self.sampling.seeds[lane] = sequence.seed  # its own, of a request that may have several sequences
         return lane
 

@@ -12,13 +12,16 @@ from kernels import reference
 from kernels.gpu.layers import activation
 from tests.kernels.gpu import memory
 
-dtypes = st.sampled_from([torch.float32, torch.float16, torch.bfloat16])
-gaps = st.sampled_from([0, 1, 8])
-"""Values between the rows."""
-
 
 @settings(max_examples=memory.NUM_EXAMPLES, deadline=None)
-@given(rows=st.integers(1, 5), size=st.integers(1, 300), dtype=dtypes, gap=gaps, out_gap=gaps, seed=st.integers(0, 99))
+@given(
+    rows=st.integers(1, 5),
+    size=st.integers(1, 300),
+    dtype=memory.DTYPES,
+    gap=memory.GAPS,
+    out_gap=memory.GAPS,
+    seed=st.integers(0, 99),
+)
 @example(rows=2, size=1024, dtype=torch.bfloat16, gap=0, out_gap=0, seed=0)
 @example(rows=2, size=1216, dtype=torch.float16, gap=0, out_gap=0, seed=0)
 @example(rows=1, size=3072, dtype=torch.float16, gap=8, out_gap=8, seed=1)

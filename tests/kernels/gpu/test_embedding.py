@@ -13,9 +13,6 @@ from kernels.gpu.layers.embedding import embed_tokens
 from tests.kernels.gpu import memory
 
 VOCAB, LANES = 11, 5
-dtypes = st.sampled_from([torch.float32, torch.float16, torch.bfloat16])
-gaps = st.sampled_from([0, 1, 8])
-"""Values between the rows."""
 
 
 def ints(values: list[int], device: torch.device) -> Tensor:
@@ -31,7 +28,14 @@ def plans(draw: st.DrawFn) -> tuple[list[int], list[int]]:
 
 
 @settings(max_examples=memory.NUM_EXAMPLES, deadline=None)
-@given(plan=plans(), size=st.integers(1, 200), dtype=dtypes, gap=gaps, out_gap=gaps, seed=st.integers(0, 99))
+@given(
+    plan=plans(),
+    size=st.integers(1, 200),
+    dtype=memory.DTYPES,
+    gap=memory.GAPS,
+    out_gap=memory.GAPS,
+    seed=st.integers(0, 99),
+)
 @example(plan=([3, -1], [0, 2]), size=2560, dtype=torch.bfloat16, gap=0, out_gap=0, seed=0)
 @example(plan=([-1, -1], [4, 0]), size=2048, dtype=torch.float16, gap=8, out_gap=0, seed=1)
 def test_embed_tokens(

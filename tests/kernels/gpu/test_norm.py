@@ -13,13 +13,17 @@ from kernels.gpu.layers import norm
 from tests.kernels.gpu import memory
 
 EPS = 1e-6
-dtypes = st.sampled_from([torch.float32, torch.float16, torch.bfloat16])
-gaps = st.sampled_from([0, 1, 8])
-"""Values between the rows."""
 
 
 @settings(max_examples=memory.NUM_EXAMPLES, deadline=None)
-@given(rows=st.integers(1, 5), size=st.integers(1, 300), dtype=dtypes, gap=gaps, out_gap=gaps, seed=st.integers(0, 99))
+@given(
+    rows=st.integers(1, 5),
+    size=st.integers(1, 300),
+    dtype=memory.DTYPES,
+    gap=memory.GAPS,
+    out_gap=memory.GAPS,
+    seed=st.integers(0, 99),
+)
 @example(rows=3, size=1024, dtype=torch.bfloat16, gap=0, out_gap=0, seed=0)
 @example(rows=1, size=2560, dtype=torch.float16, gap=8, out_gap=0, seed=1)
 def test_rms_norm(
@@ -37,7 +41,12 @@ def test_rms_norm(
 
 @settings(max_examples=memory.NUM_EXAMPLES, deadline=None)
 @given(
-    rows=st.integers(1, 5), size=st.integers(1, 300), dtype=dtypes, gap=gaps, residual_gap=gaps, seed=st.integers(0, 99)
+    rows=st.integers(1, 5),
+    size=st.integers(1, 300),
+    dtype=memory.DTYPES,
+    gap=memory.GAPS,
+    residual_gap=memory.GAPS,
+    seed=st.integers(0, 99),
 )
 @example(rows=3, size=1024, dtype=torch.bfloat16, gap=0, residual_gap=0, seed=0)
 @example(rows=1, size=2560, dtype=torch.float16, gap=0, residual_gap=8, seed=1)
