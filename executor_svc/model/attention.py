@@ -38,8 +38,8 @@ class AttentionBackend(Protocol[Metadata]):
     def plan(self, columns: PlanColumns, *, fixed: bool) -> Planned[Metadata]:
         """Work out, once a step, what `attend` needs in every layer.
 
-        `fixed`: the plan has decode rows only and is for a captured graph: but for the last array, sizes may depend on
-        the number of rows only, and so may what is not in the arrays.
+        `fixed`: the plan has decode rows only and is for a captured graph: sizes (except that of the last
+        array), and what is not in the arrays, may depend on the number of rows only.
         """
         ...
 

@@ -19,7 +19,7 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> tuple[Tensor, float]
     """Radians a position adds to each pair of dimensions, and the scale of cosines and sines.
 
     Returns:
-        float32 [head_dim / 2], and the attention factor (1.0 but for yarn).
+        float32 [head_dim / 2], and the attention factor (1.0 except for yarn).
     """
     frequencies = rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
     if rope.rope_type == "default":

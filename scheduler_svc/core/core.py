@@ -21,7 +21,7 @@ from scheduler_svc.core.requests.request_manager import RequestManager
 from scheduler_svc.core.scheduling.scheduler import Scheduler
 
 PAUSE_S = 1.0  # without a call: the caller ticks ten times a second, so it did not run (SIGSTOP, a suspended host)
-FORGIVE_S = 3.0  # after a pause: executors that lose patience with this side are not to blame
+FORGIVE_S = 3.0  # after a pause: executors drop the connection to a silent scheduler, and are not to blame
 
 
 class Core:

@@ -1,1 +1,1 @@
-"""The lives of executors: who is in the fleet, and when an executor has left it."""
+"""The lives of executors: which are in the fleet, and when an executor has left it."""

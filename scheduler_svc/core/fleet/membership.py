@@ -15,7 +15,7 @@ class Standing(Enum):
 
     READY = "ready"
     FINISHING = "finishing"  # its sequences end there, new ones go elsewhere
-    DRAINING = "draining"  # it gets no more plans, and is let go when those it has are answered
+    DRAINING = "draining"  # it gets no more plans, and its epoch ends when those it has are answered
 
 
 @dataclass(slots=True, eq=False)

@@ -1,1 +1,1 @@
-"""Requests of frontends: accepted, told, kept for a reader who comes back, and written down before they are told."""
+"""Requests of frontends: accepted, told, kept for a reader that comes back, and written down before they are told."""

@@ -27,7 +27,7 @@ STUCK_AFTER_S = 2.0
 SLOW_DISK_BYTES_PER_S = 4 * 2**20  # a batch may take so much longer than that
 TOUCH_S = 30.0  # a journal with requests is written to this often, so that its age tells when its scheduler ended
 RETRY_AFTER_S = 5.0
-MAX_LOG_BYTES = 256 * 2**20  # beyond it the oldest request is written again, so that what is before it can be let go
+MAX_LOG_BYTES = 256 * 2**20  # beyond it the oldest request is written again, so that what is before it can be deleted
 
 AnyAnnouncement = TypeVar("AnyAnnouncement")
 
@@ -300,7 +300,7 @@ class GroupCommit(Generic[AnyAnnouncement]):
         return self._write
 
     def _give_up(self, write: _Write[AnyAnnouncement], phase: JournalPhase, now: float) -> list[AnyAnnouncement]:
-        """The journal does not work: let go of all that waits. Returns it."""
+        """The journal does not work: release all announcements that wait. Returns them."""
         announcements = write.announcements + self._waiting
         self._records, self._waiting = [], []
         self._phase = phase

@@ -2,7 +2,7 @@
 
 A batch is a msgpack list of records. Sequences are named by their arrival, which no two ever share. One RequestRecord
 introduces a request, and carries the progress that its sequences have made until then: none for a new request, all for
-one that is written again so that the older part of the journal can be let go.
+one that is written again so that the older part of the journal can be deleted.
 
 The tags are the journal's format: they stay what they are when a class is renamed.
 """
@@ -190,7 +190,7 @@ def _decode(payload: bytes) -> list[AnyRecord]:
 
 
 def _replay_step(record: StepRecord, stories: dict[int, _Story]) -> None:
-    """Give a step's tokens to their sequences; sequences whose request was let go are passed over."""
+    """Give a step's tokens to their sequences; sequences whose request was dropped are passed over."""
     arrivals: list[Any] = np.frombuffer(record.arrivals, np.int64).tolist()
     for arrival, token in zip(arrivals, array("i", record.token_ids), strict=True):
         if (story := stories.get(arrival)) is not None:

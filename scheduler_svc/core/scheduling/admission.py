@@ -85,7 +85,7 @@ class Admission:
             if not running.has_prompt(sequence):
                 continue  # an older one took its blocks a moment ago
             while (row := running.reserve_more(sequence, budget)) is None:
-                # Sequences that decode have a row in this plan already, but for those that sit it out.
+                # Sequences that decode have a row in this plan already, except for those that sit it out.
                 spared = set(running.decode_rows().sequences).difference(skipped)
                 if (victim := _victim(executor, sequence, spared)) is None:
                     break
@@ -170,7 +170,7 @@ def _victim(executor: ExecutorState, sequence: Sequence, spared: Collection[Sequ
     """The last in rank of the running sequences behind this one that are not protected, nor in `spared`.
 
     Without one, the sequence sits this step out and keeps what it has. The first in rank always finds one, or has the
-    pool to itself but for protected sequences, which have all the blocks they need; so some sequence always goes on.
+    pool to itself except for protected sequences, which have all the blocks they need; so some sequence always goes on.
     """
     for candidate in reversed(executor.running):
         if candidate is sequence:

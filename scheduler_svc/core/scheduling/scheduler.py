@@ -252,7 +252,7 @@ class Scheduler:
         if not executor.running.has_prompt(suspect):
             return None
         row = executor.running.reserve_more(suspect, executor.limits.max_batch_tokens)
-        if row is None:  # it became a suspect here, in company that has taken the room: it waits for its turn alone
+        if row is None:  # it became a suspect here while others took the memory: it waits to run alone
             self.sequences.requeue(executor, suspect)
             return self.plan(executor.epoch)
         return self._build_alone(executor, row)

@@ -1,6 +1,6 @@
 """All sequences from their arrival to their end: which wait, and which run where. Pure.
 
-Every change of a sequence's state goes through here, but for the step from running to completing, which follows from
+Every change of a sequence's state goes through here, except for the step from running to completing, which follows from
 a plan (`executor_state.py`).
 """
 
