@@ -2,7 +2,7 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || echo python3)
 VENV   := .venv
 BIN    := $(VENV)/bin
-# Two processes take neighbouring tests, which share services; who has none left takes some of the other's.
+# Two processes take neighbouring tests, which share services; a process that has none left takes some of the other's.
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 # The oldest Triton that the kernels have to compile with: that of torch 2.11.
 TRITON_OLDEST := build/triton-3.6.0

@@ -23,7 +23,7 @@ effort.load_profiles()
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Where a scheduler keeps its journal if it is not told: not among those of whoever runs the tests.
+# Where a scheduler keeps its journal if no option says: not among the journals of the user who runs the tests.
 os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="baton-tests-")
 atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
 

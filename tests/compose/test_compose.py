@@ -1,4 +1,4 @@
-"""compose.yaml brought up for real: what it promises, and that a killed service costs nobody an answer."""
+"""compose.yaml brought up for real: what it promises, and that a killed service costs no client its answer."""
 
 import itertools
 import json
@@ -152,7 +152,7 @@ def test_an_executor_killed_in_the_middle_of_a_stream(stack):
 
 
 def test_all_executors_killed_in_the_middle_of_a_stream(stack):
-    """Nobody is left to go on; the answer waits for the first one that comes back.
+    """No executor is left to go on; the answer waits for the first one that comes back.
 
     The one that computes it dies last: of three that die with it one after the other it would be suspected.
     """

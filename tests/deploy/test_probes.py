@@ -254,7 +254,7 @@ def test_what_the_hook_bears_it_bears_anew_each_time(health_file):
 
 
 def test_the_hook_does_not_wait_for_nothing(health_file):
-    """The executor runs nothing, or there is nobody to run it for: the scheduler is gone, too."""
+    """The executor runs no sequence, or the scheduler, for which it would run one, is gone, too."""
     with scheduler(1) as url:
         assert "not in the fleet" in drain(health_file, url, 60, patience_s=1)
     touch(health_file)

@@ -163,7 +163,7 @@ def test_executors_reach_dns_wherever_it_is_and_nothing_else_beyond_the_schedule
 
 @ON_OVERLAYS
 def test_a_broken_revision_of_the_scheduler_can_be_replaced(overlay):
-    """kubernetes.io, StatefulSets, "Forced rollback": with OrderedReady somebody has to delete the pod by hand."""
+    """kubernetes.io, StatefulSets, "Forced rollback": with OrderedReady an operator has to delete the pod by hand."""
     for workload in of_kind(overlay, "StatefulSet"):
         assert workload["spec"]["podManagementPolicy"] == "Parallel"
 

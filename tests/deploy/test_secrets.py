@@ -15,7 +15,7 @@ from scheduler_svc.client.keys.key_ring import KeyRing
 from scheduler_svc.frontend import api_keys
 from tests.deploy.manifests import ROOT, options, workloads
 
-# kubelet's files are root's, and the pod's group may read them. Whoever runs this must not own what a group may read.
+# kubelet's files are root's, and the pod's group may read them. This process must not own what a group may read.
 MODE = 0o440 if os.geteuid() == 0 else 0o400
 
 

@@ -218,7 +218,7 @@ def disk(tmp_path):
     with mounted("-o", "loop", image, folder):
         if not works("fsfreeze", "--freeze", folder):
             pytest.skip("needs root and a machine that lets it freeze a file system")
-        # Whoever waits for a frozen disk cannot even be killed; so a test that goes wrong must not leave one behind.
+        # A process that waits for a frozen disk cannot be killed; so a test that goes wrong must leave none behind.
         watchdog = f"trap 'fsfreeze --unfreeze {folder}; exit' TERM; sleep 20 & wait; fsfreeze --unfreeze {folder}"
         with subprocess.Popen(
             ["sh", "-c", watchdog], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
@@ -356,7 +356,7 @@ def test_a_full_disk_does_not_keep_from_resuming(tmp_path):
 
 
 def test_an_io_error_fails_batches_until_it_is_gone(path):
-    """A limit on the file's size gives one to whoever writes beyond it."""
+    """A limit on the file's size gives an I/O error to a process that writes beyond it."""
     command = [sys.executable, "-c", WRITER_WITH_A_LIMIT, path]
     lines = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True).stdout.splitlines()
     num_saved, reason = lines[0].split(" ", 1)
@@ -469,7 +469,7 @@ def test_a_folder_that_cannot_be_written_to(tmp_path):
 
 
 def test_a_reader_in_the_way_is_named(path):
-    """Somebody looks at the file with SQLite's shell while we start."""
+    """An operator looks at the file with SQLite's shell while we start."""
     fill(path, [b"x"])
     reader = sqlite3.connect(path, isolation_level=None)
     reader.execute("BEGIN")

@@ -78,7 +78,7 @@ class OutboxMachine(RuleBasedStateMachine):
         super().__init__()
         self.outbox = Outbox()
         self.stories = {}
-        self.refused = []  # (peer, request) that nobody was told of yet
+        self.refused = []  # (peer, request) whose refusal was not told yet
 
     def going(self):
         return [(story, s) for story in self.stories.values() for s in story.sequences if s.index not in story.ended]
@@ -143,8 +143,8 @@ class OutboxMachine(RuleBasedStateMachine):
                 self.refused.remove((peer, delta.request_id))
                 continue
             reader = self.stories[delta.request_id].reader
-            assert reader is not None, "nobody reads it any more"
-            assert reader.peer == peer, "somebody else reads it"
+            assert reader is not None, "no frontend reads it any more"
+            assert reader.peer == peer, "another frontend reads it"
             reader.hear(delta)
 
     @rule(peer=st.sampled_from(PEERS))

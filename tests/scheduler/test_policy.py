@@ -264,7 +264,7 @@ def test_an_executor_of_a_smaller_vocabulary_does_not_end_what_others_could_say(
     while rig.step():
         pass
     assert rig.ends[known].reason == "length"
-    assert unknown not in rig.ends, "whoever accepted it may come back"
+    assert unknown not in rig.ends, "the executor that it was accepted for may come back"
 
 
 def test_deadlines_of_ended_requests_are_forgotten():

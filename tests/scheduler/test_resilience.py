@@ -95,7 +95,7 @@ def test_from_the_second_strike_on_suspects_run_alone():
 
 
 def test_an_innocent_with_a_long_prompt_outlives_killers_that_come_and_go():
-    """Chunks of a prompt acquit nobody, and each killer is new: only who is alone at a third failure ends."""
+    """Chunks of a prompt acquit no sequence, and each killer is new: only one that is alone at a third failure ends."""
     rig = Rig(limits(max_batch_tokens=8))
     (innocent,) = rig.add("innocent", [1] * 20, max_tokens=3)
     for epoch in (1, 2):

@@ -70,11 +70,11 @@ def check_abandoned(core: Core, clients: list[Client], since: float) -> None:
     for client in clients:
         if client.state is State.LEFT and client.left_at < since:
             request = core.requests.table.find(client.id)
-            assert request is None or request.ended_at is not None, f"{client.id} goes on for nobody"
+            assert request is None or request.ended_at is not None, f"{client.id} goes on without a reader"
 
 
 def _check_guilt(scene: Scene) -> None:
-    """Nobody has ended for failures that are not its own."""
+    """No sequence has ended for failures that are not its own."""
     guilty = sorted(scene.witness.guilty)
     if scene.profile.num_poisoned:
         assert all(request_id.startswith("poison") for request_id, _ in guilty), f"{guilty} ended with the poison"
@@ -107,7 +107,7 @@ def _check_requests(core: Core, *, num_executors: int) -> None:
 
 
 def _check_after_retention(core: Core, now: float) -> None:
-    """Nobody has asked for anything for a long time."""
+    """No client has asked for anything for a long time."""
     core.tick(now + RETAIN_S + 1.0)
     table, group_commit = core.requests.table, core.requests.group_commit
     assert not _left_in(table)

@@ -37,12 +37,12 @@ class Client:
         rng: its own.
         frontends: those that run; the list changes.
         models: that there are in this run.
-        grace_s: how long the service keeps a request that nobody reads.
+        grace_s: how long the service keeps a request that no client reads.
 
     Attributes:
         stories: of the request's sequences.
         left_at: when it went for ever.
-        may_be_cancelled: nobody may have been reading for longer than the service waits.
+        may_be_cancelled: it may have been without a reader for longer than the service waits.
     """
 
     def __init__(
@@ -72,14 +72,14 @@ class Client:
         self._submitted_at = 0.0
         self._away_since = 0.0
         self._may_be_taken_over = False
-        self._is_read = False  # as far as it knows, somebody reads its request
+        self._is_read = False  # as far as it knows, a frontend reads its request
         self._visited: list[FrontendProcess] = []
         self._rereads = rng.random() < 0.1
         self._num_calls = 0
 
     @property
     def id(self) -> str:
-        """Of its request."""
+        """The id of its request."""
         return self.submit.request_id
 
     @property
@@ -166,7 +166,7 @@ class Client:
 
     def attached(self, visit: Visit, answer: m.Attached) -> None:
         """The core has answered an Attach."""
-        assert visit is self._visit, "somebody else was attached"
+        assert visit is self._visit, "another visit was attached"
         if answer.found:
             self.state = State.READING
             self._knows_accepted = self._is_read = True
@@ -186,7 +186,7 @@ class Client:
         self._settle(State.LOST)
 
     def taken_over(self, visit: Visit) -> None:
-        """Somebody else reads its request now: itself, if an Attach that it had given up came late."""
+        """Another reader has its request now: the client itself, if an Attach that it had given up came late."""
         assert self._may_be_taken_over, f"{self.id} is taken from its only reader"
         self._may_be_taken_over = False
         self.broken(visit)
@@ -268,7 +268,7 @@ class Client:
         """Whether its request may end like that."""
         name = f"{self.id}[{delta.index}]"
         if delta.finish_reason == "cancelled":
-            assert self.may_be_cancelled or delta.index in self._cancelled, f"{name} was cancelled by nobody"
+            assert self.may_be_cancelled or delta.index in self._cancelled, f"{name} was cancelled without a reason"
         if delta.finish_reason != "error":
             return
         match delta.code:

@@ -53,7 +53,7 @@ class Disk:
         self.crash()
 
     def fill_up(self, until: float) -> None:
-        """There is no room until somebody makes some."""
+        """There is no room until an operator makes some."""
         self._full_until = until
 
     def stick(self, until: float) -> None:

@@ -36,7 +36,7 @@ class Fate(Enum):
     HANGS = "hangs"  # until the process is killed
     REPEATED = "repeated"  # answered twice
     GARBLED = "garbled"  # too many tokens
-    ANOTHER = "another"  # the answer is to a step that nobody asked for
+    ANOTHER = "another"  # the answer is to a step that was not sent
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class ExecutorProcess:
 
     @property
     def epoch(self) -> int | None:
-        """Of its life in the fleet."""
+        """The epoch of its life in the fleet."""
         return self._registration.epoch
 
     @property
@@ -137,7 +137,7 @@ class ExecutorProcess:
         self._dealer.cut(until, up=up, down=down)
 
     def half_open(self, until: float) -> None:
-        """The connection is dead, and nobody notices until then."""
+        """The connection is dead, and neither end notices until then."""
         self._dealer.half_open(until)
 
     def reset(self) -> None:

@@ -99,7 +99,7 @@ class FrontendProcess:
             del self._readers[request_id]
 
     def tell(self, message: m.FrontendToCore) -> None:
-        """Send something that needs no answer, or whose answer nobody waits for."""
+        """Send something that needs no answer, or whose answer no client waits for."""
         if self._world.now < self._frozen_until:
             self._world.at(self._frozen_until, self.tell, message)
         elif self._is_alive:

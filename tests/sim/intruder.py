@@ -1,4 +1,4 @@
-"""Somebody who names a request that is not theirs, or that never was."""
+"""A client that names another client's request, or one that never was."""
 
 from common import messages as m
 from tests.sim.frontends import FrontendProcess
@@ -6,7 +6,7 @@ from tests.sim.world import World
 
 
 class Intruder:
-    """A client without a request of its own; a frontend's `Reader`. The core must answer it as if it were nobody."""
+    """A client without a request of its own; a frontend's `Reader`. To the core its request must not exist."""
 
     def __init__(self, world: World, frontends: list[FrontendProcess], request_id: str) -> None:
         self.is_wanted = True

@@ -57,7 +57,7 @@ class ModelOracle(OracleExecutor):
         super().__init__(build.limits, model=salt(build.model))
 
     def is_poisoned(self, plan: m.Plan) -> bool:
-        """Whether the plan has a row of a sequence that kills whoever computes it. To be asked after `run`."""
+        """Whether the plan has a row of a sequence that kills executors that compute it. To be asked after `run`."""
         size = self.limits.block_size
         first = 0
         counts = memoryview(plan.block_counts).cast("i")

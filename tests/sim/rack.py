@@ -9,7 +9,7 @@ from tests.sim.sockets import Port
 from tests.sim.world import World
 
 RESTART_S = (0.02, 0.4)
-WATCH_S = 0.7  # how often somebody looks for a process whose step never ends
+WATCH_S = 0.7  # how often a supervisor looks for a process whose step never ends
 
 
 @dataclass

@@ -144,11 +144,11 @@ class Simulation:
             self._start_frontend(9)
 
     def call_unknown(self) -> None:
-        """Somebody attaches to a request that never was."""
+        """A client attaches to a request that never was."""
         Intruder(self.world, self.frontends, "nobody").attach()
 
     def call_twin(self, client: Client) -> None:
-        """Somebody submits a request with the id of another."""
+        """A client submits a request with the id of another."""
         Intruder(self.world, self.frontends, client.id).submit(client.submit)
 
     # --- inside ---

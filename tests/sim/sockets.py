@@ -38,7 +38,7 @@ class Switch:
         return list(self._connections)
 
     def connected(self, connection: Connection) -> None:
-        """Somebody has connected."""
+        """A peer has connected."""
         self._connections[connection.peer] = connection
 
     def arrived(self, peer: bytes, frames: Frames) -> None:

@@ -24,7 +24,7 @@ class Host(Protocol):
         """The core has answered an Attach."""
 
     def taken_over(self, visit: "Visit") -> None:
-        """Somebody else reads the request now."""
+        """Another reader has the request now."""
 
     def broken(self, visit: "Visit") -> None:
         """The connection is gone."""

@@ -19,7 +19,7 @@ from tests.sim.models import VOCAB_SIZE
 from tests.sim.world import World
 
 FAILURES_ALLOWED = 2  # in a row; one more ends a sequence
-WHOLE_EXECUTOR = ("disconnected", "silent")  # nobody knows which of its plans it was
+WHOLE_EXECUTOR = ("disconnected", "silent")  # it is not known which of its plans it was
 ONE_STEP = ("hung", "step_failed")  # the reason says which
 
 
@@ -127,7 +127,7 @@ class Witness:
         self._told[request_id, index] = _Told(asked_at, num_tokens, is_whole)
 
     def _check_restored(self, core: Core) -> None:
-        """Nobody was told what was not on disk."""
+        """No frontend was told what was not on disk."""
         for (request_id, index), told in self._told.items():
             if self.is_risky(told.asked_at):
                 continue
@@ -206,7 +206,7 @@ class Witness:
                 self._stay[epoch] = [s for s in core.scheduler if s.epoch == epoch]
 
     def turned(self, now: float) -> None:
-        """It goes on; if it has not for long, nobody could be heard, and who gave it up meanwhile is not to blame."""
+        """The core goes on. After a pause, in which it heard no peer, peers that gave it up are not to blame."""
         if now - self._last_turn > PAUSE_S:
             self._forgiving_until = now + FORGIVE_S
             self._heard = dict.fromkeys(self._heard, now)
@@ -235,7 +235,7 @@ class Witness:
         step, everyone = self._plans[result.epoch].popleft()
         assert step == result.step, f"step {result.step} was answered, {step} is the oldest"
         for sequence in output.sequences:
-            assert sequence in everyone, "a token for somebody who is not in the plan"
+            assert sequence in everyone, "a token for a sequence that is not in the plan"
             self._failures.pop(sequence, None)
             self._spoken[sequence] = None
 
@@ -255,7 +255,7 @@ class Witness:
         for sequence in involved:
             self.moments["strikes"] += 1
             self._failures[sequence] = self._failures.get(sequence, 0) + 1
-            # The last failure has to be its alone: whoever else was in those plans had ended before.
+            # The last failure has to be its alone: every other sequence of those plans had ended before.
             if self._failures[sequence] > FAILURES_ALLOWED and alive in ([], [sequence]):
                 self.guilty.add((sequence.request_id, sequence.index))
                 assert sequence.state is State.FINISHED, f"{sequence.request_id} goes on after too many failures"

@@ -1,4 +1,4 @@
-"""What an executor says about itself, for tests that need somebody to say it."""
+"""What an executor says about itself, for tests that need a Hello."""
 
 from typing import Any
 

@@ -30,7 +30,7 @@ def client_curve(ring: KeyRing, name: str) -> ClientCurve:
 
 
 def stranger_curve(ring: KeyRing) -> ClientCurve:
-    """Keys that nobody knows, of somebody who has learned the scheduler's public key."""
+    """Keys that the scheduler does not know, of a peer that has learned the scheduler's public key."""
     return ClientCurve(KeyPair.generate(), server_curve(ring).keys.public)
 
 

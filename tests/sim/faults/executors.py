@@ -60,7 +60,7 @@ def one_step_failure(scene: Scene, rng: Random) -> bool:
 
 
 def broken_gpu(scene: Scene, rng: Random) -> bool:
-    """Every step fails, until somebody replaces the machine."""
+    """Every step fails, until an operator replaces the machine."""
 
     def do(executor: ExecutorProcess) -> None:
         executor.is_broken = True
@@ -75,7 +75,7 @@ def reset(scene: Scene, rng: Random) -> bool:
 
 
 def half_open(scene: Scene, rng: Random) -> bool:
-    """The connection is dead, and nobody notices for a while."""
+    """The connection is dead, and neither end notices for a while."""
     return to_an_executor(scene, rng, lambda executor: executor.half_open(moment(scene, rng, 1.0, 6.0)))
 
 

@@ -21,12 +21,12 @@ def garbled_answer(scene: Scene, rng: Random) -> bool:
 
 
 def answer_to_nothing(scene: Scene, rng: Random) -> bool:
-    """An answer is to a step that nobody asked for."""
+    """An answer is to a step that was not sent."""
     return fate(scene, rng, Fate.ANOTHER)
 
 
 def failure_of_nothing(scene: Scene, rng: Random) -> bool:
-    """A step fails that nobody asked for."""
+    """A step fails that was not sent."""
     step = rng.randrange(5)
     return to_an_executor(
         scene, rng, lambda executor: executor.say(m.StepFailed(epoch=executor.epoch or 1, step=step, error="nonsense"))
@@ -45,7 +45,7 @@ def old_words(scene: Scene, rng: Random) -> bool:
 
 
 def stranger(scene: Scene, rng: Random) -> bool:
-    """Somebody who never said Hello speaks for all executors."""
+    """A peer that never said Hello speaks for all executors."""
     dealer = Dealer(scene.executor_port, m.SchedulerToExecutor, lambda message: None)
 
     def speak() -> None:
@@ -58,7 +58,7 @@ def stranger(scene: Scene, rng: Random) -> bool:
 
 
 def odd_vocabulary(scene: Scene, rng: Random) -> bool:
-    """An executor comes whose tokens nobody could read, and has to be sent away."""
+    """An executor comes whose tokens no client could read, and has to be rejected."""
 
     def do(executor: ExecutorProcess) -> None:
         facts = {name: getattr(executor.hello, name) for name in executor.hello.__struct_fields__}

@@ -45,12 +45,12 @@ def cancel(scene: Scene, rng: Random) -> bool:
 
 
 def twin(scene: Scene, rng: Random) -> bool:
-    """Somebody uses a request id that is in use."""
+    """A client submits a request id that is in use."""
     return to_a_client(scene, rng, scene.call_twin)
 
 
 def attach_unknown(scene: Scene, rng: Random) -> bool:
-    """Somebody attaches to a request that never was."""
+    """A client attaches to a request that never was."""
     scene.call_unknown()
     return True
 

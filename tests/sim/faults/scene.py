@@ -34,10 +34,10 @@ class Scene(Protocol):
         """A frontend dies, and another takes its place."""
 
     def call_unknown(self) -> None:
-        """Somebody attaches to a request that never was."""
+        """A client attaches to a request that never was."""
 
     def call_twin(self, client: Client) -> None:
-        """Somebody submits a request with the id of another."""
+        """A client submits a request with the id of another."""
 
 
 Kind = Callable[[Scene, Random], bool]
