@@ -38,3 +38,10 @@ def test_links_of_a_page_lead_somewhere(page: Path) -> None:
             headings = re.findall(r"^#+ (.*)$", other.read_text(), re.MULTILINE) if anchor else []
             anchors = [re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings]
             assert not anchor or anchor in anchors, f"{page.name} links to {target}"
+
+
+@ON_PAGES
+def test_targets_of_make_that_a_page_names_exist(page: Path) -> None:
+    targets = re.findall(r"^([a-z][a-z0-9.-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    named = re.findall(r"(?:`|^)make ([a-z0-9.-]+)", page.read_text(), re.MULTILINE)
+    assert set(named) <= set(targets)

@@ -246,5 +246,5 @@ TestScheduler.settings = effort(examples(700), 50)
 
 
 @pytest.mark.chaos
-class TestSchedulerForLong(SchedulerMachine.TestCase):  # type: ignore[valid-type, misc]
+class TestSchedulerForLong(SchedulerMachine.TestCase):  # type: ignore[valid-type]  # hypothesis declares it as a variable
     settings = effort(3000, 60)
