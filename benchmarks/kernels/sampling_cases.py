@@ -13,7 +13,7 @@ from common.messages import SamplingParams
 from common.sampling_columns import SAMPLING_COLUMNS
 from kernels import reference
 from kernels.gpu.sampling.log_probs import LogProbs
-from kernels.gpu.sampling.sampler import Sampler
+from kernels.gpu.sampling.sampler import TritonSampler
 
 
 def _params(temperature: float = 1.0, **filters: Any) -> SamplingParams:
@@ -61,7 +61,7 @@ def sample_case(rows: int, kind: str, vocab_size: int = VOCAB_SIZE) -> KernelCas
         }
 
     def ours(tensors: Tensors) -> Call:
-        sample = Sampler(rows, vocab_size, tensors["logits"].device).sample
+        sample = TritonSampler(rows, vocab_size, tensors["logits"].device).sample
         return partial(sample, **grouped(tensors))
 
     peers: dict[str, Callable[..., object]] = {"greedy": _eager_greedy, "no filter": _eager_draw}

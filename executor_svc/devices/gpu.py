@@ -20,7 +20,7 @@ from executor_svc.options import ExecutorOptions
 from executor_svc.runner import graphs
 from kernels import gpu, reference
 from kernels.gpu.moe.experts import Experts
-from kernels.gpu.sampling.sampler import Sampler as GpuSampler
+from kernels.gpu.sampling.sampler import TritonSampler
 
 
 class GpuKernels(PlainProjections):
@@ -43,7 +43,7 @@ class GpuKernels(PlainProjections):
         self, config: Qwen3Config, shard: Shard, limits: ExecutorLimits, dtype: torch.dtype, device: torch.device
     ) -> None:
         rows = -(-limits.max_num_seqs // shard.size)
-        self.sample = GpuSampler(rows, config.vocab_size, device).sample
+        self.sample = TritonSampler(rows, config.vocab_size, device).sample
         self.mix_experts = reference.mix_experts  # a dense model never calls it
         if config.moe is not None:
             self.mix_experts = Experts(

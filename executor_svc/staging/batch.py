@@ -21,7 +21,7 @@ Planned = tuple[list[IntArray], Callable[[Sequence[Tensor]], Metadata]]
 """Arrays that go to the device, and a function that makes the layers' metadata of them once they are there."""
 
 
-class AttentionPlanner(Protocol[Metadata_co]):
+class AttentionStager(Protocol[Metadata_co]):
     """The attention backend's part in staging. `executor_svc.model.attention.AttentionBackend` is one."""
 
     def plan(self, columns: PlanColumns, *, fixed: bool) -> Planned[Metadata_co]:
@@ -53,7 +53,7 @@ class StepBatch(Generic[Metadata]):
 
 
 def stage(
-    columns: PlanColumns, arena: Arena, planner: AttentionPlanner[Metadata], *, fixed: bool = False
+    columns: PlanColumns, arena: Arena, planner: AttentionStager[Metadata], *, fixed: bool = False
 ) -> StepBatch[Metadata]:
     """Bring a plan's columns to the arena's device. The batch is valid until the next one is staged.
 

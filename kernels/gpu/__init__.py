@@ -1,15 +1,15 @@
 """Triton kernels for NVIDIA GPUs. Each has a twin of the same name and signature in `kernels.reference`; those that
-need memory of their own are methods of an object that has it (`PagedAttention`, `Sampler`)."""
+need memory of their own are methods of an object that has it (`PagedAttention`, `TritonSampler`)."""
 
 from kernels.gpu.attention.block_tables import expand_block_tables
 from kernels.gpu.layers.activation import silu_and_mul
 from kernels.gpu.layers.embedding import embed_tokens
 from kernels.gpu.layers.norm import add_rms_norm, rms_norm
 from kernels.gpu.layers.rope_store import qk_norm_rope_store
-from kernels.gpu.sampling.sampler import Sampler
+from kernels.gpu.sampling.sampler import TritonSampler
 
 __all__ = [
-    "Sampler",
+    "TritonSampler",
     "add_rms_norm",
     "embed_tokens",
     "expand_block_tables",

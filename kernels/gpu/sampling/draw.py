@@ -50,7 +50,7 @@ def choose_kernel(
     SEGMENTS: tl.constexpr,
     CAPACITY: tl.constexpr,
 ):
-    """One program a row; arguments as in `Sampler.sample`, then the statistics of its segments, and scratch."""
+    """One program a row; arguments as in `TritonSampler.sample`, then the statistics of its segments, and scratch."""
     row = tl.program_id(0)
     row_logits = logits + row.to(tl.int64) * logits_stride
     segments = tl.arange(0, SEGMENTS)

@@ -34,7 +34,7 @@ from kernels.reference.sampling import INPUT_DTYPES, SamplingInputs
 
 
 @dataclass(frozen=True)
-class Config:
+class SamplerTiles:
     """A program holds the statistics of a row's segments, padded to the power of two `segments`, in registers.
 
     `max_registers` is of a thread. Left to itself, ptxas guesses that a third block a multiprocessor is worth spilling.
@@ -45,12 +45,12 @@ class Config:
     max_registers: int
 
 
-def choose_config(vocab_size: int) -> Config:
-    """One configuration for each size of vocabulary."""
-    return Config(next_power_of_two(count_segments(vocab_size)), num_warps=8, max_registers=255)
+def choose_tiles(vocab_size: int) -> SamplerTiles:
+    """One size for each size of vocabulary."""
+    return SamplerTiles(next_power_of_two(count_segments(vocab_size)), num_warps=8, max_registers=255)
 
 
-class Sampler:
+class TritonSampler:
     """Samples batches of up to `max_rows` rows, on one stream at a time: it owns the workspace.
 
     Args:
@@ -73,7 +73,7 @@ class Sampler:
         self._vocab_size = vocab_size
         self._max_rows = max_rows
         self._num_candidates = num_candidates
-        self._config = choose_config(vocab_size)
+        self._tiles = choose_tiles(vocab_size)
         num_segments = count_segments(vocab_size)
         self._maxima = torch.empty(max_rows, num_segments, dtype=torch.float32, device=device)
         self._masses = torch.empty_like(self._maxima)
@@ -129,8 +129,8 @@ class Sampler:
             self._candidates,
             VOCAB=self._vocab_size,
             NUM_SEGMENTS=count_segments(self._vocab_size),
-            SEGMENTS=self._config.segments,
+            SEGMENTS=self._tiles.segments,
             CAPACITY=self._num_candidates,
-            num_warps=self._config.num_warps,
-            maxnreg=self._config.max_registers,
+            num_warps=self._tiles.num_warps,
+            maxnreg=self._tiles.max_registers,
         )

@@ -27,15 +27,15 @@ _FULL_CHIP_PROGRAMS = 264
 
 
 @dataclass(frozen=True)
-class Config:
+class StatisticsTiles:
     """A program takes `segments` segments of one row."""
 
     segments: int
     num_warps: int
 
 
-def choose_config(num_rows: int, vocab_size: int) -> Config:
-    """Two configurations: a few rows are cut finely enough to go round all multiprocessors of a large GPU.
+def choose_tiles(num_rows: int, vocab_size: int) -> StatisticsTiles:
+    """Two sizes: a few rows are cut finely enough to go round all multiprocessors of a large GPU.
 
     Both give every thread the same tokens of a segment, so that a segment's mass is the same in a batch of any size.
 
@@ -43,7 +43,7 @@ def choose_config(num_rows: int, vocab_size: int) -> Config:
         num_rows, vocab_size: shape of the logits.
     """
     segments = 32 if num_rows * ceil_div(vocab_size, 32 * SEGMENT.value) >= _FULL_CHIP_PROGRAMS else 8
-    return Config(segments, num_warps=4)
+    return StatisticsTiles(segments, num_warps=4)
 
 
 def count_segments(vocab_size: int) -> int:
@@ -63,9 +63,9 @@ def launch_statistics(logits: Tensor, temperatures: Tensor | None, maxima: Tenso
         maxima, masses: [at least rows, segments] float32, dense.
     """
     num_rows, vocab_size = logits.shape
-    config = choose_config(num_rows, vocab_size)
+    tiles = choose_tiles(num_rows, vocab_size)
     num_segments = count_segments(vocab_size)
-    _statistics_kernel[(ceil_div(num_segments, config.segments), num_rows)](
+    _statistics_kernel[(ceil_div(num_segments, tiles.segments), num_rows)](
         logits,
         logits.stride(0),
         temperatures,
@@ -73,8 +73,8 @@ def launch_statistics(logits: Tensor, temperatures: Tensor | None, maxima: Tenso
         masses,
         VOCAB=vocab_size,
         NUM_SEGMENTS=num_segments,
-        TILE=config.segments,
-        num_warps=config.num_warps,
+        TILE=tiles.segments,
+        num_warps=tiles.num_warps,
     )
 
 

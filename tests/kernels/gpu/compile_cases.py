@@ -25,7 +25,7 @@ from kernels.gpu.layers.norm import add_rms_norm, rms_norm
 from kernels.gpu.layers.rope_store import qk_norm_rope_store
 from kernels.gpu.moe.experts import Experts
 from kernels.gpu.sampling.log_probs import LogProbs
-from kernels.gpu.sampling.sampler import Sampler
+from kernels.gpu.sampling.sampler import TritonSampler
 from kernels.reference import INPUT_DTYPES, SamplingInputs
 from tests.kernels.gpu.compiling import Launch, Variant
 
@@ -202,7 +202,7 @@ def random_experts(rng: random.Random) -> Iterator[Launch]:
 def sampling(rows: int, vocab_size: int, offset: int = 0) -> Iterator[Launch]:
     """What a step launches once it has logits."""
     floats, ids = staged(rows, offset=offset, dtype=torch.float32), staged(rows, offset=offset)
-    sampler = Sampler(rows, vocab_size, "meta")
+    sampler = TritonSampler(rows, vocab_size, "meta")
     logits = empty(rows, vocab_size)
     name = f"{rows} rows of {vocab_size} logits"
     by_dtype = {floats.dtype: floats, ids.dtype: ids}

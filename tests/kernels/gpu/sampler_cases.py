@@ -8,7 +8,7 @@ from torch import Tensor
 
 from common.sampling_columns import SAMPLING_COLUMNS
 from kernels import reference
-from kernels.gpu.sampling.sampler import Sampler
+from kernels.gpu.sampling.sampler import TritonSampler
 from kernels.reference import INPUT_DTYPES, SamplingInputs
 
 TOLERANCE = 1e-5
@@ -51,10 +51,10 @@ def arguments_of(rows: list[Row], device: torch.device) -> Arguments:
     )
 
 
-def draw(logits: Tensor, rows: list[Row], sampler: Sampler | None = None, **options: int) -> list[int]:
+def draw(logits: Tensor, rows: list[Row], sampler: TritonSampler | None = None, **options: int) -> list[int]:
     """The rows' tokens, which must have gone to their lanes as well and nowhere else."""
     arguments = arguments_of(rows, logits.device)
-    sampler = sampler or Sampler(len(rows), logits.shape[1], logits.device, **options)
+    sampler = sampler or TritonSampler(len(rows), logits.shape[1], logits.device, **options)
     sampler.sample(logits, **vars(arguments))
     assert arguments.last_tokens[arguments.inputs.lanes.long()].equal(arguments.out)
     assert (arguments.last_tokens == -7).sum() == len(rows) + 3

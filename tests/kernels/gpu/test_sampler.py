@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from common.sampling_columns import SAMPLING_COLUMNS
 from executor_svc.staging.uniforms import uniforms as philox_uniforms
 from kernels.gpu.sampling import segment_statistics as sampler_statistics
-from kernels.gpu.sampling.sampler import Sampler
+from kernels.gpu.sampling.sampler import TritonSampler
 from kernels.reference import INPUT_DTYPES
 from tests.kernels.gpu.memory import far_apart, framed, noise
 from tests.kernels.gpu.sampler_cases import (
@@ -249,7 +249,7 @@ def test_a_row_does_not_depend_on_its_batch(device: torch.device) -> None:
         replace(row, uniform=float(np.float32(sums[300] / sums[-1]))) for row, sums in zip(rows, edges, strict=True)
     ]
     together = draw(logits, rows)
-    other_way = draw(logits.flip(0), rows[::-1], Sampler(9, 700, device))
+    other_way = draw(logits.flip(0), rows[::-1], TritonSampler(9, 700, device))
     assert other_way == together[::-1]
     for at in range(6):
         assert draw(logits[at : at + 1], rows[at : at + 1]) == [together[at]]
@@ -280,7 +280,7 @@ def test_few_and_many_rows_are_cut_differently_but_summed_alike(
     """A few rows are spread over more programs; what a segment weighs is the same."""
     monkeypatch.setattr(sampler_statistics, "_FULL_CHIP_PROGRAMS", 3)
     num_rows, vocab_size = 2, 4112
-    configs = [sampler_statistics.choose_config(rows, vocab_size) for rows in (1, num_rows)]
+    configs = [sampler_statistics.choose_tiles(rows, vocab_size) for rows in (1, num_rows)]
     assert configs[0] != configs[1]
     logits = make_logits("normal", 2, num_rows, vocab_size).to(device, torch.bfloat16)
     temperatures = torch.full((num_rows,), 0.7, device=device)
@@ -299,7 +299,7 @@ def test_what_does_not_fit_is_named(device: torch.device) -> None:
 
     def sample(**change: torch.Tensor) -> None:
         inputs = replace(good["inputs"], **{name: change.pop(name) for name in [*change] if name not in good})
-        Sampler(4, 50, device).sample(**{**good, "inputs": inputs, **change})
+        TritonSampler(4, 50, device).sample(**{**good, "inputs": inputs, **change})
 
     floats, ids = torch.zeros(2, device=device), torch.zeros(2, dtype=torch.int32, device=device)
     for change, message in (
@@ -329,11 +329,11 @@ def test_what_does_not_fit_is_named(device: torch.device) -> None:
         ((1, 50), {"num_candidates": 100}, "num_candidates is 100, expected a power of two"),
     ):
         with pytest.raises(ValueError, match=re.escape(message)):
-            Sampler(*arguments, device, **options)
+            TritonSampler(*arguments, device, **options)
 
 
 def test_no_rows_are_no_launch(device: torch.device) -> None:
-    assert draw(torch.zeros(0, 50, device=device), [], Sampler(4, 50, device)) == []
+    assert draw(torch.zeros(0, 50, device=device), [], TritonSampler(4, 50, device)) == []
 
 
 def mixed_rows(num_rows: int, seed: int) -> list[Row]:
@@ -357,7 +357,7 @@ def test_a_graph_replays_it_with_other_rows_and_without_a_wait(device: torch.dev
     num_rows = 64
     first, second = (make_logits("normal", seed, num_rows, QWEN_VOCAB).to(device, torch.bfloat16) for seed in (1, 2))
     arguments, others = (arguments_of(mixed_rows(num_rows, seed), device) for seed in (3, 4))
-    sampler, logits = Sampler(num_rows, QWEN_VOCAB, device), first.clone()
+    sampler, logits = TritonSampler(num_rows, QWEN_VOCAB, device), first.clone()
     sampler.sample(logits, **vars(arguments))
     expected_first = arguments.out.clone()
     graph = torch.cuda.CUDAGraph()
