@@ -143,6 +143,7 @@ def test_several_ranks(tiny):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine where torch finds no CUDA device")
+@pytest.mark.slow
 def test_without_a_gpu_it_says_so():
     done = bench("--model", "tiny", device="cuda")
     assert done.returncode == 2

@@ -22,7 +22,7 @@ def run(*arguments):
     return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, timeout=120).stdout)
 
 
-@pytest.mark.parametrize("case", ["A", "B", "C"])
+@pytest.mark.parametrize("case", ["A", pytest.param("B", marks=pytest.mark.slow), "C"])
 def test_nano(case):
     figures = run("--case", case, "--num-seqs", "32", "--block-size", "16")
     assert figures["output_tokens"] == run("--case", "A", "--num-seqs", "32", "--window", "1")["output_tokens"]

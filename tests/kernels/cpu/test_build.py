@@ -61,6 +61,7 @@ def test_torch_can_be_asked_for() -> None:
     assert (loaded.kernels, loaded.isa, loaded.problem) == (None, "torch", None)
 
 
+@pytest.mark.slow
 def test_a_library_is_built_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     said: list[str] = []

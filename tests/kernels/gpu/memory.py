@@ -6,10 +6,12 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
+from tests.support.effort import examples
+
 DTYPES = st.sampled_from([torch.float32, torch.float16, torch.bfloat16])
 GAPS = st.sampled_from([0, 1, 8])
 """Values between the rows."""
-NUM_EXAMPLES = 10 if torch.cuda.is_available() else 60
+NUM_EXAMPLES = 10 if torch.cuda.is_available() else examples(60)
 """For hypothesis: on a GPU each shape costs a second of compiling."""
 TOLERANCES = {torch.float32: 4e-6, torch.float16: 2**-9, torch.bfloat16: 2**-6}
 """Relative, for a few float32 operations in another order, whose rounding to the dtype then falls the other way once

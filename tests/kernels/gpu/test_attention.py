@@ -87,7 +87,7 @@ def cases(draw: st.DrawFn) -> Case:
     )
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60, quick=3), deadline=None)
 @given(
     case=cases(),
     num_sms=st.sampled_from([1, 132]),

@@ -66,7 +66,7 @@ def test_nothing_is_left_out():
     missing = [line for line in listed if line.startswith("MISSING")]
     assert not missing, "steps drawn at random wait for the compiler:\n" + "\n".join(missing)
     # Every kernel that the sources launch is among the cases.
-    source = "\n".join(path.read_text() for path in (ROOT / "kernels/gpu").glob("*.py"))
+    source = "\n".join(path.read_text() for path in (ROOT / "kernels/gpu").rglob("*.py"))
     launched = set(re.findall(r"(\w+)\[\(", source))
     assert {line.split("[")[0] for line in listed} == launched
 
