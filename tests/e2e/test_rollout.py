@@ -137,9 +137,8 @@ def test_a_rollout_without_successors_stops_and_leaves_the_rest_alone(fleet):
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize(
-    "finish", [pytest.param([], id="hand over"), pytest.param(["--finish"], id="finish", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("finish", [pytest.param([], id="hand over"), pytest.param(["--finish"], id="finish")])
 def test_a_drained_executor_leaves_in_order(fleet, finish):
     command = ("drain", "executor-1", *finish)
     said = Load(fleet.spec.url).during(lambda: output_of(start_baton(fleet.spec.url, *command)))

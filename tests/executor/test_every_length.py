@@ -13,6 +13,7 @@ import torch
 from tests.executor.conftest import Make
 from tests.executor.harness import Pool, Row, poison_cache, run, start
 from tests.support.checkpoints import VOCAB_SIZE, reference_logits
+from tests.support.effort import combinations
 
 DECODE_STEPS = 3
 ROWS = 64
@@ -27,7 +28,7 @@ def followed_by(folder: Path, tokens: list[int]) -> list[int]:
     return torch.where(clear, logits.argmax(-1), -1).tolist()
 
 
-@pytest.mark.parametrize(("block_size", "chunk"), [(1, 10**9), (1, 7), (16, 10**9), (16, 7), (256, 10**9), (256, 7)])
+@pytest.mark.parametrize(("block_size", "chunk"), combinations([16, 1, 256], [7, 10**9]))
 def test_every_length(checkpoint: Make, block_size: int, chunk: int) -> None:
     folder = checkpoint(preset="tiny", num_layers=2)
     longest = 3 * block_size + 1

@@ -68,7 +68,7 @@ def test_two_ranks_are_one_executor_and_leave_together(group: Scheduler, checkpo
     assert group.exit_code(30) == 0
 
 
-@pytest.mark.parametrize("rank", range(RANKS))
+@pytest.mark.parametrize("rank", [0, *(pytest.param(rank, marks=pytest.mark.slow) for rank in range(1, RANKS))])
 def test_death_of_a_rank_ends_the_group(group: Scheduler, rank: int) -> None:
     group.join()
     greedy(group, [1, 2, 3], 1)

@@ -242,7 +242,7 @@ def effort(max_examples: int, num_steps: int) -> settings:
 
 
 TestScheduler = SchedulerMachine.TestCase
-TestScheduler.settings = effort(examples(700), 50)
+TestScheduler.settings = effort(examples(700, quick=100), 50)
 
 
 @pytest.mark.chaos

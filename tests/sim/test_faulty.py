@@ -254,6 +254,7 @@ def remembers_what_has_ended_for_ever(monkeypatch):
     monkeypatch.setattr(RequestTable, "let_go", lambda self, now: [])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("profile", "patch"), FAULTS, ids=[patch.__name__ for _, patch in FAULTS])
 def test_the_fault_is_found(profile, patch, monkeypatch):
     patch(monkeypatch)

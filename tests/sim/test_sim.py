@@ -39,6 +39,7 @@ def test_a_seed_that_has_failed_once_no_longer_fails(seed, profile):
     check([seed], profile)
 
 
+@pytest.mark.slow
 def test_everything_that_can_happen_happens():
     """A simulator that injects nothing finds nothing."""
     tally = check(range(100_000, 100_150), "everything") + check(range(100_300, 100_350), "flood")

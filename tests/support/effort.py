@@ -40,7 +40,8 @@ def examples(thorough: int, quick: int | None = None) -> int:
 def combinations(*axes: Iterable[Any], together: int = 1) -> list[Any]:
     """Every combination of a value from each axis, for `parametrize`.
 
-    `make test` runs just enough of them that any values of `together` axes meet, the others are marked slow.
+    `make test` runs just enough of them that any values of `together` axes meet (the first alone if that is 0), the
+    others are marked slow.
 
     Args:
         axes: values, or names with their values; a name stands in the test's name.

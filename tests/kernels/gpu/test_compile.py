@@ -59,6 +59,7 @@ def test_no_model_or_block_size_spills_or_takes_too_much(arch):
     assert not faults, "\n".join(faults)
 
 
+@pytest.mark.slow
 def test_nothing_is_left_out():
     done = rig("--arch=90", "--list")
     assert done.returncode in (0, 1), done.stderr
