@@ -6,7 +6,7 @@ The places, each found by a search for an existing parameter (`min_p`):
  2. common/sampling_columns.py: its line in the table
  3. docs/protocol.md
  4. README.md
- 5. scheduler_svc.frontend.requests.schemas.py: the field of a request
+ 5. scheduler_svc/frontend/requests/schemas.py: the field of a request
  6. scheduler_svc/frontend/text/tokenizer.py, if a model's generation_config.json may recommend it
  7. scheduler_svc/client/options.py: the command line's option
  8. kernels/reference/sampling.py: `SamplingInputs`, and what the parameter does
@@ -91,16 +91,16 @@ def test_values_go_from_a_request_to_the_sampler() -> None:
     """Through a lane, a plan, the wire's check, the channel between ranks, padding and staging."""
     values = {parameter.name: parameter.trial for parameter in SAMPLING_COLUMNS.values()} | {"seed": 77}
     params = [m.SamplingParams(max_tokens=4), m.SamplingParams(max_tokens=4, **values)]
-    hot = Lanes(4)
+    executor_lanes = Lanes(4)
     prompt = np.array([1, 2], np.int32)
     sequences = [
         *new_sequences(m.Submit(request_id="a-0", prompt=b"", params=params[0]), prompt, 0, None),
         new_sequences(m.Submit(request_id="b-0", prompt=b"", params=params[1], n=2), prompt, 1, None)[1],
     ]
-    lanes = np.array([hot.enter(sequence, BlockTable()) for sequence in sequences], np.int32)
+    lanes = np.array([executor_lanes.enter(sequence, BlockTable()) for sequence in sequences], np.int32)
     trial = trial_plan([1, 1], LIMITS.block_size)
     columns = {name: column.tobytes() for name, column in vars(trial).items() if name in m.Plan.__struct_fields__}
-    plan = m.Plan(epoch=1, step=0, **join_columns([columns], [sampling_columns(lanes, hot)], [len(lanes)]))
+    plan = m.Plan(epoch=1, step=0, **join_columns([columns], [sampling_columns(lanes, executor_lanes)], [len(lanes)]))
     arrived = unpack(pack(parse_plan(plan, LIMITS)))
 
     class NoAttention:

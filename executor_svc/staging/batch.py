@@ -53,7 +53,7 @@ class StepBatch(Generic[Metadata]):
 
 
 def stage(
-    columns: PlanColumns, arena: Arena, planner: AttentionStager[Metadata], *, fixed: bool = False
+    columns: PlanColumns, arena: Arena, stager: AttentionStager[Metadata], *, fixed: bool = False
 ) -> StepBatch[Metadata]:
     """Bring a plan's columns to the arena's device. The batch is valid until the next one is staged.
 
@@ -69,7 +69,7 @@ def stage(
         ends[columns.sample_rows] - 1,
         *_sampling_inputs(columns),
     ]
-    planned, bind = planner.plan(columns, fixed=fixed)
+    planned, bind = stager.plan(columns, fixed=fixed)
     tensors = arena.upload([*arrays, *planned])
     token_ids, token_lanes, positions, slot_mapping, sample_tokens = tensors[:5]
     return StepBatch(

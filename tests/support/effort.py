@@ -20,7 +20,7 @@ def load_profiles() -> None:
     """Declare the profiles that `--hypothesis-profile` can name, and choose `quick` unless it does."""
     settings.register_profile("quick", max_examples=QUICK, derandomize=True)
     settings.register_profile("thorough", max_examples=THOROUGH, derandomize=True)
-    settings.register_profile("fresh", max_examples=THOROUGH, derandomize=False, database=None)
+    settings.register_profile("fresh", max_examples=THOROUGH // 2, derandomize=False, database=None)
     settings.load_profile("quick")
 
 
