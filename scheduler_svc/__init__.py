@@ -1,1 +1,1 @@
-"""The scheduler service: core, front door and client. Never imports torch."""
+"""The scheduler service: core, frontend and client. Never imports torch."""

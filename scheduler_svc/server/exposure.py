@@ -44,10 +44,10 @@ def require_keys_beyond_loopback(
         raise click.UsageError(
             f"--executor-endpoint {executor_endpoint} could be reached from other machines, and each of them "
             "could join as an executor and read every prompt. Make keys (baton keys init) and name them by "
-            "--curve-keys, or say --insecure if you trust this network."
+            "--curve-keys, or say --insecure if no other machine is on this network."
         )
     if frontend_endpoint is not None and is_beyond_loopback(frontend_endpoint):
         raise click.UsageError(
             f"--frontend-endpoint {frontend_endpoint} could be reached from other machines, and has no keys. Bind it "
-            "to loopback or to an ipc:// socket file, or say --insecure if you trust this network."
+            "to loopback or to an ipc:// socket file, or say --insecure if no other machine is on this network."
         )

@@ -34,7 +34,8 @@ class Intake(Enum):
         OPEN ──the first in the queue does not fit──▶ FULL ──memory is given back, or another is first──▶ OPEN
         OPEN ──a suspect is next in the queue──▶ EMPTYING ──the plans in flight are answered──▶ OPEN
 
-    The other two follow from its standing: FINISHING gives ENDING, DRAINING gives STOPPED.
+    The other two follow from its standing: FINISHING gives ENDING, DRAINING gives STOPPED, whatever the state was. So
+    an executor that is to leave no longer empties for a suspect, which runs on another one.
     """
 
     OPEN = "open"  # plans and sequences

@@ -157,7 +157,7 @@ class Scheduler:
     # --- requests ---
 
     def add(self, submit: Submit, now: float = 0.0) -> list[Sequence]:
-        """Queue a request's sequences.
+        """Queue a request's sequences. The caller sees to it that no two requests have one id.
 
         Args:
             now: the time from which the request's `timeout_s` counts.
