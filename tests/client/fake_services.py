@@ -10,6 +10,7 @@ import argparse
 import signal
 import sys
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
@@ -30,8 +31,8 @@ def main():
     parser.add_argument("--exit", type=int, help="exit with this code at once")
     parser.add_argument("--deaf", action="store_true", help="ignore SIGTERM")
     options, _passed_on = parser.parse_known_args()
-    stop = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: None if options.deaf else stop.set())
+    told: list[int] = []  # no Event: a handler that sets one while the main thread waits for it may wait for ever
+    signal.signal(signal.SIGTERM, lambda number, _: None if options.deaf else told.append(number))
     print(options.role, *sys.argv[2:], flush=True)  # from here on it can be told to stop
     if options.exit is not None:
         print("ValueError: no such thing", flush=True)
@@ -39,8 +40,8 @@ def main():
     if options.role == "scheduler":
         server = ThreadingHTTPServer((options.host, options.port), Handler)
         threading.Thread(target=server.serve_forever, daemon=True).start()
-    while not stop.wait(0.02):
-        pass
+    while not told:
+        time.sleep(0.02)
     print(options.role, "stops", flush=True)
 
 
