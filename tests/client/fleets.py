@@ -1,7 +1,6 @@
 """Fleets of fake services, and waiting for things to happen to them."""
 
 import sys
-import time
 from pathlib import Path
 
 from scheduler_svc.client.processes.local_fleet import FleetSpec, free_ports
@@ -27,12 +26,3 @@ def alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in ("Z", "X")
     except (FileNotFoundError, ProcessLookupError):
         return False
-
-
-def eventually(condition, timeout_s=60.0):
-    """Wait until `condition()` is true and return what it gave."""
-    deadline = time.monotonic() + timeout_s
-    while not (value := condition()):
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.02)
-    return value

@@ -9,7 +9,7 @@ from fastapi.responses import PlainTextResponse
 
 from scheduler_svc.client.batch.sender import RetryPolicy
 from tests.client.fake_server import MODEL, Drop, Refuse
-from tests.client.fleets import eventually
+from tests.support.eventually import eventually
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ from fastapi.responses import PlainTextResponse
 
 from scheduler_svc.client.bench.load import draw_requests
 from tests.client.fake_server import Drop, Refuse
-from tests.client.fleets import eventually
+from tests.support.eventually import eventually
 
 WARM = PlainTextResponse('data: {"choices": []}\n\ndata: [DONE]\n\n')  # the warm-up's answer, at once
 SMALL = ("--num-seqs", 4, "--max-prompt", 100, "--max-output", 100)  # every length is 100

@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from tests.client.fake_server import Refuse
-from tests.client.fleets import eventually
+from tests.support.eventually import eventually
 
 
 def test_piped_is_one_message_and_its_answer(baton, server):

@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from tests.client.fake_server import MODEL, Refuse
-from tests.client.fleets import eventually
+from tests.support.eventually import eventually
 
 
 def test_streams_the_text(baton, server):

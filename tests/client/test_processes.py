@@ -10,7 +10,8 @@ import pytest
 
 from scheduler_svc.client.errors import EXIT_UNREACHABLE, EXIT_USAGE, FleetError
 from scheduler_svc.client.processes.local_fleet import FleetSpec, LocalFleet, executor_name, free_ports
-from tests.client.fleets import FAKE, alive, eventually, fake_spec
+from tests.client.fleets import FAKE, alive, fake_spec
+from tests.support.eventually import eventually
 
 
 def test_command_lines_name_model_ports_and_options():

@@ -7,8 +7,8 @@ import pytest
 
 from scheduler_svc.client.processes.local_fleet import free_ports
 from tests.client.fake_server import MODEL, Drop, Refuse
-from tests.client.fleets import eventually
 from tests.support.cuttable_proxy import CuttableProxy
+from tests.support.eventually import eventually
 
 TEXT = "".join(f"w{index} " for index in range(16))
 RESUMED = ["baton: the service is away; waiting up to 1:00 min for it", "baton: the service is back after"]

@@ -9,7 +9,8 @@ import pytest
 
 from tests.client.fake_server import Refuse
 from tests.client.fleet_model import FleetModel
-from tests.client.fleets import alive, eventually
+from tests.client.fleets import alive
+from tests.support.eventually import eventually
 
 
 @pytest.fixture(autouse=True)

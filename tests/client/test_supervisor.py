@@ -9,7 +9,8 @@ from scheduler_svc.client.errors import FleetError
 from scheduler_svc.client.processes.child import ChildEnd
 from scheduler_svc.client.processes.local_fleet import LocalFleet
 from scheduler_svc.client.processes.supervisor import RestartPolicy, Supervisor
-from tests.client.fleets import eventually, fake_spec
+from tests.client.fleets import fake_spec
+from tests.support.eventually import eventually
 
 
 def test_crashes_in_a_row_wait_twice_as_long_up_to_a_limit():

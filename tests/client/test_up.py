@@ -13,7 +13,8 @@ from click.testing import CliRunner
 from scheduler_svc.client.cli import main
 from scheduler_svc.client.commands import up
 from scheduler_svc.client.processes.local_fleet import free_ports
-from tests.client.fleets import alive, eventually
+from tests.client.fleets import alive
+from tests.support.eventually import eventually
 
 SCRIPT = """
 import sys

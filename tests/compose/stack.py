@@ -12,6 +12,7 @@ from pathlib import Path
 import httpx
 
 from scheduler_svc.client.processes.local_fleet import free_ports
+from tests.support.eventually import eventually
 
 ROOT = Path(__file__).parents[2]
 BATON = Path(sys.executable).with_name("baton")
@@ -102,10 +103,7 @@ class Stack:
 
     def wait_for(self, condition: Callable[[], bool], what: str, timeout_s: float = 90.0) -> None:
         """Ask until it is so."""
-        deadline = time.monotonic() + timeout_s
-        while not condition():
-            assert time.monotonic() < deadline, f"waited {timeout_s:.0f} s in vain: {what}"
-            time.sleep(0.2)
+        eventually(condition, timeout_s, lambda: what)
 
     def status(self) -> dict:
         """The scheduler's report."""

@@ -25,6 +25,7 @@ from scheduler_svc.frontend.http.server import http_config
 from scheduler_svc.server.frontend_processes import STOP_TIMEOUT_S
 from tests.deploy.manifests import ROOT, container, exec_commands, options, pod, workloads
 from tests.support.core import running_core
+from tests.support.eventually import eventually
 
 EXECUTOR, SCHEDULER = (workloads("base")[name] for name in ("baton-executor", "baton-scheduler"))
 COMMANDS = dict(exec_commands(EXECUTOR))
@@ -51,13 +52,6 @@ def touch(path, age_s=0.0):
     path.touch()
     then = time.time() - age_s
     os.utime(path, (then, then))
-
-
-def wait_until(condition, timeout_s=60.0):
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
 
 
 @contextmanager
@@ -196,9 +190,9 @@ def test_a_real_executor_with_and_without_a_scheduler(tmp_path, health_file):
         core = stack.enter_context(running_core(tmp_path))
         executor = subprocess.Popen([*command, "--scheduler", core.back, "--health-file", str(health_file)])
         stack.callback(executor.kill)
-        wait_until(lambda: run(local(READY, health_file)).returncode == 0)
+        eventually(lambda: run(local(READY, health_file)).returncode == 0)
         core.close()
-        wait_until(lambda: run(local(READY, health_file)).returncode == 1)
+        eventually(lambda: run(local(READY, health_file)).returncode == 1)
         assert run(local(ALIVE, health_file)).returncode == 0
         executor.terminate()
         assert executor.wait(30) == 0

@@ -5,12 +5,12 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import httpx
 
 from scheduler_svc.client.processes.local_fleet import free_ports
+from tests.support.eventually import eventually
 
 BATON = (sys.executable, "-m", "scheduler_svc.client.cli")
 
@@ -69,10 +69,7 @@ class Service:
 
     def wait_for_sequences(self, number):
         """Return when so many are in progress at once."""
-        deadline = time.monotonic() + 60
-        while (found := count_open(self.status())) < number:
-            assert time.monotonic() < deadline, f"there are {found} sequences, not {number}"
-            time.sleep(0.02)
+        eventually(lambda: count_open(self.status()) >= number, told=lambda: f"to have {number} sequences")
 
 
 def start_baton(url, *arguments):

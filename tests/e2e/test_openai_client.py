@@ -1,12 +1,11 @@
 """The published `openai` client, unchanged, against both real services."""
 
-import time
-
 import httpx
 import openai
 import pytest
 
 from tests.e2e.conftest import API_KEY, client_of
+from tests.support.eventually import eventually
 
 MODEL = "baton-demo"
 PROMPT = "ROMEO:\nBut, soft! what light through yonder window breaks?\n"
@@ -17,11 +16,11 @@ def status(fleet):
 
 
 def wait_until_idle(fleet, timeout_s):
-    deadline = time.monotonic() + timeout_s
-    while (report := status(fleet))["running"] + report["waiting"]:
-        assert time.monotonic() < deadline, f"not idle after {timeout_s} s: {report}"
-        time.sleep(0.02)
-    for executor in report["executors"]:
+    def idle():
+        report = status(fleet)
+        return None if report["running"] + report["waiting"] else report
+
+    for executor in eventually(idle, timeout_s, lambda: str(status(fleet)))["executors"]:
         assert executor["free_blocks"] == executor["num_blocks"]
 
 

@@ -5,13 +5,13 @@ import os
 import re
 import shlex
 import signal
-import time
 
 import openai
 import pytest
 
 from tests.e2e.conftest import running_fleet
 from tests.e2e.service import Service, output_of, start_baton, status
+from tests.support.eventually import eventually
 
 SPEAKERS = ("ROMEO", "JULIET", "KING RICHARD III", "First Citizen", "MENENIUS", "GLOUCESTER")
 
@@ -24,10 +24,7 @@ def fleet(tmp_path):
 
 
 def wait_for_executors(url, number):
-    deadline = time.monotonic() + 60
-    while len(names_and_epochs(url)) < number:
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    eventually(lambda: len(names_and_epochs(url)) >= number)
 
 
 def names_and_epochs(url):

@@ -19,6 +19,7 @@ import pytest
 from tests.frontend.fake_core import REPORT, FakeCore, say, silence
 from tests.frontend.harness import MODEL, REPOSITORY, Frontend, running_frontend
 from tests.frontend.sse import events_after, events_in, events_of, text_of
+from tests.support.eventually import eventually
 
 STREAM = {"model": MODEL, "prompt": "x", "stream": True, "max_tokens": 2000}
 REMEMBER_MODULES = """
@@ -67,10 +68,7 @@ def test_what_operators_and_probes_see(own: Frontend):
     assert metrics.text == "baton_running 0\n"
     assert metrics.headers["content-type"].startswith("text/plain; version=0.0.4")
     own.core.fleet = type(own.core.fleet)(num_ready=0, fingerprint="", max_model_len=0)
-    deadline = time.monotonic() + 5
-    while httpx.get(f"{own.url}/ready").status_code != 503 and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert httpx.get(f"{own.url}/ready").status_code == 503
+    eventually(lambda: httpx.get(f"{own.url}/ready").status_code == 503, 5)
     assert httpx.get(f"{own.url}/health").status_code == 200
     answer = own.post("/v1/chat/completions", {"model": MODEL, "messages": [{"role": "user", "content": "x"}]})
     assert answer.status_code == 503  # it is not known yet how many tokens are left for the answer

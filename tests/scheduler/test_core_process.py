@@ -13,6 +13,7 @@ from common.wire import HEADER
 from scheduler_svc.core.requests import frontends
 from scheduler_svc.core.scheduling.scheduler import SchedulerConfig
 from tests.support.core import FakeExecutor, Peer, running_core
+from tests.support.eventually import eventually
 from tests.support.hello import LIMITS, hello
 from tests.support.oracle import expected_output
 
@@ -25,13 +26,6 @@ def core(tmp_path):
 
 def expected(prompt, **params):
     return expected_output(prompt, m.SamplingParams(**params), LIMITS.vocab_size)
-
-
-def wait_until(condition, timeout_s=5.0):
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "it never happened"
-        time.sleep(0.01)
 
 
 def test_streams_and_answers(core):
@@ -98,10 +92,10 @@ def test_an_executor_that_vanishes_costs_a_pause_and_nothing_else(core):
 def test_a_broken_connection_is_noticed_at_once_and_silence_within_two_seconds(core):
     front = core.frontend()
     executor = FakeExecutor(core.back)
-    wait_until(lambda: len(front.status().executors) == 1)
+    eventually(lambda: len(front.status().executors) == 1)
     executor.kill()
     start = time.monotonic()
-    wait_until(lambda: not front.status().executors)
+    eventually(lambda: not front.status().executors)
     assert time.monotonic() - start < 1.0
 
     silent = Peer(core.back, m.SchedulerToExecutor)
@@ -156,7 +150,7 @@ def test_a_failed_step_and_a_wrong_answer_end_the_epoch(core):
 def test_executors_that_differ_are_rejected_by_name_of_the_difference(core):
     FakeExecutor(core.back, "resident")
     front = core.frontend()
-    wait_until(lambda: front.status().executors)
+    eventually(lambda: front.status().executors)
     peer = Peer(core.back, m.SchedulerToExecutor)
     peer.send(hello("stranger", vocab_size=7))
     reason = peer.receive(m.Reject).reason
@@ -191,12 +185,12 @@ def test_requests_of_a_frontend_that_vanishes_wait_for_their_clients_and_are_can
         doomed.submit("b", [2] * 50, max_tokens=140)
         doomed.take(doomed.receive(m.Outputs))
         doomed.close()
-        wait_until(lambda: core.core_process.core.requests.table.find("a").peer is None)
+        eventually(lambda: core.core_process.core.requests.table.find("a").peer is None)
         front.send(m.Attach(request_id="a"))
         assert front.receive(m.Attached).found
         front.gather(("a", 0))
         assert front.tokens["a", 0] == expected([1] * 50, max_tokens=140), "from the first token on"
-        wait_until(lambda: front.status().running == 0)
+        eventually(lambda: front.status().running == 0)
         front.send(m.Attach(request_id="b"))
         front.gather(("b", 0))
         assert front.ends["b", 0].finish_reason == "cancelled"
@@ -230,7 +224,7 @@ def test_garbage_at_both_sockets_does_no_harm(core):
     front.gather(*((f"r{i}", 0) for i in range(8)))
     for i in range(8):
         assert front.tokens[f"r{i}", 0] == expected([i, 2, 3], max_tokens=100)
-    wait_until(lambda: front.status().messages_dropped > 1200)
+    eventually(lambda: front.status().messages_dropped > 1200)
     status = front.status()
     assert len(status.executors) == 1
     assert status.executors_lost == 0
@@ -245,8 +239,8 @@ def test_a_frontend_that_was_frozen_too_long_finds_its_requests_ended(tmp_path, 
         frozen, front = core.frontend(), core.frontend()
         frozen.submit("a", [1] * 9, max_tokens=110)
         frozen.submit("b", [2] * 9, max_tokens=110, stream=False)
-        wait_until(lambda: front.status().running == 2)
-        wait_until(lambda: front.status().running == 0)
+        eventually(lambda: front.status().running == 2)
+        eventually(lambda: front.status().running == 0)
         frozen.gather(("a", 0), ("b", 0))
         assert {end.finish_reason for end in frozen.ends.values()} == {"cancelled"}
 
@@ -254,9 +248,9 @@ def test_a_frontend_that_was_frozen_too_long_finds_its_requests_ended(tmp_path, 
 def test_frontends_hear_that_an_executor_drains(core):
     leaver = FakeExecutor(core.back, obey=lambda plan: False)
     front = core.frontend()
-    wait_until(lambda: front.status().executors)
+    eventually(lambda: front.status().executors)
     front.submit("a", [1, 2, 3], max_tokens=5)  # its plan is never answered, so the drain lasts
-    wait_until(lambda: front.status().running == 1)
+    eventually(lambda: front.status().running == 1)
     leaver.leaving.set()
     while (state := front.receive(m.FleetState)).num_ready != 0:
         pass
