@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 # Two processes take neighbouring tests, which share services; a process that has none left takes some of the other's.
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
-# The oldest Triton that the kernels have to compile with: that of torch 2.11.
+# The oldest Triton that the kernels have to compile with: that of torch 2.11, with which flash-attn is built for sm_90.
 TRITON_OLDEST := build/triton-3.6.0
 # A Python 3.12 that runs; the names that pyenv puts on the path may not.
 PYTHON312 ?= $(shell for each in python3.12 $(HOME)/.pyenv/versions/3.12*/bin/python3.12; do \
@@ -43,7 +43,7 @@ $(TRITON_OLDEST): $(VENV)/ready
 test-chaos: $(VENV)/ready $(TRITON_OLDEST)  ## Long runs that kill processes, a longer fuzz, and kernels by an older Triton
 	$(BIN)/python -m pytest -m chaos --timeout=1500 tests/e2e
 	$(PYTEST) -m chaos --timeout=1500 --ignore=tests/e2e
-	PYTHONPATH=$(TRITON_OLDEST) $(PYTEST) -m "not chaos" --timeout=900 tests/kernels/gpu/test_compile.py
+	PYTHONPATH=$(TRITON_OLDEST) $(PYTEST) -m "not chaos" --timeout=900 -k "not 80 and not 100" tests/kernels/gpu/test_compile.py
 
 test-fresh: $(VENV)/ready  ## Seeds that no run has had before, for three minutes; what fails is a warning
 	$(BIN)/python -m tests.fresh --seconds 180 --warnings $(WARNINGS)
