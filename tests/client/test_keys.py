@@ -167,8 +167,9 @@ def test_refusals(keys, root):
 
 
 def test_several_at_once_lose_nothing(root):
-    context = multiprocessing.get_context("fork")
-    workers = [context.Process(target=_add, args=(root, worker)) for worker in range(4)]
+    context = multiprocessing.get_context("spawn")
+    all_started = context.Barrier(4)
+    workers = [context.Process(target=_add, args=(root, worker, all_started)) for worker in range(4)]
     for worker in workers:
         worker.start()
     for worker in workers:
@@ -177,6 +178,7 @@ def test_several_at_once_lose_nothing(root):
     assert len(KeyRing(root).entries()) == 40
 
 
-def _add(root, worker):
+def _add(root, worker, all_started):
+    all_started.wait(60)
     for number in range(10):
         KeyRing(root).add_api_key(f"{worker}-{number}", max_open_requests=0, admin=False)

@@ -98,7 +98,7 @@ class Sequences:
     # --- moves ---
 
     def admitted(self, sequence: Sequence) -> None:
-        """An executor runs the sequence now."""
+        """An executor has given the sequence a lane and blocks: it waits no longer."""
         self._leave_queue(sequence)
 
     def preempt(self, executor: ExecutorState, sequence: Sequence) -> None:

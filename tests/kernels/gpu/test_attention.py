@@ -186,7 +186,7 @@ def test_a_graph_of_several_queries_a_row(device: torch.device) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("piece_len", [None, 128])
-def test_results_do_not_hang_on_company(device: torch.device, piece_len: int | None) -> None:
+def test_results_do_not_depend_on_company(device: torch.device, piece_len: int | None) -> None:
     """Bit for bit, where the pieces are given or no row is long enough to be cut."""
     longest = 250 if piece_len is None else 900
     lens = [(1, longest), (1, 77), (40, longest - 50), (3, 130)]

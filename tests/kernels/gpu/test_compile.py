@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-GROUPS = ("attention", "layers", "experts", "sampling")
+HALVES = (("attention",), ("layers", "experts", "sampling"))  # of what there is to compile: each takes about as long
 ROOT = Path(__file__).parents[3]
 ARCHS = (80, 90, 100)
 OF_LITTLE = {"_log_probs_kernel"}  # reads a few segments of a row, a token a thread
@@ -37,7 +37,7 @@ def config(compiled):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("arch", ARCHS)
-@pytest.mark.parametrize("groups", [GROUPS[:1], GROUPS[1:]], ids="-".join)
+@pytest.mark.parametrize("groups", HALVES, ids="-".join)
 def test_no_configuration_spills_or_takes_too_much(groups, arch):
     compiled = compile_groups([arch], groups)
     faults = [fault for each in compiled for fault in each["faults"]]
@@ -53,9 +53,10 @@ def test_no_configuration_spills_or_takes_too_much(groups, arch):
 
 
 @pytest.mark.chaos
-@pytest.mark.parametrize("arch", ARCHS)
-def test_no_model_or_block_size_spills_or_takes_too_much(arch):
-    faults = [fault for each in compile_groups([arch], GROUPS, "--thorough") for fault in each["faults"]]
+@pytest.mark.parametrize("groups", HALVES, ids="-".join)
+def test_no_model_or_block_size_spills_or_takes_too_much(groups):
+    """On the chip that is served first. For the others, the rig does this by hand: it takes six minutes for each."""
+    faults = [fault for each in compile_groups([90], groups, "--thorough") for fault in each["faults"]]
     assert not faults, "\n".join(faults)
 
 
