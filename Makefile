@@ -43,7 +43,7 @@ $(TRITON_OLDEST): $(VENV)/ready
 test-chaos: $(VENV)/ready $(TRITON_OLDEST)  ## Long runs that kill processes, a longer fuzz, and kernels by an older Triton
 	$(BIN)/python -m pytest -m chaos --timeout=1500 tests/e2e
 	$(PYTEST) -m chaos --timeout=1500 --ignore=tests/e2e
-	PYTHONPATH=$(TRITON_OLDEST) $(PYTEST) -m "not chaos" --timeout=900 -k "not 80 and not 100" tests/kernels/gpu/test_compile.py
+	PYTHONPATH=$(TRITON_OLDEST) $(PYTEST) -m "not chaos" --timeout=900 -k "not sm_80 and not sm_100" tests/kernels/gpu/test_compile.py
 
 test-fresh: $(VENV)/ready  ## Seeds that no run has had before, for three minutes; what fails is a warning
 	$(BIN)/python -m tests.fresh --seconds 180 --warnings $(WARNINGS)

@@ -17,6 +17,8 @@ from benchmarks.cpu.report import steps_of
 from benchmarks.rig import workloads
 from benchmarks.rig.runs import TimedRun
 from benchmarks.rig.step_records import RecordedStep
+from tests.support.eventually import eventually
+from tests.support.processes import is_running
 
 ROOT = Path(__file__).parents[2]
 
@@ -57,18 +59,6 @@ def make_turn(rate, read_before=50e9, read_after=50e9):
     """A run of 10 s."""
     run = TimedRun(10.0, 20.0, 10 * rate)
     return take_turns.Turn(run, read_before, read_after, others_cpus=0.0)
-
-
-def has_ended(pid):
-    """Whether a process ends within 5 s."""
-    for _ in range(100):
-        with contextlib.suppress(FileNotFoundError):
-            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-            if state != "Z":
-                time.sleep(0.05)
-                continue
-        return True
-    return False
 
 
 def test_the_requests():
@@ -171,8 +161,7 @@ def test_a_side_that_is_not_idle_is_noticed(monkeypatch):
             assert process_times.children() - before == {process.pid}
             sides = {"busy": take_turns.Side(None, frozenset({process.pid}))}
             take_turns.wait_idle({})
-            while process_times.cpu_time_s({process.pid}) < 0.1:
-                time.sleep(0.01)
+            eventually(lambda: process_times.cpu_time_s({process.pid}) >= 0.1)
             with pytest.raises(RuntimeError, match="should be idle but use so many CPUs: "):
                 take_turns.wait_idle(sides)
         finally:
@@ -192,7 +181,7 @@ def test_a_side_runs_when_it_is_asked(peer):
     assert whole.num_tokens == sum(request.num_output for request in requests)
     assert asked_s < whole.start_s < whole.end_s < time.monotonic()
     assert side.facts["vllm"] == "0.0"
-    assert has_ended(side.facts["pid"])
+    eventually(lambda: not is_running(side.facts["pid"]), 5)
 
 
 def test_a_failing_peer_is_quoted(tmp_path, peer):
@@ -216,7 +205,7 @@ def test_a_side_does_not_outlive_its_parent(peer):
         assert parent.stdout is not None
         pid = int(parent.stdout.readline())
         parent.kill()
-    assert has_ended(pid)
+    eventually(lambda: not is_running(pid), 5)
 
 
 @pytest.mark.slow

@@ -18,11 +18,3 @@ def fake_spec(**changes) -> FleetSpec:
         "executor_command": (*FAKE, "executor"),
     }
     return FleetSpec(**(fields | changes))
-
-
-def alive(pid: int) -> bool:
-    """Whether the process exists and is no zombie."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in ("Z", "X")
-    except (FileNotFoundError, ProcessLookupError):
-        return False

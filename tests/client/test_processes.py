@@ -10,8 +10,9 @@ import pytest
 
 from scheduler_svc.client.errors import EXIT_UNREACHABLE, EXIT_USAGE, FleetError
 from scheduler_svc.client.processes.local_fleet import FleetSpec, LocalFleet, executor_name, free_ports
-from tests.client.fleets import FAKE, alive, fake_spec
+from tests.client.fleets import FAKE, fake_spec
 from tests.support.eventually import eventually
+from tests.support.processes import is_running
 
 
 def test_command_lines_name_model_ports_and_options():
@@ -43,9 +44,9 @@ def test_start_ready_and_stop_in_order(tmp_path):
         for name in pids:
             eventually(partial(fleet.log_tail, name))
         assert list(pids) == ["scheduler", "executor-0", "executor-1"]
-        assert all(alive(pid) for pid in pids.values())
+        assert all(is_running(pid) for pid in pids.values())
         assert fleet.poll() == []
-    assert not any(alive(pid) for pid in pids.values())
+    assert not any(is_running(pid) for pid in pids.values())
     assert fleet.pids == {}
     for name in pids:
         assert fleet.log_tail(name).endswith("stops"), "SIGTERM reached it, not SIGKILL"
@@ -57,7 +58,7 @@ def test_killed_executor_is_gone_and_can_start_again(tmp_path):
     with LocalFleet(fake_spec(), tmp_path) as fleet:
         old_pid = fleet.pids["executor-0"]
         fleet.kill_executor(0)
-        assert not alive(old_pid)
+        assert not is_running(old_pid)
         assert "executor-0" not in fleet.pids
         assert fleet.poll() == [], "what we killed ourselves is no news"
         assert fleet.start_executor(0) == fleet.pids["executor-0"] != old_pid
@@ -77,7 +78,7 @@ def test_a_child_deaf_to_sigterm_is_killed(tmp_path):
         pid = fleet.pids["executor-0"]
         fleet.terminate_executor(0)
         assert fleet.wait_executor(0, timeout_s=0.2) == -signal.SIGKILL
-        assert not alive(pid)
+        assert not is_running(pid)
 
 
 def test_poll_reports_each_end_once(tmp_path):
@@ -122,6 +123,6 @@ def test_children_die_with_a_parent_that_is_killed():
     ) as parent:
         pids = [int(word) for word in parent.stdout.readline().split()]
         assert len(pids) == 3
-        assert all(alive(pid) for pid in pids)
+        assert all(is_running(pid) for pid in pids)
         parent.kill()
-    eventually(lambda: not any(alive(pid) for pid in pids))
+    eventually(lambda: not any(is_running(pid) for pid in pids))

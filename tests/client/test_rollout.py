@@ -9,8 +9,8 @@ import pytest
 
 from tests.client.fake_server import Refuse
 from tests.client.fleet_model import FleetModel
-from tests.client.fleets import alive
 from tests.support.eventually import eventually
+from tests.support.processes import is_running
 
 
 @pytest.fixture(autouse=True)
@@ -153,7 +153,7 @@ def successor(fleet, tmp_path):
     script = f"import os, time; open({str(pids)!r}, 'a').write(f'{{os.getpid()}}\\n'); print('hello', flush=True); "
     yield lambda then: shlex.join([sys.executable, "-c", script + then])
     for pid in pids.read_text().split():
-        if alive(int(pid)):
+        if is_running(int(pid)):
             os.kill(int(pid), signal.SIGKILL)
 
 
@@ -164,7 +164,7 @@ def test_successors_are_started_first_and_outlive_the_command(baton, fleet, succ
     assert [row["successor"] for row in rows(result.stdout)] == ["new"] * 3
     assert fleet.min_ready == 3
     assert len(fleet.ready) == 3
-    assert all(alive(one.pid) for one in fleet.executors)
+    assert all(is_running(one.pid) for one in fleet.executors)
     assert all(os.getsid(one.pid) == one.pid for one in fleet.executors), "a Ctrl-C at our terminal is none of theirs"
     assert sorted(log.read_text() for log in logs.iterdir()) == ["hello\n"] * 3
 

@@ -13,8 +13,8 @@ from click.testing import CliRunner
 from scheduler_svc.client.cli import main
 from scheduler_svc.client.commands import up
 from scheduler_svc.client.processes.local_fleet import free_ports
-from tests.client.fleets import alive
 from tests.support.eventually import eventually
+from tests.support.processes import is_running
 
 SCRIPT = """
 import sys
@@ -132,7 +132,7 @@ def test_announces_itself_and_stops_in_order(start_up, number):
         log += process.stderr.readline()
     process.send_signal(number)
     assert process.wait(10) == 0
-    assert not any(map(alive, pids))
+    assert not any(map(is_running, pids))
     log += process.stderr.read()
     assert log.rindex("executor stops") < log.rindex("scheduler stops")
 
@@ -162,7 +162,7 @@ def test_a_second_ctrl_c_kills(start_up):
     pid = int(banner.split("executor-0 (pid ")[1].split(")")[0])
     process.send_signal(signal.SIGINT)
     read_until(process.stderr, "stopping the executors")
-    assert alive(pid)
+    assert is_running(pid)
     process.send_signal(signal.SIGINT)
     assert process.wait(5) == 130
-    eventually(lambda: not alive(pid))
+    eventually(lambda: not is_running(pid))

@@ -1,6 +1,7 @@
 """A real process on a real socket; the test plays the scheduler."""
 
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -15,7 +16,8 @@ import zmq
 from common import messages as m
 from common.heartbeats import LOSS_TIMEOUT_S
 from common.wire import HEADER, Codec
-from executor_svc.service.registration import EXIT_CRASHED
+from executor_svc.service.process import RECONNECT_INTERVAL_MS
+from executor_svc.service.registration import EXIT_CRASHED, HELLO_INTERVAL_S
 from tests.executor.harness import Pool, Row, make_plan
 from tests.executor.puppet import IN_SLOW_STEP, LIMITS, SLOW_STEP_S
 from tests.support.checkpoints import DEMO_MODEL_DIR, reference_greedy
@@ -53,6 +55,11 @@ class Scheduler:
         """Return when the puppet is in the middle of one."""
         assert self.process.stdout is not None
         assert self.process.stdout.readline().strip() == IN_SLOW_STEP
+
+    def wait_for_log(self, event: str) -> None:
+        """Return when the process has logged `event`. What it logged until then will be missing in `log`."""
+        assert self.process.stderr is not None
+        assert any(event in line for line in self.process.stderr), "the executor has ended"
 
     def send(self, message: m.Message) -> None:
         self.send_frames(*self.codec.encode(message))
@@ -115,9 +122,12 @@ def test_no_hello_piles_up_for_a_scheduler_that_is_not_there() -> None:
     with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
         port = router.bind_to_random_port("tcp://127.0.0.1")
         router.unbind(f"tcp://127.0.0.1:{port}")
+    listener = socket.create_server(("127.0.0.1", port))
     scheduler = Scheduler("-m", "tests.executor.puppet", f"tcp://127.0.0.1:{port}")
     try:
-        time.sleep(2.5)
+        for _ in range(int(3 * HELLO_INTERVAL_S * 1000 / RECONNECT_INTERVAL_MS)):
+            listener.accept()[0].close()  # so far the executor has only tried to connect
+        listener.close()
         scheduler.router.bind(f"tcp://127.0.0.1:{port}")
         scheduler.join()
         scheduler.send(plan())
@@ -230,7 +240,7 @@ def test_silent_scheduler_is_given_up_and_found_again(puppet: Scheduler) -> None
 def test_restarted_scheduler_is_found_again(puppet: Scheduler) -> None:
     puppet.join()
     puppet.router.close()
-    time.sleep(0.6)
+    puppet.wait_for_log("epoch over")
     puppet.router = puppet.context.socket(zmq.ROUTER)
     puppet.router.linger = 0
     puppet.router.bind(puppet.endpoint)

@@ -186,13 +186,6 @@ class FakeCore:
         self.refusal = ""
         self._empty()
 
-    def wait_for(self, condition: Callable[[], object], timeout_s: float = 5.0) -> bool:
-        """Whether `condition` came true in time."""
-        deadline = time.monotonic() + timeout_s
-        while not condition() and time.monotonic() < deadline:
-            time.sleep(0.01)
-        return bool(condition())
-
     def _empty(self) -> None:
         self.submits: list[m.Submit] = []
         self.cancels: list[m.Cancel] = []

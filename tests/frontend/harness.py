@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import httpx
 import openai
 
 from tests.frontend.fake_core import FakeCore, Script, echo
+from tests.support.eventually import eventually
 
 REPOSITORY = Path(__file__).parents[2]
 MODEL = "baton-demo"
@@ -43,13 +43,14 @@ class Frontend:
 
     def wait_until_ready(self) -> None:
         """Return when a request would be served."""
-        deadline = time.monotonic() + 30
-        while time.monotonic() < deadline and self.process.poll() is None:
+
+        def is_ready() -> bool:
+            assert self.process.poll() is None, f"the frontend has ended:\n{self.log}"
             with contextlib.suppress(httpx.TransportError):
-                if httpx.get(f"{self.url}/ready", timeout=5).status_code == 200:
-                    return
-            time.sleep(0.02)
-        raise AssertionError(f"frontend did not start:\n{self.log}")
+                return httpx.get(f"{self.url}/ready", timeout=5).status_code == 200
+            return False
+
+        eventually(is_ready, 30, lambda: f"that the frontend is ready:\n{self.log}")
 
     @property
     def log(self) -> str:

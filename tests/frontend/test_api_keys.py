@@ -15,6 +15,7 @@ from scheduler_svc.frontend.api_keys import ApiClient, ApiKeys
 from scheduler_svc.frontend.http.middleware import RequireApiKey
 from tests.frontend.harness import COMPLETION, assert_openai_shape, running_frontend
 from tests.support.clock import Clock
+from tests.support.eventually import eventually
 
 ALICE, BOB = new_key(), new_key()
 FIRST = ApiClient("env-a7937b64", 0, is_admin=True, may_read_status=True)  # its key is "first"
@@ -221,10 +222,10 @@ def test_a_key_of_the_file_opens_and_one_that_is_added_does_so_later(guarded):
     assert httpx.post(url, json=COMPLETION, headers=bearer(ALICE)).status_code == 200
     assert_openai_shape(httpx.post(url, json=COMPLETION, headers=bearer(BOB)), 401)
     write(guarded.key_file, entry("bob", BOB))
-    assert guarded.core.wait_for(lambda: httpx.post(url, json=COMPLETION, headers=bearer(BOB)).status_code == 200, 5)
+    eventually(lambda: httpx.post(url, json=COMPLETION, headers=bearer(BOB)).status_code == 200, 5)
     assert_openai_shape(httpx.post(url, json=COMPLETION, headers=bearer(ALICE)), 401)
     write(guarded.key_file, entry("alice", ALICE))
-    assert guarded.core.wait_for(lambda: httpx.post(url, json=COMPLETION, headers=bearer(ALICE)).status_code == 200, 5)
+    eventually(lambda: httpx.post(url, json=COMPLETION, headers=bearer(ALICE)).status_code == 200, 5)
 
 
 def raw(frontend):

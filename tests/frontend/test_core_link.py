@@ -12,6 +12,7 @@ from common.wire import HEADER
 from scheduler_svc.frontend.link import core_link
 from tests.frontend.fake_core import REPORT, FakeCore, delta, int32, outputs, silence
 from tests.frontend.links import HELLO_INTERVAL_S, in_event_loop, linked_core, running_link, submit, until
+from tests.support.eventually import eventually
 
 
 @in_event_loop
@@ -39,7 +40,7 @@ async def test_a_core_that_is_lost_is_told_nothing(tmp_path: Path):
     """It may come back with its journal, and then a Cancel would end what its client comes back for."""
     async with linked_core(tmp_path, silence) as (core, link):
         queues = [link.open([submit(f"r{i}")], is_resumable=bool(i)) for i in range(2)]
-        assert await asyncio.to_thread(core.wait_for, lambda: len(core.submits) == 2)
+        await asyncio.to_thread(eventually, lambda: len(core.submits) == 2, 5)
         await asyncio.to_thread(core.close)
         with contextlib.closing(FakeCore(tmp_path, script=silence, stories=core.stories)) as restarted:
             await until(lambda: link.is_up and not link.num_open)
@@ -166,4 +167,4 @@ async def test_the_number_of_open_requests_is_limited(tmp_path: Path, monkeypatc
         assert caught.value.code == "queue_full"
         queue.close()
         link.open([submit("c"), submit("d")])
-        assert await asyncio.to_thread(core.wait_for, lambda: len(core.cancels) == 2)
+        await asyncio.to_thread(eventually, lambda: len(core.cancels) == 2, 5)

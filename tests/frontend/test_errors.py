@@ -9,6 +9,7 @@ import pytest
 
 from tests.frontend.fake_core import FakeCore, delta, outputs, refuse
 from tests.frontend.harness import COMPLETION, MODEL, Frontend, assert_openai_shape
+from tests.support.eventually import eventually
 
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "x"}]}
 TOOL = {"type": "function", "function": {"name": "f"}}
@@ -207,7 +208,7 @@ def test_one_refused_prompt_refuses_the_list(client: openai.OpenAI, core: FakeCo
     core.script = script
     with pytest.raises(openai.RateLimitError):
         client.completions.create(model=MODEL, prompt=["a", "b", "c"])
-    assert core.wait_for(lambda: len(core.cancels) == 2)
+    eventually(lambda: len(core.cancels) == 2, 5)
     assert {cancel.request_id[-2:] for cancel in core.cancels} == {"-0", "-2"}
 
 

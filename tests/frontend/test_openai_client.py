@@ -10,6 +10,7 @@ from common.model_files import DEMO_MODEL_DIR
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
 from tests.frontend.fake_core import FakeCore, Step, delta, outputs, say, tokens_of
 from tests.frontend.harness import MODEL, Frontend
+from tests.support.eventually import eventually
 
 STORY = "Once upon a time, a naïve 🦊 met the moon. 月は綺麗ですね。"
 
@@ -140,7 +141,7 @@ def test_stop_strings(client: openai.OpenAI, core: FakeCore, tokenizer: Tokenize
     parts = list(answer) if stream else [answer]
     assert "".join(part.choices[0].text for part in parts) == STORY[: STORY.index("the mo")]
     assert parts[-1].choices[0].finish_reason == "stop"
-    assert core.wait_for(lambda: core.cancels, 1.0)  # the rest of the story need not be computed
+    eventually(lambda: core.cancels, 1.0)  # the rest of the story need not be computed
     assert (core.cancels[0].request_id, core.cancels[0].index) == (core.submits[0].request_id, 0)
 
 
@@ -214,7 +215,7 @@ def test_a_client_that_leaves_cancels_its_request(frontend: Frontend, core: Fake
         with frontend.client().with_options(timeout=0.3) as client, pytest.raises(openai.APITimeoutError):
             client.completions.create(model=MODEL, prompt="x", stream=when == "before the first token")
     left = time.monotonic()
-    assert core.wait_for(lambda: core.cancels, 1.0)
+    eventually(lambda: core.cancels, 1.0)
     assert time.monotonic() - left < 1.0
     assert core.cancels[0].request_id == core.submits[0].request_id
 

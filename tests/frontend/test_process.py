@@ -20,6 +20,7 @@ from tests.frontend.fake_core import REPORT, FakeCore, say, silence
 from tests.frontend.harness import MODEL, REPOSITORY, Frontend, running_frontend
 from tests.frontend.sse import events_after, events_in, events_of, text_of
 from tests.support.eventually import eventually
+from tests.support.processes import is_running
 
 STREAM = {"model": MODEL, "prompt": "x", "stream": True, "max_tokens": 2000}
 REMEMBER_MODULES = """
@@ -95,20 +96,22 @@ def test_sigterm_lets_short_streams_end_and_tells_long_ones(own: Frontend):
     texts: dict[int, str] = {}
 
     def ask(max_tokens: int) -> None:
-        texts[max_tokens] = own.post("/v1/completions", STREAM | {"max_tokens": max_tokens}).text
+        body = STREAM | {"max_tokens": max_tokens}
+        with httpx.stream("POST", f"{own.url}/v1/completions", json=body, timeout=20) as answer:
+            for text in answer.iter_text():
+                texts[max_tokens] = texts.get(max_tokens, "") + text
 
     threads = [threading.Thread(target=ask, args=(max_tokens,)) for max_tokens in (15, 1000)]
     for thread in threads:
         thread.start()
-    assert own.core.wait_for(lambda: len(own.core.submits) == 2)
-    time.sleep(0.3)
+    eventually(lambda: len(texts) == 2, 5)
     assert own.stop() == 0
     for thread in threads:
         thread.join()
     assert texts[15].endswith("data: [DONE]\n\n")
     last = json.loads(texts[1000].strip().split("\n\n")[-1].removeprefix("data: "))
     assert last["error"]["message"] == "the server is shutting down"
-    assert own.core.wait_for(lambda: own.core.detaches)  # its client may go on elsewhere
+    eventually(lambda: own.core.detaches, 5)  # its client may go on elsewhere
     assert not own.core.cancels
 
 
@@ -136,7 +139,7 @@ def test_it_ends_when_the_core_stays_silent():
         answers: list[httpx.Response] = []
         asking = threading.Thread(target=lambda: answers.append(frontend.post("/v1/completions", STREAM)))
         asking.start()
-        assert frontend.core.wait_for(lambda: frontend.core.submits)
+        eventually(lambda: frontend.core.submits, 5)
         frontend.core.answers_hellos = False
         assert frontend.process.wait(10) == 1
         asking.join()
@@ -157,10 +160,10 @@ child.wait()
     parent = subprocess.Popen([sys.executable, "-c", parent_code], cwd=REPOSITORY, stdout=subprocess.PIPE, text=True)
     pid = int(parent.stdout.readline())
     try:
-        assert core.wait_for(lambda: core.num_hellos, 20)
+        eventually(lambda: core.num_hellos, 20)
         parent.kill()
         parent.wait()
-        assert core.wait_for(lambda: not is_running(pid), 5)
+        eventually(lambda: not is_running(pid), 5)
     finally:
         parent.stdout.close()
         if is_running(pid):
@@ -168,26 +171,19 @@ child.wait()
         core.close()
 
 
-def is_running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
 def test_a_reader_that_stops_reading_is_dropped_and_a_slow_one_is_not():
     with running_frontend("--stall-timeout-s", "1") as frontend:
         frontend.core.script = say([300] * 1000, pause_s=0.002)
         stalled = open_stream(frontend, STREAM | {"n": 4})
         slow = open_stream(frontend, STREAM | {"n": 4})
-        assert frontend.core.wait_for(lambda: len(frontend.core.submits) == 2)
+        eventually(lambda: len(frontend.core.submits) == 2, 5)
         first, second = (submit.request_id for submit in frontend.core.submits)
         deadline = time.monotonic() + 3
         while time.monotonic() < deadline:
             assert slow.recv(4096)
-            time.sleep(0.1)
+            time.sleep(0.1)  # the pace of the slow reader
         assert frontend.log.count("reader dropped") == 1
-        assert frontend.core.wait_for(lambda: frontend.core.cancels, 1)
+        eventually(lambda: frontend.core.cancels, 1)
         assert len({cancel.request_id for cancel in frontend.core.cancels}) == 1
         assert frontend.core.cancels[0].request_id in (first, second)
         stalled.close()
@@ -199,8 +195,8 @@ def test_a_reader_that_is_dropped_twice_is_one_line():
     with running_frontend("--stall-timeout-s", "1") as frontend:
         frontend.core.script = say([300] * 100_000, per_step=1000)
         stalled = open_stream(frontend, STREAM | {"n": 4, "resumable": True, "request_id": "slow"})
-        assert frontend.core.wait_for(lambda: frontend.core.detaches)  # not cancelled: the client may come back
-        assert frontend.core.wait_for(lambda: "reader dropped" in frontend.log)
+        eventually(lambda: frontend.core.detaches, 5)  # not cancelled: the client may come back
+        eventually(lambda: "reader dropped" in frontend.log, 5)
         stalled.close()
         assert [event.id for event in events_of(events_after(frontend, "slow").content)][-1] == ""
         assert frontend.log.count("reader dropped") == 1
@@ -278,7 +274,7 @@ def test_several_frontends_share_a_socket(tmp_path: Path):
             for _ in range(2)
         ]
         try:
-            assert core.wait_for(lambda: core.num_hellos >= 4, 20)
+            eventually(lambda: core.num_hellos >= 4, 20)
             url = f"http://127.0.0.1:{listener.getsockname()[1]}/health"
             frontends[0].terminate()
             assert frontends[0].wait(10) == 0

@@ -10,6 +10,7 @@ from common import messages as m
 from tests.frontend.fake_core import FakeCore, Step, delta, outputs, say, silence
 from tests.frontend.harness import COMPLETION, MODEL, Frontend, assert_openai_shape
 from tests.frontend.sse import Event, events_after, events_in, events_of, text_of
+from tests.support.eventually import eventually
 
 STREAM = COMPLETION | {"stream": True, "max_tokens": 1000}
 WORDS = list(range(300, 340))
@@ -94,7 +95,7 @@ def test_a_stream_goes_on_after_any_event(frontend: Frontend, core: FakeCore, re
 def test_a_broken_connection_of_a_resumable_request(frontend: Frontend, core: FakeCore, request_id: str):
     core.script = say(WORDS, pause_s=0.02)
     first = take(open_stream(frontend, STREAM | {"request_id": request_id, "resumable": True}), 3)
-    assert core.wait_for(lambda: core.detaches)
+    eventually(lambda: core.detaches, 5)
     assert core.detaches[0].request_id == f"{request_id}-0"
     assert not core.cancels
     second = events_of(events_after(frontend, request_id, first[-1].id).content)
@@ -113,7 +114,7 @@ def test_a_connection_that_came_back_breaks_again(frontend: Frontend, core: Fake
         with httpx.Client(timeout=20) as client, client.stream("GET", url) as second:
             assert next(events_in(second)).id
         assert list(first)[-1].data["error"]["code"] == "taken_over"
-    assert core.wait_for(lambda: core.detaches and core.cancels)
+    eventually(lambda: core.detaches and core.cancels, 5)
     assert [detach.request_id for detach in core.detaches] == [f"{request_id}-True-0"]
     assert [cancel.request_id for cancel in core.cancels] == [f"{request_id}-False-0"]
 
@@ -123,7 +124,7 @@ def test_a_whole_answer_can_be_fetched_as_a_stream(frontend: Frontend, core: Fak
     body = COMPLETION | {"request_id": request_id, "resumable": True}
     with pytest.raises(httpx.ReadTimeout):
         httpx.post(f"{frontend.url}/v1/completions", json=body, timeout=0.2)
-    assert core.wait_for(lambda: core.detaches)
+    eventually(lambda: core.detaches, 5)
     answer = events_after(frontend, request_id)
     assert answer.headers["content-type"].startswith("text/event-stream")
     assert answer.headers["x-request-id"] == request_id
@@ -193,7 +194,7 @@ def test_an_id_in_use(frontend: Frontend, core: FakeCore, request_id: str):
         stream.post(f"{frontend.url}/v1/completions", json=body | {"resumable": True}, timeout=0.2)
     error = assert_openai_shape(frontend.post("/v1/completions", body), 409)
     assert error["code"] == "request_exists"
-    assert core.wait_for(lambda: core.detaches)
+    eventually(lambda: core.detaches, 5)
     assert not core.cancels  # above all not the one that has the id
 
 
@@ -216,7 +217,7 @@ def test_a_stop_string_is_found_again(frontend: Frontend, core: FakeCore, tokeni
     body = STREAM | {"request_id": request_id, "stop": [" four"]}
     events = events_of(frontend.post("/v1/completions", body).content)
     assert text_of(events) == "one two three"
-    assert core.wait_for(lambda: core.cancels)
+    eventually(lambda: core.cancels, 5)
     for number, event in enumerate(events[:-1]):
         rest = events_of(events_after(frontend, request_id, event.id).content)
         assert text_of([*events[: number + 1], *rest]) == "one two three"
@@ -274,15 +275,15 @@ def test_deleting_what_is_being_read_here(frontend: Frontend, core: FakeCore, re
     answer = httpx.delete(f"{frontend.url}/v1/requests/{request_id}")
     assert (answer.status_code, answer.content) == (204, b"")
     assert list(events)[-1].data["error"]["code"] == "cancelled"
-    assert core.wait_for(lambda: cancelled(core, request_id) == {f"{request_id}-0", f"{request_id}-1"})
+    eventually(lambda: cancelled(core, request_id) == {f"{request_id}-0", f"{request_id}-1"}, 5)
 
 
 def test_deleting_what_nobody_reads(frontend: Frontend, core: FakeCore, request_id: str):
     core.script = say(WORDS, pause_s=0.05)
     take(open_stream(frontend, STREAM | {"request_id": request_id, "prompt": ["x", "y"], "resumable": True}), 2)
-    assert core.wait_for(lambda: core.detaches)
+    eventually(lambda: core.detaches, 5)
     assert httpx.delete(f"{frontend.url}/v1/requests/{request_id}").status_code == 204
-    assert core.wait_for(lambda: cancelled(core, request_id) == {f"{request_id}-0", f"{request_id}-1"})
+    eventually(lambda: cancelled(core, request_id) == {f"{request_id}-0", f"{request_id}-1"}, 5)
     *_, last = events_of(events_after(frontend, request_id).content)
     assert last.data["error"]["code"] == "cancelled"
 

@@ -22,6 +22,7 @@ import zmq
 from common import messages as m
 from common.wire import HEADER
 from tests.support.core import FakeFrontend
+from tests.support.eventually import eventually
 from tests.support.hello import LIMITS, hello
 from tests.support.keyed import KeyedExecutor, KeyedPeer, client_curve, key_ring, stranger_curve
 from tests.support.oracle import expected_output
@@ -62,11 +63,11 @@ class Scheduler:
         return pages * resource.getpagesize() / 2**20
 
     def wait_for(self, condition, timeout_s=20):
-        deadline = time.monotonic() + timeout_s
-        while not condition():
+        def holds():
             assert self.process.poll() is None, self.log
-            assert time.monotonic() < deadline, self.log
-            time.sleep(0.02)
+            return condition()
+
+        eventually(holds, timeout_s, lambda: self.log)
 
     def end(self):
         self.process.send_signal(signal.SIGTERM)

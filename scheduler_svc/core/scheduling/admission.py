@@ -153,7 +153,7 @@ class Admission:
         row = executor.running.enter(sequence, budget, spare, protected=protected)
         if row is None:
             return None
-        self._sequences.admitted(sequence)
+        self._sequences.leave_queue(sequence)
         if sequence.model != executor.model:
             self._stats.model_changes += sequence.num_output > 0
             sequence.model = executor.model

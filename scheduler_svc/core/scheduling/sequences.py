@@ -97,9 +97,10 @@ class Sequences:
 
     # --- moves ---
 
-    def admitted(self, sequence: Sequence) -> None:
-        """An executor has given the sequence a lane and blocks: it waits no longer."""
-        self._leave_queue(sequence)
+    def leave_queue(self, sequence: Sequence) -> None:
+        """The sequence waits no longer. It may have been the one that an executor refused."""
+        self.waiting.remove(sequence)
+        self._reopen_executors()
 
     def preempt(self, executor: ExecutorState, sequence: Sequence) -> None:
         """Take a running sequence's blocks for another one: it waits again, at its place."""
@@ -155,7 +156,7 @@ class Sequences:
     def end(self, sequence: Sequence, reason: FinishReason, error: str = "", code: str = "") -> SequenceEnd:
         """The sequence holds nothing any more, wherever it was (invariant 10)."""
         if sequence.state is State.WAITING:
-            self._leave_queue(sequence)
+            self.leave_queue(sequence)
         else:
             self.executors[sequence.epoch].leave(sequence)
         sequence.state = State.FINISHED
@@ -173,11 +174,6 @@ class Sequences:
     def _join_queue(self, sequence: Sequence) -> None:
         if self.waiting.add(sequence):
             self._reopen_executors()
-
-    def _leave_queue(self, sequence: Sequence) -> None:
-        """It may have been the one that was refused."""
-        self.waiting.remove(sequence)
-        self._reopen_executors()
 
     def _reopen_executors(self) -> None:
         for executor in self.executors.values():

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-HALVES = (("attention",), ("layers", "experts", "sampling"))  # of what there is to compile: each takes about as long
+HALVES = (("attention",), ("layers", "experts", "sampling"))  # of the kernels: two processes compile them
 ROOT = Path(__file__).parents[3]
 ARCHS = (80, 90, 100)
 OF_LITTLE = {"_log_probs_kernel"}  # reads a few segments of a row, a token a thread
@@ -36,7 +36,7 @@ def config(compiled):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("arch", ARCHS, ids="sm_{}".format)
 @pytest.mark.parametrize("groups", HALVES, ids="-".join)
 def test_no_configuration_spills_or_takes_too_much(groups, arch):
     compiled = compile_groups([arch], groups)
