@@ -18,6 +18,20 @@ class SendToExecutor:
 
 
 @dataclass(frozen=True, slots=True)
+class AdmitExecutor:
+    """From now on a peer of the executors' port is a member of the fleet, and no stranger."""
+
+    peer: Peer
+
+
+@dataclass(frozen=True, slots=True)
+class DismissExecutor:
+    """From now on a peer of the executors' port is a stranger."""
+
+    peer: Peer
+
+
+@dataclass(frozen=True, slots=True)
 class SendToFrontend:
     """Send a message to a frontend now or never: what must not be lost waits in the outbox."""
 
@@ -37,7 +51,7 @@ class WriteLog:
     facts: dict[str, Any]
 
 
-Action = SendToExecutor | SendToFrontend | WriteLog
+Action = SendToExecutor | AdmitExecutor | DismissExecutor | SendToFrontend | WriteLog
 
 
 class Sent(Enum):

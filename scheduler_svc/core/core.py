@@ -8,7 +8,16 @@ from collections.abc import Callable
 
 from common import messages as m
 from common.errors import WireError
-from scheduler_svc.core.actions import Action, Level, Peer, SendToExecutor, SendToFrontend, log_line
+from scheduler_svc.core.actions import (
+    Action,
+    AdmitExecutor,
+    DismissExecutor,
+    Level,
+    Peer,
+    SendToExecutor,
+    SendToFrontend,
+    log_line,
+)
 from scheduler_svc.core.config import CoreConfig
 from scheduler_svc.core.executor.capacity import capacity
 from scheduler_svc.core.fleet import fleet as f
@@ -193,8 +202,8 @@ class Core:
         actions: list[Action] = []
         for event in consequences:
             match event:
-                case SendToExecutor() as send:
-                    actions.append(send)
+                case SendToExecutor() | AdmitExecutor() | DismissExecutor():
+                    actions.append(event)
                 case f.StepAnswered(result):
                     actions += self._answered(result, now)
                 case f.ExecutorJoined(membership, hello):

@@ -7,7 +7,16 @@ from collections.abc import Callable, Iterable
 from typing import Protocol, TypeVar
 
 from common import messages as m
-from scheduler_svc.core.actions import Action, Peer, SendToExecutor, SendToFrontend, Sent, WriteLog
+from scheduler_svc.core.actions import (
+    Action,
+    AdmitExecutor,
+    DismissExecutor,
+    Peer,
+    SendToExecutor,
+    SendToFrontend,
+    Sent,
+    WriteLog,
+)
 from scheduler_svc.core.core import Core
 from scheduler_svc.core.requests.group_commit import BatchFailed, BatchSaved, JournalBatch
 
@@ -25,6 +34,12 @@ class Port(Protocol[Incoming_co]):
 
     def send(self, peer: Peer, message: m.Message) -> Sent:
         """Send a message."""
+
+    def admit(self, peer: Peer) -> None:
+        """A peer is no stranger any more: it may take memory, files and time like one that belongs here."""
+
+    def dismiss(self, peer: Peer) -> None:
+        """A peer is a stranger again."""
 
     def lost_connections(self) -> list[Peer]:
         """The peers whose connections broke since the last call."""
@@ -102,6 +117,10 @@ class EventLoop:
             match action:
                 case SendToExecutor(peer, message):
                     self._send_to_executor(peer, message)
+                case AdmitExecutor(peer):
+                    self._executors.admit(peer)
+                case DismissExecutor(peer):
+                    self._executors.dismiss(peer)
                 case SendToFrontend(peer, message):
                     if self._frontends.send(peer, message) is Sent.GONE:
                         self.carry_out(self.core.frontend_gone(peer, self._clock()))

@@ -23,7 +23,7 @@ from scheduler_svc.server.journal import Journal, JournalError
 from scheduler_svc.server.router import Router
 
 SETTLE_MS = 10  # between looks at the journal while the process closes
-MAX_EXECUTOR_MESSAGE_BYTES = 2**20  # four times the longest StepResult; libzmq may hold it for every stranger
+MAX_EXECUTOR_MESSAGE_BYTES = 2**20  # four times the longest StepResult
 
 log = get_logger(__name__)
 
@@ -60,9 +60,8 @@ class CoreProcess:
         )
         self.core = Core(config, now, self._io_counts)
         self._drops = {link: DropLog(log, link) for link in ("executors", "frontends")}
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()  # of the journal's thread; it meets no peer
         self._executors: Router[m.ExecutorToScheduler] = Router(
-            self._context,
             executor_endpoint,
             m.ExecutorToScheduler,
             self._drops["executors"],
@@ -71,11 +70,11 @@ class CoreProcess:
             max_message_bytes=MAX_EXECUTOR_MESSAGE_BYTES,
         )
         self._fronts: Router[m.FrontendToCore] = Router(
-            self._context, frontend_endpoint, m.FrontendToCore, self._drops["frontends"]
+            frontend_endpoint, m.FrontendToCore, self._drops["frontends"], trusts_all=True
         )
         self._poller = zmq.Poller()
-        for socket in (self._executors.socket, self._executors.monitor, self._fronts.socket, self._fronts.monitor):
-            self._poller.register(socket, zmq.POLLIN)
+        for router in (self._executors, self._fronts):
+            self._poller.register(router.fileno(), zmq.POLLIN)
         self._journal = journal
         self._event_loop = EventLoop(self.core, self._executors, self._fronts, journal, time.monotonic, _write_log)
         if journal is not None:
@@ -88,7 +87,8 @@ class CoreProcess:
 
     def turn(self) -> None:
         """Wait for something to happen (at most a tick) and do all that follows from it."""
-        self._poller.poll(ceil(1000 * self._event_loop.max_wait_s))
+        has_unread = self._executors.has_unread or self._fronts.has_unread
+        self._poller.poll(0 if has_unread else ceil(1000 * self._event_loop.max_wait_s))
         self._event_loop.turn()
 
     def crashed(self) -> None:

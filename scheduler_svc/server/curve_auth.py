@@ -1,22 +1,12 @@
-"""Which executors may connect: the keys in a folder, read again when they change, and the thread that checks them."""
+"""Which executors may connect: the keys in a folder, read again when they change."""
 
 import threading
-import time
 from collections.abc import Mapping
-from typing import Any
-
-import zmq
-from zmq.utils import z85
 
 from common.curve import KeyFileError, ServerCurve, allowed_files, load_public, require_own_folder
-from common.logging import QuietLog, get_logger
+from common.logging import get_logger
 
-DOMAIN = "executors"
 RELOAD_INTERVAL_S = 1.0
-
-_ZAP_ENDPOINT = "inproc://zeromq.zap.01"
-_ZAP_VERSION = b"1.0"
-_ZAP_FRAMES = 7  # version, request id, domain, address, identity, mechanism, key
 
 log = get_logger(__name__)
 
@@ -26,9 +16,13 @@ class AllowList:
 
     Args:
         curve: names the folder. Raises KeyFileError if it cannot be read, or others could have changed it.
+
+    Attributes:
+        version: another number after each change.
     """
 
     def __init__(self, curve: ServerCurve) -> None:
+        self.version = 0
         self._folder = curve.folder
         self._seen: object = None
         self._names: Mapping[str, str] = {}
@@ -58,6 +52,7 @@ class AllowList:
         self._seen = seen
         added, removed = names.items() - self._names.items(), self._names.items() - names.items()
         self._names = names
+        self.version += 1
         log.info("executors' keys changed", added=_words(added), removed=_words(removed), executors=len(names))
 
     def _look(self) -> object:
@@ -77,50 +72,23 @@ class AllowList:
         return names
 
 
-class Authenticator(threading.Thread):
-    """Answers libzmq, which asks about the key of each peer whose handshake succeeded (ZAP, RFC 27).
+class AllowListReader:
+    """Keeps a list up to date, in a thread: a folder may lie on a disk that hangs."""
 
-    The thread lives as long as the context. It is not asked about peers that do not know the scheduler's public key, or
-    speak another mechanism or protocol: libzmq turns those away by itself.
-
-    Args:
-        context: of the sockets that ask; one authenticator for each.
-        allowed: the list, which this thread keeps up to date.
-    """
-
-    def __init__(self, context: "zmq.Context[Any]", allowed: AllowList) -> None:
-        super().__init__(name="authenticator", daemon=True)
+    def __init__(self, allowed: AllowList) -> None:
         self._allowed = allowed
-        self._refusals = QuietLog(log, "executor refused: its key is not on the list", link=DOMAIN)
-        self._zap: zmq.Socket[bytes] = context.socket(zmq.REP)
-        self._zap.linger = 0
-        self._zap.bind(_ZAP_ENDPOINT)
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="allow list", daemon=True)
+        self._thread.start()
 
-    def run(self) -> None:
-        """Answer until the context is terminated."""
-        reload_at = 0.0
-        try:
-            while True:
-                if self._zap.poll(int(RELOAD_INTERVAL_S * 1000)):
-                    self._zap.send_multipart(self._answer(self._zap.recv_multipart()))
-                if (now := time.monotonic()) >= reload_at:
-                    reload_at = now + RELOAD_INTERVAL_S
-                    self._allowed.reload()
-        except zmq.ContextTerminated:
-            pass
-        finally:
-            self._zap.close()
+    def stop(self) -> None:
+        """Read no more. Does not wait for a read that hangs."""
+        self._stopping.set()
+        self._thread.join(timeout=RELOAD_INTERVAL_S)
 
-    def _answer(self, request: list[bytes]) -> list[bytes]:
-        """The reply's frames. The key in Z85 becomes the `User-Id` of every message on this connection."""
-        request_id = request[1] if len(request) > 1 else b""
-        if len(request) != _ZAP_FRAMES or request[0] != _ZAP_VERSION or request[5] != b"CURVE":
-            return [_ZAP_VERSION, request_id, b"500", b"unexpected request", b"", b""]
-        key = z85.encode(request[6]).decode()
-        if key in self._allowed:
-            return [_ZAP_VERSION, request_id, b"200", b"OK", key.encode(), b""]
-        self._refusals.happened(address=request[3].decode(errors="replace"), key=key)
-        return [_ZAP_VERSION, request_id, b"400", b"unknown key", b"", b""]
+    def _run(self) -> None:
+        while not self._stopping.wait(RELOAD_INTERVAL_S):
+            self._allowed.reload()
 
 
 def _words(entries: set[tuple[str, str]]) -> str:

@@ -1,141 +1,196 @@
-"""A ROUTER socket for messages of one direction: it drops what is not one of them, and tells which peers are gone."""
+"""The core's socket for many peers. It speaks ZeroMQ's protocol itself, because no stranger may meet libzmq's ROUTER.
 
-import contextlib
+A peer that has connected is a *stranger*: it may take little memory, few files and a bounded share of the core's time,
+and not for long. The core admits the peers that it knows. Peers are numbered here, in the order in which they
+connected; nothing that a peer sends can choose, or predict, what it or another one is called. docs/security.md says
+why, and what else was weighed.
+"""
+
+import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any, Generic
 
-import zmq
-from zmq.utils.monitor import parse_monitor_message
-
-from common.curve import HANDSHAKE_TIMEOUT_MS, ServerCurve
+from common import messages as m
+from common.curve import ServerCurve
 from common.errors import WireError
-from common.logging import DropLog
-from common.messages import Message
+from common.logging import DropLog, QuietLog, get_logger
 from common.wire import MAX_MESSAGE_BYTES, Codec, Incoming, VersionError
-from scheduler_svc.core.actions import Sent
-from scheduler_svc.server.curve_auth import DOMAIN, AllowList, Authenticator
+from scheduler_svc.core.actions import Peer, Sent
+from scheduler_svc.server.connections import Connections
+from scheduler_svc.server.doorway import STRANGER_MESSAGE_BYTES
+from scheduler_svc.server.peer import PeerConnection
+from scheduler_svc.server.strangers import StrangerBudget
+from scheduler_svc.server.zmtp.frames import ZmtpError
+from scheduler_svc.server.zmtp.mechanisms import RefusedError
 
-HIGH_WATER_MARK = 1000  # messages waiting for one peer
+log = get_logger(__name__)
+
 MESSAGES_A_TURN = 256  # so that a flood from one side does not keep the loop from its other work
+MESSAGES_A_PEER = 32  # of one peer in a turn
 
 
 class Router(Generic[Incoming]):
     """A bound socket that decodes what arrives and counts what it drops.
 
     Args:
-        context: of zmq; the socket is closed by `close`.
         endpoint: to bind, `tcp://host:port` (port 0 picks one) or `ipc://path`.
         incoming: the union of messages that may arrive.
         drops: counts and logs what is dropped.
         on_version: called with the peer for a message of another protocol version.
-        curve: refuses peers whose key is not in its folder; None asks for no keys. Its thread ends with the context.
-        max_message_bytes: that may arrive in one frame; libzmq cuts off a peer that sends more, and may hold as much
-            for each connection, also for one without a key.
+        curve: refuses peers whose key is not in its folder; None asks for no keys.
+        max_message_bytes: of a message from a peer that was admitted. A stranger may send STRANGER_MESSAGE_BYTES.
+        trusts_all: whether every peer is admitted at once, as on a socket that only this user reaches.
+        budget: how much work strangers may cause.
+        clock: seconds of a monotonic clock.
+
+    Attributes:
+        endpoint: where peers connect to, with the port that was picked.
     """
 
     def __init__(
         self,
-        context: "zmq.Context[zmq.Socket[bytes]]",
         endpoint: str,
         incoming: Any,
         drops: DropLog,
-        on_version: Callable[[bytes, VersionError], None] | None = None,
+        on_version: Callable[[Peer, VersionError], None] | None = None,
         *,
         curve: ServerCurve | None = None,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
+        trusts_all: bool = False,
+        budget: StrangerBudget | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._allowed = AllowList(curve) if curve is not None else None
-        self._revoked: set[bytes] = set()  # peers that connected with a key that is no longer on the list
-        self._peers: dict[int, bytes] = {}  # by the file descriptor of the connection that a message came by
-        self._lost: list[bytes] = []
         self._codec: Codec[Incoming] = Codec(incoming)
         self._drops = drops
+        self._refusals = QuietLog(log, "executor refused: its key is not on the list")
+        self._broken = QuietLog(log, "connection closed: it is none of ours")
         self._on_version = on_version
-        self.socket = context.socket(zmq.ROUTER)
-        self.socket.set(zmq.ROUTER_MANDATORY, 1)
-        self.socket.set(zmq.MAXMSGSIZE, max_message_bytes)
-        self.socket.set(zmq.SNDHWM, HIGH_WATER_MARK)
-        self.socket.set(zmq.RCVHWM, HIGH_WATER_MARK)
-        self.socket.set(zmq.LINGER, 200)
-        self.socket.set(zmq.IPV6, int("[" in endpoint))
-        self.socket.set(zmq.HANDSHAKE_IVL, HANDSHAKE_TIMEOUT_MS)
-        if curve is not None and self._allowed is not None:
-            curve.protect(self.socket, DOMAIN)
-            Authenticator(context, self._allowed).start()
-        self.monitor = self.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
-        self.socket.bind(endpoint)
-        self.endpoint = self.socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
+        self._max_message_bytes = max_message_bytes
+        self._trusts_all = trusts_all
+        self._clock = clock
+        self._connections = Connections(endpoint, curve, budget or StrangerBudget())
+        self.endpoint = self._connections.endpoint
+        self._unread: OrderedDict[Peer, PeerConnection] = OrderedDict()  # who said more than one turn takes
 
-    def receive(self) -> Iterator[tuple[bytes, Incoming]]:
+    def fileno(self) -> int:
+        """For a poller: readable when there is something to receive or to send."""
+        return self._connections.fileno()
+
+    @property
+    def has_unread(self) -> bool:
+        """Whether `receive` has more to give than the poller knows of."""
+        return any(not self._connections.has_to_wait(peer) for peer in self._unread.values())
+
+    def receive(self) -> Iterator[tuple[Peer, Incoming]]:
         """The messages that have arrived, with their senders; at most `MESSAGES_A_TURN`."""
-        for _ in range(MESSAGES_A_TURN):
-            try:
-                identity, *frames = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
-            except zmq.Again:
-                return
-            peer = identity.bytes
-            try:
-                self._check_sender(peer, frames)
-                yield peer, self._codec.decode([frame.bytes for frame in frames])
-            except VersionError as error:
-                self._drops.dropped(peer.hex(), error)
-                if self._on_version is not None:
-                    self._on_version(peer, error)
-            except WireError as error:
-                self._drops.dropped(peer.hex(), error)
+        now = self._clock()
+        self._connections.look_after(now)
+        left = MESSAGES_A_TURN
+        for peer in self._with_bytes(now):
+            self._unread.setdefault(peer.number, peer)
+            peer.has_unread = True
+            for _ in range(min(MESSAGES_A_PEER, left)):
+                if self._connections.has_to_wait(peer):
+                    break
+                if (frames := self._next_message(peer)) is None:
+                    peer.has_unread = False
+                    break
+                left -= 1
+                if (message := self._decode(peer, frames)) is not None:
+                    yield peer.number, message
+            else:
+                if left:  # others that have waited come before it now
+                    self._unread.move_to_end(peer.number)
+            if not peer.has_unread:
+                del self._unread[peer.number]
+                if peer.is_at_end:
+                    self._connections.drop(peer)
 
-    def send(self, peer: bytes, message: Message) -> Sent:
+    def send(self, peer: Peer, message: m.Message) -> Sent:
         """Send without waiting."""
-        if peer in self._revoked:
+        found = self._connections.get(peer)
+        if found is None or not found.connection.is_ready:
             return Sent.GONE
-        try:
-            self.socket.send_multipart([peer, *self._codec.encode(message)], zmq.NOBLOCK)
-        except zmq.Again:
+        if found.is_full:
             return Sent.FULL
-        except zmq.ZMQError as error:
-            if error.errno == zmq.EHOSTUNREACH:
-                return Sent.GONE
-            raise
-        return Sent.OK
+        self._connections.write(found, found.connection.encode(self._codec.encode(message)))
+        return Sent.OK if found.is_open else Sent.GONE
 
-    def lost_connections(self) -> list[bytes]:
+    def admit(self, peer: Peer) -> None:
+        """The core knows this peer: it is no stranger any more."""
+        if (found := self._connections.get(peer)) is not None and not found.is_admitted:
+            self._connections.admit(found)
+            found.connection.limit(self._max_message_bytes)
+
+    def dismiss(self, peer: Peer) -> None:
+        """The core has nothing more to do with this peer: it is a stranger again."""
+        if (found := self._connections.get(peer)) is not None and found.is_admitted and not self._trusts_all:
+            self._connections.dismiss(found, self._clock())
+            found.connection.limit(STRANGER_MESSAGE_BYTES)
+
+    def disconnect(self, peer: Peer) -> None:
+        """Close the connection to a peer, which `lost_connections` tells like any other end."""
+        if (found := self._connections.get(peer)) is not None:
+            self._connections.drop(found)
+
+    def lost_connections(self) -> list[Peer]:
         """The peers whose connection broke since the last call.
 
         A peer that never sent a message is not among them: the core does not know of strangers that only connect, or
         whose handshake fails.
         """
-        self._take_events()
-        lost, self._lost = self._lost, []
-        return lost
+        return self._connections.take_lost()
 
     def close(self) -> None:
         """Close the socket; what is queued has a moment to leave."""
-        self.socket.disable_monitor()
-        self.monitor.close(linger=0)
-        self.socket.close()
+        self._connections.close()
 
-    def _check_sender(self, peer: bytes, frames: list[zmq.Frame]) -> None:
-        """Note the connection that the message came by. Raises WireError if its key has been revoked."""
-        if not frames:
-            return
-        with contextlib.suppress(zmq.ZMQError):
-            descriptor = int(frames[0].get(zmq.SRCFD))
-            if self._peers.get(descriptor) != peer:
-                self._take_events()  # first the end of the connection that had this number before
-                self._peers[descriptor] = peer
-        if self._allowed is None:
-            return
-        if frames[0].get("User-Id") in self._allowed:
-            self._revoked.discard(peer)
+    def _with_bytes(self, now: float) -> Iterator[PeerConnection]:
+        """Peers with bytes to look at: first those whose messages did not fit into the last turn."""
+        yield from list(self._unread.values())
+        yield from self._connections.read(now)
+
+    def _next_message(self, peer: PeerConnection) -> list[bytes] | None:
+        """A peer's next message; None if it has none, or is cut off for what it sent."""
+        if not peer.is_open:
+            return None
+        connection = peer.connection
+        was_ready, num_steps = connection.is_ready, connection.num_handshake_steps
+        try:
+            message = connection.next_message()
+        except ZmtpError as error:
+            self._refuse(peer, error)
+            return None
+        finally:
+            steps = connection.num_handshake_steps - num_steps
+            self._connections.count_work(peer, handshake_steps=steps, messages=0)
+        if output := connection.take_output():
+            self._connections.write(peer, output)
+        if connection.is_ready and not was_ready and self._trusts_all:
+            self.admit(peer.number)
+        return message
+
+    def _decode(self, peer: PeerConnection, frames: list[bytes]) -> Incoming | None:
+        peer.has_spoken = True
+        self._connections.count_work(peer, handshake_steps=0, messages=1)
+        try:
+            return self._codec.decode(frames)
+        except WireError as error:
+            self._drops.dropped(peer.address, error)
+            if isinstance(error, VersionError) and self._on_version is not None:
+                self._on_version(peer.number, error)
+        return None
+
+    def _refuse(self, peer: PeerConnection, error: ZmtpError) -> None:
+        """Cut off a peer that breaks the protocol, or whose key is not on the list."""
+        if isinstance(error, RefusedError):
+            self._refusals.happened(address=peer.address, key=error.key)
+        elif peer.has_spoken:
+            self._drops.dropped(peer.address, str(error))
         else:
-            # libzmq asks for the key only once, and cannot be told to close one connection of many.
-            self._revoked.add(peer)
-            raise WireError("the sender's key has been revoked")
-
-    def _take_events(self) -> None:
-        while self.monitor.poll(0):
-            descriptor = parse_monitor_message(self.monitor.recv_multipart())["value"]
-            peer = self._peers.pop(descriptor, None)
-            if peer is not None:
-                self._lost.append(peer)
-                self._revoked.discard(peer)
+            self._broken.happened(address=peer.address, reason=str(error))
+        with suppress(OSError):
+            peer.write(peer.connection.take_output())
+        self._connections.drop(peer)

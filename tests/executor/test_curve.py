@@ -1,6 +1,7 @@
 """An executor with keys: it gets in, or says why not and keeps trying."""
 
 import re
+import select
 import subprocess
 import sys
 import time
@@ -14,6 +15,7 @@ from common.curve import certificate
 from common.logging import DropLog, get_logger
 from executor_svc.service.handshakes import Handshakes
 from scheduler_svc.server.router import Router
+from tests.support.eventually import eventually
 from tests.support.keyed import client_curve, key_ring, server_curve, stranger_curve
 
 ROOT = Path(__file__).parents[2]
@@ -35,9 +37,8 @@ class Meeting:
     """A scheduler's socket, and an executor process."""
 
     def __init__(self, curve, *folder):
-        self.context = zmq.Context()
         self.drops = DropLog(get_logger("test"), "executors")
-        self.router = Router(self.context, "tcp://127.0.0.1:0", m.ExecutorToScheduler, self.drops, curve=curve)
+        self.router = Router("tcp://127.0.0.1:0", m.ExecutorToScheduler, self.drops, curve=curve)
         command = [sys.executable, "-c", PUPPET, self.router.endpoint, *map(str, folder)]
         self.process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
 
@@ -45,7 +46,7 @@ class Meeting:
         """The executor's Hello; None if none comes."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
-            self.router.socket.poll(50)
+            select.select([self.router], [], [], 0.05)
             for peer, message in self.router.receive():
                 if isinstance(message, m.Hello):
                     self.router.send(peer, m.Welcome(epoch=3))
@@ -55,8 +56,9 @@ class Meeting:
     def wait_for_line(self, text, timeout_s=15):
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
-            line = self.process.stderr.readline()
-            if text in line:
+            readable, _, _ = select.select([self.router, self.process.stderr], [], [], 0.05)
+            list(self.router.receive())  # handshakes, too, are this thread's work
+            if self.process.stderr in readable and text in (line := self.process.stderr.readline()):
                 return line
         raise AssertionError(f"never said {text}")
 
@@ -64,7 +66,6 @@ class Meeting:
         self.process.kill()
         log = self.process.communicate()[1]
         self.router.close()
-        self.context.term()
         return log
 
 
@@ -126,9 +127,7 @@ def test_the_same_reason_is_told_once_a_minute_and_the_socket_replaced_after_a_w
             lines.append(facts["reason"])
 
     context = zmq.Context()
-    router = Router(
-        context, "tcp://127.0.0.1:0", m.ExecutorToScheduler, DropLog(get_logger("t"), "x"), curve=server_curve(ring)
-    )
+    router = Router("tcp://127.0.0.1:0", m.ExecutorToScheduler, DropLog(get_logger("t"), "x"), curve=server_curve(ring))
     watch = Handshakes(Log(), has_keys=True)
     for now in (0.0, 2.0, 4.0, 61.0):
         dealer = context.socket(zmq.DEALER)
@@ -136,7 +135,7 @@ def test_the_same_reason_is_told_once_a_minute_and_the_socket_replaced_after_a_w
         monitor = watch.watch(dealer)
         assert not watch.retry_is_due(now + 99)
         dealer.connect(router.endpoint)
-        assert monitor.poll(5000)
+        eventually(lambda monitor=monitor: list(router.receive()) or monitor.poll(1))
         watch.take(monitor, now)
         assert not watch.retry_is_due(now + 1.9)
         assert watch.retry_is_due(now + 2.0)

@@ -6,7 +6,7 @@ import pytest
 
 from common import messages as m
 from common.heartbeats import HEARTBEAT_INTERVAL_S, LOSS_TIMEOUT_S
-from scheduler_svc.core.actions import SendToExecutor
+from scheduler_svc.core.actions import AdmitExecutor, SendToExecutor
 from scheduler_svc.core.fleet.fleet import (
     EpochEnded,
     ExecutorDraining,
@@ -42,8 +42,8 @@ def ended(consequences):
 
 def test_a_hello_is_welcomed_into_an_epoch_of_its_own(fleet):
     consequences = fleet.receive(b"a", hello("a"), 0.0)
-    assert [type(e) for e in consequences] == [ExecutorJoined, SendToExecutor]
-    assert consequences[1].message == m.Welcome(epoch=100)
+    assert [type(e) for e in consequences] == [ExecutorJoined, AdmitExecutor, SendToExecutor]
+    assert consequences[2].message == m.Welcome(epoch=100)
     assert join(fleet, b"b") == 101
     assert [member.epoch for member in fleet] == [100, 101]
 
@@ -301,7 +301,7 @@ def test_one_that_answers_what_cannot_be_true_is_kept_out_at_once(fleet):
     fleet.plan_sent(epoch, 0, 8, 0.0)
     answer(fleet, epoch, 0, 0.1)
     fleet.plan_sent(epoch, 1, 8, 0.1)
-    (_, end) = fleet.end(epoch, "untrusted", "wrong", 0.2)
+    (_, _, end) = fleet.end(epoch, "untrusted", "wrong", 0.2)
     assert end.reason == "wrong; kept out for 1 s"
     assert fleet.receive(b"a", hello("a"), 0.3) == []
     assert fleet.receive(b"a", hello("a"), 1.3) != []

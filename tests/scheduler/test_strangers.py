@@ -21,6 +21,7 @@ import zmq
 
 from common import messages as m
 from common.wire import HEADER
+from scheduler_svc.server.strangers import MAX_STRANGERS
 from tests.support.core import FakeFrontend
 from tests.support.eventually import eventually
 from tests.support.hello import LIMITS, hello
@@ -29,7 +30,7 @@ from tests.support.oracle import expected_output
 
 ROOT = Path(__file__).parents[2]
 SOFT_FILE_LIMIT = 128  # fewer than the connections of strangers
-NUM_SILENT = 300
+NUM_SILENT = 300  # more than may stay
 PROMPT = [1, 2, 3, 4]
 
 
@@ -144,12 +145,13 @@ def test_strangers_get_nothing_and_cost_nothing(scheduler, ring):
     crowd = Crowd(scheduler, ring)
     start = time.monotonic()
     try:
-        scheduler.wait_for(lambda: scheduler.num_files >= files + NUM_SILENT)
+        scheduler.wait_for(lambda: scheduler.num_files >= files + MAX_STRANGERS // 2)
         number = 0
         while crowd.rounds < 20:
             number += 1
             front.submit(f"r{number}", PROMPT, max_tokens=50)
             front.gather((f"r{number}", 0))
+            assert scheduler.num_files <= files + MAX_STRANGERS + 1
             assert front.tokens[f"r{number}", 0] == expected_output(
                 PROMPT, m.SamplingParams(max_tokens=50), LIMITS.vocab_size
             )
@@ -183,7 +185,7 @@ def test_a_revoked_executor_loses_its_place_and_its_sequences_go_on(scheduler, r
     front.take(front.receive(m.Outputs))
     ring.revoke("one")
     scheduler.wait_for(lambda: not front.status().executors)
-    assert 'reason="the sender\'s key has been revoked"' in scheduler.log
+    assert 'event="connection closed: its key has been revoked"' in scheduler.log
     second = KeyedExecutor(scheduler.back, client_curve(ring, "two"), "second")
     front.gather(("a", 0))
     assert front.tokens["a", 0] == expected_output(PROMPT, m.SamplingParams(max_tokens=190), LIMITS.vocab_size)

@@ -68,6 +68,12 @@ class Switch:
             return Sent.GONE
         return Sent.OK if connection.down.send(self._codec.encode(message)) else Sent.FULL
 
+    def admit(self, peer: bytes) -> None:
+        """Here the scheduler's memory and time are not what strangers could take."""
+
+    def dismiss(self, peer: bytes) -> None:
+        """The same."""
+
     def lost_connections(self) -> list[bytes]:
         """Whose connections broke since the last call."""
         lost, self._lost = self._lost, []

@@ -91,7 +91,8 @@ class FakeExecutor(threading.Thread):
         while not self.stopping.is_set():
             if time.monotonic() - beat > HEARTBEAT_INTERVAL_S:
                 beat = time.monotonic()
-                peer.send(m.ExecutorHeartbeat(epoch=epoch))
+                if peer.socket.poll(0, zmq.POLLOUT):  # else it was cut off
+                    peer.send(m.ExecutorHeartbeat(epoch=epoch))
             if self.leaving.is_set() and not left:
                 left = True
                 peer.send(m.Leaving(epoch=epoch))

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from common import messages as m
 from common.heartbeats import HEARTBEAT_INTERVAL_S, LOSS_TIMEOUT_S
 from common.plan import ExecutorLimits
-from scheduler_svc.core.actions import Peer, SendToExecutor
+from scheduler_svc.core.actions import AdmitExecutor, DismissExecutor, Peer, SendToExecutor
 from scheduler_svc.core.fleet.membership import Membership, Standing
 from scheduler_svc.core.fleet.probation import Probation
 from scheduler_svc.core.fleet.step_clock import DEFAULT_FLOOR_S, StepClock
@@ -88,7 +88,7 @@ class EpochEnded:
 
 
 FleetEvent = ExecutorJoined | ExecutorRejected | ExecutorFinishing | ExecutorDraining | StepAnswered | EpochEnded
-Consequence = FleetEvent | SendToExecutor
+Consequence = FleetEvent | SendToExecutor | AdmitExecutor | DismissExecutor
 
 
 @dataclass(slots=True)
@@ -258,6 +258,7 @@ class Fleet:
         return [
             *consequences,
             ExecutorJoined(membership, hello),
+            AdmitExecutor(peer),
             SendToExecutor(peer, m.Welcome(epoch=membership.epoch)),
         ]
 
@@ -301,4 +302,4 @@ class Fleet:
         elif cause == "drained":
             self._probation.forgive(member.hello.executor)
         told = [SendToExecutor(member.peer, m.EpochOver(epoch=member.epoch, reason=reason[:4096]))] if tell else []
-        return [*told, EpochEnded(member.epoch, member.hello, cause, reason, step)]
+        return [*told, DismissExecutor(member.peer), EpochEnded(member.epoch, member.hello, cause, reason, step)]

@@ -1,0 +1,205 @@
+"""All connections of a port: which are ready to be read from, and how much strangers may take of everything."""
+
+import resource
+import selectors
+import time
+from collections.abc import Iterator
+
+from common.curve import ServerCurve
+from common.logging import get_logger
+from scheduler_svc.core.actions import Peer
+from scheduler_svc.server.doorway import Doorway
+from scheduler_svc.server.peer import PeerConnection
+from scheduler_svc.server.strangers import ACCEPT, HANDSHAKE_STEP, MESSAGE, READ, StrangerBudget, Strangers
+
+ACCEPTS_A_TURN = 8
+LINGER_S = 0.2
+
+log = get_logger(__name__)
+
+
+class Connections:
+    """The connections, in two kinds: those of peers that were admitted, and those of strangers.
+
+    Args:
+        endpoint: to bind.
+        curve: keys that peers have to prove; None for none.
+        budget: how much work strangers may cause.
+
+    Attributes:
+        endpoint: with the port that was picked.
+    """
+
+    def __init__(self, endpoint: str, curve: ServerCurve | None, budget: StrangerBudget) -> None:
+        self._doorway = Doorway(endpoint, curve)
+        self.endpoint = self._doorway.endpoint
+        self._budget = budget
+        self._peers: dict[Peer, PeerConnection] = {}
+        self._strangers = Strangers(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+        self._lost: list[Peer] = []
+        # Strangers, and the port that they come by, have a selector of their own, which is not asked when they have
+        # had their share of the core's time. It stands in the first one like a connection.
+        self._selector, self._strangers_selector = selectors.DefaultSelector(), selectors.DefaultSelector()
+        self._strangers_selector.register(self._doorway.socket, selectors.EVENT_READ)
+        self._selector.register(_number_of(self._strangers_selector), selectors.EVENT_READ)
+        self._strangers_wait = False
+
+    def __len__(self) -> int:
+        return len(self._peers)
+
+    def fileno(self) -> int:
+        """For a poller: readable when a connection is."""
+        return _number_of(self._selector)
+
+    def get(self, peer: Peer) -> PeerConnection | None:
+        """The connection with this number, while it is open."""
+        return self._peers.get(peer)
+
+    def look_after(self, now: float) -> None:
+        """Close connections that were strangers for too long, or whose key has been revoked."""
+        self._budget.refill(now)
+        if self._strangers_wait and not self._budget.is_spent:
+            self._selector.register(_number_of(self._strangers_selector), selectors.EVENT_READ)
+            self._strangers_wait = False
+        for peer in self._strangers.superfluous(now):
+            self.drop(peer)
+        for peer in self._doorway.revoked(self._peers.values()):
+            log.warning("connection closed: its key has been revoked", address=peer.address)
+            self.drop(peer)
+
+    def read(self, now: float) -> Iterator[PeerConnection]:
+        """Let new peers in, send what waits, and read; the peers that were read from.
+
+        A peer is not read from while what it said before waits to be taken.
+        """
+        for key, events in self._selector.select(0):
+            if key.data is not None:
+                yield from self._serve(key.data, events)
+        if self._strangers_wait:
+            return
+        for key, events in self._strangers_selector.select(0):
+            if self._budget.is_spent:
+                self._selector.unregister(_number_of(self._strangers_selector))
+                self._strangers_wait = True
+                return
+            if key.data is None:
+                self._accept(now)
+            else:
+                self._budget.spend(READ)
+                yield from self._serve(key.data, events)
+
+    def has_to_wait(self, peer: PeerConnection) -> bool:
+        """Whether the peer is a stranger, and strangers have had their share of the core's time."""
+        return not peer.is_admitted and self._budget.is_spent
+
+    def count_work(self, peer: PeerConnection, *, handshake_steps: int, messages: int) -> None:
+        """So much of what the peer sent was looked at."""
+        if not peer.is_admitted:
+            steps = handshake_steps if self._doorway.asks_for_keys else 0
+            self._budget.spend(HANDSHAKE_STEP * steps + MESSAGE * messages)
+
+    def write(self, peer: PeerConnection, data: bytes) -> None:
+        """Send data as soon as the connection takes it; drop the connection if it is broken."""
+        try:
+            peer.write(data)
+        except OSError:
+            self.drop(peer)
+        else:
+            self._watch(peer)
+
+    def admit(self, peer: PeerConnection) -> None:
+        """It is no stranger any more."""
+        self._strangers.remove(peer)
+        _move(peer, self._strangers_selector, self._selector)
+        peer.admit()
+
+    def dismiss(self, peer: PeerConnection, now: float) -> None:
+        """It is a stranger again."""
+        _move(peer, self._selector, self._strangers_selector)
+        peer.is_admitted = False
+        self._strangers.add(peer, now)
+
+    def drop(self, peer: PeerConnection) -> None:
+        """Close a connection."""
+        if not peer.is_open:
+            return
+        (self._selector if peer.is_admitted else self._strangers_selector).unregister(peer.socket)
+        peer.close()
+        del self._peers[peer.number]
+        self._strangers.remove(peer)
+        if peer.has_spoken:
+            self._lost.append(peer.number)
+
+    def take_lost(self) -> list[Peer]:
+        """The peers that have sent a message and whose connection was closed since the last call."""
+        lost, self._lost = self._lost, []
+        return lost
+
+    def close(self) -> None:
+        """Close all; what waits to be sent has a moment to leave."""
+        self._doorway.close()
+        peers = list(self._peers.values())
+        deadline = time.monotonic() + LINGER_S
+        while any(peer.has_unsent for peer in peers) and time.monotonic() < deadline:
+            time.sleep(LINGER_S / 20)
+            for peer in peers:
+                self._flush(peer)
+        for peer in peers:
+            self.drop(peer)
+        self._strangers_selector.close()
+        self._selector.close()
+
+    # --- inside ---
+
+    def _serve(self, peer: PeerConnection, events: int) -> Iterator[PeerConnection]:
+        if events & selectors.EVENT_WRITE:
+            self._flush(peer)
+        if peer.is_open and events & selectors.EVENT_READ and not peer.has_unread:
+            peer.read()
+            yield peer
+
+    def _flush(self, peer: PeerConnection) -> None:
+        if not peer.is_open:
+            return
+        try:
+            peer.flush()
+        except OSError:
+            self.drop(peer)
+        else:
+            self._watch(peer)
+
+    def _watch(self, peer: PeerConnection) -> None:
+        """Ask for the moment in which more can be sent, if anything is left."""
+        selector = self._selector if peer.is_admitted else self._strangers_selector
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if peer.has_unsent else 0)
+        if selector.get_key(peer.socket).events != events:
+            selector.modify(peer.socket, events, peer)
+
+    def _accept(self, now: float) -> None:
+        for _ in range(ACCEPTS_A_TURN):
+            self._budget.spend(ACCEPT)
+            try:
+                peer = self._doorway.accept(now)
+            except OSError as error:  # too few files, or too little memory
+                log.error("a connection cannot be accepted", reason=error.strerror, connections=len(self._peers))
+                self._budget.exhaust()  # or the core would do nothing but try
+                if (oldest := self._strangers.oldest()) is not None:
+                    self.drop(oldest)
+                return
+            if peer is None:
+                return
+            self._peers[peer.number] = peer
+            self._strangers.add(peer, now)
+            self._strangers_selector.register(peer.socket, selectors.EVENT_READ, peer)
+            self.write(peer, peer.connection.take_output())
+            for superfluous in self._strangers.superfluous(now):
+                self.drop(superfluous)
+
+
+def _move(peer: PeerConnection, old: selectors.BaseSelector, new: selectors.BaseSelector) -> None:
+    new.register(peer.socket, old.unregister(peer.socket).events, peer)
+
+
+def _number_of(selector: selectors.BaseSelector) -> int:
+    """The file descriptor of a selector: epoll's and kqueue's can be polled themselves."""
+    return selector.fileno()  # type: ignore[attr-defined, no-any-return]

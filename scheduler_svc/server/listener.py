@@ -1,0 +1,122 @@
+"""A listening socket at a ZeroMQ endpoint: `tcp://host:port`, `ipc://path`, or `ipc://@name` without a file (Linux)."""
+
+import contextlib
+import os
+import socket
+import stat
+import struct
+from pathlib import Path
+
+from common.errors import BatonError
+
+BACKLOG = 512
+
+
+class EndpointError(BatonError):
+    """An endpoint that cannot be bound."""
+
+
+class Listener:
+    """A bound socket.
+
+    Args:
+        endpoint: to bind. Port 0 or `*` picks a port, and the host `*` stands for all IPv4 addresses.
+
+    Attributes:
+        endpoint: with the port that was picked.
+
+    Raises:
+        EndpointError: it is malformed, in use, or not on this machine.
+    """
+
+    def __init__(self, endpoint: str) -> None:
+        transport, _, address = endpoint.partition("://")
+        self._path: Path | None = None
+        try:
+            match transport:
+                case "tcp":
+                    self.socket = _bind_tcp(address)
+                    port = self.socket.getsockname()[1]
+                    host = address.rpartition(":")[0]
+                    self.endpoint = f"tcp://{'0.0.0.0' if host == '*' else host}:{port}"  # noqa: S104
+                case "ipc":
+                    self.socket = _bind_unix(address)
+                    self.endpoint = endpoint
+                    self._path = None if address.startswith("@") else Path(address)
+                case _:
+                    raise EndpointError(f"{endpoint!r} is neither tcp://host:port nor ipc://path")
+        except (OSError, ValueError, OverflowError) as error:
+            reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+            raise EndpointError(f"{endpoint}: {reason}") from error
+        self.socket.setblocking(False)
+
+    def accept(self) -> tuple[socket.socket, str] | None:
+        """A connection that waits, and who it is from, for people; None if none waits.
+
+        A process of another user than root and this one is turned away from a local socket.
+
+        Raises:
+            OSError: there are too few files or memory for it now.
+        """
+        try:
+            connection, address = self.socket.accept()
+        except (BlockingIOError, ConnectionAbortedError, InterruptedError):
+            return None
+        connection.setblocking(False)
+        if self.socket.family != socket.AF_UNIX:
+            return connection, f"{address[0]}:{address[1]}"
+        pid, uid = _credentials(connection)
+        if uid not in (0, os.geteuid()):
+            connection.close()
+            return self.accept()
+        return connection, f"pid {pid}"
+
+    def close(self) -> None:
+        """Listen no longer."""
+        self.socket.close()
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
+
+
+def _bind_tcp(address: str) -> socket.socket:
+    host, _, port = address.rpartition(":")
+    number = 0 if port == "*" else int(port)
+    host = "0.0.0.0" if host == "*" else host.removeprefix("[").removesuffix("]")  # noqa: S104
+    family, kind, protocol, _, target = socket.getaddrinfo(host, number, type=socket.SOCK_STREAM)[0]
+    return _listening(socket.socket(family, kind, protocol), target)
+
+
+def _bind_unix(address: str) -> socket.socket:
+    if address.startswith("@"):
+        return _listening(socket.socket(socket.AF_UNIX), "\0" + address[1:])
+    path = Path(address)
+    with contextlib.suppress(FileNotFoundError):
+        if stat.S_ISSOCK(path.stat().st_mode) and not _is_listened_to(address):
+            path.unlink()  # a process that was killed has left it
+    return _listening(socket.socket(socket.AF_UNIX), address)
+
+
+def _listening(bound: socket.socket, address: object) -> socket.socket:
+    try:
+        if bound.family != socket.AF_UNIX:
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)  # type: ignore[arg-type]  # of whatever shape the family has
+        bound.listen(BACKLOG)
+    except OSError:
+        bound.close()
+        raise
+    return bound
+
+
+def _is_listened_to(path: str) -> bool:
+    with socket.socket(socket.AF_UNIX) as probe:
+        return probe.connect_ex(path) == 0
+
+
+def _credentials(connection: socket.socket) -> tuple[int, int]:
+    """Process and user at the other end; where the system does not tell (macOS), only this user could open the file."""
+    if not hasattr(socket, "SO_PEERCRED"):
+        return 0, os.geteuid()
+    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    pid, uid, _ = struct.unpack("3i", raw)
+    return pid, uid

@@ -1,0 +1,417 @@
+"""The core's socket: what peers that speak ZeroMQ as libzmq would not can do to it, which is nothing."""
+
+import os
+import random
+import resource
+import selectors
+import socket
+import subprocess
+import sys
+import tracemalloc
+from contextlib import contextmanager, suppress
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from common import messages as m
+from common.logging import DropLog, get_logger
+from scheduler_svc.core.actions import Sent
+from scheduler_svc.server.doorway import STRANGER_MESSAGE_BYTES
+from scheduler_svc.server.peer import HIGH_WATER_MARK
+from scheduler_svc.server.router import MESSAGES_A_PEER, MESSAGES_A_TURN, Router
+from scheduler_svc.server.strangers import BURST, MAX_STRANGERS, PATIENCE_S, UNITS_A_SECOND, StrangerBudget
+from tests.support.clock import Clock
+from tests.support.core import Peer
+from tests.support.effort import examples
+from tests.support.eventually import eventually
+from tests.support.hello import hello
+from tests.support.raw_zmtp import COMMAND, MORE, RawPeer, frame, greeting, message, prop, ready
+
+BEAT = m.ExecutorHeartbeat(epoch=1)
+MIB = 2**20
+
+
+class Door:
+    """A router in the test's thread, whose clock is the test's."""
+
+    def __init__(self, budget):
+        self.clock = Clock(1000.0)
+        self.drops = DropLog(get_logger("test"), "executors")
+        self.router = Router(
+            "tcp://127.0.0.1:0", m.ExecutorToScheduler, self.drops, budget=budget, clock=self.clock.monotonic
+        )
+        self.endpoint = self.router.endpoint
+
+    def turn(self):
+        """What one turn of the core hears."""
+        return list(self.router.receive())
+
+    def turn_until(self, condition):
+        found = []
+        eventually(lambda: found.extend(self.turn()) or condition(found))
+        return found
+
+    def hear(self, count=1):
+        return self.turn_until(lambda found: len(found) >= count)
+
+
+@pytest.fixture
+def door():
+    with opened() as door:
+        yield door
+
+
+@contextmanager
+def opened(budget=None):
+    """A door at which strangers may do as much as they like, unless there is a budget."""
+    door = Door(budget or StrangerBudget(1e9, 1e9))
+    try:
+        yield door
+    finally:
+        door.router.close()
+
+
+def members_beside(door, *peers):
+    """A member of the fleet, who is heard and answered while others do what they like."""
+    member = Peer(door.endpoint, m.SchedulerToExecutor)
+    member.send(hello("member"))
+    [number] = [peer for peer, said in door.turn_until(lambda f: any(is_hello(s) for _, s in f)) if is_hello(said)]
+    door.router.admit(number)
+    return member, number
+
+
+def is_hello(said):
+    return isinstance(said, m.Hello) and said.executor == "member"
+
+
+def is_served(door, member, number):
+    """Whether the member can still speak and hear."""
+    member.send(BEAT)
+    assert (number, BEAT) in door.turn_until(lambda found: (number, BEAT) in found)
+    assert door.router.send(number, m.SchedulerHeartbeat(epoch=7)) is Sent.OK
+    return member.receive(m.SchedulerHeartbeat).epoch == 7
+
+
+def test_no_peer_chooses_or_predicts_what_another_is_called(door):
+    """libzmq's ROUTER ends its process when a peer has the name that it makes up for another one."""
+    member, number = members_beside(door)
+    claims = [b"\0" + (base + i).to_bytes(4, "big") for base in (0, 1804289383, 2**31) for i in range(20)]
+    claims += [number, (int.from_bytes(number, "big") + 1).to_bytes(8, "big"), b"", b"x" * 255]
+    peers = [RawPeer(door.endpoint, identity=claim) for claim in claims]
+    peers += [RawPeer(door.endpoint) for _ in range(60)]
+    for i, peer in enumerate(peers):
+        peer.send(message(hello(f"peer {i}")))
+    found = door.hear(len(peers))
+    called = {said.executor: sender for sender, said in found}
+    assert len({number, *called.values()}) == len(peers) + 1
+    assert not any(called[f"peer {i}"] == claim for i, claim in enumerate(claims))
+    assert is_served(door, member, number)
+    for peer in peers:
+        peer.close()
+    lost = []
+    door.turn_until(lambda _: lost.extend(door.router.lost_connections()) or len(lost) == len(peers))
+    assert sorted(lost) == sorted(sender for sender, _ in found)
+
+
+@pytest.mark.parametrize(
+    "endless",
+    [
+        frame(b"", MORE) * (4 * MIB),
+        frame(b"x" * 200, MORE) * (8 * MIB // 202),
+        frame(b"x" * (STRANGER_MESSAGE_BYTES + 1)),
+        bytes((2,)) + (2**62).to_bytes(8, "big") + bytes(4 * MIB),
+        frame(b"\x04PING\0\0" + bytes(16), COMMAND) * (4 * MIB // 25),
+    ],
+    ids=["empty frames", "full frames", "one byte too long", "announced", "pings"],
+)
+def test_what_has_no_end_costs_nothing(door, endless):
+    member, number = members_beside(door)
+    peer = RawPeer(door.endpoint)
+    peer.socket.settimeout(0)
+    door.turn()
+    sent, heard = 0, 0
+    tracemalloc.start()
+    try:
+        for _ in range(100):
+            with suppress(BlockingIOError):
+                sent += peer.socket.send(memoryview(endless)[sent : sent + MIB])
+            heard += len(door.turn())
+    except OSError:  # cut off
+        pass
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert heard == 0
+    assert peak < MIB, f"{peak} bytes for {sent} bytes of a stranger"
+    assert is_served(door, member, number)
+
+
+def test_a_member_has_more_room_and_no_endless_one(door):
+    peer = RawPeer(door.endpoint)
+    peer.send(message(hello("one")))
+    [(number, _)] = door.hear()
+    door.router.admit(number)
+    peer.send(message(m.StepFailed(epoch=1, step=1, error="e" * 4096)) + frame(b"", MORE) * 20_000)
+    door.turn_until(lambda _: number in door.router.lost_connections())
+    assert peer.is_closed()
+    assert door.drops.count == 1
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        b"GET / HTTP/1.1\r\nhost: x\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+        b"\x01\x00\x02\x00hi",
+        greeting(version=1),
+        greeting(b"CURVE"),
+        greeting(b"PLAIN"),
+        greeting() + frame(b"hello"),
+        greeting() + frame(b"\x05READY", COMMAND),
+        greeting() + frame(b"\x05READY\xff", COMMAND),
+        greeting() + frame(b"\x05READY" + prop(b"Socket-Type", b"DEALER")[:-3], COMMAND),
+        greeting() + ready(socket_type=b"ROUTER"),
+        greeting() + frame(b"\xffREADY", COMMAND),
+        greeting() + frame(b"", COMMAND),
+        greeting() + frame(bytes(2000), COMMAND),
+        greeting() + b"\xf8\x01x",
+    ],
+)
+def test_what_is_not_a_handshake_ends_the_connection(door, start):
+    peer = RawPeer(door.endpoint, start)
+    door.turn_until(lambda _: not len(door.router._connections))
+    assert peer.is_closed()
+    assert (door.drops.count, door.router.lost_connections()) == (0, [])
+
+
+@given(data=st.data())
+@settings(max_examples=examples(200, quick=30), deadline=None)
+def test_any_bytes_at_all(data):
+    """A valid start that goes wrong somewhere: no exception, and the next peer is served."""
+    valid = greeting() + ready(b"me") + message(hello("one")) + message(BEAT)
+    cut = data.draw(st.integers(0, len(valid)))
+    junk = data.draw(st.binary(max_size=40))
+    skip = data.draw(st.integers(0, 5))
+    with opened() as door:
+        peer = RawPeer(door.endpoint, valid[:cut] + junk + valid[cut + skip :])
+        peer.socket.shutdown(socket.SHUT_WR)
+        door.turn_until(lambda _: not len(door.router._connections))
+        peer.close()
+        assert is_served(door, *members_beside(door))
+
+
+def test_strangers_take_few_files_and_not_for_long(door):
+    member, number = members_beside(door)
+    before = len(os.listdir("/proc/self/fd"))
+    crowd = [
+        RawPeer(door.endpoint, start) for start in (b"", greeting(), None, None) for _ in range(MAX_STRANGERS // 2)
+    ]
+    door.turn_until(lambda _: not has_waiting(door))
+    taken = len(os.listdir("/proc/self/fd")) - before - len(crowd)
+    assert taken == MAX_STRANGERS
+    assert is_served(door, member, number)
+    door.clock.now += PATIENCE_S + 1
+    door.turn()
+    assert len(os.listdir("/proc/self/fd")) - before - len(crowd) == 0
+    assert all(peer.is_closed() for peer in crowd)
+    assert is_served(door, member, number), "a member is not asked to hurry"
+    newcomer = Peer(door.endpoint, m.SchedulerToExecutor)
+    newcomer.send(hello("late"))
+    assert door.hear()
+
+
+def has_waiting(door):
+    """Whether a connection waits to be accepted."""
+    with selectors.DefaultSelector() as selector:
+        selector.register(door.router._connections._doorway.socket, selectors.EVENT_READ)
+        return bool(selector.select(0))
+
+
+def test_of_few_files_most_are_left(monkeypatch):
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (512, 512))
+    with opened() as door:
+        crowd = [RawPeer(door.endpoint) for _ in range(400)]
+        door.turn_until(lambda _: not has_waiting(door))
+        assert len(door.router._connections) == 128
+        for peer in crowd:
+            peer.close()
+
+
+def test_a_member_that_is_dismissed_is_a_stranger_again(door):
+    _, number = members_beside(door)
+    door.router.dismiss(number)
+    door.clock.now += PATIENCE_S + 1
+    door.turn()
+    assert door.router.lost_connections() == [number]
+    assert door.router.send(number, m.SchedulerHeartbeat(epoch=1)) is Sent.GONE
+
+
+def test_when_no_connection_can_be_accepted_the_others_go_on(frugal, monkeypatch):
+    door = frugal
+    member, number = members_beside(door)
+    silent = RawPeer(door.endpoint)
+    door.turn_until(lambda _: len(door.router._connections) == 2)
+    accept, failures = door.router._connections._doorway.accept, []
+
+    def fail(now):
+        failures.append(now)
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(door.router._connections._doorway, "accept", fail)
+    late = Peer(door.endpoint, m.SchedulerToExecutor)
+    late.send(hello("late"))
+    door.turn_until(lambda _: failures)
+    assert silent.is_closed(), "who has been here longest without a word gives its file back"
+    for _ in range(20):  # within a moment
+        list(door.router.receive())
+    assert len(failures) == 1, "it is not tried again in every turn"
+    assert is_served(door, member, number)
+    monkeypatch.setattr(door.router._connections._doorway, "accept", accept)
+    door.clock.now += 1
+    assert door.hear()
+
+
+@pytest.fixture
+def frugal():
+    with opened(StrangerBudget()) as door:
+        yield door
+
+
+def test_strangers_have_a_bounded_share_of_the_time(frugal):
+    """Counted in what is looked at, while no time passes: a burst, and then so much a second."""
+    door = frugal
+    member, number = members_beside(door)
+    peers = [RawPeer(door.endpoint) for _ in range(4)]
+    for peer in peers:
+        peer.send(message(BEAT) * 1000)
+    heard = 0
+    for _ in range(200):
+        heard += len(list(door.router.receive()))
+    assert heard <= BURST + len(peers) * MESSAGES_A_PEER
+    member.send(BEAT)
+    eventually(lambda: (number, BEAT) in list(door.router.receive()))
+    for _ in range(3):
+        door.clock.now += 1
+        heard = sum(len(list(door.router.receive())) for _ in range(200))
+        assert heard <= UNITS_A_SECOND + len(peers) * MESSAGES_A_PEER
+
+
+def test_a_flood_of_some_members_leaves_a_turn_short_and_keeps_nobody_waiting(door):
+    flooding = []
+    for i in range(MESSAGES_A_TURN // MESSAGES_A_PEER + 4):
+        peer = RawPeer(door.endpoint)
+        peer.send(message(hello(f"flood {i}")))
+        flooding.append((peer, door.hear()[0][0]))
+    member, number = members_beside(door)
+    for peer, flooder in flooding:
+        door.router.admit(flooder)
+        peer.send(message(BEAT) * 2000)
+    member.send(BEAT)
+    counts, turns = {}, 0
+    while number not in counts:
+        turns += 1
+        assert turns < 100
+        found = door.turn()
+        assert len(found) <= MESSAGES_A_TURN
+        for sender, _ in found:
+            counts[sender] = counts.get(sender, 0) + 1
+    assert turns <= 6
+    while door.router.has_unread:
+        door.turn()
+
+
+def test_a_peer_that_does_not_read_fills_its_own_queue_alone(door):
+    member, number = members_beside(door)
+    deaf = RawPeer(door.endpoint)
+    deaf.send(message(hello("deaf")))
+    [(other, _)] = door.hear()
+    news = m.EpochOver(epoch=1, reason="r" * 4096)
+    sent = 0
+    while door.router.send(other, news) is Sent.OK:
+        sent += 1
+        assert sent < 100_000
+    peer = door.router._connections.get(other)
+    assert len(peer._unsent) == 1, "nothing is kept for a stranger but the message that was under way"
+    door.router.admit(other)
+    while door.router.send(other, news) is Sent.OK:
+        pass
+    assert len(peer._unsent) == HIGH_WATER_MARK
+    assert is_served(door, member, number)
+
+
+def test_many_bytes_leave_in_order_when_the_peer_reads(door):
+    """Larger than what the kernel keeps, to several peers at once, through libzmq."""
+    peers = []
+    for i in range(3):
+        peer = Peer(door.endpoint, m.SchedulerToExecutor)
+        peer.send(hello(f"peer {i}"))
+        number = door.hear()[0][0]
+        door.router.admit(number)
+        peers.append((peer, number))
+    plan = m.Plan(
+        epoch=1, step=0, **dict.fromkeys(("lanes", "query_lens", "context_lens", "token_ids", "slot_mapping"), b""),
+        block_counts=b"", block_ids=random.Random(1).randbytes(4 * MIB), sample_rows=b"",
+    )  # fmt: skip
+    for _, number in peers:
+        for step in range(5):
+            assert door.router.send(number, msgspec.structs.replace(plan, step=step)) is Sent.OK
+    got = {number: [] for _, number in peers}
+
+    def read():
+        door.turn()
+        for peer, number in peers:
+            while peer.socket.poll(1):
+                got[number].append(peer.codec.decode(peer.socket.recv_multipart()))
+        return all(len(plans) == 5 for plans in got.values())
+
+    eventually(read)
+    for plans in got.values():
+        assert [p.step for p in plans] == [0, 1, 2, 3, 4]
+        assert all(p.block_ids == plan.block_ids for p in plans)
+
+
+def test_a_ping_is_answered(door):
+    peer = RawPeer(door.endpoint)
+    peer.send(frame(b"\x04PING\0\0context", COMMAND) + message(hello("one")))
+    door.hear()
+    data = b""
+    while b"PONG" not in data:
+        data += peer.socket.recv(1000)
+    assert data.endswith(frame(b"\x04PONGcontext", COMMAND))
+
+
+def test_the_last_words_of_a_peer_are_heard(door):
+    peer = RawPeer(door.endpoint)
+    peer.send(message(BEAT) * (3 * MESSAGES_A_PEER))
+    peer.socket.shutdown(socket.SHUT_WR)
+    found, lost = [], []
+    eventually(lambda: found.extend(door.turn()) or lost.extend(door.router.lost_connections()) or lost)
+    assert len(found) == 3 * MESSAGES_A_PEER
+    assert lost == [found[0][0]]
+
+
+ANOTHER_USER = """
+import os, socket, sys
+os.setuid(65534)
+connection = socket.socket(socket.AF_UNIX)
+connection.connect(chr(0) + sys.argv[1])
+connection.settimeout(20)
+sys.exit(len(connection.recv(100)))
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or sys.platform != "linux", reason="only root can be another user")
+def test_another_user_of_the_machine_is_turned_away_from_a_local_socket():
+    name = f"baton-test-{os.getpid()}"
+    door = Router(f"ipc://@{name}", m.FrontendToCore, DropLog(get_logger("t"), "x"), trusts_all=True)
+    try:
+        friend = Peer(door.endpoint, m.CoreToFrontend)
+        friend.send(m.FrontendHello(pid=1))
+        eventually(lambda: list(door.receive()))
+        other = subprocess.Popen([sys.executable, "-c", ANOTHER_USER, name])
+        eventually(lambda: list(door.receive()) or other.poll() is not None)
+        assert other.returncode == 0, "it was told something"
+        assert len(door._connections) == 1
+    finally:
+        door.close()
