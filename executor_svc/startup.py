@@ -13,6 +13,7 @@ from common import messages as m
 from common.logging import get_logger
 from common.model_files import model_name, resolve_model
 from common.plan import ExecutorLimits
+from common.vocabulary import tokenizer_hash
 from executor_svc.devices.choose_platform import choose_platform
 from executor_svc.devices.platform import Platform
 from executor_svc.devices.pool_size import choose_max_model_len, choose_num_blocks
@@ -40,6 +41,7 @@ class LoadedModel:
     shard: Shard
     weights: Qwen3Weights
     fingerprint: str
+    tokenizer: str
 
     @property
     def dtype(self) -> torch.dtype:
@@ -84,6 +86,7 @@ def start_executor(options: ExecutorOptions) -> tuple[Runner[Any], m.Hello, Rank
         dtype=str(model.dtype).removeprefix("torch.") + quantized,
         device=platform.description if group.size == 1 else f"{group.size} x {platform.description}"[:128],
         pid=os.getpid(),
+        tokenizer=model.tokenizer,
         **vars(limits),
     )
     return runner, hello, group
@@ -165,7 +168,8 @@ def _load_model(options: ExecutorOptions, platform: Platform, group: RankGroup) 
         ranks=group.size,
         fingerprint=fingerprint,
     )
-    return LoadedModel(config, Shard.of(config, group.rank, group.size), weights, fingerprint)
+    shard = Shard.of(config, group.rank, group.size)
+    return LoadedModel(config, shard, weights, fingerprint, tokenizer_hash(folder))
 
 
 def _choose_dtype(

@@ -19,6 +19,7 @@ from common.curve import ServerCurve
 from common.errors import BatonError
 from common.logging import LOG_FORMAT_VARIABLE, LOG_FORMATS, get_logger, setup_logging
 from common.model_files import model_name, resolve_model
+from common.vocabulary import read_vocabulary
 from scheduler_svc.api_key_file import read_key_file
 from scheduler_svc.core.config import CoreConfig
 from scheduler_svc.core.fleet.step_clock import DEFAULT_FLOOR_S
@@ -121,6 +122,8 @@ def main(
         front = frontend_endpoint or f"ipc://{run_dir}/core"
         config = CoreConfig(
             model=name,
+            # Without frontends and a model nothing here gives token ids a meaning.
+            vocabulary=read_vocabulary(folder) if frontends or model is not None else None,
             scheduler=SchedulerConfig(window=window, max_waiting=max_waiting),
             step_floor_s=step_floor_s,
             reconnect_grace_s=reconnect_grace_s,

@@ -1,5 +1,9 @@
 """What an executor and the scheduler say to each other; the messages of a step are in `common.messages.steps`."""
 
+from typing import Annotated
+
+from msgspec import Meta
+
 from common.messages.base import Count, Epoch, Message, Name, Positive, Text
 from common.messages.steps import Plan, StepFailed, StepResult
 
@@ -23,6 +27,8 @@ class Hello(Message, frozen=True, tag="hello"):
         max_model_len: at most this many positions in a sequence.
         vocab_size: token ids run from 0 to vocab_size - 1.
         pid: process id on its host.
+        tokenizer: hash of the tokens in its model's tokenizer.json (`common.vocabulary`); empty if there is no such
+            file, as executors need none.
     """
 
     executor: Name
@@ -37,6 +43,7 @@ class Hello(Message, frozen=True, tag="hello"):
     max_model_len: Positive
     vocab_size: Positive
     pid: Count
+    tokenizer: Annotated[str, Meta(max_length=64)]
 
 
 class ExecutorHeartbeat(Message, frozen=True, tag="alive"):

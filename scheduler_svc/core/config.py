@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from common.vocabulary import Vocabulary
 from scheduler_svc.core.fleet.step_clock import DEFAULT_FLOOR_S
 from scheduler_svc.core.requests.group_commit import JournalState
 from scheduler_svc.core.requests.request_manager import RECONNECT_GRACE_S
@@ -15,6 +16,7 @@ class CoreConfig:
     Attributes:
         model: the name shown in the status.
         scheduler: window and limits.
+        vocabulary: of the model that is served, which executors must have; None takes that of the first executor.
         first_epoch: above any epoch of an earlier life.
         step_floor_s: what any step may take before its executor counts as hung.
         reconnect_grace_s: how long a request without a reader goes on.
@@ -25,6 +27,7 @@ class CoreConfig:
 
     model: str = ""
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    vocabulary: Vocabulary | None = None
     first_epoch: int = 1
     step_floor_s: float = DEFAULT_FLOOR_S
     reconnect_grace_s: float = RECONNECT_GRACE_S

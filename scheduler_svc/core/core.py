@@ -47,7 +47,7 @@ class Core:
 
     def __init__(self, config: CoreConfig, now: float, io_counts: Callable[[], IoCounts] = IoCounts) -> None:
         self.scheduler = Scheduler(config.scheduler)
-        self.fleet = f.Fleet(config.first_epoch, config.step_floor_s)
+        self.fleet = f.Fleet(config.first_epoch, config.step_floor_s, config.vocabulary)
         self._counters = ServiceCounters(self.scheduler.stats)
         self.requests = RequestManager(
             self.scheduler,

@@ -196,14 +196,17 @@ def test_a_block_handed_out_again_is_a_miss():
 
 def test_a_child_whose_parent_was_computed_anew_is_replaced():
     """The parent is gone and comes back in another block: the old child must neither hit nor stand in the way."""
-    manager = BlockManager(8, 4)
-    first = alive(range(12))
-    reserve(manager, first)
+    manager = BlockManager(5, 4)
+    first, others = alive(range(12)), [alive([55]), alive([66])]
+    for sequence in (first, *others):
+        reserve(manager, sequence)
     head, old_child, _ = first.table
     release(manager, first)
-    manager._free.move_to_end(head, last=False)  # evict the head before its tail, which the usual order avoids
+    manager._cached.move_to_end(head, last=False)  # evict the head before its tail, which the usual order avoids
     assert reserve(manager, alive([77])).num_new == 1
     assert ALIVE[-1].table == [head]
+    for sequence in others:
+        release(manager, sequence)
 
     again = alive(range(12))
     assert reserve(manager, again).num_hits == 0

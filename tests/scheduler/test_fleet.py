@@ -6,6 +6,7 @@ import pytest
 
 from common import messages as m
 from common.heartbeats import HEARTBEAT_INTERVAL_S, LOSS_TIMEOUT_S
+from common.vocabulary import Vocabulary
 from scheduler_svc.core.actions import AdmitExecutor, SendToExecutor
 from scheduler_svc.core.fleet.fleet import (
     EpochEnded,
@@ -311,3 +312,32 @@ def test_one_that_is_told_to_leave_and_does_not_wait_for_its_step_has_left(fleet
     epoch = join(fleet, b"a")
     fleet.ask_to_leave(epoch, finish=False)
     assert ended(fleet.disconnected(b"a", 1.0)) == [(epoch, "drained")]
+
+
+SERVED = Vocabulary(1000, "a" * 32)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"vocab_size": 999}, "vocab_size is 999, that of the model that is served is 1000"),
+        (
+            {"tokenizer": "b" * 32},
+            "its tokenizer (bbbbbbbbbbbb) is not that of the model that is served (aaaaaaaaaaaa)",
+        ),
+    ],
+)
+def test_what_is_served_decides_and_not_who_came_first(changes, reason):
+    fleet = Fleet(vocabulary=SERVED)
+    _, rejected = fleet.receive(b"first", hello("first", **changes), 0.0)
+    assert rejected.message == m.Reject(reason=reason)
+    for i, tokenizer in enumerate((SERVED.tokenizer, "")):  # one without a tokenizer.json needs none
+        join(fleet, b"%d" % i, tokenizer=tokenizer, fingerprint=f"other weights {i}")
+    assert len(fleet) == 2
+
+
+def test_where_nothing_is_served_the_members_agree():
+    fleet = Fleet()
+    join(fleet, b"a", tokenizer="a" * 32)
+    _, rejected = fleet.receive(b"b", hello("b", tokenizer="b" * 32), 0.0)
+    assert "its tokenizer (bbbbbbbbbbbb) is not that of a in this fleet" in rejected.message.reason

@@ -16,9 +16,8 @@ from dataclasses import dataclass, field
 import xxhash
 
 HashFunction = Callable[[bytes, int], int]
-NO_PARENT = -1
-TOKEN_BYTES = 4
-
+NO_PARENT, TOKEN_BYTES = -1, 4
+BOOKS_AT_ONCE = 1024  # blocks that books are made for when they run out: an executor's Hello may promise a million
 
 #: Key of a full block: 64 bits over its content, chained through its parent's key, which is the seed.
 hash_block: HashFunction = xxhash.xxh3_64_intdigest
@@ -82,23 +81,25 @@ class BlockManager:
     def __init__(self, num_blocks: int, block_size: int, hash_function: HashFunction = hash_block) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self.ref_counts = [0] * num_blocks
-        self.keys: list[int | None] = [None] * num_blocks
-        self.uids = [0] * num_blocks
-        self.contents = [b""] * num_blocks
-        self.parents = [NO_PARENT] * num_blocks
-        self.parent_uids = [0] * num_blocks
+        self.ref_counts: list[int] = []
+        self.keys: list[int | None] = []
+        self.uids: list[int] = []
+        self.contents: list[bytes] = []
+        self.parents: list[int] = []
+        self.parent_uids: list[int] = []
         self._block_bytes = TOKEN_BYTES * block_size
         self._hash = hash_function
         self._index: dict[int, int] = {}
-        # Free blocks, the next one to hand out first: unpublished ones, then the least recently freed.
-        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
+        # Free blocks, those to hand out first: blank, the last one freed; never used; cached, the least recently freed.
+        self._blank: list[int] = []
+        self._first_unused = 0
+        self._cached: OrderedDict[int, None] = OrderedDict()
         self._last_uid = 0
 
     @property
     def num_free(self) -> int:
         """Blocks that stand in no table."""
-        return len(self._free)
+        return len(self._blank) + self.num_blocks - self._first_unused + len(self._cached)
 
     @property
     def num_cached(self) -> int:
@@ -161,7 +162,7 @@ class BlockManager:
         num_new = max(0, self.blocks_for(start + count) - held)
         wanted = (max(num_new, self.blocks_for(length) - held) if whole else num_new) + spare
         ref_counts = self.ref_counts
-        if wanted > len(self._free) - sum([ref_counts[block] == 0 for block in hits]):
+        if wanted > self.num_free - sum([ref_counts[block] == 0 for block in hits]):
             return None
         for block in hits:
             self._pin(block)
@@ -175,15 +176,25 @@ class BlockManager:
 
     def allocate(self, count: int) -> list[int]:
         """Hand out `count` free blocks, which there must be, for a table whose tokens need no look into the cache."""
-        popitem, ref_counts, keys, uids, index = self._free.popitem, self.ref_counts, self.keys, self.uids, self._index
-        blocks = [popitem(last=False)[0] for _ in range(count)]
+        blank = self._blank
+        blocks = [blank.pop() for _ in range(min(count, len(blank)))]
+        if (missing := count - len(blocks)) and (num_unused := min(missing, self.num_blocks - self._first_unused)):
+            blocks += self._take_unused(num_unused)
+            missing -= num_unused
+        ref_counts = self.ref_counts
         for block in blocks:
             ref_counts[block] = 1
-            key = keys[block]
-            if key is not None:  # `_unpublish`, without the price of a call for each block
-                del index[key]
-                keys[block] = None
-                uids[block] = 0
+        if missing:
+            popitem, keys, uids, index = self._cached.popitem, self.keys, self.uids, self._index
+            for _ in range(missing):
+                block = popitem(last=False)[0]
+                blocks.append(block)
+                ref_counts[block] = 1
+                key = keys[block]
+                if key is not None:  # `_unpublish`, without the price of a call for each block
+                    del index[key]
+                    keys[block] = None
+                    uids[block] = 0
         return blocks
 
     def publish(self, table: BlockTable, raw: bytes, first: int, *, may_merge: bool) -> bool:
@@ -259,12 +270,25 @@ class BlockManager:
             for i, block in enumerate(table.ids):
                 held[block] += 1
                 assert (i < table.num_published) <= (self.keys[block] is not None)
-        assert self.ref_counts == held, "a block is counted wrongly"
+        assert self.ref_counts == held[: len(self.ref_counts)], "a block is counted wrongly"
+        free = [*self._blank, *range(self._first_unused, self.num_blocks), *self._cached]
+        assert sorted(free) == [block for block, count in enumerate(held) if count == 0]
         for block, key in enumerate(self.keys):
-            assert (held[block] == 0) == (block in self._free)
             assert (key is None) == (self.uids[block] == 0)
             assert key is None or self._index[key] == block
         assert all(self.keys[block] == key for key, block in self._index.items())
+
+    def _take_unused(self, count: int) -> range:
+        first, end = self._first_unused, self._first_unused + count
+        self._first_unused = end
+        if end > len(self.keys):
+            more = min(max(end - len(self.keys), BOOKS_AT_ONCE), self.num_blocks - len(self.keys))
+            for book in (self.ref_counts, self.uids, self.parent_uids):
+                book.extend([0] * more)
+            self.parents += [NO_PARENT] * more
+            self.keys += [None] * more
+            self.contents += [b""] * more
+        return range(first, end)
 
     def _holds(self, block: int, content: bytes, parent_uid: int) -> bool:
         """Whether a block's K and V are those of `content` after that parent (the key alone proves nothing)."""
@@ -277,15 +301,16 @@ class BlockManager:
 
     def _pin(self, block: int) -> None:
         if self.ref_counts[block] == 0:
-            del self._free[block]
+            del self._cached[block]
         self.ref_counts[block] += 1
 
     def _drop(self, block: int) -> None:
         self.ref_counts[block] -= 1
         if self.ref_counts[block] == 0:
-            self._free[block] = None
             if self.keys[block] is None:
-                self._free.move_to_end(block, last=False)
+                self._blank.append(block)
+            else:
+                self._cached[block] = None
 
     def _unpublish(self, block: int) -> None:
         key = self.keys[block]

@@ -5,6 +5,7 @@ Pure.
 """
 
 from enum import IntEnum
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +18,10 @@ from scheduler_svc.core.sequence import Sequence
 MAX_STOPS = 8  # stop tokens that are looked for in one comparison; a sequence with more is looked at by itself
 NEVER = 2**31 - 1
 INITIAL_TOKENS = 512
+INITIAL_LANES = 64  # more are made when sequences hold all: an executor's Hello may promise thousands
+
+
+Column = TypeVar("Column", bound=npt.NDArray[Any])
 
 
 class LanePhase(IntEnum):
@@ -28,7 +33,10 @@ class LanePhase(IntEnum):
 
 
 class Lanes:
-    """Columns of int32, an entry for each lane. A free lane is never due for anything.
+    """Columns of int32, an entry for each lane that was ever held. A free lane is never due for anything.
+
+    Args:
+        num_lanes: that there may be.
 
     Attributes:
         num_prompt: tokens of the prompt.
@@ -50,20 +58,26 @@ class Lanes:
     """
 
     def __init__(self, num_lanes: int) -> None:
-        self.num_prompt, self.known, self.inflight, self.computed = (np.zeros(num_lanes, np.int32) for _ in range(4))
-        self.limit, self.room, self.last_block = (np.zeros(num_lanes, np.int32) for _ in range(3))
-        self.publish_at: IntArray = np.full(num_lanes, NEVER, np.int32)
-        self.stops: IntArray = np.full((num_lanes, MAX_STOPS), -1, np.int32)
-        self.has_more_stops = np.zeros(num_lanes, np.bool_)
-        self.tokens: IntArray = np.empty((num_lanes, INITIAL_TOKENS), np.int32)
-        self.serial: npt.NDArray[np.int64] = np.full(num_lanes, -1, np.int64)
-        self.sampling = SamplingColumns.greedy(num_lanes)
-        self._sampling_fields = [(getattr(self.sampling, name), of.name) for name, of in SAMPLING_COLUMNS.items()]
-        self.sequences: list[Sequence | None] = [None] * num_lanes
-        self.tables: list[BlockTable] = [BlockTable() for _ in range(num_lanes)]
-        self.phases = [LanePhase.FREE] * num_lanes
-        self.free = list(range(num_lanes))[::-1]
+        self._max_lanes = num_lanes
+        self.num_prompt, self.known, self.inflight, self.computed = (np.zeros(0, np.int32) for _ in range(4))
+        self.limit, self.room, self.last_block = (np.zeros(0, np.int32) for _ in range(3))
+        self.publish_at: IntArray = np.zeros(0, np.int32)
+        self.stops: IntArray = np.zeros((0, MAX_STOPS), np.int32)
+        self.has_more_stops = np.zeros(0, np.bool_)
+        self.tokens: IntArray = np.zeros((0, INITIAL_TOKENS), np.int32)
+        self.serial: npt.NDArray[np.int64] = np.zeros(0, np.int64)
+        self.sampling = SamplingColumns.greedy(0)
+        self.sequences: list[Sequence | None] = []
+        self.tables: list[BlockTable] = []
+        self.phases: list[LanePhase] = []
+        self.free: list[int] = []
         self._next_serial = 0
+        self._make_lanes(min(num_lanes, INITIAL_LANES))
+
+    @property
+    def has_free(self) -> bool:
+        """Whether another sequence could hold a lane."""
+        return bool(self.free) or len(self.sequences) < self._max_lanes
 
     def sequence(self, lane: int) -> Sequence:
         """The sequence that holds a lane."""
@@ -76,6 +90,8 @@ class Lanes:
 
         `computed` and `table_changed` must follow.
         """
+        if not self.free:
+            self._make_lanes(min(len(self.sequences), self._max_lanes - len(self.sequences)))
         lane = self.free.pop()
         params, length = sequence.params, len(sequence.tokens)
         self.sequences[lane] = sequence
@@ -88,7 +104,7 @@ class Lanes:
         self.inflight[lane] = 0
         self.limit[lane] = sequence.max_length
         if sequence.max_length > self.tokens.shape[1]:
-            self._widen(sequence.max_length)
+            self._reshape_tokens(len(self.tokens), max(sequence.max_length, 2 * self.tokens.shape[1]))
         self.tokens[lane, :length] = np.frombuffer(sequence.tokens, np.int32)
         self.stops[lane] = -1
         stops = params.stop_token_ids[:MAX_STOPS]
@@ -154,7 +170,33 @@ class Lanes:
                 found[i] = int(tokens[i]) in self.sequence(lanes[i]).params.stop_token_ids
         return found
 
-    def _widen(self, width: int) -> None:
-        tokens = np.empty((len(self.tokens), max(width, 2 * self.tokens.shape[1])), np.int32)
-        tokens[:, : self.tokens.shape[1]] = self.tokens
+    def _make_lanes(self, count: int) -> None:
+        """Lanes that no sequence has held before: the lowest is given away first."""
+        first = len(self.sequences)
+        for name in ("num_prompt", "known", "inflight", "computed", "limit", "room", "last_block", "has_more_stops"):
+            setattr(self, name, _extended(getattr(self, name), count, 0))
+        self.publish_at = _extended(self.publish_at, count, NEVER)
+        self.stops = _extended(self.stops, count, -1)
+        self._reshape_tokens(first + count, self.tokens.shape[1])
+        self.serial = _extended(self.serial, count, -1)
+        greedy = SamplingColumns.greedy(count)
+        self.sampling = SamplingColumns(
+            **{name: np.concatenate([column, getattr(greedy, name)]) for name, column in vars(self.sampling).items()}
+        )
+        self._sampling_fields = [(getattr(self.sampling, name), of.name) for name, of in SAMPLING_COLUMNS.items()]
+        self.sequences += [None] * count
+        self.tables += [BlockTable() for _ in range(count)]
+        self.phases += [LanePhase.FREE] * count
+        self.free += range(first, first + count)[::-1]
+
+    def _reshape_tokens(self, num_lanes: int, width: int) -> None:
+        """Memory that no token was written to is not taken from the system."""
+        tokens = np.empty((num_lanes, width), np.int32)
+        tokens[: len(self.tokens), : self.tokens.shape[1]] = self.tokens
         self.tokens = tokens
+
+
+def _extended(column: Column, count: int, value: int) -> Column:
+    """The column with entries for `count` more lanes."""
+    more = np.full((count, *column.shape[1:]), value, column.dtype)
+    return np.concatenate([column, more])  # type: ignore[return-value]

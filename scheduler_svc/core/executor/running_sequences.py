@@ -52,7 +52,7 @@ class RunningSequences:
     @property
     def has_free_lane(self) -> bool:
         """Whether another sequence could hold a lane."""
-        return bool(self.lanes.free)
+        return self.lanes.has_free
 
     # --- what they need next ---
 

@@ -16,19 +16,16 @@ from dataclasses import dataclass
 from common import messages as m
 from common.heartbeats import HEARTBEAT_INTERVAL_S, LOSS_TIMEOUT_S
 from common.plan import ExecutorLimits
+from common.vocabulary import Vocabulary
 from scheduler_svc.core.actions import AdmitExecutor, DismissExecutor, Peer, SendToExecutor
+from scheduler_svc.core.fleet.hello_check import mismatch
 from scheduler_svc.core.fleet.membership import Membership, Standing
 from scheduler_svc.core.fleet.probation import Probation
 from scheduler_svc.core.fleet.step_clock import DEFAULT_FLOOR_S, StepClock
 
-MAX_BLOCKS = 2**20
-MAX_BLOCK_SIZE = 2**16
-MAX_LANES = 2**13
-MAX_SLOTS = 2**31 - 1
 MAX_REMEMBERED = 1024  # executors that left
 FAILURES = ("step_failed", "hung", "untrusted", "disconnected", "silent")
 BLAMABLE = ("step_failed", "hung", "disconnected", "silent")  # failures that a sequence may have caused
-MAX_HISTORY = 2**28  # tokens that all lanes together could hold: the scheduler keeps them
 HELLO_AGAIN_S = 0.5  # a member that has just joined need not join again
 
 
@@ -124,12 +121,17 @@ class Fleet:
     Args:
         first_epoch: epochs count up from here; one that no earlier life of the scheduler has given out.
         step_floor_s: what any step may take before its executor counts as hung (see StepClock).
+        vocabulary: that all members must have; None takes that of the first one.
     """
 
-    def __init__(self, first_epoch: int = 1, step_floor_s: float = DEFAULT_FLOOR_S) -> None:
+    def __init__(
+        self, first_epoch: int = 1, step_floor_s: float = DEFAULT_FLOOR_S, vocabulary: Vocabulary | None = None
+    ) -> None:
         self._members: dict[Peer, Member] = {}
+        self._by_epoch: dict[int, Member] = {}
         self._next_epoch = first_epoch
         self._step_floor_s = step_floor_s
+        self._vocabulary = vocabulary
         self._last_beat = float("-inf")
         self._probation = Probation()
         self._earlier: OrderedDict[tuple[str, str], StepClock] = OrderedDict()  # of executors that left, by name
@@ -143,7 +145,7 @@ class Fleet:
 
     def member(self, epoch: int) -> Member | None:
         """The member with this epoch, if it is alive."""
-        return next((member for member in self._members.values() if member.epoch == epoch), None)
+        return self._by_epoch.get(epoch)
 
     def find(self, executor: str) -> Member | str:
         """The member of this name, or with this epoch in decimal; or why there is not one such member."""
@@ -246,7 +248,7 @@ class Fleet:
             if now - known.joined_at < HELLO_AGAIN_S:
                 return []
             consequences += self._end(known, "restarted", "it said Hello again", now, tell=False)
-        if (reason := self._mismatch(hello)) is not None:
+        if (reason := mismatch(hello, [member.hello for member in self], self._vocabulary)) is not None:
             return [*consequences, ExecutorRejected(hello, reason), SendToExecutor(peer, m.Reject(reason=reason))]
         if self._probation.is_out(hello.executor, now):
             return consequences  # the executor says Hello again every second
@@ -254,32 +256,14 @@ class Fleet:
         steps = StepClock(self._step_floor_s, self._earlier.get((hello.executor, model)))
         membership = Membership(self._next_epoch, hello.executor, model, ExecutorLimits.of(hello))
         self._next_epoch += 1
-        self._members[peer] = Member(peer, membership, hello, joined_at=now, last_heard=now, steps=steps)
+        member = Member(peer, membership, hello, joined_at=now, last_heard=now, steps=steps)
+        self._members[peer] = self._by_epoch[member.epoch] = member
         return [
             *consequences,
             ExecutorJoined(membership, hello),
             AdmitExecutor(peer),
             SendToExecutor(peer, m.Welcome(epoch=membership.epoch)),
         ]
-
-    def _mismatch(self, hello: m.Hello) -> str | None:
-        """What keeps an executor from joining: the scheduler's records of it must fit our memory, its slots an int32,
-        and any member must be able to read the tokens of any sequence."""
-        longest = min(hello.max_model_len, hello.num_blocks * hello.block_size)
-        for what, value, limit in (
-            ("num_blocks", hello.num_blocks, MAX_BLOCKS),
-            ("block_size", hello.block_size, MAX_BLOCK_SIZE),
-            ("max_num_seqs", hello.max_num_seqs, MAX_LANES),
-            ("num_blocks * block_size", hello.num_blocks * hello.block_size, MAX_SLOTS),
-            ("max_num_seqs * max_model_len", hello.max_num_seqs * longest, MAX_HISTORY),
-        ):
-            if value > limit:
-                return f"{what} is {value}, the limit is {limit}"
-        for member in self:
-            theirs, ours = hello.vocab_size, member.hello.vocab_size
-            if theirs != ours:
-                return f"vocab_size is {theirs}, that of {member.hello.executor} in this fleet is {ours}"
-        return None
 
     @staticmethod
     def _drain(member: Member) -> list[Consequence]:
@@ -291,7 +275,7 @@ class Fleet:
     def _end(
         self, member: Member, cause: str, reason: str, now: float, *, tell: bool = True, step: int | None = None
     ) -> list[Consequence]:
-        del self._members[member.peer]
+        del self._members[member.peer], self._by_epoch[member.epoch]
         self._earlier[member.hello.executor, member.membership.model] = member.steps
         if len(self._earlier) > MAX_REMEMBERED:
             self._earlier.popitem(last=False)

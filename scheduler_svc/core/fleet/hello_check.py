@@ -1,0 +1,53 @@
+"""Whether an executor that says Hello fits the fleet. Pure."""
+
+from collections.abc import Sequence
+
+from common import messages as m
+from common.vocabulary import Vocabulary
+
+MAX_BLOCKS = 2**20
+MAX_BLOCK_SIZE = 2**16
+MAX_LANES = 2**13
+MAX_SLOTS = 2**31 - 1
+MAX_HISTORY = 2**28  # tokens that all lanes together could hold: the scheduler keeps them
+MAX_MEMBERS = 256
+
+
+def mismatch(hello: m.Hello, members: Sequence[m.Hello], served: Vocabulary | None) -> str | None:
+    """What keeps an executor from joining, if anything does.
+
+    The scheduler's books of it must fit our memory when all that it promises is used, its slots an int32, and every
+    member must mean the same text by a token id.
+
+    Args:
+        members: what the members said in their Hellos.
+        served: the vocabulary of the model that is served; None takes that of the members.
+    """
+    longest = min(hello.max_model_len, hello.num_blocks * hello.block_size)
+    for what, value, limit in (
+        ("num_blocks", hello.num_blocks, MAX_BLOCKS),
+        ("block_size", hello.block_size, MAX_BLOCK_SIZE),
+        ("max_num_seqs", hello.max_num_seqs, MAX_LANES),
+        ("num_blocks * block_size", hello.num_blocks * hello.block_size, MAX_SLOTS),
+        ("max_num_seqs * max_model_len", hello.max_num_seqs * longest, MAX_HISTORY),
+    ):
+        if value > limit:
+            return f"{what} is {value}, the limit is {limit}"
+    if len(members) >= MAX_MEMBERS:
+        return f"{len(members)} executors are in this fleet, the limit is {MAX_MEMBERS}"
+    if served is not None:
+        return _other_vocabulary(hello, served, "the model that is served")
+    reasons = (
+        _other_vocabulary(hello, Vocabulary(member.vocab_size, member.tokenizer), f"{member.executor} in this fleet")
+        for member in members
+    )
+    return next((reason for reason in reasons if reason is not None), None)
+
+
+def _other_vocabulary(hello: m.Hello, ours: Vocabulary, whose: str) -> str | None:
+    """How an executor's tokens differ from ours, if they do: the same ids would stand for other text."""
+    if hello.vocab_size != ours.size:
+        return f"vocab_size is {hello.vocab_size}, that of {whose} is {ours.size}"
+    if hello.tokenizer and ours.tokenizer and hello.tokenizer != ours.tokenizer:
+        return f"its tokenizer ({hello.tokenizer[:12]}) is not that of {whose} ({ours.tokenizer[:12]})"
+    return None

@@ -1,0 +1,83 @@
+"""Two tokenizer.json files mean the same ids exactly if their hashes are equal."""
+
+import json
+import shutil
+
+import pytest
+
+from common.errors import CheckpointError
+from common.model_files import DEMO_MODEL_DIR
+from common.vocabulary import read_vocabulary, tokenizer_hash
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for name in ("config.json", "tokenizer.json"):
+        shutil.copy(DEMO_MODEL_DIR / name, tmp_path)
+    return tmp_path
+
+
+def change(folder, edit):
+    path = folder / "tokenizer.json"
+    content = json.loads(path.read_text())
+    edit(content)
+    path.write_text(json.dumps(content, indent=1, ensure_ascii=True))
+
+
+def swap_two_tokens(content):
+    vocab = content["model"]["vocab"]
+    vocab["the"], vocab["to"] = vocab["to"], vocab["the"]
+
+
+def swap_two_merges(content):
+    merges = content["model"]["merges"]
+    merges[3], merges[4] = merges[4], merges[3]
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        swap_two_tokens,
+        swap_two_merges,
+        lambda content: content["added_tokens"].pop(),
+        lambda content: content["added_tokens"][0].update(content="<|end|>"),
+        lambda content: content["added_tokens"][0].update(special=False),
+    ],
+)
+def test_another_meaning_gives_another_hash(folder, edit):
+    change(folder, edit)
+    assert tokenizer_hash(folder) != tokenizer_hash(DEMO_MODEL_DIR)
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda content: None,
+        lambda content: content["model"].update(merges=[" ".join(pair) for pair in content["model"]["merges"]]),
+        lambda content: content["model"].update(vocab=dict(reversed(content["model"]["vocab"].items()))),
+        lambda content: content.update(truncation={"max_length": 5}, added_tokens=content["added_tokens"][::-1]),
+    ],
+)
+def test_another_way_to_write_it_gives_the_same(folder, edit):
+    change(folder, edit)
+    assert tokenizer_hash(folder) == tokenizer_hash(DEMO_MODEL_DIR) != ""
+
+
+def test_a_model_without_a_tokenizer(folder):
+    (folder / "tokenizer.json").unlink()
+    assert read_vocabulary(folder).tokenizer == ""
+    assert read_vocabulary(folder).size == read_vocabulary(DEMO_MODEL_DIR).size
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"model": 1}', '{"model": {"vocab": {}, "merges": [1]}}'])
+def test_a_tokenizer_that_cannot_be_read_is_said(folder, content):
+    (folder / "tokenizer.json").write_text(content)
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json cannot be read"):
+        tokenizer_hash(folder)
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"vocab_size": "many"}', '{"vocab_size": 0}'])
+def test_a_config_that_does_not_tell_is_said(folder, content):
+    (folder / "config.json").write_text(content)
+    with pytest.raises(CheckpointError, match="vocab_size"):
+        read_vocabulary(folder)

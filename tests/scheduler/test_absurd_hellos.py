@@ -1,0 +1,101 @@
+"""Executors that promise more than any machine has: the core's books cost what is used, not what is claimed."""
+
+import tracemalloc
+from array import array
+
+import msgspec
+import pytest
+
+from common import messages as m
+from scheduler_svc.core.actions import SendToExecutor
+from scheduler_svc.core.config import CoreConfig
+from scheduler_svc.core.core import Core
+from scheduler_svc.core.executor.block_manager import BOOKS_AT_ONCE
+from scheduler_svc.core.executor.lanes import INITIAL_LANES
+from scheduler_svc.core.fleet.hello_check import MAX_BLOCKS, MAX_LANES, MAX_MEMBERS
+from tests.support.hello import hello
+
+FRONT = b"frontend"
+CLAIMS = {
+    "num_blocks": MAX_BLOCKS,
+    "block_size": 16,
+    "max_num_seqs": MAX_LANES,
+    "max_batch_tokens": 2**20,
+    "max_model_len": 2**15,
+}
+
+
+@pytest.fixture
+def core():
+    return Core(CoreConfig("model", first_epoch=5), 1000.0)
+
+
+def joins(core, name, **claims):
+    """Whether the executor is welcomed."""
+    said = msgspec.structs.replace(hello(name), **claims)
+    actions = core.from_executor(name.encode(), said, 1000.0)
+    [answer] = [a.message for a in actions if isinstance(a, SendToExecutor)]
+    return isinstance(answer, m.Welcome), answer
+
+
+def submit(core, number, prompt, max_tokens=4):
+    core.from_frontend(
+        FRONT,
+        m.Submit(
+            request_id=f"r-{number}",
+            prompt=array("i", prompt).tobytes(),
+            params=m.SamplingParams(max_tokens=max_tokens),
+        ),
+        1000.0,
+    )
+
+
+def test_what_is_claimed_costs_nothing(core):
+    assert joins(core, "first", **CLAIMS)[0]
+    tracemalloc.start()
+    for i in range(20):
+        assert joins(core, f"absurd {i}", **CLAIMS)[0]
+    held, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert max(held, peak) / 20 < 2**18
+    for executor in core.scheduler.sequences.executors.values():
+        assert len(executor.blocks.keys) == 0
+        assert len(executor.running.lanes.sequences) == INITIAL_LANES
+
+
+def test_books_grow_with_what_is_used(core):
+    assert joins(core, "one", **CLAIMS)[0]
+    [executor] = core.scheduler.sequences.executors.values()
+    for number in range(3 * INITIAL_LANES):
+        submit(core, number, [(number + i) % 900 for i in range(40)])
+    assert core.plans(1000.1)
+    running = executor.running
+    assert len(running) == 3 * INITIAL_LANES
+    assert len(running.lanes.sequences) == 4 * INITIAL_LANES
+    assert sorted(running.lanes.free) == list(range(3 * INITIAL_LANES, 4 * INITIAL_LANES))
+    used = MAX_BLOCKS - executor.blocks.num_free
+    assert used == sum(len(running.lanes.tables[lane].ids) for lane in running.order)
+    assert len(executor.blocks.keys) == BOOKS_AT_ONCE
+    core.scheduler.check()
+
+
+def test_a_fleet_has_so_many_members_and_one_more_harms_none_of_them(core):
+    for i in range(MAX_MEMBERS):
+        assert joins(core, f"member {i}")[0]
+    welcome, answer = joins(core, "one more")
+    assert not welcome
+    assert answer.reason == f"{MAX_MEMBERS} executors are in this fleet, the limit is {MAX_MEMBERS}"
+    assert len(core.fleet) == len(core.scheduler.sequences.executors) == MAX_MEMBERS
+    core.executor_gone(b"member 3", 1000.0)
+    assert joins(core, "one more")[0]
+
+
+@pytest.mark.parametrize("field", ["num_blocks", "max_num_seqs", "block_size"])
+def test_one_that_is_refused_leaves_nothing(core, field):
+    assert joins(core, "member")[0]
+    before = core.fleet._next_epoch, len(core.scheduler.sequences.executors)
+    for i in range(50):
+        welcome, answer = joins(core, f"absurd {i}", **{field: 2**31 - 1})
+        assert not welcome
+        assert "the limit is" in answer.reason
+    assert (core.fleet._next_epoch, len(core.scheduler.sequences.executors)) == before
