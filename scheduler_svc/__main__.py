@@ -3,17 +3,14 @@
 import contextlib
 import os
 import resource
-import shutil
 import signal
 import socket
 import sys
-import tempfile
 import time
 from pathlib import Path
 from types import FrameType
 
 import click
-import zmq
 
 from common.curve import ServerCurve
 from common.errors import BatonError
@@ -25,6 +22,7 @@ from scheduler_svc.core.config import CoreConfig
 from scheduler_svc.core.fleet.step_clock import DEFAULT_FLOOR_S
 from scheduler_svc.core.requests.request_manager import RECONNECT_GRACE_S
 from scheduler_svc.core.scheduling.scheduler import SchedulerConfig
+from scheduler_svc.server.addresses import listen, private_endpoint
 from scheduler_svc.server.core_process import CoreProcess
 from scheduler_svc.server.exposure import is_beyond_loopback_host, require_keys_beyond_loopback
 from scheduler_svc.server.frontend_processes import STOP_TIMEOUT_S, FrontendProcesses
@@ -45,7 +43,7 @@ log = get_logger(__name__)
 @click.option("--port", default=8000, help="Port of the HTTP server.")
 @click.option("--executor-endpoint", default="tcp://127.0.0.1:5555", help="ZeroMQ address that executors connect to.")
 @click.option(
-    "--frontend-endpoint", help="ZeroMQ address between core and frontends.  [default: a private socket file]"
+    "--frontend-endpoint", help="ZeroMQ address between core and frontends.  [default: a private one]"
 )
 @click.option("--frontends", default=1, type=click.IntRange(0, 64), help="HTTP processes; 0 serves ZeroMQ only.")
 @click.option("--api-key", "api_keys", multiple=True, help="Key that clients must send; may be given several times. "
@@ -112,52 +110,50 @@ def main(
         os.environ["BATON_API_KEYS"] = ",".join(api_keys)  # for the frontends, which must not show it in `ps`
     stopping = _StopFlag()
     _raise_file_limit()
-    run_dir = tempfile.mkdtemp(prefix="baton-")  # mode 0700: no other user reaches the core's socket
-    try:
-        curve = ServerCurve.load(curve_keys) if curve_keys is not None else None
-        if api_keys_file is not None:
-            read_key_file(api_keys_file)  # only the frontends need it, but a mistake in it is to end this command
-        folder = resolve_model(model, weights=False)
-        listener = _listen(host, port) if frontends else None
-        front = frontend_endpoint or f"ipc://{run_dir}/core"
-        config = CoreConfig(
-            model=name,
-            # Without frontends and a model nothing here gives token ids a meaning.
-            vocabulary=read_vocabulary(folder) if frontends or model is not None else None,
-            scheduler=SchedulerConfig(window=window, max_waiting=max_waiting),
-            step_floor_s=step_floor_s,
-            reconnect_grace_s=reconnect_grace_s,
-        )
-        journal = None
-        if not no_journal:
-            path = journal_path or _default_journal(listener, executor_endpoint)
-            journal = Journal(path, durable=journal_durable)
-        core_process = CoreProcess(executor_endpoint, front, config, journal, curve)
-    except (BatonError, OSError, zmq.ZMQError) as error:
-        raise click.UsageError(str(error)) from error  # exit code 2: starting again without a change is pointless
-    where = {"executors": core_process.executor_endpoint, "encrypted": curve is not None, "frontends": front}
-    log.info("core started", **where, window=window, journal="off" if journal is None else str(journal.path))
-    processes = None
-    if listener is not None:
-        arguments = ["--core-endpoint", front, "--model", str(folder), "--served-model-name", name]
-        arguments += ["--log-level", log_level, "--log-format", log_format]
-        arguments += ["--api-keys", str(api_keys_file)] if api_keys_file is not None else []
-        processes = FrontendProcesses(frontends, listener, arguments)
-        if is_beyond_loopback_host(host) and api_keys_file is None and not os.environ.get("BATON_API_KEYS"):
-            log.warning("HTTP can be reached from other machines and asks nobody for a key", host=host)
-        log.info("listening", url=f"http://{host}:{listener.getsockname()[1]}", model=name, frontends=frontends)
-    try:
-        _serve(core_process, processes, stopping)
-    except Exception:
-        core_process.crashed()
-        sys.exit(EXIT_CRASHED)
-    else:
+    with contextlib.ExitStack() as stack:
+        processes = None
+        try:
+            curve = ServerCurve.load(curve_keys) if curve_keys is not None else None
+            if api_keys_file is not None:
+                read_key_file(api_keys_file)  # only frontends need it, but a mistake in it is to end this command
+            folder = resolve_model(model, weights=False)
+            listener = listen(host, port, lambda: bool(stopping)) if frontends else None
+            front = frontend_endpoint or stack.enter_context(private_endpoint())
+            config = CoreConfig(
+                model=name,
+                # Without frontends and a model nothing here gives token ids a meaning.
+                vocabulary=read_vocabulary(folder) if frontends or model is not None else None,
+                scheduler=SchedulerConfig(window=window, max_waiting=max_waiting),
+                step_floor_s=step_floor_s,
+                reconnect_grace_s=reconnect_grace_s,
+            )
+            journal = None
+            if not no_journal:
+                path = journal_path or _default_journal(listener, executor_endpoint)
+                journal = Journal(path, durable=journal_durable)
+            if listener is not None:
+                arguments = ["--core-endpoint", front, "--model", str(folder), "--served-model-name", name]
+                arguments += ["--log-level", log_level, "--log-format", log_format]
+                arguments += ["--api-keys", str(api_keys_file)] if api_keys_file is not None else []
+                processes = FrontendProcesses(frontends, listener, arguments)
+                stack.callback(processes.kill)
+            kill_frontend = processes.end if processes is not None else None
+            core_process = CoreProcess(executor_endpoint, front, config, journal, curve, kill_frontend)
+        except (BatonError, OSError) as error:
+            raise click.UsageError(str(error)) from error  # exit code 2: starting again without a change is pointless
+        where = {"executors": core_process.executor_endpoint, "encrypted": curve is not None, "frontends": front}
+        log.info("core started", **where, window=window, journal="off" if journal is None else str(journal.path))
+        if listener is not None:
+            if is_beyond_loopback_host(host) and api_keys_file is None and not os.environ.get("BATON_API_KEYS"):
+                log.warning("HTTP can be reached from other machines and asks nobody for a key", host=host)
+            log.info("listening", url=f"http://{host}:{listener.getsockname()[1]}", model=name, frontends=frontends)
+        try:
+            _serve(core_process, processes, stopping)
+        except Exception:
+            core_process.crashed()
+            sys.exit(EXIT_CRASHED)
         core_process.close()
         log.info("stopped")
-    finally:
-        if processes is not None:
-            processes.kill()
-        shutil.rmtree(run_dir, ignore_errors=True)
 
 
 def _serve(core_process: CoreProcess, processes: FrontendProcesses | None, stopping: "_StopFlag") -> None:
@@ -180,13 +176,6 @@ def _default_journal(listener: socket.socket | None, executor_endpoint: str) -> 
     folder = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "baton"
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     return folder / f"journal-{port}.sqlite3"
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.create_server((host, port), family=family, backlog=2048)
-    listener.set_inheritable(True)
-    return listener
 
 
 def _raise_file_limit() -> None:

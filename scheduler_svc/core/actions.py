@@ -39,6 +39,14 @@ class SendToFrontend:
     message: m.CoreToFrontend
 
 
+@dataclass(frozen=True, slots=True)
+class EndFrontend:
+    """Close the connection to a frontend that hangs, and kill its process if it is one of ours (0 if unknown)."""
+
+    peer: Peer
+    pid: int
+
+
 Level = Literal["debug", "info", "warning", "error"]
 
 
@@ -51,7 +59,7 @@ class WriteLog:
     facts: dict[str, Any]
 
 
-Action = SendToExecutor | AdmitExecutor | DismissExecutor | SendToFrontend | WriteLog
+Action = SendToExecutor | AdmitExecutor | DismissExecutor | SendToFrontend | EndFrontend | WriteLog
 
 
 class Sent(Enum):

@@ -96,7 +96,8 @@ class Core:
         self._notice_pause(now)
         actions = self.requests.heard(peer, now)
         match message:
-            case m.FrontendHello():
+            case m.FrontendHello(pid=pid):
+                self.requests.frontends.named(peer, pid)
                 actions.append(SendToFrontend(peer, self._fleet_state))
             case m.Submit():
                 actions += self.requests.submit(peer, message, now)

@@ -11,6 +11,7 @@ from scheduler_svc.core.actions import (
     Action,
     AdmitExecutor,
     DismissExecutor,
+    EndFrontend,
     Peer,
     SendToExecutor,
     SendToFrontend,
@@ -41,6 +42,9 @@ class Port(Protocol[Incoming_co]):
     def dismiss(self, peer: Peer) -> None:
         """A peer is a stranger again."""
 
+    def disconnect(self, peer: Peer) -> None:
+        """Close the connection to a peer."""
+
     def lost_connections(self) -> list[Peer]:
         """The peers whose connections broke since the last call."""
 
@@ -62,6 +66,7 @@ class EventLoop:
         journal: None runs without.
         clock: seconds of a monotonic clock.
         write_log: writes a line.
+        kill_frontend: kills a frontend's process; None where they are not ours.
     """
 
     def __init__(
@@ -72,6 +77,7 @@ class EventLoop:
         journal: JournalWriter | None,
         clock: Callable[[], float],
         write_log: Callable[[WriteLog], None],
+        kill_frontend: Callable[[int], object] | None = None,
     ) -> None:
         self.core = core
         self._executors = executors
@@ -79,6 +85,7 @@ class EventLoop:
         self._journal = journal
         self._clock = clock
         self._write_log = write_log
+        self._kill_frontend = kill_frontend
         self._full_until: dict[Peer, float] = {}
 
     @property
@@ -124,6 +131,10 @@ class EventLoop:
                 case SendToFrontend(peer, message):
                     if self._frontends.send(peer, message) is Sent.GONE:
                         self.carry_out(self.core.frontend_gone(peer, self._clock()))
+                case EndFrontend(peer, pid):
+                    self._frontends.disconnect(peer)
+                    if self._kill_frontend is not None:
+                        self._kill_frontend(pid)
                 case WriteLog():
                     self._write_log(action)
 

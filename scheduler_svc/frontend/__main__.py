@@ -11,6 +11,7 @@ import click
 from common.errors import BatonError
 from common.logging import LOG_FORMAT_VARIABLE, LOG_FORMATS, get_logger, setup_logging
 from common.model_files import model_name, resolve_model
+from common.parent_death import killed_with
 from scheduler_svc.frontend.api_keys import ApiKeys
 from scheduler_svc.frontend.http.api import MAX_BODY_BYTES, ApiSettings, create_app
 from scheduler_svc.frontend.http.server import LISTEN_BACKLOG, ServerSettings, serve
@@ -25,6 +26,7 @@ API_KEYS_VARIABLE = "BATON_API_KEYS"  # not an option: every user of the machine
 @click.command()
 @click.option("--core-endpoint", required=True, help="ZeroMQ endpoint of the scheduler's core (ipc:// or tcp://).")
 @click.option("--fd", type=click.IntRange(min=0), help="An inherited listening TCP socket; instead of --host, --port.")
+@click.option("--parent", type=int, help="Process that lent --fd and needs it back: this one ends when it does.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="Port to listen on.")
 @click.option("--model", help="Folder or hub id whose tokenizer to use; without it, the embedded demo model.")
@@ -42,6 +44,7 @@ def main(
     *,
     core_endpoint: str,
     fd: int | None,
+    parent: int | None,
     host: str,
     port: int,
     model: str | None,
@@ -54,6 +57,8 @@ def main(
     log_format: str,
 ) -> None:
     """Serve OpenAI's API over HTTP for a scheduler core. API keys: BATON_API_KEYS, separated by commas."""
+    if parent is not None and (die_with_parent := killed_with(parent)) is not None:
+        die_with_parent()
     setup_logging("frontend", log_level, log_format)
     plain_keys = [key.strip() for key in os.environ.get(API_KEYS_VARIABLE, "").split(",") if key.strip()]
     try:
@@ -63,7 +68,6 @@ def main(
     except (BatonError, OSError) as error:
         log.error("frontend cannot start", error=str(error))
         sys.exit(2)
-    parent = os.getppid() if fd is not None else None
     server_settings = ServerSettings(loss_timeout_s, stall_timeout_s, parent)
     api_settings = ApiSettings(
         served_model_name=served_model_name or model_name(model),

@@ -1,6 +1,7 @@
 """The core's process: gives the event loop real sockets, the real clock, the journal's thread and the log."""
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from math import ceil
 
@@ -36,6 +37,7 @@ class CoreProcess:
         config: of the core; what depends on the clock and the journal is filled in here.
         journal: opened and not started; None runs without.
         curve: keys of this service, and of the executors that may connect; None asks for no keys.
+        kill_frontend: kills the process of a frontend that hangs; None where frontends are not ours.
 
     Attributes:
         core: for reading.
@@ -48,6 +50,7 @@ class CoreProcess:
         config: CoreConfig,
         journal: Journal | None = None,
         curve: ServerCurve | None = None,
+        kill_frontend: Callable[[int], object] | None = None,
     ) -> None:
         wall_s, now = time.time(), time.monotonic()
         batches = journal.load() if journal is not None else []
@@ -76,7 +79,8 @@ class CoreProcess:
         for router in (self._executors, self._fronts):
             self._poller.register(router.fileno(), zmq.POLLIN)
         self._journal = journal
-        self._event_loop = EventLoop(self.core, self._executors, self._fronts, journal, time.monotonic, _write_log)
+        routers = (self._executors, self._fronts)
+        self._event_loop = EventLoop(self.core, *routers, journal, time.monotonic, _write_log, kill_frontend)
         if journal is not None:
             self._open_journal(journal, [payload for _, payload in batches], now)
 

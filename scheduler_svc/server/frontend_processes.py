@@ -23,6 +23,8 @@ class _Slot:
 class FrontendProcesses:
     """`count` processes of `python -m scheduler_svc.frontend` that accept on one listening socket.
 
+    They die with this process, or the next one could not have the socket's address.
+
     Args:
         listener: listening TCP socket; every frontend inherits it, and the kernel spreads connections over them.
         arguments: further command-line arguments.
@@ -32,18 +34,34 @@ class FrontendProcesses:
         self._listener = listener
         self._command = [
             *(sys.executable, "-m", "scheduler_svc.frontend", "--fd", str(listener.fileno())),
+            *("--parent", str(os.getpid())),
             *arguments,
         ]
         self._slots = [_Slot() for _ in range(count)]
 
     def tick(self, now: float) -> None:
-        """Start each frontend that is not running. Cheap; called every turn of the core."""
+        """Start each frontend that is not running. Cheap; called every turn of the core.
+
+        Never raises for what a process needs and the machine is short of (files, processes, memory): the core goes on,
+        and tries again.
+        """
         for slot in self._slots:
             if slot.process is not None and (code := slot.process.poll()) is not None:
                 log.error("frontend died", pid=slot.process.pid, exit_code=code, restart_in_s=RESTART_DELAY_S)
                 slot.process, slot.start_at = None, now + RESTART_DELAY_S
             if slot.process is None and now >= slot.start_at:
-                slot.process = subprocess.Popen(self._command, pass_fds=[self._listener.fileno()], env=os.environ)
+                slot.start_at = now + RESTART_DELAY_S
+                try:
+                    slot.process = subprocess.Popen(self._command, pass_fds=[self._listener.fileno()])
+                except (OSError, MemoryError, subprocess.SubprocessError) as error:
+                    log.error("frontend cannot be started", reason=str(error), restart_in_s=RESTART_DELAY_S)
+
+    def end(self, pid: int) -> bool:
+        """Kill the frontend with this process id, which no longer answers. Returns whether it is one of these."""
+        found = next((slot.process for slot in self._slots if slot.process and slot.process.pid == pid), None)
+        if found is not None:
+            found.kill()
+        return found is not None
 
     def terminate(self) -> None:
         """Ask all frontends to stop."""

@@ -150,9 +150,10 @@ def test_it_ends_when_the_core_stays_silent():
 def test_it_ends_with_the_process_that_lent_the_socket(tmp_path: Path):
     core = FakeCore(tmp_path)
     parent_code = f"""
-import socket, subprocess, sys
+import os, socket, subprocess, sys
 listener = socket.create_server(("127.0.0.1", 0))
 command = [sys.executable, "-m", "scheduler_svc.frontend", "--core-endpoint", {core.endpoint!r}]
+command += ["--parent", str(os.getpid())]
 child = subprocess.Popen([*command, "--fd", str(listener.fileno())], pass_fds=[listener.fileno()])
 print(child.pid, flush=True)
 child.wait()

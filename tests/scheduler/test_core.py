@@ -6,7 +6,7 @@ import pytest
 
 from common import messages as m
 from common.heartbeats import LOSS_TIMEOUT_S
-from scheduler_svc.core.requests.frontends import FRONTEND_TIMEOUT_S
+from scheduler_svc.core.requests.frontends import END_AFTER_S, SILENT_AFTER_S
 from scheduler_svc.core.requests.group_commit import BatchFailed, BatchSaved, JournalState
 from scheduler_svc.core.requests.journal_records import replay
 from scheduler_svc.core.requests.request_manager import RECONNECT_GRACE_S
@@ -161,19 +161,37 @@ def test_without_a_grace_what_is_detached_is_cancelled_at_once():
     assert service.say(m.StatusQuery(query_id=1)).report.waiting == 0
 
 
-@pytest.mark.parametrize("comes_back", [True, False])
-def test_a_frontend_that_was_only_frozen_keeps_its_requests(comes_back):
+def test_silence_alone_ends_nothing():
     service = Service()
     service.submit("a")
-    service.wait(FRONTEND_TIMEOUT_S + 1.0)
+    service.wait(SILENT_AFTER_S + 1.0)
     assert len(service.events("frontend silent")) == 1
-    service.wait(RECONNECT_GRACE_S - 1.0)
-    if comes_back:
-        service.say(m.FrontendHello(pid=1))
-    service.wait(2.0)
+    service.wait(END_AFTER_S - SILENT_AFTER_S - 2.0)
+    assert service.ended_frontends == []
+    service.say(m.FrontendHello(pid=1))
+    service.wait(END_AFTER_S - 1.0)
     service.join("one")
     service.turn()
-    assert service.endings == {(b"web", "a", 0): "length" if comes_back else "cancelled"}
+    assert service.endings == {(b"web", "a", 0): "length"}
+
+
+@pytest.mark.parametrize("comes_back", [True, False])
+def test_a_frontend_that_hangs_is_ended_and_its_requests_wait_for_their_clients(comes_back):
+    service = Service()
+    service.say(m.FrontendHello(pid=77))
+    service.submit("a")
+    service.wait(END_AFTER_S + 1.0)
+    assert service.ended_frontends == [(b"web", 77)]
+    assert service.events("frontend gone")[-1].facts["reason"] == "it hangs and is ended"
+    service.wait(RECONNECT_GRACE_S - 2.0)
+    if comes_back:
+        assert service.say(m.Attach(request_id="a"), peer=b"its successor").found
+    service.wait(3.0)
+    late = "request cancelled: its client did not come back"
+    assert len(service.events(late)) == (not comes_back)
+    service.join("one")
+    service.turn()
+    assert service.endings == ({(b"its successor", "a", 0): "length"} if comes_back else {})
 
 
 def test_a_journal_that_fails_holds_nobody_up_and_is_reported_once():

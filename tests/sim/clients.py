@@ -27,6 +27,7 @@ class State(Enum):
     LEFT = "left"  # it will never come back
 
 
+CANNOT_RESUME = 0.15  # of the clients know nothing of attaching: when their connection breaks they are gone
 SETTLED = (State.DONE, State.REFUSED, State.LOST, State.LEFT)
 
 
@@ -75,6 +76,7 @@ class Client:
         self._is_read = False  # as far as it knows, a frontend reads its request
         self._visited: list[FrontendProcess] = []
         self._rereads = rng.random() < 0.1
+        self._can_resume = rng.random() > CANNOT_RESUME
         self._num_calls = 0
 
     @property
@@ -195,7 +197,12 @@ class Client:
         """The frontend died, or lost the scheduler."""
         assert visit is self._visit
         self._end_visit(says_so=False)
-        self._come_back(self._rng.uniform(0.0, 0.4))
+        if self._can_resume:
+            self._come_back(self._rng.uniform(0.0, 0.4))
+        else:
+            self._world.say(self.id, "cannot come back")
+            self.left_at = self._world.now
+            self._settle(State.LEFT)
 
     # --- inside ---
 

@@ -103,7 +103,7 @@ class ExecutorProcess:
         """What it says about itself."""
         build = self.build
         facts = {"executor": self.name, "build": "sim", "fingerprint": build.fingerprint, "dtype": build.dtype}
-        return m.Hello(**facts, device="cpu", pid=1, **vars(build.limits))
+        return m.Hello(**facts, device="cpu", pid=1, tokenizer="", **vars(build.limits))
 
     @property
     def is_alive(self) -> bool:

@@ -59,6 +59,11 @@ class FrontendProcess:
         return self._is_alive and self._is_found and self._world.now >= self._frozen_until
 
     @property
+    def pid(self) -> int:
+        """Of its process."""
+        return 1 + self.number
+
+    @property
     def peer(self) -> bytes:
         """What the core calls it."""
         return self._dealer.peer
@@ -140,12 +145,12 @@ class FrontendProcess:
     def _beat(self) -> None:
         if self._is_alive:
             if self._world.now >= self._frozen_until:
-                self._dealer.send(m.FrontendHello(pid=self.number))
+                self._dealer.send(m.FrontendHello(pid=self.pid))
             self._world.at(max(self._world.now + HELLO_INTERVAL_S, self._frozen_until), self._beat)
 
     def _connection_changed(self, is_connected: bool) -> None:
         if is_connected:
-            self._dealer.send(m.FrontendHello(pid=self.number))
+            self._dealer.send(m.FrontendHello(pid=self.pid))
         else:
             self._is_found = False
             self._fail_all()

@@ -8,7 +8,13 @@ NETWORK = {"cut_both": 2.0, "cut_up": 1.0, "cut_down": 1.0, "half_open": 1.0, "r
 DRAINS = {"sigterm": 3.0, "drain": 3.0, "drain_finish": 3.0, "kill": 1.0}
 UPGRADES = {"upgrade": 4.0, "upgrade_all": 2.0, "sigterm": 1.0, "drain_finish": 1.0, "kill": 1.0}
 CLIENTS = {"hang_up": 4.0, "move": 3.0, "quit": 3.0, "cancel": 4.0, "twin": 2.0, "attach_unknown": 1.0}
-FRONTENDS = {"kill_frontend": 3.0, "freeze_frontend": 2.0, "slow_reader": 3.0, "reset_frontend": 2.0}
+FRONTENDS = {
+    "kill_frontend": 3.0,
+    "delay_frontend": 1.5,
+    "freeze_frontend": 2.0,
+    "slow_reader": 3.0,
+    "reset_frontend": 2.0,
+}
 DISK = {"disk_full": 2.0, "disk_stuck": 2.0, "kill_when_journal_recovers": 1.0}
 SCHEDULER = {"kill_scheduler": 4.0, "stop_scheduler": 1.0, "freeze_scheduler": 1.0}
 HOSTILE = {

@@ -1,5 +1,6 @@
 """The scheduler's process, life after life: the very event loop and core that `CoreProcess` runs, in virtual time."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from common import messages as m
@@ -29,13 +30,21 @@ class Service:
         executors, frontends: where it listens.
         disk: its journal's; None runs without a journal.
         witness: is shown everything.
+        kill_frontend: kills the process with this number.
 
     Attributes:
         core: of the present life; None while the process is dead.
     """
 
     def __init__(
-        self, world: World, config: CoreConfig, executors: Port, frontends: Port, disk: Disk | None, witness: Witness
+        self,
+        world: World,
+        config: CoreConfig,
+        executors: Port,
+        frontends: Port,
+        disk: Disk | None,
+        witness: Witness,
+        kill_frontend: Callable[[int], object],
     ) -> None:
         self.core: Core | None = None
         self._world = world
@@ -44,6 +53,7 @@ class Service:
         self._ports = (executors, frontends)
         self._disk = disk
         self._witness = witness
+        self._kill_frontend = kill_frontend
         self._num_turns = 0
         self._turn_at = 0.0
         self._frozen_until = 0.0
@@ -71,7 +81,7 @@ class Service:
         self._ports[0].switch, self._ports[1].switch = self._executors, self._fronts
         self.core = _WatchedCore(config, self.clock(), self._witness, self._executors)
         ports = (self._executors, self._fronts)
-        self._event_loop = EventLoop(self.core, *ports, self._disk, self.clock, self._write_log)
+        self._event_loop = EventLoop(self.core, *ports, self._disk, self.clock, self._write_log, self._kill_frontend)
         self._witness.started(self.core, self.clock())
         if self._disk is not None:
             self._event_loop.carry_out(self.core.restore(replay([payload for _, payload in batches]), self.clock()))

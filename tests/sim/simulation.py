@@ -102,7 +102,8 @@ class Simulation:
         near = Network(world, (0.00005, 0.001), rng.choice(NEAR_CAPACITIES))
         self.executor_port, self.frontend_port = Port(far), Port(near)
         self.disk = Disk(world) if rng.random() < profile.journal else None
-        self.service = Service(world, self._config(), self.executor_port, self.frontend_port, self.disk, self.witness)
+        ports = (self.executor_port, self.frontend_port)
+        self.service = Service(world, self._config(), *ports, self.disk, self.witness, self._kill_frontend)
         builds = [self.builds[i % len(self.builds)] for i in range(rng.randint(*profile.executors))]
         pace = Pace(rng.choice(profile.step_s), rng.choice([0.0, 0.0005]), late_s=rng.uniform(0.3, 3.0))
         self.rack = Rack(world, self.executor_port, builds, pace)
@@ -135,12 +136,13 @@ class Simulation:
         odd = self._clients_rng.random() < 0.02
         return self._start(self._workload.odd() if odd else self._workload.request())
 
-    def restart_frontend(self, frontend: FrontendProcess) -> None:
-        """A frontend dies, and another takes its place."""
+    def restart_frontend(self, frontend: FrontendProcess, after_s: float | None = None) -> None:
+        """A frontend dies, and another takes its place, by default soon."""
         frontend.kill()
         self.frontends.remove(frontend)
-        self.world.after(self._clients_rng.uniform(0.05, 0.8), self._start_frontend, frontend.number)
-        if not self.frontends:
+        wait_s = self._clients_rng.uniform(0.05, 0.8) if after_s is None else after_s
+        self.world.after(wait_s, self._start_frontend, frontend.number)
+        if not self.frontends and after_s is None:
             self._start_frontend(9)
 
     def call_unknown(self) -> None:
@@ -152,6 +154,11 @@ class Simulation:
         Intruder(self.world, self.frontends, client.id).submit(client.submit)
 
     # --- inside ---
+
+    def _kill_frontend(self, pid: int) -> None:
+        """The core ends a frontend that hangs."""
+        for frontend in [frontend for frontend in self.frontends if frontend.pid == pid]:
+            self.restart_frontend(frontend)
 
     def _builds(self) -> list[Build]:
         """Releases of the executor: of other models, and of other sizes. The first can hold every request."""

@@ -74,6 +74,12 @@ class Switch:
     def dismiss(self, peer: bytes) -> None:
         """The same."""
 
+    def disconnect(self, peer: bytes) -> None:
+        """Close the connection to a peer."""
+        if (connection := self._connections.get(peer)) is not None:
+            connection.end_by_core()
+            self.lost(peer)
+
     def lost_connections(self) -> list[bytes]:
         """Whose connections broke since the last call."""
         lost, self._lost = self._lost, []

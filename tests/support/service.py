@@ -7,7 +7,7 @@ from math import ceil
 from typing import Any
 
 from common import messages as m
-from scheduler_svc.core.actions import Action, SendToExecutor, SendToFrontend, WriteLog
+from scheduler_svc.core.actions import Action, EndFrontend, SendToExecutor, SendToFrontend, WriteLog
 from scheduler_svc.core.config import CoreConfig
 from scheduler_svc.core.core import Core
 from scheduler_svc.core.requests.group_commit import GATHER_S, BatchSaved, JournalState
@@ -28,6 +28,7 @@ class Service:
 
     Attributes:
         to_executors: all but plans.
+        ended_frontends: peers and processes of those that were to be ended.
         said: to each frontend, but for Outputs.
         tokens, endings: what those said, since the last Attached.
     """
@@ -38,6 +39,7 @@ class Service:
         self.executors: dict[str, OracleExecutor] = {}
         self.to_executors: list[tuple[bytes, m.SchedulerToExecutor]] = []
         self.said: dict[bytes, list[m.CoreToFrontend]] = {}
+        self.ended_frontends: list[tuple[bytes, int]] = []
         self.logs: list[WriteLog] = []
         self.tokens: dict[Key, list[int]] = {}
         self.endings: dict[Key, str] = {}
@@ -53,6 +55,8 @@ class Service:
                     self.to_executors.append((peer, message))
                 case SendToFrontend(peer, message):
                     self._told(peer, message)
+                case EndFrontend(peer, pid):
+                    self.ended_frontends.append((peer, pid))
                 case WriteLog():
                     self.logs.append(action)
 

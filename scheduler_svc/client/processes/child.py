@@ -1,20 +1,19 @@
 """One child process: its own process group, its log, and a kernel that kills it when its parent dies."""
 
 import contextlib
-import ctypes
 import os
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from common.parent_death import killed_with
 
 CONFIGURATION_EXIT_CODES = (2, 78)  # click's usage error, and EX_CONFIG of sysexits.h
 
 _POLL_INTERVAL_S = 0.05
-_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,7 @@ class Child:
                 stdout=output,
                 stderr=output,
                 process_group=0,
-                preexec_fn=_die_with_parent(),  # noqa: PLW1509 (it takes no lock and imports nothing)
+                preexec_fn=killed_with(os.getpid()),  # noqa: PLW1509 (it takes no lock and imports nothing)
             )
 
     @property
@@ -111,18 +110,3 @@ def wait_children(children: Sequence[Child], timeout_s: float) -> None:
         time.sleep(_POLL_INTERVAL_S)
     for child in children:
         child.kill()
-
-
-def _die_with_parent() -> Callable[[], None] | None:
-    """The function that a child runs before exec, so that it dies with its parent, even at a SIGKILL (Linux only)."""
-    if sys.platform != "linux":
-        return None
-    prctl = ctypes.CDLL(None, use_errno=True).prctl  # looked up here: after fork, only the call itself is safe
-    parent = os.getpid()
-
-    def in_child() -> None:
-        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:  # the parent died before prctl took effect
-            os._exit(1)
-
-    return in_child

@@ -4,14 +4,16 @@ from collections.abc import Iterator
 
 from scheduler_svc.core.actions import Peer
 
-FRONTEND_TIMEOUT_S = 10.0
+SILENT_AFTER_S = 10.0  # then an operator is told
+END_AFTER_S = 30.0  # longer than any work that a frontend does in one piece: then it hangs, and is ended
 
 
 class Frontends:
-    """Connected frontends. A silent one stays connected: its process may only be frozen."""
+    """Connected frontends. A silent one stays connected: its process may be busy, or frozen for a while."""
 
     def __init__(self) -> None:
         self._last_heard: dict[Peer, float] = {}
+        self._pids: dict[Peer, int] = {}
         self._silent: set[Peer] = set()
 
     def __iter__(self) -> Iterator[Peer]:
@@ -24,26 +26,40 @@ class Frontends:
         return peer in self._last_heard
 
     def heard(self, peer: Peer, now: float) -> bool:
-        """A frontend, perhaps a new one, has said something. Returns whether it had been silent."""
+        """A frontend has said something. Returns whether it is a new one."""
+        is_new = peer not in self._last_heard
         self._last_heard[peer] = now
-        was_silent = peer in self._silent
         self._silent.discard(peer)
-        return was_silent
+        return is_new
+
+    def named(self, peer: Peer, pid: int) -> None:
+        """A frontend has said which process it is."""
+        self._pids[peer] = pid
+
+    def pid(self, peer: Peer) -> int:
+        """A frontend's process, 0 if it has not said so."""
+        return self._pids.get(peer, 0)
 
     def remove(self, peer: Peer) -> bool:
         """A frontend is gone. Returns whether it was connected."""
         self._silent.discard(peer)
+        self._pids.pop(peer, None)
         return self._last_heard.pop(peer, None) is not None
 
-    def overdue(self, now: float) -> list[tuple[Peer, float]]:
-        """Frontends that have been silent for too long and are not marked so, with the seconds of their silence."""
-        silences = [(peer, now - heard) for peer, heard in self._last_heard.items() if peer not in self._silent]
-        return [(peer, seconds) for peer, seconds in silences if seconds > FRONTEND_TIMEOUT_S]
+    def newly_silent(self, now: float) -> list[tuple[Peer, float]]:
+        """Frontends whose silence is worth a line in the log, each once, with its seconds."""
+        found = [(peer, s) for peer, s in self._silences(now, SILENT_AFTER_S) if peer not in self._silent]
+        self._silent.update(peer for peer, _ in found)
+        return found
 
-    def mark_silent(self, peer: Peer) -> None:
-        """A frontend is silent until it is heard again."""
-        self._silent.add(peer)
+    def hanging(self, now: float) -> list[tuple[Peer, float]]:
+        """Frontends that will not speak again, with the seconds of their silence."""
+        return self._silences(now, END_AFTER_S)
 
     def paused(self, seconds: float, now: float) -> None:
         """This side has not run for so long, and could not hear."""
         self._last_heard = {peer: min(heard + seconds, now) for peer, heard in self._last_heard.items()}
+
+    def _silences(self, now: float, longer_than_s: float) -> list[tuple[Peer, float]]:
+        silences = [(peer, now - heard) for peer, heard in self._last_heard.items()]
+        return [(peer, seconds) for peer, seconds in silences if seconds > longer_than_s]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from common import messages as m
 from common.errors import RequestRejected
-from scheduler_svc.core.actions import Action, Level, Peer, log_line
+from scheduler_svc.core.actions import Action, EndFrontend, Level, Peer, log_line
 from scheduler_svc.core.requests.frontends import Frontends
 from scheduler_svc.core.requests.group_commit import BatchFailed, BatchSaved, GroupCommit, JournalBatch, JournalState
 from scheduler_svc.core.requests.journal_records import AnyRecord, EndRecord, Progress, RequestRecord, StepRecord
@@ -75,10 +75,7 @@ class RequestManager:
 
     def heard(self, peer: Peer, now: float) -> list[Action]:
         """A frontend has said something."""
-        is_new = peer not in self.frontends
-        if self.frontends.heard(peer, now):
-            for request in self.table.of_peer(peer):
-                request.cancel_at = None
+        is_new = self.frontends.heard(peer, now)
         return [log_line("info", "frontend connected", peer=peer.hex())] if is_new else []
 
     def submit(self, peer: Peer, submit: m.Submit, now: float) -> list[Action]:
@@ -168,16 +165,14 @@ class RequestManager:
         return actions
 
     def tick(self, now: float) -> list[Action]:
-        """End what is late: silent frontends, requests whose client did not come back, a journal that is stuck."""
+        """End what is late: frontends that hang, requests whose client did not come back, a journal that is stuck."""
         actions: list[Action] = []
-        for peer, silence_s in self.frontends.overdue(now):
-            requests = self.table.of_peer(peer)
-            if not requests and self.outbox.peek(peer) is None:  # if it is alive, its next message makes it new
-                actions += self.gone(peer, "silent", now)
-                continue
-            self.frontends.mark_silent(peer)  # it may only be frozen: the ends of its requests wait in the outbox
-            actions.append(log_line("warning", "frontend silent", peer=peer.hex(), silent_s=round(silence_s, 1)))
-            actions += self._leave_alone(requests, now)
+        for peer, silence_s in self.frontends.newly_silent(now):  # it is busy, or frozen: nothing ends for that
+            facts = {"peer": peer.hex(), "pid": self.frontends.pid(peer), "silent_s": round(silence_s, 1)}
+            actions.append(log_line("warning", "frontend silent", **facts))
+        for peer, _ in self.frontends.hanging(now):
+            end = EndFrontend(peer, self.frontends.pid(peer))
+            actions += [*self.gone(peer, "it hangs and is ended", now), end]
         for late in self.table.late(now):
             actions.append(log_line("info", "request cancelled: its client did not come back", request=late.id))
             actions += self._cancel(late.id, -1, now)

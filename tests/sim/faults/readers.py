@@ -6,8 +6,6 @@ from random import Random
 from tests.sim.clients import Client, State
 from tests.sim.faults.scene import Scene, moment
 
-FRONTEND_IS_SILENT_S = 9.0  # and a little later the scheduler thinks so too
-
 
 def to_a_client(scene: Scene, rng: Random, do: Callable[[Client], object]) -> bool:
     """Do it to a client that reads, or is about to, if there is one."""
@@ -64,34 +62,40 @@ def flood(scene: Scene, rng: Random) -> bool:
 
 def kill_frontend(scene: Scene, rng: Random) -> bool:
     """kill -9; another takes its place."""
-    scene.restart_frontend(rng.choice(scene.frontends))
-    return True
+    if scene.frontends:
+        scene.restart_frontend(rng.choice(scene.frontends))
+    return bool(scene.frontends)
+
+
+def delay_frontend(scene: Scene, rng: Random) -> bool:
+    """kill -9, and the machine has no file or process left to start another for a while."""
+    if scene.frontends:
+        scene.restart_frontend(rng.choice(scene.frontends), after_s=rng.choice([1.5, 6.0, 20.0]))
+    return bool(scene.frontends)
 
 
 def freeze_frontend(scene: Scene, rng: Random) -> bool:
-    """SIGSTOP, for less or more time than it takes to be thought silent."""
-    frontend = rng.choice(scene.frontends)
-    for_s = rng.choice([0.3, 2.0, 12.0])
-    frontend.freeze(scene.world.now + for_s)
-    if for_s > FRONTEND_IS_SILENT_S:
-        for client in scene.clients:
-            client.may_be_cancelled |= client.frontend is frontend
-    return True
+    """SIGSTOP, for less or more time than it takes to be thought silent, or to hang."""
+    if scene.frontends:
+        rng.choice(scene.frontends).freeze(scene.world.now + rng.choice([0.3, 2.0, 12.0, 35.0]))
+    return bool(scene.frontends)
 
 
 def slow_reader(scene: Scene, rng: Random) -> bool:
     """A frontend reads nothing for a while."""
-    rng.choice(scene.frontends).read_slowly(moment(scene, rng, 0.1, 2.0))
-    return True
+    if scene.frontends:
+        rng.choice(scene.frontends).read_slowly(moment(scene, rng, 0.1, 2.0))
+    return bool(scene.frontends)
 
 
 def reset_frontend(scene: Scene, rng: Random) -> bool:
     """The connection between a frontend and the core breaks."""
-    rng.choice(scene.frontends).reset()
-    return True
+    if scene.frontends:
+        rng.choice(scene.frontends).reset()
+    return bool(scene.frontends)
 
 
 KINDS = (
     *(hang_up, move, quit_, cancel, twin, attach_unknown, flood),
-    *(kill_frontend, freeze_frontend, slow_reader, reset_frontend),
+    *(kill_frontend, delay_frontend, freeze_frontend, slow_reader, reset_frontend),
 )

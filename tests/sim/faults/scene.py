@@ -30,8 +30,8 @@ class Scene(Protocol):
     def add_client(self) -> Client:
         """A client comes, with a request like any other."""
 
-    def restart_frontend(self, frontend: FrontendProcess) -> None:
-        """A frontend dies, and another takes its place."""
+    def restart_frontend(self, frontend: FrontendProcess, after_s: float | None = None) -> None:
+        """A frontend dies, and another takes its place, by default soon."""
 
     def call_unknown(self) -> None:
         """A client attaches to a request that never was."""

@@ -1,0 +1,131 @@
+"""The core and the processes beside it: their troubles are theirs, and they do not outlive it."""
+
+import contextlib
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from scheduler_svc.client.processes.local_fleet import free_ports
+from scheduler_svc.core.requests.journal_records import count_crashes
+from scheduler_svc.server import addresses, frontend_processes
+from scheduler_svc.server.frontend_processes import RESTART_DELAY_S, FrontendProcesses
+from scheduler_svc.server.journal import Journal
+from tests.support.eventually import eventually
+from tests.support.processes import is_running
+
+ROOT = Path(__file__).parents[2]
+
+
+class Scheduler:
+    """`baton-scheduler` with one frontend, no executor, and a folder for temporary files of its own."""
+
+    def __init__(self, folder):
+        self.journal, self.temporary = folder / "journal", folder / "tmp"
+        self.temporary.mkdir(exist_ok=True)
+        self.port, back = free_ports(2)
+        self._command = [sys.executable, "-m", "scheduler_svc", "--port", str(self.port)]
+        self._command += ["--journal", str(self.journal), "--executor-endpoint", f"tcp://127.0.0.1:{back}"]
+        self.process = None
+
+    def start(self):
+        env = os.environ | {"TMPDIR": str(self.temporary)}
+        self.process = subprocess.Popen(self._command, cwd=ROOT, env=env)
+        eventually(self.answers, told=lambda: f"exit code {self.process.poll()}")
+
+    def answers(self):
+        assert self.process.poll() is None, self.process.returncode
+        with contextlib.suppress(httpx.TransportError):
+            return httpx.get(f"http://127.0.0.1:{self.port}/health").status_code == 200
+
+    def frontends(self):
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
+        return [int(pid) for pid in children.split()]
+
+    def kill(self, number=signal.SIGKILL):
+        self.process.send_signal(number)
+        return self.process.wait(20)
+
+
+@pytest.fixture
+def scheduler(tmp_path):
+    scheduler = Scheduler(tmp_path)
+    scheduler.start()
+    yield scheduler
+    if scheduler.process.poll() is None:
+        scheduler.kill(signal.SIGTERM)
+
+
+def test_after_kill_9_the_next_one_has_the_address_even_if_a_frontend_was_frozen(scheduler):
+    [frontend] = scheduler.frontends()
+    for _ in range(2):
+        os.kill(frontend, signal.SIGSTOP)
+        scheduler.kill()
+        scheduler.start()
+        eventually(lambda gone=frontend: not is_running(gone))
+        [frontend] = scheduler.frontends()
+    assert list(scheduler.temporary.iterdir()) == [], "nothing is left behind, and nothing could be removed"
+
+
+def test_a_frontend_that_dies_while_files_are_short_ends_nobody(scheduler):
+    [frontend] = scheduler.frontends()
+    pid = scheduler.process.pid
+    before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    num_open = len(os.listdir(f"/proc/{pid}/fd"))
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (num_open - 1, before[1]))
+    os.kill(frontend, signal.SIGKILL)
+    time.sleep(2.5 * RESTART_DELAY_S)  # the outage lasts for some attempts
+    assert scheduler.process.poll() is None
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
+    eventually(scheduler.answers)
+    assert scheduler.kill(signal.SIGTERM) == 0
+    assert count_crashes([payload for _, payload in Journal(scheduler.journal).load()]) == 0
+
+
+@pytest.mark.parametrize("error", [OSError(24, "EMFILE"), BlockingIOError(11, "EAGAIN"), MemoryError()])
+def test_a_process_that_cannot_be_started_is_tried_again_later(monkeypatch, error):
+    attempts = []
+
+    def fail(*_, **__):
+        attempts.append(len(attempts))
+        raise error
+
+    monkeypatch.setattr(frontend_processes.subprocess, "Popen", fail)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        processes = FrontendProcesses(2, listener, [])
+        for now in (0.0, 0.1, 0.9 * RESTART_DELAY_S):
+            processes.tick(now)
+        assert len(attempts) == 2
+        processes.tick(1.1 * RESTART_DELAY_S)
+        assert len(attempts) == 4
+        assert not processes.alive()
+
+
+def test_a_frontend_that_hangs_is_killed_and_no_other_process_is(monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        processes = FrontendProcesses(1, listener, [])
+        processes._command = [sys.executable, "-c", "import time; time.sleep(600)"]
+        processes.tick(0.0)
+        pid = processes._slots[0].process.pid
+        assert not processes.end(os.getpid())
+        assert processes.end(pid)
+        eventually(lambda: not processes.alive())
+
+
+def test_an_address_that_stays_in_use_is_not_waited_for_for_ever(monkeypatch):
+    monkeypatch.setattr(addresses, "ADDRESS_TIMEOUT_S", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(OSError, match="in use"):
+            addresses.listen("127.0.0.1", port)
+        monkeypatch.setattr(addresses, "ADDRESS_TIMEOUT_S", 600.0)
+        with pytest.raises(OSError, match="in use"):
+            addresses.listen("127.0.0.1", port, lambda: True)
+    addresses.listen("127.0.0.1", port).close()
