@@ -2,13 +2,17 @@
 
 import asyncio
 import contextlib
+import time
+from collections import Counter
+from contextlib import closing
 from pathlib import Path
 
 import pytest
+import zmq
 
 from common import messages as m
 from common.errors import RequestRejected
-from common.wire import HEADER
+from common.wire import HEADER, Codec
 from scheduler_svc.frontend.link import core_link
 from tests.frontend.fake_core import REPORT, FakeCore, delta, int32, outputs, silence
 from tests.frontend.links import HELLO_INTERVAL_S, in_event_loop, linked_core, running_link, submit, until
@@ -168,3 +172,71 @@ async def test_the_number_of_open_requests_is_limited(tmp_path: Path, monkeypatc
         queue.close()
         link.open([submit("c"), submit("d")])
         await asyncio.to_thread(eventually, lambda: len(core.cancels) == 2, 5)
+
+
+@contextlib.asynccontextmanager
+async def raw_core(tmp_path: Path):
+    """A link, and the router at its other end, which the test plays."""
+    router = zmq.Context.instance().socket(zmq.ROUTER)
+    router.linger = 0
+    endpoint = f"ipc://{tmp_path}/core.sock"
+    router.bind(endpoint)
+    async with running_link(endpoint) as link:
+        await until(lambda: router.poll(0))
+        peer = router.recv_multipart()[0]
+        yield router, peer, link
+    router.close()
+
+
+STATE = Codec(m.FrontendToCore).encode(m.FleetState(num_ready=1, fingerprint="f", max_model_len=9))
+
+
+@in_event_loop
+async def test_others_have_their_turns_while_messages_queue(tmp_path: Path):
+    async with raw_core(tmp_path) as (router, peer, link):
+        taken, rounds = [], 0
+        link._take = lambda message: taken.append(rounds)
+        for _ in range(640):
+            router.send_multipart([peer, *STATE])
+        time.sleep(0.2)  # blocks the loop: all are queued now
+        while len(taken) < 640:
+            rounds += 1
+            await asyncio.sleep(0)
+        assert max(Counter(taken).values()) <= core_link.MESSAGES_AT_ONCE
+
+
+@in_event_loop
+async def test_the_end_of_a_connection_is_not_taken_for_the_end_of_the_next(tmp_path: Path):
+    """The loop is busy while the core is replaced, and a request comes before the loop has turned to the events."""
+    async with raw_core(tmp_path) as (router, peer, link):
+        router.send_multipart([peer, *STATE])
+        await until(lambda: link.is_up)
+        before = link.open([submit("before")])
+        endpoint = router.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
+        router.close()
+        with closing(zmq.Context.instance().socket(zmq.ROUTER)) as successor:
+            successor.linger = 0
+            eventually(lambda: bind(successor, endpoint))
+            eventually(lambda: can_send(link))
+            with pytest.raises(RequestRejected, match="cannot be reached") as refused:
+                link.open([submit("fresh")])
+            assert refused.value.code == "unavailable"
+            with pytest.raises(RequestRejected, match="went away"):
+                await before.get()
+            await until(lambda: successor.poll(0))
+            successor.send_multipart([successor.recv_multipart()[0], *STATE])
+            await until(lambda: link.is_up)
+            after = link.open([submit("after")])
+            await asyncio.sleep(0.1)
+            assert not after.has_failed
+
+
+def bind(router, endpoint):
+    with contextlib.suppress(zmq.ZMQError):
+        router.bind(endpoint)
+        return True
+
+
+def can_send(link):
+    """Whether the link has a connection again, whatever it knows of that."""
+    return zmq.Socket.shadow(link._socket.underlying).poll(0, zmq.POLLOUT)

@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 
 import zmq
 import zmq.asyncio
-from zmq.utils.monitor import recv_monitor_message
+from zmq.utils.monitor import parse_monitor_message
 
 from common import messages as m
 from common.errors import RequestRejected, WireError
@@ -28,6 +28,7 @@ MAX_OPEN_REQUESTS = 8192
 SEND_HIGH_WATER_MARK = 4 * MAX_OPEN_REQUESTS
 RECEIVE_HIGH_WATER_MARK = 10_000  # steps' outputs: minutes of them, as outputs that do not fit are lost
 LINGER_MS = 500
+MESSAGES_AT_ONCE = 16  # then others have a turn
 
 Query = m.StatusQuery | m.MetricsQuery | m.DrainExecutor
 Reply = TypeVar("Reply", m.Status, m.Metrics, m.DrainReply)
@@ -54,6 +55,7 @@ class CoreLink:
         self._socket.setsockopt(zmq.RECONNECT_IVL, 100)
         self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
         self._monitor = self._socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
+        self._events: zmq.Socket[bytes] = zmq.Socket.shadow(self._monitor.underlying)  # the same, read without waiting
         self._socket.connect(endpoint)
         self._codec: Codec[m.CoreToFrontend] = Codec(m.CoreToFrontend)
         self._queues: dict[str, DeltaQueue] = {}
@@ -177,6 +179,7 @@ class CoreLink:
         return await self._ask(partial(m.DrainExecutor, executor=executor, finish=finish), m.DrainReply)
 
     def _check_room(self, num_requests: int) -> None:
+        self._take_events()  # or what goes out by the next connection would be failed by the end of the last one
         if not self.is_up:
             raise RequestRejected("the scheduler cannot be reached at the moment", "unavailable")
         if len(self._queues) + num_requests > MAX_OPEN_REQUESTS:
@@ -227,12 +230,15 @@ class CoreLink:
                 log.warning("core silent", silent_s=self.silent_s, open_requests=self.num_open)
 
     async def _receive(self) -> None:
-        while True:
-            frames = await self._socket.recv_multipart()
+        for number in itertools.count(1):
+            frames = await self._socket.recv_multipart()  # does not yield while messages are queued
+            self._take_events()
             try:
                 self._take(self._codec.decode(frames))
             except WireError as error:
                 self._drops.dropped("core", error)
+            if number % MESSAGES_AT_ONCE == 0:
+                await asyncio.sleep(0)
 
     def _take(self, message: m.CoreToFrontend) -> None:
         if not self.is_up:
@@ -284,8 +290,15 @@ class CoreLink:
 
     async def _watch_connection(self) -> None:
         while True:
-            event = await recv_monitor_message(self._monitor)
-            if event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            await self._monitor.poll()
+            self._take_events()
+
+    def _take_events(self) -> None:
+        """What has happened to the connection. Taken before each message: the end of a connection comes before what the
+        next one brings, and must not be taken for the end of that one."""
+        while self._events.poll(0):
+            event = parse_monitor_message(self._events.recv_multipart())["event"]
+            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 with contextlib.suppress(RequestRejected):
                     self._send(m.FrontendHello(pid=os.getpid()))  # so that requests need not wait for the next hello
             elif self._is_connected:
