@@ -1,5 +1,6 @@
 """`baton-executor`: the command line of the executor service."""
 
+import os
 import re
 import sys
 from pathlib import Path
@@ -9,6 +10,8 @@ import click
 from common.curve import ClientCurve
 from common.errors import BatonError
 from common.logging import LOG_FORMAT_VARIABLE, LOG_FORMATS, get_logger, setup_logging
+from common.messages import MAX_NAME_CHARS
+from executor_svc.name_claim import NameClaim
 from executor_svc.options import ExecutorOptions
 from executor_svc.service.health_file import HealthFile
 
@@ -30,6 +33,12 @@ def _check_endpoint(_context: click.Context, _parameter: click.Parameter, value:
     return value
 
 
+def _check_name(_context: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:
+    if value is not None and not 1 <= len(value) <= MAX_NAME_CHARS:
+        raise click.BadParameter(f"it has {len(value)} characters, allowed are 1 to {MAX_NAME_CHARS}")
+    return value
+
+
 @click.command(epilog=EPILOG, context_settings={"show_default": True, "max_content_width": 110})
 @click.option("--model", help="Folder or hub id of a Qwen3 or Qwen3-MoE model.  [default: the embedded demo model]")
 @click.option(
@@ -39,7 +48,11 @@ def _check_endpoint(_context: click.Context, _parameter: click.Parameter, value:
     callback=_check_endpoint,
     help="Where the scheduler listens.",
 )
-@click.option("--name", help="Unique name in the fleet.  [default: host and process id]")
+@click.option(
+    "--name",
+    callback=_check_name,
+    help="Name in the fleet, better unique and the same after a restart.  [default: host and the lowest free number]",
+)
 @click.option(
     "--dtype",
     type=click.Choice(["auto", "float32", "bfloat16", "float16"]),
@@ -134,6 +147,10 @@ def main(
     log = get_logger("executor")
     if options["model"] is None:
         log.info("no --model given, serving the embedded demo model")
+    claim = None
+    if options["name"] is None and os.environ.get("RANK", "0") == "0":  # a group has the name of its first rank
+        claim = NameClaim()
+        options["name"] = claim.name
     try:
         curve = ClientCurve.load(curve_keys) if curve_keys is not None else None
         runner, hello, group = start_executor(ExecutorOptions(**options))  # type: ignore[arg-type]  # click checked them
@@ -147,6 +164,8 @@ def main(
         from executor_svc.runner.group_runner import run_in_group  # noqa: PLC0415  (torch again)
 
         exit_code = run_in_group(runner, group, lambda leader: serve(leader, hello, endpoint, health, curve))
+    if claim is not None:
+        claim.release()
     log.info("stopped", exit_code=exit_code)
     sys.exit(exit_code)
 

@@ -8,8 +8,8 @@ class ExecutorOptions:
     """None leaves a choice to the executor, which takes it by the model and the device.
 
     Attributes:
+        name: in the fleet.
         model: folder or hub id; None is the embedded demo model.
-        name: in the fleet; None is host and process id.
         dtype: of weights, activations and KV cache: `auto`, `float32`, `bfloat16` or `float16`.
         quantization: of the layers' and the output's matrices, `none` or `int8`; the checkpoint's are quantized at the
             start. Their inputs are quantized step by step.
@@ -28,8 +28,8 @@ class ExecutorOptions:
             later run on the main thread's CPU, so this is for processes that do nothing else.
     """
 
+    name: str = "executor"
     model: str | None = None
-    name: str | None = None
     dtype: str = "auto"
     quantization: str = "none"
     device: str = "auto"

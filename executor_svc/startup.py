@@ -1,7 +1,6 @@
 """From options to an executor that can take a plan at once."""
 
 import os
-import socket
 import time
 from dataclasses import dataclass, replace
 from typing import Any
@@ -80,7 +79,7 @@ def start_executor(options: ExecutorOptions) -> tuple[Runner[Any], m.Hello, Rank
     runner.warm_up()
     quantized = "" if options.quantization == "none" else f"-{options.quantization}"
     hello = m.Hello(
-        executor=options.name or f"{socket.gethostname()[:100]}-{os.getpid()}",
+        executor=options.name,
         build=__version__,
         fingerprint=model.fingerprint,
         dtype=str(model.dtype).removeprefix("torch.") + quantized,

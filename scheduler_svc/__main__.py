@@ -42,9 +42,7 @@ log = get_logger(__name__)
 @click.option("--host", default="127.0.0.1", help="Address of the HTTP server.")
 @click.option("--port", default=8000, help="Port of the HTTP server.")
 @click.option("--executor-endpoint", default="tcp://127.0.0.1:5555", help="ZeroMQ address that executors connect to.")
-@click.option(
-    "--frontend-endpoint", help="ZeroMQ address between core and frontends.  [default: a private one]"
-)
+@click.option("--frontend-endpoint", help="ZeroMQ address between core and frontends.  [default: a private one]")
 @click.option("--frontends", default=1, type=click.IntRange(0, 64), help="HTTP processes; 0 serves ZeroMQ only.")
 @click.option("--api-key", "api_keys", multiple=True, help="Key that clients must send; may be given several times. "
               "Better kept in the environment variable BATON_API_KEYS (comma separated).")  # fmt: skip

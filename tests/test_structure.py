@@ -25,7 +25,17 @@ IMPURE_MODULES = {
 }
 FLOORS = {
     # Rooms (folders and modules) of a house, from the top. A room imports itself and what stands below it.
-    "executor_svc": ["__main__", "startup", "devices", "runner", "model", "staging", "service", "options"],
+    "executor_svc": [
+        "__main__",
+        "startup",
+        "devices",
+        "runner",
+        "model",
+        "staging",
+        "service",
+        "name_claim",
+        "options",
+    ],
     "scheduler_svc/core": [
         *("event_loop", "core", "config", "observability", "requests", "scheduling", "executor", "fleet"),
         *("step_output", "sequence", "actions"),

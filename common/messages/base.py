@@ -11,7 +11,8 @@ Count = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Positive = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 Epoch = Annotated[int, Meta(ge=1, le=2**53)]
 Step = Annotated[int, Meta(ge=0, le=2**53)]
-Name = Annotated[str, Meta(min_length=1, max_length=128)]
+MAX_NAME_CHARS = 128
+Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_CHARS)]
 Text = Annotated[str, Meta(max_length=4096)]
 RequestId = Annotated[str, Meta(min_length=1, max_length=192)]  # CLIENT/ID-PROMPT, see Submit
 ClientName = Annotated[str, Meta(max_length=64)]

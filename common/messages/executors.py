@@ -14,8 +14,8 @@ class Hello(Message, frozen=True, tag="hello"):
     """An executor that can take a plan at once: weights loaded, kernels warm. Answered by Welcome or Reject.
 
     Attributes:
-        executor: name for operators (`--name`, or host and pid). Better unique, and the same after a restart: what was
-            learned of an executor (how long its steps take, that it only fails) is kept by its name.
+        executor: name for operators (`--name`, or host and a number). Better unique, and the same after a restart: what
+            was learned of an executor (how long its steps take, that it only fails) is kept by its name.
         build: Baton's version on that side.
         fingerprint: hash of the model's config and weights; equal fingerprints give equal tokens.
         dtype: of activations and KV cache (`float32`, `bfloat16`, `float16`), and of quantized weights after that

@@ -74,7 +74,14 @@ def test_broken_checkpoint_is_one_line(checkpoint: Make, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--scheduler", "http://x"], ["--block-size", "0"], ["--dtype", "int8"], ["--device", "tpu"]]
+    "arguments",
+    [
+        ["--scheduler", "http://x"],
+        ["--block-size", "0"],
+        ["--dtype", "int8"],
+        ["--device", "tpu"],
+        ["--name", "x" * 129],
+    ],
 )
 def test_bad_options_are_refused_by_the_command_line(arguments: list[str]) -> None:
     done = baton_executor(*arguments)

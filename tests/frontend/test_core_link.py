@@ -177,7 +177,7 @@ async def test_the_number_of_open_requests_is_limited(tmp_path: Path, monkeypatc
 @contextlib.asynccontextmanager
 async def raw_core(tmp_path: Path):
     """A link, and the router at its other end, which the test plays."""
-    router = zmq.Context.instance().socket(zmq.ROUTER)
+    router: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.ROUTER)
     router.linger = 0
     endpoint = f"ipc://{tmp_path}/core.sock"
     router.bind(endpoint)
@@ -214,7 +214,8 @@ async def test_the_end_of_a_connection_is_not_taken_for_the_end_of_the_next(tmp_
         before = link.open([submit("before")])
         endpoint = router.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
         router.close()
-        with closing(zmq.Context.instance().socket(zmq.ROUTER)) as successor:
+        successor: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.ROUTER)
+        with closing(successor):
             successor.linger = 0
             eventually(lambda: bind(successor, endpoint))
             eventually(lambda: can_send(link))
