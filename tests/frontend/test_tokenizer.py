@@ -3,18 +3,15 @@
 import asyncio
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from common.errors import CheckpointError, RequestRejected
 from common.model_files import DEMO_MODEL_DIR
-from scheduler_svc.frontend.text.tokenizer import (
-    CHARACTERS_WORTH_A_THREAD,
-    SamplingDefaults,
-    Tokenizer,
-    in_thread_if_long,
-)
+from scheduler_svc.frontend.text.long_work import WORTH_A_THREAD, LongWork
+from scheduler_svc.frontend.text.tokenizer import SamplingDefaults, Tokenizer
 
 CONVERSATION = [
     {"role": "system", "content": "You are <b>helpful</b> & kind."},
@@ -93,7 +90,8 @@ def test_a_folder_without_a_tokenizer(tmp_path: Path):
 async def _longest_pause_s(tokenizer: Tokenizer, text: str) -> float:
     """How long the event loop stood still while `text` was tokenized."""
     loop = asyncio.get_running_loop()
-    work = asyncio.create_task(in_thread_if_long(len(text), lambda: tokenizer.encode([text], add_special_tokens=False)))
+    encode = partial(tokenizer.encode, [text], add_special_tokens=False)
+    work = asyncio.create_task(LongWork().run(len(text), encode))
     longest = 0.0
     while not work.done():
         before = loop.time()
@@ -103,7 +101,7 @@ async def _longest_pause_s(tokenizer: Tokenizer, text: str) -> float:
 
 
 def test_long_texts_leave_the_event_loop_running(tokenizer: Tokenizer):
-    text = "Hello world, this goes on. " * (4 * CHARACTERS_WORTH_A_THREAD)
+    text = "Hello world, this goes on. " * (4 * WORTH_A_THREAD)
     started = asyncio.run(_timed(tokenizer, text))
     pause_s = asyncio.run(_longest_pause_s(tokenizer, text))
     assert pause_s < started / 2

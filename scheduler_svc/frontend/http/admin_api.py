@@ -8,6 +8,7 @@ from scheduler_svc.frontend.errors import ApiError
 from scheduler_svc.frontend.http.permissions import require_admin
 from scheduler_svc.frontend.http.responses import json_response
 from scheduler_svc.frontend.link.core_link import CoreLink
+from scheduler_svc.frontend.requests.body import parse
 from scheduler_svc.frontend.requests.schemas import DrainRequest
 
 MAX_NAME_CHARACTERS = 128  # as in `common.messages.Name`
@@ -29,10 +30,11 @@ class AdminApi:
         self.router = APIRouter()
         self.router.post("/admin/executors/{executor:path}/drain", response_model=None)(self.drain)
 
-    async def drain(self, executor: str, request: Request, body: DrainRequest | None = None) -> Response:
+    async def drain(self, executor: str, request: Request) -> Response:
         """Let an executor, named by its name or epoch, leave."""
         client = require_admin(request)
-        finish = body is not None and body.finish
+        raw = await request.body()
+        finish = parse(raw, DrainRequest).finish if raw not in (b"", b"null") else False
         if len(executor) > MAX_NAME_CHARACTERS:
             raise ApiError(404, f"No name has more than {MAX_NAME_CHARACTERS} characters.", code="executor_not_found")
         reply = await self._link.drain(executor, finish=finish)

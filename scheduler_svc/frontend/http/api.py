@@ -1,8 +1,9 @@
 """The HTTP API: OpenAI's endpoints, and those for operators and probes."""
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypeVar
 
 import msgspec
 from fastapi import APIRouter, FastAPI, Request, Response
@@ -15,17 +16,22 @@ from scheduler_svc.frontend.api_keys import ApiKeys
 from scheduler_svc.frontend.errors import ApiError
 from scheduler_svc.frontend.http.admin_api import AdminApi
 from scheduler_svc.frontend.http.error_handlers import install_error_handlers
-from scheduler_svc.frontend.http.middleware import LimitBody, RequireApiKey
+from scheduler_svc.frontend.http.json_body import json_body
+from scheduler_svc.frontend.http.body_limit import LimitBody
+from scheduler_svc.frontend.http.middleware import RequireApiKey
 from scheduler_svc.frontend.http.permissions import client_of, require_status_reader
 from scheduler_svc.frontend.http.responses import REQUEST_ID_HEADER, ModelCard, ModelList, json_response
 from scheduler_svc.frontend.http.resume_api import ResumeApi
 from scheduler_svc.frontend.http.streaming import EventStream, unless_disconnected
 from scheduler_svc.frontend.link.core_link import CoreLink
+from scheduler_svc.frontend.requests.body import parse
 from scheduler_svc.frontend.requests.schemas import ChatRequest, CompletionRequest, GenerationRequest
 from scheduler_svc.frontend.requests.tokenized_request import TokenizedRequest, tokenize_chat, tokenize_completion
+from scheduler_svc.frontend.text.long_work import LongWork
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
 
 MAX_BODY_BYTES = 8 * 2**20
+Body = TypeVar("Body", bound=GenerationRequest)
 PROMETHEUS_TEXT = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -63,22 +69,40 @@ class _Generate:
     def __init__(self, link: CoreLink, tokenizer: Tokenizer, settings: ApiSettings) -> None:
         self._link = link
         self._tokenizer = tokenizer
+        self._long_work = LongWork()
         self._model = settings.served_model_name
         self.router = APIRouter()
         self.router.post("/v1/completions", response_model=None)(self.completions)
         self.router.post("/v1/chat/completions", response_model=None)(self.chat_completions)
 
-    async def completions(self, body: CompletionRequest, request: Request) -> Response:
+    async def completions(self, request: Request) -> Response:
         """Continue one prompt or several."""
-        check_model(body.model, self._model)
-        tokenized = await tokenize_completion(body, self._tokenizer, self._link.fleet.max_model_len)
+        body, tokenized = await self._read(request, CompletionRequest, tokenize_completion)
         return await self._answer("completion", tokenized, body, request)
 
-    async def chat_completions(self, body: ChatRequest, request: Request) -> Response:
+    async def chat_completions(self, request: Request) -> Response:
         """Answer a conversation."""
-        check_model(body.model, self._model)
-        tokenized = await tokenize_chat(body, self._tokenizer, self._link.fleet.max_model_len)
+        body, tokenized = await self._read(request, ChatRequest, tokenize_chat)
         return await self._answer("chat", tokenized, body, request)
+
+    async def _read(
+        self,
+        request: Request,
+        schema: type[Body],
+        tokenize: Callable[[Body, Tokenizer, int], TokenizedRequest],
+    ) -> tuple[Body, TokenizedRequest]:
+        """The body, checked and tokenized: in a thread if it is long, as nothing may hold up every stream for that."""
+        raw = await json_body(request)
+
+        def work() -> tuple[Body, TokenizedRequest]:
+            body = parse(raw, schema)
+            check_model(body.model, self._model)
+            return body, tokenize(body, self._tokenizer, self._link.fleet.max_model_len)
+
+        try:
+            return await self._long_work.run(len(raw), work)
+        finally:
+            request.scope["baton.body"].release()
 
     async def _answer(
         self,

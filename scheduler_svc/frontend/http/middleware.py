@@ -1,4 +1,4 @@
-"""What is checked before a request is read: its API key and the size of its body.
+"""What is checked before a request is read: its API key.
 
 Plain ASGI, because Starlette's BaseHTTPMiddleware would hide a client's disconnect from its stream.
 """
@@ -6,7 +6,7 @@ Plain ASGI, because Starlette's BaseHTTPMiddleware would hide a client's disconn
 import ipaddress
 
 from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from common.logging import QuietLog, get_logger
 from scheduler_svc.frontend.api_keys import ApiClient, ApiKeys
@@ -68,51 +68,3 @@ async def _refuse(scope: Scope, receive: Receive, send: Send) -> None:
     error = ApiError(401, "Incorrect API key, or none: send 'Authorization: Bearer KEY'.", code="invalid_api_key")
     error.headers.update({"connection": "close", "www-authenticate": "Bearer"})
     await error_response(error)(scope, receive, send)
-
-
-class LimitBody:
-    """Answers 413 to a body over the limit, whether its length was declared or it comes in chunks."""
-
-    def __init__(self, app: ASGIApp, max_body_bytes: int) -> None:
-        self._app = app
-        self._max_bytes = max_body_bytes
-        # Somewhat more is read and discarded: a client that is cut off while it sends may never read the answer.
-        self._max_bytes_read = 2 * max_body_bytes
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Read the whole body, so that the application starts with a request that is complete."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        declared = int(Headers(scope=scope).get("content-length", "0"))
-        body = await self._read(receive) if declared <= self._max_bytes_read else None
-        if body is None:
-            error = ApiError(413, f"The body is over the limit of {self._max_bytes} bytes.", code="body_too_large")
-            await error_response(error)(scope, receive, send)
-            return
-
-        async def receive_body() -> Message:
-            nonlocal body
-            if body is None:
-                return await receive()  # only the disconnect can come now
-            message: Message = {"type": "http.request", "body": body, "more_body": False}
-            body = None
-            return message
-
-        await self._app(scope, receive_body, send)
-
-    async def _read(self, receive: Receive) -> bytes | None:
-        """The body, or None if it is too large."""
-        chunks: list[bytes] = []
-        num_bytes = 0
-        while num_bytes <= self._max_bytes_read:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                return b""
-            chunk = message.get("body", b"")
-            num_bytes += len(chunk)
-            if num_bytes <= self._max_bytes:
-                chunks.append(chunk)
-            if not message.get("more_body", False):
-                return b"".join(chunks) if num_bytes <= self._max_bytes else None
-        return None

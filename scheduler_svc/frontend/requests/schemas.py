@@ -5,14 +5,16 @@ parameter that is not declared is refused as unknown. Metadata that changes no t
 """
 
 import json
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
     AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    FailFast,
     Field,
+    SkipValidation,
     ValidationInfo,
     field_validator,
     model_validator,
@@ -25,6 +27,10 @@ MAX_PROMPTS = 1024
 MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 256
 REQUEST_ID = r"[A-Za-z0-9._-]{1,64}"
+
+
+Item = TypeVar("Item")
+FirstError = Annotated[list[Item], FailFast()]  # of a long list that is wrong, one item is described and not all
 
 
 class Only:
@@ -147,7 +153,11 @@ class GenerationRequest(Strict):
 class CompletionRequest(GenerationRequest):
     """POST /v1/completions."""
 
-    prompt: Annotated[list[str | list[int]], BeforeValidator(_prompt_list), Field(max_length=MAX_PROMPTS)]
+    prompt: Annotated[
+        list[SkipValidation[str | list[int]]],  # `_prompt_list` has looked at each of maybe 100,000 token ids
+        BeforeValidator(_prompt_list),
+        Field(max_length=MAX_PROMPTS),
+    ]
     max_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)] = 16
     best_of: int | None = None
 
@@ -189,10 +199,10 @@ class ChatMessage(Strict):
     """One message, as clients write it and as this API returned it."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Annotated[list[TextPart] | None, BeforeValidator(_content_parts)] = None
+    content: Annotated[FirstError[TextPart], BeforeValidator(_content_parts)] = []
     name: str | None = None
     reasoning_content: str | None = None
-    tool_calls: list[ToolCall] = []
+    tool_calls: FirstError[ToolCall] = []
     tool_call_id: str | None = None
 
     refusal: Annotated[Any, AfterValidator(Only())] = None
@@ -211,10 +221,10 @@ class Tool(Strict):
 class ChatRequest(GenerationRequest):
     """POST /v1/chat/completions. Tools are shown to the model; its calls come back as it writes them, as text."""
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    messages: Annotated[FirstError[ChatMessage], Field(min_length=1)]
     max_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = None
-    tools: list[Tool] = []
+    tools: FirstError[Tool] = []
     chat_template_kwargs: dict[str, Any] = {}
 
     tool_choice: Annotated[Any, AfterValidator(Only("auto", "none"))] = None

@@ -2,9 +2,7 @@
 
 import json
 import secrets
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -15,7 +13,7 @@ from common.errors import RequestRejected
 from scheduler_svc.frontend.api_keys import ApiClient
 from scheduler_svc.frontend.errors import ApiError
 from scheduler_svc.frontend.requests.schemas import ChatMessage, ChatRequest, CompletionRequest, GenerationRequest
-from scheduler_svc.frontend.text.tokenizer import Tokenizer, in_thread_if_long
+from scheduler_svc.frontend.text.tokenizer import Tokenizer
 
 MAX_CHOICES = 1024  # prompts times n
 
@@ -74,7 +72,7 @@ def core_request_id(client: str, request_id: str, prompt: int) -> str:
     return f"{client}/{name}" if client else name
 
 
-async def tokenize_completion(body: CompletionRequest, tokenizer: Tokenizer, max_model_len: int) -> TokenizedRequest:
+def tokenize_completion(body: CompletionRequest, tokenizer: Tokenizer, max_model_len: int) -> TokenizedRequest:
     """A /v1/completions request, tokenized.
 
     Args:
@@ -88,8 +86,8 @@ async def tokenize_completion(body: CompletionRequest, tokenizer: Tokenizer, max
             400, f"{len(body.prompt)} prompts with n={body.n} are more than {MAX_CHOICES} choices.", param="n"
         )
     texts = [prompt for prompt in body.prompt if isinstance(prompt, str)]
-    encode = partial(tokenizer.encode, texts, add_special_tokens=True)
-    encoded = iter(await in_thread_if_long(sum(map(len, texts)), encode))
+    _check_characters(max(map(len, texts), default=0), tokenizer, max_model_len, "prompt")
+    encoded = iter(tokenizer.encode(texts, add_special_tokens=True))
     prompts = [next(encoded) if isinstance(prompt, str) else prompt for prompt in body.prompt]
     for prompt in prompts:
         _check_token_ids("prompt", prompt, tokenizer.vocab_size)
@@ -99,13 +97,13 @@ async def tokenize_completion(body: CompletionRequest, tokenizer: Tokenizer, max
     return _job("cmpl-", body, prompts, body.max_tokens, tokenizer)
 
 
-async def tokenize_chat(body: ChatRequest, tokenizer: Tokenizer, max_model_len: int) -> TokenizedRequest:
+def tokenize_chat(body: ChatRequest, tokenizer: Tokenizer, max_model_len: int) -> TokenizedRequest:
     """A /v1/chat/completions request, tokenized; arguments and errors as for `tokenize_completion`."""
+    num_characters = sum(len(part.text) for message in body.messages for part in message.content)
+    _check_characters(num_characters, tokenizer, max_model_len, "messages")
     messages = [_plain_message(message) for message in body.messages]
     tools = [tool.model_dump() for tool in body.tools if body.tool_choice != "none"] or None
-    encode: Callable[[], list[int]] = partial(tokenizer.encode_chat, messages, tools, body.chat_template_kwargs)
-    num_characters = len(str((messages, tools, body.chat_template_kwargs)))
-    prompt = await in_thread_if_long(num_characters, encode)
+    prompt = tokenizer.encode_chat(messages, tools, body.chat_template_kwargs)
     if not prompt:
         raise ApiError(400, "The conversation is empty.", code="invalid_value", param="messages")
     max_tokens = _chat_max_tokens(body)
@@ -157,7 +155,7 @@ def _chat_max_tokens(body: ChatRequest) -> int | None:
 def _plain_message(message: ChatMessage) -> dict[str, Any]:
     """A message as chat templates expect it: content is a string, arguments are objects, absent fields stay absent."""
     plain = message.model_dump(exclude_unset=True, exclude={"annotations"})
-    plain["content"] = "\n".join(part.text for part in message.content or [])
+    plain["content"] = "\n".join(part.text for part in message.content)
     if message.role == "developer":  # OpenAI's new name of the system message, unknown to models' templates
         plain["role"] = "system"
     for call in plain.get("tool_calls", []):
@@ -178,6 +176,17 @@ def _check_token_ids(param: str, token_ids: list[int], vocab_size: int) -> None:
         bad = min(token_ids) if min(token_ids) < 0 else max(token_ids)
         message = f"Invalid value for '{param}': token id {bad}, the model has 0 to {vocab_size - 1}."
         raise ApiError(400, message, code="invalid_value", param=param)
+
+
+def _check_characters(num_characters: int, tokenizer: Tokenizer, max_model_len: int, param: str) -> None:
+    """Refuse a text that is too long whatever its tokens are."""
+    limit = max_model_len or tokenizer.max_positions
+    if limit and tokenizer.characters_per_token and num_characters > limit * tokenizer.characters_per_token:
+        message = (
+            f"This model's maximum context length is {limit} tokens. However, the {param} has "
+            f"{num_characters} characters, which are {num_characters // tokenizer.characters_per_token} tokens or more."
+        )
+        raise ApiError(400, message, code="context_length_exceeded", param=param)
 
 
 def _check_length(num_prompt: int, max_tokens: int, max_model_len: int, param: str) -> None:

@@ -4,11 +4,10 @@ Built on the `tokenizers` library and not on transformers: importing AutoTokeniz
 installed (2.5 s measured), and the scheduler service never imports torch.
 """
 
-import asyncio
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import msgspec
 import tokenizers
@@ -17,10 +16,9 @@ from msgspec import Meta
 from common.errors import CheckpointError, RequestRejected
 from scheduler_svc.frontend.text.chat_template import ChatTemplate
 from scheduler_svc.frontend.text.detokenizer import token_byte_table
+from scheduler_svc.frontend.text.token_bound import characters_per_token
 
-CHARACTERS_WORTH_A_THREAD = 4_000  # about 2 ms of tokenizing; longer work would delay every stream of this frontend
-
-Result = TypeVar("Result")
+CHARACTERS_AT_ONCE = 2**18
 
 
 class SamplingDefaults(msgspec.Struct, frozen=True):
@@ -34,6 +32,11 @@ class SamplingDefaults(msgspec.Struct, frozen=True):
 
 class Tokenizer:
     """One model's tokenizer, chat template, sampling defaults and end-of-sequence tokens.
+
+    Attributes:
+        token_bytes: what each token stands for.
+        characters_per_token: at most; None if that cannot be known.
+        max_positions: of a sequence, as config.json says; 0 if it does not.
 
     Args:
         folder: holds tokenizer.json and config.json; tokenizer_config.json, generation_config.json and
@@ -55,9 +58,12 @@ class Tokenizer:
         self._tokenizer.no_padding()
         config = _read_json(folder / "config.json")
         settings = _read_json(folder / "tokenizer_config.json")
+        content = _read_json(path)
         special_ids = [i for i, token in self._tokenizer.get_added_tokens_decoder().items() if token.special]
-        decoder = _read_json(path).get("decoder") or {}
+        decoder = content.get("decoder") or {}
         self.token_bytes = token_byte_table(self._tokenizer.get_vocab(with_added_tokens=True), special_ids, decoder)
+        self.characters_per_token = characters_per_token(content, self.token_bytes.values())
+        self.max_positions: int = config.get("max_position_embeddings") or 0
         self.vocab_size: int = config.get("vocab_size", self._tokenizer.get_vocab_size(with_added_tokens=True))
         generation_config = _read_json(folder / "generation_config.json")
         self.eos_token_ids = _eos_token_ids(generation_config, config)
@@ -71,9 +77,12 @@ class Tokenizer:
                 text.encode()
         except UnicodeEncodeError as error:
             raise RequestRejected(f"a text is not valid Unicode: {error.reason}") from error
-        # Not `encode`: it holds the GIL, for seconds on a long text (measured), and computes offsets.
-        encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
-        return [encoding.ids for encoding in encodings]
+        ids: list[list[int]] = []
+        for some in _portions(texts):
+            # Not `encode`: it holds the GIL, for seconds on a long text (measured), and computes offsets.
+            encodings = self._tokenizer.encode_batch_fast(some, add_special_tokens=add_special_tokens)
+            ids += [encoding.ids for encoding in encodings]
+        return ids
 
     def encode_chat(
         self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, variables: Mapping[str, Any]
@@ -92,11 +101,18 @@ class Tokenizer:
         return self.encode([self._chat_template.render(messages, tools, variables)], add_special_tokens=False)[0]
 
 
-async def in_thread_if_long(num_characters: int, work: Callable[[], Result]) -> Result:
-    """Do `work` on texts of this length; in a thread if it would keep the event loop from its streams."""
-    if num_characters > CHARACTERS_WORTH_A_THREAD:
-        return await asyncio.to_thread(work)
-    return work()
+def _portions(texts: Sequence[str]) -> Iterator[list[str]]:
+    """The texts, some at a time: an encoding takes a hundred bytes for each character until its ids are taken."""
+    portion: list[str] = []
+    num_characters = 0
+    for text in texts:
+        if portion and num_characters + len(text) > CHARACTERS_AT_ONCE:
+            yield portion
+            portion, num_characters = [], 0
+        portion.append(text)
+        num_characters += len(text)
+    if portion:
+        yield portion
 
 
 def _eos_token_ids(generation_config: Mapping[str, Any], config: Mapping[str, Any]) -> tuple[int, ...]:

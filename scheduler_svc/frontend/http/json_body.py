@@ -1,0 +1,14 @@
+"""The body of a request that has to be JSON."""
+
+from fastapi import Request
+
+from scheduler_svc.frontend.errors import ApiError
+
+
+async def json_body(request: Request) -> bytes:
+    """Its bytes, which nobody has looked at and Starlette does not keep. Raises ApiError (400) if its sender does not
+    call it JSON."""
+    content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if content_type != "application/json" and not content_type.endswith("+json"):
+        raise ApiError(400, "The body must be a JSON object, sent as application/json.", code="invalid_type")
+    return b"".join([chunk async for chunk in request.stream()])

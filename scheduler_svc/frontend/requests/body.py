@@ -1,0 +1,113 @@
+"""From a body's bytes to a checked request. What is in it is counted before it is decoded, and looked at before it is
+validated: each of these steps costs far more for a byte than the one before.
+"""
+
+import json
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from scheduler_svc.frontend.errors import ApiError
+
+MAX_VALUES = 2**18  # numbers above all: token ids
+MAX_STRINGS = 2**15  # with the names of fields
+MAX_CONTAINERS = 2**15  # objects and arrays
+MAX_FIELDS = 1024  # of one object
+MAX_DEPTH = 64
+MAX_MESSAGES = 4096
+
+_CODE_OF_PYDANTIC_TYPE = {
+    "missing": "missing_required_parameter",
+    "extra_forbidden": "unknown_parameter",
+    "unsupported_parameter": "unsupported_parameter",
+}
+
+Schema = TypeVar("Schema", bound=BaseModel)
+
+
+def parse(raw: bytes, schema: type[Schema]) -> Schema:
+    """A request as its schema has it. Raises ApiError (400) for what it is not."""
+    count_values(raw)
+    try:
+        content = json.loads(raw or b"{}")
+    except RecursionError:
+        raise too_much("is nested", MAX_DEPTH, "levels deep") from None
+    except ValueError as error:
+        reason = f"{error.msg} at byte {error.pos}" if isinstance(error, json.JSONDecodeError) else str(error)
+        raise ApiError(400, f"The body is not valid JSON: {reason}.", code="invalid_json") from error
+    if not isinstance(content, dict):
+        raise ApiError(400, "The body must be a JSON object, sent as application/json.", code="invalid_type")
+    check_shape(content)
+    try:
+        return schema.model_validate(content)
+    except ValidationError as error:
+        raise describe_validation(error) from error
+
+
+def count_values(raw: bytes) -> None:
+    """Refuse JSON with too many values. Exact for valid JSON; what is not valid is never counted lower than a decoder
+    gets in it. Every step is one pass in C."""
+    quotes, commas, containers = raw.count(b'"'), raw.count(b","), raw.count(b"[") + raw.count(b"{")
+    if quotes // 2 > MAX_STRINGS or commas > MAX_VALUES or containers > MAX_CONTAINERS:
+        # Texts may have as many of these signs as they like: count those outside of strings. A string has no quote in
+        # it when escaped signs are gone, and its two ends are every second quote.
+        raw = raw.replace(rb"\\", b"").replace(rb"\"", b"")
+        quotes = raw.count(b'"')
+        if quotes // 2 > MAX_STRINGS:
+            raise too_much("has", MAX_STRINGS, "strings")
+        outside = b"".join(raw.split(b'"')[::2])
+        commas, containers = outside.count(b","), outside.count(b"[") + outside.count(b"{")
+    if commas > MAX_VALUES:
+        raise too_much("has", MAX_VALUES, "values")
+    if containers > MAX_CONTAINERS:
+        raise too_much("has", MAX_CONTAINERS, "objects and arrays")
+
+
+def check_shape(content: dict[str, Any]) -> None:
+    """Refuse objects with too many fields, what is nested too deeply, and too many messages."""
+    messages = content.get("messages")
+    if isinstance(messages, list) and len(messages) > MAX_MESSAGES:
+        raise ApiError(
+            400,
+            f"'messages' has {len(messages)} messages, the limit is {MAX_MESSAGES}.",
+            code="invalid_value",
+            param="messages",
+        )
+    level: list[Any] = [content]
+    for _ in range(MAX_DEPTH):
+        for value in level:
+            if isinstance(value, dict) and len(value) > MAX_FIELDS:
+                raise too_much("has an object with", MAX_FIELDS, "fields")
+        inner = [value.values() if isinstance(value, dict) else value for value in level]
+        level = [each for values in inner for each in values if isinstance(each, dict | list)]
+        if not level:
+            return
+    raise too_much("is nested", MAX_DEPTH, "levels deep")
+
+
+def too_much(verb: str, limit: int, what: str) -> ApiError:
+    """The error for a body beyond a limit."""
+    return ApiError(400, f"The body {verb} more than {limit} {what}.", code="invalid_value")
+
+
+def describe_validation(error: ValidationError) -> ApiError:
+    """One readable sentence from pydantic's list of errors."""
+    first, count = error.errors(include_url=False)[0], error.error_count()
+    param, kind = _path(first["loc"]), first["type"]
+    code = _CODE_OF_PYDANTIC_TYPE.get(kind, "invalid_type" if kind.endswith("_type") else "invalid_value")
+    match kind:
+        case "missing":
+            message = f"Missing required parameter: '{param}'."
+        case "extra_forbidden":
+            message = f"Unknown parameter: '{param}'."
+        case _:
+            message = f"Invalid value for '{param}': {first['msg']}."
+    if count > 1:
+        message += f" And {count - 1} more like it."
+    return ApiError(400, message, code=code, param=param)
+
+
+def _path(parts: tuple[str | int, ...]) -> str:
+    """`messages[0].content`"""
+    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts)
+    return text.removeprefix(".")

@@ -1,0 +1,42 @@
+"""Work that would hold the event loop: done in a few threads, one piece after the other, and its memory given back."""
+
+import asyncio
+import ctypes
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+WORTH_A_THREAD = 4_000  # characters or items; about 2 ms of tokenizing, by which every stream would wait
+WORTH_A_TRIM = 2**17  # characters; tokenizing takes about a hundred bytes for each
+NUM_THREADS = 2  # more would wait for each other, and take the memory of as many long texts at once
+
+Result = TypeVar("Result")
+
+
+class LongWork:
+    """Threads for work on long texts. Pieces that find no thread free wait for their turn, in their order."""
+
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="long work")
+        self._trim = _find_trim()
+
+    async def run(self, size: int, work: Callable[[], Result]) -> Result:
+        """Do `work` on something of this size (characters, items): at once if it is short, else in a thread."""
+        if size <= WORTH_A_THREAD:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self._do, size, work)
+
+    def _do(self, size: int, work: Callable[[], Result]) -> Result:
+        try:
+            return work()
+        finally:
+            if size > WORTH_A_TRIM and self._trim is not None:
+                self._trim(0)
+
+
+def _find_trim() -> Callable[[int], int] | None:
+    """glibc's function that gives free memory back to the system: by itself it keeps what a thread once needed."""
+    if sys.platform != "linux":
+        return None
+    return getattr(ctypes.CDLL(None), "malloc_trim", None)

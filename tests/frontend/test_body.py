@@ -1,0 +1,152 @@
+"""What is in a body is counted before it is decoded, and looked at before it is validated: work is bounded at each."""
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scheduler_svc.frontend.errors import ApiError
+from scheduler_svc.frontend.requests import body as body_module
+from scheduler_svc.frontend.requests.body import (
+    MAX_CONTAINERS,
+    MAX_DEPTH,
+    MAX_FIELDS,
+    MAX_MESSAGES,
+    MAX_STRINGS,
+    MAX_VALUES,
+    count_values,
+    parse,
+)
+from scheduler_svc.frontend.requests.schemas import ChatRequest, CompletionRequest
+from tests.support.effort import examples
+
+CHAT = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
+COMPLETION = {"model": "m", "prompt": "x"}
+SIGNS = st.text(alphabet='",[]{}\\:a\n\u00e9 ', max_size=12)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-9, 9) | SIGNS,
+    lambda inner: st.lists(inner, max_size=6) | st.dictionaries(SIGNS, inner, max_size=6),
+    max_leaves=30,
+)
+
+
+def refusal(raw, schema=CompletionRequest):
+    with pytest.raises(ApiError) as caught:
+        parse(raw, schema)
+    return caught.value.message
+
+
+@pytest.fixture
+def undecoded(monkeypatch):
+    """Nothing may be decoded."""
+
+    def fail(raw):
+        raise AssertionError("it was decoded")
+
+    monkeypatch.setattr(body_module.json, "loads", fail)
+
+
+@pytest.mark.parametrize(
+    ("raw", "what"),
+    [
+        (b"{" + b",".join(b'"k%d":1' % i for i in range(800_000))[: 8 * 2**20], f"{MAX_STRINGS} strings"),
+        (b'{"prompt":[' + b"1," * (MAX_VALUES + 1) + b"1]}", f"{MAX_VALUES} values"),
+        (b'{"messages":[' + b"{}," * (MAX_CONTAINERS + 1) + b"{}]}", f"{MAX_CONTAINERS} objects and arrays"),
+        (b'{"a":"' + b'\\",' * MAX_VALUES + b'","b":[' + b"0," * (MAX_VALUES + 1), f"{MAX_VALUES} values"),
+        (b"[" * (MAX_CONTAINERS + 1), f"{MAX_CONTAINERS} objects and arrays"),
+    ],
+    ids=["unknown keys", "numbers", "empty messages", "behind a long text", "depth"],
+)
+def test_what_holds_too_much_is_not_decoded(undecoded, raw, what):
+    assert refusal(raw) == f"The body has more than {what}."
+
+
+@pytest.mark.parametrize("text", ['",' * 300_000, "\\" * 300_001, '\\"{[,' * 200_000, "\n," * 400_000])
+def test_texts_may_have_any_signs(text):
+    assert parse(json.dumps(COMPLETION | {"prompt": text}).encode(), CompletionRequest).prompt == [text]
+
+
+@settings(max_examples=examples(400, quick=100), deadline=None)
+@given(value=JSON, indent=st.sampled_from([None, 1]), escape=st.booleans())
+def test_the_count_is_exact_for_valid_json(value, indent, escape):
+    raw = json.dumps(value, indent=indent, ensure_ascii=escape).encode()
+    strings, commas, containers = counts(value)
+    limits = {"MAX_STRINGS": strings, "MAX_VALUES": commas, "MAX_CONTAINERS": containers}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, count in limits.items():
+            patch.setattr(body_module, name, count)
+        count_values(raw)
+        for name, count in limits.items():
+            if count:
+                with pytest.MonkeyPatch.context() as tighter:
+                    tighter.setattr(body_module, name, count - 1)
+                    with pytest.raises(ApiError):
+                        count_values(raw)
+
+
+def counts(value):
+    """Strings with names, commas, containers."""
+    match value:
+        case str():
+            return 1, 0, 0
+        case dict():
+            inner = [counts(each) for pair in value.items() for each in pair]
+        case list():
+            inner = [counts(each) for each in value]
+        case _:
+            return 0, 0, 0
+    strings, commas, containers = (sum(column) for column in zip(*inner, strict=True)) if inner else (0, 0, 0)
+    return strings, commas + max(0, len(value) - 1), containers + 1
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        (COMPLETION | {f"k{i}": 1 for i in range(MAX_FIELDS)}, f"has an object with more than {MAX_FIELDS} fields"),
+        (COMPLETION | {"metadata": {str(i): 1 for i in range(MAX_FIELDS + 1)}}, f"more than {MAX_FIELDS} fields"),
+    ],
+)
+def test_objects_with_too_many_fields_are_not_validated(content, what):
+    assert what in refusal(json.dumps(content).encode())
+
+
+def test_what_is_nested_too_deeply():
+    def nested(depth):
+        return json.dumps(COMPLETION | {"metadata": {"a": 0}}).replace("0", "[" * depth + "]" * depth).encode()
+
+    parse(nested(MAX_DEPTH - 2), CompletionRequest)
+    assert refusal(nested(MAX_DEPTH - 1)) == f"The body is nested more than {MAX_DEPTH} levels deep."
+    assert "nested" in refusal(nested(MAX_CONTAINERS - 10))
+
+
+def test_a_conversation_has_so_many_messages():
+    message = CHAT["messages"][0]
+    assert len(parse(json.dumps(CHAT | {"messages": [message] * MAX_MESSAGES}).encode(), ChatRequest).messages)
+    longer = json.dumps(CHAT | {"messages": [message] * (MAX_MESSAGES + 1)}).encode()
+    assert refusal(longer, ChatRequest) == f"'messages' has {MAX_MESSAGES + 1} messages, the limit is {MAX_MESSAGES}."
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"messages": [{"a": 1, "b": 2}] * MAX_MESSAGES},
+        {"messages": [{"role": "user", "content": [{"type": "x"}] * 10_000}]},
+        {"tools": [{"type": "x"}] * 10_000},
+    ],
+)
+def test_of_a_long_list_that_is_wrong_one_item_is_described(change):
+    message = refusal(json.dumps(CHAT | change).encode(), ChatRequest)
+    assert "[0]" in message
+    assert "more like it" not in message or int(message.split("And ")[1].split()[0]) < 5
+
+
+@settings(max_examples=examples(300, quick=60), deadline=None)
+@given(raw=st.binary(max_size=60) | SIGNS.map(str.encode) | JSON.map(lambda value: json.dumps(value).encode()))
+def test_any_bytes_are_a_request_or_one_error(raw):
+    errors = []
+    try:
+        parse(raw, CompletionRequest)
+    except ApiError as error:
+        errors.append(error)
+    assert all(error.status == 400 and "\n" not in error.message for error in errors)

@@ -1,0 +1,137 @@
+"""A bound on the tokens of a text that its length proves: texts beyond it are refused without tokenizing them."""
+
+import asyncio
+import json
+import threading
+import unicodedata
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from common.model_files import DEMO_MODEL_DIR
+from scheduler_svc.frontend.errors import ApiError
+from scheduler_svc.frontend.requests.schemas import ChatRequest, CompletionRequest
+from scheduler_svc.frontend.requests.tokenized_request import tokenize_chat, tokenize_completion
+from scheduler_svc.frontend.text.long_work import NUM_THREADS, WORTH_A_THREAD, LongWork
+from scheduler_svc.frontend.text.token_bound import NFC_CONTRACTION, characters_per_token
+from scheduler_svc.frontend.text.tokenizer import CHARACTERS_AT_ONCE, Tokenizer
+from tests.frontend.links import in_event_loop
+from tests.support.effort import examples
+
+MAX_LEN = 2048
+TOKENIZER = Tokenizer(DEMO_MODEL_DIR)
+QWEN_SPLIT = {
+    "type": "Sequence",
+    "pretokenizers": [
+        {"type": "Split", "pattern": {"Regex": r"\p{L}+|\s+"}, "behavior": "Isolated", "invert": False},
+        {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False},
+    ],
+}
+SOUND = {"normalizer": {"type": "NFC"}, "pre_tokenizer": QWEN_SPLIT, "model": {"type": "BPE"}, "added_tokens": []}
+TOKENS = [b"a", b"  " * 16, b"the"]
+
+
+@settings(max_examples=examples(300, quick=60), deadline=None)
+@given(text=st.text(max_size=300) | st.text(alphabet="the \n,", max_size=300) | st.sampled_from(["<|im_end|>" * 30]))
+def test_no_text_has_fewer_tokens(text):
+    [ids] = TOKENIZER.encode([text.encode(errors="ignore").decode()], add_special_tokens=False)
+    assert len(text) <= len(ids) * TOKENIZER.characters_per_token + text.count("\ud800")
+
+
+@settings(max_examples=examples(200, quick=50), deadline=None)
+@given(text=st.text(alphabet=st.characters(categories=["L", "M", "N", "Z"]), max_size=60))
+def test_normalization_composes_no_more_characters_than_is_allowed_for(text):
+    for form in (text, unicodedata.normalize("NFD", text)):
+        assert len(form) <= NFC_CONTRACTION * len(unicodedata.normalize("NFC", form))
+
+
+def test_the_bound_of_a_sound_tokenizer():
+    assert characters_per_token(SOUND, TOKENS) == 32 * NFC_CONTRACTION
+    assert characters_per_token(SOUND | {"normalizer": None}, TOKENS) == 32
+    long = {"content": "<" + "x" * 60 + ">", "lstrip": False, "rstrip": False}
+    assert characters_per_token(SOUND | {"normalizer": None, "added_tokens": [long]}, TOKENS) == 62
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"normalizer": {"type": "Lowercase"}},
+        {"normalizer": {"type": "Sequence", "normalizers": [{"type": "NFC"}, {"type": "Strip"}]}},
+        {"pre_tokenizer": {"type": "Whitespace"}},
+        {"pre_tokenizer": {"type": "Split", "behavior": "Removed"}},
+        {"pre_tokenizer": None},
+        {"model": {"type": "Unigram"}},
+        {"added_tokens": [{"content": "<mask>", "lstrip": True}]},
+    ],
+)
+def test_where_characters_may_be_left_out_nothing_is_proved(change):
+    assert characters_per_token(SOUND | change, TOKENS) is None
+
+
+@pytest.mark.parametrize(
+    "tokenize",
+    [
+        lambda text: tokenize_completion(
+            CompletionRequest(model="m", prompt=[text, "short"], max_tokens=1), TOKENIZER, MAX_LEN
+        ),
+        lambda text: tokenize_chat(
+            ChatRequest.model_validate({"model": "m", "messages": [{"role": "user", "content": text}]}),
+            TOKENIZER,
+            MAX_LEN,
+        ),
+    ],
+    ids=["completion", "chat"],
+)
+def test_what_cannot_fit_is_not_tokenized(monkeypatch, tokenize):
+    monkeypatch.setattr(TOKENIZER, "_tokenizer", None)
+    text = "a" * (MAX_LEN * TOKENIZER.characters_per_token + 1)
+    with pytest.raises(ApiError, match=f"{len(text)} characters, which are {MAX_LEN} tokens or more") as refused:
+        tokenize(text)
+    assert refused.value.code == "context_length_exceeded"
+
+
+def test_before_an_executor_has_joined_the_models_own_length_counts(monkeypatch):
+    monkeypatch.setattr(TOKENIZER, "_tokenizer", None)
+    positions = json.loads((DEMO_MODEL_DIR / "config.json").read_text())["max_position_embeddings"]
+    text = "a" * (positions * TOKENIZER.characters_per_token + 1)
+    with pytest.raises(ApiError, match="maximum context length"):
+        tokenize_completion(CompletionRequest(model="m", prompt=text, max_tokens=1), TOKENIZER, 0)
+
+
+def test_many_texts_are_tokenized_some_at_a_time():
+    portions = []
+
+    class Spy:
+        def encode_batch_fast(self, texts, add_special_tokens):
+            portions.append(sum(map(len, texts)))
+            return TOKENIZER._tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
+
+    texts = ["word " * 20_000] * 8 + ["short"]
+    tokenizer = Tokenizer(DEMO_MODEL_DIR)
+    tokenizer._tokenizer = Spy()
+    assert [len(ids) for ids in tokenizer.encode(texts, add_special_tokens=False)] == [
+        len(ids) for ids in TOKENIZER.encode(texts, add_special_tokens=False)
+    ]
+    assert max(portions) <= CHARACTERS_AT_ONCE
+    assert sum(portions) == sum(map(len, texts))
+
+
+@in_event_loop
+async def test_long_work_is_done_by_a_few_threads():
+    work, running, most = LongWork(), [], []
+    lock, gate = threading.Lock(), threading.Event()
+
+    def piece(number):
+        with lock:
+            running.append(number)
+            most.append(len(running))
+        gate.wait(0.02)
+        with lock:
+            running.remove(number)
+        return number
+
+    results = await asyncio.gather(*(work.run(WORTH_A_THREAD + 1, lambda i=i: piece(i)) for i in range(20)))
+    assert results == list(range(20))
+    assert max(most) == NUM_THREADS
+    assert await work.run(WORTH_A_THREAD, threading.get_ident) == threading.get_ident(), "short work is done at once"
