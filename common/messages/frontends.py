@@ -138,8 +138,13 @@ class TokenDelta(Message, frozen=True):
 
 
 class Outputs(Message, frozen=True, tag="outputs"):
-    """What a step gave to one frontend's requests. A refused Submit is answered by one delta (index 0, error)."""
+    """What a step gave to one frontend's requests. A refused Submit is answered by one delta (index 0, error).
 
+    Attributes:
+        number: counts the Outputs of this connection from 0, so that one that is lost is noticed.
+    """
+
+    number: Count
     deltas: tuple[TokenDelta, ...]
 
 

@@ -42,7 +42,9 @@ def test_round_trip_of_every_message(direction):
         m.Cancel: m.Cancel(request_id="r", index=1),
         m.DrainExecutor: m.DrainExecutor(query_id=1, executor="x", finish=True),
         m.FleetState: m.FleetState(num_ready=1, fingerprint="ab", max_model_len=9),
-        m.Outputs: m.Outputs(deltas=(m.TokenDelta(request_id="r", index=0, token_ids=b"", finish_reason="stop"),)),
+        m.Outputs: m.Outputs(
+            number=3, deltas=(m.TokenDelta(request_id="r", index=0, token_ids=b"", finish_reason="stop"),)
+        ),
         m.Attached: m.Attached(request_id="r", found=True, num_prompt_tokens=3, n=2, context=b"x"),
         m.DrainReply: m.DrainReply(query_id=1, epoch=0, refusal="x"),
         m.Metrics: m.Metrics(query_id=1, text=b"x"),

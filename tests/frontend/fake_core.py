@@ -51,7 +51,7 @@ def delta(submit: m.Submit, token_ids: Sequence[int], reason: m.FinishReason | N
 
 def outputs(*deltas: m.TokenDelta) -> m.Outputs:
     """One step's deltas."""
-    return m.Outputs(deltas=deltas)
+    return m.Outputs(number=0, deltas=deltas)  # `_send` counts them
 
 
 def refuse(error: str, code: str) -> Script:
@@ -169,6 +169,7 @@ class FakeCore:
         self._due: list[tuple[float, int, str, Iterator[Step]]] = []
         self._order = itertools.count()
         self._stopping = threading.Event()
+        self._num_outputs: dict[bytes, int] = {}
         self._empty()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -292,5 +293,8 @@ class FakeCore:
             self._send(router, story.reader, outputs(*new))
 
     def _send(self, router: zmq.Socket, sender: bytes, message: m.CoreToFrontend | list[bytes]) -> None:
+        if isinstance(message, m.Outputs):
+            number = self._num_outputs.get(sender, 0)
+            message, self._num_outputs[sender] = msgspec.structs.replace(message, number=number), number + 1
         frames = message if isinstance(message, list) else self._codec.encode(message)
         router.send_multipart([sender, *frames])

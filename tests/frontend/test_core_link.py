@@ -109,8 +109,17 @@ async def test_a_core_that_is_silent(tmp_path: Path):
         queue.close()
 
 
+async def read_to_the_end(queue, read=None):
+    """Read until `get` raises; `read` takes the token ids."""
+    while True:
+        deltas = await queue.get()
+        if read is not None:
+            read += [delta.token_ids for _, delta in deltas]
+
+
 @in_event_loop
-async def test_nonsense_is_counted_and_dropped(tmp_path: Path):
+async def test_what_cannot_be_read_may_have_been_anyones_and_ends_all_answers(tmp_path: Path):
+    """A stream that went on would have a hole. Its client can read on, and what comes later is served."""
     nonsense = [
         [b"hello"],
         [b"", b"", b""],
@@ -119,26 +128,72 @@ async def test_nonsense_is_counted_and_dropped(tmp_path: Path):
         [HEADER, b""],
         [HEADER, b"\xc1"],
         [HEADER, b"\x91\xa5hello"],
-        outputs(m.TokenDelta(request_id="r", index=9, token_ids=b"")),
-        outputs(m.TokenDelta(request_id="r", index=0, token_ids=b"abc")),
     ]
+    async with linked_core(tmp_path) as (core, link):
+        for number, frames in enumerate(nonsense):
+            core.script = lambda request, frames=frames: iter([outputs(delta(request, [1])), frames, 60.0])
+            queue = link.open([submit(f"r{number}")])
+            with pytest.raises(RequestRejected, match="was lost") as lost:
+                await read_to_the_end(queue)
+            assert lost.value.code == "unavailable"
+            assert link.num_dropped == number + 1
+        core.script = lambda request: iter([outputs(delta(request, [7], "length"))])
+        [(_, answer)] = await link.open([submit("after")]).get()
+        assert answer.token_ids == int32([7])
+
+
+@in_event_loop
+async def test_outputs_that_never_came_are_missed(tmp_path: Path):
+    async with raw_core(tmp_path) as (router, peer, link):
+        router.send_multipart([peer, *STATE])
+        await until(lambda: link.is_up)
+        codec: Codec[m.FrontendToCore] = Codec(m.FrontendToCore)
+
+        def tell(number, *deltas):
+            router.send_multipart([peer, *codec.encode(m.Outputs(number=number, deltas=deltas))])
+
+        def token(request_id, *token_ids):
+            return m.TokenDelta(request_id=request_id, index=0, token_ids=int32(token_ids))
+
+        late = link.open([submit("late")])
+        tell(5, token("late", 9))  # of an earlier connection
+        tell(0, token("late", 1))
+        tell(1, token("late", 2))
+        await until(lambda: late._waiting_bytes)
+        tell(3, token("late", 4))
+        read: list[bytes] = []
+        with pytest.raises(RequestRejected, match="was lost"):
+            await read_to_the_end(late, read)
+        assert int32([9]) not in read
+        after = link.open([submit("after")])
+        tell(4, token("after", 5))
+        assert [d.token_ids for _, d in await after.get()] == [int32([5])]
+
+
+@in_event_loop
+async def test_deltas_of_requests_that_are_not_here_are_ignored(tmp_path: Path):
     strangers = [
         outputs(m.TokenDelta(request_id="stranger", index=0, token_ids=int32([1]))),
         m.Metrics(query_id=77, text=b""),
     ]
     async with linked_core(tmp_path) as (core, link):
-        core.script = lambda request: iter([*nonsense, *strangers, outputs(delta(request, [7], "length"))])
+        core.script = lambda request: iter([*strangers, outputs(delta(request, [7], "length"))])
         [(_, answer)] = await link.open([submit()]).get()
         assert answer.token_ids == int32([7])
-        assert link.num_dropped == len(nonsense)
+        assert link.num_dropped == 0
 
 
+@pytest.mark.parametrize("bad", [{"index": 9, "token_ids": b""}, {"index": 0, "token_ids": b"abc"}])
 @in_event_loop
-async def test_a_bad_delta_leaves_its_neighbours(tmp_path: Path):
-    async with linked_core(tmp_path) as (core, link):
-        bad = m.TokenDelta(request_id="r", index=0, token_ids=b"abc")
-        core.script = lambda request: iter([outputs(bad, delta(request, [7], "length"))])
-        [(_, answer)] = await link.open([submit()]).get()
+async def test_a_bad_delta_ends_its_own_answer_and_leaves_its_neighbours(tmp_path: Path, bad):
+    async with linked_core(tmp_path, silence) as (core, link):
+        other = link.open([submit("other")])
+        await asyncio.to_thread(eventually, lambda: core.submits, 5)
+        good = m.TokenDelta(request_id="other", index=0, token_ids=int32([7]))
+        core.script = lambda request: iter([m.Outputs(number=0, deltas=(m.TokenDelta(request_id="r", **bad), good))])
+        with pytest.raises(RequestRejected, match="was lost"):
+            await link.open([submit()]).get()
+        [(_, answer)] = await other.get()
         assert answer.token_ids == int32([7])
 
 
@@ -217,6 +272,7 @@ async def test_the_end_of_a_connection_is_not_taken_for_the_end_of_the_next(tmp_
         successor: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.ROUTER)
         with closing(successor):
             successor.linger = 0
+            eventually(lambda: link._events.poll(0))  # the end, of which the link does not know yet
             eventually(lambda: bind(successor, endpoint))
             eventually(lambda: can_send(link))
             with pytest.raises(RequestRejected, match="cannot be reached") as refused:

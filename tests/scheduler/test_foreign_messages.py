@@ -39,7 +39,7 @@ class World:
             match action:
                 case SendToExecutor(peer, message) if peer == HERE:
                     self.executor_gets(message)
-                case SendToFrontend(peer, m.Outputs(deltas)) if peer == FRONT:
+                case SendToFrontend(peer, m.Outputs(deltas=deltas)) if peer == FRONT:
                     self.frontend_gets(deltas)
                 case SendToExecutor() | SendToFrontend() | WriteLog():
                     pass

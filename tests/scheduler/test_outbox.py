@@ -5,6 +5,7 @@ from array import array
 from common import messages as m
 from common.errors import RequestRejected
 from common.wire import int32_array
+from scheduler_svc.core.requests import outbox as outbox_module
 from scheduler_svc.core.requests.journal_records import Ending, Progress
 from scheduler_svc.core.requests.outbox import MAX_ANSWERS, Outbox
 from scheduler_svc.core.sequence import new_sequences
@@ -129,3 +130,29 @@ def test_who_asks_and_asks_and_takes_no_answer_gets_no_more_than_so_many():
     for i in range(MAX_ANSWERS + 10):
         outbox.answer(b"p", m.Attached(request_id=str(i), found=False))
     assert [answer.request_id for answer in drain(outbox, b"p")] == [str(i) for i in range(MAX_ANSWERS)]
+
+
+def test_no_message_has_more_than_it_may_and_none_is_left_out(monkeypatch):
+    monkeypatch.setattr(outbox_module, "MAX_TOKENS_A_MESSAGE", 10)
+    monkeypatch.setattr(outbox_module, "MAX_STREAMS_A_MESSAGE", 3)
+    outbox, told, ended = Outbox(), {}, []
+    submit, sequences = request("r", 5, stream=False)
+    outbox.open(b"a", submit, sequences)
+    for token in range(17):
+        outbox.push(output(sequences, [token] * 5, [], "one" if token < 8 else "two"))
+    outbox.push(output(sequences, [17] * 5, sequences, "two"))
+    numbers = []
+    while (message := outbox.peek(b"a")) is not None:
+        assert sum(len(delta.token_ids) // 4 for delta in message.deltas) <= 10
+        numbers.append(message.number)
+        for delta in message.deltas:
+            assert delta.index not in ended
+            told.setdefault(delta.index, []).extend((token, delta.model) for token in array("i", delta.token_ids))
+            ended += [delta.index] if delta.finish_reason else []
+        outbox.sent(b"a")
+    assert numbers == list(range(9))
+    assert sorted(ended) == list(range(5))
+    assert all([token for token, _ in tokens] == list(range(18)) for tokens in told.values())
+    assert all({model for _, model in tokens} <= {"one", "two", ""} for tokens in told.values())
+    assert not outbox._streams
+    assert not outbox._queues

@@ -2,6 +2,7 @@
 
 from array import array
 from dataclasses import dataclass, field
+from unittest import mock
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -9,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from common import messages as m
 from common.errors import RequestRejected
+from scheduler_svc.core.requests import outbox as outbox_module
 from scheduler_svc.core.requests.journal_records import Ending, Progress
 from scheduler_svc.core.requests.outbox import Outbox
 from scheduler_svc.core.sequence import Sequence
@@ -76,6 +78,9 @@ class OutboxMachine(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
+        few = {"MAX_TOKENS_A_MESSAGE": 3, "MAX_STREAMS_A_MESSAGE": 2}  # so that most readers need several messages
+        self._limits = mock.patch.multiple(outbox_module, **few)
+        self._limits.start()
         self.outbox = Outbox()
         self.stories = {}
         self.refused = []  # (peer, request) whose refusal was not told yet
@@ -164,6 +169,7 @@ class OutboxMachine(RuleBasedStateMachine):
         assert sorted(self.outbox.peers()) == sorted(waiting)
 
     def teardown(self):
+        self._limits.stop()
         for peer in PEERS:
             self.send(peer)
         assert not self.refused

@@ -6,6 +6,8 @@ a plan (`executor_state.py`).
 
 from collections.abc import Iterable, Iterator
 
+import msgspec
+
 from common.errors import RequestRejected, WireError
 from common.messages import FinishReason, Submit
 from common.wire import int32_array
@@ -68,13 +70,14 @@ class Sequences:
         if prompt.min() < 0:
             raise RequestRejected(f"prompt has token id {prompt.min()}; ids start at 0")
         deadline = None if submit.timeout_s is None else now + submit.timeout_s
-        sequences = new_sequences(submit, prompt, self._arrivals, deadline)
-        if (refusal := self._capacity.refusal(sequences[0])) is not None:
+        one = new_sequences(msgspec.structs.replace(submit, n=1), prompt, self._arrivals, deadline)[0]
+        if (refusal := self._capacity.refusal(one)) is not None:  # before n copies of the prompt are made
             raise refusal
         if len(self.waiting) + submit.n > self._max_waiting:
             raise RequestRejected(
                 f"{len(self.waiting)} sequences are waiting, the limit is {self._max_waiting}", "queue_full"
             )
+        sequences = new_sequences(submit, prompt, self._arrivals, deadline)
         self._arrivals += submit.n
         for sequence in sequences:
             self._enter(sequence)

@@ -15,9 +15,9 @@ from scheduler_svc.frontend.answers.generation import AnswerSpec, Generation
 from scheduler_svc.frontend.api_keys import ApiKeys
 from scheduler_svc.frontend.errors import ApiError
 from scheduler_svc.frontend.http.admin_api import AdminApi
+from scheduler_svc.frontend.http.body_limit import LimitBody
 from scheduler_svc.frontend.http.error_handlers import install_error_handlers
 from scheduler_svc.frontend.http.json_body import json_body
-from scheduler_svc.frontend.http.body_limit import LimitBody
 from scheduler_svc.frontend.http.middleware import RequireApiKey
 from scheduler_svc.frontend.http.permissions import client_of, require_status_reader
 from scheduler_svc.frontend.http.responses import REQUEST_ID_HEADER, ModelCard, ModelList, json_response

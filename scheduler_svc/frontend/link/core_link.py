@@ -17,6 +17,7 @@ from common.errors import RequestRejected, WireError
 from common.logging import DropLog, get_logger
 from common.wire import Codec
 from scheduler_svc.frontend.link.delta_queue import DeltaQueue, taken_over
+from scheduler_svc.frontend.link.output_numbers import OutputNumbers, Place
 from scheduler_svc.frontend.link.pending_attaches import PendingAttaches
 
 log = get_logger(__name__)
@@ -28,6 +29,7 @@ MAX_OPEN_REQUESTS = 8192
 SEND_HIGH_WATER_MARK = 4 * MAX_OPEN_REQUESTS
 RECEIVE_HIGH_WATER_MARK = 10_000  # steps' outputs: minutes of them, as outputs that do not fit are lost
 LINGER_MS = 500
+LOST = "a message of the scheduler was lost"  # and no stream may go on as if it had not been; clients can read on
 MESSAGES_AT_ONCE = 16  # then others have a turn
 
 Query = m.StatusQuery | m.MetricsQuery | m.DrainExecutor
@@ -63,6 +65,7 @@ class CoreLink:
         self._queries: dict[int, asyncio.Future[Any]] = {}
         self._query_ids = itertools.count()
         self._hellos_unanswered = 0
+        self._output_numbers = OutputNumbers()
         self._is_connected = False
         self._fleet = m.FleetState(num_ready=0, fingerprint="", max_model_len=0)
         self._drops = DropLog(log, "core")
@@ -237,6 +240,7 @@ class CoreLink:
                 self._take(self._codec.decode(frames))
             except WireError as error:
                 self._drops.dropped("core", error)
+                self.leave_all(LOST)
             if number % MESSAGES_AT_ONCE == 0:
                 await asyncio.sleep(0)
 
@@ -247,10 +251,7 @@ class CoreLink:
         self._hellos_unanswered = 0
         match message:
             case m.Outputs():
-                for delta in message.deltas:
-                    # Deltas of requests that were just cancelled are still in flight: no queue takes them.
-                    if queue := self._queues.get(delta.request_id):
-                        self._deliver(delta, queue)
+                self._take_outputs(message)
             case m.Attached():
                 self._attached(message)
             case m.FleetState():
@@ -260,11 +261,23 @@ class CoreLink:
                 if answer is not None and not answer.done():
                     answer.set_result(message)
 
+    def _take_outputs(self, outputs: m.Outputs) -> None:
+        place = self._output_numbers.take(outputs.number)
+        if place is Place.GAP:
+            self._drops.dropped("core", f"what came before Outputs {outputs.number}")
+            self.leave_all(LOST)
+        for delta in outputs.deltas if place is not Place.STALE else ():
+            # Deltas of requests that were just cancelled are still in flight: no queue takes them.
+            if queue := self._queues.get(delta.request_id):
+                self._deliver(delta, queue)
+
     def _deliver(self, delta: m.TokenDelta, queue: DeltaQueue) -> None:
         try:
             queue.put(delta)
-        except WireError as error:  # only this delta: the others in its message belong to other requests
+        except WireError as error:  # only this answer: the other deltas of its message belong to other requests
             self._drops.dropped("core", error)
+            queue.leave()
+            queue.fail(RequestRejected(LOST, "unavailable"))
 
     def _attached(self, answer: m.Attached) -> None:
         """Deltas that come after this answer belong to the new reader, and earlier ones do not."""
@@ -294,11 +307,11 @@ class CoreLink:
             self._take_events()
 
     def _take_events(self) -> None:
-        """What has happened to the connection. Taken before each message: the end of a connection comes before what the
-        next one brings, and must not be taken for the end of that one."""
+        """What has happened to the connection; taken before what came later, or that would seem to have ended."""
         while self._events.poll(0):
             event = parse_monitor_message(self._events.recv_multipart())["event"]
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self._output_numbers.begin()
                 with contextlib.suppress(RequestRejected):
                     self._send(m.FrontendHello(pid=os.getpid()))  # so that requests need not wait for the next hello
             elif self._is_connected:
