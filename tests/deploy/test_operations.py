@@ -105,7 +105,7 @@ def test_log_lines_are_there():
         f"| connections to a frontend | {server.MAX_CONNECTIONS:,} |",
         f"all {server.MAX_CONNECTIONS:,} connections of a frontend",
         f"| open requests of a frontend | {core_link.MAX_OPEN_REQUESTS:,} |",
-        f"| request line and headers | {server.MAX_HEAD_BYTES // 2**10} KiB |",
+        f"| request line and headers | {connection_guard.MAX_HEAD_BYTES // 2**10} KiB |",
         f"| time to send them | {LIMITS.head_timeout_s:.0f} s |",
         f"| time to send the body | {LIMITS.body_timeout_s:.0f} s |",
         f"| a reader that takes no byte | {LIMITS.stall_timeout_s:.0f} s |",

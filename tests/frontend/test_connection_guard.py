@@ -12,8 +12,8 @@ import uvicorn
 from starlette.types import Receive, Scope, Send
 
 from scheduler_svc.frontend.http import connection_guard
-from scheduler_svc.frontend.http.connection_guard import ConnectionLimits
-from scheduler_svc.frontend.http.server import MAX_HEAD_BYTES, http_config
+from scheduler_svc.frontend.http.connection_guard import MAX_HEAD_BYTES, ConnectionLimits
+from scheduler_svc.frontend.http.server import http_config
 
 SHORT = ConnectionLimits(max_connections=100, head_timeout_s=0.3, body_timeout_s=0.3, stall_timeout_s=0.3)
 HEAD = b"POST /echo HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\n"
@@ -198,16 +198,45 @@ def test_one_connection_too_many():
     asyncio.run(run())
 
 
+BARE_LF = HEAD.replace(b"\r\n", b"\n")
+TOO_LONG = HEAD[:-2] + b"x: " + b"a" * MAX_HEAD_BYTES + b"\r\n\r\n"
+
+
+@pytest.mark.parametrize("second", [BARE_LF, TOO_LONG], ids=["bare LF", "too long"])
+@pytest.mark.parametrize("first", [HEAD + b"hello", HEAD.replace(b"/echo", b"/early") + b"hello"])
+def test_the_head_of_a_request_that_follows_another_is_looked_at_too(first: bytes, second: bytes):
+    async def run() -> None:
+        async with serving(ConnectionLimits(max_connections=100)) as connect:
+            client = await connect()
+            await client.send(first)
+            client.writer.write(second + b"hello")
+            assert await client.status() == 200
+            with contextlib.suppress(*ABORTED):
+                assert await client.status() == 400
+            assert await client.is_closed()
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize(
     "head",
     [
         b"GET / HTTP/1.1\r\nhost: x\r\nx: " + b"a" * MAX_HEAD_BYTES,
         b"GET /" + b"a" * MAX_HEAD_BYTES,
         b"GET / HTTP/1.1\r\n" + b"x: y\r\n" * MAX_HEAD_BYTES,
+        b"GET / HTTP/1.1\r\nhost: x\r\nx: " + b"a" * MAX_HEAD_BYTES + b"\r\n\r\n",
+        b"GET / HTTP/1.1\nhost: x\n\n",
+        b"GET / HTTP/1.1\nhost: x\r\n\r\n",
+        b"GET / HTTP/1.1\r\nhost: x\n\r\n",
+        b"GET / HTTP/1.1\r\nhost: x\r\n\n",
+        b"\r\n\nGET / HTTP/1.1\r\nhost: x\r\n\r\n",
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(100) + b"\r\n\r\n",
         b"GET / HTTP/1.1\r\nhost: x\r\ncontent-length: x\r\n\r\n",
     ],
-    ids=["header", "target", "headers", "TLS", "length"],
+    ids=[
+        *("header", "target", "headers", "whole header", "bare LFs", "LF of the first line", "LF of a header"),
+        *("LF at the end", "LF before it", "TLS", "length"),
+    ],
 )
 def test_what_is_no_request(head: bytes):
     async def run() -> None:

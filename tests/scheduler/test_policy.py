@@ -1,10 +1,16 @@
 """Who runs when: order, priority, fairness, preemption and its bound, deadlines, limits, placement, drain."""
 
+import tracemalloc
+from array import array
+
 import pytest
 
+from common import messages as m
 from common.errors import RequestRejected
 from common.wire import int32_array
+from scheduler_svc.core.fleet.membership import Membership
 from scheduler_svc.core.scheduling.admission import MAX_PREEMPTIONS
+from scheduler_svc.core.scheduling.scheduler import Scheduler
 from scheduler_svc.core.sequence import State
 from tests.support.rig import Rig, limits
 
@@ -315,3 +321,16 @@ def test_losses_that_are_nobodys_fault_are_no_strikes():
         epoch = rig.join(limits())
     rig.finish()
     assert sequence.strikes == 0
+
+
+def test_a_request_that_cannot_fit_makes_no_copies_of_its_prompt():
+    scheduler = Scheduler()
+    scheduler.add_executor(Membership(1, "one", "m", limits()))
+    prompt = array("i", [5] * 400_000).tobytes()
+    submit = m.Submit(request_id="r", prompt=prompt, params=m.SamplingParams(max_tokens=1), n=128)
+    tracemalloc.start()
+    with pytest.raises(RequestRejected, match="the limit is"):
+        scheduler.add(submit)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 3 * len(prompt)

@@ -10,6 +10,9 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from common.logging import QuietLog, get_logger
 from scheduler_svc.frontend.errors import RETRY_AFTER_S, ApiError
+from scheduler_svc.frontend.http.strict_h11 import StrictConnection
+
+MAX_HEAD_BYTES = 32 * 1024  # request line and headers
 
 log = get_logger(__name__)
 dropped_readers = QuietLog(log, "reader dropped")
@@ -21,12 +24,14 @@ class ConnectionLimits:
 
     Attributes:
         max_connections: open at once; one more is answered with 503.
+        max_head_bytes: of a request line and its headers.
         head_timeout_s: from the connection, or a request's first byte, to the end of its headers.
         body_timeout_s: from the end of the headers to the end of the body.
         stall_timeout_s: how long a client may read nothing of what is sent.
     """
 
     max_connections: int
+    max_head_bytes: int = MAX_HEAD_BYTES
     head_timeout_s: float = 10.0
     body_timeout_s: float = 30.0
     stall_timeout_s: float = 30.0
@@ -49,6 +54,7 @@ class ConnectionGuard(H11Protocol):
 
     def __init__(self, *args: Any, limits: ConnectionLimits, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.conn = StrictConnection(limits.max_head_bytes)
         self._limits = limits
         self._expected: _Part | None = None
         self._request_deadline: asyncio.TimerHandle | None = None

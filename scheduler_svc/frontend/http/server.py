@@ -23,7 +23,6 @@ KEEP_ALIVE_S = 30
 LISTEN_BACKLOG = 2048
 MAX_CONNECTIONS = 4096
 OTHER_FILES = 128  # open besides connections
-MAX_HEAD_BYTES = 32 * 1024  # request line and headers
 WATCH_INTERVAL_S = 0.25
 
 
@@ -77,7 +76,6 @@ def http_config(app: FastAPI, limits: ConnectionLimits) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         http=partial(ConnectionGuard, limits=limits),  # type: ignore[arg-type]  # makes protocols
-        h11_max_incomplete_event_size=MAX_HEAD_BYTES,
         ws="none",
         lifespan="off",
         log_config=None,
