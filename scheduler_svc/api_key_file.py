@@ -19,6 +19,7 @@ from common.errors import BatonError
 
 KEY_PREFIX = "sk-baton-"
 UNNAMED_PREFIX = "env-"
+NAME_PATTERN = r"^[A-Za-z0-9._-]{1,64}\Z"
 _KEY_BYTES = 32
 
 
@@ -26,7 +27,7 @@ class ApiKeysError(BatonError):
     """A file of API keys cannot be used."""
 
 
-class ApiKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ApiKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """One key, as the file keeps it.
 
     Attributes:
@@ -35,14 +36,19 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         max_open_requests: how many its client may have at once, 0 for no limit.
         admin: the client may do everything.
         metrics: the client may read /status and /metrics.
+        min_priority: the lowest priority value, which is served earliest, that its requests may have.
+        cache_group: clients of one group share cached prefixes, and could find out by timing what the others send;
+            None shares with no other client.
     """
 
-    name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,64}\Z")]
+    name: Annotated[str, Meta(pattern=NAME_PATTERN)]
     sha256: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
     created: str
     max_open_requests: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
     admin: bool = False
     metrics: bool = False
+    min_priority: Annotated[int, Meta(ge=-100, le=0)] = 0
+    cache_group: Annotated[str, Meta(pattern=NAME_PATTERN)] | None = None
 
 
 class KeyFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -15,6 +15,8 @@ MAX_NAME_CHARS = 128
 Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_CHARS)]
 Text = Annotated[str, Meta(max_length=4096)]
 RequestId = Annotated[str, Meta(min_length=1, max_length=192)]  # CLIENT/ID-PROMPT, see Submit
+MAX_PRIORITY = 100
+Priority = Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)]
 ClientName = Annotated[str, Meta(max_length=64)]
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 

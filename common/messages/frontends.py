@@ -5,7 +5,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from common.messages.base import ClientName, Count, FinishReason, Message, Name, RequestId, Text
+from common.messages.base import ClientName, Count, FinishReason, Message, Name, Priority, RequestId, Text
 from common.messages.steps import SamplingParams
 
 # --- frontend -> core ---
@@ -27,7 +27,7 @@ class Submit(Message, frozen=True, tag="submit"):
         n: sequences to generate.
         stream: False holds the tokens back until a sequence ends.
         cache_salt: requests share cached blocks only with requests of the same salt.
-        priority: lower values go first; equal ones in the order of arrival.
+        priority: lower values go earlier: each step is worth a place in the queue some sequences further ahead.
         timeout_s: seconds after which what has not ended ends with an error (`deadline_exceeded`); None for never.
         client: name of the API key it came with, empty without keys.
         client_limit: requests that this client may have open at once, 0 for no limit (`too_many_requests` beyond).
@@ -40,8 +40,8 @@ class Submit(Message, frozen=True, tag="submit"):
     params: SamplingParams
     n: Annotated[int, Meta(ge=1, le=128)] = 1
     stream: bool = True
-    cache_salt: Annotated[str, Meta(max_length=256)] = ""
-    priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] = 0
+    cache_salt: Annotated[str, Meta(max_length=384)] = ""
+    priority: Priority = 0
     timeout_s: Annotated[float, Meta(gt=0.0, le=1e9)] | None = None
     client: ClientName = ""
     client_limit: Count = 0

@@ -7,6 +7,8 @@ from enum import Enum
 from common.messages import SamplingParams, Submit
 from common.wire import IntArray
 
+PLACES_A_PRIORITY = 64
+
 
 class State(Enum):
     """Where a sequence is. A preempted one, and one whose executor was lost, is WAITING again.
@@ -26,7 +28,8 @@ class Sequence:
 
     Attributes:
         request_id, index: which request it belongs to, and which of its n answers it is.
-        arrival: place in the order of arrival; never changes, so a preempted sequence keeps its place.
+        arrival: place in the order of arrival.
+        place: place in the order of service, fixed when the request was accepted (`place_of`).
         tokens: int32 array, prompt first. All known tokens while it waits and once it has ended; while it runs,
             those known when it was admitted.
         num_prompt: how many of them are the prompt.
@@ -52,7 +55,7 @@ class Sequence:
     largest_token: int
     params: SamplingParams
     cache_salt: str = ""
-    priority: int = 0
+    place: int = 0
     deadline: float | None = None
     state: State = State.WAITING
     num_inflight: int = 0
@@ -82,18 +85,32 @@ class Sequence:
 
     @property
     def rank(self) -> tuple[int, int]:
-        """Which sequence goes first: the one with the lower priority value, then the earlier arrival."""
-        return self.priority, self.arrival
+        """Which sequence goes first: the one with the earlier place, then the earlier arrival. It never changes, so a
+        preempted sequence comes back before all that are behind it."""
+        return self.place, self.arrival
 
 
-def new_sequences(submit: Submit, prompt: IntArray, arrival: int, deadline: float | None) -> list[Sequence]:
+def place_of(arrival: int, priority: int) -> int:
+    """The place of a request in the order of service: where it would be had it arrived so much earlier or later.
+
+    A step of priority is worth PLACES_A_PRIORITY sequences. So however many requests of a higher priority come, one
+    that waits is overtaken by a bounded number of them, and then is first.
+    """
+    return arrival + priority * PLACES_A_PRIORITY
+
+
+def new_sequences(
+    submit: Submit, prompt: IntArray, arrival: int, deadline: float | None, place: int | None = None
+) -> list[Sequence]:
     """The n sequences of a request; number i draws with `seed + i`.
 
     Args:
         prompt: the Submit's prompt, int32 [tokens].
-        arrival: place of the first; the others follow it.
+        arrival: of the first; the others follow it.
         deadline: of all of them.
+        place: of the first, if it was fixed in an earlier life.
     """
+    first_place = place_of(arrival, submit.priority) if place is None else place
     return [
         Sequence(
             request_id=submit.request_id,
@@ -104,7 +121,7 @@ def new_sequences(submit: Submit, prompt: IntArray, arrival: int, deadline: floa
             largest_token=int(prompt.max()),
             params=submit.params,
             cache_salt=submit.cache_salt,
-            priority=submit.priority,
+            place=first_place + i,
             deadline=deadline,
         )
         for i in range(submit.n)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common.logging import get_logger
+from common.messages import MAX_PRIORITY
 from scheduler_svc.api_key_file import UNNAMED_PREFIX, ApiKey, ApiKeysError, digest, read_key_file
 
 RELOAD_INTERVAL_S = 1.0
@@ -24,12 +25,16 @@ class ApiClient:
         max_open_requests: at once, 0 for no limit.
         is_admin: it may ask executors to leave.
         may_read_status: it may read /status and /metrics, which tell of all clients.
+        min_priority: the lowest priority value that its requests may have.
+        cache_domain: cached prefixes are shared within it only; empty without keys.
     """
 
     name: str
     max_open_requests: int
     is_admin: bool
     may_read_status: bool
+    min_priority: int = -MAX_PRIORITY
+    cache_domain: str = ""
 
 
 class ApiKeys:
@@ -96,8 +101,16 @@ class ApiKeys:
 
 def _unnamed_client(key: str) -> ApiClient:
     """The client of a key that was given without a name."""
-    return ApiClient(UNNAMED_PREFIX + digest(key)[:8], 0, is_admin=True, may_read_status=True)
+    name = UNNAMED_PREFIX + digest(key)[:8]
+    return ApiClient(name, 0, is_admin=True, may_read_status=True, cache_domain=f"key {name}")
 
 
 def _client_of(key: ApiKey) -> ApiClient:
-    return ApiClient(key.name, key.max_open_requests, key.admin, may_read_status=key.admin or key.metrics)
+    return ApiClient(
+        key.name,
+        key.max_open_requests,
+        key.admin,
+        may_read_status=key.admin or key.metrics,
+        min_priority=-MAX_PRIORITY if key.admin else key.min_priority,
+        cache_domain=f"key {key.name}" if key.cache_group is None else f"group {key.cache_group}",
+    )

@@ -84,7 +84,8 @@ def test_what_was_broken_off_is_completed(keys, root):
 
 
 def test_api_keys(keys, root):
-    alice = keys("api", "alice", "--max-open-requests", "3").stdout.strip()
+    rights = ("--max-open-requests", "3", "--min-priority", "-5", "--cache-group", "team")
+    alice = keys("api", "alice", *rights).stdout.strip()
     root_key = keys("api", "root", "--admin").stdout.strip()
     assert alice.startswith("sk-baton-")
     scraper = keys("api", "scraper", "--metrics").stdout.strip()
@@ -93,9 +94,15 @@ def test_api_keys(keys, root):
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert alice not in path.read_text()
     store = ApiKeys(path=path)
-    assert store.client_of(alice) == ApiClient("alice", 3, is_admin=False, may_read_status=False)
-    assert store.client_of(root_key) == ApiClient("root", 0, is_admin=True, may_read_status=True)
-    assert store.client_of(scraper) == ApiClient("scraper", 0, is_admin=False, may_read_status=True)
+    assert store.client_of(alice) == ApiClient(
+        "alice", 3, is_admin=False, may_read_status=False, min_priority=-5, cache_domain="group team"
+    )
+    assert store.client_of(root_key) == ApiClient(
+        "root", 0, is_admin=True, may_read_status=True, cache_domain="key root"
+    )
+    assert store.client_of(scraper) == ApiClient(
+        "scraper", 0, is_admin=False, may_read_status=True, min_priority=0, cache_domain="key scraper"
+    )
     assert store.client_of("sk-baton-" + "x" * 43) is None
 
 

@@ -14,7 +14,7 @@ from scheduler_svc.client import cli as client_cli
 from scheduler_svc.core.fleet import probation, step_clock
 from scheduler_svc.core.requests import recovery, request_manager, request_table
 from scheduler_svc.frontend import api_keys
-from scheduler_svc.frontend.http import api, server
+from scheduler_svc.frontend.http import api, connection_guard, server
 from scheduler_svc.frontend.http.connection_guard import ConnectionLimits
 from scheduler_svc.frontend.link import core_link, delta_queue
 from scheduler_svc.server import core_process, curve_auth

@@ -9,16 +9,24 @@ import httpx
 import msgspec
 import pytest
 
+from common import messages as m
+from common.model_files import DEMO_MODEL_DIR
 from scheduler_svc.api_key_file import ApiKey, ApiKeysError, digest, encode_key_file, is_reserved, new_key
 from scheduler_svc.frontend import api_keys
 from scheduler_svc.frontend.api_keys import ApiClient, ApiKeys
+from scheduler_svc.frontend.errors import ApiError
 from scheduler_svc.frontend.http.middleware import RequireApiKey
+from scheduler_svc.frontend.requests.schemas import CompletionRequest
+from scheduler_svc.frontend.requests.tokenized_request import tokenize_completion
+from scheduler_svc.frontend.text.tokenizer import Tokenizer
 from tests.frontend.harness import COMPLETION, assert_openai_shape, running_frontend
 from tests.support.clock import Clock
 from tests.support.eventually import eventually
 
 ALICE, BOB = new_key(), new_key()
-FIRST = ApiClient("env-a7937b64", 0, is_admin=True, may_read_status=True)  # its key is "first"
+FIRST = ApiClient(
+    "env-a7937b64", 0, is_admin=True, may_read_status=True, cache_domain="key env-a7937b64"
+)  # its key is "first"
 
 
 def entry(name, key, **options):
@@ -49,8 +57,12 @@ def test_keys_of_both_kinds(file):
     keys = ApiKeys(["first", "second"], file)
     assert keys.are_required
     assert keys.client_of("first") == FIRST
-    assert keys.client_of("second") == ApiClient("env-16367aac", 0, is_admin=True, may_read_status=True)
-    assert keys.client_of(ALICE) == ApiClient("alice", 2, is_admin=False, may_read_status=False)
+    assert keys.client_of("second") == ApiClient(
+        "env-16367aac", 0, is_admin=True, may_read_status=True, cache_domain="key env-16367aac"
+    )
+    assert keys.client_of(ALICE) == ApiClient(
+        "alice", 2, is_admin=False, may_read_status=False, min_priority=0, cache_domain="key alice"
+    )
     for wrong in ("", "third", ALICE[:-1], ALICE + "x", ALICE.upper(), digest(ALICE), "\ud800"):
         assert keys.client_of(wrong) is None
 
@@ -75,9 +87,11 @@ def test_what_keys_may_do(file):
 
 def test_a_file_from_before_there_were_such_rights(file):
     old = msgspec.json.decode(file.read_bytes())
-    del old["keys"][0]["metrics"]
+    assert set(old["keys"][0]) == {"name", "sha256", "created", "max_open_requests"}, "and older releases read ours"
     file.write_text(json.dumps(old))
-    assert ApiKeys(path=file).client_of(ALICE) == ApiClient("alice", 2, is_admin=False, may_read_status=False)
+    assert ApiKeys(path=file).client_of(ALICE) == ApiClient(
+        "alice", 2, is_admin=False, may_read_status=False, min_priority=0, cache_domain="key alice"
+    )
 
 
 def test_without_keys_nobody_is_asked_but_an_empty_file_lets_nobody_in(file):
@@ -93,7 +107,7 @@ def test_a_file_that_changes_is_read_again(file, clock, capsys):
     write(file, entry("bob", BOB, admin=True))
     assert keys.client_of(BOB) is None, "the file is not looked at for every request"
     clock.now += 1.5
-    assert keys.client_of(BOB) == ApiClient("bob", 0, is_admin=True, may_read_status=True)
+    assert keys.client_of(BOB) == ApiClient("bob", 0, is_admin=True, may_read_status=True, cache_domain="key bob")
     assert keys.client_of(ALICE) is None
     file.write_text("half a fi")
     for _ in range(3):
@@ -266,3 +280,51 @@ def test_strangers_cannot_flood_the_log(guarded):
     assert guarded.log.count("\n") - before < 20, guarded.log
     assert "guess" not in guarded.log, "a key that is nearly right must not stand in a log"
     assert 'event="requests without a valid API key"' in guarded.log
+
+
+class Asked:
+    """What the core is asked for a request of a client."""
+
+    def __init__(self, client, **fields):
+        body = {"model": "m", "prompt": "x", **fields}
+        tokenizer = Tokenizer(DEMO_MODEL_DIR)
+        request = tokenize_completion(CompletionRequest.model_validate(body), tokenizer, 100)
+        (self.submit,) = request.submits(client, b"")
+
+
+def clients(file, **keys):
+    """Clients with keys of these rights, by name."""
+    plain = {name: new_key() for name in keys}
+    write(file, *(entry(name, plain[name], **rights) for name, rights in keys.items()))
+    known = ApiKeys(path=file)
+    return [known.client_of(key) for key in plain.values()]
+
+
+def test_no_key_shares_a_cached_prefix_with_another_unless_an_operator_says_so(file):
+    team = {"cache_group": "team"}
+    alone, other, one, two, imitator = clients(file, alone={}, other={}, one=team, two=team, team={})
+    salts = {
+        client.name: Asked(client, cache_salt="s").submit.cache_salt for client in (alone, other, one, two, imitator)
+    }
+    assert salts["one"] == salts["two"]
+    assert len(set(salts.values())) == 4
+    assert Asked(alone).submit.cache_salt != Asked(alone, cache_salt="s").submit.cache_salt
+    for one_salt, other_salt in (("", "key other/"), ("/", ""), ("x", "x")):
+        assert (
+            Asked(alone, cache_salt=one_salt).submit.cache_salt != Asked(other, cache_salt=other_salt).submit.cache_salt
+        )
+    nobody = ApiClient("", 0, is_admin=False, may_read_status=True)
+    assert Asked(nobody, cache_salt="s").submit.cache_salt == "s"
+    longest = Asked(clients(file, **{"n" * 64: {}})[0], cache_salt="s" * 256).submit
+    assert msgspec.convert(msgspec.to_builtins(longest), m.Submit) == longest
+
+
+def test_a_key_may_ask_for_so_much_priority_and_no_more(file):
+    plain, trusted, admin = clients(file, plain={}, trusted={"min_priority": -10}, root={"admin": True})
+    for client, lowest in ((plain, 0), (trusted, -10), (admin, -100)):
+        assert Asked(client, priority=lowest).submit.priority == lowest
+        assert Asked(client, priority=100).submit.priority == 100
+        if lowest > -100:
+            with pytest.raises(ApiError, match=f"is {lowest - 1}, the lowest value of this API key is {lowest}") as no:
+                Asked(client, priority=lowest - 1)
+            assert (no.value.status, no.value.code, no.value.param) == (403, "priority_not_allowed", "priority")

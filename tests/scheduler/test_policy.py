@@ -11,7 +11,7 @@ from common.wire import int32_array
 from scheduler_svc.core.fleet.membership import Membership
 from scheduler_svc.core.scheduling.admission import MAX_PREEMPTIONS
 from scheduler_svc.core.scheduling.scheduler import Scheduler
-from scheduler_svc.core.sequence import State
+from scheduler_svc.core.sequence import PLACES_A_PRIORITY, State
 from tests.support.rig import Rig, limits
 
 
@@ -334,3 +334,19 @@ def test_a_request_that_cannot_fit_makes_no_copies_of_its_prompt():
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 3 * len(prompt)
+
+
+def test_priority_is_a_place_in_the_queue_that_never_changes_and_starves_nobody():
+    """However many of the highest priority come, one that waits is overtaken by a bounded number of them."""
+    rig = Rig(limits(max_num_seqs=1))
+    (running,) = rig.add("running", [9], max_tokens=1)
+    rig.plan()
+    (patient,) = rig.add("patient", [1], max_tokens=1)
+    place, overtaken_by = patient.rank, 2 * PLACES_A_PRIORITY
+    for i in range(3 * overtaken_by):
+        rig.add(f"urgent {i}", [2], max_tokens=1, priority=-2)
+    assert patient.rank == place
+    rig.finish()
+    ends = list(rig.ends)
+    assert ends[0] is running
+    assert ends.index(patient) == overtaken_by

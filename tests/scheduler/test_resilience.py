@@ -2,6 +2,7 @@
 
 from array import array
 
+import msgspec
 import pytest
 
 from common import messages as m
@@ -10,7 +11,7 @@ from common.wire import int32_array
 from scheduler_svc.core.executor.capacity import capacity
 from scheduler_svc.core.fleet.membership import Membership
 from scheduler_svc.core.scheduling.scheduler import Scheduler
-from scheduler_svc.core.sequence import State
+from scheduler_svc.core.sequence import State, place_of
 from tests.support.rig import Rig, limits
 
 
@@ -316,6 +317,17 @@ def test_what_fitted_before_a_restart_waits_for_an_executor_that_it_fits():
     after.add_executor(Membership(2, "", "", limits(num_blocks=64)))
     assert after.plan(2) is not None
     assert restored.epoch == 2
+
+
+def test_a_place_in_the_queue_outlives_the_scheduler():
+    """Also one that a later release would give differently."""
+    after = Scheduler()
+    prompt = array("i", [1]).tobytes()
+    submit = m.Submit(request_id="a", prompt=prompt, params=m.SamplingParams(max_tokens=5), n=2, priority=-3)
+    restored = after.restore(submit, 70, [b"", b""], None, place=12, fits=True)
+    assert [sequence.rank for sequence in restored] == [(12, 70), (13, 71)]
+    (later,) = after.add(msgspec.structs.replace(submit, request_id="b", n=1))
+    assert later.rank == (place_of(72, -3), 72)
 
 
 @pytest.mark.parametrize("fits", [True, False])

@@ -167,7 +167,9 @@ def test_strangers_get_nothing_and_cost_nothing(scheduler, ring):
     scheduler.wait_for(lambda: scheduler.num_files <= files + 5)
     assert scheduler.resident_mb - resident_mb < 30
     assert scheduler.log.count("\n") - lines < 10 + 2 * seconds
-    assert 'event="executor refused: its key is not on the list"' in scheduler.log
+    unknown = KeyedPeer(scheduler.back, m.SchedulerToExecutor, stranger_curve(ring))
+    scheduler.wait_for(lambda: 'event="executor refused: its key is not on the list"' in scheduler.log)
+    unknown.close()
     for legit in (executor, late):
         assert legit.error is None
         legit.kill()

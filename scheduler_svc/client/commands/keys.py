@@ -90,11 +90,25 @@ def executor(*, name: str, root: Path) -> None:
 @click.option("--max-open-requests", default=0, type=click.IntRange(0, 2**31 - 1), help="Open at once; 0 is no limit.")
 @click.option("--metrics", is_flag=True, help="May read /status and /metrics (baton status, Prometheus).")
 @click.option("--admin", is_flag=True, help="As --metrics; may also drain executors (baton drain, baton rollout).")
+@click.option("--min-priority", default=0, type=click.IntRange(-100, 0), show_default=True,
+              help="Lowest `priority` of its requests: lower values are served earlier. An admin has all.")  # fmt: skip
+@click.option("--cache-group", metavar="GROUP", help="Share cached prefixes with the other keys of GROUP, which could "
+              "then find out what this client sends.  [default: share with no other key]")  # fmt: skip
 @dir_option
-def api(*, name: str, max_open_requests: int, metrics: bool, admin: bool, root: Path) -> None:
+def api(
+    *,
+    name: str,
+    max_open_requests: int,
+    metrics: bool,
+    admin: bool,
+    min_priority: int,
+    cache_group: str | None,
+    root: Path,
+) -> None:
     """Make an API key for client NAME, and print it; it cannot be shown again."""
+    rights = {"admin": admin, "metrics": metrics, "min_priority": min_priority, "cache_group": cache_group}
     with _key_ring(root) as ring:
-        key = ring.add_api_key(name, max_open_requests=max_open_requests, admin=admin, metrics=metrics)
+        key = ring.add_api_key(name, max_open_requests=max_open_requests, **rights)
     say(f"baton: this is the only time that {name}'s key is shown; {ring.api_keys} has its hash")
     click.echo(key)
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from common import curve
 from common.curve import KeyPair
@@ -92,15 +92,20 @@ class KeyRing:
             _put_public(folder / curve.SERVER_PUBLIC, server.public)
             return _put_public(allowed, KeyPair.load(secret).public)  # last: only now may it connect
 
-    def add_api_key(self, name: str, *, max_open_requests: int, admin: bool, metrics: bool = False) -> str:
-        """Make a client's API key, and return it: only its hash is kept."""
+    def add_api_key(self, name: str, **rights: Any) -> str:
+        """Make a client's API key, and return it: only its hash is kept.
+
+        Args:
+            rights: fields of `ApiKey`.
+        """
         _check_name(name)
+        if rights.get("cache_group") is not None:
+            _check_name(rights["cache_group"])
         if is_reserved(name):
             raise KeyRingError(f"{name} is how the keys of BATON_API_KEYS are called; take another name")
         self._make_folders()
         key, now = new_key(), datetime.now(UTC).isoformat(timespec="seconds")
-        rights = {"admin": admin, "metrics": metrics}
-        entry = ApiKey(name=name, sha256=digest(key), created=now, max_open_requests=max_open_requests, **rights)
+        entry = ApiKey(name=name, sha256=digest(key), created=now, **rights)
         with self._locked():
             self._check_free(name, "api")
             keys = self._read_api_keys()

@@ -61,6 +61,8 @@ class RequestRecord(Record, frozen=True, tag="accepted"):
         submit: the request.
         progress: of each sequence.
         fits: whether there was an executor then that could run the request.
+        place: of its first sequence in the order of service; what is fixed at the acceptance stays fixed, whatever a
+            later release thinks a priority is worth.
     """
 
     arrival: int
@@ -68,6 +70,7 @@ class RequestRecord(Record, frozen=True, tag="accepted"):
     submit: m.Submit
     progress: tuple[Progress, ...]
     fits: bool = False
+    place: int | None = None
 
     @property
     def has_ended(self) -> bool:

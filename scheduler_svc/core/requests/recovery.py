@@ -61,7 +61,7 @@ def restored(record: RequestRecord, scheduler: Scheduler, wall_offset_s: float) 
     accepted_at = record.accepted_at - wall_offset_s
     deadline = None if submit.timeout_s is None else accepted_at + submit.timeout_s
     outputs = [told.token_ids for told in progress]
-    sequences = scheduler.restore(submit, record.arrival, outputs, deadline, fits=record.fits)
+    sequences = scheduler.restore(submit, record.arrival, outputs, deadline, place=record.place, fits=record.fits)
     for sequence, told in zip(sequences, progress, strict=True):
         sequence.model, sequence.num_cached_prompt = told.model, told.num_cached
         if told.ending is not None:

@@ -61,8 +61,9 @@ class Request:
         Args:
             wall_offset_s: what to add to the caller's time to get seconds since 1970.
         """
-        arrival, accepted_at = self.sequences[0].arrival, self.accepted_at + wall_offset_s
-        return RequestRecord(arrival, accepted_at, self.submit, self.progress(output_of), self.fits)
+        first, accepted_at = self.sequences[0], self.accepted_at + wall_offset_s
+        progress = self.progress(output_of)
+        return RequestRecord(first.arrival, accepted_at, self.submit, progress, self.fits, first.place)
 
 
 class RequestTable:

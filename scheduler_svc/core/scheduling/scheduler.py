@@ -168,17 +168,25 @@ class Scheduler:
         return self.sequences.add(submit, now)
 
     def restore(
-        self, submit: Submit, arrival: int, outputs: Iterable[bytes], deadline: float | None, *, fits: bool
+        self,
+        submit: Submit,
+        arrival: int,
+        outputs: Iterable[bytes],
+        deadline: float | None,
+        *,
+        place: int | None = None,
+        fits: bool,
     ) -> list[Sequence]:
         """Take a request up again that an earlier life of the scheduler had accepted; its place is its old one.
 
         Args:
             arrival: of its first sequence then. What is added later comes after it.
+            place: of its first sequence then.
             outputs: int32, the tokens that each sequence had. The caller cancels the sequences that had ended.
             deadline: of all of them.
             fits: whether there was an executor then that could run it.
         """
-        return self.sequences.restore(submit, arrival, outputs, deadline, fits=fits)
+        return self.sequences.restore(submit, arrival, outputs, deadline, place=place, fits=fits)
 
     def cancel(self, sequences: Iterable[Sequence]) -> list[SequenceEnd]:
         """End those of these sequences that have not ended.

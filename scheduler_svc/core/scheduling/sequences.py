@@ -85,10 +85,17 @@ class Sequences:
         return sequences
 
     def restore(
-        self, submit: Submit, arrival: int, outputs: Iterable[bytes], deadline: float | None, *, fits: bool
+        self,
+        submit: Submit,
+        arrival: int,
+        outputs: Iterable[bytes],
+        deadline: float | None,
+        *,
+        place: int | None = None,
+        fits: bool,
     ) -> list[Sequence]:
         """See `Scheduler.restore`."""
-        sequences = new_sequences(submit, int32_array("prompt", submit.prompt), arrival, deadline)
+        sequences = new_sequences(submit, int32_array("prompt", submit.prompt), arrival, deadline, place)
         self._arrivals = max(self._arrivals, arrival + submit.n)
         for sequence, output in zip(sequences, outputs, strict=True):
             sequence.tokens.frombytes(output)

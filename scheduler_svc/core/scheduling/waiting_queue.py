@@ -1,4 +1,4 @@
-"""The queue of sequences that hold nothing and want to run, by rank: the lower priority value, then the earlier."""
+"""The queue of sequences that hold nothing and want to run, by rank."""
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator

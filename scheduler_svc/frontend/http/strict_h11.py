@@ -1,7 +1,7 @@
 """h11, stricter about the head of a request: its whole size has a limit, and only CRLF ends a line.
 
-h11's own limit is for a head that is not complete; one that comes in a single piece may be of any size. h11 also takes a
-bare LF for the end of a line, which proxies in front may see differently, and so see other requests (RFC 9112, 2.2).
+h11's own limit is for a head that is not complete; one that comes in a single piece may be of any size. h11 also takes
+a bare LF for the end of a line, which proxies in front may see differently, and so see other requests (RFC 9112, 2.2).
 """
 
 import h11

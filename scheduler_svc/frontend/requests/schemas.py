@@ -21,6 +21,8 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from common.messages import MAX_PRIORITY
+
 INT32_MAX = 2**31 - 1
 MAX_N = 128
 MAX_PROMPTS = 1024
@@ -123,7 +125,7 @@ class GenerationRequest(Strict):
     stream: bool = False
     stream_options: StreamOptions | None = None
     cache_salt: Annotated[str, Field(max_length=256)] = ""
-    priority: Annotated[int, Field(ge=-(2**31), le=INT32_MAX)] = 0  # lower values are served first
+    priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] = 0  # lower values are served earlier
     timeout_s: Annotated[float, Field(gt=0.0, le=1e9)] | None = None
 
     # A client that wants to resume chooses the id itself, as it may never receive one that was chosen here.

@@ -42,11 +42,16 @@ class TokenizedRequest:
     timeout_s: float | None
 
     def submits(self, client: ApiClient, context: bytes) -> list[m.Submit]:
-        """One message for each prompt.
+        """One message for each prompt. Raises ApiError (403) for a priority that this client may not have.
 
         Args:
             context: what another frontend needs to continue the answer; the first prompt carries it for all.
         """
+        if self.priority < client.min_priority:
+            message = f"'priority' is {self.priority}, the lowest value of this API key is {client.min_priority}."
+            raise ApiError(403, message, code="priority_not_allowed", param="priority")
+        # A prefix that is found in the cache shows in the time and in `cached_tokens`, so who shares it is told apart.
+        cache_salt = f"{client.cache_domain}/{self.cache_salt}" if client.cache_domain else self.cache_salt
         return [
             m.Submit(
                 request_id=core_request_id(client.name, self.request_id, i),
@@ -55,7 +60,7 @@ class TokenizedRequest:
                 n=self.n,
                 # Stop strings are found, and the rest is not computed, only if tokens come as they are made.
                 stream=self.stream or bool(self.stop),
-                cache_salt=self.cache_salt,
+                cache_salt=cache_salt,
                 priority=self.priority,
                 timeout_s=self.timeout_s,
                 client=client.name,
