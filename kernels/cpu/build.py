@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from kernels.cpu.isa import Isa
+from kernels.cpu.trust import why_untrusted
 
 SOURCES = Path(__file__).parent / "csrc"
 FLAGS = (
@@ -58,24 +59,44 @@ def build(isa: Isa, say: Callable[[str], None]) -> Path:
         say: called with a line before a compiler is started.
 
     Raises:
-        BuildError: there is no compiler, it fails, or the cache cannot be written.
+        BuildError: there is no compiler, it fails, or the cache cannot be written, or not be trusted.
     """
     runtime = openmp_runtime()
     library = cache_folder() / _key(isa, runtime) / LIBRARY
     if library.exists():
-        return library
+        return _trusted(library)
     compiler = shlex.split(os.environ.get("CXX") or "g++")
     if shutil.which(compiler[0]) is None:
         raise BuildError(f"there is no C++ compiler {compiler[0]} (CXX can name another)")
     try:
-        library.parent.mkdir(parents=True, exist_ok=True)
+        _make_folders(library.parent)
         with _locked(library.parent / "lock"):
             if not library.exists():
                 say(f"building the CPU kernels for {isa.name}, once; they are kept in {library.parent}")
                 _compile(compiler, isa, runtime, library)
     except OSError as error:
         raise BuildError(f"the CPU kernels cannot be kept in {library.parent}: {error}") from error
+    return _trusted(library)
+
+
+def discard(library: Path) -> None:
+    """Remove a library that cannot be loaded, so that `build` makes it anew."""
+    with contextlib.suppress(OSError):
+        library.unlink()
+
+
+def _trusted(library: Path) -> Path:
+    """The library. Raises BuildError if another user could have put it there, or changed it."""
+    if (reason := why_untrusted(library)) is not None:
+        raise BuildError(f"the library is not loaded: {reason}")
     return library
+
+
+def _make_folders(folder: Path) -> None:
+    """Make a folder and those above it that are missing, for this user alone."""
+    for path in (*reversed(folder.parents), folder):
+        if not path.exists():
+            path.mkdir(mode=0o700, exist_ok=True)
 
 
 def _key(isa: Isa, runtime: Path) -> str:
@@ -106,6 +127,7 @@ def _compile(compiler: list[str], isa: Isa, runtime: Path, library: Path) -> Non
         # Without -fopenmp here: it would add the compiler's own runtime to torch's.
         unfinished = Path(folder) / LIBRARY
         _run_all([[*compiler, "-shared", *objects, str(runtime), "-o", str(unfinished)]])
+        unfinished.chmod(0o755)
         unfinished.replace(library)  # atomic: a process that sees the library sees all of it
 
 

@@ -4,8 +4,8 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from kernels.cpu.build import BuildError, build
-from kernels.cpu.isa import TORCH, choose_isas, processor_flags
+from kernels.cpu.build import BuildError, build, discard
+from kernels.cpu.isa import TORCH, Isa, choose_isas, processor_flags
 from kernels.cpu.kernels import CpuKernels
 from kernels.cpu.library import Library
 
@@ -44,8 +44,8 @@ def load(threads: int, say: Callable[[str], None], environment: Mapping[str, str
     problems: list[str] = []
     for isa in choice.candidates:
         try:
-            library = Library(build(isa, say))
-        except (BuildError, OSError) as error:
+            library = _library(isa, say)
+        except (BuildError, OSError, AttributeError) as error:
             problems.append(f"no kernels for {isa.name}: {error}")
             continue
         if library.request_tiles() != 0:
@@ -56,3 +56,17 @@ def load(threads: int, say: Callable[[str], None], environment: Mapping[str, str
         return Loaded(None, TORCH, choice.reason, None)
     problems.append("plain torch runs instead, at a fraction of the speed")
     return Loaded(None, TORCH, "nothing better could be built", "; ".join(problems))
+
+
+def _library(isa: Isa, say: Callable[[str], None]) -> Library:
+    """The library, built anew if the one in the cache is damaged, or lacks a function.
+
+    Raises:
+        BuildError, OSError, AttributeError: there is none that can be used.
+    """
+    path = build(isa, say)
+    try:
+        return Library(path)
+    except (OSError, AttributeError):
+        discard(path)
+        return Library(build(isa, say))
