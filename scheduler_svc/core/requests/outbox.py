@@ -190,6 +190,7 @@ class Outbox:
 
     def close(self, sequences: Iterable[Sequence]) -> None:
         """These sequences have no reader any more."""
+        self._offered = []
         for sequence in sequences:
             stream = self._streams.pop(sequence, None)
             if stream is not None and stream.queued:
@@ -250,6 +251,7 @@ class Outbox:
         """A frontend is gone: drop what waits for it."""
         for waiting in (self._queues, self._answers, self._num_outputs):
             waiting.pop(peer, None)
+        self._offered = []
         self._streams = {sequence: stream for sequence, stream in self._streams.items() if stream.peer != peer}
 
     def _queue(self, stream: _Stream) -> None:
