@@ -11,6 +11,7 @@ import os
 import random
 import resource
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -36,6 +37,7 @@ pytestmark = pytest.mark.chaos
 
 SEED = int(os.environ.get("BATON_CHAOS_SEED", "1"))
 SECONDS = int(os.environ.get("BATON_CHAOS_SECONDS", "120"))
+SOAK_SECONDS = int(os.environ.get("BATON_SOAK_SECONDS", "0"))
 NUM_EXECUTORS = 3
 STEP_TIMEOUT_S = 3.0
 
@@ -138,6 +140,17 @@ class Upheaval:
             await disturb()  # type: ignore[misc]
             self.mend()
             await asyncio.sleep(self.rng.uniform(0.5, 2.0))
+
+    async def soak(self, seconds: float, memory: list[float]) -> None:
+        """Kill executors and frontends at random, and nothing else, and note the memory of the core that lives on."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            disturb = self.rng.choice([self.kill_an_executor, self.kill_a_frontend, self.break_the_network])
+            self.counts[disturb.__name__] = self.counts.get(disturb.__name__, 0) + 1
+            await disturb()
+            self.mend()
+            await asyncio.sleep(self.rng.uniform(1.0, 6.0))
+            memory.append(resident_mb(self.fleet.pids[SCHEDULER]))
 
     def mend(self) -> None:
         """Start whatever has ended, as a supervisor would."""
@@ -245,6 +258,11 @@ class Upheaval:
                 await asyncio.sleep(0.2)
 
 
+def resident_mb(pid: int) -> float:
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * resource.getpagesize() / 2**20
+
+
 async def text_of(streams: EventStreams, request) -> str:
     texts: list[str] = []
 
@@ -272,3 +290,19 @@ def test_64_streams_while_everything_goes_wrong(tmp_path):
         num_finished = asyncio.run(read_on(upheaval.spec.url, lambda: upheaval.run(SECONDS)))
         print(f"{num_finished} streams ended as if nothing had happened, through {upheaval.counts}")
         assert upheaval.num_failed + asyncio.run(upheaval.failed_in_this_life()) == 0
+
+
+@pytest.mark.skipif(not SOAK_SECONDS, reason="BATON_SOAK_SECONDS says for how long (900 for a release)")
+@pytest.mark.timeout(2 * SOAK_SECONDS + 300)
+def test_soak(tmp_path):
+    """Kills at random for a long time: no stream is lost or different, and the core's memory is flat."""
+    print(f"BATON_CHAOS_SEED={SEED}")
+    with running(tmp_path) as (fleet, proxy):
+        upheaval, memory = Upheaval(fleet, proxy, random.Random(SEED)), []
+        num_finished = asyncio.run(read_on(upheaval.spec.url, lambda: upheaval.soak(SOAK_SECONDS, memory)))
+        third = len(memory) // 3
+        begin, end = statistics.median(memory[third : 2 * third]), statistics.median(memory[2 * third :])
+        print(f"{num_finished} streams ended as if nothing had happened, through {upheaval.counts}")
+        print(f"the core's memory: {memory[0]:.1f} MB at first, then a median of {begin:.1f} and at last {end:.1f} MB")
+        assert asyncio.run(upheaval.failed_in_this_life()) == 0
+        assert end < 1.05 * begin

@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from scheduler_svc.frontend.http import connection_guard
 from scheduler_svc.frontend.http.connection_guard import MAX_HEAD_BYTES, ConnectionLimits
-from scheduler_svc.frontend.http.server import http_config
+from scheduler_svc.frontend.http.server import ACCEPTS_AT_ONCE, http_config
 
 SHORT = ConnectionLimits(max_connections=100, head_timeout_s=0.3, body_timeout_s=0.3, stall_timeout_s=0.3)
 HEAD = b"POST /echo HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\n"
@@ -298,5 +298,31 @@ def test_readers_that_do_not_read(dropped: list[dict]):
                 assert await client.is_closed()
             ports = {client.writer.get_extra_info("sockname")[1] for client in clients}
             assert sorted(facts["client"][1] for facts in dropped) == sorted(ports)  # each once
+
+    asyncio.run(run())
+
+
+def test_connections_that_come_at_once_are_accepted_some_at_a_time():
+    """As many may wait as before, and streams have their turns in between."""
+
+    async def run() -> None:
+        with socket.create_server(("127.0.0.1", 0), backlog=2048) as listener:
+            config = http_config(app, ConnectionLimits(max_connections=1000))
+            server = uvicorn.Server(config)
+            listener.setblocking(False)
+            accepted, rounds, counts = 0, 0, []
+            clients = [socket.create_connection(listener.getsockname()) for _ in range(100)]
+            task = asyncio.create_task(server.serve(sockets=[listener]))
+            while accepted < len(clients):
+                before, rounds = accepted, rounds + 1
+                await asyncio.sleep(0)
+                accepted = len(server.server_state.connections)
+                counts.append(accepted - before)
+                assert rounds < 1_000_000
+            assert max(counts) <= ACCEPTS_AT_ONCE
+            for client in clients:
+                client.close()
+            server.should_exit = True
+            await task
 
     asyncio.run(run())

@@ -21,9 +21,11 @@ STREAMS_MAY_TAKE_S = 4.0  # to end by themselves when the frontend stops; then t
 CONNECTIONS_MAY_TAKE_S = 6
 KEEP_ALIVE_S = 30
 LISTEN_BACKLOG = 2048
+ACCEPTS_AT_ONCE = 16  # asyncio accepts as many connections in one go as the backlog is long, and streams wait for that
 MAX_CONNECTIONS = 4096
 OTHER_FILES = 128  # open besides connections
 WATCH_INTERVAL_S = 0.25
+START_INTERVAL_S = 0.01
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,7 @@ async def serve(app: FastAPI, link: CoreLink, listener: socket.socket, settings:
     async with asyncio.TaskGroup() as tasks:
         watch = tasks.create_task(_stop_when_alone(server, link, settings))
         helpers = [tasks.create_task(link.run()), tasks.create_task(_end_streams_on_stop(server, link)), watch]
+        helpers.append(tasks.create_task(_lengthen_backlog(server, listener)))
         log.info("frontend started", host=host, port=port, pid=os.getpid())
         await server.serve(sockets=[listener])
         was_told = not watch.done()
@@ -85,6 +88,7 @@ def http_config(app: FastAPI, limits: ConnectionLimits) -> uvicorn.Config:
         server_header=False,
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=CONNECTIONS_MAY_TAKE_S,
+        backlog=ACCEPTS_AT_ONCE,
     )
 
 
@@ -105,6 +109,13 @@ async def _stop_when_alone(server: uvicorn.Server, link: CoreLink, settings: Ser
     log.error("core gone", silent_s=link.silent_s, parent_gone=settings.parent not in (None, os.getppid()))
     link.leave_all("the scheduler went away")
     server.should_exit = True
+
+
+async def _lengthen_backlog(server: uvicorn.Server, listener: socket.socket) -> None:
+    """Let more connections wait than are accepted at once: uvicorn has one number for both."""
+    while not server.started:
+        await asyncio.sleep(START_INTERVAL_S)
+    listener.listen(LISTEN_BACKLOG)
 
 
 async def _end_streams_on_stop(server: uvicorn.Server, link: CoreLink) -> None:

@@ -1,0 +1,243 @@
+"""What floods cost the service, and everyone else who uses it.
+
+A service on the embedded demo model streams to one bystander while a process of its own floods one of its ports, for
+some seconds and with all its strength. For each flood one JSON line is printed: what the flooder sent, the CPU time,
+memory and open files that the core and the frontend took more than before it, and the bystander's longest pause between
+two tokens. The first lines are without a flood: on an idle machine, and beside a process that only computes, because on
+a machine with few cores a flooder takes a core away as well.
+
+Example: python benchmarks/bench_flood.py --seconds 10
+"""
+
+import json
+import multiprocessing
+import os
+import resource
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+import httpx
+
+from common import messages as m
+from common.wire import Codec
+from scheduler_svc.client.processes.local_fleet import SCHEDULER, FleetSpec, LocalFleet, free_ports
+
+MIB = 2**20
+GREETING = b"\xff" + bytes(8) + b"\x7f\x03\0NULL" + bytes(48)
+READY = b"\x04\x1c\x05READY\x0bSocket-Type\0\0\0\x06DEALER"
+TICKS = os.sysconf("SC_CLK_TCK")
+Flood = Callable[[int, "multiprocessing.sharedctypes.Synchronized[int]"], None]
+
+
+def connect(port: int) -> socket.socket:
+    """A connection to a port of this machine."""
+    connection = socket.create_connection(("127.0.0.1", port), timeout=10)
+    connection.settimeout(5)
+    return connection
+
+
+def many_connections(start: bytes, keep: int) -> Flood:
+    """Connect again and again and send the same; the last `keep` connections stay open."""
+
+    def flood(port: int, sent: Any) -> None:
+        open_ones: list[socket.socket] = []
+        while True:
+            with suppress(OSError):
+                connection = connect(port)
+                connection.sendall(start)
+                sent.value += len(start)
+                open_ones.append(connection)
+            while len(open_ones) > keep:
+                open_ones.pop(0).close()
+
+    return flood
+
+
+def one_connection(start: bytes, chunk: bytes) -> Flood:
+    """Connect, and send the same without end; connect again when cut off."""
+
+    def flood(port: int, sent: Any) -> None:
+        while True:
+            with suppress(OSError), connect(port) as connection:
+                connection.sendall(start)
+                while True:
+                    connection.sendall(chunk)
+                    sent.value += len(chunk)
+
+    return flood
+
+
+def requests(path: str, body: bytes) -> Flood:
+    """Post the same body again and again."""
+    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+
+    def flood(port: int, sent: Any) -> None:
+        while True:
+            with suppress(OSError), connect(port) as connection:
+                connection.settimeout(60)
+                connection.sendall(head.encode() + body)
+                sent.value += len(body)
+                connection.recv(65536)
+
+    return flood
+
+
+def frames(message: m.Message) -> bytes:
+    """A message as ZeroMQ sends it."""
+    header, payload = Codec[Any](m.SchedulerToExecutor).encode(message)
+    size = bytes((0, len(payload))) if len(payload) < 256 else b"\x02" + len(payload).to_bytes(8, "big")
+    return bytes((1, len(header))) + header + size + payload
+
+
+ABSURD = m.Hello(
+    executor="absurd", build="0", fingerprint="f", dtype="float32", device="cpu", num_blocks=2**20, block_size=16,
+    max_num_seqs=2**13, max_batch_tokens=2**20, max_model_len=2**15, vocab_size=2048, pid=1, tokenizer="",
+)  # fmt: skip
+BEAT = frames(m.ExecutorHeartbeat(epoch=1))
+TEXT = b"To be, or not to be, that is the question. "
+CHAT = b'{"model":"baton-demo","messages":[' + b'{"role":"user","content":"x"},' * 90_000 + b'{"role":"user"}]}'
+FLOODS: dict[str, tuple[str, Flood]] = {
+    "executors: silent connections": ("executors", many_connections(b"", 1000)),
+    "executors: garbage": ("executors", many_connections(b"GET / HTTP/1.1\r\n\r\n", 1)),
+    "executors: finished handshakes": ("executors", many_connections(GREETING + READY, 1000)),
+    "executors: endless message": ("executors", one_connection(GREETING + READY, b"\x01\x00" * 32768)),
+    "executors: messages": ("executors", one_connection(GREETING + READY, BEAT * 1000)),
+    "executors: absurd Hellos": ("executors", many_connections(GREETING + READY + frames(ABSURD), 200)),
+    "http: silent connections": ("http", many_connections(b"", 2000)),
+    "http: endless head": ("http", one_connection(b"GET / HTTP/1.1\r\nx: ", b"a" * 65536)),
+    "http: unknown keys, 8 MiB": (
+        "http",
+        requests("/v1/completions", (b"{" + b",".join(b'"k%d":1' % i for i in range(800_000)))[: 8 * MIB - 1] + b"}"),
+    ),
+    "http: empty messages": ("http", requests("/v1/chat/completions", b'{"messages":[' + b"{}," * 300_000 + b"{}]}")),
+    "http: 90,000 messages": ("http", requests("/v1/chat/completions", CHAT)),
+    "http: a text of 8 MiB": (
+        "http",
+        requests("/v1/completions", b'{"model":"baton-demo","prompt":"' + TEXT * (8 * MIB // len(TEXT) - 2) + b'"}'),
+    ),
+    "http: 260,000 token ids": (
+        "http",
+        requests("/v1/completions", b'{"model":"baton-demo","prompt":[' + b"5," * 260_000 + b"5]}"),
+    ),
+}
+
+
+def compute(_port: int, _sent: Any) -> None:
+    """Take a core and send nothing."""
+    while True:
+        sum(range(10_000))
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What a process has used: seconds of CPU, MB of memory, open files."""
+
+    cpu_s: float
+    resident_mb: float
+    files: int
+
+    @classmethod
+    def of(cls, pid: int) -> "Usage":
+        """A process's usage now."""
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+        files = len(os.listdir(f"/proc/{pid}/fd"))
+        return cls((int(fields[11]) + int(fields[12])) / TICKS, pages * resource.getpagesize() / MIB, files)
+
+
+class Bystander(threading.Thread):
+    """A client that streams without end, and notes its pauses."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(daemon=True)
+        self._url = url
+        self.longest_s = 0.0
+        self.num_tokens = 0
+        self.errors: list[str] = []
+        self.start()
+
+    def watch(self) -> None:
+        """Forget what was."""
+        self.longest_s, self.num_tokens = 0.0, 0
+
+    def run(self) -> None:
+        """Stream; a request that ends is followed by the next on the same connection."""
+        body = {"model": "baton-demo", "prompt": "x", "max_tokens": 1900, "ignore_eos": True, "stream": True}
+        with httpx.Client(timeout=60, trust_env=False) as http:
+            while True:
+                try:
+                    with http.stream("POST", f"{self._url}/v1/completions", json=body) as answer:
+                        last = time.monotonic()
+                        for _ in answer.iter_lines():
+                            now = time.monotonic()
+                            self.longest_s = max(self.longest_s, now - last)
+                            self.num_tokens += 1
+                            last = now
+                except httpx.HTTPError as error:
+                    self.errors.append(repr(error))
+                    time.sleep(0.1)
+
+
+def measure(name: str, flood: Flood | None, port: int, seconds: float, pids: dict[str, int], other: Bystander) -> None:
+    """Print one flood's line."""
+    sent = multiprocessing.Value("q", 0)
+    before = {role: Usage.of(pid) for role, pid in pids.items()}
+    process = multiprocessing.Process(target=flood, args=(port, sent), daemon=True) if flood is not None else None
+    other.watch()
+    if process is not None:
+        process.start()
+    peaks = dict(before)
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        time.sleep(0.1)
+        for role, pid in pids.items():
+            now, peak = Usage.of(pid), peaks[role]
+            peaks[role] = Usage(now.cpu_s, max(now.resident_mb, peak.resident_mb), max(now.files, peak.files))
+    line: dict[str, Any] = {"flood": name, "sent_mib": round(sent.value / MIB, 1)}
+    line |= {"longest_pause_ms": round(1000 * other.longest_s), "tokens_per_s": round(other.num_tokens / seconds)}
+    for role, start in before.items():
+        line[f"{role}_cpu_percent"] = round(100 * (peaks[role].cpu_s - start.cpu_s) / seconds)
+        line[f"{role}_mb_more"] = round(peaks[role].resident_mb - start.resident_mb, 1)
+        line[f"{role}_files_more"] = peaks[role].files - start.files
+    if process is not None:
+        process.kill()
+        process.join()
+    print(json.dumps(line), flush=True)
+    time.sleep(1)  # what it left behind is closed
+
+
+@click.command(context_settings={"show_default": True})
+@click.option("--seconds", default=10.0, type=click.FloatRange(0.5), help="Of each flood.")
+@click.option("--only", default="", help="Floods with this in their names.")
+def main(seconds: float, only: str) -> None:
+    """Flood each port of a service, and measure what it costs."""
+    port, executor_port = free_ports(2)
+    ports = {"executors": executor_port, "http": port}
+    with tempfile.TemporaryDirectory() as folder:
+        spec = FleetSpec(
+            port=port,
+            executor_port=executor_port,
+            scheduler_options=("--journal", f"{folder}/journal.sqlite3"),
+            executor_options=("--threads", "1", "--num-blocks", "4096"),
+        )
+        with LocalFleet(spec, Path(folder)) as fleet:
+            fleet.wait_ready()
+            core = fleet.pids[SCHEDULER]
+            (frontend,) = Path(f"/proc/{core}/task/{core}/children").read_text().split()
+            pids, other = {"core": core, "frontend": int(frontend)}, Bystander(spec.url)
+            time.sleep(2)
+            measure("none", None, 0, seconds, pids, other)
+            measure("none, beside a process that computes", compute, 0, seconds, pids, other)
+            for name, (where, flood) in FLOODS.items():
+                if only in name:
+                    measure(name, flood, ports[where], seconds, pids, other)
+            if other.errors:
+                raise click.ClickException(f"the bystander was disturbed: {other.errors[:3]}")
