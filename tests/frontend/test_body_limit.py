@@ -38,7 +38,8 @@ def app():
         body = (await receive())["body"]
         if not scope.get("keeps"):
             scope["baton.body"].release()
-        await scope.get("wait", asyncio.sleep(0))
+        if "wait" in scope:
+            await scope["wait"]
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": body})
 

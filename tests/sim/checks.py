@@ -38,6 +38,7 @@ def unrest(scene: Scene) -> list[str]:
         return ["the scheduler is dead"]
     group_commit = core.requests.group_commit
     reasons = {
+        "scheduler frozen": scene.service.is_frozen,
         "sequences": len(list(core.scheduler)),
         "outbox": len(core.requests.outbox.peers()),
         "journal failed": group_commit.state is JournalState.FAILED,

@@ -113,6 +113,11 @@ class Service:
         """kill -9, just after it logs something for the next time; it is back soon."""
         self._kill_when = event
 
+    @property
+    def is_frozen(self) -> bool:
+        """Whether it stands still, and has not taken in what happened since."""
+        return self._world.now < self._frozen_until
+
     def freeze(self, until: float) -> None:
         """SIGSTOP, and SIGCONT at a time."""
         self._frozen_until = until
