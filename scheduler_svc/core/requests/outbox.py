@@ -34,7 +34,8 @@ class _Stream:
     Attributes:
         held: nothing is told before the sequence's end.
         queued: whether the stream stands in its peer's queue.
-        runs: not told yet.
+        tokens, model: not told yet, and what computed them.
+        earlier: what earlier models computed, not told yet.
         told_model: what the reader was told last.
     """
 
@@ -42,65 +43,89 @@ class _Stream:
     sequence: Sequence
     held: bool = False
     queued: bool = False
-    runs: list[_Run] = field(default_factory=list)
+    tokens: "array[int]" = field(default_factory=lambda: array("i"))
+    model: str = ""
+    earlier: list[_Run] = field(default_factory=list)
     told_model: str = ""
     num_cached: int = 0
     ending: Ending | None = None
 
-    def append(self, token: int, model: str) -> None:
-        """The sequence has a new token."""
-        if not self.runs or self.runs[-1].model != model:
-            self.runs.append(_Run(model, array("i")))
-        self.runs[-1].tokens.append(token)
+    @property
+    def num_waiting(self) -> int:
+        """Tokens that are not told yet."""
+        return len(self.tokens) + sum(len(run.tokens) for run in self.earlier)
 
-    def deltas(self, max_tokens: int) -> "tuple[list[TokenDelta], _Told]":
-        """What is to be told next, of so many tokens at most, and what will have been told then."""
-        deltas: list[TokenDelta] = []
-        told, num_told = self.told_model, 0
-        for run in self.runs:
-            tokens = run.tokens[: max_tokens - num_told]
-            if not tokens:
-                break
-            deltas.append(self._delta(tokens, "" if run.model == told else run.model))
-            told, num_told = run.model, num_told + len(tokens)
-        is_whole = num_told == sum(len(run.tokens) for run in self.runs)
-        if is_whole and (ending := self.ending) is not None:
-            last = deltas.pop() if deltas else self._delta(array("i"), "")
-            deltas.append(
-                msgspec.structs.replace(last, finish_reason=ending.reason, error=ending.error, code=ending.code)
-            )
-        return deltas, _Told(self, num_told, told, is_whole)
+    def change_model(self, model: str) -> None:
+        """Tokens from now on are another model's."""
+        if self.tokens:
+            self.earlier.append(_Run(self.model, self.tokens))
+            self.tokens = array("i")
+        self.model = model
 
-    def _delta(self, tokens: "array[int]", model: str) -> TokenDelta:
+    def tell_all(self) -> list[TokenDelta]:
+        """Everything that is to be told."""
+        deltas, told = self._tell(self.earlier)
+        deltas.append(self.last_delta(told))
+        return deltas
+
+    def last_delta(self, told_model: str) -> TokenDelta:
+        """What is to be told of the tokens of the present model, to a reader that was told this model last."""
+        ending = self.ending
         return TokenDelta(
             request_id=self.sequence.request_id,
             index=self.sequence.index,
-            token_ids=tokens.tobytes(),
+            token_ids=self.tokens.tobytes(),
+            finish_reason=None if ending is None else ending.reason,
+            error="" if ending is None else ending.error,
+            code="" if ending is None else ending.code,
             num_cached_tokens=self.num_cached,
-            model=model,
+            model="" if self.model == told_model else self.model,
         )
 
+    def told_all(self) -> None:
+        """What `tell_all` gave is on its way."""
+        self.told_model, self.tokens = self.model, array("i")
+        if self.earlier:
+            self.earlier = []
 
-@dataclass(frozen=True, slots=True)
-class _Told:
-    """What a message tells of a stream: so many tokens, the last of them of this model; whether that is all."""
+    def tell_some(self, max_tokens: int) -> list[TokenDelta]:
+        """The first of so many tokens, which are not all."""
+        return self._tell(self._split(max_tokens)[0])[0]
 
-    stream: _Stream
-    num_tokens: int
-    model: str
-    is_whole: bool
+    def told_some(self, num_tokens: int) -> None:
+        """What `tell_some` gave is on its way."""
+        told, left = self._split(num_tokens)
+        self.told_model, self.earlier, self.tokens = told[-1].model, left[:-1], left[-1].tokens
 
-    def apply(self) -> None:
-        """It is on its way."""
-        stream, left = self.stream, self.num_tokens
-        stream.told_model = self.model
-        while left:
-            first = stream.runs[0].tokens
-            taken = min(left, len(first))
-            del first[:taken]
-            left -= taken
-            if not first:
-                del stream.runs[0]
+    def _split(self, num_tokens: int) -> tuple[list[_Run], list[_Run]]:
+        """Runs with the first tokens, and runs with the others; the last of those is the present model's."""
+        first: list[_Run] = []
+        others = [*self.earlier, _Run(self.model, self.tokens)]
+        while num_tokens:
+            run = others[0]
+            first.append(_Run(run.model, run.tokens[:num_tokens]))
+            if len(run.tokens) > num_tokens:
+                others[0] = _Run(run.model, run.tokens[num_tokens:])
+                break
+            num_tokens -= len(run.tokens)
+            del others[0]
+        return first, others
+
+    def _tell(self, runs: list[_Run]) -> tuple[list[TokenDelta], str]:
+        """Deltas of these runs, and the model that was told last then."""
+        deltas, told = [], self.told_model
+        for run in runs:
+            deltas.append(
+                TokenDelta(
+                    request_id=self.sequence.request_id,
+                    index=self.sequence.index,
+                    token_ids=run.tokens.tobytes(),
+                    num_cached_tokens=self.num_cached,
+                    model="" if run.model == told else run.model,
+                )
+            )
+            told = run.model
+        return deltas, told
 
 
 class Outbox:
@@ -112,7 +137,8 @@ class Outbox:
         self._queues: dict[Peer, list[_Stream]] = {}
         self._answers: dict[Peer, deque[CoreToFrontend]] = {}
         self._num_outputs: dict[Peer, int] = {}
-        self._offered: list[_Told] = []  # what the last message that `peek` gave tells
+        self._offered: list[_Stream] = []  # streams that the last message of `peek` tells everything of
+        self._offered_in_part: tuple[_Stream, int] | None = None  # one of which it tells so many tokens
 
     def answer(self, peer: Peer, message: CoreToFrontend) -> None:
         """Answer a question of `peer`. Answers go in their order, and before all tokens that wait for that peer."""
@@ -139,11 +165,12 @@ class Outbox:
             stream = self._streams[sequence] = _Stream(
                 peer,
                 sequence,
-                runs=[_Run(told.model, array("i", told.token_ids))] if told.token_ids else [],
+                tokens=array("i", told.token_ids),
+                model=told.model,
                 num_cached=told.num_cached or 0,
                 ending=told.ending,
             )
-            if told.ending is not None or stream.runs:
+            if told.ending is not None or stream.tokens:
                 self._queue(stream)
 
     def refuse(self, peer: Peer, request_id: str, refusal: RequestRejected) -> None:
@@ -169,7 +196,9 @@ class Outbox:
             stream = streams.get(sequence)
             if stream is None:
                 continue
-            stream.append(token, model)
+            if stream.model != model:
+                stream.change_model(model)
+            stream.tokens.append(token)
             if not (stream.queued or stream.held):
                 self._queue(stream)
         for sequence in output.firsts:
@@ -190,7 +219,7 @@ class Outbox:
 
     def close(self, sequences: Iterable[Sequence]) -> None:
         """These sequences have no reader any more."""
-        self._offered = []
+        self._forget_offer()
         for sequence in sequences:
             stream = self._streams.pop(sequence, None)
             if stream is not None and stream.queued:
@@ -211,15 +240,23 @@ class Outbox:
         if peer not in self._queues:
             return None
         deltas: list[TokenDelta] = []
-        self._offered = []
+        self._offered, self._offered_in_part = [], None
         left = MAX_TOKENS_A_MESSAGE
         for stream in self._queues[peer][:MAX_STREAMS_A_MESSAGE]:
-            if left <= 0:
+            if not stream.earlier and len(stream.tokens) <= left:  # as good as always
+                deltas.append(stream.last_delta(stream.told_model))
+                self._offered.append(stream)
+                left -= len(stream.tokens)
+                continue
+            num_waiting = stream.num_waiting
+            if num_waiting > left:
+                if left > 0:
+                    deltas += stream.tell_some(left)
+                    self._offered_in_part = stream, left
                 break
-            some, told = stream.deltas(left)
-            deltas += some
-            left -= told.num_tokens
-            self._offered.append(told)
+            deltas += stream.tell_all()
+            self._offered.append(stream)
+            left -= num_waiting
         return Outputs(number=number, deltas=tuple(deltas))
 
     def sent(self, peer: Peer) -> None:
@@ -234,26 +271,29 @@ class Outbox:
         if peer not in self._queues:
             return
         self._num_outputs[peer] = self._num_outputs.get(peer, 0) + 1
-        done = 0
-        for told in self._offered:
-            told.apply()
-            if told.is_whole:
-                done += 1
-                told.stream.queued = False
-                if told.stream.ending is not None:
-                    del self._streams[told.stream.sequence]
-        self._offered = []
-        del self._queues[peer][:done]  # only the last one offered may have more to tell
+        for stream in self._offered:
+            stream.queued = False
+            stream.told_all()
+            if stream.ending is not None:
+                del self._streams[stream.sequence]
+        if self._offered_in_part is not None:
+            stream, num_tokens = self._offered_in_part
+            stream.told_some(num_tokens)
+        del self._queues[peer][: len(self._offered)]
         if not self._queues[peer]:
             del self._queues[peer]
+        self._forget_offer()
 
     def forget(self, peer: Peer) -> None:
         """A frontend is gone: drop what waits for it."""
         for waiting in (self._queues, self._answers, self._num_outputs):
             waiting.pop(peer, None)
-        self._offered = []
+        self._forget_offer()
         self._streams = {sequence: stream for sequence, stream in self._streams.items() if stream.peer != peer}
 
     def _queue(self, stream: _Stream) -> None:
         stream.queued = True
         self._queues.setdefault(stream.peer, []).append(stream)
+
+    def _forget_offer(self) -> None:
+        self._offered, self._offered_in_part = [], None
