@@ -10,6 +10,7 @@ from pathlib import Path
 from common.errors import BatonError
 
 BACKLOG = 512
+MAX_PORT = 65535
 
 
 class EndpointError(BatonError):
@@ -81,8 +82,11 @@ class Listener:
 def _bind_tcp(address: str) -> socket.socket:
     host, _, port = address.rpartition(":")
     number = 0 if port == "*" else int(port)
+    if not 0 <= number <= MAX_PORT:
+        raise ValueError(f"port {number}, allowed are 0 to {MAX_PORT}")
+    family = socket.AF_INET6 if host.startswith("[") else socket.AF_INET
     host = "0.0.0.0" if host == "*" else host.removeprefix("[").removesuffix("]")  # noqa: S104
-    family, kind, protocol, _, target = socket.getaddrinfo(host, number, type=socket.SOCK_STREAM)[0]
+    _, kind, protocol, _, target = socket.getaddrinfo(host, number, family, socket.SOCK_STREAM)[0]
     return _listening(socket.socket(family, kind, protocol), target)
 
 
