@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from scheduler_svc.server.strangers import MAX_STRANGERS
+
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
@@ -28,3 +30,15 @@ def test_the_benchmark_of_failover():
     assert figures["pauses"] in (1, 2), "of the streams that ran on the one that was killed"
     assert 0 < figures["pause_ms_p50"] < 1000 * 60
     assert figures["startup_ms_p50"] > 0
+
+
+@pytest.mark.slow
+def test_the_benchmark_of_floods():
+    """What it prints of the executors' port is bounded work: files and memory, whatever is sent."""
+    idle, computing, *floods = lines("bench_flood.py", "--seconds", "1", "--only", "executors")
+    assert (idle["sent_mib"], computing["sent_mib"]) == (0.0, 0.0)
+    assert len(floods) == 6
+    assert any(each["sent_mib"] > 1 for each in floods)
+    for each in floods:
+        assert each["core_files_more"] <= MAX_STRANGERS + 8, each
+        assert each["core_mb_more"] < 50, each
