@@ -93,10 +93,10 @@ def _trusted(library: Path) -> Path:
 
 
 def _make_folders(folder: Path) -> None:
-    """Make a folder and those above it that are missing, for this user alone."""
+    """Make a folder and those above it that are missing. Others may read them, as in an image, and change nothing."""
     for path in (*reversed(folder.parents), folder):
         if not path.exists():
-            path.mkdir(mode=0o700, exist_ok=True)
+            path.mkdir(mode=0o755, exist_ok=True)
 
 
 def _key(isa: Isa, runtime: Path) -> str:

@@ -180,17 +180,17 @@ class Connections:
             self._budget.spend(ACCEPT)
             try:
                 peer = self._doorway.accept(now)
-            except OSError as error:  # too few files, or too little memory
+                if peer is None:
+                    return
+                self._strangers_selector.register(peer.socket, selectors.EVENT_READ, peer)
+            except OSError as error:  # too few files, or too little memory; what was accepted is closed with its object
                 log.error("a connection cannot be accepted", reason=error.strerror, connections=len(self._peers))
                 self._budget.exhaust()  # or the core would do nothing but try
                 if (oldest := self._strangers.oldest()) is not None:
                     self.drop(oldest)
                 return
-            if peer is None:
-                return
             self._peers[peer.number] = peer
             self._strangers.add(peer, now)
-            self._strangers_selector.register(peer.socket, selectors.EVENT_READ, peer)
             self.write(peer, peer.connection.take_output())
             for superfluous in self._strangers.superfluous(now):
                 self.drop(superfluous)

@@ -52,9 +52,10 @@ class Listener:
         self.socket.setblocking(False)
 
     def accept(self) -> tuple[socket.socket, str] | None:
-        """A connection that waits, and who it is from, for people; None if none waits.
+        """A connection that waits, and who it is from, for people; None if none waits, or the first was turned away.
 
-        A process of another user than root and this one is turned away from a local socket.
+        A process of another user than root and this one is turned away from a local socket. It is one for each call:
+        such a process may connect without end.
 
         Raises:
             OSError: there are too few files or memory for it now.
@@ -69,7 +70,7 @@ class Listener:
         pid, uid = _credentials(connection)
         if uid not in (0, os.geteuid()):
             connection.close()
-            return self.accept()
+            return None
         return connection, f"pid {pid}"
 
     def close(self) -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import time
 from collections import Counter
 from contextlib import closing
 from pathlib import Path
@@ -253,7 +252,8 @@ async def test_others_have_their_turns_while_messages_queue(tmp_path: Path):
         link._take = lambda message: taken.append(rounds)
         for _ in range(640):
             router.send_multipart([peer, *STATE])
-        time.sleep(0.2)  # blocks the loop: all are queued now
+        inbox: zmq.Socket[bytes] = zmq.Socket.shadow(link._socket.underlying)
+        eventually(lambda: inbox.poll(0))  # without a turn of the loop: what has arrived is queued
         while len(taken) < 640:
             rounds += 1
             await asyncio.sleep(0)

@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import httpx
@@ -28,7 +27,7 @@ class Scheduler:
     """`baton-scheduler` with one frontend, no executor, and a folder for temporary files of its own."""
 
     def __init__(self, folder):
-        self.journal, self.temporary = folder / "journal", folder / "tmp"
+        self.journal, self.temporary, self.log = folder / "journal", folder / "tmp", folder / "log"
         self.temporary.mkdir(exist_ok=True)
         self.port, back = free_ports(2)
         self._command = [sys.executable, "-m", "scheduler_svc", "--port", str(self.port)]
@@ -37,8 +36,9 @@ class Scheduler:
 
     def start(self):
         env = os.environ | {"TMPDIR": str(self.temporary)}
-        self.process = subprocess.Popen(self._command, cwd=ROOT, env=env)
-        eventually(self.answers, told=lambda: f"exit code {self.process.poll()}")
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(self._command, cwd=ROOT, env=env, stderr=log)
+        eventually(self.answers, told=self.log.read_text)
 
     def answers(self):
         assert self.process.poll() is None, self.process.returncode
@@ -81,7 +81,7 @@ def test_a_frontend_that_dies_while_files_are_short_ends_nobody(scheduler):
     num_open = len(os.listdir(f"/proc/{pid}/fd"))
     resource.prlimit(pid, resource.RLIMIT_NOFILE, (num_open - 1, before[1]))
     os.kill(frontend, signal.SIGKILL)
-    time.sleep(2.5 * RESTART_DELAY_S)  # the outage lasts for some attempts
+    eventually(lambda: scheduler.log.read_text().count('event="frontend cannot be started"') >= 2)
     assert scheduler.process.poll() is None
     resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
     eventually(scheduler.answers)

@@ -3,6 +3,7 @@
 import os
 import random
 import resource
+import select
 import selectors
 import socket
 import subprocess
@@ -415,3 +416,55 @@ def test_another_user_of_the_machine_is_turned_away_from_a_local_socket():
         assert len(door._connections) == 1
     finally:
         door.close()
+
+
+CROWD = """
+import os, socket, sys
+os.setuid(65534)
+crowd = []
+for _ in range(300):
+    connection = socket.socket(socket.AF_UNIX)
+    connection.setblocking(False)
+    connection.connect_ex(chr(0) + sys.argv[1])
+    crowd.append(connection)
+print(len(crowd), flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or sys.platform != "linux", reason="only root can be another user")
+def test_a_crowd_of_another_user_at_a_local_socket_is_turned_away_one_for_each_try():
+    name = f"baton-test-crowd-{os.getpid()}"
+    door = Router(f"ipc://@{name}", m.FrontendToCore, DropLog(get_logger("t"), "x"), trusts_all=True)
+    command = [sys.executable, "-c", CROWD, name]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as crowd:
+        try:
+            assert crowd.stdout.readline() == "300\n"
+            friend = Peer(door.endpoint, m.CoreToFrontend)
+            friend.send(m.FrontendHello(pid=1))
+            assert door._connections._doorway.accept(0.0) is None
+            assert select.select([door._connections._doorway.socket], [], [], 0)[0], "the others wait"
+            eventually(lambda: list(door.receive()))
+            assert len(door._connections) == 1
+        finally:
+            door.close()
+            crowd.stdin.close()
+
+
+def test_a_connection_that_cannot_be_watched_ends_nobody(frugal, monkeypatch):
+    door = frugal
+    member, number = members_beside(door)
+    selector = door.router._connections._strangers_selector
+    register, failures = selector.register, []
+
+    def fail(*arguments):
+        failures.append(arguments)
+        raise OSError(28, "No space left on device")  # the kernel's limit of watches
+
+    monkeypatch.setattr(selector, "register", fail)
+    late = RawPeer(door.endpoint)
+    door.turn_until(lambda _: failures)
+    failures.clear()
+    assert late.is_closed()
+    monkeypatch.setattr(selector, "register", register)
+    assert is_served(door, member, number)

@@ -99,12 +99,17 @@ def test_what_only_this_user_can_change_is_trusted(tmp_path: Path) -> None:
     assert "cannot be looked at" in str(why_untrusted(tmp_path / "missing"))
 
 
-def test_new_folders_are_this_users_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_others_may_read_new_folders_and_libraries_and_change_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "new" / "cache"))
     compiler = tmp_path / "g++"
     compiler.write_text('#!/bin/sh\nwhile [ "$1" != -o ]; do shift; done\ntouch "$2"\n')
     compiler.chmod(0o755)
     monkeypatch.setenv("CXX", str(compiler))
-    library = build(next(isa for isa in ISAS if isa.name == lowest_runnable()), lambda line: None)
-    assert {path.stat().st_mode & 0o777 for path in (library.parent, tmp_path / "new")} == {0o700}
-    assert library.stat().st_mode & 0o022 == 0
+    umask = os.umask(0)
+    try:
+        library = build(next(isa for isa in ISAS if isa.name == lowest_runnable()), lambda line: None)
+    finally:
+        os.umask(umask)
+    assert {path.stat().st_mode & 0o777 for path in (library, library.parent, tmp_path / "new")} == {0o755}
