@@ -148,9 +148,11 @@ def main(
     if options["model"] is None:
         log.info("no --model given, serving the embedded demo model")
     claim = None
-    if options["name"] is None and os.environ.get("RANK", "0") == "0":  # a group has the name of its first rank
-        claim = NameClaim()
-        options["name"] = claim.name
+    if options["name"] is None:
+        del options["name"]
+        if os.environ.get("RANK", "0") == "0":  # a group has the name of its first rank
+            claim = NameClaim()
+            options["name"] = claim.name
     try:
         curve = ClientCurve.load(curve_keys) if curve_keys is not None else None
         runner, hello, group = start_executor(ExecutorOptions(**options))  # type: ignore[arg-type]  # click checked them
