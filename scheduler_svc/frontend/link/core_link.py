@@ -6,18 +6,14 @@ import itertools
 import os
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, TypeVar, cast
-
-import zmq
-import zmq.asyncio
-from zmq.utils.monitor import parse_monitor_message
+from typing import Any, TypeVar
 
 from common import messages as m
 from common.errors import RequestRejected, WireError
 from common.logging import DropLog, get_logger
 from common.wire import Codec
+from scheduler_svc.frontend.link.core_socket import ConnectionEvent, CoreSocket
 from scheduler_svc.frontend.link.delta_queue import DeltaQueue, taken_over
-from scheduler_svc.frontend.link.output_numbers import OutputNumbers, Place
 from scheduler_svc.frontend.link.pending_attaches import PendingAttaches
 
 log = get_logger(__name__)
@@ -26,9 +22,6 @@ HELLO_INTERVAL_S = 1.0
 HELLOS_UNANSWERED_WHEN_SILENT = 3
 QUERY_TIMEOUT_S = 5.0
 MAX_OPEN_REQUESTS = 8192
-SEND_HIGH_WATER_MARK = 4 * MAX_OPEN_REQUESTS
-RECEIVE_HIGH_WATER_MARK = 10_000  # steps' outputs: minutes of them, as outputs that do not fit are lost
-LINGER_MS = 500
 LOST = "a message of the scheduler was lost"  # and no stream may go on as if it had not been; clients can read on
 MESSAGES_AT_ONCE = 16  # then others have a turn
 
@@ -37,7 +30,7 @@ Reply = TypeVar("Reply", m.Status, m.Metrics, m.DrainReply)
 
 
 class CoreLink:
-    """One DEALER socket to the core, shared by all requests of this frontend.
+    """One socket to the core, shared by all requests of this frontend.
 
     Sends never wait: a message that cannot be queued at once means that the core is gone or stuck, and the request
     it belongs to is refused. The core is *lost* when the connection breaks, and then every open answer ends here: a
@@ -48,24 +41,14 @@ class CoreLink:
 
     def __init__(self, endpoint: str, *, hello_interval_s: float = HELLO_INTERVAL_S) -> None:
         self._hello_interval_s = hello_interval_s
-        self._context = zmq.asyncio.Context()
-        self._socket = self._context.socket(zmq.DEALER)
-        self._socket.setsockopt(zmq.SNDHWM, SEND_HIGH_WATER_MARK)
-        self._socket.setsockopt(zmq.RCVHWM, RECEIVE_HIGH_WATER_MARK)
-        self._socket.setsockopt(zmq.LINGER, LINGER_MS)
-        self._socket.setsockopt(zmq.IMMEDIATE, 1)  # queue nothing while there is no connection to the core
-        self._socket.setsockopt(zmq.RECONNECT_IVL, 100)
-        self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
-        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
-        self._events: zmq.Socket[bytes] = zmq.Socket.shadow(self._monitor.underlying)  # the same, read without waiting
-        self._socket.connect(endpoint)
+        self._socket = CoreSocket(endpoint)
         self._codec: Codec[m.CoreToFrontend] = Codec(m.CoreToFrontend)
         self._queues: dict[str, DeltaQueue] = {}
         self._pending_attaches = PendingAttaches()
         self._queries: dict[int, asyncio.Future[Any]] = {}
         self._query_ids = itertools.count()
         self._hellos_unanswered = 0
-        self._output_numbers = OutputNumbers()
+        self._num_outputs = 0  # of this connection
         self._is_connected = False
         self._fleet = m.FleetState(num_ready=0, fingerprint="", max_model_len=0)
         self._drops = DropLog(log, "core")
@@ -104,10 +87,7 @@ class CoreLink:
 
     def close(self) -> None:
         """Give the last Cancels a moment to leave, and close the socket."""
-        self._socket.disable_monitor()
-        self._monitor.close(linger=0)
         self._socket.close()
-        self._context.term()
 
     def open(self, submits: Sequence[m.Submit], *, is_resumable: bool = False) -> DeltaQueue:
         """Submit requests that belong together and return where their deltas arrive.
@@ -216,11 +196,7 @@ class CoreLink:
                 del self._queues[request_id]
 
     def _send(self, message: m.FrontendToCore) -> None:
-        sent = self._socket.send_multipart(self._codec.encode(message), flags=zmq.NOBLOCK)
-        try:
-            cast("asyncio.Future[None]", sent).result()  # with NOBLOCK the future is done already
-        except zmq.Again:
-            raise RequestRejected("the scheduler cannot be reached at the moment", "unavailable") from None
+        self._socket.send(self._codec.encode(message))
 
     async def _say_hello(self) -> None:
         hello = m.FrontendHello(pid=os.getpid())
@@ -233,16 +209,17 @@ class CoreLink:
                 log.warning("core silent", silent_s=self.silent_s, open_requests=self.num_open)
 
     async def _receive(self) -> None:
-        for number in itertools.count(1):
-            frames = await self._socket.recv_multipart()  # does not yield while messages are queued
-            self._take_events()
-            try:
-                self._take(self._codec.decode(frames))
-            except WireError as error:
-                self._drops.dropped("core", error)
-                self.leave_all(LOST)
-            if number % MESSAGES_AT_ONCE == 0:
-                await asyncio.sleep(0)
+        while True:
+            await self._socket.wait_for_message()
+            for frames in itertools.islice(self._socket.messages(), MESSAGES_AT_ONCE):
+                if self._take_events():
+                    continue  # see `CoreSocket`
+                try:
+                    self._take(self._codec.decode(frames))
+                except WireError as error:
+                    self._drops.dropped("core", error)
+                    self.leave_all(LOST)
+            await asyncio.sleep(0)
 
     def _take(self, message: m.CoreToFrontend) -> None:
         if not self.is_up:
@@ -262,11 +239,11 @@ class CoreLink:
                     answer.set_result(message)
 
     def _take_outputs(self, outputs: m.Outputs) -> None:
-        place = self._output_numbers.take(outputs.number)
-        if place is Place.GAP:
+        if outputs.number != self._num_outputs:
             self._drops.dropped("core", f"what came before Outputs {outputs.number}")
             self.leave_all(LOST)
-        for delta in outputs.deltas if place is not Place.STALE else ():
+        self._num_outputs = outputs.number + 1
+        for delta in outputs.deltas:
             # Deltas of requests that were just cancelled are still in flight: no queue takes them.
             if queue := self._queues.get(delta.request_id):
                 self._deliver(delta, queue)
@@ -303,18 +280,24 @@ class CoreLink:
 
     async def _watch_connection(self) -> None:
         while True:
-            await self._monitor.poll()
+            await self._socket.wait_for_event()
             self._take_events()
 
-    def _take_events(self) -> None:
-        """What has happened to the connection; taken before what came later, or that would seem to have ended."""
-        while self._events.poll(0):
-            event = parse_monitor_message(self._events.recv_multipart())["event"]
-            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                self._output_numbers.begin()
+    def _take_events(self) -> bool:
+        """What has happened to the connection; taken before what came later, or that would seem to have ended.
+
+        Returns:
+            Whether anything has.
+        """
+        has_changed = False
+        for event in self._socket.events():
+            has_changed = True
+            if event is ConnectionEvent.BEGUN:
+                self._num_outputs = 0
                 with contextlib.suppress(RequestRejected):
                     self._send(m.FrontendHello(pid=os.getpid()))  # so that requests need not wait for the next hello
             elif self._is_connected:
                 self._is_connected = False
                 log.warning("core lost", open_requests=self.num_open)
                 self.fail_all("the scheduler went away")
+        return has_changed
