@@ -35,14 +35,20 @@ def crash(journal, front, back):
     return subprocess.Popen([sys.executable, "-c", CRASHING, *options], stderr=subprocess.PIPE)
 
 
+def submit_for_good(frontend, request_id):
+    """Submit a request and wait until it is in the journal: what attaches to it is answered then."""
+    frontend.submit(request_id, [1, 2, 3], max_tokens=5)
+    frontend.send(m.Attach(request_id=request_id))
+    assert frontend.receive(m.Attached).found
+
+
 def test_requests_that_the_core_fails_of_are_given_up(tmp_path):
     path, front, back = tmp_path / "journal", f"ipc://{tmp_path}/front", f"ipc://{tmp_path}/back"
     for life in range(MAX_CRASHES):
         process = crash(path, front, back)
         frontend = FakeFrontend(front)
         if life == 0:
-            frontend.submit("a", [1, 2, 3], max_tokens=5)
-            frontend.status()
+            submit_for_good(frontend, "a")
         peer = Peer(back, m.SchedulerToExecutor)
         peer.send(hello())
         _, errors = process.communicate(timeout=20)
@@ -69,8 +75,7 @@ def test_a_kill_is_no_failure_of_the_core(tmp_path):
     path, front, back = tmp_path / "journal", f"ipc://{tmp_path}/front", f"ipc://{tmp_path}/back"
     process = crash(path, front, back)
     frontend = FakeFrontend(front)
-    frontend.submit("a", [1, 2, 3], max_tokens=5)
-    frontend.status()
+    submit_for_good(frontend, "a")
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()
     frontend.close()
