@@ -70,6 +70,7 @@ def build(isa: Isa, say: Callable[[str], None]) -> Path:
         raise BuildError(f"there is no C++ compiler {compiler[0]} (CXX can name another)")
     try:
         _make_folders(library.parent)
+        _trusted(library.parent)  # before anything is written there
         with _locked(library.parent / "lock"):
             if not library.exists():
                 say(f"building the CPU kernels for {isa.name}, once; they are kept in {library.parent}")
@@ -85,11 +86,15 @@ def discard(library: Path) -> None:
         library.unlink()
 
 
-def _trusted(library: Path) -> Path:
-    """The library. Raises BuildError if another user could have put it there, or changed it."""
-    if (reason := why_untrusted(library)) is not None:
-        raise BuildError(f"the library is not loaded: {reason}")
-    return library
+def _trusted(path: Path) -> Path:
+    """Where the library, or its folder, really lies. Raises BuildError if another user could change it."""
+    try:
+        real = path.resolve(strict=True)
+    except (OSError, RuntimeError) as error:  # the latter for links in a circle
+        raise BuildError(f"the CPU kernels cannot be used: {error}") from error
+    if (reason := why_untrusted(real)) is not None:
+        raise BuildError(f"the CPU kernels are not to be trusted: {reason}")
+    return real
 
 
 def _make_folders(folder: Path) -> None:
@@ -110,9 +115,12 @@ def _key(isa: Isa, runtime: Path) -> str:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
         yield
+    finally:
+        os.close(fd)
 
 
 def _compile(compiler: list[str], isa: Isa, runtime: Path, library: Path) -> None:

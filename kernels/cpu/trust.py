@@ -10,6 +10,9 @@ from pathlib import Path
 def why_untrusted(file: Path) -> str | None:
     """What is wrong with a file, or with a folder above it; None if nothing is.
 
+    Args:
+        file: absolute, and without links in it: what lies above the target of a link counts, too.
+
     A folder with the sticky bit, such as /tmp, is fine: there other users can touch only what is theirs.
     """
     for path in (file, *file.parents):

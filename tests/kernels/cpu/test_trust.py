@@ -71,6 +71,36 @@ def test_nor_one_that_others_could_change(planted: Path, level: int | None) -> N
     assert not ran
 
 
+def test_nor_one_behind_a_link_into_a_folder_that_others_could_change(
+    planted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "open").mkdir()
+    (tmp_path / "cache").rename(tmp_path / "open" / "cache")
+    (tmp_path / "open").chmod(0o777)
+    (tmp_path / "link").symlink_to(tmp_path / "open" / "cache")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "link"))
+    loaded = load(1, pytest.fail, {ISA_VARIABLE: lowest_runnable()})
+    assert f"{tmp_path / 'open'} can be changed by others" in str(loaded.problem)
+    assert not (tmp_path / "it ran").exists()
+
+
+def test_nothing_is_written_where_others_could_lay_links(
+    planted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CXX")
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    planted.unlink()
+    planted.with_name("lock").symlink_to(victim)
+    isa = next(isa for isa in ISAS if isa.name == lowest_runnable())
+    with pytest.raises(build_module.BuildError, match="cannot be kept"):  # a link is never followed
+        build(isa, pytest.fail)
+    planted.parent.chmod(0o777)
+    with pytest.raises(build_module.BuildError, match="can be changed by others"):
+        build(isa, pytest.fail)
+    assert victim.read_text() == "precious"
+
+
 def test_one_without_its_functions_is_removed_and_ends_nobody(planted: Path) -> None:
     problem, ran = outcome(planted)
     assert ran, "it is ours, and was loaded"
