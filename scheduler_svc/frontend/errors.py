@@ -6,6 +6,7 @@ from common.errors import RequestRejected
 
 CLIENT_CLOSED_REQUEST = 499  # nginx's number for a client that hung up; no reader is left
 RETRY_AFTER_S = 1
+MAX_MESSAGE_CHARACTERS, MAX_PARAM_CHARACTERS = 1000, 200  # they quote what clients sent
 
 _STATUS_OF_CODE = {
     "invalid_value": 400,
@@ -31,9 +32,9 @@ class ApiError(Exception):
     ) -> None:
         super().__init__(message)
         self.status = status
-        self.message = message
+        self.message = message[:MAX_MESSAGE_CHARACTERS]
         self.code = code
-        self.param = param
+        self.param = None if param is None else param[:MAX_PARAM_CHARACTERS]
         self.headers = {"retry-after": str(RETRY_AFTER_S)} if retry else {}
 
     @classmethod

@@ -62,6 +62,17 @@ def test_what_holds_too_much_is_not_decoded(undecoded, raw, what):
     assert refusal(raw) == f"The body has more than {what}."
 
 
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32"])
+def test_what_is_not_utf8_is_no_json(encoding):
+    """One of its characters may have the byte of a quote, behind which nothing would be counted."""
+    content = json.dumps(COMPLETION | {"metadata": {"\u2200": [[]] * 10_000}}, ensure_ascii=False)
+    assert "not valid JSON" in refusal(content.encode(encoding))
+
+
+def test_a_byte_order_mark_does_no_harm():
+    assert parse(b"\xef\xbb\xbf" + json.dumps(COMPLETION).encode(), CompletionRequest).prompt == ["x"]
+
+
 @pytest.mark.parametrize("text", ['",' * 300_000, "\\" * 300_001, '\\"{[,' * 200_000, "\n," * 400_000])
 def test_texts_may_have_any_signs(text):
     assert parse(json.dumps(COMPLETION | {"prompt": text}).encode(), CompletionRequest).prompt == [text]

@@ -156,6 +156,18 @@ def test_the_wrong_model(client: openai.OpenAI):
         client.models.retrieve("owner/gpt-17")
 
 
+@pytest.mark.parametrize(
+    "body",
+    [{"model": "m" * 2**20, "prompt": "x"}, {"model": MODEL, "prompt": "x", "p" * 2**20: 1}],
+    ids=["model", "name"],
+)
+def test_an_error_quotes_little_of_what_was_sent(frontend: Frontend, body: dict):
+    answer = frontend.post("/v1/completions", body)
+    assert answer.status_code in (400, 404)
+    assert len(answer.content) < 2000
+    assert ("m" if "p" * 2**20 not in body else "p") * 100 in answer.text
+
+
 def test_unknown_routes_and_methods(frontend: Frontend):
     assert assert_openai_shape(httpx.get(f"{frontend.url}/v1/nothing"), 404)["code"] == "unknown_url"
     answer = httpx.get(f"{frontend.url}/v1/completions")

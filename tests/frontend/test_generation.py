@@ -116,6 +116,13 @@ def test_long_answers_are_read_in_parts(monkeypatch: pytest.MonkeyPatch):
     assert pieces[-1]._replace(text=expected.text) == expected
 
 
+def test_stop_strings_are_prepared_once_for_all_choices():
+    desk = Desk(n=128, stop=("x" * 256,))
+    searches = [choice.text._search for choice in desk.generation._choices]
+    assert len(searches) == 128
+    assert len({id(search._stops) for search in searches}) == 1
+
+
 def test_another_model_goes_on():
     desk = Desk()
     desk.put(ONE, model="a/b")

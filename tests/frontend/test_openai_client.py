@@ -73,7 +73,7 @@ def test_chat(client: openai.OpenAI, core: FakeCore, tokenizer: Tokenizer):
     assert (choice.message.role, choice.message.content, choice.finish_reason) == ("assistant", STORY, "length")
     prompt = tokens_of(core.submits[0].prompt)
     plain = [{"role": "system", "content": "Tell."}, {"role": "user", "content": "Go"}]
-    assert prompt == tokenizer.encode_chat(plain, None, {})
+    assert prompt == ids(tokenizer, tokenizer.render_chat(plain, None, {}))
     assert core.submits[0].params.max_tokens == 2048 - len(prompt)
     assert core.submits[0].params.stop_token_ids == tokenizer.eos_token_ids
     # What the API returned can be sent back as it is.

@@ -5,13 +5,18 @@ from hypothesis import strategies as st
 
 from common.model_files import DEMO_MODEL_DIR
 from scheduler_svc.frontend.text.sequence_text import SequenceText
+from scheduler_svc.frontend.text.stop_strings import StopStrings
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
 
 TOKENIZER = Tokenizer(DEMO_MODEL_DIR)
 
 
+def prepared(stops: list[str]) -> StopStrings | None:
+    return StopStrings(stops) if stops else None
+
+
 def run(groups: list[list[int]], reason: str, stops: list[str]) -> tuple[str, str | None, int]:
-    sequence = SequenceText(TOKENIZER.token_bytes, stops)
+    sequence = SequenceText(TOKENIZER.token_bytes, prepared(stops))
     shown, ended = "", None
     for number, group in enumerate(groups, start=1):
         text, ended = sequence.feed(group, reason if number == len(groups) else None)
@@ -64,7 +69,7 @@ def test_what_was_held_back_appears_at_the_end():
 @settings(deadline=None)
 @given(GROUPS, STOPS)
 def test_the_text_so_far_depends_on_the_tokens_so_far_alone(groups: list[list[int]], stops: list[str]):
-    grouped, single = (SequenceText(TOKENIZER.token_bytes, stops) for _ in range(2))
+    grouped, single = (SequenceText(TOKENIZER.token_bytes, prepared(stops)) for _ in range(2))
     grouped_text = single_text = ""
     for group in groups:
         grouped_text += grouped.feed(group, None)[0]
@@ -86,12 +91,12 @@ def test_going_on_after_any_token(groups: list[list[int]], sizes: list[int], rea
     """A second reader that has the text of the first k tokens gets the rest, however the tokens come to it."""
     tokens = [*(token for group in groups for token in group), *([7] if reason == "stop" else [])]
     whole, ended, num_tokens = run([tokens], reason, stops)
-    first, shown = SequenceText(TOKENIZER.token_bytes, stops), ""
+    first, shown = SequenceText(TOKENIZER.token_bytes, prepared(stops)), ""
     for group in groups:
         shown += first.feed(group, None)[0]
         if first.has_ended:
             break
-        second = SequenceText(TOKENIZER.token_bytes, stops, first.num_tokens)
+        second = SequenceText(TOKENIZER.token_bytes, prepared(stops), first.num_tokens)
         rest, second_ended, start = "", None, 0
         for size in [*sizes, len(tokens)]:
             end = start + size >= len(tokens)
@@ -107,7 +112,7 @@ def test_going_on_after_any_token(groups: list[list[int]], sizes: list[int], rea
 def test_a_reader_that_has_more_than_there_is(groups: list[list[int]], reason: str):
     """After a crash tokens may be computed again that the client has: nothing is said until there are new ones."""
     tokens = [*(token for group in groups for token in group), 7]
-    ahead = SequenceText(TOKENIZER.token_bytes, [], len(tokens) + 3)
+    ahead = SequenceText(TOKENIZER.token_bytes, None, len(tokens) + 3)
     assert ahead.feed(tokens, None) == ("", None)
     text, ended = ahead.feed([300, 300, 300, 300], reason)
     assert ended == reason

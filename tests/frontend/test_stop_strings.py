@@ -4,14 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler_svc.frontend.text.stop_strings import StopStrings
+from scheduler_svc.frontend.text.stop_strings import StopSearch, StopStrings
 
 LETTERS = st.text("ab", max_size=12)
 STOPS = st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=4)
 
 
 def run(stops: list[str], pieces: list[str]) -> tuple[str, bool]:
-    search = StopStrings(stops)
+    search = StopSearch(StopStrings(stops))
     shown = ""
     for piece in pieces:
         text, found = search.feed(piece)
@@ -37,7 +37,7 @@ def test_cuts_make_no_difference(stops: list[str], pieces: list[str]):
 
 @given(STOPS, LETTERS)
 def test_no_more_is_held_back_than_could_be_a_stop_string(stops: list[str], text: str):
-    search = StopStrings(stops)
+    search = StopSearch(StopStrings(stops))
     shown, found = search.feed(text)
     if not found:
         held = text[len(shown) :]

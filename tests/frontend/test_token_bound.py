@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 
 from common.model_files import DEMO_MODEL_DIR
 from scheduler_svc.frontend.errors import ApiError
+from scheduler_svc.frontend.requests.body import MAX_CONTAINERS
 from scheduler_svc.frontend.requests.schemas import ChatRequest, CompletionRequest
 from scheduler_svc.frontend.requests.tokenized_request import tokenize_chat, tokenize_completion
+from scheduler_svc.frontend.text.chat_template import ChatTemplate
 from scheduler_svc.frontend.text.long_work import NUM_THREADS, WORTH_A_THREAD, LongWork
 from scheduler_svc.frontend.text.token_bound import NFC_CONTRACTION, characters_per_token
 from scheduler_svc.frontend.text.tokenizer import CHARACTERS_AT_ONCE, Tokenizer
@@ -86,9 +88,39 @@ def test_where_characters_may_be_left_out_nothing_is_proved(change):
 def test_what_cannot_fit_is_not_tokenized(monkeypatch, tokenize):
     monkeypatch.setattr(TOKENIZER, "_tokenizer", None)
     text = "a" * (MAX_LEN * TOKENIZER.characters_per_token + 1)
-    with pytest.raises(ApiError, match=f"{len(text)} characters, which are {MAX_LEN} tokens or more") as refused:
+    with pytest.raises(ApiError, match=r"has \d+ characters, which are \d+ tokens or more") as refused:
         tokenize(text)
     assert refused.value.code == "context_length_exceeded"
+
+
+LONG = "a" * (MAX_LEN * TOKENIZER.characters_per_token + 1)
+CALL = {"id": "c", "function": {"name": "f", "arguments": json.dumps({"x": LONG})}}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"tools": [{"type": "function", "function": {"name": "f", "description": LONG}}]},
+        {"chat_template_kwargs": {"note": LONG}},
+        {"messages": [{"role": "assistant", "tool_calls": [CALL]}]},
+        {"messages": [{"role": "assistant", "reasoning_content": LONG}]},
+    ],
+    ids=["tools", "variables", "arguments", "reasoning"],
+)
+def test_what_a_template_writes_is_measured_wherever_it_stood(monkeypatch, change):
+    template = ChatTemplate("{{ messages | tojson }}{{ tools | tojson }}{{ note }}", {})
+    monkeypatch.setattr(TOKENIZER, "_chat_template", template)
+    monkeypatch.setattr(TOKENIZER, "_tokenizer", None)
+    body = ChatRequest.model_validate({"model": "m", "messages": [{"role": "user", "content": "x"}]} | change)
+    with pytest.raises(ApiError, match=r"which are \d+ tokens or more"):
+        tokenize_chat(body, TOKENIZER, MAX_LEN)
+
+
+def test_what_is_in_the_arguments_of_a_call_is_counted_before_it_is_decoded():
+    call = {"id": "c", "function": {"name": "f", "arguments": "[" + "[]," * MAX_CONTAINERS + "[]]"}}
+    body = ChatRequest.model_validate({"model": "m", "messages": [{"role": "assistant", "tool_calls": [call]}]})
+    with pytest.raises(ApiError, match=f"more than {MAX_CONTAINERS} objects and arrays"):
+        tokenize_chat(body, TOKENIZER, MAX_LEN)
 
 
 def test_before_an_executor_has_joined_the_models_own_length_counts(monkeypatch):

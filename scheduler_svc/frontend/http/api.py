@@ -196,5 +196,5 @@ class _Describe:
 def check_model(asked: str, served: str) -> None:
     """Raise the ApiError (404) for a model that is not served here."""
     if asked != served:
-        message = f"The model '{asked}' does not exist here; '{served}' does."
+        message = f"The model '{asked[:200]}' does not exist here; '{served}' does."
         raise ApiError(404, message, code="model_not_found", param="model")

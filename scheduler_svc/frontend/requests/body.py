@@ -29,7 +29,8 @@ def parse(raw: bytes, schema: type[Schema]) -> Schema:
     """A request as its schema has it. Raises ApiError (400) for what it is not."""
     count_values(raw)
     try:
-        content = json.loads(raw or b"{}")
+        # Not the bytes themselves: they could be UTF-16, and were not counted as that.
+        content = json.loads(raw.decode("utf-8-sig") or "{}")
     except RecursionError:
         raise too_much("is nested", MAX_DEPTH, "levels deep") from None
     except ValueError as error:
@@ -45,8 +46,8 @@ def parse(raw: bytes, schema: type[Schema]) -> Schema:
 
 
 def count_values(raw: bytes) -> None:
-    """Refuse JSON with too many values. Exact for valid JSON; what is not valid is never counted lower than a decoder
-    gets in it. Every step is one pass in C."""
+    """Refuse JSON in UTF-8 with too many values. Exact for valid JSON; what is not valid is never counted lower than a
+    decoder gets in it. Every step is one pass in C."""
     quotes, commas, containers = raw.count(b'"'), raw.count(b","), raw.count(b"[") + raw.count(b"{")
     if quotes // 2 > MAX_STRINGS or commas > MAX_VALUES or containers > MAX_CONTAINERS:
         # Texts may have as many of these signs as they like: count those outside of strings. A string has no quote in

@@ -12,6 +12,7 @@ from common import messages as m
 from common.errors import RequestRejected
 from scheduler_svc.frontend.api_keys import ApiClient
 from scheduler_svc.frontend.errors import ApiError
+from scheduler_svc.frontend.requests.body import count_values
 from scheduler_svc.frontend.requests.schemas import ChatMessage, ChatRequest, CompletionRequest, GenerationRequest
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
 
@@ -104,11 +105,11 @@ def tokenize_completion(body: CompletionRequest, tokenizer: Tokenizer, max_model
 
 def tokenize_chat(body: ChatRequest, tokenizer: Tokenizer, max_model_len: int) -> TokenizedRequest:
     """A /v1/chat/completions request, tokenized; arguments and errors as for `tokenize_completion`."""
-    num_characters = sum(len(part.text) for message in body.messages for part in message.content)
-    _check_characters(num_characters, tokenizer, max_model_len, "messages")
     messages = [_plain_message(message) for message in body.messages]
     tools = [tool.model_dump() for tool in body.tools if body.tool_choice != "none"] or None
-    prompt = tokenizer.encode_chat(messages, tools, body.chat_template_kwargs)
+    text = tokenizer.render_chat(messages, tools, body.chat_template_kwargs)
+    _check_characters(len(text), tokenizer, max_model_len, "messages")
+    [prompt] = tokenizer.encode([text], add_special_tokens=False)
     if not prompt:
         raise ApiError(400, "The conversation is empty.", code="invalid_value", param="messages")
     max_tokens = _chat_max_tokens(body)
@@ -171,6 +172,7 @@ def _plain_message(message: ChatMessage) -> dict[str, Any]:
 def _parsed(arguments: str) -> Any:
     """A call's arguments as an object, since templates write them with `tojson`; the text itself if it is not JSON."""
     try:
+        count_values(arguments.encode())  # in the body they were one string
         return json.loads(arguments)
     except (ValueError, RecursionError):
         return arguments

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from scheduler_svc.frontend.text.detokenizer import Detokenizer
-from scheduler_svc.frontend.text.stop_strings import StopStrings
+from scheduler_svc.frontend.text.stop_strings import StopSearch, StopStrings
 
 
 class SequenceText:
@@ -15,7 +15,7 @@ class SequenceText:
 
     Args:
         token_bytes: bytes of each token id, from the tokenizer.
-        stops: strings that end the text.
+        stops: strings that end the text, if any do.
         num_delivered: number of tokens whose text the client has; that text is not given again.
 
     Attributes:
@@ -23,9 +23,9 @@ class SequenceText:
         has_ended: no more tokens may be fed.
     """
 
-    def __init__(self, token_bytes: Mapping[int, bytes], stops: Sequence[str], num_delivered: int = 0) -> None:
+    def __init__(self, token_bytes: Mapping[int, bytes], stops: StopStrings | None, num_delivered: int = 0) -> None:
         self._detokenizer = Detokenizer(token_bytes)
-        self._stops = StopStrings(stops) if stops else None
+        self._search = None if stops is None else StopSearch(stops)
         self._num_delivered = num_delivered
         self.num_tokens = 0
         self.has_ended = False
@@ -47,8 +47,8 @@ class SequenceText:
 
     def _feed(self, token_ids: Sequence[int], finish_reason: str | None) -> tuple[str, str | None]:
         shown = token_ids[:-1] if finish_reason == "stop" else token_ids
-        if self._stops is not None:
-            text, found = self._search(self._stops, shown, is_last=finish_reason is not None)
+        if self._search is not None:
+            text, found = self._feed_search(self._search, shown, is_last=finish_reason is not None)
             if found:
                 self.has_ended = True
                 return text, "stop"
@@ -61,17 +61,17 @@ class SequenceText:
         self.has_ended = finish_reason is not None
         return text, finish_reason
 
-    def _search(self, stops: StopStrings, token_ids: Sequence[int], *, is_last: bool) -> tuple[str, bool]:
+    def _feed_search(self, search: StopSearch, token_ids: Sequence[int], *, is_last: bool) -> tuple[str, bool]:
         """Text to show, and whether a stop string was found. Token by token: later tokens must not be counted."""
         texts = []
         for token_id in token_ids:
             self.num_tokens += 1
-            text, found = stops.feed(self._detokenizer.feed((token_id,)))
+            text, found = search.feed(self._detokenizer.feed((token_id,)))
             texts.append(text)
             if found:
                 return "".join(texts), True
         if is_last:
-            text, found = stops.feed(self._detokenizer.flush())
-            texts += [text, stops.flush()]
+            text, found = search.feed(self._detokenizer.flush())
+            texts += [text, search.flush()]
             return "".join(texts), found
         return "".join(texts), False

@@ -84,10 +84,10 @@ class Tokenizer:
             ids += [encoding.ids for encoding in encodings]
         return ids
 
-    def encode_chat(
+    def render_chat(
         self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, variables: Mapping[str, Any]
-    ) -> list[int]:
-        """Token ids of a conversation in the model's own format, ready for the assistant's answer.
+    ) -> str:
+        """A conversation in the model's own format, ready for the assistant's answer. It has all special tokens.
 
         Args:
             messages, tools: as in OpenAI's API, as plain dicts.
@@ -98,7 +98,7 @@ class Tokenizer:
         """
         if self._chat_template is None:
             raise RequestRejected("this model has no chat template; use /v1/completions")
-        return self.encode([self._chat_template.render(messages, tools, variables)], add_special_tokens=False)[0]
+        return self._chat_template.render(messages, tools, variables)
 
 
 def _portions(texts: Sequence[str]) -> Iterator[list[str]]:
