@@ -168,6 +168,21 @@ async def test_outputs_that_never_came_are_missed(tmp_path: Path):
 
 
 @in_event_loop
+async def test_what_cannot_be_read_is_missed_once(tmp_path: Path):
+    async with raw_core(tmp_path) as (router, peer, link):
+        router.send_multipart([peer, *STATE])
+        await until(lambda: link.is_up)
+        codec: Codec[m.FrontendToCore] = Codec(m.FrontendToCore)
+        router.send_multipart([peer, HEADER, b"\xc1"])  # it may have been Outputs 0
+        await until(lambda: link.num_dropped)
+        after = link.open([submit("after")])
+        token = m.TokenDelta(request_id="after", index=0, token_ids=int32([5]))
+        router.send_multipart([peer, *codec.encode(m.Outputs(number=1, deltas=(token,)))])
+        assert [d.token_ids for _, d in await after.get()] == [int32([5])]
+        assert link.num_dropped == 1
+
+
+@in_event_loop
 async def test_deltas_of_requests_that_are_not_here_are_ignored(tmp_path: Path):
     strangers = [
         outputs(m.TokenDelta(request_id="stranger", index=0, token_ids=int32([1]))),
@@ -206,8 +221,13 @@ async def test_queries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         core.answers_queries = False
         with pytest.raises(RequestRejected, match="no answer"):
             await link.status()
+        monkeypatch.setattr(core_link, "QUERY_TIMEOUT_S", 60.0)
+        question = asyncio.create_task(link.status())
+        await asyncio.sleep(0)
         core.close()
         await until(lambda: not link.is_up)
+        with pytest.raises(RequestRejected, match="went away"):
+            await question
         with pytest.raises(RequestRejected, match="cannot be reached"):
             await link.metrics()
 

@@ -48,7 +48,7 @@ class CoreLink:
         self._queries: dict[int, asyncio.Future[Any]] = {}
         self._query_ids = itertools.count()
         self._hellos_unanswered = 0
-        self._num_outputs = 0  # of this connection
+        self._num_outputs: int | None = 0  # of this connection; None if one may have been unreadable
         self._is_connected = False
         self._fleet = m.FleetState(num_ready=0, fingerprint="", max_model_len=0)
         self._drops = DropLog(log, "core")
@@ -148,6 +148,9 @@ class CoreLink:
         for queue in self._open_queues():
             queue.fail(RequestRejected(reason, "unavailable"))
         self._pending_attaches.fail_all(reason)
+        for answer in self._queries.values():
+            if not answer.done():
+                answer.set_exception(RequestRejected(reason, "unavailable"))
 
     async def status(self) -> m.StatusReport:
         """The service as `GET /status` shows it. Raises RequestRejected if the core does not answer."""
@@ -172,6 +175,7 @@ class CoreLink:
         return list(dict.fromkeys(self._queues.values()))
 
     async def _ask(self, query: Callable[..., Query], expected: type[Reply]) -> Reply:
+        self._take_events()  # or the answer could be passed over with what came before them
         query_id = next(self._query_ids) % 2**31
         answer = self._queries[query_id] = asyncio.get_running_loop().create_future()
         try:
@@ -218,6 +222,7 @@ class CoreLink:
                     self._take(self._codec.decode(frames))
                 except WireError as error:
                     self._drops.dropped("core", error)
+                    self._num_outputs = None
                     self.leave_all(LOST)
             await asyncio.sleep(0)
 
@@ -239,7 +244,7 @@ class CoreLink:
                     answer.set_result(message)
 
     def _take_outputs(self, outputs: m.Outputs) -> None:
-        if outputs.number != self._num_outputs:
+        if self._num_outputs not in (None, outputs.number):
             self._drops.dropped("core", f"what came before Outputs {outputs.number}")
             self.leave_all(LOST)
         self._num_outputs = outputs.number + 1

@@ -62,7 +62,7 @@ class CoreSocket:
             raise RequestRejected("the scheduler cannot be reached at the moment", "unavailable") from None
 
     async def wait_for_message(self) -> None:
-        """Return when there is one; without yielding if it is there already."""
+        """Return when there is one."""
         await self._socket.poll()
 
     async def wait_for_event(self) -> None:
