@@ -52,11 +52,16 @@ Level = Literal["debug", "info", "warning", "error"]
 
 @dataclass(frozen=True, slots=True)
 class WriteLog:
-    """Log an event for the operator."""
+    """Log an event for the operator.
+
+    Attributes:
+        is_seldom: at most one line a second of this event is written: anyone can bring it about.
+    """
 
     level: Level
     event: str
     facts: dict[str, Any]
+    is_seldom: bool = False
 
 
 Action = SendToExecutor | AdmitExecutor | DismissExecutor | SendToFrontend | EndFrontend | WriteLog

@@ -16,6 +16,7 @@ from scheduler_svc.core.actions import (
     Peer,
     SendToExecutor,
     SendToFrontend,
+    WriteLog,
     log_line,
 )
 from scheduler_svc.core.config import CoreConfig
@@ -30,6 +31,7 @@ from scheduler_svc.core.requests.request_manager import RequestManager
 from scheduler_svc.core.scheduling.scheduler import Scheduler
 
 PAUSE_S = 1.0  # without a call: the caller ticks ten times a second, so it did not run (SIGSTOP, a suspended host)
+MAX_LOGGED_REASON = 300  # characters: executors send more
 FORGIVE_S = 3.0  # after a pause: executors drop the connection to a silent scheduler, and are not to blame
 
 
@@ -211,7 +213,8 @@ class Core:
                     actions += self._joined(membership, hello, now)
                 case f.ExecutorRejected(hello, reason):
                     self._counters.executor_rejected()
-                    actions.append(log_line("warning", "executor rejected", executor=hello.executor, reason=reason))
+                    facts = {"executor": hello.executor, "reason": reason}
+                    actions.append(WriteLog("warning", "executor rejected", facts, is_seldom=True))
                 case f.ExecutorFinishing(epoch):
                     actions.append(log_line("info", "executor finishing", executor=self._name(epoch), epoch=epoch))
                     actions += self._fleet_changed()
@@ -263,7 +266,7 @@ class Core:
         self._counters.executor_ended(epoch, cause, resumed, now, is_failure=is_failure)
         level: Level = "warning" if is_failure else "info"
         what = "executor lost" if is_failure else "executor left"
-        facts = {"executor": hello.executor, "epoch": epoch, "cause": cause, "reason": ended.reason}
+        facts = {"executor": hello.executor, "epoch": epoch, "cause": cause, "reason": ended.reason[:MAX_LOGGED_REASON]}
         actions.append(log_line(level, what, **facts, sequences_moved=len(resumed)))
         return [*actions, *self._fleet_changed()]
 

@@ -10,7 +10,7 @@ import zmq
 from common import messages as m
 from common.curve import ServerCurve
 from common.errors import BatonError
-from common.logging import DropLog, get_logger
+from common.logging import DropLog, QuietLog, get_logger
 from common.wire import VersionError
 from scheduler_svc.core.actions import Peer, WriteLog
 from scheduler_svc.core.config import CoreConfig
@@ -80,7 +80,7 @@ class CoreProcess:
             self._poller.register(router.fileno(), zmq.POLLIN)
         self._journal = journal
         routers = (self._executors, self._fronts)
-        self._event_loop = EventLoop(self.core, *routers, journal, time.monotonic, _write_log, kill_frontend)
+        self._event_loop = EventLoop(self.core, *routers, journal, time.monotonic, _LogWriter(), kill_frontend)
         if journal is not None:
             self._open_journal(journal, [payload for _, payload in batches], now)
 
@@ -140,5 +140,14 @@ class CoreProcess:
         )
 
 
-def _write_log(line: WriteLog) -> None:
-    getattr(log, line.level)(line.event, **line.facts)
+class _LogWriter:
+    """Writes the lines of the core."""
+
+    def __init__(self) -> None:
+        self._seldom: dict[str, QuietLog] = {}
+
+    def __call__(self, line: WriteLog) -> None:
+        if line.is_seldom:
+            self._seldom.setdefault(line.event, QuietLog(log, line.event)).happened(**line.facts)
+        else:
+            getattr(log, line.level)(line.event, **line.facts)

@@ -4,15 +4,17 @@ import tracemalloc
 from array import array
 
 import msgspec
+import numpy as np
 import pytest
 
 from common import messages as m
-from scheduler_svc.core.actions import SendToExecutor
+from scheduler_svc.core.actions import SendToExecutor, WriteLog
 from scheduler_svc.core.config import CoreConfig
 from scheduler_svc.core.core import Core
 from scheduler_svc.core.executor.block_manager import BOOKS_AT_ONCE
 from scheduler_svc.core.executor.lanes import INITIAL_LANES
-from scheduler_svc.core.fleet.hello_check import MAX_BLOCKS, MAX_LANES, MAX_MEMBERS
+from scheduler_svc.core.fleet.fleet import MAX_MEMBERS
+from scheduler_svc.core.fleet.hello_check import MAX_BLOCKS, MAX_LANES
 from tests.support.hello import hello
 
 FRONT = b"frontend"
@@ -79,15 +81,48 @@ def test_books_grow_with_what_is_used(core):
     core.scheduler.check()
 
 
+def test_lanes_that_were_not_written_to_are_not_copied(core):
+    """As books grow, memory that is only claimed would be taken from the system."""
+    assert joins(core, "one", **CLAIMS)[0]
+    [executor] = core.scheduler.sequences.executors.values()
+    submit(core, 0, range(40), max_tokens=2**15 - 40)
+    assert core.plans(1000.1)
+    lanes = executor.running.lanes
+    lanes.tokens[:, 40:] = 7
+    before = lanes.tokens
+    lanes._make_lanes(1)
+    assert np.array_equal(lanes.tokens[0, :40], before[0, :40])
+    assert lanes.tokens.shape[1] == 2**15
+    assert (lanes.tokens[:, 40:] != 7).any()
+
+
 def test_a_fleet_has_so_many_members_and_one_more_harms_none_of_them(core):
+    """It is not told to end, either: there may be room later."""
     for i in range(MAX_MEMBERS):
         assert joins(core, f"member {i}")[0]
-    welcome, answer = joins(core, "one more")
-    assert not welcome
-    assert answer.reason == f"{MAX_MEMBERS} executors are in this fleet, the limit is {MAX_MEMBERS}"
+    [line] = core.from_executor(b"one more", hello("one more"), 1000.0)
+    assert line.facts["reason"] == f"{MAX_MEMBERS} executors are in this fleet, the limit is {MAX_MEMBERS}"
+    assert line.is_seldom
     assert len(core.fleet) == len(core.scheduler.sequences.executors) == MAX_MEMBERS
     core.executor_gone(b"member 3", 1000.0)
     assert joins(core, "one more")[0]
+
+
+@pytest.mark.parametrize(
+    "farewell",
+    [lambda epoch: m.StepFailed(epoch=epoch, step=1, error="x" * 4096), lambda epoch: m.Leaving(epoch=epoch)],
+    ids=["failed", "leaving"],
+)
+def test_one_that_comes_and_goes_joins_no_oftener_than_it_may(core, farewell):
+    first_epoch = core.fleet._next_epoch
+    logged = []
+    for turn in range(100):
+        actions = core.from_executor(b"restless", hello("restless"), 1000.0 + turn / 100)
+        actions += core.from_executor(b"restless", farewell(core.fleet._next_epoch - 1), 1000.0 + turn / 100)
+        logged += [len(str(action.facts)) for action in actions if isinstance(action, WriteLog)]
+    assert core.fleet._next_epoch - first_epoch == 2
+    assert len(logged) <= 6
+    assert max(logged) < 1000
 
 
 @pytest.mark.parametrize("field", ["num_blocks", "max_num_seqs", "block_size"])

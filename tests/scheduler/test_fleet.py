@@ -9,6 +9,7 @@ from common.heartbeats import HEARTBEAT_INTERVAL_S, LOSS_TIMEOUT_S
 from common.vocabulary import Vocabulary
 from scheduler_svc.core.actions import AdmitExecutor, SendToExecutor
 from scheduler_svc.core.fleet.fleet import (
+    HELLO_AGAIN_S,
     EpochEnded,
     ExecutorDraining,
     ExecutorFinishing,
@@ -233,7 +234,8 @@ def fail(fleet, now, *, steps=0):
 
 
 def test_an_executor_that_only_fails_is_kept_out_for_a_while(fleet):
-    assert [fail(fleet, 0.0) for _ in range(FREE_FAILURES)] == ["step 0 failed: ECC"] * FREE_FAILURES
+    for number in range(FREE_FAILURES):
+        assert fail(fleet, (number - FREE_FAILURES) * HELLO_AGAIN_S) == "step 0 failed: ECC"
     assert fail(fleet, 0.0) == "step 0 failed: ECC; kept out for 1 s"
     assert fleet.receive(b"a", hello("a"), FIRST_BREAK_S - 0.1) == [], "neither welcome nor rejected: it asks again"
     assert join(fleet, b"b", now=0.5)
@@ -243,13 +245,13 @@ def test_an_executor_that_only_fails_is_kept_out_for_a_while(fleet):
 
 
 def test_an_executor_that_works_in_between_may_always_come_back(fleet):
-    assert [fail(fleet, 0.0, steps=1) for _ in range(20)] == ["step 1 failed: ECC"] * 20
+    assert [fail(fleet, i * HELLO_AGAIN_S, steps=1) for i in range(20)] == ["step 1 failed: ECC"] * 20
 
 
 def test_an_executor_that_comes_and_goes_in_order_may_always_come_back(fleet):
-    for _ in range(20):
-        epoch = join(fleet, b"a")
-        fleet.end(epoch, "drained", "drained", 0.0)
+    for i in range(20):
+        epoch = join(fleet, b"a", now=i * HELLO_AGAIN_S)
+        fleet.end(epoch, "drained", "drained", i * HELLO_AGAIN_S)
 
 
 # --- who may join ---

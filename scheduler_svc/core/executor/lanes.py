@@ -191,8 +191,9 @@ class Lanes:
 
     def _reshape_tokens(self, num_lanes: int, width: int) -> None:
         """Memory that no token was written to is not taken from the system."""
+        num_written = min(int(self.known.max(initial=0)), self.tokens.shape[1])
         tokens = np.empty((num_lanes, width), np.int32)
-        tokens[: len(self.tokens), : self.tokens.shape[1]] = self.tokens
+        tokens[: len(self.tokens), :num_written] = self.tokens[:, :num_written]
         self.tokens = tokens
 
 

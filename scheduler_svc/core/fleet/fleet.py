@@ -23,10 +23,11 @@ from scheduler_svc.core.fleet.membership import Membership, Standing
 from scheduler_svc.core.fleet.probation import Probation
 from scheduler_svc.core.fleet.step_clock import DEFAULT_FLOOR_S, StepClock
 
+MAX_MEMBERS = 256
 MAX_REMEMBERED = 1024  # executors that left
 FAILURES = ("step_failed", "hung", "untrusted", "disconnected", "silent")
 BLAMABLE = ("step_failed", "hung", "disconnected", "silent")  # failures that a sequence may have caused
-HELLO_AGAIN_S = 0.5  # a member that has just joined need not join again
+HELLO_AGAIN_S = 0.5  # a peer that has just joined need not join again, whatever became of its epoch
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,7 @@ class ExecutorJoined:
 
 @dataclass(frozen=True, slots=True)
 class ExecutorRejected:
-    """A Hello was answered with a Reject."""
+    """An executor may not join, now or ever."""
 
     hello: m.Hello
     reason: str
@@ -129,6 +130,7 @@ class Fleet:
     ) -> None:
         self._members: dict[Peer, Member] = {}
         self._by_epoch: dict[int, Member] = {}
+        self._last_joins: dict[Peer, float] = {}  # when a peer that is connected joined last
         self._next_epoch = first_epoch
         self._step_floor_s = step_floor_s
         self._vocabulary = vocabulary
@@ -221,6 +223,7 @@ class Fleet:
 
     def disconnected(self, peer: Peer, now: float) -> list[Consequence]:
         """The connection to `peer` is gone."""
+        self._last_joins.pop(peer, None)
         member = self._members.get(peer)
         if member is None:
             return []
@@ -243,21 +246,25 @@ class Fleet:
         return consequences
 
     def _hello(self, peer: Peer, hello: m.Hello, now: float) -> list[Consequence]:
+        if now - self._last_joins.get(peer, float("-inf")) < HELLO_AGAIN_S:
+            return []  # the executor says Hello again every second
         consequences: list[Consequence] = []
         if (known := self._members.get(peer)) is not None:
-            if now - known.joined_at < HELLO_AGAIN_S:
-                return []
             consequences += self._end(known, "restarted", "it said Hello again", now, tell=False)
         if (reason := mismatch(hello, [member.hello for member in self], self._vocabulary)) is not None:
             return [*consequences, ExecutorRejected(hello, reason), SendToExecutor(peer, m.Reject(reason=reason))]
+        if len(self._members) >= MAX_MEMBERS:  # there may be room later, so the executor is not told to end
+            full = f"{len(self._members)} executors are in this fleet, the limit is {MAX_MEMBERS}"
+            return [*consequences, ExecutorRejected(hello, full)]
         if self._probation.is_out(hello.executor, now):
-            return consequences  # the executor says Hello again every second
+            return consequences
         model = model_of(hello)
         steps = StepClock(self._step_floor_s, self._earlier.get((hello.executor, model)))
         membership = Membership(self._next_epoch, hello.executor, model, ExecutorLimits.of(hello))
         self._next_epoch += 1
         member = Member(peer, membership, hello, joined_at=now, last_heard=now, steps=steps)
         self._members[peer] = self._by_epoch[member.epoch] = member
+        self._last_joins[peer] = now
         return [
             *consequences,
             ExecutorJoined(membership, hello),

@@ -10,7 +10,6 @@ MAX_BLOCK_SIZE = 2**16
 MAX_LANES = 2**13
 MAX_SLOTS = 2**31 - 1
 MAX_HISTORY = 2**28  # tokens that all lanes together could hold: the scheduler keeps them
-MAX_MEMBERS = 256
 
 
 def mismatch(hello: m.Hello, members: Sequence[m.Hello], served: Vocabulary | None) -> str | None:
@@ -33,8 +32,6 @@ def mismatch(hello: m.Hello, members: Sequence[m.Hello], served: Vocabulary | No
     ):
         if value > limit:
             return f"{what} is {value}, the limit is {limit}"
-    if len(members) >= MAX_MEMBERS:
-        return f"{len(members)} executors are in this fleet, the limit is {MAX_MEMBERS}"
     if served is not None:
         return _other_vocabulary(hello, served, "the model that is served")
     reasons = (
