@@ -158,6 +158,8 @@ def _read(path: Path) -> tuple[bytes, bytes | None]:
         raise KeyFileError(f"{path} cannot be read: {error.strerror or 'there is no such file'}") from error
     except ValueError as error:
         raise KeyFileError(f"{path} has no public key") from error
+    except Exception as error:  # IndexError so far; pyzmq raises whatever it comes across in a file that is malformed
+        raise KeyFileError(f"{path} is no file of keys") from error
     return _checked(path, public), secret
 
 

@@ -44,7 +44,7 @@ def setup_logging(service: str, level: str = "info", log_format: str = "logfmt")
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=shared,
-            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, render],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, render, _printable],
         )
     )
     root = logging.getLogger()
@@ -107,6 +107,14 @@ class DropLog(QuietLog):
     def dropped(self, sender: str, reason: Exception | str) -> None:
         """A message of `sender` was dropped."""
         self.happened(sender=sender, reason=str(reason)[:300])
+
+
+def _printable(_logger: object, _method: str, line: Any) -> str:
+    """A rendered line without characters that act on a terminal: facts may be what some peer has sent."""
+    text = str(line)
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 class _Seldom(logging.Filter):

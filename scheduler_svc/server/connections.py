@@ -4,13 +4,23 @@ import resource
 import selectors
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 
 from common.curve import ServerCurve
-from common.logging import get_logger
+from common.logging import QuietLog, get_logger
 from scheduler_svc.core.actions import Peer
 from scheduler_svc.server.doorway import Doorway
 from scheduler_svc.server.peer import PeerConnection
-from scheduler_svc.server.strangers import ACCEPT, HANDSHAKE_STEP, MESSAGE, READ, StrangerBudget, Strangers
+from scheduler_svc.server.strangers import (
+    ACCEPT,
+    ADMIT,
+    HANDSHAKE_STEP,
+    MESSAGE,
+    READ,
+    TURN_AWAY,
+    StrangerBudget,
+    Strangers,
+)
 
 ACCEPTS_A_TURN = 8
 LINGER_S = 0.2
@@ -43,6 +53,8 @@ class Connections:
         self._strangers_selector.register(self._doorway.socket, selectors.EVENT_READ)
         self._selector.register(_number_of(self._strangers_selector), selectors.EVENT_READ)
         self._strangers_wait = False
+        self._has_opened = False  # whether newcomers had their turn the last time that some waited
+        self._unwatched = QuietLog(log, "a connection cannot be watched")
 
     def __len__(self) -> int:
         return len(self._peers)
@@ -59,8 +71,7 @@ class Connections:
         """Close connections that were strangers for too long, or whose key has been revoked."""
         self._budget.refill(now)
         if self._strangers_wait and not self._budget.is_spent:
-            self._selector.register(_number_of(self._strangers_selector), selectors.EVENT_READ)
-            self._strangers_wait = False
+            self._watch_strangers()
         for peer in self._strangers.superfluous(now):
             self.drop(peer)
         for peer in self._doorway.revoked(self._peers.values()):
@@ -77,12 +88,13 @@ class Connections:
                 yield from self._serve(key.data, events)
         if self._strangers_wait:
             return
-        for key, events in self._strangers_selector.select(0):
+        for key, events in self._ready_strangers():
             if self._budget.is_spent:
                 self._selector.unregister(_number_of(self._strangers_selector))
                 self._strangers_wait = True
                 return
             if key.data is None:
+                self._has_opened = True
                 self._accept(now)
             else:
                 self._budget.spend(READ)
@@ -102,28 +114,29 @@ class Connections:
         """Send data as soon as the connection takes it; drop the connection if it is broken."""
         try:
             peer.write(data)
+            self._watch(peer)
         except OSError:
             self.drop(peer)
-        else:
-            self._watch(peer)
 
     def admit(self, peer: PeerConnection) -> None:
-        """It is no stranger any more."""
+        """It is no stranger any more. It is dropped if it cannot be watched as such."""
         self._strangers.remove(peer)
-        _move(peer, self._strangers_selector, self._selector)
+        self._budget.spend(ADMIT)  # it was a stranger until now, and may be one again at once
         peer.admit()
+        self._move(peer, self._strangers_selector, self._selector)
 
     def dismiss(self, peer: PeerConnection, now: float) -> None:
-        """It is a stranger again."""
-        _move(peer, self._selector, self._strangers_selector)
+        """It is a stranger again. It is dropped if it cannot be watched as such."""
         peer.is_admitted = False
         self._strangers.add(peer, now)
+        self._move(peer, self._selector, self._strangers_selector)
 
     def drop(self, peer: PeerConnection) -> None:
         """Close a connection."""
         if not peer.is_open:
             return
-        (self._selector if peer.is_admitted else self._strangers_selector).unregister(peer.socket)
+        with suppress(KeyError):  # the system would not let it be watched
+            self._selector_of(peer).unregister(peer.socket)
         peer.close()
         del self._peers[peer.number]
         self._strangers.remove(peer)
@@ -151,6 +164,25 @@ class Connections:
 
     # --- inside ---
 
+    def _watch_strangers(self) -> None:
+        """Look at strangers again, now or in a later turn."""
+        try:
+            self._selector.register(_number_of(self._strangers_selector), selectors.EVENT_READ)
+            self._strangers_wait = False
+        except OSError as error:
+            self._unwatched.happened(reason=error.strerror)
+
+    def _ready_strangers(self) -> list[tuple[selectors.SelectorKey, int]]:
+        """Strangers, and the port if somebody waits there.
+
+        The port comes last, or first if the budget was spent before it came to it: the system might tell the same one
+        first each time, which could then keep the others from ever being served.
+        """
+        ready = self._strangers_selector.select(0)
+        ready.sort(key=lambda found: (found[0].data is None) == self._has_opened)
+        self._has_opened = False
+        return ready
+
     def _serve(self, peer: PeerConnection, events: int) -> Iterator[PeerConnection]:
         if events & selectors.EVENT_WRITE:
             self._flush(peer)
@@ -163,19 +195,33 @@ class Connections:
             return
         try:
             peer.flush()
+            self._watch(peer)
         except OSError:
             self.drop(peer)
-        else:
-            self._watch(peer)
 
     def _watch(self, peer: PeerConnection) -> None:
-        """Ask for the moment in which more can be sent, if anything is left."""
-        selector = self._selector if peer.is_admitted else self._strangers_selector
+        """Ask for the moment in which more can be sent, if anything is left. Raises OSError if that is refused."""
+        selector = self._selector_of(peer)
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if peer.has_unsent else 0)
         if selector.get_key(peer.socket).events != events:
             selector.modify(peer.socket, events, peer)
 
+    def _move(self, peer: PeerConnection, old: selectors.BaseSelector, new: selectors.BaseSelector) -> None:
+        try:
+            new.register(peer.socket, old.unregister(peer.socket).events, peer)
+        except OSError as error:
+            self._unwatched.happened(address=peer.address, reason=error.strerror)
+            self.drop(peer)
+
+    def _selector_of(self, peer: PeerConnection) -> selectors.BaseSelector:
+        return self._selector if peer.is_admitted else self._strangers_selector
+
     def _accept(self, now: float) -> None:
+        before = self._doorway.num_turned_away
+        self._let_in(now)
+        self._budget.spend(TURN_AWAY * (self._doorway.num_turned_away - before))
+
+    def _let_in(self, now: float) -> None:
         for _ in range(ACCEPTS_A_TURN):
             self._budget.spend(ACCEPT)
             try:
@@ -194,10 +240,6 @@ class Connections:
             self.write(peer, peer.connection.take_output())
             for superfluous in self._strangers.superfluous(now):
                 self.drop(superfluous)
-
-
-def _move(peer: PeerConnection, old: selectors.BaseSelector, new: selectors.BaseSelector) -> None:
-    new.register(peer.socket, old.unregister(peer.socket).events, peer)
 
 
 def _number_of(selector: selectors.BaseSelector) -> int:

@@ -88,7 +88,10 @@ class AllowListReader:
 
     def _run(self) -> None:
         while not self._stopping.wait(RELOAD_INTERVAL_S):
-            self._allowed.reload()
+            try:
+                self._allowed.reload()
+            except Exception:  # without this thread no key could be revoked any more
+                log.exception("executors' keys cannot be read, keeping those of before")
 
 
 def _words(entries: set[tuple[str, str]]) -> str:

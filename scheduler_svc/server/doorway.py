@@ -40,12 +40,17 @@ class Doorway:
         return self._listener.socket
 
     @property
+    def num_turned_away(self) -> int:
+        """Connections that were turned away at once, so far."""
+        return self._listener.num_turned_away
+
+    @property
     def asks_for_keys(self) -> bool:
         """Whether a handshake takes the work of proving a key."""
         return self._curve is not None
 
     def accept(self, now: float) -> PeerConnection | None:
-        """A connection that waits, if one does. Raises OSError when files or memory are short."""
+        """A connection that waits, if one is found. Raises OSError when files or memory are short."""
         accepted = self._listener.accept()
         if accepted is None:
             return None

@@ -1,6 +1,7 @@
 """A listening socket at a ZeroMQ endpoint: `tcp://host:port`, `ipc://path`, or `ipc://@name` without a file (Linux)."""
 
 import contextlib
+import errno
 import os
 import socket
 import stat
@@ -10,6 +11,7 @@ from pathlib import Path
 from common.errors import BatonError
 
 BACKLOG = 512
+TURNED_AWAY_AT_ONCE = 200  # in one call of `accept`
 MAX_PORT = 65535
 
 
@@ -25,6 +27,7 @@ class Listener:
 
     Attributes:
         endpoint: with the port that was picked.
+        num_turned_away: connections of other users, so far.
 
     Raises:
         EndpointError: it is malformed, in use, or not on this machine.
@@ -33,6 +36,7 @@ class Listener:
     def __init__(self, endpoint: str) -> None:
         transport, _, address = endpoint.partition("://")
         self._path: Path | None = None
+        self.num_turned_away = 0
         try:
             match transport:
                 case "tcp":
@@ -52,32 +56,38 @@ class Listener:
         self.socket.setblocking(False)
 
     def accept(self) -> tuple[socket.socket, str] | None:
-        """A connection that waits, and who it is from, for people; None if none waits, or the first was turned away.
+        """A connection that waits, and who it is from, for people; None if none was found.
 
-        A process of another user than root and this one is turned away from a local socket. It is one for each call:
-        such a process may connect without end.
+        A process of another user than root and this one is turned away from a local socket. Such a process may connect
+        without end, so a call turns few away; they are many enough that those behind them do not wait for long.
 
         Raises:
             OSError: there are too few files or memory for it now.
         """
-        try:
-            connection, address = self.socket.accept()
-        except (BlockingIOError, ConnectionAbortedError, InterruptedError):
-            return None
-        connection.setblocking(False)
-        if self.socket.family != socket.AF_UNIX:
-            return connection, f"{address[0]}:{address[1]}"
-        pid, uid = _credentials(connection)
-        if uid not in (0, os.geteuid()):
+        for _ in range(TURNED_AWAY_AT_ONCE):
+            try:
+                connection, address = self.socket.accept()
+            except (BlockingIOError, ConnectionAbortedError, InterruptedError):
+                return None
+            if (whom := self._welcome(connection, address)) is not None:
+                connection.setblocking(False)
+                return connection, whom
             connection.close()
-            return None
-        return connection, f"pid {pid}"
+            self.num_turned_away += 1
+        return None
 
     def close(self) -> None:
         """Listen no longer."""
         self.socket.close()
         if self._path is not None:
             self._path.unlink(missing_ok=True)
+
+    def _welcome(self, connection: socket.socket, address: tuple[object, ...]) -> str | None:
+        """Who a connection is from; None if it is from another user of this machine."""
+        if self.socket.family != socket.AF_UNIX:
+            return f"{address[0]}:{address[1]}"
+        pid, uid = _credentials(connection)
+        return f"pid {pid}" if uid in (0, os.geteuid()) else None
 
 
 def _bind_tcp(address: str) -> socket.socket:
@@ -96,7 +106,7 @@ def _bind_unix(address: str) -> socket.socket:
         return _listening(socket.socket(socket.AF_UNIX), "\0" + address[1:])
     path = Path(address)
     with contextlib.suppress(FileNotFoundError):
-        if stat.S_ISSOCK(path.stat().st_mode) and not _is_listened_to(address):
+        if stat.S_ISSOCK(path.stat().st_mode) and _is_abandoned(address):
             path.unlink()  # a process that was killed has left it
     return _listening(socket.socket(socket.AF_UNIX), address)
 
@@ -113,9 +123,11 @@ def _listening(bound: socket.socket, address: object) -> socket.socket:
     return bound
 
 
-def _is_listened_to(path: str) -> bool:
+def _is_abandoned(path: str) -> bool:
+    """Whether nobody listens at a socket file. Any other answer than that comes from somebody, who may be busy."""
     with socket.socket(socket.AF_UNIX) as probe:
-        return probe.connect_ex(path) == 0
+        probe.setblocking(False)
+        return probe.connect_ex(path) == errno.ECONNREFUSED
 
 
 def _credentials(connection: socket.socket) -> tuple[int, int]:

@@ -20,7 +20,7 @@ from common.wire import MAX_MESSAGE_BYTES, Codec, Incoming, VersionError
 from scheduler_svc.core.actions import Peer, Sent
 from scheduler_svc.server.connections import Connections
 from scheduler_svc.server.doorway import STRANGER_MESSAGE_BYTES
-from scheduler_svc.server.peer import PeerConnection
+from scheduler_svc.server.peer import READ_BYTES, PeerConnection
 from scheduler_svc.server.strangers import StrangerBudget
 from scheduler_svc.server.zmtp.frames import ZmtpError
 from scheduler_svc.server.zmtp.mechanisms import RefusedError
@@ -125,10 +125,15 @@ class Router(Generic[Incoming]):
             found.connection.limit(self._max_message_bytes)
 
     def dismiss(self, peer: Peer) -> None:
-        """The core has nothing more to do with this peer: it is a stranger again."""
+        """The core has nothing more to do with this peer: a stranger again, who may not have left too much here."""
         if (found := self._connections.get(peer)) is not None and found.is_admitted and not self._trusts_all:
             self._connections.dismiss(found, self._clock())
             found.connection.limit(STRANGER_MESSAGE_BYTES)
+            waiting = READ_BYTES if found.has_unread else 0  # whole messages, perhaps, which are looked at in any case
+            if found.connection.num_kept_bytes > STRANGER_MESSAGE_BYTES + waiting:
+                self._refuse(
+                    found, ZmtpError(f"more than {STRANGER_MESSAGE_BYTES} bytes of a message at its dismissal")
+                )
 
     def disconnect(self, peer: Peer) -> None:
         """Close the connection to a peer, which `lost_connections` tells like any other end."""
@@ -159,7 +164,7 @@ class Router(Generic[Incoming]):
         connection = peer.connection
         was_ready, num_steps = connection.is_ready, connection.num_handshake_steps
         try:
-            message = connection.next_message()
+            message = connection.next_message(answers=not peer.has_unsent)
         except ZmtpError as error:
             self._refuse(peer, error)
             return None

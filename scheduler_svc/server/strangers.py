@@ -13,7 +13,8 @@ MAX_STRANGERS = 256
 PATIENCE_S = 10.0  # from the connection to the admission: a handshake and a Hello
 UNITS_A_SECOND = 1500  # a unit takes about 100 us of the core, so strangers get a seventh of its time
 BURST = 300
-ACCEPT, READ, MESSAGE, HANDSHAKE_STEP = 2, 1, 1, 4  # units; the last is for keys
+ACCEPT, TURN_AWAY, READ, MESSAGE, ADMIT = 2, 0.1, 1, 1, 6  # units; the last includes what the core does for a member
+HANDSHAKE_STEP = 4  # for keys
 
 
 class StrangerBudget:

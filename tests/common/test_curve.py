@@ -134,6 +134,8 @@ def test_files_that_are_no_keys(tmp_path, keys, secret_file):
         "curve\n    public-key = \n": "not 40 characters of Z85",
         f'public-key = "{"~" * 40}"': "not 40 characters of Z85",
         f'public-key = "{"#" * 40}"': "not 40 characters of Z85",
+        "curve\n    public-key\n": "is no file of keys",
+        certificate(keys.public) + "secret-key\n": "is no file of keys",
         certificate(keys.public): "has no secret key",
         certificate(other.public, keys.secret): "do not belong together",
         certificate(keys.public, b"short"): "not 40 characters of Z85",

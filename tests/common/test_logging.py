@@ -2,6 +2,7 @@
 
 import json
 import logging
+from pathlib import Path
 
 import pytest
 import structlog
@@ -58,6 +59,36 @@ def test_logfmt_lines(capsys):
     setup_logging("scheduler")
     get_logger("a").info("core started", window=2)
     assert capsys.readouterr().err.endswith('level=info service=scheduler event="core started" window=2\n')
+
+
+TRICK = 'gpu\r\x1b[2K\x9b1A\x7f level=info "all is well"\u2028\u202e\t\x00'
+
+
+@pytest.mark.parametrize("log_format", ["logfmt", "json"])
+def test_what_a_peer_says_cannot_act_on_a_terminal(capsys, log_format):
+    setup_logging("scheduler", log_format=log_format)
+    get_logger("a").warning(TRICK, executor=TRICK, path=Path(TRICK), facts=[TRICK])
+    logging.getLogger("some.library").warning("it says %s", TRICK)
+    first, second, rest = capsys.readouterr().err.split("\n")
+    assert first.isprintable()
+    assert second.isprintable()
+    assert rest == ""
+    if log_format == "json":
+        assert json.loads(first)["executor"] == TRICK
+    else:
+        assert r'executor="gpu\r\x1b[2K\x9b1A\x7f level=info \"all is well\"\u2028\u202e\t\x00"' in first
+
+
+def test_a_traceback_is_one_line_of_logfmt_and_other_languages_are_readable(capsys):
+    setup_logging("scheduler")
+    try:
+        raise ValueError("défaut 故障")
+    except ValueError:
+        get_logger("a").exception("step failed")
+    line = capsys.readouterr().err
+    assert r"\n  File " in line
+    assert "ValueError: défaut 故障" in line
+    assert line.count("\n") == 1
 
 
 def test_one_line_a_second_with_the_number_of_events(capsys, clock):

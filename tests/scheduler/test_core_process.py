@@ -10,6 +10,7 @@ import pytest
 
 from common import messages as m
 from common.wire import HEADER
+from scheduler_svc.core.fleet import fleet
 from scheduler_svc.core.requests import frontends
 from scheduler_svc.core.scheduling.scheduler import SchedulerConfig
 from tests.support.core import FakeExecutor, Peer, running_core
@@ -78,7 +79,6 @@ def test_an_executor_that_vanishes_costs_a_pause_and_nothing_else(core):
         front.submit(f"r{i}", [i, 2, 3, 4, 5], max_tokens=100)
     front.take(front.receive(m.Outputs))
     first.kill()
-    killed = time.monotonic()
     FakeExecutor(core.back, "second")
     front.gather(*((f"r{i}", 0) for i in range(8)))
     for i in range(8):
@@ -86,24 +86,25 @@ def test_an_executor_that_vanishes_costs_a_pause_and_nothing_else(core):
     status = front.status()
     assert [e.executor for e in status.executors] == ["second"]
     assert status.executors_lost == 1
-    assert time.monotonic() - killed < 5
 
 
-def test_a_broken_connection_is_noticed_at_once_and_silence_within_two_seconds(core):
+def test_a_broken_connection_is_noticed_without_waiting_for_silence(core, monkeypatch):
+    monkeypatch.setattr(fleet, "LOSS_TIMEOUT_S", 3600.0)
     front = core.frontend()
     executor = FakeExecutor(core.back)
     eventually(lambda: len(front.status().executors) == 1)
     executor.kill()
-    start = time.monotonic()
     eventually(lambda: not front.status().executors)
-    assert time.monotonic() - start < 1.0
 
+
+def test_silence_is_noticed_after_a_second(core):
+    front = core.frontend()
     silent = Peer(core.back, m.SchedulerToExecutor)
     silent.send(hello("silent"))
     epoch = silent.receive(m.Welcome).epoch
     start = time.monotonic()
-    assert silent.receive(m.EpochOver).epoch == epoch
-    assert 1.0 < time.monotonic() - start < 2.3
+    assert silent.receive(m.EpochOver, timeout_s=60).epoch == epoch
+    assert time.monotonic() - start > 1.0
     assert not front.status().executors
 
 

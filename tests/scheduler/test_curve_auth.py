@@ -3,9 +3,12 @@
 import os
 import select
 import socket
+import subprocess
+import sys
 import threading
 import time
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 import zmq
@@ -15,12 +18,14 @@ from common.curve import ClientCurve, KeyFileError, KeyPair, certificate
 from common.logging import DropLog, get_logger
 from scheduler_svc.core.actions import Sent
 from scheduler_svc.server import curve_auth
-from scheduler_svc.server.curve_auth import AllowList
+from scheduler_svc.server.curve_auth import AllowList, AllowListReader
 from scheduler_svc.server.router import Router
+from tests.support.eventually import eventually
 from tests.support.hello import hello
 from tests.support.keyed import KeyedPeer, client_curve, key_ring, server_curve, stranger_curve
 
 BEAT = m.ExecutorHeartbeat(epoch=1)
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)
@@ -212,6 +217,51 @@ def test_a_list_that_cannot_be_read_keeps_what_was_on_it(ring):
     allowed.reload()
     assert one not in allowed
     assert client_curve(ring, "two").keys.public.decode() in allowed, "a bad file takes nothing from the others"
+
+
+MALFORMED = "metadata\ncurve\n    public-key\n"
+
+
+def test_a_malformed_file_does_not_keep_others_from_being_revoked(door, ring):
+    revoked = door.peer(client_curve(ring, "one"))
+    says(revoked)
+    identity, _ = door.heard()
+    (ring.scheduler / "executor-bad.key").write_text(MALFORMED)
+    eventually(lambda: door.router._connections._doorway._allowed.version == 1)
+    (ring.scheduler / "executor-one.key").unlink()
+    assert door.wait_for_losses(1) == [identity]
+
+
+def test_whatever_goes_wrong_once_does_not_end_the_thread_that_revokes(ring, monkeypatch, capsys):
+    look, failures = AllowList._look, []
+
+    def fail_twice(allowed):
+        if len(failures) < 2:
+            failures.append(allowed)
+            raise RuntimeError("a bug")
+        return look(allowed)
+
+    allowed = AllowList(server_curve(ring))
+    monkeypatch.setattr(AllowList, "_look", fail_twice)
+    reader = AllowListReader(allowed)
+    try:
+        (ring.scheduler / "executor-one.key").unlink()
+        one = client_curve(ring, "one").keys.public.decode()
+        eventually(lambda: one not in allowed)
+    finally:
+        reader.stop()
+    assert len(failures) == 2
+    assert "RuntimeError: a bug" in capsys.readouterr().out
+
+
+def test_a_malformed_key_of_the_scheduler_is_told_before_anything_starts(ring):
+    (ring.scheduler / "server.key_secret").write_text(MALFORMED)
+    command = [sys.executable, "-m", "scheduler_svc", "--curve-keys", str(ring.scheduler), "--no-journal"]
+    command += ["--port", "0", "--frontends", "0"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert "server.key_secret is no file of keys" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_a_file_that_is_replaced_is_read_again(ring):

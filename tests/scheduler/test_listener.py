@@ -1,6 +1,8 @@
 """Where the core listens: every kind of endpoint, and what is said of one that cannot be bound."""
 
+import contextlib
 import socket
+from pathlib import Path
 
 import pytest
 
@@ -52,6 +54,31 @@ def test_a_socket_file_that_a_killed_process_left_is_replaced_and_a_live_one_is_
     assert reaches(listener, socket.AF_UNIX, str(path)).startswith("pid ")
     listener.close()
     assert not path.exists()
+
+
+def test_a_listener_that_is_too_busy_to_answer_keeps_its_file(tmp_path):
+    path = str(tmp_path / "core")
+    with socket.socket(socket.AF_UNIX) as busy, contextlib.ExitStack() as stack:
+        stack.callback(socket.setdefaulttimeout, socket.getdefaulttimeout())
+        socket.setdefaulttimeout(0.1)  # or a call that waits would hang here
+        busy.bind(path)
+        busy.listen(0)
+        for _ in range(2):
+            client = stack.enter_context(socket.socket(socket.AF_UNIX))
+            client.setblocking(False)
+            client.connect_ex(path)
+        with pytest.raises(EndpointError, match="Address already in use"):
+            Listener(f"ipc://{path}")
+        assert Path(path).is_socket()
+
+
+def test_a_socket_of_another_kind_keeps_its_file(tmp_path):
+    path = tmp_path / "core"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as other:
+        other.bind(str(path))
+        with pytest.raises(EndpointError, match="Address already in use"):
+            Listener(f"ipc://{path}")
+        assert path.is_socket()
 
 
 def test_a_file_that_is_no_socket_is_left_alone(tmp_path):

@@ -19,10 +19,20 @@ from hypothesis import strategies as st
 from common import messages as m
 from common.logging import DropLog, get_logger
 from scheduler_svc.core.actions import Sent
+from scheduler_svc.server import listener
 from scheduler_svc.server.doorway import STRANGER_MESSAGE_BYTES
+from scheduler_svc.server.listener import TURNED_AWAY_AT_ONCE
 from scheduler_svc.server.peer import HIGH_WATER_MARK
 from scheduler_svc.server.router import MESSAGES_A_PEER, MESSAGES_A_TURN, Router
-from scheduler_svc.server.strangers import BURST, MAX_STRANGERS, PATIENCE_S, UNITS_A_SECOND, StrangerBudget
+from scheduler_svc.server.strangers import (
+    ADMIT,
+    BURST,
+    MAX_STRANGERS,
+    PATIENCE_S,
+    TURN_AWAY,
+    UNITS_A_SECOND,
+    StrangerBudget,
+)
 from tests.support.clock import Clock
 from tests.support.core import Peer
 from tests.support.effort import examples
@@ -248,6 +258,56 @@ def test_a_member_that_is_dismissed_is_a_stranger_again(door):
     assert door.router.send(number, m.SchedulerHeartbeat(epoch=1)) is Sent.GONE
 
 
+@pytest.mark.parametrize(
+    "unfinished",
+    [frame(b"x" * 300_000, MORE) * 3, frame(b"x" * 900_000)[:-1], frame(b"x" * 5000, MORE) + frame(b"x" * 5000)[:-1]],
+    ids=["frames", "a frame", "both"],
+)
+def test_a_member_that_is_dismissed_keeps_no_more_than_a_stranger(door, unfinished):
+    member, number = members_beside(door)
+    other = RawPeer(door.endpoint)
+    other.send(message(hello("other")))
+    [(guest, _)] = door.hear()
+    door.router.admit(guest)
+    other.send(unfinished)
+    connection = door.router._connections.get(guest).connection
+    door.turn_until(lambda _: connection.num_kept_bytes > len(unfinished) - 100)
+    door.router.dismiss(guest)
+    assert door.router.lost_connections() == [guest]
+    assert other.is_closed()
+    assert is_served(door, member, number)
+
+
+def test_the_memory_of_a_members_last_message_is_given_back_when_it_is_dismissed(door):
+    peer = RawPeer(door.endpoint)
+    peer.send(message(hello("one")))
+    [(number, _)] = door.hear()
+    door.router.admit(number)
+    peer.send(message(m.StepResult(epoch=1, step=1, token_ids=bytes(200_000), compute_us=1)))
+    buffer = door.router._connections.get(number).connection._reader._buffer
+    door.hear()
+    assert sys.getsizeof(buffer) > 200_000
+    door.router.dismiss(number)
+    assert sys.getsizeof(buffer) < STRANGER_MESSAGE_BYTES
+
+
+def test_what_a_member_has_said_before_it_was_dismissed_is_heard(door):
+    peer = RawPeer(door.endpoint)
+    peer.send(message(hello("one")))
+    [(number, _)] = door.hear()
+    door.router.admit(number)
+    connection = door.router._connections.get(number).connection
+    said = message(BEAT) * (STRANGER_MESSAGE_BYTES // len(message(BEAT)) + 3 * MESSAGES_A_PEER)
+    peer.send(said)
+    found = door.hear()
+    assert connection.num_kept_bytes > STRANGER_MESSAGE_BYTES
+    door.router.dismiss(number)
+    while (len(found) + 1) * len(message(BEAT)) <= len(said):
+        found += door.hear()
+    assert door.router.lost_connections() == []
+    peer.close()
+
+
 def test_when_no_connection_can_be_accepted_the_others_go_on(frugal, monkeypatch):
     door = frugal
     member, number = members_beside(door)
@@ -277,6 +337,21 @@ def test_when_no_connection_can_be_accepted_the_others_go_on(frugal, monkeypatch
 def frugal():
     with opened(StrangerBudget()) as door:
         yield door
+
+
+def arrives(door, number):
+    """Wait until something that this peer has sent is here, and not read."""
+    assert select.select([door.router._connections.get(number).socket], [], [], 60)[0]
+
+
+def test_who_joins_again_and_again_does_so_in_the_time_of_strangers(frugal):
+    _, number = members_beside(frugal)
+    peer = frugal.router._connections.get(number)
+    for _ in range(int(BURST / ADMIT) + 1):
+        frugal.router.dismiss(number)
+        frugal.router.admit(number)
+    frugal.router.dismiss(number)
+    assert frugal.router._connections.has_to_wait(peer)
 
 
 def test_strangers_have_a_bounded_share_of_the_time(frugal):
@@ -309,6 +384,7 @@ def test_a_flood_of_some_members_leaves_a_turn_short_and_keeps_nobody_waiting(do
         door.router.admit(flooder)
         peer.send(message(BEAT) * 2000)
     member.send(BEAT)
+    arrives(door, number)
     counts, turns = {}, 0
     while number not in counts:
         turns += 1
@@ -382,6 +458,33 @@ def test_a_ping_is_answered(door):
     assert data.endswith(frame(b"\x04PONGcontext", COMMAND))
 
 
+def test_pings_of_a_member_that_does_not_read_make_nothing_pile_up(door):
+    deaf = RawPeer(door.endpoint)
+    deaf.send(message(hello("deaf")))
+    [(number, _)] = door.hear()
+    door.router.admit(number)
+    peer = door.router._connections.get(number)
+    while not peer.has_unsent:
+        door.router.send(number, m.EpochOver(epoch=1, reason="r" * 4096))
+    before = len(peer._unsent), peer._unsent_bytes
+    for _ in range(200):
+        deaf.send(frame(b"\x04PING\0\0" + bytes(16), COMMAND) * 16)
+        arrives(door, number)
+        assert door.turn() == []
+    assert (len(peer._unsent), peer._unsent_bytes) == before
+    while peer.has_unsent:
+        deaf.socket.recv(2**20)
+        door.turn()
+    deaf.send(frame(b"\x04PING\0\0now", COMMAND))
+    arrives(door, number)
+    door.turn()
+    data = b""
+    while not data.endswith(frame(b"\x04PONGnow", COMMAND)):
+        more = deaf.socket.recv(2**20)
+        assert more, "it was cut off"
+        data = data[-100:] + more
+
+
 def test_the_last_words_of_a_peer_are_heard(door):
     peer = RawPeer(door.endpoint)
     peer.send(message(BEAT) * (3 * MESSAGES_A_PEER))
@@ -422,10 +525,11 @@ CROWD = """
 import os, socket, sys
 os.setuid(65534)
 crowd = []
-for _ in range(300):
+while True:
     connection = socket.socket(socket.AF_UNIX)
     connection.setblocking(False)
-    connection.connect_ex(chr(0) + sys.argv[1])
+    if connection.connect_ex(chr(0) + sys.argv[1]):
+        break
     crowd.append(connection)
 print(len(crowd), flush=True)
 sys.stdin.read()
@@ -433,22 +537,101 @@ sys.stdin.read()
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or sys.platform != "linux", reason="only root can be another user")
-def test_a_crowd_of_another_user_at_a_local_socket_is_turned_away_one_for_each_try():
+def test_a_crowd_of_another_user_at_a_local_socket_hides_nobody_and_costs_little_in_a_turn():
+    """It fills the backlog; no time passes."""
     name = f"baton-test-crowd-{os.getpid()}"
-    door = Router(f"ipc://@{name}", m.FrontendToCore, DropLog(get_logger("t"), "x"), trusts_all=True)
+    clock = Clock(1000.0)
+    door = Router(
+        f"ipc://@{name}", m.FrontendToCore, DropLog(get_logger("t"), "x"), trusts_all=True, clock=clock.monotonic
+    )
+    doorway = door._connections._doorway
     command = [sys.executable, "-c", CROWD, name]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as crowd:
         try:
-            assert crowd.stdout.readline() == "300\n"
-            friend = Peer(door.endpoint, m.CoreToFrontend)
-            friend.send(m.FrontendHello(pid=1))
-            assert door._connections._doorway.accept(0.0) is None
-            assert select.select([door._connections._doorway.socket], [], [], 0)[0], "the others wait"
-            eventually(lambda: list(door.receive()))
+            waiting = int(crowd.stdout.readline())
+            assert waiting > 2 * TURNED_AWAY_AT_ONCE, "the kernel's limit is lower than ours"
+            friend = socket.socket(socket.AF_UNIX)
+            friend.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                friend.connect("\0" + name)
+            assert list(door.receive()) == []
+            assert doorway.num_turned_away == TURNED_AWAY_AT_ONCE
+            friend.connect("\0" + name)
+            friend.sendall(greeting() + ready() + message(m.FrontendHello(pid=1)))
+            turns, heard = 1, []
+            while not heard:
+                before = doorway.num_turned_away
+                heard += list(door.receive())
+                turns += 1
+                assert doorway.num_turned_away - before <= TURNED_AWAY_AT_ONCE
+                assert turns <= waiting // TURNED_AWAY_AT_ONCE + 2
+            assert doorway.num_turned_away == waiting
             assert len(door._connections) == 1
         finally:
             door.close()
             crowd.stdin.close()
+
+
+def test_turning_away_is_work_for_strangers(monkeypatch, tmp_path):
+    """While no time passes, they cannot keep the core at it."""
+    monkeypatch.setattr(listener, "_credentials", lambda connection: (1, 65534))
+    clock = Clock(1000.0)
+    door = Router(
+        f"ipc://{tmp_path}/core",
+        m.FrontendToCore,
+        DropLog(get_logger("t"), "x"),
+        trusts_all=True,
+        clock=clock.monotonic,
+    )
+    doorway = door._connections._doorway
+    try:
+        counts = []
+        while not counts or counts[-1]:
+            before = doorway.num_turned_away
+            for _ in range(TURNED_AWAY_AT_ONCE - 1):
+                with socket.socket(socket.AF_UNIX) as connection:
+                    connection.setblocking(False)
+                    connection.connect_ex(f"{tmp_path}/core")
+            list(door.receive())
+            counts.append(doorway.num_turned_away - before)
+            assert sum(counts) <= BURST / TURN_AWAY + TURNED_AWAY_AT_ONCE
+        clock.now += 1
+        list(door.receive())
+        assert doorway.num_turned_away > sum(counts)
+    finally:
+        door.close()
+
+
+def test_who_has_come_in_is_heard_while_a_crowd_waits_at_the_door(frugal, monkeypatch):
+    door, doorway = frugal, frugal.router._connections._doorway
+
+    def turn_away(now):
+        doorway._listener.num_turned_away += TURNED_AWAY_AT_ONCE
+
+    inside = RawPeer(door.endpoint, b"")
+    door.turn_until(lambda _: len(door.router._connections) == 1)
+    monkeypatch.setattr(doorway, "accept", turn_away)
+    waiting = RawPeer(door.endpoint, b"")
+    door.turn_until(lambda _: door.router._connections._strangers_wait)
+    inside.send(greeting() + ready() + message(BEAT))
+    [number] = door.router._connections._peers
+    arrives(door, number)
+    turns, heard = 0, []
+    while not heard:
+        door.clock.now += 2 / UNITS_A_SECOND
+        heard = door.turn()
+        turns += 1
+        assert turns < 100
+    assert turns * 2 < 5 * TURN_AWAY * TURNED_AWAY_AT_ONCE
+    before = doorway.num_turned_away
+    for _ in range(100):
+        door.clock.now += 1 / UNITS_A_SECOND
+        inside.send(message(BEAT))
+        arrives(door, number)
+        door.turn()
+    assert doorway.num_turned_away > before, "nor does who is in keep the others out"
+    waiting.close()
+    inside.close()
 
 
 def test_a_connection_that_cannot_be_watched_ends_nobody(frugal, monkeypatch):
@@ -468,3 +651,58 @@ def test_a_connection_that_cannot_be_watched_ends_nobody(frugal, monkeypatch):
     assert late.is_closed()
     monkeypatch.setattr(selector, "register", register)
     assert is_served(door, member, number)
+
+
+def out_of_memory(*arguments):
+    raise OSError(12, "Cannot allocate memory")
+
+
+@pytest.mark.parametrize("change", ["admit", "dismiss", "send"])
+def test_a_peer_that_cannot_be_watched_any_more_is_dropped(door, monkeypatch, change):
+    member, number = members_beside(door)
+    peer = RawPeer(door.endpoint)
+    peer.send(message(hello("other")))
+    [(other, _)] = door.hear()
+    if change == "dismiss":
+        door.router.admit(other)
+    connections = door.router._connections
+    with monkeypatch.context() as patched:
+        for selector in (connections._selector, connections._strangers_selector):
+            patched.setattr(selector, "register", out_of_memory)
+            patched.setattr(selector, "modify", failing_modify(selector))
+        match change:
+            case "admit":
+                door.router.admit(other)
+            case "dismiss":
+                door.router.dismiss(other)
+            case "send":
+                while door.router.send(other, m.EpochOver(epoch=1, reason="r" * 4096)) is Sent.OK:
+                    pass
+    assert door.router.send(other, m.SchedulerHeartbeat(epoch=1)) is Sent.GONE
+    assert door.router.lost_connections() == [other]
+    assert peer.is_closed()
+    assert is_served(door, member, number)
+
+
+def failing_modify(selector):
+    """As that of `selectors`, which forgets what it cannot change."""
+
+    def modify(fileobj, events, data=None):
+        selector.unregister(fileobj)
+        out_of_memory()
+
+    return modify
+
+
+def test_strangers_that_cannot_be_watched_now_are_watched_later(frugal, monkeypatch):
+    door, connections = frugal, frugal.router._connections
+    door.turn()
+    connections._budget.exhaust()
+    late = RawPeer(door.endpoint)
+    late.send(message(hello("late")))
+    door.turn_until(lambda _: connections._strangers_wait)
+    door.clock.now += 1
+    with monkeypatch.context() as patched:
+        patched.setattr(connections._selector, "register", out_of_memory)
+        assert door.turn() == []
+    assert door.hear()

@@ -148,6 +148,19 @@ def test_malformed_commands_in_a_box(plain):
         client.say(client.sealed(plain))
 
 
+def test_a_ping_that_is_not_answered_leaves_no_gap_in_what_is_sent():
+    """Nor any work: what is not sent is not sealed."""
+    client = ready()
+    client.connection.take_output()
+    client.connection.feed(client.sealed(b"\2\4PING\0\0not now"))
+    assert client.connection.next_message(answers=False) is None
+    assert client.connection.take_output() == b""
+    assert client.say(client.sealed(b"\2\4PING\0\0now")) is None
+    pong = client.connection.take_output()[2 + len(b"\7MESSAGE") :]
+    assert int.from_bytes(pong[:8], "big") == 2, "READY was the first"
+    assert sodium.crypto_box_open_afternm(pong[8:], b"CurveZMQMESSAGES" + pong[:8], client.shared) == b"\2\4PONGnow"
+
+
 def test_no_message_can_be_repeated():
     client = ready()
     nonce = client.nonce()

@@ -55,9 +55,15 @@ class Connection:
         """The key that the peer has proved, in Z85; empty without keys, and before."""
         return self._mechanism.key
 
+    @property
+    def num_kept_bytes(self) -> int:
+        """Of what has arrived and has not become a message."""
+        return self._num_bytes + self._reader.num_bytes
+
     def limit(self, max_message_bytes: int) -> None:
         """From now on a message may have so many bytes."""
         self._max_message_bytes = max_message_bytes
+        self._reader.forget_taken()
         if self.is_ready:
             self._reader.max_frame_bytes = max_message_bytes + CURVE_OVERHEAD_BYTES
 
@@ -72,8 +78,13 @@ class Connection:
         self._output.clear()
         return output
 
-    def next_message(self) -> list[bytes] | None:
-        """The frames of the next message that is complete, if any."""
+    def next_message(self, *, answers: bool = True) -> list[bytes] | None:
+        """The frames of the next message that is complete, if any.
+
+        Args:
+            answers: whether heartbeats are answered. Not while something waits to be sent, which says as much: a peer
+                that does not read could make it more and more.
+        """
         if not self._is_greeted and not self._take_greeting():
             return None
         while (sent := self._reader.take_frame()) is not None:
@@ -82,7 +93,7 @@ class Connection:
                 continue
             frame = self._mechanism.open(sent)
             if frame.flags & COMMAND:
-                self._obey(frame)
+                self._obey(frame, answers)
                 continue
             self._frames.append(frame.body)
             self._num_bytes += len(frame.body)
@@ -125,12 +136,12 @@ class Connection:
         self._output += encode_frame(COMMAND, answer)
         self.limit(self._max_message_bytes)
 
-    def _obey(self, frame: Frame) -> None:
+    def _obey(self, frame: Frame, answers: bool) -> None:
         """A command between messages: heartbeats of libzmq are answered, and others ignored."""
         self._num_commands += 1
         if self._num_commands > MAX_COMMANDS:
             raise ZmtpError("commands without end")
         name, data = parse_command(frame.body)
-        if name == b"PING":
+        if name == b"PING" and answers:
             pong = command(b"PONG", data[2 : 2 + MAX_PING_CONTEXT_BYTES])
             self._output += encode_frame(*self._mechanism.seal(COMMAND, pong))

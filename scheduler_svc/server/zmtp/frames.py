@@ -83,9 +83,18 @@ class FrameReader:
 
     def feed(self, data: bytes) -> None:
         """Take what has arrived."""
+        self.forget_taken()
+        self._buffer += data
+
+    def forget_taken(self) -> None:
+        """Give back the memory of what was taken."""
         del self._buffer[: self._at]
         self._at = 0
-        self._buffer += data
+
+    @property
+    def num_bytes(self) -> int:
+        """That have arrived, and were not taken."""
+        return len(self._buffer) - self._at
 
     def take_greeting(self) -> bytes | None:
         """The mechanism that the peer's greeting names; None while it is not complete.
