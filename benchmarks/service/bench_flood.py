@@ -25,6 +25,7 @@ from typing import Any
 
 import click
 import httpx
+import msgspec
 
 from common import messages as m
 from common.wire import Codec
@@ -101,6 +102,7 @@ ABSURD = m.Hello(
     executor="absurd", build="0", fingerprint="f", dtype="float32", device="cpu", num_blocks=2**20, block_size=16,
     max_num_seqs=2**13, max_batch_tokens=2**20, max_model_len=2**15, vocab_size=2048, pid=1, tokenizer="",
 )  # fmt: skip
+MODEST = msgspec.structs.replace(ABSURD, executor="modest", num_blocks=64, max_num_seqs=4, max_model_len=64)
 BEAT = frames(m.ExecutorHeartbeat(epoch=1))
 TEXT = b"To be, or not to be, that is the question. "
 CHAT = b'{"model":"baton-demo","messages":[' + b'{"role":"user","content":"x"},' * 90_000 + b'{"role":"user"}]}'
@@ -111,8 +113,27 @@ FLOODS: dict[str, tuple[str, Flood]] = {
     "executors: endless message": ("executors", one_connection(GREETING + READY, b"\x01\x00" * 32768)),
     "executors: messages": ("executors", one_connection(GREETING + READY, BEAT * 1000)),
     "executors: absurd Hellos": ("executors", many_connections(GREETING + READY + frames(ABSURD), 200)),
+    "executors: joining and breaking off": ("executors", many_connections(GREETING + READY + frames(MODEST), 1)),
     "http: silent connections": ("http", many_connections(b"", 2000)),
     "http: endless head": ("http", one_connection(b"GET / HTTP/1.1\r\nx: ", b"a" * 65536)),
+    "http: tiny chunks": (
+        "http",
+        one_connection(
+            b"POST /health HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n", b"1\r\na\r\n" * 10_000
+        ),
+    ),
+    "http: trailers": (
+        "http",
+        one_connection(
+            b"POST /health HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n0\r\n", b"a:\r\n" * 10_000
+        ),
+    ),
+    "http: lists in UTF-16, 8 MiB": (
+        "http",
+        requests(
+            "/v1/completions", ('{"metadata":{"\u2200":[' + "[]," * (4 * MIB // 3 - 20) + "[]]}}").encode("utf-16")
+        ),
+    ),
     "http: unknown keys, 8 MiB": (
         "http",
         requests("/v1/completions", (b"{" + b",".join(b'"k%d":1' % i for i in range(800_000)))[: 8 * MIB - 1] + b"}"),

@@ -1,107 +1,235 @@
-"""Bytes of bodies: in one request, and in all that are being read."""
+"""Bytes of bodies: in one request, and in all that are being read, of all clients and of one."""
 
 import asyncio
 
 import pytest
 
-from scheduler_svc.frontend.http.body_limit import BODIES_AT_ONCE, LimitBody
-from tests.frontend.links import in_event_loop
+from scheduler_svc.frontend.api_keys import ApiClient
+from scheduler_svc.frontend.http.body_limit import BODIES_AT_ONCE, SMALL_BODY_BYTES, LimitBody
+from scheduler_svc.frontend.http.connection_guard import ConnectionLimits
+from tests.frontend import raw_http
+from tests.frontend.links import in_event_loop, until
 
-LIMIT = 1000
+LIMIT = 4 * SMALL_BODY_BYTES
+COUNTED = LIMIT - SMALL_BODY_BYTES  # of the longest body
+BODY = b"x" * LIMIT
+ALL = BODIES_AT_ONCE * LIMIT
 
 
 class Sender:
     """A client that sends its body when the test says so, and what it is answered."""
 
-    def __init__(self, app, declared=None):
+    def __init__(self, app, declared=None, *, name="alice", method="POST", headers=(), peer=None):
         self._app = app
         self._parts = asyncio.Queue()
         self.status = None
-        self.seen = b""
-        headers = [] if declared is None else [(b"content-length", str(declared).encode())]
-        self.scope = {"type": "http", "headers": headers}
+        self.headers = {}
+        headers = [*headers] if declared is None else [*headers, (b"content-length", str(declared).encode())]
+        client = ApiClient(name, 0, is_admin=False, may_read_status=False)
+        self.scope = {"type": "http", "method": method, "headers": headers, "client": peer, "baton.client": client}
 
     def send(self, chunk, *, more=True):
         self._parts.put_nowait({"type": "http.request", "body": chunk, "more_body": more})
 
+    def leave(self):
+        self._parts.put_nowait({"type": "http.disconnect"})
+
+    @property
+    def is_read(self):
+        return self._parts.empty()
+
     async def run(self):
         async def sent(message):
             if message["type"] == "http.response.start":
-                self.status = message["status"]
+                self.status, self.headers = message["status"], dict(message["headers"])
 
-        await self._app(self.scope, self._parts.get, sent)
+        async with asyncio.timeout(20):
+            await self._app(self.scope, self._parts.get, sent)
 
 
 @pytest.fixture
-def app():
+def bodies():
+    """Those that the application was called with."""
+    return []
+
+
+@pytest.fixture
+def app(bodies):
     async def inner(scope, receive, send):
-        body = (await receive())["body"]
-        if not scope.get("keeps"):
-            scope["baton.body"].release()
+        bodies.append((await receive())["body"])
+        scope["baton.body"].release()
         if "wait" in scope:
             await scope["wait"]
         await send({"type": "http.response.start", "status": 200, "headers": []})
-        await send({"type": "http.response.body", "body": body})
+        await send({"type": "http.response.body", "body": b""})
 
     return LimitBody(inner, LIMIT)
 
 
+async def answer(app, *chunks, **facts):
+    """The status of a request that is sent at once."""
+    sender = Sender(app, **facts)
+    for chunk in chunks:
+        sender.send(chunk)
+    sender.send(b"", more=False)
+    await sender.run()
+    return sender.status
+
+
+async def holding(app, name, num_bodies, **facts):
+    """Requests of a client that have sent a longest body but not its end, and their tasks."""
+    senders = [Sender(app, name=name, **facts) for _ in range(num_bodies)]
+    for sender in senders:
+        sender.send(BODY)
+    tasks = [asyncio.create_task(sender.run()) for sender in senders]
+    await until(lambda: all(sender.is_read for sender in senders))
+    return senders, tasks
+
+
 @in_event_loop
 async def test_a_body_over_the_limit(app):
-    for declared, chunks in ((2 * LIMIT + 1, []), (None, [b"x" * LIMIT, b"x"]), (None, [b"x" * LIMIT] * 4)):
-        sender = Sender(app, declared)
-        for chunk in chunks:
-            sender.send(chunk)
-        sender.send(b"", more=False)
-        await sender.run()
-        assert sender.status == 413
-    assert app._bodies._num_bytes == 0
+    for declared, chunks in ((2 * LIMIT + 1, []), (None, [BODY, b"x"]), (None, [BODY] * 4)):
+        assert await answer(app, *chunks, declared=declared) == 413
+    assert app._bodies.num_bytes == 0
 
 
 @in_event_loop
-async def test_all_bodies_together_have_a_limit_too(app):
-    senders = [Sender(app) for _ in range(BODIES_AT_ONCE)]
-    for sender in senders:
-        sender.send(b"x" * LIMIT)
-    tasks = [asyncio.create_task(sender.run()) for sender in senders]
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
-    one_more = Sender(app)
-    one_more.send(b"x")
-    one_more.send(b"", more=False)
-    await one_more.run()
-    assert one_more.status == 503
+async def test_a_client_holds_no_more_than_it_leaves_free(app):
+    num_bodies = ALL // 2 // COUNTED
+    senders, tasks = await holding(app, "alice", num_bodies)
+    assert app._bodies.num_bytes == num_bodies * COUNTED
+    assert await answer(app, BODY, name="alice") == 503
+    assert await answer(app, BODY, name="bob") == 200
     for sender in senders:
         sender.send(b"", more=False)
     await asyncio.gather(*tasks)
     assert {sender.status for sender in senders} == {200}
-    assert app._bodies._num_bytes == 0
+    assert app._bodies.num_bytes == 0
+    assert await answer(app, BODY, name="alice") == 200
 
 
 @in_event_loop
-async def test_a_stream_does_not_hold_its_body_to_its_end(app):
+async def test_all_clients_together_hold_no_more_than_all(app):
+    everyone, tasks = [], []
+    for i in range(10):
+        senders, more_tasks = await holding(app, f"client {i}", BODIES_AT_ONCE)
+        everyone += senders
+        tasks += more_tasks
+        assert app._bodies.num_bytes < ALL
+    for sender in everyone:
+        sender.send(b"", more=False)
+    await asyncio.gather(*tasks)
+    assert {sender.status for sender in everyone} == {200, 503}
+    assert app._bodies.num_bytes == 0
+
+
+@in_event_loop
+async def test_without_keys_a_client_is_an_address(app):
+    senders, tasks = await holding(app, "", BODIES_AT_ONCE, peer=("192.0.2.1", 5))
+    assert await answer(app, BODY, name="", peer=("192.0.2.1", 6)) == 503
+    assert await answer(app, BODY, name="", peer=("192.0.2.2", 5)) == 200
+    for sender in senders:
+        sender.leave()
+    await asyncio.gather(*tasks)
+    assert app._bodies.num_bytes == 0
+
+
+@in_event_loop
+async def test_small_bodies_are_always_taken(app):
+    senders, tasks = await holding(app, "alice", BODIES_AT_ONCE)
+    assert await answer(app, b"x" * SMALL_BODY_BYTES, name="alice") == 200
+    assert await answer(app, *[b"x"] * 1000, name="alice") == 200
+    assert await answer(app, BODY, name="alice") == 503
+    for sender in senders:
+        sender.leave()
+    await asyncio.gather(*tasks)
+
+
+@in_event_loop
+async def test_a_stream_does_not_hold_its_body_to_its_end(app, bodies):
     streams = [Sender(app) for _ in range(2 * BODIES_AT_ONCE)]
     done = asyncio.Event()
     tasks = []
-    for sender in streams:
+    for number, sender in enumerate(streams, 1):
         sender.scope["wait"] = done.wait()
-        sender.send(b"x" * LIMIT, more=False)
+        sender.send(BODY, more=False)
         tasks.append(asyncio.create_task(sender.run()))
-        await asyncio.sleep(0)
-    await asyncio.sleep(0.01)
-    assert app._bodies._num_bytes == 0
+        await until(lambda number=number: len(bodies) == number)
+    assert app._bodies.num_bytes == 0
     done.set()
     await asyncio.gather(*tasks)
     assert {sender.status for sender in streams} == {200}
 
 
 @in_event_loop
-async def test_a_client_that_goes_gives_its_bytes_back(app):
-    sender = Sender(app)
-    sender.send(b"x" * LIMIT)
-    task = asyncio.create_task(sender.run())
-    await asyncio.sleep(0.01)
-    assert app._bodies._num_bytes == LIMIT
+async def test_a_task_that_is_cancelled_gives_its_bytes_back(app):
+    [_], [task] = await holding(app, "alice", 1)
+    assert app._bodies.num_bytes == COUNTED
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-    assert app._bodies._num_bytes == 0
+    assert app._bodies.num_bytes == 0
+
+
+@pytest.mark.parametrize("chunks", [[], [b"{"], [BODY, b"x"]], ids=["nothing", "a part", "too much"])
+@in_event_loop
+async def test_a_request_that_is_cut_off_is_none(app, bodies, chunks):
+    sender = Sender(app)
+    for chunk in chunks:
+        sender.send(chunk)
+    sender.leave()
+    await sender.run()
+    assert (bodies, sender.status) == ([], None)
+    assert app._bodies.num_bytes == 0
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+@in_event_loop
+async def test_what_takes_no_body_reads_none(app, bodies, method):
+    for declared, headers in ((1, []), (LIMIT, []), (None, [(b"transfer-encoding", b"chunked")])):
+        sender = Sender(app, declared, method=method, headers=headers)
+        await sender.run()  # though nothing is sent
+        assert (sender.status, sender.headers[b"connection"], bodies) == (413, b"close", [])
+    assert await answer(app, method=method) == 200
+    assert await answer(app, method=method, declared=0) == 200
+
+
+CHUNKED = b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+CUT_OFF = {
+    "head only": CHUNKED,
+    "part of a chunk": CHUNKED + b"f\r\n{",
+    "whole chunk": CHUNKED + b"2\r\n{}\r\n",
+    "bad chunk": CHUNKED + b"2\r\n{}\r\nbad\r\n\r\n",
+    "trailer": CHUNKED + b"2\r\n{}\r\n0\r\nx: y\r\n\r\n",
+    "part of a length": b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 15\r\n\r\n{",
+}
+
+
+@pytest.mark.parametrize("does_client_leave", [True, False], ids=["left", "timeout"])
+@pytest.mark.parametrize("sent", CUT_OFF.values(), ids=CUT_OFF.keys())
+@in_event_loop
+async def test_no_request_that_a_server_got_in_part_is_one(bodies, sent, does_client_leave):
+    """Without a body an operator's request to drain means something else, and so it must be a whole one."""
+    begun, ended = [], []
+
+    async def inner(scope, receive, send):
+        bodies.append(scope)
+
+    limited = LimitBody(inner, LIMIT)
+
+    async def noting(scope, receive, send):
+        scope["baton.client"] = ApiClient("", 0, is_admin=True, may_read_status=True)
+        begun.append(scope)
+        try:
+            await limited(scope, receive, send)
+        finally:
+            ended.append(scope)
+
+    limits = ConnectionLimits(max_connections=9, body_timeout_s=60 if does_client_leave else 0.2)
+    async with raw_http.serving(limits, noting) as connect:
+        client = await connect()
+        await client.send(sent)
+        await until(lambda: begun)
+        if does_client_leave:
+            client.writer.transport.abort()
+        await until(lambda: ended)
+    assert not bodies

@@ -4,97 +4,17 @@ import asyncio
 import contextlib
 import json
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 
 import pytest
 import uvicorn
-from starlette.types import Receive, Scope, Send
 
 from scheduler_svc.frontend.http import connection_guard
 from scheduler_svc.frontend.http.connection_guard import MAX_HEAD_BYTES, ConnectionLimits
 from scheduler_svc.frontend.http.server import ACCEPTS_AT_ONCE, http_config
+from tests.frontend.raw_http import ABORTED, HEAD, Client, app, serving
 
 SHORT = ConnectionLimits(max_connections=100, head_timeout_s=0.3, body_timeout_s=0.3, stall_timeout_s=0.3)
-HEAD = b"POST /echo HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\n"
-ABORTED = (ConnectionError, asyncio.IncompleteReadError)
-
-
-async def app(scope: Scope, receive: Receive, send: Send) -> None:
-    """`/echo` says the body again, `/early` answers before it has read anything, `/long` says much, `/flood` never
-    ends."""
-    body = b""
-    if scope["path"] == "/echo":
-        while True:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                return
-            body += message["body"]
-            if not message["more_body"]:
-                break
-    if scope["path"] == "/long":
-        body = b"x" * 50_000  # more than the sockets take, and less than makes the application wait
-    headers = [(b"content-length", str(len(body)).encode())]
-    if scope["path"] != "/flood":
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
-        return
-    await send({"type": "http.response.start", "status": 200, "headers": []})
-    gone = asyncio.create_task(_disconnected(receive))
-    while not gone.done():
-        await send({"type": "http.response.body", "body": b"x" * 65536, "more_body": True})
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-class Client:
-    """One raw connection."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.reader, self.writer = reader, writer
-
-    async def send(self, data: bytes) -> None:
-        self.writer.write(data)
-        await self.writer.drain()
-
-    async def status(self) -> int:
-        """Read a whole answer with a content-length. Raises one of ABORTED if there is none."""
-        head = await asyncio.wait_for(self.reader.readuntil(b"\r\n\r\n"), 5)
-        fields = dict(line.lower().split(b": ", 1) for line in head.split(b"\r\n")[1:] if line)
-        self.body = await self.reader.readexactly(int(fields.get(b"content-length", 0)))
-        return int(head.split()[1])
-
-    async def is_closed(self) -> bool:
-        """Whether the server closes the connection soon."""
-        try:
-            return await asyncio.wait_for(self.reader.read(), 5) is not None
-        except ConnectionError:
-            return True
-
-
-@asynccontextmanager
-async def serving(limits: ConnectionLimits) -> AsyncIterator[Callable[[], Awaitable[Client]]]:
-    """A server of `app`; gives what connects to it."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-        server = uvicorn.Server(http_config(app, limits))
-        task = asyncio.create_task(server.serve(sockets=[listener]))
-        clients: list[Client] = []
-
-        async def connect() -> Client:
-            clients.append(Client(*await asyncio.open_connection(*listener.getsockname(), limit=2**20)))
-            return clients[-1]
-
-        try:
-            yield connect
-        finally:
-            for client in clients:
-                client.writer.transport.abort()
-            server.should_exit = True
-            await task
 
 
 @pytest.mark.parametrize(
@@ -254,6 +174,16 @@ def test_what_is_no_request(head: bytes):
     asyncio.run(run())
 
 
+def test_requests_that_follow_one_another_at_once():
+    async def run() -> None:
+        async with serving(ConnectionLimits(max_connections=100)) as connect:
+            client = await connect()
+            await client.send((HEAD + b"hello") * 50)
+            assert [await client.status() for _ in range(50)] == [200] * 50
+
+    asyncio.run(run())
+
+
 @pytest.fixture
 def dropped(monkeypatch: pytest.MonkeyPatch) -> list[dict]:
     """What is logged of readers that were dropped."""
@@ -267,7 +197,12 @@ def dropped(monkeypatch: pytest.MonkeyPatch) -> list[dict]:
     return lines
 
 
-def test_a_reader_that_leaves_the_end_unread(dropped: list[dict]):
+@pytest.mark.parametrize(
+    ("end_of_head", "then"),
+    [(b"connection: close\r\n\r\n", b""), (b"\r\n", b"\0\r\n\r\n")],
+    ids=["close", "no request"],
+)
+def test_a_reader_that_leaves_the_end_unread(dropped: list[dict], end_of_head: bytes, then: bytes):
     """No request waits for it any more: the connection is kept only until the last bytes are read."""
 
     async def run() -> None:
@@ -276,7 +211,9 @@ def test_a_reader_that_leaves_the_end_unread(dropped: list[dict]):
             with socket.socket() as reader:
                 reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
                 reader.connect(address)
-                reader.sendall(b"GET /long HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+                reader.sendall(b"GET /long HTTP/1.1\r\nhost: x\r\n" + end_of_head)
+                await asyncio.to_thread(reader.recv, 1)
+                reader.sendall(then)
                 async with asyncio.timeout(10):
                     while not dropped:
                         await asyncio.sleep(0.05)

@@ -1,6 +1,7 @@
 """API keys and the limit on bodies, in a frontend of their own."""
 
 import json
+import socket
 from collections.abc import Iterator
 
 import httpx
@@ -37,6 +38,46 @@ def test_nothing_is_told_without_a_key(guarded: Frontend, path: str):
 @pytest.mark.parametrize("path", ["/health", "/ready"])
 def test_probes_have_no_keys(guarded: Frontend, path: str):
     assert httpx.get(guarded.url + path).status_code == 200
+
+
+def answer_to(frontend: Frontend, request: bytes) -> bytes:
+    """What the frontend answers before it closes the connection, though nothing more is sent."""
+    with socket.create_connection(("127.0.0.1", int(frontend.url.rpartition(":")[2])), timeout=10) as connection:
+        connection.sendall(request)
+        return b"".join(iter(lambda: connection.recv(65536), b""))
+
+
+@pytest.mark.parametrize("framing", ["content-length: 8388608", "transfer-encoding: chunked"])
+@pytest.mark.parametrize(
+    ("request_line", "status"),
+    [
+        ("POST /v1/completions", 401),
+        ("POST /admin/executors/7/drain", 401),
+        ("POST /health", 401),
+        ("PUT /ready", 401),
+        ("GET /health", 413),
+        ("GET /ready", 413),
+        ("HEAD /health", 413),
+        ("GET /v1/models", 401),
+    ],
+)
+def test_no_body_is_read_without_a_key(guarded: Frontend, request_line: str, status: int, framing: str):
+    answer = answer_to(guarded, f"{request_line} HTTP/1.1\r\nhost: x\r\n{framing}\r\n\r\n".encode())
+    assert answer.startswith(b"HTTP/1.1 %d " % status)
+    assert b"connection: close" in answer.lower()
+
+
+def test_a_drain_that_is_cut_off_drains_nothing(guarded: Frontend):
+    """The executor would leave without finishing its requests."""
+    head = b"POST /admin/executors/7/drain HTTP/1.1\r\nhost: x\r\nauthorization: Bearer alpha\r\n"
+    for rest in (b"content-length: 15\r\n\r\n{", b"transfer-encoding: chunked\r\n\r\n"):
+        with socket.create_connection(("127.0.0.1", int(guarded.url.rpartition(":")[2])), timeout=10) as connection:
+            connection.sendall(head + rest)
+            connection.shutdown(socket.SHUT_WR)
+            assert connection.recv(1) == b"", "it is not answered"
+    url = f"{guarded.url}/admin/executors/8/drain"
+    httpx.post(url, json={"finish": True}, headers={"authorization": "Bearer alpha"})
+    assert [(drain.executor, drain.finish) for drain in guarded.core.drains] == [("8", True)]
 
 
 @pytest.mark.parametrize("chunked", [False, True])

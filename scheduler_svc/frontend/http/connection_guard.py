@@ -13,6 +13,7 @@ from scheduler_svc.frontend.errors import RETRY_AFTER_S, ApiError
 from scheduler_svc.frontend.http.strict_h11 import StrictConnection
 
 MAX_HEAD_BYTES = 32 * 1024  # request line and headers
+READ_BYTES = 16 * 1024  # at once: all of them are parsed before anything else has its turn; asyncio would read 256 KiB
 
 log = get_logger(__name__)
 dropped_readers = QuietLog(log, "reader dropped")
@@ -63,6 +64,8 @@ class ConnectionGuard(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client has connected; refuse it if there are too many."""
         super().connection_made(transport)
+        if hasattr(transport, "max_size"):  # asyncio's own has it, uvloop's has not
+            transport.max_size = READ_BYTES
         if len(self.connections) > self._limits.max_connections:
             transport.write(_refusal(self._limits.max_connections))
             transport.close()
@@ -73,6 +76,14 @@ class ConnectionGuard(H11Protocol):
         """A part of a request has come."""
         super().data_received(data)
         self._expect(self._missing_part())
+
+    def send_400_response(self, msg: str) -> None:
+        """What has come is no request, or no body. Nothing can be said of it once an answer has begun."""
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            super().send_400_response(msg)
+            self._watch_the_last_bytes()
+        else:
+            self.transport.abort()
 
     def on_response_complete(self) -> None:
         """The answer is written, but the client may not have read it yet, nor sent the rest of its request."""

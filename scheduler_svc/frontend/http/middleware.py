@@ -14,6 +14,7 @@ from scheduler_svc.frontend.errors import ApiError
 from scheduler_svc.frontend.http.responses import error_response
 
 OPEN_PATHS = ("/health", "/ready")  # for probes, which have no keys
+OPEN_METHODS = ("GET", "HEAD")  # those that take no body
 ON_BEHALF_HEADERS = ("forwarded", "x-forwarded-for", "origin")  # a proxy sends these, or a browser on behalf of a page
 
 log = get_logger(__name__)
@@ -22,8 +23,8 @@ log = get_logger(__name__)
 class RequireApiKey:
     """Lets requests pass that carry one of the keys as `Authorization: Bearer KEY`; without keys, all of them.
 
-    A request that passes has its `ApiClient` in the scope, as `baton.client`. Any other is answered at once, whatever
-    its body is, and its connection is closed.
+    A request that passes has its `ApiClient` in the scope, as `baton.client`. Any other is answered at once, its body
+    is not read, and its connection is closed.
     """
 
     def __init__(self, app: ASGIApp, api_keys: ApiKeys) -> None:
@@ -48,7 +49,7 @@ class RequireApiKey:
             return ApiClient("", 0, is_admin=_is_this_machine(scope, headers), may_read_status=True)
         scheme, _, key = headers.get("authorization", "").partition(" ")
         client = self._keys.client_of(key.strip()) if scheme.lower() == "bearer" else None
-        if client is None and scope["path"] in OPEN_PATHS:
+        if client is None and scope["path"] in OPEN_PATHS and scope["method"] in OPEN_METHODS:
             return ApiClient("", 0, is_admin=False, may_read_status=False)
         return client
 
