@@ -113,11 +113,13 @@ class ClientCurve:
 
 def load_public(path: Path) -> bytes:
     """The public key in a file. Raises KeyFileError, also if another user could have changed it."""
-    public = _read(path)[0]
-    mode = stat.S_IMODE(_status_of_own(path).st_mode)
+    status = _status_of_own(path)  # before it is opened: a pipe of another user would never be read to its end
+    if not stat.S_ISREG(status.st_mode):
+        raise KeyFileError(f"{path} is no file")
+    mode = stat.S_IMODE(status.st_mode)
     if mode & _OTHERS_WRITE:
         raise _changeable(path, mode)
-    return public
+    return _read(path)[0]
 
 
 def require_own_folder(folder: Path) -> None:

@@ -126,6 +126,12 @@ def test_a_folder_of_some_third_user_is_refused(tmp_path, secret_file, monkeypat
         ServerCurve.load(tmp_path)
 
 
+def test_a_pipe_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "executor-x.key", 0o600)
+    with pytest.raises(KeyFileError, match="is no file"):
+        load_public(tmp_path / "executor-x.key")
+
+
 def test_files_that_are_no_keys(tmp_path, keys, secret_file):
     other = KeyPair.generate()
     cases = {
@@ -148,9 +154,9 @@ def test_files_that_are_no_keys(tmp_path, keys, secret_file):
     secret_file.write_bytes(os.urandom(300))
     with pytest.raises(KeyFileError):
         load_public(secret_file)
-    with pytest.raises(KeyFileError, match="there is no such file"):
+    with pytest.raises(KeyFileError, match="No such file"):
         load_public(tmp_path / "nothing")
-    with pytest.raises(KeyFileError, match="cannot be read: Is a directory"):
+    with pytest.raises(KeyFileError, match="is no file"):
         load_public(tmp_path)
 
 
