@@ -37,7 +37,7 @@ def test_the_benchmark_of_floods():
     """What it prints of the executors' port is bounded work: files and memory, whatever is sent."""
     idle, computing, *floods = lines("bench_flood.py", "--seconds", "1", "--only", "executors")
     assert (idle["sent_mib"], computing["sent_mib"]) == (0.0, 0.0)
-    assert len(floods) == 6
+    assert len(floods) == 7
     assert any(each["sent_mib"] > 1 for each in floods)
     for each in floods:
         assert each["core_files_more"] <= MAX_STRANGERS + 8, each
