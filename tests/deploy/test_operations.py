@@ -11,10 +11,10 @@ import yaml
 from common.heartbeats import LOSS_TIMEOUT_S
 from executor_svc.service import registration
 from scheduler_svc.client import cli as client_cli
-from scheduler_svc.core.fleet import probation, step_clock
+from scheduler_svc.core.fleet import fleet, probation, step_clock
 from scheduler_svc.core.requests import recovery, request_manager, request_table
 from scheduler_svc.frontend import api_keys
-from scheduler_svc.frontend.http import api, connection_guard, server
+from scheduler_svc.frontend.http import api, body_limit, connection_guard, server, strict_h11
 from scheduler_svc.frontend.http.connection_guard import ConnectionLimits
 from scheduler_svc.frontend.link import core_link, delta_queue
 from scheduler_svc.server import core_process, curve_auth
@@ -97,7 +97,10 @@ def test_log_lines_are_there():
         f"| {request_table.RETAIN_S / 60:.0f} minutes, {request_table.MAX_RETAINED:,} requests, ",
         f", {request_table.MAX_RETAINED_TOKENS // 2**20} Mi tokens |",
         f"| {delta_queue.MAX_WAITING_TOKENS:,} | | `reader_too_slow` |",
-        f"| {api.MAX_BODY_BYTES // 2**20} MiB | | 413 |",
+        f"| body of a request | {api.MAX_BODY_BYTES // 2**20} MiB; none of a GET request | | 413 |",
+        f"| {strict_h11.MEAN_CHUNK_BYTES} bytes on average, from {strict_h11.MAX_SMALL_CHUNKS} chunks on; no",
+        f", without the first {body_limit.SMALL_BODY_BYTES // 2**10} KiB of each |",
+        f"| executors in a fleet | {fleet.MAX_MEMBERS} |",
         f"| {registration.EXIT_CRASHED} | executor | crashed",
         f"| {registration.EXIT_REJECTED} | executor | the scheduler rejected it",
         f"two are ready, itself among them, for {MAX_WAIT_S} s at most",
@@ -105,7 +108,7 @@ def test_log_lines_are_there():
         f"| connections to a frontend | {server.MAX_CONNECTIONS:,} |",
         f"all {server.MAX_CONNECTIONS:,} connections of a frontend",
         f"| open requests of a frontend | {core_link.MAX_OPEN_REQUESTS:,} |",
-        f"| request line and headers | {connection_guard.MAX_HEAD_BYTES // 2**10} KiB |",
+        f"line and headers | {connection_guard.MAX_HEAD_BYTES // 2**10} KiB, {strict_h11.MAX_HEAD_LINES} lines |",
         f"| time to send them | {LIMITS.head_timeout_s:.0f} s |",
         f"| time to send the body | {LIMITS.body_timeout_s:.0f} s |",
         f"| a reader that takes no byte | {LIMITS.stall_timeout_s:.0f} s |",
