@@ -44,6 +44,7 @@ def unrest(scene: Scene) -> list[str]:
         "journal failed": group_commit.state is JournalState.FAILED,
         "journal lags": group_commit.lag_s(scene.service.clock()) > 0,
         "plans in flight": sum(len(executor.inflight) for executor in core.scheduler.executors),
+        "connections broke": scene.service.num_lost,
         "executors away": len(scene.rack.slots) - sum(member.standing is Standing.READY for member in core.fleet),
         "frontends away": any(not frontend.is_up for frontend in scene.frontends),
         "frontends gone": set(core.requests.frontends) != {frontend.peer for frontend in scene.frontends},

@@ -118,6 +118,11 @@ class Service:
         """Whether it stands still, and has not taken in what happened since."""
         return self._world.now < self._frozen_until
 
+    @property
+    def num_lost(self) -> int:
+        """Connections that broke, which the core has not heard."""
+        return self._executors.num_lost + self._fronts.num_lost
+
     def freeze(self, until: float) -> None:
         """SIGSTOP, and SIGCONT at a time."""
         self._frozen_until = until

@@ -37,6 +37,11 @@ class Switch:
         """Who is connected."""
         return list(self._connections)
 
+    @property
+    def num_lost(self) -> int:
+        """Connections that broke since the last call of `lost_connections`."""
+        return len(self._lost)
+
     def connected(self, connection: Connection) -> None:
         """A peer has connected."""
         self._connections[connection.peer] = connection
