@@ -7,7 +7,6 @@ real one it keeps resumable requests, and streams the rest of one to a client th
 import asyncio
 import json
 import threading
-import time
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -17,6 +16,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from tests.client.fleet_model import FleetModel
+from tests.support.eventually import eventually
 
 MODEL = "fake-model"
 
@@ -87,8 +87,7 @@ class FakeServer:
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._server.run, daemon=True)
         self._thread.start()
-        while not self._server.started:
-            time.sleep(0.005)
+        eventually(lambda: self._server.started)
         port = self._server.servers[0].sockets[0].getsockname()[1]
         self.url = f"http://127.0.0.1:{port}"
         return self

@@ -143,41 +143,27 @@ async def test_what_cannot_be_read_may_have_been_anyones_and_ends_all_answers(tm
 
 @in_event_loop
 async def test_outputs_that_never_came_are_missed(tmp_path: Path):
-    async with raw_core(tmp_path) as (router, peer, link):
-        router.send_multipart([peer, *STATE])
-        await until(lambda: link.is_up)
-        codec: Codec[m.FrontendToCore] = Codec(m.FrontendToCore)
-
-        def tell(number, *deltas):
-            router.send_multipart([peer, *codec.encode(m.Outputs(number=number, deltas=deltas))])
-
-        def token(request_id, *token_ids):
-            return m.TokenDelta(request_id=request_id, index=0, token_ids=int32(token_ids))
-
+    async with raw_core_up(tmp_path) as (router, peer, link):
         late = link.open([submit("late")])
-        tell(0, token("late", 1))
-        tell(1, token("late", 2))
+        router.send_multipart([peer, *numbered_outputs(0, delta(submit("late"), [1]))])
+        router.send_multipart([peer, *numbered_outputs(1, delta(submit("late"), [2]))])
         await until(lambda: late._waiting_bytes)
-        tell(3, token("late", 4))
+        router.send_multipart([peer, *numbered_outputs(3, delta(submit("late"), [4]))])
         read: list[bytes] = []
         with pytest.raises(RequestRejected, match="was lost"):
             await read_to_the_end(late, read)
         after = link.open([submit("after")])
-        tell(4, token("after", 5))
+        router.send_multipart([peer, *numbered_outputs(4, delta(submit("after"), [5]))])
         assert [d.token_ids for _, d in await after.get()] == [int32([5])]
 
 
 @in_event_loop
 async def test_what_cannot_be_read_is_missed_once(tmp_path: Path):
-    async with raw_core(tmp_path) as (router, peer, link):
-        router.send_multipart([peer, *STATE])
-        await until(lambda: link.is_up)
-        codec: Codec[m.FrontendToCore] = Codec(m.FrontendToCore)
+    async with raw_core_up(tmp_path) as (router, peer, link):
         router.send_multipart([peer, HEADER, b"\xc1"])  # it may have been Outputs 0
         await until(lambda: link.num_dropped)
         after = link.open([submit("after")])
-        token = m.TokenDelta(request_id="after", index=0, token_ids=int32([5]))
-        router.send_multipart([peer, *codec.encode(m.Outputs(number=1, deltas=(token,)))])
+        router.send_multipart([peer, *numbered_outputs(1, delta(submit("after"), [5]))])
         assert [d.token_ids for _, d in await after.get()] == [int32([5])]
         assert link.num_dropped == 1
 
@@ -260,7 +246,22 @@ async def raw_core(tmp_path: Path):
     router.close()
 
 
-STATE = Codec(m.FrontendToCore).encode(m.FleetState(num_ready=1, fingerprint="f", max_model_len=9))
+CODEC: Codec[m.FrontendToCore] = Codec(m.FrontendToCore)
+STATE = CODEC.encode(m.FleetState(num_ready=1, fingerprint="f", max_model_len=9))
+
+
+@contextlib.asynccontextmanager
+async def raw_core_up(tmp_path: Path):
+    """The same, when the link has heard of the fleet."""
+    async with raw_core(tmp_path) as (router, peer, link):
+        router.send_multipart([peer, *STATE])
+        await until(lambda: link.is_up)
+        yield router, peer, link
+
+
+def numbered_outputs(number, *deltas):
+    """The frames of one Outputs."""
+    return CODEC.encode(m.Outputs(number=number, deltas=deltas))
 
 
 @in_event_loop
@@ -281,9 +282,7 @@ async def test_others_have_their_turns_while_messages_queue(tmp_path: Path):
 @in_event_loop
 async def test_the_end_of_a_connection_is_not_taken_for_the_end_of_the_next(tmp_path: Path):
     """The loop is busy while the core is replaced, and a request comes before the loop has turned to the events."""
-    async with raw_core(tmp_path) as (router, peer, link):
-        router.send_multipart([peer, *STATE])
-        await until(lambda: link.is_up)
+    async with raw_core_up(tmp_path) as (router, _, link):
         before = link.open([submit("before")])
         endpoint = router.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
         router.close()
@@ -299,10 +298,12 @@ async def test_the_end_of_a_connection_is_not_taken_for_the_end_of_the_next(tmp_
             with pytest.raises(RequestRejected, match="went away"):
                 await before.get()
             await until(lambda: successor.poll(0))
-            successor.send_multipart([successor.recv_multipart()[0], *STATE])
+            peer = successor.recv_multipart()[0]
+            successor.send_multipart([peer, *STATE])
             await until(lambda: link.is_up)
             after = link.open([submit("after")])
-            await asyncio.sleep(0.1)
+            successor.send_multipart([peer, *numbered_outputs(0, delta(submit("after"), [5]))])
+            assert [d.token_ids for _, d in await after.get()] == [int32([5])]
             assert not after.has_failed
 
 
@@ -310,9 +311,7 @@ async def test_the_end_of_a_connection_is_not_taken_for_the_end_of_the_next(tmp_
 @in_event_loop
 async def test_the_last_word_of_a_core_is_not_taken_for_the_first_of_the_next(tmp_path: Path, has_successor):
     """The connection ends while a message is being read, and perhaps there is a new one before it is looked at."""
-    async with raw_core(tmp_path) as (router, peer, link):
-        router.send_multipart([peer, *STATE])
-        await until(lambda: link.is_up)
+    async with raw_core_up(tmp_path) as (router, peer, link):
         endpoint = router.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
         successor: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.ROUTER)
         take_events = link._take_events

@@ -93,6 +93,15 @@ def members_beside(door, *peers):
     return member, number
 
 
+def raw_member(door):
+    """Another member, who can say what libzmq never would."""
+    peer = RawPeer(door.endpoint)
+    peer.send(message(hello("raw")))
+    [(number, _)] = door.hear()
+    door.router.admit(number)
+    return peer, number
+
+
 def is_hello(said):
     return isinstance(said, m.Hello) and said.executor == "member"
 
@@ -159,10 +168,7 @@ def test_what_has_no_end_costs_nothing(door, endless):
 
 
 def test_a_member_has_more_room_and_no_endless_one(door):
-    peer = RawPeer(door.endpoint)
-    peer.send(message(hello("one")))
-    [(number, _)] = door.hear()
-    door.router.admit(number)
+    peer, number = raw_member(door)
     peer.send(message(m.StepFailed(epoch=1, step=1, error="e" * 4096)) + frame(b"", MORE) * 20_000)
     door.turn_until(lambda _: number in door.router.lost_connections())
     assert peer.is_closed()
@@ -265,10 +271,7 @@ def test_a_member_that_is_dismissed_is_a_stranger_again(door):
 )
 def test_a_member_that_is_dismissed_keeps_no_more_than_a_stranger(door, unfinished):
     member, number = members_beside(door)
-    other = RawPeer(door.endpoint)
-    other.send(message(hello("other")))
-    [(guest, _)] = door.hear()
-    door.router.admit(guest)
+    other, guest = raw_member(door)
     other.send(unfinished)
     connection = door.router._connections.get(guest).connection
     door.turn_until(lambda _: connection.num_kept_bytes > len(unfinished) - 100)
@@ -279,10 +282,7 @@ def test_a_member_that_is_dismissed_keeps_no_more_than_a_stranger(door, unfinish
 
 
 def test_the_memory_of_a_members_last_message_is_given_back_when_it_is_dismissed(door):
-    peer = RawPeer(door.endpoint)
-    peer.send(message(hello("one")))
-    [(number, _)] = door.hear()
-    door.router.admit(number)
+    peer, number = raw_member(door)
     peer.send(message(m.StepResult(epoch=1, step=1, token_ids=bytes(200_000), compute_us=1)))
     buffer = door.router._connections.get(number).connection._reader._buffer
     door.hear()
@@ -292,10 +292,7 @@ def test_the_memory_of_a_members_last_message_is_given_back_when_it_is_dismissed
 
 
 def test_what_a_member_has_said_before_it_was_dismissed_is_heard(door):
-    peer = RawPeer(door.endpoint)
-    peer.send(message(hello("one")))
-    [(number, _)] = door.hear()
-    door.router.admit(number)
+    peer, number = raw_member(door)
     connection = door.router._connections.get(number).connection
     said = message(BEAT) * (STRANGER_MESSAGE_BYTES // len(message(BEAT)) + 3 * MESSAGES_A_PEER)
     peer.send(said)
@@ -459,10 +456,7 @@ def test_a_ping_is_answered(door):
 
 
 def test_pings_of_a_member_that_does_not_read_make_nothing_pile_up(door):
-    deaf = RawPeer(door.endpoint)
-    deaf.send(message(hello("deaf")))
-    [(number, _)] = door.hear()
-    door.router.admit(number)
+    deaf, number = raw_member(door)
     peer = door.router._connections.get(number)
     while not peer.has_unsent:
         door.router.send(number, m.EpochOver(epoch=1, reason="r" * 4096))

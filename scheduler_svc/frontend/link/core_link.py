@@ -41,7 +41,7 @@ class CoreLink:
 
     def __init__(self, endpoint: str, *, hello_interval_s: float = HELLO_INTERVAL_S) -> None:
         self._hello_interval_s = hello_interval_s
-        self._socket = CoreSocket(endpoint)
+        self._socket = CoreSocket(endpoint, max_unsent=4 * MAX_OPEN_REQUESTS)
         self._codec: Codec[m.CoreToFrontend] = Codec(m.CoreToFrontend)
         self._queues: dict[str, DeltaQueue] = {}
         self._pending_attaches = PendingAttaches()

@@ -13,7 +13,6 @@ from zmq.utils.monitor import parse_monitor_message
 
 from common.errors import RequestRejected
 
-SEND_HIGH_WATER_MARK = 32_768  # four for each request that may be open
 RECEIVE_HIGH_WATER_MARK = 10_000  # steps' outputs: minutes of them, as outputs that do not fit are lost
 LINGER_MS = 500
 RECONNECT_MS, MAX_RECONNECT_MS = 100, 1000
@@ -32,12 +31,15 @@ class CoreSocket:
     Libzmq does not say by which connection a message came. So whoever reads asks for `events` after each message, and
     passes it over if there is one: it is from a connection that has ended, or from before the first hello on a new one.
     What else had come before an event is passed over here.
+
+    Args:
+        max_unsent: messages that may wait to be sent.
     """
 
-    def __init__(self, endpoint: str) -> None:
+    def __init__(self, endpoint: str, max_unsent: int) -> None:
         self._context = zmq.asyncio.Context()
         self._socket = self._context.socket(zmq.DEALER)
-        self._socket.setsockopt(zmq.SNDHWM, SEND_HIGH_WATER_MARK)
+        self._socket.setsockopt(zmq.SNDHWM, max_unsent)
         self._socket.setsockopt(zmq.RCVHWM, RECEIVE_HIGH_WATER_MARK)
         self._socket.setsockopt(zmq.LINGER, LINGER_MS)
         self._socket.setsockopt(zmq.IMMEDIATE, 1)
