@@ -33,6 +33,9 @@ class Submit(Message, frozen=True, tag="submit"):
         client_limit: requests that this client may have open at once, 0 for no limit (`too_many_requests` beyond).
         context: what the frontend that answers it needs to know (format, stop strings); the core only keeps it, for
             `Attached`.
+        is_resumable: whether its client may come back for it when the connection breaks, or the scheduler restarts.
+        may_shorten: whether `max_tokens` is only as much as may fit, because the client asked for no number: then less
+            is given where an executor's pool holds less.
     """
 
     request_id: RequestId
@@ -46,6 +49,8 @@ class Submit(Message, frozen=True, tag="submit"):
     client: ClientName = ""
     client_limit: Count = 0
     context: Annotated[bytes, Meta(max_length=2**20)] = b""
+    is_resumable: bool = False
+    may_shorten: bool = False
 
 
 class Attach(Message, frozen=True, tag="attach"):

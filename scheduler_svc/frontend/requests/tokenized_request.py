@@ -2,7 +2,7 @@
 
 import json
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -29,6 +29,7 @@ class TokenizedRequest:
         stop: stop strings; only frontends look for them.
         stream: whether the client wants its answer in pieces.
         is_resumable: whether the request continues for a while when its client's connection breaks.
+        may_shorten: whether the client asked for no `max_tokens`.
     """
 
     request_id: str
@@ -41,6 +42,7 @@ class TokenizedRequest:
     cache_salt: str
     priority: int
     timeout_s: float | None
+    may_shorten: bool = False
 
     def submits(self, client: ApiClient, context: bytes) -> list[m.Submit]:
         """One message for each prompt. Raises ApiError (403) for a priority that this client may not have.
@@ -67,6 +69,8 @@ class TokenizedRequest:
                 client=client.name,
                 client_limit=client.max_open_requests,
                 context=context if i == 0 else b"",
+                is_resumable=self.is_resumable,
+                may_shorten=self.may_shorten,
             )
             for i, (prompt, params) in enumerate(zip(self.prompts, self.params, strict=True))
         ]
@@ -113,13 +117,14 @@ def tokenize_chat(body: ChatRequest, tokenizer: Tokenizer, max_model_len: int) -
     if not prompt:
         raise ApiError(400, "The conversation is empty.", code="invalid_value", param="messages")
     max_tokens = _chat_max_tokens(body)
+    may_shorten = max_tokens is None
     if max_tokens is None:
         if not max_model_len:
             raise RequestRejected("no executor has joined yet, so the model's length is unknown", "unavailable")
         _check_length(len(prompt), 1, max_model_len, "messages")
         max_tokens = max_model_len - len(prompt)
     _check_length(len(prompt), max_tokens, max_model_len, "messages")
-    return _job("chatcmpl-", body, [prompt], max_tokens, tokenizer)
+    return replace(_job("chatcmpl-", body, [prompt], max_tokens, tokenizer), may_shorten=may_shorten)
 
 
 def _job(
