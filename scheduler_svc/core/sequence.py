@@ -35,6 +35,8 @@ class Sequence:
         num_prompt: how many of them are the prompt.
         largest_token: among its tokens, as far as `tokens` has them.
         num_inflight: tokens that plans in flight will still bring to it after it has left its lane.
+        num_written: its first positions whose K and V an answered plan had written on some executor, as far as that is
+            known outside of its lane. To compute one of them is to compute it again.
         num_cached_prompt: prompt tokens found in the prefix cache at the first admission.
         num_preemptions: how often it lost its blocks to an older sequence.
         strikes: failures in a row (of a step, or of the whole executor) that it had a part in; a token that arrives
@@ -59,6 +61,7 @@ class Sequence:
     deadline: float | None = None
     state: State = State.WAITING
     num_inflight: int = 0
+    num_written: int = 0
     num_cached_prompt: int | None = None
     num_preemptions: int = 0
     strikes: int = 0

@@ -1,7 +1,7 @@
 """A stateful fuzzer drives the real scheduler against KV-oracle executors and checks every invariant each step."""
 
 from array import array
-from collections import deque
+from collections import Counter, deque
 
 import hypothesis.strategies as st
 import pytest
@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from common import messages as m
 from common.errors import RequestRejected
 from common.plan import ExecutorLimits
-from common.wire import Codec
+from common.wire import Codec, int32_array
 from scheduler_svc.core.executor.block_manager import hash_block
 from scheduler_svc.core.fleet.membership import Membership, Standing
 from scheduler_svc.core.scheduling.admission import MAX_PREEMPTIONS
@@ -58,12 +58,41 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.codec: Codec[m.Plan] = Codec(m.SchedulerToExecutor)
         self.executors: dict[int, OracleExecutor] = {}
         self.sent: dict[int, deque[m.Plan]] = {}
+        self.ends_of_rows: dict[int, deque[dict[Sequence, int]]] = {}
+        self.written: Counter[Sequence] = Counter()
+        self.num_recomputed = 0
         self.epochs = 0
         self.ids = 0
         self.now = 0.0
         self.outputs: dict[Sequence, list[int]] = {}
         self.ended: dict[Sequence, str] = {}
         self.join()
+
+    def send(self, epoch: int) -> m.Plan | None:
+        """Make a plan, and count the positions in it that were written before (from the plan's own columns)."""
+        plan = self.scheduler.plan(epoch)
+        if plan is None:
+            return None
+        executor = self.scheduler.executor(epoch)
+        inflight = executor.inflight[-1]
+        sequences = dict(zip(inflight.lanes.tolist(), inflight.sequences, strict=True))
+        sequences |= {sequence.lane: sequence for sequence, _ in inflight.unsampled}
+        columns = (int32_array(name, getattr(plan, name)).tolist() for name in ("lanes", "query_lens", "context_lens"))
+        ends: dict[Sequence, int] = {}
+        for lane, count, end in zip(*columns, strict=True):
+            ends[sequences[lane]] = end
+            self.num_recomputed += len(range(end - count, min(end, self.written[sequences[lane]])))
+        assert self.scheduler.stats.recomputed_tokens == self.num_recomputed
+        self.sent[epoch].append(self.codec.decode(self.codec.encode(plan)))
+        self.ends_of_rows[epoch].append(ends)
+        return plan
+
+    def answer_oldest(self, epoch: int) -> None:
+        """Run the oldest plan in flight and commit what it gives."""
+        plan = self.sent[epoch].popleft()
+        for sequence, end in self.ends_of_rows[epoch].popleft().items():
+            self.written[sequence] = max(self.written[sequence], end)
+        self.commit(self.executors[epoch].run(plan))
 
     def commit(self, result: m.StepResult) -> None:
         output: StepOutput = self.scheduler.commit(result)
@@ -128,17 +157,12 @@ class SchedulerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.executors)
     @rule(data=st.data())
     def plan(self, data):
-        epoch = data.draw(st.sampled_from(list(self.executors)))
-        plan = self.scheduler.plan(epoch)
-        if plan is not None:
-            self.sent[epoch].append(self.codec.decode(self.codec.encode(plan)))
+        self.send(data.draw(st.sampled_from(list(self.executors))))
 
     @precondition(lambda self: any(self.sent.values()))
     @rule(data=st.data())
     def answer(self, data):
-        epoch = data.draw(st.sampled_from([e for e, plans in self.sent.items() if plans]))
-        plan = self.sent[epoch].popleft()
-        self.commit(self.executors[epoch].run(plan))
+        self.answer_oldest(data.draw(st.sampled_from([e for e, plans in self.sent.items() if plans])))
 
     @precondition(lambda self: self.executors)
     @rule(steps=st.integers(1, 12))
@@ -146,11 +170,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         """Some rounds of everything, so that sequences get long and pools get full."""
         for _ in range(steps):
             for epoch in list(self.executors):
-                while (plan := self.scheduler.plan(epoch)) is not None:
-                    self.sent[epoch].append(plan)
+                while self.send(epoch) is not None:
+                    pass
                 if self.sent[epoch]:
-                    plan = self.sent[epoch].popleft()
-                    self.commit(self.executors[epoch].run(plan))
+                    self.answer_oldest(epoch)
                 self.scheduler.check()
 
     @precondition(lambda self: any(s not in self.ended for s in self.outputs))
@@ -185,6 +208,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.epochs += 1
         self.executors[self.epochs] = OracleExecutor(self.limits)
         self.sent[self.epochs] = deque()
+        self.ends_of_rows[self.epochs] = deque()
         self.end(self.scheduler.add_executor(Membership(self.epochs, "", "", self.limits)))
 
     @precondition(lambda self: self.executors)
@@ -203,7 +227,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.scheduler.executor(epoch).membership.standing = Standing.DRAINING
         while self.sent[epoch]:
             assert not self.scheduler.is_idle(epoch)
-            self.commit(self.executors[epoch].run(self.sent[epoch].popleft()))
+            self.answer_oldest(epoch)
         assert self.scheduler.is_idle(epoch)
         self.scheduler.remove_executor(epoch)
         del self.executors[epoch], self.sent[epoch]
@@ -226,7 +250,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert len(self.ended) == len(self.outputs), "a sequence never ends"
         for epoch, plans in self.sent.items():
             while plans:
-                self.commit(self.executors[epoch].run(plans.popleft()))
+                self.answer_oldest(epoch)
             blocks = self.scheduler.executor(epoch).blocks
             assert blocks.num_free == blocks.num_blocks
         self.scheduler.check()

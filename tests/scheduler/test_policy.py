@@ -60,6 +60,21 @@ def test_admission_that_looks_ahead_preempts_nobody_when_lengths_are_known():
         assert (rig.scheduler.stats.preemptions == 0) == look_ahead
 
 
+def test_a_sequence_that_comes_back_computes_its_last_token_for_the_first_time():
+    rig = Rig(limits(block_size=1, num_blocks=30), window=1)
+    (sequence,) = rig.add("a", [1, 2, 3], max_tokens=20)
+    for _ in range(5):
+        rig.step()
+    rig.scheduler.sequences.preempt(rig.scheduler.executor(1), sequence)
+    rig.step()
+    assert rig.scheduler.stats.recomputed_tokens == 0, "all that was written is cached"
+    known = 3 + len(rig.outputs[sequence])
+    rig.lose(1)
+    rig.join(limits())
+    rig.step()
+    assert rig.scheduler.stats.recomputed_tokens == known - 1
+
+
 def test_no_sequence_is_preempted_more_often_than_the_bound():
     """One sequence of low priority, and urgent ones that come again and again and outgrow the pool beside it."""
     rig = Rig(limits(num_blocks=24, max_model_len=96), look_ahead=False)

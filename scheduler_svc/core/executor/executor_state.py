@@ -176,7 +176,7 @@ class ExecutorState:
             planned = np.concatenate([planned, sampled_lanes])
             serials = np.concatenate([serials, lanes.serial[sampled_lanes]])
             sequences = [*sequences, *(row.sequence for row in sampled)]
-        unsampled = [row.sequence for row in prompt_rows if not row.samples]
+        unsampled = [(row.sequence, row.end) for row in prompt_rows if not row.samples]
         self.inflight.append(InflightPlan(step, planned, serials, sequences, unsampled))
         self._next_step += 1
         for row in sampled:
@@ -194,6 +194,8 @@ class ExecutorState:
         Sequences that end with it still hold what they hold; the caller ends them.
         """
         plan, lanes = self.inflight.popleft(), self.running.lanes
+        for sequence, end in plan.unsampled:
+            sequence.num_written = max(sequence.num_written, end)
         held, sequences = plan.lanes, plan.sequences
         others: list[tuple[Sequence, int]] = []
         is_held = lanes.serial[held] == plan.serials
@@ -232,6 +234,7 @@ def _with_tokens(output: StepOutput, arrived: list[tuple[Sequence, int]]) -> Ste
     firsts, stopped, exhausted = [], [], []
     for sequence, token in alive:
         sequence.num_inflight -= 1
+        sequence.num_written = len(sequence.tokens)
         sequence.tokens.append(token)
         if len(sequence.tokens) == sequence.num_prompt + 1:
             firsts.append(sequence)

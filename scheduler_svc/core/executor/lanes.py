@@ -122,6 +122,7 @@ class Lanes:
         if len(generated):
             sequence.tokens.frombytes(generated.tobytes())
             sequence.largest_token = max(sequence.largest_token, int(generated.max()))
+            sequence.num_written = len(sequence.tokens) - 1  # the last token was sampled, and not computed with
         self.sequences[lane] = None
         self.phases[lane] = LanePhase.FREE
         self.serial[lane] = -1

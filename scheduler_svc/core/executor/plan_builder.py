@@ -34,6 +34,16 @@ class PromptRow(NamedTuple):
     grant: Grant
     samples: bool
 
+    @property
+    def end(self) -> int:
+        """The position after its last one."""
+        return self.grant.start + self.grant.count
+
+    @property
+    def num_recomputed(self) -> int:
+        """Positions in the row that an answered plan had written."""
+        return max(0, min(self.end, self.sequence.num_written) - self.grant.start)
+
 
 class DecodeRows:
     """Lanes that decode together, and what stays the same from one of their steps to the next.
@@ -86,23 +96,23 @@ class DecodeRows:
 @dataclass(frozen=True, slots=True)
 class InflightPlan:
     """A plan that was sent and not answered yet. Columns have an entry for each sampled row; `unsampled` are the
-    sequences whose row does not reach their last token."""
+    sequences whose row does not reach their last token, and the position after the row."""
 
     step: int
     lanes: IntArray
     serials: npt.NDArray[np.int64]
     sequences: list[Sequence]
-    unsampled: list[Sequence]
+    unsampled: list[tuple[Sequence, int]]
 
     @property
     def everyone(self) -> list[Sequence]:
         """All sequences that have a row in the plan."""
-        return [*self.sequences, *self.unsampled]
+        return [*self.sequences, *(sequence for sequence, _ in self.unsampled)]
 
 
 def prompt_columns(rows: Lists[PromptRow], first_row: int, block_size: int) -> dict[str, bytes]:
     """Columns of prompt rows that stand in a plan from row `first_row` on."""
-    ends = [row.grant.start + row.grant.count for row in rows]
+    ends = [row.end for row in rows]
     tokens = [row.raw[row.grant.start * TOKEN_BYTES : end * TOKEN_BYTES] for row, end in zip(rows, ends, strict=True)]
     return {
         "lanes": _ints(row.lane for row in rows),

@@ -162,7 +162,6 @@ class Admission:
             self._stats.cached_prompt_tokens += sequence.num_cached_prompt
         else:
             self._stats.cached_resumed_tokens += row.grant.start
-            self._stats.recomputed_tokens += length - row.grant.start
         return row
 
 

@@ -130,7 +130,7 @@ class Scheduler:
             is_empty = executor.intake is Intake.EMPTYING and not executor.inflight
             return self.plan(epoch) if is_empty else None
         self.stats.decode_tokens += num_decodes
-        self.stats.prefill_tokens += sum(row.grant.count for row in rows)
+        self.stats.planned_prompts(rows)
         return executor.build_plan(rows, skipped)
 
     def commit(self, result: StepResult) -> StepOutput:
@@ -266,5 +266,5 @@ class Scheduler:
         return self._build_alone(executor, row)
 
     def _build_alone(self, executor: ExecutorState, row: PromptRow) -> Plan:
-        self.stats.prefill_tokens += row.grant.count
+        self.stats.planned_prompts([row])
         return executor.build_plan([row], executor.running.decode_rows().sequences)

@@ -100,6 +100,7 @@ class Sequences:
         for sequence, output in zip(sequences, outputs, strict=True):
             sequence.tokens.frombytes(output)
             sequence.largest_token = max(sequence.tokens)
+            sequence.num_written = len(sequence.tokens) - 1 if output else 0
             if fits:
                 self._capacity.has_fitted(sequence)
             self._enter(sequence)

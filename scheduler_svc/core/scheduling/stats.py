@@ -1,6 +1,9 @@
 """What the scheduler counts since its start. Nothing is decided by these counts."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+
+from scheduler_svc.core.executor.plan_builder import PromptRow
 
 
 @dataclass(slots=True)
@@ -12,7 +15,8 @@ class SchedulerStats:
         strikes: given to sequences.
         struck_out: sequences that ended by them.
         model_changes: sequences that went on with another model, because no executor had theirs any more.
-        recomputed_tokens: computed once more, after a preemption or the loss of an executor.
+        recomputed_tokens: positions that an answered plan had written and that are computed again, because their
+            sequence lost its blocks, or the scheduler was restarted.
         cached_prompt_tokens: prompt tokens that the prefix cache held at a sequence's first admission.
         cached_resumed_tokens: tokens that it held when a preempted or resumed sequence came back.
         prefill_tokens: computed in rows of prompts, again after a preemption or a loss too.
@@ -31,3 +35,9 @@ class SchedulerStats:
     prefill_tokens: int = 0
     decode_tokens: int = 0
     output_tokens: int = 0
+
+    def planned_prompts(self, rows: Iterable[PromptRow]) -> None:
+        """A plan computes these rows."""
+        for row in rows:
+            self.prefill_tokens += row.grant.count
+            self.recomputed_tokens += row.num_recomputed
