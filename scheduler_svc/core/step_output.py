@@ -22,6 +22,7 @@ class StepOutput:
 
     Attributes:
         sequences, tokens: those that got a token, and the token; a sequence that had ended gets none.
+        positions: how many tokens each of them had generated before.
         firsts: those among them whose first token it is.
         ends: those among them that end with it, by a stop token or because they have `max_tokens`.
         model: what computed the tokens.
@@ -32,3 +33,4 @@ class StepOutput:
     firsts: list[Sequence] = field(default_factory=list)
     ends: list[SequenceEnd] = field(default_factory=list)
     model: str = ""
+    positions: list[int] = field(default_factory=list)

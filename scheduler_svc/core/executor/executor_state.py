@@ -203,14 +203,15 @@ class ExecutorState:
             others = [(sequences[i], int(tokens[i])) for i in np.flatnonzero(~is_held).tolist()]
             kept = np.flatnonzero(is_held)
             held, tokens, sequences = held[kept], tokens[kept], [sequences[i] for i in kept.tolist()]
-        is_first = lanes.append(held, tokens)
+        positions = lanes.append(held, tokens)
         is_stop = lanes.is_stop(held, tokens)
         output = StepOutput(
             sequences=sequences,
             tokens=tokens.tolist(),
-            firsts=[sequences[i] for i in np.flatnonzero(is_first).tolist()],
+            firsts=[sequences[i] for i in np.flatnonzero(positions == 0).tolist()],
             ends=[SequenceEnd(sequences[i], "stop") for i in np.flatnonzero(is_stop).tolist()] if is_stop.any() else [],
             model=self.model,
+            positions=positions.tolist(),
         )
         if self.running.publish():
             self.reopen()
@@ -231,9 +232,10 @@ class ExecutorState:
 def _with_tokens(output: StepOutput, arrived: list[tuple[Sequence, int]]) -> StepOutput:
     """The output with tokens of sequences that hold no lane any more; one that has ended gets none."""
     alive = [(sequence, token) for sequence, token in arrived if sequence.state is not State.FINISHED]
-    firsts, stopped, exhausted = [], [], []
+    firsts, stopped, exhausted, positions = [], [], [], []
     for sequence, token in alive:
         sequence.num_inflight -= 1
+        positions.append(sequence.num_output)
         sequence.num_written = len(sequence.tokens)
         sequence.tokens.append(token)
         if len(sequence.tokens) == sequence.num_prompt + 1:
@@ -248,4 +250,5 @@ def _with_tokens(output: StepOutput, arrived: list[tuple[Sequence, int]]) -> Ste
         firsts=[*output.firsts, *firsts],
         ends=[*output.ends, *stopped, *exhausted],
         model=output.model,
+        positions=[*output.positions, *positions],
     )

@@ -148,15 +148,13 @@ class Lanes:
         due = np.flatnonzero(usable >= self.publish_at)
         return list(zip(due.tolist(), usable[due].tolist(), strict=True))
 
-    def append(self, lanes: IntArray, tokens: IntArray) -> npt.NDArray[np.bool_]:
-        """Tokens of these lanes' sequences have arrived; returns for each whether it is the sequence's first."""
+    def append(self, lanes: IntArray, tokens: IntArray) -> IntArray:
+        """Tokens of these lanes' sequences have arrived; returns how many each sequence had generated before."""
         known = self.known[lanes]
         self.tokens[lanes, known] = tokens
-        known = known + 1
-        self.known[lanes] = known
+        self.known[lanes] = known + 1
         self.inflight[lanes] -= 1
-        is_first: npt.NDArray[np.bool_] = known == self.num_prompt[lanes] + 1
-        return is_first
+        return known - self.num_prompt[lanes]
 
     def output_of(self, sequence: Sequence) -> bytes:
         """The tokens that a sequence with a lane has generated so far, int32."""
