@@ -21,6 +21,7 @@ from scheduler_svc.api_key_file import read_key_file
 from scheduler_svc.core.config import CoreConfig
 from scheduler_svc.core.fleet.step_clock import DEFAULT_FLOOR_S
 from scheduler_svc.core.requests.request_manager import RECONNECT_GRACE_S
+from scheduler_svc.core.requests.returning_clients import RETURN_WITHIN_S
 from scheduler_svc.core.scheduling.scheduler import SchedulerConfig
 from scheduler_svc.server.addresses import listen, private_endpoint
 from scheduler_svc.server.core_process import CoreProcess
@@ -62,7 +63,8 @@ log = get_logger(__name__)
               help="Shortest time after which an executor counts as hung that lives and does not answer a plan; "
               "10 times its longest comparable step, if that is more.")  # fmt: skip
 @click.option("--reconnect-grace", "reconnect_grace_s", default=RECONNECT_GRACE_S, type=click.FloatRange(0.0),
-              metavar="SECONDS", help="How long a request goes on whose client's connection broke.")  # fmt: skip
+              metavar="SECONDS", help="How long a request goes on whose client's connection broke; after a restart, "
+              f"{RETURN_WITHIN_S:.0f} s at least.")  # fmt: skip
 @click.option("--journal", "journal_path", type=click.Path(dir_okay=False, path_type=Path),
               help="File that accepted requests and their tokens are written to, so that they survive the scheduler.  "
               "[default: journal-PORT.sqlite3 in $XDG_STATE_HOME/baton]")  # fmt: skip

@@ -6,6 +6,7 @@ from common.vocabulary import Vocabulary
 from scheduler_svc.core.fleet.step_clock import DEFAULT_FLOOR_S
 from scheduler_svc.core.requests.group_commit import JournalState
 from scheduler_svc.core.requests.request_manager import RECONNECT_GRACE_S
+from scheduler_svc.core.requests.returning_clients import RETURN_WITHIN_S
 from scheduler_svc.core.scheduling.scheduler import SchedulerConfig
 
 
@@ -20,6 +21,7 @@ class CoreConfig:
         first_epoch: above any epoch of an earlier life.
         step_floor_s: what any step may take before its executor counts as hung.
         reconnect_grace_s: how long a request without a reader goes on.
+        return_within_s: how long a request of an earlier life waits for its client; the grace, if that is longer.
         journal: OK with a journal, else OFF.
         first_batch: number of the first batch for the journal; above all that are in it.
         wall_offset_s: what to add to the caller's time to get seconds since 1970.
@@ -31,6 +33,7 @@ class CoreConfig:
     first_epoch: int = 1
     step_floor_s: float = DEFAULT_FLOOR_S
     reconnect_grace_s: float = RECONNECT_GRACE_S
+    return_within_s: float = RETURN_WITHIN_S
     journal: JournalState = JournalState.OFF
     first_batch: int = 1
     wall_offset_s: float = 0.0

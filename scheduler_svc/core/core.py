@@ -58,6 +58,7 @@ class Core:
             config.first_batch,
             wall_offset_s=config.wall_offset_s,
             reconnect_grace_s=config.reconnect_grace_s,
+            return_within_s=config.return_within_s,
         )
         self._reporter = StatusReporter(
             config.model, self.scheduler, self.fleet, self.requests, self._counters, now, io_counts

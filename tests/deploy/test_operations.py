@@ -12,7 +12,7 @@ from common.heartbeats import LOSS_TIMEOUT_S
 from executor_svc.service import registration
 from scheduler_svc.client import cli as client_cli
 from scheduler_svc.core.fleet import fleet, probation, step_clock
-from scheduler_svc.core.requests import recovery, request_manager, request_table
+from scheduler_svc.core.requests import recovery, request_manager, retention, returning_clients
 from scheduler_svc.frontend import api_keys
 from scheduler_svc.frontend.http import api, body_limit, connection_guard, server, strict_h11
 from scheduler_svc.frontend.http.connection_guard import ConnectionLimits
@@ -94,8 +94,10 @@ def test_log_lines_are_there():
         f"{step_clock.FIRST_STEP_LIMIT_S:.0f} s for its very first steps",
         f"after {step_clock.PATIENCE:.0f} times its longest comparable step",
         f"none lost for {request_manager.RECONNECT_GRACE_S:.0f} s (`--reconnect-grace`)",
-        f"| {request_table.RETAIN_S / 60:.0f} minutes, {request_table.MAX_RETAINED:,} requests, ",
-        f", {request_table.MAX_RETAINED_TOKENS // 2**20} Mi tokens |",
+        f"| {retention.RETAIN_S / 60:.0f} minutes, {retention.MAX_RETAINED:,} requests, ",
+        f", {retention.MAX_RETAINED_TOKENS // 2**20} Mi tokens |",
+        f"for {returning_clients.RETURN_WITHIN_S:.0f} s after the start of the new scheduler (`--reconnect-grace`, if",
+        f"| {returning_clients.RETURN_WITHIN_S:.0f} s, or the reconnect grace if that is longer |",
         f"| {delta_queue.MAX_WAITING_TOKENS:,} | | `reader_too_slow` |",
         f"| body of a request | {api.MAX_BODY_BYTES // 2**20} MiB; none of a GET request | | 413 |",
         f"| {strict_h11.MEAN_CHUNK_BYTES} bytes on average, from {strict_h11.MAX_SMALL_CHUNKS} chunks on; no",

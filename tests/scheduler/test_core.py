@@ -8,9 +8,8 @@ from common import messages as m
 from common.heartbeats import LOSS_TIMEOUT_S
 from scheduler_svc.core.requests.frontends import END_AFTER_S, SILENT_AFTER_S
 from scheduler_svc.core.requests.group_commit import BatchFailed, BatchSaved, JournalState
-from scheduler_svc.core.requests.journal_records import replay
 from scheduler_svc.core.requests.request_manager import RECONNECT_GRACE_S
-from tests.support.service import Service, undisturbed
+from tests.support.service import Service, restart, undisturbed
 
 
 def test_a_request_is_served_and_the_status_shows_it():
@@ -220,7 +219,7 @@ def test_a_journal_that_fails_holds_nobody_up_and_is_reported_once():
 def test_restored_requests_finish_with_the_same_tokens():
     before, rows = Service(JournalState.OK, wall_offset_s=1000.0), []
     before.join("one")
-    before.submit("a", max_tokens=20, n=2, timeout_s=60.0)
+    before.submit("a", max_tokens=20, n=2, timeout_s=60.0, is_resumable=True)
     before.submit("b", max_tokens=2)
     for _ in range(4):
         before.turn(num_answers=1)
@@ -229,10 +228,8 @@ def test_restored_requests_finish_with_the_same_tokens():
     before.say(m.Cancel(request_id="a", index=1))
     rows.append(before.write())
 
-    after = Service(JournalState.OK, first_batch=10, wall_offset_s=1030.0)
-    after.do(after.core.restore(replay(rows), after.now))
-    after.do(after.core.batch_written(BatchSaved(after.core.new_journal(after.now).number), after.now))
-    assert after.events("requests restored from the journal")[0].facts == {"open": 1, "ended": 1}
+    after, _ = restart(rows, wall_offset_s=1030.0)
+    assert after.events("requests restored from the journal")[0].facts == {"open": 1, "ended": 1, "cancelled": 0}
     for request_id in ("a", "b"):
         assert after.say(m.Attach(request_id=request_id)).found
     after.join("two")
@@ -247,16 +244,6 @@ def test_restored_requests_finish_with_the_same_tokens():
     assert sorted(after.endings.values()) == ["cancelled", "length", "length"]
 
 
-def restart(rows, **config):
-    """A new life that has taken up what the journal holds."""
-    service = Service(JournalState.OK, first_batch=1000, **config)
-    core = service.core
-    service.do(core.restore(replay(rows), service.now))
-    batch = core.new_journal(service.now)
-    service.do(service.core.batch_written(BatchSaved(batch.number), service.now))
-    return service, batch
-
-
 def test_a_request_id_that_was_used_again_survives_two_restarts():
     """The journal may still hold the older request of that id, which was let go."""
     service, rows = Service(JournalState.OK), []
@@ -265,9 +252,9 @@ def test_a_request_id_that_was_used_again_survives_two_restarts():
     service.turn()
     rows.append(service.write())
     service.wait(301.0)
-    service.submit("a", max_tokens=20)
+    service.submit("a", max_tokens=20, is_resumable=True)
     rows.append(service.write())
-    again, batch = restart(rows)
+    again, batch = restart(rows, return_within_s=1e6)
     again.wait(301.0)
     again.submit("b", max_tokens=2)
     row = again.core.next_batch(again.now + 1.0)
@@ -283,7 +270,7 @@ def test_a_request_id_that_was_used_again_survives_two_restarts():
 
 def test_a_restored_request_that_never_ran_is_not_computed_again_but_for_the_first_time():
     service = Service(JournalState.OK)
-    service.submit("a")
+    service.submit("a", is_resumable=True)
     again, _ = restart([service.write()])
     again.join("one")
     again.turn()

@@ -37,7 +37,7 @@ def crash(journal, front, back):
 
 def submit_for_good(frontend, request_id):
     """Submit a request and wait until it is in the journal: what attaches to it is answered then."""
-    frontend.submit(request_id, [1, 2, 3], max_tokens=5)
+    frontend.submit(request_id, [1, 2, 3], is_resumable=True, max_tokens=5)
     frontend.send(m.Attach(request_id=request_id))
     assert frontend.receive(m.Attached).found
 

@@ -5,10 +5,12 @@ from array import array
 import pytest
 
 from common import messages as m
+from common.errors import RequestRejected
 from common.wire import int32_array
-from scheduler_svc.core.requests import request_table as r
+from scheduler_svc.core.requests import retention
 from scheduler_svc.core.requests.journal_records import Ending
-from scheduler_svc.core.requests.request_table import RETAIN_S, Request, RequestTable
+from scheduler_svc.core.requests.request_table import Request, RequestTable
+from scheduler_svc.core.requests.retention import RETAIN_S
 from scheduler_svc.core.sequence import new_sequences
 from scheduler_svc.core.step_output import SequenceEnd
 
@@ -18,11 +20,16 @@ def requests():
     return RequestTable()
 
 
-def add(requests, request_id, *, n=1, client="", peer=b"p", now=0.0, num_prompt=3, endings=()):
+def submit(request_id, *, n=1, client="", num_prompt=3, client_limit=0):
     prompt = array("i", range(num_prompt)).tobytes()
-    submit = m.Submit(request_id=request_id, prompt=prompt, params=m.SamplingParams(max_tokens=9), n=n, client=client)
-    sequences = new_sequences(submit, int32_array("prompt", prompt), 0, None)
-    request = Request(submit, sequences, now, peer, True, endings=[*endings])
+    params = m.SamplingParams(max_tokens=9)
+    return m.Submit(request_id=request_id, prompt=prompt, params=params, n=n, client=client, client_limit=client_limit)
+
+
+def add(requests, request_id, *, peer=b"p", now=0.0, endings=(), is_unclaimed=False, **fields):
+    new = submit(request_id, **fields)
+    sequences = new_sequences(new, int32_array("prompt", new.prompt), 0, None)
+    request = Request(new, sequences, now, peer, True, is_unclaimed, endings=[*endings])
     requests.add(request, now)
     return request
 
@@ -47,9 +54,9 @@ def test_open_requests_are_counted_by_client(requests):
     first = add(requests, "a", client="alice", n=3)
     add(requests, "b", client="alice")
     add(requests, "c")
-    assert (requests.num_open("alice"), requests.num_open(""), requests.num_open("bob")) == (2, 1, 0)
+    assert (requests.num_counted("alice"), requests.num_counted(""), requests.num_counted("bob")) == (2, 1, 0)
     for i in range(3):
-        assert requests.num_open("alice") == 2
+        assert requests.num_counted("alice") == 2
         end(requests, first, i)
     assert requests.clients == {"alice": 1, "": 1}
     end(requests, requests.find("c"))
@@ -64,19 +71,60 @@ def test_a_frontend_is_told_its_own_open_requests(requests):
     assert {request.id for request in requests.all()} == {"a", "b", "c", "d"}
 
 
-def test_a_detached_request_is_late_when_its_time_is_up_unless_it_has_ended(requests):
-    late, ended = add(requests, "late"), add(requests, "ended")
+def test_a_frontend_reads_what_clients_have_come_back_to_it_for(requests):
+    first, second, third = (add(requests, name, peer=b"p") for name in "abc")
+    requests.attach(second, b"q")
+    requests.detach(third, 9.0, 0.0)
+    assert (requests.of_peer(b"p"), requests.of_peer(b"q")) == ([first], [second])
+    requests.attach(third, b"q")
+    assert requests.of_peer(b"q") == [second, third]
+    end(requests, second)
+    assert requests.of_peer(b"q") == [third]
+
+
+def test_a_detached_request_is_late_when_its_time_is_up_unless_it_has_ended_or_is_read(requests):
+    late, ended, read = (add(requests, name) for name in ("late", "ended", "read"))
     add(requests, "attached")
-    late.cancel_at = ended.cancel_at = 30.0
+    for request in (late, ended, read):
+        requests.detach(request, 30.0, 0.0)
     assert requests.late(29.9) == []
     end(requests, ended)
+    requests.attach(read, b"q")
     assert requests.late(30.0) == [late]
+    requests.detach(late, 30.0, 1.0)
+    assert (requests.late(30.9), requests.late(31.0)) == ([], [late])
+
+
+def test_those_that_wait_longer_do_not_hide_those_that_wait_shorter(requests):
+    long, short = add(requests, "long", peer=None), add(requests, "short")
+    requests.detach(long, 120.0, 0.0)
+    requests.detach(short, 30.0, 5.0)
+    assert (requests.late(34.9), requests.late(35.0), requests.late(119.9)) == ([], [short], [short])
+    requests.paused(100.0)
+    assert (requests.late(134.9), requests.late(135.0)) == ([], [short])
+
+
+def test_what_the_journal_brought_back_counts_for_its_client_once_the_client_is_back(requests):
+    first, second, third = (add(requests, name, client="alice", peer=None, is_unclaimed=True) for name in "abc")
+    assert (requests.clients, requests.num_counted("alice")) == ({"alice": 3}, 0)
+    requests.check_new(submit("new", client="alice", client_limit=1))
+    requests.attach(first, b"p")
+    requests.attach(first, b"q")
+    requests.detach(first, 30.0, 0.0)
+    assert requests.num_counted("alice") == 1, "its client was here, and may come back again"
+    with pytest.raises(RequestRejected, match="1 requests of 'alice' are open, the limit is 1"):
+        requests.check_new(submit("new", client="alice", client_limit=1))
+    end(requests, second)
+    assert (requests.clients, requests.num_counted("alice")) == ({"alice": 2}, 1)
+    for request in (first, third):
+        end(requests, request)
+    assert (requests.clients, requests.num_counted("alice")) == ({}, 0)
 
 
 def test_a_restored_request_that_had_ended_is_retained_and_not_open(requests):
     going = add(requests, "going", n=2, client="alice", endings=[None, Ending("stop")])
     ended = add(requests, "ended", n=2, client="alice", endings=[Ending("stop"), Ending("length")], now=4.0)
-    assert requests.num_open("alice") == 1
+    assert requests.num_counted("alice") == 1
     assert (going.ended_at, ended.ended_at) == (None, 4.0)
     assert requests.let_go(4.0 + RETAIN_S) == ["ended"]
 
@@ -92,16 +140,28 @@ def test_ended_requests_are_let_go_after_a_while_in_the_order_of_their_ends(requ
     assert requests.let_go(1e9) == [], "one that is open is never let go"
 
 
-def test_no_more_than_so_many_are_retained(requests, monkeypatch):
-    monkeypatch.setattr(r, "MAX_RETAINED", 2)
-    for name in "abcd":
-        end(requests, add(requests, name))
-    assert requests.let_go(0.0) == ["a", "b"]
-    assert requests.let_go(0.0) == []
+def test_prompts_of_one_request_are_let_go_together(requests):
+    """Or a client that comes back for all of them is told that there is no such request."""
+    first, second = add(requests, "alice/r-0"), add(requests, "alice/r-1")
+    end(requests, first, now=1.0)
+    assert requests.let_go(1e6) == []
+    assert requests.find("alice/r-0") is first
+    end(requests, second, now=1e6)
+    assert requests.let_go(1e6 + RETAIN_S - 1.0) == []
+    assert requests.let_go(1e6 + RETAIN_S) == ["alice/r-0", "alice/r-1"]
+    assert requests.all() == []
 
 
-def test_no_more_than_so_many_tokens_are_retained(requests, monkeypatch):
-    monkeypatch.setattr(r, "MAX_RETAINED_TOKENS", 1000)
+def test_prompts_that_the_journal_brought_back_belong_together_as_before(requests):
+    add(requests, "r-0", endings=[Ending("stop")], now=1.0)
+    second = add(requests, "r-1", peer=None, now=1.0, is_unclaimed=True)
+    assert requests.let_go(1e6) == []
+    end(requests, second, now=1e6)
+    assert requests.let_go(1e6 + RETAIN_S) == ["r-0", "r-1"]
+
+
+def test_the_tokens_of_what_is_retained_are_counted(requests, monkeypatch):
+    monkeypatch.setattr(retention, "MAX_RETAINED_TOKENS", 1000)
     for name in "abc":
         end(requests, add(requests, name, num_prompt=200))  # kept twice: in the Submit and in the sequence
     assert requests.let_go(0.0) == ["a"]

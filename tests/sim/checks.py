@@ -6,7 +6,7 @@ from typing import Protocol
 from scheduler_svc.core.core import Core
 from scheduler_svc.core.fleet.membership import Standing
 from scheduler_svc.core.requests.group_commit import JournalState
-from scheduler_svc.core.requests.request_table import RETAIN_S
+from scheduler_svc.core.requests.retention import RETAIN_S
 from tests.sim.clients import Client, State
 from tests.sim.frontends import FrontendProcess
 from tests.sim.profiles import Profile
@@ -75,6 +75,17 @@ def check_abandoned(core: Core, clients: list[Client], since: float) -> None:
             assert request is None or request.ended_at is not None, f"{client.id} goes on without a reader"
 
 
+def check_ghosts(core: Core, clients: list[Client], witness: Witness) -> None:
+    """Assert that what clients left behind before the present life does not go on for longer than it waits for them."""
+    for client in clients:
+        if client.state is not State.LEFT or client.left_at >= witness.life_began:
+            continue
+        request = core.requests.table.find(client.id)
+        if request is not None and request.ended_at is None and not witness.is_risky(0.0):
+            assert client.submit.is_resumable, f"{client.id} goes on, and no client can come back for it"
+            assert not witness.has_waited_long, f"{client.id} goes on, and its client did not come back"
+
+
 def _check_guilt(scene: Scene) -> None:
     """No sequence has ended for failures that are not its own."""
     guilty = sorted(scene.witness.guilty)
@@ -114,7 +125,7 @@ def _check_after_retention(core: Core, now: float) -> None:
     core.tick(now + RETAIN_S + 1.0)
     table, group_commit = core.requests.table, core.requests.group_commit
     assert not _left_in(table)
-    assert table._retained_tokens == 0
+    assert (table._retention._num_requests, table._retention._num_tokens) == (0, 0)
     assert not _left_in(group_commit, but=("_sizes",))
     assert group_commit._live_bytes == 0
 

@@ -3,6 +3,8 @@
 from enum import Enum
 from random import Random
 
+import msgspec
+
 from common import messages as m
 from tests.sim.frontends import FrontendProcess
 from tests.sim.story import Story
@@ -10,7 +12,6 @@ from tests.sim.visit import Visit
 from tests.sim.witness import Witness
 from tests.sim.world import World
 
-NOTICE_S = 0.3  # core and client do not learn of a broken connection at the same time
 MAX_SUBMITS = 50
 TRY_AGAIN_S = (0.05, 0.25)
 
@@ -38,12 +39,12 @@ class Client:
         rng: its own.
         frontends: those that run; the list changes.
         models: that there are in this run.
-        grace_s: how long the service keeps a request that no client reads.
 
     Attributes:
+        submit: what it asks; the client decides whether it could come back for that.
         stories: of the request's sequences.
         left_at: when it went for ever.
-        may_be_cancelled: it may have been without a reader for longer than the service waits.
+        may_be_cancelled: the service may have given its request up while it was away.
     """
 
     def __init__(
@@ -54,9 +55,7 @@ class Client:
         frontends: list[FrontendProcess],
         witness: Witness,
         models: list[str],
-        grace_s: float,
     ) -> None:
-        self.submit = submit
         self.state = State.AWAY
         self.stories = [Story(submit, index, models) for index in range(submit.n)]
         self.may_be_cancelled = False
@@ -65,7 +64,6 @@ class Client:
         self._rng = rng
         self._frontends = frontends
         self._witness = witness
-        self._grace_s = grace_s
         self._visit: Visit | None = None
         self._cancelled: set[int] = set()
         self._knows_accepted = False
@@ -76,7 +74,7 @@ class Client:
         self._is_read = False  # as far as it knows, a frontend reads its request
         self._visited: list[FrontendProcess] = []
         self._rereads = rng.random() < 0.1
-        self._can_resume = rng.random() > CANNOT_RESUME
+        self.submit = msgspec.structs.replace(submit, is_resumable=rng.random() > CANNOT_RESUME)
         self._num_calls = 0
 
     @property
@@ -174,8 +172,7 @@ class Client:
             self._knows_accepted = self._is_read = True
             assert (answer.n, answer.context) == (self.submit.n, self.submit.context)
             assert answer.num_prompt_tokens * 4 == len(self.submit.prompt)
-            if self._world.now - self._away_since >= self._grace_s - NOTICE_S:
-                self.may_be_cancelled = True
+            self.may_be_cancelled |= self._witness.may_be_cancelled(self.submit, self._away_since)
             if self._witness.is_risky(self._submitted_at):
                 for story in self.stories:
                     story.forget()
@@ -197,7 +194,7 @@ class Client:
         """The frontend died, or lost the scheduler."""
         assert visit is self._visit
         self._end_visit(says_so=False)
-        if self._can_resume:
+        if self.submit.is_resumable:
             self._come_back(self._rng.uniform(0.0, 0.4))
         else:
             self._world.say(self.id, "cannot come back")

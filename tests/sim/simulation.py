@@ -9,7 +9,7 @@ from common import messages as m
 from common.plan import ExecutorLimits
 from scheduler_svc.core.config import CoreConfig
 from scheduler_svc.core.scheduling.scheduler import SchedulerConfig
-from tests.sim.checks import check_abandoned, check_end, is_quiet
+from tests.sim.checks import check_abandoned, check_end, check_ghosts, is_quiet
 from tests.sim.clients import Client
 from tests.sim.disk import Disk
 from tests.sim.executors import Pace
@@ -22,7 +22,7 @@ from tests.sim.profiles import PROFILES, Profile
 from tests.sim.rack import Rack
 from tests.sim.service import Service
 from tests.sim.sockets import Port
-from tests.sim.witness import Witness
+from tests.sim.witness import Patience, Witness
 from tests.sim.workload import LONGEST_PROMPT, Workload
 from tests.sim.world import World
 
@@ -93,9 +93,10 @@ class Simulation:
     def __init__(self, seed: int, profile: Profile, trace: Callable[[str], None] | None = None) -> None:
         self.world = world = World(seed, trace)
         self.profile = profile
-        self.witness = Witness(world)
         self._rng = rng = world.stream("settings")
-        self.grace_s = rng.choice([0.0, 0.1, 0.1, 0.5, 2.0, 5.0, 5.0])
+        grace_s = rng.choice([0.0, 0.1, 0.1, 0.5, 2.0, 5.0, 5.0])
+        self.patience = Patience(grace_s, world.stream("returns").choice([0.1, 0.4, 1.0, 5.0]))
+        self.witness = Witness(world, self.patience)
         self.builds = self._builds()
         self.models = list(dict.fromkeys(build.model for build in self.builds))
         far = Network(world, rng.choice([(0.0001, 0.001), (0.001, 0.004), (0.0, 0.03)]), rng.choice([16, 64]))
@@ -189,7 +190,8 @@ class Simulation:
             model="sim",
             scheduler=scheduler,
             step_floor_s=rng.choice([0.4, 1.0]),
-            reconnect_grace_s=self.grace_s,
+            reconnect_grace_s=self.patience.grace_s,
+            return_within_s=self.patience.return_within_s,
         )
 
     def _expect_clients(self) -> None:
@@ -211,7 +213,7 @@ class Simulation:
 
     def _start(self, submit: m.Submit) -> Client:
         rng = self.world.stream(f"client {submit.request_id}")
-        client = Client(self.world, rng, submit, self.frontends, self.witness, self.models, self.grace_s)
+        client = Client(self.world, rng, submit, self.frontends, self.witness, self.models)
         self.clients.append(client)
         client.start()
         return client
@@ -221,8 +223,10 @@ class Simulation:
 
     def _look(self) -> None:
         """The run is over when nothing will happen any more that matters."""
-        if self.profile.keeps_promptly and self.service.core is not None:
-            check_abandoned(self.service.core, self.clients, self.world.now - self.grace_s - LOOK_S)
+        if self.service.core is not None:
+            if self.profile.keeps_promptly:
+                check_abandoned(self.service.core, self.clients, self.world.now - self.patience.grace_s - LOOK_S)
+            check_ghosts(self.service.core, self.clients, self.witness)
         expected = self._num_expected == 0 and self._injector.is_done
         settled = expected and all(client.is_settled for client in self.clients)
         self._is_over = settled and is_quiet(self)

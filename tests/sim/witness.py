@@ -18,6 +18,7 @@ from scheduler_svc.core.step_output import SequenceEnd, StepOutput
 from tests.sim.models import VOCAB_SIZE
 from tests.sim.world import World
 
+NOTICE_S = 0.3  # core and client do not learn of a broken connection at the same time
 FAILURES_ALLOWED = 2  # in a row; one more ends a sequence
 WHOLE_EXECUTOR = ("disconnected", "silent")  # it is not known which of its plans it was
 ONE_STEP = ("hung", "step_failed")  # the reason says which
@@ -29,6 +30,24 @@ class Death:
 
     at: float
     is_safe: bool
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long the service keeps a request that no client reads.
+
+    Attributes:
+        grace_s: from the moment at which its client's connection broke.
+        return_within_s: from a restart of the scheduler, at least.
+    """
+
+    grace_s: float
+    return_within_s: float
+
+    @property
+    def after_restart_s(self) -> float:
+        """From a restart of the scheduler."""
+        return max(self.grace_s, self.return_within_s)
 
 
 @dataclass(frozen=True)
@@ -44,6 +63,7 @@ class Witness:
     """Sees what goes into the core and what comes out of it.
 
     Attributes:
+        life_began: when the scheduler started last.
         deaths: of the scheduler.
         refused: request ids, with the codes that they were refused with.
         unfit: sequences that no executor so far could hold.
@@ -51,7 +71,8 @@ class Witness:
         moments: what happened, and how often.
     """
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, patience: Patience) -> None:
+        self.life_began = 0.0
         self.deaths: list[Death] = []
         self.refused: set[tuple[str, str]] = set()
         self.unfit: set[tuple[str, int]] = set()
@@ -59,6 +80,10 @@ class Witness:
         self.moments: Counter[str] = Counter()
         self._told: dict[tuple[str, int], _Told] = {}
         self._world = world
+        self._patience = patience
+        self._starts: list[float] = []
+        self._paused_s = 0.0  # in this life
+        self._claimed: dict[str, None] = {}  # requests that a client asked for or came back for in this life
         self._plans: dict[int, deque[tuple[int, list[Sequence]]]] = {}  # of each epoch: those in flight, and who is in
         self._failures: dict[Sequence, int] = {}
         self._models: dict[Sequence, str] = {}  # that sequences were admitted to last
@@ -75,11 +100,33 @@ class Witness:
         """Whether the scheduler has died since then with something told that was not on disk."""
         return any(death.at >= since and not death.is_safe for death in self.deaths)
 
+    def may_be_cancelled(self, submit: m.Submit, away_since: float) -> bool:
+        """Whether the scheduler may have given up a request whose client was away since then."""
+        starts = [at for at in self._starts if at > away_since]
+        if starts and not submit.is_resumable:
+            return True
+        deaths = [death.at for death in self.deaths if death.at >= away_since]
+        lives = [(at, self._patience.after_restart_s) for at in starts]
+        if not starts or (deaths and deaths[0] < starts[0]):  # else the connection broke as the scheduler died
+            lives.insert(0, (away_since, self._patience.grace_s))
+        return any(
+            min([at for at in deaths if at >= began], default=self._world.now) - began >= patience_s - NOTICE_S
+            for began, patience_s in lives
+        )
+
+    @property
+    def has_waited_long(self) -> bool:
+        """Whether the present life has lasted for longer than the scheduler waits for clients of earlier ones."""
+        return self._world.now - self.life_began > self._patience.after_restart_s + self._paused_s + NOTICE_S
+
     # --- lives ---
 
     def started(self, core: Core, now: float) -> None:
         """A scheduler begins to live."""
         scheduler = core.scheduler
+        self.life_began = self._world.now
+        self._starts.append(self.life_began)
+        self._paused_s, self._claimed = 0.0, {}
         self._plans, self._failures, self._models, self._spoken, self._stay = {}, {}, {}, {}, {}
         self._fitted, self._fitted_length, self._heard = [], 0, {}
         self._last_turn, self._forgiving_until = now, -math.inf
@@ -151,7 +198,9 @@ class Witness:
         requests = core.requests.table
         if requests.find(submit.request_id) is not None:
             return "request_exists"
-        if submit.client_limit and requests.num_open(submit.client) >= submit.client_limit:
+        open_ones = [r for r in map(requests.find, self._claimed) if r is not None and r.ended_at is None]
+        num_open = sum(request.submit.client == submit.client for request in open_ones)
+        if submit.client_limit and num_open >= submit.client_limit:
             return "too_many_requests"
         longest = max(self._capacity, self._fitted_length)
         if self._capacity and _length(submit) > longest:
@@ -171,6 +220,7 @@ class Witness:
             self.moments[f"refused: {codes[0]}"] += 1
         else:
             self.moments["accepted"] += 1
+            self._claimed[submit.request_id] = None
 
     # --- steps ---
 
@@ -199,6 +249,9 @@ class Witness:
                 self._lost(facts["epoch"], facts["cause"], facts["reason"])
             case "request attached":
                 self.moments["attached"] += 1
+                self._claimed[facts["request"]] = None
+            case "request cancelled: its client cannot come back" | "request cancelled: its client did not come back":
+                self.moments["given up"] += 1
             case "executor left":
                 del self._plans[facts["epoch"]]
             case "executor finishing":
@@ -209,6 +262,7 @@ class Witness:
         """The core goes on. After a pause, in which it heard no peer, peers that gave it up are not to blame."""
         if now - self._last_turn > PAUSE_S:
             self._forgiving_until = now + FORGIVE_S
+            self._paused_s += now - self._last_turn
             self._heard = dict.fromkeys(self._heard, now)
         self._last_turn = now
 

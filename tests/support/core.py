@@ -146,7 +146,16 @@ class FakeFrontend(Peer):
         self.ends: dict[tuple[str, int], m.TokenDelta] = {}
         self.num_deltas = 0
 
-    def submit(self, request_id: str, prompt: list[int], *, n: int = 1, stream: bool = True, **params: Any) -> None:
+    def submit(
+        self,
+        request_id: str,
+        prompt: list[int],
+        *,
+        n: int = 1,
+        stream: bool = True,
+        is_resumable: bool = False,
+        **params: Any,
+    ) -> None:
         self.send(
             m.Submit(
                 request_id=request_id,
@@ -154,6 +163,7 @@ class FakeFrontend(Peer):
                 params=m.SamplingParams(**params),
                 n=n,
                 stream=stream,
+                is_resumable=is_resumable,
             )
         )
 

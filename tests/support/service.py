@@ -10,7 +10,8 @@ from common import messages as m
 from scheduler_svc.core.actions import Action, EndFrontend, SendToExecutor, SendToFrontend, WriteLog
 from scheduler_svc.core.config import CoreConfig
 from scheduler_svc.core.core import Core
-from scheduler_svc.core.requests.group_commit import GATHER_S, BatchSaved, JournalState
+from scheduler_svc.core.requests.group_commit import GATHER_S, BatchSaved, JournalBatch, JournalState
+from scheduler_svc.core.requests.journal_records import replay
 from tests.support.hello import LIMITS, hello
 from tests.support.oracle import OracleExecutor, expected_output
 
@@ -146,6 +147,15 @@ class Service:
         self.tokens.setdefault(key, []).extend(array("i", delta.token_ids))
         if delta.finish_reason is not None:
             self.endings[key] = delta.code or delta.finish_reason
+
+
+def restart(rows: list[bytes], **config: Any) -> tuple[Service, JournalBatch]:
+    """A new life that has taken up what the journal holds, and the batch that its own journal begins with."""
+    service = Service(JournalState.OK, first_batch=1000, **config)
+    service.do(service.core.restore(replay(rows), service.now))
+    batch = service.core.new_journal(service.now)
+    service.do(service.core.batch_written(BatchSaved(batch.number), service.now))
+    return service, batch
 
 
 def undisturbed(max_tokens: int = 6) -> list[int]:

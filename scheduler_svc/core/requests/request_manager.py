@@ -15,6 +15,7 @@ from scheduler_svc.core.requests.outbox import Outbox
 from scheduler_svc.core.requests.recovery import CrashCount, restored
 from scheduler_svc.core.requests.request_counters import RequestCounters
 from scheduler_svc.core.requests.request_table import Request, RequestTable
+from scheduler_svc.core.requests.returning_clients import RETURN_WITHIN_S, cancelled_for_its_client
 from scheduler_svc.core.scheduling.scheduler import Scheduler
 from scheduler_svc.core.step_output import SequenceEnd, StepOutput
 
@@ -43,6 +44,7 @@ class RequestManager:
         journal, first_batch: whether there is one, and the number of its next batch.
         wall_offset_s: what to add to the caller's time to get seconds since 1970.
         reconnect_grace_s: how long a request without a reader goes on.
+        return_within_s: how long a restored one waits for its client at least.
 
     Attributes:
         frontends: that are connected.
@@ -60,6 +62,7 @@ class RequestManager:
         *,
         wall_offset_s: float = 0.0,
         reconnect_grace_s: float = RECONNECT_GRACE_S,
+        return_within_s: float = RETURN_WITHIN_S,
     ) -> None:
         self.frontends = Frontends()
         self.outbox = Outbox()
@@ -69,6 +72,7 @@ class RequestManager:
         self._counters = counters
         self._wall_offset_s = wall_offset_s
         self._grace_s = reconnect_grace_s
+        self._return_s = max(return_within_s, reconnect_grace_s)
         self._crash_count = CrashCount()
 
     # --- what frontends say ---
@@ -102,9 +106,8 @@ class RequestManager:
         if request is None:
             self.outbox.answer(peer, m.Attached(request_id=request_id, found=False))
             return []
-        request.cancel_at = None
         if request.ended_at is None:
-            request.peer = peer
+            self.table.attach(request, peer)
         attachment = _Attachment(peer, request, request.progress(self._scheduler.output_of))
         self._note([], [attachment], now)
         return [log_line("info", "request attached", request=request_id, peer=peer.hex())]
@@ -115,7 +118,6 @@ class RequestManager:
         if request is None or request.ended_at is not None or request.peer != peer:
             return []
         self.outbox.close(request.sequences)
-        request.peer = None
         return self._leave_alone([request], now)
 
     def cancel(self, peer: Peer, request_id: str, index: int, now: float) -> list[Action]:
@@ -134,8 +136,6 @@ class RequestManager:
             return []
         requests = self.table.of_peer(peer)
         self.outbox.forget(peer)
-        for request in requests:
-            request.peer = None
         level: Level = "warning" if requests else "info"
         noted = log_line(level, "frontend gone", peer=peer.hex(), reason=reason, requests_detached=len(requests))
         return [noted, *self._leave_alone(requests, now)]
@@ -192,31 +192,36 @@ class RequestManager:
     def paused(self, seconds: float, now: float) -> None:
         """This side has not run for so long: it could not hear, and clients may need that long to come back."""
         self.frontends.paused(seconds, now)
-        for request in self.table.all():
-            if request.cancel_at is not None:
-                request.cancel_at += seconds
+        self.table.paused(seconds)
         self.group_commit.paused(seconds, now)
 
     # --- the journal ---
 
     def restore(self, records: list[RequestRecord], now: float, crashes: int = 0) -> list[Action]:
-        """Take up the requests of an earlier life. They have no reader until a client attaches.
+        """Take up the requests of an earlier life. They wait for their clients; those whose clients cannot come back
+        are cancelled.
 
         Args:
             crashes: lives in a row that ended by a fault of the core. After `MAX_CRASHES` the open requests are ended,
                 because one of them would bring the fault about again.
         """
         records, given_up = self._crash_count.begin(crashes, records, now)
-        num_open = 0
+        num_open, gone = 0, []
         for record in records:
             request = restored(record, self._scheduler, self._wall_offset_s)
+            if cancelled_for_its_client(request, self._scheduler):
+                gone.append(request.id)
             open_ones = zip(request.sequences, request.endings, strict=True)
             self._counters.submitted([sequence for sequence, ending in open_ones if ending is None], now)
+            request.is_unclaimed = True
             self.table.add(request, now)
-            num_open += request.ended_at is None
+            if request.ended_at is None:
+                num_open += 1
+                self.table.detach(request, self._return_s, now)
         self._counters.requests_restored(num_open)
-        facts = {"open": num_open, "ended": len(records) - num_open}
+        facts = {"open": num_open, "ended": len(records) - num_open - len(gone), "cancelled": len(gone)}
         actions: list[Action] = [log_line("info", "requests restored from the journal", **facts)] if records else []
+        actions += [log_line("info", "request cancelled: its client cannot come back", request=name) for name in gone]
         if given_up is not None:
             actions.append(log_line("error", "requests given up", crashes=crashes, requests=",".join(given_up)))
         return actions
@@ -255,7 +260,7 @@ class RequestManager:
         """These requests have lost their reader: cancel them when the grace is over, or now if there is none."""
         actions: list[Action] = []
         for request in requests:
-            request.cancel_at = now + self._grace_s
+            self.table.detach(request, self._grace_s, now)
             if self._grace_s == 0:
                 actions += self._cancel(request.id, -1, now)
         return actions

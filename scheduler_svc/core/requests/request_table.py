@@ -1,24 +1,24 @@
 """Accepted requests: their client, their reader, and, for a while, the answers of those that have ended. Pure.
 
 A request without a reader (its frontend died, or said that its client's connection broke) is *detached*: it goes on,
-and is cancelled if no client attaches to it within the reconnect grace. A request that has ended is *retained*, so that
-a client whose connection broke near the end finds the rest.
+and is cancelled if no client attaches to it in time. A request that the journal brought back is *unclaimed* until a
+client attaches to it: it counts for no limit of its client, because its client may have come back with a new request
+instead. A request that has ended is *retained* (`retention.py`), so that a client whose connection broke near the end
+finds the rest.
 """
 
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from common.errors import RequestRejected
 from common.messages import Submit
 from scheduler_svc.core.actions import Peer
+from scheduler_svc.core.requests.absences import Absences
 from scheduler_svc.core.requests.journal_records import Ending, Progress, RequestRecord
+from scheduler_svc.core.requests.retention import Retention
 from scheduler_svc.core.sequence import Sequence
 from scheduler_svc.core.step_output import SequenceEnd
-
-RETAIN_S = 300.0
-MAX_RETAINED = 10_000  # requests
-MAX_RETAINED_TOKENS = 8 * 2**20  # of prompts and outputs: 32 MiB
 
 
 @dataclass(slots=True, eq=False)
@@ -28,9 +28,8 @@ class Request:
     Attributes:
         accepted_at: in the caller's seconds, as all times here.
         fits: whether there was an executor that could run it when it was accepted.
-        peer: the frontend that reads it; None while it is detached.
-        cancel_at: when it is cancelled if it is still detached; None for never. Requests that the journal brought back
-            have None: their clients may need longer than a grace to find the service again.
+        peer: the frontend that reads it; None while it is detached. Only the table changes it.
+        is_unclaimed: whether the journal brought it back and no client has attached to it since.
         endings: of its sequences, None for those that have not ended.
     """
 
@@ -39,7 +38,7 @@ class Request:
     accepted_at: float
     peer: Peer | None
     fits: bool
-    cancel_at: float | None = None
+    is_unclaimed: bool = False
     ended_at: float | None = None
     endings: list[Ending | None] = field(default_factory=list)
 
@@ -71,9 +70,12 @@ class RequestTable:
 
     def __init__(self) -> None:
         self._open: dict[str, Request] = {}
-        self._retained: OrderedDict[str, Request] = OrderedDict()
-        self._retained_tokens = 0
+        self._retained: dict[str, Request] = {}
+        self._retention = Retention()
+        self._absences = Absences()
+        self._by_peer: dict[Peer, dict[str, Request]] = {}
         self._clients: Counter[str] = Counter()
+        self._unclaimed: Counter[str] = Counter()  # by client
 
     @property
     def clients(self) -> dict[str, int]:
@@ -89,18 +91,18 @@ class RequestTable:
         return [*self._retained.values(), *self._open.values()]
 
     def of_peer(self, peer: Peer) -> list[Request]:
-        """Open requests that this frontend reads."""
-        return [request for request in self._open.values() if request.peer == peer]
+        """Open requests that this frontend reads, in the order in which it began to."""
+        return list(self._by_peer.get(peer, {}).values())
 
-    def num_open(self, client: str) -> int:
-        """Open requests of a client."""
-        return self._clients[client]
+    def num_counted(self, client: str) -> int:
+        """Open requests of a client that count for its limit."""
+        return self._clients[client] - self._unclaimed[client]
 
     def check_new(self, submit: Submit) -> None:
         """Raise RequestRejected if the id of a request is in use, or the request is one too many for its client."""
         if self.find(submit.request_id) is not None:
             raise RequestRejected(f"request id {submit.request_id!r} is in use", "request_exists")
-        num_open = self.num_open(submit.client)
+        num_open = self.num_counted(submit.client)
         if submit.client_limit and num_open >= submit.client_limit:
             message = f"{num_open} requests of {submit.client!r} are open, the limit is {submit.client_limit}"
             raise RequestRejected(message, "too_many_requests")
@@ -108,45 +110,80 @@ class RequestTable:
     def add(self, request: Request, now: float) -> None:
         """Add a request that was just accepted, or restored from the journal."""
         request.endings += [None] * (len(request.sequences) - len(request.endings))
-        if None in request.endings:
-            self._open[request.id] = request
-            self._clients[request.submit.client] += 1
-        else:
+        self._retention.opened(request.id)
+        if None not in request.endings:
             self._retain(request, now)
+            return
+        self._open[request.id] = request
+        self._clients[request.submit.client] += 1
+        if request.is_unclaimed:
+            self._unclaimed[request.submit.client] += 1
+        if request.peer is not None:
+            self._by_peer.setdefault(request.peer, {})[request.id] = request
+
+    def attach(self, request: Request, peer: Peer) -> None:
+        """A client has come back for an open request: this frontend reads it from now on."""
+        self._release(request)
+        request.peer = peer
+        self._by_peer.setdefault(peer, {})[request.id] = request
+        self._claim(request)
+
+    def detach(self, request: Request, wait_s: float, now: float) -> None:
+        """An open request has no reader any more: it is late when its client has not come back for so long."""
+        self._release(request)
+        self._absences.begin(request.id, wait_s, now)
 
     def ended(self, end: SequenceEnd, now: float) -> None:
         """A sequence has ended."""
         request = self._open[end.sequence.request_id]
         request.endings[end.sequence.index] = Ending.of(end)
         if None not in request.endings:
+            self._release(request)
+            self._claim(request)
             del self._open[request.id]
-            self._clients[request.submit.client] -= 1
-            if not self._clients[request.submit.client]:
-                del self._clients[request.submit.client]
+            _count_down(self._clients, request.submit.client)
             self._retain(request, now)
 
     def late(self, now: float) -> list[Request]:
         """Detached requests whose client did not come back in time."""
-        return [r for r in self._open.values() if r.cancel_at is not None and r.cancel_at <= now]
+        return [self._open[request_id] for request_id in self._absences.late(now)]
+
+    def paused(self, seconds: float) -> None:
+        """The caller has not run for so long, and could not hear of clients that came back."""
+        self._absences.paused(seconds)
 
     def let_go(self, now: float) -> list[str]:
         """Forget what has been retained long enough, or is too much. Returns the ids."""
-        gone = []
-        while self._retained:
-            request = next(iter(self._retained.values()))
-            assert request.ended_at is not None, "it is retained"
-            too_many = len(self._retained) > MAX_RETAINED or self._retained_tokens > MAX_RETAINED_TOKENS
-            if request.ended_at + RETAIN_S > now and not too_many:
-                break
-            del self._retained[request.id]
-            self._retained_tokens -= _num_tokens(request)
-            gone.append(request.id)
+        gone = self._retention.let_go(now)
+        for request_id in gone:
+            del self._retained[request_id]
         return gone
 
     def _retain(self, request: Request, now: float) -> None:
-        request.ended_at, request.cancel_at, request.peer = now, None, None
+        request.ended_at = now
         self._retained[request.id] = request
-        self._retained_tokens += _num_tokens(request)
+        self._retention.ended(request.id, _num_tokens(request), now)
+
+    def _release(self, request: Request) -> None:
+        """It has no reader, and does not wait for one."""
+        self._absences.end(request.id)
+        if request.peer is not None:
+            read = self._by_peer[request.peer]
+            del read[request.id]
+            if not read:
+                del self._by_peer[request.peer]
+            request.peer = None
+
+    def _claim(self, request: Request) -> None:
+        if request.is_unclaimed:
+            request.is_unclaimed = False
+            _count_down(self._unclaimed, request.submit.client)
+
+
+def _count_down(counts: Counter[str], name: str) -> None:
+    counts[name] -= 1
+    if not counts[name]:
+        del counts[name]
 
 
 def _num_tokens(request: Request) -> int:
