@@ -134,6 +134,7 @@ class Outbox:
 
     def __init__(self) -> None:
         self._streams: dict[Sequence, _Stream] = {}
+        self._read_by: dict[Peer, dict[Sequence, None]] = {}
         self._queues: dict[Peer, list[_Stream]] = {}
         self._answers: dict[Peer, deque[CoreToFrontend]] = {}
         self._num_outputs: dict[Peer, int] = {}
@@ -149,7 +150,7 @@ class Outbox:
     def open(self, peer: Peer, submit: Submit, sequences: Iterable[Sequence]) -> None:
         """The tokens of these sequences of a request go to `peer`."""
         for sequence in sequences:
-            self._streams[sequence] = _Stream(peer, sequence, held=not submit.stream)
+            self._enter(_Stream(peer, sequence, held=not submit.stream))
 
     def attach(self, peer: Peer, sequences: list[Sequence], progress: tuple[Progress, ...]) -> None:
         """The tokens of a request's sequences, all from the first, go to `peer` now; their former reader is told.
@@ -162,7 +163,7 @@ class Outbox:
                 self.take_over(former, sequences[0].request_id)
         self.close(sequences)
         for sequence, told in zip(sequences, progress, strict=True):
-            stream = self._streams[sequence] = _Stream(
+            stream = _Stream(
                 peer,
                 sequence,
                 tokens=array("i", told.token_ids),
@@ -170,6 +171,7 @@ class Outbox:
                 num_cached=told.num_cached or 0,
                 ending=told.ending,
             )
+            self._enter(stream)
             if told.ending is not None or stream.tokens:
                 self._queue(stream)
 
@@ -221,8 +223,10 @@ class Outbox:
         """These sequences have no reader any more."""
         self._forget_offer()
         for sequence in sequences:
-            stream = self._streams.pop(sequence, None)
-            if stream is not None and stream.queued:
+            if (stream := self._streams.get(sequence)) is None:
+                continue
+            self._drop(stream)
+            if stream.queued:
                 self._queues[stream.peer].remove(stream)
                 if not self._queues[stream.peer]:
                     del self._queues[stream.peer]
@@ -275,7 +279,7 @@ class Outbox:
             stream.queued = False
             stream.told_all()
             if stream.ending is not None:
-                del self._streams[stream.sequence]
+                self._drop(stream)
         if self._offered_in_part is not None:
             stream, num_tokens = self._offered_in_part
             stream.told_some(num_tokens)
@@ -289,7 +293,19 @@ class Outbox:
         for waiting in (self._queues, self._answers, self._num_outputs):
             waiting.pop(peer, None)
         self._forget_offer()
-        self._streams = {sequence: stream for sequence, stream in self._streams.items() if stream.peer != peer}
+        for sequence in self._read_by.pop(peer, {}):
+            del self._streams[sequence]
+
+    def _enter(self, stream: _Stream) -> None:
+        self._streams[stream.sequence] = stream
+        self._read_by.setdefault(stream.peer, {})[stream.sequence] = None
+
+    def _drop(self, stream: _Stream) -> None:
+        del self._streams[stream.sequence]
+        read = self._read_by[stream.peer]
+        del read[stream.sequence]
+        if not read:
+            del self._read_by[stream.peer]
 
     def _queue(self, stream: _Stream) -> None:
         stream.queued = True
