@@ -24,7 +24,7 @@ class CoreConfig:
         return_within_s: how long a request of an earlier life waits for its client; the grace, if that is longer.
         journal: OK with a journal, else OFF.
         first_batch: number of the first batch for the journal; above all that are in it.
-        wall_offset_s: what to add to the caller's time to get seconds since 1970.
+        wall_offset_s: what to add to the caller's time to get the time on the journal's timeline (`journal_time.py`).
     """
 
     model: str = ""

@@ -25,7 +25,7 @@ from scheduler_svc.core.fleet import fleet as f
 from scheduler_svc.core.fleet.membership import Membership, Standing
 from scheduler_svc.core.observability.service_counters import ServiceCounters
 from scheduler_svc.core.observability.status_report import IoCounts, StatusReporter
-from scheduler_svc.core.requests.group_commit import BatchFailed, BatchSaved, JournalBatch
+from scheduler_svc.core.requests.group_commit import JournalBatch, JournalResult
 from scheduler_svc.core.requests.journal_records import RequestRecord
 from scheduler_svc.core.requests.request_manager import RequestManager
 from scheduler_svc.core.scheduling.scheduler import Scheduler
@@ -57,6 +57,7 @@ class Core:
             config.journal,
             config.first_batch,
             wall_offset_s=config.wall_offset_s,
+            tokenizer="" if config.vocabulary is None else config.vocabulary.tokenizer,
             reconnect_grace_s=config.reconnect_grace_s,
             return_within_s=config.return_within_s,
         )
@@ -152,8 +153,8 @@ class Core:
         """Seconds until `next_batch` has something; None if something has to happen first."""
         return self.requests.group_commit.due_in_s(now)
 
-    def batch_written(self, result: BatchSaved | BatchFailed, now: float) -> list[Action]:
-        """The journal tells what became of a batch."""
+    def batch_written(self, result: JournalResult, now: float) -> list[Action]:
+        """The journal tells what became of a batch, or of itself."""
         return self.requests.batch_written(result, now)
 
     @property

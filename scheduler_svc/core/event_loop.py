@@ -19,7 +19,7 @@ from scheduler_svc.core.actions import (
     WriteLog,
 )
 from scheduler_svc.core.core import Core
-from scheduler_svc.core.requests.group_commit import BatchFailed, BatchSaved, JournalBatch
+from scheduler_svc.core.requests.group_commit import JournalBatch, JournalResult
 
 TICK_S = 0.1
 FULL_PAUSE_S = 0.05  # before a frontend whose queue is full is offered its outputs again
@@ -55,8 +55,8 @@ class JournalWriter(Protocol):
     def write(self, batch: JournalBatch) -> None:
         """Take a batch."""
 
-    def results(self) -> list[BatchSaved | BatchFailed]:
-        """What became of batches since the last call."""
+    def results(self) -> list[JournalResult]:
+        """What became of batches, and of the journal, since the last call."""
 
 
 class EventLoop:

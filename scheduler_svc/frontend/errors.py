@@ -15,6 +15,7 @@ _STATUS_OF_CODE = {
     "reader_too_slow": 408,
     "request_exists": 409,
     "taken_over": 409,
+    "tokenizer_changed": 409,
     "queue_full": 429,
     "too_many_requests": 429,
     "cancelled": CLIENT_CLOSED_REQUEST,

@@ -9,7 +9,6 @@ import zmq
 
 from common import messages as m
 from common.curve import ServerCurve
-from common.errors import BatonError
 from common.logging import DropLog, QuietLog, get_logger
 from common.wire import VersionError
 from scheduler_svc.core.actions import Peer, WriteLog
@@ -18,9 +17,8 @@ from scheduler_svc.core.core import Core
 from scheduler_svc.core.event_loop import EventLoop
 from scheduler_svc.core.observability.status_report import IoCounts
 from scheduler_svc.core.requests.group_commit import JournalState
-from scheduler_svc.core.requests.journal_records import count_crashes, replay
-from scheduler_svc.core.requests.recovery import RESUME_WITHIN_S
-from scheduler_svc.server.journal import Journal, JournalError
+from scheduler_svc.core.requests.recovery import RESUME_WITHIN_S, Legacy, Loaded
+from scheduler_svc.server.journal import Journal
 from scheduler_svc.server.router import Router
 
 SETTLE_MS = 10  # between looks at the journal while the process closes
@@ -52,18 +50,17 @@ class CoreProcess:
         curve: ServerCurve | None = None,
         kill_frontend: Callable[[int], object] | None = None,
     ) -> None:
-        wall_s, now = time.time(), time.monotonic()
-        batches = journal.load() if journal is not None else []
+        now = time.monotonic()
+        loaded = Loaded([], 0.0, time.time() - now) if journal is None else journal.load()
         config = replace(
             config,
-            first_epoch=int(wall_s * 1000),  # above any epoch of an earlier life
+            first_epoch=int((now + loaded.wall_offset_s) * 1000),  # above any epoch of an earlier life
             journal=JournalState.OFF if journal is None else JournalState.OK,
-            first_batch=batches[-1][0] + 1 if batches else 1,
-            wall_offset_s=wall_s - now,
+            first_batch=loaded.next_number,
+            wall_offset_s=loaded.wall_offset_s,
         )
         self.core = Core(config, now, self._io_counts)
         self._drops = {link: DropLog(log, link) for link in ("executors", "frontends")}
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()  # of the journal's thread; it meets no peer
         self._executors: Router[m.ExecutorToScheduler] = Router(
             executor_endpoint,
             m.ExecutorToScheduler,
@@ -82,7 +79,7 @@ class CoreProcess:
         routers = (self._executors, self._fronts)
         self._event_loop = EventLoop(self.core, *routers, journal, time.monotonic, _LogWriter(), kill_frontend)
         if journal is not None:
-            self._open_journal(journal, [payload for _, payload in batches], now)
+            self._open_journal(journal, loaded, now)
 
     @property
     def executor_endpoint(self) -> str:
@@ -107,30 +104,26 @@ class CoreProcess:
         self._event_loop.carry_out(self.core.shut_down(time.monotonic()))
         if self._journal is not None:
             while not self._event_loop.settle():
-                self._journal.socket.poll(SETTLE_MS)
+                self._journal.wait(SETTLE_MS / 1000)
             self._journal.close()
         self._executors.close()
         self._fronts.close()
-        self._context.term()
 
     def _wrong_version(self, peer: Peer, error: VersionError) -> None:
         self._executors.send(peer, m.Reject(reason=str(error)))
 
-    def _open_journal(self, journal: Journal, payloads: list[bytes], now: float) -> None:
+    def _open_journal(self, journal: Journal, loaded: Loaded, now: float) -> None:
         """Take up what an earlier life has left, unless that is too long ago, and begin the journal anew with it."""
-        age_s = journal.age_s
-        try:
-            records, crashes = replay(payloads), count_crashes(payloads)
-        except BatonError as error:
-            raise JournalError(f"{journal.path}: {error}; move it away to start without its requests") from error
-        if records and age_s > RESUME_WITHIN_S:
-            log.warning(
-                "requests of the journal are too old", requests=len(records), age_s=age_s, limit_s=RESUME_WITHIN_S
-            )
-            records = []
-        self._event_loop.carry_out(self.core.restore(records, now, crashes))
-        journal.start(self._context)
-        self._poller.register(journal.socket, zmq.POLLIN)
+        legacy = Legacy.of(loaded)
+        if legacy.damage:
+            facts = {"records_damaged": legacy.num_damaged, "requests_cut": ",".join(legacy.cut)}
+            journal.set_aside(legacy.damage, **facts)
+        if legacy.num_too_old:
+            ages = {"age_s": loaded.age_s, "limit_s": RESUME_WITHIN_S}
+            log.warning("requests of the journal are too old", requests=legacy.num_too_old, **ages)
+        self._event_loop.carry_out(self.core.restore(legacy.requests, now, legacy.crashes))
+        journal.start()
+        self._poller.register(journal.fileno(), zmq.POLLIN)
         journal.write(self.core.new_journal(now))
 
     def _io_counts(self) -> IoCounts:

@@ -7,20 +7,28 @@ switch. So a batch is one statement, and SQLite releases the interpreter while i
 
 import os
 import queue
+import select
 import threading
+from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-import zmq
-
 from common.logging import get_logger
-from scheduler_svc.core.requests.group_commit import BatchFailed, BatchSaved, JournalBatch
-from scheduler_svc.server.journal_file import JournalError, JournalFile, lock
+from scheduler_svc.core.requests.group_commit import BatchFailed, BatchSaved, JournalBatch, JournalLost, JournalResult
+from scheduler_svc.core.requests.journal_time import Clocks
+from scheduler_svc.core.requests.recovery import Loaded
+from scheduler_svc.server.clocks import read_clocks
+from scheduler_svc.server.journal_database import JournalError
+from scheduler_svc.server.journal_file import JournalFile
+from scheduler_svc.server.journal_lock import lock
+from scheduler_svc.server.journal_watch import LostError
 
-__all__ = ["MAX_UNDER_WAY", "BatchFailed", "BatchSaved", "Journal", "JournalError"]
+__all__ = ["MAX_UNDER_WAY", "BatchFailed", "BatchSaved", "Journal", "JournalError", "JournalLost"]
 
 MAX_UNDER_WAY = 8  # batches written whose result has not been asked for
 CLOSE_TIMEOUT_S = 2.0
+LOOK_EVERY_S = 0.5  # at the files, while nothing is written
 
 log = get_logger(__name__)
 
@@ -33,13 +41,16 @@ class Journal:
     thread waits for the disk at every batch, and none is missing.
 
     The file is locked while the journal is open. A damaged file is moved aside, to `<name>.corrupt-<time>`, and an
-    empty one begun; that can also happen between two batches, of which the first failed.
+    empty one begun; that can also happen between two batches, of which the first failed. A file that was deleted,
+    replaced or cut while the journal was open is noticed within a second, and before anything that went into it counts
+    as saved.
 
-    All methods are for one thread, the one that polls `socket`.
+    All methods are for one thread, the one that polls `fileno`.
 
     Args:
         path: of the database; its folder has to exist. Beside it there will be `<name>-wal` and `<name>.lock`.
         durable: whether a saved batch survives a power cut as well.
+        clocks: what the machine's clocks show.
 
     Attributes:
         path: of the database.
@@ -48,11 +59,11 @@ class Journal:
         JournalError: the file cannot be opened, belongs to another program or version, or is in use.
     """
 
-    def __init__(self, path: Path, *, durable: bool = False) -> None:
+    def __init__(self, path: Path, *, durable: bool = False, clocks: Callable[[], Clocks] = read_clocks) -> None:
         self.path = path
         self._lock_fd = lock(path)
         try:
-            self._file = JournalFile(path, durable=durable)
+            self._file = JournalFile(path, durable=durable, read_clocks=clocks)
         except JournalError:
             os.close(self._lock_fd)
             raise
@@ -60,31 +71,34 @@ class Journal:
         self._num_under_way = 0
         self._writer: _Writer | None = None
 
-    def load(self) -> list[tuple[int, bytes]]:
-        """Number and payload of every batch, in order. Only before `start`.
-
-        Raises:
-            JournalError: the disk cannot be read.
-        """
+    def load(self) -> Loaded:
+        """What an earlier life has left. Only before `start`; after damage `set_aside` has to come first."""
         assert self._writer is None, "the file belongs to the writer now"
         return self._file.load()
 
-    def start(self, context: "zmq.Context[zmq.Socket[bytes]]") -> None:
+    def set_aside(self, reason: str, **facts: object) -> None:
+        """Keep a damaged file under another name, log that with these facts, and begin an empty one.
+
+        Raises:
+            JournalError: that is not possible.
+        """
+        assert self._writer is None, "the file belongs to the writer now"
+        self._file.set_aside(reason, **facts)
+
+    def start(self) -> None:
         """Start the thread that writes."""
         assert self._writer is None
-        self._writer = _Writer(self._file, self._batches, context)
+        self._writer = _Writer(self._file, self._batches)
         self._writer.start()
 
-    @property
-    def socket(self) -> "zmq.Socket[bytes]":
+    def fileno(self) -> int:
         """For a poller: readable when there are `results`."""
         assert self._writer is not None, "the journal has not been started"
-        return self._writer.results
+        return self._writer.fileno()
 
-    @property
-    def age_s(self) -> float:
-        """Seconds from the last write of an earlier life to the opening; 0 for a new file."""
-        return self._file.age_s
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for results. Returns whether there are any."""
+        return bool(select.select([self], [], [], timeout_s)[0])
 
     @property
     def num_bytes(self) -> int:
@@ -98,15 +112,11 @@ class Journal:
         self._num_under_way += 1
         self._batches.put(batch)
 
-    def results(self) -> list[BatchSaved | BatchFailed]:
-        """What has become of the batches since the last call, in the order in which they were written."""
-        found: list[BatchSaved | BatchFailed] = []
-        with suppress(zmq.Again):
-            while True:
-                report = self.socket.recv(zmq.NOBLOCK)
-                number, reason = int.from_bytes(report[:8], "big"), report[8:].decode()
-                found.append(BatchFailed(number, reason) if reason else BatchSaved(number))
-        self._num_under_way -= len(found)
+    def results(self) -> list[JournalResult]:
+        """What has become of the batches, and of the file, since the last call, in order."""
+        assert self._writer is not None, "the journal has not been started"
+        found = self._writer.reports()
+        self._num_under_way -= sum(not isinstance(result, JournalLost) for result in found)
         return found
 
     def close(self) -> None:
@@ -129,53 +139,71 @@ class _Writer(threading.Thread):
 
     Args:
         batches: to write; None ends it.
-
-    Attributes:
-        results: the other thread's end of a pair; a message for each batch, its number in eight bytes and then the
-            reason if it failed.
     """
 
-    def __init__(
-        self,
-        file: JournalFile,
-        batches: "queue.SimpleQueue[JournalBatch | None]",
-        context: "zmq.Context[zmq.Socket[bytes]]",
-    ) -> None:
+    def __init__(self, file: JournalFile, batches: "queue.SimpleQueue[JournalBatch | None]") -> None:
         super().__init__(name="journal", daemon=True)
         self._file = file
         self._batches = batches
-        self.results, self._report = context.socket(zmq.PAIR), context.socket(zmq.PAIR)
-        endpoint = f"inproc://journal-{id(self)}"
-        self.results.bind(endpoint)
-        self._report.connect(endpoint)
-        self._report_lock = threading.Lock()  # `stop` closes it even while the thread hangs in a write
+        self._reports: deque[JournalResult] = deque()
+        self._bell, self._ring = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)  # a byte for each report
+        self._bell_lock = threading.Lock()  # `stop` closes it even while the thread hangs in a write
 
     def run(self) -> None:
-        """Write one batch after the other."""
-        while (batch := self._batches.get()) is not None:
-            reason = self._write(batch)
-            with self._report_lock:
-                if not self._report.closed:
-                    self._report.send(batch.number.to_bytes(8, "big") + reason.encode(errors="replace"), zmq.NOBLOCK)
+        """Write one batch after the other, and look at the files while there is none."""
+        while True:
+            try:
+                batch = self._batches.get(timeout=LOOK_EVERY_S)
+            except queue.Empty:
+                self._look()
+                continue
+            if batch is None:
+                break
+            self._write(batch)
         self._file.close()
 
-    def _write(self, batch: JournalBatch) -> str:
-        """Why the batch could not be written; empty if it was."""
+    def fileno(self) -> int:
+        """Readable when there are reports."""
+        return self._bell
+
+    def reports(self) -> list[JournalResult]:
+        """Take the reports. For the other thread."""
+        with suppress(BlockingIOError):
+            os.read(self._bell, 1024)
+        return [self._reports.popleft() for _ in range(len(self._reports))]
+
+    def _write(self, batch: JournalBatch) -> None:
         try:
             self._file.save(batch.number, batch.payload, batch.keep_from, reset=batch.reset)
+        except LostError as error:
+            self._report(JournalLost(str(error)), BatchFailed(batch.number, str(error)))
         except Exception as error:
             # A full disk, an I/O error, too little memory: the core has to hear of any of them.
-            return f"{type(error).__name__}: {error}"
-        return ""
+            self._report(BatchFailed(batch.number, f"{type(error).__name__}: {error}"))
+        else:
+            self._report(BatchSaved(batch.number))
+
+    def _look(self) -> None:
+        try:
+            self._file.check()
+        except LostError as error:
+            self._report(JournalLost(str(error)))
+
+    def _report(self, *reports: JournalResult) -> None:
+        self._reports.extend(reports)
+        with self._bell_lock, suppress(BlockingIOError):
+            if self._ring >= 0:
+                os.write(self._ring, b"!")
 
     def stop(self, timeout_s: float) -> bool:
-        """Wait for the None to be reached, and close both sockets in any case, or their context would never end.
+        """Wait for the None to be reached, and close the pipe in any case.
 
         Returns:
             Whether all has been written.
         """
         self.join(timeout_s)
-        with self._report_lock:
-            self._report.close(linger=0)
-            self.results.close(linger=0)
+        with self._bell_lock:
+            os.close(self._ring)
+            os.close(self._bell)
+            self._ring = self._bell = -1
         return not self.is_alive()

@@ -9,7 +9,8 @@ import pytest
 
 from common import messages as m
 from scheduler_svc.core.requests.group_commit import JournalState
-from scheduler_svc.core.requests.journal_records import CrashRecord, count_crashes, encode
+from scheduler_svc.core.requests.journal_records import CrashRecord, encode
+from scheduler_svc.core.requests.journal_replay import read_batches
 from scheduler_svc.core.requests.recovery import MAX_CRASHES, SURVIVED_AFTER_S
 from scheduler_svc.server.journal import Journal
 from tests.support.core import FakeExecutor, FakeFrontend, Peer, running_core
@@ -57,7 +58,7 @@ def test_requests_that_the_core_fails_of_are_given_up(tmp_path):
         peer.close()
         frontend.close()
     journal = Journal(path)
-    assert count_crashes([payload for _, payload in journal.load()]) == MAX_CRASHES
+    assert read_batches([payload for _, payload in journal.load().batches]).crashes == MAX_CRASHES
     with running_core(tmp_path, journal=journal) as core:
         FakeExecutor(core.back)
         frontend = core.frontend()
@@ -80,7 +81,7 @@ def test_a_kill_is_no_failure_of_the_core(tmp_path):
     process.communicate()
     frontend.close()
     journal = Journal(path)
-    assert count_crashes([payload for _, payload in journal.load()]) == 0
+    assert read_batches([payload for _, payload in journal.load().batches]).crashes == 0
     journal.close()
 
 

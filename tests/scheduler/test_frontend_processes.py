@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from scheduler_svc.client.processes.local_fleet import free_ports
-from scheduler_svc.core.requests.journal_records import count_crashes
+from scheduler_svc.core.requests.journal_replay import read_batches
 from scheduler_svc.server import addresses, frontend_processes
 from scheduler_svc.server.frontend_processes import RESTART_DELAY_S, FrontendProcesses
 from scheduler_svc.server.journal import Journal
@@ -86,7 +86,7 @@ def test_a_frontend_that_dies_while_files_are_short_ends_nobody(scheduler):
     resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
     eventually(scheduler.answers)
     assert scheduler.kill(signal.SIGTERM) == 0
-    assert count_crashes([payload for _, payload in Journal(scheduler.journal).load()]) == 0
+    assert read_batches([payload for _, payload in Journal(scheduler.journal).load().batches]).crashes == 0
 
 
 @pytest.mark.parametrize("error", [OSError(24, "EMFILE"), BlockingIOError(11, "EAGAIN"), MemoryError()])

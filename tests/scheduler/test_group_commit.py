@@ -3,8 +3,8 @@
 import pytest
 
 from scheduler_svc.core.requests.group_commit import GATHER_S, RETRY_AFTER_S, STUCK_AFTER_S, GroupCommit, JournalState
-from scheduler_svc.core.requests.journal_records import Ending, EndRecord, encode
-from tests.support.disk import Disk, request_record, step_record
+from scheduler_svc.core.requests.journal_records import encode
+from tests.support.disk import Disk, end_record, request_record, step_record
 
 
 def test_without_a_journal_everything_is_told_at_once():
@@ -30,11 +30,11 @@ def test_a_batch_that_takes_too_long_is_given_up_and_its_late_result_only_ends_t
     group_commit.add([request_record(0)], ["a"], 0.0)
     stuck = group_commit.next_batch(0.0)
     assert stuck.number == 5
-    group_commit.add([step_record([0], 1)], ["b"], 1.0)
+    group_commit.add([step_record([0], 1, [0])], ["b"], 1.0)
     assert group_commit.tick(STUCK_AFTER_S) == []
     assert group_commit.tick(STUCK_AFTER_S + 0.1) == ["a", "b"]
     assert (group_commit.state, group_commit.num_failures) == (JournalState.FAILED, 1)
-    assert group_commit.add([step_record([0], 2)], ["c"], 3.0) == ["c"]
+    assert group_commit.add([step_record([0], 2, [1])], ["c"], 3.0) == ["c"]
     assert not group_commit.may_begin_anew(1e6), "the disk may still be busy with it"
     assert group_commit.saved(stuck.number) == []
     assert not group_commit.may_begin_anew(STUCK_AFTER_S + RETRY_AFTER_S)
@@ -101,9 +101,7 @@ def test_an_overgrown_journal_is_carried_forward_and_stays_bounded():
     group_commit, disk, longest = GroupCommit(JournalState.OK, max_log_bytes=limit), Disk(), 0
     group_commit.add([request_record(0, [7, 8])], [], 0.0)
     for arrival in range(1, 1000):
-        group_commit.add(
-            [request_record(arrival), step_record([arrival], 1), EndRecord(arrival, 0, Ending("stop"))], [], 0.0
-        )
+        group_commit.add([request_record(arrival), step_record([arrival], 1, [0]), end_record(arrival, 1)], [], 0.0)
         if group_commit.overgrown() == "r0":
             group_commit.add([request_record(0, [7, 8])], [], 0.0)
         batch = group_commit.next_batch(float(arrival))

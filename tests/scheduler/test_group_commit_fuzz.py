@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from scheduler_svc.core.requests.group_commit import RETRY_AFTER_S, STUCK_AFTER_S, GroupCommit, JournalState
-from scheduler_svc.core.requests.journal_records import Ending, EndRecord, encode
-from tests.support.disk import Disk, request_record, step_record
+from scheduler_svc.core.requests.journal_records import Ending, encode
+from tests.support.disk import Disk, end_record, request_record, step_record
 from tests.support.effort import examples
 
 
@@ -35,7 +35,7 @@ class GroupCommitMachine(RuleBasedStateMachine):
     @initialize(begins_anew=st.booleans())
     def start(self, begins_anew):
         if begins_anew:
-            self.disk.rows = {1: encode([request_record(77)]), 2: encode([step_record([77], 1)])}
+            self.disk.rows = {1: encode([request_record(77)]), 2: encode([step_record([77], 1, [0])])}
             self.hand_over(self.group_commit.begin_anew([], self.now))
 
     def add(self, records, arrivals):
@@ -69,16 +69,17 @@ class GroupCommitMachine(RuleBasedStateMachine):
     @rule(data=st.data(), token=st.integers(0, 99))
     def step(self, data, token):
         arrivals = data.draw(st.lists(st.sampled_from(self.going()), unique=True, min_size=1))
+        positions = [len(self.truth[arrival][0]) for arrival in arrivals]
         for arrival in arrivals:
             self.truth[arrival][0].append(token)
-        self.add([step_record(arrivals, token)] if self.group_commit.is_recording else [], arrivals)
+        self.add([step_record(arrivals, token, positions)] if self.group_commit.is_recording else [], arrivals)
 
     @precondition(lambda self: self.going())
     @rule(data=st.data())
     def end(self, data):
         arrival = data.draw(st.sampled_from(self.going()))
         self.truth[arrival] = (self.truth[arrival][0], True)
-        self.add([EndRecord(arrival, 0, Ending("stop"))], [arrival])
+        self.add([end_record(arrival, len(self.truth[arrival][0]))], [arrival])
 
     @precondition(lambda self: self.truth)
     @rule(data=st.data())
@@ -115,6 +116,15 @@ class GroupCommitMachine(RuleBasedStateMachine):
             self.told(self.group_commit.saved(batch.number))
         else:
             self.told(self.group_commit.failed(batch.number, self.now))
+
+    @rule()
+    def lose(self):
+        """The file is gone, and all in it; what is under way goes nowhere."""
+        self.disk.rows, self.promised = {}, {}
+        self.told(self.group_commit.lost(self.now))
+        for batch in self.written:
+            self.told(self.group_commit.failed(batch.number, self.now))
+        self.written.clear()
 
     @rule(seconds=st.sampled_from([0.001, 0.1, STUCK_AFTER_S + 0.1, RETRY_AFTER_S + 0.1]))
     def wait(self, seconds):

@@ -10,30 +10,31 @@ import threading
 from contextlib import contextmanager
 
 import pytest
-import zmq
 
 from scheduler_svc.core.requests.group_commit import JournalBatch
+from scheduler_svc.core.requests.journal_records import FORMAT_VERSION
 from scheduler_svc.server.journal import MAX_UNDER_WAY, BatchFailed, BatchSaved, Journal, JournalError
-from scheduler_svc.server.journal_file import CHECKPOINT_PAGES, FORMAT_VERSION, MAX_LOG_BYTES, SPARE_PAGES
+from scheduler_svc.server.journal_database import CHECKPOINT_PAGES, MAX_LOG_BYTES
+from scheduler_svc.server.journal_file import SPARE_PAGES
 
 PAGE_BYTES = 4096
-DEADLINE_MS = 60_000
+DEADLINE_S = 60.0
 
 # Goes on where the file ends, keeps two batches under way and the last 100 in the file, prints what is saved.
 ENDLESS_WRITER = """
-import sys, zmq
+import sys
 from pathlib import Path
 from scheduler_svc.server.journal import Journal
 from scheduler_svc.core.requests.group_commit import JournalBatch
 
 journal = Journal(Path(sys.argv[1]))
-last = told = max((number for number, _ in journal.load()), default=0)
-journal.start(zmq.Context())
+last = told = max((number for number, _ in journal.load().batches), default=0)
+journal.start()
 print("ready", flush=True)
 while True:
     last += 1
     journal.write(JournalBatch(last, b"%d," % last * (last * 7 % 4000), max(1, last - 99), False))
-    while last - told >= 2 and journal.socket.poll():
+    while last - told >= 2 and journal.wait(60):
         for result in journal.results():
             told = result.number
             print(told, flush=True)
@@ -41,17 +42,17 @@ while True:
 
 # A file may not grow beyond 256 KiB; then it may again.
 WRITER_WITH_A_LIMIT = """
-import resource, sys, zmq
+import resource, sys
 from pathlib import Path
 from scheduler_svc.server.journal import Journal
 from scheduler_svc.core.requests.group_commit import JournalBatch
 
 journal = Journal(Path(sys.argv[1]))
-journal.start(zmq.Context())
+journal.start()
 
 def write(batch):
     journal.write(batch)
-    journal.socket.poll()
+    journal.wait(60)
     return journal.results()[0]
 
 hard_limit = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
@@ -71,20 +72,19 @@ def path(tmp_path):
 
 @contextmanager
 def writing(path, **options):
-    """A journal that has been started. Afterwards it and its context are closed."""
-    with zmq.Context() as context:
-        journal = Journal(path, **options)
-        journal.start(context)
-        try:
-            yield journal
-        finally:
-            journal.close()
+    """A journal that has been started. Afterwards it is closed."""
+    journal = Journal(path, **options)
+    journal.start()
+    try:
+        yield journal
+    finally:
+        journal.close()
 
 
 def collect(journal, count):
     results = []
     while len(results) < count:
-        assert journal.socket.poll(DEADLINE_MS), f"{len(results)} results of {count}"
+        assert journal.wait(DEADLINE_S), f"{len(results)} results of {count}"
         results += journal.results()
     return results
 
@@ -106,7 +106,7 @@ def fill(path, payloads):
 def load(path):
     journal = Journal(path)
     try:
-        return journal.load()
+        return journal.load().batches
     finally:
         journal.close()
 
@@ -152,15 +152,6 @@ def test_a_number_that_comes_again_replaces(path):
     assert load(path) == [(1, b"second")]
 
 
-def test_the_age_counts_from_the_last_write(path):
-    with writing(path) as journal:
-        assert journal.age_s == 0
-        save(journal, 1)
-    os.utime(path, (0, path.stat().st_mtime - 3600))
-    with writing(path) as journal:
-        assert 3600 <= journal.age_s < 7200
-
-
 def test_nobody_else_may_read_it(path):
     fill(path, [b"a prompt"])
     assert path.stat().st_mode & 0o777 == 0o600
@@ -175,10 +166,9 @@ def test_write_takes_batches_that_nobody_fetches(path):
         journal.write(JournalBatch(number, b"x", 0, False))
     with pytest.raises(AssertionError):
         journal.write(JournalBatch(MAX_UNDER_WAY, b"x", 0, False))
-    with zmq.Context() as context:
-        journal.start(context)
-        assert collect(journal, MAX_UNDER_WAY) == [BatchSaved(number) for number in range(MAX_UNDER_WAY)]
-        journal.close()
+    journal.start()
+    assert collect(journal, MAX_UNDER_WAY) == [BatchSaved(number) for number in range(MAX_UNDER_WAY)]
+    journal.close()
 
 
 def test_close_writes_what_is_queued(path):
@@ -234,7 +224,7 @@ def test_a_disk_that_hangs_does_not_hold_up_write(disk):
         assert works("fsfreeze", "--freeze", disk)
         for number in (2, 3):
             journal.write(JournalBatch(number, b"x", 0, False))
-        assert not journal.socket.poll(100)
+        assert not journal.wait(0.1)
         assert journal.results() == []
         assert works("fsfreeze", "--unfreeze", disk)
         assert collect(journal, 2) == [BatchSaved(2), BatchSaved(3)]
@@ -242,7 +232,7 @@ def test_a_disk_that_hangs_does_not_hold_up_write(disk):
 
 def test_close_gives_up_on_a_disk_that_hangs(disk, monkeypatch):
     monkeypatch.setattr("scheduler_svc.server.journal.CLOSE_TIMEOUT_S", 0.2)
-    with writing(disk / "journal.db") as journal:  # its context can be terminated
+    with writing(disk / "journal.db") as journal:
         save(journal, 1)
         assert works("fsfreeze", "--freeze", disk)
         journal.write(JournalBatch(2, b"x", 0, False))
@@ -438,13 +428,27 @@ def test_a_file_of_another_kind_is_left_alone(path):
     assert path.read_bytes() == content
 
 
-def test_another_version_is_refused(path):
-    fill(path, [b"x"])
+def set_version(path, stored):
     with sqlite3.connect(path) as later:
-        later.execute(f"PRAGMA user_version = {FORMAT_VERSION + 1}")
+        later.execute(f"PRAGMA user_version = {stored}")
     later.close()
-    assert f"has version {FORMAT_VERSION + 1}, this release reads version {FORMAT_VERSION}" in refusal(path)
+
+
+@pytest.mark.parametrize("version", [101, 104])
+def test_a_journal_of_messages_of_the_protocol_is_refused(path, version):
+    fill(path, [b"x"])
+    set_version(path, version)
+    assert f"has version {version}, this release reads version {FORMAT_VERSION}" in refusal(path)
     assert "has version" in refusal(path), "a refusal does not keep the lock"
+
+
+def test_a_newer_version_is_refused_with_a_message_that_says_so(path):
+    fill(path, [b"x"])
+    newer = FORMAT_VERSION + 1
+    set_version(path, newer << 16 | newer)
+    assert f"has version {newer}, which is newer than this release (it reads up to version" in refusal(path)
+    set_version(path, FORMAT_VERSION << 16 | FORMAT_VERSION)
+    assert load(path) == [(1, b"x")]
 
 
 def test_one_that_died_while_it_was_made_is_made_anew(path):

@@ -9,17 +9,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common import messages as m
-from common.errors import BatonError
 from common.wire import int32_array
 from scheduler_svc.core.requests.journal_records import (
+    CrashRecord,
     Ending,
     EndRecord,
     Progress,
     RequestRecord,
+    SamplingRecord,
     StepRecord,
+    SubmitRecord,
     encode,
-    replay,
 )
+from scheduler_svc.core.requests.journal_replay import read_batches
+from scheduler_svc.core.requests.record_frames import frame, unframe
 from scheduler_svc.core.sequence import new_sequences
 from scheduler_svc.core.step_output import SequenceEnd, StepOutput
 from tests.support.effort import examples
@@ -32,13 +35,22 @@ def submit(request_id, n=1, **changes):
 
 
 def request_record(request_id, arrival=0, n=1):
-    return RequestRecord(arrival, 1000.5, submit(request_id, n), (Progress(),) * n)
+    return RequestRecord(arrival, 1000.5, SubmitRecord.of(submit(request_id, n)), (Progress(),) * n)
 
 
 def step_record(model, **tokens):
-    """A step that gave `s3=7`: token 7 to the sequence of arrival 3."""
+    """A step that gave `s3=(5, 7)`: token number 5, which is 7, to the sequence of arrival 3."""
     arrivals = array("q", [int(name[1:]) for name in tokens])
-    return StepRecord(model, arrivals.tobytes(), array("i", tokens.values()).tobytes())
+    columns = (array("i", column).tobytes() for column in zip(*tokens.values(), strict=True))
+    positions, token_ids = columns
+    return StepRecord(model, arrivals.tobytes(), token_ids, positions)
+
+
+def replay(payloads):
+    """The requests of a journal that is whole."""
+    contents = read_batches(payloads)
+    assert (contents.num_damaged, contents.cut) == (0, [])
+    return contents.requests
 
 
 def tokens_of(request):
@@ -59,16 +71,29 @@ def test_a_request_comes_back_as_it_was_submitted():
         client="key",
         client_limit=3,
         context=b"\x00\xff",
+        is_resumable=True,
+        may_shorten=True,
     )
-    record = RequestRecord(2**40, 1e9 + 0.25, whole, (Progress(), Progress(b"", "", 2, Ending("error", "why", "code"))))
+    progress = (Progress(), Progress(b"", "", 2, Ending("error", "why", "code")))
+    record = RequestRecord(2**40, 1e9 + 0.25, SubmitRecord.of(whole), progress, tokenizer="hash")
     assert replay([encode([record])]) == [record]
+    assert record.submit.message() == whole
+
+
+def test_every_field_of_a_request_is_kept():
+    """A field of the message that the journal is not to keep is named here."""
+    assert SubmitRecord.__struct_fields__ == m.Submit.__struct_fields__
+    assert SamplingRecord.__struct_fields__ == m.SamplingParams.__struct_fields__
+    for record, message in ((SubmitRecord, m.Submit), (SamplingRecord, m.SamplingParams)):
+        assert record.__struct_defaults__ == message.__struct_defaults__
 
 
 def test_records_are_made_of_what_the_scheduler_gives():
     first, second = new_sequences(submit("a", n=2), int32_array("prompt", PROMPT), 2**33, None)
     second.num_cached_prompt = 3
     end = SequenceEnd(second, "error", "too bad", "internal_error")
-    output = StepOutput([first, second], [11, 12], [first], [end], "model")
+    output = StepOutput([first, second], [11, 12], [first], [end], "model", [0, 0])
+    second.tokens.append(12)
     payload = encode([request_record("a", 2**33, n=2), StepRecord.of(output), *map(EndRecord.of, output.ends)])
     (request,) = replay([payload])
     assert tokens_of(request) == [[11], [12]]
@@ -85,10 +110,10 @@ def test_requests_come_in_the_order_of_their_arrival_not_of_their_records():
 def test_what_is_said_of_a_request_that_was_let_go_is_passed_over():
     payload = encode(
         [
-            step_record("x", s0=1, s9=2),
+            step_record("x", s0=(0, 1), s9=(0, 2)),
             request_record("a", 9),
-            EndRecord(0, 0, Ending("stop")),
-            step_record("x", s9=3, s0=4),
+            EndRecord(0, 0, Ending("stop"), 1),
+            step_record("x", s9=(0, 3), s0=(1, 4)),
         ]
     )
     (request,) = replay([payload])
@@ -100,19 +125,65 @@ def test_an_empty_journal_has_no_requests():
     assert replay([]) == replay([encode([]), encode([])]) == []
 
 
+@pytest.mark.parametrize("record", [b"", b"\xff", msgspec.msgpack.encode(["unknown", 1]), msgspec.msgpack.encode(7)])
+def test_what_is_no_record_is_counted_and_passed_over(record):
+    """Its checksum is right: nothing has changed it since it was written."""
+    payload = frame([msgspec.msgpack.encode(request_record("a", 1)), record, msgspec.msgpack.encode(CrashRecord(2))])
+    contents = read_batches([encode([request_record("b")]), payload])
+    assert [request.submit.request_id for request in contents.requests] == ["b", "a"]
+    assert (contents.num_damaged, contents.crashes, contents.cut) == (1, 2, [])
+
+
+def damaged(frame):
+    return frame[:3] + bytes([frame[3] ^ 0x04]) + frame[4:]
+
+
+def story():
+    """Two requests; the first has two sequences, of which one has ended. Each record by its name."""
+    return {
+        "a": request_record("a", 0, n=2),
+        "b": request_record("b", 2),
+        "step 1": step_record("x", s0=(0, 10), s1=(0, 20), s2=(0, 30)),
+        "step 2": step_record("x", s0=(1, 11), s2=(1, 31)),
+        "end of 1": EndRecord(1, 3, Ending("cancelled"), 1),
+        "step 3": step_record("y", s0=(2, 12), s2=(2, 32)),
+    }
+
+
+WHOLE = {"a": ([[10, 11, 12], [20]], [None, "cancelled"]), "b": ([[30, 31, 32]], [None])}
+
+
 @pytest.mark.parametrize(
-    "payload",
+    ("lost", "expected", "cut"),
     [
-        b"",
-        b"\xff",
-        msgspec.msgpack.encode([["unknown", 1]]),
-        encode([request_record("a")])[:-1],
-        msgspec.msgpack.encode(7),
+        ("a", {"b": WHOLE["b"]}, []),
+        ("b", {"a": WHOLE["a"]}, []),
+        ("step 1", {"a": ([[], []], [None, None]), "b": ([[]], [None])}, ["a", "b"]),
+        ("step 2", {"a": ([[10], [20]], [None, "cancelled"]), "b": ([[30]], [None])}, ["a", "b"]),
+        ("end of 1", {"a": ([[10, 11, 12], [20]], [None, None]), "b": WHOLE["b"]}, []),
+        ("step 3", {"a": ([[10, 11], [20]], [None, "cancelled"]), "b": ([[30, 31]], [None])}, []),
     ],
 )
-def test_what_is_no_batch_is_an_error_that_says_so(payload):
-    with pytest.raises(BatonError, match="the journal has a record that cannot be read"):
-        replay([encode([request_record("b")]), payload])
+@pytest.mark.parametrize("batches", [1, 2, 6])
+def test_a_record_that_is_lost_costs_those_it_is_of_what_comes_after_it(lost, expected, cut, batches):
+    frames = [damaged(encode([record])) if name == lost else encode([record]) for name, record in story().items()]
+    parts = [frames[part * 6 // batches : (part + 1) * 6 // batches] for part in range(batches)]
+    payloads = [b"\xc0\xc0".join(part) for part in parts]
+    contents = read_batches(payloads)
+    told = {r.submit.request_id: r for r in contents.requests}
+    found = {name: (tokens_of(r), [p.ending and p.ending.reason for p in r.progress]) for name, r in told.items()}
+    assert found == expected
+    assert (contents.num_damaged, contents.cut) == (1, cut)
+
+
+def test_a_sequence_whose_end_is_lost_does_not_go_on_after_its_stop_token_or_its_limit():
+    params = m.SamplingParams(max_tokens=2, stop_token_ids=(9,))
+    new = [m.Submit(request_id=name, prompt=PROMPT, params=params) for name in "abc"]
+    accepted = [RequestRecord(i, 0.0, SubmitRecord.of(each), (Progress(),)) for i, each in enumerate(new)]
+    steps = [step_record("x", s0=(0, 9), s1=(0, 5), s2=(0, 5)), step_record("x", s1=(1, 6))]
+    requests = read_batches([encode([*accepted, *steps])]).requests
+    endings = [told.ending and told.ending.reason for request in requests for told in request.progress]
+    assert endings == ["stop", "length", None]
 
 
 @dataclass
@@ -153,21 +224,24 @@ def histories(draw):
         if kind.startswith("accept") and told.submits:
             n = told.submits[arrival].n
             progress = tuple(told.truth[arrival + i].progress() for i in range(n))
-            told.batches[-1].append(RequestRecord(arrival, float(arrival), told.submits[arrival], progress))
+            told.batches[-1].append(
+                RequestRecord(arrival, float(arrival), SubmitRecord.of(told.submits[arrival]), progress)
+            )
             told.introduced[arrival] = len(told.batches) - 1
         if kind == "batch":
             told.batches.append([])
         if kind == "step" and going:
             chosen = draw(st.lists(st.sampled_from(going), unique=True, min_size=1))
             model, token = draw(st.sampled_from(["one", "two"])), draw(st.integers(0, 2**31 - 1))
-            told.batches[-1].append(step_record(model, **{f"s{arrival}": token for arrival in chosen}))
+            step = {f"s{arrival}": (len(told.truth[arrival].tokens), token) for arrival in chosen}
+            told.batches[-1].append(step_record(model, **step))
             for arrival in chosen:
                 told.truth[arrival].tokens.append(token)
                 told.truth[arrival].model = model
         if kind == "end" and going:
             arrival, num_cached = draw(st.sampled_from(going)), draw(st.none() | st.integers(0, 3))
             ending = Ending(draw(st.sampled_from(["stop", "length", "cancelled", "error"])), "e", "c")
-            told.batches[-1].append(EndRecord(arrival, num_cached, ending))
+            told.batches[-1].append(EndRecord(arrival, num_cached, ending, len(told.truth[arrival].tokens)))
             told.truth[arrival].num_cached, told.truth[arrival].ending = num_cached, ending
     return told
 
@@ -180,5 +254,41 @@ def test_any_tail_of_the_journal_tells_all_of_the_requests_introduced_in_it(told
     requests = {request.arrival: request for request in replay([encode(b) for b in told.batches[keep_from:]])}
     assert set(requests) == {arrival for arrival, batch in told.introduced.items() if batch >= keep_from}
     for arrival, request in requests.items():
-        assert request.submit == told.submits[arrival]
+        assert request.submit.message() == told.submits[arrival]
         assert request.progress == tuple(told.truth[arrival + i].progress() for i in range(request.submit.n))
+
+
+@settings(max_examples=examples(300), deadline=None)
+@given(histories(), st.data())
+def test_damage_is_noticed_and_never_tells_anything_that_was_not_so(told, data):
+    """Any bits of a batch, and any number of its bytes."""
+    payloads = [encode(batch) for batch in told.batches]
+    number = data.draw(st.sampled_from([i for i, payload in enumerate(payloads) if payload] or [0]))
+    payload = bytearray(payloads[number])
+    if not payload:
+        return
+    for at in data.draw(st.lists(st.integers(0, len(payload) - 1), min_size=1, max_size=3, unique=True)):
+        payload[at] ^= data.draw(st.integers(1, 255))
+    contents = read_batches([*payloads[:number], bytes(payload), *payloads[number + 1 :]])
+    assert contents.num_damaged >= 1
+    for request in contents.requests:
+        assert request.submit.message() == told.submits[request.arrival]
+        for i, found in enumerate(request.progress):
+            true = told.truth[request.arrival + i].progress()
+            assert true.token_ids.startswith(found.token_ids)
+            assert found.ending in (None, true.ending)
+
+
+@settings(max_examples=examples(300), deadline=None)
+@given(st.lists(st.binary(max_size=40) | st.text("\xc0\xdb\xdc\xdd", max_size=9).map(lambda t: t.encode("latin-1"))))
+def test_what_is_framed_comes_back_and_damage_to_one_byte_takes_one_record(records):
+    records = [b"\x00" + record for record in records]
+    batch = frame(records)
+    assert unframe(batch) == (records, 0)
+    for at in range(len(batch)):
+        for flip in (0x01, 0x80, batch[at] ^ 0xC0, batch[at] ^ 0xDB):
+            damaged = batch[:at] + bytes([batch[at] ^ flip]) + batch[at + 1 :]
+            whole, num_damaged = unframe(damaged)
+            assert len(whole) >= len(records) - 1
+            assert set(whole) <= set(records)
+            assert num_damaged or whole == records

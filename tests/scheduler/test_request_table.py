@@ -178,7 +178,7 @@ def test_the_journal_is_told_how_far_each_sequence_is(requests):
     end(requests, request, 1)
     outputs = {first: b"1234", second: b"56789012"}
     record = request.record(outputs.__getitem__, wall_offset_s=1000.0)
-    assert (record.arrival, record.accepted_at, record.submit) == (0, 1007.0, request.submit)
+    assert (record.arrival, record.accepted_at, record.submit.message()) == (0, 1007.0, request.submit)
     assert [(told.token_ids, told.model, told.num_cached or 0, told.ending) for told in record.progress] == [
         (b"1234", "m", 2, None),
         (b"56789012", "", 0, Ending("stop")),

@@ -9,14 +9,14 @@ from scheduler_svc.core.config import CoreConfig
 from scheduler_svc.core.core import Core
 from scheduler_svc.core.event_loop import EventLoop
 from scheduler_svc.core.requests.group_commit import JournalState
-from scheduler_svc.core.requests.journal_records import replay
+from scheduler_svc.core.requests.recovery import Legacy, Loaded
 from scheduler_svc.server.core_process import SETTLE_MS
 from tests.sim.disk import Disk
+from tests.sim.machine import Machine
 from tests.sim.sockets import Port, Switch
 from tests.sim.witness import Witness
 from tests.sim.world import World
 
-STARTED_AT_S = 1000.0  # wall-clock time at the start of the run
 TURN_S = 0.0002  # from a message's arrival to the turn that takes it
 TURNS_A_CHECK = 9
 RESTART_S = 0.1
@@ -29,6 +29,7 @@ class Service:
     Args:
         executors, frontends: where it listens.
         disk: its journal's; None runs without a journal.
+        machine: that it runs on.
         witness: is shown everything.
         kill_frontend: kills the process with this number.
 
@@ -43,6 +44,7 @@ class Service:
         executors: Port,
         frontends: Port,
         disk: Disk | None,
+        machine: Machine,
         witness: Witness,
         kill_frontend: Callable[[int], object],
     ) -> None:
@@ -52,6 +54,7 @@ class Service:
         self._config = config
         self._ports = (executors, frontends)
         self._disk = disk
+        self._machine = machine
         self._witness = witness
         self._kill_frontend = kill_frontend
         self._num_turns = 0
@@ -68,13 +71,13 @@ class Service:
                 world.after(RESTART_S, self.start)
             return
         self._clock_s = self._rng.uniform(0.0, 1000.0) - world.now  # a monotonic clock starts anywhere
-        batches = self._disk.open(self.wake) if self._disk is not None else []
+        loaded = self._load()
         config = replace(
             self._config,
-            first_epoch=int((STARTED_AT_S + world.now) * 1000),
+            first_epoch=int((self.clock() + loaded.wall_offset_s) * 1000),
             journal=JournalState.OFF if self._disk is None else JournalState.OK,
-            first_batch=batches[-1][0] + 1 if batches else 1,
-            wall_offset_s=STARTED_AT_S - self._clock_s,
+            first_batch=loaded.next_number,
+            wall_offset_s=loaded.wall_offset_s,
         )
         self._executors = Switch(world, m.ExecutorToScheduler, self.wake)
         self._fronts = Switch(world, m.FrontendToCore, self.wake)
@@ -84,7 +87,10 @@ class Service:
         self._event_loop = EventLoop(self.core, *ports, self._disk, self.clock, self._write_log, self._kill_frontend)
         self._witness.started(self.core, self.clock())
         if self._disk is not None:
-            self._event_loop.carry_out(self.core.restore(replay([payload for _, payload in batches]), self.clock()))
+            legacy = Legacy.of(loaded)
+            world.say("scheduler", "takes up", len(legacy.requests), legacy.damage, "too old:", legacy.num_too_old)
+            self._witness.took_up(legacy, is_true=self._disk.is_true)
+            self._event_loop.carry_out(self.core.restore(legacy.requests, self.clock(), legacy.crashes))
             self._witness.restored(self.core)
             self._disk.write(self.core.new_journal(self.clock()))
         world.say("scheduler", "starts with", sum(1 for _ in self.core.scheduler), "sequences")
@@ -136,6 +142,12 @@ class Service:
         self._turn_by(self._world.now + TURN_S)
 
     # --- inside ---
+
+    def _load(self) -> Loaded:
+        if self._disk is None:
+            clocks = self._machine.clocks(self.clock())
+            return Loaded([], 0.0, clocks.wall_s - clocks.monotonic_s)
+        return self._disk.open(self.wake, lambda: self._machine.clocks(self.clock()))
 
     def _end(self) -> None:
         assert self.core is not None

@@ -13,6 +13,7 @@ from scheduler_svc.core.actions import Action, Peer, SendToExecutor, WriteLog
 from scheduler_svc.core.core import FORGIVE_S, PAUSE_S, Core
 from scheduler_svc.core.fleet.membership import Membership, Standing
 from scheduler_svc.core.requests.group_commit import JournalState
+from scheduler_svc.core.requests.recovery import Legacy
 from scheduler_svc.core.sequence import Sequence, State
 from scheduler_svc.core.step_output import SequenceEnd, StepOutput
 from tests.sim.models import VOCAB_SIZE
@@ -148,6 +149,20 @@ class Witness:
             return ends
 
         scheduler.commit, scheduler.add_executor = watched_commit, watched_add
+
+    def took_up(self, legacy: Legacy, *, is_true: bool) -> None:
+        """A scheduler reads its journal.
+
+        Args:
+            is_true: whether the journal is what an earlier life has written. If not, or if that was too long ago, what
+                was told before may be lost, or told again.
+        """
+        if legacy.damage:
+            self.moments["damage noticed"] += 1
+        assert not legacy.damage or not is_true, f"a whole journal is taken for a damaged one: {legacy.damage}"
+        if not is_true or legacy.num_too_old:
+            self.moments["too old"] += legacy.num_too_old > 0
+            self.deaths.append(Death(self._world.now, is_safe=False))
 
     def restored(self, core: Core) -> None:
         """It has taken up what an earlier life had."""

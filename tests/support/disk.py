@@ -6,19 +6,34 @@ from dataclasses import dataclass, field
 
 from common import messages as m
 from scheduler_svc.core.requests.group_commit import JournalBatch
-from scheduler_svc.core.requests.journal_records import Ending, Progress, RequestRecord, StepRecord, replay
+from scheduler_svc.core.requests.journal_records import (
+    Ending,
+    EndRecord,
+    Progress,
+    RequestRecord,
+    StepRecord,
+    SubmitRecord,
+)
+from scheduler_svc.core.requests.journal_replay import read_batches
 
 
 def request_record(arrival: int, tokens: Iterable[int] = (), ending: Ending | None = None) -> RequestRecord:
     """A request, called r and its arrival, of one sequence that has these tokens."""
     request_id, prompt = f"r{arrival}", array("i", [1, 2, 3]).tobytes()
     submit = m.Submit(request_id=request_id, prompt=prompt, params=m.SamplingParams(max_tokens=1000))
-    return RequestRecord(arrival, 0.0, submit, (Progress(array("i", tokens).tobytes(), "", 0, ending),))
+    progress = Progress(array("i", tokens).tobytes(), "", 0, ending)
+    return RequestRecord(arrival, 0.0, SubmitRecord.of(submit), (progress,))
 
 
-def step_record(arrivals: list[int], token: int) -> StepRecord:
-    """A step that gave each of these sequences the same token."""
-    return StepRecord("", array("q", arrivals).tobytes(), array("i", [token] * len(arrivals)).tobytes())
+def step_record(arrivals: list[int], token: int, positions: list[int]) -> StepRecord:
+    """A step that gave each of these sequences the same token, when they had so many."""
+    tokens = array("i", [token] * len(arrivals))
+    return StepRecord("", array("q", arrivals).tobytes(), tokens.tobytes(), array("i", positions).tobytes())
+
+
+def end_record(arrival: int, num_tokens: int) -> EndRecord:
+    """A sequence was stopped when it had so many tokens."""
+    return EndRecord(arrival, 0, Ending("stop"), num_tokens)
 
 
 @dataclass
@@ -33,7 +48,7 @@ class Disk:
 
     def read(self) -> dict[int, tuple[list[int], bool]]:
         """Tokens of each request, and whether it had ended."""
-        found = replay([payload for _, payload in sorted(self.rows.items())])
+        found = read_batches([payload for _, payload in sorted(self.rows.items())]).requests
         return {
             request.arrival: (array("i", told.token_ids).tolist(), told.ending is not None)
             for request in found

@@ -11,7 +11,7 @@ from scheduler_svc.core.actions import Action, EndFrontend, SendToExecutor, Send
 from scheduler_svc.core.config import CoreConfig
 from scheduler_svc.core.core import Core
 from scheduler_svc.core.requests.group_commit import GATHER_S, BatchSaved, JournalBatch, JournalState
-from scheduler_svc.core.requests.journal_records import replay
+from scheduler_svc.core.requests.journal_replay import read_batches
 from tests.support.hello import LIMITS, hello
 from tests.support.oracle import OracleExecutor, expected_output
 
@@ -152,7 +152,7 @@ class Service:
 def restart(rows: list[bytes], **config: Any) -> tuple[Service, JournalBatch]:
     """A new life that has taken up what the journal holds, and the batch that its own journal begins with."""
     service = Service(JournalState.OK, first_batch=1000, **config)
-    service.do(service.core.restore(replay(rows), service.now))
+    service.do(service.core.restore(read_batches(rows).requests, service.now))
     batch = service.core.new_journal(service.now)
     service.do(service.core.batch_written(BatchSaved(batch.number), service.now))
     return service, batch

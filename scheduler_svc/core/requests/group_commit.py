@@ -4,7 +4,8 @@ A write-ahead log with group commit: while one batch is being written, records o
 announcements that depend on them are held back until they are written. So a client never sees a token that a restarted
 scheduler would not know of, and would perhaps draw differently. A journal that cannot be written must not stop the
 service: when a write fails, or takes longer than `STUCK_AFTER_S`, all announcements are released, later ones are
-released at once, and every `RETRY_AFTER_S` the journal is begun anew with the state of all requests.
+released at once, and every `RETRY_AFTER_S` the journal is begun anew with the state of all requests. A file that is
+lost (deleted, or cut, while we wrote to it) is replaced like that as well, and for the first time at once.
 
     OFF (there is no journal)
 
@@ -12,15 +13,16 @@ released at once, and every `RETRY_AFTER_S` the journal is begun anew with the s
         │                          ▲                        └─written, new records─▶ CATCHING_UP ──written──▶ RECORDING
         └──a write is stuck──▶ STUCK (until its result comes)
 
-A write that fails or is stuck in REPLACING or CATCHING_UP leads to FAILED or STUCK as it does in RECORDING.
+A write that fails or is stuck in REPLACING or CATCHING_UP leads to FAILED or STUCK as it does in RECORDING. A file that
+is lost leads to FAILED, or to STUCK while a batch is being written, because the result of that one is still to come.
 """
 
-from collections import OrderedDict, deque
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, TypeVar
 
 from scheduler_svc.core.requests.journal_records import AnyRecord, RequestRecord, encode
+from scheduler_svc.core.requests.log_length import LogLength
 
 GATHER_S = 0.004  # from one batch to the next, at least: each costs the step path about 0.1 ms
 STUCK_AFTER_S = 2.0
@@ -99,11 +101,14 @@ class BatchFailed:
     reason: str
 
 
-class _Row(NamedTuple):
-    """Where the last RequestRecord of a request stands, and about how long it is."""
+@dataclass(frozen=True, slots=True)
+class JournalLost:
+    """The file is gone, or not what was written. What becomes of a batch that is under way is told as well."""
 
-    number: int
-    num_bytes: int
+    reason: str
+
+
+JournalResult = BatchSaved | BatchFailed | JournalLost
 
 
 @dataclass(slots=True)
@@ -133,7 +138,7 @@ class GroupCommit(Generic[AnyAnnouncement]):
         max_log_bytes: see MAX_LOG_BYTES.
 
     Attributes:
-        num_batches, num_failures: batches written, and writes that failed or got stuck.
+        num_batches, num_failures: batches written; writes that failed or got stuck, and files that were lost.
     """
 
     def __init__(self, state: JournalState, first_number: int = 1, max_log_bytes: int = MAX_LOG_BYTES) -> None:
@@ -141,17 +146,13 @@ class GroupCommit(Generic[AnyAnnouncement]):
         self.num_failures = 0
         self._phase = JournalPhase.OFF if state is JournalState.OFF else JournalPhase.RECORDING
         self._write: _Write[AnyAnnouncement] | None = None  # in STUCK: the batch that was given up
-        self._max_log_bytes = max_log_bytes
+        self._log = LogLength(max_log_bytes)
         self._number = first_number
         self._records: list[AnyRecord] = []  # of the next batch
         self._waiting: list[AnyAnnouncement] = []  # for the next batch
         self._begun_at = float("-inf")  # when the last batch was handed over
         self._oldest_at = 0.0  # when the first of the records came
-        self._retry_at = 0.0
-        self._rows: OrderedDict[str, _Row] = OrderedDict()  # by request, in the order of their batches
-        self._live_bytes = 0  # of those
-        self._sizes: deque[tuple[int, int]] = deque()  # batches that are kept, and their bytes
-        self._log_bytes = 0
+        self._failed_at = self._retry_at = float("-inf")
 
     @property
     def state(self) -> JournalState:
@@ -189,7 +190,7 @@ class GroupCommit(Generic[AnyAnnouncement]):
             return None
         if self._records or self._waiting:
             return max(0.0, self._begun_at + GATHER_S - now)
-        return 0.0 if self._rows and now - self._begun_at >= TOUCH_S else None
+        return 0.0 if self._log.has_requests and now - self._begun_at >= TOUCH_S else None
 
     def next_batch(self, now: float) -> JournalBatch | None:
         """What is to be written now, if anything is and no batch is being written."""
@@ -206,10 +207,7 @@ class GroupCommit(Generic[AnyAnnouncement]):
         if not self._records:
             self._oldest_at = now
         self._records[:0] = requests
-        self._rows.clear()
-        self._live_bytes = 0
-        self._sizes.clear()
-        self._log_bytes = 0
+        self._log.clear()
         if self._phase is JournalPhase.FAILED:
             self._phase = JournalPhase.REPLACING
         return self._begin(now, reset=True)
@@ -217,6 +215,16 @@ class GroupCommit(Generic[AnyAnnouncement]):
     def last_batch(self, record: AnyRecord) -> JournalBatch:
         """A batch to be written after the one that is being written, by a process that is about to end."""
         return JournalBatch(self._number, encode([record]), keep_from=0, reset=False)
+
+    def take(self, result: JournalResult, now: float) -> list[AnyAnnouncement]:
+        """The journal says what has become of a batch, or of itself. Returns what may be told now."""
+        match result:
+            case BatchSaved(number):
+                return self.saved(number)
+            case BatchFailed(number):
+                return self.failed(number, now)
+            case JournalLost():
+                return self.lost(now)
 
     def saved(self, number: int) -> list[AnyAnnouncement]:
         """A batch is on disk. Returns what may be told now."""
@@ -233,14 +241,22 @@ class GroupCommit(Generic[AnyAnnouncement]):
         if (write := self._answered(number)) is None:
             return []
         self._write = None
-        return self._give_up(write, JournalPhase.FAILED, now)
+        return self._give_up(write, JournalPhase.FAILED, now, now + RETRY_AFTER_S)
+
+    def lost(self, now: float) -> list[AnyAnnouncement]:
+        """What was written is gone. Returns what may be told now: everything."""
+        if self._phase in (JournalPhase.OFF, JournalPhase.FAILED, JournalPhase.STUCK):
+            return []
+        retry_at = now if now - self._failed_at >= RETRY_AFTER_S else now + RETRY_AFTER_S
+        phase = JournalPhase.FAILED if self._write is None else JournalPhase.STUCK
+        return self._give_up(self._write, phase, now, retry_at)
 
     def tick(self, now: float) -> list[AnyAnnouncement]:
         """Give up a batch that is stuck. Returns what may be told then: everything."""
         write = self._write
         if write is None or self._phase is JournalPhase.STUCK or now - write.since <= write.limit_s:
             return []
-        return self._give_up(write, JournalPhase.STUCK, now)
+        return self._give_up(write, JournalPhase.STUCK, now, now + RETRY_AFTER_S)
 
     def paused(self, seconds: float, now: float) -> None:
         """The caller has not run for so long, and perhaps nor has the disk."""
@@ -256,15 +272,13 @@ class GroupCommit(Generic[AnyAnnouncement]):
     def let_go(self, request_id: str) -> None:
         """A request need not survive any more."""
         self._records = [record for record in self._records if not _introduces(record, request_id)]
-        self._forget_row(request_id)
+        self._log.forget(request_id)
 
     def overgrown(self) -> str | None:
         """The request whose RequestRecord is oldest, if the journal is too long: write it again."""
-        is_long = self._log_bytes > max(self._max_log_bytes, 4 * self._live_bytes)
-        if self._phase is not JournalPhase.RECORDING or not is_long or not self._rows:
-            return None
-        oldest = next(iter(self._rows))
-        return None if any(_introduces(record, oldest) for record in self._records) else oldest
+        oldest = self._log.overgrown if self._phase is JournalPhase.RECORDING else None
+        is_coming = oldest is not None and any(_introduces(record, oldest) for record in self._records)
+        return None if is_coming else oldest
 
     # --- inside ---
 
@@ -272,17 +286,8 @@ class GroupCommit(Generic[AnyAnnouncement]):
         """Hand over what has gathered."""
         number = self._number
         self._number += 1
-        for record in self._records:
-            if isinstance(record, RequestRecord):
-                self._forget_row(record.submit.request_id)
-                self._rows[record.submit.request_id] = _Row(number, record.num_bytes)
-                self._live_bytes += record.num_bytes
-        keep_from = next((row.number for row in self._rows.values()), number)
         payload = encode(self._records)
-        self._sizes.append((number, len(payload)))
-        self._log_bytes += len(payload)
-        while self._sizes[0][0] < keep_from:
-            self._log_bytes -= self._sizes.popleft()[1]
+        keep_from = self._log.add(number, self._records, len(payload))
         oldest_at = self._oldest_at if self._records else now
         limit_s = STUCK_AFTER_S + len(payload) / SLOW_DISK_BYTES_PER_S
         self._write = _Write(number, self._waiting, now, limit_s, oldest_at)
@@ -299,18 +304,16 @@ class GroupCommit(Generic[AnyAnnouncement]):
             return None
         return self._write
 
-    def _give_up(self, write: _Write[AnyAnnouncement], phase: JournalPhase, now: float) -> list[AnyAnnouncement]:
+    def _give_up(
+        self, write: _Write[AnyAnnouncement] | None, phase: JournalPhase, now: float, retry_at: float
+    ) -> list[AnyAnnouncement]:
         """The journal does not work: release all announcements that wait. Returns them."""
-        announcements = write.announcements + self._waiting
+        announcements = [*(write.announcements if write is not None else ()), *self._waiting]
         self._records, self._waiting = [], []
         self._phase = phase
         self.num_failures += 1
-        self._retry_at = now + RETRY_AFTER_S
+        self._failed_at, self._retry_at = now, retry_at
         return announcements
-
-    def _forget_row(self, request_id: str) -> None:
-        if (row := self._rows.pop(request_id, None)) is not None:
-            self._live_bytes -= row.num_bytes
 
 
 def _introduces(record: AnyRecord, request_id: str) -> bool:

@@ -1,33 +1,80 @@
-"""What the journal says of requests, and how requests are read back from it. Pure.
+"""What the journal says of requests. Pure. `journal_replay.py` reads requests back from it.
 
-A batch is a msgpack list of records. Sequences are named by their arrival, which no two ever share. One RequestRecord
+A batch has records of the kinds below. Sequences are named by their arrival, which no two ever share. One RequestRecord
 introduces a request, and carries the progress that its sequences have made until then: none for a new request, all for
 one that is written again so that the older part of the journal can be deleted.
 
-The tags are the journal's format: they stay what they are when a class is renamed.
+The records are a format of their own: they hold no struct of the wire, and their tags stay what they are when a class
+is renamed. A field is added at the end, with a default that says what records without it meant, and `FORMAT_VERSION`
+is raised with it. `tests/scheduler/journals/` has a journal of each version, which every later tree has to load.
 """
 
 from array import array
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
-import numpy as np
 
 from common import messages as m
-from common.errors import BatonError
-from common.messages import FinishReason
+from scheduler_svc.core.requests.record_frames import frame
 from scheduler_svc.core.step_output import SequenceEnd, StepOutput
+
+FORMAT_VERSION = 1
 
 
 class Record(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Base of the records."""
 
 
+class SamplingRecord(Record, frozen=True):
+    """How tokens are drawn: the fields of `SamplingParams`, which says what they mean."""
+
+    max_tokens: int
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+
+
+class SubmitRecord(Record, frozen=True):
+    """What was asked for: the fields of `Submit`, which says what they mean."""
+
+    request_id: str
+    prompt: bytes
+    params: SamplingRecord
+    n: int = 1
+    stream: bool = True
+    cache_salt: str = ""
+    priority: int = 0
+    timeout_s: float | None = None
+    client: str = ""
+    client_limit: int = 0
+    context: bytes = b""
+    is_resumable: bool = False
+    may_shorten: bool = False
+
+    @classmethod
+    def of(cls, submit: m.Submit) -> "SubmitRecord":
+        """What the journal keeps of a message."""
+        params = SamplingRecord(**_fields(submit.params, SamplingRecord))
+        return cls(**(_fields(submit, cls) | {"params": params}))
+
+    def message(self) -> m.Submit:
+        """The message again."""
+        params = m.SamplingParams(**_fields(self.params, SamplingRecord))
+        return m.Submit(**(_fields(self, SubmitRecord) | {"params": params}))
+
+
+def _fields(source: object, of: type[Record]) -> dict[str, Any]:
+    """What a record, or the message that it is of, has in the fields of the record."""
+    return {name: getattr(source, name) for name in of.__struct_fields__}
+
+
 class Ending(Record, frozen=True):
     """How a sequence ended."""
 
-    reason: FinishReason
+    reason: Literal["stop", "length", "cancelled", "error"]
     error: str = ""
     code: str = ""
 
@@ -57,20 +104,22 @@ class RequestRecord(Record, frozen=True, tag="accepted"):
 
     Attributes:
         arrival: of its first sequence; the others follow it.
-        accepted_at: wall-clock time, seconds since 1970.
+        accepted_at: seconds on the journal's timeline (`journal_time.py`).
         submit: the request.
         progress: of each sequence.
         fits: whether there was an executor then that could run the request.
         place: of its first sequence in the order of service; what is fixed at the acceptance stays fixed, whatever a
             later release thinks a priority is worth.
+        tokenizer: hash of the tokenizer that its token ids are of (`common/vocabulary.py`); empty if it is not known.
     """
 
     arrival: int
     accepted_at: float
-    submit: m.Submit
+    submit: SubmitRecord
     progress: tuple[Progress, ...]
     fits: bool = False
     place: int | None = None
+    tokenizer: str = ""
 
     @property
     def has_ended(self) -> bool:
@@ -91,30 +140,40 @@ class StepRecord(Record, frozen=True, tag="stepped"):
         model: what computed them.
         arrivals: int64, the sequences that got a token.
         token_ids: int32, one for each.
+        positions: int32, how many tokens each sequence had before.
     """
 
     model: str
     arrivals: bytes
     token_ids: bytes
+    positions: bytes
 
     @classmethod
     def of(cls, output: StepOutput) -> "StepRecord":
         """The tokens of a step."""
         arrivals = array("q", [sequence.arrival for sequence in output.sequences])
-        return cls(output.model, arrivals.tobytes(), array("i", output.tokens).tobytes())
+        tokens, positions = array("i", output.tokens), array("i", output.positions)
+        return cls(output.model, arrivals.tobytes(), tokens.tobytes(), positions.tobytes())
 
 
 class EndRecord(Record, frozen=True, tag="ended"):
-    """A sequence ended."""
+    """A sequence ended.
+
+    Attributes:
+        num_cached: as in `Progress`.
+        num_tokens: that it had generated.
+    """
 
     arrival: int
     num_cached: int | None
     ending: Ending
+    num_tokens: int
 
     @classmethod
     def of(cls, end: SequenceEnd) -> "EndRecord":
         """The end of a sequence."""
-        return cls(end.sequence.arrival, end.sequence.num_cached_prompt, Ending.of(end))
+        sequence = end.sequence
+        return cls(sequence.arrival, sequence.num_cached_prompt, Ending.of(end), sequence.num_output)
 
 
 class CrashRecord(Record, frozen=True, tag="life"):
@@ -126,76 +185,8 @@ class CrashRecord(Record, frozen=True, tag="life"):
 AnyRecord = RequestRecord | StepRecord | EndRecord | CrashRecord
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder: msgspec.msgpack.Decoder[list[AnyRecord]] = msgspec.msgpack.Decoder(list[AnyRecord])
 
 
 def encode(records: list[AnyRecord]) -> bytes:
     """A batch's payload."""
-    return _encoder.encode(records)
-
-
-@dataclass(slots=True)
-class _Story:
-    """What has been read of one sequence."""
-
-    tokens: "array[int]"
-    model: str
-    num_cached: int | None
-    ending: Ending | None
-
-    def told(self) -> Progress:
-        return Progress(self.tokens.tobytes(), self.model, self.num_cached, self.ending)
-
-
-def replay(payloads: list[bytes]) -> list[RequestRecord]:
-    """Requests as the journal left them, in the order of their arrival; where an id was used again, the newest.
-
-    Raises:
-        BatonError: a payload is no batch of records (another version of Baton wrote it).
-    """
-    requests: dict[int, RequestRecord] = {}
-    stories: dict[int, _Story] = {}
-    for payload in payloads:
-        for record in _decode(payload):
-            match record:
-                case RequestRecord():
-                    requests[record.arrival] = record
-                    for i, told in enumerate(record.progress):
-                        tokens = array("i", told.token_ids)
-                        stories[record.arrival + i] = _Story(tokens, told.model, told.num_cached, told.ending)
-                case StepRecord():
-                    _replay_step(record, stories)
-                case EndRecord():
-                    if (story := stories.get(record.arrival)) is not None:
-                        story.num_cached, story.ending = record.num_cached, record.ending
-    newest = {request.submit.request_id: arrival for arrival, request in sorted(requests.items())}
-    return [
-        msgspec.structs.replace(
-            requests[arrival],
-            progress=tuple(stories[arrival + i].told() for i in range(len(requests[arrival].progress))),
-        )
-        for arrival in sorted(newest.values())
-    ]
-
-
-def count_crashes(payloads: list[bytes]) -> int:
-    """What the last CrashRecord in the journal says. Raises BatonError as `replay` does."""
-    return next(
-        (r.crashes for payload in reversed(payloads) for r in _decode(payload)[::-1] if isinstance(r, CrashRecord)), 0
-    )
-
-
-def _decode(payload: bytes) -> list[AnyRecord]:
-    try:
-        return _decoder.decode(payload)
-    except msgspec.MsgspecError as error:
-        raise BatonError(f"the journal has a record that cannot be read: {error}") from error
-
-
-def _replay_step(record: StepRecord, stories: dict[int, _Story]) -> None:
-    """Give a step's tokens to their sequences; sequences whose request was dropped are passed over."""
-    arrivals: list[Any] = np.frombuffer(record.arrivals, np.int64).tolist()
-    for arrival, token in zip(arrivals, array("i", record.token_ids), strict=True):
-        if (story := stories.get(arrival)) is not None:
-            story.tokens.append(token)
-            story.model = record.model
+    return frame([_encoder.encode(record) for record in records])

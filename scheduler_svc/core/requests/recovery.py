@@ -1,14 +1,70 @@
 """What an earlier life of the scheduler has left: requests to take up again, and a count of its crashes. Pure."""
 
+from dataclasses import dataclass
+
 import msgspec
 
-from scheduler_svc.core.requests.journal_records import CrashRecord, Ending, RequestRecord
+from scheduler_svc.core.requests.journal_records import CrashRecord, Ending, Progress, RequestRecord
+from scheduler_svc.core.requests.journal_replay import read_batches
 from scheduler_svc.core.requests.request_table import Request
 from scheduler_svc.core.scheduling.scheduler import Scheduler
 
 MAX_CRASHES = 3  # of the core in a row, with the same open requests: then one of them is why, and they are ended
 SURVIVED_AFTER_S = 60.0
 RESUME_WITHIN_S = 600.0  # of the last write; clients of a service that was gone for longer have given up
+TOKENIZER_GONE = "the scheduler serves a model with another tokenizer than this request began with; send it again"
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What the file of a journal gives.
+
+    Attributes:
+        batches: number and payload of each that can be read, in order.
+        age_s: seconds since the last of them was written; 0 for a new file.
+        wall_offset_s: what to add to the caller's time to get the time on the journal's timeline.
+        damage: what is wrong with the file; empty if nothing is.
+    """
+
+    batches: list[tuple[int, bytes]]
+    age_s: float
+    wall_offset_s: float
+    damage: str = ""
+
+    @property
+    def next_number(self) -> int:
+        """Number of the first batch of a new life."""
+        return self.batches[-1][0] + 1 if self.batches else 1
+
+
+@dataclass(frozen=True)
+class Legacy:
+    """What a new life takes up.
+
+    Attributes:
+        requests: those that are not too old, and `num_too_old` the number of those that are.
+        crashes: lives in a row that ended by a fault of the core.
+        damage: what is wrong with the journal; empty if nothing is.
+        num_damaged, cut: records that could not be read, and ids of requests that lost tokens or an end by that.
+    """
+
+    requests: list[RequestRecord]
+    num_too_old: int
+    crashes: int
+    damage: str
+    num_damaged: int
+    cut: list[str]
+
+    @classmethod
+    def of(cls, loaded: Loaded) -> "Legacy":
+        """What is in the journal."""
+        contents = read_batches([payload for _, payload in loaded.batches])
+        damage = loaded.damage
+        if contents.num_damaged or contents.cut:
+            damage = damage or "records are damaged"
+        is_too_old = loaded.age_s > RESUME_WITHIN_S
+        kept, too_old = ([], contents.requests) if is_too_old else (contents.requests, [])
+        return cls(kept, len(too_old), contents.crashes, damage, contents.num_damaged, contents.cut)
 
 
 class CrashCount:
@@ -55,9 +111,9 @@ def restored(record: RequestRecord, scheduler: Scheduler, wall_offset_s: float) 
     """Give a request of an earlier life to the scheduler.
 
     Args:
-        wall_offset_s: what to add to the caller's time to get seconds since 1970.
+        wall_offset_s: what to add to the caller's time to get the time on the journal's timeline.
     """
-    submit, progress = record.submit, record.progress
+    submit, progress = record.submit.message(), record.progress
     accepted_at = record.accepted_at - wall_offset_s
     deadline = None if submit.timeout_s is None else accepted_at + submit.timeout_s
     outputs = [told.token_ids for told in progress]
@@ -66,7 +122,30 @@ def restored(record: RequestRecord, scheduler: Scheduler, wall_offset_s: float) 
         sequence.model, sequence.num_cached_prompt = told.model, told.num_cached
         if told.ending is not None:
             scheduler.cancel([sequence])
-    return Request(submit, sequences, accepted_at, None, record.fits, endings=[told.ending for told in progress])
+    endings = [told.ending for told in progress]
+    return Request(submit, sequences, accepted_at, None, record.fits, endings=endings, tokenizer=record.tokenizer)
+
+
+def of_this_tokenizer(records: list[RequestRecord], tokenizer: str) -> tuple[list[RequestRecord], list[str]]:
+    """End the requests whose token ids mean something else now: going on would change the text that a client has.
+
+    Args:
+        tokenizer: hash of the one that is served; empty if it is not known.
+
+    Returns:
+        The requests, and the ids of those that are ended for it. These lose their tokens, also those that had ended:
+        no text can be made of them any more.
+    """
+    kept, ended = [], []
+    for record in records:
+        is_foreign = record.tokenizer and tokenizer and record.tokenizer != tokenizer
+        if is_foreign and any(told.ending is None or told.token_ids for told in record.progress):
+            ended.append(record.submit.request_id)
+            gone = Progress(ending=Ending("error", TOKENIZER_GONE, "tokenizer_changed"))
+            kept.append(msgspec.structs.replace(record, progress=(gone,) * len(record.progress)))
+        else:
+            kept.append(record)
+    return kept, ended
 
 
 def _given_up(record: RequestRecord) -> RequestRecord:

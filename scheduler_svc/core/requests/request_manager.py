@@ -9,10 +9,17 @@ from common import messages as m
 from common.errors import RequestRejected
 from scheduler_svc.core.actions import Action, EndFrontend, Level, Peer, log_line
 from scheduler_svc.core.requests.frontends import Frontends
-from scheduler_svc.core.requests.group_commit import BatchFailed, BatchSaved, GroupCommit, JournalBatch, JournalState
+from scheduler_svc.core.requests.group_commit import (
+    BatchSaved,
+    GroupCommit,
+    JournalBatch,
+    JournalLost,
+    JournalResult,
+    JournalState,
+)
 from scheduler_svc.core.requests.journal_records import AnyRecord, EndRecord, Progress, RequestRecord, StepRecord
 from scheduler_svc.core.requests.outbox import Outbox
-from scheduler_svc.core.requests.recovery import CrashCount, restored
+from scheduler_svc.core.requests.recovery import CrashCount, of_this_tokenizer, restored
 from scheduler_svc.core.requests.request_counters import RequestCounters
 from scheduler_svc.core.requests.request_table import Request, RequestTable
 from scheduler_svc.core.requests.returning_clients import RETURN_WITHIN_S, cancelled_for_its_client
@@ -42,7 +49,8 @@ class RequestManager:
         scheduler: runs them.
         counters: count what happens to them.
         journal, first_batch: whether there is one, and the number of its next batch.
-        wall_offset_s: what to add to the caller's time to get seconds since 1970.
+        wall_offset_s: what to add to the caller's time to get the time on the journal's timeline.
+        tokenizer: hash of the one that is served; empty if it is not known.
         reconnect_grace_s: how long a request without a reader goes on.
         return_within_s: how long a restored one waits for its client at least.
 
@@ -61,6 +69,7 @@ class RequestManager:
         first_batch: int,
         *,
         wall_offset_s: float = 0.0,
+        tokenizer: str = "",
         reconnect_grace_s: float = RECONNECT_GRACE_S,
         return_within_s: float = RETURN_WITHIN_S,
     ) -> None:
@@ -71,6 +80,7 @@ class RequestManager:
         self._scheduler = scheduler
         self._counters = counters
         self._wall_offset_s = wall_offset_s
+        self._tokenizer = tokenizer
         self._grace_s = reconnect_grace_s
         self._return_s = max(return_within_s, reconnect_grace_s)
         self._crash_count = CrashCount()
@@ -93,7 +103,8 @@ class RequestManager:
             return [
                 log_line("debug", "request refused", request=submit.request_id, code=refusal.code, reason=str(refusal))
             ]
-        request = Request(submit, sequences, now, peer, self._scheduler.knows_capacity)
+        fits = self._scheduler.knows_capacity
+        request = Request(submit, sequences, now, peer, fits, tokenizer=self._tokenizer)
         self.table.add(request, now)
         self._counters.submitted(sequences, now)
         self.outbox.open(peer, submit, sequences)
@@ -206,6 +217,7 @@ class RequestManager:
                 because one of them would bring the fault about again.
         """
         records, given_up = self._crash_count.begin(crashes, records, now)
+        records, foreign = of_this_tokenizer(records, self._tokenizer)
         num_open, gone = 0, []
         for record in records:
             request = restored(record, self._scheduler, self._wall_offset_s)
@@ -222,6 +234,8 @@ class RequestManager:
         facts = {"open": num_open, "ended": len(records) - num_open - len(gone), "cancelled": len(gone)}
         actions: list[Action] = [log_line("info", "requests restored from the journal", **facts)] if records else []
         actions += [log_line("info", "request cancelled: its client cannot come back", request=name) for name in gone]
+        if foreign:
+            actions.append(log_line("warning", "requests ended: their tokenizer is gone", requests=",".join(foreign)))
         if given_up is not None:
             actions.append(log_line("error", "requests given up", crashes=crashes, requests=",".join(given_up)))
         return actions
@@ -241,18 +255,16 @@ class RequestManager:
         """The last batch of a core that has failed: the next life has to know of it."""
         return self.group_commit.last_batch(self._crash_count.one_more)
 
-    def batch_written(self, result: BatchSaved | BatchFailed, now: float) -> list[Action]:
-        """The journal tells what became of a batch."""
-        was_ok = self.group_commit.state is JournalState.OK
-        match result:
-            case BatchSaved(number):
-                self._tell(self.group_commit.saved(number))
-                works_again = not was_ok and self.group_commit.state is JournalState.OK
-                return [log_line("info", "journal works again", batch=number)] if works_again else []
-            case BatchFailed(number, reason):
-                self._tell(self.group_commit.failed(number, now))
-                failed = log_line("error", "journal failed", reason=reason, batch=number, consequence=AT_RISK)
-                return [failed] if was_ok else []
+    def batch_written(self, result: JournalResult, now: float) -> list[Action]:
+        """The journal tells what became of a batch, or of itself."""
+        before = self.group_commit.state
+        self._tell(self.group_commit.take(result, now))
+        if self.group_commit.state is before:
+            return []
+        if isinstance(result, BatchSaved):
+            return [log_line("info", "journal works again", batch=result.number)]
+        event = "journal lost" if isinstance(result, JournalLost) else "journal failed"
+        return [log_line("error", event, reason=result.reason, consequence=AT_RISK)]
 
     # --- inside ---
 

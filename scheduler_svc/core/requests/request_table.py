@@ -15,7 +15,7 @@ from common.errors import RequestRejected
 from common.messages import Submit
 from scheduler_svc.core.actions import Peer
 from scheduler_svc.core.requests.absences import Absences
-from scheduler_svc.core.requests.journal_records import Ending, Progress, RequestRecord
+from scheduler_svc.core.requests.journal_records import Ending, Progress, RequestRecord, SubmitRecord
 from scheduler_svc.core.requests.retention import Retention
 from scheduler_svc.core.sequence import Sequence
 from scheduler_svc.core.step_output import SequenceEnd
@@ -31,6 +31,7 @@ class Request:
         peer: the frontend that reads it; None while it is detached. Only the table changes it.
         is_unclaimed: whether the journal brought it back and no client has attached to it since.
         endings: of its sequences, None for those that have not ended.
+        tokenizer: hash of the tokenizer that its token ids are of; empty if it is not known.
     """
 
     submit: Submit
@@ -41,6 +42,7 @@ class Request:
     is_unclaimed: bool = False
     ended_at: float | None = None
     endings: list[Ending | None] = field(default_factory=list)
+    tokenizer: str = ""
 
     @property
     def id(self) -> str:
@@ -62,7 +64,8 @@ class Request:
         """
         first, accepted_at = self.sequences[0], self.accepted_at + wall_offset_s
         progress = self.progress(output_of)
-        return RequestRecord(first.arrival, accepted_at, self.submit, progress, self.fits, first.place)
+        submit = SubmitRecord.of(self.submit)
+        return RequestRecord(first.arrival, accepted_at, submit, progress, self.fits, first.place, self.tokenizer)
 
 
 class RequestTable:
