@@ -16,7 +16,7 @@ FRONTENDS = {
     "reset_frontend": 2.0,
 }
 DISK = {"disk_full": 2.0, "disk_stuck": 2.0, "kill_when_journal_recovers": 1.0}
-SCHEDULER = {"kill_scheduler": 4.0, "stop_scheduler": 1.0, "freeze_scheduler": 1.0}
+SCHEDULER = {"kill_scheduler": 4.0, "stop_scheduler": 1.0, "freeze_scheduler": 1.0, "never_return": 2.0}
 HOSTILE = {
     "stranger": 4.0,
     "odd_vocabulary": 1.0,
@@ -85,6 +85,14 @@ PROFILES = {
     "poison": Profile({**CLIENTS}, num_faults=(0, 1), num_poisoned=3, executors=(1, 3)),
     "frontends": Profile({**CLIENTS, **FRONTENDS}, num_faults=(2, 6)),
     "journal": Profile({**SCHEDULER, **DISK, "hang_up": 1.0, "kill": 1.0, "cancel": 1.0}, journal=0.9),
+    "ghosts": Profile(
+        {"never_return": 4.0, "kill_scheduler": 2.0, "kill": 1.0, "freeze_scheduler": 0.5},
+        num_faults=(1, 3),
+        journal=1.0,
+        requests=(3, 8),
+        max_tokens=60,
+        step_s=(0.02, 0.08),
+    ),
     "flood": Profile({**CLIENTS, "flood": 6.0, "kill": 1.0}, max_waiting=6, requests=(3, 8), max_tokens=8),
     "hostile": Profile({**HOSTILE, "kill": 1.0}, num_faults=(2, 6)),
     "everything": Profile({**EVERYTHING, "flood": 1.0}, num_faults=(2, 8), num_builds=3, max_waiting=24, journal=0.7),

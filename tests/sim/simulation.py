@@ -16,7 +16,6 @@ from tests.sim.executors import Pace
 from tests.sim.faults.injector import Injector
 from tests.sim.frontends import FrontendProcess
 from tests.sim.intruder import Intruder
-from tests.sim.machine import Machine
 from tests.sim.models import VOCAB_SIZE, Build
 from tests.sim.network import Network
 from tests.sim.profiles import PROFILES, Profile
@@ -105,9 +104,7 @@ class Simulation:
         self.executor_port, self.frontend_port = Port(far), Port(near)
         self.disk = Disk(world) if rng.random() < profile.journal else None
         ports = (self.executor_port, self.frontend_port)
-        self.machine = Machine(world)
-        processes = (self.disk, self.machine, self.witness, self._kill_frontend)
-        self.service = Service(world, self._config(), *ports, *processes)
+        self.service = Service(world, self._config(), *ports, self.disk, self.witness, self._kill_frontend)
         builds = [self.builds[i % len(self.builds)] for i in range(rng.randint(*profile.executors))]
         pace = Pace(rng.choice(profile.step_s), rng.choice([0.0, 0.0005]), late_s=rng.uniform(0.3, 3.0))
         self.rack = Rack(world, self.executor_port, builds, pace)
@@ -139,6 +136,10 @@ class Simulation:
         """A client comes, with a request like any other."""
         odd = self._clients_rng.random() < 0.02
         return self._start(self._workload.odd() if odd else self._workload.request())
+
+    def ask_again(self, client: Client) -> None:
+        """A client comes, with a new request for what another one had asked for."""
+        self._start(self._workload.again(client.submit))
 
     def restart_frontend(self, frontend: FrontendProcess, after_s: float | None = None) -> None:
         """A frontend dies, and another takes its place, by default soon."""
@@ -229,7 +230,8 @@ class Simulation:
         if self.service.core is not None:
             if self.profile.keeps_promptly:
                 check_abandoned(self.service.core, self.clients, self.world.now - self.patience.grace_s - LOOK_S)
-            check_ghosts(self.service.core, self.clients, self.witness)
+            if not self.service.is_frozen:
+                check_ghosts(self.service.core, self.clients, self.witness)
         expected = self._num_expected == 0 and self._injector.is_done
         settled = expected and all(client.is_settled for client in self.clients)
         self._is_over = settled and is_quiet(self)

@@ -15,6 +15,7 @@ from scheduler_svc.core.executor.executor_state import ExecutorState, Intake
 from scheduler_svc.core.fleet import fleet
 from scheduler_svc.core.fleet.fleet import Fleet
 from scheduler_svc.core.fleet.step_clock import StepClock
+from scheduler_svc.core.requests import request_manager
 from scheduler_svc.core.requests.group_commit import GroupCommit
 from scheduler_svc.core.requests.outbox import Outbox
 from scheduler_svc.core.requests.request_manager import RequestManager
@@ -78,6 +79,30 @@ def restores_without_the_last_token(monkeypatch):
         return restore(self, submit, arrival, [output[:-4] for output in outputs], *others, **more)
 
     monkeypatch.setattr(Scheduler, "restore", forgetful)
+
+
+# --- clients that never return ---
+
+
+@fault("ghosts")
+def goes_on_with_what_no_client_can_come_back_for(monkeypatch):
+    monkeypatch.setattr(request_manager, "cancelled_for_its_client", lambda request, scheduler: False)
+
+
+@fault("ghosts")
+def waits_for_ever_for_clients_of_an_earlier_life(monkeypatch):
+    restore = RequestManager.restore
+
+    def patient(self, *arguments):
+        self._return_s = 1e9
+        return restore(self, *arguments)
+
+    monkeypatch.setattr(RequestManager, "restore", patient)
+
+
+@fault("ghosts")
+def counts_what_clients_left_behind(monkeypatch):
+    monkeypatch.setattr(RequestTable, "num_counted", lambda self, client: self._clients[client])
 
 
 # --- executors ---

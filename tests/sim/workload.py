@@ -3,6 +3,8 @@
 from array import array
 from random import Random
 
+import msgspec
+
 from common import messages as m
 from tests.sim.models import POISON, VOCAB_SIZE
 
@@ -41,6 +43,12 @@ class Workload:
             client=client,
             client_limit=CLIENT_LIMITS[client],
         )
+
+    def again(self, submit: m.Submit) -> m.Submit:
+        """The same, as a new request."""
+        kind = submit.request_id.rstrip("0123456789")
+        request_id = f"{kind}{self._count()}"
+        return msgspec.structs.replace(submit, request_id=request_id, context=request_id.encode())
 
     def poison(self) -> m.Submit:
         """One that kills whatever computes it."""

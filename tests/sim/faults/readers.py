@@ -1,6 +1,7 @@
 """Clients come in crowds, go, come back and change their mind; frontends die, freeze and read slowly."""
 
 from collections.abc import Callable
+from functools import partial
 from random import Random
 
 from tests.sim.clients import Client, State
@@ -60,6 +61,18 @@ def flood(scene: Scene, rng: Random) -> bool:
     return True
 
 
+def never_return(scene: Scene, rng: Random) -> bool:
+    """The scheduler is killed, and while it is down clients go for ever; some ask again when it is back."""
+    scene.service.kill()
+    scene.world.at(moment(scene, rng, 0.05, 1.0), scene.service.start)
+    gone = [client for client in scene.clients if not client.is_settled and rng.random() < 0.7]
+    for client in gone:
+        scene.world.after(rng.uniform(0.0, 0.05), partial(client.quit, says_so=False))
+        if rng.random() < 0.5:
+            scene.world.after(rng.uniform(0.05, 1.5), scene.ask_again, client)
+    return bool(gone)
+
+
 def kill_frontend(scene: Scene, rng: Random) -> bool:
     """kill -9; another takes its place."""
     if scene.frontends:
@@ -96,6 +109,6 @@ def reset_frontend(scene: Scene, rng: Random) -> bool:
 
 
 KINDS = (
-    *(hang_up, move, quit_, cancel, twin, attach_unknown, flood),
+    *(hang_up, move, quit_, cancel, twin, attach_unknown, flood, never_return),
     *(kill_frontend, delay_frontend, freeze_frontend, slow_reader, reset_frontend),
 )

@@ -8,7 +8,6 @@ from tests.sim.clients import Client
 from tests.sim.disk import Disk
 from tests.sim.executors import ExecutorProcess
 from tests.sim.frontends import FrontendProcess
-from tests.sim.machine import Machine
 from tests.sim.models import Build
 from tests.sim.rack import Rack
 from tests.sim.service import Service
@@ -22,7 +21,6 @@ class Scene(Protocol):
     world: World
     service: Service
     disk: Disk | None
-    machine: Machine
     rack: Rack
     frontends: list[FrontendProcess]
     clients: list[Client]
@@ -31,6 +29,9 @@ class Scene(Protocol):
 
     def add_client(self) -> Client:
         """A client comes, with a request like any other."""
+
+    def ask_again(self, client: Client) -> None:
+        """A client comes, with a new request for what another one had asked for."""
 
     def restart_frontend(self, frontend: FrontendProcess, after_s: float | None = None) -> None:
         """A frontend dies, and another takes its place, by default soon."""
