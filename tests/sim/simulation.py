@@ -16,6 +16,7 @@ from tests.sim.executors import Pace
 from tests.sim.faults.injector import Injector
 from tests.sim.frontends import FrontendProcess
 from tests.sim.intruder import Intruder
+from tests.sim.machine import Machine
 from tests.sim.models import VOCAB_SIZE, Build
 from tests.sim.network import Network
 from tests.sim.profiles import PROFILES, Profile
@@ -104,7 +105,9 @@ class Simulation:
         self.executor_port, self.frontend_port = Port(far), Port(near)
         self.disk = Disk(world) if rng.random() < profile.journal else None
         ports = (self.executor_port, self.frontend_port)
-        self.service = Service(world, self._config(), *ports, self.disk, self.witness, self._kill_frontend)
+        self.machine = Machine(world)
+        processes = (self.disk, self.machine, self.witness, self._kill_frontend)
+        self.service = Service(world, self._config(), *ports, *processes)
         builds = [self.builds[i % len(self.builds)] for i in range(rng.randint(*profile.executors))]
         pace = Pace(rng.choice(profile.step_s), rng.choice([0.0, 0.0005]), late_s=rng.uniform(0.3, 3.0))
         self.rack = Rack(world, self.executor_port, builds, pace)

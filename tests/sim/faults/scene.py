@@ -8,6 +8,7 @@ from tests.sim.clients import Client
 from tests.sim.disk import Disk
 from tests.sim.executors import ExecutorProcess
 from tests.sim.frontends import FrontendProcess
+from tests.sim.machine import Machine
 from tests.sim.models import Build
 from tests.sim.rack import Rack
 from tests.sim.service import Service
@@ -21,6 +22,7 @@ class Scene(Protocol):
     world: World
     service: Service
     disk: Disk | None
+    machine: Machine
     rack: Rack
     frontends: list[FrontendProcess]
     clients: list[Client]
