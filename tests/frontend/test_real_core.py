@@ -1,19 +1,23 @@
 """A frontend process and the real core: what a client comes back for is there, and is what it would have been."""
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import httpx
 import pytest
 
 from common import messages as m
+from scheduler_svc.core.requests import retention
 from scheduler_svc.frontend.text.detokenizer import Detokenizer
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
 from scheduler_svc.server.journal import Journal
 from tests.frontend.harness import MODEL, Frontend
-from tests.frontend.sse import events_after, events_in, events_of, text_of
+from tests.frontend.sse import Event, events_after, events_in, events_of, text_of
 from tests.support.core import FakeExecutor, RunningCore, running_core
+from tests.support.eventually import eventually
 from tests.support.hello import LIMITS
 from tests.support.oracle import expected_output
 
@@ -122,6 +126,48 @@ def test_draining(frontend: Frontend):
     assert (answer.status_code, answer.json()) == (200, {"epoch": executor["epoch"]})
 
 
+def begun(frontend: Frontend, **fields: Any) -> tuple[httpx.Response, Iterator[Event]]:
+    """A stream that has begun, and its other events."""
+    request = httpx.Request("POST", f"{frontend.url}/v1/completions", json=BODY | fields)
+    answer = httpx.Client(timeout=20).send(request, stream=True)
+    events = events_in(answer)
+    next(events)
+    return answer, events
+
+
+def num_open(frontend: Frontend) -> int:
+    status = httpx.get(f"{frontend.url}/status").json()
+    return status["running"] + status["waiting"]
+
+
+def test_the_first_prompt_ends_long_before_the_second(
+    core: RunningCore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A client that comes back finds both, and a DELETE ends the one that is left."""
+    monkeypatch.setattr(retention, "RETAIN_S", 0.05)
+    (_, second, *_) = expected_output(PROMPTS[0], m.SamplingParams(max_tokens=2), LIMITS.vocab_size)
+    executor = FakeExecutor(core.back, step_s=0.01)
+    frontend = Frontend(SimpleNamespace(endpoint=core.front), tmp_path / "log")
+    try:
+        frontend.wait_until_ready()
+        answer, _ = begun(frontend, n=1, stop_token_ids=[second], request_id="r")
+        answer.close()
+        requests = core.core_process.core.requests
+        ended_at = eventually(lambda: requests.table.find("r-0").ended_at)
+        executor.kill()  # the second prompt waits for another one
+        eventually(lambda: time.monotonic() > ended_at + 10 * retention.RETAIN_S)
+        with httpx.stream("GET", f"{frontend.url}/v1/requests/r/events", timeout=20) as answer:
+            assert answer.status_code == 200
+            next(events_in(answer))
+        assert num_open(frontend) == 1
+        assert httpx.delete(f"{frontend.url}/v1/requests/r").status_code == 204
+        eventually(lambda: num_open(frontend) == 0)
+        eventually(lambda: httpx.delete(f"{frontend.url}/v1/requests/r").status_code == 404)
+    finally:
+        frontend.stop()
+        executor.kill()
+
+
 def test_a_core_that_comes_back_with_its_journal(tmp_path: Path, tokenizer: Tokenizer):
     with running_core(tmp_path, journal=Journal(tmp_path / "journal")) as core:
         executor = FakeExecutor(core.back, step_s=0.02)
@@ -145,3 +191,26 @@ def test_a_core_that_comes_back_with_its_journal(tmp_path: Path, tokenizer: Toke
             executor.kill()
     assert seen[-1].data == "[DONE]"
     assert texts_of(seen) == [expected_text(tokenizer, prompt) for prompt in PROMPTS for _ in range(2)]
+
+
+def test_after_a_restart_what_could_not_be_resumed_is_found_as_cancelled(tmp_path: Path):
+    """A client gets no stream that never goes on: the request has ended, and takes no executor's time."""
+    with running_core(tmp_path, journal=Journal(tmp_path / "journal")) as core:
+        executor = FakeExecutor(core.back, step_s=0.02)
+        frontend = Frontend(SimpleNamespace(endpoint=core.front), tmp_path / "log")
+        frontend.wait_until_ready()
+        _, events = begun(frontend, request_id="r", resumable=False)
+    *_, error = events
+    executor.kill()
+    assert error.data["error"]["code"] == "unavailable"
+    with running_core(tmp_path, journal=Journal(tmp_path / "journal")) as core:
+        executor = FakeExecutor(core.back)
+        try:
+            frontend.wait_until_ready()
+            assert num_open(frontend) == 0
+            *_, end = events_of(events_after(frontend, "r").content)
+            assert end.data["error"]["code"] == "cancelled"
+            assert httpx.delete(f"{frontend.url}/v1/requests/r").status_code == 204
+        finally:
+            frontend.stop()
+            executor.kill()

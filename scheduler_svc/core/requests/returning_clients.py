@@ -9,7 +9,7 @@ from scheduler_svc.core.requests.journal_records import Ending
 from scheduler_svc.core.requests.request_table import Request
 from scheduler_svc.core.scheduling.scheduler import Scheduler
 
-RETURN_WITHIN_S = 120.0  # of the restart: twice as long as the `baton` commands look for the service
+RETURN_WITHIN_S = 120.0  # of the restart; `baton` commands look for the service every 30 s at least
 
 
 def cancelled_for_its_client(request: Request, scheduler: Scheduler) -> bool:
