@@ -74,9 +74,12 @@ def connect(path: Path, *, durable: bool) -> sqlite3.Connection:
     connection = _open(path)
     try:
         _prepare(connection, path, durable=durable, is_ours=is_ours)
-    except (JournalError, sqlite3.Error) as error:
+    except JournalError:
         connection.close()
-        raise error if isinstance(error, JournalError) else _explained(error, path, is_ours=is_ours) from error
+        raise
+    except (sqlite3.Error, UnicodeDecodeError) as error:  # names in a damaged schema can be anything
+        connection.close()
+        raise _explained(error, path, is_ours=is_ours) from error
     return connection
 
 
@@ -107,7 +110,7 @@ def read_rows(connection: sqlite3.Connection) -> tuple[list[Row], str]:
                     found[number] = Row(number, stamp, payload)
                 else:
                     reason = f"row {number} is damaged"
-        except (sqlite3.Error, OverflowError, MemoryError) as error:
+        except (sqlite3.Error, UnicodeDecodeError, OverflowError, MemoryError) as error:
             reason = str(error)
         else:
             break
@@ -176,7 +179,7 @@ def _prepare(connection: sqlite3.Connection, path: Path, *, durable: bool, is_ou
         if (verdict := pragma("quick_check(1)")) != b"ok":
             raise DamagedError(verdict.decode(errors="replace"))
     pragma("journal_mode = WAL")
-    connection.executescript("BEGIN IMMEDIATE; ROLLBACK")  # a damaged header can say that nothing may be written
+    connection.execute("DELETE FROM batches WHERE number < 0")  # a damaged header can say that nothing may be written
     connection.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
     pragma(f"wal_autocheckpoint = {CHECKPOINT_PAGES}")
     pragma(f"journal_size_limit = {MAX_LOG_BYTES}")
@@ -203,11 +206,11 @@ def _check_version(stored: int, path: Path) -> None:
         )
 
 
-def _explained(error: sqlite3.Error, path: Path, *, is_ours: bool) -> JournalError:
+def _explained(error: sqlite3.Error | UnicodeDecodeError, path: Path, *, is_ours: bool) -> JournalError:
     """What an error at the opening means."""
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the rest of it is details
     signs = {sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_ERROR} if is_ours else set()
-    if code in {sqlite3.SQLITE_CORRUPT, *signs}:
+    if code in {sqlite3.SQLITE_CORRUPT, *signs} or isinstance(error, UnicodeDecodeError):
         return DamagedError(str(error))
     if code == sqlite3.SQLITE_NOTADB:
         return JournalError(f"{path} is not a journal: {error}; move it away or name another file")

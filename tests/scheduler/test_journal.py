@@ -16,9 +16,9 @@ from scheduler_svc.core.requests.journal_records import FORMAT_VERSION
 from scheduler_svc.server.journal import MAX_UNDER_WAY, BatchFailed, BatchSaved, Journal, JournalError
 from scheduler_svc.server.journal_database import CHECKPOINT_PAGES, MAX_LOG_BYTES
 from scheduler_svc.server.journal_file import SPARE_PAGES
+from tests.support.journals import collect, fill, load, log_of, save, writing
 
 PAGE_BYTES = 4096
-DEADLINE_S = 60.0
 
 # Goes on where the file ends, keeps two batches under way and the last 100 in the file, prints what is saved.
 ENDLESS_WRITER = """
@@ -70,47 +70,6 @@ def path(tmp_path):
     return tmp_path / "journal.db"
 
 
-@contextmanager
-def writing(path, **options):
-    """A journal that has been started. Afterwards it is closed."""
-    journal = Journal(path, **options)
-    journal.start()
-    try:
-        yield journal
-    finally:
-        journal.close()
-
-
-def collect(journal, count):
-    results = []
-    while len(results) < count:
-        assert journal.wait(DEADLINE_S), f"{len(results)} results of {count}"
-        results += journal.results()
-    return results
-
-
-def save(journal, number, payload=b"x", keep_from=0, reset=False):
-    """Write a batch and wait for what becomes of it."""
-    journal.write(JournalBatch(number, payload, keep_from, reset))
-    (result,) = collect(journal, 1)
-    assert result.number == number
-    return result
-
-
-def fill(path, payloads):
-    with writing(path) as journal:
-        for number, payload in enumerate(payloads, 1):
-            assert save(journal, number, payload) == BatchSaved(number)
-
-
-def load(path):
-    journal = Journal(path)
-    try:
-        return journal.load().batches
-    finally:
-        journal.close()
-
-
 def refusal(path):
     with pytest.raises(JournalError) as error:
         Journal(path)
@@ -118,7 +77,7 @@ def refusal(path):
 
 
 def log_bytes(path):
-    return path.with_name(path.name + "-wal").stat().st_size
+    return log_of(path).stat().st_size
 
 
 @pytest.mark.parametrize("durable", [False, True])

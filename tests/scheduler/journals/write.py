@@ -1,0 +1,130 @@
+"""Writes the golden journal of the present version.
+
+    python -m tests.scheduler.journals.write
+
+To be run once for each version, when the records have changed and `FORMAT_VERSION` was raised. A new field is given a
+value other than its default in `example`, so that the file holds it.
+"""
+
+import sys
+from array import array
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from common import messages as m
+from scheduler_svc.core.requests.journal_records import (
+    FORMAT_VERSION,
+    AnyRecord,
+    CrashRecord,
+    Ending,
+    EndRecord,
+    Progress,
+    Record,
+    RequestRecord,
+    StepRecord,
+    SubmitRecord,
+    encode,
+)
+from scheduler_svc.core.requests.journal_replay import read_batches
+from scheduler_svc.server.clocks import read_clocks
+from scheduler_svc.server.journal_file import JournalFile
+
+FOLDER = Path(__file__).parent
+
+
+class Golden(msgspec.Struct):
+    """What stands beside a golden journal.
+
+    Attributes:
+        fields: of each kind of record in that version: name, type and default.
+        requests, crashes: what has to be read.
+    """
+
+    fields: dict[str, list[str]]
+    requests: list[RequestRecord]
+    crashes: int
+
+
+def fields_of_records() -> dict[str, list[str]]:
+    """What each kind of record has."""
+    kinds = sorted(Record.__subclasses__(), key=lambda kind: kind.__name__)
+    return {
+        kind.__name__: [_described(field) for field in msgspec.structs.fields(kind)]
+        for kind in kinds
+        if kind.__module__ == Record.__module__
+    }
+
+
+def _described(field: Any) -> str:
+    kind = field.type.__name__ if isinstance(field.type, type) else str(field.type)
+    kind = kind.replace(f"{Record.__module__}.", "").replace("typing.", "")
+    return f"{field.name}: {kind}" + ("" if field.required else f" = {field.default!r}")
+
+
+def example() -> list[list[AnyRecord]]:
+    """Batches with every kind of record, and every field of it."""
+    params = m.SamplingParams(
+        max_tokens=20, temperature=0.75, top_k=40, top_p=0.9, min_p=0.05, seed=2**62 + 1, stop_token_ids=(2, 151645)
+    )
+    whole = m.Submit(
+        request_id="alice/chat-1-0",
+        prompt=_int32(5, 6, 151643, 192, 219),
+        params=params,
+        n=2,
+        stream=False,
+        cache_salt="alice",
+        priority=-3,
+        timeout_s=900.5,
+        client="alice",
+        client_limit=8,
+        context=bytes(range(256)),
+        is_resumable=True,
+        may_shorten=True,
+    )
+    short = m.Submit(request_id="b", prompt=_int32(1), params=m.SamplingParams(max_tokens=2))
+    old = m.Submit(request_id="c", prompt=_int32(3, 4), params=m.SamplingParams(max_tokens=9))
+    ended = (Progress(_int32(8, 9), "model-a bf16", 1, Ending("error", "it burnt", "internal_error")),)
+    return [
+        [CrashRecord(1), RequestRecord(40, 1.8e9, SubmitRecord.of(old), ended, True, 40, "another tokenizer")],
+        [RequestRecord(41, 1.8e9 + 1.5, SubmitRecord.of(whole), (Progress(), Progress()), True, -151, "hash")],
+        [
+            _step("model-a bf16", (41, 0, 192), (42, 0, 219)),
+            RequestRecord(43, 1.8e9 + 2, SubmitRecord.of(short), (Progress(),)),
+        ],
+        [_step("model-a bf16", (41, 1, 193), (42, 1, 2), (43, 0, 7)), EndRecord(42, 3, Ending("stop"), 2)],
+        [],
+        [_step("model-b bf16", (41, 2, 194), (43, 1, 8)), EndRecord(43, None, Ending("length"), 2), CrashRecord(2)],
+    ]
+
+
+def _step(model: str, *tokens: tuple[int, int, int]) -> StepRecord:
+    """Arrival, position and token of each."""
+    arrivals, positions, token_ids = zip(*tokens, strict=True)
+    return StepRecord(model, array("q", arrivals).tobytes(), _int32(*token_ids), _int32(*positions))
+
+
+def _int32(*values: int) -> bytes:
+    return array("i", values).tobytes()
+
+
+def main() -> None:
+    """Write the two files."""
+    path = FOLDER / f"v{FORMAT_VERSION}.db"
+    if path.exists():
+        sys.exit(f"{path} is there. A version has one journal for ever: raise FORMAT_VERSION first.")
+    file = JournalFile(path, durable=False, read_clocks=read_clocks)
+    file.load()
+    payloads = [encode(batch) for batch in example()]
+    for number, payload in enumerate(payloads, 1):
+        file.save(number, payload, 0, reset=False)
+    file.close()
+    contents = read_batches(payloads)
+    golden = Golden(fields_of_records(), contents.requests, contents.crashes)
+    path.with_suffix(".json").write_bytes(msgspec.json.format(msgspec.json.encode(golden), indent=1) + b"\n")
+    print(f"wrote {path} and its .json: add both")
+
+
+if __name__ == "__main__":
+    main()

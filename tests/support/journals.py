@@ -1,0 +1,71 @@
+"""A journal on real files, and what a test does with it."""
+
+from contextlib import contextmanager
+
+from scheduler_svc.core.requests.group_commit import BatchFailed, BatchSaved, JournalBatch
+from scheduler_svc.server.journal import Journal
+
+DEADLINE_S = 60.0
+
+
+@contextmanager
+def writing(path, **options):
+    """A journal that has been started. Afterwards it is closed."""
+    journal = Journal(path, **options)
+    journal.start()
+    try:
+        yield journal
+    finally:
+        journal.close()
+
+
+def collect(journal, count):
+    """So many results, or more if they come together."""
+    results = []
+    while len(results) < count:
+        assert journal.wait(DEADLINE_S), f"{len(results)} results of {count}"
+        results += journal.results()
+    return results
+
+
+def save(journal, number, payload=b"x", keep_from=0, reset=False):
+    """Write a batch and wait for what becomes of it."""
+    journal.write(JournalBatch(number, payload, keep_from, reset))
+    result = None
+    while not isinstance(result, BatchSaved | BatchFailed):
+        *_, result = collect(journal, 1)
+    assert result.number == number
+    return result
+
+
+def fill(path, payloads):
+    """A journal with these batches, closed in order."""
+    with writing(path) as journal:
+        for number, payload in enumerate(payloads, 1):
+            assert save(journal, number, payload) == BatchSaved(number)
+
+
+def read(path, **options):
+    """What a new life finds in a file, which stays as it is."""
+    journal = Journal(path, **options)
+    try:
+        return journal.load()
+    finally:
+        journal.close()
+
+
+def load(path):
+    """Numbers and payloads in a file that is whole."""
+    loaded = read(path)
+    assert not loaded.damage
+    return loaded.batches
+
+
+def log_of(path):
+    """The database's write-ahead log."""
+    return path.with_name(path.name + "-wal")
+
+
+def asides(path):
+    """What was moved aside, databases and logs."""
+    return sorted(path.parent.glob(f"{path.name}.corrupt-*"))
