@@ -8,6 +8,7 @@ from scheduler_svc.core.fleet.membership import Standing
 from scheduler_svc.core.requests.group_commit import JournalState
 from scheduler_svc.core.requests.retention import RETAIN_S
 from tests.sim.clients import Client, State
+from tests.sim.disk import Disk
 from tests.sim.frontends import FrontendProcess
 from tests.sim.profiles import Profile
 from tests.sim.rack import Rack
@@ -20,6 +21,7 @@ class Scene(Protocol):
 
     profile: Profile
     service: Service
+    disk: Disk | None
     rack: Rack
     witness: Witness
     frontends: list[FrontendProcess]
@@ -42,6 +44,7 @@ def unrest(scene: Scene) -> list[str]:
         "sequences": len(list(core.scheduler)),
         "outbox": len(core.requests.outbox.peers()),
         "journal failed": group_commit.state is JournalState.FAILED,
+        "journal not true": scene.disk is not None and scene.disk.false_since is not None,
         "journal lags": group_commit.lag_s(scene.service.clock()) > 0,
         "plans in flight": sum(len(executor.inflight) for executor in core.scheduler.executors),
         "connections broke": scene.service.num_lost,

@@ -22,11 +22,11 @@ class Disk:
     """Keeps batches as `scheduler_svc.server.journal` does: in one transaction each, one after the other.
 
     Attributes:
-        is_true: whether it has what was written to it, since the journal was last begun anew.
+        false_since: since when it has not what was written to it; None while it has. A journal begun anew is true.
     """
 
     def __init__(self, world: World) -> None:
-        self.is_true = True
+        self.false_since: float | None = None
         self._world = world
         self._rng = world.stream("disk")
         self._rows: Rows = {}
@@ -110,7 +110,7 @@ class Disk:
         at = self._rng.randrange(len(payload))
         flipped = bytes([payload[at] ^ 1 << self._rng.randrange(8)])
         self._rows[number] = (stamp, payload[:at] + flipped + payload[at + 1 :])
-        self.is_true = False
+        self._is_false()
 
     def copy(self) -> None:
         """An operator copies it."""
@@ -121,9 +121,14 @@ class Disk:
         self._harm(dict(self._copy))
 
     def _harm(self, rows: Rows) -> None:
-        self._rows, self.is_true = rows, False
+        self._rows = rows
         self._is_harmed = True
+        self._is_false()
         self._world.after(self._rng.uniform(0.0, LOOK_S), self._look)
+
+    def _is_false(self) -> None:
+        if self.false_since is None:
+            self.false_since = self._world.now
 
     def _look(self) -> None:
         """A scheduler that runs notices that the file is not what it has written."""
@@ -160,6 +165,6 @@ class Disk:
 
     def _commit(self, batch: JournalBatch) -> None:
         if batch.reset:
-            self.is_true, self._is_lost = True, False
+            self.false_since, self._is_lost = None, False
         kept = {} if batch.reset else {n: row for n, row in self._rows.items() if n >= batch.keep_from}
         self._rows = kept | {batch.number: (Stamp.at(self._clocks(), self._wall_offset_s), batch.payload)}

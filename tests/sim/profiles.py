@@ -16,6 +16,18 @@ FRONTENDS = {
     "reset_frontend": 2.0,
 }
 DISK = {"disk_full": 2.0, "disk_stuck": 2.0, "kill_when_journal_recovers": 1.0}
+JOURNAL = {
+    "journal_vanishes": 2.0,
+    "journal_cut": 1.0,
+    "kill_after_loss": 2.0,
+    "restart_with_flip": 2.0,
+    "restart_with_cut": 1.0,
+    "restart_without_journal": 1.0,
+    "restart_with_copy": 2.0,
+    "clock_jumps": 2.0,
+    "reboot": 1.0,
+    "long_absence": 1.0,
+}
 SCHEDULER = {"kill_scheduler": 4.0, "stop_scheduler": 1.0, "freeze_scheduler": 1.0, "never_return": 2.0}
 HOSTILE = {
     "stranger": 4.0,
@@ -27,7 +39,19 @@ HOSTILE = {
     "second_hello": 1.0,
     "old_words": 2.0,
 }
-EVERYTHING = {**KILLS, **HANGS, **NETWORK, **DRAINS, **UPGRADES, **CLIENTS, **FRONTENDS, **DISK, **SCHEDULER, **HOSTILE}
+EVERYTHING = {
+    **KILLS,
+    **HANGS,
+    **NETWORK,
+    **DRAINS,
+    **UPGRADES,
+    **CLIENTS,
+    **FRONTENDS,
+    **DISK,
+    **JOURNAL,
+    **SCHEDULER,
+    **HOSTILE,
+}
 
 
 @dataclass(frozen=True)
@@ -65,7 +89,7 @@ class Profile:
     @property
     def keeps_promptly(self) -> bool:
         """Whether the core hears of clients that go as soon as they do, and does not forget it."""
-        return not any(kind in {**FRONTENDS, **SCHEDULER} for kind in self.faults)
+        return not any(kind in {**FRONTENDS, **SCHEDULER, **JOURNAL} for kind in self.faults)
 
 
 PROFILES = {
@@ -90,6 +114,13 @@ PROFILES = {
         num_faults=(1, 3),
         journal=1.0,
         requests=(3, 8),
+        max_tokens=60,
+        step_s=(0.02, 0.08),
+    ),
+    "files": Profile(
+        {**JOURNAL, "kill_scheduler": 2.0, "disk_full": 0.5, "hang_up": 1.0, "cancel": 1.0},
+        num_faults=(1, 5),
+        journal=1.0,
         max_tokens=60,
         step_s=(0.02, 0.08),
     ),

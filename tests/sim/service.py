@@ -58,6 +58,7 @@ class Service:
         self._witness = witness
         self._kill_frontend = kill_frontend
         self._num_turns = 0
+        self._rested_s = 0.0  # of the machine, when a life began
         self._turn_at = 0.0
         self._frozen_until = 0.0
         self._is_stopping = False
@@ -89,7 +90,8 @@ class Service:
         if self._disk is not None:
             legacy = Legacy.of(loaded)
             world.say("scheduler", "takes up", len(legacy.requests), legacy.damage, "too old:", legacy.num_too_old)
-            self._witness.took_up(legacy, is_true=self._disk.is_true)
+            is_old, self._rested_s = self._machine.rested_s > self._rested_s, self._machine.rested_s
+            self._witness.took_up(legacy, is_true=self._disk.false_since is None, is_old=is_old)
             self._event_loop.carry_out(self.core.restore(legacy.requests, self.clock(), legacy.crashes))
             self._witness.restored(self.core)
             self._disk.write(self.core.new_journal(self.clock()))
@@ -178,6 +180,8 @@ class Service:
         self._num_turns += 1
         if self._num_turns % TURNS_A_CHECK == 0:
             self._witness.look(self.core, self.clock())
+            if self._disk is not None:
+                self._witness.look_at_journal(self.core, self._disk.false_since)
         self._turn_at = self._world.now + self._event_loop.max_wait_s
         self._world.at(self._turn_at, self._turn, self._turn_at)
 

@@ -15,8 +15,9 @@ from scheduler_svc.core.executor.executor_state import ExecutorState, Intake
 from scheduler_svc.core.fleet import fleet
 from scheduler_svc.core.fleet.fleet import Fleet
 from scheduler_svc.core.fleet.step_clock import StepClock
-from scheduler_svc.core.requests import request_manager
+from scheduler_svc.core.requests import journal_replay, request_manager
 from scheduler_svc.core.requests.group_commit import GroupCommit
+from scheduler_svc.core.requests.journal_time import Stamp
 from scheduler_svc.core.requests.outbox import Outbox
 from scheduler_svc.core.requests.request_manager import RequestManager
 from scheduler_svc.core.requests.request_table import RequestTable
@@ -24,6 +25,7 @@ from scheduler_svc.core.scheduling import admission, suspects
 from scheduler_svc.core.scheduling.placement import place
 from scheduler_svc.core.scheduling.scheduler import Scheduler
 from scheduler_svc.core.scheduling.suspects import MAX_STRIKES, Suspects
+from tests.sim.disk import Disk
 from tests.sim.simulation import simulate
 
 MAX_RUNS = 400
@@ -103,6 +105,44 @@ def waits_for_ever_for_clients_of_an_earlier_life(monkeypatch):
 @fault("ghosts")
 def counts_what_clients_left_behind(monkeypatch):
     monkeypatch.setattr(RequestTable, "num_counted", lambda self, client: self._clients[client])
+
+
+@fault("files")
+def never_looks_at_its_file(monkeypatch):
+    monkeypatch.setattr(Disk, "_look", lambda self: None)
+
+
+@fault("files")
+def goes_on_after_a_loss(monkeypatch):
+    monkeypatch.setattr(GroupCommit, "lost", lambda self, now: [])
+
+
+@fault("files")
+def tells_ages_by_the_wall_alone(monkeypatch):
+    monkeypatch.setattr(Stamp, "age_s", lambda self, clocks: max(0.0, clocks.wall_s - self.wall_s))
+
+
+@fault("files")
+def takes_the_walls_time_for_the_journals(monkeypatch):
+    monkeypatch.setattr(Stamp, "wall_offset_s", lambda self, clocks: clocks.wall_s - clocks.monotonic_s)
+
+
+@fault("files")
+def believes_damaged_records(monkeypatch):
+    def gullible(batch):
+        pieces = [piece for piece in batch.split(b"\xc0") if piece]
+        return [piece.replace(b"\xdb\xdc", b"\xc0").replace(b"\xdb\xdd", b"\xdb")[:-8] for piece in pieces], 0
+
+    monkeypatch.setattr(journal_replay, "unframe", gullible)
+
+
+@fault("files")
+def goes_on_after_a_gap(monkeypatch):
+    def append(self, position, token, model):
+        self.tokens.append(token)
+        self.model = model
+
+    monkeypatch.setattr(journal_replay._Story, "append", append)
 
 
 # --- executors ---

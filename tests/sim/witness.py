@@ -12,7 +12,7 @@ from common.plan import ExecutorLimits
 from scheduler_svc.core.actions import Action, Peer, SendToExecutor, WriteLog
 from scheduler_svc.core.core import FORGIVE_S, PAUSE_S, Core
 from scheduler_svc.core.fleet.membership import Membership, Standing
-from scheduler_svc.core.requests.group_commit import JournalState
+from scheduler_svc.core.requests.group_commit import STUCK_AFTER_S, JournalState
 from scheduler_svc.core.requests.recovery import Legacy
 from scheduler_svc.core.sequence import Sequence, State
 from scheduler_svc.core.step_output import SequenceEnd, StepOutput
@@ -20,6 +20,7 @@ from tests.sim.models import VOCAB_SIZE
 from tests.sim.world import World
 
 NOTICE_S = 0.3  # core and client do not learn of a broken connection at the same time
+NOTICE_LOSS_S = STUCK_AFTER_S + 1.0  # it may be that the disk is stuck before the journal can be begun anew
 FAILURES_ALLOWED = 2  # in a row; one more ends a sequence
 WHOLE_EXECUTOR = ("disconnected", "silent")  # it is not known which of its plans it was
 ONE_STEP = ("hung", "step_failed")  # the reason says which
@@ -83,6 +84,7 @@ class Witness:
         self._world = world
         self._patience = patience
         self._starts: list[float] = []
+        self._harmed_at = -math.inf  # when a scheduler last found a journal that was not what had been written
         self._paused_s = 0.0  # in this life
         self._claimed: dict[str, None] = {}  # requests that a client asked for or came back for in this life
         self._plans: dict[int, deque[tuple[int, list[Sequence]]]] = {}  # of each epoch: those in flight, and who is in
@@ -98,8 +100,8 @@ class Witness:
         self._capacity = 0
 
     def is_risky(self, since: float) -> bool:
-        """Whether the scheduler has died since then with something told that was not on disk."""
-        return any(death.at >= since and not death.is_safe for death in self.deaths)
+        """Whether the scheduler has died since then with something told that was not on disk, or is not any more."""
+        return since <= self._harmed_at or any(death.at >= since and not death.is_safe for death in self.deaths)
 
     def may_be_cancelled(self, submit: m.Submit, away_since: float) -> bool:
         """Whether the scheduler may have given up a request whose client was away since then."""
@@ -150,19 +152,22 @@ class Witness:
 
         scheduler.commit, scheduler.add_executor = watched_commit, watched_add
 
-    def took_up(self, legacy: Legacy, *, is_true: bool) -> None:
+    def took_up(self, legacy: Legacy, *, is_true: bool, is_old: bool) -> None:
         """A scheduler reads its journal.
 
         Args:
             is_true: whether the journal is what an earlier life has written. If not, or if that was too long ago, what
                 was told before may be lost, or told again.
+            is_old: whether that was too long ago.
         """
+        assert is_old or not legacy.num_too_old, f"{legacy.num_too_old} requests are taken for older than they are"
+        assert not is_old or not legacy.requests, "requests are taken up that clients have long given up"
         if legacy.damage:
             self.moments["damage noticed"] += 1
         assert not legacy.damage or not is_true, f"a whole journal is taken for a damaged one: {legacy.damage}"
         if not is_true or legacy.num_too_old:
             self.moments["too old"] += legacy.num_too_old > 0
-            self.deaths.append(Death(self._world.now, is_safe=False))
+            self._harmed_at = self._world.now
 
     def restored(self, core: Core) -> None:
         """It has taken up what an earlier life had."""
@@ -297,6 +302,12 @@ class Witness:
             assert silence_s <= LOSS_TIMEOUT_S, f"{member.hello.executor} is silent for {silence_s:.1f} s"
         for sequence in core.scheduler:
             assert sequence.deadline is None or sequence.deadline > now, f"{sequence.request_id} outlives its deadline"
+
+    def look_at_journal(self, core: Core, false_since: float | None) -> None:
+        """A look at a moment between two turns, for a journal that has not what was written since then."""
+        if false_since is not None and core.requests.group_commit.state is JournalState.OK:
+            unnoticed_s = self._world.now - max(false_since, self.life_began)
+            assert unnoticed_s <= NOTICE_LOSS_S, f"the journal is lost for {unnoticed_s:.1f} s and said to be ok"
 
     # --- inside ---
 

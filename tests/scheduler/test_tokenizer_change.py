@@ -1,0 +1,77 @@
+"""A request is bound to the tokenizer of its token ids: with another one its answer would be another text."""
+
+from array import array
+from pathlib import Path
+
+import pytest
+
+from common import messages as m
+from common.vocabulary import Vocabulary
+from scheduler_svc.core.requests.group_commit import JournalState
+from tests.support.hello import LIMITS
+from tests.support.service import Service, restart, undisturbed
+
+ROOT = Path(__file__).parents[2]
+
+
+def vocabulary(tokenizer):
+    return Vocabulary(LIMITS.vocab_size, tokenizer)
+
+
+def life(tokenizer):
+    """A service whose requests are in its journal: one that goes on, with a token, and one that has ended."""
+    service = Service(JournalState.OK, vocabulary=vocabulary(tokenizer))
+    service.join("one", tokenizer=tokenizer)
+    service.submit("going", max_tokens=20, is_resumable=True)
+    service.submit("ended", max_tokens=1)
+    service.turn(num_answers=1)
+    return service.write()
+
+
+def attach(service, request_id):
+    assert service.say(m.Attach(request_id=request_id)).found
+    service.flush()
+    key = (b"web", request_id, 0)
+    return service.tokens.get(key, []), service.endings.get(key)
+
+
+def test_requests_of_another_tokenizer_end_with_an_error_that_says_so():
+    again, batch = restart([life("old")], vocabulary=vocabulary("new"))
+    for request_id in ("going", "ended"):
+        assert attach(again, request_id) == ([], "tokenizer_changed"), "no text is made of tokens of another meaning"
+    (line,) = again.events("requests ended: their tokenizer is gone")
+    assert (line.level, line.facts) == ("warning", {"requests": "going,ended"})
+    assert not list(again.core.scheduler)
+    once_more, _ = restart([batch.payload], vocabulary=vocabulary("new"))
+    assert attach(once_more, "going") == ([], "tokenizer_changed")
+    assert not once_more.events("requests ended: their tokenizer is gone"), "that was said before"
+
+
+@pytest.mark.parametrize(("before", "after"), [("same", "same"), ("", "new"), ("old", "")])
+def test_other_weights_with_this_tokenizer_or_an_unknown_one_go_on(before, after):
+    again, _ = restart([life(before)], vocabulary=vocabulary(after))
+    again.join("other", fingerprint="other weights", tokenizer=after)
+    tokens, _ = attach(again, "going")
+    assert tokens == undisturbed(20)[: len(tokens)]
+    again.turn()
+    again.write()
+    again.flush()
+    assert again.endings[b"web", "going", 0] == "length"
+
+
+def test_a_request_stays_bound_to_its_tokenizer_life_after_life():
+    _, batch = restart([life("old")], vocabulary=vocabulary("old"))
+    third, _ = restart([batch.payload], vocabulary=vocabulary("new"))
+    assert attach(third, "going") == ([], "tokenizer_changed")
+
+
+def test_an_unknown_tokenizer_is_no_reason_to_end_a_request():
+    service = Service(JournalState.OK)
+    service.submit("a", is_resumable=True)
+    again, _ = restart([service.write()], vocabulary=vocabulary("new"))
+    assert [sequence.request_id for sequence in again.core.scheduler] == ["a"]
+    assert array("i", next(iter(again.core.scheduler)).tokens).tolist() == [5, 6, 7]
+
+
+def test_the_code_is_documented():
+    assert "`tokenizer_changed`" in (ROOT / "docs" / "protocol.md").read_text()
