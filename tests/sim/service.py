@@ -18,6 +18,7 @@ from tests.sim.witness import Witness
 from tests.sim.world import World
 
 TURN_S = 0.0002  # from a message's arrival to the turn that takes it
+SHORTEST_WAIT_S = 1e-6  # a wait that is lost in the rounding of the time would be waited for ever
 TURNS_A_CHECK = 9
 RESTART_S = 0.1
 KILL_WITHIN_S = 0.004
@@ -182,7 +183,7 @@ class Service:
             self._witness.look(self.core, self.clock())
             if self._disk is not None:
                 self._witness.look_at_journal(self.core, self._disk.false_since)
-        self._turn_at = self._world.now + self._event_loop.max_wait_s
+        self._turn_at = self._world.now + max(self._event_loop.max_wait_s, SHORTEST_WAIT_S)
         self._world.at(self._turn_at, self._turn, self._turn_at)
 
     def _settle(self) -> None:
