@@ -3,33 +3,94 @@
     python benchmarks/bench_journal.py
     python benchmarks/bench_journal.py --folder /mnt/journal --durable
 
-Prints a JSON line for each size of a batch. First an idle core writes one batch after the other: `us_latency_*` is the
-time from `write` to its result; `us_core` and `us_thread` are the processor time of a batch in the core (to write, to
-wait and to fetch the result) and in the journal's thread. Then a busy core computes for `BUSY_S` and polls its sockets,
-as a core does that has more executors than it can serve, and writes its next batch as soon as the last one is saved:
-`us_busy_latency_*`, and `us_busy_lost`, the time that a batch keeps the core from its work (waiting for the interpreter
-included). The last `KEPT` batches stay in the file.
+Prints a JSON line for each kind of batch: `step` is what a step of 64 sequences gives, `request` a request with a
+prompt of 5,000 tokens and a step. `us_checksums` is the processor time for the checksums of a batch.
+
+First an idle core makes and writes one batch after the other: `us_encode` is the processor time for its records, from
+the step's output to the bytes; `us_latency_*` is the time from `write` to its result; `us_core` and `us_thread` are the
+processor time of a batch in the core (to make it, to write it, to wait and to fetch the result) and in the journal's
+thread. Then a busy core computes for `BUSY_S` and polls its sockets, as a core does that has more executors than it can
+serve, and writes its next batch as soon as the last one is saved: `us_busy_latency_*`, and `us_busy_lost`, the time
+that a batch keeps the core from its work (waiting for the interpreter included). The last `KEPT` batches stay in the
+file.
 """
 
 import json
-import os
+import random
 import statistics
 import tempfile
 import threading
 import time
+import timeit
+from array import array
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import click
+import msgspec
+import xxhash
 import zmq
 
+from common import messages as m
 from scheduler_svc.core.requests.group_commit import JournalBatch
+from scheduler_svc.core.requests.journal_records import (
+    AnyRecord,
+    Progress,
+    RequestRecord,
+    StepRecord,
+    SubmitRecord,
+    encode,
+)
+from scheduler_svc.core.sequence import Sequence
+from scheduler_svc.core.step_output import StepOutput
 from scheduler_svc.server.journal import BatchSaved, Journal
 
 KEPT = 256
 BUSY_S = 1e-3  # a turn of the core with work to do
 TURNS = 20
-SIZES = (1_000, 20_000)
+SEQUENCES = 64
+PROMPT = 5000
+VOCAB = 150_000
+
+Make = Callable[[], list[AnyRecord]]
+
+
+def step() -> Make:
+    """Makes the records of a step in which each sequence got a token."""
+    rng, params = random.Random(0), m.SamplingParams(max_tokens=1000)
+    empty: array[int] = array("i")
+    sequences = [Sequence(f"r{i}", 0, 10_000 + i, empty, 0, 0, params) for i in range(SEQUENCES)]
+    tokens = [rng.randrange(VOCAB) for _ in sequences]
+    output = StepOutput(
+        sequences, tokens, model="0123456789abcdef bf16", positions=[rng.randrange(1000) for _ in tokens]
+    )
+    return lambda: [StepRecord.of(output)]
+
+
+def request() -> Make:
+    """Makes the records of a request, and of a step."""
+    rng, make_step = random.Random(1), step()
+    prompt = array("i", [rng.randrange(VOCAB) for _ in range(PROMPT)]).tobytes()
+    params = m.SamplingParams(max_tokens=500, temperature=0.7, top_p=0.9, seed=rng.getrandbits(62))
+    submit = m.Submit(
+        request_id="client/chatcmpl-0123456789-0", prompt=prompt, params=params, context=rng.randbytes(200)
+    )
+    return lambda: [RequestRecord(7, 1.8e9, SubmitRecord.of(submit), (Progress(),)), *make_step()]
+
+
+def checksums(make: Make) -> dict[str, float]:
+    """What the checksums of a batch cost: those of its records and that of the row's stamp."""
+    sealed = [msgspec.msgpack.encode(record) for record in make()] + [bytes(48)]
+
+    def compute_all() -> None:
+        for record in sealed:
+            xxhash.xxh3_64_digest(record)
+
+    return {"us_checksums": round(1e3 * min(timeit.repeat(compute_all, number=1000, repeat=9)), 2)}
+
+
+KINDS: dict[str, Callable[[], Make]] = {"step": step, "request": request}
 
 
 @dataclass
@@ -38,19 +99,24 @@ class TimedJournal:
 
     Attributes:
         latencies_s: latencies of the batches since the list was last cleared.
+        encode_s: processor time for making batches.
     """
 
     journal: Journal
-    payload: bytes
+    make: Make
     latencies_s: list[float] = field(default_factory=list)
+    encode_s: float = 0.0
     _last: int = 0
     _written_at: float = 0.0
 
     def write(self) -> None:
-        """Write the next batch."""
+        """Make and write the next batch."""
         self._last += 1
+        start = time.thread_time()
+        payload = encode(self.make())
+        self.encode_s += time.thread_time() - start
         self._written_at = time.perf_counter()
-        self.journal.write(JournalBatch(self._last, self.payload, max(0, self._last - KEPT), reset=False))
+        self.journal.write(JournalBatch(self._last, payload, max(0, self._last - KEPT), reset=False))
 
     def fetch(self) -> bool:
         """Fetch the results. Returns whether the batch that was written last has been saved."""
@@ -58,6 +124,11 @@ class TimedJournal:
         assert all(isinstance(result, BatchSaved) for result in results), results
         self.latencies_s += [time.perf_counter() - self._written_at] * len(results)
         return bool(results)
+
+    def wait(self) -> None:
+        """Wait until the batch that was written last has been saved."""
+        while not self.fetch():
+            self.journal.wait(10.0)
 
 
 def percentiles(name: str, seconds: list[float]) -> dict[str, float]:
@@ -74,12 +145,11 @@ def idle(bench: TimedJournal, batches: int) -> dict[str, float]:
     core_s, thread_s = time.thread_time(), time.clock_gettime(thread_clock)
     for _ in range(batches):
         bench.write()
-        bench.journal.socket.poll()
-        bench.fetch()
+        bench.wait()
     core_s, thread_s = time.thread_time() - core_s, time.clock_gettime(thread_clock) - thread_s
-    latencies = percentiles("latency", bench.latencies_s)
     return {
-        **latencies,
+        **percentiles("latency", bench.latencies_s),
+        "us_encode": round(1e6 * bench.encode_s / batches, 1),
         "us_core": round(1e6 * core_s / batches, 1),
         "us_thread": round(1e6 * thread_s / batches, 1),
     }
@@ -106,17 +176,17 @@ def compute(loops: int) -> None:
 def turns_s(bench: TimedJournal, loops: int, turns: int, *, writes: bool) -> float:
     """Seconds that `turns` turns of a busy core take, without the wait for the last batch."""
     poller = zmq.Poller()
-    poller.register(bench.journal.socket, zmq.POLLIN)
+    poller.register(bench.journal.fileno(), zmq.POLLIN)
     start = time.perf_counter()
     if writes:
         bench.write()
     for _ in range(turns):
         compute(loops)
-        if poller.poll(0) and bench.fetch():
+        if poller.poll(0) and bench.fetch() and writes:
             bench.write()
     taken = time.perf_counter() - start
-    while writes and not bench.fetch():
-        bench.journal.socket.poll()
+    if writes:
+        bench.wait()
     return taken
 
 
@@ -144,14 +214,17 @@ def busy(bench: TimedJournal, batches: int) -> dict[str, float]:
 @click.option("--durable", is_flag=True, help="Wait for the disk at every batch.")
 def main(batches: int, folder: Path | None, durable: bool) -> None:
     """Measure the journal, and print the figures."""
-    for num_bytes in SIZES:
-        with tempfile.TemporaryDirectory(dir=folder) as scratch, zmq.Context() as context:
+    for name, kind in KINDS.items():
+        with tempfile.TemporaryDirectory(dir=folder) as scratch:
             journal = Journal(Path(scratch) / "journal.db", durable=durable)
-            journal.start(context)
-            bench = TimedJournal(journal, os.urandom(num_bytes))
-            figures = {**idle(bench, batches), **busy(bench, max(10, batches // 10))}
+            journal.load()
+            journal.start()
+            make = kind()
+            bench = TimedJournal(journal, make)
+            figures = {**checksums(make), **idle(bench, batches), **busy(bench, max(10, batches // 10))}
             journal.close()
-        print(json.dumps({"batch_bytes": num_bytes, "durable": durable, "batches": batches, **figures}), flush=True)
+        sizes = {"kind": name, "batch_bytes": len(encode(make())), "durable": durable, "batches": batches}
+        print(json.dumps({**sizes, **figures}), flush=True)
 
 
 if __name__ == "__main__":

@@ -22,13 +22,12 @@ from scheduler_svc.server.clocks import read_clocks
 from scheduler_svc.server.journal_database import JournalError
 from scheduler_svc.server.journal_file import JournalFile
 from scheduler_svc.server.journal_lock import lock
-from scheduler_svc.server.journal_watch import LostError
+from scheduler_svc.server.journal_watch import LOOK_EVERY_S, LostError
 
 __all__ = ["MAX_UNDER_WAY", "BatchFailed", "BatchSaved", "Journal", "JournalError", "JournalLost"]
 
 MAX_UNDER_WAY = 8  # batches written whose result has not been asked for
 CLOSE_TIMEOUT_S = 2.0
-LOOK_EVERY_S = 0.5  # at the files, while nothing is written
 
 log = get_logger(__name__)
 
@@ -191,7 +190,7 @@ class _Writer(threading.Thread):
 
     def _report(self, *reports: JournalResult) -> None:
         self._reports.extend(reports)
-        with self._bell_lock, suppress(BlockingIOError):
+        with self._bell_lock:
             if self._ring >= 0:
                 os.write(self._ring, b"!")
 

@@ -98,22 +98,25 @@ class JournalFile:
         if self._connection is None:
             self._reopen(reset=reset)
         assert self._connection is not None
-        self.check()
         stamp = Stamp.at(self._read_clocks(), self._wall_offset_s).pack(number)
         try:
+            self._watch.before_write()
             if self._num_saved % HOUSEKEEPING_EVERY == 0:
                 _give_pages_back(self._connection)
             self._connection.execute(INSERT, (number, EVERY_ROW if reset else keep_from, stamp, payload))
+            self._watch.after_write()
         except sqlite3.Error:
             self.close()  # also copies what can be copied from the log, and so may make room on a full disk
             raise
-        self._guard(self._watch.changed_by_us)
+        except LostError:
+            self._lose()
+            raise
         self._num_saved += 1
 
     def check(self) -> None:
         """Raise LostError if the file is not what was written."""
         if self._connection is not None:
-            self._guard(self._watch.check)
+            self._look(self._watch.look)
 
     def close(self) -> None:
         """Copy the log into the database and close it. It can be opened again by `save`."""
@@ -121,17 +124,21 @@ class JournalFile:
             with suppress(sqlite3.Error):
                 self._connection.close()
             self._connection = None
+            self._watch.end()
 
-    def _guard(self, look: Callable[[], None]) -> None:
-        """Look at the files. If they are lost, what is there in their place is kept under another name."""
+    def _look(self, look: Callable[[], None]) -> None:
         try:
             look()
         except LostError:
-            self._is_lost = True
-            with suppress(JournalError):
-                move_aside(self.path)  # first: closing the connection deletes the log that it finds
-            self.close()
+            self._lose()
             raise
+
+    def _lose(self) -> None:
+        """The files are lost: what is there in their place is kept under another name."""
+        self._is_lost = True
+        with suppress(JournalError):
+            move_aside(self.path)  # first: closing the connection deletes the log that it finds
+        self.close()
 
     def _reopen(self, *, reset: bool) -> None:
         if self._is_lost and not reset:
@@ -144,7 +151,7 @@ class JournalFile:
 
     def _open(self) -> None:
         self._connection = connect(self.path, durable=self._durable)
-        self._watch.begin()
+        self._look(self._watch.begin)
 
 
 def _give_pages_back(connection: sqlite3.Connection) -> None:

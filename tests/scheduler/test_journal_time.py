@@ -1,11 +1,11 @@
 """How old a journal is, and what time it is for its requests, whatever was done to the clocks and to the file."""
 
 import os
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from common import messages as m
 from scheduler_svc.core.requests.group_commit import BatchSaved

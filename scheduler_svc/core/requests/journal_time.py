@@ -7,17 +7,15 @@ last row stood, so a clock that was set moves no deadline.
 """
 
 import struct
-from dataclasses import dataclass
 
+import msgspec
 import xxhash
 
 _STAMP = struct.Struct("<qddd16s")
-_CHECKSUM = struct.Struct("<Q")
 NO_BOOT = bytes(16)
 
 
-@dataclass(frozen=True, slots=True)
-class Clocks:
+class Clocks(msgspec.Struct, frozen=True, gc=False):
     """What the clocks of a machine show at one moment.
 
     Attributes:
@@ -33,8 +31,7 @@ class Clocks:
     boot: bytes = NO_BOOT
 
 
-@dataclass(frozen=True, slots=True)
-class Stamp:
+class Stamp(msgspec.Struct, frozen=True, gc=False):
     """When a row was written.
 
     Attributes:
@@ -69,15 +66,13 @@ class Stamp:
     def pack(self, number: int) -> bytes:
         """The stamp of the row with this number, with a checksum."""
         packed = _STAMP.pack(number, self.time_s, self.wall_s, self.uptime_s, self.boot)
-        return packed + _CHECKSUM.pack(xxhash.xxh3_64_intdigest(packed))
+        return packed + xxhash.xxh3_64_digest(packed)
 
     @classmethod
     def unpack(cls, packed: bytes, number: int) -> "Stamp | None":
         """What `pack` packed for this row; None if it is damaged."""
-        if len(packed) != _STAMP.size + _CHECKSUM.size:
+        facts, checksum = packed[: _STAMP.size], packed[_STAMP.size :]
+        if len(facts) < _STAMP.size or xxhash.xxh3_64_digest(facts) != checksum:
             return None
-        (checksum,) = _CHECKSUM.unpack_from(packed, _STAMP.size)
-        stamped, *facts = _STAMP.unpack_from(packed)
-        if checksum != xxhash.xxh3_64_intdigest(packed[: _STAMP.size]) or stamped != number:
-            return None
-        return cls(*facts)
+        stamped, *clocks = _STAMP.unpack(facts)
+        return cls(*clocks) if stamped == number else None
