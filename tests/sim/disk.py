@@ -57,6 +57,11 @@ class Disk:
             age_s, self._wall_offset_s = last.age_s(now), last.wall_offset_s(now)
         return Loaded([(number, payload) for number, (_, payload) in rows], age_s, self._wall_offset_s)
 
+    @property
+    def last_stamp(self) -> Stamp | None:
+        """Of the last row that is there."""
+        return self._rows[max(self._rows)][0] if self._rows else None
+
     def write(self, batch: JournalBatch) -> None:
         """Save a batch some time."""
         self._queue.append(batch)

@@ -9,7 +9,7 @@ from scheduler_svc.core.config import CoreConfig
 from scheduler_svc.core.core import Core
 from scheduler_svc.core.event_loop import EventLoop
 from scheduler_svc.core.requests.group_commit import JournalState
-from scheduler_svc.core.requests.recovery import Legacy, Loaded
+from scheduler_svc.core.requests.recovery import RESUME_WITHIN_S, Legacy, Loaded
 from scheduler_svc.server.core_process import SETTLE_MS
 from tests.sim.disk import Disk
 from tests.sim.machine import Machine
@@ -59,7 +59,6 @@ class Service:
         self._witness = witness
         self._kill_frontend = kill_frontend
         self._num_turns = 0
-        self._rested_s = 0.0  # of the machine, when a life began
         self._turn_at = 0.0
         self._frozen_until = 0.0
         self._is_stopping = False
@@ -91,7 +90,8 @@ class Service:
         if self._disk is not None:
             legacy = Legacy.of(loaded)
             world.say("scheduler", "takes up", len(legacy.requests), legacy.damage, "too old:", legacy.num_too_old)
-            is_old, self._rested_s = self._machine.rested_s > self._rested_s, self._machine.rested_s
+            last = self._disk.last_stamp
+            is_old = last is not None and self._machine.true_age_s(last) > RESUME_WITHIN_S
             self._witness.took_up(legacy, is_true=self._disk.false_since is None, is_old=is_old)
             self._event_loop.carry_out(self.core.restore(legacy.requests, self.clock(), legacy.crashes))
             self._witness.restored(self.core)

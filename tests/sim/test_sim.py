@@ -22,6 +22,10 @@ CASES = [
     (83_119_619, "everything"),
     # The run was taken for over though a connection had just broken, of which the core had not heard.
     (1_795_385_917_298, "spaced"),
+    # A journal that was copied before a long absence came back after it: it was rightly too old.
+    (5_104, "files"),
+    # The witness took a journal that was not true for a death, and a client that was away for one that was back.
+    (358, "files"),
 ]
 
 

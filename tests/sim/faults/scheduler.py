@@ -93,12 +93,22 @@ def restart_without_journal(scene: Scene, rng: Random) -> bool:
 
 
 def restart_with_copy(scene: Scene, rng: Random) -> bool:
-    """The journal is copied, and somewhat later the scheduler is killed and the copy takes the journal's place."""
-    disk = scene.disk
-    if disk is not None:
-        disk.copy()
-        scene.world.at(moment(scene, rng, 0.0, 0.8), _while_down, scene, rng, lambda disk: disk.put_back())
-    return disk is not None
+    """The journal is copied, and somewhat later the scheduler is killed and the copy takes the journal's place.
+
+    Not if a clock was set meanwhile, or the machine started anew: together these would hide how old the copy is.
+    """
+    disk, machine = scene.disk, scene.machine
+    if disk is None:
+        return False
+    disk.copy()
+    before = (machine.num_boots, machine.num_settings)
+
+    def do(disk: Disk) -> None:
+        if (machine.num_boots, machine.num_settings) == before:
+            disk.put_back()
+
+    scene.world.at(moment(scene, rng, 0.0, 0.8), _while_down, scene, rng, do)
+    return True
 
 
 def clock_jumps(scene: Scene, rng: Random) -> bool:
