@@ -7,7 +7,7 @@ import random
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -19,11 +19,22 @@ CONVERSATION_TURNS = 5  # in `sessions`, on average
 
 @dataclass(frozen=True)
 class WorkloadRequest:
-    """One request: when it arrives (seconds), its prompt (int32) and the tokens it generates."""
+    """One request.
+
+    Attributes:
+        arrival_s: when it arrives, in seconds.
+        prompt: int32 [tokens].
+        num_output: tokens it generates.
+        max_tokens: it asks for; 0 for those it generates.
+        ends_by: `length` has no stop token; `stop` ends with one; `cancel` has one too, and is cancelled before it
+            comes, as its frontend found a stop string or its client hung up.
+    """
 
     arrival_s: float
     prompt: npt.NDArray[np.int32]
     num_output: int
+    max_tokens: int = 0
+    ends_by: Literal["length", "stop", "cancel"] = "length"
 
 
 def nano(num_seqs: int, shared_prefix: int = 0) -> list[WorkloadRequest]:

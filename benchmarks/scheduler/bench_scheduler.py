@@ -6,171 +6,39 @@ and (in virtual time) what clients see. Prints one JSON line.
     python benchmarks/bench_scheduler.py --workload mooncake --trace trace.jsonl --executors 4
     python benchmarks/bench_scheduler.py --workload sessions --trace azure_llm_trace_conv_2023.csv \
         --executors 4 --placement round-robin
+    python benchmarks/bench_scheduler.py --workload edges --case stop-strings --no-look-ahead
 
-Only `plan`, encoding it, decoding the answer and `commit` are timed. Virtual time advances by a cost model of one
-executor, roughly Qwen3-0.6B on an H200: a step takes 1 ms, 3 us for each token it computes and 29 ns for each token
-of context that a decode row reads (114,688 bytes of KV at 4 TB/s).
+`timed_simulation.py` says what is timed, and how virtual time advances.
 """
 
 import gc
-import heapq
-import itertools
 import json
 import statistics
 import time
-from collections import deque
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import click
 import numpy as np
 
-from benchmarks.rig import workloads
+from benchmarks.rig import edge_workloads, workloads
 from benchmarks.rig.workloads import WorkloadRequest
-from common import messages as m
+from benchmarks.scheduler.timed_simulation import VOCAB_SIZE, TimedSimulation
 from common.plan import ExecutorLimits
-from common.wire import Codec
 from scheduler_svc.core.executor.executor_state import ExecutorState
-from scheduler_svc.core.fleet.membership import Membership
 from scheduler_svc.core.scheduling.placement import place
 from scheduler_svc.core.scheduling.scheduler import Scheduler, SchedulerConfig
 from scheduler_svc.core.sequence import Sequence
 
-STEP_S, TOKEN_S, CONTEXT_TOKEN_S = 1e-3, 3e-6, 29e-9
 MANY_ROWS = 200  # decode-only steps of at least this many rows count for us_decode_step_p50
-VOCAB_SIZE = workloads.MAX_TOKEN_ID + 1
 SHARED_PREFIX = 512
 SCARCE = 0.6  # case B's memory, as a share of the peak
+NANO_CASES = ("A", "B", "C")
 
 
-def in_turn(sequence: Sequence, executors: list[ExecutorState]) -> ExecutorState | None:
+def in_turn(sequence: Sequence, executors: list[ExecutorState]) -> ExecutorState:
     """A placement to compare with ours: sequences go to executors in turn, without regard to what is cached there."""
-    candidates = [e for e in executors if not e.intake.is_leaving and e.can_hold(sequence)]
-    return candidates[sequence.arrival % len(candidates)] if candidates else None
-
-
-@dataclass
-class Timings:
-    """Seconds of each step's parts, its rows, and whether it was a decode step."""
-
-    plan: list[float] = field(default_factory=list)
-    encode: list[float] = field(default_factory=list)
-    decode: list[float] = field(default_factory=list)
-    commit: list[float] = field(default_factory=list)
-    rows: list[int] = field(default_factory=list)
-    is_decode: list[bool] = field(default_factory=list)
-    plan_bytes: list[int] = field(default_factory=list)
-
-    def steps_us(self) -> list[float]:
-        """Each step as a whole, in microseconds."""
-        return [1e6 * sum(parts) for parts in zip(self.plan, self.encode, self.decode, self.commit, strict=True)]
-
-
-@dataclass
-class Latencies:
-    """What clients see, in virtual seconds."""
-
-    first_token: list[float] = field(default_factory=list)
-    gaps: list[float] = field(default_factory=list)
-    last: dict[Sequence, float] = field(default_factory=dict)
-
-
-class TimedSimulation:
-    """Requests arrive, executors compute as the cost model says, the scheduler does its real work."""
-
-    def __init__(
-        self, scheduler: Scheduler, limits: ExecutorLimits, executors: int, requests: list[WorkloadRequest]
-    ) -> None:
-        self.scheduler = scheduler
-        self.requests = requests
-        self.timings = Timings()
-        self.latencies = Latencies()
-        self.now = 0.0
-        self.peak_tokens = 0
-        self.peak_blocks = 0
-        self._arrived: dict[Sequence, float] = {}
-        self._to_executor: Codec[m.ExecutorToScheduler] = Codec(m.ExecutorToScheduler)
-        self._to_scheduler: Codec[m.SchedulerToExecutor] = Codec(m.SchedulerToExecutor)
-        self._free_at = dict.fromkeys(range(1, executors + 1), 0.0)
-        self._landing: list[tuple[float, int, int, list[bytes]]] = []
-        self._order = itertools.count()
-        self._rng = np.random.default_rng(1)
-        for epoch in self._free_at:
-            scheduler.add_executor(Membership(epoch, "", "", limits))
-
-    def run(self) -> None:
-        """Simulate until every request has ended."""
-        coming = deque(enumerate(self.requests))
-        while coming or self._landing:
-            if coming and (not self._landing or coming[0][1].arrival_s <= self._landing[0][0]):
-                self.now = max(self.now, coming[0][1].arrival_s)
-                while coming and coming[0][1].arrival_s <= self.now:
-                    self._submit(*coming.popleft())
-            else:
-                self._land()
-            self._plan()
-
-    def _submit(self, number: int, request: WorkloadRequest) -> None:
-        params = m.SamplingParams(max_tokens=request.num_output, temperature=0.6, seed=number)
-        submit = m.Submit(request_id=str(number), prompt=request.prompt.tobytes(), params=params)
-        for sequence in self.scheduler.add(submit):
-            self._arrived[sequence] = request.arrival_s
-
-    def _plan(self) -> None:
-        for epoch in self._free_at:
-            while True:
-                decoded, prefilled = self.scheduler.stats.decode_tokens, self.scheduler.stats.prefill_tokens
-                t0 = time.perf_counter()
-                plan = self.scheduler.plan(epoch)
-                t1 = time.perf_counter()
-                if plan is None:
-                    break
-                _, payload = self._to_executor.encode(plan)
-                t2 = time.perf_counter()
-                self.timings.plan.append(t1 - t0)
-                self.timings.encode.append(t2 - t1)
-                self.timings.plan_bytes.append(len(payload))
-                num_decodes = self.scheduler.stats.decode_tokens - decoded
-                num_prefill = self.scheduler.stats.prefill_tokens - prefilled
-                self.timings.rows.append(len(plan.lanes) // 4)
-                self.timings.is_decode.append(num_prefill == 0)
-                context = int(np.frombuffer(plan.context_lens, np.int32)[:num_decodes].sum())
-                self._compute(epoch, plan, STEP_S + (num_decodes + num_prefill) * TOKEN_S + context * CONTEXT_TOKEN_S)
-        self._watch_memory()
-
-    def _compute(self, epoch: int, plan: m.Plan, seconds: float) -> None:
-        done = self._free_at[epoch] = max(self.now, self._free_at[epoch]) + seconds
-        tokens = self._rng.integers(0, VOCAB_SIZE, len(plan.sample_rows) // 4, np.int32)
-        result = m.StepResult(epoch=epoch, step=plan.step, token_ids=tokens.tobytes(), compute_us=int(seconds * 1e6))
-        heapq.heappush(self._landing, (done, next(self._order), epoch, self._to_scheduler.encode(result)))
-
-    def _land(self) -> None:
-        self.now, _, _, frames = heapq.heappop(self._landing)
-        t0 = time.perf_counter()
-        result = self._to_executor.decode(frames)
-        t1 = time.perf_counter()
-        output = self.scheduler.commit(result)  # type: ignore[arg-type]
-        t2 = time.perf_counter()
-        self.timings.decode.append(t1 - t0)
-        self.timings.commit.append(t2 - t1)
-        seen = self.latencies
-        for sequence in output.sequences:
-            before = seen.last.get(sequence)
-            if before is None:
-                seen.first_token.append(self.now - self._arrived[sequence])
-            else:
-                seen.gaps.append(self.now - before)
-            seen.last[sequence] = self.now
-        for end in output.ends:
-            del seen.last[end.sequence]
-
-    def _watch_memory(self) -> None:
-        tokens = blocks = 0
-        for executor in self.scheduler.executors:
-            tokens += int(executor.running.lanes.computed[executor.running.order].sum())
-            blocks += executor.blocks.num_blocks - executor.blocks.num_free
-        self.peak_tokens = max(self.peak_tokens, tokens)
-        self.peak_blocks = max(self.peak_blocks, blocks)
+    return executors[sequence.arrival % len(executors)]
 
 
 @dataclass(frozen=True)
@@ -187,10 +55,13 @@ class Setup:
 
     def simulate(self, requests: list[WorkloadRequest], num_blocks: int | None) -> TimedSimulation:
         """Run the requests through executors with `num_blocks` each; None is as many as the requests could ever use."""
-        longest = max(len(request.prompt) + request.num_output for request in requests)
         ample = sum(-(-(len(r.prompt) + r.num_output) // self.block_size) + 1 for r in requests)
+        num_blocks = num_blocks or ample
+        room = num_blocks * self.block_size
+        requests = [replace(r, max_tokens=min(r.max_tokens, room - len(r.prompt))) for r in requests]
+        longest = max(len(r.prompt) + max(r.num_output, r.max_tokens) for r in requests)
         limits = ExecutorLimits(
-            num_blocks=num_blocks or ample,
+            num_blocks=num_blocks,
             block_size=self.block_size,
             max_num_seqs=self.max_num_seqs,
             max_batch_tokens=self.max_batch_tokens,
@@ -230,7 +101,9 @@ def summary(simulation: TimedSimulation, wall_s: float, cpu_s: float) -> dict[st
             f"us_{part}_p50": round(1e6 * statistics.median(getattr(timings, part)), 1)
             for part in ("plan", "encode", "decode", "commit")
         },
+        "mean_running": round(statistics.fmean(timings.rows), 2),
         "preemptions": stats.preemptions,
+        "recomputed_tokens": stats.recomputed_tokens,
         "hit_tokens": stats.cached_prompt_tokens + stats.cached_resumed_tokens,
         "prefill_tokens_computed": stats.prefill_tokens,
         "decode_tokens_computed": stats.decode_tokens,
@@ -247,12 +120,21 @@ def summary(simulation: TimedSimulation, wall_s: float, cpu_s: float) -> dict[st
 
 
 @click.command(context_settings={"show_default": True})
-@click.option("--workload", type=click.Choice(["nano", "azure", "mooncake", "sessions"]), default="nano")
-@click.option("--case", type=click.Choice(["A", "B", "C"]), default="A", help="nano: ample memory, 60%, shared prefix.")
+@click.option("--workload", type=click.Choice(["nano", "edges", "azure", "mooncake", "sessions"]), default="nano")
+@click.option(
+    "--case",
+    type=click.Choice([*NANO_CASES, *edge_workloads.CASES]),
+    help="nano: ample memory, 60%, shared prefix; edges: how answers end.  [default: A for nano]",
+)
 @click.option(
     "--trace", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="azure, mooncake: the file."
 )
 @click.option("--speed-up", default=1.0, help="How many times faster a trace's requests arrive.")
+@click.option(
+    "--max-tokens",
+    type=click.IntRange(1),
+    help="A trace's requests ask for so many tokens and end by a stop token.  [default: what they get]",
+)
 @click.option("--num-seqs", type=click.IntRange(1), help="Requests.  [default: 256 for nano, the whole trace]")
 @click.option("--block-size", default=16, help="Tokens in a block.")
 @click.option(
@@ -266,9 +148,10 @@ def summary(simulation: TimedSimulation, wall_s: float, cpu_s: float) -> dict[st
 @click.option("--look-ahead/--no-look-ahead", default=True, help="Whether admission forecasts memory.")
 def main(
     workload: str,
-    case: str,
+    case: str | None,
     trace: Path | None,
     speed_up: float,
+    max_tokens: int | None,
     num_seqs: int | None,
     block_size: int,
     num_blocks: int | None,
@@ -281,18 +164,33 @@ def main(
 ) -> None:
     """Measure the scheduler on a workload."""
     setup = Setup(block_size, window, executors, max_batch_tokens, max_num_seqs, placement, look_ahead)
-    if workload == "nano":
-        requests = workloads.nano(num_seqs or 256, SHARED_PREFIX if case == "C" else 0)
-        if case == "B" and num_blocks is None:
-            num_blocks = int(SCARCE * setup.simulate(requests, None).peak_tokens) // block_size
-    else:
-        if trace is None:
-            raise click.UsageError(f"--workload {workload} needs --trace")
-        requests = [replace(r, arrival_s=r.arrival_s / speed_up) for r in getattr(workloads, workload)(trace, num_seqs)]
+    what: dict[str, object] = {"workload": workload}
+    match workload:
+        case "nano":
+            case = case or "A"
+            if case not in NANO_CASES:
+                raise click.UsageError(f"--workload nano has the cases {', '.join(NANO_CASES)}")
+            requests = workloads.nano(num_seqs or 256, SHARED_PREFIX if case == "C" else 0)
+            if case == "B" and num_blocks is None:
+                num_blocks = int(SCARCE * setup.simulate(requests, None).peak_tokens) // block_size
+            what["case"] = case
+        case "edges":
+            if case not in edge_workloads.CASES:
+                raise click.UsageError(f"--workload edges needs --case: {', '.join(edge_workloads.CASES)}")
+            edge = edge_workloads.CASES[case]()
+            requests, num_blocks = edge.requests[:num_seqs], num_blocks or edge.num_tokens // block_size
+            what["case"] = case
+        case _:
+            if trace is None:
+                raise click.UsageError(f"--workload {workload} needs --trace")
+            requests = getattr(workloads, workload)(trace, num_seqs)
+            requests = [replace(r, arrival_s=r.arrival_s / speed_up) for r in requests]
+            if max_tokens is not None:
+                requests = [replace(r, max_tokens=max(max_tokens, r.num_output), ends_by="stop") for r in requests]
+            what |= {"speed_up": speed_up, "max_tokens": max_tokens}
     wall, cpu = time.perf_counter(), time.process_time()
     simulation = setup.simulate(requests, num_blocks)
     figures = summary(simulation, time.perf_counter() - wall, time.process_time() - cpu)
-    what = {"workload": workload, "case": case} if workload == "nano" else {"workload": workload, "speed_up": speed_up}
     print(json.dumps({**what, "num_seqs": len(requests), **vars(setup), "num_blocks": num_blocks, **figures}))
 
 

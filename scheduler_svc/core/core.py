@@ -20,7 +20,6 @@ from scheduler_svc.core.actions import (
     log_line,
 )
 from scheduler_svc.core.config import CoreConfig
-from scheduler_svc.core.executor.capacity import capacity
 from scheduler_svc.core.fleet import fleet as f
 from scheduler_svc.core.fleet.membership import Membership, Standing
 from scheduler_svc.core.observability.service_counters import ServiceCounters
@@ -181,6 +180,8 @@ class Core:
         for member in self.fleet:
             if member.standing is Standing.FINISHING and self.scheduler.is_spent(member.epoch):
                 actions += self._follow(self.fleet.release(member.epoch), now)
+        if self.scheduler.largest(now) != self._fleet_state.max_model_len:  # a large executor has not come back
+            actions += self._fleet_changed(now)
         self._counters.tick(now)
         return actions
 
@@ -218,11 +219,13 @@ class Core:
                     facts = {"executor": hello.executor, "reason": reason}
                     actions.append(WriteLog("warning", "executor rejected", facts, is_seldom=True))
                 case f.ExecutorFinishing(epoch):
+                    self.scheduler.executor_leaves(epoch, now)
                     actions.append(log_line("info", "executor finishing", executor=self._name(epoch), epoch=epoch))
-                    actions += self._fleet_changed()
+                    actions += self._fleet_changed(now)
                 case f.ExecutorDraining(epoch):
+                    self.scheduler.executor_leaves(epoch, now)
                     actions.append(log_line("info", "executor draining", executor=self._name(epoch), epoch=epoch))
-                    actions += [*self._fleet_changed(), *self._end_if_drained(epoch, now)]
+                    actions += [*self._fleet_changed(now), *self._end_if_drained(epoch, now)]
                 case f.EpochEnded():
                     actions += self._ended(event, now)
         return actions
@@ -255,7 +258,7 @@ class Core:
         return [
             log_line("info", "executor joined", **facts),
             *self.requests.ended(ends, now),
-            *self._fleet_changed(),
+            *self._fleet_changed(now),
         ]
 
     def _ended(self, ended: f.EpochEnded, now: float) -> list[Action]:
@@ -264,13 +267,13 @@ class Core:
         actions: list[Action] = []
         if cause in f.BLAMABLE and now >= self._forgiving_until:
             actions += self.requests.ended(self.scheduler.blame(epoch, ended.step), now)
-        resumed = self.scheduler.remove_executor(epoch)
+        resumed = self.scheduler.remove_executor(epoch, now)
         self._counters.executor_ended(epoch, cause, resumed, now, is_failure=is_failure)
         level: Level = "warning" if is_failure else "info"
         what = "executor lost" if is_failure else "executor left"
         facts = {"executor": hello.executor, "epoch": epoch, "cause": cause, "reason": ended.reason[:MAX_LOGGED_REASON]}
         actions.append(log_line(level, what, **facts, sequences_moved=len(resumed)))
-        return [*actions, *self._fleet_changed()]
+        return [*actions, *self._fleet_changed(now)]
 
     def _end_if_drained(self, epoch: int, now: float) -> list[Action]:
         member = self.fleet.member(epoch)
@@ -286,15 +289,12 @@ class Core:
         self.requests.outbox.answer(peer, m.DrainReply(query_id=query.query_id, epoch=found.epoch))
         return self._follow(self.fleet.ask_to_leave(found.epoch, finish=query.finish), now)
 
-    def _fleet_changed(self) -> list[Action]:
+    def _fleet_changed(self, now: float) -> list[Action]:
         members = list(self.fleet)
         self._fleet_state = m.FleetState(
             num_ready=sum(member.standing is Standing.READY for member in members),
             fingerprint=members[-1].hello.fingerprint if members else self._fleet_state.fingerprint,
-            max_model_len=max(
-                (capacity(member.membership.limits) for member in members),
-                default=self._fleet_state.max_model_len,
-            ),
+            max_model_len=self.scheduler.largest(now),
         )
         return self._tell_fleet_state()
 

@@ -46,6 +46,7 @@ class Sequence:
             as long as an executor has it.
         placed: epoch of the executor that it waits for, 0 while that is open.
         epoch, lane: where it runs (0 and -1 while it does not; a completing one has no lane).
+        may_shorten: whether `max_tokens` is a default, and may become less.
         deadline: when it is to be ended at the latest, in the caller's seconds; None if never.
     """
 
@@ -58,6 +59,7 @@ class Sequence:
     params: SamplingParams
     cache_salt: str = ""
     place: int = 0
+    may_shorten: bool = False
     deadline: float | None = None
     state: State = State.WAITING
     num_inflight: int = 0
@@ -125,6 +127,7 @@ def new_sequences(
             params=submit.params,
             cache_salt=submit.cache_salt,
             place=first_place + i,
+            may_shorten=submit.may_shorten,
             deadline=deadline,
         )
         for i in range(submit.n)

@@ -21,6 +21,7 @@ _STATUS_OF_CODE = {
     "cancelled": CLIENT_CLOSED_REQUEST,
     "internal_error": 500,
     "unavailable": 503,
+    "capacity_lost": 503,
     "deadline_exceeded": 504,
 }
 

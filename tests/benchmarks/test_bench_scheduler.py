@@ -46,3 +46,34 @@ def test_traces(tmp_path):
     turns = run(*("--workload", "sessions", "--trace", azure, "--executors", "2", "--placement", "round-robin"))
     assert ours["hit_tokens"] > 0
     assert turns["virtual_ttft_ms_p50"] > 0
+
+
+SLOW_EDGES = ("stop-tokens", "cancels", "outlier", "mixed-max-tokens")
+
+
+@pytest.mark.parametrize(
+    "case", ["stop-strings", "cold-start", *(pytest.param(case, marks=pytest.mark.slow) for case in SLOW_EDGES)]
+)
+def test_looking_ahead_costs_at_most_a_tenth_of_the_steps_and_saves_work(case):
+    ahead = run("--workload", "edges", "--case", case)
+    blind = run("--workload", "edges", "--case", case, "--no-look-ahead")
+    assert ahead["output_tokens"] <= 1.01 * blind["output_tokens"]
+    assert ahead["steps"] <= 1.1 * blind["steps"]
+    assert ahead["preemptions"] < blind["preemptions"]
+    assert ahead["mean_running"] == pytest.approx(ahead["output_tokens"] / ahead["steps"], rel=0.05)
+
+
+def test_where_lengths_are_known_nothing_is_computed_again_in_the_steps_that_were_set():
+    figures = run("--case", "B")
+    assert figures["recomputed_tokens"] == 0
+    assert figures["steps"] <= 1881
+
+
+def test_a_turn_times_each_reason_to_wait():
+    command = [sys.executable, BENCHMARKS / "bench_turn.py", "--waiting", "0", "--waiting", "50", "--turns", "100"]
+    lines = subprocess.run(command, check=True, stdout=subprocess.PIPE, timeout=120).stdout.splitlines()
+    figures = [json.loads(line) for line in lines]
+    assert [(f["why"], f["waiting"], f["open"]) for f in figures] == [
+        (why, waiting, 64 + waiting) for why in ("lanes", "memory", "pool") for waiting in (0, 50)
+    ]
+    assert all(f["us_turn_p50"] > 0 for f in figures)

@@ -84,9 +84,9 @@ def test_equal_prompts_in_one_step():
 class CountsBeforeMatching(BlockManager):
     """Decides how many tokens are left to compute first, and looks into the cache afterwards."""
 
-    def reserve(self, table, raw, num_computed, budget, *, spare=0, whole=False):
+    def reserve(self, table, raw, num_computed, budget, spare=0, accept=None):
         stale_count = min(len(raw) // 4 - num_computed, budget)
-        grant = super().reserve(table, raw, num_computed, budget, spare=spare, whole=whole)
+        grant = super().reserve(table, raw, num_computed, budget, spare, accept)
         if grant is None or not grant.num_hits:
             return grant
         count = min(stale_count, len(table.ids) * self.block_size - grant.start)

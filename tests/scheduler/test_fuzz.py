@@ -217,7 +217,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         epoch = data.draw(st.sampled_from(list(self.executors)))
         if step_failed:
             self.end(self.scheduler.blame(epoch))
-        self.scheduler.remove_executor(epoch)
+        self.scheduler.remove_executor(epoch, self.now)
         del self.executors[epoch], self.sent[epoch]
 
     @precondition(lambda self: self.executors)
@@ -225,11 +225,12 @@ class SchedulerMachine(RuleBasedStateMachine):
     def drain(self, data):
         epoch = data.draw(st.sampled_from(list(self.executors)))
         self.scheduler.executor(epoch).membership.standing = Standing.DRAINING
+        self.scheduler.executor_leaves(epoch, self.now)
         while self.sent[epoch]:
             assert not self.scheduler.is_idle(epoch)
             self.answer_oldest(epoch)
         assert self.scheduler.is_idle(epoch)
-        self.scheduler.remove_executor(epoch)
+        self.scheduler.remove_executor(epoch, self.now)
         del self.executors[epoch], self.sent[epoch]
 
     @invariant()

@@ -13,6 +13,9 @@ from scheduler_svc.core.step_output import SequenceEnd
 from tests.support.oracle import OracleExecutor, expected_output
 
 
+SUBMIT_FIELDS = ("n", "cache_salt", "priority", "timeout_s", "may_shorten")
+
+
 def limits(**changes: int) -> ExecutorLimits:
     """An executor of 64 blocks of 4, and what a test wants different."""
     fields = {
@@ -63,14 +66,16 @@ class Rig:
     def drain(self, epoch: int) -> None:
         """An executor gets no more plans."""
         self.memberships[epoch].standing = Standing.DRAINING
+        self.scheduler.executor_leaves(epoch)
 
     def take_no_new(self, epoch: int) -> None:
         """An executor gets no new sequences."""
         self.memberships[epoch].standing = Standing.FINISHING
+        self.scheduler.executor_leaves(epoch)
 
     def add(self, request_id: str, prompt: list[int], *, now: float = 0.0, **fields: Any) -> list[Sequence]:
         """Submit a request; what is no field of Submit is one of SamplingParams."""
-        submit = {key: fields.pop(key) for key in ("n", "cache_salt", "priority", "timeout_s") if key in fields}
+        submit = {key: fields.pop(key) for key in SUBMIT_FIELDS if key in fields}
         message = m.Submit(
             request_id=request_id,
             prompt=array("i", prompt).tobytes(),

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 import xxhash
 
+Accept = Callable[[int], bool] | None
 HashFunction = Callable[[bytes, int], int]
 NO_PARENT, TOKEN_BYTES = -1, 4
 BOOKS_AT_ONCE = 1024  # blocks that books are made for when they run out: an executor's Hello may promise a million
@@ -132,7 +133,7 @@ class BlockManager:
         return hits
 
     def reserve(
-        self, table: BlockTable, raw: bytes, num_computed: int, budget: int, *, spare: int = 0, whole: bool = False
+        self, table: BlockTable, raw: bytes, num_computed: int, budget: int, spare: int = 0, accept: Accept = None
     ) -> Grant | None:
         """Take the blocks for a prompt's next tokens, all or nothing (invariant 2).
 
@@ -144,13 +145,12 @@ class BlockManager:
             raw: all known tokens of the sequence, int32 bytes; more than `num_computed`.
             budget: compute at most this many tokens, at least 1.
             spare: blocks that must stay free.
-            whole: whether there must be room for all known tokens, and not only for those that are granted.
+            accept: of an admission, which needs room for all tokens; asked last, with how many blocks others hold too.
 
         Returns:
-            The grant, or None with nothing changed when there are not enough free blocks.
+            The grant, or None with nothing changed when there are not enough free blocks, or `accept` says no.
         """
-        size = self.block_size
-        length = len(raw) // TOKEN_BYTES
+        size, length = self.block_size, len(raw) // TOKEN_BYTES
         held = len(table.ids)
         # In the middle of a block, or after a block of its own that collided, nothing can be hit.
         aligned = num_computed == held * size and table.num_published == held
@@ -160,9 +160,9 @@ class BlockManager:
         start = min(cached, length - 1)
         count = min(length - start, budget)
         num_new = max(0, self.blocks_for(start + count) - held)
-        wanted = (max(num_new, self.blocks_for(length) - held) if whole else num_new) + spare
-        ref_counts = self.ref_counts
-        if wanted > self.num_free - sum([ref_counts[block] == 0 for block in hits]):
+        wanted = (num_new if accept is None else max(num_new, self.blocks_for(length) - held)) + spare
+        num_shared = sum([self.ref_counts[block] > 0 for block in hits])
+        if wanted > self.num_free - (len(hits) - num_shared) or (accept is not None and not accept(num_shared)):
             return None
         for block in hits:
             self._pin(block)

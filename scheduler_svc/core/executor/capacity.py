@@ -1,8 +1,11 @@
-"""What the executors seen so far could ever run. Pure."""
+"""What the executors of a fleet can run: those that take sequences now, and those that left a moment ago. Pure."""
 
 from common.errors import RequestRejected
 from common.plan import ExecutorLimits
 from scheduler_svc.core.sequence import Sequence
+
+POOL_GRACE_S = 60.0  # a sequence waits so long for an executor that can hold it, while others are there
+DEFAULT_TOKENS = 4096  # a default `max_tokens` is not cut below this for the sake of a small pool
 
 
 def capacity(limits: ExecutorLimits) -> int:
@@ -10,39 +13,80 @@ def capacity(limits: ExecutorLimits) -> int:
     return min(limits.max_model_len, limits.num_blocks * limits.block_size)
 
 
-class SeenCapacity:
-    """The capacity of the most capable executor so far: what is beyond it is refused even while no executor is there,
-    and what is not may wait for one that comes back."""
+class Capacities:
+    """Which sequences the fleet can hold at their full length.
+
+    What left less than `POOL_GRACE_S` ago counts as there, because executors are restarted and upgraded; and while no
+    executor takes sequences, what was seen before counts, because it may come back.
+    """
 
     def __init__(self) -> None:
-        self._is_known = False
-        self._capacity = 0
+        self._ready: dict[int, int] = {}  # by epoch
+        self._left_at: dict[int, float] = {}  # by capacity, the last time
+        self._seen = 0
         self._vocab_size = 0
+        self._is_known = False
 
     @property
     def is_known(self) -> bool:
         """Whether an executor has been seen."""
         return self._is_known
 
-    def has_fitted(self, sequence: Sequence) -> None:
-        """An executor that an earlier life of the scheduler has seen could run the sequence."""
-        self._capacity = max(self._capacity, sequence.max_length)
-        self._vocab_size = max(self._vocab_size, sequence.largest_token + 1)
+    @property
+    def ready(self) -> int:
+        """The capacity of the most capable executor that takes sequences now, 0 if there is none."""
+        return max(self._ready.values(), default=0)
 
-    def widen(self, limits: ExecutorLimits) -> None:
-        """Another executor has joined. All members of a fleet have one vocabulary."""
+    def joined(self, epoch: int, limits: ExecutorLimits) -> None:
+        """Another executor takes sequences. All members of a fleet have one vocabulary."""
         self._is_known = True
-        self._capacity = max(self._capacity, capacity(limits))
+        self._ready[epoch] = capacity(limits)
+        self._seen = max(self._seen, capacity(limits))
         self._vocab_size = max(self._vocab_size, limits.vocab_size)
 
-    def refusal(self, sequence: Sequence) -> RequestRejected | None:
-        """Why no executor so far could ever run the sequence, if so; None before the first one was seen."""
+    def left(self, epoch: int, now: float) -> None:
+        """An executor takes no sequences any more. May be said again."""
+        if (gone := self._ready.pop(epoch, None)) is not None:
+            self._left_at[gone] = now
+
+    def has_fitted(self, sequence: Sequence) -> None:
+        """An executor that an earlier life of the scheduler has seen could run the sequence."""
+        self._seen = max(self._seen, sequence.max_length)
+        self._vocab_size = max(self._vocab_size, sequence.largest_token + 1)
+
+    def largest(self, now: float) -> int:
+        """Positions that a sequence may have which is accepted now; 0 before the first executor was seen."""
         if not self._is_known:
-            return None
-        if sequence.max_length > self._capacity:
+            return 0
+        if not self._ready:
+            return self._seen
+        self._left_at = {size: at for size, at in self._left_at.items() if now < at + POOL_GRACE_S}
+        return max(*self._left_at, self.ready, 0)
+
+    def default_max_tokens(self, num_prompt: int, max_tokens: int) -> int:
+        """A `max_tokens` that the client left open, so that every ready executor can take the request whose pool holds
+        the prompt and `DEFAULT_TOKENS`, or half of what the largest pool leaves for the answer if that is less.
+
+        Otherwise all such requests would wait for the largest executor, and be lost with it.
+        """
+        room = self.ready - num_prompt
+        enough = num_prompt + min(DEFAULT_TOKENS, -(-room // 2))
+        fitting = [size for size in self._ready.values() if size >= enough and size > num_prompt]
+        return min(max_tokens, min(fitting) - num_prompt) if fitting else max_tokens
+
+    def refusal(self, sequence: Sequence, now: float) -> RequestRejected | None:
+        """Why a sequence cannot be accepted now, if so; None before the first executor was seen."""
+        return self._refusal(sequence, self.largest(now)) if self._is_known else None
+
+    def never_fits(self, sequence: Sequence) -> RequestRejected | None:
+        """Why no executor that was ever seen could run the sequence, if so."""
+        return self._refusal(sequence, self._seen) if self._is_known else None
+
+    def _refusal(self, sequence: Sequence, limit: int) -> RequestRejected | None:
+        if sequence.max_length > limit:
             return RequestRejected(
                 f"prompt of {sequence.num_prompt} tokens plus max_tokens {sequence.params.max_tokens} is "
-                f"{sequence.max_length}, the limit is {self._capacity}",
+                f"{sequence.max_length}, the limit is {limit}",
                 "context_length_exceeded",
             )
         if sequence.largest_token >= self._vocab_size:

@@ -2,106 +2,147 @@
 
 Admission that looks only at the blocks that are free now fills memory with sequences that all still have to grow,
 and then takes blocks away from some of them again. Looking at the future peak is the idea of the Past-Future
-scheduler (Gong et al., ASPLOS 2025, LightLLM); ours predicts the length of an answer as a fraction of its
-`max_tokens`, which is exact where answers always use it up.
+scheduler (Gong et al., ASPLOS 2025, LightLLM); ours has chances instead of one predicted length for each answer
+(`answer_lengths.py`), and is exact where answers always use up their `max_tokens`.
 """
 
-from bisect import insort
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-FloatArray = npt.NDArray[np.float64]
+from scheduler_svc.core.executor.answer_lengths import AnswerLengths, FloatArray, Survival
 
-HISTORY = 512  # ended answers that are remembered
-MIN_HISTORY = 32  # with fewer, every answer is taken to use up its max_tokens
-QUANTILE = 0.75  # of the lengths seen among answers that got at least as far
-MOMENTS = 24  # that are looked at exactly
+BoolArray = npt.NDArray[np.bool_]
+
+EXACT_MOMENTS = 24  # ends of sequences of a certain length that are looked at
+GRID: FloatArray = 2.0 ** np.arange(20, dtype=np.float64)  # steps from now at which uncertain ones are looked at
+MARGIN = 2.0  # standard deviations of the blocks held, on top of what is expected
+BRIEF_STEPS = 4  # a shortage that ends by itself so soon is waited for
+MAX_MARGIN = 0.2  # of what is expected: few sequences would leave most of a small pool empty for it
+PRESENT = 0.25  # a newcomer counts as there while its chance to be there is at least this
 
 
-class OutputHistory:
-    """What fraction of their `max_tokens` the last answers used."""
+class LengthHistory:
+    """The lengths of answers that can stop by themselves, and of the others."""
 
     def __init__(self) -> None:
-        self._sorted: list[float] = []
-        self._ring: list[float] = []
-        self._next = 0
-        self._array: FloatArray | None = None
+        self._kinds = {can_stop: AnswerLengths(can_stop=can_stop) for can_stop in (False, True)}
 
-    def add(self, num_output: int, max_tokens: int) -> None:
-        """An answer has ended, by itself or by its length."""
-        fraction = num_output / max_tokens
-        if len(self._ring) < HISTORY:
-            self._ring.append(fraction)
-        else:
-            self._sorted.remove(self._ring[self._next])
-            self._ring[self._next] = fraction
-        self._next = (self._next + 1) % HISTORY
-        insort(self._sorted, fraction)
-        self._array = None
+    def ended(self, num_output: int, *, can_stop: bool, by_itself: bool) -> None:
+        """See `AnswerLengths.ended`."""
+        self._kinds[can_stop].ended(num_output, by_itself=by_itself)
 
-    def remaining(self, num_output: FloatArray, max_tokens: FloatArray) -> FloatArray:
-        """Tokens that answers are expected to have yet, given those they have; at least 1 each, [answers]."""
-        if len(self._sorted) < MIN_HISTORY:
-            return np.maximum(max_tokens - num_output, 1.0)
-        if self._array is None:
-            self._array = np.array(self._sorted)
-        count = len(self._array)
-        below = np.searchsorted(self._array, num_output / max_tokens, side="right")
-        chosen = np.minimum(below + (QUANTILE * (count - below)).astype(np.int64), count - 1)
-        fraction = np.where(below < count, self._array[chosen], 1.0)
-        return np.maximum(np.ceil(fraction * max_tokens) - num_output, 1.0)
+    def of(self, *, can_stop: bool) -> AnswerLengths:
+        """Lengths of one kind."""
+        return self._kinds[can_stop]
 
-    def expected(self, num_output: int, max_tokens: int) -> float:
-        """The same for one answer."""
-        if len(self._sorted) < MIN_HISTORY:
-            return max(max_tokens - num_output, 1.0)
-        return float(self.remaining(np.array([float(num_output)]), np.array([float(max_tokens)]))[0])
+
+class Growing(NamedTuple):
+    """Sequences that grow by one token a step; a column for each fact, [sequences].
+
+    Attributes:
+        sizes: tokens now, but for those in blocks that are counted for other sequences.
+        outputs: tokens of their answers so far.
+        remaining: tokens until `max_tokens`, at least 1.
+        can_stop: bool, whether they have a stop token.
+    """
+
+    sizes: FloatArray
+    outputs: FloatArray
+    remaining: FloatArray
+    can_stop: BoolArray
+
+    def chosen(self, which: BoolArray) -> "Growing":
+        """Those that are `which`."""
+        return Growing(self.sizes[which], self.outputs[which], self.remaining[which], self.can_stop[which])
 
 
 class Forecast:
-    """The peak of the blocks held, as sequences are added to those that run.
+    """The blocks that will be held, as sequences are added to those that run.
 
-    Each sequence is `size` tokens long now, grows by one a step, and gives all back after `remaining` steps. Just
-    before one of them ends, all that last at least as long are there and each has grown by that one's `remaining`:
-    the peak is at one of those moments.
+    A sequence holds blocks until it ends, and its last token is never stored. Those whose length is certain are
+    counted just before each of their ends, because the most blocks are held at one of those moments; those whose length
+    is not are counted by their chances, at moments further and further ahead.
 
     Args:
-        sizes, remaining: tokens, [sequences].
+        running: the sequences that run.
+        history: what is known of lengths.
         block_size: positions in a block.
     """
 
-    def __init__(self, sizes: FloatArray, remaining: FloatArray, block_size: int) -> None:
+    def __init__(self, running: Growing, history: LengthHistory, block_size: int) -> None:
         self._block_size = block_size
-        self._sizes = sizes
-        self._remaining = remaining
-        self._added: list[tuple[float, float]] = []
-        self._bound = float((sizes + remaining).sum()) / block_size + len(sizes)
+        self._survivals: dict[bool, Survival] = {}
+        self._sizes, self._remaining = np.zeros(0), np.zeros(0)  # of those whose length is certain
+        self._certain, self._expected, self._variance = (np.zeros(len(GRID)) for _ in range(3))
+        self._bound = 0.0
+        # The steps at which the newcomer counts as there, and at which memory must be enough.
+        self._from, self._until = 1.0, 0.0
+        for can_stop in (False, True):
+            kind, some = history.of(can_stop=can_stop), running.chosen(running.can_stop == can_stop)
+            if not kind.is_certain:
+                self._survivals[can_stop] = kind.survival(some.outputs)
+            self._add(some, can_stop=can_stop)
 
-    def add(self, size: float, remaining: float) -> None:
-        """Let another sequence join."""
-        self._added.append((size, remaining))
-        self._bound += (size + remaining) / self._block_size + 1
+    def add(self, size: float, output: float, remaining: float, *, can_stop: bool) -> None:
+        """Let another sequence join: the newcomer, which `exceeds` asks about.
+
+        One that will outlast all others decides when the work is done. It may come `BRIEF_STEPS` before there is memory
+        for all: then others, which can afford it, sit steps out (`RunningSequences.claims`).
+        """
+        outlasts_all = not can_stop and self._expected[0] == 0 and remaining >= self._remaining.max(initial=0.0)
+        self._from = 1.0 + BRIEF_STEPS if outlasts_all else 1.0
+        newcomer = Growing(np.array([size]), np.array([output]), np.array([remaining]), np.array([can_stop]))
+        self._add(newcomer, can_stop=can_stop)
+        self._until = remaining
+        if (survival := self._survivals.get(can_stop)) is not None:
+            is_there = survival.chance(np.array([output]), GRID)[0] >= PRESENT
+            self._until = min(remaining, float(GRID[is_there].max(initial=1.0)))
 
     def exceeds(self, num_blocks: int) -> bool:
-        """Whether the peak is greater than so many blocks. Where all would fit at their full lengths, that is known
-        without looking for it."""
+        """Whether more than so many blocks are to be expected while the newcomer is there. What comes after its end is
+        not its fault. Where all would fit at their full lengths, that is known without looking further."""
         return self._bound > num_blocks and self.peak_blocks() > num_blocks
 
     def peak_blocks(self) -> float:
-        """Blocks held at the worst moment to come."""
-        if self._added:
-            added = np.array(self._added)
-            self._sizes = np.concatenate([self._sizes, added[:, 0]])
-            self._remaining = np.concatenate([self._remaining, added[:, 1]])
-            self._added = []
+        """Blocks at the worst moment to come while the newcomer is there."""
+        uncertain = self._expected + np.minimum(MARGIN * np.sqrt(self._variance), MAX_MARGIN * self._expected)
+        peak = 0.0
+        if self._expected[0] > 0:
+            peak = float((uncertain + self._certain)[self._until >= GRID].max(initial=0.0))
+        if len(self._sizes):
+            moments, held = self._at_ends()
+            held += np.interp(moments, GRID, uncertain)
+            peak = max(peak, float(held[(moments >= self._from) & (moments <= self._until)].max(initial=0.0)))
+        return peak
+
+    def _add(self, some: Growing, *, can_stop: bool) -> None:
+        self._bound += float((some.sizes + some.remaining).sum()) / self._block_size + len(some.sizes)
+        held = self._held(some.sizes, some.remaining, GRID)
+        if (survival := self._survivals.get(can_stop)) is None:
+            self._sizes = np.concatenate([self._sizes, some.sizes])
+            self._remaining = np.concatenate([self._remaining, some.remaining])
+            self._certain += held.sum(axis=0)
+        else:
+            chances = survival.chance(some.outputs, GRID - 1)
+            expected = chances * held
+            self._expected += expected.sum(axis=0)
+            self._variance += (expected * (held - expected)).sum(axis=0)
+
+    def _at_ends(self) -> tuple[FloatArray, FloatArray]:
+        """The ends of certain sequences at which most is held by them, and what they hold then, in blocks."""
         order = np.argsort(-self._remaining, kind="stable")
         sizes, remaining = self._sizes[order], self._remaining[order]
         counts = np.arange(1, len(order) + 1)
         tokens = np.cumsum(sizes) + counts * remaining
         # What last blocks leave empty differs from moment to moment; count it where the peak can be.
-        half_empty = tokens + counts * (self._block_size / 2)
-        moments = np.argsort(-half_empty)[:MOMENTS]
-        held = np.ceil((sizes[:, None] + remaining[moments] - 1) / self._block_size)  # the last token is never stored
-        held[remaining[:, None] < remaining[moments]] = 0
-        return float(held.sum(axis=0).max(initial=0.0))
+        half_empty = np.where(remaining <= self._until, tokens + counts * (self._block_size / 2), 0.0)
+        moments = remaining[np.argsort(-half_empty)[:EXACT_MOMENTS]]
+        return moments, self._held(sizes, remaining, moments).sum(axis=0)
+
+    def _held(self, sizes: FloatArray, remaining: FloatArray, steps: FloatArray) -> FloatArray:
+        """Blocks that sequences hold in so many steps if they are there then, [sequences, steps]."""
+        held: FloatArray = np.ceil((sizes[:, None] + (steps - 1)) / self._block_size)
+        held[remaining[:, None] < steps] = 0
+        return held

@@ -7,9 +7,9 @@ import numpy as np
 
 from common.plan import ExecutorLimits
 from common.wire import IntArray
-from scheduler_svc.core.executor.block_manager import BlockManager, BlockTable, Grant
+from scheduler_svc.core.executor.block_manager import Accept, BlockManager, BlockTable, Grant
 from scheduler_svc.core.executor.lanes import LanePhase, Lanes
-from scheduler_svc.core.executor.memory_forecast import Forecast, OutputHistory
+from scheduler_svc.core.executor.memory_forecast import BRIEF_STEPS, Forecast, Growing, LengthHistory
 from scheduler_svc.core.executor.plan_builder import DecodeRows, PromptRow
 from scheduler_svc.core.sequence import Sequence, State
 
@@ -121,6 +121,23 @@ class RunningSequences:
         self.lanes.last_block[full] = blocks
         return []
 
+    def claims(self) -> set[int] | None:
+        """Which lanes get the free blocks while there are too few for all that decode, if a sequence is certain to end
+        within `BRIEF_STEPS` and give its blocks back; None if none is.
+
+        The others sit out until then, and no sequence is preempted. Those with the most tokens to come have the first
+        claim, on blocks that they will need before that end too: they decide when the work is done.
+        """
+        lanes, held = self.lanes, self.decode_rows().lanes
+        remaining = lanes.limit[held] - lanes.known[held] - lanes.inflight[held]
+        can_end = lanes.room[held] >= lanes.limit[held] - 1  # with the blocks it has
+        soon = remaining[can_end & (remaining <= BRIEF_STEPS)]
+        if len(soon) == 0:
+            return None
+        needs = ~can_end & (lanes.computed[held] + soon.min() > lanes.room[held])
+        order = np.argsort(-remaining, kind="stable")
+        return set(held[order][needs[order]][: self._blocks.num_free].tolist())
+
     def extend(self, sequence: Sequence) -> bool:
         """Give a sequence another block, if one is free that is not set aside for others."""
         if self._blocks.num_free <= self.set_aside(sequence.lane):
@@ -133,16 +150,22 @@ class RunningSequences:
         """A row for the next chunk of a sequence's prompt, if there are blocks for it."""
         lane, raw = sequence.lane, sequence.tokens.tobytes()
         computed, spare = int(self.lanes.computed[lane]), self.set_aside(lane)
-        grant = self._blocks.reserve(self.lanes.tables[lane], raw, computed, budget, spare=spare)
+        grant = self._blocks.reserve(self.lanes.tables[lane], raw, computed, budget, spare)
         return None if grant is None else self._prompt_row(sequence, raw, grant)
 
-    def forecast(self, history: OutputHistory) -> Forecast:
+    def forecast(self, history: LengthHistory) -> Forecast:
         """What memory they will take."""
         lanes, held = self.lanes, np.array(self.order, np.int32)
         lengths = (lanes.known[held] + lanes.inflight[held]).astype(np.float64)
-        num_prompt = lanes.num_prompt[held].astype(np.float64)
-        remaining = history.remaining(lengths - num_prompt, lanes.limit[held] - num_prompt)
-        return Forecast(lengths, remaining, self._block_size)
+        # What is in several tables is there once: each sequence bears the same part of what is saved.
+        num_saved = int(lanes.room[held].sum()) - (self._blocks.num_blocks - self._blocks.num_free) * self._block_size
+        growing = Growing(
+            sizes=lengths - num_saved / max(1, len(held)),
+            outputs=lengths - lanes.num_prompt[held],
+            remaining=lanes.limit[held] - lengths,
+            can_stop=lanes.stops[held, 0] >= 0,
+        )
+        return Forecast(growing, history, self._block_size)
 
     def publish(self) -> bool:
         """Enter full blocks of known tokens into the prefix cache; those of decoded tokens come here only.
@@ -171,16 +194,19 @@ class RunningSequences:
             spare += self._blocks.blocks_for(sequence.max_length) - self._blocks.blocks_for(len(sequence.tokens))
         return spare
 
-    def enter(self, sequence: Sequence, budget: int, spare: int, *, protected: bool) -> PromptRow | None:
+    def enter(
+        self, sequence: Sequence, budget: int, spare: int, accept: Accept, *, protected: bool
+    ) -> PromptRow | None:
         """A lane for a waiting sequence and a row for the first chunk of its prompt, if there is memory for all of it.
 
         Args:
             budget: tokens that the row may have.
             spare: blocks that must stay free.
+            accept: is asked last, with the number of its blocks that others hold already.
             protected: whether all blocks that it will ever need are set aside.
         """
         table, raw = BlockTable(sequence.cache_salt.encode()), sequence.tokens.tobytes()
-        grant = self._blocks.reserve(table, raw, 0, budget, spare=spare, whole=True)
+        grant = self._blocks.reserve(table, raw, 0, budget, spare, accept)
         if grant is None:
             return None
         lane = self.lanes.enter(sequence, table)

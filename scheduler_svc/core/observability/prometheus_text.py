@@ -124,7 +124,7 @@ def _states(gauges: Gauges) -> Iterator[Metric]:
         ("baton_model_changes", "Sequences that went on with another model.", gauges.model_changes),
         ("baton_prompt_tokens", "Prompt tokens accepted.", report.prompt_tokens),
         ("baton_cached_prompt_tokens", "Prompt tokens found in the prefix cache.", report.cached_prompt_tokens),
-        ("baton_recomputed_tokens", "Positions that were written before, and computed again.", report.recomputed_tokens),
+        ("baton_recomputed_tokens", "Positions written before, and computed again.", report.recomputed_tokens),
         ("baton_output_tokens", "Tokens generated.", report.output_tokens),
     ):
         yield CounterMetricFamily(name, text, value=value)

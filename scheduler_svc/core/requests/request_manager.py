@@ -5,6 +5,8 @@ What is to be told of a request passes the group commit (on disk first) and then
 
 from dataclasses import dataclass
 
+import msgspec
+
 from common import messages as m
 from common.errors import RequestRejected
 from scheduler_svc.core.actions import Action, EndFrontend, Level, Peer, log_line
@@ -104,6 +106,7 @@ class RequestManager:
                 log_line("debug", "request refused", request=submit.request_id, code=refusal.code, reason=str(refusal))
             ]
         fits = self._scheduler.knows_capacity
+        submit = msgspec.structs.replace(submit, params=sequences[0].params)  # a default max_tokens may have been cut
         request = Request(submit, sequences, now, peer, fits, tokenizer=self._tokenizer)
         self.table.add(request, now)
         self._counters.submitted(sequences, now)

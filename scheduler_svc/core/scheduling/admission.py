@@ -6,7 +6,7 @@ Waiting sequences are admitted in the order of their rank. Memory that runs shor
 from collections.abc import Collection
 
 from scheduler_svc.core.executor.executor_state import ExecutorState, Intake
-from scheduler_svc.core.executor.memory_forecast import Forecast, OutputHistory
+from scheduler_svc.core.executor.memory_forecast import Forecast, LengthHistory
 from scheduler_svc.core.executor.plan_builder import PromptRow
 from scheduler_svc.core.scheduling.placement import PlacementRule
 from scheduler_svc.core.scheduling.sequences import Sequences
@@ -32,7 +32,7 @@ class Admission:
     def __init__(
         self,
         sequences: Sequences,
-        history: OutputHistory,
+        history: LengthHistory,
         stats: SchedulerStats,
         placement: PlacementRule,
         *,
@@ -54,7 +54,10 @@ class Admission:
         """
         skipped: list[Sequence] = []
         preempted, running = False, executor.running
-        for sequence in running.extend_all():
+        short = running.extend_all()
+        if short and (claims := running.claims()) is not None:
+            return [s for s in short if not (s.lane in claims and running.extend(s))], False
+        for sequence in short:
             if not running.decodes(sequence):
                 continue  # an older one took its blocks a moment ago
             while not running.extend(sequence):
@@ -111,7 +114,7 @@ class Admission:
             return rows
         forecast: Forecast | None = None
         overtaken = 0
-        for sequence in self._sequences.waiting.snapshot():
+        for sequence in self._sequences.waiting.candidates(executor.epoch):
             if not executor.running.has_free_lane or budget == 0 or overtaken == MAX_OVERTAKEN:
                 break
             if sequence.num_inflight > 0 and sequence.placed == executor.epoch:
@@ -137,20 +140,25 @@ class Admission:
         return rows
 
     def _executor_for(self, sequence: Sequence) -> ExecutorState | None:
+        executors = self._sequences.executors
         if sequence.num_inflight > 0:
-            return self._sequences.executors[sequence.placed]
-        return self._placement(sequence, list(self._sequences.executors.values()))
+            return executors[sequence.placed]
+        return self._placement(sequence, [executors[epoch] for epoch in self._sequences.waiting.epochs_for(sequence)])
 
     def _try(self, executor: ExecutorState, sequence: Sequence, budget: int, forecast: Forecast) -> PromptRow | None:
         """Admit a sequence if there is memory for it, now and later."""
         length = len(sequence.tokens)
         protected = sequence.num_preemptions >= MAX_PREEMPTIONS
         spare = executor.running.spare_for(sequence, protected=protected)
-        forecast.add(length, self._history.expected(length - sequence.num_prompt, sequence.params.max_tokens))
         look_ahead = self._look_ahead and len(executor.running) > 0 and not protected
-        if look_ahead and forecast.exceeds(executor.limits.num_blocks - spare):
-            return None
-        row = executor.running.enter(sequence, budget, spare, protected=protected)
+        limits, can_stop = executor.limits, bool(sequence.params.stop_token_ids)
+
+        def accept(num_shared: int) -> bool:
+            size = length - num_shared * limits.block_size
+            forecast.add(size, sequence.num_output, sequence.max_length - length, can_stop=can_stop)
+            return not look_ahead or not forecast.exceeds(limits.num_blocks - spare)
+
+        row = executor.running.enter(sequence, budget, spare, accept, protected=protected)
         if row is None:
             return None
         self._sequences.leave_queue(sequence)

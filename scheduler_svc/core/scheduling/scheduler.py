@@ -13,7 +13,7 @@ from common.messages import Plan, StepResult, Submit
 from common.plan import parse_result
 from scheduler_svc.core.executor.block_manager import HashFunction, hash_block
 from scheduler_svc.core.executor.executor_state import ExecutorState, Intake
-from scheduler_svc.core.executor.memory_forecast import OutputHistory
+from scheduler_svc.core.executor.memory_forecast import LengthHistory
 from scheduler_svc.core.executor.plan_builder import PromptRow
 from scheduler_svc.core.fleet.membership import Membership
 from scheduler_svc.core.scheduling.admission import MAX_PREEMPTIONS, Admission
@@ -64,7 +64,7 @@ class Scheduler:
         self.stats = SchedulerStats()
         self.sequences = Sequences(self.config.max_waiting, self.stats)
         self._hash_function = hash_function
-        self._history = OutputHistory()
+        self._history = LengthHistory()
         self._suspects = self.sequences.suspects
         self._admission = Admission(
             self.sequences, self._history, self.stats, placement, look_ahead=self.config.look_ahead
@@ -83,12 +83,16 @@ class Scheduler:
     @property
     def knows_capacity(self) -> bool:
         """Whether what is accepted is known to fit an executor."""
-        return self.sequences.knows_capacity
+        return self.sequences.capacities.is_known
 
     @property
     def executors(self) -> list[ExecutorState]:
         """The executors of all live epochs, for reading."""
         return list(self.sequences.executors.values())
+
+    def largest(self, now: float) -> int:
+        """Positions that a sequence may have which is accepted now; 0 before the first executor was seen."""
+        return self.sequences.capacities.largest(now)
 
     def executor(self, epoch: int) -> ExecutorState:
         """The executor of a live epoch, for reading."""
@@ -123,8 +127,8 @@ class Scheduler:
         num_decodes = len(executor.running.decode_rows()) - len(skipped)
         budget = executor.limits.max_batch_tokens - num_decodes
         rows, took_from_prompts = self._admission.continue_prompts(executor, budget, skipped)
-        if self.sequences.waiting and not (took_from_decodes or took_from_prompts):
-            # Blocks that were just taken away are for older sequences than those that wait.
+        if self.sequences.waiting and not (skipped or took_from_decodes or took_from_prompts):
+            # Blocks that are short, or were just taken away, are for older sequences than those that wait.
             rows += self._admission.admit(executor, budget - sum(row.grant.count for row in rows))
         if num_decodes == 0 and not rows:
             is_empty = executor.intake is Intake.EMPTYING and not executor.inflight
@@ -148,10 +152,13 @@ class Scheduler:
         output = executor.apply_result(tokens)
         self.stats.output_tokens += len(output.tokens)
         self._suspects.acquit(output.sequences)
+        for sequence in output.firsts:
+            if sequence.state is State.WAITING:
+                self.sequences.has_first_token(sequence)
         for end in output.ends:
             self.sequences.end(end.sequence, end.reason)
         for end in output.ends:
-            self._history.add(end.sequence.num_output, end.sequence.params.max_tokens)
+            self._note_length(end)
         return output
 
     # --- requests ---
@@ -193,10 +200,14 @@ class Scheduler:
 
         Their blocks are free by the next plan; tokens in flight are dropped at commit.
         """
-        return self.sequences.cancel(sequences)
+        ends = self.sequences.cancel(sequences)
+        for end in ends:
+            self._note_length(end)
+        return ends
 
     def expire(self, now: float) -> list[SequenceEnd]:
-        """End what has passed its deadline."""
+        """End what has passed its deadline, and what has waited for `POOL_GRACE_S` for an executor that can hold it; if
+        its `max_tokens` is a default, that is shortened instead. To be called at least ten times a second."""
         return self.sequences.expire(now)
 
     def output_of(self, sequence: Sequence) -> bytes:
@@ -211,17 +222,21 @@ class Scheduler:
         """Start planning for an executor, as its standing allows.
 
         Returns:
-            The ends of waiting sequences that turn out never to fit.
+            The ends of waiting sequences that do not fit it, nor any executor before it.
         """
         return self.sequences.add_executor(self.executor_type(membership, self._hash_function))
 
-    def remove_executor(self, epoch: int) -> list[Sequence]:
+    def executor_leaves(self, epoch: int, now: float = 0.0) -> None:
+        """The standing of an executor has changed: it takes no more sequences."""
+        self.sequences.executor_leaves(epoch, now)
+
+    def remove_executor(self, epoch: int, now: float = 0.0) -> list[Sequence]:
         """End an epoch: its sequences wait again, at their places, with all tokens that have arrived.
 
         Returns:
             The sequences that were running there.
         """
-        return self.sequences.remove_executor(epoch)
+        return self.sequences.remove_executor(epoch, now)
 
     def is_spent(self, epoch: int) -> bool:
         """Whether the executor runs no sequence and has answered every plan."""
@@ -249,11 +264,17 @@ class Scheduler:
         ranks = [s.rank for s in self.sequences.waiting]
         assert ranks == sorted(ranks), "waiting sequences are out of order"
         for sequence in self.sequences.waiting:
+            assert self.sequences.waiting.epochs_for(sequence) == self.sequences.epochs_for(sequence)
             assert (sequence.state, sequence.epoch, sequence.lane) == (State.WAITING, 0, -1)
             assert sequence.num_preemptions <= MAX_PREEMPTIONS
         assert len(self.sequences) == self.num_waiting + self.num_running, "a sequence is lost"
 
     # --- inside ---
+
+    def _note_length(self, end: SequenceEnd) -> None:
+        sequence = end.sequence
+        can_stop = bool(sequence.params.stop_token_ids)
+        self._history.ended(sequence.num_output, can_stop=can_stop, by_itself=end.reason != "length")
 
     def _continue_suspect(self, executor: ExecutorState, suspect: Sequence) -> Plan | None:
         """The next part of a suspect's prompt; nothing else is computed until its token has arrived."""

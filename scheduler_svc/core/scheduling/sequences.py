@@ -11,12 +11,12 @@ import msgspec
 from common.errors import RequestRejected, WireError
 from common.messages import FinishReason, Submit
 from common.wire import int32_array
-from scheduler_svc.core.executor.capacity import SeenCapacity
+from scheduler_svc.core.executor.capacity import POOL_GRACE_S, Capacities
 from scheduler_svc.core.executor.executor_state import ExecutorState
 from scheduler_svc.core.scheduling.deadlines import Deadlines
 from scheduler_svc.core.scheduling.stats import SchedulerStats
 from scheduler_svc.core.scheduling.suspects import MAX_STRIKES, Suspects
-from scheduler_svc.core.scheduling.waiting_queue import WaitingQueue
+from scheduler_svc.core.scheduling.waiting_queue import Epochs, WaitingQueue
 from scheduler_svc.core.sequence import Sequence, State, new_sequences
 from scheduler_svc.core.step_output import SequenceEnd
 
@@ -32,15 +32,18 @@ class Sequences:
         executors: by epoch.
         waiting: sequences that hold no lane; for reading.
         suspects: sequences with strikes.
+        capacities: what the fleet can hold; for reading.
     """
 
     def __init__(self, max_waiting: int, stats: SchedulerStats) -> None:
         self.executors: dict[int, ExecutorState] = {}
-        self.waiting = WaitingQueue()
+        self.waiting = WaitingQueue(self.epochs_for)
         self.suspects = Suspects()
+        self.capacities = Capacities()
         self._open: dict[Sequence, None] = {}
         self._deadlines = Deadlines()
-        self._capacity = SeenCapacity()
+        self._stranded: dict[Sequence, float] = {}  # since when no executor can hold it, though there are some
+        self._now = 0.0
         self._max_waiting = max_waiting
         self._stats = stats
         self._arrivals = 0
@@ -51,11 +54,6 @@ class Sequences:
 
     def __len__(self) -> int:
         return len(self._open)
-
-    @property
-    def knows_capacity(self) -> bool:
-        """Whether an executor has been seen."""
-        return self._capacity.is_known
 
     # --- arrivals ---
 
@@ -69,9 +67,12 @@ class Sequences:
             raise RequestRejected("the prompt is empty; it needs at least 1 token")
         if prompt.min() < 0:
             raise RequestRejected(f"prompt has token id {prompt.min()}; ids start at 0")
+        self._now = now
+        if submit.may_shorten:
+            submit = _with_max_tokens(submit, self.capacities.default_max_tokens(len(prompt), submit.params.max_tokens))
         deadline = None if submit.timeout_s is None else now + submit.timeout_s
         one = new_sequences(msgspec.structs.replace(submit, n=1), prompt, self._arrivals, deadline)[0]
-        if (refusal := self._capacity.refusal(one)) is not None:  # before n copies of the prompt are made
+        if (refusal := self.capacities.refusal(one, now)) is not None:  # before n copies of the prompt are made
             raise refusal
         if len(self.waiting) + submit.n > self._max_waiting:
             raise RequestRejected(
@@ -102,7 +103,7 @@ class Sequences:
             sequence.largest_token = max(sequence.tokens)
             sequence.num_written = len(sequence.tokens) - 1 if output else 0
             if fits:
-                self._capacity.has_fitted(sequence)
+                self.capacities.has_fitted(sequence)
             self._enter(sequence)
         return sequences
 
@@ -110,8 +111,15 @@ class Sequences:
 
     def leave_queue(self, sequence: Sequence) -> None:
         """The sequence waits no longer. It may have been the one that an executor refused."""
+        for epoch in self.waiting.epochs_for(sequence):
+            self.executors[epoch].reopen()
         self.waiting.remove(sequence)
-        self._reopen_executors()
+        self._stranded.pop(sequence, None)
+
+    def has_first_token(self, sequence: Sequence) -> None:
+        """The first token of a sequence that waits again has arrived: it goes on with the model that gave it."""
+        self.waiting.remove(sequence)
+        self._join_queue(sequence)
 
     def preempt(self, executor: ExecutorState, sequence: Sequence) -> None:
         """Take a running sequence's blocks for another one: it waits again, at its place."""
@@ -130,15 +138,24 @@ class Sequences:
     def add_executor(self, executor: ExecutorState) -> list[SequenceEnd]:
         """An epoch begins. Returns the ends of waiting sequences that turn out never to fit."""
         self.executors[executor.epoch] = executor
-        self._capacity.widen(executor.limits)
-        refused = [(s, refusal) for s in self.waiting if (refusal := self._capacity.refusal(s)) is not None]
-        return [self.end(s, "error", str(refusal), refusal.code) for s, refusal in refused]
+        self.capacities.joined(executor.epoch, executor.limits)
+        refused = [(s, refusal) for s in self.waiting if (refusal := self.capacities.never_fits(s)) is not None]
+        ends = [self.end(s, "error", str(refusal), refusal.code) for s, refusal in refused]
+        self._regroup()
+        return ends
 
-    def remove_executor(self, epoch: int) -> list[Sequence]:
+    def executor_leaves(self, epoch: int, now: float) -> None:
+        """An executor takes no more sequences."""
+        self._now = max(self._now, now)
+        self.capacities.left(epoch, now)
+        self._regroup()
+
+    def remove_executor(self, epoch: int, now: float) -> list[Sequence]:
         """An epoch is over. Returns the sequences that ran there; they wait again."""
         executor = self.executors.pop(epoch)
         executor.abandon()
         resumed = executor.sequences()
+        self.executor_leaves(epoch, now)
         for sequence in resumed:
             self.requeue(executor, sequence)
         self._stats.resumed += len(resumed)
@@ -152,8 +169,12 @@ class Sequences:
 
     def expire(self, now: float) -> list[SequenceEnd]:
         """End what has passed its deadline."""
+        self._now = now
         late = self._deadlines.passed(now)
-        return [self.end(s, "error", "the request's time is up", "deadline_exceeded") for s in late]
+        ends = [self.end(s, "error", "the request's time is up", "deadline_exceeded") for s in late]
+        while self._stranded and now >= (first := next(iter(self._stranded.items())))[1] + POOL_GRACE_S:
+            ends += self._give_up_pool(first[0])
+        return ends
 
     def strike(self, sequences: Iterable[Sequence], executor: str) -> list[SequenceEnd]:
         """An executor failed while it computed these: each gets a strike, and one may end by it."""
@@ -183,9 +204,49 @@ class Sequences:
         self._deadlines.watch(sequence)
 
     def _join_queue(self, sequence: Sequence) -> None:
-        if self.waiting.add(sequence):
-            self._reopen_executors()
+        is_first, epochs = self.waiting.add(sequence), self.waiting.epochs_for(sequence)
+        if not epochs and self.capacities.ready:
+            self._stranded[sequence] = self._now
+        elif is_first:
+            for epoch in epochs:
+                self.executors[epoch].reopen()
 
-    def _reopen_executors(self) -> None:
+    def epochs_for(self, sequence: Sequence) -> Epochs:
+        """The executors that may run a sequence. One with tokens goes on with the model that computed them, if any
+        executor has it."""
+        able = [e for e in self.executors.values() if not e.intake.is_leaving and e.can_hold(sequence)]
+        if sequence.num_output > 0:
+            able = [e for e in able if e.model == sequence.model] or able
+        return tuple(e.epoch for e in able)
+
+    def _regroup(self) -> None:
+        """The executors that take sequences have changed."""
+        self.waiting.regroup()
         for executor in self.executors.values():
             executor.reopen()
+        stranded = self.waiting.stranded() if self.capacities.ready else []
+        since = {sequence: self._stranded.get(sequence, self._now) for sequence in stranded}
+        self._stranded = dict(sorted(since.items(), key=lambda item: item[1]))
+
+    def _give_up_pool(self, sequence: Sequence) -> list[SequenceEnd]:
+        """The pools that could hold a sequence have been gone for too long: a default `max_tokens` is shortened to what
+        is there, and whatever asked for more ends with an error."""
+        ready = self.capacities.ready
+        if sequence.may_shorten and len(sequence.tokens) < ready:
+            self.leave_queue(sequence)
+            params = msgspec.structs.replace(sequence.params, max_tokens=ready - sequence.num_prompt)
+            sequence.params = params
+            self._join_queue(sequence)
+            return []
+        if sequence.may_shorten and sequence.num_output > 0:
+            return [self.end(sequence, "length")]
+        message = (
+            f"the request needs {sequence.max_length} positions; the largest executor has {ready}, and none with more "
+            f"has come back within {POOL_GRACE_S:.0f} s"
+        )
+        return [self.end(sequence, "error", message, "capacity_lost")]
+
+
+def _with_max_tokens(submit: Submit, max_tokens: int) -> Submit:
+    params = msgspec.structs.replace(submit.params, max_tokens=max_tokens)
+    return msgspec.structs.replace(submit, params=params)

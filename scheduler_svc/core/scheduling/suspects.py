@@ -20,6 +20,7 @@ class Suspects:
 
     def __init__(self) -> None:
         self._struck: dict[Sequence, None] = {}
+        self._suspects: dict[Sequence, None] = {}  # those that have to run alone
 
     def strike(self, involved: list[Sequence], executor: str) -> list[Sequence]:
         """An executor failed while it computed these sequences. Returns those that have to end."""
@@ -27,6 +28,8 @@ class Suspects:
             sequence.strikes += 1
             sequence.failed_on = executor
             self._struck[sequence] = None
+            if is_suspect(sequence):
+                self._suspects[sequence] = None
         is_proof = len(involved) == 1
         return [sequence for sequence in involved if is_proof and sequence.strikes >= MAX_STRIKES]
 
@@ -36,16 +39,17 @@ class Suspects:
             return
         for sequence in [sequence for sequence in sequences if sequence in self._struck]:
             sequence.strikes, sequence.failed_on = 0, ""
-            del self._struck[sequence]
+            self.forget(sequence)
 
     def forget(self, sequence: Sequence) -> None:
         """It has ended."""
         self._struck.pop(sequence, None)
+        self._suspects.pop(sequence, None)
 
     def on(self, epoch: int) -> Sequence | None:
         """The suspect that has an executor to itself now."""
-        for sequence in self._struck:
-            if is_suspect(sequence) and sequence.epoch == epoch and sequence.state is not State.WAITING:
+        for sequence in self._suspects:
+            if sequence.epoch == epoch and sequence.state is not State.WAITING:
                 return sequence
         return None
 

@@ -1,38 +1,77 @@
-"""The queue of sequences that hold nothing and want to run, by rank."""
+"""The queue of sequences that hold nothing and want to run, by rank, in a list for each set of executors that may run
+them. So an executor does not look at sequences that it cannot take, however many there are."""
 
+import heapq
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from scheduler_svc.core.sequence import Sequence
 
+Epochs = tuple[int, ...]
+
 
 class WaitingQueue:
-    """A sorted list: most sequences come in at its end and leave at its head, the preempted go back to their places."""
+    """Sorted lists: most sequences come in at the end and leave at the head, the preempted go back to their places.
 
-    def __init__(self) -> None:
-        self._sequences: list[Sequence] = []
+    Args:
+        epochs_for: the executors that may run a sequence, by their epochs. It has to give the same for a sequence until
+            `regroup` is called.
+    """
+
+    def __init__(self, epochs_for: Callable[[Sequence], Epochs]) -> None:
+        self._epochs_for = epochs_for
+        self._lists: dict[Epochs, list[Sequence]] = {}
+        self._epochs: dict[Sequence, Epochs] = {}
 
     def __len__(self) -> int:
-        return len(self._sequences)
+        return len(self._epochs)
 
     def __iter__(self) -> Iterator[Sequence]:
-        """In the order in which they are to be admitted."""
-        return iter(self._sequences)
+        """All of them, by rank. The queue must not change meanwhile."""
+        return heapq.merge(*self._lists.values(), key=_rank)
 
-    def snapshot(self) -> list[Sequence]:
-        """All of them, as a list that stays while the queue changes."""
-        return self._sequences[:]
+    def epochs_for(self, sequence: Sequence) -> Epochs:
+        """The executors that may run a sequence of the queue."""
+        return self._epochs[sequence]
+
+    def stranded(self) -> list[Sequence]:
+        """Those that no executor may run, by rank."""
+        return self._lists.get((), [])
+
+    def candidates(self, epoch: int) -> Iterator[Sequence]:
+        """The sequences that an executor may run, by rank. The one that was given last may be removed meanwhile."""
+        lists = [waiting for epochs, waiting in self._lists.items() if epoch in epochs]
+        places = [0] * len(lists)
+        while heads := [(waiting[places[i]].rank, i) for i, waiting in enumerate(lists) if places[i] < len(waiting)]:
+            _, i = min(heads)
+            sequence = lists[i][places[i]]
+            yield sequence
+            places[i] += sequence in self._epochs
 
     def add(self, sequence: Sequence) -> bool:
-        """Put a sequence at its place. Returns whether that is the head."""
-        insort(self._sequences, sequence, key=_rank)
-        return self._sequences[0] is sequence
+        """Put a sequence at its place. Returns whether that is the head of a list."""
+        epochs = self._epochs_for(sequence)
+        waiting = self._lists.setdefault(epochs, [])
+        insort(waiting, sequence, key=_rank)
+        self._epochs[sequence] = epochs
+        return waiting[0] is sequence
 
     def remove(self, sequence: Sequence) -> None:
         """Take a sequence out, wherever it stands."""
-        place = bisect_left(self._sequences, sequence.rank, key=_rank)
-        assert self._sequences[place] is sequence, "the sequence does not wait"
-        del self._sequences[place]
+        epochs = self._epochs.pop(sequence)
+        waiting = self._lists[epochs]
+        place = bisect_left(waiting, sequence.rank, key=_rank)
+        assert waiting[place] is sequence, "the sequence does not wait"
+        del waiting[place]
+        if not waiting:
+            del self._lists[epochs]
+
+    def regroup(self) -> None:
+        """Other executors may run the sequences than before."""
+        everyone = list(self)
+        self._lists, self._epochs = {}, {}
+        for sequence in everyone:
+            self.add(sequence)
 
 
 def _rank(sequence: Sequence) -> tuple[int, int]:

@@ -1,0 +1,126 @@
+"""Executors whose pools differ: defaults fit all of them, and no request waits for ever beside an idle one."""
+
+import pytest
+
+from common.errors import RequestRejected
+from scheduler_svc.core.executor.capacity import DEFAULT_TOKENS, POOL_GRACE_S
+from scheduler_svc.core.sequence import State
+from tests.support.rig import Rig, limits
+
+BLOCK = 4
+
+
+def pool(num_blocks):
+    return limits(num_blocks=num_blocks, block_size=BLOCK, max_model_len=num_blocks * BLOCK)
+
+
+def chat(rig, name, prompt=(1, 2, 3), now=0.0):
+    """A request with a default `max_tokens`: what a frontend sends, as much as the largest executor holds."""
+    most = rig.scheduler.largest(now) - len(prompt)
+    return rig.add(name, list(prompt), max_tokens=most, may_shorten=True, stop_token_ids=(0,), now=now)[0]
+
+
+def test_default_chats_run_on_both_of_two_pools_that_differ_by_a_block_and_survive_the_larger():
+    rig = Rig(pool(80), pool(79))
+    chats = [chat(rig, str(i), prompt=(i + 1, 5, 6)) for i in range(8)]
+    assert {chat.max_length for chat in chats} == {79 * BLOCK}
+    for _ in range(4):
+        rig.step()
+    assert all(executor.num_running > 0 for executor in rig.scheduler.executors)
+    rig.lose(1)
+    for _ in range(4):
+        rig.step()
+    assert rig.scheduler.executor(2).num_running > 1
+    rig.finish()
+
+
+@pytest.mark.parametrize(
+    ("pools", "num_prompt", "expected"),
+    [
+        ((2000, 1999), 100, 1999),  # both hold the prompt and enough
+        ((2000, 100), 100, 2000),  # the small one would leave nothing worth having
+        ((2000, 1030, 500), 10, 1030),  # 4,096 tokens and the prompt fit 1,030 blocks, and not 500
+        ((20, 12, 5), 3, 12),  # where no pool is large: half of what the largest leaves
+        ((20, 19), 78, 20),  # a prompt that only the largest holds
+    ],
+)
+def test_a_default_fits_each_pool_that_holds_the_prompt_and_enough(pools, num_prompt, expected):
+    rig = Rig(*(pool(size) for size in pools))
+    assert DEFAULT_TOKENS == 4096
+    assert chat(rig, "a", prompt=[7] * num_prompt).max_length == expected * BLOCK
+
+
+def test_a_default_that_is_smaller_stays():
+    rig = Rig(pool(200), pool(199))
+    (sequence,) = rig.add("a", [1, 2, 3], max_tokens=5, may_shorten=True)
+    assert sequence.params.max_tokens == 5
+
+
+def test_an_explicit_max_tokens_is_accepted_if_a_pool_fits_it_that_is_there_or_left_a_moment_ago():
+    rig = Rig(pool(200), pool(100))
+    rig.add("first", [1], max_tokens=600)
+    rig.scheduler.remove_executor(1, 10.0)
+    rig.add("again", [1], max_tokens=600, now=9.0 + POOL_GRACE_S)
+    with pytest.raises(RequestRejected, match="the limit is 400"):
+        rig.add("late", [1], max_tokens=600, now=11.0 + POOL_GRACE_S)
+    rig.scheduler.remove_executor(2, 500.0)
+    rig.add("nobody is there", [1], max_tokens=600, now=501.0 + POOL_GRACE_S)
+
+
+def test_what_needs_a_pool_that_is_gone_ends_with_an_error_or_is_shortened_beside_an_idle_executor():
+    rig = Rig(pool(200))
+    (explicit,) = rig.add("explicit", [1, 2, 3], max_tokens=600)
+    default = chat(rig, "default", now=0.0)
+    for _ in range(6):
+        rig.step()
+    rig.join(pool(100))
+    rig.scheduler.expire(5.0)
+    rig.lose(1)
+    while rig.step():
+        pass
+    assert (explicit.state, default.state) == (State.WAITING, State.WAITING)
+    rig.end(rig.scheduler.expire(4.0 + POOL_GRACE_S))
+    assert not rig.ends, "it may come back"
+    rig.end(rig.scheduler.expire(5.0 + POOL_GRACE_S))
+    assert rig.ends[explicit].code == "capacity_lost"
+    assert "needs 603 positions; the largest executor has 400" in rig.ends[explicit].error
+    rig.finish()
+    assert default.max_length == 400
+    assert rig.ends[default].reason in ("stop", "length")
+
+
+def test_a_default_answer_that_is_longer_than_what_is_left_ends_as_it_is():
+    rig = Rig(pool(200))
+    (answer,) = rig.add("a", [1, 2, 3], max_tokens=700, may_shorten=True)
+    while len(rig.outputs[answer]) < 100:
+        rig.step()
+    rig.join(pool(20))
+    rig.lose(1)
+    rig.end(rig.scheduler.expire(POOL_GRACE_S))
+    assert rig.ends[answer].reason == "length"
+    assert len(rig.outputs[answer]) >= 100
+
+
+def test_the_clock_of_a_lost_pool_runs_only_while_another_executor_is_there():
+    rig = Rig(pool(200))
+    (sequence,) = rig.add("a", [1, 2, 3], max_tokens=600)
+    rig.lose(1)
+    rig.end(rig.scheduler.expire(1000.0))
+    rig.join(pool(100))
+    rig.end(rig.scheduler.expire(999.0 + POOL_GRACE_S))
+    assert not rig.ends, "no executor was there for it to wait beside"
+    rig.join(pool(200))
+    rig.end(rig.scheduler.expire(2000.0))
+    rig.finish()
+    assert rig.ends[sequence].reason == "length"
+
+
+def test_an_executor_that_leaves_takes_no_sequence_with_it():
+    """It still runs its own, and others no longer wait for it."""
+    rig = Rig(pool(200), pool(100))
+    rig.take_no_new(1)
+    (sequence,) = rig.add("a", [1, 2, 3], max_tokens=600)
+    rig.step()
+    assert sequence.state is State.WAITING
+    rig.end(rig.scheduler.expire(POOL_GRACE_S))
+    assert rig.ends[sequence].code == "capacity_lost"
