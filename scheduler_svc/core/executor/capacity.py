@@ -16,11 +16,12 @@ def capacity(limits: ExecutorLimits) -> int:
 class Capacities:
     """Which sequences the fleet can hold at their full length.
 
-    What left less than `POOL_GRACE_S` ago counts as there, because executors are restarted and upgraded; and while no
+    What left less than `grace_s` ago counts as there, because executors are restarted and upgraded; and while no
     executor takes sequences, what was seen before counts, because it may come back.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, grace_s: float = POOL_GRACE_S) -> None:
+        self.grace_s = grace_s
         self._ready: dict[int, int] = {}  # by epoch
         self._left_at: dict[int, float] = {}  # by capacity, the last time
         self._seen = 0
@@ -60,7 +61,7 @@ class Capacities:
             return 0
         if not self._ready:
             return self._seen
-        self._left_at = {size: at for size, at in self._left_at.items() if now < at + POOL_GRACE_S}
+        self._left_at = {size: at for size, at in self._left_at.items() if now < at + self.grace_s}
         return max(*self._left_at, self.ready, 0)
 
     def default_max_tokens(self, num_prompt: int, max_tokens: int) -> int:

@@ -12,6 +12,7 @@ from common.errors import WireError
 from common.messages import Plan, StepResult, Submit
 from common.plan import parse_result
 from scheduler_svc.core.executor.block_manager import HashFunction, hash_block
+from scheduler_svc.core.executor.capacity import POOL_GRACE_S
 from scheduler_svc.core.executor.executor_state import ExecutorState, Intake
 from scheduler_svc.core.executor.memory_forecast import LengthHistory
 from scheduler_svc.core.executor.plan_builder import PromptRow
@@ -32,11 +33,13 @@ class SchedulerConfig:
         window: plans in flight to one executor.
         max_waiting: sequences that may wait; a request beyond is refused (`queue_full`).
         look_ahead: whether admission asks what memory running sequences will still take, and not only what is free.
+        pool_grace_s: how long a sequence waits for an executor that can hold it, while others are there.
     """
 
     window: int = 2
     max_waiting: int = 4096
     look_ahead: bool = True
+    pool_grace_s: float = POOL_GRACE_S
 
 
 class Scheduler:
@@ -62,7 +65,7 @@ class Scheduler:
     ) -> None:
         self.config = config or SchedulerConfig()
         self.stats = SchedulerStats()
-        self.sequences = Sequences(self.config.max_waiting, self.stats)
+        self.sequences = Sequences(self.config.max_waiting, self.config.pool_grace_s, self.stats)
         self._hash_function = hash_function
         self._history = LengthHistory()
         self._suspects = self.sequences.suspects
@@ -206,7 +209,7 @@ class Scheduler:
         return ends
 
     def expire(self, now: float) -> list[SequenceEnd]:
-        """End what has passed its deadline, and what has waited for `POOL_GRACE_S` for an executor that can hold it; if
+        """End what has passed its deadline, and what has waited for `pool_grace_s` for an executor that can hold it; if
         its `max_tokens` is a default, that is shortened instead. To be called at least ten times a second."""
         return self.sequences.expire(now)
 

@@ -11,7 +11,7 @@ import msgspec
 from common.errors import RequestRejected, WireError
 from common.messages import FinishReason, Submit
 from common.wire import int32_array
-from scheduler_svc.core.executor.capacity import POOL_GRACE_S, Capacities
+from scheduler_svc.core.executor.capacity import Capacities
 from scheduler_svc.core.executor.executor_state import ExecutorState
 from scheduler_svc.core.scheduling.deadlines import Deadlines
 from scheduler_svc.core.scheduling.stats import SchedulerStats
@@ -26,6 +26,7 @@ class Sequences:
 
     Args:
         max_waiting: sequences that may wait.
+        pool_grace_s: how long one waits for an executor that can hold it, beside others.
         stats: where it counts what it does.
 
     Attributes:
@@ -35,11 +36,11 @@ class Sequences:
         capacities: what the fleet can hold; for reading.
     """
 
-    def __init__(self, max_waiting: int, stats: SchedulerStats) -> None:
+    def __init__(self, max_waiting: int, pool_grace_s: float, stats: SchedulerStats) -> None:
         self.executors: dict[int, ExecutorState] = {}
         self.waiting = WaitingQueue(self.epochs_for)
         self.suspects = Suspects()
-        self.capacities = Capacities()
+        self.capacities = Capacities(pool_grace_s)
         self._open: dict[Sequence, None] = {}
         self._deadlines = Deadlines()
         self._stranded: dict[Sequence, float] = {}  # since when no executor can hold it, though there are some
@@ -172,7 +173,7 @@ class Sequences:
         self._now = now
         late = self._deadlines.passed(now)
         ends = [self.end(s, "error", "the request's time is up", "deadline_exceeded") for s in late]
-        while self._stranded and now >= (first := next(iter(self._stranded.items())))[1] + POOL_GRACE_S:
+        while self._stranded and now >= (first := next(iter(self._stranded.items())))[1] + self.capacities.grace_s:
             ends += self._give_up_pool(first[0])
         return ends
 
@@ -242,7 +243,7 @@ class Sequences:
             return [self.end(sequence, "length")]
         message = (
             f"the request needs {sequence.max_length} positions; the largest executor has {ready}, and none with more "
-            f"has come back within {POOL_GRACE_S:.0f} s"
+            f"has come back within {self.capacities.grace_s:.0f} s"
         )
         return [self.end(sequence, "error", message, "capacity_lost")]
 
