@@ -15,7 +15,7 @@ from scheduler_svc.core.executor.executor_state import ExecutorState, Intake
 from scheduler_svc.core.fleet import fleet
 from scheduler_svc.core.fleet.fleet import Fleet
 from scheduler_svc.core.fleet.step_clock import StepClock
-from scheduler_svc.core.requests import journal_replay, request_manager
+from scheduler_svc.core.requests import journal_replay, record_frames, request_manager
 from scheduler_svc.core.requests.group_commit import GroupCommit
 from scheduler_svc.core.requests.journal_time import Stamp
 from scheduler_svc.core.requests.outbox import Outbox
@@ -130,8 +130,9 @@ def takes_the_walls_time_for_the_journals(monkeypatch):
 @fault("files")
 def believes_damaged_records(monkeypatch):
     def gullible(batch):
-        pieces = [piece for piece in batch.split(b"\xc0") if piece]
-        return [piece.replace(b"\xdb\xdc", b"\xc0").replace(b"\xdb\xdd", b"\xdb")[:-8] for piece in pieces], 0
+        lengths = record_frames._lengths(batch) or ()
+        ends = [12 + 4 * len(lengths) + sum(lengths[: i + 1]) + 8 * (i + 1) for i in range(len(lengths))]
+        return [batch[end - length : end] for end, length in zip(ends, lengths, strict=True)], 0
 
     monkeypatch.setattr(journal_replay, "unframe", gullible)
 

@@ -10,6 +10,9 @@ is raised with it. `tests/scheduler/journals/` has a journal of each version, wh
 """
 
 from array import array
+from collections.abc import Callable
+from functools import cache
+from operator import attrgetter
 from typing import Any, Literal
 
 import msgspec
@@ -57,18 +60,21 @@ class SubmitRecord(Record, frozen=True):
     @classmethod
     def of(cls, submit: m.Submit) -> "SubmitRecord":
         """What the journal keeps of a message."""
-        params = SamplingRecord(**_fields(submit.params, SamplingRecord))
-        return cls(**(_fields(submit, cls) | {"params": params}))
+        values = list(_fields_of(cls)(submit))
+        values[cls.__struct_fields__.index("params")] = SamplingRecord(*_fields_of(SamplingRecord)(submit.params))
+        return cls(*values)
 
     def message(self) -> m.Submit:
         """The message again."""
-        params = m.SamplingParams(**_fields(self.params, SamplingRecord))
-        return m.Submit(**(_fields(self, SubmitRecord) | {"params": params}))
+        fields = dict(zip(SubmitRecord.__struct_fields__, _fields_of(SubmitRecord)(self), strict=True))
+        params = dict(zip(SamplingRecord.__struct_fields__, _fields_of(SamplingRecord)(self.params), strict=True))
+        return m.Submit(**(fields | {"params": m.SamplingParams(**params)}))
 
 
-def _fields(source: object, of: type[Record]) -> dict[str, Any]:
-    """What a record, or the message that it is of, has in the fields of the record."""
-    return {name: getattr(source, name) for name in of.__struct_fields__}
+@cache
+def _fields_of(kind: type[Record]) -> Callable[[object], tuple[Any, ...]]:
+    """Takes from a record, or from the message that it is of, what the record has."""
+    return attrgetter(*kind.__struct_fields__)
 
 
 class Ending(Record, frozen=True):

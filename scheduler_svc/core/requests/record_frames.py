@@ -1,35 +1,56 @@
-"""How records stand in a batch: each with a checksum, and marks between, so that damage to one takes no other. Pure.
+"""How records stand in a batch: each with a checksum, between two copies of a table of their lengths. Pure.
 
-A record's bytes are escaped, so that none of them can be taken for a mark (the framing of SLIP, RFC 1055). A length in
-front would be shorter, but damage to one length would move all that follows; and what clients send stands in records,
-so nothing in a record may look like the beginning of another.
+So damage to one record takes no other with it, and damage to one table takes none. There is nothing to search for: what
+clients send stands in records, and no content of a record may be taken for the beginning of another.
 """
+
+import struct
+from array import array
 
 import xxhash
 
-_MARK, _MARK_ESCAPED = b"\xc0", b"\xdb\xdc"
-_ESCAPE, _ESCAPE_ESCAPED = b"\xdb", b"\xdb\xdd"
-_BETWEEN = _MARK + _MARK  # if one of both is damaged, the other still parts two records
+_SIZE = struct.Struct("<I")  # bytes of a table: in front of the first, behind the second
+_CHECKSUM_BYTES = 8  # xxh3_64; in front of a table's lengths (uint32), and of each record
 
 
 def frame(records: list[bytes]) -> bytes:
     """A batch of encoded records."""
-    sealed = [record + xxhash.xxh3_64_digest(record) for record in records]
-    escaped = [each.replace(_ESCAPE, _ESCAPE_ESCAPED).replace(_MARK, _MARK_ESCAPED) for each in sealed]
-    return _BETWEEN.join(escaped)
+    if not records:
+        return b""
+    lengths = array("I", map(len, records)).tobytes()
+    table = xxhash.xxh3_64_digest(lengths) + lengths
+    size = _SIZE.pack(len(table))
+    parts = [size, table]
+    for record in records:
+        parts += (xxhash.xxh3_64_digest(record), record)
+    return b"".join([*parts, table, size])
 
 
 def unframe(batch: bytes) -> tuple[list[bytes], int]:
-    """The records of a batch that are whole, in order, and how many pieces are not."""
+    """The records of a batch that are whole, in order, and how many are not; 1 if that cannot be told."""
+    if not batch:
+        return [], 0
+    lengths = _lengths(batch)
+    if lengths is None:
+        return [], 1
     whole: list[bytes] = []
-    num_damaged = 0
-    for piece in batch.split(_MARK):
-        if not piece:
-            continue
-        sealed = piece.replace(_MARK_ESCAPED, _MARK).replace(_ESCAPE_ESCAPED, _ESCAPE)
-        record, checksum = sealed[:-8], sealed[-8:]
-        if len(sealed) > len(checksum) and xxhash.xxh3_64_digest(record) == checksum:
+    at = _SIZE.size + _CHECKSUM_BYTES + lengths.itemsize * len(lengths)
+    for length in lengths:
+        begin, at = at + _CHECKSUM_BYTES, at + _CHECKSUM_BYTES + length
+        record = batch[begin:at]
+        if len(record) == length and xxhash.xxh3_64_digest(record) == batch[begin - _CHECKSUM_BYTES : begin]:
             whole.append(record)
-        else:
-            num_damaged += 1
-    return whole, num_damaged
+    return whole, len(lengths) - len(whole)
+
+
+def _lengths(batch: bytes) -> "array[int] | None":
+    """Of the records, by the first table that is whole; None if neither is."""
+    if len(batch) < 2 * _SIZE.size:
+        return None
+    (first,), (second,) = _SIZE.unpack_from(batch), _SIZE.unpack_from(batch, len(batch) - _SIZE.size)
+    end = len(batch) - _SIZE.size
+    for table in (batch[_SIZE.size : _SIZE.size + first], batch[max(0, end - second) : end]):
+        checksum, lengths = table[:_CHECKSUM_BYTES], table[_CHECKSUM_BYTES:]
+        if len(lengths) % 4 == 0 and xxhash.xxh3_64_digest(lengths) == checksum:
+            return array("I", lengths)
+    return None
