@@ -57,7 +57,7 @@ class Client:
         models: list[str],
     ) -> None:
         self.state = State.AWAY
-        self.stories = [Story(submit, index, models) for index in range(submit.n)]
+        self.stories = [Story(submit, index, models, witness.pools) for index in range(submit.n)]
         self.may_be_cancelled = False
         self.left_at = 0.0
         self._world = world
@@ -225,9 +225,12 @@ class Client:
             submit = not self._knows_accepted and (self._num_submits == 0 or is_rash)
         visit = Visit(self, frontend, is_attached=not submit)
         if submit:
+            if (message := self._message(frontend)) is None:
+                self._not_tokenized(frontend)
+                return
             self._num_submits += 1
             assert self._num_submits < MAX_SUBMITS, f"{self.id} is submitted for ever"
-            is_sent, state = frontend.open(self.submit, visit), State.READING
+            is_sent, state = frontend.open(message, visit), State.READING
         else:
             is_sent, state = frontend.attach(self.id, visit), State.WAITING
         self._world.say(self.id, "submits at" if submit else "attaches at", frontend.number, is_sent)
@@ -235,6 +238,24 @@ class Client:
             self._visit, self.state = visit, state
             self._is_read |= self._num_submits == 1 and submit
             self._visited.append(frontend)
+        else:
+            self._come_back(self._rng.uniform(*TRY_AGAIN_S))
+
+    def _message(self, frontend: FrontendProcess) -> m.Submit | None:
+        """What a frontend makes of the request: a `max_tokens` that is left open is as much as the fleet can hold."""
+        if not self.submit.may_shorten:
+            return self.submit
+        room = _most(frontend) - len(self.submit.prompt) // 4
+        if room <= 0:
+            return None
+        params = msgspec.structs.replace(self.submit.params, max_tokens=room)
+        return msgspec.structs.replace(self.submit, params=params)
+
+    def _not_tokenized(self, frontend: FrontendProcess) -> None:
+        """The frontend refuses the request: it knows no executor, or none that can hold the prompt."""
+        self._world.say(self.id, "is refused by frontend", frontend.number)
+        if _most(frontend) and self._num_submits == 0:
+            self._settle(State.REFUSED)
         else:
             self._come_back(self._rng.uniform(*TRY_AGAIN_S))
 
@@ -281,8 +302,15 @@ class Client:
                 assert self._world.now >= self._submitted_at + self.submit.timeout_s, f"{name} had time left"
             case "internal_error":
                 assert (self.id, delta.index) in self._witness.guilty, f"{name} ended for failures that were not its"
+            case "capacity_lost":
+                assert (self.id, delta.index) in self._witness.pools.lost, f"{name} had an executor"
             case "context_length_exceeded" | "invalid_value":
                 is_unfit = self.id.startswith("odd") or (self.id, delta.index) in self._witness.unfit
                 assert is_unfit, f"{name} ended with {delta.code}"
             case code:
                 raise AssertionError(f"{name} ended with {code!r}: {delta.error}")
+
+
+def _most(frontend: FrontendProcess) -> int:
+    """Positions that a sequence may have, as far as a frontend knows."""
+    return 0 if frontend.fleet is None else frontend.fleet.max_model_len

@@ -50,6 +50,11 @@ def undisturbed(prompt: list[int], params: m.SamplingParams, seed: int, model: s
     return expected_output(prompt, params, VOCAB_SIZE, seed ^ salt(model))
 
 
+def capacity(limits: ExecutorLimits) -> int:
+    """Positions that a sequence can have."""
+    return min(limits.max_model_len, limits.num_blocks * limits.block_size)
+
+
 class ModelOracle(OracleExecutor):
     """The KV oracle with a model."""
 

@@ -7,6 +7,7 @@ from common import messages as m
 from scheduler_svc.core.actions import Action, Peer, WriteLog
 from scheduler_svc.core.config import CoreConfig
 from scheduler_svc.core.core import Core
+from scheduler_svc.core.fleet import fleet as f
 from scheduler_svc.core.event_loop import EventLoop
 from scheduler_svc.core.requests.group_commit import JournalState
 from scheduler_svc.core.requests.recovery import RESUME_WITHIN_S, Legacy, Loaded
@@ -225,9 +226,9 @@ class _WatchedCore(Core):
     def from_frontend(self, peer: Peer, message: m.FrontendToCore, now: float) -> list[Action]:
         if not isinstance(message, m.Submit):
             return super().from_frontend(peer, message, now)
-        expected = self._witness.expected_refusal(self, message)
+        expected = self._witness.expected_refusal(self, message, now)
         actions = super().from_frontend(peer, message, now)
-        self._witness.submitted(message, expected, actions)
+        self._witness.submitted(self, message, expected, actions)
         return actions
 
     def tick(self, now: float) -> list[Action]:
@@ -237,5 +238,10 @@ class _WatchedCore(Core):
 
     def plans(self, now: float) -> list[Action]:
         actions = super().plans(now)
-        self._witness.planned(self, actions)
+        self._witness.planned(self, actions, now)
+        return actions
+
+    def _follow(self, consequences: list[f.Consequence], now: float) -> list[Action]:
+        actions = super()._follow(consequences, now)
+        self._witness.pools.follow(self, now)
         return actions

@@ -2,8 +2,11 @@
 
 from array import array
 
+import msgspec
+
 from common import messages as m
 from tests.sim.models import history_of, token_after, undisturbed
+from tests.sim.pool_book import PoolBook
 from tests.support.oracle import extend
 
 
@@ -12,13 +15,14 @@ class Story:
 
     Args:
         models: that there are in this run.
+        pools: tell what became of a `max_tokens` that the client left open.
 
     Attributes:
         tokens: all that the client has.
         ending: the last delta, None while the sequence goes on.
     """
 
-    def __init__(self, submit: m.Submit, index: int, models: list[str]) -> None:
+    def __init__(self, submit: m.Submit, index: int, models: list[str], pools: PoolBook) -> None:
         self.tokens: list[int] = []
         self.ending: m.TokenDelta | None = None
         self._submit = submit
@@ -26,7 +30,14 @@ class Story:
         self._prompt = memoryview(submit.prompt).cast("i").tolist()
         self._seed = submit.params.seed + index if submit.params.temperature else 0
         self._models = models
+        self._pools = pools
+        self._key = (submit.request_id, index)
         self._history = history_of(self._prompt)
+
+    @property
+    def _max_tokens(self) -> int:
+        params = self._submit.params
+        return self._pools.accepted[self._submit.request_id] if self._submit.may_shorten else params.max_tokens
 
     def forget(self) -> None:
         """What was told did not survive the scheduler, and may be told otherwise now."""
@@ -56,7 +67,7 @@ class Story:
     def _append(self, token: int, model: str) -> None:
         params = self._submit.params
         assert self.ending is None, f"{self._name} goes on after its end"
-        assert len(self.tokens) < params.max_tokens, f"{self._name} has more than {params.max_tokens} tokens"
+        assert len(self.tokens) < self._max_tokens, f"{self._name} has more than {self._max_tokens} tokens"
         assert not (self.tokens and self.tokens[-1] in params.stop_token_ids), f"{self._name} goes on after a stop"
         said = {each: token_after(self._history, self._seed, each) for each in ([model] if model else self._models)}
         assert token in said.values(), f"{self._name}: token {len(self.tokens)} is {token}, not {said}"
@@ -76,7 +87,9 @@ class Story:
             case "stop":
                 assert is_stopped, f"{self._name} ended without its stop token"
             case "length":
-                assert len(self.tokens) == params.max_tokens, f"{self._name} has {len(self.tokens)} tokens"
+                allowed = {self._max_tokens, *self._pools.shortened.get(self._key, ())}
+                assert len(self.tokens) in allowed, f"{self._name} has {len(self.tokens)} tokens of {allowed}"
                 assert not is_stopped
         if delta.finish_reason in ("stop", "length") and len(self._models) == 1:
+            params = msgspec.structs.replace(params, max_tokens=len(self.tokens))
             assert self.tokens == undisturbed(self._prompt, params, self._seed, self._models[0])

@@ -8,7 +8,6 @@ from typing import Any
 
 from common import messages as m
 from common.heartbeats import LOSS_TIMEOUT_S
-from common.plan import ExecutorLimits
 from scheduler_svc.core.actions import Action, Peer, SendToExecutor, WriteLog
 from scheduler_svc.core.core import FORGIVE_S, PAUSE_S, Core
 from scheduler_svc.core.fleet.membership import Membership, Standing
@@ -16,7 +15,8 @@ from scheduler_svc.core.requests.group_commit import STUCK_AFTER_S, JournalState
 from scheduler_svc.core.requests.recovery import Legacy
 from scheduler_svc.core.sequence import Sequence, State
 from scheduler_svc.core.step_output import SequenceEnd, StepOutput
-from tests.sim.models import VOCAB_SIZE
+from tests.sim.models import VOCAB_SIZE, capacity
+from tests.sim.pool_book import PoolBook
 from tests.sim.world import World
 
 NOTICE_S = 0.3  # core and client do not learn of a broken connection at the same time
@@ -71,15 +71,17 @@ class Witness:
         unfit: sequences that no executor so far could hold.
         guilty: sequences that had a part in too many failures in a row.
         moments: what happened, and how often.
+        pools: what is known of executors of different sizes.
     """
 
-    def __init__(self, world: World, patience: Patience) -> None:
+    def __init__(self, world: World, patience: Patience, pool_grace_s: float) -> None:
         self.life_began = 0.0
         self.deaths: list[Death] = []
         self.refused: set[tuple[str, str]] = set()
         self.unfit: set[tuple[str, int]] = set()
         self.guilty: set[tuple[str, int]] = set()
         self.moments: Counter[str] = Counter()
+        self.pools = PoolBook(pool_grace_s, self.moments)
         self._told: dict[tuple[str, int], _Told] = {}
         self._world = world
         self._patience = patience
@@ -92,12 +94,10 @@ class Witness:
         self._models: dict[Sequence, str] = {}  # that sequences were admitted to last
         self._spoken: dict[Sequence, None] = {}  # those with tokens
         self._fitted: list[Sequence] = []  # an executor that an earlier life of the scheduler saw
-        self._fitted_length = 0
         self._heard: dict[Peer, float] = {}
         self._last_turn = math.inf
         self._forgiving_until = -math.inf
         self._stay: dict[int, list[Sequence]] = {}  # who may be in plans of an epoch that takes nothing new
-        self._capacity = 0
 
     def is_risky(self, since: float) -> bool:
         """Whether the scheduler has died since then with something told that was not on disk, or is not any more."""
@@ -131,9 +131,10 @@ class Witness:
         self._starts.append(self.life_began)
         self._paused_s, self._claimed = 0.0, {}
         self._plans, self._failures, self._models, self._spoken, self._stay = {}, {}, {}, {}, {}
-        self._fitted, self._fitted_length, self._heard = [], 0, {}
+        self._fitted, self._heard = [], {}
         self._last_turn, self._forgiving_until = now, -math.inf
-        self._capacity = 0
+        self.pools.started()
+        self.pools.watch(scheduler)
         commit, add_executor = scheduler.commit, scheduler.add_executor
 
         def watched_commit(result: m.StepResult) -> StepOutput:
@@ -141,12 +142,14 @@ class Witness:
             self._landed(result, output)
             return output
 
-        def watched_add(membership: Membership) -> list[SequenceEnd]:
+        def watched_add(membership: Membership, now: float) -> list[SequenceEnd]:
             self._plans[membership.epoch] = deque()
-            self._capacity = max(self._capacity, capacity(membership.limits))
-            ends = add_executor(membership)
+            ends = add_executor(membership, now)
+            longest = max(self.pools.largest_seen, capacity(membership.limits))
             for sequence in [end.sequence for end in ends]:
                 assert sequence not in self._fitted, f"{sequence.request_id} fitted before the restart"
+                is_odd = sequence.largest_token >= VOCAB_SIZE
+                assert is_odd or sequence.max_length > longest, f"{sequence.request_id} fits an executor"
                 self.unfit.add((sequence.request_id, sequence.index))
             return ends
 
@@ -178,7 +181,8 @@ class Witness:
         # Without the restart the core would know of that executor, so what fits there is still accepted.
         fitted = {request.id: _length(request.submit) for request in core.requests.table.all() if request.fits}
         self._fitted = [sequence for sequence in restored if sequence.request_id in fitted]
-        self._fitted_length = max(fitted.values(), default=0)
+        accepted = {request.id: request.submit.params.max_tokens for request in core.requests.table.all()}
+        self.pools.restored(max(fitted.values(), default=0), accepted, is_certain=not self.is_risky(0.0))
         for sequence in restored:
             if sequence.num_output:
                 self._models[sequence] = sequence.model
@@ -213,7 +217,7 @@ class Witness:
 
     # --- requests ---
 
-    def expected_refusal(self, core: Core, submit: m.Submit) -> str:
+    def expected_refusal(self, core: Core, submit: m.Submit, now: float) -> str:
         """What code the core has to refuse a request with; none if it has to accept it."""
         requests = core.requests.table
         if requests.find(submit.request_id) is not None:
@@ -222,16 +226,16 @@ class Witness:
         num_open = sum(request.submit.client == submit.client for request in open_ones)
         if submit.client_limit and num_open >= submit.client_limit:
             return "too_many_requests"
-        longest = max(self._capacity, self._fitted_length)
-        if self._capacity and _length(submit) > longest:
+        longest = self.pools.limit(now)
+        if longest and len(submit.prompt) // 4 + self.pools.max_tokens(submit) > longest:
             return "context_length_exceeded"
-        if self._capacity and max(memoryview(submit.prompt).cast("i")) >= VOCAB_SIZE:
+        if longest and max(memoryview(submit.prompt).cast("i")) >= VOCAB_SIZE:
             return "invalid_value"
         if core.scheduler.num_waiting + submit.n > core.scheduler.config.max_waiting:
             return "queue_full"
         return ""
 
-    def submitted(self, submit: m.Submit, expected: str | None, actions: list[Action]) -> None:
+    def submitted(self, core: Core, submit: m.Submit, expected: str | None, actions: list[Action]) -> None:
         """The core has accepted or refused a request."""
         codes = [e.facts["code"] for e in actions if isinstance(e, WriteLog) and e.event == "request refused"]
         assert codes == ([expected] if expected else []), f"{submit.request_id}: refused with {codes}, not {expected!r}"
@@ -240,12 +244,14 @@ class Witness:
             self.moments[f"refused: {codes[0]}"] += 1
         else:
             self.moments["accepted"] += 1
+            self.pools.submitted(core, submit, self.pools.max_tokens(submit))
             self._claimed[submit.request_id] = None
 
     # --- steps ---
 
-    def planned(self, core: Core, actions: list[Action]) -> None:
+    def planned(self, core: Core, actions: list[Action], now: float) -> None:
         """The core has built plans, and nothing has happened since."""
+        self.pools.look(core, now)
         for action in actions:
             assert isinstance(action, SendToExecutor)
             assert isinstance(action.message, m.Plan)
@@ -348,11 +354,6 @@ class Witness:
             others = [e for e in core.scheduler.executors if e.model == before and not e.intake.is_leaving]
             fits = [e.name for e in others if sequence.max_length <= capacity(e.limits)]
             assert not fits, f"{sequence.request_id} changes to {model}, but {fits} have {before}"
-
-
-def capacity(limits: ExecutorLimits) -> int:
-    """Positions that a sequence can have."""
-    return min(limits.max_model_len, limits.num_blocks * limits.block_size)
 
 
 def _length(submit: m.Submit) -> int:

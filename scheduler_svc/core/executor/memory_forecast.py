@@ -72,18 +72,16 @@ class Forecast:
     """
 
     def __init__(self, running: Growing, history: LengthHistory, block_size: int) -> None:
+        self._history = history
         self._block_size = block_size
+        self._bound = self._bound_of(running)
+        self._running: Growing | None = running  # until they are counted below
+        self._new: list[Growing] = []  # that have joined and are not counted
         self._survivals: dict[bool, Survival] = {}
         self._sizes, self._remaining = np.zeros(0), np.zeros(0)  # of those whose length is certain
         self._certain, self._expected, self._variance = (np.zeros(len(GRID)) for _ in range(3))
-        self._bound = 0.0
         # The steps at which the newcomer counts as there, and at which memory must be enough.
         self._from, self._until = 1.0, 0.0
-        for can_stop in (False, True):
-            kind, some = history.of(can_stop=can_stop), running.chosen(running.can_stop == can_stop)
-            if not kind.is_certain:
-                self._survivals[can_stop] = kind.survival(some.outputs)
-            self._add(some, can_stop=can_stop)
 
     def add(self, size: float, output: float, remaining: float, *, can_stop: bool) -> None:
         """Let another sequence join: the newcomer, which `exceeds` asks about.
@@ -91,14 +89,9 @@ class Forecast:
         One that will outlast all others decides when the work is done. It may come `BRIEF_STEPS` before there is memory
         for all: then others, which can afford it, sit steps out (`RunningSequences.claims`).
         """
-        outlasts_all = not can_stop and self._expected[0] == 0 and remaining >= self._remaining.max(initial=0.0)
-        self._from = 1.0 + BRIEF_STEPS if outlasts_all else 1.0
-        newcomer = Growing(np.array([size]), np.array([output]), np.array([remaining]), np.array([can_stop]))
-        self._add(newcomer, can_stop=can_stop)
-        self._until = remaining
-        if (survival := self._survivals.get(can_stop)) is not None:
-            is_there = survival.chance(np.array([output]), GRID)[0] >= PRESENT
-            self._until = min(remaining, float(GRID[is_there].max(initial=1.0)))
+        columns = np.array([[size], [output], [remaining]], np.float64)
+        self._new.append(Growing(columns[0], columns[1], columns[2], np.array([can_stop])))
+        self._bound += self._bound_of(self._new[-1])
 
     def exceeds(self, num_blocks: int) -> bool:
         """Whether more than so many blocks are to be expected while the newcomer is there. What comes after its end is
@@ -107,6 +100,7 @@ class Forecast:
 
     def peak_blocks(self) -> float:
         """Blocks at the worst moment to come while the newcomer is there."""
+        self._count()
         uncertain = self._expected + np.minimum(MARGIN * np.sqrt(self._variance), MAX_MARGIN * self._expected)
         peak = 0.0
         if self._expected[0] > 0:
@@ -117,16 +111,45 @@ class Forecast:
             peak = max(peak, float(held[(moments >= self._from) & (moments <= self._until)].max(initial=0.0)))
         return peak
 
-    def _add(self, some: Growing, *, can_stop: bool) -> None:
-        self._bound += float((some.sizes + some.remaining).sum()) / self._block_size + len(some.sizes)
+    def _bound_of(self, some: Growing) -> float:
+        """Blocks that they cannot exceed."""
+        return float((some.sizes + some.remaining).sum()) / self._block_size + len(some.sizes)
+
+    def _count(self) -> None:
+        """Count those that have joined since the last call, and at the first call those that run."""
+        if self._running is not None:
+            for can_stop in (False, True):
+                kind, some = (
+                    self._history.of(can_stop=can_stop),
+                    self._running.chosen(self._running.can_stop == can_stop),
+                )
+                if not kind.is_certain:
+                    self._survivals[can_stop] = kind.survival(some.outputs)
+                self._add(some, self._survivals.get(can_stop))
+            self._running = None
+        for newcomer in self._new:
+            survival = self._survivals.get(bool(newcomer.can_stop[0]))
+            self._from, self._until = self._presence(newcomer, survival)
+            self._add(newcomer, survival)
+        self._new.clear()
+
+    def _presence(self, newcomer: Growing, survival: Survival | None) -> tuple[float, float]:
+        """The steps at which it counts as there, before it is counted itself."""
+        remaining = float(newcomer.remaining[0])
+        if survival is not None:
+            is_there = survival.chance(newcomer.outputs, GRID)[0] >= PRESENT
+            return 1.0, min(remaining, float(GRID[is_there].max(initial=1.0)))
+        outlasts_all = self._expected[0] == 0 and remaining >= self._remaining.max(initial=0.0)
+        return 1.0 + BRIEF_STEPS if outlasts_all else 1.0, remaining
+
+    def _add(self, some: Growing, survival: Survival | None) -> None:
         held = self._held(some.sizes, some.remaining, GRID)
-        if (survival := self._survivals.get(can_stop)) is None:
+        if survival is None:
             self._sizes = np.concatenate([self._sizes, some.sizes])
             self._remaining = np.concatenate([self._remaining, some.remaining])
             self._certain += held.sum(axis=0)
         else:
-            chances = survival.chance(some.outputs, GRID - 1)
-            expected = chances * held
+            expected = survival.chance(some.outputs, GRID - 1) * held
             self._expected += expected.sum(axis=0)
             self._variance += (expected * (held - expected)).sum(axis=0)
 
