@@ -243,7 +243,7 @@ class Core:
     def _joined(self, membership: Membership, hello: m.Hello, now: float) -> list[Action]:
         epoch = membership.epoch
         self._counters.executor_joined(epoch)
-        ends = self.scheduler.add_executor(membership)
+        ends = self.scheduler.add_executor(membership, now)
         facts = {
             "executor": hello.executor,
             "epoch": epoch,

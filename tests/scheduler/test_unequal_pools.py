@@ -115,6 +115,18 @@ def test_the_clock_of_a_lost_pool_runs_only_while_another_executor_is_there():
     assert rig.ends[sequence].reason == "length"
 
 
+def test_the_clock_of_a_lost_pool_starts_when_the_smaller_executor_joins():
+    """Not when the scheduler last looked at the time: it may have stood still since, or have just started."""
+    rig = Rig(pool(200))
+    rig.add("a", [1, 2, 3], max_tokens=600)
+    rig.lose(1)
+    rig.join(pool(100), now=1000.0)
+    rig.end(rig.scheduler.expire(1000.0))
+    assert not rig.ends, "the larger one may come back"
+    rig.end(rig.scheduler.expire(1000.0 + POOL_GRACE_S))
+    assert len(rig.ends) == 1
+
+
 def test_an_executor_that_leaves_takes_no_sequence_with_it():
     """It still runs its own, and others no longer wait for it."""
     rig = Rig(pool(200), pool(100))

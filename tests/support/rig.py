@@ -12,7 +12,6 @@ from scheduler_svc.core.sequence import Sequence
 from scheduler_svc.core.step_output import SequenceEnd
 from tests.support.oracle import OracleExecutor, expected_output
 
-
 SUBMIT_FIELDS = ("n", "cache_salt", "priority", "timeout_s", "may_shorten")
 
 
@@ -49,13 +48,13 @@ class Rig:
         for each in executors or (limits(),):
             self.join(each)
 
-    def join(self, each: ExecutorLimits, name: str = "", model: str = "") -> int:
+    def join(self, each: ExecutorLimits, name: str = "", model: str = "", now: float = 0.0) -> int:
         """Add an executor and return its epoch."""
         epoch = len(self.plans) + 1
         self.executors[epoch] = OracleExecutor(each)
         self.sent[epoch], self.plans[epoch] = deque(), []
         self.memberships[epoch] = Membership(epoch, name, model, each)
-        self.end(self.scheduler.add_executor(self.memberships[epoch]))
+        self.end(self.scheduler.add_executor(self.memberships[epoch], now))
         return epoch
 
     def lose(self, epoch: int) -> list[Sequence]:

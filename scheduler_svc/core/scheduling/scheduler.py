@@ -221,13 +221,13 @@ class Scheduler:
 
     # --- executors ---
 
-    def add_executor(self, membership: Membership) -> list[SequenceEnd]:
+    def add_executor(self, membership: Membership, now: float = 0.0) -> list[SequenceEnd]:
         """Start planning for an executor, as its standing allows.
 
         Returns:
             The ends of waiting sequences that do not fit it, nor any executor before it.
         """
-        return self.sequences.add_executor(self.executor_type(membership, self._hash_function))
+        return self.sequences.add_executor(self.executor_type(membership, self._hash_function), now)
 
     def executor_leaves(self, epoch: int, now: float = 0.0) -> None:
         """The standing of an executor has changed: it takes no more sequences."""

@@ -136,8 +136,9 @@ class Sequences:
 
     # --- executors ---
 
-    def add_executor(self, executor: ExecutorState) -> list[SequenceEnd]:
+    def add_executor(self, executor: ExecutorState, now: float) -> list[SequenceEnd]:
         """An epoch begins. Returns the ends of waiting sequences that turn out never to fit."""
+        self._now = max(self._now, now)
         self.executors[executor.epoch] = executor
         self.capacities.joined(executor.epoch, executor.limits)
         refused = [(s, refusal) for s in self.waiting if (refusal := self.capacities.never_fits(s)) is not None]
@@ -207,7 +208,7 @@ class Sequences:
     def _join_queue(self, sequence: Sequence) -> None:
         is_first, epochs = self.waiting.add(sequence), self.waiting.epochs_for(sequence)
         if not epochs and self.capacities.ready:
-            self._stranded[sequence] = self._now
+            self._stranded.setdefault(sequence, self._now)
         elif is_first:
             for epoch in epochs:
                 self.executors[epoch].reopen()
