@@ -219,6 +219,7 @@ class Client:
             self._come_back(self._rng.uniform(*TRY_AGAIN_S), submit=submit)
             return
         frontend = self._rng.choice(up)
+        is_unknown = submit is True
         if submit is None:
             # Some clients just ask again. Where they were before, what was on its way to them would reach them.
             is_rash = frontend not in self._visited and self._rng.random() < 0.5
@@ -226,7 +227,7 @@ class Client:
         visit = Visit(self, frontend, is_attached=not submit)
         if submit:
             if (message := self._message(frontend)) is None:
-                self._not_tokenized(frontend)
+                self._not_tokenized(frontend, is_unknown=is_unknown)
                 return
             self._num_submits += 1
             assert self._num_submits < MAX_SUBMITS, f"{self.id} is submitted for ever"
@@ -251,10 +252,14 @@ class Client:
         params = msgspec.structs.replace(self.submit.params, max_tokens=room)
         return msgspec.structs.replace(self.submit, params=params)
 
-    def _not_tokenized(self, frontend: FrontendProcess) -> None:
-        """The frontend refuses the request: it knows no executor, or none that can hold the prompt."""
+    def _not_tokenized(self, frontend: FrontendProcess, *, is_unknown: bool) -> None:
+        """The frontend refuses the request: it knows no executor, or none that can hold the prompt.
+
+        Args:
+            is_unknown: whether the core has just said that it has no such request.
+        """
         self._world.say(self.id, "is refused by frontend", frontend.number)
-        if _most(frontend) and self._num_submits == 0:
+        if _most(frontend) and (is_unknown or self._num_submits == 0):
             self._settle(State.REFUSED)
         else:
             self._come_back(self._rng.uniform(*TRY_AGAIN_S))

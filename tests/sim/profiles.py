@@ -2,11 +2,15 @@
 
 from dataclasses import dataclass, field
 
+from scheduler_svc.core.executor.capacity import POOL_GRACE_S
+
+SHORT_POOL_GRACE_S = 1.5
 KILLS = {"kill": 4.0, "kill_and_leave_down": 1.0, "reset": 2.0, "half_open": 1.0, "freeze": 1.0}
 HANGS = {"hang": 3.0, "late_step": 3.0, "freeze": 2.0, "step_failure": 3.0, "broken_gpu": 1.0}
 NETWORK = {"cut_both": 2.0, "cut_up": 1.0, "cut_down": 1.0, "half_open": 1.0, "reset": 1.0}
 DRAINS = {"sigterm": 3.0, "drain": 3.0, "drain_finish": 3.0, "kill": 1.0}
 UPGRADES = {"upgrade": 4.0, "upgrade_all": 2.0, "sigterm": 1.0, "drain_finish": 1.0, "kill": 1.0}
+POOLS = {"lose_largest": 4.0, "drain_largest": 2.0, "finish_largest": 2.0}
 CLIENTS = {"hang_up": 4.0, "move": 3.0, "quit": 3.0, "cancel": 4.0, "twin": 2.0, "attach_unknown": 1.0}
 FRONTENDS = {
     "kill_frontend": 3.0,
@@ -45,6 +49,7 @@ EVERYTHING = {
     **NETWORK,
     **DRAINS,
     **UPGRADES,
+    **POOLS,
     **CLIENTS,
     **FRONTENDS,
     **DISK,
@@ -71,6 +76,8 @@ class Profile:
         budgets: tokens in a plan, at most.
         num_builds: of executors, which may differ in model and size.
         num_poisoned: requests that kill whatever computes them, at most.
+        pools: how many of the runs have executors whose pools differ, down to what holds few prompts.
+        pool_grace_s: how long sequences wait for the largest of them.
     """
 
     faults: dict[str, float] = field(default_factory=dict)
@@ -85,6 +92,8 @@ class Profile:
     budgets: tuple[int, ...] = (3, 8, 16, 64)
     num_builds: int = 1
     num_poisoned: int = 0
+    pools: float = 0.0
+    pool_grace_s: float = POOL_GRACE_S
 
     @property
     def keeps_promptly(self) -> bool:
@@ -106,6 +115,30 @@ PROFILES = {
     "hangs": Profile({**HANGS}),
     "drains": Profile({**DRAINS}, executors=(1, 3)),
     "upgrades": Profile({**UPGRADES}, num_builds=3, executors=(2, 3)),
+    "pools": Profile(
+        {
+            **POOLS,
+            "upgrade": 1.0,
+            "upgrade_all": 0.5,
+            "kill": 1.0,
+            "sigterm": 1.0,
+            "drain_finish": 1.0,
+            "late_step": 0.5,
+            "kill_scheduler": 1.0,
+            "freeze_scheduler": 1.0,
+            "cancel": 1.0,
+            "hang_up": 1.0,
+            "reset": 0.5,
+        },
+        num_faults=(1, 5),
+        executors=(2, 3),
+        requests=(3, 9),
+        max_tokens=30,
+        step_s=(0.005, 0.02, 0.05),
+        num_builds=4,
+        pools=1.0,
+        pool_grace_s=SHORT_POOL_GRACE_S,
+    ),
     "poison": Profile({**CLIENTS}, num_faults=(0, 1), num_poisoned=3, executors=(1, 3)),
     "frontends": Profile({**CLIENTS, **FRONTENDS}, num_faults=(2, 6)),
     "journal": Profile({**SCHEDULER, **DISK, "hang_up": 1.0, "kill": 1.0, "cancel": 1.0}, journal=0.9),
@@ -126,5 +159,13 @@ PROFILES = {
     ),
     "flood": Profile({**CLIENTS, "flood": 6.0, "kill": 1.0}, max_waiting=6, requests=(3, 8), max_tokens=8),
     "hostile": Profile({**HOSTILE, "kill": 1.0}, num_faults=(2, 6)),
-    "everything": Profile({**EVERYTHING, "flood": 1.0}, num_faults=(2, 8), num_builds=3, max_waiting=24, journal=0.7),
+    "everything": Profile(
+        {**EVERYTHING, "flood": 1.0},
+        num_faults=(2, 8),
+        num_builds=3,
+        max_waiting=24,
+        journal=0.7,
+        pools=0.4,
+        pool_grace_s=SHORT_POOL_GRACE_S,
+    ),
 }

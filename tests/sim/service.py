@@ -7,8 +7,8 @@ from common import messages as m
 from scheduler_svc.core.actions import Action, Peer, WriteLog
 from scheduler_svc.core.config import CoreConfig
 from scheduler_svc.core.core import Core
-from scheduler_svc.core.fleet import fleet as f
 from scheduler_svc.core.event_loop import EventLoop
+from scheduler_svc.core.fleet import fleet as f
 from scheduler_svc.core.requests.group_commit import JournalState
 from scheduler_svc.core.requests.recovery import RESUME_WITHIN_S, Legacy, Loaded
 from scheduler_svc.server.core_process import SETTLE_MS
@@ -234,7 +234,9 @@ class _WatchedCore(Core):
     def tick(self, now: float) -> list[Action]:
         """The core has just heard which connections broke."""
         self._witness.lost(self, self._switch.peers)
-        return super().tick(now)
+        actions = super().tick(now)
+        self._witness.pools.told_fleet(self._fleet_state, now)
+        return actions
 
     def plans(self, now: float) -> list[Action]:
         actions = super().plans(now)

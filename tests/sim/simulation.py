@@ -17,7 +17,7 @@ from tests.sim.faults.injector import Injector
 from tests.sim.frontends import FrontendProcess
 from tests.sim.intruder import Intruder
 from tests.sim.machine import Machine
-from tests.sim.models import VOCAB_SIZE, Build
+from tests.sim.models import VOCAB_SIZE, Build, capacity
 from tests.sim.network import Network
 from tests.sim.profiles import PROFILES, Profile
 from tests.sim.rack import Rack
@@ -97,8 +97,9 @@ class Simulation:
         self._rng = rng = world.stream("settings")
         grace_s = rng.choice([0.0, 0.1, 0.1, 0.5, 2.0, 5.0, 5.0])
         self.patience = Patience(grace_s, world.stream("returns").choice([0.1, 0.4, 1.0, 5.0]))
-        self.witness = Witness(world, self.patience)
-        self.builds = self._builds()
+        self.witness = Witness(world, self.patience, profile.pool_grace_s)
+        has_pools = world.stream("pools").random() < profile.pools
+        self.builds = self._pools() if has_pools else self._builds()
         self.models = list(dict.fromkeys(build.model for build in self.builds))
         far = Network(world, rng.choice([(0.0001, 0.001), (0.001, 0.004), (0.0, 0.03)]), rng.choice([16, 64]))
         near = Network(world, (0.00005, 0.001), rng.choice(NEAR_CAPACITIES))
@@ -113,7 +114,8 @@ class Simulation:
         self.rack = Rack(world, self.executor_port, builds, pace)
         self.frontends = [FrontendProcess(world, self.frontend_port, i) for i in range(rng.randint(1, 3))]
         self.clients: list[Client] = []
-        self._workload = Workload(world.stream("workload"), profile.max_tokens)
+        sizes = sorted((capacity(build.limits) for build in self.builds), reverse=True) if has_pools else []
+        self._workload = Workload(world.stream("workload"), profile.max_tokens, sizes)
         self._clients_rng = world.stream("clients")
         self._num_expected = 0
         self._is_over = False
@@ -188,10 +190,35 @@ class Simulation:
             builds.append(Build(fingerprint, dtype, limits, is_large))
         return builds
 
+    def _pools(self) -> list[Build]:
+        """Releases whose pools differ, some by one block. Any of them may come anywhere."""
+        rng = self._rng
+        longest = LONGEST_PROMPT + self.profile.max_tokens
+        most = longest + rng.choice([0, 8, 40, 100])
+        sizes = [most, *rng.choices([most, most, longest, most // 2, 12], k=self.profile.num_builds - 1)]
+        block_size = rng.choice([1, 2, 3, 4, 8, 16])
+        builds = []
+        for i, size in enumerate(sizes):
+            num_blocks = max(2, -(-size // block_size) - (i > 0 and rng.random() < 0.6))
+            limits = ExecutorLimits(
+                num_blocks=num_blocks,
+                block_size=block_size,
+                max_num_seqs=rng.choice([1, 2, 4, 8]),
+                max_batch_tokens=rng.choice(self.profile.budgets),
+                max_model_len=num_blocks * block_size + rng.choice([-1, 0, 0, 100]),
+                vocab_size=VOCAB_SIZE,
+            )
+            model = rng.choice([("a", "f32"), ("a", "f32"), ("a", "f32"), ("b", "f32")])
+            builds.append(Build(*model, limits))
+        return builds
+
     def _config(self) -> CoreConfig:
         rng, profile = self._rng, self.profile
         scheduler = SchedulerConfig(
-            window=rng.choice([1, 2, 2, 2, 3]), max_waiting=profile.max_waiting, look_ahead=rng.random() < 0.7
+            window=rng.choice([1, 2, 2, 2, 3]),
+            max_waiting=profile.max_waiting,
+            look_ahead=rng.random() < 0.7,
+            pool_grace_s=profile.pool_grace_s,
         )
         return CoreConfig(
             model="sim",

@@ -142,9 +142,9 @@ class Witness:
             self._landed(result, output)
             return output
 
-        def watched_add(membership: Membership, now: float) -> list[SequenceEnd]:
+        def watched_add(membership: Membership, *now: float) -> list[SequenceEnd]:
             self._plans[membership.epoch] = deque()
-            ends = add_executor(membership, now)
+            ends = add_executor(membership, *now)
             longest = max(self.pools.largest_seen, capacity(membership.limits))
             for sequence in [end.sequence for end in ends]:
                 assert sequence not in self._fitted, f"{sequence.request_id} fitted before the restart"

@@ -18,11 +18,13 @@ class Workload:
 
     Args:
         max_tokens: of an answer, at most.
+        sizes: of pools that differ, in positions, the largest first; empty if no request asks for a certain one.
     """
 
-    def __init__(self, rng: Random, max_tokens: int) -> None:
+    def __init__(self, rng: Random, max_tokens: int, sizes: list[int]) -> None:
         self._rng = rng
         self._max_tokens = max_tokens
+        self._sizes = sizes
         self._num_requests = 0
 
     def request(self) -> m.Submit:
@@ -32,7 +34,7 @@ class Workload:
         if rng.random() < 0.6:
             prompt = rng.choice(PREFIXES) + prompt * rng.randint(0, 2)
         client = rng.choice(["", "", "", "alice", "bob"])
-        return self._submit(
+        submit = self._submit(
             f"r{self._count()}",
             prompt[:LONGEST_PROMPT],
             n=rng.choice([1, 1, 1, 1, 2, 3]),
@@ -43,6 +45,7 @@ class Workload:
             client=client,
             client_limit=CLIENT_LIMITS[client],
         )
+        return self._for_a_pool(submit) if self._sizes else submit
 
     def again(self, submit: m.Submit) -> m.Submit:
         """The same, as a new request."""
@@ -60,6 +63,22 @@ class Workload:
         if self._rng.random() < 0.5:
             return self._submit(f"odd{self._count()}", [VOCAB_SIZE + 7])
         return self._submit(f"odd{self._count()}", [1, 2, 3], max_tokens=10_000)
+
+    def _for_a_pool(self, submit: m.Submit) -> m.Submit:
+        """One that leaves its `max_tokens` open, one that only the largest pool holds, or the same."""
+        rng, params, num_prompt = self._rng, submit.params, len(submit.prompt) // 4
+        kind = rng.choice(["default", "default", "large", "large", "small"])
+        if kind == "small":
+            return submit
+        if rng.random() < 0.7:  # most answers end by themselves
+            params = msgspec.structs.replace(params, stop_token_ids=tuple(rng.sample(range(VOCAB_SIZE), 20)))
+        if kind == "default":  # the frontend puts in what it knows of the fleet
+            params = msgspec.structs.replace(params, max_tokens=rng.choice([max(self._sizes), 1]))
+            return msgspec.structs.replace(submit, params=params, may_shorten=True)
+        largest, *others = self._sizes
+        length = rng.randint(max([size for size in others if size < largest], default=largest - 1) + 1, largest)
+        params = msgspec.structs.replace(params, max_tokens=max(1, length - num_prompt))
+        return msgspec.structs.replace(submit, params=params)
 
     def _count(self) -> int:
         self._num_requests += 1

@@ -1,10 +1,12 @@
 """Executors die, hang, fail, lose their connection, leave, and are replaced by others."""
 
+from collections.abc import Callable
 from random import Random
 
 from common import messages as m
 from tests.sim.executors import ExecutorProcess, Fate
 from tests.sim.faults.scene import Scene, moment, to_an_executor
+from tests.sim.models import capacity
 
 FATE_S = 0.5  # after which a fault of a step has not happened
 
@@ -130,6 +132,38 @@ def upgrade_all(scene: Scene, rng: Random) -> bool:
     return bool(scene.rack.alive)
 
 
+def lose_largest(scene: Scene, rng: Random) -> bool:
+    """The largest executor dies, and stays away for less or more time than requests wait for it."""
+    return _take_largest(scene, rng, ExecutorProcess.kill)
+
+
+def drain_largest(scene: Scene, rng: Random) -> bool:
+    """The largest executor is told to leave, and stays away."""
+    return _take_largest(scene, rng, ExecutorProcess.terminate)
+
+
+def finish_largest(scene: Scene, rng: Random) -> bool:
+    """The largest executor leaves when its sequences have ended, and stays away."""
+    up = [frontend for frontend in scene.frontends if frontend.is_up]
+
+    def do(executor: ExecutorProcess) -> None:
+        rng.choice(up).ask(m.DrainExecutor, executor=executor.name, finish=True)
+
+    return bool(up) and _take_largest(scene, rng, do)
+
+
+def _take_largest(scene: Scene, rng: Random, do: Callable[[ExecutorProcess], object]) -> bool:
+    """Do it to the largest executor; meanwhile clients come."""
+    alive = scene.rack.alive
+    if alive:
+        largest = max(alive, key=lambda executor: capacity(executor.build.limits))
+        scene.rack.slot(largest).down_until = moment(scene, rng, 0.5, 4.5)
+        do(largest)
+        for _ in range(rng.randint(0, 3)):
+            scene.world.at(moment(scene, rng, 0.0, 3.0), scene.add_client)
+    return bool(alive)
+
+
 def _replace(scene: Scene, rng: Random, executor: ExecutorProcess) -> None:
     if executor.is_alive:
         slot = scene.rack.slot(executor)
@@ -139,5 +173,6 @@ def _replace(scene: Scene, rng: Random, executor: ExecutorProcess) -> None:
 
 KINDS = (
     *(kill, kill_and_leave_down, freeze, hang, late_step, step_failure, one_step_failure, broken_gpu),
+    *(lose_largest, drain_largest, finish_largest),
     *(reset, half_open, cut_both, cut_up, cut_down, sigterm, drain, drain_finish, upgrade, upgrade_all),
 )

@@ -1,0 +1,187 @@
+"""What pools of different sizes can hold, and what waits for one that is gone: a book that the core does not write."""
+
+from collections import Counter, defaultdict
+
+from common import messages as m
+from scheduler_svc.core.core import Core
+from scheduler_svc.core.fleet.membership import Standing
+from scheduler_svc.core.scheduling.scheduler import Scheduler
+from scheduler_svc.core.sequence import Sequence, State
+from scheduler_svc.core.step_output import SequenceEnd
+from tests.sim.models import capacity
+
+ENOUGH = 4096  # tokens of an answer: docs/scheduling.md says that a small pool cuts no default below this
+BESIDE_S = 4.0  # beside an executor that could run it a sequence may wait so long for a busy one, which may hang
+ROUNDING_S = 1e-6
+
+
+class PoolBook:
+    """Follows the fleet, and looks whether the core keeps its word about pools that differ.
+
+    Args:
+        grace_s: how long a sequence waits for an executor that can hold it, beside others.
+
+    Attributes:
+        accepted: the `max_tokens` that requests were accepted with.
+        shortened: the `max_tokens` that sequences were given because their pool was gone.
+        lost: sequences that had asked for more than any pool had that was left.
+        moments: what happened, and how often.
+    """
+
+    def __init__(self, grace_s: float, moments: Counter[str]) -> None:
+        self.accepted: dict[str, int] = {}
+        self.shortened: defaultdict[tuple[str, int], set[int]] = defaultdict(set)
+        self.lost: set[tuple[str, int]] = set()
+        self.moments = moments
+        self._grace_s = grace_s
+        self.started()
+
+    def started(self) -> None:
+        """A scheduler begins to live: it has seen no executor."""
+        self._taking: dict[int, int] = {}  # capacities of executors that take sequences, by epoch
+        self._left: list[tuple[float, int]] = []  # when executors left, and their capacities
+        self._seen = 0
+        self._restored = 0  # the length of the longest request of which an earlier life knew that it fits
+        self._stranded: dict[Sequence, float] = {}  # since when no executor that takes sequences can hold it
+        self._beside: dict[Sequence, float] = {}  # since when it waits and could run on an idle executor
+
+    def restored(self, fitted_length: int, accepted: dict[str, int], *, is_certain: bool) -> None:
+        """A scheduler has taken up what an earlier life had.
+
+        Args:
+            fitted_length: positions of the longest request that is known to have fitted.
+            accepted: the `max_tokens` of all requests.
+            is_certain: whether these have to be the requests that were accepted.
+        """
+        self._restored = fitted_length
+        for request_id, max_tokens in accepted.items():
+            before = self.accepted.get(request_id, max_tokens)
+            assert before == max_tokens or not is_certain, f"{request_id} had {before} tokens, and now {max_tokens}"
+        self.accepted |= accepted
+
+    # --- the fleet ---
+
+    @property
+    def largest_taking(self) -> int:
+        """The capacity of the largest executor that takes sequences, 0 if there is none."""
+        return max(self._taking.values(), default=0)
+
+    @property
+    def largest_seen(self) -> int:
+        """Positions that a sequence may need which is accepted while no executor takes sequences; 0 for any number."""
+        return max(self._seen, self._restored) if self._seen else 0
+
+    def limit(self, now: float) -> int:
+        """Positions that a sequence may need which is accepted now; 0 if the core has to accept any number."""
+        if not self._taking:
+            return self.largest_seen
+        return max([self.largest_taking, *(size for at, size in self._left if now < at + self._grace_s)])
+
+    def follow(self, core: Core, now: float) -> None:
+        """Something has happened in the fleet or to sequences."""
+        members = {member.epoch: member for member in core.fleet if member.standing is Standing.READY}
+        for epoch in [epoch for epoch in self._taking if epoch not in members]:
+            self._left.append((now, self._taking.pop(epoch)))
+        if not self._taking:
+            self._stranded = {}
+        for epoch, member in members.items():
+            if epoch not in self._taking:
+                self._taking[epoch] = capacity(member.membership.limits)
+                self._seen = max(self._seen, self._taking[epoch])
+        waiting = [s for s in core.scheduler if s.state is State.WAITING and s.max_length > self.largest_taking]
+        self._stranded = {s: self._stranded.get(s, now) for s in waiting} if self._taking else {}
+
+    def told_fleet(self, state: m.FleetState, now: float) -> None:
+        """The core has told a frontend how long a sequence may be."""
+        assert state.max_model_len == self.limit(now), f"frontends hear {state.max_model_len}, not {self.limit(now)}"
+
+    # --- requests ---
+
+    def max_tokens(self, submit: m.Submit) -> int:
+        """The `max_tokens` that a request has to be accepted with now."""
+        asked, num_prompt = submit.params.max_tokens, len(submit.prompt) // 4
+        rooms = [size - num_prompt for size in self._taking.values() if size > num_prompt]
+        if not submit.may_shorten or not rooms:
+            return asked
+        return min(asked, *(room for room in rooms if room >= min(ENOUGH, max(rooms) / 2)))
+
+    def submitted(self, core: Core, submit: m.Submit, max_tokens: int) -> None:
+        """A request was accepted; this `max_tokens` was expected."""
+        request = core.requests.table.find(submit.request_id)
+        assert request is not None
+        lengths = {request.submit.params.max_tokens, *(s.params.max_tokens for s in request.sequences)}
+        assert lengths == {max_tokens}, f"{submit.request_id} gets {lengths} tokens, not {max_tokens}"
+        self.accepted[submit.request_id] = max_tokens
+        self.moments["defaults cut"] += max_tokens < submit.params.max_tokens
+
+    def watch(self, scheduler: Scheduler) -> None:
+        """See what the scheduler gives up, and that it has waited for long enough."""
+        expire = scheduler.expire
+
+        def watched_expire(now: float) -> list[SequenceEnd]:
+            before = {sequence: sequence.max_length for sequence in scheduler}
+            ends = expire(now)
+            for sequence, length in before.items():
+                if sequence.max_length != length:
+                    self._was_shortened(sequence, now)
+            for end in ends:
+                if end.code != "deadline_exceeded":
+                    self._was_given_up(end, now)
+            return ends
+
+        scheduler.expire = watched_expire  # type: ignore[method-assign]  # only this one's
+
+    # --- looks ---
+
+    def look(self, core: Core, now: float) -> None:
+        """A look at a moment at which the core has done all that it can do: nothing waits for ever."""
+        self.follow(core, now)
+        for sequence, since in self._stranded.items():
+            waited_s = now - since
+            what = f"{sequence.request_id} needs {sequence.max_length} of {self.largest_taking} positions"
+            assert waited_s < self._grace_s + ROUNDING_S, f"{what} and waits for {waited_s:.2f} s"
+        takes = [e for e in core.scheduler.executors if e.epoch in self._taking]
+        beside: dict[Sequence, float] = {}
+        if any(e.num_running == 0 and not e.inflight for e in takes):
+            for sequence in [s for s in core.scheduler if s.state is State.WAITING and s not in self._stranded]:
+                able = [e for e in takes if sequence.max_length <= self._taking[e.epoch]]
+                if sequence.num_output:  # it goes on with its model as long as an executor has that
+                    able = [e for e in able if e.model == sequence.model] or able
+                if any(e.num_running == 0 and not e.inflight for e in able):
+                    since = beside[sequence] = self._beside.get(sequence, now)
+                    assert now - since < BESIDE_S, f"{sequence.request_id} waits beside an idle executor"
+        self._beside = beside
+
+    # --- inside ---
+
+    def _was_shortened(self, sequence: Sequence, now: float) -> None:
+        name = f"{sequence.request_id}[{sequence.index}]"
+        self._check_overdue(name, sequence, now)
+        assert sequence.may_shorten, f"{name} asked for its tokens and gets fewer"
+        assert sequence.max_length == self.largest_taking, f"{name} is shortened to {sequence.max_length}"
+        assert len(sequence.tokens) < sequence.max_length, f"{name} is shortened and has more tokens already"
+        self.shortened[sequence.request_id, sequence.index].add(sequence.params.max_tokens)
+        self.moments["shortened"] += 1
+
+    def _was_given_up(self, end: SequenceEnd, now: float) -> None:
+        sequence, ready = end.sequence, self.largest_taking
+        name = f"{sequence.request_id}[{sequence.index}]"
+        self._check_overdue(name, sequence, now)
+        if end.reason == "length":
+            assert sequence.may_shorten, f"{name} asked for more tokens"
+            assert len(sequence.tokens) >= ready, f"{name} could go on"
+            assert sequence.num_output, f"{name} has no answer"
+            self.shortened[sequence.request_id, sequence.index].add(sequence.num_output)
+            self.moments["shortened to what they had"] += 1
+        else:
+            assert end.code == "capacity_lost", f"{name} ended with {end.code}"
+            has_any = sequence.num_output > 0 or sequence.num_prompt < ready
+            assert not (sequence.may_shorten and has_any), f"{name} could be shortened"
+            self.lost.add((sequence.request_id, sequence.index))
+            self.moments["capacity lost"] += 1
+
+    def _check_overdue(self, name: str, sequence: Sequence, now: float) -> None:
+        since = self._stranded.get(sequence)
+        assert since is not None, f"{name} is given up, and was not without an executor"
+        waited_s = now - since
+        assert waited_s >= self._grace_s - ROUNDING_S, f"{name} is given up after {waited_s:.2f} s"
