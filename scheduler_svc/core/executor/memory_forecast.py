@@ -117,12 +117,9 @@ class Forecast:
 
     def _count(self) -> None:
         """Count those that have joined since the last call, and at the first call those that run."""
-        if self._running is not None:
+        if (running := self._running) is not None:
             for can_stop in (False, True):
-                kind, some = (
-                    self._history.of(can_stop=can_stop),
-                    self._running.chosen(self._running.can_stop == can_stop),
-                )
+                kind, some = self._history.of(can_stop=can_stop), running.chosen(running.can_stop == can_stop)
                 if not kind.is_certain:
                     self._survivals[can_stop] = kind.survival(some.outputs)
                 self._add(some, self._survivals.get(can_stop))
