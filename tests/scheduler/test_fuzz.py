@@ -2,8 +2,10 @@
 
 from array import array
 from collections import Counter, deque
+from dataclasses import replace
 
 import hypothesis.strategies as st
+import msgspec
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -13,15 +15,18 @@ from common.errors import RequestRejected
 from common.plan import ExecutorLimits
 from common.wire import Codec, int32_array
 from scheduler_svc.core.executor.block_manager import hash_block
+from scheduler_svc.core.executor.capacity import capacity
 from scheduler_svc.core.fleet.membership import Membership, Standing
 from scheduler_svc.core.scheduling.admission import MAX_PREEMPTIONS
 from scheduler_svc.core.scheduling.scheduler import Scheduler, SchedulerConfig
-from scheduler_svc.core.sequence import Sequence
+from scheduler_svc.core.sequence import Sequence, State
 from scheduler_svc.core.step_output import SequenceEnd, StepOutput
 from tests.support.effort import examples
 from tests.support.oracle import OracleExecutor, expected_output
+from tests.support.pool_limits import PoolLimits
 
 VOCAB_SIZE = 5
+GRACE_S = 6.0  # how long a sequence waits for a pool
 PROMPT = array("i", [1, 2, 3, 4, 0, 1, 1, 2] * 80)
 
 
@@ -41,8 +46,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_num_seqs=st.integers(1, 6),
         collide=st.booleans(),
         look_ahead=st.booleans(),
+        is_early=st.booleans(),
     )
-    def start(self, block_size, window, pool_tokens, budget, max_num_seqs, collide, look_ahead):
+    def start(self, block_size, window, pool_tokens, budget, max_num_seqs, collide, look_ahead, is_early):
         self.limits = ExecutorLimits(
             num_blocks=max(2, -(-pool_tokens // block_size)),
             block_size=block_size,
@@ -52,7 +58,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             vocab_size=VOCAB_SIZE,
         )
         self.scheduler = Scheduler(
-            SchedulerConfig(window=window, max_waiting=50, look_ahead=look_ahead),
+            SchedulerConfig(window=window, max_waiting=50, look_ahead=look_ahead, pool_grace_s=GRACE_S),
             colliding_hash if collide else hash_block,
         )
         self.codec: Codec[m.Plan] = Codec(m.SchedulerToExecutor)
@@ -66,7 +72,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.now = 0.0
         self.outputs: dict[Sequence, list[int]] = {}
         self.ended: dict[Sequence, str] = {}
-        self.join()
+        self.pools = PoolLimits(GRACE_S)
+        self.stranded: dict[Sequence, float] = {}  # since when no executor that takes sequences can hold it
+        self.max_tokens: dict[Sequence, int] = {}  # what it has to have
+        self.stay: dict[int, list[Sequence]] = {}  # which sequences an executor may run that takes no more
+        if is_early:
+            self.join()
 
     def send(self, epoch: int) -> m.Plan | None:
         """Make a plan, and count the positions in it that were written before (from the plan's own columns)."""
@@ -77,6 +88,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         inflight = executor.inflight[-1]
         sequences = dict(zip(inflight.lanes.tolist(), inflight.sequences, strict=True))
         sequences |= {sequence.lane: sequence for sequence, _ in inflight.unsampled}
+        if epoch in self.stay:
+            assert all(sequence in self.stay[epoch] for sequence in sequences.values()), "it takes no more sequences"
         columns = (int32_array(name, getattr(plan, name)).tolist() for name in ("lanes", "query_lens", "context_lens"))
         ends: dict[Sequence, int] = {}
         for lane, count, end in zip(*columns, strict=True):
@@ -115,6 +128,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         expected = expected_output(prompt, sequence.params, VOCAB_SIZE, seed)
         output = self.outputs[sequence]
         assert sequence.tokens[sequence.num_prompt :].tolist() == output
+        assert sequence.params.max_tokens == self.max_tokens[sequence]
         if self.ended[sequence] in ("stop", "length"):
             assert output == expected
         else:
@@ -130,9 +144,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         salt=st.sampled_from(["", "", "tenant"]),
         priority=st.sampled_from([0, 0, 0, 1, -1]),
         timeout_s=st.sampled_from([None, None, None, 5.0]),
+        may_shorten=st.sampled_from([False, False, True]),
     )
-    def add(self, length, offset, max_tokens, n, temperature, stop, salt, priority, timeout_s):
+    def add(self, length, offset, max_tokens, n, temperature, stop, salt, priority, timeout_s, may_shorten):
         self.ids += 1
+        limit = self.pools.limit(self.now)
+        if may_shorten and limit > length:  # as a frontend does
+            max_tokens = limit - length
         prompt = PROMPT[offset : offset + length]
         params = m.SamplingParams(
             max_tokens=max_tokens, temperature=temperature, seed=self.ids % 2, stop_token_ids=stop
@@ -145,11 +163,15 @@ class SchedulerMachine(RuleBasedStateMachine):
             cache_salt=salt,
             priority=priority,
             timeout_s=timeout_s,
+            may_shorten=may_shorten,
         )
-        fits = length + max_tokens <= self.limits.max_model_len
+        accepted = self.pools.max_tokens(length, max_tokens, may_shorten=may_shorten)
+        fits = limit == 0 or length + accepted <= limit
         refusal = ""
         try:
-            self.outputs.update({sequence: [] for sequence in self.scheduler.add(submit, self.now)})
+            sequences = self.scheduler.add(submit, self.now)
+            self.outputs.update({sequence: [] for sequence in sequences})
+            self.max_tokens.update(dict.fromkeys(sequences, accepted))
         except RequestRejected as error:
             refusal = error.code
         assert refusal in (("", "queue_full") if fits else ("context_length_exceeded",))
@@ -193,23 +215,62 @@ class SchedulerMachine(RuleBasedStateMachine):
         if candidates and (sequence := data.draw(st.sampled_from(candidates))).num_preemptions < MAX_PREEMPTIONS:
             self.scheduler.sequences.preempt(executor, sequence)
 
-    @rule(seconds=st.floats(0.0, 4.0))
+    @rule(seconds=st.one_of(st.floats(0.0, 4.0), st.just(GRACE_S)))
     def pass_time(self, seconds):
         self.now += seconds
+        before = {sequence: sequence.max_length for sequence in self.scheduler}
         ends = self.scheduler.expire(self.now)
+        for sequence, length in before.items():
+            if sequence.max_length != length:
+                self.was_shortened(sequence)
+        for end in ends:
+            if end.code != "deadline_exceeded":
+                self.was_given_up(end)
         self.end(ends)
         for sequence in self.outputs:
             late = sequence.deadline is not None and sequence.deadline <= self.now
             assert not late or sequence in self.ended
 
+    def was_shortened(self, sequence: Sequence) -> None:
+        """Its pool is gone, and it goes on with less."""
+        assert self.now >= self.stranded.pop(sequence) + GRACE_S
+        assert sequence.may_shorten
+        assert len(sequence.tokens) < sequence.max_length == self.pools.largest
+        self.max_tokens[sequence] = sequence.params.max_tokens
+
+    def was_given_up(self, end: SequenceEnd) -> None:
+        """Its pool is gone, and what is left holds no more of it."""
+        sequence, largest = end.sequence, self.pools.largest
+        assert self.now >= self.stranded[sequence] + GRACE_S
+        if end.reason == "length":
+            assert sequence.may_shorten
+            assert len(sequence.tokens) >= largest
+            assert sequence.num_output > 0
+            sequence.params = msgspec.structs.replace(sequence.params, max_tokens=sequence.num_output)
+            self.max_tokens[sequence] = sequence.num_output
+        else:
+            assert end.code == "capacity_lost"
+            assert not sequence.may_shorten or (sequence.num_output == 0 and sequence.num_prompt >= largest)
+
     @precondition(lambda self: len(self.executors) < 3)
-    @rule()
-    def join(self):
+    @rule(blocks=st.sampled_from(["all", "all", "one less", "half"]), length=st.sampled_from([1.0, 1.0, 1.0, 0.5]))
+    def join(self, blocks="all", length=1.0):
+        """Of pools that differ."""
+        most = self.limits.num_blocks
+        num_blocks = {"all": most, "one less": most - 1, "half": most // 2}[blocks]
+        max_model_len = int(self.limits.max_model_len * length)
+        limits = replace(self.limits, num_blocks=max(2, num_blocks), max_model_len=max_model_len)
         self.epochs += 1
-        self.executors[self.epochs] = OracleExecutor(self.limits)
+        self.executors[self.epochs] = OracleExecutor(limits)
         self.sent[self.epochs] = deque()
         self.ends_of_rows[self.epochs] = deque()
-        self.end(self.scheduler.add_executor(Membership(self.epochs, "", "", self.limits)))
+        self.pools.joined(self.epochs, capacity(limits), self.now)
+        ends = self.scheduler.add_executor(Membership(self.epochs, "", "", limits), self.now)
+        for end in ends:
+            sequence = end.sequence
+            needed = sequence.num_prompt + 1 if sequence.may_shorten else sequence.max_length
+            assert needed > self.pools.largest_seen
+        self.end(ends)
 
     @precondition(lambda self: self.executors)
     @rule(data=st.data(), step_failed=st.booleans())
@@ -217,37 +278,66 @@ class SchedulerMachine(RuleBasedStateMachine):
         epoch = data.draw(st.sampled_from(list(self.executors)))
         if step_failed:
             self.end(self.scheduler.blame(epoch))
-        self.scheduler.remove_executor(epoch, self.now)
-        del self.executors[epoch], self.sent[epoch]
+        self.remove(epoch)
+
+    @precondition(lambda self: self.pools.taking)
+    @rule(data=st.data())
+    def executor_leaves(self, data):
+        """It takes no more sequences, and goes on with those that it has."""
+        epoch = data.draw(st.sampled_from(list(self.pools.taking)))
+        executor = self.scheduler.executor(epoch)
+        executor.membership.standing = Standing.FINISHING
+        self.stay[epoch] = executor.sequences()
+        self.pools.left(epoch, self.now)
+        self.scheduler.executor_leaves(epoch, self.now)
 
     @precondition(lambda self: self.executors)
     @rule(data=st.data())
     def drain(self, data):
         epoch = data.draw(st.sampled_from(list(self.executors)))
         self.scheduler.executor(epoch).membership.standing = Standing.DRAINING
+        self.pools.left(epoch, self.now)
         self.scheduler.executor_leaves(epoch, self.now)
         while self.sent[epoch]:
             assert not self.scheduler.is_idle(epoch)
             self.answer_oldest(epoch)
         assert self.scheduler.is_idle(epoch)
+        self.remove(epoch)
+
+    def remove(self, epoch: int) -> None:
+        self.pools.left(epoch, self.now)
         self.scheduler.remove_executor(epoch, self.now)
+        self.stay.pop(epoch, None)
         del self.executors[epoch], self.sent[epoch]
 
     @invariant()
     def check(self):
         if hasattr(self, "scheduler"):
             self.scheduler.check()
+            self.check_stranded()
+
+    def check_stranded(self) -> None:
+        """No sequence waits for longer than the grace beside executors that cannot hold it."""
+        largest = self.pools.largest
+        waiting = [s for s in self.outputs if s.state is State.WAITING and s.max_length > largest > 0]
+        self.stranded = {sequence: self.stranded.get(sequence, self.now) for sequence in waiting}
+        assert all(self.now < since + GRACE_S for since in self.stranded.values())
 
     def teardown(self):
         """Whatever happened, everything still ends, and then nothing is held."""
         if not hasattr(self, "scheduler"):
             return
-        if not self.executors:
+        if not self.pools.taking:
+            for epoch in list(self.executors):
+                self.remove(epoch)
             self.join()
-        for _ in range(5000):
+        for i in range(5000):
             if len(self.ended) == len(self.outputs):
                 break
             self.run_all(1)
+            self.check_stranded()
+            if i % 50 == 49:
+                self.pass_time(GRACE_S)
         assert len(self.ended) == len(self.outputs), "a sequence never ends"
         for epoch, plans in self.sent.items():
             while plans:

@@ -1,9 +1,14 @@
 """Executors whose pools differ: defaults fit all of them, and no request waits for ever beside an idle one."""
 
+from array import array
+
 import pytest
 
+from common import messages as m
 from common.errors import RequestRejected
 from scheduler_svc.core.executor.capacity import DEFAULT_TOKENS, POOL_GRACE_S
+from scheduler_svc.core.fleet.membership import Membership
+from scheduler_svc.core.scheduling.scheduler import Scheduler
 from scheduler_svc.core.sequence import State
 from tests.support.rig import Rig, limits
 
@@ -65,6 +70,50 @@ def test_an_explicit_max_tokens_is_accepted_if_a_pool_fits_it_that_is_there_or_l
         rig.add("late", [1], max_tokens=600, now=11.0 + POOL_GRACE_S)
     rig.scheduler.remove_executor(2, 500.0)
     rig.add("nobody is there", [1], max_tokens=600, now=501.0 + POOL_GRACE_S)
+
+
+def before_any_executor(request_id, prompt, max_tokens, may_shorten):
+    return m.Submit(
+        request_id=request_id,
+        prompt=array("i", prompt).tobytes(),
+        params=m.SamplingParams(max_tokens=max_tokens),
+        may_shorten=may_shorten,
+    )
+
+
+def test_a_default_that_was_accepted_before_any_executor_was_seen_is_shortened_and_not_refused():
+    scheduler = Scheduler()
+    (default,) = scheduler.add(before_any_executor("a", [1, 2, 3], 600, may_shorten=True))
+    (explicit,) = scheduler.add(before_any_executor("b", [1, 2, 3], 600, may_shorten=False))
+    (too_long,) = scheduler.add(before_any_executor("c", [1] * 400, 200, may_shorten=True))
+    ends = scheduler.add_executor(Membership(1, "", "", pool(100)))
+    assert [(end.sequence, end.code) for end in ends] == [
+        (explicit, "context_length_exceeded"),
+        (too_long, "context_length_exceeded"),
+    ]
+    assert scheduler.expire(POOL_GRACE_S) == []
+    assert default.max_length == 400
+    assert scheduler.plan(1) is not None
+
+
+def test_a_default_that_no_executor_can_take_for_another_reason_ends():
+    """A token that is not in the vocabulary becomes none by fewer of them."""
+    scheduler = Scheduler()
+    submit = before_any_executor("a", [1, pool(100).vocab_size], 20, may_shorten=True)
+    scheduler.restore(submit, 0, [b""], None, fits=True)
+    assert scheduler.add_executor(Membership(1, "", "", pool(100))) == []
+    (end,) = scheduler.expire(POOL_GRACE_S)
+    assert end.code == "capacity_lost"
+
+
+def test_time_in_which_no_executor_is_there_is_not_counted():
+    rig = Rig(pool(200), pool(100))
+    rig.scheduler.remove_executor(1, 10.0)
+    rig.scheduler.remove_executor(2, 20.0)
+    rig.join(pool(100), now=1020.0)
+    rig.add("again", [1], max_tokens=600, now=1009.0 + POOL_GRACE_S)
+    with pytest.raises(RequestRejected, match="the limit is 400"):
+        rig.add("late", [1], max_tokens=600, now=1011.0 + POOL_GRACE_S)
 
 
 def test_what_needs_a_pool_that_is_gone_ends_with_an_error_or_is_shortened_beside_an_idle_executor():

@@ -9,8 +9,8 @@ from scheduler_svc.core.scheduling.scheduler import Scheduler
 from scheduler_svc.core.sequence import Sequence, State
 from scheduler_svc.core.step_output import SequenceEnd
 from tests.sim.models import capacity
+from tests.support.pool_limits import PoolLimits
 
-ENOUGH = 4096  # tokens of an answer: docs/scheduling.md says that a small pool cuts no default below this
 BESIDE_S = 4.0  # beside an executor that could run it a sequence may wait so long for a busy one, which may hang
 ROUNDING_S = 1e-6
 
@@ -38,10 +38,7 @@ class PoolBook:
 
     def started(self) -> None:
         """A scheduler begins to live: it has seen no executor."""
-        self._taking: dict[int, int] = {}  # capacities of executors that take sequences, by epoch
-        self._left: list[tuple[float, int]] = []  # when executors left, and their capacities
-        self._seen = 0
-        self._restored = 0  # the length of the longest request of which an earlier life knew that it fits
+        self._limits = PoolLimits(self._grace_s)
         self._stranded: dict[Sequence, float] = {}  # since when no executor that takes sequences can hold it
         self._beside: dict[Sequence, float] = {}  # since when it waits and could run on an idle executor
 
@@ -53,7 +50,7 @@ class PoolBook:
             accepted: the `max_tokens` of all requests.
             is_certain: whether these have to be the requests that were accepted.
         """
-        self._restored = fitted_length
+        self._limits.restored(fitted_length)
         for request_id, max_tokens in accepted.items():
             before = self.accepted.get(request_id, max_tokens)
             assert before == max_tokens or not is_certain, f"{request_id} had {before} tokens, and now {max_tokens}"
@@ -62,34 +59,27 @@ class PoolBook:
     # --- the fleet ---
 
     @property
-    def largest_taking(self) -> int:
-        """The capacity of the largest executor that takes sequences, 0 if there is none."""
-        return max(self._taking.values(), default=0)
-
-    @property
     def largest_seen(self) -> int:
         """Positions that a sequence may need which is accepted while no executor takes sequences; 0 for any number."""
-        return max(self._seen, self._restored) if self._seen else 0
+        return self._limits.largest_seen
 
     def limit(self, now: float) -> int:
         """Positions that a sequence may need which is accepted now; 0 if the core has to accept any number."""
-        if not self._taking:
-            return self.largest_seen
-        return max([self.largest_taking, *(size for at, size in self._left if now < at + self._grace_s)])
+        return self._limits.limit(now)
 
     def follow(self, core: Core, now: float) -> None:
         """Something has happened in the fleet or to sequences."""
+        limits = self._limits
         members = {member.epoch: member for member in core.fleet if member.standing is Standing.READY}
-        for epoch in [epoch for epoch in self._taking if epoch not in members]:
-            self._left.append((now, self._taking.pop(epoch)))
-        if not self._taking:
+        for epoch in [epoch for epoch in limits.taking if epoch not in members]:
+            limits.left(epoch, now)
+        if not limits.taking:
             self._stranded = {}
         for epoch, member in members.items():
-            if epoch not in self._taking:
-                self._taking[epoch] = capacity(member.membership.limits)
-                self._seen = max(self._seen, self._taking[epoch])
-        waiting = [s for s in core.scheduler if s.state is State.WAITING and s.max_length > self.largest_taking]
-        self._stranded = {s: self._stranded.get(s, now) for s in waiting} if self._taking else {}
+            if epoch not in limits.taking:
+                limits.joined(epoch, capacity(member.membership.limits), now)
+        waiting = [s for s in core.scheduler if s.state is State.WAITING and s.max_length > limits.largest]
+        self._stranded = {s: self._stranded.get(s, now) for s in waiting} if limits.taking else {}
 
     def told_fleet(self, state: m.FleetState, now: float) -> None:
         """The core has told a frontend how long a sequence may be."""
@@ -99,11 +89,8 @@ class PoolBook:
 
     def max_tokens(self, submit: m.Submit) -> int:
         """The `max_tokens` that a request has to be accepted with now."""
-        asked, num_prompt = submit.params.max_tokens, len(submit.prompt) // 4
-        rooms = [size - num_prompt for size in self._taking.values() if size > num_prompt]
-        if not submit.may_shorten or not rooms:
-            return asked
-        return min(asked, *(room for room in rooms if room >= min(ENOUGH, max(rooms) / 2)))
+        num_prompt, asked = len(submit.prompt) // 4, submit.params.max_tokens
+        return self._limits.max_tokens(num_prompt, asked, may_shorten=submit.may_shorten)
 
     def submitted(self, core: Core, submit: m.Submit, max_tokens: int) -> None:
         """A request was accepted; this `max_tokens` was expected."""
@@ -138,13 +125,13 @@ class PoolBook:
         self.follow(core, now)
         for sequence, since in self._stranded.items():
             waited_s = now - since
-            what = f"{sequence.request_id} needs {sequence.max_length} of {self.largest_taking} positions"
+            what = f"{sequence.request_id} needs {sequence.max_length} of {self._limits.largest} positions"
             assert waited_s < self._grace_s + ROUNDING_S, f"{what} and waits for {waited_s:.2f} s"
-        takes = [e for e in core.scheduler.executors if e.epoch in self._taking]
+        takes = [e for e in core.scheduler.executors if e.epoch in self._limits.taking]
         beside: dict[Sequence, float] = {}
         if any(e.num_running == 0 and not e.inflight for e in takes):
             for sequence in [s for s in core.scheduler if s.state is State.WAITING and s not in self._stranded]:
-                able = [e for e in takes if sequence.max_length <= self._taking[e.epoch]]
+                able = [e for e in takes if sequence.max_length <= self._limits.taking[e.epoch]]
                 if sequence.num_output:  # it goes on with its model as long as an executor has that
                     able = [e for e in able if e.model == sequence.model] or able
                 if any(e.num_running == 0 and not e.inflight for e in able):
@@ -158,13 +145,13 @@ class PoolBook:
         name = f"{sequence.request_id}[{sequence.index}]"
         self._check_overdue(name, sequence, now)
         assert sequence.may_shorten, f"{name} asked for its tokens and gets fewer"
-        assert sequence.max_length == self.largest_taking, f"{name} is shortened to {sequence.max_length}"
+        assert sequence.max_length == self._limits.largest, f"{name} is shortened to {sequence.max_length}"
         assert len(sequence.tokens) < sequence.max_length, f"{name} is shortened and has more tokens already"
         self.shortened[sequence.request_id, sequence.index].add(sequence.params.max_tokens)
         self.moments["shortened"] += 1
 
     def _was_given_up(self, end: SequenceEnd, now: float) -> None:
-        sequence, ready = end.sequence, self.largest_taking
+        sequence, ready = end.sequence, self._limits.largest
         name = f"{sequence.request_id}[{sequence.index}]"
         self._check_overdue(name, sequence, now)
         if end.reason == "length":

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from scheduler_svc.core.executor.capacity import POOL_GRACE_S
 
-SHORT_POOL_GRACE_S = 1.5
+SHORT_POOL_GRACE_S = 1.53  # no whole number of ticks, so that rounding decides nothing
 KILLS = {"kill": 4.0, "kill_and_leave_down": 1.0, "reset": 2.0, "half_open": 1.0, "freeze": 1.0}
 HANGS = {"hang": 3.0, "late_step": 3.0, "freeze": 2.0, "step_failure": 3.0, "broken_gpu": 1.0}
 NETWORK = {"cut_both": 2.0, "cut_up": 1.0, "cut_down": 1.0, "half_open": 1.0, "reset": 1.0}

@@ -2,15 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 
 import msgspec
 import pytest
 
 from common import messages as m
-from scheduler_svc.core import core
 from scheduler_svc.core.core import Core
 from scheduler_svc.core.executor.block_manager import BlockManager
+from scheduler_svc.core.executor.capacity import Capacities
 from scheduler_svc.core.executor.executor_state import ExecutorState, Intake
 from scheduler_svc.core.fleet import fleet
 from scheduler_svc.core.fleet.fleet import Fleet
@@ -22,8 +21,8 @@ from scheduler_svc.core.requests.outbox import Outbox
 from scheduler_svc.core.requests.request_manager import RequestManager
 from scheduler_svc.core.requests.request_table import RequestTable
 from scheduler_svc.core.scheduling import admission, suspects
-from scheduler_svc.core.scheduling.placement import place
 from scheduler_svc.core.scheduling.scheduler import Scheduler
+from scheduler_svc.core.scheduling.sequences import Sequences
 from scheduler_svc.core.scheduling.suspects import MAX_STRIKES, Suspects
 from tests.sim.disk import Disk
 from tests.sim.simulation import simulate
@@ -197,13 +196,50 @@ def gives_a_finishing_executor_sequences(monkeypatch):
 
 @fault("upgrades")
 def goes_on_with_any_model(monkeypatch):
-    def careless(sequence, executors):
-        model, sequence.model = sequence.model, ""
-        chosen = place(sequence, executors)
-        sequence.model = model
-        return chosen
+    def careless(self, sequence):
+        return tuple(e.epoch for e in self.executors.values() if not e.intake.is_leaving and e.can_hold(sequence))
 
-    monkeypatch.setattr(core, "Scheduler", partial(Scheduler, placement=careless))
+    monkeypatch.setattr(Sequences, "epochs_for", careless)
+
+
+# --- pools that differ ---
+
+
+@fault("pools")
+def gives_a_default_all_of_the_largest_pool(monkeypatch):
+    monkeypatch.setattr(Capacities, "default_max_tokens", lambda self, num_prompt, max_tokens: max_tokens)
+
+
+@fault("pools")
+def waits_for_ever_for_a_pool_that_is_gone(monkeypatch):
+    regroup = Sequences._regroup
+
+    def patient(self):
+        regroup(self)
+        self._stranded.clear()
+
+    monkeypatch.setattr(Sequences, "_regroup", patient)
+
+
+@fault("pools")
+def gives_up_a_pool_too_early(monkeypatch):
+    init = Capacities.__init__
+    monkeypatch.setattr(Capacities, "__init__", lambda self, grace_s: init(self, grace_s / 3))
+
+
+@fault("pools")
+def does_not_shorten_what_was_a_default(monkeypatch):
+    monkeypatch.setattr(Sequences, "_give_up_pool", lambda self, s: [self.end(s, "error", code="capacity_lost")])
+
+
+@fault("pools")
+def forgets_a_pool_as_soon_as_it_is_gone(monkeypatch):
+    monkeypatch.setattr(Capacities, "largest", lambda self, now: self.ready or (self._seen if self.is_known else 0))
+
+
+@fault("pools")
+def never_hears_that_an_executor_leaves(monkeypatch):
+    monkeypatch.setattr(Sequences, "executor_leaves", lambda self, epoch, now: self.capacities.left(epoch, now))
 
 
 # --- strikes ---
@@ -244,8 +280,8 @@ def never_forgets_a_strike(monkeypatch):
 def forgets_the_last_token_of_a_resumed_sequence(monkeypatch):
     remove_executor = Scheduler.remove_executor
 
-    def forgetful(self, epoch):
-        resumed = remove_executor(self, epoch)
+    def forgetful(self, epoch, now):
+        resumed = remove_executor(self, epoch, now)
         for sequence in resumed:
             if sequence.num_output:
                 sequence.tokens.pop()

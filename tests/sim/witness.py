@@ -149,7 +149,8 @@ class Witness:
             for sequence in [end.sequence for end in ends]:
                 assert sequence not in self._fitted, f"{sequence.request_id} fitted before the restart"
                 is_odd = sequence.largest_token >= VOCAB_SIZE
-                assert is_odd or sequence.max_length > longest, f"{sequence.request_id} fits an executor"
+                least = sequence.num_prompt + 1 if sequence.may_shorten else sequence.max_length
+                assert is_odd or least > longest, f"{sequence.request_id} fits an executor"
                 self.unfit.add((sequence.request_id, sequence.index))
             return ends
 

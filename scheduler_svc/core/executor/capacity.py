@@ -17,13 +17,15 @@ class Capacities:
     """Which sequences the fleet can hold at their full length.
 
     What left less than `grace_s` ago counts as there, because executors are restarted and upgraded; and while no
-    executor takes sequences, what was seen before counts, because it may come back.
+    executor takes sequences, what was seen before counts, because it may come back. Time in which no executor takes
+    sequences is not counted, and what an earlier life of the scheduler has seen left when this one began.
     """
 
     def __init__(self, grace_s: float = POOL_GRACE_S) -> None:
         self.grace_s = grace_s
         self._ready: dict[int, int] = {}  # by epoch
         self._left_at: dict[int, float] = {}  # by capacity, the last time
+        self._empty_since = 0.0  # when the last executor left
         self._seen = 0
         self._vocab_size = 0
         self._is_known = False
@@ -38,8 +40,12 @@ class Capacities:
         """The capacity of the most capable executor that takes sequences now, 0 if there is none."""
         return max(self._ready.values(), default=0)
 
-    def joined(self, epoch: int, limits: ExecutorLimits) -> None:
+    def joined(self, epoch: int, limits: ExecutorLimits, now: float) -> None:
         """Another executor takes sequences. All members of a fleet have one vocabulary."""
+        if not self._is_known:
+            self._left_at = {self._seen: now}
+        elif not self._ready:
+            self._left_at = {size: at + now - self._empty_since for size, at in self._left_at.items()}
         self._is_known = True
         self._ready[epoch] = capacity(limits)
         self._seen = max(self._seen, capacity(limits))
@@ -49,6 +55,7 @@ class Capacities:
         """An executor takes no sequences any more. May be said again."""
         if (gone := self._ready.pop(epoch, None)) is not None:
             self._left_at[gone] = now
+            self._empty_since = now
 
     def has_fitted(self, sequence: Sequence) -> None:
         """An executor that an earlier life of the scheduler has seen could run the sequence."""
@@ -77,14 +84,15 @@ class Capacities:
 
     def refusal(self, sequence: Sequence, now: float) -> RequestRejected | None:
         """Why a sequence cannot be accepted now, if so; None before the first executor was seen."""
-        return self._refusal(sequence, self.largest(now)) if self._is_known else None
+        return self._refusal(sequence, sequence.max_length, self.largest(now)) if self._is_known else None
 
     def never_fits(self, sequence: Sequence) -> RequestRejected | None:
-        """Why no executor that was ever seen could run the sequence, if so."""
-        return self._refusal(sequence, self._seen) if self._is_known else None
+        """Why no executor that was ever seen could run the sequence, if so. One with a default needs a single token."""
+        least = sequence.num_prompt + 1 if sequence.may_shorten else sequence.max_length
+        return self._refusal(sequence, least, self._seen) if self._is_known else None
 
-    def _refusal(self, sequence: Sequence, limit: int) -> RequestRejected | None:
-        if sequence.max_length > limit:
+    def _refusal(self, sequence: Sequence, needed: int, limit: int) -> RequestRejected | None:
+        if needed > limit:
             return RequestRejected(
                 f"prompt of {sequence.num_prompt} tokens plus max_tokens {sequence.params.max_tokens} is "
                 f"{sequence.max_length}, the limit is {limit}",

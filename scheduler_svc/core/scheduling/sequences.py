@@ -140,11 +140,19 @@ class Sequences:
         """An epoch begins. Returns the ends of waiting sequences that turn out never to fit."""
         self._now = max(self._now, now)
         self.executors[executor.epoch] = executor
-        self.capacities.joined(executor.epoch, executor.limits)
+        self.capacities.joined(executor.epoch, executor.limits, self._now)
         refused = [(s, refusal) for s in self.waiting if (refusal := self.capacities.never_fits(s)) is not None]
         ends = [self.end(s, "error", str(refusal), refusal.code) for s, refusal in refused]
         self._regroup()
         return ends
+
+    def epochs_for(self, sequence: Sequence) -> Epochs:
+        """The executors that may run a sequence. One with tokens goes on with the model that computed them, if any
+        executor has it."""
+        able = [e for e in self.executors.values() if not e.intake.is_leaving and e.can_hold(sequence)]
+        if sequence.num_output > 0:
+            able = [e for e in able if e.model == sequence.model] or able
+        return tuple(e.epoch for e in able)
 
     def executor_leaves(self, epoch: int, now: float) -> None:
         """An executor takes no more sequences."""
@@ -213,14 +221,6 @@ class Sequences:
             for epoch in epochs:
                 self.executors[epoch].reopen()
 
-    def epochs_for(self, sequence: Sequence) -> Epochs:
-        """The executors that may run a sequence. One with tokens goes on with the model that computed them, if any
-        executor has it."""
-        able = [e for e in self.executors.values() if not e.intake.is_leaving and e.can_hold(sequence)]
-        if sequence.num_output > 0:
-            able = [e for e in able if e.model == sequence.model] or able
-        return tuple(e.epoch for e in able)
-
     def _regroup(self) -> None:
         """The executors that take sequences have changed."""
         self.waiting.regroup()
@@ -234,7 +234,7 @@ class Sequences:
         """The pools that could hold a sequence have been gone for too long: a default `max_tokens` is shortened to what
         is there, and whatever asked for more ends with an error."""
         ready = self.capacities.ready
-        if sequence.may_shorten and len(sequence.tokens) < ready:
+        if sequence.may_shorten and len(sequence.tokens) < ready < sequence.max_length:
             self.leave_queue(sequence)
             params = msgspec.structs.replace(sequence.params, max_tokens=ready - sequence.num_prompt)
             sequence.params = params

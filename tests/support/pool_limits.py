@@ -1,0 +1,68 @@
+"""Which requests a fleet of different pools has to accept, said a second time: docs/scheduling.md in other words."""
+
+ENOUGH = 4096  # tokens of an answer: a small pool cuts no default below this
+
+
+class PoolLimits:
+    """What pools are there, and were there a moment ago.
+
+    Args:
+        grace_s: how long one that left counts as there, beside others.
+
+    Attributes:
+        taking: capacities of the executors that take sequences, by epoch.
+    """
+
+    def __init__(self, grace_s: float) -> None:
+        self.taking: dict[int, int] = {}
+        self._grace_s = grace_s
+        self._left: list[tuple[float, int]] = []  # when executors left (as `_served_s` says), and their capacities
+        self._served_s = 0.0  # how long there was an executor that took sequences
+        self._passed_at = 0.0
+        self._seen = 0
+        self._restored = 0
+
+    @property
+    def largest(self) -> int:
+        """The capacity of the largest executor that takes sequences, 0 if there is none."""
+        return max(self.taking.values(), default=0)
+
+    @property
+    def largest_seen(self) -> int:
+        """Positions that a sequence may need which is accepted while no executor takes sequences; 0 for any number."""
+        return max(self._seen, self._restored) if self._seen else 0
+
+    def restored(self, length: int) -> None:
+        """An executor that an earlier life of the scheduler saw could hold so many positions."""
+        self._restored = length
+        self._left.append((0.0, length))
+
+    def joined(self, epoch: int, capacity: int, now: float) -> None:
+        """An executor takes sequences."""
+        self._pass(now)
+        self.taking[epoch] = capacity
+        self._seen = max(self._seen, capacity)
+
+    def left(self, epoch: int, now: float) -> None:
+        """An executor takes no sequences any more, if it did."""
+        self._pass(now)
+        if epoch in self.taking:
+            self._left.append((self._served_s, self.taking.pop(epoch)))
+
+    def limit(self, now: float) -> int:
+        """Positions that a sequence may need which is accepted now; 0 if any number has to be accepted."""
+        self._pass(now)
+        if not self.taking:
+            return self.largest_seen
+        return max([self.largest, *(size for at, size in self._left if self._served_s < at + self._grace_s)])
+
+    def max_tokens(self, num_prompt: int, asked: int, *, may_shorten: bool) -> int:
+        """The `max_tokens` that a request has to be accepted with now."""
+        rooms = [size - num_prompt for size in self.taking.values() if size > num_prompt]
+        if not may_shorten or not rooms:
+            return asked
+        return min(asked, *(room for room in rooms if room >= min(ENOUGH, max(rooms) / 2)))
+
+    def _pass(self, now: float) -> None:
+        self._served_s += (now - self._passed_at) * bool(self.taking)
+        self._passed_at = now
