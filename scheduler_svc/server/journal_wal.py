@@ -13,10 +13,12 @@ _MAGICS = {0x377F0682: "<", 0x377F0683: ">"}  # with the byte order of checksums
 
 
 def damage_of(log: Path) -> str:
-    """What is wrong with a log, empty if nothing is: what it ends with may be lost.
+    """What is wrong with a log, empty if nothing is: what stands behind the damage is lost.
 
-    A log that ends early, as after a power cut, is not damaged. It may also have frames behind its end that a former
-    round of the log has left; these have other salts.
+    A log has an end, where frames no longer follow from those before them. Behind it there may be frames of a former
+    round of the log, which have other salts, and frames of a transaction that a kill cut short, which lack the frame
+    that commits it. So a whole frame behind the end that commits tells damage. If the last frame of all is damaged, the
+    log looks like one that a kill or a power cut ended there.
 
     Raises:
         OSError: it cannot be read.
@@ -28,15 +30,19 @@ def damage_of(log: Path) -> str:
     order = _MAGICS.get(magic)
     if order is None or _checksum(content[:24], order, (0, 0)) != (sum0, sum1):
         return "the header of its log is damaged"
-    state, is_behind_end = (sum0, sum1), False
+    states, end = {(sum0, sum1)}, 0
     for number, at in enumerate(_frames(content, page_bytes), 1):
-        _, _, *frame_salts, sum0, sum1 = _FRAME.unpack_from(content, at)
-        if not is_behind_end:
-            data = at + _FRAME.size
-            state = _checksum(content[at : at + 8] + content[data : data + page_bytes], order, state)
-            is_behind_end = frame_salts != salts or state != (sum0, sum1)
-        if is_behind_end and (frame_salts[0] == salts[0] or frame_salts[1] == salts[1]):
-            return f"frame {number} of its log, or one before, is damaged"
+        _, pages_after_commit, *frame_salts, sum0, sum1 = _FRAME.unpack_from(content, at)
+        data = at + _FRAME.size
+        hashed = content[at : at + 8] + content[data : data + page_bytes]
+        computed = {_checksum(hashed, order, state) for state in states}
+        follows = frame_salts == salts and (sum0, sum1) in computed
+        if end and follows and pages_after_commit:
+            return f"frame {end} of its log is damaged"
+        states = {(sum0, sum1)}
+        if not end and not follows:
+            end = number
+            states |= computed  # it may be the stored one that is damaged
     return ""
 
 

@@ -21,6 +21,7 @@ from scheduler_svc.core.fleet.fleet import (
 )
 from scheduler_svc.core.fleet.membership import Standing
 from scheduler_svc.core.fleet.probation import FIRST_BREAK_S, FREE_FAILURES
+from scheduler_svc.core.fleet.step_clock import LATE_S
 from tests.support.hello import hello
 
 
@@ -210,6 +211,24 @@ def test_an_executor_whose_heart_beats_but_that_does_not_answer_a_plan_is_lost(f
     assert [e.message.reason for e in sent(consequences, m.EpochOver)] == [
         "no answer to step 1 of 8 tokens for 5.5 s, the limit is 5.0 s (see --step-timeout)"
     ]
+
+
+def test_an_answer_is_late_before_its_executor_counts_as_hung(fleet):
+    epoch = join(fleet, b"a")
+    membership = fleet.member(epoch).membership
+    fleet.plan_sent(epoch, 0, 8, 0.0)
+    fleet.plan_sent(epoch, 1, 8, 0.0)
+    alive(fleet, LATE_S)
+    assert not membership.is_late
+    assert ended(alive(fleet, LATE_S + 0.1)) == []
+    assert membership.is_late
+    answer(fleet, epoch, 0, LATE_S + 0.2)
+    assert not membership.is_late
+    alive(fleet, 2 * LATE_S + 0.1)
+    assert not membership.is_late, "the second plan counts from the answer to the first"
+    answer(fleet, epoch, 1, 2 * LATE_S + 0.2)
+    alive(fleet, 1000.0)
+    assert not membership.is_late, "it has nothing to answer"
 
 
 def test_steps_that_are_always_slow_do_not_count_as_hanging(fleet):

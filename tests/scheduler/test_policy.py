@@ -261,6 +261,30 @@ def test_tokens_in_flight_on_a_hung_executor_do_not_keep_others_from_working():
     rig.finish()
 
 
+def test_where_an_answer_is_late_nothing_waits_beside_an_idle_executor():
+    """A step hangs, or is the first and compiles kernels: this may take two minutes."""
+    rig = Rig(limits(), limits(), window=1)
+    prefix = list(range(40))
+    rig.add("first", prefix, max_tokens=50)
+    rig.step()
+    home = next(epoch for epoch, plans in rig.plans.items() if plans)
+    rig.plan(home)
+    (fresh,) = rig.add("fresh", [*prefix, 900], max_tokens=5)
+    assert rig.plan(3 - home) is None, "its prefix is cached at home"
+    rig.memberships[home].is_late = True
+    assert rig.plan(3 - home) is not None
+    assert fresh.epoch == 3 - home
+    rig.finish()
+
+
+def test_where_all_answers_are_late_they_are_waited_for():
+    rig = Rig(limits(), limits())
+    for membership in rig.memberships.values():
+        membership.is_late = True
+    rig.add("a", [1, 2, 3])
+    rig.finish()
+
+
 def test_what_only_a_large_executor_can_hold_waits_for_one_and_holds_up_nobody():
     rig = Rig(limits(num_blocks=256, max_model_len=1024), limits(num_blocks=16, max_model_len=64))
     for i in range(100):

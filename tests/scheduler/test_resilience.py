@@ -134,7 +134,7 @@ def test_a_suspect_does_not_starve_those_that_run():
     rig.step()
     (suspect,) = rig.add("suspect", [4, 5, 6], max_tokens=20, priority=-1)
     suspect.strikes = 2
-    rig.scheduler._suspects._struck[suspect] = None
+    rig.scheduler._suspects.strike([], "")
     rig.finish()
     assert [rig.ends[s].reason for s in (running, suspect)] == ["length", "length"]
 
@@ -150,7 +150,7 @@ def test_one_that_becomes_a_suspect_in_company_that_has_taken_the_room_waits_for
     blocks = rig.scheduler.executor(1).blocks
     blocks.allocate(blocks.num_free)  # by others who run here
     suspect.strikes = 2
-    rig.scheduler._suspects._struck[suspect] = None
+    rig.scheduler._suspects.strike([], "")
     while rig.sent[1]:
         rig.scheduler.commit(rig.executors[1].run(rig.sent[1].popleft()))
     rig.scheduler.plan(1)

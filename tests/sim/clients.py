@@ -69,7 +69,7 @@ class Client:
         self._knows_accepted = False
         self._num_submits = 0
         self._submitted_at = 0.0
-        self._away_since = 0.0
+        self._away_since = self._read_since = 0.0
         self._may_be_taken_over = False
         self._is_read = False  # as far as it knows, a frontend reads its request
         self._visited: list[FrontendProcess] = []
@@ -170,6 +170,7 @@ class Client:
         if answer.found:
             self.state = State.READING
             self._knows_accepted = self._is_read = True
+            self._read_since = self._world.now
             assert (answer.n, answer.context) == (self.submit.n, self.submit.context)
             assert answer.num_prompt_tokens * 4 == len(self.submit.prompt)
             self.may_be_cancelled |= self._witness.may_be_cancelled(self.submit, self._away_since)
@@ -205,7 +206,7 @@ class Client:
 
     def _come_back(self, in_s: float, *, submit: bool | None = None) -> None:
         if self._is_read:
-            self._away_since, self._is_read = self._world.now, False
+            self._away_since, self._is_read = self._witness.away_since(self._read_since), False
         self.state = State.AWAY
         self._num_calls += 1
         self._world.after(in_s, self._call, submit, self._num_calls)
@@ -237,7 +238,8 @@ class Client:
         self._world.say(self.id, "submits at" if submit else "attaches at", frontend.number, is_sent)
         if is_sent:
             self._visit, self.state = visit, state
-            self._is_read |= self._num_submits == 1 and submit
+            if self._num_submits == 1 and submit:
+                self._is_read, self._read_since = True, self._world.now
             self._visited.append(frontend)
         else:
             self._come_back(self._rng.uniform(*TRY_AGAIN_S))

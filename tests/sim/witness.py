@@ -103,6 +103,11 @@ class Witness:
         """Whether the scheduler has died since then with something told that was not on disk, or is not any more."""
         return since <= self._harmed_at or any(death.at >= since and not death.is_safe for death in self.deaths)
 
+    def away_since(self, read_since: float) -> float:
+        """When a client left whose request was read since then: with the scheduler, though a slow frontend may tell it
+        later, or now."""
+        return min([death.at for death in self.deaths if death.at >= read_since], default=self._world.now)
+
     def may_be_cancelled(self, submit: m.Submit, away_since: float) -> bool:
         """Whether the scheduler may have given up a request whose client was away since then."""
         starts = [at for at in self._starts if at > away_since]

@@ -192,6 +192,7 @@ class Fleet:
         """The answer to a plan of a live epoch has been checked."""
         if (member := self.member(epoch)) is not None:
             member.steps.answered(step, now)
+            member.membership.is_late = False
 
     def paused(self, seconds: float, now: float) -> None:
         """The caller has not run for so long: executors may have spoken and answered in that time."""
@@ -235,6 +236,7 @@ class Fleet:
         """Ends epochs that have been silent or computing for too long, and sends heartbeats when they are due."""
         consequences: list[Consequence] = []
         for member in self:
+            member.membership.is_late = member.steps.is_late(now)
             silence_s = now - member.last_heard
             if silence_s > LOSS_TIMEOUT_S:
                 consequences += self._end(member, "silent", f"not heard for {silence_s:.1f} s", now)

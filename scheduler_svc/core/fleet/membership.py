@@ -1,7 +1,7 @@
 """One executor in one epoch, as every room of the core reads it. Pure.
 
-The fleet makes a membership when an executor joins and alone changes its standing; the scheduler reads it. So where an
-executor stands is written in one place.
+The fleet makes a membership when an executor joins and alone changes it; the scheduler reads it. So where an executor
+stands is written in one place.
 """
 
 from dataclasses import dataclass
@@ -26,6 +26,7 @@ class Membership:
         executor: its name.
         model: what it computes with: executors of one model give a sequence the same tokens.
         limits: what it said in its Hello.
+        is_late: whether its answer to a plan is late, though not so late that it counts as hung.
     """
 
     epoch: int
@@ -33,3 +34,4 @@ class Membership:
     model: str
     limits: ExecutorLimits
     standing: Standing = Standing.READY
+    is_late: bool = False

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 FIRST_STEP_LIMIT_S = 120.0  # before anything was learned: kernels may still be compiled in the first step
 DEFAULT_FLOOR_S = 10.0
+LATE_S = 2.0  # an answer that takes longer is late
 PATIENCE = 10.0  # times the longest that a step of this size has taken
 DECAY = 0.99  # of the longest, with each step of its size: one slow step is not remembered for ever
 _SIZES = 33  # powers of two of an int32
@@ -80,11 +81,15 @@ class StepClock:
         if not self._sent:
             return None
         oldest = self._sent[0]
-        took_s, limit_s = now - max(oldest.at, self._last_answer), self.limit_s(oldest.size)
+        took_s, limit_s = self._took_s(now), self.limit_s(oldest.size)
         if took_s <= limit_s:
             return None
         self._longest_s[oldest.size] = max(self._longest_s[oldest.size], 2 * limit_s / PATIENCE)
         return Overdue(oldest.step, oldest.num_tokens, took_s, limit_s)
+
+    def is_late(self, now: float) -> bool:
+        """Whether the oldest plan has taken longer than other sequences should wait for."""
+        return bool(self._sent) and self._took_s(now) > LATE_S
 
     def paused(self, seconds: float, now: float) -> None:
         """The caller did not run for so long: the plans on their way have that much more time."""
@@ -105,3 +110,7 @@ class StepClock:
             else:
                 return max(self._floor_s, FIRST_STEP_LIMIT_S)
         return max(self._floor_s, PATIENCE * expected_s)
+
+    def _took_s(self, now: float) -> float:
+        """How long the oldest plan has been computed."""
+        return now - max(self._sent[0].at, self._last_answer)
