@@ -133,8 +133,8 @@ def test_a_suspect_does_not_starve_those_that_run():
     (running,) = rig.add("running", [1, 2, 3], max_tokens=20)
     rig.step()
     (suspect,) = rig.add("suspect", [4, 5, 6], max_tokens=20, priority=-1)
-    suspect.strikes = 2
-    rig.scheduler._suspects.strike([], "")
+    for _ in range(2):
+        rig.scheduler._suspects.strike([suspect], "")
     rig.finish()
     assert [rig.ends[s].reason for s in (running, suspect)] == ["length", "length"]
 
@@ -149,8 +149,8 @@ def test_one_that_becomes_a_suspect_in_company_that_has_taken_the_room_waits_for
     assert suspect.epoch == 1
     blocks = rig.scheduler.executor(1).blocks
     blocks.allocate(blocks.num_free)  # by others who run here
-    suspect.strikes = 2
-    rig.scheduler._suspects.strike([], "")
+    for _ in range(2):
+        rig.scheduler._suspects.strike([suspect], "")
     while rig.sent[1]:
         rig.scheduler.commit(rig.executors[1].run(rig.sent[1].popleft()))
     rig.scheduler.plan(1)
