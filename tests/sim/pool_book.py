@@ -6,6 +6,7 @@ from common import messages as m
 from scheduler_svc.core.core import Core
 from scheduler_svc.core.fleet.membership import Standing
 from scheduler_svc.core.scheduling.scheduler import Scheduler
+from scheduler_svc.core.scheduling.suspects import is_suspect
 from scheduler_svc.core.sequence import Sequence, State
 from scheduler_svc.core.step_output import SequenceEnd
 from tests.sim.models import capacity
@@ -134,6 +135,8 @@ class PoolBook:
                 able = [e for e in takes if sequence.max_length <= self._limits.taking[e.epoch]]
                 if sequence.num_output:  # it goes on with its model as long as an executor has that
                     able = [e for e in able if e.model == sequence.model] or able
+                if is_suspect(sequence):  # it waits for an executor that it has not failed on, also for one that hangs
+                    able = [e for e in able if e.name != sequence.failed_on] or able
                 if any(e.num_running == 0 and not e.inflight for e in able):
                     since = beside[sequence] = self._beside.get(sequence, now)
                     assert now - since < BESIDE_S, f"{sequence.request_id} waits beside an idle executor"
