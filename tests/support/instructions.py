@@ -17,6 +17,7 @@ def instructions_of(do: Callable[[], object]) -> int:
         return trace
 
     before = sys.gettrace()
+    sys._getframe().f_trace_opcodes = True  # Python 3.12 looks at `settrace` whether any frame wants instructions
     sys.settrace(trace)
     try:
         do()
