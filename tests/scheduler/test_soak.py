@@ -6,7 +6,7 @@ import tracemalloc
 import pytest
 
 from common import messages as m
-from scheduler_svc.core.requests import request_table
+from scheduler_svc.core.requests import retention
 from scheduler_svc.core.requests.group_commit import GATHER_S, BatchSaved, JournalState
 from tests.support.service import Service
 
@@ -15,7 +15,7 @@ NUM_REQUESTS = 1800
 
 @pytest.fixture
 def service(monkeypatch):
-    monkeypatch.setattr(request_table, "MAX_RETAINED", 100)  # so that a soak of seconds goes far beyond it
+    monkeypatch.setattr(retention, "MAX_RETAINED", 100)  # so that a soak of seconds goes far beyond it
     service = Service(JournalState.OK)
     service.join("a")
     return service
