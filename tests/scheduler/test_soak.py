@@ -69,5 +69,5 @@ def test_memory_and_the_journal_are_flat(service):
     assert after - before < 100_000, "bytes, of which a request that is kept takes some thousand"
     requests = service.core.requests
     assert len(requests.table.all()) <= 101
-    assert len(requests.group_commit._rows) <= 101
+    assert len(requests.group_commit._log._rows) <= 101
     assert len(requests.frontends) <= 8
