@@ -9,7 +9,7 @@ from hypothesis import given
 
 from common import messages as m
 from scheduler_svc.core.scheduling.waiting_queue import WaitingQueue
-from scheduler_svc.core.sequence import Sequence, State
+from scheduler_svc.core.sequence import Sequence
 from tests.support.instructions import instructions_of
 from tests.support.rig import Rig, limits
 
@@ -97,7 +97,6 @@ def crowded(why, num_waiting):
     for i in range(num_waiting):
         (waiting,) = rig.add(f"waiting {i}", [5, 6, i % 1000], max_tokens=max_tokens)
         if why == "other":  # they have begun with a model that one executor has, all of whose lanes are held
-            waiting.state = State.WAITING
             waiting.tokens.append(1)
             waiting.model = "another"
             rig.outputs[waiting].append(1)

@@ -23,4 +23,5 @@ def instructions_of(do: Callable[[], object]) -> int:
         do()
     finally:
         sys.settrace(before)
+    assert count > 0, "nothing was counted"
     return count
