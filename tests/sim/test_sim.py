@@ -26,6 +26,8 @@ CASES = [
     (5_104, "files"),
     # The witness took a journal that was not true for a death, and a client that was away for one that was back.
     (358, "files"),
+    # The journal was gone and the disk stuck, and the witness counted time in which the scheduler was stopped.
+    (1_795_421_848_574, "everything"),
 ]
 
 

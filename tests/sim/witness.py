@@ -88,6 +88,7 @@ class Witness:
         self._starts: list[float] = []
         self._harmed_at = -math.inf  # when a scheduler last found a journal that was not what had been written
         self._paused_s = 0.0  # in this life
+        self._runs_since = 0.0  # the last pause, or the beginning of this life
         self._claimed: dict[str, None] = {}  # requests that a client asked for or came back for in this life
         self._plans: dict[int, deque[tuple[int, list[Sequence]]]] = {}  # of each epoch: those in flight, and who is in
         self._failures: dict[Sequence, int] = {}
@@ -134,7 +135,7 @@ class Witness:
         scheduler = core.scheduler
         self.life_began = self._world.now
         self._starts.append(self.life_began)
-        self._paused_s, self._claimed = 0.0, {}
+        self._paused_s, self._runs_since, self._claimed = 0.0, self.life_began, {}
         self._plans, self._failures, self._models, self._spoken, self._stay = {}, {}, {}, {}, {}
         self._fitted, self._heard = [], {}
         self._last_turn, self._forgiving_until = now, -math.inf
@@ -295,6 +296,7 @@ class Witness:
         if now - self._last_turn > PAUSE_S:
             self._forgiving_until = now + FORGIVE_S
             self._paused_s += now - self._last_turn
+            self._runs_since = self._world.now
             self._heard = dict.fromkeys(self._heard, now)
         self._last_turn = now
 
@@ -318,7 +320,7 @@ class Witness:
     def look_at_journal(self, core: Core, false_since: float | None) -> None:
         """A look at a moment between two turns, for a journal that has not what was written since then."""
         if false_since is not None and core.requests.group_commit.state is JournalState.OK:
-            unnoticed_s = self._world.now - max(false_since, self.life_began)
+            unnoticed_s = self._world.now - max(false_since, self._runs_since)
             assert unnoticed_s <= NOTICE_LOSS_S, f"the journal is lost for {unnoticed_s:.1f} s and said to be ok"
 
     # --- inside ---
