@@ -29,6 +29,7 @@ from pathlib import Path
 
 import click
 import msgspec
+import numpy as np
 import xxhash
 import zmq
 
@@ -62,9 +63,8 @@ def step() -> Make:
     empty: array[int] = array("i")
     sequences = [Sequence(f"r{i}", 0, 10_000 + i, empty, 0, 0, params) for i in range(SEQUENCES)]
     tokens = [rng.randrange(VOCAB) for _ in sequences]
-    output = StepOutput(
-        sequences, tokens, model="0123456789abcdef bf16", positions=[rng.randrange(1000) for _ in tokens]
-    )
+    positions = np.array([rng.randrange(1000) for _ in tokens], np.int32)
+    output = StepOutput(sequences, tokens, model="0123456789abcdef bf16", positions=positions)
     return lambda: [StepRecord.of(output)]
 
 

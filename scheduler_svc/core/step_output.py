@@ -2,7 +2,10 @@
 
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from common.messages import FinishReason
+from common.wire import IntArray
 from scheduler_svc.core.sequence import Sequence
 
 
@@ -22,7 +25,7 @@ class StepOutput:
 
     Attributes:
         sequences, tokens: those that got a token, and the token; a sequence that had ended gets none.
-        positions: how many tokens each of them had generated before.
+        positions: how many tokens each of them had generated before, [sequences].
         firsts: those among them whose first token it is.
         ends: those among them that end with it, by a stop token or because they have `max_tokens`.
         model: what computed the tokens.
@@ -33,4 +36,4 @@ class StepOutput:
     firsts: list[Sequence] = field(default_factory=list)
     ends: list[SequenceEnd] = field(default_factory=list)
     model: str = ""
-    positions: list[int] = field(default_factory=list)
+    positions: IntArray = field(default_factory=lambda: np.zeros(0, np.int32))

@@ -4,6 +4,7 @@ from array import array
 from dataclasses import dataclass, field
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -92,7 +93,7 @@ def test_records_are_made_of_what_the_scheduler_gives():
     first, second = new_sequences(submit("a", n=2), int32_array("prompt", PROMPT), 2**33, None)
     second.num_cached_prompt = 3
     end = SequenceEnd(second, "error", "too bad", "internal_error")
-    output = StepOutput([first, second], [11, 12], [first], [end], "model", [0, 0])
+    output = StepOutput([first, second], [11, 12], [first], [end], "model", np.zeros(2, np.int32))
     second.tokens.append(12)
     payload = encode([request_record("a", 2**33, n=2), StepRecord.of(output), *map(EndRecord.of, output.ends)])
     (request,) = replay([payload])

@@ -88,7 +88,7 @@ class Witness:
         self._starts: list[float] = []
         self._harmed_at = -math.inf  # when a scheduler last found a journal that was not what had been written
         self._paused_s = 0.0  # in this life
-        self._runs_since = 0.0  # the last pause, or the beginning of this life
+        self._runs_since = 0.0  # the end of the last pause, or the beginning of this life
         self._claimed: dict[str, None] = {}  # requests that a client asked for or came back for in this life
         self._plans: dict[int, deque[tuple[int, list[Sequence]]]] = {}  # of each epoch: those in flight, and who is in
         self._failures: dict[Sequence, int] = {}

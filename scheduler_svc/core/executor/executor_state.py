@@ -211,7 +211,7 @@ class ExecutorState:
             firsts=[sequences[i] for i in np.flatnonzero(positions == 0).tolist()],
             ends=[SequenceEnd(sequences[i], "stop") for i in np.flatnonzero(is_stop).tolist()] if is_stop.any() else [],
             model=self.model,
-            positions=positions.tolist(),
+            positions=positions,
         )
         if self.running.publish():
             self.reopen()
@@ -250,5 +250,5 @@ def _with_tokens(output: StepOutput, arrived: list[tuple[Sequence, int]]) -> Ste
         firsts=[*output.firsts, *firsts],
         ends=[*output.ends, *stopped, *exhausted],
         model=output.model,
-        positions=[*output.positions, *positions],
+        positions=np.concatenate([output.positions, np.array(positions, np.int32)]),
     )

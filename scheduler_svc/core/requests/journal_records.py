@@ -158,8 +158,8 @@ class StepRecord(Record, frozen=True, tag="stepped"):
     def of(cls, output: StepOutput) -> "StepRecord":
         """The tokens of a step."""
         arrivals = array("q", [sequence.arrival for sequence in output.sequences])
-        tokens, positions = array("i", output.tokens), array("i", output.positions)
-        return cls(output.model, arrivals.tobytes(), tokens.tobytes(), positions.tobytes())
+        tokens = array("i", output.tokens)
+        return cls(output.model, arrivals.tobytes(), tokens.tobytes(), output.positions.tobytes())
 
 
 class EndRecord(Record, frozen=True, tag="ended"):
