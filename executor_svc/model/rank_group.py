@@ -89,10 +89,11 @@ class ProcessGroup:
 
 def smallest(group: RankGroup, value: int, device: torch.device) -> int:
     """The least of the ranks' values, the same on all of them, such as the blocks that every rank has room for."""
-    values = torch.zeros(group.size, dtype=torch.int64, device=device)
-    values[group.rank] = value
+    if group.size == 1:
+        return value
+    values = torch.tensor([value if rank == group.rank else 0 for rank in range(group.size)], device=device)
     group.all_reduce(values)
-    return int(values.min())
+    return int(min(values.tolist()))
 
 
 def join_group(device: torch.device, timeout_s: float = 600.0) -> RankGroup:
