@@ -65,7 +65,7 @@ def start_executor(options: ExecutorOptions) -> tuple[Runner[Any], m.Hello, Rank
         num_layers=model.config.num_layers,
         num_kv_heads=model.shard.num_kv_heads,
         head_dim=model.config.head_dim,
-        block_size=options.block_size or platform.defaults.block_size,
+        block_size=platform.block_size(model.config, model.dtype, options.block_size),
         dtype=model.dtype,
     )
     limits = _choose_limits(options, platform, model, geometry, group)
@@ -146,7 +146,8 @@ def _make_runner(
         sampler = VocabParallelSampler(
             kernels, group, model.shard, limits.vocab_size, limits.max_num_seqs, model.dtype, platform.device
         )
-    return Runner(forward, sampler, backend, limits, platform.device, platform.decode_sizes(limits.max_num_seqs))
+    decode_sizes = platform.decode_sizes(min(limits.max_num_seqs, limits.max_batch_tokens))
+    return Runner(forward, sampler, backend, limits, platform.device, decode_sizes)
 
 
 def _load_model(options: ExecutorOptions, platform: Platform, group: RankGroup) -> LoadedModel:

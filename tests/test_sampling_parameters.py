@@ -107,7 +107,7 @@ def test_values_go_from_a_request_to_the_sampler() -> None:
         def plan(self, columns: object, *, fixed: bool) -> tuple[list[np.ndarray], object]:
             return [], list
 
-    arena = Arena(arena_size(LIMITS, 0), torch.device("cpu"))
+    arena = Arena(arena_size(LIMITS, []), torch.device("cpu"))
     padded = pad_decode(arrived, 3, lane=4, block=8, block_size=4)
     inputs = stage(padded, arena, NoAttention(), fixed=True).sampling
     assert {name: column.dtype for name, column in vars(inputs).items()} == INPUT_DTYPES

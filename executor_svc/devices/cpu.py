@@ -22,6 +22,8 @@ from kernels.cpu.checks import HEAD_DIMS
 
 log = get_logger("executor")
 
+_BLOCK_SIZE = 16  # positions
+
 
 class CpuPlatform:
     """The CPUs that this process may use.
@@ -34,7 +36,7 @@ class CpuPlatform:
 
     device = torch.device("cpu")
     description = "cpu"
-    defaults = PlatformDefaults(block_size=16, max_num_seqs=64, max_batch_tokens=2048)
+    defaults = PlatformDefaults(max_num_seqs=64, max_batch_tokens=2048)
 
     def __init__(self, threads: int | None = None, *, pin_threads: bool = False, int8: bool = False) -> None:
         cpus = own_cpus()
@@ -44,6 +46,10 @@ class CpuPlatform:
         self._int8 = int8
         self._chosen: dict[tuple[torch.dtype, int], CpuKernels | None] = {}
         torch.set_num_threads(self._threads)
+
+    def block_size(self, config: Qwen3Config, dtype: torch.dtype, wanted: int | None) -> int:
+        """See `Platform.block_size`."""
+        return wanted or _BLOCK_SIZE
 
     def kernels(self, config: Qwen3Config, shard: Shard, limits: ExecutorLimits, dtype: torch.dtype) -> KernelSet:
         """See `Platform.kernels`."""
@@ -74,7 +80,7 @@ class CpuPlatform:
         """See `Platform.memory_left`."""
         return available_memory()
 
-    def decode_sizes(self, max_num_seqs: int) -> list[int]:
+    def decode_sizes(self, max_rows: int) -> list[int]:
         """See `Platform.decode_sizes`: padding rows cost work, and there are no graphs that need them."""
         return []
 

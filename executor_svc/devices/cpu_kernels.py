@@ -62,7 +62,7 @@ class CppBackend:
 
     def __init__(self, kernels: CpuKernels, geometry: KVGeometry, limits: ExecutorLimits) -> None:
         tables = limits.max_num_seqs * -(-limits.max_model_len // limits.block_size)
-        self.max_planned = 2 * limits.max_num_seqs + 1 + tables
+        self.max_planned = [limits.max_num_seqs + 1, limits.max_num_seqs, tables]
         self._paged_attention = kernels.paged_attention
         self._scale = geometry.head_dim**-0.5
         inside = (geometry.num_kv_heads, geometry.block_size, geometry.head_dim)

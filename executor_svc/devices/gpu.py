@@ -9,7 +9,8 @@ import torch
 
 from common.errors import BatonError
 from common.plan import ExecutorLimits
-from executor_svc.devices.gpu_attention import choose_attention, make_backend
+from executor_svc.devices.attention_choice import TRITON, choose_attention
+from executor_svc.devices.gpu_attention import make_backend
 from executor_svc.devices.platform import PlatformDefaults
 from executor_svc.devices.torch_kernels import PlainProjections
 from executor_svc.model.attention import AttentionBackend, KVGeometry
@@ -74,12 +75,19 @@ class GpuPlatform:
         self.device = torch.device("cuda", index)
         torch.cuda.set_device(self.device)
         self.description = f"{self.device} {torch.cuda.get_device_name(self.device)}"[:128]
-        self._attention = choose_attention(options.attention)
+        # On purpose, not by torch's default: products that cuBLAS cuts along K are summed up in float32.
+        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+        torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+        self._wanted_attention = options.attention
+        self._attention = TRITON
         self._utilization = options.gpu_memory_utilization
         self._eager = options.enforce_eager
-        self.defaults = PlatformDefaults(
-            block_size=self._attention.default_block_size, max_num_seqs=256, max_batch_tokens=8192
-        )
+        self.defaults = PlatformDefaults(max_num_seqs=256, max_batch_tokens=8192)
+
+    def block_size(self, config: Qwen3Config, dtype: torch.dtype, wanted: int | None) -> int:
+        """See `Platform.block_size`."""
+        self._attention = choose_attention(self._wanted_attention, config.head_dim, dtype, wanted)
+        return wanted or self._attention.default_block_size
 
     def kernels(self, config: Qwen3Config, shard: Shard, limits: ExecutorLimits, dtype: torch.dtype) -> KernelSet:
         """See `Platform.kernels`."""
@@ -105,15 +113,24 @@ class GpuPlatform:
         for_steps = torch.cuda.max_memory_reserved(self.device) - before
         _collect()
         free, total = torch.cuda.mem_get_info(self.device)
-        return max(0, int(total * self._utilization) - (total - free) - for_steps)
+        pool = int(total * self._utilization) - (total - free) - for_steps
+        if pool <= 0:
+            ours = torch.cuda.memory_reserved(self.device)
+            raise BatonError(
+                f"no memory is left for the KV pool: of {_gib(total)} GiB, --gpu-memory-utilization "
+                f"{self._utilization} allows {_gib(total * self._utilization)} in use; this executor's weights take "
+                f"{_gib(ours)}, its steps {_gib(for_steps)}, and others have {_gib(total - free - ours)} (executors "
+                f"that share a GPU need a share each, such as 0.45)"
+            )
+        return pool
 
     def memory_left(self) -> int:
         """See `Platform.memory_left`."""
         return torch.cuda.mem_get_info(self.device)[0]
 
-    def decode_sizes(self, max_num_seqs: int) -> list[int]:
+    def decode_sizes(self, max_rows: int) -> list[int]:
         """See `Platform.decode_sizes`."""
-        return [] if self._eager else graphs.decode_sizes(max_num_seqs)
+        return [] if self._eager else graphs.decode_sizes(max_rows)
 
 
 def _collect() -> int:
@@ -121,3 +138,7 @@ def _collect() -> int:
     gc.collect()
     torch.cuda.empty_cache()
     return torch.cuda.memory_reserved()
+
+
+def _gib(num_bytes: float) -> str:
+    return f"{num_bytes / 2**30:.1f}"

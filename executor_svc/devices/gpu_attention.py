@@ -1,8 +1,6 @@
-"""Attention on a GPU: which kernels (Baton's Triton kernels or flash-attn), and the backend that owns the KV cache."""
+"""Attention on a GPU: the backend that owns the KV cache, by Baton's Triton kernels or by flash-attn."""
 
-import importlib.util
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -12,6 +10,7 @@ from torch import Tensor
 
 from common.plan import ExecutorLimits, PlanColumns
 from common.wire import IntArray
+from executor_svc.devices.attention_choice import FLASH_ATTN, AttentionKind
 from executor_svc.model.attention import KVGeometry
 from executor_svc.staging.batch import Planned
 from kernels.arguments import KVCache
@@ -84,7 +83,7 @@ class GpuBackend(Generic[Plan]):
         self._block_tables = torch.zeros((limits.max_num_seqs, width), dtype=torch.int32, device=device)
         ones = np.ones(limits.max_num_seqs, dtype=np.int32)
         largest = attention.plan(ones, ones, GraphBounds(limits.max_num_seqs, limits.max_model_len))
-        self.max_planned = len(largest.work) + limits.max_num_seqs + 1 + self._block_tables.numel()
+        self.max_planned = [len(largest.work), limits.max_num_seqs + 1, self._block_tables.numel()]
 
     def plan(self, columns: PlanColumns, *, fixed: bool) -> Planned[StagedPlan[Plan]]:
         """See `AttentionBackend.plan`."""
@@ -109,41 +108,15 @@ class GpuBackend(Generic[Plan]):
         return StagedPlan(plan, work, tables)
 
 
-@dataclass(frozen=True)
-class AttentionChoice:
-    """Which kernels attend on a GPU, and what follows from it.
-
-    Attributes:
-        name: as the option `--attention` has it.
-        default_block_size: positions in a KV block where the operator chose none.
-        heads_side_by_side: the layout of the KV cache, see `GpuBackend`.
-    """
-
-    name: str
-    default_block_size: int
-    heads_side_by_side: bool
-
-
-FLASH_ATTN = AttentionChoice("flash_attn", default_block_size=256, heads_side_by_side=True)
-TRITON = AttentionChoice("triton", default_block_size=16, heads_side_by_side=False)
-
-
-def choose_attention(wanted: str) -> AttentionChoice:
-    """The choice called `wanted`; of `auto`, flash-attn where it is installed."""
-    if wanted == "auto":
-        return FLASH_ATTN if importlib.util.find_spec("flash_attn") is not None else TRITON
-    return {choice.name: choice for choice in (FLASH_ATTN, TRITON)}[wanted]
-
-
 def make_backend(
-    choice: AttentionChoice,
+    kind: AttentionKind,
     num_heads: int,
     geometry: KVGeometry,
     limits: ExecutorLimits,
     device: torch.device,
     num_sms: int,
 ) -> GpuBackend[Any]:
-    """A KV cache, and the kernels of `choice`.
+    """A KV cache, and the kernels of `kind`.
 
     Raises:
         ImportError: flash-attn cannot be imported.
@@ -152,5 +125,5 @@ def make_backend(
     """
     shape = AttentionShape(num_heads, geometry.num_kv_heads, geometry.head_dim, geometry.block_size, geometry.dtype)
     kernels: AttentionKernels[Any]
-    kernels = FlashAttention(shape, num_sms) if choice is FLASH_ATTN else PagedAttention(shape, num_sms, device)
-    return GpuBackend(kernels, geometry, limits, device, heads_side_by_side=choice.heads_side_by_side)
+    kernels = FlashAttention(shape, num_sms) if kind is FLASH_ATTN else PagedAttention(shape, num_sms, device)
+    return GpuBackend(kernels, geometry, limits, device, heads_side_by_side=kind.heads_side_by_side)

@@ -1,7 +1,7 @@
 """The interface of a platform: what differs between computing on a CPU and on a GPU.
 
 `choose_platform.py` picks one at the start. The platform picks its kernels and its attention: `cpu.py` by what the
-processor has, `gpu.py` by `gpu_attention.choose_attention`.
+processor has, `gpu.py` by `attention_choice.choose_attention`.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,6 @@ from executor_svc.model.sharding import Shard
 class PlatformDefaults:
     """Limits where the operator chose none."""
 
-    block_size: int
     max_num_seqs: int
     max_batch_tokens: int
 
@@ -33,6 +32,16 @@ class Platform(Protocol):
     description: str
     """For a person to read, such as `cuda:0 NVIDIA H200`."""
     defaults: PlatformDefaults
+
+    def block_size(self, config: Qwen3Config, dtype: torch.dtype, wanted: int | None) -> int:
+        """Positions in a KV block: the operator's number, or what suits the attention kernels for such a model.
+
+        Called once, before `attention`: it decides which kernels those are.
+
+        Raises:
+            BatonError: the operator wants kernels that do not take the model or the number.
+        """
+        ...
 
     def kernels(self, config: Qwen3Config, shard: Shard, limits: ExecutorLimits, dtype: torch.dtype) -> KernelSet:
         """Kernels for a model's shard in `dtype`, with workspaces for steps within `limits`."""
@@ -59,6 +68,6 @@ class Platform(Protocol):
         """Bytes that could be taken now."""
         ...
 
-    def decode_sizes(self, max_num_seqs: int) -> list[int]:
-        """Numbers of rows that decode plans are padded to; an empty list leaves plans as they are."""
+    def decode_sizes(self, max_rows: int) -> list[int]:
+        """Numbers of rows, up to `max_rows`, that decode plans are padded to; an empty list leaves plans as they are."""
         ...

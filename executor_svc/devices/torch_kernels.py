@@ -56,7 +56,7 @@ class TorchBackend:
     """
 
     def __init__(self, geometry: KVGeometry, limits: ExecutorLimits, device: torch.device) -> None:
-        self.max_planned = limits.max_num_seqs * -(-limits.max_model_len // limits.block_size)
+        self.max_planned = [limits.max_num_seqs * -(-limits.max_model_len // limits.block_size)]
         self._geometry = geometry
         self._cache = torch.empty(
             (

@@ -6,16 +6,16 @@ from typing import Any
 import torch
 
 
-def decode_sizes(max_num_seqs: int) -> list[int]:
-    """Numbers of rows to capture graphs for, ascending; the last is `max_num_seqs`.
+def decode_sizes(max_rows: int) -> list[int]:
+    """Numbers of rows to capture graphs for, ascending; the last is `max_rows`.
 
     A plan is padded to the next of them. From 32 rows on that adds an eighth at most; below it costs next to nothing,
     as every step reads all weights anyway.
     """
     sizes = [1, 2, 4]
-    while sizes[-1] < max_num_seqs:
+    while sizes[-1] < max_rows:
         sizes.append(sizes[-1] + max(4, 1 << sizes[-1].bit_length() >> 4))
-    return sorted({min(size, max_num_seqs) for size in sizes})
+    return sorted({min(size, max_rows) for size in sizes})
 
 
 class DecodeGraphs:
@@ -27,13 +27,16 @@ class DecodeGraphs:
     def __init__(self) -> None:
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self._pool: Any = None  # torch has no public name for the type
+        self._stream: torch.cuda.Stream | None = None  # one for all: cuBLAS has a workspace (32 MiB) for each
 
     def capture(self, num_rows: int, forward: Callable[[], object]) -> None:
         """Record `forward`, whose tensors must stand at the same addresses at every replay.
 
         It is run once before: what a kernel sets up at its first launch must not be recorded.
         """
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        if self._stream is None:
+            self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream = self._stream
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             forward()
@@ -52,3 +55,7 @@ class DecodeGraphs:
             return False
         graph.replay()
         return True
+
+    def clear(self) -> None:
+        """Destroy the graphs: those with collective operations have to go before the ranks' communicator does."""
+        self._graphs.clear()

@@ -94,6 +94,7 @@ def run_in_group(runner: Runner[Any], group: RankGroup, serve: Callable[[GroupLe
         for number in (signal.SIGTERM, signal.SIGINT):  # torchrun passes them on to every rank; rank 0 acts on them
             signal.signal(number, signal.SIG_IGN)
         exit_code = follow(runner, channel)
+    runner.close()
     group.close()
     return exit_code
 

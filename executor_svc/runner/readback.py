@@ -45,7 +45,8 @@ class Readback:
             return PendingTokens(tokens.clone(), None)
         computing = torch.cuda.current_stream(tokens.device)
         host = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)  # of torch's cache of pinned memory
-        arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        # The collector sleeps until the event: a thread that spins would take a CPU from the one that launches.
+        arrived = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
         self._stream.wait_stream(computing)
         with torch.cuda.stream(self._stream):
             host.copy_(tokens, non_blocking=True)

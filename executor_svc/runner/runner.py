@@ -62,6 +62,10 @@ class Runner(Generic[Metadata]):
         """Run a plan and return the tokens of its `sample_rows`, int32 [samples]. Raises as `launch` and `wait` do."""
         return self.launch(columns).wait()
 
+    def close(self) -> None:
+        """Destroy the CUDA graphs. A group of ranks is left after that, not before: its operations are in the graphs."""
+        self._graphs.clear()
+
     @torch.inference_mode()
     def launch(self, columns: PlanColumns) -> PendingTokens:
         """Begin to run a plan. On a CPU it has run when this returns; a GPU may still be busy with the plan before.

@@ -33,13 +33,18 @@ class Arena:
     def __init__(self, num_bytes: int, device: torch.device) -> None:
         self._buffer = torch.empty(num_bytes, dtype=torch.uint8, device=device)
 
-    def upload(self, arrays: Sequence[Column]) -> list[Tensor]:
+    def upload(self, arrays: Sequence[Column], *, fixed: bool = False) -> list[Tensor]:
         """Carry int32 and float32 arrays over; the tensors, in the arrays' shapes, are valid until the next upload.
 
         On a GPU the copy goes into the current stream, behind the steps that read what was there before.
+
+        Raises:
+            ValueError: the arrays are for a graph (`fixed`), which reads this arena's buffer, and they do not fit it.
         """
         ends = list(itertools.accumulate(_aligned(array.nbytes) for array in arrays))
         starts = [0, *ends[:-1]]
+        if fixed and ends[-1] > len(self._buffer):
+            raise ValueError(f"a fixed plan takes {ends[-1]} bytes, the arena has {len(self._buffer)}")
         buffer = self._buffer if ends[-1] <= len(self._buffer) else self._buffer.new_empty(ends[-1])
         on_gpu = buffer.is_cuda
         # Torch's cache of pinned memory hands out none of it again before its copy is done.

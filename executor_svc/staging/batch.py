@@ -57,8 +57,15 @@ def stage(
 ) -> StepBatch[Metadata]:
     """Bring a plan's columns to the arena's device. The batch is valid until the next one is staged.
 
-    `fixed`: its tensors must stand at the same addresses as those of any plan with as many rows, see
-    `AttentionBackend.plan`.
+    Args:
+        columns: the plan's.
+        arena: has room for it.
+        stager: the attention backend.
+        fixed: its tensors must stand at the same addresses as those of any plan with as many rows, see
+            `AttentionBackend.plan`.
+
+    Raises:
+        ValueError: a `fixed` plan is larger than the arena.
     """
     ends = np.cumsum(columns.query_lens, dtype=np.int32)
     arrays: list[Column] = [
@@ -70,7 +77,7 @@ def stage(
         *_sampling_inputs(columns),
     ]
     planned, bind = stager.plan(columns, fixed=fixed)
-    tensors = arena.upload([*arrays, *planned])
+    tensors = arena.upload([*arrays, *planned], fixed=fixed)
     token_ids, token_lanes, positions, slot_mapping, sample_tokens = tensors[:5]
     return StepBatch(
         token_ids=token_ids,
@@ -83,11 +90,11 @@ def stage(
     )
 
 
-def arena_size(limits: ExecutorLimits, num_planned: int) -> int:
-    """Bytes of an arena for the largest plan; the attention backend's arrays have `num_planned` elements."""
+def arena_size(limits: ExecutorLimits, max_planned: Sequence[int]) -> int:
+    """Bytes of an arena for the largest plan; the attention backend's arrays have up to `max_planned` elements each."""
     of_tokens = [limits.max_batch_tokens] * 4
     of_samples = [limits.max_num_seqs] * (1 + len(INPUT_DTYPES))  # the samples' tokens, and how each is drawn
-    return packed_size([*of_tokens, *of_samples, num_planned])
+    return packed_size([*of_tokens, *of_samples, *max_planned])
 
 
 def pad_decode(columns: PlanColumns, num_rows: int, lane: int, block: int, block_size: int) -> PlanColumns:

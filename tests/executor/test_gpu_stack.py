@@ -24,7 +24,8 @@ OPTIONS = {"num_blocks": 24, "block_size": BLOCK_SIZE, "max_num_seqs": 4, "max_m
 
 def start_on_gpu_kernels(folder: str, decode_sizes: list[int]) -> tuple[Runner, ExecutorLimits]:
     from executor_svc.devices.gpu import GpuKernels
-    from executor_svc.devices.gpu_attention import TRITON, make_backend
+    from executor_svc.devices.attention_choice import TRITON
+    from executor_svc.devices.gpu_attention import make_backend
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     config = read_config(folder)

@@ -49,7 +49,7 @@ def test_staged_tensors_stand_where_those_of_the_last_plan_stood() -> None:
     limits = ExecutorLimits(
         num_blocks=9, block_size=4, max_num_seqs=8, max_batch_tokens=8, max_model_len=40, vocab_size=99
     )
-    arena = Arena(arena_size(limits, 80), torch.device("cpu"))
+    arena = Arena(arena_size(limits, [8, 80]), torch.device("cpu"))
 
     class Tables:
         def plan(self, columns: PlanColumns, *, fixed: bool) -> Planned[list[torch.Tensor]]:

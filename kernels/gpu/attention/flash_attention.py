@@ -23,6 +23,9 @@ from kernels.gpu.attention.work import Cutting, Ints
 from kernels.gpu.checks import check_contiguous, check_last_stride, check_rank, check_tensor
 
 BLOCK_SIZE_MULTIPLE = 256
+FLASH_DTYPES = (torch.bfloat16, torch.float16)
+FLASH_HEAD_DIMS = (64, 128)
+"""What Qwen3 has; flash-attn takes others as well, but not every build of it."""
 MAX_SPLITS = 128
 _SPLIT_STEP = 128  # positions; flash-attn's own tile for a head_dim of 128
 _PROGRAMS_PER_SM = 2  # of its split-KV kernel, by shared memory
@@ -83,11 +86,11 @@ class FlashAttention:
     def __init__(self, shape: AttentionShape, num_sms: int) -> None:
         if shape.block_size % BLOCK_SIZE_MULTIPLE:
             raise ValueError(f"block_size is {shape.block_size}, flash-attn takes multiples of {BLOCK_SIZE_MULTIPLE}")
-        if shape.dtype not in (torch.bfloat16, torch.float16):
+        if shape.dtype not in FLASH_DTYPES:
             raise ValueError(f"dtype is {shape.dtype}, flash-attn takes bfloat16 and float16")
         self._shape = shape
         self._num_sms = num_sms
-        self._flash_attn = _import_flash_attn()
+        self._flash_attn = load_flash_attn()
 
     def plan(
         self, query_lens: NDArray[np.integer], context_lens: NDArray[np.integer], graph: GraphBounds | None = None
@@ -216,7 +219,12 @@ def _starts(lengths: Ints) -> Ints:
     return np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
 
 
-def _import_flash_attn() -> ModuleType:
+def load_flash_attn() -> ModuleType:
+    """flash-attn's module.
+
+    Raises:
+        ImportError: it is not installed, or too old; says what to do.
+    """
     try:
         module = importlib.import_module("flash_attn")
     except ImportError as error:

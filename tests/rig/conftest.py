@@ -1,0 +1,44 @@
+"""Tests that run where torch finds the pretended GPU (`make test-dry-gpu`), and are not collected anywhere else."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.rig import build
+
+IN_RIG = os.environ.get("LD_LIBRARY_PATH") == str(build.home() / "lib")
+collect_ignore_glob = [] if IN_RIG else ["test_*.py"]
+
+if IN_RIG:
+    import torch
+
+    from tests.executor.conftest import Make, checkpoint  # noqa: F401  (a fixture)
+    from tests.rig.stand_in import StandIn
+
+    torch.cuda.init()
+
+
+@pytest.fixture(scope="session")
+def _stand_in() -> "StandIn":
+    return StandIn(build.home() / "lib" / "librig.so")
+
+
+@pytest.fixture
+def rig(_stand_in: "StandIn") -> "Iterator[StandIn]":
+    """The pretended GPU; a hazard that the test has not taken fails it."""
+    _stand_in.hazards.clear()
+    yield _stand_in
+    _stand_in.set("device_error", 0)
+    _stand_in.set("allocations_until_failure", -1)
+    torch.cuda.synchronize()
+    found = list(dict.fromkeys(map(str, _stand_in.hazards)))
+    _stand_in.hazards.clear()
+    assert not found, "\n".join(found[:3])
+
+
+@pytest.fixture
+def small(checkpoint: "Make") -> Path:
+    """A checkpoint in bfloat16 with the heads of 0.6B and two layers."""
+    return checkpoint(preset="0.6B", dtype=torch.bfloat16, num_layers=2)
