@@ -35,6 +35,10 @@ class CppKernels:
         self.sample = kernels.sample
         self.mix_experts = reference.mix_experts
 
+    def warm_up_lengths(self, most: int) -> list[int]:
+        """See `KernelSet.warm_up_lengths`: a prompt and a decode step set up all that there is to set up."""
+        return sorted({1, min(2, most)})
+
     def projection(self, weight: Tensor, bias: Tensor | None, *, shared: bool = False) -> Projection:
         """See `KernelSet.projection`."""
         linear, packed = self._kernels.linear, self._kernels.pack(weight, int8=self._int8)

@@ -45,9 +45,10 @@ class GpuKernels(PlainProjections):
     ) -> None:
         rows = -(-limits.max_num_seqs // shard.size)
         self.sample = TritonSampler(rows, config.vocab_size, device).sample
+        self._experts: Experts | None = None
         self.mix_experts = reference.mix_experts  # a dense model never calls it
         if config.moe is not None:
-            self.mix_experts = Experts(
+            self._experts = Experts(
                 limits.max_batch_tokens,
                 config.moe.num_experts,
                 config.moe.num_chosen,
@@ -55,7 +56,19 @@ class GpuKernels(PlainProjections):
                 shard.expert_intermediate_size,
                 dtype,
                 device,
-            ).mix_experts
+            )
+            self.mix_experts = self._experts.mix_experts
+
+    def warm_up_lengths(self, most: int) -> list[int]:
+        """See `KernelSet.warm_up_lengths`: Triton compiles a kernel when it is first launched in a configuration.
+
+        Most kernels choose theirs by powers of two; a mixture's depend on several bounds, in all combinations.
+        """
+        lengths = {1 << power for power in range(most.bit_length())}
+        if self._experts is not None:
+            first = {self._experts.configuration(length): length for length in range(most, 0, -1)}
+            lengths.update(first.values())
+        return sorted(lengths)
 
 
 class GpuPlatform:

@@ -24,6 +24,10 @@ class PlainProjections:
         """See `KernelSet.projection`."""
         return lambda x, out: reference.linear(x, weight, bias, out)
 
+    def warm_up_lengths(self, most: int) -> list[int]:
+        """See `KernelSet.warm_up_lengths`: a prompt and a decode step set up all that there is to set up."""
+        return sorted({1, min(2, most)})
+
     def gated_projection(self, gate_up: Tensor) -> GatedProjection:
         """See `KernelSet.gated_projection`."""
 

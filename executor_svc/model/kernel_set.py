@@ -38,6 +38,10 @@ class KernelSet(Sampler, Protocol):
         """`silu_and_mul` of a `linear` without a bias; they own gate_up [2 * size, in], gate over up, from now on."""
         ...
 
+    def warm_up_lengths(self, most: int) -> list[int]:
+        """Numbers of tokens, `most` at most, whose steps together launch every kernel in every configuration."""
+        ...
+
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
         """See `kernels.reference.rms_norm`."""
         ...

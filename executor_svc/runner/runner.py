@@ -36,6 +36,7 @@ class Runner(Generic[Metadata]):
         device: where the model and the cache live.
         decode_sizes: a plan of sampled single-token rows is padded to the next of these numbers of rows, ascending and
             at most `max_num_seqs`, where there is one.
+        warm_up_lengths: numbers of tokens of the steps that `warm_up` runs, see `KernelSet.warm_up_lengths`.
     """
 
     def __init__(
@@ -46,12 +47,14 @@ class Runner(Generic[Metadata]):
         limits: ExecutorLimits,
         device: torch.device,
         decode_sizes: Sequence[int] = (),
+        warm_up_lengths: Sequence[int] = (1,),
     ) -> None:
         self.limits = limits
         self._model = model
         self._sampler = sampler
         self._backend = backend
         self._decode_sizes = np.array(decode_sizes, dtype=np.int64)
+        self._warm_up_lengths = warm_up_lengths
         self._arena = Arena(arena_size(limits, backend.max_planned), device)
         self._readback = Readback(device)
         self._graphs = DecodeGraphs()
@@ -93,12 +96,13 @@ class Runner(Generic[Metadata]):
 
     def warm_up(self) -> None:
         """Do what the first real plan should not wait for: lazy initialisation, and capturing graphs."""
-        longest = min(self.limits.max_model_len, self.limits.max_batch_tokens)
-        on_gpu = self._last_tokens.is_cuda
-        # Triton compiles a kernel when it is first launched, and a step's size decides which ones are launched.
-        for length in [1 << power for power in range(longest.bit_length())] if on_gpu else [1, min(2, longest)]:
-            self.run(trial_plan([length], self.limits.block_size))
-        if on_gpu:
+        limits = self.limits
+        for length in self._warm_up_lengths:
+            rows = -(-length // limits.max_model_len)
+            if rows <= limits.max_num_seqs:
+                self.run(trial_plan(_spread(length, rows), limits.block_size))
+        if self._last_tokens.is_cuda:
+            self.run(trial_plan([1], limits.block_size, computed=limits.max_model_len - 1))
             self.run_largest_step()
             self._capture_graphs()
         self._last_tokens.zero_()
@@ -107,9 +111,8 @@ class Runner(Generic[Metadata]):
         """Run a step that takes as much memory as any will. What is in block 0 is lost."""
         limits = self.limits
         rows = min(limits.max_num_seqs, limits.max_batch_tokens)
-        query_lens = np.full(rows, limits.max_batch_tokens // rows)
-        query_lens[: limits.max_batch_tokens % rows] += 1
-        self.run(trial_plan(np.minimum(query_lens, limits.max_model_len).tolist(), limits.block_size))
+        query_lens = np.minimum(_spread(limits.max_batch_tokens, rows), limits.max_model_len)
+        self.run(trial_plan(query_lens.tolist(), limits.block_size))
 
     @torch.inference_mode()
     def _capture_graphs(self) -> None:
@@ -148,3 +151,8 @@ class Runner(Generic[Metadata]):
             return
         logits = self._model.logits(hidden_states.index_select(0, batch.sample_tokens))
         self._sampler.sample(logits, batch.sampling, self._last_tokens, tokens)
+
+
+def _spread(tokens: int, rows: int) -> list[int]:
+    """Tokens of each row, as evenly as can be."""
+    return [tokens // rows + (row < tokens % rows) for row in range(rows)]

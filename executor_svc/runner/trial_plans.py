@@ -8,19 +8,20 @@ from common.plan import PlanColumns
 from common.sampling_columns import SAMPLING_COLUMNS, SamplingColumns
 
 
-def trial_plan(query_lens: Sequence[int], block_size: int) -> PlanColumns:
+def trial_plan(query_lens: Sequence[int], block_size: int, computed: int = 0) -> PlanColumns:
     """Prompts of these lengths, each sampled with every filter, all in block 0: their tokens mean nothing.
 
-    Prompts longer than a block write its slots several times.
+    Prompts longer than a block write its slots several times. Before each come `computed` positions.
     """
     rows = len(query_lens)
     lens = np.array(query_lens, dtype=np.int32)
-    positions = np.concatenate([np.arange(length, dtype=np.int32) for length in query_lens])
-    counts = -(-lens // block_size)
+    contexts = lens + np.int32(computed)
+    positions = np.concatenate([np.arange(computed, computed + length, dtype=np.int32) for length in query_lens])
+    counts = -(-contexts // block_size)
     return PlanColumns(
         lanes=np.arange(rows, dtype=np.int32),
         query_lens=lens,
-        context_lens=lens,
+        context_lens=contexts,
         token_ids=np.zeros(len(positions), dtype=np.int32),
         positions=positions,
         slot_mapping=positions % np.int32(block_size),

@@ -103,7 +103,7 @@ def main() -> None:
 
 
 def _digest(*parts: str) -> str:
-    return hashlib.sha256("\0".join((*parts, Path(__file__).read_text())).encode()).hexdigest()
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
 def _once(folder: Path, digest: str, make: Callable[[Path], None]) -> None:

@@ -14,6 +14,7 @@ from common.plan import ExecutorLimits, PlanColumns
 from common.sampling_columns import SAMPLING_COLUMNS, SamplingColumns
 from executor_svc.runner.runner import Runner
 from tests.executor import harness
+from tests.rig.graph_memory import in_graph_pools, not_held
 from tests.rig.stand_in import Launch, StandIn, read_launches
 
 LIMITS: list[dict[str, Any]] = [
@@ -66,13 +67,6 @@ def staged(batch: Any) -> list[Any]:
     return ["an array"] if isinstance(batch, np.ndarray) else [batch]
 
 
-def in_graph_pools() -> list[range]:
-    """Memory that graphs have for themselves."""
-    segments = torch.cuda.memory_snapshot()
-    own = [segment for segment in segments if segment["segment_pool_id"] != (0, 0)]
-    return [range(segment["address"], segment["address"] + segment["total_size"]) for segment in own]
-
-
 def difference(captured: list[Launch], launched: list[Launch], pools: list[range]) -> str:
     """The first difference that a replay would not follow; empty if there is none."""
     if [each.name for each in captured] != [each.name for each in launched]:
@@ -102,7 +96,9 @@ def test_a_step_is_what_was_captured(
     runner, limits = start_recorded(rig, tmp_path / "captured", small, attention=attention, num_blocks=blocks, **given)
     sizes = runner._decode_sizes.tolist()
     by_capture: dict[int, list[Launch]] = {}
-    for launch in read_launches(tmp_path / "captured"):
+    launches = read_launches(tmp_path / "captured")
+    assert not not_held(launches)
+    for launch in launches:
         if launch.capture:
             by_capture.setdefault(launch.capture, []).append(launch)
     captured = dict(zip(sizes[::-1], by_capture.values(), strict=True))

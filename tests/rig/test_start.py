@@ -27,6 +27,7 @@ LIMITS: list[dict[str, Any]] = [
     {"max_num_seqs": 64, "max_batch_tokens": 64},
     {"max_model_len": 100},
     {"max_model_len": 33, "enforce_eager": True},
+    {"max_batch_tokens": 64, "enforce_eager": True},
 ]
 
 
@@ -35,7 +36,7 @@ LIMITS: list[dict[str, Any]] = [
 def test_limits(rig: StandIn, small: Path, attention: str, given: dict[str, Any]) -> None:
     options = {"kv_cache_memory_gib": 0.5, "attention": attention, **given}
     runner, limits = harness.start(small, device="cuda", dtype="bfloat16", poison=False, **options)
-    with rig.schedule("lazy"):
+    with rig.schedule("lazy"), rig.serving():
         serve(runner, random_plans(limits, random.Random(1)), steps=20)
 
 

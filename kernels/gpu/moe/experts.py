@@ -4,13 +4,21 @@ The order of things is that of MegaBlocks (Gale et al. 2022, arXiv:2211.15841): 
 dropped, and what is computed beyond the choices is at most a part of a block for each expert.
 """
 
+from collections.abc import Hashable
+
 import torch
 from torch import Tensor
 
 from kernels.arguments import ExpertLayer
 from kernels.gpu.checks import check_contiguous, check_dtype, check_last_stride, check_range, check_rank, check_tensor
 from kernels.gpu.moe.products import choose_product_tiles, launch_combine, launch_products
-from kernels.gpu.moe.routing import MAX_EXPERTS, count_slots, launch_routing
+from kernels.gpu.moe.routing import (
+    MAX_EXPERTS,
+    choose_routing_tiles,
+    count_slots,
+    has_slot_a_choice,
+    launch_routing,
+)
 
 _LEAST_BLOCK_ROWS = 16
 
@@ -56,6 +64,13 @@ class Experts:
         self._blocks = torch.empty((max_slots, 4), dtype=torch.int32, device=device)
         self._gated = torch.empty((max_choices, intermediate), dtype=dtype, device=device)
         self._given = torch.empty((max_choices, hidden), dtype=dtype, device=device)
+
+    def configuration(self, num_tokens: int) -> tuple[Hashable, ...]:
+        """What decides which kernels are compiled for a step: equal for two numbers of tokens if these share all."""
+        num_choices = num_tokens * self._num_chosen
+        config = choose_product_tiles(num_choices, self._shape[0], self._given.dtype)
+        routing = choose_routing_tiles(num_tokens, self._num_chosen)
+        return config, routing, has_slot_a_choice(num_choices, self._shape[0], config.rows)
 
     def mix_experts(self, x: Tensor, router_logits: Tensor, layer: ExpertLayer, out: Tensor) -> None:
         """Route every token to its experts, each a SwiGLU, and add up what they give, weighted.

@@ -47,6 +47,11 @@ def count_slots(num_choices: int, num_experts: int, block_rows: int) -> int:
     return min(num_choices, num_choices // block_rows + num_experts)
 
 
+def has_slot_a_choice(num_choices: int, num_experts: int, block_rows: int) -> bool:
+    """Whether each choice has a slot of its own, because there are few: see `count_slots`."""
+    return num_choices <= num_choices // block_rows + num_experts
+
+
 def launch_routing(
     logits: Tensor,
     experts: Tensor,
@@ -92,7 +97,7 @@ def launch_routing(
         blocks,
         num_tokens,
         NUM_CHOSEN=num_chosen,
-        A_SLOT_A_CHOICE=num_choices <= num_choices // block_rows + num_experts,
+        A_SLOT_A_CHOICE=has_slot_a_choice(num_choices, num_experts, block_rows),
         BLOCK_ROWS=block_rows,
         CHUNK=config.chunk,
         num_warps=config.chunk_warps,

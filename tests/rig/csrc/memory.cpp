@@ -119,6 +119,7 @@ int copy(void* to, const void* from, size_t bytes, void* stream, bool may_return
   work.name = within ? "a copy on the device" : target == Memory::device ? "a copy to the device" : "a copy to the host";
   if (target == Memory::device || within) work.ranges.push_back({(uintptr_t)to, (uintptr_t)to + bytes, true});
   if (source == Memory::device) work.ranges.push_back({(uintptr_t)from, (uintptr_t)from + bytes, false});
+  for (const auto& range : work.ranges) work.params.push_back({range.begin, 8});
   if (within) {
     if (bytes <= largest_carried) work.run = [=] { memmove(to, from, bytes); };
     return enqueue(stream, std::move(work));
