@@ -9,6 +9,7 @@ import torch
 
 from common import __version__
 from common import messages as m
+from common.errors import BatonError
 from common.logging import get_logger
 from common.model_files import model_name, resolve_model
 from common.plan import ExecutorLimits
@@ -56,8 +57,19 @@ def start_executor(options: ExecutorOptions) -> tuple[Runner[Any], m.Hello, Rank
 
     Raises:
         CheckpointError: the model cannot be served.
-        BatonError: the pool does not fit the memory, or the options contradict the model or the machine.
+        BatonError: memory runs out, or the options contradict the model or the machine.
     """
+    try:
+        return _start(options)
+    except RuntimeError as error:
+        # torch.OutOfMemoryError of device memory; the same words in another RuntimeError of pinned memory
+        if "out of memory" not in str(error):
+            raise
+        said = str(error).splitlines()[0]
+        raise BatonError(f"memory runs out while the executor starts, see --gpu-memory-utilization: {said}") from error
+
+
+def _start(options: ExecutorOptions) -> tuple[Runner[Any], m.Hello, RankGroup]:
     platform = choose_platform(options)
     group = join_group(platform.device)
     model = _load_model(options, platform, group)

@@ -159,6 +159,7 @@ class Qwen3(Generic[Metadata]):
         self._kernels = kernels
         self._backend = backend
         self._activations = Activations.empty(config, self._shard, max_batch_tokens, dtype, device)
+        self._chosen = torch.empty((max_num_seqs, config.hidden_size), dtype=dtype, device=device)
         self._logits = torch.empty((max_num_seqs, self._shard.vocab_size), dtype=dtype, device=device)
 
     def hidden_states(self, batch: StepBatch[Metadata], last_tokens: Tensor) -> Tensor:
@@ -184,13 +185,19 @@ class Qwen3(Generic[Metadata]):
             kernels.add_rms_norm(space.projected, space.residual, following_norm, eps, space.normed)
         return space.normed
 
-    def logits(self, hidden_states: Tensor) -> Tensor:
-        """Scores [rows, shard's vocab] of the tokens that may follow hidden_states [rows, hidden].
+    def logits(self, hidden_states: Tensor, tokens: Tensor) -> Tensor:
+        """Scores of the tokens that may follow some of a step's tokens.
 
-        Valid until the next call. At most `max_num_seqs` rows.
+        Args:
+            hidden_states: [tokens, hidden].
+            tokens: int32 [rows], which of them; at most `max_num_seqs`.
+
+        Returns:
+            [rows, shard's vocab], valid until the next call.
         """
-        logits = self._logits[: len(hidden_states)]
-        self._head(hidden_states, logits)
+        chosen, logits = self._chosen[: len(tokens)], self._logits[: len(tokens)]
+        torch.index_select(hidden_states, 0, tokens, out=chosen)
+        self._head(chosen, logits)
         return logits
 
     def _embed(self, batch: StepBatch[Metadata], last_tokens: Tensor, space: Activations) -> None:

@@ -149,7 +149,7 @@ class Runner(Generic[Metadata]):
         tokens = self._tokens[: len(batch.sample_tokens)]
         if not len(tokens):
             return
-        logits = self._model.logits(hidden_states.index_select(0, batch.sample_tokens))
+        logits = self._model.logits(hidden_states, batch.sample_tokens)
         self._sampler.sample(logits, batch.sampling, self._last_tokens, tokens)
 
 

@@ -157,5 +157,5 @@ def logits(runner: Runner[Any], rows: list[Row], limits: ExecutorLimits) -> torc
     """Run a plan and return the scores after every one of its tokens, float32 [tokens, vocab]."""
     batch = stage(through_the_wire(make_plan(rows, limits.block_size), limits), runner._arena, runner._backend)
     states = runner._model.hidden_states(batch, runner._last_tokens)
-    pieces = states.split(limits.max_num_seqs)
-    return torch.cat([runner._model.logits(piece).to(torch.float32, copy=True) for piece in pieces])
+    pieces = torch.arange(len(states), dtype=torch.int32, device=states.device).split(limits.max_num_seqs)
+    return torch.cat([runner._model.logits(states, piece).to(torch.float32, copy=True) for piece in pieces])

@@ -1,0 +1,66 @@
+"""One rank of an executor of two, started by torchrun: `test_ranks.py` looks at what it leaves in `$RIG_COLLECTIVES`.
+
+python -m tests.rig.rank CHECKPOINT ATTENTION [swap-collectives]
+"""
+
+import json
+import os
+import random
+import sys
+from pathlib import Path
+
+import torch
+
+from common.plan import ExecutorLimits
+from executor_svc.model.vocab_parallel import VocabParallelSampler
+from executor_svc.options import ExecutorOptions
+from executor_svc.runner.group_runner import GroupLeader, run_in_group
+from executor_svc.startup import start_executor
+from tests.rig import build
+from tests.rig.drive import random_plans, serve
+from tests.rig.mutations import mutated
+from tests.rig.stand_in import StandIn
+
+STEPS = 60
+
+
+def main() -> None:
+    """Start, serve some steps, leave."""
+    folder, attention, *fault = sys.argv[1:]
+    torch.cuda.init()
+    rig = StandIn(build.home() / "lib" / "librig.so")
+    if fault and os.environ["RANK"] == "1":
+        changed = mutated(
+            "executor_svc.model.vocab_parallel",
+            (
+                "        self._group.all_to_all(logits, counts, received, [num_own] * size)\n        out.zero_()\n",
+                "        self._group.all_reduce(out)\n"
+                "        self._group.all_to_all(logits, counts, received, [num_own] * size)\n",
+            ),
+            ("        self._group.all_reduce(out)\n        last_tokens", "        last_tokens"),
+        )
+        VocabParallelSampler.sample = changed.VocabParallelSampler.sample  # type: ignore[method-assign]
+    options = ExecutorOptions(
+        model=folder,
+        device="cuda",
+        attention=attention,
+        max_num_seqs=8,
+        max_batch_tokens=128,
+        max_model_len=512,
+        kv_cache_memory_gib=0.25,
+    )
+    runner, hello, group = start_executor(options)
+    plans = random_plans(ExecutorLimits.of(hello), random.Random(1))
+
+    def serve_steps(leader: GroupLeader) -> int:
+        serve(leader, plans, STEPS)  # type: ignore[arg-type]
+        return 0
+
+    exit_code = run_in_group(runner, group, serve_steps)
+    report = {"exit_code": exit_code, "hazards": rig.take_hazards(), "counts": rig.counts(), "blocks": hello.num_blocks}
+    (Path(os.environ["RIG_COLLECTIVES"]) / f"report{group.rank}.json").write_text(json.dumps(report))
+    sys.exit(exit_code)
+
+
+if __name__ == "__main__":
+    main()
