@@ -1,6 +1,6 @@
 """One rank of an executor of two, started by torchrun: `test_ranks.py` looks at what it leaves in `$RIG_COLLECTIVES`.
 
-python -m tests.rig.rank CHECKPOINT ATTENTION [swap-collectives]
+python -m tests.rig.rank CHECKPOINT ATTENTION [swap-collectives | keep-graphs]
 """
 
 import json
@@ -15,6 +15,7 @@ from common.plan import ExecutorLimits
 from executor_svc.model.vocab_parallel import VocabParallelSampler
 from executor_svc.options import ExecutorOptions
 from executor_svc.runner.group_runner import GroupLeader, run_in_group
+from executor_svc.runner.runner import Runner
 from executor_svc.startup import start_executor
 from tests.rig import build
 from tests.rig.drive import random_plans, serve
@@ -29,7 +30,9 @@ def main() -> None:
     folder, attention, *fault = sys.argv[1:]
     torch.cuda.init()
     rig = StandIn(build.home() / "lib" / "librig.so")
-    if fault and os.environ["RANK"] == "1":
+    if fault == ["keep-graphs"]:
+        Runner.close = lambda self: None  # type: ignore[method-assign]
+    if fault == ["swap-collectives"] and os.environ["RANK"] == "1":
         changed = mutated(
             "executor_svc.model.vocab_parallel",
             (

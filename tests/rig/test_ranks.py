@@ -80,3 +80,8 @@ def test_ranks_keep_step(small: Path, tmp_path: Path, attention: str) -> None:
 def test_swapped_collectives_are_found(small: Path, tmp_path: Path) -> None:
     _, made = run_ranks(small, tmp_path, "triton", "swap-collectives")
     assert not in_step(made)
+
+
+def test_graphs_that_outlive_the_group_are_found(small: Path, tmp_path: Path) -> None:
+    reports, _ = run_ranks(small, tmp_path, "triton", "keep-graphs")
+    assert any("a communicator is destroyed while" in sentence for sentence in reports[0]["hazards"])

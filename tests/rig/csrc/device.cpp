@@ -31,6 +31,7 @@ Locked::~Locked() {
 
 void hazard(const std::string& sentence) {
   state().hazards.push_back(sentence);
+  if (state().hazard_log) fprintf(state().hazard_log, "%s\n", sentence.c_str());
   found.push_back(sentence);
 }
 

@@ -1,5 +1,6 @@
 // Memory and copies: see device.h. Device memory is the host's, taken from the system when it is first written.
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <cstdlib>
 #include <cstring>
@@ -17,15 +18,21 @@ static uint64_t setting(const char* name, uint64_t otherwise) {
   return text ? strtoull(text, nullptr, 10) : otherwise;
 }
 
+// A log of whole lines in the folder that a variable names; none without it.
+static FILE* log_in(const char* variable, const std::string& name) {
+  const char* folder = getenv(variable);
+  FILE* file = folder ? fopen((folder + name).c_str(), "a") : nullptr;
+  if (file) setvbuf(file, nullptr, _IOLBF, 0);
+  return file;
+}
+
 State::State() {
   streams.push_back(new Stream);
   total_bytes = setting("RIG_MEMORY_MIB", 143771) * mib;
   random.seed(setting("RIG_SEED", 1));
-  if (const char* path = getenv("RIG_COLLECTIVES")) {
-    std::string mine = std::string(path) + "/rank" + (getenv("RANK") ? getenv("RANK") : "0");
-    collectives = fopen(mine.c_str(), "a");
-    if (collectives) setvbuf(collectives, nullptr, _IOLBF, 0);
-  }
+  const char* rank = getenv("RANK");
+  collectives = log_in("RIG_COLLECTIVES", std::string("/rank") + (rank ? rank : "0"));
+  hazard_log = log_in("RIG_HAZARDS", "/" + std::to_string(getpid()));
 }
 
 void* allocate(size_t bytes, Memory kind, const char* call) {

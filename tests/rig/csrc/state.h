@@ -126,6 +126,7 @@ struct State {
   std::vector<std::string> hazards;
   std::set<std::string> unmodelled;
   std::atomic<void (*)(const char*)> on_hazard{nullptr};
+  FILE* hazard_log = nullptr;
   FILE* recording = nullptr;
   FILE* collectives = nullptr;
 };
