@@ -12,7 +12,7 @@ PYTHON312 ?= $(shell for each in python3.12 $(HOME)/.pyenv/versions/3.12*/bin/py
 VENV312   := build/python-3.12
 WARNINGS  := build/warnings.txt
 
-.PHONY: help demo test test-slow test-all test-chaos test-fresh test-3.12 test-compose lint audit bench clean
+.PHONY: help demo test test-slow test-all test-chaos test-fresh test-3.12 test-compose test-dry-gpu report-dry-gpu lint audit bench clean
 
 help:            ## List the targets
 	@grep -E '^[a-z0-9.-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/: .*##/:/' | column -ts:
@@ -64,6 +64,16 @@ endif
 
 test-compose: $(VENV)/ready  ## Bring compose.yaml up for real, kill the executor, take it down (needs a Docker engine)
 	$(BIN)/python -m pytest -m compose --timeout=1800
+
+# The rig has an environment of its own, outside of this folder: 2 GB, which several checkouts share.
+RIG := $(PYTHON) -m tests.rig
+
+test-dry-gpu:    ## The GPU's code on a pretended GPU, and its kernels in Python 3.12's interpreter (2 GB, once)
+	$(RIG) -m pytest -n 2 --dist worksteal -m "" tests/rig
+	$(RIG) --interpret -m pytest -n 2 --dist worksteal tests/kernels/gpu tests/executor/test_gpu_stack.py
+
+report-dry-gpu:  ## What a step costs the host, and what it calls, on the pretended GPU; JSON lines
+	@$(RIG) -m tests.rig.report
 
 lint: $(VENV)/ready  ## ruff and mypy over the whole tree
 	$(BIN)/ruff check .

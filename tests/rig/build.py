@@ -1,13 +1,10 @@
-"""Build the rig: an environment with torch's CUDA build, Triton and flash-attn, and stand-ins for CUDA's libraries.
+"""Building the rig: an environment with torch's CUDA build, Triton and flash-attn, and stand-ins for CUDA's libraries.
 
-    python -m tests.rig.build              # once, a minute; prints where it is
-    python -m tests.rig.build --only-if-there
-
-It lies in `$BATON_RIG`, by default `~/.cache/baton/rig`: 2 GB, of which torch is most. A folder that is up to date is
-left as it is. `env.sh` there sets what a program needs to find the stand-ins.
+It lies in `$BATON_RIG`, by default `~/.cache/baton/rig`: 2 GB, of which torch is most. What is up to date is left as it
+is.
 """
 
-import argparse
+import fcntl
 import hashlib
 import os
 import re
@@ -85,21 +82,19 @@ def environment() -> dict[str, str]:
     }
 
 
-def main() -> None:
+def is_installed() -> bool:
+    """Whether the environment is there, of which most is a download."""
+    return _is_made(home() / "venv", _digest(*CUDA_BUILDS, *PACKAGES))
+
+
+def bring_up_to_date() -> None:
     """Build what is missing or out of date."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only-if-there", action="store_true", help="exit with 3 if the environment is not there")
-    wanted = parser.parse_args()
-    if wanted.only_if_there and not (home() / "venv" / "ready").exists():
-        print(f"the rig is not there: {home()} (python -m tests.rig.build, 2 GB)")
-        sys.exit(3)
     home().mkdir(parents=True, exist_ok=True)
-    _once(home() / "venv", _digest(*CUDA_BUILDS, *PACKAGES), _install)
-    _once(home() / "headers", _digest(*HEADERS), _unpack_headers)
-    _once(home() / "lib", _digest(*(file.read_text() for file in sorted(SOURCES.iterdir()))), _build_libraries)
-    lines = [f"export {name}={value}" for name, value in environment().items()]
-    (home() / "env.sh").write_text("\n".join(lines) + "\n")
-    print(home())
+    with (home() / "lock").open("w") as lock:  # of several that start at once, one builds
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        _once(home() / "venv", _digest(*CUDA_BUILDS, *PACKAGES), _install)
+        _once(home() / "headers", _digest(*HEADERS), _unpack_headers)
+        _once(home() / "lib", _digest(*(file.read_text() for file in sorted(SOURCES.iterdir()))), _build_libraries)
 
 
 def _digest(*parts: str) -> str:
@@ -108,13 +103,18 @@ def _digest(*parts: str) -> str:
 
 def _once(folder: Path, digest: str, make: Callable[[Path], None]) -> None:
     """Make a folder anew unless it was made from the same."""
-    ready = folder / "ready"
-    if ready.exists() and ready.read_text() == digest:
+    if _is_made(folder, digest):
         return
+    print(f"building {folder}", file=sys.stderr)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     make(folder)
-    ready.write_text(digest)
+    (folder / "ready").write_text(digest)
+
+
+def _is_made(folder: Path, digest: str) -> bool:
+    ready = folder / "ready"
+    return ready.exists() and ready.read_text() == digest
 
 
 def _python312() -> str:
@@ -212,7 +212,3 @@ def _symbols(file: Path, *options: str) -> Iterator[tuple[str, str | None]]:
     for line in found.splitlines():
         symbol, _, version = line.split()[-1].partition("@")
         yield symbol, version.strip("@") or None
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,133 @@
+"""What the executor does on the pretended GPU at the shape of Qwen3-0.6B, in JSON lines, one for each set of kernels.
+
+    make report-dry-gpu
+
+Graphs and what was captured in them; launches, copies and waits of decode and of mixed steps at 256 rows; hazards; and
+the host's time for a step: from a plan's columns to the end of `launch`. The host's time is that of this machine's
+processor and includes what the stand-ins take, which is less than CUDA's own libraries do.
+"""
+
+import json
+import platform
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.rig.checkpoints import SHAPES, write_checkpoint
+from common.plan import ExecutorLimits, PlanColumns, parse_plan
+from executor_svc.options import ExecutorOptions
+from executor_svc.runner.runner import Runner
+from executor_svc.startup import start_executor
+from tests.executor.harness import Row, make_plan
+from tests.rig import build
+from tests.rig.drive import random_plans, serve
+from tests.rig.stand_in import StandIn
+
+ROWS = 256
+MEASURED_STEPS = 200
+CHECKED_STEPS = 400
+SAMPLING = {"temperature": 0.6, "top_k": 20, "top_p": 0.95}
+COUNTED = ("triton_launch", "product", "kernel", "graph_launch", "copy_to_device", "copy_to_host", "memset")
+
+
+def main() -> None:
+    """Print the report."""
+    torch.cuda.init()
+    rig = StandIn(build.home() / "lib" / "librig.so")
+    with tempfile.TemporaryDirectory() as folder:
+        write_checkpoint(Path(folder), SHAPES["0.6B"])
+        for attention in sys.argv[1:] or ["triton", "flash_attn"]:
+            print(json.dumps(report(rig, folder, attention)), flush=True)
+
+
+def report(rig: StandIn, folder: str, attention: str) -> dict[str, Any]:
+    """One line."""
+    before = rig.counts()
+    options = ExecutorOptions(model=folder, device="cuda", attention=attention, max_model_len=4096)
+    runner, hello, _ = start_executor(options)
+    limits = ExecutorLimits.of(hello)
+    started = difference(rig.counts(), before)
+    rig.take_hazards()
+    with rig.schedule("random"), rig.serving():
+        serve(runner, random_plans(limits, random.Random(1)), CHECKED_STEPS, window=3)
+    hazards = rig.take_hazards()
+    rig.set("checking", 0)
+    return {
+        "attention": attention,
+        "cpu": processor(),
+        "torch": torch.__version__,
+        "graphs": started["capture"],
+        "captured": {name: started.get(f"captured_{name}", 0) for name in ("kernel", "copy", "memset")},
+        "kernels_loaded": started["module_loaded"],
+        "steps_checked": CHECKED_STEPS,
+        "hazards": hazards,
+        "decode": measured(rig, runner, decode_plans(limits)),
+        "mixed": measured(rig, runner, mixed_plans(limits)),
+    }
+
+
+def measured(rig: StandIn, runner: Runner[Any], plans: Iterator[PlanColumns]) -> dict[str, Any]:
+    """Calls of a step, and the median of the host's microseconds, two steps in flight."""
+    columns = [next(plans) for _ in range(MEASURED_STEPS)]
+    in_flight = deque([runner.launch(columns[0]), runner.launch(columns[1])])
+    before, host_us = rig.counts(), []
+    for each in columns:
+        start = time.perf_counter()
+        in_flight.append(runner.launch(each))
+        host_us.append(1e6 * (time.perf_counter() - start))
+        in_flight.popleft().wait()
+    calls = difference(rig.counts(), before)
+    for pending in in_flight:
+        pending.wait()
+    quantiles = statistics.quantiles(host_us, n=10)
+    return {
+        "host_us": round(statistics.median(host_us)),
+        "host_us_p90": round(quantiles[-1]),
+        "calls": {name: round(calls.get(name, 0) / len(columns), 1) for name in COUNTED},
+    }
+
+
+def decode_plans(limits: ExecutorLimits) -> Iterator[PlanColumns]:
+    """One token for each of `ROWS` sequences, of 256 to 1,500 positions."""
+    rng = random.Random(2)
+    while True:
+        yield plan([row(lane, 1, rng.randint(256, 1500), limits) for lane in range(ROWS)], limits)
+
+
+def mixed_plans(limits: ExecutorLimits) -> Iterator[PlanColumns]:
+    """As `decode_plans`, with two rows' prompts of 500 and 300 tokens."""
+    rng = random.Random(2)
+    while True:
+        rows = [row(lane, 1, rng.randint(256, 1500), limits) for lane in range(ROWS - 2)]
+        yield plan([*rows, row(ROWS - 2, 500, 500, limits), row(ROWS - 1, 300, 1300, limits)], limits)
+
+
+def row(lane: int, queries: int, context_len: int, limits: ExecutorLimits) -> Row:
+    blocks = [(lane * 97 + block) % limits.num_blocks for block in range(-(-context_len // limits.block_size))]
+    return Row(lane, [-1] if queries == 1 else [5] * queries, context_len, blocks, seed=lane, **SAMPLING)
+
+
+def plan(rows: Sequence[Row], limits: ExecutorLimits) -> PlanColumns:
+    return parse_plan(make_plan(list(rows), limits.block_size), limits)
+
+
+def difference(after: dict[str, int], before: dict[str, int]) -> dict[str, int]:
+    return {name: number - before.get(name, 0) for name, number in after.items()}
+
+
+def processor() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    names = [line.partition(": ")[2] for line in lines if line.startswith("model name")]
+    return f"{len(names)} x {names[0]}" if names else platform.processor()
+
+
+if __name__ == "__main__":
+    main()
