@@ -70,7 +70,7 @@ RIG := $(PYTHON) -m tests.rig
 
 test-dry-gpu:    ## The GPU's code on a pretended GPU, and its kernels in Python 3.12's interpreter (2 GB, once)
 	$(RIG) -m pytest -n 2 --dist worksteal -m "" tests/rig
-	$(RIG) --interpret -m pytest -n 2 --dist worksteal tests/kernels/gpu tests/executor/test_gpu_stack.py
+	$(RIG) --interpret -m pytest -n 2 --dist worksteal tests/kernels/gpu tests/executor/test_recorded_steps.py
 
 report-dry-gpu:  ## What a step costs the host, and what it calls, on the pretended GPU; JSON lines
 	@$(RIG) -m tests.rig.report

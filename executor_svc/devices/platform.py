@@ -69,5 +69,5 @@ class Platform(Protocol):
         ...
 
     def decode_sizes(self, max_rows: int) -> list[int]:
-        """Numbers of rows, up to `max_rows`, that decode plans are padded to; an empty list leaves plans as they are."""
+        """Numbers of rows, up to `max_rows`, that decode plans are padded to; an empty list leaves them as they are."""
         ...

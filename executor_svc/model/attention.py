@@ -1,6 +1,5 @@
 """The interface of attention backends. A backend owns the KV cache and its layout; nothing else indexes it."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -33,7 +32,7 @@ class KVGeometry:
 class AttentionBackend(Protocol[Metadata]):
     """What the model needs of a KV cache. `Metadata` is whatever one batch's layers have in common."""
 
-    max_planned: Sequence[int]
+    max_planned: list[int]
     """Elements at most of each of the arrays that `plan` gives for a `fixed` plan, and of most other plans'."""
 
     def plan(self, columns: PlanColumns, *, fixed: bool) -> Planned[Metadata]:

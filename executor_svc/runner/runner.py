@@ -66,7 +66,7 @@ class Runner(Generic[Metadata]):
         return self.launch(columns).wait()
 
     def close(self) -> None:
-        """Destroy the CUDA graphs. A group of ranks is left after that, not before: its operations are in the graphs."""
+        """Destroy the CUDA graphs. A group of ranks is left after that: the graphs hold its operations."""
         self._graphs.clear()
 
     @torch.inference_mode()

@@ -1,5 +1,5 @@
-"""The arena has room for every plan that a graph may replay, whatever the limits: an overflow would go unnoticed, as the
-graph would read the arena while the step's inputs lie elsewhere."""
+"""The arena has room for every plan that a graph may replay, whatever the limits: an overflow would go unnoticed, as
+the graph would read the arena while the step's inputs lie elsewhere."""
 
 from collections.abc import Sequence
 from types import ModuleType

@@ -1,8 +1,8 @@
 """Run the rig's Python, which finds the pretended GPU; what is missing of the rig is built first.
 
-    python -m tests.rig -m pytest tests/rig
-    python -m tests.rig --interpret -m pytest tests/kernels/gpu     # no GPU: Triton's interpreter
-    python -m tests.rig --only-if-there ...                         # exit code 3 where building would take a download
+python -m tests.rig -m pytest tests/rig
+python -m tests.rig --interpret -m pytest tests/kernels/gpu     # no GPU: Triton's interpreter
+python -m tests.rig --only-if-there ...                         # exit code 3 where building would take a download
 """
 
 import os
@@ -28,7 +28,7 @@ def main() -> None:
     environment = {**os.environ, **build.environment(), "PYTHONPATH": str(build.REPOSITORY)}
     if interpret:
         environment |= {"RIG_DEVICES": "0", "TRITON_INTERPRET": "1"}
-    os.execve(build.python(), [str(build.python()), *arguments], environment)  # noqa: S606  (our own program)
+    os.execve(build.python(), [str(build.python()), *arguments], environment)
 
 
 if __name__ == "__main__":

@@ -169,9 +169,7 @@ def _build_libraries(folder: Path) -> None:
 def _link(folder: Path, library: str, known: list[Path], symbols: set[str], version: str | None) -> None:
     defined = {symbol for each in known for symbol, _ in _symbols(each, "--defined-only")}
     stubs = folder / f"{library}.stubs.c"
-    lines = [
-        f'long {symbol}(void) {{ rig_unmodelled("{symbol}"); return 0; }}' for symbol in sorted(symbols - defined)
-    ]
+    lines = [f'long {symbol}(void) {{ rig_unmodelled("{symbol}"); return 0; }}' for symbol in sorted(symbols - defined)]
     stubs.write_text("\n".join(["extern void rig_unmodelled(const char*);", *lines, ""]))
     script = folder / f"{library}.map"
     script.write_text(f"{version or 'RIG'} {{ global: *; }};\n")

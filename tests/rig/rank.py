@@ -37,8 +37,8 @@ def main() -> None:
             "executor_svc.model.vocab_parallel",
             (
                 "        self._group.all_to_all(logits, counts, received, [num_own] * size)\n        out.zero_()\n",
-                "        self._group.all_reduce(out)\n"
-                "        self._group.all_to_all(logits, counts, received, [num_own] * size)\n",
+                "        self._group.all_reduce(out)\n        self._group.all_to_all(logits, counts, received, "
+                + "[num_own] * size)\n",
             ),
             ("        self._group.all_reduce(out)\n        last_tokens", "        last_tokens"),
         )

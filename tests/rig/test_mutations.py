@@ -65,9 +65,7 @@ def test_the_next_step_overwrites_tokens_that_are_still_being_copied(
     assert_found(rig, "race:")
 
 
-def test_the_tokens_are_read_before_they_are_there(
-    rig: StandIn, small: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_tokens_are_read_before_they_are_there(rig: StandIn, small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     changed = mutated("executor_svc.runner.readback", ("self._arrived.synchronize()", "pass"))
     monkeypatch.setattr(runner_module, "Readback", changed.Readback)
     with pytest.raises(AssertionError, match="read before their copy was done"):

@@ -40,7 +40,7 @@ def in_step(made: list[list[str]]) -> bool:
             (kind, size) for kind, peer, size in theirs if peer == 0
         ):
             return False
-    return [kinds(lines) for lines in made][0] == [kinds(lines) for lines in made][1]
+    return kinds(made[0]) == kinds(made[1])
 
 
 def kinds(lines: list[str]) -> list[str]:
