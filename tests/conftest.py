@@ -9,13 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import effort
+from tests.support import effort, gpu
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-if not os.path.exists("/dev/nvidiactl"):  # Triton asks once, when it is imported, whether to interpret kernels
-    os.environ.setdefault("TRITON_INTERPRET", "1")
+gpu.choose_interpreter()
 
 effort.load_profiles()
 
@@ -26,6 +25,13 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # Where a scheduler keeps its journal if no option says: not among the journals of the user who runs the tests.
 os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="baton-tests-")
 atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """A test of the GPU that would skip because this file took a machine with a GPU for one without fails instead."""
+    if item.get_closest_marker("gpu") is not None and (problem := gpu.contradiction()) is not None:
+        pytest.fail(problem, pytrace=False)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -1,0 +1,278 @@
+"""Runs the tests marked gpu, each file in processes of its own, a few files at once.
+
+    python -m tests.gpu_session.by_file --state build/gpu-tests --report build/gpu-tests.json --seconds 400
+
+One illegal access spoils every later test of its process. Here a process that a test has spoilt or ended is followed by
+another one, with the file's next tests, and the report says which test it was and by what: an error of CUDA, a signal,
+an exit code, or a test that took too long. What has ended is in the state folder, and a later call goes on from there
+(`--rerun`: all but passed tests run again). When the seconds are up no file is started and those that run are ended;
+their tests that did not end count neither as passed nor as failed.
+
+Each test has to pass. A test that is skipped, a file in which no test is found, or fewer passed tests than `--expect`
+fail the run. Exits with 0 if all have passed, with 1 if not, and with 3 if all that ran passed and some did not run.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.gpu_session import recorder
+from tests.gpu_session.records import (
+    PYTEST_HAS_RUN,
+    Entry,
+    FileReport,
+    append,
+    end_in_words,
+    only_passed,
+    read,
+    report_of,
+    running_test,
+)
+
+ROOT = Path(__file__).parents[2]
+MARKED = re.compile(r"mark\.gpu\b")
+# They take tens of GB of the GPU's memory, or measure it.
+ALONE = ("tests/executor/test_gpu.py", "tests/kernels/gpu/test_moe.py")
+MOST_PROCESSES = 20  # of a file: so many tests may spoil theirs
+GRACE_S = 15.0  # that a test may take longer than its limit, of which pytest-timeout is to tell first
+POLL_S = 0.05
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How the files run.
+
+    Attributes:
+        deadline_s: of the monotonic clock: when all has to have ended.
+        test_s: seconds that one test may take, with its process's start.
+        at_once: files that run beside each other, except those in `alone`.
+    """
+
+    deadline_s: float
+    test_s: float = 200.0
+    at_once: int = 3
+    alone: tuple[str, ...] = ALONE
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the files are, and what is known of them.
+
+    Attributes:
+        root: the files' names are relative to this folder, and it is their processes' working folder.
+        state: folder of the records and logs.
+    """
+
+    root: Path
+    state: Path
+
+    def record(self, file: str) -> Path:
+        """The record of a file's tests."""
+        return self.state / f"{file.replace('/', '.')}.jsonl"
+
+    def log(self, file: str) -> Path:
+        """What a file's processes print."""
+        return self.state / f"{file.replace('/', '.')}.log"
+
+
+def marked_files(root: Path) -> list[str]:
+    """Test files that name the marker, relative to `root`, in alphabetical order."""
+    paths = sorted((root / "tests").rglob("test_*.py"))
+    return [str(path.relative_to(root)) for path in paths if MARKED.search(path.read_text())]
+
+
+@dataclass
+class FileRun:
+    """A file of tests that is being run: one process after the other."""
+
+    file: str
+    place: Place
+    limits: Limits
+    problem: str = ""
+    num_processes: int = 0
+    seconds: float = 0.0
+    _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
+    _started_s: float = 0.0
+
+    def start(self) -> None:
+        """Start the file's next process."""
+        self.num_processes += 1
+        self._started_s = time.monotonic()
+        record = self.place.record(self.file)
+        options = ["-p", "no:cacheprovider", "-p", "no:xdist", f"--timeout={self.limits.test_s:.0f}", "--durations=5"]
+        command = [sys.executable, "-m", "pytest", "-p", recorder.__name__, "-m", "gpu", *options, self.file]
+        paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
+        added = {recorder.VARIABLE: str(record.resolve()), "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+        with self.place.log(self.file).open("ab") as log:
+            self._process = subprocess.Popen(
+                command, cwd=self.place.root, env=os.environ | added, stdout=log, stderr=log, start_new_session=True
+            )
+
+    def is_over(self, now_s: float) -> bool:
+        """Look after the process. Returns whether the file is done; if its process has ended early, starts the next."""
+        assert self._process is not None
+        returncode = self._process.poll()
+        if returncode is None:
+            if now_s >= self.limits.deadline_s:
+                self.stop()
+                return True
+            if now_s - max(self._started_s, self._last_entry_s()) > self.limits.test_s + GRACE_S:
+                self.stop()
+                self._spoilt(f"timeout: it had not ended after {self.limits.test_s + GRACE_S:.0f} s")
+                return self._is_over_or_restarted(now_s)
+            return False
+        self.stop()
+        if returncode not in PYTEST_HAS_RUN or running_test(read(self.place.record(self.file))) is not None:
+            self._spoilt(end_in_words(returncode))
+        return self._is_over_or_restarted(now_s)
+
+    def stop(self) -> None:
+        """End the process, and whatever it started."""
+        if self._process is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self.seconds += time.monotonic() - self._started_s
+        self._process = None
+
+    def report(self) -> FileReport:
+        """What is known of the file."""
+        entries = read(self.place.record(self.file))
+        return report_of(self.file, entries, self.problem, self.seconds, self.num_processes)
+
+    def _last_entry_s(self) -> float:
+        """When the process last wrote an entry, by the monotonic clock."""
+        try:
+            return time.monotonic() - (time.time() - self.place.record(self.file).stat().st_mtime)
+        except FileNotFoundError:
+            return 0.0
+
+    def _spoilt(self, by: str) -> None:
+        """The process ended by itself or was hung: the test that was running is to blame, or the file."""
+        record = self.place.record(self.file)
+        test = running_test(read(record))
+        if test is not None:
+            append(record, Entry("spoilt", test, said=by))
+        else:
+            said = self.place.log(self.file).read_text(errors="replace")[-1500:]
+            self.problem = f"{by} while no test ran: {said}"
+
+    def _is_over_or_restarted(self, now_s: float) -> bool:
+        if self.report().is_finished or self.num_processes >= MOST_PROCESSES or now_s >= self.limits.deadline_s:
+            return True
+        self.start()
+        return False
+
+
+def run_files(
+    files: Sequence[str], place: Place, limits: Limits, tell: Callable[[FileReport], None] = lambda _: None
+) -> list[FileReport]:
+    """Run the files; those that are to run alone come last. Returns their reports, in the order of `files`.
+
+    Args:
+        tell: is called with the report of each file that is done.
+    """
+    reports = {file: report_of(file, read(place.record(file))) for file in files}
+    waiting = [file for file in files if not reports[file].is_finished]
+    waiting.sort(key=lambda file: file in limits.alone)
+    running: list[FileRun] = []
+    try:
+        while waiting or running:
+            for run in list(running):
+                if run.is_over(time.monotonic()):
+                    running.remove(run)
+                    reports[run.file] = run.report()
+                    tell(reports[run.file])
+            if time.monotonic() >= limits.deadline_s:
+                waiting.clear()
+            while waiting and _may_start(waiting[0], running, limits):
+                running.append(FileRun(waiting.pop(0), place, limits))
+                running[-1].start()
+            time.sleep(POLL_S)
+    finally:  # an interrupt leaves no process behind
+        for run in running:
+            run.stop()
+    return list(reports.values())
+
+
+def _may_start(file: str, running: Sequence[FileRun], limits: Limits) -> bool:
+    if file in limits.alone:
+        return not running
+    return len(running) < limits.at_once and not any(run.file in limits.alone for run in running)
+
+
+def run_again(files: Iterable[str], place: Place) -> None:
+    """Forget all tests that have not passed."""
+    for file in files:
+        kept = only_passed(read(place.record(file)))
+        place.record(file).unlink(missing_ok=True)
+        for entry in kept:
+            append(place.record(file), entry)
+
+
+def summary(reports: Sequence[FileReport], expect: int) -> dict[str, object]:
+    """The report of all files, for JSON."""
+    passed = sum(report.passed for report in reports)
+    demanded = max(expect, sum(max(1, report.collected) for report in reports))
+    has_failed = any(report.failed or report.skipped or report.problem for report in reports)
+    verdict = "failed" if has_failed else "passed" if passed >= demanded else "unfinished"
+    return {
+        "verdict": verdict,
+        "passed": passed,
+        "demanded": demanded,
+        "spoilt_files": [report.file for report in reports if report.spoilt],
+        "failing_files": [report.file for report in reports if not report.has_passed and report.is_finished],
+        "unfinished_files": [report.file for report in reports if not report.is_finished],
+        "files": [report.to_json() for report in reports],
+    }
+
+
+def line_of(report: FileReport) -> str:
+    """A file's report in a line."""
+    spoilt = "; ".join(f"{test.partition('::')[2]} spoilt it: {by}" for test, by in report.spoilt.items())
+    verdict = "passed" if report.has_passed else "FAILED" if report.is_finished else "unfinished"
+    counts = f"{report.passed} of {report.collected} passed, {report.failed} failed, {report.skipped} skipped"
+    problem = report.problem.splitlines()[0] if report.problem else ""
+    ended = "; ".join(part for part in (counts, spoilt, problem) if part)
+    return f"{verdict} {report.file}: {ended} ({report.seconds:.0f} s, {report.processes} processes)"
+
+
+def main() -> int:
+    """The command."""
+    parser = argparse.ArgumentParser("python -m tests.gpu_session.by_file", description=__doc__.split("\n")[0])
+    parser.add_argument("files", nargs="*", help="test files; by default all that name the marker gpu")
+    parser.add_argument("--state", type=Path, required=True, help="folder of what has ended")
+    parser.add_argument("--report", type=Path, required=True, help="JSON file to write")
+    parser.add_argument("--seconds", type=float, default=3600.0, help="after which all has to have ended")
+    parser.add_argument("--test-seconds", type=float, default=Limits.test_s, help="of one test at most")
+    parser.add_argument("--at-once", type=int, default=Limits.at_once, help="files that share the GPU")
+    parser.add_argument("--leave-out", action="append", default=[], metavar="FILE")
+    parser.add_argument("--expect", type=int, default=0, help="tests that have to pass, if more than are found")
+    parser.add_argument("--rerun", action="store_true", help="run all tests again that have not passed")
+    options = parser.parse_args()
+    limits = Limits(time.monotonic() + options.seconds, options.test_seconds, options.at_once)
+    options.state.mkdir(parents=True, exist_ok=True)
+    place = Place(ROOT, options.state)
+    files = [file for file in options.files or marked_files(ROOT) if file not in options.leave_out]
+    if options.rerun:
+        run_again(files, place)
+    reports = run_files(files, place, limits, lambda report: print(line_of(report), flush=True))
+    found = summary(reports, options.expect)
+    options.report.write_text(json.dumps(found, indent=1) + "\n")
+    print(f"{found['verdict']}: {found['passed']} of {found['demanded']} tests passed", flush=True)
+    return {"passed": 0, "failed": 1, "unfinished": 3}[str(found["verdict"])]
+
+
+if __name__ == "__main__":
+    os.environ["TRITON_INTERPRET"] = "0"
+    sys.exit(main())
