@@ -77,9 +77,11 @@ def measure(folder: Path, requests: Sequence[WorkloadRequest], repeats: int, dev
         run(manager, with_outputs(requests, WARM_UP_TOKENS))
         runs = [run(manager, requests) for _ in range(repeats)]
         used = manager.continuous_batching_config
+        # The manager chooses it (`paged|flash_attention_2`, say) and puts the model's own, `sdpa`, back when it stops.
+        attention = model.config._attn_implementation
     return {
         "transformers": transformers.__version__,
-        "attention": model.config._attn_implementation,
+        "attention": attention,
         "cuda_graphs": used.use_cuda_graph,
         "async_batching": used.use_async_batching,
         **rates(runs),

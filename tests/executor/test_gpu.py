@@ -3,21 +3,28 @@ swap in the middle of an answer. Skips where there is none."""
 
 import random
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
 
 from executor_svc.runner.runner import Runner
+from scheduler_svc.client.http.api import Api
+from scheduler_svc.client.service_address import ServiceAddress
 from tests.executor import harness
 from tests.executor.conftest import Make
 from tests.executor.harness import Pool, Row
 from tests.support.checkpoints import VOCAB_SIZE, reference_logits
+from tests.support.eventually import eventually
+from tests.support.fleets import running_fleet
 
 pytestmark = pytest.mark.gpu
 
 ATTENTION = ["triton", "flash_attn"]
 OPTIONS = {"device": "cuda", "max_num_seqs": 64, "max_batch_tokens": 2048, "max_model_len": 1024}
+
+SEGMENTS = 3 * 20 * 2**20  # of torch's allocator, for what is between 1 and 10 MiB
 
 
 def start(folder: Any, **options: Any) -> tuple[Runner, Any]:
@@ -86,30 +93,41 @@ def test_memory_does_not_grow(checkpoint: Make, attention: str) -> None:
             harness.run(runner, rows, limits)
 
     steps(200)
-    before = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+    allocated, reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
     steps(5000)
-    assert (torch.cuda.memory_allocated(), torch.cuda.memory_reserved()) == before
+    assert torch.cuda.memory_allocated() == allocated
+    # Torch may take another segment from the driver where free ones do not fit together, but not one a step.
+    assert torch.cuda.memory_reserved() - reserved <= SEGMENTS
 
 
 def test_executor_is_swapped_under_load(checkpoint: Make, tmp_path: Any) -> None:
     """SIGKILL in the middle of 16 greedy streams; another executor on the same GPU goes on with the same text."""
-    pytest.importorskip("openai", reason="needs the packages of the client and the frontend: pip install baton[dev]")
-    from tests.e2e.conftest import client_of, running_fleet
-
     folder = checkpoint(preset="0.6B", tokenizer=True, num_layers=2)
     model = ("--model", str(folder))
     options = (*model, "--device", "cuda", "--attention", "triton", "--dtype", "float32", "--max-num-seqs", "32")
-    request = {"model": "x", "max_tokens": 200, "temperature": 0, "extra_body": {"ignore_eos": True}}
-    with running_fleet(tmp_path, executors=2, executor_options=options, scheduler_options=model) as fleet:
-        client = client_of(fleet)
-        prompts = [f"Line {number}:" for number in range(16)]
-        undisturbed = [client.completions.create(prompt=prompt, **request).choices[0].text for prompt in prompts]
-        streams = [client.completions.create(prompt=prompt, stream=True, **request) for prompt in prompts]
-        texts = [next(stream).choices[0].text for stream in streams]
+    with (
+        running_fleet(tmp_path, executors=2, executor_options=options, scheduler_options=model) as fleet,
+        Api(ServiceAddress(fleet.spec.url)) as api,
+        ThreadPoolExecutor(16) as threads,
+    ):
+        name = api.model_name(None)
+        heard = [0] * 16
+
+        def text(index: int) -> str:
+            request = {"model": name, "prompt": f"Line {index}:", "max_tokens": 1000, "temperature": 0}
+            parts = []
+            for event in api.stream("/v1/completions", {**request, "ignore_eos": True}):
+                heard[index] += 1
+                parts += [choice["text"] for choice in event["choices"]]
+            return "".join(parts)
+
+        undisturbed = list(threads.map(text, range(16)))
+        heard[:] = [0] * 16
+        streams = [threads.submit(text, index) for index in range(16)]
+        eventually(lambda: all(heard))
+        assert not any(stream.done() for stream in streams)
         fleet.kill_executor(0)
         start = time.monotonic()
         fleet.start_executor(0)
-        for index, stream in enumerate(streams):
-            texts[index] += "".join(chunk.choices[0].text for chunk in stream if chunk.choices)
-        assert texts == undisturbed
+        assert [stream.result() for stream in streams] == undisturbed
         assert time.monotonic() - start < 60
