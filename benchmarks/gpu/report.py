@@ -10,9 +10,10 @@ from benchmarks.rig.runs import TimedRun
 from benchmarks.rig.step_records import RecordedStep
 
 TARGET_MODEL = "0.6B"
-TARGET_DEVICE = "H200"
-TARGETS = {"tok_s": 34_000, "roofline_share": 0.80, "split_share": 0.98, "busy_share": 0.97}
-"""The first two are for 0.6B on an H200, the other two for any GPU."""
+TARGETS = {"roofline_share": 0.65, "split_share": 0.98, "busy_share": 0.97}
+"""The first is for 0.6B; the highest public figure that we know of for an engine on such a workload is 58%."""
+RATE_TARGETS = {"H200": 23_800, "H100": 16_900}
+"""For 0.6B, in output tok/s: the share of the roofline, of the floor's rate (floor.py), rounded to hundreds."""
 
 Figures = dict[str, Any]
 
@@ -112,10 +113,13 @@ def _roofline_line(figures: Figures) -> str:
 
 
 def _target(figures: Figures, name: str, value: float) -> str:
-    """` (target 34,000: met)`, or nothing for a figure without a target."""
-    on_target = figures["model"] == TARGET_MODEL and TARGET_DEVICE in figures["device"] and figures["num_seqs"] == 256
-    if figures["device"] == "cpu" or (name in ("tok_s", "roofline_share") and not on_target):
+    """` (target 23,800: met)`, or nothing for a figure without a target."""
+    is_ours = figures["model"] == TARGET_MODEL and figures["num_seqs"] == 256
+    if figures["device"] == "cpu" or (name in ("tok_s", "roofline_share") and not is_ours):
         return ""
-    target = TARGETS[name]
+    rates = (rate for gpu, rate in RATE_TARGETS.items() if gpu in figures["device"])
+    target = next(rates, None) if name == "tok_s" else TARGETS[name]
+    if target is None:
+        return ""
     wanted = f"{target:,}" if target > 1 else f"{target:.0%}"
     return f" (target {wanted}: {'met' if value >= target else 'missed'})"
