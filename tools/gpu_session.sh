@@ -1,89 +1,86 @@
 #!/usr/bin/env bash
-# What to run on a borrowed GPU machine (an H200 with Python 3.12, torch 2.11 and Triton 3.6, without our packages), in
-# calls of less than ten minutes each. First, once, on this machine in the repository's root:
+# Half an hour of a borrowed H100 or H200 (Python 3.12, torch 2.11, Triton 3.6, no network, without our packages), in three
+# calls of at most ten minutes. On this machine, in the repository's root, after the last change of kernels/gpu:
 #
-#   echo /.gpu/ >>.git/info/exclude
-#   tools/gpu_session.sh pack ../shared/gpu      # wheels and the smoke test of flash-attn go to .gpu
+#   tools/gpu_session.sh cache                 # compile what the GPU will ask for to /tmp/baton-triton, with the rig
+#   tools/gpu_session.sh pack ../shared/gpu    # wheels, flash-attn's smoke test and that cache go to .gpu
+#   tools/gpu_session.sh rehearse              # all three calls in the rig: without a GPU, without a network
 #
-# Then on the GPU machine, each call with `.gpu` carried along, a limit of 600 s, and `$OUT` the folder that comes back:
+# Then on the GPU machine, with `.gpu` carried along, a limit of 600 s, and `$OUT` the folder that comes back:
 #
-#   bash tools/gpu_session.sh tests      # versions, flash-attn's smoke test, all tests marked gpu
-#   bash tools/gpu_session.sh kernels    # bench_kernels.py
-#   bash tools/gpu_session.sh bench      # bench_gpu.py at 0.6B: beside transformers, then with our own attention
-#   bash tools/gpu_session.sh bench-8b   # the same at 8B
+#   bash tools/gpu_session.sh first     # versions, flash-attn's smoke test, a tiny generation, all tests marked gpu
+#   bash tools/gpu_session.sh second    # bench_gpu.py with Triton's attention and with flash-attn, bench_kernels.py
+#   bash tools/gpu_session.sh third     # a probe of exported memory, failed tests again, transformers, swaps by restart
 #
-# As device tool: run(command="bash tools/gpu_session.sh tests", carry=[".gpu"], timeout_s=600). A step's output goes to
-# $OUT/STEP.log, and a benchmark's JSON lines go to $OUT/STEP.jsonl. After a step that fails the other steps still run;
-# the exit code is the number of failed steps.
+# As device tool: run(command="bash tools/gpu_session.sh first", carry=[".gpu"], timeout_s=600). Each step's JSON is in
+# $OUT, and $OUT/session.json has all of them. A call goes on where the last one stopped: on a machine that was held by
+# its /tmp/baton-gpu, and on another one if $OUT/state.tar.gz was copied to .gpu. `BATON_GPU_FRESH=1` forgets all. A call
+# ends by itself after 8.5, 9 and 9.5 minutes, and its exit code is the number of its steps that are not done.
+#
+# The rig (tests/rig/build.py) has the GPU machine's torch, Triton and transformers over stand-ins for CUDA's libraries,
+# whose kernels compute nothing. In a rehearsal every step starts, writes its JSON and keeps to its limit; comparisons of
+# values fail, as they must, and every JSON says "rehearsal": true. BATON_REHEARSAL_SECONDS shortens the calls. It takes
+# the committed tree, and needs root for a network namespace without a network.
 set -uo pipefail
+BEGAN=$EPOCHREALTIME
 cd "$(dirname "$0")/.."
 
 CARRIED=.gpu
-SITE=/tmp/site
-FAILED=0
+SITE=/tmp/baton-site
+SCRATCH=/tmp/baton-gpu
+export TRITON_CACHE_DIR=/tmp/baton-triton  # the same here and there: its entries name their files by their full paths
+MOST_BYTES=$((64 * 2**20))                 # of what travels: the tree and .gpu
 
-# Packages that the services, the tests and flash-attn need and the machine may lack, in constraints.txt's versions.
-PACKAGES=(click structlog prometheus_client pytest pluggy iniconfig Pygments pytest-timeout hypothesis sortedcontainers
-  fastapi starlette annotated-doc uvicorn h11 pydantic pydantic_core annotated-types typing-inspection)
+# Packages that the services and the tests need and the machine lacks, in constraints.txt's versions.
+PACKAGES=(structlog pynacl cffi pycparser fastapi starlette uvicorn pydantic pydantic_core annotated-types
+  typing-inspection click h11 httpx pytest pluggy iniconfig pytest-timeout hypothesis sortedcontainers)
 
 pack() {  # FOLDER: with wheels/ and flash_attn_smoke_test.py
   local tags=() glibc
   for glibc in 17 24 26 27 28 31 34; do tags+=(--platform "manylinux_2_${glibc}_x86_64"); done
-  mkdir -p "$CARRIED" && rm -f "$CARRIED"/*
-  cp "$1"/wheels/*.whl "$1/flash_attn_smoke_test.py" "$CARRIED/"
+  mkdir -p "$CARRIED/wheels" && rm -rf "${CARRIED:?}"/*.tar.* "$CARRIED"/wheels/*
+  cp "$1"/wheels/*.whl "$CARRIED/wheels/" && cp "$1/flash_attn_smoke_test.py" "$CARRIED/" || return 1
   python3 -m pip download --quiet --no-deps --only-binary=:all: --python-version 3.12 --implementation cp "${tags[@]}" \
-    --platform manylinux2014_x86_64 --constraint constraints.txt --dest "$CARRIED" "${PACKAGES[@]}" einops
-  chmod u+w "$CARRIED"/* && du -sh "$CARRIED"
+    --platform manylinux2014_x86_64 --constraint constraints.txt --dest "$CARRIED/wheels" "${PACKAGES[@]}" || return 1
+  chmod -R u+w "$CARRIED"
+  if [[ -d $TRITON_CACHE_DIR ]]; then
+    tar -C "$(dirname "$TRITON_CACHE_DIR")" -cJf "$CARRIED/triton-cache.tar.xz" "$(basename "$TRITON_CACHE_DIR")"
+  else
+    echo "no $TRITON_CACHE_DIR: the GPU machine will compile each kernel (tools/gpu_session.sh cache)" >&2
+  fi
+  du -sh "$CARRIED"
 }
 
 install() {
-  python3 -m pip install --quiet --no-index --no-deps --no-compile --no-cache-dir --upgrade --target "$SITE" \
-    "$CARRIED"/*.whl || exit 1
-  export PYTHONPATH="$SITE:$PWD" PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1
-}
-
-step() {  # NAME LIMIT_S COMMAND...
-  local name=$1 limit=$2 began=$SECONDS code
-  shift 2
-  timeout --kill-after=10 "$limit" "$@" >"$OUT/$name.out" 2>"$OUT/$name.log"
-  code=$?
-  if [[ $name == bench* ]]; then
-    mv "$OUT/$name.out" "$OUT/$name.jsonl"
-  else
-    cat "$OUT/$name.out" >>"$OUT/$name.log" && rm "$OUT/$name.out"
+  [[ ${BATON_GPU_FRESH:-} != 1 ]] || rm -rf "$SCRATCH"
+  if [[ ! -e $SITE/.complete ]]; then
+    python3 -m pip install --quiet --no-index --no-deps --no-compile --no-cache-dir --upgrade --target "$SITE" \
+      "$CARRIED"/wheels/*.whl && touch "$SITE/.complete" || return 1
   fi
-  [[ $code == 0 ]] || FAILED=$((FAILED + 1))
-  echo "=== $name: exit code $code after $((SECONDS - began)) s"
-  tail -n 25 "$OUT/$name.log"
+  if [[ -e $CARRIED/triton-cache.tar.xz && ! -e $TRITON_CACHE_DIR ]]; then
+    tar -C "$(dirname "$TRITON_CACHE_DIR")" -xJf "$CARRIED/triton-cache.tar.xz" || return 1
+  fi
+  export PYTHONPATH="$SITE:$PWD"
 }
 
-tests() {
-  nvidia-smi >"$OUT/machine.log" 2>&1
-  python3 -m pip list >>"$OUT/machine.log" 2>/dev/null
-  step flash_attn 100 python3 "$CARRIED/flash_attn_smoke_test.py"
-  # Only files with such tests: other files need packages that the machine does not have.
-  mapfile -t files < <(grep -rlE 'mark\.gpu\b' tests --include='test_*.py')
-  step gpu_tests 430 python3 -m pytest -m gpu --timeout=200 -p no:cacheprovider --durations=10 "${files[@]}"
-}
-
-kernels() {
-  step bench_kernels 560 python3 benchmarks/bench_kernels.py
-}
-
-bench() {  # MODEL
-  local weights=/tmp/checkpoint_$1 out=/tmp/out_$1
-  step checkpoint 60 python3 -m benchmarks.rig.checkpoints "$1" "$weights"
-  step "bench_$1" 370 python3 benchmarks/bench_gpu.py --model "$1" --checkpoint "$weights" --peer transformers --out "$out"
-  tar -czf "$OUT/services_$1.tar.gz" -C "$out" .  # the services' logs, and the profiler's traces
-  step "bench_$1_triton" 140 python3 benchmarks/bench_gpu.py --model "$1" --checkpoint "$weights" --attention triton \
-    --profile-steps 0
+rig() {  # take on the rig's environment, in which `python3` is the rig's
+  local folder=${BATON_RIG:-$HOME/.cache/baton/rig} cache=$TRITON_CACHE_DIR
+  [[ -e $folder/env.sh && -x $folder/venv/bin/python ]] || { echo "there is no rig in $folder" >&2; return 1; }
+  folder=$(cd "$folder" && pwd)
+  . "$folder/env.sh"
+  export PATH="$folder/venv/bin:$PATH" PYTHONPATH=$PWD TRITON_CACHE_DIR=$cache
 }
 
 case ${1:-} in
   pack) pack "${2:?the folder with the wheels}" ;;
-  tests | kernels) install && "$1" ;;
-  bench) install && bench 0.6B ;;
-  bench-8b) install && bench 8B ;;
-  *) sed -n '2,17p' "$0" >&2 && exit 2 ;;
+  cache) rig && exec python3 -m tests.gpu_session.cache ;;
+  rehearse)
+    rig && exec python3 -m tests.gpu_session.rehearsal --carried "$CARRIED" --scratch "$SCRATCH" --site "$SITE" \
+      --most-bytes "$MOST_BYTES" "${@:2}" ;;
+  first | second | third)
+    install || exit 100
+    exec python3 -m tests.gpu_session "$1" --began "$BEGAN" --out "${OUT:?the folder that comes back}" \
+      --carried "$CARRIED" --scratch "$SCRATCH" ${BATON_REHEARSAL_SECONDS:+--seconds "$BATON_REHEARSAL_SECONDS"} \
+      ${BATON_REHEARSAL:+--rehearsal} ;;
+  *) sed -n '2,27p' "$0" >&2 && exit 2 ;;
 esac
-exit "$FAILED"

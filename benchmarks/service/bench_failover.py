@@ -1,6 +1,7 @@
 """Time from SIGKILL of an executor to the next token of the streams that ran on it, as their clients see it.
 
-The services are real processes on this machine and serve the embedded demo model on the CPU. In the setting `sibling`
+The services are real processes on this machine and serve the embedded demo model on the CPU; `--model` and
+`--executor-option` choose another model or device, such as `--executor-option=--device=cuda`. In the setting `sibling`
 the busier of two executors is killed, and started again when all streams go on. In the setting `alone` the only
 executor is killed, and its successor is started at once, so the start-up time is part of the pause (`startup_ms_p50`:
 from the start of a process until it is ready). The next token of a stream comes when all its tokens so far have been
@@ -21,10 +22,12 @@ from statistics import median, quantiles
 import click
 import httpx
 
+from scheduler_svc.client.http.api import Api
 from scheduler_svc.client.http.event_stream import EventStreams
 from scheduler_svc.client.processes.local_fleet import FleetSpec, LocalFleet, executor_name, free_ports
 from scheduler_svc.client.service_address import ServiceAddress
 
+ON_A_CPU = ("--threads", "1", "--num-blocks", "4096")
 WARM_UP_S = 1.0  # of streaming before a kill
 PAUSE_LIMIT_S = 60.0
 
@@ -38,6 +41,7 @@ class Streams:
     """
 
     url: str
+    model: str
     count: int
     max_tokens: int
     arrivals: list[list[float]] = field(default_factory=list)
@@ -54,7 +58,7 @@ class Streams:
             arrivals.clear()
 
     async def _one(self, streams: EventStreams, i: int) -> None:
-        body = {"model": "baton-demo", "max_tokens": self.max_tokens, "ignore_eos": True, "stream": True}
+        body = {"model": self.model, "max_tokens": self.max_tokens, "ignore_eos": True, "stream": True}
         while True:
             prompt = f"The {i}th citizen, at {time.monotonic()}:\n"
             await streams.post(
@@ -73,13 +77,30 @@ class Streams:
     type=click.Choice(["sibling", "alone"]),
     help="What to measure.  [default: both]",
 )
-def main(kills: int, num_streams: int, max_tokens: int, settings: tuple[str, ...]) -> None:
+@click.option("--model", help="Folder of a checkpoint with a tokenizer.  [default: the embedded demo model]")
+@click.option(
+    "--executor-option",
+    "executor_options",
+    multiple=True,
+    help="An option of the executors, instead of those for the demo model on a CPU, e.g. --device=cuda.",
+)
+def main(
+    kills: int,
+    num_streams: int,
+    max_tokens: int,
+    settings: tuple[str, ...],
+    model: str | None,
+    executor_options: tuple[str, ...],
+) -> None:
     """Kill executors under streams, and measure the pauses."""
     for setting in settings or ("sibling", "alone"):
-        print(json.dumps(measure(setting, kills, num_streams, max_tokens)))
+        figures = measure(setting, kills, num_streams, max_tokens, model, executor_options or ON_A_CPU)
+        print(json.dumps(figures), flush=True)
 
 
-def measure(setting: str, kills: int, num_streams: int, max_tokens: int) -> dict[str, float | str]:
+def measure(
+    setting: str, kills: int, num_streams: int, max_tokens: int, model: str | None, executor_options: tuple[str, ...]
+) -> dict[str, float | str]:
     """One setting's figures; pauses in milliseconds."""
     num_executors = 2 if setting == "sibling" else 1
     port, executor_port = free_ports(2)
@@ -89,11 +110,14 @@ def measure(setting: str, kills: int, num_streams: int, max_tokens: int) -> dict
             executor_port=executor_port,
             executors=num_executors,
             scheduler_options=("--journal", f"{folder}/journal.sqlite3"),
-            executor_options=("--threads", "1", "--num-blocks", "4096"),
+            model=model,
+            executor_options=executor_options,
         )
         with LocalFleet(spec, Path(folder)) as fleet:
             fleet.wait_ready()
-            streams = Streams(spec.url, num_streams, max_tokens)
+            with Api(ServiceAddress(spec.url)) as api:
+                name = api.model_name(None)
+            streams = Streams(spec.url, name, num_streams, max_tokens)
             pauses, startups = asyncio.run(_kill_repeatedly(fleet, kills, streams))
     percentiles = quantiles(pauses, n=100, method="inclusive") if len(pauses) > 1 else pauses * 99
     return {

@@ -1,0 +1,71 @@
+"""Fills Triton's cache with what a GPU session will ask for, on the rig: compiling needs no GPU.
+
+    TRITON_CACHE_DIR=/tmp/baton-triton python -m tests.gpu_session.cache
+
+Starts the executor at 0.6B with both attention backends, runs the tests of kernels (their values are wrong here, and do
+not count) and a quick bench_kernels.py. The cache is made anew, so that no kernel of an older tree travels.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from tests.gpu_session.by_file import ROOT, marked_files
+from tests.gpu_session.calls import EXPERTS
+
+EXECUTOR = """
+import sys
+from pathlib import Path
+from benchmarks.rig.checkpoints import SHAPES, write_checkpoint
+from executor_svc.options import ExecutorOptions
+from executor_svc.startup import start_executor
+folder = Path(sys.argv[1])
+if not (folder / "config.json").exists():
+    write_checkpoint(folder, SHAPES["0.6B"])
+start_executor(ExecutorOptions(model=str(folder), device="cuda", attention=sys.argv[2], kv_cache_memory_gib=4.0))
+"""
+LIMIT_S = 900.0
+
+
+def main() -> int:
+    """The command. Exits with 1 if an executor does not start."""
+    if not torch.cuda.is_available():
+        print("torch finds no GPU, not even a pretended one", file=sys.stderr)
+        return 1
+    cache = Path(os.environ["TRITON_CACHE_DIR"])
+    shutil.rmtree(cache, ignore_errors=True)
+    os.environ |= {"TRITON_INTERPRET": "0", "HF_HUB_OFFLINE": "1"}
+    weights = f"/tmp/baton-cache-0.6B-{os.getpid()}"
+    tests = [file for file in marked_files(ROOT) if file != EXPERTS]
+    pytest = ("-m", "pytest", "-m", "gpu", "-q", "-p", "no:cacheprovider", "--timeout=120", "--tb=no", *tests)
+    commands = {
+        "executor, triton": ("-c", EXECUTOR, weights, "triton"),
+        "executor, flash_attn": ("-c", EXECUTOR, weights, "flash_attn"),
+        "bench_kernels": ("benchmarks/bench_kernels.py", "--quick"),
+        "tests": pytest,
+    }
+    codes = {}
+    for name, arguments in commands.items():
+        began_s = time.monotonic()
+        try:
+            done = subprocess.run(
+                [sys.executable, *arguments], check=False, cwd=ROOT, capture_output=True, timeout=LIMIT_S
+            )
+            codes[name] = done.returncode
+            said = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
+        except subprocess.TimeoutExpired:
+            codes[name], said = 124, []
+        entries = len(list(cache.iterdir())) if cache.exists() else 0
+        seconds = time.monotonic() - began_s
+        print(f"{name}: exit code {codes[name]} after {seconds:.0f} s, {entries} entries {said}", flush=True)
+    shutil.rmtree(weights, ignore_errors=True)
+    return int(any(code for name, code in codes.items() if name.startswith("executor")))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,91 @@
+"""Prints what machine this is and which versions it has, as one JSON line.
+
+python -m tests.gpu_session.machine
+"""
+
+import importlib
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+PACKAGES = (
+    *(
+        "torch",
+        "triton",
+        "transformers",
+        "flash_attn",
+        "numpy",
+        "safetensors",
+        "tokenizers",
+        "zmq",
+        "msgspec",
+        "xxhash",
+    ),
+    *("structlog", "nacl", "fastapi", "uvicorn", "httpx", "click", "pytest", "pytest_timeout", "hypothesis"),
+)
+MODULES = ("scheduler_svc.__main__", "scheduler_svc.frontend.__main__", "executor_svc.__main__")
+
+
+def said(*command: str) -> str:
+    """What a program prints, or why it does not."""
+    try:
+        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"{type(error).__name__}: {error}"
+    return (done.stdout + done.stderr).strip()
+
+
+def package(name: str) -> dict[str, str]:
+    """A package's version and where it lies, or why it cannot be imported."""
+    try:
+        module = importlib.import_module(name)
+    except Exception as error:  # an extension that does not load may raise anything
+        return {"error": f"{type(error).__name__}: {error}"[:500]}
+    return {"version": str(getattr(module, "__version__", "?")), "from": str(module.__file__)}
+
+
+def gpu() -> dict[str, Any]:
+    """The first GPU, as torch sees it."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return {"error": f"torch {torch.__version__} finds no GPU"}
+    found = torch.cuda.get_device_properties(0)
+    return {
+        "name": found.name,
+        "capability": f"{found.major}.{found.minor}",
+        "multiprocessors": found.multi_processor_count,
+        "l2_bytes": found.L2_cache_size,
+        "memory_bytes": found.total_memory,
+        "free_bytes": torch.cuda.mem_get_info()[0],
+        "cuda": torch.version.cuda,
+        "nccl": ".".join(map(str, torch.cuda.nccl.version())),
+    }
+
+
+def main() -> int:
+    """The command. Exits with 1 where something is missing."""
+    packages = {name: package(name) for name in (*PACKAGES, *MODULES)}
+    machine = {
+        "gpu": gpu(),
+        "packages": packages,
+        "python": sys.version.split()[0],
+        "kernel": platform.release(),
+        "cpus": os.cpu_count(),
+        "memory": next(iter(Path("/proc/meminfo").read_text().splitlines()), ""),
+        "devices": sorted(str(path) for path in Path("/dev").glob("nvidia*")),
+        "TRITON_INTERPRET": os.environ.get("TRITON_INTERPRET"),
+        "nvidia_smi": said("nvidia-smi"),
+        "gcc": said("gcc", "--version").partition("\n")[0],
+    }
+    print(json.dumps(machine))
+    return int("error" in machine["gpu"] or any("error" in found for found in packages.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
