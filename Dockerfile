@@ -26,8 +26,7 @@ import tomllib
 
 project = tomllib.loads(pathlib.Path("pyproject.toml").read_text())["project"]
 extras = project["optional-dependencies"]
-apart = ("baton[", "flash-attn")  # an extra that is listed by itself; a wheel that FLASH_ATTN names
-gpu = [*extras["executor"], *(name for name in extras["gpu"] if not name.startswith(apart))]
+gpu = [*extras["executor"], *(name for name in extras["gpu"] if not name.startswith("baton["))]
 for file, names in {"base": project["dependencies"], "executor": extras["executor"], "gpu": gpu}.items():
     pathlib.Path(f"{file}.txt").write_text("\n".join(names) + "\n")
 pins = pathlib.Path("constraints.txt").read_text().splitlines()

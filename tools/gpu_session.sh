@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Half an hour of a borrowed H100 or H200 (Python 3.12, torch 2.11, Triton 3.6, no network, without our packages), in three
-# calls of at most ten minutes. On this machine, in the repository's root, after the last change of kernels/gpu:
+# Half an hour of a borrowed H100 or H200 (Python 3.12, torch 2.11, Triton 3.6, no network, without our packages), in
+# three calls of at most ten minutes. On this machine, in the repository's root, after the last change of kernels/gpu:
 #
 #   tools/gpu_session.sh cache                 # compile what the GPU will ask for to /tmp/baton-triton, with the rig
 #   tools/gpu_session.sh pack ../shared/gpu    # wheels, flash-attn's smoke test and that cache go to .gpu
@@ -10,17 +10,17 @@
 #
 #   bash tools/gpu_session.sh first     # versions, flash-attn's smoke test, a tiny generation, all tests marked gpu
 #   bash tools/gpu_session.sh second    # bench_gpu.py with Triton's attention and with flash-attn, bench_kernels.py
-#   bash tools/gpu_session.sh third     # a probe of exported memory, failed tests again, transformers, swaps by restart
+#   bash tools/gpu_session.sh third     # a probe of exported memory, failed tests again, transformers, swaps
 #
 # As device tool: run(command="bash tools/gpu_session.sh first", carry=[".gpu"], timeout_s=600). Each step's JSON is in
-# $OUT, and $OUT/session.json has all of them. A call goes on where the last one stopped: on a machine that was held by
-# its /tmp/baton-gpu, and on another one if $OUT/state.tar.gz was copied to .gpu. `BATON_GPU_FRESH=1` forgets all. A call
-# ends by itself after 8.5, 9 and 9.5 minutes, and its exit code is the number of its steps that are not done.
+# $OUT, and $OUT/session.json has all of them. A call goes on where the last one stopped: by /tmp/baton-gpu on a machine
+# that was held, and on another one if $OUT/state.tar.gz was copied to .gpu. `BATON_GPU_FRESH=1` forgets all. A call ends
+# by itself after 8.5, 9 and 9.5 minutes, and its exit code is the number of its steps that are not done.
 #
 # The rig (tests/rig/build.py) has the GPU machine's torch, Triton and transformers over stand-ins for CUDA's libraries,
-# whose kernels compute nothing. In a rehearsal every step starts, writes its JSON and keeps to its limit; comparisons of
-# values fail, as they must, and every JSON says "rehearsal": true. BATON_REHEARSAL_SECONDS shortens the calls. It takes
-# the committed tree, and needs root for a network namespace without a network.
+# whose kernels compute nothing. In a rehearsal every step starts, writes its JSON and keeps to its limit; comparisons
+# of values fail, as they must, and every JSON says "rehearsal": true. BATON_REHEARSAL_SECONDS shortens the calls. It
+# takes the committed tree, and needs root for a network namespace without a network.
 set -uo pipefail
 BEGAN=$EPOCHREALTIME
 cd "$(dirname "$0")/.."
@@ -82,5 +82,5 @@ case ${1:-} in
     exec python3 -m tests.gpu_session "$1" --began "$BEGAN" --out "${OUT:?the folder that comes back}" \
       --carried "$CARRIED" --scratch "$SCRATCH" ${BATON_REHEARSAL_SECONDS:+--seconds "$BATON_REHEARSAL_SECONDS"} \
       ${BATON_REHEARSAL:+--rehearsal} ;;
-  *) sed -n '2,27p' "$0" >&2 && exit 2 ;;
+  *) sed -n "2,27p" "$0" >&2 && exit 2 ;;
 esac

@@ -46,6 +46,7 @@ def main() -> int:
     commands = {
         "executor, triton": ("-c", EXECUTOR, weights, "triton"),
         "executor, flash_attn": ("-c", EXECUTOR, weights, "flash_attn"),
+        "generation": ("-m", "tests.gpu_session.generation", f"{weights}-tiny"),
         "bench_kernels": ("benchmarks/bench_kernels.py", "--quick"),
         "tests": pytest,
     }
@@ -63,7 +64,8 @@ def main() -> int:
         entries = len(list(cache.iterdir())) if cache.exists() else 0
         seconds = time.monotonic() - began_s
         print(f"{name}: exit code {codes[name]} after {seconds:.0f} s, {entries} entries {said}", flush=True)
-    shutil.rmtree(weights, ignore_errors=True)
+    for folder in (weights, f"{weights}-tiny"):
+        shutil.rmtree(folder, ignore_errors=True)
     return int(any(code for name, code in codes.items() if name.startswith("executor")))
 
 

@@ -299,7 +299,7 @@ def test_what_does_not_fit(flash: Flash, name: str, make, message: str) -> None:
         attend_with(backend, arguments | {name: make(arguments[name])})
 
 
-@pytest.mark.skipif(importlib.util.find_spec("flash_attn") is None, reason="needs flash-attn: pip install baton[gpu]")
+@pytest.mark.skipif(importlib.util.find_spec("flash_attn") is None, reason="needs baton[flash-attn]")
 def test_the_stand_in_has_the_signatures_of_the_real_one() -> None:
     flash_attn = importlib.import_module("flash_attn")
     for function in (flash_attn_with_kvcache, flash_attn_varlen_func):
@@ -325,7 +325,7 @@ STEPS = {
 @pytest.mark.parametrize("step", STEPS)
 def test_the_real_one(device: torch.device, step: str, heads: tuple[int, int], dtype: torch.dtype) -> None:
     """Against float64, and against our own kernel on the same cache."""
-    pytest.importorskip("flash_attn", reason="needs flash-attn: pip install baton[gpu]")
+    pytest.importorskip("flash_attn", reason="needs baton[flash-attn]")
     batch = Batch(Case(STEPS[step], AttentionShape(*heads, 128, 256, dtype), flash_layout=True), device)
     result, _ = attend(batch)
     own = PagedAttention(batch.case.shape, H200_SMS, device)
