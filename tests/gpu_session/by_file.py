@@ -55,12 +55,14 @@ class Limits:
         deadline_s: of the monotonic clock: when all has to have ended.
         test_s: seconds that one test may take, with its process's start.
         at_once: files that run beside each other, except those in `alone`.
+        host_gib: memory of the machine for the processes of a file: where a GPU is pretended, its memory is that.
     """
 
     deadline_s: float
     test_s: float = 200.0
     at_once: int = 3
     alone: tuple[str, ...] = ALONE
+    host_gib: float = float("inf")
 
 
 @dataclass(frozen=True)
@@ -129,6 +131,10 @@ class FileRun:
                 self.stop()
                 self._spoilt(f"timeout: it had not ended after {self.limits.test_s + GRACE_S:.0f} s")
                 return self._is_over_or_restarted(now_s)
+            if (taken := self._host_gib()) > self.limits.host_gib:
+                self.stop()
+                self._spoilt(f"memory: it took {taken:.1f} GiB of the machine's")
+                return self._is_over_or_restarted(now_s)
             return False
         self.stop()
         if returncode not in PYTEST_HAS_RUN or running_test(read(self.place.record(self.file))) is not None:
@@ -156,6 +162,17 @@ class FileRun:
             return time.monotonic() - (time.time() - self.place.record(self.file).stat().st_mtime)
         except FileNotFoundError:
             return 0.0
+
+    def _host_gib(self) -> float:
+        """Resident memory of the process and of those that it started in its group; 0 if there is no limit of it."""
+        if self.limits.host_gib == float("inf") or self._process is None:
+            return 0.0
+        pages = 0
+        for stat in Path("/proc").glob("[0-9]*/stat"):
+            with contextlib.suppress(OSError):  # it has ended meanwhile
+                fields = stat.read_text().rpartition(") ")[2].split()  # from the state on: the group is 3rd, pages 22nd
+                pages += int(fields[21]) if int(fields[2]) == self._process.pid else 0
+        return pages * os.sysconf("SC_PAGE_SIZE") / 2**30
 
     def _spoilt(self, by: str) -> None:
         """The process ended by itself or was hung: the test that was running is to blame, or the file."""
@@ -256,11 +273,13 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=3600.0, help="after which all has to have ended")
     parser.add_argument("--test-seconds", type=float, default=Limits.test_s, help="of one test at most")
     parser.add_argument("--at-once", type=int, default=Limits.at_once, help="files that share the GPU")
+    parser.add_argument("--host-gib", type=float, default=Limits.host_gib, help="of memory for the processes of a file")
     parser.add_argument("--leave-out", action="append", default=[], metavar="FILE")
     parser.add_argument("--expect", type=int, default=0, help="tests that have to pass, if more than are found")
     parser.add_argument("--rerun", action="store_true", help="run all tests again that have not passed")
     options = parser.parse_args()
-    limits = Limits(time.monotonic() + options.seconds, options.test_seconds, options.at_once)
+    deadline_s = time.monotonic() + options.seconds
+    limits = Limits(deadline_s, options.test_seconds, options.at_once, host_gib=options.host_gib)
     options.state.mkdir(parents=True, exist_ok=True)
     place = Place(ROOT, options.state)
     files = [file for file in options.files or marked_files(ROOT) if file not in options.leave_out]

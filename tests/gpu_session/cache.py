@@ -15,8 +15,8 @@ from pathlib import Path
 
 import torch
 
-from tests.gpu_session.by_file import ROOT, marked_files
-from tests.gpu_session.calls import EXPERTS
+from tests.gpu_session.by_file import ROOT
+from tests.gpu_session.calls import RIG_TESTS
 
 EXECUTOR = """
 import sys
@@ -30,6 +30,7 @@ if not (folder / "config.json").exists():
 start_executor(ExecutorOptions(model=str(folder), device="cuda", attention=sys.argv[2], kv_cache_memory_gib=4.0))
 """
 LIMIT_S = 900.0
+REPORT = ("--report", "/dev/null", "--seconds", "800")
 
 
 def main() -> int:
@@ -41,14 +42,12 @@ def main() -> int:
     shutil.rmtree(cache, ignore_errors=True)
     os.environ |= {"TRITON_INTERPRET": "0", "HF_HUB_OFFLINE": "1"}
     weights = f"/tmp/baton-cache-0.6B-{os.getpid()}"
-    tests = [file for file in marked_files(ROOT) if file != EXPERTS]
-    pytest = ("-m", "pytest", "-m", "gpu", "-q", "-p", "no:cacheprovider", "--timeout=120", "--tb=no", *tests)
     commands = {
         "executor, triton": ("-c", EXECUTOR, weights, "triton"),
         "executor, flash_attn": ("-c", EXECUTOR, weights, "flash_attn"),
         "generation": ("-m", "tests.gpu_session.generation", f"{weights}-tiny"),
         "bench_kernels": ("benchmarks/bench_kernels.py", "--quick"),
-        "tests": pytest,
+        "tests": ("-m", "tests.gpu_session.by_file", "--state", f"{weights}-tests", *REPORT, *RIG_TESTS),
     }
     codes = {}
     for name, arguments in commands.items():
@@ -64,7 +63,7 @@ def main() -> int:
         entries = len(list(cache.iterdir())) if cache.exists() else 0
         seconds = time.monotonic() - began_s
         print(f"{name}: exit code {codes[name]} after {seconds:.0f} s, {entries} entries {said}", flush=True)
-    for folder in (weights, f"{weights}-tiny"):
+    for folder in (weights, f"{weights}-tiny", f"{weights}-tests"):
         shutil.rmtree(folder, ignore_errors=True)
     return int(any(code for name, code in codes.items() if name.startswith("executor")))
 

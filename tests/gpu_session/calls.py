@@ -41,11 +41,12 @@ MEASURED = Sizes(
     peer=("--repeats", "1"),
     failover=("--kills", "3", "--streams", "64", "--max-tokens", "2000"),
 )
+RIG_TESTS = ("--at-once", "1", "--test-seconds", "60", "--host-gib", "9", "--leave-out", EXPERTS)
 _FEW = ("--num-seqs", "4", "--max-tokens", "16", "--repeats", "1")
 REHEARSED = Sizes(
     bench=(*_FEW, "--profile-steps", "2"),
     flash_bench=(*_FEW, "--profile-steps", "0"),
-    tests=("--at-once", "1", "--test-seconds", "60", "--leave-out", EXPERTS),
+    tests=RIG_TESTS,
     peer=("--num-seqs", "2", "--max-tokens", "4", "--device", "cpu"),  # transformers hangs on a pretended GPU
     failover=("--kills", "1", "--streams", "4", "--max-tokens", "500"),
 )

@@ -97,6 +97,13 @@ def test_a_test_that_hangs(place, monkeypatch, ignores):
         assert "Timeout" in report.failures["test_bad.py::test_hangs"]
 
 
+def test_a_test_that_takes_too_much_memory(place):
+    takes = "def test_takes():\n    taken = bytearray(b'x' * 2**30)\n    time.sleep(60)\n"
+    (report,) = run(place, write(place, "test_bad.py", takes, PASSES.format("b")), host_gib=0.5)
+    assert (report.failed, report.passed) == (1, 1)
+    assert report.spoilt["test_bad.py::test_takes"].startswith("memory: it took")
+
+
 @pytest.mark.parametrize(
     "text",
     [
