@@ -53,11 +53,14 @@ pack() {  # FOLDER: with wheels/ and flash_attn_smoke_test.py
 
 install() {
   [[ ${BATON_GPU_FRESH:-} != 1 ]] || rm -rf "$SCRATCH"
-  if [[ ! -e $SITE/.complete ]]; then
-    python3 -m pip install --quiet --no-index --no-deps --no-compile --no-cache-dir --upgrade --target "$SITE" \
-      "$CARRIED"/wheels/*.whl && touch "$SITE/.complete" || return 1
+  local wheels
+  wheels=$(sha256sum "$CARRIED"/wheels/*.whl)
+  if [[ $(cat "$SITE/.wheels" 2>/dev/null) != "$wheels" ]]; then  # a machine that was held may have others
+    rm -rf "$SITE"
+    python3 -m pip install --quiet --no-index --no-deps --no-compile --no-cache-dir --target "$SITE" \
+      "$CARRIED"/wheels/*.whl && echo "$wheels" >"$SITE/.wheels" || return 1
   fi
-  if [[ -e $CARRIED/triton-cache.tar.xz && ! -e $TRITON_CACHE_DIR ]]; then
+  if [[ -e $CARRIED/triton-cache.tar.xz ]]; then
     tar -C "$(dirname "$TRITON_CACHE_DIR")" -xJf "$CARRIED/triton-cache.tar.xz" || return 1
   fi
   export PYTHONPATH="$SITE:$PWD"

@@ -12,7 +12,8 @@ called through ctypes: nothing but Python and the driver is needed. Prints one J
     freed       whether the GPU's free memory came back when the last descriptor was closed; null if not measured
     ...         times in milliseconds, and sizes in bytes
 
-Exits with 0 if the memory was kept, with 2 if the driver refuses a call, and with 1 else. No part of the services.
+Exits with 0 if the memory was kept, with 2 if the driver refuses a call, with 3 if the content was lost, and with 1 if
+the probe failed. No part of the services.
 """
 
 import ctypes
@@ -265,7 +266,7 @@ def main() -> int:
     """The command."""
     figures = {"outcome": "failed", "call": None, "freed": None, **probe()}
     print(json.dumps(figures), flush=True)
-    return {"kept": 0, "unsupported": 2}.get(str(figures["outcome"]), 1)
+    return {"kept": 0, "unsupported": 2, "lost": 3}.get(str(figures["outcome"]), 1)
 
 
 if __name__ == "__main__":

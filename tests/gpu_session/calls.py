@@ -39,7 +39,7 @@ MEASURED = Sizes(
     flash_bench=("--repeats", "3", "--profile-steps", "0"),
     tests=("--at-once", "3"),
     peer=("--repeats", "1"),
-    failover=("--kills", "3", "--streams", "64", "--max-tokens", "2000"),
+    failover=("--kills", "2", "--streams", "32", "--max-tokens", "2000"),
 )
 RIG_TESTS = ("--at-once", "1", "--test-seconds", "60", "--host-gib", "9", "--leave-out", EXPERTS)
 _FEW = ("--num-seqs", "4", "--max-tokens", "16", "--repeats", "1")
@@ -96,7 +96,7 @@ def _third(sizes: Sizes, carried: Path, state: Path, scratch: Path) -> list[Step
     failover = (*_script("bench_failover.py"), "--model", str(named), *options, *sizes.failover)
     make, make_named = _module("benchmarks.rig.checkpoints", "0.6B"), _module("tests.gpu_session.text_checkpoint")
     return [
-        Step("vmm_probe", (sys.executable, str(ROOT / "tools" / "vmm_probe.py")), 40),
+        Step("vmm_probe", (sys.executable, str(ROOT / "tools" / "vmm_probe.py")), 40, settled=(0, 2, 3)),
         _tests("gpu_tests_again", state, (*sizes.tests, "--rerun"), 110),
         Step("peer_transformers", _with_checkpoint(weights, make, peer), 180, 50),
         Step("swap_alone", _with_checkpoint(named, make_named, (*failover, "--setting", "alone")), 140, 50),

@@ -4,12 +4,12 @@ python -m tests.gpu_session.machine
 """
 
 import importlib
-import importlib.metadata
 import json
 import os
 import platform
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -43,10 +43,12 @@ def said(*command: str) -> str:
 def package(name: str) -> dict[str, str]:
     """A package's version and where it lies, or why it cannot be imported."""
     try:
-        module = importlib.import_module(name)
+        with warnings.catch_warnings(action="ignore"):  # some packages want no one to ask for their version so
+            module = importlib.import_module(name)
+            version = str(getattr(module, "__version__", "?"))
     except Exception as error:  # an extension that does not load may raise anything
         return {"error": f"{type(error).__name__}: {error}"[:500]}
-    return {"version": str(getattr(module, "__version__", "?")), "from": str(module.__file__)}
+    return {"version": version, "from": str(module.__file__)}
 
 
 def gpu() -> dict[str, Any]:

@@ -39,7 +39,7 @@ class Step:
         least_s: with less than that left it is not started.
         report: a JSON file that it writes, below the state folder.
         keep: a folder that comes back as NAME.tar.gz.
-        environment: further variables.
+        settled: exit codes that say that it is done.
     """
 
     name: str
@@ -48,7 +48,7 @@ class Step:
     least_s: float = 10.0
     report: str = ""
     keep: Path | None = None
-    environment: dict[str, str] = field(default_factory=dict)
+    settled: tuple[int, ...] = (0,)
 
 
 @dataclass(frozen=True)
@@ -155,12 +155,10 @@ class Session:
         began, began_s = _now(), time.monotonic()
         out_path, log_path = self.state / f"{step.name}.out", self.state / f"{step.name}.log"
         with out_path.open("wb") as out, log_path.open("wb") as log:
-            process = subprocess.Popen(
-                command, stdout=out, stderr=log, env=os.environ | step.environment, start_new_session=True
-            )
+            process = subprocess.Popen(command, stdout=out, stderr=log, start_new_session=True)
             in_time = _wait(process, limit_s - INTERRUPT_S)
         said, printed = log_path.read_text(errors="replace"), out_path.read_text(errors="replace")
-        status: Status = "timed out" if not in_time else "done" if process.returncode == 0 else "failed"
+        status: Status = "timed out" if not in_time else "done" if process.returncode in step.settled else "failed"
         return Result(
             step.name,
             self.call,

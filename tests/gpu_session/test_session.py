@@ -47,6 +47,11 @@ def test_what_a_step_gives_comes_back(tmp_path):
     assert [step["step"] for step in summary["steps"]] == ["good"]
 
 
+def test_an_answer_may_have_an_exit_code(tmp_path):
+    asked = [shell(f"exits_{code}", f"exit {code}", settled=(0, 2)) for code in (0, 1, 2)]
+    assert [result.status for result in session(tmp_path).run(asked)] == ["done", "failed", "done"]
+
+
 def test_a_report_is_part_of_the_result(tmp_path):
     script = f"echo '{{\"passed\": 3}}' > {tmp_path}/state/good.report.json; exit 1"
     (result,) = session(tmp_path).run([shell("good", script, report="good.report.json")])

@@ -35,7 +35,7 @@ def test_memory_that_outlives_its_maker(driver):
 
 def test_memory_that_does_not(driver):
     code, figures = probe(driver, "loses")
-    assert (code, figures["outcome"]) == (1, "lost")
+    assert (code, figures["outcome"]) == (3, "lost")
 
 
 def test_a_call_that_the_driver_refuses_is_named(driver):
