@@ -16,6 +16,7 @@ import json
 import tempfile
 import time
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from statistics import median, quantiles
 
@@ -29,6 +30,7 @@ from scheduler_svc.client.service_address import ServiceAddress
 
 ON_A_CPU = ("--threads", "1", "--num-blocks", "4096")
 WARM_UP_S = 1.0  # of streaming before a kill
+SETTLED_S = 3.0  # within which a sibling has gone on: a loss is noticed within 2
 PAUSE_LIMIT_S = 60.0
 
 
@@ -147,22 +149,33 @@ async def _kill_repeatedly(fleet: LocalFleet, kills: int, streams: Streams) -> t
             streams.watch()
             killed_at = time.monotonic()
             fleet.kill_executor(index)
-            resuming = asyncio.create_task(_first_tokens(streams, killed_at))
             if fleet.spec.executors > 1:
-                await resuming  # so that the successor's start does not take CPU from the sibling
-            startups.append(await _start(fleet, http, index))
-            pauses += sorted(await resuming)[-num_affected:]
+                await asyncio.sleep(SETTLED_S)
+                seen = await _pauses(streams, killed_at)  # before the successor's start takes CPU from the sibling
+                startups.append(await _start(fleet, http, index))
+            else:
+                startups.append(await _start(fleet, http, index))
+                seen = await _pauses(streams, killed_at)
+            pauses += sorted(seen)[-num_affected:]
             assert not streaming.done(), streaming.exception()
         streaming.cancel()
         await asyncio.wait([streaming])
     return pauses, startups
 
 
-async def _first_tokens(streams: Streams, since: float) -> list[float]:
-    """Seconds until each stream has had a token (if it ended meanwhile, until its successor had one)."""
-    while not all(streams.arrivals):
+async def _pauses(streams: Streams, since: float) -> list[float]:
+    """Each stream's longest time without a token, in seconds, from `since` to the first token that comes from now on.
+
+    A client that reads late still gets tokens of the killed executor, so the first token does not end the pause. If a
+    stream has ended meanwhile, the one in its place counts.
+    """
+    now = time.monotonic()
+    while not all(arrivals and arrivals[-1] > now for arrivals in streams.arrivals):
         await asyncio.sleep(0.005)
-    return [next(at for at in arrivals if at > since) - since for arrivals in streams.arrivals]
+    return [
+        max(later - earlier for earlier, later in pairwise([since, *(at for at in arrivals if at > since)]))
+        for arrivals in streams.arrivals
+    ]
 
 
 async def _start(fleet: LocalFleet, http: httpx.AsyncClient, index: int) -> float:

@@ -44,7 +44,7 @@ MARKED = re.compile(r"mark\.gpu\b")
 ALONE = ("tests/executor/test_gpu.py", "tests/kernels/gpu/test_moe.py")
 MOST_PROCESSES = 20  # of a file: so many tests may spoil theirs
 GRACE_S = 15.0  # that a test may take longer than its limit, of which pytest-timeout is to tell first
-POLL_S = 0.05
+POLL_S, WEIGHED_EVERY_S = 0.05, 1.0
 
 
 @dataclass(frozen=True)
@@ -104,6 +104,7 @@ class FileRun:
     seconds: float = 0.0
     _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
     _started_s: float = 0.0
+    _weighed_s: float = 0.0
 
     def start(self) -> None:
         """Start the file's next process."""
@@ -131,7 +132,7 @@ class FileRun:
                 self.stop()
                 self._spoilt(f"timeout: it had not ended after {self.limits.test_s + GRACE_S:.0f} s")
                 return self._is_over_or_restarted(now_s)
-            if (taken := self._host_gib()) > self.limits.host_gib:
+            if now_s >= self._weighed_s + WEIGHED_EVERY_S and (taken := self._host_gib()) > self.limits.host_gib:
                 self.stop()
                 self._spoilt(f"memory: it took {taken:.1f} GiB of the machine's")
                 return self._is_over_or_restarted(now_s)
@@ -165,6 +166,7 @@ class FileRun:
 
     def _host_gib(self) -> float:
         """Resident memory of the process and of those that it started in its group; 0 if there is no limit of it."""
+        self._weighed_s = time.monotonic()
         if self.limits.host_gib == float("inf") or self._process is None:
             return 0.0
         pages = 0

@@ -45,7 +45,7 @@ RIG_TESTS = ("--at-once", "1", "--test-seconds", "60", "--host-gib", "9", "--lea
 _FEW = ("--num-seqs", "4", "--max-tokens", "16", "--repeats", "1")
 REHEARSED = Sizes(
     bench=(*_FEW, "--profile-steps", "2"),
-    flash_bench=(*_FEW, "--profile-steps", "0"),
+    flash_bench=(*_FEW, "--profile-steps", "0", "--executor-option=--kv-cache-memory=1"),  # few requests, a small pool
     tests=RIG_TESTS,
     peer=("--num-seqs", "2", "--max-tokens", "4", "--device", "cpu"),  # transformers hangs on a pretended GPU
     failover=("--kills", "1", "--streams", "4", "--max-tokens", "500"),

@@ -4,9 +4,9 @@ Each call runs in a fresh copy of the committed tree with nothing but `.gpu` bes
 loopback alone. Before the second call all that the first one left on the machine is removed, and its archive is
 carried: as when the machine was given back. The third call finds what the second one left: as when it was held.
 
-What must hold: what travels is small enough; a call keeps to its time; every step started, and wrote JSON that says
-that it was a rehearsal; every package that the machine lacks came from the wheels; no kernel was compiled that the
-carried cache should have had. Prints a line for each step, and exits with 1 if something does not hold.
+What must hold: what travels is small enough; a call keeps to its time; every step started, wrote JSON that says that
+it was a rehearsal, and succeeded unless it compares values; every package that the machine lacks came from the wheels.
+Prints a line for each step, and exits with 1 if something does not hold.
 """
 
 import argparse
@@ -26,6 +26,8 @@ from tests.gpu_session.calls import CALLS, SECONDS, steps
 from tests.gpu_session.session import MOST_FILES, STATE_ARCHIVE, SUMMARY
 
 COMMAND_LIMIT_S = 600.0
+# They compare values, or ask of transformers what it cannot do beside a pretended GPU; all others have to succeed.
+MAY_FAIL = ("flash_attn_smoke", "generation", "gpu_tests", "gpu_tests_again", "peer_transformers", "bench_kernels_full")
 LACKING = ("flash_attn", "zmq", "msgspec", "structlog", "nacl", "fastapi", "uvicorn")  # on the GPU machine
 WITHOUT_NETWORK = ("unshare", "--net", "--", "sh", "-c", 'ip link set lo up && exec "$@"', "sh")
 
@@ -121,6 +123,8 @@ def _problems(call: str, seconds: float, out: Path, options: argparse.Namespace)
             yield f"{call}: {step.name} does not say that it was a rehearsal"
         if result["seconds"] > result["limit_s"] + 1:
             yield f"{call}: {step.name} took {result['seconds']} s of {result['limit_s']}"
+        if result["status"] != "done" and step.name not in MAY_FAIL:
+            yield f"{call}: {step.name} {result['status']}: {result['said'][-500:]}"
         if "ModuleNotFoundError" in result["said"]:
             yield f"{call}: {step.name} lacks a package: {result['said'][-300:]}"
     if call == "first" and results.get("versions", {}).get("figures"):

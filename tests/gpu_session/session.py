@@ -23,6 +23,7 @@ SUMMARY, STATE_ARCHIVE = "session.json", "state.tar.gz"
 MOST_FILES = 8  # that come back
 PACKING_S = 10.0  # kept for the end of a call
 INTERRUPT_S = 6.0  # that a step has to stop its services in
+START_S = 4.0  # from a step's start until it has read how long it has
 TAIL = 3000  # characters of a step's output that its JSON keeps
 
 Status = Literal["done", "failed", "timed out", "skipped"]
@@ -34,7 +35,7 @@ class Step:
 
     Attributes:
         name: also of its JSON file.
-        command: `{seconds}` in it stands for the step's limit when it starts, less what it takes to stop.
+        command: `{seconds}` in it stands for the step's limit when it starts, less what it takes to start and stop.
         limit_s: the most seconds it may take.
         least_s: with less than that left it is not started.
         report: a JSON file that it writes, below the state folder.
@@ -147,7 +148,7 @@ class Session:
         if limit_s < step.least_s:
             why = f"{max(0.0, left_s):.0f} s are left, and it takes {step.least_s:.0f} at least"
             return Result(step.name, self.call, "skipped", self.rehearsal, began=_now(), why=why)
-        seconds = f"{max(1.0, limit_s - INTERRUPT_S):.0f}"
+        seconds = f"{max(1.0, limit_s - INTERRUPT_S - START_S):.0f}"
         command = [part.replace("{seconds}", seconds) for part in step.command]
         report = self.state / step.report if step.report else None
         if report is not None:
