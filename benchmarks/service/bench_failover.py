@@ -1,4 +1,4 @@
-"""Time from SIGKILL of an executor to the next token of the streams that ran on it, as their clients see it.
+"""How long the streams of an executor have no token after its SIGKILL, as their clients see it.
 
 The services are real processes on this machine and serve the embedded demo model on the CPU; `--model` and
 `--executor-option` choose another model or device, such as `--executor-option=--device=cuda`. In the setting `sibling`
