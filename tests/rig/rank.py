@@ -33,14 +33,11 @@ def main() -> None:
     if fault == ["keep-graphs"]:
         Runner.close = lambda self: None  # type: ignore[method-assign]
     if fault == ["swap-collectives"] and os.environ["RANK"] == "1":
+        exchange, add_up = "self._group.all_to_all(logits, counts", "self._group.all_reduce(out)\n"
         changed = mutated(
             "executor_svc.model.vocab_parallel",
-            (
-                "        self._group.all_to_all(logits, counts, received, [num_own] * size)\n        out.zero_()\n",
-                "        self._group.all_reduce(out)\n        self._group.all_to_all(logits, counts, received, "
-                + "[num_own] * size)\n",
-            ),
-            ("        self._group.all_reduce(out)\n        last_tokens", "        last_tokens"),
+            (f"        {add_up}        last_tokens", "        last_tokens"),
+            (f"        {exchange}", f"        {add_up}        {exchange}"),
         )
         VocabParallelSampler.sample = changed.VocabParallelSampler.sample  # type: ignore[method-assign]
     options = ExecutorOptions(
