@@ -10,6 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.gpu.checks import check_contiguous, check_last_stride, check_rank, check_tensor
+from kernels.gpu.loops import loop_bound
 
 _ENTRIES = 256
 
@@ -49,7 +50,7 @@ def _expand_block_tables_kernel(block_ids, table_starts, out, out_stride, ENTRIE
     row = tl.program_id(0)
     start = tl.load(table_starts + row)
     length = tl.load(table_starts + row + 1) - start
-    for first in range(0, length, ENTRIES):
+    for first in range(0, loop_bound(length), ENTRIES):
         entries = first + tl.arange(0, ENTRIES)
         ids = tl.load(block_ids + start + entries, mask=entries < length)
         tl.store(out + row.to(tl.int64) * out_stride + entries, ids, mask=entries < length)

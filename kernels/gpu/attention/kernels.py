@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from kernels.gpu.attention.work import ITEM_FIELDS, MERGE_FIELDS
+from kernels.gpu.loops import loop_bound
 
 _ITEM_FIELDS = tl.constexpr(ITEM_FIELDS)
 _MERGE_FIELDS = tl.constexpr(MERGE_FIELDS)
@@ -124,7 +125,7 @@ def merge_kernel(
     acc = tl.zeros([HEAD_DIM], tl.float32)
     total_max = tl.full([], float("-inf"), tl.float32)
     total_sum = tl.zeros([], tl.float32)
-    for first in tl.range(0, num_pieces, BLOCK_PIECES):
+    for first in tl.range(0, loop_bound(num_pieces), BLOCK_PIECES):
         pieces = first + tl.arange(0, BLOCK_PIECES)
         valid = pieces < num_pieces
         partials = (first_partial + pieces * piece_stride) * NUM_HEADS + head
@@ -182,7 +183,7 @@ def _attend(
     key_cache, value_cache, table, block_stride, head_offset, position_stride = cache
     start, stop, end = seen
     blocks = _load_blocks(table, start, end, BLOCK_SIZE, BLOCK_N)
-    for first in tl.range(start, stop, BLOCK_N):
+    for first in tl.range(loop_bound(start), loop_bound(stop), BLOCK_N):
         base, within = _cache_offsets(
             blocks, first, end, block_stride, position_stride, HEAD_DIM, BLOCK_SIZE, BLOCK_N, MASKED
         )

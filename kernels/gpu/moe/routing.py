@@ -11,6 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.gpu.loops import loop_bound
+
 MAX_EXPERTS = 1024
 """The most experts that a program looks through for each token."""
 
@@ -160,7 +162,7 @@ def _sort_choices_kernel(
     num_choices = num_tokens * NUM_CHOSEN
     lower = tl.zeros((CHUNK,), tl.int32)
     equal = tl.zeros((CHUNK,), tl.int32)
-    for start in range(0, num_choices, CHUNK):
+    for start in range(0, loop_bound(num_choices), CHUNK):
         places = start + tl.arange(0, CHUNK)
         chosen = tl.load(experts + places, mask=places < num_choices, other=2147483647)
         lower += (chosen < expert).to(tl.int32)
@@ -176,7 +178,7 @@ def _sort_choices_kernel(
     else:
         first_slot = first // BLOCK_ROWS + expert
         end_slot = end // BLOCK_ROWS + expert + 1
-    for start in range(first_slot, end_slot, 32):
+    for start in range(loop_bound(first_slot), loop_bound(end_slot), 32):
         slots = start + tl.arange(0, 32)
         rows = first + (slots - first_slot) * BLOCK_ROWS
         tl.store(blocks + 4 * slots, tl.where(rows < end, expert, -1), mask=slots < end_slot)
@@ -185,7 +187,7 @@ def _sort_choices_kernel(
 
     if end > first:
         sorted_before = first
-        for start in range(0, num_choices, CHUNK):
+        for start in range(0, loop_bound(num_choices), CHUNK):
             places = start + tl.arange(0, CHUNK)
             chosen = tl.load(experts + places, mask=places < num_choices, other=2147483647)
             own = (chosen == expert).to(tl.int32)

@@ -18,6 +18,7 @@ from kernels.gpu.checks import (
     check_tensor,
 )
 from kernels.gpu.integers import next_power_of_two
+from kernels.gpu.loops import loop_bound
 from kernels.gpu.sampling.segment_statistics import (
     LOG2E,
     MAX_ROWS,
@@ -149,7 +150,7 @@ def _log_probs_kernel(
     ranks = tl.where(segments < NUM_SEGMENTS, _rank(best), _TAKEN)
     last_rank = tl.full([], (1 << 31) - 1, tl.int32)
     last_id = tl.full([], -1, tl.int32)
-    for at in range(num_top):
+    for at in range(loop_bound(num_top)):
         rank = tl.max(ranks, axis=0)
         winner = tl.min(tl.where(ranks == rank, segments, SEGMENTS), axis=0)
         ids = winner * SEGMENT + tl.arange(0, SEGMENT)

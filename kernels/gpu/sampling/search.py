@@ -8,6 +8,7 @@ list, in order of token id; only those are read.
 import triton
 import triton.language as tl
 
+from kernels.gpu.loops import loop_bound
 from kernels.gpu.sampling.segment_statistics import SEGMENT
 
 MOST = tl.constexpr(0x7F7FFFFF)
@@ -75,7 +76,7 @@ def survey(row_logits, peak, segment_list, num_listed, low, high, decay, VOCAB: 
     counts = tl.zeros([_TILE], tl.float32)  # exact, and LLVM would count booleans by way of local memory
     within = tl.zeros([_TILE], tl.float32)
     below = tl.zeros([_TILE], tl.float32)
-    for start in range(0, num_listed, _TILE):
+    for start in range(0, loop_bound(num_listed), _TILE):
         _, gaps = _load_listed(row_logits, peak, segment_list, num_listed, start, VOCAB, _TILE)
         bits = gaps.to(tl.int32, bitcast=True)
         weights = weigh(gaps, decay)
@@ -103,7 +104,7 @@ def _gather(
     `candidates` has one place more, for all others.
     """
     count = 0
-    for start in range(0, num_listed * SEGMENT, _GATHER_TILE):
+    for start in range(0, loop_bound(num_listed * SEGMENT), _GATHER_TILE):
         offsets = start + tl.arange(0, _GATHER_TILE)
         segments = tl.load(segment_list + offsets // SEGMENT, mask=offsets < num_listed * SEGMENT, other=0)
         ids = segments * SEGMENT + offsets % SEGMENT
@@ -190,7 +191,7 @@ def weigh_listed(
     SEGMENTS: tl.constexpr,
 ):
     """What the kept tokens of each listed segment weigh, float32 [SEGMENTS] in the order of the list."""
-    for begin in range(0, num_listed, _TILE):
+    for begin in range(0, loop_bound(num_listed), _TILE):
         ids, gaps = _load_listed(row_logits, peak, segment_list, num_listed, begin, VOCAB, _TILE)
         sums = tl.sum(_weigh_kept(gaps, ids, decay, start, lowest, highest, first_id), axis=1)
         places = begin + tl.arange(0, _TILE)
