@@ -25,7 +25,7 @@ from tests.executor import harness
 from tests.executor.conftest import Make
 from tests.executor.recorded import BLOCK_SIZE, OPTIONS, RecordedStep, record, replay
 
-DENSE = {"preset": "tiny", "head_dim": 64, "num_layers": 2, "tied": False}
+DENSE = {"preset": "tiny", "num_layers": 2, "tied": False}
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["dense", "experts"])

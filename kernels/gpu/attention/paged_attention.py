@@ -32,6 +32,7 @@ from kernels.gpu.attention.plan import (
 from kernels.gpu.checks import check_contiguous, check_last_stride, check_rank, check_tensor
 
 _MERGED_PIECES = 16  # that a merging program takes at once
+_MERGED_BY_A_WARP = 128  # values, so that a thread has 4: a vector of 16 bytes
 
 
 class PagedAttention:
@@ -146,7 +147,7 @@ class PagedAttention:
                 NUM_HEADS=shape.num_heads,
                 HEAD_DIM=shape.head_dim,
                 BLOCK_PIECES=_MERGED_PIECES,
-                num_warps=4,
+                num_warps=min(4, _MERGED_PIECES * shape.head_dim // _MERGED_BY_A_WARP),
             )
         return out
 

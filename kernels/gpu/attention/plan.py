@@ -23,7 +23,7 @@ class AttentionShape:
 
     Attributes:
         num_heads, num_kv_heads: query heads, a multiple of the KV heads by 1 to 16.
-        head_dim: 64 or 128.
+        head_dim: 16, 32, 64 or 128.
         block_size: positions of a block, a power of two from 16 up.
         dtype: of queries, caches and results: bfloat16, float16, or float32 (slow: for tests and debugging).
 
@@ -43,7 +43,7 @@ class AttentionShape:
                 f"num_heads is {self.num_heads} and num_kv_heads {self.num_kv_heads}, "
                 f"expected 1 to {NARROW_LINES} query heads for each KV head"
             )
-        check_power_of_two("head_dim", self.head_dim, 64, 128)
+        check_power_of_two("head_dim", self.head_dim, 16, 128)
         check_power_of_two("block_size", self.block_size, 16, 2**20)
         if self.dtype not in (torch.bfloat16, torch.float16, torch.float32):
             raise ValueError(f"dtype is {self.dtype}, expected bfloat16, float16 or float32")
@@ -80,7 +80,7 @@ def choose_tiles(shape: AttentionShape, num_queries: int) -> AttentionTiles:
     it just fits the registers; on sm_100 it spills.
     """
     lines = num_queries * shape.group
-    small_head = shape.head_dim == 64
+    small_head = shape.head_dim <= 64
     if shape.dtype == torch.float32:  # not for tensor cores, and twice the shared memory
         return AttentionTiles(NARROW_LINES, 32 if small_head else 16, num_warps=4, num_stages=2, programs_per_sm=2)
     if lines <= NARROW_LINES:

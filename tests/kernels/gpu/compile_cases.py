@@ -80,7 +80,8 @@ MIXTURES = tuple(
 )
 PARTS = tuple(shape.part(ranks) if ranks > 1 else shape for shape, ranks in itertools.product(QWEN3, (1, 2, 4, 8)))
 SMALL_HEADS = Shape("0.5B of 64 a head", 896, 4864, 14, 2, head_dim=64)  # as in Qwen2.5-0.5B
-SHAPES = (*PARTS, SMALL_HEADS)
+TINY_HEADS = (Shape("tiny of 16 a head", 256, 512, 4, 2, head_dim=16), Shape("tiny of 32", 256, 512, 8, 2, head_dim=32))
+SHAPES = (*PARTS, SMALL_HEADS, *TINY_HEADS)
 BLOCK_SIZES = tuple(2**i for i in range(4, 11))
 TOKENS = (1, 7, 64, 256, 1024, 4096, 16384)
 ROWS = (1, 2, 8, 32, 64, 256, 1024)
@@ -169,7 +170,7 @@ def attention(
 
 def all_attention(thorough: bool) -> Iterator[Launch]:
     # How many KV heads there are is a factor in addresses, and no more: whole models stand for their parts.
-    for shape, block_size in itertools.product((*QWEN3, SMALL_HEADS), block_sizes(thorough)):
+    for shape, block_size in itertools.product((*QWEN3, SMALL_HEADS, *TINY_HEADS), block_sizes(thorough)):
         for queries in range(1, 130):
             yield from attention(shape, [(queries, 8192)], block_size, flash=True)
 

@@ -77,7 +77,7 @@ def cases(draw: st.DrawFn) -> Case:
         AttentionShape(
             kv_heads * group,
             kv_heads,
-            draw(st.sampled_from([64, 128])),
+            draw(st.sampled_from([16, 32, 64, 128])),
             block_size,
             draw(st.sampled_from([torch.float16, torch.float32])),
         ),
@@ -136,6 +136,13 @@ def test_block_sizes(device: torch.device, block_size: int) -> None:
     lens = [(1, edge) for edge in edges] + [(edges[0] - 8, edges[0])] * (block_size <= 256)
     batch = Batch(Case(lens, replace(SMALL, num_heads=2, num_kv_heads=1, block_size=block_size)), device)
     check(batch, attend(batch))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize("head_dim", [16, 32, 128])
+def test_head_dims(device: torch.device, head_dim: int, dtype: torch.dtype) -> None:
+    batch = Batch(Case([(1, 300), (3, 129), (20, 40)], AttentionShape(4, 2, head_dim, 16, dtype)), device)
+    check(batch, attend(batch, piece_len=128))
 
 
 @pytest.mark.slow
@@ -284,6 +291,8 @@ SHAPES = [
     AttentionShape(32, 8, 128, 1024, torch.float16),
     AttentionShape(14, 2, 64, 16, torch.bfloat16),
     AttentionShape(14, 2, 64, 256, torch.bfloat16),
+    AttentionShape(4, 2, 16, 16, torch.bfloat16),
+    AttentionShape(8, 2, 32, 256, torch.bfloat16),
 ]
 
 
