@@ -1,11 +1,15 @@
 """Runs the kernels on a CUDA device where there is one, and else in Triton's interpreter on the CPU.
 
+A test that takes `device` runs kernels. Where they are compiled, that is on a GPU, each such test is marked `gpu`:
+`-m gpu` there chooses the small cases with traps as well as the tests at real size, which have the mark everywhere.
+
 Triton decides for each function when it is decorated, that is when its module is imported. Triton's own library is
 made of such functions and transformers imports it, so `tests/conftest.py` has to set the variable before any test is
 collected; here it is set once more for a tree without that line, and checked.
 """
 
 import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,6 +18,14 @@ HAS_CUDA = torch.cuda.is_available()
 if not HAS_CUDA:
     os.environ.setdefault("TRITON_INTERPRET", "1")
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest chooses by marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if not INTERPRETED:
+        for item in items:
+            if "device" in getattr(item, "fixturenames", ()) and Path(__file__).parent in item.path.parents:
+                item.add_marker(pytest.mark.gpu)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -246,7 +246,17 @@ def test_wrong_arguments(name: str, tensor: Tensor, message: str) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "head_dim"),
-    [(16, 8, 128), (32, 8, 128), (40, 8, 128), (64, 8, 128), (8, 1, 128), (5, 1, 128), (16, 8, 64), (64, 4, 64), (4, 2, 16)],
+    [
+        (16, 8, 128),
+        (32, 8, 128),
+        (40, 8, 128),
+        (64, 8, 128),
+        (8, 1, 128),
+        (5, 1, 128),
+        (16, 8, 64),
+        (64, 4, 64),
+        (4, 2, 16),
+    ],
 )
 @pytest.mark.parametrize("tokens", [1, 257, 70_001])
 @pytest.mark.parametrize("transposed", [False, True])
