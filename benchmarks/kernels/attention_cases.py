@@ -24,7 +24,7 @@ from benchmarks.rig.gpu_timing import Call
 from kernels.arguments import KVCache
 from kernels.gpu.attention.flash_attention import BLOCK_SIZE_MULTIPLE, FlashAttention
 from kernels.gpu.attention.paged_attention import PagedAttention
-from kernels.gpu.attention.plan import AttentionShape, StagedPlan
+from kernels.gpu.attention.plan import AttentionShape
 
 BATCHES = (1, 32, 256)
 CONTEXTS = (128, 1024, 8192, 32_768)
@@ -124,8 +124,8 @@ def _planned(make: Make, rows: Sequence[Row], tensors: Tensors) -> Call:
     return partial(
         attention.attend,
         query,
-        KVCache(key_cache, tensors["value_cache"]),
-        StagedPlan(plan, torch.from_numpy(plan.work).to(query.device), tensors["block_tables"]),
+        attention.view_cache(KVCache(key_cache, tensors["value_cache"])),
+        attention.stage(plan, torch.from_numpy(plan.work).to(query.device), tensors["block_tables"]),
         head_dim**-0.5,
         tensors["out"],
     )

@@ -17,7 +17,7 @@ from kernels.arguments import KVCache
 from kernels.gpu.attention.block_tables import expand_block_tables
 from kernels.gpu.attention.flash_attention import FlashAttention
 from kernels.gpu.attention.paged_attention import PagedAttention
-from kernels.gpu.attention.plan import AttentionShape, GraphBounds, StagedPlan
+from kernels.gpu.attention.plan import AttentionShape, GraphBounds
 
 
 class HostPlan(Protocol):
@@ -39,8 +39,16 @@ class AttentionKernels(Protocol[Plan]):
         """See `PagedAttention.plan`."""
         ...
 
-    def attend(self, query: Tensor, cache: KVCache, step: StagedPlan[Plan], scale: float, out: Tensor) -> Tensor:
-        """See `PagedAttention.attend`."""
+    def stage(self, plan: Plan, work: Tensor, block_tables: Tensor) -> Any:
+        """See `PagedAttention.stage`."""
+        ...
+
+    def view_cache(self, cache: KVCache) -> Any:
+        """See `PagedAttention.view_cache`."""
+        ...
+
+    def attend(self, query: Tensor, cache: Any, step: Any, scale: float, out: Tensor) -> Tensor:
+        """See `PagedAttention.attend`: `cache` comes from `view_cache`, and `step` from `stage`."""
         ...
 
 
@@ -79,13 +87,14 @@ class GpuBackend(Generic[Plan]):
         if heads_side_by_side:
             self._cache = self._cache.transpose(3, 4)
         self._caches = [KVCache(layer[0], layer[1]) for layer in self._cache]
+        self._views = [attention.view_cache(cache) for cache in self._caches]
         width = -(-limits.max_model_len // geometry.block_size)
         self._block_tables = torch.zeros((limits.max_num_seqs, width), dtype=torch.int32, device=device)
         ones = np.ones(limits.max_num_seqs, dtype=np.int32)
         largest = attention.plan(ones, ones, GraphBounds(limits.max_num_seqs, limits.max_model_len))
         self.max_planned = [len(largest.work), limits.max_num_seqs + 1, self._block_tables.numel()]
 
-    def plan(self, columns: PlanColumns, *, fixed: bool) -> Planned[StagedPlan[Plan]]:
+    def plan(self, columns: PlanColumns, *, fixed: bool) -> Planned[Any]:
         """See `AttentionBackend.plan`."""
         bounds = GraphBounds(columns.num_rows, self._max_context_len) if fixed else None
         plan = self._attention.plan(columns.query_lens, columns.context_lens, bounds)
@@ -97,15 +106,15 @@ class GpuBackend(Generic[Plan]):
         """See `AttentionBackend.cache`."""
         return self._caches[layer]
 
-    def attend(self, layer: int, query: Tensor, metadata: StagedPlan[Plan], out: Tensor) -> Tensor:
+    def attend(self, layer: int, query: Tensor, metadata: Any, out: Tensor) -> Tensor:
         """See `AttentionBackend.attend`."""
-        return self._attention.attend(query, self._caches[layer], metadata, self._scale, out)
+        return self._attention.attend(query, self._views[layer], metadata, self._scale, out)
 
-    def _place_tables(self, plan: Plan, arrays: Sequence[Tensor]) -> StagedPlan[Plan]:
+    def _place_tables(self, plan: Plan, arrays: Sequence[Tensor]) -> Any:
         work, table_starts, block_ids = arrays
         tables = self._block_tables[: len(table_starts) - 1]
         expand_block_tables(block_ids, table_starts, tables)
-        return StagedPlan(plan, work, tables)
+        return self._attention.stage(plan, work, tables)
 
 
 def make_backend(

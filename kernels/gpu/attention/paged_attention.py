@@ -2,8 +2,9 @@
 
     attention = PagedAttention(shape, num_sms, device)
     plan = attention.plan(query_lens, context_lens)          # numpy, no GPU
-    step = StagedPlan(plan, ...)                             # plan.work, brought to the device with all else
-    for layer in ...:
+    step = attention.stage(plan, work, block_tables)         # plan.work, brought to the device with all else
+    caches = [attention.view_cache(cache) for cache in ...]  # once
+    for cache in caches:
         attention.attend(query, cache, step, scale, out)
 
 One kernel does both. Rows of few queries take tiles of 16 lines, where memory is all that matters; longer ones tiles of
@@ -87,17 +88,56 @@ class PagedAttention:
         """
         return self._planner.plan(query_lens, context_lens, graph, piece_len, one_launch, self._max_partials)
 
-    def attend(
-        self, query: Tensor, cache: KVCache, step: StagedPlan[AttentionPlan], scale: float, out: Tensor
-    ) -> Tensor:
+    def stage(self, plan: AttentionPlan, work: Tensor, block_tables: Tensor) -> StagedPlan:
+        """A plan that was brought to the device: what all layers of the step have in common, checked once.
+
+        Args:
+            plan: of the step.
+            work: `plan.work` on the device, int32, dense.
+            block_tables: [rows, max blocks of a sequence] int32, last stride 1, padded with anything.
+
+        Raises:
+            ValueError: a shape, dtype, device or stride does not fit.
+        """
+        device = self._partial_out.device
+        check_rank("block_tables", block_tables, 2)
+        check_tensor("block_tables", block_tables, tuple(block_tables.shape), torch.int32, device)
+        check_last_stride("block_tables", block_tables)
+        check_tensor("work", work, (len(plan.work),), torch.int32, device)
+        check_contiguous("work", work)
+        return StagedPlan(plan, work, block_tables)
+
+    def view_cache(self, cache: KVCache) -> KVCache:
+        """A layer's cache as `attend` takes it: checked, and else as it is.
+
+        Args:
+            cache: keys and values with the same strides, the last 1.
+
+        Raises:
+            ValueError: a shape, dtype, device or stride does not fit.
+        """
+        shape, device = self._shape, self._partial_out.device
+        check_rank("key_cache", cache.keys, 4)
+        sizes = (len(cache.keys), shape.num_kv_heads, shape.block_size, shape.head_dim)
+        check_tensor("key_cache", cache.keys, sizes, shape.dtype, device)
+        check_tensor("value_cache", cache.values, sizes, shape.dtype, device)
+        strides = cache.keys.stride()
+        check_last_stride("key_cache", cache.keys)
+        if cache.values.stride() != strides:
+            raise ValueError(f"value_cache has strides {cache.values.stride()}, expected {strides} as K")
+        if shape.block_size * strides[2] >= 2**31:
+            raise ValueError(f"key_cache has strides {strides}, expected a block within 2**31 values")
+        return cache
+
+    def attend(self, query: Tensor, cache: KVCache, step: StagedPlan, scale: float, out: Tensor) -> Tensor:
         """Attention of one layer; see `kernels.reference.paged_attention`.
 
         Block tables are trusted: within a row's context, an id beyond the cache reads foreign memory.
 
         Args:
             query: [tokens, heads, head_dim]; tokens may lie apart, each must be dense.
-            cache: keys and values with the same strides, the last 1.
-            step: its plan, on the device.
+            cache: see `view_cache`.
+            step: see `stage`.
             scale: of the scores, positive.
             out: as `query`; the tokens of the plan's rows are written, others are left as they are.
 
@@ -107,7 +147,7 @@ class PagedAttention:
         Raises:
             ValueError: a shape, dtype, device or stride does not fit.
         """
-        self._check(query, cache, step, scale, out)
+        self._check(query, scale, out)
         shape, plan = self._shape, step.plan
         for launch in plan.launches:
             attention_kernel[(launch.num_items * shape.num_kv_heads,)](
@@ -151,29 +191,13 @@ class PagedAttention:
             )
         return out
 
-    def _check(self, query: Tensor, cache: KVCache, step: StagedPlan[AttentionPlan], scale: float, out: Tensor) -> None:
-        shape, device = self._shape, self._partial_out.device
-        key_cache, value_cache, block_tables, work = cache.keys, cache.values, step.block_tables, step.work
-        check_rank("query", query, 3)
-        check_rank("key_cache", key_cache, 4)
-        check_rank("block_tables", block_tables, 2)
-        token_shape = (len(query), shape.num_heads, shape.head_dim)
-        cache_shape = (len(key_cache), shape.num_kv_heads, shape.block_size, shape.head_dim)
+    def _check(self, query: Tensor, scale: float, out: Tensor) -> None:
+        shape = self._shape
+        sizes = (len(query), shape.num_heads, shape.head_dim)
         for name, tensor in (("query", query), ("out", out)):
-            check_tensor(name, tensor, token_shape, shape.dtype, device)
+            check_tensor(name, tensor, sizes, shape.dtype, self._partial_out.device)
             if tensor.stride()[1:] != (shape.head_dim, 1):
                 raise ValueError(f"{name} has strides {tensor.stride()}, expected {shape.head_dim} and 1 for the last")
-        check_tensor("key_cache", key_cache, cache_shape, shape.dtype, device)
-        check_tensor("value_cache", value_cache, cache_shape, shape.dtype, device)
-        check_last_stride("key_cache", key_cache)
-        if value_cache.stride() != key_cache.stride():
-            raise ValueError(f"value_cache has strides {value_cache.stride()}, expected {key_cache.stride()} as K")
-        if shape.block_size * key_cache.stride(2) >= 2**31:
-            raise ValueError(f"key_cache has strides {key_cache.stride()}, expected a block within 2**31 values")
-        check_tensor("block_tables", block_tables, tuple(block_tables.shape), torch.int32, device)
-        check_last_stride("block_tables", block_tables)
-        check_tensor("work", work, (len(step.plan.work),), torch.int32, device)
-        check_contiguous("work", work)
         if not scale > 0:
             raise ValueError(f"scale is {scale}, expected a positive one")
 
@@ -189,5 +213,5 @@ def paged_attention(query: Tensor, cache: KVCache, rows: AttentionRows, scale: f
     num_sms = torch.cuda.get_device_properties(query.device).multi_processor_count if is_cuda else 1
     attention = PagedAttention(shape, num_sms, query.device)
     plan = attention.plan(rows.query_starts.diff().cpu().numpy(), rows.context_lens.cpu().numpy())
-    step = StagedPlan(plan, torch.from_numpy(plan.work).to(query.device), rows.block_tables)
-    attention.attend(query, cache, step, scale, out)
+    step = attention.stage(plan, torch.from_numpy(plan.work).to(query.device), rows.block_tables)
+    attention.attend(query, attention.view_cache(cache), step, scale, out)

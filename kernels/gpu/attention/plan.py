@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Generic, TypeVar
 
 import numpy as np
 import torch
@@ -158,20 +157,11 @@ def checked_lens(query_lens: NDArray[np.integer], context_lens: NDArray[np.integ
     return queries, contexts
 
 
-Plan = TypeVar("Plan")
-
-
 @dataclass(frozen=True)
-class StagedPlan(Generic[Plan]):
-    """A step's plan, brought to the device.
+class StagedPlan:
+    """A step's plan on the device, see `PagedAttention.stage`."""
 
-    Attributes:
-        plan: which launches there are.
-        work: `plan.work` on the device, int32.
-        block_tables: [rows, max blocks of a sequence] int32, last stride 1, padded with anything.
-    """
-
-    plan: Plan
+    plan: AttentionPlan
     work: Tensor
     block_tables: Tensor
 

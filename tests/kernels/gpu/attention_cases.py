@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kernels.arguments import KVCache
-from kernels.gpu.attention.plan import AttentionShape, StagedPlan
+from kernels.gpu.attention.plan import AttentionShape
 
 Lens = list[tuple[int, int]]
 
@@ -120,4 +120,5 @@ def attend_arguments(batch: Batch, plan: Any) -> dict[str, Any]:
 def attend_with(attention: Any, arguments: dict[str, Any]) -> Tensor:
     """`attend` with arguments of the form above."""
     query, key_cache, value_cache, block_tables, plan, work, scale, out = arguments.values()
-    return attention.attend(query, KVCache(key_cache, value_cache), StagedPlan(plan, work, block_tables), scale, out)
+    cache, step = attention.view_cache(KVCache(key_cache, value_cache)), attention.stage(plan, work, block_tables)
+    return attention.attend(query, cache, step, scale, out)

@@ -18,7 +18,7 @@ from torch import Tensor
 from kernels.arguments import ExpertLayer, KVCache, RopeStoreLayer
 from kernels.gpu.attention.block_tables import expand_block_tables
 from kernels.gpu.attention.paged_attention import PagedAttention
-from kernels.gpu.attention.plan import AttentionShape, StagedPlan
+from kernels.gpu.attention.plan import AttentionShape
 from kernels.gpu.layers.activation import silu_and_mul
 from kernels.gpu.layers.embedding import embed_tokens
 from kernels.gpu.layers.norm import add_rms_norm, rms_norm
@@ -162,8 +162,8 @@ def attention(
     tables = empty(len(rows), TABLE_WIDTH, dtype=torch.int32)
     work = staged(len(plan.work), offset=offset)
     name = f"{len(rows)} rows, first {rows[0]}, of {shape.name}, blocks of {block_size}"
-    step = StagedPlan(plan, work, tables)
-    yield Launch(name, partial(paged.attend, query, KVCache(cache, cache), step, 0.1, query))
+    step = paged.stage(plan, work, tables)
+    yield Launch(name, partial(paged.attend, query, paged.view_cache(KVCache(cache, cache)), step, 0.1, query))
     ids, starts = staged(1000, offset=offset), staged(len(rows) + 1, offset=offset)
     yield Launch(name, partial(expand_block_tables, ids, starts, tables))
 
