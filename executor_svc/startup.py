@@ -159,8 +159,9 @@ def _make_runner(
             kernels, group, model.shard, limits.vocab_size, limits.max_num_seqs, model.dtype, platform.device
         )
     decode_sizes = platform.decode_sizes(min(limits.max_num_seqs, limits.max_batch_tokens))
+    token_sizes = platform.token_sizes(model.shard.layer_products(model.config), limits.max_batch_tokens)
     warm_up_lengths = kernels.warm_up_lengths(limits.max_batch_tokens)
-    return Runner(forward, sampler, backend, limits, platform.device, decode_sizes, warm_up_lengths)
+    return Runner(forward, sampler, backend, limits, platform.device, decode_sizes, token_sizes, warm_up_lengths)
 
 
 def _load_model(options: ExecutorOptions, platform: Platform, group: RankGroup) -> LoadedModel:

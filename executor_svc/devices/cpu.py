@@ -84,6 +84,10 @@ class CpuPlatform:
         """See `Platform.decode_sizes`: padding rows cost work, and there are no graphs that need them."""
         return []
 
+    def token_sizes(self, layer_products: int, max_tokens: int) -> list[int]:
+        """See `Platform.token_sizes`, and `decode_sizes`."""
+        return []
+
     def _choose(self, dtype: torch.dtype, head_dim: int) -> CpuKernels | None:
         """The C++ kernels for a model, or None for plain torch. The first call for a model logs which, and why."""
         key = (dtype, head_dim)

@@ -86,10 +86,9 @@ class CppBackend:
         """See `AttentionBackend.cache`."""
         return self._caches[layer]
 
-    def attend(self, layer: int, query: Tensor, metadata: AttentionRows, out: Tensor) -> Tensor:
+    def attend(self, layer: int, query: Tensor, metadata: AttentionRows, out: Tensor) -> None:
         """See `AttentionBackend.attend`."""
         self._paged_attention(query, self._caches[layer], metadata, self._scale, out)
-        return out
 
 
 def _bind(arrays: Sequence[Tensor]) -> AttentionRows:

@@ -145,6 +145,10 @@ class GpuPlatform:
         """See `Platform.decode_sizes`."""
         return [] if self._eager else graphs.decode_sizes(max_rows)
 
+    def token_sizes(self, layer_products: int, max_tokens: int) -> list[int]:
+        """See `Platform.token_sizes`."""
+        return [] if self._eager else graphs.token_sizes(layer_products, max_tokens)
+
 
 def _collect() -> int:
     """Give unused memory back to the system. Returns the bytes that torch still holds."""

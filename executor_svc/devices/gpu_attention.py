@@ -106,9 +106,9 @@ class GpuBackend(Generic[Plan]):
         """See `AttentionBackend.cache`."""
         return self._caches[layer]
 
-    def attend(self, layer: int, query: Tensor, metadata: Any, out: Tensor) -> Tensor:
+    def attend(self, layer: int, query: Tensor, metadata: Any, out: Tensor) -> None:
         """See `AttentionBackend.attend`."""
-        return self._attention.attend(query, self._views[layer], metadata, self._scale, out)
+        self._attention.attend(query, self._views[layer], metadata, self._scale, out)
 
     def _place_tables(self, plan: Plan, arrays: Sequence[Tensor]) -> Any:
         work, table_starts, block_ids = arrays

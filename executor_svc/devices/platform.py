@@ -71,3 +71,7 @@ class Platform(Protocol):
     def decode_sizes(self, max_rows: int) -> list[int]:
         """Numbers of rows, up to `max_rows`, that decode plans are padded to; an empty list leaves them as they are."""
         ...
+
+    def token_sizes(self, layer_products: int, max_tokens: int) -> list[int]:
+        """Numbers of tokens that other plans are padded to, likewise; see `executor_svc.runner.graphs.token_sizes`."""
+        ...

@@ -100,8 +100,7 @@ class TorchBackend:
         """See `AttentionBackend.cache`."""
         return self._caches[layer]
 
-    def attend(self, layer: int, query: Tensor, metadata: list[reference.Tile], out: Tensor) -> Tensor:
+    def attend(self, layer: int, query: Tensor, metadata: list[reference.Tile], out: Tensor) -> None:
         """See `AttentionBackend.attend`."""
         scale = self._geometry.head_dim**-0.5
         reference.attend_tiles(query, self._caches[layer], metadata, scale, self._scratch, out)
-        return out

@@ -47,9 +47,6 @@ class AttentionBackend(Protocol[Metadata]):
         """The KV cache of a layer, in strides of the backend's choice; the same tensors at every call."""
         ...
 
-    def attend(self, layer: int, query: Tensor, metadata: Metadata, out: Tensor) -> Tensor:
-        """Causal attention of query [tokens, heads, head_dim] to the rows' contexts.
-
-        Returns it in `out`, of the same shape, or in a tensor of the backend's own.
-        """
+    def attend(self, layer: int, query: Tensor, metadata: Metadata, out: Tensor) -> None:
+        """Causal attention of query [tokens, heads, head_dim] to the rows' contexts, into `out`, of the same shape."""
         ...

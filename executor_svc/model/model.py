@@ -1,7 +1,8 @@
 """Qwen3: parameters and the forward pass of a rank. The attention backend decides which K and V a token sees."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Generic, TypeVar
 
 import torch
@@ -162,28 +163,37 @@ class Qwen3(Generic[Metadata]):
         self._chosen = torch.empty((max_num_seqs, config.hidden_size), dtype=dtype, device=device)
         self._logits = torch.empty((max_num_seqs, self._shard.vocab_size), dtype=dtype, device=device)
 
-    def hidden_states(self, batch: StepBatch[Metadata], last_tokens: Tensor) -> Tensor:
+    def hidden_states(
+        self,
+        batch: StepBatch[Metadata],
+        last_tokens: Tensor,
+        parts: Sequence[Callable[[], object]] | None = None,
+    ) -> Tensor:
         """Run all layers and store the batch's K and V.
 
         Args:
             batch: the step.
             last_tokens: int32 [lanes], see `kernels.reference.embed_tokens`.
+            parts: what to call in place of `self.parts(batch, last_tokens)`, of which they are recordings.
 
         Returns:
             [tokens, hidden], normalized, in the model's dtype; valid until the next call.
         """
-        kernels, layers, eps = self._kernels, self._layers, self.config.rms_norm_eps
+        attending = self._activations.first(batch.num_tokens)
+        for index, part in enumerate(self.parts(batch, last_tokens) if parts is None else parts):
+            if index:
+                self._backend.attend(index - 1, attending.query, batch.attention, attending.attended)
+            part()
+        return self._activations.normed[: len(batch.token_ids)]
+
+    def parts(self, batch: StepBatch[Metadata], last_tokens: Tensor) -> list[Callable[[], None]]:
+        """What stands before, between and after the layers' attention, in this order; see `hidden_states`.
+
+        Attention depends on the rows of a step, the parts on its number of tokens alone: they can be recorded.
+        """
         space = self._activations.first(len(batch.token_ids))
-        self._embed(batch, last_tokens, space)
-        kernels.rms_norm(space.residual, layers[0].input_norm, eps, space.normed)
-        following_norms = [*(layer.input_norm for layer in layers[1:]), self._norm]
-        for index, (layer, following_norm) in enumerate(zip(layers, following_norms, strict=True)):
-            self._attention(index, layer, batch, space)
-            kernels.add_rms_norm(space.projected, space.residual, layer.post_attention_norm, eps, space.normed)
-            layer.mlp(space)
-            self._group.all_reduce(space.projected)
-            kernels.add_rms_norm(space.projected, space.residual, following_norm, eps, space.normed)
-        return space.normed
+        between = [partial(self._between, index, batch, space) for index in range(1, len(self._layers))]
+        return [partial(self._first, batch, last_tokens, space), *between, partial(self._last, space)]
 
     def logits(self, hidden_states: Tensor, tokens: Tensor) -> Tensor:
         """Scores of the tokens that may follow some of a step's tokens.
@@ -200,17 +210,33 @@ class Qwen3(Generic[Metadata]):
         self._head(chosen, logits)
         return logits
 
-    def _embed(self, batch: StepBatch[Metadata], last_tokens: Tensor, space: Activations) -> None:
+    def _first(self, batch: StepBatch[Metadata], last_tokens: Tensor, space: Activations) -> None:
         tokens = (batch.token_ids, batch.token_lanes, last_tokens, self._embedding)
         if self._group.size == 1:
             self._kernels.embed_tokens(*tokens, space.residual)
         else:
             embed_tokens(*tokens, space.residual, self._kernels, self._group, self._shard)
+        self._kernels.rms_norm(space.residual, self._layers[0].input_norm, self.config.rms_norm_eps, space.normed)
+        self._before_attention(self._layers[0], batch, space)
 
-    def _attention(self, index: int, layer: _Layer, batch: StepBatch[Metadata], space: Activations) -> None:
+    def _between(self, index: int, batch: StepBatch[Metadata], space: Activations) -> None:
+        layer = self._layers[index]
+        self._after_attention(self._layers[index - 1], layer.input_norm, space)
+        self._before_attention(layer, batch, space)
+
+    def _last(self, space: Activations) -> None:
+        self._after_attention(self._layers[-1], self._norm, space)
+
+    def _before_attention(self, layer: _Layer, batch: StepBatch[Metadata], space: Activations) -> None:
         layer.qkv(space.normed, space.qkv)
         # All rows store before any attends: a row may read what another row of the same plan computes.
         self._kernels.qk_norm_rope_store(space.qkv, layer.rope_store, batch.positions, batch.slot_mapping, space.query)
-        attended = self._backend.attend(index, space.query, batch.attention, space.attended)
-        layer.output(attended.flatten(1), space.projected)
+
+    def _after_attention(self, layer: _Layer, following_norm: Tensor, space: Activations) -> None:
+        kernels, eps = self._kernels, self.config.rms_norm_eps
+        layer.output(space.attended.flatten(1), space.projected)
         self._group.all_reduce(space.projected)
+        kernels.add_rms_norm(space.projected, space.residual, layer.post_attention_norm, eps, space.normed)
+        layer.mlp(space)
+        self._group.all_reduce(space.projected)
+        kernels.add_rms_norm(space.projected, space.residual, following_norm, eps, space.normed)

@@ -69,6 +69,13 @@ class Shard:
             vocab=range(first_row, end),
         )
 
+    def layer_products(self, config: Qwen3Config) -> int:
+        """Multiplications that a token takes in the matrices of a layer: the larger kind, where there are two."""
+        attention = (2 * self.num_heads + 2 * self.num_kv_heads) * config.head_dim
+        chosen = 0 if config.moe is None else config.moe.num_chosen
+        mlp = 3 * max(self.intermediate_size, chosen * self.expert_intermediate_size)
+        return config.hidden_size * (attention + mlp)
+
 
 def _share(count: int, size: int, what: str) -> int:
     if count % size:

@@ -1,9 +1,14 @@
-"""CUDA graphs of decode steps: a step of hundreds of kernels becomes one launch."""
+"""CUDA graphs: a decode step of hundreds of kernels becomes one launch, another step two or three for a layer."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
+
+_BREAK_EVEN_PRODUCTS = 24 * 10**9
+"""Multiplications that a GPU does (at 400 TFLOP/s) while the host launches an eager layer (in 120 us, an estimate)."""
 
 
 def decode_sizes(max_rows: int) -> list[int]:
@@ -18,44 +23,85 @@ def decode_sizes(max_rows: int) -> list[int]:
     return sorted({min(size, max_rows) for size in sizes})
 
 
-class DecodeGraphs:
-    """Graphs by their number of rows. They share one pool of memory, as only one runs at a time.
+def token_sizes(layer_products: int, max_tokens: int) -> list[int]:
+    """Numbers of tokens to capture the parts of other steps for, ascending and at most `max_tokens`.
 
-    Capture the largest first: the smaller ones then fit into what it took.
+    A step is padded to the next of them. From 128 tokens on that adds a quarter at most; below, it costs next to
+    nothing. It pays where launching a layer takes longer than computing it; larger steps keep the GPU busy as they are.
+
+    Args:
+        layer_products: multiplications that a token takes in the matrices of a layer.
+        max_tokens: of a step.
+    """
+    longest = min(max_tokens, _BREAK_EVEN_PRODUCTS // layer_products)
+    sizes = [16]
+    while sizes[-1] < longest:
+        sizes.append(sizes[-1] + (sizes[-1] if sizes[-1] < 128 else 1 << sizes[-1].bit_length() >> 3))
+    return sorted({min(size, longest) for size in sizes})
+
+
+def next_size(sizes: npt.NDArray[np.int64], number: int) -> int | None:
+    """The first of ascending sizes that is `number` or more; None if there is none."""
+    index = int(np.searchsorted(sizes, number))
+    return None if index == len(sizes) else int(sizes[index])
+
+
+class StepGraphs:
+    """Graphs of decode steps by their number of rows, and of the parts of other steps by their number of tokens.
+
+    They share one pool of memory, as only one runs at a time. Capture the largest first: the smaller ones then fit into
+    what it took.
     """
 
     def __init__(self) -> None:
-        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self._decode: dict[int, torch.cuda.CUDAGraph] = {}
+        self._parts: dict[int, list[Callable[[], None]]] = {}
         self._pool: Any = None  # torch has no public name for the type
         self._stream: torch.cuda.Stream | None = None  # one for all: cuBLAS has a workspace (32 MiB) for each
 
-    def capture(self, num_rows: int, forward: Callable[[], object]) -> None:
+    def capture_decode(self, num_rows: int, forward: Callable[[], object]) -> None:
         """Record `forward`, whose tensors must stand at the same addresses at every replay.
 
         It is run once before: what a kernel sets up at its first launch must not be recorded.
         """
-        if self._stream is None:
-            self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        stream = self._stream
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            forward()
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        # thread_local: NCCL's watchdog, another thread, may look at its events meanwhile.
-        with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
-            forward()
-        self._pool = graph.pool()
-        self._graphs[num_rows] = graph
+        self._decode[num_rows] = self._capture([forward])[0]
+
+    def capture_parts(self, num_tokens: int, parts: Sequence[Callable[[], object]]) -> None:
+        """Record each part of a step of so many tokens, likewise (Kwon et al.'s vLLM calls these piecewise graphs)."""
+        self._parts[num_tokens] = [graph.replay for graph in self._capture(parts)]
 
     def replay(self, num_rows: int) -> bool:
         """Run the graph of so many rows in the current stream; False if there is none."""
-        graph = self._graphs.get(num_rows)
+        graph = self._decode.get(num_rows)
         if graph is None:
             return False
         graph.replay()
         return True
 
+    def parts(self, num_tokens: int) -> Sequence[Callable[[], None]] | None:
+        """Replays of the parts of a step of so many tokens, in the current stream; None if there are none."""
+        return self._parts.get(num_tokens)
+
     def clear(self) -> None:
         """Destroy the graphs: those with collective operations have to go before the ranks' communicator does."""
-        self._graphs.clear()
+        self._decode.clear()
+        self._parts.clear()
+
+    def _capture(self, parts: Sequence[Callable[[], object]]) -> list[torch.cuda.CUDAGraph]:
+        if self._stream is None:
+            self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream = self._stream
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for part in parts:
+                part()
+        torch.cuda.current_stream().wait_stream(stream)
+        return [self._record(part, stream) for part in parts]
+
+    def _record(self, part: Callable[[], object], stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph:
+        graph = torch.cuda.CUDAGraph()
+        # thread_local: NCCL's watchdog, another thread, may look at its events meanwhile.
+        with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
+            part()
+        self._pool = graph.pool()
+        return graph

@@ -1,7 +1,7 @@
 """From a plan to its tokens: where the model, the KV cache and the lanes come together."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Generic, TypeVar
 
@@ -14,7 +14,7 @@ from common.wire import IntArray
 from executor_svc.model.attention import AttentionBackend
 from executor_svc.model.kernel_set import Sampler
 from executor_svc.model.model import Qwen3
-from executor_svc.runner.graphs import DecodeGraphs
+from executor_svc.runner.graphs import StepGraphs, next_size
 from executor_svc.runner.readback import PendingTokens, Readback
 from executor_svc.runner.trial_plans import trial_plan
 from executor_svc.staging.arena import Arena
@@ -36,6 +36,7 @@ class Runner(Generic[Metadata]):
         device: where the model and the cache live.
         decode_sizes: a plan of sampled single-token rows is padded to the next of these numbers of rows, ascending and
             at most `max_num_seqs`, where there is one.
+        token_sizes: another plan is padded to the next of these numbers of tokens, likewise.
         warm_up_lengths: numbers of tokens of the steps that `warm_up` runs, see `KernelSet.warm_up_lengths`.
     """
 
@@ -47,6 +48,7 @@ class Runner(Generic[Metadata]):
         limits: ExecutorLimits,
         device: torch.device,
         decode_sizes: Sequence[int] = (),
+        token_sizes: Sequence[int] = (),
         warm_up_lengths: Sequence[int] = (1,),
     ) -> None:
         self.limits = limits
@@ -54,10 +56,11 @@ class Runner(Generic[Metadata]):
         self._sampler = sampler
         self._backend = backend
         self._decode_sizes = np.array(decode_sizes, dtype=np.int64)
+        self._token_sizes = np.array(token_sizes, dtype=np.int64)
         self._warm_up_lengths = warm_up_lengths
         self._arena = Arena(arena_size(limits, backend.max_planned), device)
         self._readback = Readback(device)
-        self._graphs = DecodeGraphs()
+        self._graphs = StepGraphs()
         self._last_tokens = torch.zeros(limits.max_num_seqs + 1, dtype=torch.int32, device=device)
         self._tokens = torch.zeros(limits.max_num_seqs, dtype=torch.int32, device=device)
 
@@ -76,12 +79,15 @@ class Runner(Generic[Metadata]):
         Raises:
             RuntimeError: torch failed (out of memory, say). The content of the plan's slots is then unknown.
         """
-        size = self._decode_size(columns)
-        if size is None:
-            self._forward(stage(columns, self._arena, self._backend))
+        num_rows = self._decode_size(columns)
+        if num_rows is None:
+            num_tokens = next_size(self._token_sizes, len(columns.token_ids))
+            batch = stage(columns, self._arena, self._backend, padded_tokens=num_tokens)
+            recorded = num_tokens is not None and self._arena.holds(batch.token_ids)
+            self._forward(batch, self._graphs.parts(len(batch.token_ids)) if recorded else None)
         else:
-            batch = self._stage_padded(columns, size)
-            if not self._graphs.replay(size):
+            batch = self._stage_padded(columns, num_rows)
+            if not self._graphs.replay(num_rows):
                 self._forward(batch)
         return self._readback.start(self._tokens[: len(columns.sample_rows)])
 
@@ -120,12 +126,16 @@ class Runner(Generic[Metadata]):
             return
         start, free_before = time.monotonic(), torch.cuda.mem_get_info()[0]
         one_row = trial_plan([1], self.limits.block_size)
-        for size in self._decode_sizes[::-1].tolist():
-            batch = self._stage_padded(one_row, size)
-            self._graphs.capture(size, partial(self._forward, batch))
+        for num_tokens in self._token_sizes[::-1].tolist():
+            batch = stage(one_row, self._arena, self._backend, padded_tokens=num_tokens)
+            self._graphs.capture_parts(num_tokens, self._model.parts(batch, self._last_tokens))
+        for num_rows in self._decode_sizes[::-1].tolist():
+            batch = self._stage_padded(one_row, num_rows)
+            self._graphs.capture_decode(num_rows, partial(self._forward, batch))
         log.info(
             "graphs captured",
             sizes=len(self._decode_sizes),
+            token_sizes=len(self._token_sizes),
             seconds=round(time.monotonic() - start, 1),
             gib=round((free_before - torch.cuda.mem_get_info()[0]) / 2**30, 2),
         )
@@ -140,12 +150,14 @@ class Runner(Generic[Metadata]):
         rows = columns.num_rows
         if len(columns.token_ids) > rows or len(columns.sample_rows) < rows:
             return None
-        index = int(np.searchsorted(self._decode_sizes, rows))
-        return None if index == len(self._decode_sizes) else int(self._decode_sizes[index])
+        return next_size(self._decode_sizes, rows)
 
-    def _forward(self, batch: StepBatch[Metadata]) -> None:
-        """All layers, and a token for each sampled row, into `_tokens` and the lanes. Nothing here waits for a GPU."""
-        hidden_states = self._model.hidden_states(batch, self._last_tokens)
+    def _forward(self, batch: StepBatch[Metadata], parts: Sequence[Callable[[], object]] | None = None) -> None:
+        """All layers, and a token for each sampled row, into `_tokens` and the lanes. Nothing here waits for a GPU.
+
+        `parts`: see `Qwen3.hidden_states`.
+        """
+        hidden_states = self._model.hidden_states(batch, self._last_tokens, parts)
         tokens = self._tokens[: len(batch.sample_tokens)]
         if not len(tokens):
             return

@@ -59,6 +59,10 @@ class Arena:
             for start, array in zip(starts, arrays, strict=True)
         ]
 
+    def holds(self, tensor: Tensor) -> bool:
+        """Whether a tensor of an upload stands in the arena's own buffer."""
+        return tensor.untyped_storage().data_ptr() == self._buffer.untyped_storage().data_ptr()
+
 
 def _aligned(size: int) -> int:
     return -(-size // _ALIGNMENT) * _ALIGNMENT

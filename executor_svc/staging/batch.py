@@ -34,6 +34,7 @@ class StepBatch(Generic[Metadata]):
     """One step, staged on the device. Integer tensors are int32; rows are ragged in everything [tokens].
 
     Attributes:
+        num_tokens: of the plan; [tokens] may have more, at the end, which belong to no row and store nothing.
         token_ids: [tokens]; -1 reads the lane's last token.
         token_lanes: [tokens], lane of each token's row.
         positions: [tokens].
@@ -43,6 +44,7 @@ class StepBatch(Generic[Metadata]):
         attention: the attention backend's metadata.
     """
 
+    num_tokens: int
     token_ids: Tensor
     token_lanes: Tensor
     positions: Tensor
@@ -53,7 +55,12 @@ class StepBatch(Generic[Metadata]):
 
 
 def stage(
-    columns: PlanColumns, arena: Arena, stager: AttentionStager[Metadata], *, fixed: bool = False
+    columns: PlanColumns,
+    arena: Arena,
+    stager: AttentionStager[Metadata],
+    *,
+    fixed: bool = False,
+    padded_tokens: int | None = None,
 ) -> StepBatch[Metadata]:
     """Bring a plan's columns to the arena's device. The batch is valid until the next one is staged.
 
@@ -63,16 +70,27 @@ def stage(
         stager: the attention backend.
         fixed: its tensors must stand at the same addresses as those of any plan with as many rows, see
             `AttentionBackend.plan`.
+        padded_tokens: length of [tokens], at least the plan's; the plan's, if None. If `arena.holds` them, tensors of
+            so many tokens always stand at the same addresses.
 
     Raises:
         ValueError: a `fixed` plan is larger than the arena.
     """
     ends = np.cumsum(columns.query_lens, dtype=np.int32)
-    arrays: list[Column] = [
+    num_tokens = len(columns.token_ids)
+    of_tokens = [
         columns.token_ids,
         np.repeat(columns.lanes, columns.query_lens),
         columns.positions,
         columns.slot_mapping,
+    ]
+    if padded_tokens is not None:
+        of_tokens = [
+            _pad(column, padded_tokens - num_tokens, value)
+            for column, value in zip(of_tokens, (0, 0, 0, -1), strict=True)
+        ]
+    arrays: list[Column] = [
+        *of_tokens,
         ends[columns.sample_rows] - 1,
         *_sampling_inputs(columns),
     ]
@@ -80,6 +98,7 @@ def stage(
     tensors = arena.upload([*arrays, *planned], fixed=fixed)
     token_ids, token_lanes, positions, slot_mapping, sample_tokens = tensors[:5]
     return StepBatch(
+        num_tokens=num_tokens,
         token_ids=token_ids,
         token_lanes=token_lanes,
         positions=positions,
@@ -103,10 +122,11 @@ def pad_decode(columns: PlanColumns, num_rows: int, lane: int, block: int, block
     The added rows are ordinary ones that compute token 0 at position 0, all in `block` and `lane`, which no sequence
     uses. Their tokens stand at the end of the step's tokens.
     """
+
     added = num_rows - columns.num_rows
 
     def padded(column: IntArray, value: int) -> IntArray:
-        return np.concatenate((column, np.full(added, value, dtype=np.int32)))
+        return _pad(column, added, value)
 
     return replace(
         columns,
@@ -129,6 +149,12 @@ def padded_tables(columns: PlanColumns, width: int | None = None) -> IntArray:
     tables = np.zeros((columns.num_rows, width or int(counts.max())), dtype=np.int32)
     tables[np.arange(tables.shape[1]) < counts[:, None]] = columns.block_ids
     return tables
+
+
+def _pad(column: IntArray, added: int, value: int) -> IntArray:
+    padded = np.full(len(column) + added, value, dtype=np.int32)
+    padded[: len(column)] = column
+    return padded
 
 
 def _pad_sampling(sampling: SamplingColumns, added: int) -> SamplingColumns:

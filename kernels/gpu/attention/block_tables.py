@@ -10,6 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.gpu.checks import check_contiguous, check_last_stride, check_rank, check_tensor
+from kernels.gpu.launching import LaunchableKernel
 from kernels.gpu.loops import loop_bound
 
 _ENTRIES = 256
@@ -39,12 +40,13 @@ def expand_block_tables(block_ids: Tensor, table_starts: Tensor, out: Tensor) ->
     check_last_stride("out", out)
     if out.numel() == 0:
         return
-    _expand_block_tables_kernel[(len(out),)](
-        block_ids, table_starts, out, out.stride(0), ENTRIES=_ENTRIES, num_warps=_ENTRIES // 64
+    _expand_block_tables_kernel.launch(
+        (len(out),), block_ids, table_starts, out, out.stride(0), ENTRIES=_ENTRIES, num_warps=_ENTRIES // 64
     )
 
 
 # Slices of a step's staged inputs: their alignment changes from step to step and buys nothing here.
+@LaunchableKernel
 @triton.jit(do_not_specialize_on_alignment=["block_ids", "table_starts"])
 def _expand_block_tables_kernel(block_ids, table_starts, out, out_stride, ENTRIES: tl.constexpr):
     row = tl.program_id(0)

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from kernels.gpu.attention.work import ITEM_FIELDS, MERGE_FIELDS
+from kernels.gpu.launching import LaunchableKernel
 from kernels.gpu.loops import loop_bound
 
 _ITEM_FIELDS = tl.constexpr(ITEM_FIELDS)
@@ -16,6 +17,7 @@ _MERGE_FIELDS = tl.constexpr(MERGE_FIELDS)
 
 
 # What changes from step to step must not compile anew: counts, and where in a staging buffer the integers lie.
+@LaunchableKernel
 @triton.jit(
     do_not_specialize=["first_item", "num_items", "heads_at_once", "table_stride"],
     do_not_specialize_on_alignment=["block_tables", "work"],
@@ -99,6 +101,7 @@ def attention_kernel(
         tl.store(partial_lse + target, row_max + tl.log2(row_sum), mask=valid)
 
 
+@LaunchableKernel
 @triton.jit(do_not_specialize=["first_merge"], do_not_specialize_on_alignment=["work"])
 def merge_kernel(
     partial_out,

@@ -150,7 +150,8 @@ class PagedAttention:
         self._check(query, scale, out)
         shape, plan = self._shape, step.plan
         for launch in plan.launches:
-            attention_kernel[(launch.num_items * shape.num_kv_heads,)](
+            attention_kernel.launch(
+                (launch.num_items * shape.num_kv_heads,),
                 query,
                 cache.keys,
                 cache.values,
@@ -177,7 +178,8 @@ class PagedAttention:
                 num_stages=launch.config.num_stages,
             )
         if plan.num_merges:
-            merge_kernel[(plan.num_merges, shape.num_heads)](
+            merge_kernel.launch(
+                (plan.num_merges, shape.num_heads),
                 self._partial_out,
                 self._partial_lse,
                 step.work,

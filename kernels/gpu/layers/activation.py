@@ -6,6 +6,7 @@ from torch import Tensor
 
 from kernels.gpu.checks import check_dtype, check_last_stride, check_rank, check_tensor
 from kernels.gpu.integers import ceil_div, next_power_of_two
+from kernels.gpu.launching import LaunchableKernel
 from kernels.gpu.layers.row_tile import FULL_CHIP_PROGRAMS, MAX_ROWS, RowTile
 
 _MAX_COLUMNS = 1024
@@ -46,7 +47,8 @@ def silu_and_mul(gate_up: Tensor, out: Tensor) -> None:
         return
     tile = choose_activation_tile(num_rows, size)
     tiles_per_row = ceil_div(size, tile.columns)
-    _silu_and_mul_kernel[(ceil_div(num_rows, tile.rows) * tiles_per_row,)](
+    _silu_and_mul_kernel.launch(
+        (ceil_div(num_rows, tile.rows) * tiles_per_row,),
         gate_up,
         out,
         num_rows,
@@ -57,6 +59,7 @@ def silu_and_mul(gate_up: Tensor, out: Tensor) -> None:
 
 
 # The number of rows is another at every step: compiling anew for 1 and for multiples of 16 would stall serving.
+@LaunchableKernel
 @triton.jit(do_not_specialize=["num_rows"])
 def _silu_and_mul_kernel(
     gate_up,

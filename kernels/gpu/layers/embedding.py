@@ -7,6 +7,7 @@ from torch import Tensor
 
 from kernels.gpu.checks import check_dtype, check_last_stride, check_rank, check_tensor
 from kernels.gpu.integers import ceil_div, next_power_of_two
+from kernels.gpu.launching import LaunchableKernel
 from kernels.gpu.layers.row_tile import RowTile
 
 _MAX_COLUMNS = 2048
@@ -51,7 +52,8 @@ def embed_tokens(token_ids: Tensor, token_lanes: Tensor, last_tokens: Tensor, ta
     if out.numel() == 0:
         return
     tile = choose_embedding_tile(size)
-    _embed_tokens_kernel[(num_tokens * ceil_div(size, tile.columns),)](
+    _embed_tokens_kernel.launch(
+        (num_tokens * ceil_div(size, tile.columns),),
         token_ids,
         token_lanes,
         last_tokens,
@@ -66,6 +68,7 @@ def embed_tokens(token_ids: Tensor, token_lanes: Tensor, last_tokens: Tensor, ta
 
 
 # The ids are slices of a step's staged inputs: their alignment changes from step to step and buys nothing here.
+@LaunchableKernel
 @triton.jit(do_not_specialize_on_alignment=["token_ids", "token_lanes", "last_tokens"])
 def _embed_tokens_kernel(
     token_ids,

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from kernels.gpu.checks import check_dtype, check_last_stride, check_range, check_rank, check_tensor
 from kernels.gpu.integers import ceil_div, next_power_of_two
+from kernels.gpu.launching import LaunchableKernel
 from kernels.gpu.layers.row_tile import FULL_CHIP_PROGRAMS, MAX_ROWS, RowTile
 
 MAX_SIZE = 16_384
@@ -48,7 +49,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
     if num_rows == 0:
         return
     tile = choose_norm_tile(num_rows, size)
-    _rms_norm_kernel[(ceil_div(num_rows, tile.rows),)](
+    _rms_norm_kernel.launch(
+        (ceil_div(num_rows, tile.rows),),
         x,
         weight,
         out,
@@ -80,7 +82,8 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, out: T
     if num_rows == 0:
         return
     tile = choose_norm_tile(num_rows, size)
-    _add_rms_norm_kernel[(ceil_div(num_rows, tile.rows),)](
+    _add_rms_norm_kernel.launch(
+        (ceil_div(num_rows, tile.rows),),
         x,
         residual,
         weight,
@@ -107,6 +110,7 @@ def _check(x: Tensor, weight: Tensor, out: Tensor) -> None:
 
 
 # The number of rows is another at every step: compiling anew for 1 and for multiples of 16 would stall serving.
+@LaunchableKernel
 @triton.jit(do_not_specialize=["num_rows"])
 def _rms_norm_kernel(
     x,
@@ -126,6 +130,7 @@ def _rms_norm_kernel(
     tl.store(out + rows * out_stride + columns, _normalize(values, scale, eps, SIZE), mask=inside)
 
 
+@LaunchableKernel
 @triton.jit(do_not_specialize=["num_rows"])
 def _add_rms_norm_kernel(
     x,

@@ -105,7 +105,8 @@ def qk_norm_rope_store(
     query_tiles = ceil_div(num_heads, tiles.query_groups * tiles.query_heads)
     query_programs = ceil_div(num_tokens, tiles.query_tokens) * query_tiles
     kv_programs = ceil_div(num_tokens, tiles.kv_tokens) * ceil_div(num_kv_heads, tiles.kv_heads)
-    qk_norm_rope_store_kernel[(query_programs + kv_programs,)](
+    qk_norm_rope_store_kernel.launch(
+        (query_programs + kv_programs,),
         qkv,
         layer.q_weight,
         layer.k_weight,

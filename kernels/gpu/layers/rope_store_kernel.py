@@ -8,8 +8,11 @@ and the value heads beside them. Neither uses shared memory.
 import triton
 import triton.language as tl
 
+from kernels.gpu.launching import LaunchableKernel
+
 
 # Token counts and the alignment of a step's staged inputs change all the time: compiling anew would stall serving.
+@LaunchableKernel
 @triton.jit(do_not_specialize=["num_tokens"], do_not_specialize_on_alignment=["positions", "slot_mapping"])
 def qk_norm_rope_store_kernel(
     qkv,

@@ -12,6 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.gpu.launching import LaunchableKernel
+
 _COMBINED_COLUMNS = 1024
 
 
@@ -80,7 +82,8 @@ def launch_products(
     """
     _, hidden, intermediate = down.shape
     precision = "ieee" if x.dtype == torch.float32 else "tf32"  # tf32 says nothing about 16-bit types
-    _gate_up_kernel[(len(blocks) * triton.cdiv(intermediate, config.columns // 2),)](
+    _gate_up_kernel.launch(
+        (len(blocks) * triton.cdiv(intermediate, config.columns // 2),),
         x,
         gate_up,
         order,
@@ -97,7 +100,8 @@ def launch_products(
         num_warps=config.num_warps,
         num_stages=config.num_stages,
     )
-    _down_kernel[(len(blocks) * triton.cdiv(hidden, config.columns),)](
+    _down_kernel.launch(
+        (len(blocks) * triton.cdiv(hidden, config.columns),),
         gated,
         down,
         order,
@@ -125,7 +129,8 @@ def launch_combine(given: Tensor, weights: Tensor, out: Tensor, num_chosen: int)
     """
     num_tokens, hidden = out.shape
     columns = min(_COMBINED_COLUMNS, triton.next_power_of_2(hidden))
-    _combine_kernel[(num_tokens * triton.cdiv(hidden, columns),)](
+    _combine_kernel.launch(
+        (num_tokens * triton.cdiv(hidden, columns),),
         given,
         weights,
         out,
@@ -137,6 +142,7 @@ def launch_combine(given: Tensor, weights: Tensor, out: Tensor, num_chosen: int)
     )
 
 
+@LaunchableKernel
 @triton.jit
 def _gate_up_kernel(
     x,
@@ -183,6 +189,7 @@ def _gate_up_kernel(
     tl.store(tile, product, mask=inside[:, None] & (columns[None, :] < INTERMEDIATE))
 
 
+@LaunchableKernel
 @triton.jit
 def _down_kernel(
     gated,
@@ -237,6 +244,7 @@ def _multiply(values_tile, weight_tile, total, SIZE: tl.constexpr, DEPTH: tl.con
     return total
 
 
+@LaunchableKernel
 @triton.jit
 def _combine_kernel(
     given,

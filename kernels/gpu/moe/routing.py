@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.gpu.launching import LaunchableKernel
 from kernels.gpu.loops import loop_bound
 
 MAX_EXPERTS = 1024
@@ -78,7 +79,8 @@ def launch_routing(
     """
     num_tokens, num_experts = logits.shape
     config = choose_routing_tiles(num_tokens, num_chosen)
-    _choose_experts_kernel[(triton.cdiv(num_tokens, config.rows),)](
+    _choose_experts_kernel.launch(
+        (triton.cdiv(num_tokens, config.rows),),
         logits,
         experts,
         weights,
@@ -93,7 +95,8 @@ def launch_routing(
         num_warps=1,
     )
     num_choices = num_tokens * num_chosen
-    _sort_choices_kernel[(num_experts,)](
+    _sort_choices_kernel.launch(
+        (num_experts,),
         experts,
         order,
         blocks,
@@ -107,6 +110,7 @@ def launch_routing(
 
 
 # The number of tokens is another at every step: compiling anew for 1 and for multiples of 16 would stall serving.
+@LaunchableKernel
 @triton.jit(do_not_specialize=["num_tokens"])
 def _choose_experts_kernel(
     logits,
@@ -147,6 +151,7 @@ def _choose_experts_kernel(
     tl.store(weights + places, rounded, mask=kept)
 
 
+@LaunchableKernel
 @triton.jit(do_not_specialize=["num_tokens"])
 def _sort_choices_kernel(
     experts,

@@ -8,6 +8,7 @@ overflows.
 import triton
 import triton.language as tl
 
+from kernels.gpu.launching import LaunchableKernel
 from kernels.gpu.sampling.search import (
     MOST,
     find_cut,
@@ -28,6 +29,7 @@ _SLACK = tl.constexpr(1e-4)
 
 
 # The inputs are packed into one buffer, so each may begin at any address. They are passed in the order of their struct.
+@LaunchableKernel
 @triton.jit(do_not_specialize_on_alignment=[*INPUT_DTYPES, "last_tokens", "out"])
 def choose_kernel(
     logits,

@@ -18,6 +18,7 @@ from kernels.gpu.checks import (
     check_tensor,
 )
 from kernels.gpu.integers import next_power_of_two
+from kernels.gpu.launching import LaunchableKernel
 from kernels.gpu.loops import loop_bound
 from kernels.gpu.sampling.segment_statistics import (
     LOG2E,
@@ -101,7 +102,8 @@ class LogProbs:
             return
         launch_statistics(logits, None, self._maxima, self._masses)
         num_segments = count_segments(self._vocab_size)
-        _log_probs_kernel[(num_rows,)](
+        _log_probs_kernel.launch(
+            (num_rows,),
             logits,
             logits.stride(0),
             token_ids,
@@ -118,6 +120,7 @@ class LogProbs:
         )
 
 
+@LaunchableKernel
 @triton.jit(
     do_not_specialize=["num_top"],
     do_not_specialize_on_alignment=["token_ids", "out_chosen", "out_top", "out_top_ids"],

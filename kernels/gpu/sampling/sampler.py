@@ -116,7 +116,8 @@ class TritonSampler:
         if num_rows == 0:
             return
         launch_statistics(logits, inputs.temperatures, self._maxima, self._masses)
-        choose_kernel[(num_rows,)](
+        choose_kernel.launch(
+            (num_rows,),
             logits,
             logits.stride(0),
             *columns.values(),

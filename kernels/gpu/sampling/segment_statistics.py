@@ -11,6 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.gpu.integers import ceil_div
+from kernels.gpu.launching import LaunchableKernel
 
 SEGMENT = tl.constexpr(128)
 """Tokens that share a maximum and a mass. A warp reads two of them with 16-byte loads and reduces them by shuffles."""
@@ -65,7 +66,8 @@ def launch_statistics(logits: Tensor, temperatures: Tensor | None, maxima: Tenso
     num_rows, vocab_size = logits.shape
     tiles = choose_tiles(num_rows, vocab_size)
     num_segments = count_segments(vocab_size)
-    _statistics_kernel[(ceil_div(num_segments, tiles.segments), num_rows)](
+    _statistics_kernel.launch(
+        (ceil_div(num_segments, tiles.segments), num_rows),
         logits,
         logits.stride(0),
         temperatures,
@@ -78,6 +80,7 @@ def launch_statistics(logits: Tensor, temperatures: Tensor | None, maxima: Tenso
     )
 
 
+@LaunchableKernel
 @triton.jit(do_not_specialize_on_alignment=["temperatures"])
 def _statistics_kernel(
     logits,

@@ -69,7 +69,7 @@ def test_nothing_is_left_out():
     assert not missing, "steps drawn at random wait for the compiler:\n" + "\n".join(missing)
     # Every kernel that the sources launch is among the cases.
     source = "\n".join(path.read_text() for path in (ROOT / "kernels/gpu").rglob("*.py"))
-    launched = set(re.findall(r"(\w+)\[\(", source))
+    launched = set(re.findall(r"(\w+)\.launch\(\n", source))
     assert {line.split("[")[0] for line in listed} == launched
 
 
