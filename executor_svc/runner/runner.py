@@ -120,18 +120,11 @@ class Runner(Generic[Metadata]):
         query_lens = np.minimum(_spread(limits.max_batch_tokens, rows), limits.max_model_len)
         self.run(trial_plan(query_lens.tolist(), limits.block_size))
 
-    @torch.inference_mode()
     def _capture_graphs(self) -> None:
         if not len(self._decode_sizes):
             return
         start, free_before = time.monotonic(), torch.cuda.mem_get_info()[0]
-        one_row = trial_plan([1], self.limits.block_size)
-        for num_tokens in self._token_sizes[::-1].tolist():
-            batch = stage(one_row, self._arena, self._backend, padded_tokens=num_tokens)
-            self._graphs.capture_parts(num_tokens, self._model.parts(batch, self._last_tokens))
-        for num_rows in self._decode_sizes[::-1].tolist():
-            batch = self._stage_padded(one_row, num_rows)
-            self._graphs.capture_decode(num_rows, partial(self._forward, batch))
+        self._record_steps()
         log.info(
             "graphs captured",
             sizes=len(self._decode_sizes),
@@ -139,6 +132,16 @@ class Runner(Generic[Metadata]):
             seconds=round(time.monotonic() - start, 1),
             gib=round((free_before - torch.cuda.mem_get_info()[0]) / 2**30, 2),
         )
+
+    @torch.inference_mode()
+    def _record_steps(self) -> None:
+        one_row = trial_plan([1], self.limits.block_size)
+        for num_tokens in self._token_sizes[::-1].tolist():
+            batch = stage(one_row, self._arena, self._backend, padded_tokens=num_tokens)
+            self._graphs.capture_parts(num_tokens, self._model.parts(batch, self._last_tokens))
+        for num_rows in self._decode_sizes[::-1].tolist():
+            batch = self._stage_padded(one_row, num_rows)
+            self._graphs.capture_decode(num_rows, partial(self._forward, batch))
 
     def _stage_padded(self, columns: PlanColumns, size: int) -> StepBatch[Metadata]:
         limits = self.limits

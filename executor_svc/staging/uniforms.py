@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 _ROUNDS = 10
-_MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
-_WEYL = (np.uint64(0x9E3779B9), np.uint64(0xBB67AE85))
+_MULTIPLIERS = np.array([[0xD2511F53], [0xCD9E8D57]], dtype=np.uint64)  # of the even words
+_WEYL = np.arange(_ROUNDS, dtype=np.uint64)[:, None, None] * np.array([[0x9E3779B9], [0xBB67AE85]], dtype=np.uint64)
 _LOW = np.uint64(0xFFFFFFFF)
 _HALF = np.uint64(32)
 
@@ -26,18 +26,25 @@ def uniforms(seeds: npt.NDArray[np.uint64], positions: npt.NDArray[np.int32]) ->
     Returns:
         float32 [samples], multiples of 2**-24 in [0, 1).
     """
-    counter = positions.astype(np.uint64)
-    zeros = np.zeros_like(counter)
-    word = philox4x32((counter, zeros, zeros, zeros), (seeds & _LOW, seeds >> _HALF))[0]
+    counter = np.zeros((4, len(positions)), dtype=np.uint64)
+    counter[0] = positions
+    word: Words = philox4x32(counter, np.stack((seeds & _LOW, seeds >> _HALF)))[0]
     return (word >> np.uint64(8)).astype(np.float32) * np.float32(2**-24)
 
 
-def philox4x32(counter: tuple[Words, Words, Words, Words], key: tuple[Words, Words]) -> tuple[Words, ...]:
-    """Philox4x32-10, vectorised. All words are 32-bit values in uint64 arrays of one shape; so is the result."""
-    c0, c1, c2, c3 = counter
-    k0, k1 = key
-    for _ in range(_ROUNDS):
-        product0, product1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
-        c0, c1, c2, c3 = (product1 >> _HALF) ^ c1 ^ k0, product1 & _LOW, (product0 >> _HALF) ^ c3 ^ k1, product0 & _LOW
-        k0, k1 = (k0 + _WEYL[0]) & _LOW, (k1 + _WEYL[1]) & _LOW
-    return c0, c1, c2, c3
+def philox4x32(counter: Words, key: Words) -> Words:
+    """Philox4x32-10, vectorised. All words are 32-bit values in uint64.
+
+    Args:
+        counter: [4, n].
+        key: [2, n].
+
+    Returns:
+        [4, n].
+    """
+    even, odd = counter[::2], counter[1::2]
+    for round_key in (key + _WEYL) & _LOW:
+        products = even * _MULTIPLIERS
+        even = (products >> _HALF)[::-1] ^ odd ^ round_key
+        odd = (products & _LOW)[::-1]
+    return np.stack((even, odd), axis=1).reshape(counter.shape)

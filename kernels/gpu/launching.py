@@ -64,7 +64,7 @@ def _kind(arg: object) -> object:
     """What Triton compiles for: the type, and whether a number is 1, and whether 16 divides it or the address."""
     if type(arg) is int:
         if arg == 1:
-            return 1
+            return "one"
         return arg % 16 == 0 if -_INT32 <= arg < _INT32 else (arg % 16 == 0, "int64")
     if isinstance(arg, Tensor):
         return arg.dtype if arg.data_ptr() % 16 == 0 else (arg.dtype, "unaligned")

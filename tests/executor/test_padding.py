@@ -1,6 +1,8 @@
 """Decode plans padded to the sizes that graphs are captured for: the same tokens, and nothing else touched."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.plan import ExecutorLimits, PlanColumns
-from executor_svc.runner.graphs import decode_sizes
+from executor_svc.runner.graphs import decode_sizes, token_sizes
 from executor_svc.runner.trial_plans import trial_plan
 from executor_svc.staging.arena import Arena, packed_size
 from executor_svc.staging.batch import Planned, arena_size, pad_decode, stage
@@ -29,6 +31,28 @@ def test_padded_steps_give_the_same_tokens(checkpoint: Make, sizes: list[int], s
     padded._decode_sizes = np.array(sizes)
     assert harness.Driver(padded, limits).generate(PROMPTS, 8, **sampling) == expected
     assert padded._backend._cache[:, :, limits.num_blocks, :, 0].isfinite().all()  # padding rows were there
+
+
+@pytest.mark.parametrize("sizes", [[1, 2, 4, 8, 16, 24], [100], [3, 7]])
+@pytest.mark.parametrize("experts", [False, True])
+def test_steps_with_tokens_of_no_row_give_the_same_tokens(checkpoint: Make, sizes: list[int], experts: bool) -> None:
+    folder = checkpoint(preset="tiny", experts=experts)
+    options = {"num_blocks": 24, "block_size": 4, "max_num_seqs": 8, "max_model_len": 40, "max_batch_tokens": 100}
+    runner, limits = harness.start(folder, **options)
+    expected = harness.Driver(runner, limits, chunk=5).generate(PROMPTS, 8, temperature=0.8, top_k=20, seed=3)
+    padded, _ = harness.start(folder, **options)
+    padded._token_sizes = np.array(sizes)
+    seen = set()
+    attend = padded._backend.attend
+
+    def attend_and_count(layer: int, query: torch.Tensor, *rest: Any) -> None:
+        seen.add(len(query))
+        attend(layer, query, *rest)
+
+    padded._backend.attend = attend_and_count
+    assert harness.Driver(padded, limits, chunk=5).generate(PROMPTS, 8, temperature=0.8, top_k=20, seed=3) == expected
+    assert len(seen) > 2  # rows attend for themselves alone
+    assert not padded._backend._cache[:, :, limits.num_blocks].isfinite().any()  # tokens of no row are stored nowhere
 
 
 def decode_plan(rows: int, *, block_size: int = 4, sampled: bool = True) -> PlanColumns:
@@ -63,7 +87,7 @@ def test_staged_tensors_stand_where_those_of_the_last_plan_stood() -> None:
         longer = replace(longer, block_ids=np.zeros(2 * rows, dtype=np.int32))
         for columns in (plan, longer):
             batch = stage(pad_decode(columns, 8, 8, 9, 4), arena, Tables(), fixed=True)
-            tensors = [*list(vars(batch).values())[:5], *vars(batch.sampling).values(), *batch.attention]
+            tensors = [*list(vars(batch).values())[1:6], *vars(batch.sampling).values(), *batch.attention]
             seen.add(tuple(tensor.data_ptr() for tensor in tensors))
             assert batch.token_lanes.tolist() == [*range(rows), *[8] * (8 - rows)]
             assert batch.attention[1][-(8 - rows) :].tolist() == [9] * (8 - rows) or rows == 8
@@ -89,6 +113,33 @@ def test_graph_sizes_cover_every_batch_with_little_padding(max_num_seqs: int) ->
         padded = next(size for size in sizes if size >= rows)
         assert padded - rows <= max(3, rows // 8)
     assert len(sizes) <= 50
+
+
+@pytest.mark.parametrize("max_tokens", [1, 9, 16, 100, 1000, 8192])
+@pytest.mark.parametrize("layer_products", [10**3, 15_700_000, 193_000_000, 24 * 10**9])
+def test_token_sizes_end_where_the_host_is_no_limit(max_tokens: int, layer_products: int) -> None:
+    sizes = token_sizes(layer_products, max_tokens)
+    assert sizes == sorted(set(sizes))
+    assert sizes[-1] == min(max_tokens, 24 * 10**9 // layer_products)
+    for tokens in range(1, sizes[-1] + 1):
+        assert next(size for size in sizes if size >= tokens) - tokens <= max(63, tokens // 4)
+    assert len(sizes) <= 30
+
+
+def test_a_step_that_the_arena_does_not_hold_is_run_as_it_is(checkpoint: Make) -> None:
+    """Its tensors stand elsewhere, so that recordings of its parts would read another step's."""
+    runner, limits = harness.start(checkpoint(preset="tiny"), num_blocks=8, max_num_seqs=8)
+    runner._token_sizes = np.array([16])
+
+    class Recordings:
+        def parts(self, num_tokens: int) -> list[Callable[[], None]]:
+            raise AssertionError(f"parts of {num_tokens} tokens were called for")
+
+    runner._graphs = Recordings()
+    with pytest.raises(AssertionError, match="parts of 16 tokens"):
+        runner.run(trial_plan([3, 4], limits.block_size))
+    runner._arena = Arena(16, torch.device("cpu"))
+    assert len(runner.run(trial_plan([3, 4], limits.block_size))) == 2
 
 
 def test_largest_step_and_warm_up_fit_the_smallest_pool(checkpoint: Make) -> None:

@@ -19,11 +19,12 @@ from executor_svc.staging.uniforms import philox4x32, uniforms
     ],
 )
 def test_known_answers(counter: tuple[int, ...], key: tuple[int, ...], expected: tuple[int, ...]) -> None:
-    def words(values: tuple[int, ...]) -> tuple[np.ndarray, ...]:
-        return tuple(np.array([value], dtype=np.uint64) for value in values)
+    def words(values: tuple[int, ...]) -> np.ndarray:
+        return np.array([values, (0,) * len(values)], dtype=np.uint64).T
 
-    result = philox4x32(words(counter), words(key))  # type: ignore[arg-type]
-    assert tuple(int(word[0]) for word in result) == expected
+    result = philox4x32(words(counter), words(key))
+    assert result.shape == (4, 2)
+    assert tuple(result[:, 0].tolist()) == expected
 
 
 def test_a_draw_depends_on_seed_and_position_only() -> None:

@@ -2,7 +2,10 @@
 same grids and strides, on the same inputs at the same addresses."""
 
 import random
+from collections.abc import Callable
 from dataclasses import fields, is_dataclass
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,8 @@ import torch
 from common.plan import ExecutorLimits, PlanColumns
 from common.sampling_columns import SAMPLING_COLUMNS, SamplingColumns
 from executor_svc.runner.runner import Runner
+from executor_svc.runner.trial_plans import trial_plan
+from executor_svc.staging.batch import stage
 from tests.executor import harness
 from tests.rig.graph_memory import in_graph_pools, not_held
 from tests.rig.stand_in import Launch, StandIn, read_launches
@@ -86,6 +91,35 @@ def start_recorded(rig: StandIn, file: Path, folder: Path, **options: Any) -> tu
         return harness.start(folder, device="cuda", dtype="bfloat16", poison=False, **options)
 
 
+def captures(rig: StandIn, file: Path, folder: Path, **options: Any) -> tuple[Any, ExecutorLimits, dict, dict]:
+    """A runner, its limits, and what was captured for each number of tokens and for each number of rows."""
+    runner, limits = start_recorded(rig, file, folder, **options)
+    launches = read_launches(file)
+    assert not not_held(launches)
+    by_capture: dict[int, list[Launch]] = {}
+    for launch in launches:
+        if launch.capture:
+            by_capture.setdefault(launch.capture, []).append(launch)
+    in_order, parts = iter(by_capture.values()), len(runner._model._layers) + 1
+    of_tokens = {
+        size: [launch for _ in range(parts) for launch in next(in_order)] for size in runner._token_sizes[::-1].tolist()
+    }
+    of_rows = {size: next(in_order) for size in runner._decode_sizes[::-1].tolist()}
+    assert next(in_order, None) is None
+    return runner, limits, of_tokens, of_rows
+
+
+def prompts(tokens: int, limits: ExecutorLimits, rng: random.Random) -> PlanColumns:
+    """Rows of so many tokens together, of one token or of many."""
+    lens: list[int] = []
+    while tokens:
+        most = min(tokens, limits.max_model_len)
+        spread = tokens <= (limits.max_num_seqs - len(lens) - 1) * limits.max_model_len
+        lens.append(rng.randint(1, most) if spread and rng.random() < 0.7 else most)
+        tokens -= lens[-1]
+    return trial_plan(lens, limits.block_size)
+
+
 @pytest.mark.parametrize("attention", ["triton", "flash_attn"])
 @pytest.mark.parametrize("given", LIMITS, ids=lambda given: "-".join(map(str, given.values())))
 def test_a_step_is_what_was_captured(
@@ -93,23 +127,27 @@ def test_a_step_is_what_was_captured(
 ) -> None:
     rng = random.Random(1)
     blocks = -(-given["max_model_len"] // 256) * (256 if attention == "flash_attn" else 16)
-    runner, limits = start_recorded(rig, tmp_path / "captured", small, attention=attention, num_blocks=blocks, **given)
-    sizes = runner._decode_sizes.tolist()
-    by_capture: dict[int, list[Launch]] = {}
-    launches = read_launches(tmp_path / "captured")
-    assert not not_held(launches)
-    for launch in launches:
-        if launch.capture:
-            by_capture.setdefault(launch.capture, []).append(launch)
-    captured = dict(zip(sizes[::-1], by_capture.values(), strict=True))
+    runner, limits, of_tokens, of_rows = captures(
+        rig, tmp_path / "captured", small, attention=attention, num_blocks=blocks, **given
+    )
     pools = in_graph_pools()
+
+    def check(forward: Callable[[], object], captured: list[Launch], about: str) -> None:
+        with rig.recording(tmp_path / "launched"):
+            forward()
+        assert not (found := difference(captured, read_launches(tmp_path / "launched"), pools)), f"{about}: {found}"
+
     with torch.inference_mode():
-        for smaller, size in zip([0, *sizes], sizes, strict=False):
+        for smaller, size in pairwise([0, *runner._decode_sizes.tolist()]):
             first = staged(runner._stage_padded(decode_plan(1, [1], limits, greedy=True), size))
             for number, columns in enumerate(of_all_lengths(size, smaller, limits, rng)):
                 batch = runner._stage_padded(columns, size)
                 assert staged(batch) == first
-                with rig.recording(tmp_path / "launched"):
-                    runner._forward(batch)
-                launched = read_launches(tmp_path / "launched")
-                assert not (found := difference(captured[size], launched, pools)), f"size {size}, {number}: {found}"
+                check(partial(runner._forward, batch), of_rows[size], f"{size} rows, {number}")
+        for smaller, size in pairwise([0, *runner._token_sizes.tolist()]):
+            for tokens in (smaller + 1, rng.randint(smaller + 1, size), size):
+                columns = prompts(tokens, limits, rng)
+                batch = stage(columns, runner._arena, runner._backend, padded_tokens=size)
+                assert runner._arena.holds(batch.token_ids)
+                parts = runner._model.parts(batch, runner._last_tokens)
+                check(lambda parts=parts: [part() for part in parts], of_tokens[size], f"{tokens} of {size} tokens")

@@ -75,8 +75,8 @@ def test_the_tokens_are_read_before_they_are_there(rig: StandIn, small: Path, mo
 def test_a_pinned_buffer_is_used_again_early(rig: StandIn, small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     changed = mutated(
         "executor_svc.staging.arena",
-        ("torch.empty(ends[-1], dtype=torch.uint8, pin_memory=True) if on_gpu else buffer", "_HOST[: ends[-1]]"),
-        ("_ALIGNMENT = 16", "_HOST = torch.empty(2**22, dtype=torch.uint8, pin_memory=True)\n_ALIGNMENT = 16"),
+        ("torch.empty(num_words, dtype=torch.int32, pin_memory=True) if on_gpu else buffer", "_HOST[:num_words]"),
+        ("_ALIGNED_WORDS = 4", "_HOST = torch.empty(2**20, dtype=torch.int32, pin_memory=True)\n_ALIGNED_WORDS = 4"),
     )
     monkeypatch.setattr(runner_module, "Arena", changed.Arena)
     serve_some(rig, small)
@@ -88,8 +88,8 @@ def test_a_graph_uses_memory_that_others_get(
 ) -> None:
     forward = runner_module.Runner._forward
 
-    def allocating(self: Any, batch: Any) -> None:
-        forward(self, batch)
+    def allocating(self: Any, batch: Any, *parts: Any) -> None:
+        forward(self, batch, *parts)
         with torch.cuda.stream(side):  # not the captured one, so not of the graph's memory
             scratch = torch.empty_like(self._tokens)
         scratch.copy_(self._tokens)
@@ -141,8 +141,8 @@ def spoil_capture(folder: Path, in_capture: Callable[[Any], None]) -> list[str]:
     rig = StandIn(build.home() / "lib" / "librig.so")
     forward = runner_module.Runner._forward
 
-    def spoilt(self: Any, batch: Any) -> None:
-        forward(self, batch)
+    def spoilt(self: Any, batch: Any, *parts: Any) -> None:
+        forward(self, batch, *parts)
         if torch.cuda.is_current_stream_capturing():
             in_capture(batch)
 

@@ -6,6 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from executor_svc.model.config import read_config
+from executor_svc.model.sharding import Shard
+from executor_svc.runner import graphs
 from tests.executor import harness
 from tests.rig.drive import random_plans, serve
 from tests.rig.stand_in import StandIn
@@ -15,8 +18,14 @@ OPTIONS = {"device": "cuda", "dtype": "bfloat16", "poison": False, "max_model_le
 
 @pytest.mark.parametrize("attention", ["triton", "flash_attn"])
 @pytest.mark.parametrize(("schedule", "window"), [("eager", 2), ("lazy", 2), ("lazy", 3), ("random", 3)])
-def test_serving(rig: StandIn, small: Path, attention: str, schedule: str, window: int) -> None:
+def test_serving(
+    rig: StandIn, small: Path, attention: str, schedule: str, window: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of mixed steps some replay graphs, and the larger ones are launched kernel by kernel."""
+    config = read_config(small)
+    monkeypatch.setattr(graphs, "_BREAK_EVEN_PRODUCTS", 300 * Shard.of(config).layer_products(config))
     runner, limits = harness.start(small, attention=attention, **OPTIONS)
+    assert runner._token_sizes[-1] == 300
     replays = rig.count("graph_launch")
     with rig.schedule(schedule, seed=window), rig.serving():
         serve(runner, random_plans(limits, random.Random(window)), steps=400, window=window)

@@ -1,0 +1,89 @@
+"""Kernels that are launched past Triton's binder: what is launched is what Triton would have chosen."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import triton
+from hypothesis import given
+from hypothesis import strategies as st
+from triton.backends.compiler import GPUTarget
+from triton.compiler import make_backend
+from triton.runtime.jit import JITFunction, create_function_from_signature
+
+from kernels.gpu.launching import LaunchableKernel, _kind
+
+
+def jitted(first, second, SIZE):
+    pass
+
+
+jitted.__annotations__["SIZE"] = triton.language.constexpr
+
+
+@st.composite
+def arguments(draw: st.DrawFn) -> object:
+    number = st.one_of(
+        st.sampled_from([0, 1, 2, 16, -16, 2**31 - 1, 2**31, 2**31 + 16, -(2**31)]), st.integers(-99, 99)
+    )
+    offset, dtype = draw(st.integers(0, 16)), draw(st.sampled_from([torch.float32, torch.int32, torch.bfloat16]))
+    tensor = torch.zeros(32, dtype=dtype)[offset:]
+    return draw(st.one_of(number, st.just(tensor), st.floats(0, 1), st.booleans(), st.none()))
+
+
+@given(one=arguments(), other=arguments())
+def test_arguments_of_a_kind_are_specialized_alike(one: object, other: object) -> None:
+    """If two launches have equal keys, Triton would launch the same binary for both."""
+    function = JITFunction(jitted)
+    bind = create_function_from_signature(function.signature, function.params, make_backend(GPUTarget("cuda", 90, 32)))
+    if _kind(one) == _kind(other):
+        assert bind(one, 3, SIZE=4)[1] == bind(other, 3, SIZE=4)[1]
+
+
+class Driver:
+    """A device without an address, in place of Triton's."""
+
+    device = 0
+
+    def get_current_device(self) -> int:
+        return self.device
+
+    def get_current_stream(self, device: int) -> int:
+        return 100 + device
+
+
+class Kernel(JITFunction):
+    """Hands out what it compiled as Triton does, and counts."""
+
+    def __init__(self) -> None:
+        super().__init__(jitted)
+        self.bound: list[tuple[object, ...]] = []
+        self.launched: list[tuple[object, ...]] = []
+
+    def run(self, *args: object, grid: Any, warmup: bool, **constants: object) -> Any:
+        self.bound.append((grid, *args, *constants.values()))
+        return SimpleNamespace(
+            function="function", packed_metadata="metadata", run=lambda *given: self.launched.append(given)
+        )
+
+
+def test_a_kernel_is_bound_once_for_a_kind_of_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel, driver = Kernel(), Driver()
+    monkeypatch.setattr(triton.runtime.driver, "_active", driver)
+    launchable = LaunchableKernel(kernel)
+    tensor = torch.zeros(64)
+    for rows in (5, 6, 7):
+        launchable.launch((rows,), tensor, rows, SIZE=4, num_warps=2)
+    assert kernel.bound == [((5,), tensor, 5, 4, 2)]
+    assert [given[:6] for given in kernel.launched] == [(rows, 1, 1, 100, "function", "metadata") for rows in (6, 7)]
+    assert kernel.launched[1][9:] == (tensor, 7, 4)  # options are no parameters
+    changes: list[tuple[Any, ...]] = [(tensor[1:], 5, 4), (tensor.int(), 5, 4), (tensor, 16, 4), (tensor, 1, 4)]
+    for number, (first, second, size) in enumerate([*changes, (tensor, 5, 8)]):
+        launchable.launch((1, 2), first, second, SIZE=size, num_warps=2)
+        assert len(kernel.bound) == 2 + number
+    driver.device = 1
+    launchable.launch((1,), tensor, 5, SIZE=4, num_warps=2)
+    assert len(kernel.bound) == 7
+    launchable.launch((1, 2), tensor, 5, SIZE=4, num_warps=2)
+    assert kernel.launched[-1][:4] == (1, 2, 1, 101)
