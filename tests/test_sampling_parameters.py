@@ -76,7 +76,7 @@ def test_what_a_model_recommends_is_a_parameter() -> None:
 def test_all_samplers_take_the_same_inputs() -> None:
     columns = [DERIVED.get(name, name) for name in SAMPLING_COLUMNS]
     assert [*INPUT_DTYPES] == [*columns, "lanes"]
-    triton = list(inspect.signature(choose_kernel.fn).parameters)
+    triton = list(inspect.signature(choose_kernel.jitted.fn).parameters)
     first = triton.index(columns[0])
     assert triton[first : first + len(INPUT_DTYPES)] == [*INPUT_DTYPES]
     source = (ROOT / "kernels" / "cpu" / "csrc" / "sampling.cpp").read_text()

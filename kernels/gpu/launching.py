@@ -24,7 +24,7 @@ class LaunchableKernel:
     """
 
     def __init__(self, jitted: Any) -> None:
-        self._jitted = jitted
+        self.jitted = jitted
         self._is_compiled = isinstance(jitted, JITFunction)  # and not interpreted
         self._known: dict[tuple[object, ...], tuple[Any, list[object]]] = {}
 
@@ -37,7 +37,7 @@ class LaunchableKernel:
             constants: the others by name, and Triton's options; each place in the sources has them in one order.
         """
         if not self._is_compiled:
-            self._jitted[grid](*args, **constants)
+            self.jitted[grid](*args, **constants)
             return
         driver = triton.runtime.driver.active
         device = driver.get_current_device()
@@ -55,9 +55,9 @@ class LaunchableKernel:
     def _launch_first(
         self, key: tuple[object, ...], grid: tuple[int, ...], args: tuple[object, ...], constants: dict[str, Any]
     ) -> None:
-        compiled = self._jitted[grid](*args, **constants)
+        compiled = self.jitted[grid](*args, **constants)
         if compiled is not None:  # it is, where launches are only listed
-            self._known[key] = compiled, [constants[name] for name in self._jitted.arg_names[len(args) :]]
+            self._known[key] = compiled, [constants[name] for name in self.jitted.arg_names[len(args) :]]
 
 
 def _kind(arg: object) -> object:

@@ -9,7 +9,7 @@ import triton
 from hypothesis import given
 from hypothesis import strategies as st
 from triton.backends.compiler import GPUTarget
-from triton.compiler import make_backend
+from triton.compiler import CompiledKernel, make_backend
 from triton.runtime.jit import JITFunction, create_function_from_signature
 
 from kernels.gpu.launching import LaunchableKernel, _kind
@@ -87,3 +87,17 @@ def test_a_kernel_is_bound_once_for_a_kind_of_arguments(monkeypatch: pytest.Monk
     assert len(kernel.bound) == 7
     launchable.launch((1, 2), tensor, 5, SIZE=4, num_warps=2)
     assert kernel.launched[-1][:4] == (1, 2, 1, 101)
+
+
+def test_triton_launches_what_it_compiled_in_the_same_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the installed Triton: how a compiled kernel is launched may change from one version to the next."""
+    kernel, tensor = Kernel(), torch.zeros(64)
+    monkeypatch.setattr(triton.runtime.driver, "_active", Driver())
+    launchable = LaunchableKernel(kernel)
+    for _ in range(2):
+        launchable.launch((3, 2), tensor, 7, SIZE=4)
+    compiled = kernel.run(grid=(), warmup=False)
+    compiled._init_handles = compiled.launch_metadata = lambda *_: None
+    CompiledKernel.__getitem__(compiled, (3, 2, 1))(tensor, 7, 4, stream=100)
+    ours, tritons = kernel.launched
+    assert ours == (*tritons[:7], None, None, *tritons[9:])  # without Triton's hooks before and after
