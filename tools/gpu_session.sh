@@ -66,19 +66,11 @@ install() {
   export PYTHONPATH="$SITE:$PWD"
 }
 
-rig() {  # take on the rig's environment, in which `python3` is the rig's
-  local folder=${BATON_RIG:-$HOME/.cache/baton/rig} cache=$TRITON_CACHE_DIR
-  [[ -e $folder/env.sh && -x $folder/venv/bin/python ]] || { echo "there is no rig in $folder" >&2; return 1; }
-  folder=$(cd "$folder" && pwd)
-  . "$folder/env.sh"
-  export PATH="$folder/venv/bin:$PATH" PYTHONPATH=$PWD TRITON_CACHE_DIR=$cache
-}
-
 case ${1:-} in
   pack) pack "${2:?the folder with the wheels}" ;;
-  cache) rig && exec python3 -m tests.gpu_session.cache ;;
+  cache) exec python3 -m tests.rig -m tests.gpu_session.cache ;;
   rehearse)
-    rig && exec python3 -m tests.gpu_session.rehearsal --carried "$CARRIED" --scratch "$SCRATCH" --site "$SITE" \
+    exec python3 -m tests.rig -m tests.gpu_session.rehearsal --carried "$CARRIED" --scratch "$SCRATCH" --site "$SITE" \
       --most-bytes "$MOST_BYTES" "${@:2}" ;;
   first | second | third)
     install || exit 100

@@ -69,12 +69,13 @@ def python() -> Path:
 
 
 def environment() -> dict[str, str]:
-    """What a program of the rig needs in its environment, besides its own."""
+    """What a program of the rig needs in its environment, besides its own, whose TRITON_CACHE_DIR stays."""
     lib = home() / "lib"
     return {
+        "PATH": os.pathsep.join([str(python().parent), os.environ["PATH"]]),
         "LD_LIBRARY_PATH": str(lib),
         "TRITON_LIBCUDA_PATH": str(lib),
-        "TRITON_CACHE_DIR": str(home() / "triton"),
+        "TRITON_CACHE_DIR": os.environ.get("TRITON_CACHE_DIR", str(home() / "triton")),
         "TRITON_INTERPRET": "0",
         "CUDA_MODULE_LOADING": "LAZY",
         "OMP_NUM_THREADS": "1",
