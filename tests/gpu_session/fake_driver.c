@@ -1,5 +1,6 @@
 /* Enough of libcuda.so.1 for tools/vmm_probe.py: an allocation is a memfd, so it lives while a descriptor of it does.
-   FAKE_DRIVER=loses: an imported allocation is empty. FAKE_DRIVER=refuses: nothing can be exported. */
+   FAKE_DRIVER=loses: an imported allocation is empty. FAKE_DRIVER=refuses: nothing can be exported. FAKE_DRIVER=dies or
+   hangs: the process that imports does. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdlib.h>
@@ -33,6 +34,8 @@ int cuMemExportToShareableHandle(int *fd, u64 handle, int kind, u64 flags) {
     return 0;
 }
 int cuMemImportFromShareableHandle(u64 *handle, void *fd, int kind) {
+    if (is("dies")) abort();
+    if (is("hangs")) pause();
     *handle = is("loses") ? memfd_create("empty", 0) : dup((int)(u64)fd);
     off_t bytes = lseek((int)(u64)fd, 0, SEEK_END);
     taken += bytes;

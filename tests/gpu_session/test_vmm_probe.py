@@ -44,6 +44,16 @@ def test_a_call_that_the_driver_refuses_is_named(driver):
     assert (figures["call"], figures["error"]) == ("cuMemExportToShareableHandle", "CUDA_ERROR_NOT_SUPPORTED")
 
 
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [("dies", "the child ended without a word"), pytest.param("hangs", "a child said nothing", marks=pytest.mark.slow)],
+)
+def test_a_check_that_gives_no_answer(driver, kind, said):
+    code, figures = probe(driver, kind)
+    assert (code, figures["outcome"], figures["step"], figures["freed"]) == (1, "failed", "check", None)
+    assert said in figures["error"]
+
+
 def test_a_machine_without_a_driver(tmp_path):
     code, figures = probe(tmp_path)
     assert (code, figures["outcome"], figures["call"]) == (2, "unsupported", "dlopen")
