@@ -16,11 +16,12 @@
 # $OUT, and $OUT/session.json has all of them. A call goes on where the last one stopped: by /tmp/baton-gpu on a machine
 # that was held, and on another one if $OUT/state.tar.gz was copied to .gpu. `BATON_GPU_FRESH=1` forgets all. A call ends
 # by itself after 8.5, 9 and 9.5 minutes, and its exit code is the number of its steps that are not done.
+# If less time than that is left on the machine, BATON_GPU_SECONDS=400 ends a call earlier.
 #
 # The rig (tests/rig/build.py) has the GPU machine's torch, Triton and transformers over stand-ins for CUDA's libraries,
 # whose kernels compute nothing. In a rehearsal every step starts, writes its JSON and keeps to its limit; comparisons
-# of values fail, as they must, and every JSON says "rehearsal": true. BATON_REHEARSAL_SECONDS shortens the calls. It
-# takes the committed tree, and needs root for a network namespace without a network.
+# of values fail, as they must, and every JSON says "rehearsal": true. It takes the committed tree, and needs root for a
+# network namespace without a network. BATON_GPU_SECONDS shortens its calls, too.
 set -uo pipefail
 BEGAN=$EPOCHREALTIME
 cd "$(dirname "$0")/.."
@@ -52,7 +53,7 @@ pack() {  # FOLDER: with wheels/ and flash_attn_smoke_test.py
 }
 
 install() {
-  [[ ${BATON_GPU_FRESH:-} != 1 ]] || rm -rf "$SCRATCH"
+  [[ ${BATON_GPU_FRESH:-} != 1 ]] || rm -rf "$SCRATCH" "$CARRIED/state.tar.gz"
   local wheels
   wheels=$(sha256sum "$CARRIED"/wheels/*.whl)
   if [[ $(cat "$SITE/.wheels" 2>/dev/null) != "$wheels" ]]; then  # a machine that was held may have others
@@ -75,7 +76,7 @@ case ${1:-} in
   first | second | third)
     install || exit 100
     exec python3 -m tests.gpu_session "$1" --began "$BEGAN" --out "${OUT:?the folder that comes back}" \
-      --carried "$CARRIED" --scratch "$SCRATCH" ${BATON_REHEARSAL_SECONDS:+--seconds "$BATON_REHEARSAL_SECONDS"} \
+      --carried "$CARRIED" --scratch "$SCRATCH" ${BATON_GPU_SECONDS:+--seconds "$BATON_GPU_SECONDS"} \
       ${BATON_REHEARSAL:+--rehearsal} ;;
-  *) sed -n "2,27p" "$0" >&2 && exit 2 ;;
+  *) grep '^#' "$0" | tail -n +2 >&2 && exit 2 ;;
 esac

@@ -8,6 +8,7 @@ Exits with the number of this call's own steps that are not done.
 import argparse
 import json
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -28,6 +29,8 @@ def main() -> int:
     parser.add_argument("--rehearsal", action="store_true", help="there is no GPU: small sizes, and no measurement")
     options = parser.parse_args()
     os.environ |= {"TRITON_INTERPRET": "0", "PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1"}
+    # A shell lets what it starts in the background ignore SIGINT, and the steps that do so would not stop in order.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     seconds = options.seconds or SECONDS[options.call]
     deadline_s = time.monotonic() + options.began + seconds - time.time()
     state = options.scratch / "state"

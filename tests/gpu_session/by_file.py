@@ -143,7 +143,7 @@ class FileRun:
         return self._is_over_or_restarted(now_s)
 
     def stop(self) -> None:
-        """End the process, and whatever it started."""
+        """End the process, and all that it started in its group."""
         if self._process is None:
             return
         with contextlib.suppress(ProcessLookupError):
@@ -177,7 +177,7 @@ class FileRun:
         return pages * os.sysconf("SC_PAGE_SIZE") / 2**30
 
     def _spoilt(self, by: str) -> None:
-        """The process ended by itself or was hung: the test that was running is to blame, or the file."""
+        """The process died, or had to be ended: the test that was running is to blame, or the file."""
         record = self.place.record(self.file)
         test = running_test(read(record))
         if test is not None:

@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -41,13 +42,20 @@ def main() -> int:
     cache = Path(os.environ["TRITON_CACHE_DIR"])
     shutil.rmtree(cache, ignore_errors=True)
     os.environ |= {"TRITON_INTERPRET": "0", "HF_HUB_OFFLINE": "1"}
-    weights = f"/tmp/baton-cache-0.6B-{os.getpid()}"
+    with tempfile.TemporaryDirectory(prefix="baton-cache-") as folder:
+        codes = _fill(cache, folder)
+    return int(any(code for name, code in codes.items() if name.startswith("executor")))
+
+
+def _fill(cache: Path, folder: str) -> dict[str, int]:
+    """Run what compiles, and tell of each command. Returns their exit codes."""
+    weights = f"{folder}/0.6B"
     commands = {
         "executor, triton": ("-c", EXECUTOR, weights, "triton"),
         "executor, flash_attn": ("-c", EXECUTOR, weights, "flash_attn"),
-        "generation": ("-m", "tests.gpu_session.generation", f"{weights}-tiny"),
+        "generation": ("-m", "tests.gpu_session.generation", folder),
         "bench_kernels": ("benchmarks/bench_kernels.py", "--quick"),
-        "tests": ("-m", "tests.gpu_session.by_file", "--state", f"{weights}-tests", *REPORT, *RIG_TESTS),
+        "tests": ("-m", "tests.gpu_session.by_file", "--state", f"{folder}/tests", *REPORT, *RIG_TESTS),
     }
     codes = {}
     for name, arguments in commands.items():
@@ -63,9 +71,7 @@ def main() -> int:
         entries = len(list(cache.iterdir())) if cache.exists() else 0
         seconds = time.monotonic() - began_s
         print(f"{name}: exit code {codes[name]} after {seconds:.0f} s, {entries} entries {said}", flush=True)
-    for folder in (weights, f"{weights}-tiny", f"{weights}-tests"):
-        shutil.rmtree(folder, ignore_errors=True)
-    return int(any(code for name, code in codes.items() if name.startswith("executor")))
+    return codes
 
 
 if __name__ == "__main__":

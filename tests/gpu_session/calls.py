@@ -47,7 +47,7 @@ REHEARSED = Sizes(
     bench=(*_FEW, "--profile-steps", "2"),
     flash_bench=(*_FEW, "--profile-steps", "0", "--executor-option=--kv-cache-memory=1"),  # few requests, a small pool
     tests=RIG_TESTS,
-    peer=("--num-seqs", "2", "--max-tokens", "4", "--device", "cpu"),  # transformers hangs on a pretended GPU
+    peer=("--num-seqs", "2", "--max-tokens", "4", "--device", "cpu"),  # on a pretended GPU transformers waits for ever
     failover=("--kills", "1", "--streams", "4", "--max-tokens", "500"),
 )
 
@@ -78,7 +78,7 @@ def _first(sizes: Sizes, carried: Path, state: Path, scratch: Path) -> list[Step
 def _second(sizes: Sizes, carried: Path, state: Path, scratch: Path) -> list[Step]:
     bench = (*_script("bench_gpu.py"), "--model", "0.6B", "--checkpoint", str(scratch / "0.6B"))
     triton, flash = scratch / "triton", scratch / "flash_attn"
-    short = "--executor-option=--max-model-len=4096"  # flash-attn splits by the longest context that may come
+    short = "--executor-option=--max-model-len=4096"  # it tells flash-attn how finely to split what a graph attends to
     with_triton = (*bench, "--attention", "triton", "--out", str(triton), *sizes.bench)
     with_flash = (*bench, "--attention", "flash_attn", short, "--out", str(flash), *sizes.flash_bench)
     return [

@@ -14,20 +14,9 @@ from pathlib import Path
 from typing import Any
 
 PACKAGES = (
-    *(
-        "torch",
-        "triton",
-        "transformers",
-        "flash_attn",
-        "numpy",
-        "safetensors",
-        "tokenizers",
-        "zmq",
-        "msgspec",
-        "xxhash",
-    ),
-    *("structlog", "nacl", "fastapi", "uvicorn", "httpx", "click", "pytest", "pytest_timeout", "hypothesis"),
-)
+    "torch", "triton", "transformers", "flash_attn", "numpy", "safetensors", "tokenizers", "zmq", "msgspec", "xxhash",
+    "structlog", "nacl", "fastapi", "uvicorn", "httpx", "click", "pytest", "pytest_timeout", "hypothesis",
+)  # fmt: skip
 MODULES = ("scheduler_svc.__main__", "scheduler_svc.frontend.__main__", "executor_svc.__main__")
 
 

@@ -26,6 +26,7 @@ from tests.gpu_session.calls import CALLS, SECONDS, steps
 from tests.gpu_session.session import MOST_FILES, STATE_ARCHIVE, SUMMARY
 
 COMMAND_LIMIT_S = 600.0
+MOST_BYTES_BACK = 16 * 2**20  # of a file
 # They compare values, or ask of transformers what it cannot do beside a pretended GPU; all others have to succeed.
 MAY_FAIL = ("flash_attn_smoke", "generation", "gpu_tests", "gpu_tests_again", "peer_transformers", "bench_kernels_full")
 LACKING = ("flash_attn", "zmq", "msgspec", "structlog", "nacl", "fastapi", "uvicorn")  # on the GPU machine
@@ -102,12 +103,15 @@ def _call(call: str, tree: Path, out: Path) -> tuple[float, str]:
 
 
 def _problems(call: str, seconds: float, out: Path, options: argparse.Namespace) -> Iterator[str]:
-    limit_s = float(os.environ.get("BATON_REHEARSAL_SECONDS") or SECONDS[call])
+    limit_s = float(os.environ.get("BATON_GPU_SECONDS") or SECONDS[call])
     if seconds > limit_s + 5:
         yield f"{call}: took {seconds:.0f} s of {limit_s:.0f}"
     files = sorted(path.name for path in out.iterdir())
     if len(files) > MOST_FILES or not {SUMMARY, STATE_ARCHIVE} <= set(files):
         yield f"{call}: these files come back: {files}"
+    for path in out.iterdir():
+        if path.stat().st_size > MOST_BYTES_BACK:
+            yield f"{call}: {path.name} has {path.stat().st_size} bytes, and {MOST_BYTES_BACK} may come back"
     if SUMMARY not in files:
         return
     summary = json.loads((out / SUMMARY).read_text())
