@@ -84,8 +84,10 @@ def environment() -> dict[str, str]:
 
 
 def is_installed() -> bool:
-    """Whether the environment is there, of which most is a download."""
-    return _is_made(home() / "venv", _digest(*CUDA_BUILDS, *PACKAGES))
+    """Whether all is there that has to be downloaded."""
+    return _is_made(home() / "venv", _digest(*CUDA_BUILDS, *PACKAGES)) and _is_made(
+        home() / "headers", _digest(*HEADERS)
+    )
 
 
 def bring_up_to_date() -> None:
