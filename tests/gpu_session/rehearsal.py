@@ -26,6 +26,7 @@ from tests.gpu_session.calls import CALLS, SECONDS, steps
 from tests.gpu_session.session import MOST_FILES, STATE_ARCHIVE, SUMMARY
 
 COMMAND_LIMIT_S = 600.0
+CACHE_ARCHIVE = "triton-cache.tar.xz"
 MOST_BYTES_BACK = 16 * 2**20  # of a file
 # They compare values, or ask of transformers what it cannot do beside a pretended GPU; all others have to succeed.
 MAY_FAIL = ("flash_attn_smoke", "generation", "gpu_tests", "gpu_tests_again", "peer_transformers", "bench_kernels_full")
@@ -44,6 +45,9 @@ def main() -> int:
     parser.add_argument("--keep-state", action="store_true", help="go on where an earlier rehearsal stopped")
     parser.add_argument("calls", nargs="*", default=CALLS, metavar="CALL")
     options = parser.parse_args()
+    if not (options.carried / CACHE_ARCHIVE).exists():  # the cache itself is forgotten before the first call
+        print(f"there is no {options.carried / CACHE_ARCHIVE}: tools/gpu_session.sh cache, then pack", file=sys.stderr)
+        return 2
     problems: list[str] = []
     if not options.keep_state:
         _forget(options.scratch, options.site)
