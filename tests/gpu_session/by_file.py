@@ -39,7 +39,8 @@ from tests.gpu_session.records import (
 )
 
 ROOT = Path(__file__).parents[2]
-MARKED = re.compile(r"mark\.gpu\b")
+# Of the kernels' tests, `tests/kernels/gpu/conftest.py` marks what takes `device`.
+MARKED = re.compile(r"mark\.gpu\b|\bdevice: torch\.device\b")
 # They take tens of GB of the GPU's memory, or measure it.
 ALONE = ("tests/executor/test_gpu.py", "tests/kernels/gpu/test_moe.py")
 MOST_PROCESSES = 20  # of a file: so many tests may spoil theirs
@@ -87,7 +88,7 @@ class Place:
 
 
 def marked_files(root: Path) -> list[str]:
-    """Test files that name the marker, relative to `root`, in alphabetical order."""
+    """Test files with tests that are marked gpu on a GPU, relative to `root`, in alphabetical order."""
     paths = sorted((root / "tests").rglob("test_*.py"))
     return [str(path.relative_to(root)) for path in paths if MARKED.search(path.read_text())]
 

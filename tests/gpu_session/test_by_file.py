@@ -1,6 +1,7 @@
 """Running test files by file: what spoils a process is found, the other tests still run, and none may be left out."""
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -188,6 +189,18 @@ def test_the_command(tmp_path):
 def test_every_file_that_runs_alone_exists():
     assert set(by_file.ALONE) <= set(by_file.marked_files(by_file.ROOT))
     assert "tests/gpu_session/test_by_file.py" not in by_file.marked_files(by_file.ROOT)
+
+
+@pytest.mark.slow
+def test_no_file_with_a_marked_test_is_left_out():
+    """As pytest collects them where kernels are compiled."""
+    command = [sys.executable, "-m", "pytest", "-o", "addopts=", "--collect-only", "-q", "-m", "gpu", "tests"]
+    environment = os.environ | {"TRITON_INTERPRET": "0"}
+    done = subprocess.run(
+        command, check=False, capture_output=True, text=True, timeout=200, cwd=by_file.ROOT, env=environment
+    )
+    collected = {line.split("::")[0] for line in done.stdout.splitlines() if "::" in line}
+    assert collected == set(by_file.marked_files(by_file.ROOT)), done.stdout[-2000:]
 
 
 def test_lasting_faults():

@@ -38,11 +38,23 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 @pytest.fixture(scope="session")
+def host() -> torch.device:
+    """The CPU, whose memory is sparse, for tensors that are almost all hole. With compiled kernels there is none."""
+    if not INTERPRETED:
+        pytest.skip("needs Triton's interpreter: the memory of a GPU is not sparse")
+    return _checked(torch.device("cpu"))
+
+
+@pytest.fixture(scope="session")
 def device() -> torch.device:
     """Where the kernels' tensors go; on the CPU the interpreter runs the kernels."""
+    return _checked(torch.device("cpu" if INTERPRETED else "cuda"))
+
+
+def _checked(device: torch.device) -> torch.device:
     import triton.language as tl
     from triton.runtime.interpreter import InterpretedFunction
 
     if isinstance(tl.sum, InterpretedFunction) != INTERPRETED:
         pytest.fail("Triton was imported before TRITON_INTERPRET was set: start pytest with TRITON_INTERPRET=1")
-    return torch.device("cpu" if INTERPRETED else "cuda")
+    return device

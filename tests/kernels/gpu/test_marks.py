@@ -19,4 +19,4 @@ def test_what_runs_kernels_is_chosen_where_they_are_compiled(compiled: bool) -> 
     chosen = {line.split("::")[1].split("[")[0] for line in done.stdout.splitlines() if "::" in line}
     assert "test_real_sizes" in chosen, done.stdout + done.stderr
     assert ("test_tables_are_copied_and_nothing_else_is_written" in chosen) == compiled
-    assert "test_wrong_arguments" not in chosen
+    assert not {"test_wrong_arguments", "test_offsets_beyond_32_bits"} & chosen
