@@ -75,7 +75,7 @@ def _check_name(_context: click.Context, _parameter: click.Parameter, value: str
     "--attention",
     type=click.Choice(["auto", "flash_attn", "triton"]),
     default="auto",
-    help="Attention kernels on a GPU; auto is flash-attn where it is installed.",
+    help="Attention kernels on a GPU; auto is flash-attn where it is installed and takes the model, else triton.",
 )
 @click.option(
     "--block-size",

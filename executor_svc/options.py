@@ -14,7 +14,8 @@ class ExecutorOptions:
         quantization: of the layers' and the output's matrices, `none` or `int8`; the checkpoint's are quantized at the
             start. Their inputs are quantized step by step.
         device: `auto`, `cpu` or `cuda`; auto is a GPU if there is one.
-        attention: on a GPU: `auto`, `flash_attn` or `triton`; auto is flash-attn where it is installed.
+        attention: on a GPU: `auto`, `flash_attn` or `triton`; auto is flash-attn where it is installed and
+            takes the model.
         block_size: positions in a KV block.
         num_blocks: in the KV pool.
         kv_cache_memory_gib: GiB for the KV pool, if num_blocks is None.
