@@ -78,5 +78,5 @@ case ${1:-} in
     exec python3 -m tests.gpu_session "$1" --began "$BEGAN" --out "${OUT:?the folder that comes back}" \
       --carried "$CARRIED" --scratch "$SCRATCH" ${BATON_GPU_SECONDS:+--seconds "$BATON_GPU_SECONDS"} \
       ${BATON_REHEARSAL:+--rehearsal} ;;
-  *) grep '^#' "$0" | tail -n +2 >&2 && exit 2 ;;
+  *) sed -n '2,/^[^#]/{/^#/p}' "$0" >&2 && exit 2 ;;
 esac
