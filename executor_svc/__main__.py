@@ -95,7 +95,7 @@ def _check_name(_context: click.Context, _parameter: click.Parameter, value: str
     "--gpu-memory-utilization",
     type=click.FloatRange(0, 1, min_open=True),
     default=0.9,
-    help="Share of a GPU's memory to take for weights, activations and KV blocks.",
+    help="Share of a GPU's memory for this executor's weights, activations and KV blocks.",
 )
 @click.option("--max-num-seqs", type=click.IntRange(1, 65536), help="Sequences in a step.  [default: 64, on a GPU 256]")
 @click.option(

@@ -19,7 +19,7 @@ class ExecutorOptions:
         block_size: positions in a KV block.
         num_blocks: in the KV pool.
         kv_cache_memory_gib: GiB for the KV pool, if num_blocks is None.
-        gpu_memory_utilization: share of a GPU's memory for everything, the pool being what is left of it.
+        gpu_memory_utilization: share of a GPU's memory for this executor, the pool being what is left of it.
         max_num_seqs: rows in a plan.
         max_batch_tokens: tokens in a plan.
         max_model_len: positions in a sequence; None is the model's own limit, or the pool if that is smaller.

@@ -23,6 +23,9 @@ from kernels import gpu, reference
 from kernels.gpu.moe.experts import Experts
 from kernels.gpu.sampling.sampler import TritonSampler
 
+_LEFT_FREE = 0.03
+"""Share of a GPU's memory that no pool takes: graphs, and what CUDA's libraries take for themselves."""
+
 
 class GpuKernels(PlainProjections):
     """Baton's Triton kernels, and cuBLAS for matrix products.
@@ -118,7 +121,10 @@ class GpuPlatform:
             raise BatonError(f"the KV pool of {gib:.2f} GiB cannot be allocated; ask for fewer blocks") from error
 
     def default_pool_bytes(self, useful_bytes: int, run_largest_step: Callable[[], None]) -> int:
-        """See `Platform.default_pool_bytes`: what `--gpu-memory-utilization` leaves, as the prefix cache uses any."""
+        """See `Platform.default_pool_bytes`: what this executor's share of the GPU leaves. The prefix cache uses any.
+
+        What others on the GPU have does not count, but cannot be taken.
+        """
         before = _collect()
         torch.cuda.reset_peak_memory_stats(self.device)
         run_largest_step()
@@ -126,14 +132,14 @@ class GpuPlatform:
         for_steps = torch.cuda.max_memory_reserved(self.device) - before
         _collect()
         free, total = torch.cuda.mem_get_info(self.device)
-        pool = int(total * self._utilization) - (total - free) - for_steps
+        ours = torch.cuda.memory_reserved(self.device)
+        share = int(total * self._utilization)
+        pool = min(share - ours, free - int(total * _LEFT_FREE)) - for_steps
         if pool <= 0:
-            ours = torch.cuda.memory_reserved(self.device)
             raise BatonError(
-                f"no memory is left for the KV pool: of {_gib(total)} GiB, --gpu-memory-utilization "
-                f"{self._utilization} allows {_gib(total * self._utilization)} in use; this executor's weights take "
-                f"{_gib(ours)}, its steps {_gib(for_steps)}, and others have {_gib(total - free - ours)} (executors "
-                f"that share a GPU need a share each, such as 0.45)"
+                f"no memory is left for the KV pool: --gpu-memory-utilization {self._utilization} gives this executor "
+                f"{_gib(share)} GiB of {_gib(total)}, its weights take {_gib(ours)}, its steps {_gib(for_steps)}, and "
+                f"others have {_gib(total - free - ours)} (executors that share a GPU take a share each, such as 0.45)"
             )
         return pool
 

@@ -124,6 +124,8 @@ def pad_decode(columns: PlanColumns, num_rows: int, lane: int, block: int, block
     """
 
     added = num_rows - columns.num_rows
+    if not added:
+        return columns
 
     def padded(column: IntArray, value: int) -> IntArray:
         return _pad(column, added, value)

@@ -1,6 +1,10 @@
 """The executor starts with all options and odd limits, and serves, or says in a sentence why it does not."""
 
+import contextlib
+import ctypes
+import gc
 import random
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -87,16 +91,36 @@ def test_what_cannot_be_served_is_said(rig: StandIn, small: Path, given: dict[st
         start_executor(ExecutorOptions(**{"model": str(small), "device": "cuda", "num_blocks": 16, **given}))
 
 
-def test_the_pool_takes_the_share_that_is_left(rig: StandIn, small: Path) -> None:
-    """And a second executor on the same GPU is told what the first one has."""
+@contextlib.contextmanager
+def taken_by_others(share: float) -> Iterator[None]:
+    """Memory of the GPU that torch knows nothing of, as that of another process."""
+    runtime = ctypes.CDLL("libcudart.so.13")
+    pointer = ctypes.c_void_p()
+    assert runtime.cudaMalloc(ctypes.byref(pointer), ctypes.c_size_t(int(share * torch.cuda.mem_get_info()[1]))) == 0
+    try:
+        yield
+    finally:
+        assert runtime.cudaFree(pointer) == 0
+
+
+@pytest.mark.parametrize(
+    ("others", "utilization", "taken"),
+    [(0.0, 0.9, 0.9), (0.45, 0.45, 0.45), (0.5, 0.9, 0.47), (0.0, 1.0, 0.97)],
+    ids=["alone", "two shares", "more than is free", "all"],
+)
+def test_the_pool_takes_the_share_that_is_left(
+    rig: StandIn, small: Path, others: float, utilization: float, taken: float
+) -> None:
+    gc.collect()
     torch.cuda.empty_cache()
-    options = ExecutorOptions(model=str(small), device="cuda", max_num_seqs=8, gpu_memory_utilization=0.9)
-    started = start_executor(options)
-    free, total = torch.cuda.mem_get_info()
-    assert 0.85 * total < total - free <= 0.91 * total
-    assert started
-    with pytest.raises(BatonError, match=r"no memory is left for the KV pool: of 140\.4 GiB.* 0\.9 allows 126\.4"):
-        start_executor(options)
+    options = ExecutorOptions(model=str(small), device="cuda", max_num_seqs=8, gpu_memory_utilization=utilization)
+    with taken_by_others(others):
+        started = start_executor(options)
+        free, total = torch.cuda.mem_get_info()
+        assert taken - 0.02 < (total - free) / total - others < taken + 0.01
+        assert started
+        with pytest.raises(BatonError, match=r"no memory is left for the KV pool: .* of 140\.4, its weights take"):
+            start_executor(options)
 
 
 @pytest.mark.parametrize("experts", [False, True])
