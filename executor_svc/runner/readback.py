@@ -47,9 +47,12 @@ class Readback:
         host = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)  # of torch's cache of pinned memory
         # The collector sleeps until the event: a thread that spins would take a CPU from the one that launches.
         arrived = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
-        self._stream.wait_stream(computing)
-        with torch.cuda.stream(self._stream):
+        # Streams are named wherever torch would look the current one up, which takes it as long as the rest.
+        drawn = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        drawn.record(computing)
+        self._stream.wait_event(drawn)
+        with self._stream:
             host.copy_(tokens, non_blocking=True)
-            arrived.record()
+        arrived.record(self._stream)
         computing.wait_event(arrived)
         return PendingTokens(host, arrived)

@@ -51,7 +51,7 @@ class Arena:
         host = torch.empty(num_words, dtype=torch.int32, pin_memory=True) if on_gpu else buffer
         packed, start = host.numpy(), 0
         for array, length, padding in zip(arrays, lengths, spans[1::2], strict=True):
-            packed[start : start + length] = array.reshape(-1).view(np.int32)
+            packed[start : start + length] = array if _is_plain(array) else array.reshape(-1).view(np.int32)
             start += length + padding
         device = buffer[:num_words]
         if on_gpu:
@@ -67,5 +67,10 @@ class Arena:
 
 def _as(words: Tensor, array: Column) -> Tensor:
     """32-bit words with the dtype and the shape of an array."""
-    tensor = words if array.dtype == np.int32 else words.view(torch.float32)
-    return tensor if array.ndim == 1 else tensor.view(array.shape)
+    if _is_plain(array):
+        return words
+    return words.view(torch.int32 if array.dtype == np.int32 else torch.float32).view(array.shape)
+
+
+def _is_plain(array: Column) -> bool:
+    return array.dtype == np.int32 and array.ndim == 1

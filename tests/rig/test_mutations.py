@@ -46,7 +46,7 @@ def assert_found(rig: StandIn, text: str) -> None:
 def test_the_tokens_are_copied_before_they_are_drawn(
     rig: StandIn, small: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    changed = mutated("executor_svc.runner.readback", ("self._stream.wait_stream(computing)", "pass"))
+    changed = mutated("executor_svc.runner.readback", ("self._stream.wait_event(drawn)", "pass"))
     monkeypatch.setattr(runner_module, "Readback", changed.Readback)
     serve_some(rig, small)
     assert_found(rig, "race: a copy to the host")
