@@ -68,9 +68,14 @@ def python() -> Path:
     return home() / "venv" / "bin" / "python"
 
 
+def libraries() -> Path:
+    """The folder of the stand-ins. Checkouts whose sources differ have one each, and may run side by side."""
+    return home() / f"lib-{_digest_of_sources()[:12]}"
+
+
 def environment() -> dict[str, str]:
     """What a program of the rig needs in its environment, besides its own, whose TRITON_CACHE_DIR stays."""
-    lib = home() / "lib"
+    lib = libraries()
     return {
         "PATH": os.pathsep.join([str(python().parent), os.environ["PATH"]]),
         "LD_LIBRARY_PATH": str(lib),
@@ -97,7 +102,11 @@ def bring_up_to_date() -> None:
         fcntl.flock(lock, fcntl.LOCK_EX)
         _once(home() / "venv", _digest(*CUDA_BUILDS, *PACKAGES), _install)
         _once(home() / "headers", _digest(*HEADERS), _unpack_headers)
-        _once(home() / "lib", _digest(*(file.read_text() for file in sorted(SOURCES.iterdir()))), _build_libraries)
+        _once(libraries(), _digest_of_sources(), _build_libraries)
+
+
+def _digest_of_sources() -> str:
+    return _digest(*(file.read_text() for file in sorted(SOURCES.iterdir())))
 
 
 def _digest(*parts: str) -> str:

@@ -8,7 +8,7 @@ import pytest
 
 from tests.rig import build
 
-IN_RIG = os.environ.get("LD_LIBRARY_PATH") == str(build.home() / "lib")
+IN_RIG = os.environ.get("LD_LIBRARY_PATH") == str(build.libraries())
 collect_ignore_glob = [] if IN_RIG else ["test_*.py"]
 
 if IN_RIG:
@@ -22,7 +22,7 @@ if IN_RIG:
 
 @pytest.fixture(scope="session")
 def _stand_in() -> "StandIn":
-    return StandIn(build.home() / "lib" / "librig.so")
+    return StandIn(build.libraries() / "librig.so")
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ def main() -> None:
     """Start, serve some steps, leave."""
     folder, attention, *fault = sys.argv[1:]
     torch.cuda.init()
-    rig = StandIn(build.home() / "lib" / "librig.so")
+    rig = StandIn(build.libraries() / "librig.so")
     if fault == ["keep-graphs"]:
         Runner.close = lambda self: None  # type: ignore[method-assign]
     if fault == ["swap-collectives"] and os.environ["RANK"] == "1":

@@ -42,7 +42,7 @@ COUNTED = ("triton_launch", "product", "kernel", "graph_launch", "copy_to_device
 def main() -> None:
     """Print the report."""
     torch.cuda.init()
-    rig = StandIn(build.home() / "lib" / "librig.so")
+    rig = StandIn(build.libraries() / "librig.so")
     with tempfile.TemporaryDirectory() as folder:
         write_checkpoint(Path(folder), SHAPES["0.6B"])
         for attention in sys.argv[1:] or ["triton", "flash_attn"]:

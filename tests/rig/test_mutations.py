@@ -138,7 +138,7 @@ def test_a_graph_outlives_its_memory(rig: StandIn, small: Path) -> None:
 
 def spoil_capture(folder: Path, in_capture: Callable[[Any], None]) -> list[str]:
     """Hazards of a start whose captured steps do `in_capture` with their batch as well."""
-    rig = StandIn(build.home() / "lib" / "librig.so")
+    rig = StandIn(build.libraries() / "librig.so")
     forward = runner_module.Runner._forward
 
     def spoilt(self: Any, batch: Any, *parts: Any) -> None:
