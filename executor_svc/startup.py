@@ -63,7 +63,7 @@ def start_executor(options: ExecutorOptions) -> tuple[Runner[Any], m.Hello, Rank
         return _start(options)
     except RuntimeError as error:
         # torch.OutOfMemoryError of device memory; the same words in another RuntimeError of pinned memory
-        if "out of memory" not in str(error):
+        if not any(words in str(error) for words in ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED")):
             raise
         said = str(error).splitlines()[0]
         raise BatonError(f"memory runs out while the executor starts, see --gpu-memory-utilization: {said}") from error

@@ -22,7 +22,7 @@ from benchmarks.kernels.cases import (
 )
 from benchmarks.rig.gpu_timing import Call
 from kernels.arguments import KVCache
-from kernels.gpu.attention.flash_attention import BLOCK_SIZE_MULTIPLE, FlashAttention
+from kernels.gpu.attention.flash_attention import LEAST_BLOCK_SIZE, FlashAttention
 from kernels.gpu.attention.paged_attention import PagedAttention
 from kernels.gpu.attention.plan import AttentionShape
 
@@ -134,7 +134,7 @@ def _planned(make: Make, rows: Sequence[Row], tensors: Tensors) -> Call:
 def _others(
     rows: Sequence[Row], model: ModelShape, block_size: int, heads_first: bool
 ) -> Iterator[tuple[str, Contestant]]:
-    if block_size % BLOCK_SIZE_MULTIPLE or heads_first:
+    if block_size % LEAST_BLOCK_SIZE or heads_first:
         return
     if importlib.util.find_spec("flash_attn") is not None:
         yield "flash_attn", partial(_planned, _flash, rows)

@@ -8,7 +8,7 @@ import torch
 
 from common.errors import BatonError
 from common.logging import get_logger
-from kernels.gpu.attention.flash_attention import BLOCK_SIZE_MULTIPLE, FLASH_DTYPES, FLASH_HEAD_DIMS, load_flash_attn
+from kernels.gpu.attention.flash_attention import FLASH_DTYPES, FLASH_HEAD_DIMS, LEAST_BLOCK_SIZE, load_flash_attn
 
 log = get_logger("executor")
 
@@ -28,7 +28,7 @@ class AttentionKind:
     heads_side_by_side: bool
 
 
-FLASH_ATTN = AttentionKind("flash_attn", default_block_size=BLOCK_SIZE_MULTIPLE, heads_side_by_side=True)
+FLASH_ATTN = AttentionKind("flash_attn", default_block_size=LEAST_BLOCK_SIZE, heads_side_by_side=True)
 TRITON = AttentionKind("triton", default_block_size=16, heads_side_by_side=False)
 
 
@@ -73,8 +73,8 @@ def _flash_attn_problem(
         return f"flash-attn takes bfloat16 and float16, not {str(dtype)[6:]}"
     if head_dim not in FLASH_HEAD_DIMS:
         return f"flash-attn is used for head_dim {' and '.join(map(str, FLASH_HEAD_DIMS))}, not {head_dim}"
-    if block_size is not None and block_size % BLOCK_SIZE_MULTIPLE:
-        return f"flash-attn takes blocks of a multiple of {BLOCK_SIZE_MULTIPLE} positions, not {block_size}"
+    if block_size is not None and (block_size < LEAST_BLOCK_SIZE or block_size & (block_size - 1)):
+        return f"flash-attn is used for blocks of a power of two from {LEAST_BLOCK_SIZE} positions, not {block_size}"
     try:
         load()
     except (ImportError, OSError) as error:  # OSError: its binary is for another torch or CUDA

@@ -9,7 +9,7 @@ import torch
 
 from common.errors import BatonError
 from common.plan import ExecutorLimits
-from executor_svc.devices.attention_choice import TRITON, choose_attention
+from executor_svc.devices.attention_choice import AttentionKind, choose_attention
 from executor_svc.devices.gpu_attention import make_backend
 from executor_svc.devices.platform import PlatformDefaults
 from executor_svc.devices.torch_kernels import PlainProjections
@@ -67,7 +67,7 @@ class GpuKernels(PlainProjections):
 
         Most kernels choose theirs by powers of two; a mixture's depend on several bounds, in all combinations.
         """
-        lengths = {1 << power for power in range(most.bit_length())}
+        lengths = {most, *(1 << power for power in range(most.bit_length()))}
         if self._experts is not None:
             first = {self._experts.configuration(length): length for length in range(most, 0, -1)}
             lengths.update(first.values())
@@ -95,7 +95,7 @@ class GpuPlatform:
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
         torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
         self._wanted_attention = options.attention
-        self._attention = TRITON
+        self._attention: AttentionKind | None = None  # `block_size` chooses it
         self._utilization = options.gpu_memory_utilization
         self._eager = options.enforce_eager
         self.defaults = PlatformDefaults(max_num_seqs=256, max_batch_tokens=8192)
@@ -111,6 +111,7 @@ class GpuPlatform:
 
     def attention(self, shard: Shard, geometry: KVGeometry, limits: ExecutorLimits) -> AttentionBackend[Any]:
         """See `Platform.attention`."""
+        assert self._attention is not None
         num_sms = torch.cuda.get_device_properties(self.device).multi_processor_count
         try:
             return make_backend(self._attention, shard.num_heads, geometry, limits, self.device, num_sms)
@@ -139,7 +140,8 @@ class GpuPlatform:
             raise BatonError(
                 f"no memory is left for the KV pool: --gpu-memory-utilization {self._utilization} gives this executor "
                 f"{_gib(share)} GiB of {_gib(total)}, its weights take {_gib(ours)}, its steps {_gib(for_steps)}, and "
-                f"others have {_gib(total - free - ours)} (executors that share a GPU take a share each, such as 0.45)"
+                f"other processes and CUDA itself {_gib(total - free - ours)} (executors that share a GPU take a share "
+                "each, such as 0.45)"
             )
         return pool
 

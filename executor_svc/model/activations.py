@@ -50,7 +50,7 @@ class Activations:
             projected=new(config.hidden_size),
             qkv=new((shard.num_heads + 2 * shard.num_kv_heads) * config.head_dim),
             query=new(shard.num_heads, config.head_dim),
-            attended=new(shard.num_heads, config.head_dim).zero_(),  # tokens of no row compute with what lies there
+            attended=new(shard.num_heads, config.head_dim).zero_(),  # padding tokens compute with what lies there
             gate_up=new(2 * shard.intermediate_size),
             gated=new(shard.intermediate_size),
             router_logits=new(config.moe.num_experts if config.moe else 0),

@@ -28,12 +28,15 @@ def token_sizes(layer_products: int, max_tokens: int) -> list[int]:
 
     A step is padded to the next of them. From 128 tokens on that adds a quarter at most; below, it costs next to
     nothing. It pays where launching a layer takes longer than computing it; larger steps keep the GPU busy as they are.
+    Powers of two are among them, so that warm-up, which runs these, meets every configuration that kernels choose.
 
     Args:
         layer_products: multiplications that a token takes in the matrices of a layer.
         max_tokens: of a step.
     """
     longest = min(max_tokens, _BREAK_EVEN_PRODUCTS // layer_products)
+    if longest < 1:
+        return []
     sizes = [16]
     while sizes[-1] < longest:
         sizes.append(sizes[-1] + (sizes[-1] if sizes[-1] < 128 else 1 << sizes[-1].bit_length() >> 3))

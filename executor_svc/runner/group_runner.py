@@ -1,5 +1,6 @@
 """One executor of several ranks: rank 0 owns the socket, and hands every plan to the others before it runs it."""
 
+import os
 import signal
 from collections.abc import Callable
 from dataclasses import fields
@@ -94,6 +95,8 @@ def run_in_group(runner: Runner[Any], group: RankGroup, serve: Callable[[GroupLe
         for number in (signal.SIGTERM, signal.SIGINT):  # torchrun passes them on to every rank; rank 0 acts on them
             signal.signal(number, signal.SIG_IGN)
         exit_code = follow(runner, channel)
+        if exit_code == EXIT_CRASHED:  # other ranks may be in an operation that leaving in order would wait for
+            os._exit(exit_code)
     runner.close()
     group.close()
     return exit_code

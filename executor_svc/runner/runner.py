@@ -22,6 +22,8 @@ from executor_svc.staging.batch import StepBatch, arena_size, pad_decode, stage
 
 Metadata = TypeVar("Metadata")
 
+_IN_FLIGHT = 3  # steps at most, one more than schedulers keep by default
+
 log = get_logger("executor")
 
 
@@ -109,16 +111,36 @@ class Runner(Generic[Metadata]):
                 self.run(trial_plan(_spread(length, rows), limits.block_size))
         if self._last_tokens.is_cuda:
             self.run(trial_plan([1], limits.block_size, computed=limits.max_model_len - 1))
+            for power in range(min(limits.max_num_seqs, limits.max_batch_tokens).bit_length()):
+                self.run(trial_plan([1] * (1 << power), limits.block_size))
             self.run_largest_step()
             self._capture_graphs()
+            self._take_spare_memory()
         self._last_tokens.zero_()
 
     def run_largest_step(self) -> None:
-        """Run a step that takes as much memory as any will. What is in block 0 is lost."""
+        """Run steps that take as much memory as any will. What is in block 0 is lost."""
+        for columns in self._largest_plans():
+            self.run(columns)
+
+    def _largest_plans(self) -> list[PlanColumns]:
+        """Most tokens; and one long row among short ones, whose attention flash-attn cuts into the most pieces."""
         limits = self.limits
         rows = min(limits.max_num_seqs, limits.max_batch_tokens)
         query_lens = np.minimum(_spread(limits.max_batch_tokens, rows), limits.max_model_len)
-        self.run(trial_plan(query_lens.tolist(), limits.block_size))
+        plans = [trial_plan(query_lens.tolist(), limits.block_size)]
+        if 2 <= rows < limits.max_batch_tokens and limits.max_model_len > 1:
+            computed = [limits.max_model_len - 1, *[0] * (rows - 1)]
+            plans.append(trial_plan([*[1] * (rows - 1), 2], limits.block_size, computed))
+        return plans
+
+    def _take_spare_memory(self) -> None:
+        """Hold what steps in flight take besides: capturing graphs has given all of it back, pinned memory, too."""
+        limits = self.limits
+        rows = [trial_plan([1] * size, limits.block_size) for size in self._decode_sizes.tolist()]
+        for columns in [*rows, *self._largest_plans()]:
+            for pending in [self.launch(columns) for _ in range(_IN_FLIGHT)]:
+                pending.wait()
 
     def _capture_graphs(self) -> None:
         if not len(self._decode_sizes):

@@ -8,15 +8,16 @@ from common.plan import PlanColumns
 from common.sampling_columns import SAMPLING_COLUMNS, SamplingColumns
 
 
-def trial_plan(query_lens: Sequence[int], block_size: int, computed: int = 0) -> PlanColumns:
+def trial_plan(query_lens: Sequence[int], block_size: int, computed: Sequence[int] | int = 0) -> PlanColumns:
     """Prompts of these lengths, each sampled with every filter, all in block 0: their tokens mean nothing.
 
-    Prompts longer than a block write its slots several times. Before each come `computed` positions.
+    Prompts longer than a block write its slots several times. Before each come its `computed` positions.
     """
     rows = len(query_lens)
     lens = np.array(query_lens, dtype=np.int32)
-    contexts = lens + np.int32(computed)
-    positions = np.concatenate([np.arange(computed, computed + length, dtype=np.int32) for length in query_lens])
+    contexts = lens + np.asarray(computed, dtype=np.int32)
+    ends = zip(contexts.tolist(), query_lens, strict=True)
+    positions = np.concatenate([np.arange(end - length, end, dtype=np.int32) for end, length in ends])
     counts = -(-contexts // block_size)
     return PlanColumns(
         lanes=np.arange(rows, dtype=np.int32),

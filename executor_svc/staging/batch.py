@@ -70,8 +70,8 @@ def stage(
         stager: the attention backend.
         fixed: its tensors must stand at the same addresses as those of any plan with as many rows, see
             `AttentionBackend.plan`.
-        padded_tokens: length of [tokens], at least the plan's; the plan's, if None. If `arena.holds` them, tensors of
-            so many tokens always stand at the same addresses.
+        padded_tokens: length of [tokens], at least the plan's; the plan's, if None. Tensors of so many tokens stand at
+            the same addresses in every step whose tensors `arena.holds`.
 
     Raises:
         ValueError: a `fixed` plan is larger than the arena.

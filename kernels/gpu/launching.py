@@ -17,7 +17,7 @@ _INT32 = 2**31
 class LaunchableKernel:
     """A kernel of `triton.jit` that remembers what Triton compiled for which kinds of arguments. Use it as a decorator.
 
-    Triton's launch hooks, which its profiler sets, see the first launch of a kind only.
+    Only the first launch of a kind runs Triton's hooks, and its check that globals have not changed.
 
     Args:
         jitted: the kernel. Its `tl.constexpr` parameters come last.
@@ -68,4 +68,4 @@ def _kind(arg: object) -> object:
         return arg % 16 == 0 if -_INT32 <= arg < _INT32 else (arg % 16 == 0, "int64")
     if isinstance(arg, Tensor):
         return arg.dtype if arg.data_ptr() % 16 == 0 else (arg.dtype, "unaligned")
-    return type(arg)
+    return float if type(arg) is float else (type(arg), arg)

@@ -124,6 +124,11 @@ def test_token_sizes_end_where_the_host_is_no_limit(max_tokens: int, layer_produ
     for tokens in range(1, sizes[-1] + 1):
         assert next(size for size in sizes if size >= tokens) - tokens <= max(63, tokens // 4)
     assert len(sizes) <= 30
+    assert {16 << power for power in range(10)} & set(range(sizes[-1] + 1)) <= set(sizes)
+
+
+def test_no_size_pays_where_one_token_keeps_the_gpu_busy() -> None:
+    assert token_sizes(25 * 10**9, 8192) == []
 
 
 def test_a_step_that_the_arena_does_not_hold_is_run_as_it_is(checkpoint: Make) -> None:

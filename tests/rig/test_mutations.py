@@ -38,6 +38,15 @@ def serve_some(rig: StandIn, folder: Path, schedule: str = "lazy") -> None:
         serve(runner, random_plans(limits, random.Random(1)), steps=40)
 
 
+def launch_three(rig: StandIn, folder: Path) -> None:
+    """Three steps, and nothing waits for one before all are launched."""
+    runner, limits = harness.start(folder, **OPTIONS)
+    with rig.schedule("lazy"):
+        pending = [runner.launch(columns) for columns in islice(random_plans(limits, random.Random(1)), 3)]
+    for tokens in pending:
+        tokens.wait()
+
+
 def assert_found(rig: StandIn, text: str) -> None:
     found = rig.take_hazards()
     assert any(text in sentence for sentence in found), found
@@ -57,11 +66,7 @@ def test_the_next_step_overwrites_tokens_that_are_still_being_copied(
 ) -> None:
     changed = mutated("executor_svc.runner.readback", ("computing.wait_event(arrived)", "pass"))
     monkeypatch.setattr(runner_module, "Readback", changed.Readback)
-    runner, limits = harness.start(small, **OPTIONS)
-    with rig.schedule("lazy"):
-        pending = [runner.launch(columns) for columns in islice(random_plans(limits, random.Random(1)), 3)]
-    for tokens in pending:
-        tokens.wait()
+    launch_three(rig, small)
     assert_found(rig, "race:")
 
 
@@ -79,7 +84,7 @@ def test_a_pinned_buffer_is_used_again_early(rig: StandIn, small: Path, monkeypa
         ("_ALIGNED_WORDS = 4", "_HOST = torch.empty(2**20, dtype=torch.int32, pin_memory=True)\n_ALIGNED_WORDS = 4"),
     )
     monkeypatch.setattr(runner_module, "Arena", changed.Arena)
-    serve_some(rig, small)
+    launch_three(rig, small)
     assert_found(rig, "was written before the copy from it was done")
 
 

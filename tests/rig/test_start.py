@@ -77,7 +77,8 @@ def test_the_demo_model(rig: StandIn) -> None:
     ("given", "said"),
     [
         ({"attention": "flash_attn", "dtype": "float32"}, "takes bfloat16 and float16, not float32"),
-        ({"attention": "flash_attn", "block_size": 16}, "blocks of a multiple of 256 positions, not 16"),
+        ({"attention": "flash_attn", "block_size": 16}, "blocks of a power of two from 256 positions, not 16"),
+        ({"attention": "flash_attn", "block_size": 768}, "blocks of a power of two from 256 positions, not 768"),
         ({"attention": "triton", "block_size": 48}, "block_size is 48"),
         ({"attention": "triton", "block_size": 8}, "block_size is 8"),
         ({"quantization": "int8"}, "--quantization int8 is for --device cpu"),

@@ -23,7 +23,7 @@ from kernels.gpu.attention.flash_plan import FlashPlan, plan_flash
 from kernels.gpu.attention.plan import AttentionShape, GraphBounds
 from kernels.gpu.checks import check_contiguous, check_last_stride, check_rank, check_tensor
 
-BLOCK_SIZE_MULTIPLE = 256
+LEAST_BLOCK_SIZE = 256
 FLASH_DTYPES = (torch.bfloat16, torch.float16)
 FLASH_HEAD_DIMS = (64, 128)
 """What Qwen3 has; flash-attn takes others as well, but not every build of it."""
@@ -64,7 +64,7 @@ class FlashAttention:
     """Attention of one shape by flash-attn.
 
     Args:
-        shape: of the model and its cache; bfloat16 or float16, blocks of a multiple of 256.
+        shape: of the model and its cache; bfloat16 or float16, blocks of 256 or more.
         num_sms: multiprocessors to fill.
 
     Raises:
@@ -73,8 +73,8 @@ class FlashAttention:
     """
 
     def __init__(self, shape: AttentionShape, num_sms: int) -> None:
-        if shape.block_size % BLOCK_SIZE_MULTIPLE:
-            raise ValueError(f"block_size is {shape.block_size}, flash-attn takes multiples of {BLOCK_SIZE_MULTIPLE}")
+        if shape.block_size < LEAST_BLOCK_SIZE:  # a power of two, of which flash-attn takes multiples of 256
+            raise ValueError(f"block_size is {shape.block_size}, flash-attn takes {LEAST_BLOCK_SIZE} and more")
         if shape.dtype not in FLASH_DTYPES:
             raise ValueError(f"dtype is {shape.dtype}, flash-attn takes bfloat16 and float16")
         self._shape = shape

@@ -1,6 +1,6 @@
 """How a step is laid out for flash-attn: which rows go to which of its functions, and how they are cut.
 
-flash-attn cuts a row's context into `num_splits` parts of the *block table's* width, however short the row is, and its
+flash-attn cuts a row's context into `num_splits` pieces of the *block table's* width, however short the row is, and its
 own guess at the number goes by that width too. Here the table is narrowed to the longest context, and the number comes
 from the real lengths. A CUDA graph fixes both when it is captured; see `choose_graph_splits`.
 """
@@ -15,9 +15,9 @@ from kernels.gpu.attention.work import Cutting, Ints
 
 MAX_SPLITS = 128
 MAX_GRAPH_SPLITS = 32
-"""Parts that a graph's rows are cut into at most: all are merged one after another, also where a row is short."""
+"""Pieces that a graph's rows are cut into at most: all are merged one after another, also where a row is short."""
 TYPICAL_CONTEXT_LEN = 2048
-"""Positions of the rows that a graph's parts are made for."""
+"""Positions of the rows that a graph's pieces are made for."""
 _SPLIT_STEP = 128  # positions; flash-attn's own tile for a head_dim of 128
 _PROGRAMS_PER_SM = 2  # of its split-KV kernel, by shared memory
 
@@ -31,7 +31,7 @@ class FlashPlan:
             and where its context would begin if they lay in a row, both with the end of the last.
         num_tokens: of all rows.
         num_decode_rows, num_prompt_rows: rows of one query that come first, and all others.
-        num_splits: parts that flash-attn cuts the table's width of a decode row into.
+        num_splits: pieces that flash-attn cuts the table's width of a decode row into.
         decode_columns, prompt_columns: of the block tables that flash-attn is shown.
         max_query_len, max_context_len: of the prompt rows.
     """
@@ -48,7 +48,7 @@ class FlashPlan:
 
 
 def choose_num_splits(context_lens: Ints, table_len: int, num_kv_heads: int, num_sms: int) -> int:
-    """How many parts of a table `table_len` positions wide fill the GPU, as for our own decode tiles.
+    """How many pieces of a table `table_len` positions wide fill the GPU, as for our own decode tiles.
 
     Args:
         context_lens: [rows], one or more.
@@ -63,13 +63,13 @@ def choose_num_splits(context_lens: Ints, table_len: int, num_kv_heads: int, num
 
 
 def choose_graph_splits(graph: GraphBounds, table_len: int, num_kv_heads: int, num_sms: int) -> int:
-    """How many parts of a table `table_len` positions wide serve all steps of a graph.
+    """How many pieces of a table `table_len` positions wide serve all steps of a graph.
 
-    Which contexts will come is not known when a graph is captured, only how many rows. Parts are as long as fill the
+    Which contexts will come is not known when a graph is captured, only how many rows. Pieces are as long as fill the
     GPU with as many rows of `TYPICAL_CONTEXT_LEN`, or of the longest context if that is shorter. Few rows are cut
     finely, and a full batch is cut just so that one long row among typical ones does not keep the others waiting. A
-    part costs something also where a row does not reach it, so `MAX_GRAPH_SPLITS` limits their number, and the wider
-    the table is, the longer they are: what serves short contexts should say so by `--max-model-len`.
+    piece costs something also where a row does not reach it, so `MAX_GRAPH_SPLITS` limits their number, and the wider
+    the table is, the longer they are: an executor for short contexts should be given a small `--max-model-len`.
 
     Args:
         graph: what its steps may be.

@@ -214,7 +214,7 @@ class AttentionPlanner:
             graph.check(queries, contexts)
         ids, tokens = np.arange(len(queries), dtype=np.int32), np.cumsum(queries, dtype=np.int32) - queries
         lists, launches, first_item, first_partial = [], [], 0, 0
-        for max_queries, rows in self._parts(RowColumns(ids, tokens, queries, contexts), most_queries, one_launch):
+        for max_queries, rows in self._by_tiles(RowColumns(ids, tokens, queries, contexts), most_queries, one_launch):
             config = self._choose(self._shape, max_queries)
             found = cut_rows(self._cutting(config), rows, piece_len, first_partial)
             if graph is not None:
@@ -230,7 +230,7 @@ class AttentionPlanner:
             work, tuple(launch for launch in launches if launch.num_items), sum(len(found.merges) for found in lists)
         )
 
-    def _parts(self, rows: RowColumns, most_queries: int, one_launch: bool) -> Iterator[tuple[int, RowColumns]]:
+    def _by_tiles(self, rows: RowColumns, most_queries: int, one_launch: bool) -> Iterator[tuple[int, RowColumns]]:
         """Rows that take the same tiles, and the most queries that their tiles are chosen for."""
         narrow = rows.queries <= self._narrow_queries
         if not one_launch and most_queries > self._narrow_queries and narrow.any():

@@ -297,7 +297,7 @@ def test_number_of_splits_of_a_graph(rows: int, max_context_len: int, kv_heads: 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"block_size": 128}, "block_size is 128, flash-attn takes multiples of 256"),
+        ({"block_size": 128}, "block_size is 128, flash-attn takes 256 and more"),
         ({"dtype": torch.float32}, "dtype is torch.float32, flash-attn takes bfloat16 and float16"),
     ],
 )
