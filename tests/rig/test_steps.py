@@ -1,15 +1,19 @@
 """Thousands of steps: nothing in them is allocated, compiled, waited for, or in a race."""
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from common.plan import parse_plan
 from executor_svc.model.config import read_config
 from executor_svc.model.sharding import Shard
 from executor_svc.runner import graphs
 from tests.executor import harness
+from tests.executor.conftest import Make
+from tests.executor.harness import Row, make_plan
 from tests.rig.drive import random_plans, serve
 from tests.rig.stand_in import StandIn
 
@@ -31,6 +35,22 @@ def test_serving(
         serve(runner, random_plans(limits, random.Random(window)), steps=400, window=window)
     assert rig.count("graph_launch") - replays > 100
     assert rig.count("unmodelled_call") == 0
+
+
+@pytest.mark.parametrize("attention", ["triton", "flash_attn"])
+@pytest.mark.parametrize("eager", [False, True])
+def test_a_long_row_among_short_ones(rig: StandIn, checkpoint: Make, attention: str, eager: bool) -> None:
+    """Its context is cut into many pieces, and flash-attn takes memory for as many of each row."""
+    folder = checkpoint(preset="0.6B", num_layers=1, dtype=torch.bfloat16, max_position_embeddings=32_768)
+    options = {**OPTIONS, "max_model_len": 32_768, "enforce_eager": eager}
+    runner, limits = harness.start(folder, attention=attention, **options)
+    rows = [Row(lane, [-1], 1, [lane]) for lane in range(limits.max_num_seqs - 1)]
+    blocks = [0] * -(-limits.max_model_len // limits.block_size)
+    rows[0] = replace(rows[0], context_len=limits.max_model_len, table=blocks)
+    mixed = [*rows, Row(len(rows), [5] * 9, 9, [limits.num_blocks - 1])]
+    plans = [parse_plan(make_plan(each, limits.block_size), limits) for each in (rows, mixed, mixed, rows)]
+    with rig.schedule("lazy"), rig.serving():
+        serve(runner, plans, len(plans), window=3)
 
 
 @pytest.mark.parametrize("attention", ["triton", "flash_attn"])
