@@ -26,7 +26,10 @@ from tests.executor.recorded import BLOCK_SIZE, OPTIONS, RecordedStep, record, r
 DENSE = {"preset": "tiny", "num_layers": 2, "tied": False}
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["dense", "experts"])
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(False, id="dense", marks=pytest.mark.slow), pytest.param(True, id="experts")],
+)
 def recorded(request: pytest.FixtureRequest, checkpoint: Make) -> tuple[Path, list[RecordedStep]]:
     folder = checkpoint(experts=request.param, **DENSE)
     return folder, record(folder)

@@ -13,6 +13,8 @@ from tests.gpu_session import by_file
 from tests.gpu_session.by_file import Limits, Place, run_again, run_files, summary
 from tests.gpu_session.records import Entry, append, lasting_fault, read, report_of
 
+pytestmark = pytest.mark.slow
+
 HEAD = "import os, signal, sys, time\nimport pytest\npytestmark = pytest.mark.{}\n".format("gpu")
 PASSES = "def test_{}(): pass\n"
 ILLEGAL = "def test_illegal(): raise RuntimeError('CUDA error: an illegal memory access was encountered')\n"

@@ -10,6 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[3]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compiled", [False, True])
 def test_what_runs_kernels_is_chosen_where_they_are_compiled(compiled: bool) -> None:
     files = [f"tests/kernels/gpu/test_{name}.py" for name in ("block_tables", "rope_store")]
