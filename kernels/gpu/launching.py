@@ -2,7 +2,7 @@
 
 `kernel[grid](...)` binds the arguments to the signature, specializes each and makes a key of strings at every launch.
 What it returns, the compiled kernel, can be launched at once, where the arguments are of the kinds that it was compiled
-for: half the host's time for a launch.
+for.
 """
 
 from typing import Any

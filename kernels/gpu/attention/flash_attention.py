@@ -2,7 +2,7 @@
 
 FlashAttention-2: Dao 2023, arXiv:2307.08691, https://github.com/Dao-AILab/flash-attention. The rows of one query that
 come first in a step go to its split-KV kernel, all rows after them to its kernel for sequences of any lengths. Both are
-functions of its C extension: the Python around them costs a layer 170 us of the host's time.
+functions of its C extension: the Python around them takes the host longer than they do.
 
 What a step's calls are told is decided in `flash_plan.py`.
 """
