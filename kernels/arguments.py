@@ -1,6 +1,6 @@
 """Arguments that kernels and their twins take together. The sampler's are `kernels.reference.SamplingInputs`."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -65,3 +65,46 @@ class ExpertLayer:
     down: Tensor
     num_chosen: int
     renormalized: bool
+
+
+@dataclass(frozen=True)
+class Adjustments:
+    """What is asked of the scores of rows; see `kernels.reference.adjust_logits`. int32 where nothing else is said.
+
+    Attributes:
+        lanes: [rows], whose tokens count.
+        lengths: [rows], known tokens of each row's sequence.
+        num_prompts: [rows], how many of them are the prompt.
+        presences, frequencies, repetitions: [rows] float32, penalties; 0, 0 and 1 are off.
+        mask_rows: [rows], which of the masks is the row's; -1 for none.
+        masks: [masks, ceil(vocab / 32)], a bit for each token, lowest first: whether it may be drawn.
+        bias_starts: [rows + 1], where each row's biases start, and where the last row's end.
+        bias_ids, biases: [biases] int32 and float32; a row has at most one bias for a token.
+        word_starts: [rows + 1], where each row's bad words start among the words.
+        word_offsets: [words + 1], where each word's tokens start; every word has a token.
+        word_tokens: [tokens of all words].
+    """
+
+    lanes: Tensor
+    lengths: Tensor
+    num_prompts: Tensor
+    presences: Tensor
+    frequencies: Tensor
+    repetitions: Tensor
+    mask_rows: Tensor
+    masks: Tensor
+    bias_starts: Tensor
+    bias_ids: Tensor
+    biases: Tensor
+    word_starts: Tensor
+    word_offsets: Tensor
+    word_tokens: Tensor
+
+    def rows(self, first: int, end: int) -> "Adjustments":
+        """The adjustments of rows `first` to `end - 1`."""
+        of_rows = {name: getattr(self, name)[first:end] for name in _OF_ROWS}
+        starts = {name: getattr(self, name)[first : end + 1] for name in ("bias_starts", "word_starts")}
+        return replace(self, **of_rows, **starts)
+
+
+_OF_ROWS = ("lanes", "lengths", "num_prompts", "presences", "frequencies", "repetitions", "mask_rows")

@@ -130,6 +130,7 @@ class TokenDelta(Message, frozen=True):
         num_cached_tokens: prompt tokens whose K and V came from the prefix cache when it was first admitted.
         model: what computed these tokens (`model_of` in the core's `fleet.py`), where that is another than
             for the last delta; empty where it is the same.
+        logprob_ids, logprobs: int32 and float32 [tokens, the request's `SamplingParams.logprobs`], as in `StepResult`.
     """
 
     request_id: RequestId
@@ -140,6 +141,8 @@ class TokenDelta(Message, frozen=True):
     code: Annotated[str, Meta(max_length=64)] = ""
     num_cached_tokens: Count = 0
     model: Annotated[str, Meta(max_length=300)] = ""
+    logprob_ids: bytes = b""
+    logprobs: bytes = b""
 
 
 class Outputs(Message, frozen=True, tag="outputs"):

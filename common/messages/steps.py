@@ -7,6 +7,39 @@ from msgspec import Meta
 from common.messages.base import Count, Epoch, Message, Positive, Step, Text
 
 
+MAX_LOGPROBS = 21
+MAX_BIASES = 300
+MAX_BAD_WORDS = 256
+MAX_BAD_WORD_TOKENS = 64
+
+Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
+
+
+class Constraints(Message, frozen=True):
+    """What a request asks of its tokens' scores: a pure function of these fields and of the sequence's tokens so far,
+    so that any executor can go on with it. `kernels.reference.adjust_logits` defines it.
+
+    Attributes:
+        presence_penalty, frequency_penalty: taken from generated tokens' scores, once and for each time; 0 is off.
+        repetition_penalty: divides positive scores of the prompt's tokens and of generated ones, and multiplies
+            others; 1 is off.
+        bias_token_ids, biases: int32 and float32 [biases, `MAX_BIASES` at most]; distinct tokens, and what is added to
+            their scores, -100 to 100.
+        min_tokens: the sequence's stop tokens are banned before it has so many generated ones.
+        bad_words: each int32 [tokens, 1 to `MAX_BAD_WORD_TOKENS`]; tokens that are not generated in this order.
+        allowed_token_ids: int32, distinct; all other tokens are banned. Empty allows all.
+    """
+
+    presence_penalty: Penalty = 0.0
+    frequency_penalty: Penalty = 0.0
+    repetition_penalty: Annotated[float, Meta(gt=0.0, le=100.0)] = 1.0
+    bias_token_ids: bytes = b""
+    biases: bytes = b""
+    min_tokens: Count = 0
+    bad_words: Annotated[tuple[bytes, ...], Meta(max_length=MAX_BAD_WORDS)] = ()
+    allowed_token_ids: bytes = b""
+
+
 class SamplingParams(Message, frozen=True):
     """How tokens are drawn. Filters apply in the order temperature, top_k, top_p, min_p.
 
@@ -18,6 +51,9 @@ class SamplingParams(Message, frozen=True):
         min_p: drop tokens less likely than min_p times the likeliest; 0 keeps all.
         seed: of the draw; sequence i of a request draws with `seed + i` (mod 2**64).
         stop_token_ids: the sequence ends with the first of these (the frontend puts the model's EOS here).
+        logprobs: log-probabilities that come with each token: 0 for none, 1 for its own, 1 + n for its own and those of
+            the n likeliest. They are of the model's own scores, before constraints, temperature and filters.
+        constraints: what else is asked of the tokens; None for nothing, which costs nothing.
     """
 
     max_tokens: Positive
@@ -27,10 +63,32 @@ class SamplingParams(Message, frozen=True):
     min_p: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0
     seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
     stop_token_ids: Annotated[tuple[Count, ...], Meta(max_length=256)] = ()
+    logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] = 0
+    constraints: Constraints | None = None
+
+
+class LaneStart(Message, frozen=True):
+    """What an executor has to know of a lane whose sequence has constraints, from the lane's first sampled row on.
+
+    To these tokens the executor adds those that it samples for the lane, until the lane's next start.
+
+    Attributes:
+        lane: of a row that is sampled.
+        num_prompt: how many of the tokens are the prompt.
+        tokens: int32, as many as the row's context has: all known tokens of the sequence.
+        stop_token_ids: int32, the sequence's, if it has a `min_tokens`.
+    """
+
+    lane: Count
+    num_prompt: Count
+    tokens: bytes
+    constraints: Constraints
+    stop_token_ids: bytes = b""
 
 
 class Plan(Message, frozen=True, tag="plan"):
-    """One step for one executor; self-contained, so the executor remembers no sequence between plans.
+    """One step for one executor; self-contained, so the executor remembers no sequence between plans, except for what
+    starts of lanes said.
 
     Row `r` computes `query_lens[r]` tokens that end at position `context_lens[r] - 1` and attends to positions
     `0 .. context_lens[r] - 1` of its block table. Rows are ragged in `token_ids`, `slot_mapping` and `block_ids`.
@@ -46,6 +104,9 @@ class Plan(Message, frozen=True, tag="plan"):
             result and into the row's lane.
         temperatures, top_ps, min_ps: float32 [samples]; top_ks: int32 [samples], 0 turns it off; seeds: uint64
             [samples]. All five are empty when every sample is greedy (temperature 0).
+        constrained: int32, ascending; entries of `sample_rows` whose lanes have constraints.
+        lane_starts: of those of these lanes whose sequences are sampled for the first time since they were admitted.
+        logprob_counts: int32 [samples], `SamplingParams.logprobs` of each; empty when none wants any.
     """
 
     epoch: Epoch
@@ -58,6 +119,9 @@ class Plan(Message, frozen=True, tag="plan"):
     block_counts: bytes
     block_ids: bytes
     sample_rows: bytes
+    constrained: bytes = b""
+    lane_starts: tuple[LaneStart, ...] = ()
+    logprob_counts: bytes = b""
     temperatures: bytes = b""
     top_ks: bytes = b""
     top_ps: bytes = b""
@@ -69,14 +133,19 @@ class StepResult(Message, frozen=True, tag="result"):
     """What one plan gave.
 
     Attributes:
-        token_ids: int32, one for each entry of the plan's `sample_rows`, in that order.
+        token_ids: int32, one for each entry of the plan's `sample_rows`, in that order; -1 where there is none, as every
+            token is banned, or the model's scores are no numbers.
         compute_us: microseconds from the plan's arrival in the runner to its tokens.
+        logprob_ids, logprobs: int32 and float32 [sum of the plan's `logprob_counts`], tokens and their natural
+            log-probabilities: for each sample the token that was drawn, then the likeliest ones in descending order.
     """
 
     epoch: Epoch
     step: Step
     token_ids: bytes
     compute_us: Count
+    logprob_ids: bytes = b""
+    logprobs: bytes = b""
 
 
 class StepFailed(Message, frozen=True, tag="failed"):

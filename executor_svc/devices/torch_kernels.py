@@ -47,6 +47,8 @@ class TorchKernels(PlainProjections):
     embed_tokens = staticmethod(reference.embed_tokens)
     mix_experts = staticmethod(reference.mix_experts)
     sample = staticmethod(reference.sample)
+    adjust_logits = staticmethod(reference.adjust_logits)
+    log_probs = staticmethod(reference.log_probs)
 
 
 class TorchBackend:

@@ -5,7 +5,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from kernels.arguments import ExpertLayer, RopeStoreLayer
+from kernels.arguments import Adjustments, ExpertLayer, RopeStoreLayer
 from kernels.reference import SamplingInputs
 
 Projection = Callable[[Tensor, Tensor], None]
@@ -17,10 +17,20 @@ for gate and up, [rows, 2 * size], and may or may not be written."""
 
 
 class Sampler(Protocol):
-    """Draws tokens."""
+    """Draws tokens from the model's logits, or from adjusted ones, which are float32."""
 
     def sample(self, logits: Tensor, inputs: SamplingInputs, last_tokens: Tensor, out: Tensor) -> None:
         """See `kernels.reference.sample`."""
+        ...
+
+    def adjust_logits(self, logits: Tensor, adjustments: Adjustments, lane_tokens: Tensor, out: Tensor) -> None:
+        """See `kernels.reference.adjust_logits`."""
+        ...
+
+    def log_probs(
+        self, logits: Tensor, token_ids: Tensor, num_top: int, out_chosen: Tensor, out_top: Tensor, out_top_ids: Tensor
+    ) -> None:
+        """See `kernels.reference.log_probs`."""
         ...
 
 

@@ -1,6 +1,7 @@
 """Plain-torch twins of every kernel: the definition that the fast ones are tested against, and the path for any
 device and dtype that has none. Their arithmetic is float32 inside, whatever dtype goes in and comes out."""
 
+from kernels.reference.adjustments import adjust_logits, mask_words
 from kernels.reference.attention import (
     Tile,
     attend_tiles,
@@ -21,6 +22,7 @@ __all__ = [
     "SamplingInputs",
     "Tile",
     "add_rms_norm",
+    "adjust_logits",
     "attend_tiles",
     "choose_experts",
     "embed_tokens",
@@ -29,6 +31,7 @@ __all__ = [
     "linear",
     "linear_int8",
     "log_probs",
+    "mask_words",
     "mix_experts",
     "paged_attention",
     "plan_tiles",

@@ -45,12 +45,13 @@ INPUT_DTYPES: dict[str, torch.dtype] = {
 def sample(logits: Tensor, inputs: SamplingInputs, last_tokens: Tensor, out: Tensor) -> None:
     """Draw one token a row by inverting the CDF, in order of token id, of the filtered distribution.
 
-    A row's token does not depend on the other rows.
+    A row's token does not depend on the other rows. A row has none, -1, if a logit is NaN or inf, or all are -inf.
 
     Args:
         logits: [rows, vocab], any float dtype.
         inputs: of the rows. Here, any integer dtype will do.
-        last_tokens: [lanes] integers; becomes the drawn tokens at the rows' lanes.
+        last_tokens: [lanes] integers; becomes the drawn tokens at the rows' lanes, and 0 for a row without one, so
+            that it stays an index.
         out: [rows], dtype of `last_tokens`; becomes the drawn tokens.
     """
     tokens = logits.argmax(dim=-1)
@@ -63,8 +64,9 @@ def sample(logits: Tensor, inputs: SamplingInputs, last_tokens: Tensor, out: Ten
             scores, token_ids = filter_logits(logits.index_select(0, chosen), own)
             picks = _invert_cdf(scores, own.uniforms)
             tokens[chosen] = token_ids.gather(1, picks).squeeze(1) if token_ids is not None else picks.squeeze(1)
-    out.copy_(tokens)
-    last_tokens.index_copy_(0, inputs.lanes.long(), out)
+    peaks = logits.amax(dim=-1)  # NaN where any logit is
+    out.copy_(tokens.masked_fill_(~peaks.isfinite(), -1))
+    last_tokens.index_copy_(0, inputs.lanes.long(), out.clamp(min=0))
 
 
 def filter_logits(logits: Tensor, inputs: SamplingInputs) -> tuple[Tensor, Tensor | None]:

@@ -1,7 +1,7 @@
 """A sequence: one stream of tokens, as the scheduler knows it. Pure data; no socket, clock or log."""
 
 from array import array
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from common.messages import SamplingParams, Submit
@@ -39,6 +39,8 @@ class Sequence:
             known outside of its lane. To compute one of them is to compute it again.
         num_cached_prompt: prompt tokens found in the prefix cache at the first admission.
         num_preemptions: how often it lost its blocks to an older sequence.
+        logprob_ids, logprobs: int32 and float32 arrays [generated tokens, `params.logprobs`], of the tokens that have
+            arrived, also while it runs.
         strikes: failures in a row (of a step, or of the whole executor) that it had a part in; a token that arrives
             ends the row.
         failed_on: name of the executor that failed last with it.
@@ -66,6 +68,8 @@ class Sequence:
     num_written: int = 0
     num_cached_prompt: int | None = None
     num_preemptions: int = 0
+    logprob_ids: "array[int]" = field(default_factory=lambda: array("i"))
+    logprobs: "array[float]" = field(default_factory=lambda: array("f"))
     strikes: int = 0
     failed_on: str = ""
     model: str = ""

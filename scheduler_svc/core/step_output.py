@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from common.messages import FinishReason
+from common.sampling_columns import FloatArray
 from common.wire import IntArray
 from scheduler_svc.core.sequence import Sequence
 
@@ -20,6 +21,20 @@ class SequenceEnd:
 
 
 @dataclass(frozen=True, slots=True)
+class StepLogprobs:
+    """Log-probabilities that came with a step's tokens, ragged by token.
+
+    Attributes:
+        counts: int32 [tokens], `SamplingParams.logprobs` of each token's sequence.
+        ids, values: int32 and float32 [sum of counts], as in `StepResult`.
+    """
+
+    counts: IntArray
+    ids: IntArray
+    values: FloatArray
+
+
+@dataclass(frozen=True, slots=True)
 class StepOutput:
     """What an answer gave.
 
@@ -29,6 +44,7 @@ class StepOutput:
         firsts: those among them whose first token it is.
         ends: those among them that end with it, by a stop token or because they have `max_tokens`.
         model: what computed the tokens.
+        logprobs: what came with the tokens; None if no sequence wants any.
     """
 
     sequences: list[Sequence] = field(default_factory=list)
@@ -37,3 +53,4 @@ class StepOutput:
     ends: list[SequenceEnd] = field(default_factory=list)
     model: str = ""
     positions: IntArray = field(default_factory=lambda: np.zeros(0, np.int32))
+    logprobs: StepLogprobs | None = None
