@@ -44,7 +44,7 @@ from scheduler_svc.frontend.text.tokenizer import SamplingDefaults
 
 ROOT = Path(__file__).parents[1]
 NAMES = [parameter.name for parameter in SAMPLING_COLUMNS.values()]
-NOT_DRAWN_WITH = {"max_tokens", "stop_token_ids"}  # they say where a sequence ends
+NOT_DRAWN_WITH = {"max_tokens", "stop_token_ids", "logprobs", "constraints"}  # none is a column of a draw
 DERIVED = {"seeds": "uniforms"}  # staging turns a seed and a position into a uniform
 LIMITS = ExecutorLimits(num_blocks=8, block_size=4, max_num_seqs=4, max_batch_tokens=8, max_model_len=20, vocab_size=10)
 
@@ -94,8 +94,8 @@ def test_values_go_from_a_request_to_the_sampler() -> None:
     executor_lanes = Lanes(4)
     prompt = np.array([1, 2], np.int32)
     sequences = [
-        *new_sequences(m.Submit(request_id="a-0", prompt=b"", params=params[0]), prompt, 0, None),
-        new_sequences(m.Submit(request_id="b-0", prompt=b"", params=params[1], n=2), prompt, 1, None)[1],
+        *new_sequences(m.Submit(request_id="a-0", prompt=b"", params=params[0]), prompt, 1, 0, None),
+        new_sequences(m.Submit(request_id="b-0", prompt=b"", params=params[1], n=2), prompt, 1, 1, None)[1],
     ]
     lanes = np.array([executor_lanes.enter(sequence, BlockTable()) for sequence in sequences], np.int32)
     trial = trial_plan([1, 1], LIMITS.block_size)

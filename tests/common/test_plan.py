@@ -133,7 +133,7 @@ def test_no_random_column_gets_an_index_out_of_bounds(data):
 
 def test_results():
     result = m.StepResult(epoch=1, step=3, token_ids=ints(4, 9), compute_us=1)
-    assert parse_result(result, 2, 10).tolist() == [4, 9]
+    assert parse_result(result, 2, 10).token_ids.tolist() == [4, 9]
     with pytest.raises(WireError, match="step 3 has 2 tokens, its plan samples 1"):
         parse_result(result, 1, 10)
     with pytest.raises(WireError, match="token_ids has 9, allowed are 0 to 8"):

@@ -17,7 +17,7 @@ def request(request_id, n=1, *, stream=True):
     prompt = array("i", [1, 2, 3]).tobytes()
     params = m.SamplingParams(max_tokens=99)
     submit = m.Submit(request_id=request_id, prompt=prompt, params=params, n=n, stream=stream)
-    return submit, new_sequences(submit, int32_array("prompt", prompt), 0, None)
+    return submit, new_sequences(submit, int32_array("prompt", prompt), 1, 0, None)
 
 
 def drain(outbox, peer):

@@ -151,15 +151,16 @@ class Scheduler:
         if not executor.inflight or executor.inflight[0].step != result.step:
             expected = executor.inflight[0].step if executor.inflight else "none"
             raise WireError(f"result of step {result.step}, expected is {expected}")
-        tokens = parse_result(result, len(executor.inflight[0].lanes), executor.limits.vocab_size)
-        output = executor.apply_result(tokens)
+        oldest = executor.inflight[0]
+        columns = parse_result(result, len(oldest.lanes), executor.limits.vocab_size, oldest.logprob_counts)
+        output = executor.apply_result(columns)
         self.stats.output_tokens += len(output.tokens)
         self._suspects.acquit(output.sequences)
         for sequence in output.firsts:
             if sequence.state is State.WAITING:
                 self.sequences.has_first_token(sequence)
         for end in output.ends:
-            self.sequences.end(end.sequence, end.reason)
+            self.sequences.end(end.sequence, end.reason, end.error, end.code)
         for end in output.ends:
             self._note_length(end)
         return output
