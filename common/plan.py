@@ -42,6 +42,7 @@ class ExecutorLimits:
 
 
 _NONE: IntArray = np.zeros(0, np.int32)
+_NO_FLOATS: FloatArray = np.zeros(0, np.float32)
 
 
 @dataclass(frozen=True)
@@ -91,13 +92,13 @@ def parse_plan(plan: m.Plan, limits: ExecutorLimits) -> PlanColumns:
     rows = len(lanes)
     if not 1 <= rows <= limits.max_num_seqs:
         raise WireError(f"plan has {rows} rows, this executor takes 1 to {limits.max_num_seqs}")
-    for field, column in (
+    for name, column in (
         ("query_lens", query_lens),
         ("context_lens", context_lens),
         ("block_counts", block_counts),
     ):
         if len(column) != rows:
-            raise WireError(f"{field} has {len(column)} entries for {rows} rows")
+            raise WireError(f"{name} has {len(column)} entries for {rows} rows")
     _check_range("lanes", lanes, 0, limits.max_num_seqs - 1)
     if len(np.unique(lanes)) != rows:
         raise WireError("two rows have the same lane")
@@ -109,9 +110,9 @@ def parse_plan(plan: m.Plan, limits: ExecutorLimits) -> PlanColumns:
     num_tokens = int(query_lens.sum(dtype=np.int64))
     if num_tokens > limits.max_batch_tokens:
         raise WireError(f"plan has {num_tokens} tokens, this executor takes {limits.max_batch_tokens}")
-    for field, column in (("token_ids", token_ids), ("slot_mapping", slot_mapping)):
+    for name, column in (("token_ids", token_ids), ("slot_mapping", slot_mapping)):
         if len(column) != num_tokens:
-            raise WireError(f"{field} has {len(column)} entries, query_lens add up to {num_tokens}")
+            raise WireError(f"{name} has {len(column)} entries, query_lens add up to {num_tokens}")
     _check_range("token_ids", token_ids, -1, limits.vocab_size - 1)
     if (token_ids[np.repeat(query_lens > 1, query_lens)] < 0).any():
         raise WireError("token id -1 in a row of several tokens")
@@ -160,11 +161,27 @@ def parse_plan(plan: m.Plan, limits: ExecutorLimits) -> PlanColumns:
 
 @dataclass(frozen=True)
 class ResultColumns:
-    """A checked result: int32 [samples], and int32 and float32 [log-probabilities]; see `common.messages.StepResult`."""
+    """A checked result: int32 [samples], int32 and float32 [log-probabilities]; see `common.messages.StepResult`."""
 
     token_ids: IntArray
     logprob_ids: IntArray
     logprobs: FloatArray
+
+    @classmethod
+    def of_tokens(cls, token_ids: IntArray) -> "ResultColumns":
+        """Tokens without log-probabilities."""
+        return cls(token_ids, _NONE, _NO_FLOATS)
+
+    def message(self, epoch: int, step: int, compute_us: int) -> m.StepResult:
+        """The result as it is sent."""
+        return m.StepResult(
+            epoch=epoch,
+            step=step,
+            token_ids=self.token_ids.astype("<i4").tobytes(),
+            compute_us=compute_us,
+            logprob_ids=self.logprob_ids.astype("<i4").tobytes(),
+            logprobs=self.logprobs.astype("<f4").tobytes(),
+        )
 
 
 def parse_result(
@@ -226,12 +243,12 @@ def _parse_sampling(plan: m.Plan, num_samples: int) -> SamplingColumns | None:
     columns = SamplingColumns(
         **{name: array_from(name, getattr(plan, name), of.dtype) for name, of in SAMPLING_COLUMNS.items()}
     )
-    lengths = {field: len(column) for field, column in vars(columns).items()}
+    lengths = {name: len(column) for name, column in vars(columns).items()}
     if not any(lengths.values()):
         return None
-    for field, length in lengths.items():
+    for name, length in lengths.items():
         if length != num_samples:
-            raise WireError(f"{field} has {length} entries for {num_samples} samples")
+            raise WireError(f"{name} has {length} entries for {num_samples} samples")
     for name, parameter in SAMPLING_COLUMNS.items():
         if parameter.allowed is not None:
             _check_range(name, getattr(columns, name), *parameter.allowed)

@@ -99,7 +99,8 @@ def test_values_go_from_a_request_to_the_sampler() -> None:
     ]
     lanes = np.array([executor_lanes.enter(sequence, BlockTable()) for sequence in sequences], np.int32)
     trial = trial_plan([1, 1], LIMITS.block_size)
-    columns = {name: column.tobytes() for name, column in vars(trial).items() if name in m.Plan.__struct_fields__}
+    kept = {name: column for name, column in vars(trial).items() if name in m.Plan.__struct_fields__}
+    columns = {name: column.tobytes() for name, column in kept.items() if isinstance(column, np.ndarray)}
     plan = m.Plan(epoch=1, step=0, **join_columns([columns], [sampling_columns(lanes, executor_lanes)], [len(lanes)]))
     arrived = unpack(pack(parse_plan(plan, LIMITS)))
 

@@ -133,8 +133,8 @@ class StepResult(Message, frozen=True, tag="result"):
     """What one plan gave.
 
     Attributes:
-        token_ids: int32, one for each entry of the plan's `sample_rows`, in that order; -1 where there is none, as every
-            token is banned, or the model's scores are no numbers.
+        token_ids: int32, one for each entry of the plan's `sample_rows`, in that order; -1 where there is none, because
+            every token is banned, or the model's scores are no numbers.
         compute_us: microseconds from the plan's arrival in the runner to its tokens.
         logprob_ids, logprobs: int32 and float32 [sum of the plan's `logprob_counts`], tokens and their natural
             log-probabilities: for each sample the token that was drawn, then the likeliest ones in descending order.

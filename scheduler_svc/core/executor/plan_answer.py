@@ -14,7 +14,9 @@ from scheduler_svc.core.step_output import SequenceEnd, StepLogprobs, StepOutput
 
 Rows = npt.NDArray[np.int64]
 
-NO_TOKEN = "no token can be drawn: the request's constraints ban every one, or the model's scores are no numbers"
+NONE_CAN_BE_DRAWN = (
+    "no token can be drawn: the request's constraints ban every one, or the model's scores are no numbers"
+)
 
 
 def take_answer(plan: InflightPlan, result: ResultColumns, lanes: Lanes, model: str) -> StepOutput:
@@ -86,9 +88,7 @@ def _with_tokens(output: StepOutput, arrived: list[tuple[Sequence, int]]) -> Ste
     )
 
 
-def _with_logprobs(
-    output: StepOutput, plan: InflightPlan, result: ResultColumns, rows: Rows | None
-) -> StepOutput:
+def _with_logprobs(output: StepOutput, plan: InflightPlan, result: ResultColumns, rows: Rows | None) -> StepOutput:
     """The output with the log-probabilities of its tokens, which are those of the plan's `rows` (None for all)."""
     counts, ids, values = plan.logprob_counts, result.logprob_ids, result.logprobs
     if rows is not None:
@@ -105,7 +105,7 @@ def _with_logprobs(
 
 
 def _without_token(sequence: Sequence) -> SequenceEnd:
-    return SequenceEnd(sequence, "error", NO_TOKEN, "no_token")
+    return SequenceEnd(sequence, "error", NONE_CAN_BE_DRAWN, "no_token")
 
 
 def _chosen(sequences: list[Sequence], rows: Rows) -> list[Sequence]:
