@@ -6,7 +6,6 @@ from msgspec import Meta
 
 from common.messages.base import Count, Epoch, Message, Positive, Step, Text
 
-
 MAX_LOGPROBS = 21
 MAX_BIASES = 300
 MAX_BAD_WORDS = 256
