@@ -178,5 +178,5 @@ def test_what_is_taken_has_only_tokens_of_the_vocabulary(
         return
     (start,) = columns.lane_starts
     lists = (start.tokens, start.arrays.bias_token_ids, start.arrays.allowed_token_ids, *start.arrays.bad_words)
-    assert all(((0 <= one) & (one < LIMITS.vocab_size)).all() for one in lists)
+    assert all(((one >= 0) & (one < LIMITS.vocab_size)).all() for one in lists)
     assert np.isfinite(start.arrays.biases).all()
