@@ -206,7 +206,8 @@ def lane_start(row: PromptRow) -> LaneStart | None:
     params = row.sequence.params
     if params.constraints is None:
         return None
-    stops = params.stop_token_ids if params.constraints.min_tokens else ()
+    needs_stops = params.constraints.min_tokens or params.constraints.grammar
+    stops = params.stop_token_ids if needs_stops else ()
     return LaneStart(
         lane=row.lane,
         num_prompt=row.sequence.num_prompt,
