@@ -23,6 +23,15 @@ def check_dense(name: str, tensor: Tensor, dtype: torch.dtype, shape: tuple[int,
         raise ValueError(f"{name} has strides {tensor.stride()}, it has to be contiguous")
 
 
+def check_logits(logits: Tensor) -> tuple[int, int]:
+    """Rows and tokens of logits, bfloat16 or float32."""
+    rows, vocab_size = logits.shape
+    check("logits", logits, FLOAT32 if logits.dtype is FLOAT32 else BF16, (rows, vocab_size))
+    if vocab_size == 0:
+        raise ValueError("logits have no tokens")
+    return rows, vocab_size
+
+
 def check_cache(cache: KVCache, head_dim: int) -> tuple[int, int]:
     """KV heads and block size of a contiguous cache."""
     num_blocks, kv_heads, block_size, _ = shape = cache.keys.shape

@@ -1,6 +1,6 @@
 """The kernels as functions of tensors; they write into `out` and allocate nothing.
 
-Activations, weights and caches are bfloat16, other numbers float32 and int32. Rows may have any stride where a
+Activations, weights and caches are bfloat16, other numbers float32 and int32; a sampler's logits may be either float. Rows may have any stride where a
 docstring does not say otherwise. Every function has a twin of its name in `kernels.reference`, whose docstring has the
 rest. A row's result never depends on the rows beside it.
 """
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from kernels.arguments import AttentionRows, KVCache, RopeStoreLayer
-from kernels.cpu.checks import BF16, FLOAT32, INT32, check, check_cache, check_dense
+from kernels.cpu.checks import BF16, FLOAT32, INT32, check, check_cache, check_dense, check_logits
 from kernels.cpu.library import Library
 from kernels.cpu.packing import PackedWeight, pack
 from kernels.reference.sampling import INPUT_DTYPES, SamplingInputs
@@ -206,7 +206,10 @@ class CpuKernels:
         )
 
     def argmax(self, logits: Tensor, out: Tensor) -> None:
-        """The likeliest token of each row of logits [rows, vocab] into out [rows]; of equals, the lowest id."""
+        """The likeliest token of each row of logits [rows, vocab] into out [rows]; of equals, the lowest id.
+
+        It is -1 for a row that has no token, as in `reference.sample`.
+        """
         rows, vocab_size = logits.shape
         check("logits", logits, BF16, (rows, vocab_size))
         check("out", out, INT32, (rows,))
@@ -214,8 +217,7 @@ class CpuKernels:
 
     def sample(self, logits: Tensor, inputs: SamplingInputs, last_tokens: Tensor, out: Tensor) -> None:
         """See `reference.sample`. Sums are more exact than the twin's: at a filter's edge the two may differ."""
-        rows, vocab_size = logits.shape
-        check("logits", logits, BF16, (rows, vocab_size))
+        rows, vocab_size = check_logits(logits)
         columns = vars(inputs)
         for name, dtype in INPUT_DTYPES.items():
             check(name, columns[name], dtype, (rows,))
@@ -225,6 +227,7 @@ class CpuKernels:
         self._library.sample(
             logits.data_ptr(),
             logits.stride(0),
+            logits.dtype is FLOAT32,
             addresses,
             last_tokens.data_ptr(),
             out.data_ptr(),

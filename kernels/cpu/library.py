@@ -25,7 +25,7 @@ SIGNATURES = {
     "qk_norm_rope_store": ("", "pnpppppppfpnnnnni"),
     "paged_attention": ("", "pnpppnppfpnnnnni"),
     "argmax": ("", "pnpnni"),
-    "sample": ("", "pnpppnni"),
+    "sample": ("", "pnipppnni"),
 }
 
 
