@@ -26,6 +26,8 @@ SIGNATURES = {
     "paged_attention": ("", "pnpppnppfpnnnnni"),
     "argmax": ("", "pnpnni"),
     "sample": ("", "pnipppnni"),
+    "adjust_logits": ("", "pnippnpnnni"),
+    "log_probs": ("", "pnipppnpnnnni"),
 }
 
 

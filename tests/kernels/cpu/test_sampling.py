@@ -15,7 +15,6 @@ from kernels.reference import INPUT_DTYPES, SamplingInputs
 from tests.kernels.cpu.helpers import with_strides
 from tests.support.effort import examples
 
-
 DTYPES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bfloat16", "float32"])
 
 
