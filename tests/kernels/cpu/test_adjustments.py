@@ -85,9 +85,8 @@ def test_everything_at_once_beside_rows_that_ask_for_one_thing(kernels: CpuKerne
 def test_bans_of_all(kernels: CpuKernels, dtype: torch.dtype, vocab_size: int) -> None:
     words = [[token] for token in range(vocab_size)]
     biases = dict.fromkeys(range(vocab_size), -torch.inf)
-    rows = [
-        AdjustedRow([1], [1], 1.0, 1.0, 2.0, **ban) for ban in ({"allowed": []}, {"words": words}, {"biases": biases})
-    ]
+    penalized = AdjustedRow([1], [1], 1.0, 1.0, 2.0)
+    rows = [replace(penalized, allowed=[]), replace(penalized, words=words), replace(penalized, biases=biases)]
     assert bool((assert_twins(kernels, logits_of(3, vocab_size, dtype), rows) == -torch.inf).all())
 
 
