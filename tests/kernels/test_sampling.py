@@ -64,11 +64,11 @@ def draw(logits: torch.Tensor, uniform: float | torch.Tensor, **parameters: floa
 
 
 def sample(logits: torch.Tensor, *columns: torch.Tensor) -> torch.Tensor:
-    """The tokens of reference.sample, which must have gone to each row's lane as well."""
+    """The tokens of reference.sample, which must have gone to each row's lane as well; 0 for a row without one."""
     rows = len(logits)
     lanes, last_tokens, out = torch.randperm(rows + 2)[:rows], torch.full((rows + 2,), -7), torch.full((rows,), -7)
     reference.sample(logits, SamplingInputs(*[*columns, lanes]), last_tokens, out)
-    assert (last_tokens[lanes] == out).all()
+    assert (last_tokens[lanes] == out.clamp(min=0)).all()
     assert (last_tokens == -7).sum() == 2
     return out
 
@@ -131,6 +131,27 @@ def test_a_row_does_not_depend_on_its_batch(data: st.DataObject) -> None:
         assert alone.item() == together[row].item()
 
 
+@pytest.mark.parametrize(
+    "parameters",
+    [{"temperature": 0.0}, {}, {"top_k": 2}, {"top_p": 0.5}, {"top_k": 3, "top_p": 0.5}, {"min_p": 0.5}],
+    ids=str,
+)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bfloat16", "float32"])
+def test_neighbours_of_a_row_without_numbers_have_their_tokens(
+    parameters: dict[str, float], dtype: torch.dtype
+) -> None:
+    """-1, and 0 in its lane. Its neighbours have the tokens that they have alone."""
+    good = 3 * torch.randn(5, 8, generator=torch.Generator().manual_seed(8))
+    none = [torch.full((8,), torch.nan), torch.full((8,), -torch.inf)]
+    none += [good[0].index_fill(0, torch.tensor(7), bad) for bad in (torch.nan, torch.inf)]
+    logits = torch.stack([row for pair in zip(good, none, strict=False) for row in pair] + [good[4]]).to(dtype)
+    uniforms = torch.linspace(0, 0.99, 9)
+    tokens = draw(logits, uniforms, **parameters)
+    assert tokens[1::2] == [-1] * 4
+    assert tokens[::2] == draw(logits[::2], uniforms[::2], **parameters)
+    assert min(tokens[::2]) >= 0
+
+
 def test_greedy_rows_are_an_argmax() -> None:
     logits = torch.tensor([[0.0, 3.0, 1.0], [2.0, 1.0, 0.0]])
     assert draw(logits, 0.99, temperature=0.0, top_k=2) == [1, 0]
@@ -178,6 +199,13 @@ def test_extreme_temperatures(temperature: float) -> None:
     assert draw(logits, 0.5, temperature=temperature)[0] in expected
 
 
-def test_nan_logits_still_give_a_token() -> None:
-    for parameters in ({}, {"top_k": 2}, {"top_p": 0.5}, {"min_p": 0.5}):
-        assert 0 <= draw(torch.full((1, 8), torch.nan), 0.5, **parameters)[0] < 8
+def test_what_is_no_number_gives_no_token() -> None:
+    logits = torch.randn(5, 8, generator=torch.Generator().manual_seed(0))
+    logits[0] = torch.nan
+    logits[1, 7] = torch.nan
+    logits[2, 0] = torch.inf
+    logits[3] = -torch.inf
+    for parameters in ({}, {"temperature": 0.0}, {"top_k": 2}, {"top_p": 0.5}, {"min_p": 0.5}):
+        tokens = draw(logits, 0.5, **parameters)
+        assert tokens[:4] == [-1] * 4
+        assert 0 <= tokens[4] < 8
