@@ -81,6 +81,19 @@ def test_scores_are_those_of_the_twin(
     assert_twins(logits, rows, beside=beside)
 
 
+def test_each_thing_alone(device: torch.device) -> None:
+    """A row with one thing on has a mark of its own accord, and none from its neighbours."""
+    generator = torch.Generator().manual_seed(1)
+    full = random_row(generator, 300, 40, 5)
+    off = Asked(full.tokens, full.num_prompt)
+    names = ["presence", "frequency", "repetition", "allowed", "biases", "words"]
+    rows = [each for name in names for each in (replace(off, **{name: getattr(full, name)}), off)]
+    logits = noise(0, 1, 300, dtype=torch.float32, device=device).repeat(len(rows), 1)
+    out = assert_twins(logits, rows)
+    assert out[1::2].equal(logits[1::2]), "nothing asked"
+    assert bool((out[::2] != logits[::2]).any(dim=1).all())
+
+
 def test_a_sequence_may_be_longer_than_a_tile_and_a_lane_longer_than_its_sequence(device: torch.device) -> None:
     generator = torch.Generator().manual_seed(3)
     rows = [random_row(generator, 300, count, 3) for count in (1023, 1024, 1025, 2100)]
@@ -104,12 +117,14 @@ def test_as_many_biases_and_words_as_a_request_may_have(device: torch.device) ->
     """A mark has room for each bias's number, the last of which has the sign bit set."""
     generator = torch.Generator().manual_seed(5)
     row = random_row(generator, 700, 90, MAX_ROW_BIASES)
-    words = [*([*row.tokens[-size:], size] for size in range(1, 64)), *row.words[:193]]
+    words = [*([*row.tokens[-size:], size] for size in range(1, 64)), *row.words[:192]]
+    words.append([*row.tokens[-20:-1], row.tokens[-1] ^ 1, 0])
     first = replace(row, num_prompt=1, words=words)
     assert len(first.biases) == MAX_ROW_BIASES >= MAX_BIASES
     out = assert_twins(noise(0, 2, 700, dtype=torch.float32, device=device), [first, replace(first, num_prompt=60)])
     banned = [bool((out[at, 1:64] == -torch.inf).all()) for at in range(2)]
     assert banned == [True, False], "words of 64 tokens, and those that reach into the prompt"
+    assert bool((out[:, 0] > -torch.inf).all()), "a word of which one token is another"
 
 
 def test_penalties_are_of_biased_scores(device: torch.device) -> None:
