@@ -21,6 +21,7 @@ from executor_svc.options import ExecutorOptions
 from executor_svc.runner import graphs
 from kernels import gpu, reference
 from kernels.gpu.moe.experts import Experts
+from kernels.gpu.sampling.log_probs import LogProbs
 from kernels.gpu.sampling.sampler import TritonSampler
 
 _LEFT_FREE = 0.03
@@ -42,12 +43,14 @@ class GpuKernels(PlainProjections):
     qk_norm_rope_store = staticmethod(gpu.qk_norm_rope_store)
     silu_and_mul = staticmethod(gpu.silu_and_mul)
     embed_tokens = staticmethod(gpu.embed_tokens)
+    adjust_logits = staticmethod(gpu.adjust_logits)
 
     def __init__(
         self, config: Qwen3Config, shard: Shard, limits: ExecutorLimits, dtype: torch.dtype, device: torch.device
     ) -> None:
         rows = -(-limits.max_num_seqs // shard.size)
         self.sample = TritonSampler(rows, config.vocab_size, device).sample
+        self.log_probs = LogProbs(rows, config.vocab_size, device).log_probs
         self._experts: Experts | None = None
         self.mix_experts = reference.mix_experts  # a dense model never calls it
         if config.moe is not None:

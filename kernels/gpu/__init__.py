@@ -6,11 +6,13 @@ from kernels.gpu.layers.activation import silu_and_mul
 from kernels.gpu.layers.embedding import embed_tokens
 from kernels.gpu.layers.norm import add_rms_norm, rms_norm
 from kernels.gpu.layers.rope_store import qk_norm_rope_store
+from kernels.gpu.sampling.adjustments import adjust_logits
 from kernels.gpu.sampling.sampler import TritonSampler
 
 __all__ = [
     "TritonSampler",
     "add_rms_norm",
+    "adjust_logits",
     "embed_tokens",
     "expand_block_tables",
     "qk_norm_rope_store",

@@ -11,7 +11,7 @@ def log_probs(
 
     Args:
         logits: [rows, vocab], any float dtype.
-        token_ids: [rows] integers, the tokens asked about.
+        token_ids: [rows] integers, the tokens asked about; -1, of a row without one, asks about token 0.
         num_top: how many of a row's likeliest tokens are wanted, 0 to vocab.
         out_chosen: [rows] float32; becomes the log-probabilities of `token_ids`.
         out_top: [rows, num_top] float32; becomes those of the likeliest tokens, in descending order.
@@ -19,7 +19,7 @@ def log_probs(
     """
     wide = logits.float()
     scores = wide.log_softmax(-1)
-    out_chosen.copy_(scores.gather(1, token_ids.long()[:, None]).squeeze(1))
+    out_chosen.copy_(scores.gather(1, token_ids.long().clamp(min=0)[:, None]).squeeze(1))
     if num_top:
         # A float's bits, the lower ones of negatives inverted, are in its order; the id below them breaks ties.
         bits = wide.nan_to_num(-torch.inf, torch.inf, -torch.inf).add_(0.0).view(torch.int32)  # -0 + 0 is 0

@@ -125,5 +125,5 @@ def _invert_cdf(scores: Tensor, uniforms: Tensor) -> Tensor:
     """
     cdf = scores.softmax(-1).cumsum(-1)
     targets = uniforms[:, None] * cdf[:, -1:]
-    # Of NaN logits any token is as good as another, but it must be a token.
+    # A row of NaN has no token in the end, but its pick must be an index.
     return torch.searchsorted(cdf, targets, right=True).clamp_(max=scores.shape[-1] - 1)

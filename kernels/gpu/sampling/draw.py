@@ -59,12 +59,13 @@ def choose_kernel(
     places = row * NUM_SEGMENTS + segments
     row_maxima = tl.load(maxima + places, mask=segments < NUM_SEGMENTS, other=float("-inf"))
     peak = tl.max(row_maxima, axis=0)
+    row_masses = tl.load(masses + places, mask=segments < NUM_SEGMENTS, other=0.0)
     temperature = tl.load(temperatures + row)
     token = -1
     if temperature > 0:
         decay = decay_of(temperature)
         gaps = tl.abs(peak - row_maxima)
-        row_masses = tl.load(masses + places, mask=segments < NUM_SEGMENTS, other=0.0) * tl.exp2(-gaps * decay)
+        row_masses *= tl.exp2(-gaps * decay)
         total = tl.sum(row_masses, axis=0)
         if total > 0:  # it is NaN where a logit is NaN or inf, or all are -inf
             top_k = tl.load(top_ks + row)
@@ -92,21 +93,20 @@ def choose_kernel(
             else:
                 segment, left = locate(row_masses, uniform * total)
                 token = locate_token(row_logits, peak, segment, left, decay, 0, MOST, MOST, 0, VOCAB)
-    if token < 0:
+    elif (tl.abs(peak) < float("inf")) & (tl.sum(row_masses, axis=0) == 0):  # the sum is NaN where a logit is
         token = _find_likeliest(row_logits, row_maxima, peak, VOCAB, NUM_SEGMENTS)
     tl.store(out + row, token)
-    tl.store(last_tokens + tl.load(lanes + row), token)
+    tl.store(last_tokens + tl.load(lanes + row), tl.maximum(token, 0))
 
 
 @triton.jit
 def _find_likeliest(row_logits, row_maxima, peak, VOCAB: tl.constexpr, NUM_SEGMENTS: tl.constexpr):
-    """The first token whose logit is the row's maximum; 0 if that is NaN."""
+    """The first token whose logit is the row's maximum, which is finite."""
     segments = tl.arange(0, row_maxima.shape[0])
     segment = tl.min(tl.where(row_maxima == peak, segments, NUM_SEGMENTS - 1), axis=0)
     ids = segment * SEGMENT + tl.arange(0, SEGMENT)
-    values = tl.load(row_logits + ids, mask=ids < VOCAB, other=float("nan")).to(tl.float32)
-    token = tl.min(tl.where(values == peak, ids, VOCAB), axis=0)
-    return tl.where(token < VOCAB, token, 0)
+    values = tl.load(row_logits + ids, mask=ids < VOCAB, other=float("-inf")).to(tl.float32)
+    return tl.min(tl.where(values == peak, ids, VOCAB - 1), axis=0)
 
 
 @triton.jit

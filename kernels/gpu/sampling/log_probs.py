@@ -70,7 +70,7 @@ class LogProbs:
 
         Args:
             logits: [rows, vocab], bfloat16, float16 or float32; the rows may lie apart, each must be dense.
-            token_ids: [rows] int32, the tokens asked about.
+            token_ids: [rows] int32, the tokens asked about; -1, of a row without one, asks about token 0.
             num_top: how many of a row's likeliest tokens are wanted, 0 to `MAX_TOP` and no more than there are.
             out_chosen: [rows] float32; becomes the log-probabilities of `token_ids`.
             out_top: [rows, num_top] float32; becomes those of the likeliest tokens, in descending order.
@@ -147,7 +147,7 @@ def _log_probs_kernel(
     peak = tl.max(best, axis=0)
     row_masses = tl.load(masses + places, mask=segments < NUM_SEGMENTS, other=0.0)
     log_total = tl.log(tl.sum(row_masses * tl.exp2((best - peak) * LOG2E), axis=0))
-    chosen = tl.load(row_logits + tl.load(token_ids + row)).to(tl.float32)
+    chosen = tl.load(row_logits + tl.maximum(tl.load(token_ids + row), 0)).to(tl.float32)
     tl.store(out_chosen + row, chosen - peak - log_total)
 
     ranks = tl.where(segments < NUM_SEGMENTS, _rank(best), _TAKEN)

@@ -85,14 +85,15 @@ class TritonSampler:
     def sample(self, logits: Tensor, inputs: SamplingInputs, last_tokens: Tensor, out: Tensor) -> None:
         """Draw one token a row by inverting the CDF, in order of token id, of the filtered distribution.
 
-        A row's token does not depend on the other rows. Two launches, whose grids depend on the shape of the logits
-        alone. A row whose logits contain NaN or +inf, or nothing but -inf, gets its likeliest token that is a number,
-        and if there is none, 0. Lanes are trusted: one beyond `last_tokens` writes to foreign memory.
+        A row's token does not depend on the other rows. A row has none, -1, if a logit is NaN or inf, or all are -inf.
+        Two launches, whose grids depend on the shape of the logits alone. Lanes are trusted: one beyond `last_tokens`
+        writes to foreign memory.
 
         Args:
             logits: [rows, vocab], bfloat16, float16 or float32; the rows may lie apart, each must be dense.
             inputs: of the rows, each tensor dense.
-            last_tokens: [lanes] int32; becomes the drawn tokens at the rows' lanes.
+            last_tokens: [lanes] int32; becomes the drawn tokens at the rows' lanes, and 0 for a row without one, so
+                that it stays an index.
             out: [rows] int32; becomes the drawn tokens.
 
         Raises:

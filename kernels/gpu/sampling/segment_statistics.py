@@ -56,11 +56,11 @@ def launch_statistics(logits: Tensor, temperatures: Tensor | None, maxima: Tenso
     """Maximum and mass of each segment. The caller has checked the arguments.
 
     The mass is the sum of `exp((logit - maximum) / temperature)`, by a tree of float32 additions; 0 in a segment of
-    -inf, NaN where a logit is NaN or +inf. Maxima leave out NaN.
+    -inf, NaN where a logit is NaN or +inf. Maxima leave out NaN, but where there is nothing else they may be NaN.
 
     Args:
         logits: [rows, vocab], bfloat16, float16 or float32; the rows may lie apart.
-        temperatures: [rows] float32; rows of 0 get no masses. None stands for 1 throughout.
+        temperatures: [rows] float32; in rows of 0 a mass is 0, or NaN where a logit is. None stands for 1 throughout.
         maxima, masses: [at least rows, segments] float32, dense.
     """
     num_rows, vocab_size = logits.shape
@@ -105,7 +105,9 @@ def _statistics_kernel(
     if temperature > 0:
         bases = tl.where(peaks == float("-inf"), 0.0, peaks)  # -inf - -inf is no number
         sums = tl.sum(tl.exp2((values - bases[:, None]) * decay_of(temperature)), axis=1)
-        tl.store(masses + places, sums, mask=segments < NUM_SEGMENTS)
+    else:
+        sums = tl.sum(tl.where(tl.abs(values) >= 0, 0.0, values), axis=1)  # only NaN is left
+    tl.store(masses + places, sums, mask=segments < NUM_SEGMENTS)
 
 
 @triton.jit

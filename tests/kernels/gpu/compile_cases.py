@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.arguments import ExpertLayer, KVCache, RopeStoreLayer
+from kernels.arguments import Adjustments, ExpertLayer, KVCache, RopeStoreLayer
 from kernels.gpu.attention.block_tables import expand_block_tables
 from kernels.gpu.attention.paged_attention import PagedAttention
 from kernels.gpu.attention.plan import AttentionShape
@@ -24,9 +24,10 @@ from kernels.gpu.layers.embedding import embed_tokens
 from kernels.gpu.layers.norm import add_rms_norm, rms_norm
 from kernels.gpu.layers.rope_store import qk_norm_rope_store
 from kernels.gpu.moe.experts import Experts
+from kernels.gpu.sampling.adjustments import adjust_logits
 from kernels.gpu.sampling.log_probs import LogProbs
 from kernels.gpu.sampling.sampler import TritonSampler
-from kernels.reference import INPUT_DTYPES, SamplingInputs
+from kernels.reference import INPUT_DTYPES, SamplingInputs, mask_words
 from tests.kernels.gpu.compiling import Launch, Variant
 
 
@@ -203,12 +204,20 @@ def random_experts(rng: random.Random) -> Iterator[Launch]:
 def sampling(rows: int, vocab_size: int, offset: int = 0) -> Iterator[Launch]:
     """What a step launches once it has logits."""
     floats, ids = staged(rows, offset=offset, dtype=torch.float32), staged(rows, offset=offset)
+    starts = staged(rows + 1, offset=offset)
     sampler = TritonSampler(rows, vocab_size, "meta")
     logits = empty(rows, vocab_size)
     name = f"{rows} rows of {vocab_size} logits"
     by_dtype = {floats.dtype: floats, ids.dtype: ids}
     inputs = SamplingInputs(*(by_dtype[dtype] for dtype in INPUT_DTYPES.values()))
     yield Launch(name, partial(sampler.sample, logits, inputs, staged(1024), ids))
+    adjusted = empty(rows, vocab_size, dtype=torch.float32)
+    yield Launch(f"{name}, adjusted", partial(sampler.sample, adjusted, inputs, staged(1024), ids))
+    masks = staged(2, mask_words(vocab_size), offset=offset)
+    adjustments = Adjustments(
+        ids, ids, ids, floats, floats, floats, ids, masks, starts, ids, floats, starts, starts, ids
+    )
+    yield Launch(name, partial(adjust_logits, logits, adjustments, staged(1024, 40_960), adjusted))
     top, top_ids = empty(rows, 5, dtype=torch.float32), empty(rows, 5, dtype=torch.int32)
     log_probs = LogProbs(rows, vocab_size, "meta").log_probs
     yield Launch(name, partial(log_probs, logits, ids, 5, empty(rows, dtype=torch.float32), top, top_ids))

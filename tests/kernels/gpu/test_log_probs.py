@@ -90,6 +90,15 @@ def test_what_is_no_number_gives_ids_of_the_vocabulary(device: torch.device) -> 
     assert bool(top.isnan().all())
 
 
+def test_a_row_without_a_token_asks_about_the_first(device: torch.device) -> None:
+    """Before the first row lies memory that is not the logits'."""
+    logits = framed(torch.randn(2, 200, generator=torch.Generator().manual_seed(4)).to(device))
+    chosen, _, _ = assert_twins(logits, [-1, -1], 1)
+    of_the_first, _, _ = assert_twins(logits, [0, 0], 1)
+    assert chosen.equal(of_the_first)
+    assert bool(chosen.isfinite().all())
+
+
 def test_workspace_serves_batches_of_any_size(device: torch.device) -> None:
     logits = torch.randn(5, 300, generator=torch.Generator().manual_seed(1)).to(device)
     lookup = LogProbs(5, 300, device)

@@ -202,27 +202,34 @@ def test_logits_that_the_temperature_makes_equal_tie(device: torch.device) -> No
 
 
 def test_greedy_rows_take_the_first_of_the_likeliest(device: torch.device) -> None:
-    logits = torch.zeros(4, 1000, device=device)
+    logits = torch.zeros(3, 1000, device=device)
     logits[0, 700] = logits[0, 999] = 3.0
     logits[1, 5:130] = 3.0
-    logits[2, 128] = torch.inf
-    logits[3] = -torch.inf
-    rows = [Row(0.9, temperature=0.0, top_k=2, top_p=0.1)] * 4
-    assert draw(logits, rows) == draw_by_twin(logits, rows) == [700, 5, 128, 0]
+    logits[2] = -torch.inf
+    logits[2, 999] = -3e38
+    rows = [Row(0.9, temperature=0.0, top_k=2, top_p=0.1)] * 3
+    assert draw(logits, rows) == draw_by_twin(logits, rows) == [700, 5, 999]
 
 
-def test_what_is_no_number_still_gives_a_token(device: torch.device) -> None:
-    """The likeliest that is a number: a row of which one logit is NaN is not drawn from."""
-    logits = make_logits("normal", 1, 24, 300)
+def test_what_is_no_number_gives_no_token(device: torch.device) -> None:
+    """However far from the likeliest it is, in the last segment too; the rows between have their tokens."""
+    logits = make_logits("normal", 1, 42, 300)
     logits[:6] = torch.nan
     logits[6:12] = -torch.inf
     logits[12:18, 77] = torch.inf
-    logits[18:, 100] = torch.nan
-    logits[18:, 177] = 50.0
+    logits[18:24, 100] = torch.nan
+    logits[18:24, 177] = 50.0
+    logits[24:30, 299] = torch.nan
+    logits[30:36] = -torch.inf
+    logits[30:36, 3] = torch.nan
     kinds = [Row(0.9, temperature=0.0), Row(0.9), Row(0.9, top_k=2), Row(0.9, top_p=0.5), Row(0.9, min_p=0.5)]
     kinds.append(Row(0.9, top_k=3, top_p=0.5, min_p=0.1))
-    expected = [0] * 12 + [77] * 6 + [177] * 6
-    assert draw(logits.to(device), kinds * 4) == expected
+    order = torch.arange(42).view(7, 6).t().flatten()  # whole rows among broken ones
+    rows = [(kinds * 7)[at] for at in order]
+    logits = logits[order].to(device)
+    tokens = draw(logits, rows)
+    assert tokens == draw_by_twin(logits, rows)
+    assert [token == -1 for token in tokens] == [at < 36 for at in order.tolist()]
 
 
 def test_a_segment_of_minus_inf_is_passed_over(device: torch.device) -> None:
