@@ -102,7 +102,7 @@ class Service:
         start = Position.start(self.context.num_choices)
         position = Position.after(seen.last_event_id, self.context.num_choices) if seen.last_event_id else start
         answer = AnswerSpec("id", self.context, 10, position)
-        stream = EventStream(Generation(queue, TOKENIZER.token_bytes, answer), format_of("id", self.context))
+        stream = EventStream(Generation(queue, TOKENIZER, answer), format_of("id", self.context))
         events: list[bytes] = []
         gone = asyncio.Event()
 

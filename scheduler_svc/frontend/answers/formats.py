@@ -8,6 +8,7 @@ from msgspec import UNSET, UnsetType
 
 from scheduler_svc.frontend.answers.answer_context import AnswerContext
 from scheduler_svc.frontend.answers.generation import Piece
+from scheduler_svc.frontend.answers.logprobs import chat_logprobs, completion_logprobs
 from scheduler_svc.frontend.answers.openai_objects import (
     AssistantMessage,
     ChatChoice,
@@ -66,19 +67,21 @@ class CompletionFormat(Format):
 
     def whole(self, pieces: Sequence[Piece], usage: Usage, computed_by: str) -> Completion:
         """The answer in one object."""
-        return self._object([CompletionChoice(p.choice, p.text, p.finish_reason) for p in pieces], usage, computed_by)
+        return self._object([self._choice(piece) for piece in pieces], usage, computed_by)
 
     def opening(self, choice: int, computed_by: str) -> None:
         """Completions have no opening chunk."""
 
     def chunk(self, piece: Piece) -> Completion:
         """A chunk of the stream."""
-        choices = [CompletionChoice(piece.choice, piece.text, piece.finish_reason)]
-        return self._object(choices, self.chunk_usage, piece.model)
+        return self._object([self._choice(piece)], self.chunk_usage, piece.model)
 
     def ending(self, usage: Usage, computed_by: str) -> Completion:
         """The chunk that ends a stream for which usage was asked."""
         return self._object([], usage, computed_by)
+
+    def _choice(self, piece: Piece) -> CompletionChoice:
+        return CompletionChoice(piece.choice, piece.text, piece.finish_reason, completion_logprobs(piece.logprobs))
 
     def _object(self, choices: list[CompletionChoice], usage: Usage | UnsetType | None, computed_by: str) -> Completion:
         fingerprint = _system_fingerprint(computed_by)
@@ -90,7 +93,10 @@ class ChatFormat(Format):
 
     def whole(self, pieces: Sequence[Piece], usage: Usage, computed_by: str) -> ChatCompletion:
         """The answer in one object."""
-        choices = [ChatChoice(p.choice, AssistantMessage(p.text), p.finish_reason) for p in pieces]
+        choices = [
+            ChatChoice(piece.choice, AssistantMessage(piece.text), piece.finish_reason, chat_logprobs(piece.logprobs))
+            for piece in pieces
+        ]
         return self._object("chat.completion", choices, usage, computed_by)
 
     def opening(self, choice: int, computed_by: str) -> ChatCompletion:
@@ -101,7 +107,8 @@ class ChatFormat(Format):
     def chunk(self, piece: Piece) -> ChatCompletion:
         """A chunk of the stream."""
         delta = Delta(content=piece.text) if piece.text else Delta()
-        return self._chunk([ChatChunkChoice(piece.choice, delta, piece.finish_reason)], self.chunk_usage, piece.model)
+        choice = ChatChunkChoice(piece.choice, delta, piece.finish_reason, chat_logprobs(piece.logprobs))
+        return self._chunk([choice], self.chunk_usage, piece.model)
 
     def ending(self, usage: Usage, computed_by: str) -> ChatCompletion:
         """The chunk that ends a stream for which usage was asked."""

@@ -19,13 +19,46 @@ class Usage(Struct, frozen=True):
     prompt_tokens_details: PromptTokensDetails
 
 
+class TopLogprob(Struct, frozen=True, gc=False):
+    """A token that could have stood in a place, and how likely it was; `bytes` is null for an id that no token has."""
+
+    token: str
+    bytes: list[int] | None
+    logprob: float
+
+
+class TokenLogprob(Struct, frozen=True, gc=False):
+    """A token of an answer, and the likeliest ones in its place, in descending order."""
+
+    token: str
+    bytes: list[int] | None
+    logprob: float
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(Struct, frozen=True):
+    """Log-probabilities in /v1/chat/completions."""
+
+    content: list[TokenLogprob]
+    refusal: None = None
+
+
+class CompletionLogprobs(Struct, frozen=True):
+    """Log-probabilities in /v1/completions: lists with an entry for each token."""
+
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+    text_offset: list[int]
+
+
 class CompletionChoice(Struct, frozen=True):
     """A text, or a piece of one."""
 
     index: int
     text: str
     finish_reason: str | None
-    logprobs: None = None
+    logprobs: CompletionLogprobs | None = None
 
 
 class Completion(Struct, frozen=True):
@@ -54,7 +87,7 @@ class ChatChoice(Struct, frozen=True):
     index: int
     message: AssistantMessage
     finish_reason: str | None
-    logprobs: None = None
+    logprobs: ChatLogprobs | None = None
 
 
 class Delta(Struct, frozen=True):
@@ -70,7 +103,7 @@ class ChatChunkChoice(Struct, frozen=True):
     index: int
     delta: Delta
     finish_reason: str | None = None
-    logprobs: None = None
+    logprobs: ChatLogprobs | None = None
 
 
 class ChatCompletion(Struct, frozen=True):
