@@ -26,7 +26,7 @@ def constraints_of(
         ApiError, RequestRejected: the model does not have a token, or it is too much.
     """
     biases = {token_id: bias for token_id, bias in body.logit_bias.items() if bias}
-    allowed = tuple(dict.fromkeys(body.allowed_token_ids or ()))
+    allowed = tuple(dict.fromkeys(body.allowed_token_ids))
     check_token_ids("logit_bias", tuple(body.logit_bias), tokenizer.vocab_size)
     check_token_ids("allowed_token_ids", allowed, tokenizer.vocab_size)
     words = _bad_words(body.bad_words, tokenizer)

@@ -152,7 +152,7 @@ class GenerationRequest(Strict):
     repetition_penalty: Annotated[float, Field(gt=0.0, le=100.0)] | None = None
     logit_bias: Annotated[dict[int, float], BeforeValidator(_biases)] = {}
     bad_words: Annotated[list[StopString], Field(max_length=MAX_BAD_WORDS)] = []
-    allowed_token_ids: Annotated[FirstError[TokenId], Field(min_length=1)] | None = None
+    allowed_token_ids: Annotated[FirstError[TokenId], Field(min_length=1)] = []  # an empty one would ban all
     stream: bool = False
     stream_options: StreamOptions | None = None
     cache_salt: Annotated[str, Field(max_length=256)] = ""
