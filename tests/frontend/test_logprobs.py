@@ -19,7 +19,7 @@ from scheduler_svc.frontend.answers import generation as generation_module
 from scheduler_svc.frontend.answers.answer_context import AnswerContext
 from scheduler_svc.frontend.answers.event_ids import Position
 from scheduler_svc.frontend.answers.formats import format_of
-from scheduler_svc.frontend.answers.generation import AnswerSpec, Generation, Piece
+from scheduler_svc.frontend.answers.generation import AnswerSpec, Generation, Piece, WholeChoice
 from scheduler_svc.frontend.answers.openai_objects import to_json
 from scheduler_svc.frontend.link.delta_queue import DeltaQueue
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
@@ -113,6 +113,22 @@ def read(
     return asyncio.run(asyncio.wait_for(run(), 5)), generation
 
 
+def read_whole(context: AnswerContext, deltas: Iterable[m.TokenDelta]) -> tuple[dict, int]:
+    """The choice of an answer that is not streamed, and how many tokens it counts."""
+    queue = DeltaQueue(lambda _: None, lambda _: None, is_streamed=False, is_resumable=False)
+    queue.add("r", 0, 1)
+    generation = Generation(queue, TOKENIZER, AnswerSpec("r", context, 3, Position.start(1)))
+
+    async def run() -> list[WholeChoice]:
+        for delta in deltas:
+            queue.put(delta)
+        return await asyncio.wait_for(generation.whole(), 5)
+
+    choices = asyncio.run(run())
+    answer = json.loads(to_json(format_of("id", context).whole(choices, generation.usage, generation.model)))
+    return answer["choices"][0], answer["usage"]["completion_tokens"]
+
+
 def logprobs_of(context: AnswerContext, pieces: list[Piece]) -> dict:
     """What a client puts together from the chunks."""
     whole: dict[str, list] = {}
@@ -171,14 +187,15 @@ def test_chunks_have_what_the_whole_answer_has(
     context: AnswerContext, sizes: list[int], turns_between: int, data: st.DataObject
 ):
     story = data.draw(stories(context.logprobs))
-    whole, generation = read(context, story.deltas([1000]))
-    num_tokens = generation.usage.completion_tokens
-    assert len(whole) == 1
-    assert logprobs_of(context, whole) == by_definition(context, story, num_tokens)
+    whole, num_tokens = read_whole(context, story.deltas(sizes))
+    logprobs = whole["logprobs"]
+    assert logprobs.pop("refusal", None) is None
+    assert logprobs == by_definition(context, story, num_tokens)
     pieces, generation = read(context, story.deltas(sizes), turns_between=turns_between)
     assert none_of(context) | logprobs_of(context, pieces) == by_definition(context, story, num_tokens)
     assert generation.usage.completion_tokens == num_tokens
-    assert "".join(piece.text for piece in pieces) == whole[0].text
+    text = whole["text"] if context.kind == "completion" else whole["message"]["content"]
+    assert "".join(piece.text for piece in pieces) == text
 
 
 @settings(max_examples=examples(200), deadline=None)

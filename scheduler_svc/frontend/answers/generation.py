@@ -14,7 +14,7 @@ from common.logging import get_logger
 from common.wire import int32_array
 from scheduler_svc.frontend.answers.answer_context import AnswerContext
 from scheduler_svc.frontend.answers.event_ids import Delivered, Position
-from scheduler_svc.frontend.answers.logprobs import Entry, LogprobReader, delta_bytes
+from scheduler_svc.frontend.answers.logprobs import Entry, LogprobReader, LogprobsJson, delta_bytes
 from scheduler_svc.frontend.answers.openai_objects import PromptTokensDetails, Usage
 from scheduler_svc.frontend.errors import ClientGone
 from scheduler_svc.frontend.link.delta_queue import DeltaQueue
@@ -46,6 +46,15 @@ class Piece(NamedTuple):
     num_tokens: int
     model: str
     logprobs: list[Entry] | None = None
+
+
+class WholeChoice(NamedTuple):
+    """One choice of an answer that is not streamed; logprobs are None if the request asked for none."""
+
+    choice: int
+    text: str
+    finish_reason: str
+    logprobs: msgspec.Raw | None
 
 
 @dataclass(frozen=True)
@@ -109,14 +118,22 @@ class Generation:
                     raise failure
                 await asyncio.sleep(0)
 
-    async def whole(self) -> list[Piece]:
-        """Every choice's complete text, in order of choice. Raises as `pieces` does."""
-        wholes = [Piece(choice, "", "stop", 0, "") for choice in range(len(self._choices))]
-        parts: list[list[Piece]] = [[] for _ in wholes]
+    async def whole(self) -> list[WholeChoice]:
+        """Every choice, complete and in order. Raises as `pieces` does."""
+        reasons = ["stop"] * len(self._choices)
+        texts: list[list[str]] = [[] for _ in self._choices]
+        logprobs = [LogprobsJson(self.spec.context.kind) for _ in self._choices]
         async for pieces in self.pieces():
             for piece in pieces:
-                parts[piece.choice].append(piece)
-        return [_whole(of_choice) if of_choice else whole for whole, of_choice in zip(wholes, parts, strict=True)]
+                reasons[piece.choice] = piece.finish_reason or "stop"
+                texts[piece.choice].append(piece.text)
+                if piece.logprobs is not None:
+                    logprobs[piece.choice].add(piece.logprobs)
+        has_logprobs = self.spec.context.logprobs > 0
+        return [
+            WholeChoice(choice, "".join(texts[choice]), reason, logprobs[choice].json() if has_logprobs else None)
+            for choice, reason in enumerate(reasons)
+        ]
 
     @property
     def usage(self) -> Usage:
@@ -245,12 +262,5 @@ def _joined(pieces: list[Piece], piece: Piece) -> list[Piece]:
     """A choice's pieces with one more; neighbours from one model are joined."""
     if not pieces or pieces[-1].model != piece.model:
         return [*pieces, piece]
-    return [*pieces[:-1], _whole([pieces[-1], piece])]
-
-
-def _whole(pieces: Sequence[Piece]) -> Piece:
-    """A choice's pieces as one, which came from the last one's model."""
-    logprobs = None
-    if pieces[-1].logprobs is not None:
-        logprobs = [entry for piece in pieces for entry in piece.logprobs or ()]
-    return pieces[-1]._replace(text="".join([piece.text for piece in pieces]), logprobs=logprobs)
+    logprobs = None if piece.logprobs is None else [*(pieces[-1].logprobs or ()), *piece.logprobs]
+    return [*pieces[:-1], piece._replace(text=pieces[-1].text + piece.text, logprobs=logprobs)]

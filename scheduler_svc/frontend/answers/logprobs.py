@@ -5,14 +5,22 @@ stream, one after the other, are those of the whole answer, also where another f
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
+import msgspec
 import numpy as np
+from msgspec import Raw
 
 from common import messages as m
 from common.errors import WireError
 from common.wire import array_from, int32_array
-from scheduler_svc.frontend.answers.openai_objects import ChatLogprobs, CompletionLogprobs, TokenLogprob, TopLogprob
+from scheduler_svc.frontend.answers.openai_objects import (
+    ChatLogprobs,
+    CompletionLogprobs,
+    TokenLogprob,
+    TopLogprob,
+    to_json,
+)
 from scheduler_svc.frontend.text.detokenizer import Detokenizer
 from scheduler_svc.frontend.text.token_texts import TokenTexts
 
@@ -91,15 +99,41 @@ def delta_bytes(delta: m.TokenDelta) -> int:
     return len(delta.token_ids) + len(delta.logprob_ids)
 
 
-def chat_logprobs(entries: Sequence[Entry] | None) -> ChatLogprobs | None:
-    """As /v1/chat/completions has them; None if the request asked for none."""
-    return None if entries is None else ChatLogprobs([entry.logprob for entry in entries])
+class LogprobsJson:
+    """Log-probabilities of a whole answer, written as they come: written at once, those of a long one would hold the
+    event loop.
+
+    Args:
+        kind: of the answer.
+    """
+
+    def __init__(self, kind: Literal["completion", "chat"]) -> None:
+        self._convert = chat_logprobs if kind == "chat" else completion_logprobs
+        self._lists: dict[str, list[bytes]] = {}
+        self._others: dict[str, bytes] = {}
+
+    def add(self, entries: Sequence[Entry]) -> None:
+        """Those of the next tokens."""
+        for name, value in msgspec.structs.asdict(self._convert(entries)).items():
+            if isinstance(value, list):
+                written = to_json(value)[1:-1]
+                self._lists.setdefault(name, []).extend([written] if value else [])
+            else:
+                self._others[name] = to_json(value)
+
+    def json(self) -> Raw:
+        """All of them as one object."""
+        fields = {name: b"[%b]" % b",".join(written) for name, written in self._lists.items()} | self._others
+        return Raw(b"{%b}" % b",".join([b'"%b":%b' % (name.encode(), value) for name, value in fields.items()]))
 
 
-def completion_logprobs(entries: Sequence[Entry] | None) -> CompletionLogprobs | None:
-    """As /v1/completions has them; None if the request asked for none."""
-    if entries is None:
-        return None
+def chat_logprobs(entries: Sequence[Entry]) -> ChatLogprobs:
+    """As /v1/chat/completions has them."""
+    return ChatLogprobs([entry.logprob for entry in entries])
+
+
+def completion_logprobs(entries: Sequence[Entry]) -> CompletionLogprobs:
+    """As /v1/completions has them."""
     return CompletionLogprobs(
         tokens=[entry.logprob.token for entry in entries],
         token_logprobs=[entry.logprob.logprob for entry in entries],

@@ -1,7 +1,9 @@
 """OpenAI's answer objects. msgspec encodes these structs an order of magnitude faster than pydantic would."""
 
+from typing import Any
+
 import msgspec
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, Raw, Struct, UnsetType
 
 
 class PromptTokensDetails(Struct, frozen=True):
@@ -58,7 +60,7 @@ class CompletionChoice(Struct, frozen=True):
     index: int
     text: str
     finish_reason: str | None
-    logprobs: CompletionLogprobs | None = None
+    logprobs: CompletionLogprobs | Raw | None = None
 
 
 class Completion(Struct, frozen=True):
@@ -87,7 +89,7 @@ class ChatChoice(Struct, frozen=True):
     index: int
     message: AssistantMessage
     finish_reason: str | None
-    logprobs: ChatLogprobs | None = None
+    logprobs: ChatLogprobs | Raw | None = None
 
 
 class Delta(Struct, frozen=True):
@@ -121,6 +123,6 @@ class ChatCompletion(Struct, frozen=True):
 _encoder = msgspec.json.Encoder()  # stateless between calls
 
 
-def to_json(value: Struct) -> bytes:
-    """The JSON of an answer."""
+def to_json(value: Struct | list[Any] | None) -> bytes:
+    """The JSON of an answer, or of a part of one."""
     return _encoder.encode(value)

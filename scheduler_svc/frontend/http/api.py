@@ -135,8 +135,8 @@ class _Generate:
             has_ids = has_event_ids(context.num_choices, is_resumable=tokenized.is_resumable)
             return EventStream(generation, form, has_ids=has_ids)
         with generation:
-            pieces = await unless_disconnected(request.receive, generation.whole())
-        whole = form.whole(pieces, generation.usage, generation.model)
+            choices = await unless_disconnected(request.receive, generation.whole())
+        whole = form.whole(choices, generation.usage, generation.model)
         return json_response(whole, {REQUEST_ID_HEADER: tokenized.request_id})
 
 
