@@ -133,7 +133,7 @@ def test_who_asks_and_asks_and_takes_no_answer_gets_no_more_than_so_many():
 
 
 def test_no_message_has_more_than_it_may_and_none_is_left_out(monkeypatch):
-    monkeypatch.setattr(outbox_module, "MAX_TOKENS_A_MESSAGE", 10)
+    monkeypatch.setattr(outbox_module, "MAX_TOKEN_BYTES_A_MESSAGE", 40)
     monkeypatch.setattr(outbox_module, "MAX_STREAMS_A_MESSAGE", 3)
     outbox, told, ended = Outbox(), {}, []
     submit, sequences = request("r", 5, stream=False)

@@ -78,7 +78,10 @@ class OutboxMachine(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        few = {"MAX_TOKENS_A_MESSAGE": 3, "MAX_STREAMS_A_MESSAGE": 2}  # so that most readers need several messages
+        few = {
+            "MAX_TOKEN_BYTES_A_MESSAGE": 12,
+            "MAX_STREAMS_A_MESSAGE": 2,
+        }  # so that most readers need several messages
         self._limits = mock.patch.multiple(outbox_module, **few)
         self._limits.start()
         self.outbox = Outbox()
