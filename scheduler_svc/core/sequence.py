@@ -23,6 +23,20 @@ class State(Enum):
     FINISHED = "finished"
 
 
+@dataclass(frozen=True, slots=True)
+class Generated:
+    """What a sequence has generated.
+
+    Attributes:
+        token_ids: int32.
+        logprob_ids, logprobs: int32 and float32 [tokens, `params.logprobs`], as in `StepResult`.
+    """
+
+    token_ids: bytes = b""
+    logprob_ids: bytes = b""
+    logprobs: bytes = b""
+
+
 @dataclass(slots=True, eq=False)
 class Sequence:
     """One stream of tokens. While it runs, the counts that change with each step are in its lane (`lanes.py`).

@@ -17,7 +17,7 @@ from scheduler_svc.core.scheduling.deadlines import Deadlines
 from scheduler_svc.core.scheduling.stats import SchedulerStats
 from scheduler_svc.core.scheduling.suspects import MAX_STRIKES, Suspects
 from scheduler_svc.core.scheduling.waiting_queue import Epochs, WaitingQueue
-from scheduler_svc.core.sequence import Sequence, State, largest_token, new_sequences
+from scheduler_svc.core.sequence import Generated, Sequence, State, largest_token, new_sequences
 from scheduler_svc.core.step_output import SequenceEnd
 
 
@@ -94,7 +94,7 @@ class Sequences:
         self,
         submit: Submit,
         arrival: int,
-        outputs: Iterable[bytes],
+        outputs: Iterable[Generated],
         deadline: float | None,
         *,
         place: int | None = None,
@@ -106,9 +106,11 @@ class Sequences:
         sequences = new_sequences(submit, prompt, largest, arrival, deadline, place)
         self._arrivals = max(self._arrivals, arrival + submit.n)
         for sequence, output in zip(sequences, outputs, strict=True):
-            sequence.tokens.frombytes(output)
+            sequence.tokens.frombytes(output.token_ids)
+            sequence.logprob_ids.frombytes(output.logprob_ids)
+            sequence.logprobs.frombytes(output.logprobs)
             sequence.largest_token = max(largest, *sequence.tokens)
-            sequence.num_written = len(sequence.tokens) - 1 if output else 0
+            sequence.num_written = len(sequence.tokens) - 1 if output.token_ids else 0
             if fits:
                 self.capacities.has_fitted(sequence)
             self._enter(sequence)
