@@ -1,6 +1,8 @@
-"""Which library compiles grammars and masks tokens by them: what services agree on before they exchange grammars."""
+"""Grammars by llguidance: what frontends that compile them and executors that mask tokens by them agree on."""
 
 from importlib.metadata import PackageNotFoundError, version
+
+from llguidance import LLParserLimits
 
 _LIBRARY = "llguidance"
 
@@ -11,3 +13,11 @@ def grammar_library() -> str:
         return f"{_LIBRARY} {version(_LIBRARY)}"
     except PackageNotFoundError:
         return ""
+
+
+def parser_limits() -> LLParserLimits:
+    """What a grammar may take. A grammar that is refused by one side is refused by all.
+
+    Errors do not carry the parser's state: they reach clients and logs, and the state has the client's text.
+    """
+    return LLParserLimits(verbose_errors=False)

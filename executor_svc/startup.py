@@ -6,10 +6,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from llguidance import LLTokenizer
 
 from common import __version__
 from common import messages as m
 from common.errors import BatonError
+from common.grammars import grammar_library
 from common.logging import get_logger
 from common.model_files import model_name, resolve_model
 from common.plan import ExecutorLimits
@@ -26,6 +28,7 @@ from executor_svc.model.sharding import Shard
 from executor_svc.model.vocab_parallel import VocabParallelDraw
 from executor_svc.model.weights import Checkpoint, load_weights, stored_dtype
 from executor_svc.options import ExecutorOptions
+from executor_svc.runner.grammar_masks import GrammarMasks, load_tokenizer
 from executor_svc.runner.runner import Runner
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -35,13 +38,14 @@ log = get_logger("executor")
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model's weights, or a rank's part of them."""
+    """A model's weights, or a rank's part of them; its tokenizer's hash, and the tokenizer as grammars need it."""
 
     config: Qwen3Config
     shard: Shard
     weights: Qwen3Weights
     fingerprint: str
     tokenizer: str
+    grammars: LLTokenizer | None
 
     @property
     def dtype(self) -> torch.dtype:
@@ -98,6 +102,7 @@ def _start(options: ExecutorOptions) -> tuple[Runner[Any], m.Hello, RankGroup]:
         device=platform.description if group.size == 1 else f"{group.size} x {platform.description}"[:128],
         pid=os.getpid(),
         tokenizer=model.tokenizer,
+        grammars="" if model.grammars is None else grammar_library(),
         **vars(limits),
     )
     return runner, hello, group
@@ -160,10 +165,12 @@ def _make_runner(
         draw = VocabParallelDraw(
             whole, group, model.shard, limits.vocab_size, limits.max_num_seqs, model.dtype, platform.device
         )
+    grammars = None if model.grammars is None else GrammarMasks(model.grammars, limits.vocab_size)
     decode_sizes = platform.decode_sizes(min(limits.max_num_seqs, limits.max_batch_tokens))
     token_sizes = platform.token_sizes(model.shard.layer_products(model.config), limits.max_batch_tokens)
     warm_up_lengths = kernels.warm_up_lengths(limits.max_batch_tokens)
-    return Runner(forward, draw, backend, limits, platform.device, decode_sizes, token_sizes, warm_up_lengths)
+    sizes = (decode_sizes, token_sizes, warm_up_lengths)
+    return Runner(forward, draw, backend, limits, platform.device, *sizes, grammars)
 
 
 def _load_model(options: ExecutorOptions, platform: Platform, group: RankGroup) -> LoadedModel:
@@ -185,7 +192,8 @@ def _load_model(options: ExecutorOptions, platform: Platform, group: RankGroup) 
         fingerprint=fingerprint,
     )
     shard = Shard.of(config, group.rank, group.size)
-    return LoadedModel(config, shard, weights, fingerprint, tokenizer_hash(folder))
+    grammars = load_tokenizer(folder, config.vocab_size)
+    return LoadedModel(config, shard, weights, fingerprint, tokenizer_hash(folder), grammars)
 
 
 def _choose_dtype(

@@ -1,17 +1,20 @@
 """Steps whose samples ask for more than a token: from the plan to what is drawn, and back to the plan's order."""
 
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from common.errors import WireError
 from common.plan import ExecutorLimits, PlanColumns, ResultColumns
 from common.wire import IntArray
 from executor_svc.model.draw import Drawn, Lanes
+from executor_svc.runner.grammar_masks import GrammarMasks
 from executor_svc.runner.readback import PendingCopies
 from executor_svc.staging.arena import Arena
 from executor_svc.staging.asked import AskedStager, AskedStep, SampleOrder
-from executor_svc.staging.constrained_lanes import ConstrainedLanes
+from executor_svc.staging.constrained_lanes import ConstrainedLane, ConstrainedLanes
 
 _ARENA_BYTES = 4 * 2**20  # a mask of 151,936 tokens takes 19 kB; a step that takes more gets memory of its own
 
@@ -41,13 +44,17 @@ class AskedPlan:
     """A plan that asks for more than tokens.
 
     Attributes:
-        columns: with the samples in `order`, and without what they ask for.
-        asked: what they ask for, on the device.
+        columns: the plan's, with the samples in `order`, and without what they ask for.
+        asked: the plan's columns as they came.
+        constrained: the lanes of its constrained samples.
+        masks: of those with a grammar, by lane, to come; None if none has one.
     """
 
     columns: PlanColumns
     order: SampleOrder
-    asked: AskedStep
+    asked: PlanColumns
+    constrained: list[ConstrainedLane]
+    masks: Future[dict[int, IntArray]] | None
 
 
 class AskedSteps:
@@ -56,24 +63,26 @@ class AskedSteps:
     Args:
         limits: of the executor.
         device: where steps run.
+        grammars: fills masks; None if no plan has a grammar.
 
     Attributes:
         lanes: on the device.
     """
 
-    def __init__(self, limits: ExecutorLimits, device: torch.device) -> None:
+    def __init__(self, limits: ExecutorLimits, device: torch.device, grammars: GrammarMasks | None) -> None:
         last_tokens = torch.zeros(limits.max_num_seqs + 1, dtype=torch.int32, device=device)
         # The token that a sequence of the greatest length ends with is one more.
         tokens = torch.empty((limits.max_num_seqs, limits.max_model_len + 1), dtype=torch.int32, device=device)
         self.lanes = Lanes(last_tokens, tokens)
         self._stager = AskedStager(limits.vocab_size, Arena(_ARENA_BYTES, device))
         self._constrained = ConstrainedLanes(limits.vocab_size)
+        self._grammars = grammars
 
     def begin(self, columns: PlanColumns) -> AskedPlan | None:
-        """Take in what a plan says of lanes; None if its samples ask for nothing.
+        """Take in what a plan says of lanes, and begin to fill its masks; None if its samples ask for nothing.
 
         Raises:
-            WireError: the plan contradicts what was said of a lane.
+            WireError: the plan contradicts what was said of a lane, or has a grammar, and there is no library for it.
         """
         constrained = self._constrained.take(columns)
         if not constrained and not columns.logprob_counts.any():
@@ -81,15 +90,33 @@ class AskedSteps:
         for start in columns.lane_starts:
             _upload(start.tokens, self.lanes.tokens[start.message.lane, : len(start.tokens)])
         order = SampleOrder.of(columns)
-        return AskedPlan(order.apply(columns), order, self._stager.stage(columns, constrained, order))
+        masks = None
+        if self._grammars is not None:
+            masks = self._grammars.begin(constrained, {start.message.lane for start in columns.lane_starts})
+        elif any(lane.start.message.constraints.grammar for lane in constrained):
+            raise WireError("the plan has a grammar, and this executor has no tokenizer")
+        return AskedPlan(order.apply(columns), order, columns, constrained, masks)
 
-    def end(self, asked: AskedStep, drawn: Drawn) -> None:
-        """A step's tokens have been drawn: those of constrained lanes are known there from now on."""
-        adjustments = asked.adjustments
+    def stage(self, plan: AskedPlan) -> AskedStep:
+        """Bring what a plan asks for to the device. If it has grammars, this waits for the tokens of the step before
+        and for the masks; the device computes meanwhile."""
+        masks = {} if plan.masks is None else plan.masks.result()
+        return self._stager.stage(plan.asked, plan.constrained, plan.order, masks)
+
+    def launched(self, plan: AskedPlan, step: AskedStep, drawn: Drawn, pending: PendingStep) -> None:
+        """A step's tokens are being drawn: they are those of its constrained lanes from now on."""
+        if self._grammars is not None:
+            self._grammars.launched(plan.constrained, plan.asked.constrained.tolist(), pending)
+        adjustments = step.adjustments
         if adjustments is not None:
             places = (adjustments.lanes.long(), adjustments.lengths.long())
-            tokens = drawn.tokens[asked.first_adjusted : asked.num_samples].clamp(min=0)
+            tokens = drawn.tokens[step.first_adjusted : step.num_samples].clamp(min=0)
             self.lanes.tokens.index_put_(places, tokens)
+
+    def close(self) -> None:
+        """End the thread that fills masks."""
+        if self._grammars is not None:
+            self._grammars.close()
 
 
 def _upload(tokens: IntArray, out: Tensor) -> None:

@@ -15,6 +15,7 @@ from executor_svc.model.attention import AttentionBackend
 from executor_svc.model.draw import Drawn, TokenDraw
 from executor_svc.model.model import Qwen3
 from executor_svc.runner.asked_steps import AskedSteps, PendingStep
+from executor_svc.runner.grammar_masks import GrammarMasks
 from executor_svc.runner.graphs import StepGraphs, next_size
 from executor_svc.runner.readback import Readback
 from executor_svc.runner.trial_plans import trial_plan
@@ -43,6 +44,7 @@ class Runner(Generic[Metadata]):
             at most `max_num_seqs`, where there is one.
         token_sizes: another plan is padded to the next of these numbers of tokens, likewise.
         warm_up_lengths: numbers of tokens of the steps that `warm_up` runs, see `KernelSet.warm_up_lengths`.
+        grammars: fills masks; None if no plan has a grammar.
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class Runner(Generic[Metadata]):
         decode_sizes: Sequence[int] = (),
         token_sizes: Sequence[int] = (),
         warm_up_lengths: Sequence[int] = (1,),
+        grammars: GrammarMasks | None = None,
     ) -> None:
         self.limits = limits
         self._model = model
@@ -66,7 +69,7 @@ class Runner(Generic[Metadata]):
         self._arena = Arena(arena_size(limits, backend.max_planned), device)
         self._readback = Readback(device)
         self._graphs = StepGraphs()
-        self._asked_steps = AskedSteps(limits, device)
+        self._asked_steps = AskedSteps(limits, device, grammars)
         self._lanes = self._asked_steps.lanes
         self._drawn = Drawn.room(limits.max_num_seqs, device)
 
@@ -77,6 +80,7 @@ class Runner(Generic[Metadata]):
     def close(self) -> None:
         """Destroy the CUDA graphs. A group of ranks is left after that: the graphs hold its operations."""
         self._graphs.clear()
+        self._asked_steps.close()
 
     @torch.inference_mode()
     def launch(self, columns: PlanColumns) -> PendingStep:
@@ -87,25 +91,26 @@ class Runner(Generic[Metadata]):
             RuntimeError: torch failed (out of memory, say). The content of the plan's slots is then unknown.
         """
         asking = self._asked_steps.begin(columns)
-        ordered, asked = (columns, None) if asking is None else (asking.columns, asking.asked)
+        ordered = columns if asking is None else asking.columns
         num_rows = self._decode_size(ordered)
         if num_rows is None:
             num_tokens = next_size(self._token_sizes, len(ordered.token_ids))
             batch = stage(ordered, self._arena, self._backend, padded_tokens=num_tokens)
             recorded = num_tokens is not None and self._arena.holds(batch.token_ids)
             self._forward(batch, self._graphs.parts(len(batch.token_ids)) if recorded else None)
-            self._sample(batch, asked)
         else:
             batch = self._stage_padded(ordered, num_rows)
             if not self._graphs.replay_forward(num_rows):
                 self._forward(batch)
-            if asked is not None or not self._graphs.replay_sampling(num_rows):
-                self._sample(batch, asked)
+        asked = None if asking is None else self._asked_steps.stage(asking)
+        if asked is not None or num_rows is None or not self._graphs.replay_sampling(num_rows):
+            self._sample(batch, asked)
         drawn = self._drawn.of(len(columns.sample_rows), asked)
-        if asking is None:
+        if asking is None or asked is None:
             return PendingStep(columns, None, self._readback.start([drawn.tokens]))
-        self._asked_steps.end(asking.asked, drawn)
-        return PendingStep(columns, asking.order, self._readback.start(list(vars(drawn).values())))
+        pending = PendingStep(columns, asking.order, self._readback.start(list(vars(drawn).values())))
+        self._asked_steps.launched(asking, asked, drawn, pending)
+        return pending
 
     def usable(self) -> bool:
         """Whether the device still works. After some errors (an access out of bounds) a GPU does nothing any more."""

@@ -1,6 +1,6 @@
 """What the samples of a step ask for beside a token: adjusted scores, log-probabilities. From columns to tensors."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -133,13 +133,20 @@ class AskedStager:
         self._no_masks = np.zeros((0, mask_words(vocab_size)), np.int32)
         self._arena = arena
 
-    def stage(self, columns: PlanColumns, lanes: Sequence[ConstrainedLane], order: SampleOrder) -> AskedStep:
+    def stage(
+        self,
+        columns: PlanColumns,
+        lanes: Sequence[ConstrainedLane],
+        order: SampleOrder,
+        grammar_masks: Mapping[int, IntArray],
+    ) -> AskedStep:
         """What a plan's samples ask for; its tensors are valid until the next call.
 
         Args:
             columns: the plan's.
             lanes: of its constrained samples, as `ConstrainedLanes.take` gave them.
             order: of its samples.
+            grammar_masks: of the lanes that have a grammar, int32 [ceil(vocab / 32)].
         """
         num_samples, counts = len(columns.sample_rows), columns.logprob_counts
         asking = np.flatnonzero(counts[order.samples]) if len(counts) else counts
@@ -149,17 +156,18 @@ class AskedStager:
         return AskedStep(
             num_samples=num_samples,
             first_adjusted=first_adjusted,
-            adjustments=self._adjustments(adjusted) if adjusted else None,
+            adjustments=self._adjustments(adjusted, grammar_masks) if adjusted else None,
             first_logprob=int(asking[0]) if len(asking) else 0,
             end_logprob=int(asking[-1]) + 1 if len(asking) else 0,
             num_top=int(counts.max()) - 1 if len(asking) else 0,
         )
 
-    def _adjustments(self, lanes: Sequence[ConstrainedLane]) -> Adjustments:
+    def _adjustments(self, lanes: Sequence[ConstrainedLane], grammar_masks: Mapping[int, IntArray]) -> Adjustments:
         starts = [lane.start for lane in lanes]
         asked = [start.message.constraints for start in starts]
-        masks = [lane.mask for lane in lanes if lane.mask is not None]
-        has_mask = np.array([lane.mask is not None for lane in lanes])
+        of_lanes = [_intersection(lane.mask, grammar_masks.get(lane.start.message.lane)) for lane in lanes]
+        masks = [mask for mask in of_lanes if mask is not None]
+        has_mask = np.array([mask is not None for mask in of_lanes])
         biases = [lane.biases_now for lane in lanes]
         words = [word for start in starts for word in start.arrays.bad_words]
         arrays: dict[str, Column] = {
@@ -179,6 +187,13 @@ class AskedStager:
             "word_tokens": np.concatenate([*words, _ints([])]),
         }
         return Adjustments(**dict(zip(arrays, self._arena.upload(list(arrays.values())), strict=True)))
+
+
+def _intersection(first: IntArray | None, second: IntArray | None) -> IntArray | None:
+    """What both masks allow; None for no mask, which allows all."""
+    if first is None or second is None:
+        return second if first is None else first
+    return first & second
 
 
 def _starts(lengths: Sequence[int]) -> IntArray:

@@ -56,7 +56,7 @@ class ConstrainedLane:
                 np.concatenate([arrays.bias_token_ids[others], stops]),
                 np.concatenate([arrays.biases[others], np.full(len(stops), -np.inf, np.float32)]),
             ),
-            _packed(arrays.allowed_token_ids, vocab_size) if len(arrays.allowed_token_ids) else None,
+            packed_mask(arrays.allowed_token_ids, vocab_size) if len(arrays.allowed_token_ids) else None,
         )
 
     @property
@@ -102,8 +102,8 @@ class ConstrainedLanes:
         return taken
 
 
-def _packed(token_ids: IntArray, vocab_size: int) -> IntArray:
-    """A bit for each token, lowest first."""
+def packed_mask(token_ids: IntArray, vocab_size: int) -> IntArray:
+    """A mask in which these tokens' bits are set, int32 [ceil(vocab / 32)], lowest first."""
     allowed = np.zeros(-(-vocab_size // _MASK_BITS) * _MASK_BITS, np.bool_)
     allowed[token_ids] = True
     return np.packbits(allowed, bitorder="little").view("<i4")

@@ -1,0 +1,147 @@
+"""Which tokens a grammar allows next: a matcher for each lane, and a thread that fills masks while the model computes.
+
+A matcher is derived from the lane's start and the tokens since. Where a lane starts with tokens that were generated
+elsewhere, they are replayed, so a sequence that moves here in the middle of a document goes on to the same document.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from llguidance import LLMatcher, LLTokenizer
+
+from common.errors import CheckpointError
+from common.grammars import parser_limits
+from common.logging import get_logger
+from common.plan import ResultColumns
+from common.wire import IntArray
+from executor_svc.staging.constrained_lanes import ConstrainedLane, packed_mask
+from kernels.reference import mask_words
+
+_NO_TOKENS: IntArray = np.zeros(0, np.int32)
+_COMPILED = 64  # grammars that are kept: requests with one schema compile it once
+
+log = get_logger("executor")
+
+
+class DrawnTokens(Protocol):
+    """The tokens of a step that was launched."""
+
+    def wait(self) -> ResultColumns:
+        """See `executor_svc.runner.asked_steps.PendingStep.wait`."""
+        ...
+
+
+def load_tokenizer(folder: Path, vocab_size: int) -> LLTokenizer | None:
+    """The tokenizer of a model's folder as grammars need it; None if it has no tokenizer.json.
+
+    Raises:
+        CheckpointError: the file is malformed, or has more tokens than the model.
+    """
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        return None
+    try:
+        return LLTokenizer(str(path), n_vocab=vocab_size)
+    except ValueError as error:
+        raise CheckpointError(f"{path} cannot be used for grammars: {error}") from error
+
+
+@dataclass(frozen=True)
+class _NewTokens:
+    """What a lane's matcher has to consume before its mask: tokens that were said, or one that a step draws."""
+
+    said: IntArray
+    drawn: DrawnTokens | None = None
+    sample: int = 0
+
+    def get(self) -> list[int]:
+        """The tokens, as soon as they are known; none for a row that has none."""
+        if self.drawn is None:
+            return [int(token) for token in self.said]
+        token = int(self.drawn.wait().token_ids[self.sample])
+        return [token] if token >= 0 else []
+
+
+class GrammarMasks:
+    """The matchers of one executor.
+
+    Args:
+        tokenizer: of the model.
+        vocab_size: of the model.
+    """
+
+    def __init__(self, tokenizer: LLTokenizer, vocab_size: int) -> None:
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._not_eos = ~packed_mask(np.array(tokenizer.eos_tokens, np.int32), vocab_size)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
+        self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._matchers: dict[int, LLMatcher] = {}
+        self._newest: dict[int, _NewTokens] = {}
+
+    def begin(self, lanes: Sequence[ConstrainedLane], started: set[int]) -> "Future[dict[int, IntArray]] | None":
+        """Begin to fill the masks of the lanes that have a grammar; None if none has.
+
+        Args:
+            lanes: of a plan's constrained samples.
+            started: those of them that the plan starts.
+
+        Returns:
+            A mask by lane, int32 [ceil(vocab / 32)], to come.
+        """
+        jobs = []
+        for lane in lanes:
+            number, constraints = lane.start.message.lane, lane.start.message.constraints
+            if not constraints.grammar:
+                continue
+            generated = lane.start.tokens[lane.start.message.num_prompt :]
+            news = _NewTokens(generated) if number in started else self._newest[number]
+            jobs.append((lane, number in started, news))
+        return self._thread.submit(self._fill, jobs) if jobs else None
+
+    def launched(self, lanes: Sequence[ConstrainedLane], samples: Sequence[int], step: DrawnTokens) -> None:
+        """A step was launched that draws these lanes' tokens, each as one of its samples."""
+        for lane, sample in zip(lanes, samples, strict=True):
+            if lane.start.message.constraints.grammar:
+                self._newest[lane.start.message.lane] = _NewTokens(_NO_TOKENS, step, sample)
+
+    def close(self) -> None:
+        """End the thread."""
+        self._thread.shutdown()
+
+    # --- in the thread ---
+
+    def _fill(self, jobs: list[tuple[ConstrainedLane, bool, _NewTokens]]) -> dict[int, IntArray]:
+        return {lane.start.message.lane: self._mask(lane, news, starts=starts) for lane, starts, news in jobs}
+
+    def _mask(self, lane: ConstrainedLane, news: _NewTokens, *, starts: bool) -> IntArray:
+        number, stops = lane.start.message.lane, lane.start.stop_token_ids
+        if starts:
+            self._matchers[number] = self._compile(lane.start.message.constraints.grammar).deep_copy()
+        matcher = self._matchers[number]
+        tokens = [token for token in news.get() if token not in stops]  # a sequence with a stop token has ended
+        if tokens and not matcher.is_error():
+            matcher.consume_tokens(tokens)
+        mask = np.zeros(mask_words(self._vocab_size), np.int32)
+        if matcher.is_error():
+            log.warning("grammar failed", lane=number, reason=matcher.get_error().splitlines()[0][:200])
+            return mask
+        matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        mask &= self._not_eos
+        if matcher.is_accepting():
+            mask |= packed_mask(stops[stops < self._vocab_size], self._vocab_size)
+        return mask
+
+    def _compile(self, grammar: str) -> LLMatcher:
+        matcher = self._compiled.pop(grammar, None)
+        if matcher is None:
+            matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=parser_limits())
+        self._compiled[grammar] = matcher
+        if len(self._compiled) > _COMPILED:
+            self._compiled.popitem(last=False)
+        return matcher
