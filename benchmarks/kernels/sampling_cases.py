@@ -1,4 +1,4 @@
-"""Cases of the sampler, of adjustments and of log-probabilities, on logits with some dozens of likely tokens a row."""
+"""Cases of the sampler and of log-probabilities, on logits with some dozens of likely tokens in each row."""
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -12,7 +12,6 @@ from benchmarks.rig.gpu_timing import Call
 from common.messages import SamplingParams
 from common.sampling_columns import SAMPLING_COLUMNS
 from kernels import reference
-from kernels.gpu.sampling.adjustments import adjust_logits
 from kernels.gpu.sampling.log_probs import LogProbs
 from kernels.gpu.sampling.sampler import TritonSampler
 
@@ -36,9 +35,8 @@ KINDS = {
 
 
 def sampling_cases(batches: Iterable[int]) -> Iterator[KernelCase]:
-    """Every kind of sampling, adjustments, and log-probabilities, for each of these numbers of rows."""
+    """Every kind of sampling, and log-probabilities, for each of these numbers of rows."""
     for rows in batches:
-        yield adjust_logits_case(rows)
         yield from (sample_case(rows, kind) for kind in KINDS)
         yield from (log_probs_case(rows, num_top) for num_top in (0, 5, 20))
 
@@ -76,46 +74,6 @@ def sample_case(rows: int, kind: str, vocab_size: int = VOCAB_SIZE) -> KernelCas
         tensors=tensors,
         ours=ours,
         eager=peers.get(kind, _eager_filter_and_draw),
-    )
-
-
-def adjust_logits_case(
-    rows: int, num_tokens: int = 2048, num_biases: int = 8, vocab_size: int = VOCAB_SIZE
-) -> KernelCase:
-    """A case of rows that ask for all that requests may ask but bad words, of sequences of `num_tokens`."""
-
-    def tensors(device: torch.device) -> Tensors:
-        bias_ids = torch.stack([torch.randperm(vocab_size)[:num_biases] for _ in range(rows)]).flatten()
-        return {
-            "logits": make_logits(rows, vocab_size, device),
-            "lanes": indices(torch.randperm(rows), device),
-            "lengths": indices(torch.full((rows,), num_tokens), device),
-            "num_prompts": indices(torch.full((rows,), num_tokens // 4), device),
-            "presences": torch.full((rows,), 0.3).to(device),
-            "frequencies": torch.full((rows,), 0.2).to(device),
-            "repetitions": torch.full((rows,), 1.1).to(device),
-            "mask_rows": indices(torch.randperm(rows), device),
-            "masks": indices(torch.randint(-(2**31), 2**31, (rows, reference.mask_words(vocab_size))), device),
-            "bias_starts": indices(torch.arange(rows + 1) * num_biases, device),
-            "bias_ids": indices(bias_ids, device),
-            "biases": torch.randn(rows * num_biases).to(device),
-            "word_starts": indices(torch.zeros(rows + 1), device),
-            "word_offsets": indices(torch.zeros(1), device),
-            "word_tokens": indices(torch.zeros(0), device),
-            "lane_tokens": indices(torch.randint(vocab_size, (rows, num_tokens)), device),
-            "out": torch.empty(rows, vocab_size, device=device),
-        }
-
-    columns = 7 * INDEX_BYTES + reference.mask_words(vocab_size) * INDEX_BYTES + 2 * INDEX_BYTES * (1 + num_biases)
-    return KernelCase(
-        kernel="adjust_logits",
-        model="Qwen3",
-        step={"rows": rows, "tokens": num_tokens},
-        bytes_moved=rows * ((ITEM_BYTES + torch.float32.itemsize) * vocab_size + columns + INDEX_BYTES * num_tokens)
-        + 3 * INDEX_BYTES,  # the ends of the lists
-        tensors=tensors,
-        ours=lambda tensors: partial(adjust_logits, **grouped(tensors)),
-        eager=_eager_adjust,
     )
 
 
@@ -161,35 +119,6 @@ def make_logits(rows: int, vocab_size: int, device: torch.device) -> Tensor:
     likely = torch.randint(vocab_size, (rows, 64), device=device)
     logits = 2 * torch.randn(rows, vocab_size, device=device)
     return logits.scatter_(1, likely, 12 + 4 * torch.randn(rows, 64, device=device)).bfloat16()
-
-
-def _eager_adjust(
-    logits: Tensor,
-    lanes: Tensor,
-    lengths: Tensor,
-    num_prompts: Tensor,
-    mask_rows: Tensor,
-    masks: Tensor,
-    bias_ids: Tensor,
-    biases: Tensor,
-    lane_tokens: Tensor,
-    out: Tensor,
-    **others: Tensor,
-) -> Tensor:
-    presences, frequencies, repetitions = (
-        others[name][:, None] for name in ("presences", "frequencies", "repetitions")
-    )
-    rows, vocab_size = logits.shape
-    bits = masks[mask_rows][:, :, None] >> torch.arange(32, device=logits.device) & 1
-    scores = logits.float().masked_fill(bits.flatten(1)[:, :vocab_size] == 0, -torch.inf)
-    scores.scatter_add_(1, bias_ids.view(rows, -1).long(), biases.view(rows, -1))
-    tokens, positions = lane_tokens[lanes].long(), torch.arange(lane_tokens.shape[1], device=logits.device)
-    known = positions < lengths[:, None]
-    generated = known & (positions >= num_prompts[:, None])
-    counts, seen = (torch.zeros_like(scores).scatter_add_(1, tokens, which.float()) for which in (generated, known))
-    penalties = torch.where(seen > 0, repetitions, 1.0)
-    scores = torch.where(scores > 0, scores / penalties, scores * penalties)
-    return out.copy_(scores - frequencies * counts - presences * (counts > 0))
 
 
 def _eager_greedy(logits: Tensor, lanes: Tensor, last_tokens: Tensor, out: Tensor, **_: Tensor) -> Tensor:

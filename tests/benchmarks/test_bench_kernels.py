@@ -95,11 +95,7 @@ def test_operations_of_attention(small):
 
 
 def test_bytes_of_sampling():
-    for case in (
-        sampling_cases.sample_case(5, "all kinds", 300),
-        sampling_cases.log_probs_case(5, 4, 300),
-        sampling_cases.adjust_logits_case(5, 40, 3, 300),
-    ):
+    for case in (sampling_cases.sample_case(5, "all kinds", 300), sampling_cases.log_probs_case(5, 4, 300)):
         assert case.bytes_moved == case.bytes_taken(), "each tensor is read or written once"
 
 
@@ -113,10 +109,6 @@ def test_torch_does_the_work_of_our_kernel(small, kernel):
 )
 def test_torch_samples_as_our_kernel(kind):
     same_work(sampling_cases.sample_case(11, kind, 3000))
-
-
-def test_torch_adjusts_as_our_kernel():
-    same_work(sampling_cases.adjust_logits_case(7, 200, 5, 300))
 
 
 def test_torch_looks_up_as_our_kernel():
