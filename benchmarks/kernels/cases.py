@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.rig.gpu_timing import Call
-from kernels.arguments import AttentionRows, KVCache, RopeStoreLayer
+from kernels.arguments import Adjustments, AttentionRows, KVCache, RopeStoreLayer
 from kernels.reference import SamplingInputs
 
 ITEM_BYTES = 2  # of bfloat16
@@ -95,7 +95,8 @@ def contestant(function: Callable[..., object], **scalars: float) -> Contestant:
 def grouped(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """A kernel's tensors and scalars as it takes them: some of them travel together."""
     given = dict(arguments)
-    structs = {"cache": KVCache, "rows": AttentionRows, "layer": RopeStoreLayer, "inputs": SamplingInputs}
+    structs = {"cache": KVCache, "rows": AttentionRows, "layer": RopeStoreLayer}
+    structs |= {"inputs": SamplingInputs, "adjustments": Adjustments}
     for name, struct in structs.items():
         members = {"keys": "key_cache", "values": "value_cache"}
         wanted = {field.name: members.get(field.name, field.name) for field in fields(struct)}

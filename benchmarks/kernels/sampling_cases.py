@@ -1,4 +1,4 @@
-"""Cases of the sampler and of log-probabilities, on logits with some dozens of likely tokens in each row."""
+"""Cases of the sampler, of penalties and of log-probabilities, on logits with some dozens of likely tokens a row."""
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -12,6 +12,7 @@ from benchmarks.rig.gpu_timing import Call
 from common.messages import SamplingParams
 from common.sampling_columns import SAMPLING_COLUMNS
 from kernels import reference
+from kernels.gpu.sampling.adjustments import adjust_logits
 from kernels.gpu.sampling.log_probs import LogProbs
 from kernels.gpu.sampling.sampler import TritonSampler
 
@@ -35,9 +36,10 @@ KINDS = {
 
 
 def sampling_cases(batches: Iterable[int]) -> Iterator[KernelCase]:
-    """Every kind of sampling, and log-probabilities, for each of these numbers of rows."""
+    """Every kind of sampling, penalties, and log-probabilities, for each of these numbers of rows."""
     for rows in batches:
         yield from (sample_case(rows, kind) for kind in KINDS)
+        yield adjust_logits_case(rows, adjust_logits)
         yield from (log_probs_case(rows, num_top) for num_top in (0, 5, 20))
 
 
@@ -114,11 +116,79 @@ def log_probs_case(rows: int, num_top: int, vocab_size: int = VOCAB_SIZE) -> Ker
     )
 
 
+def adjust_logits_case(
+    rows: int, ours: Callable[..., object], num_tokens: int = 2000, vocab_size: int = VOCAB_SIZE
+) -> KernelCase:
+    """A case of adjusted scores: all three penalties, of sequences half of which is the prompt.
+
+    Args:
+        rows: of the batch.
+        ours: `adjust_logits` of the device's kernels.
+        num_tokens: of each row's sequence.
+        vocab_size: of the logits.
+    """
+
+    def tensors(device: torch.device) -> Tensors:
+        none = {"bias_starts": rows + 1, "bias_ids": 0, "word_starts": rows + 1, "word_offsets": 1, "word_tokens": 0}
+        penalties = {"presences": 0.5, "frequencies": 0.25, "repetitions": 1.1}
+        return {
+            "logits": make_logits(rows, vocab_size, device),
+            "lanes": indices(torch.randperm(rows), device),
+            "lengths": indices([num_tokens] * rows, device),
+            "num_prompts": indices([num_tokens // 2] * rows, device),
+            **{name: torch.full((rows,), penalty, device=device) for name, penalty in penalties.items()},
+            "mask_rows": indices([-1] * rows, device),
+            "masks": indices(torch.zeros(0, reference.mask_words(vocab_size)), device),
+            "biases": torch.zeros(0, device=device),
+            **{name: indices(torch.zeros(size), device) for name, size in none.items()},
+            "lane_tokens": indices(torch.randint(vocab_size, (rows, num_tokens)), device),
+            "out": torch.empty(rows, vocab_size, device=device),
+        }
+
+    scores = (ITEM_BYTES + torch.float32.itemsize) * vocab_size
+    numbers = INDEX_BYTES * (num_tokens + 4 + 2) + 3 * torch.float32.itemsize
+    return KernelCase(
+        kernel="adjust_logits",
+        model="Qwen3",
+        step={"rows": rows, "tokens": num_tokens},
+        bytes_moved=rows * (scores + numbers) + 3 * INDEX_BYTES,
+        tensors=tensors,
+        ours=lambda tensors: partial(ours, **grouped(tensors)),
+        eager=_eager_penalties,
+    )
+
+
 def make_logits(rows: int, vocab_size: int, device: torch.device) -> Tensor:
     """bfloat16 [rows, vocab]: a normal distribution, and up to 64 tokens of each row far above it."""
     likely = torch.randint(vocab_size, (rows, 64), device=device)
     logits = 2 * torch.randn(rows, vocab_size, device=device)
     return logits.scatter_(1, likely, 12 + 4 * torch.randn(rows, 64, device=device)).bfloat16()
+
+
+def _eager_penalties(
+    logits: Tensor,
+    lanes: Tensor,
+    lengths: Tensor,
+    num_prompts: Tensor,
+    presences: Tensor,
+    frequencies: Tensor,
+    repetitions: Tensor,
+    lane_tokens: Tensor,
+    out: Tensor,
+    **_: Tensor,
+) -> Tensor:
+    """Penalties with dense counts, as vLLM's sampler computes them."""
+    tokens = lane_tokens[lanes].long()
+    positions = torch.arange(tokens.shape[1], device=tokens.device)
+    known = (positions < lengths[:, None]).float()
+    generated = known * (positions >= num_prompts[:, None])
+    met, counts = (torch.zeros_like(out).scatter_add_(1, tokens, each) for each in (known, generated))
+    scores = logits.float()
+    penalized = torch.where(scores > 0, scores / repetitions[:, None], scores * repetitions[:, None])
+    out.copy_(torch.where(met > 0, penalized, scores))
+    out -= frequencies[:, None] * counts
+    out -= presences[:, None] * (counts > 0)
+    return out
 
 
 def _eager_greedy(logits: Tensor, lanes: Tensor, last_tokens: Tensor, out: Tensor, **_: Tensor) -> Tensor:
