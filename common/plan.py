@@ -4,15 +4,16 @@ The executor stages what `parse_plan` returns and nothing else, so a plan that c
 a kernel as an out-of-bounds index.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from common import messages as m
+from common.constraints import StartedLane
 from common.errors import WireError
-from common.sampling_columns import SAMPLING_COLUMNS, SamplingColumns
+from common.sampling_columns import SAMPLING_COLUMNS, FloatArray, SamplingColumns
 from common.wire import IntArray, array_from, int32_array
 
 
@@ -40,11 +41,16 @@ class ExecutorLimits:
         )
 
 
+_NONE: IntArray = np.zeros(0, np.int32)
+_NO_FLOATS: FloatArray = np.zeros(0, np.float32)
+
+
 @dataclass(frozen=True)
 class PlanColumns:
     """A checked plan. Fields as in `common.messages.Plan`; `positions` int32 [tokens] follows from the lengths.
 
-    `sampling` has one entry for each of the `sample_rows`; it is None if all of them are greedy.
+    `sampling` has one entry for each of the `sample_rows`; it is None if all of them are greedy. `epoch` is 0 in plans
+    that no scheduler sent.
     """
 
     lanes: IntArray
@@ -57,6 +63,10 @@ class PlanColumns:
     block_ids: IntArray
     sample_rows: IntArray
     sampling: SamplingColumns | None
+    constrained: IntArray = field(default_factory=lambda: _NONE)
+    logprob_counts: IntArray = field(default_factory=lambda: _NONE)
+    lane_starts: tuple[StartedLane, ...] = ()
+    epoch: int = 0
 
     @property
     def num_rows(self) -> int:
@@ -82,13 +92,13 @@ def parse_plan(plan: m.Plan, limits: ExecutorLimits) -> PlanColumns:
     rows = len(lanes)
     if not 1 <= rows <= limits.max_num_seqs:
         raise WireError(f"plan has {rows} rows, this executor takes 1 to {limits.max_num_seqs}")
-    for field, column in (
+    for name, column in (
         ("query_lens", query_lens),
         ("context_lens", context_lens),
         ("block_counts", block_counts),
     ):
         if len(column) != rows:
-            raise WireError(f"{field} has {len(column)} entries for {rows} rows")
+            raise WireError(f"{name} has {len(column)} entries for {rows} rows")
     _check_range("lanes", lanes, 0, limits.max_num_seqs - 1)
     if len(np.unique(lanes)) != rows:
         raise WireError("two rows have the same lane")
@@ -100,9 +110,9 @@ def parse_plan(plan: m.Plan, limits: ExecutorLimits) -> PlanColumns:
     num_tokens = int(query_lens.sum(dtype=np.int64))
     if num_tokens > limits.max_batch_tokens:
         raise WireError(f"plan has {num_tokens} tokens, this executor takes {limits.max_batch_tokens}")
-    for field, column in (("token_ids", token_ids), ("slot_mapping", slot_mapping)):
+    for name, column in (("token_ids", token_ids), ("slot_mapping", slot_mapping)):
         if len(column) != num_tokens:
-            raise WireError(f"{field} has {len(column)} entries, query_lens add up to {num_tokens}")
+            raise WireError(f"{name} has {len(column)} entries, query_lens add up to {num_tokens}")
     _check_range("token_ids", token_ids, -1, limits.vocab_size - 1)
     if (token_ids[np.repeat(query_lens > 1, query_lens)] < 0).any():
         raise WireError("token id -1 in a row of several tokens")
@@ -121,6 +131,16 @@ def parse_plan(plan: m.Plan, limits: ExecutorLimits) -> PlanColumns:
     _check_range("sample_rows", sample_rows, 0, rows - 1)
     if (np.diff(sample_rows) <= 0).any():
         raise WireError("sample_rows are not strictly ascending")
+    constrained = int32_array("constrained", plan.constrained)
+    _check_range("constrained", constrained, 0, len(sample_rows) - 1)
+    if (np.diff(constrained) <= 0).any():
+        raise WireError("constrained is not strictly ascending")
+    logprob_counts = int32_array("logprob_counts", plan.logprob_counts)
+    if len(logprob_counts) not in (0, len(sample_rows)):
+        raise WireError(f"logprob_counts has {len(logprob_counts)} entries for {len(sample_rows)} samples")
+    _check_range("logprob_counts", logprob_counts, 0, m.MAX_LOGPROBS)
+    constrained_rows = sample_rows[constrained]
+    context_of = dict(zip(lanes[constrained_rows].tolist(), context_lens[constrained_rows].tolist(), strict=True))
     return PlanColumns(
         lanes=lanes,
         query_lens=query_lens,
@@ -132,32 +152,103 @@ def parse_plan(plan: m.Plan, limits: ExecutorLimits) -> PlanColumns:
         block_ids=block_ids,
         sample_rows=sample_rows,
         sampling=_parse_sampling(plan, len(sample_rows)),
+        constrained=constrained,
+        logprob_counts=logprob_counts,
+        lane_starts=_parse_starts(plan.lane_starts, context_of, limits.vocab_size),
+        epoch=plan.epoch,
     )
 
 
-def parse_result(result: m.StepResult, num_samples: int, vocab_size: int) -> IntArray:
-    """Check a result against the plan it answers and return its token ids, int32 [num_samples].
+@dataclass(frozen=True)
+class ResultColumns:
+    """A checked result: int32 [samples], int32 and float32 [log-probabilities]; see `common.messages.StepResult`."""
+
+    token_ids: IntArray
+    logprob_ids: IntArray
+    logprobs: FloatArray
+
+    @classmethod
+    def of_tokens(cls, token_ids: IntArray) -> "ResultColumns":
+        """Tokens without log-probabilities."""
+        return cls(token_ids, _NONE, _NO_FLOATS)
+
+    def message(self, epoch: int, step: int, compute_us: int) -> m.StepResult:
+        """The result as it is sent."""
+        return m.StepResult(
+            epoch=epoch,
+            step=step,
+            token_ids=self.token_ids.astype("<i4").tobytes(),
+            compute_us=compute_us,
+            logprob_ids=self.logprob_ids.astype("<i4").tobytes(),
+            logprobs=self.logprobs.astype("<f4").tobytes(),
+        )
+
+
+def parse_result(
+    result: m.StepResult, num_samples: int, vocab_size: int, logprob_counts: IntArray = _NONE
+) -> ResultColumns:
+    """Check a result against the plan it answers.
+
+    Args:
+        num_samples, logprob_counts: of the plan.
 
     Raises:
-        WireError: another number of tokens than the plan sampled, or an id beyond the vocabulary.
+        WireError: another number of tokens than the plan sampled, or of log-probabilities than it asked for, an id
+            beyond the vocabulary, or a log-probability that is no number.
     """
     token_ids = int32_array("token_ids", result.token_ids)
     if len(token_ids) != num_samples:
         raise WireError(f"result of step {result.step} has {len(token_ids)} tokens, its plan samples {num_samples}")
-    _check_range("token_ids", token_ids, 0, vocab_size - 1)
-    return token_ids
+    _check_range("token_ids", token_ids, -1, vocab_size - 1)
+    ids = int32_array("logprob_ids", result.logprob_ids)
+    values = array_from("logprobs", result.logprobs, "<f4")
+    expected = int(logprob_counts.sum(dtype=np.int64))
+    if len(ids) != expected or len(values) != expected:
+        raise WireError(
+            f"result of step {result.step} has {len(values)} log-probabilities of {len(ids)} tokens, its plan asks for "
+            f"{expected}"
+        )
+    if expected:
+        _check_range("logprob_ids", ids, 0, vocab_size - 1)
+        told = np.repeat(token_ids >= 0, logprob_counts)
+        _check_range("logprobs", values[told], -np.inf, 1.0)  # rounding may take a certain token's above 0
+        firsts = (np.cumsum(logprob_counts) - logprob_counts)[(logprob_counts > 0) & (token_ids >= 0)]
+        if (ids[firsts] != token_ids[(logprob_counts > 0) & (token_ids >= 0)]).any():
+            raise WireError("the first log-probability of a sample is not that of its token")
+    return ResultColumns(token_ids, ids, values)
+
+
+def _parse_starts(
+    starts: tuple[m.LaneStart, ...], context_of: dict[int, int], vocab_size: int
+) -> tuple[StartedLane, ...]:
+    """Starts of lanes that the plan samples with constraints; `context_of` has these lanes' context lengths."""
+    if len({start.lane for start in starts}) != len(starts):
+        raise WireError("a lane is started twice")
+    started = tuple(StartedLane.of(start) for start in starts)
+    for start, lane in zip(starts, started, strict=True):
+        if len(lane.tokens) != context_of.get(start.lane):
+            raise WireError(
+                f"lane {start.lane} is started with {len(lane.tokens)} tokens; the context of the plan's constrained "
+                f"row there is {context_of.get(start.lane)}"
+            )
+        if not 1 <= start.num_prompt <= len(lane.tokens):
+            raise WireError(f"lane {start.lane} has {start.num_prompt} prompt tokens of {len(lane.tokens)}")
+        _check_range("tokens", lane.tokens, 0, vocab_size - 1)
+        if lane.arrays.largest_token >= vocab_size:
+            raise WireError(f"constraints name token {lane.arrays.largest_token}, the model has {vocab_size}")
+    return started
 
 
 def _parse_sampling(plan: m.Plan, num_samples: int) -> SamplingColumns | None:
     columns = SamplingColumns(
         **{name: array_from(name, getattr(plan, name), of.dtype) for name, of in SAMPLING_COLUMNS.items()}
     )
-    lengths = {field: len(column) for field, column in vars(columns).items()}
+    lengths = {name: len(column) for name, column in vars(columns).items()}
     if not any(lengths.values()):
         return None
-    for field, length in lengths.items():
+    for name, length in lengths.items():
         if length != num_samples:
-            raise WireError(f"{field} has {length} entries for {num_samples} samples")
+            raise WireError(f"{name} has {length} entries for {num_samples} samples")
     for name, parameter in SAMPLING_COLUMNS.items():
         if parameter.allowed is not None:
             _check_range(name, getattr(columns, name), *parameter.allowed)

@@ -19,11 +19,11 @@ from executor_svc.devices.platform import Platform
 from executor_svc.devices.pool_size import choose_max_model_len, choose_num_blocks
 from executor_svc.model.attention import KVGeometry
 from executor_svc.model.config import Qwen3Config, read_config
-from executor_svc.model.kernel_set import Sampler
+from executor_svc.model.draw import TokenDraw, WholeDraw
 from executor_svc.model.model import Qwen3, Qwen3Weights
 from executor_svc.model.rank_group import RankGroup, join_group, smallest
 from executor_svc.model.sharding import Shard
-from executor_svc.model.vocab_parallel import VocabParallelSampler
+from executor_svc.model.vocab_parallel import VocabParallelDraw
 from executor_svc.model.weights import Checkpoint, load_weights, stored_dtype
 from executor_svc.options import ExecutorOptions
 from executor_svc.runner.runner import Runner
@@ -153,15 +153,17 @@ def _make_runner(
         max_num_seqs=limits.max_num_seqs,
         group=group,
     )
-    sampler: Sampler = kernels
+    rows = -(-limits.max_num_seqs // group.size)
+    whole = WholeDraw(kernels, rows, limits.vocab_size, platform.device)
+    draw: TokenDraw = whole
     if group.size > 1:
-        sampler = VocabParallelSampler(
-            kernels, group, model.shard, limits.vocab_size, limits.max_num_seqs, model.dtype, platform.device
+        draw = VocabParallelDraw(
+            whole, group, model.shard, limits.vocab_size, limits.max_num_seqs, model.dtype, platform.device
         )
     decode_sizes = platform.decode_sizes(min(limits.max_num_seqs, limits.max_batch_tokens))
     token_sizes = platform.token_sizes(model.shard.layer_products(model.config), limits.max_batch_tokens)
     warm_up_lengths = kernels.warm_up_lengths(limits.max_batch_tokens)
-    return Runner(forward, sampler, backend, limits, platform.device, decode_sizes, token_sizes, warm_up_lengths)
+    return Runner(forward, draw, backend, limits, platform.device, decode_sizes, token_sizes, warm_up_lengths)
 
 
 def _load_model(options: ExecutorOptions, platform: Platform, group: RankGroup) -> LoadedModel:

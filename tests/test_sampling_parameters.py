@@ -45,12 +45,13 @@ from scheduler_svc.frontend.text.tokenizer import SamplingDefaults
 ROOT = Path(__file__).parents[1]
 NAMES = [parameter.name for parameter in SAMPLING_COLUMNS.values()]
 NOT_DRAWN_WITH = {"max_tokens", "stop_token_ids"}  # they say where a sequence ends
+NOT_COLUMNS = {"logprobs", "constraints"}  # a plan has them for the rows that want some
 DERIVED = {"seeds": "uniforms"}  # staging turns a seed and a position into a uniform
 LIMITS = ExecutorLimits(num_blocks=8, block_size=4, max_num_seqs=4, max_batch_tokens=8, max_model_len=20, vocab_size=10)
 
 
 def test_every_parameter_is_in_the_table() -> None:
-    assert set(NAMES) == set(m.SamplingParams.__struct_fields__) - NOT_DRAWN_WITH
+    assert set(NAMES) == set(m.SamplingParams.__struct_fields__) - NOT_DRAWN_WITH - NOT_COLUMNS
 
 
 def test_plans_carry_the_columns_in_the_order_of_the_table() -> None:
@@ -68,9 +69,20 @@ def test_clients_can_say_it(name: str) -> None:
 
 def test_what_a_model_recommends_is_a_parameter() -> None:
     recommended = msgspec.structs.asdict(SamplingDefaults())
+    constraint = recommended.pop("repetition_penalty")
+    assert constraint == m.Constraints().repetition_penalty, "off"
     assert recommended.keys() | {"seed"} == set(NAMES)
     off = {parameter.name: parameter.off for parameter in SAMPLING_COLUMNS.values()}
     assert recommended == {name: 1.0 if name == "temperature" else off[name] for name in recommended}
+
+
+@pytest.mark.parametrize("name", ["presence_penalty", "frequency_penalty", "repetition_penalty", "min_tokens"])
+def test_clients_can_say_constraints(name: str) -> None:
+    assert name in m.Constraints.__struct_fields__
+    assert name in GenerationRequest.model_fields
+    command = click.command()(sampling_options(lambda sampling: None))
+    assert name in {parameter.name for parameter in command.params}
+    assert f"`{name}`" in (ROOT / "README.md").read_text()
 
 
 def test_all_samplers_take_the_same_inputs() -> None:
@@ -94,12 +106,13 @@ def test_values_go_from_a_request_to_the_sampler() -> None:
     executor_lanes = Lanes(4)
     prompt = np.array([1, 2], np.int32)
     sequences = [
-        *new_sequences(m.Submit(request_id="a-0", prompt=b"", params=params[0]), prompt, 0, None),
-        new_sequences(m.Submit(request_id="b-0", prompt=b"", params=params[1], n=2), prompt, 1, None)[1],
+        *new_sequences(m.Submit(request_id="a-0", prompt=b"", params=params[0]), prompt, 1, 0, None),
+        new_sequences(m.Submit(request_id="b-0", prompt=b"", params=params[1], n=2), prompt, 1, 1, None)[1],
     ]
     lanes = np.array([executor_lanes.enter(sequence, BlockTable()) for sequence in sequences], np.int32)
     trial = trial_plan([1, 1], LIMITS.block_size)
-    columns = {name: column.tobytes() for name, column in vars(trial).items() if name in m.Plan.__struct_fields__}
+    kept = {name: column for name, column in vars(trial).items() if name in m.Plan.__struct_fields__}
+    columns = {name: column.tobytes() for name, column in kept.items() if isinstance(column, np.ndarray)}
     plan = m.Plan(epoch=1, step=0, **join_columns([columns], [sampling_columns(lanes, executor_lanes)], [len(lanes)]))
     arrived = unpack(pack(parse_plan(plan, LIMITS)))
 

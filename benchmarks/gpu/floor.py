@@ -23,8 +23,7 @@ from benchmarks.rig.roofline import WorkModel, least_time, total_work
 from benchmarks.rig.service_load import make_requests, pool_positions, submits
 from benchmarks.rig.step_records import RecordedRunner, RecordedStep, Recorder
 from benchmarks.rig.workloads import WorkloadRequest
-from common.plan import ExecutorLimits, PlanColumns
-from common.wire import IntArray
+from common.plan import ExecutorLimits, PlanColumns, ResultColumns
 from executor_svc.model.config import read_config
 from scheduler_svc.core.scheduling.scheduler import SchedulerConfig
 
@@ -48,9 +47,9 @@ class Zeros:
 
     count: int
 
-    def wait(self) -> IntArray:
-        """See `PendingTokens.wait`."""
-        return np.zeros(self.count, np.int32)
+    def wait(self) -> ResultColumns:
+        """See `PendingStep.wait`."""
+        return ResultColumns.of_tokens(np.zeros(self.count, np.int32))
 
 
 @dataclass(frozen=True)

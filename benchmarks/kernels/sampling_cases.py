@@ -11,8 +11,7 @@ from benchmarks.kernels.cases import INDEX_BYTES, ITEM_BYTES, VOCAB_SIZE, Kernel
 from benchmarks.rig.gpu_timing import Call
 from common.messages import SamplingParams
 from common.sampling_columns import SAMPLING_COLUMNS
-from kernels import reference
-from kernels.gpu.sampling.adjustments import adjust_logits
+from kernels import gpu, reference
 from kernels.gpu.sampling.log_probs import LogProbs
 from kernels.gpu.sampling.sampler import TritonSampler
 
@@ -36,11 +35,11 @@ KINDS = {
 
 
 def sampling_cases(batches: Iterable[int]) -> Iterator[KernelCase]:
-    """Every kind of sampling, penalties, and log-probabilities, for each of these numbers of rows."""
+    """Every kind of sampling, and log-probabilities, for each of these numbers of rows."""
     for rows in batches:
         yield from (sample_case(rows, kind) for kind in KINDS)
-        yield adjust_logits_case(rows, adjust_logits)
         yield from (log_probs_case(rows, num_top) for num_top in (0, 5, 20))
+        yield adjust_logits_case(rows, gpu.adjust_logits)
 
 
 def sample_case(rows: int, kind: str, vocab_size: int = VOCAB_SIZE) -> KernelCase:

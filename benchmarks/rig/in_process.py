@@ -55,8 +55,7 @@ class InProcess:
             if not in_flight:
                 break
             step, pending = in_flight.popleft()
-            result = m.StepResult(epoch=EPOCH, step=step, token_ids=pending.wait().tobytes(), compute_us=0)
-            num_tokens += len(scheduler.commit(result).tokens)
+            num_tokens += len(scheduler.commit(pending.wait().message(EPOCH, step, compute_us=0)).tokens)
         return TimedRun(start_s, time.monotonic(), num_tokens)
 
 

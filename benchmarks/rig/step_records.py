@@ -19,13 +19,13 @@ import executor_svc.runner.runner
 import executor_svc.service.process
 from benchmarks.rig.step_profiler import StepProfiler
 from benchmarks.rig.timed_kernels import Stopwatch, TimedBackend, TimedKernels
-from common.plan import PlanColumns
+from common.plan import PlanColumns, ResultColumns
 from common.wire import IntArray
 from executor_svc.devices.cpu import CpuPlatform
 from executor_svc.model.attention import AttentionBackend
 from executor_svc.model.config import Qwen3Config
 from executor_svc.model.kernel_set import KernelSet
-from executor_svc.runner.readback import PendingTokens
+from executor_svc.runner.asked_steps import PendingStep
 from executor_svc.runner.runner import Runner
 
 
@@ -198,11 +198,11 @@ class RecordedRunner:
 class RecordedTokens:
     """Tokens on their way to the host."""
 
-    _pending: PendingTokens
+    _pending: PendingStep
     _step: RecordedStep
 
-    def wait(self) -> IntArray:
-        """See `PendingTokens.wait`."""
+    def wait(self) -> ResultColumns:
+        """See `PendingStep.wait`."""
         start = time.monotonic()
         tokens = self._pending.wait()
         self._step.done_s = time.monotonic()

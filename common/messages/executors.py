@@ -29,6 +29,8 @@ class Hello(Message, frozen=True, tag="hello"):
         pid: process id on its host.
         tokenizer: hash of the tokens in its model's tokenizer.json (`common.vocabulary`); empty if there is no such
             file, as executors need none.
+        grammars: name and version of the library that masks tokens by grammars; empty if there is none, or no
+            tokenizer. Other versions may allow other tokens.
     """
 
     executor: Name
@@ -44,6 +46,7 @@ class Hello(Message, frozen=True, tag="hello"):
     vocab_size: Positive
     pid: Count
     tokenizer: Annotated[str, Meta(max_length=64)]
+    grammars: Annotated[str, Meta(max_length=64)] = ""
 
 
 class ExecutorHeartbeat(Message, frozen=True, tag="alive"):

@@ -6,11 +6,11 @@ from msgspec import Meta
 
 from common.messages.base import Count, Epoch, Message, Positive, Step, Text
 
-
 MAX_LOGPROBS = 21
 MAX_BIASES = 300
 MAX_BAD_WORDS = 256
 MAX_BAD_WORD_TOKENS = 64
+MAX_GRAMMAR_CHARS = 2**18
 
 Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
 
@@ -28,6 +28,8 @@ class Constraints(Message, frozen=True):
         min_tokens: the sequence's stop tokens are banned before it has so many generated ones.
         bad_words: each int32 [tokens, 1 to `MAX_BAD_WORD_TOKENS`]; tokens that are not generated in this order.
         allowed_token_ids: int32, distinct; all other tokens are banned. Empty allows all.
+        grammar: what the text has to match, in the words of the library that `Hello.grammars` names; empty allows all.
+            The sequence's stop tokens are allowed where the text is complete.
     """
 
     presence_penalty: Penalty = 0.0
@@ -38,6 +40,7 @@ class Constraints(Message, frozen=True):
     min_tokens: Count = 0
     bad_words: Annotated[tuple[bytes, ...], Meta(max_length=MAX_BAD_WORDS)] = ()
     allowed_token_ids: bytes = b""
+    grammar: Annotated[str, Meta(max_length=MAX_GRAMMAR_CHARS)] = ""
 
 
 class SamplingParams(Message, frozen=True):
@@ -76,7 +79,7 @@ class LaneStart(Message, frozen=True):
         lane: of a row that is sampled.
         num_prompt: how many of the tokens are the prompt.
         tokens: int32, as many as the row's context has: all known tokens of the sequence.
-        stop_token_ids: int32, the sequence's, if it has a `min_tokens`.
+        stop_token_ids: int32, the sequence's, if it has a `min_tokens` or a grammar.
     """
 
     lane: Count
@@ -133,8 +136,8 @@ class StepResult(Message, frozen=True, tag="result"):
     """What one plan gave.
 
     Attributes:
-        token_ids: int32, one for each entry of the plan's `sample_rows`, in that order; -1 where there is none, as every
-            token is banned, or the model's scores are no numbers.
+        token_ids: int32, one for each entry of the plan's `sample_rows`, in that order; -1 where there is none, because
+            every token is banned, or the model's scores are no numbers.
         compute_us: microseconds from the plan's arrival in the runner to its tokens.
         logprob_ids, logprobs: int32 and float32 [sum of the plan's `logprob_counts`], tokens and their natural
             log-probabilities: for each sample the token that was drawn, then the likeliest ones in descending order.

@@ -33,6 +33,8 @@ class CppKernels:
         self.qk_norm_rope_store = kernels.qk_norm_rope_store
         self.embed_tokens = kernels.embed_tokens
         self.sample = kernels.sample
+        self.adjust_logits = kernels.adjust_logits
+        self.log_probs = kernels.log_probs
         self.mix_experts = reference.mix_experts
 
     def warm_up_lengths(self, most: int) -> list[int]:

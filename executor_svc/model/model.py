@@ -195,20 +195,20 @@ class Qwen3(Generic[Metadata]):
         between = [partial(self._between, index, batch, space) for index in range(1, len(self._layers))]
         return [partial(self._first, batch, last_tokens, space), *between, partial(self._last, space)]
 
-    def logits(self, hidden_states: Tensor, tokens: Tensor) -> Tensor:
-        """Scores of the tokens that may follow some of a step's tokens.
+    def compute_logits(self, hidden_states: Tensor, tokens: Tensor) -> None:
+        """Scores of the tokens that may follow some of a step's tokens, for `logits`.
 
         Args:
             hidden_states: [tokens, hidden].
             tokens: int32 [rows], which of them; at most `max_num_seqs`.
-
-        Returns:
-            [rows, shard's vocab], valid until the next call.
         """
-        chosen, logits = self._chosen[: len(tokens)], self._logits[: len(tokens)]
+        chosen = self._chosen[: len(tokens)]
         torch.index_select(hidden_states, 0, tokens, out=chosen)
-        self._head(chosen, logits)
-        return logits
+        self._head(chosen, self._logits[: len(tokens)])
+
+    def logits(self, num_rows: int) -> Tensor:
+        """What `compute_logits` found last for its first rows: [rows, shard's vocab], at the same address always."""
+        return self._logits[:num_rows]
 
     def _first(self, batch: StepBatch[Metadata], last_tokens: Tensor, space: Activations) -> None:
         tokens = (batch.token_ids, batch.token_lanes, last_tokens, self._embedding)

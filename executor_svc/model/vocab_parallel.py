@@ -1,13 +1,16 @@
 """The embedding and the sampler where each rank has a part of the vocabulary (Megatron-LM, arXiv:1909.08053)."""
 
 import itertools
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from executor_svc.model.kernel_set import KernelSet, Sampler
+from executor_svc.model.draw import Drawn, Lanes, WholeDraw
+from executor_svc.model.kernel_set import KernelSet
 from executor_svc.model.rank_group import RankGroup
 from executor_svc.model.sharding import Shard
+from executor_svc.staging.asked import AskedStep
 from kernels.reference import SamplingInputs
 
 
@@ -30,14 +33,14 @@ def embed_tokens(
     group.all_reduce(out)
 
 
-class VocabParallelSampler:
-    """Samples from logits of which each rank has some columns, without bringing all of them together anywhere.
+class VocabParallelDraw:
+    """Draws from logits of which each rank has some columns, without bringing all of them together anywhere.
 
     The ranks divide the rows: each receives the missing columns of its rows and draws those rows' tokens, and a sum
     over the ranks gives all tokens to all ranks. Sizes depend on the number of rows only, as CUDA graphs need.
 
     Args:
-        sampler: draws, from all columns; of the vocabulary's size, and for `max_num_seqs / ranks` rows, rounded up.
+        draw: from all columns; for `max_num_seqs / ranks` rows, rounded up.
         group: the ranks.
         shard: which columns are here.
         vocab_size: of the model.
@@ -47,7 +50,7 @@ class VocabParallelSampler:
 
     def __init__(
         self,
-        sampler: Sampler,
+        draw: WholeDraw,
         group: RankGroup,
         shard: Shard,
         vocab_size: int,
@@ -55,7 +58,7 @@ class VocabParallelSampler:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        self._sampler = sampler
+        self._draw = draw
         self._group = group
         self._vocab_size = vocab_size
         self._width = shard.vocab_size
@@ -63,19 +66,28 @@ class VocabParallelSampler:
         self._received = torch.empty(share * group.size * self._width, dtype=dtype, device=device)
         self._logits = torch.empty((share, group.size, self._width), dtype=dtype, device=device)
 
-    def sample(self, logits: Tensor, inputs: SamplingInputs, last_tokens: Tensor, out: Tensor) -> None:
-        """See `kernels.reference.sample`; but logits are [rows, shard's vocab]."""
+    def draw(self, logits: Tensor, inputs: SamplingInputs, asked: AskedStep | None, lanes: Lanes, out: Drawn) -> None:
+        """See `TokenDraw.draw`; the logits are [rows, shard's vocab]."""
         size, rank = self._group.size, self._group.rank
         bounds = [len(logits) * r // size for r in range(size + 1)]
         counts = [end - start for start, end in itertools.pairwise(bounds)]
-        own, num_own = slice(bounds[rank], bounds[rank + 1]), counts[rank]
+        first, end, num_own = bounds[rank], bounds[rank + 1], counts[rank]
 
         received = self._received[: size * num_own * self._width].view(size * num_own, self._width)
         self._group.all_to_all(logits, counts, received, [num_own] * size)
-        out.zero_()
+        results = [result for result in vars(out).values() if result.numel()]
+        for result in results:
+            result.zero_()
         if num_own:
             whole = self._logits[:num_own]
             whole.copy_(received.view(size, num_own, self._width).transpose(0, 1))
-            self._sampler.sample(whole.flatten(1)[:, : self._vocab_size], inputs.rows(own), last_tokens, out[own])
-        self._group.all_reduce(out)
-        last_tokens.index_copy_(0, inputs.lanes.long(), out)
+            own_logits = whole.flatten(1)[:, : self._vocab_size]
+            own_inputs = inputs.rows(slice(first, end))
+            if asked is None:
+                self._draw.draw(own_logits, own_inputs, None, lanes, replace(out, tokens=out.tokens[first:end]))
+            else:
+                own = out.rows(first, end, asked)
+                self._draw.draw(own_logits, own_inputs, asked.rows(first, end), lanes, own)
+        for result in results:
+            self._group.all_reduce(result)
+        lanes.last_tokens.index_copy_(0, inputs.lanes.long(), out.tokens.clamp(min=0))

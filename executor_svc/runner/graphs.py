@@ -57,28 +57,36 @@ class StepGraphs:
     """
 
     def __init__(self) -> None:
-        self._decode: dict[int, torch.cuda.CUDAGraph] = {}
+        self._decode: dict[int, list[torch.cuda.CUDAGraph]] = {}
         self._parts: dict[int, list[Callable[[], None]]] = {}
         self._pool: Any = None  # torch has no public name for the type
         self._stream: torch.cuda.Stream | None = None  # one for all: cuBLAS has a workspace (32 MiB) for each
 
-    def capture_decode(self, num_rows: int, forward: Callable[[], object]) -> None:
-        """Record `forward`, whose tensors must stand at the same addresses at every replay.
+    def capture_decode(self, num_rows: int, forward: Callable[[], object], sample: Callable[[], object]) -> None:
+        """Record the two halves of a decode step, whose tensors must stand at the same addresses at every replay.
 
-        It is run once before: what a kernel sets up at its first launch must not be recorded.
+        They are run once before: what a kernel sets up at its first launch must not be recorded. There are two graphs
+        because a step whose samples ask for more than a token replays the first one alone.
         """
-        self._decode[num_rows] = self._capture([forward])[0]
+        self._decode[num_rows] = self._capture([forward, sample])
 
     def capture_parts(self, num_tokens: int, parts: Sequence[Callable[[], object]]) -> None:
         """Record each part of a step of so many tokens, likewise (Kwon et al.'s vLLM calls these piecewise graphs)."""
         self._parts[num_tokens] = [graph.replay for graph in self._capture(parts)]
 
-    def replay(self, num_rows: int) -> bool:
-        """Run the graph of so many rows in the current stream; False if there is none."""
-        graph = self._decode.get(num_rows)
-        if graph is None:
+    def replay_forward(self, num_rows: int) -> bool:
+        """Run the first half of a step of so many rows in the current stream; False if there is no graph of it."""
+        return self._replay(num_rows, 0)
+
+    def replay_sampling(self, num_rows: int) -> bool:
+        """Run the second half, likewise."""
+        return self._replay(num_rows, 1)
+
+    def _replay(self, num_rows: int, half: int) -> bool:
+        graphs = self._decode.get(num_rows)
+        if graphs is None:
             return False
-        graph.replay()
+        graphs[half].replay()
         return True
 
     def parts(self, num_tokens: int) -> Sequence[Callable[[], None]] | None:

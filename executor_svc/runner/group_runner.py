@@ -7,23 +7,28 @@ from dataclasses import fields
 from datetime import timedelta
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 import torch.distributed as dist
 
+from common.constraints import StartedLane
 from common.logging import get_logger
+from common.messages import LaneStart
 from common.plan import PlanColumns
 from common.sampling_columns import SAMPLING_COLUMNS, SamplingColumns
 from common.wire import IntArray
 from executor_svc.model.rank_group import RankGroup
-from executor_svc.runner.readback import PendingTokens
+from executor_svc.runner.asked_steps import PendingStep
 from executor_svc.runner.runner import Runner
 from executor_svc.service.registration import EXIT_CRASHED, EXIT_OK
 
 log = get_logger("executor")
 
 _FOR_EVER = timedelta(days=365)  # an idle executor waits for its next plan without a limit
-_COLUMNS = tuple(column.name for column in fields(PlanColumns) if column.name != "sampling")
+_PACKED_APART = ("sampling", "lane_starts", "epoch")
+_COLUMNS = tuple(column.name for column in fields(PlanColumns) if column.name not in _PACKED_APART)
+_decoder = msgspec.msgpack.Decoder(tuple[int, list[LaneStart]])
 _WORDS = [np.dtype(parameter.dtype).itemsize // 4 for parameter in SAMPLING_COLUMNS.values()]
 
 
@@ -67,7 +72,7 @@ class GroupLeader:
         self._runner = runner
         self._channel = channel
 
-    def launch(self, columns: PlanColumns) -> PendingTokens:
+    def launch(self, columns: PlanColumns) -> PendingStep:
         """See `Runner.launch`."""
         self._channel.send(columns)
         return self._runner.launch(columns)
@@ -117,6 +122,7 @@ def pack(columns: PlanColumns) -> IntArray:
     """A plan as one array: the lengths of its columns (-1 of the last: every sample is greedy), then the columns."""
     sampling = columns.sampling
     arrays = [getattr(columns, name) for name in _COLUMNS]
+    arrays.append(_pack_starts(columns))
     lengths = [*map(len, arrays), -1 if sampling is None else len(sampling.seeds)]
     if sampling is not None:
         arrays += [getattr(sampling, name) for name in SAMPLING_COLUMNS]
@@ -125,14 +131,26 @@ def pack(columns: PlanColumns) -> IntArray:
 
 def unpack(packed: IntArray) -> PlanColumns:
     """What `pack` was given."""
-    *lengths, num_sampled = packed[: len(_COLUMNS) + 1].tolist()
-    rest = packed[len(_COLUMNS) + 1 :]
+    *lengths, num_sampled = packed[: len(_COLUMNS) + 2].tolist()
+    rest = packed[len(_COLUMNS) + 2 :]
     ends = np.cumsum(lengths)
-    columns = dict(zip(_COLUMNS, np.split(rest, ends), strict=False))
+    *arrays, encoded, sampled = np.split(rest, ends)
+    columns: dict[str, Any] = dict(zip(_COLUMNS, arrays, strict=True)) | _unpack_starts(encoded)
     if num_sampled < 0:
         return PlanColumns(**columns, sampling=None)
-    parts = np.split(rest[ends[-1] :], np.cumsum(_WORDS[:-1]) * num_sampled)
+    parts = np.split(sampled, np.cumsum(_WORDS[:-1]) * num_sampled)
     # Each part is copied: the seeds' place need not be aligned for numbers of 8 bytes.
     pairs = zip(SAMPLING_COLUMNS.items(), parts, strict=True)
     sampling = SamplingColumns(**{name: part.copy().view(parameter.dtype) for (name, parameter), part in pairs})
     return PlanColumns(**columns, sampling=sampling)
+
+
+def _pack_starts(columns: PlanColumns) -> IntArray:
+    """The epoch and the lanes' starts: how many bytes they take, and these as words."""
+    starts = msgspec.msgpack.encode((columns.epoch, [lane.message for lane in columns.lane_starts]))
+    return np.frombuffer(len(starts).to_bytes(4, "little") + starts + bytes(-len(starts) % 4), np.int32)
+
+
+def _unpack_starts(packed: IntArray) -> dict[str, Any]:
+    epoch, starts = _decoder.decode(packed[1:].tobytes()[: packed[0]])
+    return {"epoch": epoch, "lane_starts": tuple(StartedLane.of(start) for start in starts)}

@@ -12,12 +12,14 @@ from common.logging import get_logger
 from common.plan import ExecutorLimits, PlanColumns
 from common.wire import IntArray
 from executor_svc.model.attention import AttentionBackend
-from executor_svc.model.kernel_set import Sampler
+from executor_svc.model.draw import Drawn, TokenDraw
 from executor_svc.model.model import Qwen3
+from executor_svc.runner.asked_steps import AskedSteps, PendingStep
 from executor_svc.runner.graphs import StepGraphs, next_size
-from executor_svc.runner.readback import PendingTokens, Readback
+from executor_svc.runner.readback import Readback
 from executor_svc.runner.trial_plans import trial_plan
 from executor_svc.staging.arena import Arena
+from executor_svc.staging.asked import AskedStep
 from executor_svc.staging.batch import StepBatch, arena_size, pad_decode, stage
 
 Metadata = TypeVar("Metadata")
@@ -28,11 +30,12 @@ log = get_logger("executor")
 
 
 class Runner(Generic[Metadata]):
-    """Runs plans in the order they come. Between plans it remembers the KV cache and each lane's last token only.
+    """Runs plans in the order they come. Between plans it remembers the KV cache, each lane's last token, and of lanes
+    with constraints what their starts said.
 
     Args:
         model: whose backend this is.
-        sampler: draws tokens from its logits.
+        draw: draws tokens from its logits.
         backend: owns the KV cache, which has one block more than `limits` says, for padding rows.
         limits: what plans have been checked against.
         device: where the model and the cache live.
@@ -45,7 +48,7 @@ class Runner(Generic[Metadata]):
     def __init__(
         self,
         model: Qwen3[Metadata],
-        sampler: Sampler,
+        draw: TokenDraw,
         backend: AttentionBackend[Metadata],
         limits: ExecutorLimits,
         device: torch.device,
@@ -55,7 +58,7 @@ class Runner(Generic[Metadata]):
     ) -> None:
         self.limits = limits
         self._model = model
-        self._sampler = sampler
+        self._draw = draw
         self._backend = backend
         self._decode_sizes = np.array(decode_sizes, dtype=np.int64)
         self._token_sizes = np.array(token_sizes, dtype=np.int64)
@@ -63,41 +66,52 @@ class Runner(Generic[Metadata]):
         self._arena = Arena(arena_size(limits, backend.max_planned), device)
         self._readback = Readback(device)
         self._graphs = StepGraphs()
-        self._last_tokens = torch.zeros(limits.max_num_seqs + 1, dtype=torch.int32, device=device)
-        self._tokens = torch.zeros(limits.max_num_seqs, dtype=torch.int32, device=device)
+        self._asked_steps = AskedSteps(limits, device)
+        self._lanes = self._asked_steps.lanes
+        self._drawn = Drawn.room(limits.max_num_seqs, device)
 
     def run(self, columns: PlanColumns) -> IntArray:
         """Run a plan and return the tokens of its `sample_rows`, int32 [samples]. Raises as `launch` and `wait` do."""
-        return self.launch(columns).wait()
+        return self.launch(columns).wait().token_ids
 
     def close(self) -> None:
         """Destroy the CUDA graphs. A group of ranks is left after that: the graphs hold its operations."""
         self._graphs.clear()
 
     @torch.inference_mode()
-    def launch(self, columns: PlanColumns) -> PendingTokens:
+    def launch(self, columns: PlanColumns) -> PendingStep:
         """Begin to run a plan. On a CPU it has run when this returns; a GPU may still be busy with the plan before.
 
         Raises:
+            WireError: the plan contradicts what was said of a lane.
             RuntimeError: torch failed (out of memory, say). The content of the plan's slots is then unknown.
         """
-        num_rows = self._decode_size(columns)
+        asking = self._asked_steps.begin(columns)
+        ordered, asked = (columns, None) if asking is None else (asking.columns, asking.asked)
+        num_rows = self._decode_size(ordered)
         if num_rows is None:
-            num_tokens = next_size(self._token_sizes, len(columns.token_ids))
-            batch = stage(columns, self._arena, self._backend, padded_tokens=num_tokens)
+            num_tokens = next_size(self._token_sizes, len(ordered.token_ids))
+            batch = stage(ordered, self._arena, self._backend, padded_tokens=num_tokens)
             recorded = num_tokens is not None and self._arena.holds(batch.token_ids)
             self._forward(batch, self._graphs.parts(len(batch.token_ids)) if recorded else None)
+            self._sample(batch, asked)
         else:
-            batch = self._stage_padded(columns, num_rows)
-            if not self._graphs.replay(num_rows):
+            batch = self._stage_padded(ordered, num_rows)
+            if not self._graphs.replay_forward(num_rows):
                 self._forward(batch)
-        return self._readback.start(self._tokens[: len(columns.sample_rows)])
+            if asked is not None or not self._graphs.replay_sampling(num_rows):
+                self._sample(batch, asked)
+        drawn = self._drawn.of(len(columns.sample_rows), asked)
+        if asking is None:
+            return PendingStep(columns, None, self._readback.start([drawn.tokens]))
+        self._asked_steps.end(asking.asked, drawn)
+        return PendingStep(columns, asking.order, self._readback.start(list(vars(drawn).values())))
 
     def usable(self) -> bool:
         """Whether the device still works. After some errors (an access out of bounds) a GPU does nothing any more."""
         try:
-            if self._last_tokens.is_cuda:
-                torch.cuda.synchronize(self._last_tokens.device)
+            if self._lanes.last_tokens.is_cuda:
+                torch.cuda.synchronize(self._lanes.last_tokens.device)
         except RuntimeError:
             return False
         return True
@@ -109,14 +123,14 @@ class Runner(Generic[Metadata]):
             rows = -(-length // limits.max_model_len)
             if rows <= limits.max_num_seqs:
                 self.run(trial_plan(_spread(length, rows), limits.block_size))
-        if self._last_tokens.is_cuda:
+        if self._lanes.last_tokens.is_cuda:
             self.run(trial_plan([1], limits.block_size, computed=limits.max_model_len - 1))
             for power in range(min(limits.max_num_seqs, limits.max_batch_tokens).bit_length()):
                 self.run(trial_plan([1] * (1 << power), limits.block_size))
             self.run_largest_step()
             self._capture_graphs()
             self._take_spare_memory()
-        self._last_tokens.zero_()
+        self._lanes.last_tokens.zero_()
 
     def run_largest_step(self) -> None:
         """Run steps that take as much memory as any will. What is in block 0 is lost."""
@@ -160,10 +174,10 @@ class Runner(Generic[Metadata]):
         one_row = trial_plan([1], self.limits.block_size)
         for num_tokens in self._token_sizes[::-1].tolist():
             batch = stage(one_row, self._arena, self._backend, padded_tokens=num_tokens)
-            self._graphs.capture_parts(num_tokens, self._model.parts(batch, self._last_tokens))
+            self._graphs.capture_parts(num_tokens, self._model.parts(batch, self._lanes.last_tokens))
         for num_rows in self._decode_sizes[::-1].tolist():
             batch = self._stage_padded(one_row, num_rows)
-            self._graphs.capture_decode(num_rows, partial(self._forward, batch))
+            self._graphs.capture_decode(num_rows, partial(self._forward, batch), partial(self._sample, batch, None))
 
     def _stage_padded(self, columns: PlanColumns, size: int) -> StepBatch[Metadata]:
         limits = self.limits
@@ -178,16 +192,22 @@ class Runner(Generic[Metadata]):
         return next_size(self._decode_sizes, rows)
 
     def _forward(self, batch: StepBatch[Metadata], parts: Sequence[Callable[[], object]] | None = None) -> None:
-        """All layers, and a token for each sampled row, into `_tokens` and the lanes. Nothing here waits for a GPU.
+        """All layers, and the logits of each sampled row. Nothing here, nor in `_sample`, waits for a GPU.
 
         `parts`: see `Qwen3.hidden_states`.
         """
-        hidden_states = self._model.hidden_states(batch, self._last_tokens, parts)
-        tokens = self._tokens[: len(batch.sample_tokens)]
-        if not len(tokens):
-            return
-        logits = self._model.logits(hidden_states, batch.sample_tokens)
-        self._sampler.sample(logits, batch.sampling, self._last_tokens, tokens)
+        hidden_states = self._model.hidden_states(batch, self._lanes.last_tokens, parts)
+        if len(batch.sample_tokens):
+            self._model.compute_logits(hidden_states, batch.sample_tokens)
+
+    def _sample(self, batch: StepBatch[Metadata], asked: AskedStep | None) -> None:
+        """A token for each sampled row, into `_drawn` and the lanes; padding rows need none where more is asked."""
+        num_samples = len(batch.sample_tokens) if asked is None else asked.num_samples
+        if num_samples:
+            logits, inputs = self._model.logits(num_samples), batch.sampling
+            if num_samples < len(batch.sample_tokens):
+                inputs = inputs.rows(slice(0, num_samples))
+            self._draw.draw(logits, inputs, asked, self._lanes, self._drawn.of(num_samples, asked))
 
 
 def _spread(tokens: int, rows: int) -> list[int]:

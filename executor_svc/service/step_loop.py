@@ -14,8 +14,7 @@ from typing import Protocol
 
 from common import messages as m
 from common.logging import get_logger
-from common.plan import ExecutorLimits, PlanColumns
-from common.wire import IntArray
+from common.plan import ExecutorLimits, PlanColumns, ResultColumns
 from executor_svc.service.registration import EXIT_CRASHED
 
 log = get_logger("executor")
@@ -27,8 +26,8 @@ StepAnswer = m.StepResult | m.StepFailed | None
 class StepTokens(Protocol):
     """The tokens of a step that was launched; on a GPU they are still on their way to the host."""
 
-    def wait(self) -> IntArray:
-        """The tokens, int32 [samples], as soon as their step is done. Other threads may run meanwhile.
+    def wait(self) -> ResultColumns:
+        """The tokens and what comes with them, as soon as their step is done. Other threads may run meanwhile.
 
         Raises:
             RuntimeError: a kernel of the step failed.
@@ -121,14 +120,12 @@ class StepLoop:
             return launched.outcome
         step = launched.step
         try:
-            token_ids = launched.outcome.wait()
+            result = launched.outcome.wait()
         except Exception as error:
             return self._failure(step, error)
         # The device began this step when it was launched, or when the step before was done.
         compute_us = int((time.perf_counter() - max(launched.at, idle_since)) * 1e6)
-        return m.StepResult(
-            epoch=step.epoch, step=step.step, token_ids=token_ids.astype("<i4").tobytes(), compute_us=compute_us
-        )
+        return result.message(step.epoch, step.step, compute_us)
 
     def _failure(self, step: QueuedPlan, error: Exception) -> m.StepFailed:
         """Any error of a step, such as out of memory, ends its epoch; the process only if the device is unusable."""

@@ -39,7 +39,7 @@ class StepBatch(Generic[Metadata]):
         token_lanes: [tokens], lane of each token's row.
         positions: [tokens].
         slot_mapping: [tokens]; -1 stores nothing.
-        sample_tokens: [samples], index of the last token of each sampled row.
+        sample_tokens: [samples], index of the last token of each sampled row, in the order in which they are drawn.
         sampling: how each sample is drawn, and its lane.
         attention: the attention backend's metadata.
     """
@@ -140,7 +140,7 @@ def pad_decode(columns: PlanColumns, num_rows: int, lane: int, block: int, block
         slot_mapping=padded(columns.slot_mapping, block * block_size),
         block_counts=padded(columns.block_counts, 1),
         block_ids=padded(columns.block_ids, block),
-        sample_rows=np.arange(num_rows, dtype=np.int32),
+        sample_rows=np.concatenate([columns.sample_rows, np.arange(columns.num_rows, num_rows, dtype=np.int32)]),
         sampling=None if columns.sampling is None else _pad_sampling(columns.sampling, added),
     )
 

@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from kernels.arguments import KVCache
+from kernels.arguments import Adjustments, KVCache
+from kernels.reference.adjustments import mask_words
 
 HEAD_DIMS = (64, 128)
 BF16, FLOAT32, INT32, UINT8 = torch.bfloat16, torch.float32, torch.int32, torch.uint8
@@ -21,6 +22,28 @@ def check_dense(name: str, tensor: Tensor, dtype: torch.dtype, shape: tuple[int,
     check(name, tensor, dtype, shape)
     if not tensor.is_contiguous():
         raise ValueError(f"{name} has strides {tensor.stride()}, it has to be contiguous")
+
+
+def check_logits(logits: Tensor) -> tuple[int, int]:
+    """Rows and tokens of logits, bfloat16 or float32."""
+    rows, vocab_size = logits.shape
+    check("logits", logits, FLOAT32 if logits.dtype is FLOAT32 else BF16, (rows, vocab_size))
+    if vocab_size == 0:
+        raise ValueError("logits have no tokens")
+    return rows, vocab_size
+
+
+def check_adjustments(adjustments: Adjustments, rows: int, vocab_size: int) -> None:
+    """Raise ValueError unless the arrays fit together, and these rows and tokens. What is in them is not looked at."""
+    num_biases = len(adjustments.bias_ids)
+    sizes = {"bias_starts": rows + 1, "bias_ids": num_biases, "biases": num_biases, "word_starts": rows + 1}
+    sizes |= {"word_offsets": max(len(adjustments.word_offsets), 1), "word_tokens": len(adjustments.word_tokens)}
+    for name, column in vars(adjustments).items():
+        dtype = FLOAT32 if name in ("presences", "frequencies", "repetitions", "biases") else INT32
+        if name == "masks":
+            check_dense(name, column, dtype, (len(column), mask_words(vocab_size)))
+        else:
+            check(name, column, dtype, (sizes.get(name, rows),))
 
 
 def check_cache(cache: KVCache, head_dim: int) -> tuple[int, int]:

@@ -1,18 +1,27 @@
 """The kernels as functions of tensors; they write into `out` and allocate nothing.
 
-Activations, weights and caches are bfloat16, other numbers float32 and int32. Rows may have any stride where a
-docstring does not say otherwise. Every function has a twin of its name in `kernels.reference`, whose docstring has the
-rest. A row's result never depends on the rows beside it.
+Activations, weights and caches are bfloat16, other numbers float32 and int32; a sampler's logits may be of either
+float. Rows may have any stride where a docstring does not say otherwise. Every function has a twin of its name in
+`kernels.reference`, whose docstring has the rest. A row's result never depends on the rows beside it.
 """
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
 
-from kernels.arguments import AttentionRows, KVCache, RopeStoreLayer
-from kernels.cpu.checks import BF16, FLOAT32, INT32, check, check_cache, check_dense
+from kernels.arguments import Adjustments, AttentionRows, KVCache, RopeStoreLayer
+from kernels.cpu.checks import (
+    BF16,
+    FLOAT32,
+    INT32,
+    check,
+    check_adjustments,
+    check_cache,
+    check_dense,
+    check_logits,
+)
 from kernels.cpu.library import Library
 from kernels.cpu.packing import PackedWeight, pack
 from kernels.reference.sampling import INPUT_DTYPES, SamplingInputs
@@ -206,7 +215,10 @@ class CpuKernels:
         )
 
     def argmax(self, logits: Tensor, out: Tensor) -> None:
-        """The likeliest token of each row of logits [rows, vocab] into out [rows]; of equals, the lowest id."""
+        """The likeliest token of each row of logits [rows, vocab] into out [rows]; of equals, the lowest id.
+
+        It is -1 for a row that has no token, as in `reference.sample`.
+        """
         rows, vocab_size = logits.shape
         check("logits", logits, BF16, (rows, vocab_size))
         check("out", out, INT32, (rows,))
@@ -214,18 +226,16 @@ class CpuKernels:
 
     def sample(self, logits: Tensor, inputs: SamplingInputs, last_tokens: Tensor, out: Tensor) -> None:
         """See `reference.sample`. Sums are more exact than the twin's: at a filter's edge the two may differ."""
-        rows, vocab_size = logits.shape
-        check("logits", logits, BF16, (rows, vocab_size))
+        rows, vocab_size = check_logits(logits)
         columns = vars(inputs)
         for name, dtype in INPUT_DTYPES.items():
             check(name, columns[name], dtype, (rows,))
         check("last_tokens", last_tokens, INT32, last_tokens.shape)
         check("out", out, INT32, (rows,))
-        addresses = (ctypes.c_void_p * len(columns))(*(column.data_ptr() for column in columns.values()))
         self._library.sample(
-            logits.data_ptr(),
-            logits.stride(0),
-            addresses,
+            *_rows(logits),
+            logits.dtype is FLOAT32,
+            _addresses(columns.values()),
             last_tokens.data_ptr(),
             out.data_ptr(),
             rows,
@@ -233,7 +243,57 @@ class CpuKernels:
             self._threads,
         )
 
+    def adjust_logits(self, logits: Tensor, adjustments: Adjustments, lane_tokens: Tensor, out: Tensor) -> None:
+        """See `reference.adjust_logits`; the masks are contiguous.
+
+        What the adjustments say is not checked: the plan was. In a lane's tokens -1, which is no token, counts nothing.
+        """
+        rows, vocab_size = check_logits(logits)
+        check_adjustments(adjustments, rows, vocab_size)
+        check("lane_tokens", lane_tokens, INT32, (len(lane_tokens), lane_tokens.shape[1]))
+        check("out", out, FLOAT32, (rows, vocab_size))
+        self._library.adjust_logits(
+            *_rows(logits),
+            logits.dtype is FLOAT32,
+            _addresses(vars(adjustments).values()),
+            *_rows(lane_tokens),
+            *_rows(out),
+            rows,
+            vocab_size,
+            self._threads,
+        )
+
+    def log_probs(
+        self, logits: Tensor, token_ids: Tensor, num_top: int, out_chosen: Tensor, out_top: Tensor, out_top_ids: Tensor
+    ) -> None:
+        """See `reference.log_probs`. `num_top` should be small. That of -1, which is no token, is NaN."""
+        rows, vocab_size = check_logits(logits)
+        if not 0 <= num_top <= vocab_size:
+            raise ValueError(f"num_top is {num_top}, expected 0 to {vocab_size}, the size of the vocabulary")
+        check("token_ids", token_ids, INT32, (rows,))
+        check("out_chosen", out_chosen, FLOAT32, (rows,))
+        check("out_top", out_top, FLOAT32, (rows, num_top))
+        check("out_top_ids", out_top_ids, INT32, (rows, num_top))
+        self._library.log_probs(
+            *_rows(logits),
+            logits.dtype is FLOAT32,
+            token_ids.data_ptr(),
+            out_chosen.data_ptr(),
+            *_rows(out_top),
+            *_rows(out_top_ids),
+            rows,
+            vocab_size,
+            num_top,
+            self._threads,
+        )
+
 
 def _rows(tensor: Tensor) -> tuple[int, int]:
     """Address of a tensor, and the elements from one row to the next."""
     return tensor.data_ptr(), tensor.stride(0)
+
+
+def _addresses(columns: Iterable[Tensor]) -> "ctypes.Array[ctypes.c_void_p]":
+    """The addresses of the fields of a struct of pointers."""
+    addresses = [column.data_ptr() for column in columns]
+    return (ctypes.c_void_p * len(addresses))(*addresses)

@@ -25,7 +25,9 @@ SIGNATURES = {
     "qk_norm_rope_store": ("", "pnpppppppfpnnnnni"),
     "paged_attention": ("", "pnpppnppfpnnnnni"),
     "argmax": ("", "pnpnni"),
-    "sample": ("", "pnpppnni"),
+    "sample": ("", "pnipppnni"),
+    "adjust_logits": ("", "pnippnpnnni"),
+    "log_probs": ("", "pnipppnpnnnni"),
 }
 
 

@@ -1,5 +1,7 @@
 """What a request may ask of its tokens' scores: bans, biases and penalties, from parameters and the tokens so far."""
 
+import itertools
+
 import torch
 from torch import Tensor
 
@@ -59,16 +61,16 @@ def _apply_mask(scores: Tensor, adjustments: Adjustments, row: int) -> None:
 def _bad_words(adjustments: Adjustments, row: int) -> list[list[int]]:
     first, end = adjustments.word_starts[row : row + 2].tolist()
     offsets = adjustments.word_offsets[first : end + 1].tolist()
-    return [adjustments.word_tokens[a:b].tolist() for a, b in zip(offsets, offsets[1:], strict=False)]
+    return [adjustments.word_tokens[a:b].tolist() for a, b in itertools.pairwise(offsets)]
 
 
 def _penalize(scores: Tensor, adjustments: Adjustments, row: int, tokens: Tensor, generated: Tensor) -> None:
     repetition = adjustments.repetitions[row]
     if repetition != 1:
-        seen = tokens.unique()
+        seen = torch.unique(tokens)
         values = scores[seen]
         scores[seen] = torch.where(values > 0, values / repetition, values * repetition)
     frequency, presence = adjustments.frequencies[row], adjustments.presences[row]
     if frequency != 0 or presence != 0:
-        ids, counts = generated.unique(return_counts=True)
+        ids, counts = torch.unique(generated, return_counts=True)
         scores[ids] = scores[ids] - frequency * counts - presence

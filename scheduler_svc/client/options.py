@@ -79,11 +79,17 @@ def model_option(command: Decorated) -> Decorated:
 def sampling_options(command: Decorated) -> Decorated:
     """Add the options of sampling; the command gets those that were given as `sampling`.
 
-    Its keys are the fields of an OpenAI request body (and our additions to it: top_k, min_p, ignore_eos).
+    Its keys are the fields of an OpenAI request body (and vLLM's additions to it: top_k, min_p, min_tokens,
+    ignore_eos, repetition_penalty).
     """
-    names = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "ignore_eos")
+    names = (
+        *("max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "ignore_eos"),
+        *("presence_penalty", "frequency_penalty", "repetition_penalty"),
+    )
+    penalty = click.FloatRange(-2, 2)
 
     @click.option("--max-tokens", default=256, show_default=True, type=click.IntRange(min=1), help="Limit of tokens.")
+    @click.option("--min-tokens", type=click.IntRange(min=0), help="No end before so many tokens.")
     @click.option("--temperature", type=click.FloatRange(min=0), help="0 always takes the likeliest token.")
     @click.option("--top-p", type=click.FloatRange(0, 1, min_open=True), help="Draw from this share of probability.")
     @click.option("--top-k", type=click.IntRange(min=0), help="Draw from the k likeliest tokens; 0 is all.")
@@ -91,6 +97,13 @@ def sampling_options(command: Decorated) -> Decorated:
     @click.option("--seed", type=click.IntRange(min=0), help="The same seed gives the same text.")
     @click.option("--stop", multiple=True, help="Stop before this text; may be given several times.")
     @click.option("--ignore-eos", is_flag=True, help="Go on to --max-tokens whatever the model says.")
+    @click.option("--presence-penalty", type=penalty, help="Taken from scores of tokens that the answer has.")
+    @click.option("--frequency-penalty", type=penalty, help="The same, for each time that the answer has them.")
+    @click.option(
+        "--repetition-penalty",
+        type=click.FloatRange(0, 100, min_open=True),
+        help="Above 1 makes tokens of prompt and answer less likely, below 1 more.",
+    )
     @wraps(command)
     def with_sampling(**options: Any) -> Any:
         sampling = {name: options.pop(name) for name in names}

@@ -4,6 +4,7 @@ from array import array
 from dataclasses import dataclass, field
 from enum import Enum
 
+from common.constraints import constraint_arrays
 from common.messages import SamplingParams, Submit
 from common.wire import IntArray
 
@@ -22,6 +23,20 @@ class State(Enum):
     FINISHED = "finished"
 
 
+@dataclass(frozen=True, slots=True)
+class Generated:
+    """What a sequence has generated.
+
+    Attributes:
+        token_ids: int32.
+        logprob_ids, logprobs: int32 and float32 [tokens, `params.logprobs`], as in `StepResult`.
+    """
+
+    token_ids: bytes = b""
+    logprob_ids: bytes = b""
+    logprobs: bytes = b""
+
+
 @dataclass(slots=True, eq=False)
 class Sequence:
     """One stream of tokens. While it runs, the counts that change with each step are in its lane (`lanes.py`).
@@ -33,7 +48,7 @@ class Sequence:
         tokens: int32 array, prompt first. All known tokens while it waits and once it has ended; while it runs,
             those known when it was admitted.
         num_prompt: how many of them are the prompt.
-        largest_token: among its tokens, as far as `tokens` has them.
+        largest_token: among its tokens, as far as `tokens` has them, and those that its constraints name.
         num_inflight: tokens that plans in flight will still bring to it after it has left its lane.
         num_written: its first positions whose K and V an answered plan had written on some executor, as far as that is
             known outside of its lane. To compute one of them is to compute it again.
@@ -108,13 +123,22 @@ def place_of(arrival: int, priority: int) -> int:
     return arrival + priority * PLACES_A_PRIORITY
 
 
+def largest_token(submit: Submit, prompt: IntArray) -> int:
+    """The largest token id that a request names, in its prompt or its constraints. Raises WireError if these are
+    malformed."""
+    constraints = submit.params.constraints
+    named = -1 if constraints is None else constraint_arrays(constraints).largest_token
+    return max(int(prompt.max()), named)
+
+
 def new_sequences(
-    submit: Submit, prompt: IntArray, arrival: int, deadline: float | None, place: int | None = None
+    submit: Submit, prompt: IntArray, largest: int, arrival: int, deadline: float | None, place: int | None = None
 ) -> list[Sequence]:
     """The n sequences of a request; number i draws with `seed + i`.
 
     Args:
         prompt: the Submit's prompt, int32 [tokens].
+        largest: the largest token id that it names (`largest_token`).
         arrival: of the first; the others follow it.
         deadline: of all of them.
         place: of the first, if it was fixed in an earlier life.
@@ -127,7 +151,7 @@ def new_sequences(
             arrival=arrival + i,
             tokens=array("i", prompt.tobytes()),
             num_prompt=len(prompt),
-            largest_token=int(prompt.max()),
+            largest_token=largest,
             params=submit.params,
             cache_salt=submit.cache_salt,
             place=first_place + i,

@@ -1,5 +1,6 @@
 """bench_kernels.py: the bytes that a case says its kernel moves are those that the kernel's twin touches."""
 
+import json
 import os
 import subprocess
 import sys
@@ -95,7 +96,8 @@ def test_operations_of_attention(small):
 
 
 def test_bytes_of_sampling():
-    for case in (sampling_cases.sample_case(5, "all kinds", 300), sampling_cases.log_probs_case(5, 4, 300)):
+    penalties = sampling_cases.adjust_logits_case(5, reference.adjust_logits, 40, 300)
+    for case in (sampling_cases.sample_case(5, "all kinds", 300), sampling_cases.log_probs_case(5, 4, 300), penalties):
         assert case.bytes_moved == case.bytes_taken(), "each tensor is read or written once"
 
 
@@ -115,6 +117,10 @@ def test_torch_looks_up_as_our_kernel():
     same_work(sampling_cases.log_probs_case(11, 5, 3000))
 
 
+def test_torch_penalizes_as_our_kernel():
+    same_work(sampling_cases.adjust_logits_case(7, reference.adjust_logits, 200, 300))
+
+
 def same_work(case):
     torch.manual_seed(1)
     tensors = {name: t.float() if t.is_floating_point() else t for name, t in case.tensors(CPU).items()}
@@ -124,6 +130,19 @@ def same_work(case):
     returned = case.eager(**tensors)
     for name, tensor in tensors.items():
         torch.testing.assert_close(returned if name == "out" else tensor, expected[name])
+
+
+def test_the_cpu_kernels_are_measured():
+    command = [sys.executable, ROOT / "benchmarks" / "bench_cpu_kernels.py", "--rows", "2", "--budget-s", "0"]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert {line["kernel"] for line in lines} == {"sample", "adjust_logits", "log_probs"}
+    assert {line["logits"] for line in lines} == {"bfloat16", "float32"}
+    assert len(lines) == len(
+        {tuple(sorted(line.items() - {("us_a_row_ours", line["us_a_row_ours"])})) for line in lines}
+    )
+    assert all(line["us_a_row_ours"] > 0 for line in lines)
 
 
 LAUNCH_ALL = """

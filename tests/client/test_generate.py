@@ -18,13 +18,17 @@ def test_streams_the_text(baton, server):
 
 def test_sends_what_was_asked_for_and_nothing_else(baton, server):
     options = "--temperature 0 --top-p 0.9 --top-k 0 --min-p 0.1 --seed 7 --stop a --stop b --ignore-eos"
+    options += " --min-tokens 2 --presence-penalty -0.5 --frequency-penalty 0 --repetition-penalty 1.5"
     assert baton("generate", "x", *options.split(), "--reconnect-timeout", 0).exit_code == 0
     sampling = {"temperature": 0.0, "top_p": 0.9, "top_k": 0, "min_p": 0.1, "seed": 7, "stop": ["a", "b"]}
+    sampling |= {"min_tokens": 2, "presence_penalty": -0.5, "frequency_penalty": 0.0, "repetition_penalty": 1.5}
     sent = {"model": MODEL, "prompt": "x", "n": 1, "max_tokens": 256, "ignore_eos": True, **sampling}
     streamed = {"stream": True, "stream_options": {"include_usage": True}}
     assert server.requests[0] == {**sent, **streamed, "path": "/v1/completions", "authorization": None}
     assert baton("generate", "x").exit_code == 0
-    assert not {"temperature", "top_k", "seed", "ignore_eos"} & server.requests[1].keys()
+    assert (
+        not {"temperature", "top_k", "seed", "ignore_eos", "min_tokens", "presence_penalty"} & server.requests[1].keys()
+    )
 
 
 @pytest.mark.parametrize("arguments", [[], ["-"]])

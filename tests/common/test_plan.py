@@ -117,7 +117,7 @@ def test_a_token_beyond_the_budget_is_refused():
 @settings(max_examples=examples(400))
 def test_no_random_column_gets_an_index_out_of_bounds(data):
     """Whatever is in the columns: a WireError, or arrays whose every index is inside the pool."""
-    field = data.draw(st.sampled_from(m.Plan.__struct_fields__[2:]))
+    field = data.draw(st.sampled_from([name for name in m.Plan.__struct_fields__[2:] if name != "lane_starts"]))
     values = data.draw(st.lists(st.integers(-(2**31), 2**31 - 1) | st.integers(-2, 10), max_size=6))
     plan = msgspec.structs.replace(PLAN, **{field: ints(*values)})
     try:
@@ -128,13 +128,14 @@ def test_no_random_column_gets_an_index_out_of_bounds(data):
     assert (columns.slot_mapping < LIMITS.num_blocks * LIMITS.block_size).all()
     assert (columns.token_ids < LIMITS.vocab_size).all()
     assert np.all(columns.sample_rows < columns.num_rows)
+    assert np.all(columns.constrained < len(columns.sample_rows))
     assert len(columns.token_ids) == len(columns.slot_mapping) == columns.query_lens.sum()
 
 
 def test_results():
     result = m.StepResult(epoch=1, step=3, token_ids=ints(4, 9), compute_us=1)
-    assert parse_result(result, 2, 10).tolist() == [4, 9]
+    assert parse_result(result, 2, 10).token_ids.tolist() == [4, 9]
     with pytest.raises(WireError, match="step 3 has 2 tokens, its plan samples 1"):
         parse_result(result, 1, 10)
-    with pytest.raises(WireError, match="token_ids has 9, allowed are 0 to 8"):
+    with pytest.raises(WireError, match="token_ids has 9, allowed are -1 to 8"):
         parse_result(result, 2, 9)

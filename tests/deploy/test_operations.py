@@ -95,7 +95,7 @@ def test_log_lines_are_there():
         f"after {step_clock.PATIENCE:.0f} times its longest comparable step",
         f"none lost for {request_manager.RECONNECT_GRACE_S:.0f} s (`--reconnect-grace`)",
         f"| {retention.RETAIN_S / 60:.0f} minutes, {retention.MAX_RETAINED:,} requests, ",
-        f", {retention.MAX_RETAINED_TOKENS // 2**20} Mi tokens |",
+        f", {retention.MAX_RETAINED_BYTES // 2**20} MiB of tokens and log-probabilities |",
         f"for {returning_clients.RETURN_WITHIN_S:.0f} s after the start of the new scheduler (`--reconnect-grace`, if",
         f"| {returning_clients.RETURN_WITHIN_S:.0f} s, or the reconnect grace if that is longer |",
         f"| {delta_queue.MAX_WAITING_TOKENS:,} | | `reader_too_slow` |",

@@ -117,7 +117,7 @@ def test_the_prefix_cache_shows_in_usage(client):
         ({"temperature": 1000}, openai.BadRequestError, "temperature"),
         ({"prompt": [10**6]}, openai.BadRequestError, "1000000"),
         ({"prompt": ""}, openai.BadRequestError, "prompt"),
-        ({"logit_bias": {"5": 1}}, openai.BadRequestError, "logit_bias"),
+        ({"logit_bias": {"5": 101}}, openai.BadRequestError, "logit_bias"),
     ],
 )
 def test_errors(client, change, error, text):

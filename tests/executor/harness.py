@@ -156,6 +156,9 @@ def int32(values: list[int]) -> bytes:
 def logits(runner: Runner[Any], rows: list[Row], limits: ExecutorLimits) -> torch.Tensor:
     """Run a plan and return the scores after every one of its tokens, float32 [tokens, vocab]."""
     batch = stage(through_the_wire(make_plan(rows, limits.block_size), limits), runner._arena, runner._backend)
-    states = runner._model.hidden_states(batch, runner._last_tokens)
-    pieces = torch.arange(len(states), dtype=torch.int32, device=states.device).split(limits.max_num_seqs)
-    return torch.cat([runner._model.logits(states, piece).to(torch.float32, copy=True) for piece in pieces])
+    states = runner._model.hidden_states(batch, runner._lanes.last_tokens)
+    found = []
+    for piece in torch.arange(len(states), dtype=torch.int32, device=states.device).split(limits.max_num_seqs):
+        runner._model.compute_logits(states, piece)
+        found.append(runner._model.logits(len(piece)).to(torch.float32, copy=True))
+    return torch.cat(found)

@@ -14,7 +14,7 @@ import numpy as np
 
 from common import messages as m
 from common.logging import setup_logging
-from common.plan import ExecutorLimits, PlanColumns
+from common.plan import ExecutorLimits, PlanColumns, ResultColumns
 from executor_svc.service.health_file import HealthFile
 from executor_svc.service.process import serve
 
@@ -30,18 +30,18 @@ IN_SLOW_STEP = "in the slow step"
 
 @dataclass
 class PuppetTokens:
-    """Looks like PendingTokens to the server."""
+    """Looks like a PendingStep to the server."""
 
     first: int
     tokens: np.ndarray
     overtaken: threading.Event
 
-    def wait(self) -> np.ndarray:
+    def wait(self) -> ResultColumns:
         if self.first == 104:
             raise RuntimeError("a kernel failed after its launch")
         if self.first == 105:
             assert self.overtaken.wait(10)
-        return self.tokens
+        return ResultColumns.of_tokens(self.tokens)
 
 
 class PuppetRunner:

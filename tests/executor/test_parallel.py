@@ -84,7 +84,7 @@ def test_every_rank_knows_every_lane_s_token(checkpoint: Make, rows: int) -> Non
 
     def prompt(group: RankGroup) -> tuple[list[int], list[int]]:
         runner, limits = start_rank(folder, group)
-        return run(runner, batch, limits).tolist(), runner._last_tokens.tolist()
+        return run(runner, batch, limits).tolist(), runner._lanes.last_tokens.tolist()
 
     alone = prompt(SINGLE_RANK)
     assert [alone[1][lane] for lane in lanes] == alone[0]

@@ -15,6 +15,7 @@ import torch
 from common.plan import ExecutorLimits
 from executor_svc.model.attention import KVGeometry
 from executor_svc.model.config import read_config
+from executor_svc.model.draw import WholeDraw
 from executor_svc.model.model import Qwen3
 from executor_svc.model.sharding import Shard
 from executor_svc.model.weights import Checkpoint, load_weights
@@ -78,7 +79,8 @@ def start_on_gpu_kernels(
     backend = make_backend(TRITON, config.num_heads, geometry, limits, device, num_sms=4)
     lengths = {name: OPTIONS[name] for name in ("max_model_len", "max_batch_tokens", "max_num_seqs")}
     model = Qwen3(config, weights, kernels, backend, **lengths)
-    runner = Runner(model, kernels, backend, limits, device, decode_sizes, token_sizes)
+    draw = WholeDraw(kernels, limits.max_num_seqs, limits.vocab_size, device)
+    runner = Runner(model, draw, backend, limits, device, decode_sizes, token_sizes)
     harness.poison_cache(runner)
     return runner, limits
 

@@ -23,6 +23,7 @@ Script = Callable[[m.Submit], Iterator[Step]]
 FINGERPRINT = "0123456789abcdef"
 COMPUTED_BY = f"{FINGERPRINT}/float32"
 MAX_MODEL_LEN = 2048
+VOCAB_SIZE = 2048
 REPORT = status_report(
     requests_finished=3,
     prompt_tokens=10,
@@ -43,9 +44,26 @@ def tokens_of(data: bytes) -> list[int]:
     return np.frombuffer(data, dtype="<i4").tolist()
 
 
+def logprobs_of(token_ids: Sequence[int], count: int) -> tuple[list[list[int]], list[list[float]]]:
+    """Made-up log-probabilities, `count` of each token: its own, then those of other tokens in descending order."""
+    others = range(count - 1)
+    ids = [[token, *((7 * token + 13 * i + 1) % VOCAB_SIZE for i in others)][:count] for token in token_ids]
+    values = [[-(token % 97) / 3, *(-(token % 5) / 7 - i for i in others)][:count] for token in token_ids]
+    return ids, np.asarray(values, "<f4").tolist()
+
+
+def logprob_columns(token_ids: Sequence[int], count: int) -> dict[str, bytes]:
+    """The same as a delta's fields."""
+    ids, values = logprobs_of(token_ids, count)
+    return {
+        "logprob_ids": int32([token_id for row in ids for token_id in row]),
+        "logprobs": np.asarray([value for row in values for value in row], "<f4").tobytes(),
+    }
+
+
 def delta(submit: m.Submit, token_ids: Sequence[int], reason: m.FinishReason | None = None, **more) -> m.TokenDelta:
-    """A delta of sequence 0, or of `index`."""
-    fields = {"index": 0, **more}
+    """A delta of sequence 0, or of `index`, with log-probabilities if the request wants some."""
+    fields = {"index": 0, **logprob_columns(token_ids, submit.params.logprobs), **more}
     return m.TokenDelta(request_id=submit.request_id, token_ids=int32(token_ids), finish_reason=reason, **fields)
 
 
@@ -95,6 +113,8 @@ class KnownSequence:
     """What a core remembers of one sequence, for a frontend that attaches."""
 
     token_ids: list[int] = field(default_factory=list)
+    logprob_ids: bytes = b""
+    logprobs: bytes = b""
     model: str = ""
     num_cached_tokens: int = 0
     end: m.TokenDelta | None = None
@@ -116,6 +136,8 @@ class KnownRequest:
         if not delta.model and not told.model:
             delta = msgspec.structs.replace(delta, model=COMPUTED_BY)
         told.token_ids += tokens_of(delta.token_ids[: len(delta.token_ids) // 4 * 4])
+        told.logprob_ids += delta.logprob_ids
+        told.logprobs += delta.logprobs
         told.model = delta.model or told.model
         told.num_cached_tokens = delta.num_cached_tokens
         if delta.finish_reason is not None:
@@ -125,13 +147,17 @@ class KnownRequest:
     def again(self, per_delta: int) -> list[m.TokenDelta]:
         """All of it from the first token, with so many tokens in a delta."""
         deltas = []
+        size = 4 * self.submit.params.logprobs
         for index, told in enumerate(self.told):
             for start in range(0, len(told.token_ids), per_delta):
-                group = told.token_ids[start : start + per_delta]
+                end = start + per_delta
+                group = told.token_ids[start:end]
                 more = {
                     "index": index,
                     "num_cached_tokens": told.num_cached_tokens,
                     "model": "" if start else told.model,
+                    "logprob_ids": told.logprob_ids[start * size : end * size],
+                    "logprobs": told.logprobs[start * size : end * size],
                 }
                 deltas.append(delta(self.submit, group, **more))
             if told.end is not None:

@@ -15,6 +15,10 @@ CONTEXT = AnswerContext(
     stop=("\n\n", "🦊"),
     include_usage=True,
     is_resumable=True,
+    logprobs=6,
+    min_tokens=3,
+    include_stop_str_in_output=True,
+    skip_special_tokens=False,
 )
 
 
@@ -33,13 +37,32 @@ FIELDS = msgspec.msgpack.decode(CONTEXT.encode())
         b"\xc1",
         CONTEXT.encode()[:-1],
         msgspec.msgpack.encode({"version": 1}),
-        msgspec.msgpack.encode([2, *FIELDS[1:]]),
+        msgspec.msgpack.encode([3, *FIELDS[1:]]),
         msgspec.msgpack.encode([*FIELDS, "of a later version"]),
         msgspec.msgpack.encode([*FIELDS[:4], 0, *FIELDS[5:]]),
     ],
-    ids=["nothing", "noise", "cut off", "a map", "version 2", "more fields", "no prompts"],
+    ids=["nothing", "noise", "cut off", "a map", "version 3", "more fields", "no prompts"],
 )
 def test_what_another_version_wrote(data: bytes):
     with pytest.raises(RequestRejected, match="this version of Baton cannot go on") as caught:
         AnswerContext.decode(data)
     assert caught.value.code == "internal_error"
+
+
+def test_version_1_asked_for_nothing_of_version_2():
+    """What the release before wrote goes on: its last field is `is_resumable`."""
+    written = bytes.fromhex("99 01 a463686174 ce6553f100 a16d 02 03 92 a10a a17a c3 c2")
+    asked = AnswerContext(
+        version=1,
+        kind="chat",
+        created=1_700_000_000,
+        model="m",
+        num_prompts=2,
+        n=3,
+        stop=("\n", "z"),
+        include_usage=True,
+        is_resumable=False,
+    )
+    assert AnswerContext.decode(written) == asked
+    assert (asked.logprobs, asked.min_tokens) == (0, 0)
+    assert (asked.include_stop_str_in_output, asked.skip_special_tokens) == (False, True)

@@ -89,6 +89,16 @@ def test_bytes_that_are_no_tokens():
         reader.queue.put(m.TokenDelta(request_id="r0", index=0, token_ids=b"abc"))
 
 
+@pytest.mark.parametrize(("num_ids", "num_values"), [(2, 3), (3, 3), (1, 1)])
+def test_log_probabilities_that_belong_to_no_tokens(num_ids: int, num_values: int):
+    reader = Reader()
+    with pytest.raises(WireError, match="logprob_ids and logprobs have"):
+        reader.put(0, [1, 2], logprob_ids=bytes(4 * num_ids), logprobs=bytes(4 * num_values))
+    reader.put(0, [1, 2], logprob_ids=bytes(4 * 4), logprobs=bytes(4 * 4))
+    reader.put(0, [], "length")
+    assert len(reader.get()) == 2
+
+
 def test_a_failure_comes_before_what_is_waiting():
     reader = Reader()
     reader.put(0, [1])

@@ -37,7 +37,7 @@ class Desk:
         self.queue = DeltaQueue(self.told.append, lambda _: None, is_streamed=True, is_resumable=True)
         self.queue.add("r", 0, n)
         position = Position.after(after, n) if after else Position.start(n)
-        self.generation = Generation(self.queue, TOKENIZER.token_bytes, AnswerSpec("r", context, 3, position))
+        self.generation = Generation(self.queue, TOKENIZER, AnswerSpec("r", context, 3, position))
 
     def put(self, token_ids: list[int], reason: m.FinishReason | None = None, index: int = 0, **more: str) -> None:
         delta = m.TokenDelta(request_id="r", index=index, token_ids=int32(token_ids), finish_reason=reason, **more)

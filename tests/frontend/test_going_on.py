@@ -19,7 +19,7 @@ from scheduler_svc.frontend.answers.generation import AnswerSpec, Generation
 from scheduler_svc.frontend.http.streaming import EventStream
 from scheduler_svc.frontend.link.delta_queue import DeltaQueue
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
-from tests.frontend.fake_core import int32
+from tests.frontend.fake_core import int32, logprob_columns
 from tests.support.effort import examples
 
 TOKENIZER = Tokenizer(DEMO_MODEL_DIR)
@@ -37,6 +37,7 @@ class Sequence:
 
     token_ids: list[int]
     reason: m.FinishReason
+    num_logprobs: int  # of each token
     num_told: int = 0  # tokens, on the present connection
 
     def deltas(self, request_id: str, index: int, sizes: list[int]) -> list[m.TokenDelta]:
@@ -47,7 +48,13 @@ class Sequence:
             group = self.token_ids[start : start + sizes[turn % len(sizes)]]
             start, turn = start + sizes[turn % len(sizes)], turn + 1
             last = self.reason if start >= len(self.token_ids) else None
-            delta = m.TokenDelta(request_id=request_id, index=index, token_ids=int32(group), finish_reason=last)
+            delta = m.TokenDelta(
+                request_id=request_id,
+                index=index,
+                token_ids=int32(group),
+                finish_reason=last,
+                **logprob_columns(group, self.num_logprobs),
+            )
             deltas.append(msgspec.structs.replace(delta, num_cached_tokens=3, model="" if deltas else "abc/float32"))
         return deltas
 
@@ -58,6 +65,7 @@ class Seen:
 
     last_event_id: str = ""
     texts: dict[int, str] = field(default_factory=dict)
+    logprobs: dict[int, list] = field(default_factory=dict)
     openings: list[int] = field(default_factory=list)
     ends: dict[int, str] = field(default_factory=dict)
     usage: dict | None = None
@@ -83,6 +91,10 @@ class Seen:
             self.texts[index] = self.texts.get(index, "") + (
                 choice["text"] if "text" in choice else choice["delta"].get("content", "")
             )
+            if choice["logprobs"] is not None:
+                names = ("content",) if "delta" in choice else ("tokens", "token_logprobs", "text_offset")
+                columns = [choice["logprobs"][name] for name in names]
+                self.logprobs.setdefault(index, []).extend(zip(*columns, strict=True))
             if choice["finish_reason"]:
                 self.ends[index] = choice["finish_reason"]
 
@@ -102,7 +114,7 @@ class Service:
         start = Position.start(self.context.num_choices)
         position = Position.after(seen.last_event_id, self.context.num_choices) if seen.last_event_id else start
         answer = AnswerSpec("id", self.context, 10, position)
-        stream = EventStream(Generation(queue, TOKENIZER.token_bytes, answer), format_of("id", self.context))
+        stream = EventStream(Generation(queue, TOKENIZER, answer), format_of("id", self.context))
         events: list[bytes] = []
         gone = asyncio.Event()
 
@@ -154,6 +166,7 @@ class Service:
     n=st.integers(1, 2),
     stop=STOPS,
     include_usage=st.booleans(),
+    num_logprobs=st.sampled_from([0, 1, 3]),
     data=st.data(),
 )
 def test_a_stream_that_breaks_anywhere(
@@ -162,6 +175,7 @@ def test_a_stream_that_breaks_anywhere(
     n: int,
     stop: list[str],
     include_usage: bool,
+    num_logprobs: int,
     data: st.DataObject,
 ):
     context = AnswerContext(
@@ -173,13 +187,14 @@ def test_a_stream_that_breaks_anywhere(
         stop=tuple(stop),
         include_usage=include_usage,
         is_resumable=True,
+        logprobs=num_logprobs,
     )
     tokens = [data.draw(TEXTS) for _ in range(num_prompts * n)]
     reasons = [data.draw(st.sampled_from(["stop", "length"])) for _ in tokens]
 
     def service() -> Service:
         sequences = [
-            Sequence([*token_ids, *([EOS] if reason == "stop" else [])], reason)
+            Sequence([*token_ids, *([EOS] if reason == "stop" else [])], reason, num_logprobs)
             for token_ids, reason in zip(tokens, reasons, strict=True)
         ]
         return Service(context, sequences)
@@ -194,5 +209,8 @@ def test_a_stream_that_breaks_anywhere(
             break
     assert seen.is_done
     assert (seen.texts, seen.ends, seen.usage) == (undisturbed.texts, undisturbed.ends, undisturbed.usage)
+    assert seen.logprobs == undisturbed.logprobs
+    if num_logprobs and include_usage:
+        assert sum(map(len, seen.logprobs.values())) == seen.usage["completion_tokens"]
     assert sorted(seen.openings) == (list(range(len(tokens))) if kind == "chat" else [])
     assert (seen.usage is not None) == include_usage

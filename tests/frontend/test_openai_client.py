@@ -6,9 +6,10 @@ import time
 import openai
 import pytest
 
+from common import messages as m
 from common.model_files import DEMO_MODEL_DIR
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
-from tests.frontend.fake_core import FakeCore, Step, delta, outputs, say, tokens_of
+from tests.frontend.fake_core import FakeCore, Step, delta, logprobs_of, outputs, say, tokens_of
 from tests.frontend.harness import MODEL, Frontend
 from tests.support.eventually import eventually
 
@@ -226,3 +227,119 @@ def test_streaming_and_not_streaming_give_the_same_text(client: openai.OpenAI, c
     whole = client.completions.create(model=MODEL, prompt="x", max_tokens=500).choices[0].text
     stream = client.completions.create(model=MODEL, prompt="x", max_tokens=500, stream=True)
     assert "".join(chunk.choices[0].text for chunk in stream) == whole
+
+
+# --- log-probabilities, and what else a request may ask of its tokens ---
+
+
+def check_chat_logprobs(entries: list, tokens: list[int], num_top: int, tokenizer: Tokenizer) -> None:
+    """What the fake core said of these tokens."""
+    rows, values = logprobs_of(tokens, 1 + num_top)
+    assert [entry.logprob for entry in entries] == [row[0] for row in values]
+    assert [[top.logprob for top in entry.top_logprobs] for entry in entries] == [row[1:] for row in values]
+    for entry, row in zip(entries, rows, strict=True):
+        for named, token in zip([entry, *entry.top_logprobs], row, strict=True):
+            data = tokenizer.all_token_bytes[token]
+            assert (named.token, bytes(named.bytes)) == (data.decode(errors="replace"), data)
+
+
+@pytest.mark.parametrize("num_top", [0, 4, 20])
+@pytest.mark.parametrize("stream", [False, True])
+def test_log_probabilities_of_a_chat(
+    client: openai.OpenAI, core: FakeCore, tokenizer: Tokenizer, stream: bool, num_top: int
+):
+    tokens = [*ids(tokenizer, STORY), tokenizer.eos_token_ids[0]]
+    core.script = say(tokens, "stop", per_step=2)
+    messages = [{"role": "user", "content": "Go"}]
+    asked = {"logprobs": True, "top_logprobs": num_top} if num_top else {"logprobs": True}
+    answer = client.chat.completions.create(model=MODEL, messages=messages, n=2, stream=stream, **asked)
+    assert core.submits[0].params.logprobs == 1 + num_top
+    choices = [choice for part in (answer if stream else [answer]) for choice in part.choices]
+    for index in (0, 1):
+        of_choice = [choice.logprobs for choice in choices if choice.index == index and choice.logprobs]
+        assert all(logprobs.refusal is None for logprobs in of_choice)
+        check_chat_logprobs([entry for logprobs in of_choice for entry in logprobs.content], tokens, num_top, tokenizer)
+    if stream:
+        assert choices[0].logprobs is None, "the opening chunk"
+        assert len({id(choice) for choice in choices if choice.logprobs}) > 2
+
+
+@pytest.mark.parametrize("num_top", [0, 3])
+@pytest.mark.parametrize("stream", [False, True])
+def test_log_probabilities_of_completions(
+    client: openai.OpenAI, core: FakeCore, tokenizer: Tokenizer, stream: bool, num_top: int
+):
+    tokens = ids(tokenizer, STORY)
+    core.script = say(tokens, per_step=2)
+    answer = client.completions.create(
+        model=MODEL, prompt=["x", "y"], max_tokens=200, logprobs=num_top, stream=stream, stop=["never"]
+    )
+    choices = [choice for part in (answer if stream else [answer]) for choice in part.choices]
+    rows, values = logprobs_of(tokens, 1 + num_top)
+    assert core.submits[1].params.logprobs == 1 + num_top
+    for index in (0, 1):
+        of_choice = [choice.logprobs for choice in choices if choice.index == index]
+        tokens_told, logprobs, top, offsets = (
+            [entry for part in of_choice for entry in getattr(part, name)]
+            for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+        )
+        names = [[tokenizer.token_texts.of(token).text for token in row] for row in rows]
+        assert tokens_told == [row[0] for row in names]
+        assert logprobs == [row[0] for row in values]
+        assert [set(likely) for likely in top] == [set(row) for row in names]
+        assert all(likely[token] == value for likely, token, value in zip(top, tokens_told, logprobs, strict=True))
+        for offset, token in zip(offsets, tokens_told, strict=True):
+            assert "\ufffd" in token or STORY[offset:].startswith(token)
+
+
+def test_none_are_sent_that_no_client_asked_for(client: openai.OpenAI, core: FakeCore):
+    assert client.completions.create(model=MODEL, prompt="x").choices[0].logprobs is None
+    messages = [{"role": "user", "content": "Go"}]
+    assert client.chat.completions.create(model=MODEL, messages=messages).choices[0].logprobs is None
+    assert [submit.params.logprobs for submit in core.submits] == [0, 0]
+    assert [submit.params.constraints for submit in core.submits] == [None, None]
+
+
+def test_constraints_reach_the_core(client: openai.OpenAI, core: FakeCore, tokenizer: Tokenizer):
+    extra = {"repetition_penalty": 1.25, "min_tokens": 3, "bad_words": ["fox"], "allowed_token_ids": [7, 5, 7]}
+    openai_has = {"presence_penalty": 0.5, "frequency_penalty": -1, "logit_bias": {"5": -100, "6": 1}}
+    messages = [{"role": "user", "content": "Go"}]
+    client.completions.create(model=MODEL, prompt=["x", "y"], **openai_has, extra_body=extra)
+    client.chat.completions.create(model=MODEL, messages=messages, **openai_has, extra_body=extra)
+    [constraints] = {submit.params.constraints for submit in core.submits}
+    assert len(core.submits) == 3
+    assert constraints == m.Constraints(
+        presence_penalty=0.5,
+        frequency_penalty=-1.0,
+        repetition_penalty=1.25,
+        bias_token_ids=constraints.bias_token_ids,
+        biases=constraints.biases,
+        min_tokens=3,
+        bad_words=constraints.bad_words,
+        allowed_token_ids=constraints.allowed_token_ids,
+    )
+    assert tokens_of(constraints.bias_token_ids) == [5, 6]
+    assert tokens_of(constraints.allowed_token_ids) == [7, 5]
+    assert ids(tokenizer, "fox") in [tokens_of(word) for word in constraints.bad_words]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_the_text_ends_with(client: openai.OpenAI, core: FakeCore, tokenizer: Tokenizer, stream: bool):
+    eos = tokenizer.eos_token_ids[0]
+    core.script = say([*ids(tokenizer, "one two one two"), eos, *ids(tokenizer, " three"), eos], "stop")
+
+    def text_of(**extra: object) -> str:
+        answer = client.completions.create(
+            model=MODEL, prompt="x", stop=extra.pop("stop", []), stream=stream, extra_body=extra
+        )
+        return "".join(part.choices[0].text for part in (answer if stream else [answer]))
+
+    name = tokenizer.all_token_bytes[eos].decode()
+    assert text_of() == "one two one two three"
+    assert text_of(skip_special_tokens=False) == f"one two one two{name} three"
+    assert text_of(skip_special_tokens=False, include_stop_str_in_output=True) == f"one two one two{name} three{name}"
+    assert text_of(stop=[" two"]) == "one"
+    assert text_of(stop=[" two"], include_stop_str_in_output=True) == "one two"
+    min_tokens = len(ids(tokenizer, "one two"))
+    assert text_of(stop=[" two"], min_tokens=min_tokens) == "one two one"
+    assert core.submits[-1].params.constraints == m.Constraints(min_tokens=min_tokens)

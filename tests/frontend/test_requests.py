@@ -37,6 +37,14 @@ def take(answer: httpx.Response, num_events: int) -> list[Event]:
     return taken
 
 
+def logprobs_of(events: list[Event], choice: int) -> list[tuple]:
+    """A tuple for each token of a choice of completions."""
+    names = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+    parts = [part for event in events if event.data != "[DONE]" for part in event.data["choices"]]
+    columns = [[part["logprobs"][name] for part in parts if part["index"] == choice] for name in names]
+    return list(zip(*([entry for chunk in column for entry in chunk] for column in columns), strict=True))
+
+
 def test_every_event_has_an_id_except_the_last(frontend: Frontend, core: FakeCore, request_id: str):
     core.script = say([300, 301, 302], pause_s=0.2)  # so that no two share an event
     chat = {"model": MODEL, "messages": [{"role": "user", "content": "x"}], "stream": True, "request_id": request_id}
@@ -223,6 +231,25 @@ def test_a_stop_string_is_found_again(frontend: Frontend, core: FakeCore, tokeni
         assert text_of([*events[: number + 1], *rest]) == "one two three"
         assert rest[-1].data == "[DONE]"
         assert len([e for e in rest if e.id.endswith("!")]) == (0 if event.id.endswith("!") else 1)
+
+
+@pytest.mark.parametrize("replay_size", [1, 7, 1000])
+def test_log_probabilities_go_on_after_any_event(
+    frontend: Frontend, core: FakeCore, tokenizer, request_id: str, replay_size: int
+):
+    """The other connection knows from the request's context how many there are, and which tokens have text."""
+    tokens = tokenizer.encode(["one <|im_end|>two 月 three four"], add_special_tokens=False)[0]
+    core.script, core.replay_size = say(tokens, pause_s=0.005), replay_size
+    asked = {"logprobs": 2, "stop": " four", "include_stop_str_in_output": True, "skip_special_tokens": False}
+    body = STREAM | asked | {"request_id": request_id, "n": 2, "min_tokens": 1}
+    events = events_of(frontend.post("/v1/completions", body).content)
+    assert text_of(events) == "one <|im_end|>two 月 three four"
+    whole = [logprobs_of(events, choice) for choice in (0, 1)]
+    assert [len(entries) for entries in whole] == [len(tokens)] * 2
+    for number, event in enumerate(events[:-1]):
+        both = [*events[: number + 1], *events_of(events_after(frontend, request_id, event.id).content)]
+        assert [logprobs_of(both, choice) for choice in (0, 1)] == whole
+        assert [text_of(both, choice) for choice in (0, 1)] == [text_of(events, choice) for choice in (0, 1)]
 
 
 def test_each_chunk_says_what_computed_it(frontend: Frontend, core: FakeCore, request_id: str):

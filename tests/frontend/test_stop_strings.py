@@ -35,6 +35,29 @@ def test_cuts_make_no_difference(stops: list[str], pieces: list[str]):
     assert run(stops, pieces) == run(stops, list(text)) == by_definition(stops, text)
 
 
+@given(STOPS, st.lists(st.tuples(LETTERS, st.booleans()), max_size=10), st.booleans())
+def test_pieces_that_may_not_stop(stops: list[str], pieces: list[tuple[str, bool]], are_shown: bool):
+    """The first stop string that ends in a piece that may, as if each character were looked at."""
+    search, shown, found = StopSearch(StopStrings(stops, are_shown=are_shown)), "", False
+    for piece, may_stop in pieces:
+        if not found:
+            more, found = search.feed(piece, may_stop=may_stop)
+            shown += more
+    text, expected = "", None
+    for letter, may_stop in [(letter, may_stop) for piece, may_stop in pieces for letter in piece]:
+        text += letter
+        ended = [stop for stop in stops if text.endswith(stop)]
+        if may_stop and ended and expected is None:
+            expected = text if are_shown else text[: len(text) - max(map(len, ended))]
+    assert found == (expected is not None)
+    assert shown + ("" if found else search.flush()) == (text if expected is None else expected)
+
+
+def test_what_is_shown_anyway_is_not_held_back():
+    search = StopSearch(StopStrings(["abc"], are_shown=True))
+    assert [search.feed(piece) for piece in ("xa", "b", "cd")] == [("xa", False), ("b", False), ("c", True)]
+
+
 @given(STOPS, LETTERS)
 def test_no_more_is_held_back_than_could_be_a_stop_string(stops: list[str], text: str):
     search = StopSearch(StopStrings(stops))

@@ -118,9 +118,11 @@ async def test_long_texts_leave_the_event_loop_running(tokenizer: Tokenizer, mon
 def test_sampling_defaults_are_the_models_or_openais(tmp_path):
     for name in ("tokenizer.json", "config.json"):
         shutil.copy(DEMO_MODEL_DIR / name, tmp_path)
-    assert Tokenizer(tmp_path).sampling_defaults == SamplingDefaults(1.0, 1.0, 0, 0.0)
-    (tmp_path / "generation_config.json").write_text('{"temperature": 0.6, "top_k": 20, "min_p": null}')
-    assert Tokenizer(tmp_path).sampling_defaults == SamplingDefaults(0.6, 1.0, 20, 0.0)
+    assert Tokenizer(tmp_path).sampling_defaults == SamplingDefaults(1.0, 1.0, 0, 0.0, 1.0)
+    (tmp_path / "generation_config.json").write_text(
+        '{"temperature": 0.6, "top_k": 20, "min_p": null, "repetition_penalty": 1.05}'
+    )
+    assert Tokenizer(tmp_path).sampling_defaults == SamplingDefaults(0.6, 1.0, 20, 0.0, 1.05)
     (tmp_path / "generation_config.json").write_text('{"top_p": 7}')
     with pytest.raises(CheckpointError, match=r"generation_config.json recommends what cannot be done: .*top_p"):
         Tokenizer(tmp_path)

@@ -131,6 +131,27 @@ def test_a_row_does_not_depend_on_its_batch(data: st.DataObject) -> None:
         assert alone.item() == together[row].item()
 
 
+@pytest.mark.parametrize(
+    "parameters",
+    [{"temperature": 0.0}, {}, {"top_k": 2}, {"top_p": 0.5}, {"top_k": 3, "top_p": 0.5}, {"min_p": 0.5}],
+    ids=str,
+)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bfloat16", "float32"])
+def test_neighbours_of_a_row_without_numbers_have_their_tokens(
+    parameters: dict[str, float], dtype: torch.dtype
+) -> None:
+    """-1, and 0 in its lane. Its neighbours have the tokens that they have alone."""
+    good = 3 * torch.randn(5, 8, generator=torch.Generator().manual_seed(8))
+    none = [torch.full((8,), torch.nan), torch.full((8,), -torch.inf)]
+    none += [good[0].index_fill(0, torch.tensor(7), bad) for bad in (torch.nan, torch.inf)]
+    logits = torch.stack([row for pair in zip(good, none, strict=False) for row in pair] + [good[4]]).to(dtype)
+    uniforms = torch.linspace(0, 0.99, 9)
+    tokens = draw(logits, uniforms, **parameters)
+    assert tokens[1::2] == [-1] * 4
+    assert tokens[::2] == draw(logits[::2], uniforms[::2], **parameters)
+    assert min(tokens[::2]) >= 0
+
+
 def test_greedy_rows_are_an_argmax() -> None:
     logits = torch.tensor([[0.0, 3.0, 1.0], [2.0, 1.0, 0.0]])
     assert draw(logits, 0.99, temperature=0.0, top_k=2) == [1, 0]

@@ -11,7 +11,7 @@ import numpy as np
 
 from common.plan import ExecutorLimits, PlanColumns, parse_plan
 from common.wire import IntArray
-from executor_svc.runner.readback import PendingTokens
+from executor_svc.runner.asked_steps import PendingStep
 from executor_svc.runner.runner import Runner
 from tests.executor.harness import Row, make_plan
 
@@ -71,13 +71,13 @@ def serve(
     Returns:
         The tokens of each step.
     """
-    launched: queue.SimpleQueue[PendingTokens | None] = queue.SimpleQueue()
+    launched: queue.SimpleQueue[PendingStep | None] = queue.SimpleQueue()
     in_flight = threading.Semaphore(window)
     tokens: list[IntArray] = []
 
     def collect() -> None:
         while (pending := launched.get()) is not None:
-            tokens.append(np.array(pending.wait()))
+            tokens.append(np.array(pending.wait().token_ids))
             in_flight.release()
 
     collector = threading.Thread(target=collect, daemon=True)

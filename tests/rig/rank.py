@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from common.plan import ExecutorLimits
-from executor_svc.model.vocab_parallel import VocabParallelSampler
+from executor_svc.model.vocab_parallel import VocabParallelDraw
 from executor_svc.options import ExecutorOptions
 from executor_svc.runner.group_runner import GroupLeader, run_in_group
 from executor_svc.runner.runner import Runner
@@ -39,7 +39,7 @@ def main() -> None:
             (f"        {add_up}        last_tokens", "        last_tokens"),
             (f"        {exchange}", f"        {add_up}        {exchange}"),
         )
-        VocabParallelSampler.sample = changed.VocabParallelSampler.sample  # type: ignore[method-assign]
+        VocabParallelDraw.draw = changed.VocabParallelDraw.draw  # type: ignore[method-assign]
     options = ExecutorOptions(
         model=folder,
         device="cuda",

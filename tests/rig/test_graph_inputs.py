@@ -149,5 +149,5 @@ def test_a_step_is_what_was_captured(
                 columns = prompts(tokens, limits, rng)
                 batch = stage(columns, runner._arena, runner._backend, padded_tokens=size)
                 assert runner._arena.holds(batch.token_ids)
-                parts = runner._model.parts(batch, runner._last_tokens)
+                parts = runner._model.parts(batch, runner._lanes.last_tokens)
                 check(lambda parts=parts: [part() for part in parts], of_tokens[size], f"{tokens} of {size} tokens")

@@ -96,8 +96,8 @@ def test_a_graph_uses_memory_that_others_get(
     def allocating(self: Any, batch: Any, *parts: Any) -> None:
         forward(self, batch, *parts)
         with torch.cuda.stream(side):  # not the captured one, so not of the graph's memory
-            scratch = torch.empty_like(self._tokens)
-        scratch.copy_(self._tokens)
+            scratch = torch.empty_like(self._drawn.tokens)
+        scratch.copy_(self._drawn.tokens)
 
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):
@@ -121,7 +121,7 @@ def test_a_kernel_is_compiled_in_serving(rig: StandIn, small: Path, monkeypatch:
 def test_a_stream_is_used_by_two_threads(rig: StandIn, small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     changed = mutated(
         "executor_svc.runner.readback",
-        ("self._arrived.synchronize()", "self._arrived.synchronize(); self._host.cuda(non_blocking=True)"),
+        ("self._arrived.synchronize()", "self._arrived.synchronize(); self._host[0].cuda(non_blocking=True)"),
     )
     monkeypatch.setattr(runner_module, "Readback", changed.Readback)
     serve_some(rig, small)
@@ -134,7 +134,7 @@ def test_a_graph_outlives_its_memory(rig: StandIn, small: Path) -> None:
     del runner  # with its weights and its cache
     gc.collect()
     torch.cuda.empty_cache()
-    graphs.replay(1)
+    graphs.replay_forward(1)
     assert_found(rig, "memory that was given back")
 
 

@@ -1,11 +1,12 @@
 """A stateful fuzzer drives the real scheduler against KV-oracle executors and checks every invariant each step."""
 
 from array import array
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from dataclasses import replace
 
 import hypothesis.strategies as st
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -22,12 +23,13 @@ from scheduler_svc.core.scheduling.scheduler import Scheduler, SchedulerConfig
 from scheduler_svc.core.sequence import Sequence, State
 from scheduler_svc.core.step_output import SequenceEnd, StepOutput
 from tests.support.effort import examples
-from tests.support.oracle import OracleExecutor, expected_output
+from tests.support.oracle import OracleExecutor, expected_logprobs, expected_output
 from tests.support.pool_limits import PoolLimits
 
 VOCAB_SIZE = 5
 GRACE_S = 6.0  # how long a sequence waits for a pool
 PROMPT = array("i", [1, 2, 3, 4, 0, 1, 1, 2] * 80)
+CONSTRAINTS = [m.Constraints(presence_penalty=1.0), m.Constraints(min_tokens=3, bad_words=(bytes(4),))]
 
 
 def colliding_hash(content: bytes, parent_key: int) -> int:
@@ -71,6 +73,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.ids = 0
         self.now = 0.0
         self.outputs: dict[Sequence, list[int]] = {}
+        self.logprob_ids: defaultdict[Sequence, list[int]] = defaultdict(list)
+        self.logprobs: defaultdict[Sequence, list[float]] = defaultdict(list)
         self.ended: dict[Sequence, str] = {}
         self.pools = PoolLimits(GRACE_S)
         self.stranded: dict[Sequence, float] = {}  # since when no executor that takes sequences can hold it
@@ -109,6 +113,13 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def commit(self, result: m.StepResult) -> None:
         output: StepOutput = self.scheduler.commit(result)
+        logprobs = output.logprobs
+        if logprobs is not None:
+            ends = np.cumsum(logprobs.counts)
+            for sequence, count, end in zip(output.sequences, logprobs.counts.tolist(), ends.tolist(), strict=True):
+                assert count == sequence.params.logprobs
+                self.logprob_ids[sequence] += logprobs.ids[end - count : end].tolist()
+                self.logprobs[sequence] += logprobs.values[end - count : end].tolist()
         for sequence, token in zip(output.sequences, output.tokens, strict=True):
             assert sequence not in self.ended, "a sequence goes on after its end"
             assert (sequence in output.firsts) == (not self.outputs[sequence])
@@ -128,6 +139,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         expected = expected_output(prompt, sequence.params, VOCAB_SIZE, seed)
         output = self.outputs[sequence]
         assert sequence.tokens[sequence.num_prompt :].tolist() == output
+        logprobs = expected_logprobs(prompt, output, sequence.params, VOCAB_SIZE)
+        assert (sequence.logprob_ids.tolist(), sequence.logprobs.tolist()) == logprobs
+        assert (self.logprob_ids[sequence], self.logprobs[sequence]) == logprobs, "the step's output has others"
         assert sequence.params.max_tokens == self.max_tokens[sequence]
         if self.ended[sequence] in ("stop", "length"):
             assert output == expected
@@ -145,15 +159,36 @@ class SchedulerMachine(RuleBasedStateMachine):
         priority=st.sampled_from([0, 0, 0, 1, -1]),
         timeout_s=st.sampled_from([None, None, None, 5.0]),
         may_shorten=st.sampled_from([False, False, True]),
+        constraints=st.sampled_from([None, None, *CONSTRAINTS]),
+        logprobs=st.sampled_from([0, 0, 1, 3, 21]),
     )
-    def add(self, length, offset, max_tokens, n, temperature, stop, salt, priority, timeout_s, may_shorten):
+    def add(
+        self,
+        length,
+        offset,
+        max_tokens,
+        n,
+        temperature,
+        stop,
+        salt,
+        priority,
+        timeout_s,
+        may_shorten,
+        constraints,
+        logprobs,
+    ):
         self.ids += 1
         limit = self.pools.limit(self.now)
         if may_shorten and limit > length:  # as a frontend does
             max_tokens = limit - length
         prompt = PROMPT[offset : offset + length]
         params = m.SamplingParams(
-            max_tokens=max_tokens, temperature=temperature, seed=self.ids % 2, stop_token_ids=stop
+            max_tokens=max_tokens,
+            temperature=temperature,
+            seed=self.ids % 2,
+            stop_token_ids=stop,
+            logprobs=logprobs,
+            constraints=constraints,
         )
         submit = m.Submit(
             request_id=str(self.ids),

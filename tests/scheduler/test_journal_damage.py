@@ -25,18 +25,23 @@ from tests.support.journals import asides, fill, load, log_of, read, save, writi
 
 PARTS = 64  # of the bytes of a file; `make test` flips those of one
 FRAME_BYTES = 24 + 4096  # of the log, behind its header of 32
+LOGPROBS = [2, 0, 21]  # of each request
 PROMPTS = {f"r{i}": array("i", range(100 * i + 1, 100 * i + 41)).tobytes() for i in range(3)}
 
 
 def request(arrival):
     name = f"r{arrival}"
-    submit = m.Submit(request_id=name, prompt=PROMPTS[name], params=m.SamplingParams(max_tokens=90), is_resumable=True)
+    params = m.SamplingParams(max_tokens=90, logprobs=LOGPROBS[arrival])
+    submit = m.Submit(request_id=name, prompt=PROMPTS[name], params=params, is_resumable=True)
     return RequestRecord(arrival, 1000.0, SubmitRecord.of(submit), (Progress(),), tokenizer="t")
 
 
 def step(token, *arrivals, position):
     columns = (array("q", arrivals), array("i", [token] * len(arrivals)), array("i", [position] * len(arrivals)))
-    return StepRecord("model", *(column.tobytes() for column in columns))
+    counts = array("i", [LOGPROBS[arrival] for arrival in arrivals])
+    entries = range(sum(counts))
+    ids, values = array("i", [token + i for i in entries]), array("f", [-token - i / 32 for i in entries])
+    return StepRecord("model", *(column.tobytes() for column in (*columns, counts, ids, values)))
 
 
 BATCHES = [
@@ -95,6 +100,10 @@ def check_true(requests):
         assert found.submit == true.submit
         (progress,), (whole,) = found.progress, true.progress
         assert whole.token_ids.startswith(progress.token_ids)
+        assert whole.logprob_ids.startswith(progress.logprob_ids)
+        assert whole.logprobs.startswith(progress.logprobs)
+        width = len(progress.token_ids) * true.submit.params.logprobs
+        assert len(progress.logprob_ids) == len(progress.logprobs) == width
         assert progress.ending in (None, whole.ending)
 
 

@@ -1,5 +1,6 @@
 """What is written of requests is what is read back, however it was cut into batches."""
 
+import random
 from array import array
 from dataclasses import dataclass, field
 
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from common import messages as m
 from common.wire import int32_array
 from scheduler_svc.core.requests.journal_records import (
+    ConstraintsRecord,
     CrashRecord,
     Ending,
     EndRecord,
@@ -25,26 +27,41 @@ from scheduler_svc.core.requests.journal_records import (
 from scheduler_svc.core.requests.journal_replay import read_batches
 from scheduler_svc.core.requests.record_frames import frame, unframe
 from scheduler_svc.core.sequence import new_sequences
-from scheduler_svc.core.step_output import SequenceEnd, StepOutput
+from scheduler_svc.core.step_output import SequenceEnd, StepLogprobs, StepOutput
+from tests.support.any_message import AnyMessage
 from tests.support.effort import examples
 
 PROMPT = array("i", [5, 6, 7]).tobytes()
 
 
-def submit(request_id, n=1, **changes):
-    return m.Submit(request_id=request_id, prompt=PROMPT, params=m.SamplingParams(max_tokens=100), n=n, **changes)
+def submit(request_id, n=1, logprobs=0, **changes):
+    params = m.SamplingParams(max_tokens=100, logprobs=logprobs)
+    return m.Submit(request_id=request_id, prompt=PROMPT, params=params, n=n, **changes)
 
 
-def request_record(request_id, arrival=0, n=1):
-    return RequestRecord(arrival, 1000.5, SubmitRecord.of(submit(request_id, n)), (Progress(),) * n)
+def request_record(request_id, arrival=0, n=1, logprobs=0):
+    return RequestRecord(arrival, 1000.5, SubmitRecord.of(submit(request_id, n, logprobs)), (Progress(),) * n)
 
 
 def step_record(model, **tokens):
-    """A step that gave `s3=(5, 7)`: token number 5, which is 7, to the sequence of arrival 3."""
+    """A step that gave `s3=(5, 7)`: token number 5, which is 7, to the sequence of arrival 3.
+
+    `s3=(5, 7, ids, values)` came with log-probabilities, as bytes.
+    """
     arrivals = array("q", [int(name[1:]) for name in tokens])
-    columns = (array("i", column).tobytes() for column in zip(*tokens.values(), strict=True))
-    positions, token_ids = columns
-    return StepRecord(model, arrivals.tobytes(), token_ids, positions)
+    told = [(*each, b"", b"")[:4] for each in tokens.values()]
+    positions, token_ids, ids, values = zip(*told, strict=True)
+    columns = (arrivals, array("i", token_ids), array("i", positions))
+    counts = array("i", [len(each) // 4 for each in ids]).tobytes() if any(ids) else b""
+    return StepRecord(model, *(column.tobytes() for column in columns), counts, b"".join(ids), b"".join(values))
+
+
+def int32(*values):
+    return array("i", values).tobytes()
+
+
+def float32(*values):
+    return array("f", values).tobytes()
 
 
 def replay(payloads):
@@ -59,7 +76,19 @@ def tokens_of(request):
 
 
 def test_a_request_comes_back_as_it_was_submitted():
-    params = m.SamplingParams(max_tokens=9, temperature=0.5, seed=2**62, stop_token_ids=(1, 2))
+    constraints = m.Constraints(
+        presence_penalty=2.0,
+        frequency_penalty=-0.1,
+        repetition_penalty=1.3,
+        bias_token_ids=int32(4, 2),
+        biases=float32(0.1, -100.0),
+        min_tokens=2,
+        bad_words=(int32(1), int32(2, 3)),
+        allowed_token_ids=int32(9, 4, 2),
+    )
+    params = m.SamplingParams(
+        max_tokens=9, temperature=0.5, seed=2**62, stop_token_ids=(1, 2), logprobs=21, constraints=constraints
+    )
     whole = m.Submit(
         request_id="key/cmpl-1-0",
         prompt=PROMPT,
@@ -81,12 +110,43 @@ def test_a_request_comes_back_as_it_was_submitted():
     assert record.submit.message() == whole
 
 
+@settings(max_examples=examples(200), deadline=None)
+@given(st.integers(0, 2**32))
+def test_any_request_comes_back_as_it_was_submitted(seed):
+    """With constraints and without: nothing asked is another thing than constraints that ask nothing."""
+    whole = AnyMessage(m.Submit, random.Random(seed))()
+    record = RequestRecord(0, 0.0, SubmitRecord.of(whole), (Progress(),) * whole.n)
+    (found,) = replay([encode([record])])
+    assert found == record
+    assert found.submit.message() == whole
+
+
+@pytest.mark.parametrize("constraints", [None, m.Constraints()])
+def test_nothing_asked_and_constraints_that_ask_nothing_are_two_things(constraints):
+    params = m.SamplingParams(max_tokens=1, constraints=constraints)
+    record = SubmitRecord.of(msgspec.structs.replace(submit("a"), params=params))
+    (found,) = replay([encode([RequestRecord(0, 0.0, record, (Progress(),))])])
+    assert found.submit.message().params.constraints == constraints
+    assert (found.submit.params.constraints is None) == (constraints is None)
+
+
 def test_every_field_of_a_request_is_kept():
     """A field of the message that the journal is not to keep is named here."""
-    assert SubmitRecord.__struct_fields__ == m.Submit.__struct_fields__
-    assert SamplingRecord.__struct_fields__ == m.SamplingParams.__struct_fields__
-    for record, message in ((SubmitRecord, m.Submit), (SamplingRecord, m.SamplingParams)):
+    kinds = ((SubmitRecord, m.Submit), (SamplingRecord, m.SamplingParams), (ConstraintsRecord, m.Constraints))
+    for record, message in kinds:
+        assert record.__struct_fields__ == message.__struct_fields__
         assert record.__struct_defaults__ == message.__struct_defaults__
+
+
+def test_the_length_of_a_request_counts_its_lists_and_its_log_probabilities():
+    asked = m.Constraints(bias_token_ids=bytes(8), biases=bytes(8), bad_words=(bytes(4), bytes(12)))
+    wide = msgspec.structs.replace(asked, allowed_token_ids=bytes(4000))
+    sizes = []
+    for constraints, told in ((None, Progress(bytes(40))), (wide, Progress(bytes(40), "", 0, None, *[bytes(840)] * 2))):
+        params = m.SamplingParams(max_tokens=99, logprobs=21, constraints=constraints)
+        record = SubmitRecord.of(msgspec.structs.replace(submit("a"), params=params))
+        sizes.append(RequestRecord(0, 0.0, record, (told,)).num_bytes)
+    assert sizes[1] - sizes[0] == 8 + 8 + 16 + 4000 + 2 * 840
 
 
 def test_records_are_made_of_what_the_scheduler_gives():
@@ -101,6 +161,89 @@ def test_records_are_made_of_what_the_scheduler_gives():
     assert request.progress[0] == Progress(array("i", [11]).tobytes(), "model", None, None)
     assert request.progress[1].num_cached == 3
     assert request.progress[1].ending == Ending("error", "too bad", "internal_error")
+
+
+def test_what_the_scheduler_gives_has_log_probabilities_for_those_that_asked():
+    """Some with several, some with none; a step in which nobody asked has no columns for them."""
+    prompt = int32_array("prompt", PROMPT)
+    plain, some = (
+        new_sequences(submit(name, logprobs=n), prompt, i, None) for i, (name, n) in enumerate([("a", 0), ("b", 2)])
+    )
+    sequences, positions = [*some, *plain], np.zeros(2, np.int32)
+    came = StepLogprobs(np.array([2, 0], np.int32), np.array([7, 3], np.int32), np.array([-0.5, -1.5], np.float32))
+    steps = [
+        StepRecord.of(StepOutput(sequences, [7, 8], sequences, [], "model", positions, came)),
+        StepRecord.of(StepOutput(plain, [9], [], [], "model", positions[:1] + 1)),
+    ]
+    requests = replay([encode([request_record("a", 0), request_record("b", 1, logprobs=2), *steps])])
+    assert [request.progress for request in requests] == [
+        (Progress(int32(8, 9), "model"),),
+        (Progress(int32(7), "model", None, None, int32(7, 3), float32(-0.5, -1.5)),),
+    ]
+    assert (steps[1].logprob_counts, steps[1].logprob_ids, steps[1].logprobs) == (b"", b"", b"")
+
+
+def test_a_token_with_other_log_probabilities_than_were_asked_for_is_a_gap():
+    """Too few, too many or none: what follows is computed again, as after a power cut."""
+    good = (7, int32(7, 3), float32(-0.5, -1.5))
+    for wrong in ((), (int32(7), float32(-0.5)), (int32(7, 3, 4), float32(-0.5, -1.5, -2.5))):
+        steps = [
+            step_record("x", s0=(0, *good)),
+            step_record("x", s0=(1, 8, *wrong)),
+            step_record("x", s0=(2, *good)),
+            EndRecord(0, 0, Ending("stop"), 3),
+        ]
+        contents = read_batches([encode([request_record("a", logprobs=2), *steps])])
+        assert contents.requests[0].progress == (Progress(int32(7), "x", None, None, *good[1:]),)
+        assert (contents.num_damaged, contents.cut) == (0, ["a"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "num_kept"),
+    [
+        ({"logprob_ids": bytes(8 * 2 + 4)}, 2),
+        ({"logprobs": bytes(8)}, 1),
+        ({"logprobs": b""}, 0),
+        ({"logprobs": bytes(8 * 4)}, 3),
+        ({"logprobs": bytes(8 * 3 + 1)}, 3),
+        ({"token_ids": bytes(4 * 2)}, 2),
+        ({"token_ids": bytes(4 * 2 + 3)}, 2),
+    ],
+)
+def test_a_request_whose_columns_do_not_fit_together_keeps_the_tokens_that_are_whole(changes, num_kept):
+    """It lost an end, then, at the least; and what comes after it does not count if there is a gap."""
+    whole = Progress(bytes(12), "x", 1, Ending("stop"), bytes(24), bytes(24))
+    told = msgspec.structs.replace(whole, **changes)
+    record = msgspec.structs.replace(request_record("a", logprobs=2), progress=(told,))
+    contents = read_batches([encode([record])])
+    kept = Progress(bytes(4 * num_kept), "x", 1, None, bytes(8 * num_kept), bytes(8 * num_kept))
+    assert contents.requests[0].progress == (kept,)
+    assert contents.cut == ["a"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"arrivals": bytes(8)},
+        {"positions": bytes(4)},
+        {"token_ids": bytes(7)},
+        {"logprob_counts": b""},
+        {"logprob_counts": int32(2)},
+        {"logprob_counts": int32(2, 1)},
+        {"logprob_counts": int32(4, -2)},
+        {"logprob_counts": int32(2, 0, 0)},
+        {"logprob_ids": int32(7)},
+        {"logprobs": b""},
+        {"logprob_ids": b"", "logprobs": b""},
+    ],
+)
+def test_a_step_whose_columns_do_not_fit_together_is_damaged(changes):
+    """All its sequences have a gap there, and the journal goes on."""
+    both = step_record("x", s0=(0, 7, int32(7, 3), float32(-0.5, -1.5)), s1=(0, 8))
+    records = [request_record("a", 0, logprobs=2), request_record("b", 1), msgspec.structs.replace(both, **changes)]
+    contents = read_batches([encode([*records, step_record("x", s1=(1, 9)), CrashRecord(2)])])
+    assert [request.progress for request in contents.requests] == [(Progress(),), (Progress(),)]
+    assert (contents.num_damaged, contents.crashes, contents.cut) == (1, 2, ["b"])
 
 
 def test_requests_come_in_the_order_of_their_arrival_not_of_their_records():
@@ -198,12 +341,14 @@ class Told:
     """What a history said of one sequence."""
 
     tokens: list = field(default_factory=list)
+    logprob_ids: bytes = b""
+    logprobs: bytes = b""
     model: str = ""
     num_cached: int | None = None
     ending: Ending | None = None
 
     def progress(self):
-        return Progress(array("i", self.tokens).tobytes(), self.model, self.num_cached, self.ending)
+        return Progress(int32(*self.tokens), self.model, self.num_cached, self.ending, self.logprob_ids, self.logprobs)
 
 
 @dataclass
@@ -214,17 +359,19 @@ class History:
     submits: dict
     truth: dict
     introduced: dict
+    num_logprobs: dict
 
 
 @st.composite
 def histories(draw):
-    told = History([[]], {}, {}, {})
+    told = History([[]], {}, {}, {}, {})
     for _ in range(draw(st.integers(1, 40))):
         going = [arrival for arrival, sequence in told.truth.items() if sequence.ending is None]
         kind = draw(st.sampled_from(["accept", "accept again", "batch", "step", "step", "step", "end"]))
         if kind == "accept":
             arrival, n = len(told.truth), draw(st.integers(1, 3))
-            told.submits[arrival] = submit(f"r{arrival}", n)
+            told.submits[arrival] = submit(f"r{arrival}", n, draw(st.sampled_from([0, 0, 1, 2, 21])))
+            told.num_logprobs |= {arrival + i: told.submits[arrival].params.logprobs for i in range(n)}
             told.truth |= {arrival + i: Told() for i in range(n)}
         if kind == "accept again" and told.submits:
             arrival = draw(st.sampled_from(sorted(told.submits)))
@@ -240,10 +387,19 @@ def histories(draw):
         if kind == "step" and going:
             chosen = draw(st.lists(st.sampled_from(going), unique=True, min_size=1))
             model, token = draw(st.sampled_from(["one", "two"])), draw(st.integers(0, 2**31 - 1))
-            step = {f"s{arrival}": (len(told.truth[arrival].tokens), token) for arrival in chosen}
+            rng = random.Random(
+                draw(st.integers(0, 2**16))
+            )  # any bits: also those of numbers that are not equal to themselves
+            widths = [4 * told.num_logprobs[arrival] for arrival in chosen]
+            came = [(rng.randbytes(width), rng.randbytes(width)) for width in widths]
+            positions = [len(told.truth[arrival].tokens) for arrival in chosen]
+            rows = zip(chosen, positions, came, strict=True)
+            step = {f"s{arrival}": (position, token, *columns) for arrival, position, columns in rows}
             told.batches[-1].append(step_record(model, **step))
-            for arrival in chosen:
+            for arrival, (ids, values) in zip(chosen, came, strict=True):
                 told.truth[arrival].tokens.append(token)
+                told.truth[arrival].logprob_ids += ids
+                told.truth[arrival].logprobs += values
                 told.truth[arrival].model = model
         if kind == "end" and going:
             arrival, num_cached = draw(st.sampled_from(going)), draw(st.none() | st.integers(0, 3))
@@ -283,6 +439,10 @@ def test_damage_is_noticed_and_never_tells_anything_that_was_not_so(told, data):
         for i, found in enumerate(request.progress):
             true = told.truth[request.arrival + i].progress()
             assert true.token_ids.startswith(found.token_ids)
+            assert true.logprob_ids.startswith(found.logprob_ids)
+            assert true.logprobs.startswith(found.logprobs)
+            width = len(found.token_ids) * told.num_logprobs[request.arrival]
+            assert len(found.logprob_ids) == len(found.logprobs) == width
             assert found.ending in (None, true.ending)
 
 

@@ -1,6 +1,13 @@
-"""Every reader gets every token of its requests once, in order, with one ending, and hears which model gave it."""
+"""Every reader gets every token of its requests once, in order, with one ending, and hears which model gave it.
 
+A token's log-probabilities come with it.
+"""
+
+import random
 from array import array
+
+import numpy as np
+import pytest
 
 from common import messages as m
 from common.errors import RequestRejected
@@ -9,15 +16,15 @@ from scheduler_svc.core.requests import outbox as outbox_module
 from scheduler_svc.core.requests.journal_records import Ending, Progress
 from scheduler_svc.core.requests.outbox import MAX_ANSWERS, Outbox
 from scheduler_svc.core.sequence import new_sequences
-from scheduler_svc.core.step_output import SequenceEnd, StepOutput
+from scheduler_svc.core.step_output import SequenceEnd, StepLogprobs, StepOutput
 
 
-def request(request_id, n=1, *, stream=True):
+def request(request_id, n=1, *, stream=True, logprobs=0):
     """A Submit and its sequences."""
     prompt = array("i", [1, 2, 3]).tobytes()
-    params = m.SamplingParams(max_tokens=99)
+    params = m.SamplingParams(max_tokens=99, logprobs=logprobs)
     submit = m.Submit(request_id=request_id, prompt=prompt, params=params, n=n, stream=stream)
-    return submit, new_sequences(submit, int32_array("prompt", prompt), 0, None)
+    return submit, new_sequences(submit, int32_array("prompt", prompt), 1, 0, None)
 
 
 def drain(outbox, peer):
@@ -36,8 +43,24 @@ def take(outbox, peer):
     return [(d.request_id, d.index, array("i", d.token_ids).tolist(), d.finish_reason) for d in deltas]
 
 
+def came_with(sequence, tokens):
+    """What the columns of log-probabilities say of these tokens of a sequence; of each token something else."""
+    ids, values = b"", b""
+    for token in tokens:
+        rng = random.Random(f"{sequence.request_id} {sequence.index} {token}")
+        ids += rng.randbytes(4 * sequence.params.logprobs)
+        values += rng.randbytes(4 * sequence.params.logprobs)
+    return ids, values
+
+
 def output(sequences, tokens, ends=(), model="m"):
-    return StepOutput(sequences, tokens, [], [SequenceEnd(s, "length") for s in ends], model)
+    """A step; tokens of requests that asked for log-probabilities come with some."""
+    counts = np.array([sequence.params.logprobs for sequence in sequences], np.int32)
+    came = [came_with(sequence, [token]) for sequence, token in zip(sequences, tokens, strict=True)]
+    ids, values = (b"".join(column) for column in zip(*came, strict=True))
+    logprobs = StepLogprobs(counts, np.frombuffer(ids, np.int32), np.frombuffer(values, np.float32))
+    ended = [SequenceEnd(s, "length") for s in ends]
+    return StepOutput(sequences, tokens, [], ended, model, logprobs=logprobs if counts.any() else None)
 
 
 def test_a_slow_reader_finds_several_tokens_in_one_delta():
@@ -89,6 +112,34 @@ def test_a_reader_that_comes_back_finds_everything_from_the_first_token_and_noth
     assert take(outbox, b"p") == [("a", 0, [5, 6], "length")]
 
 
+@pytest.mark.parametrize("logprobs", [1, 21])
+def test_log_probabilities_come_with_their_tokens(logprobs):
+    """To each sequence its own, also where a neighbour in the step asked for none, or for others."""
+    outbox, streams = Outbox(), {}
+    for name, count in (("a", logprobs), ("b", 0), ("c", 2)):
+        submit, (streams[name],) = request(name, logprobs=count)
+        outbox.open(b"p", submit, [streams[name]])
+    gone = request("gone", logprobs=3)[1]
+    for token in (7, 8):
+        outbox.push(output([streams["a"], *gone, streams["b"], streams["c"]], [token] * 4))
+    for told in ([7, 8], [9], []):
+        for delta in [delta for outputs in drain(outbox, b"p") for delta in outputs.deltas]:
+            sequence = streams[delta.request_id]
+            assert delta.token_ids == array("i", told).tobytes()
+            assert (delta.logprob_ids, delta.logprobs) == came_with(sequence, told)
+        if told == [7, 8]:
+            outbox.push(output([streams["c"], streams["a"]], [9, 9]))
+    assert len(came_with(streams["a"], [7])[0]) == 4 * logprobs
+
+
+def test_a_step_of_which_the_reader_of_log_probabilities_has_gone_harms_nobody():
+    outbox, (submit, (sequence,)) = Outbox(), request("a", logprobs=2)
+    outbox.open(b"p", submit, [sequence])
+    outbox.close([sequence])
+    outbox.push(output([sequence], [7]))
+    assert outbox.peers() == []
+
+
 def test_a_refusal_is_told_with_its_code():
     outbox = Outbox()
     outbox.refuse(b"p", "a", RequestRejected("x" * 5000, "queue_full"))
@@ -132,11 +183,12 @@ def test_who_asks_and_asks_and_takes_no_answer_gets_no_more_than_so_many():
     assert [answer.request_id for answer in drain(outbox, b"p")] == [str(i) for i in range(MAX_ANSWERS)]
 
 
-def test_no_message_has_more_than_it_may_and_none_is_left_out(monkeypatch):
-    monkeypatch.setattr(outbox_module, "MAX_TOKENS_A_MESSAGE", 10)
+@pytest.mark.parametrize("logprobs", [0, 1, 21])
+def test_no_message_has_more_than_it_may_and_none_is_left_out(monkeypatch, logprobs):
+    monkeypatch.setattr(outbox_module, "MAX_TOKEN_BYTES_A_MESSAGE", 10 * (4 + 8 * logprobs) + 3)
     monkeypatch.setattr(outbox_module, "MAX_STREAMS_A_MESSAGE", 3)
     outbox, told, ended = Outbox(), {}, []
-    submit, sequences = request("r", 5, stream=False)
+    submit, sequences = request("r", 5, stream=False, logprobs=logprobs)
     outbox.open(b"a", submit, sequences)
     for token in range(17):
         outbox.push(output(sequences, [token] * 5, [], "one" if token < 8 else "two"))
@@ -147,6 +199,8 @@ def test_no_message_has_more_than_it_may_and_none_is_left_out(monkeypatch):
         numbers.append(message.number)
         for delta in message.deltas:
             assert delta.index not in ended
+            came = came_with(sequences[delta.index], array("i", delta.token_ids))
+            assert (delta.logprob_ids, delta.logprobs) == came
             told.setdefault(delta.index, []).extend((token, delta.model) for token in array("i", delta.token_ids))
             ended += [delta.index] if delta.finish_reason else []
         outbox.sent(b"a")

@@ -6,7 +6,7 @@ from unittest import mock
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from common import messages as m
 from common.errors import RequestRejected
@@ -15,10 +15,11 @@ from scheduler_svc.core.requests.journal_records import Ending, Progress
 from scheduler_svc.core.requests.outbox import Outbox
 from scheduler_svc.core.sequence import Sequence
 from scheduler_svc.core.step_output import SequenceEnd
-from tests.scheduler.test_outbox import drain, output, request
+from tests.scheduler.test_outbox import came_with, drain, output, request
 from tests.support.effort import examples
 
 PEERS = (b"p", b"q")
+LIMITS = {12: [0, 1], 180: [0, 1, 21], 600: [0, 1, 21]}  # bytes of tokens a message, and log-probabilities that fit
 
 
 @dataclass
@@ -29,6 +30,7 @@ class Reader:
     """
 
     peer: bytes
+    sequences: list[Sequence]
     held: bool
     due: list[list[tuple[int, str]]]
     told: list[list[tuple[int, str]]]
@@ -40,7 +42,9 @@ class Reader:
         assert i not in self.endings, "something comes after the ending"
         assert not delta.model or delta.model != before, "a model is named again"
         self.models[i] = delta.model or before
-        self.told[i] += [(token, self.models[i]) for token in array("i", delta.token_ids)]
+        tokens = array("i", delta.token_ids).tolist()
+        assert (delta.logprob_ids, delta.logprobs) == came_with(self.sequences[i], tokens)
+        self.told[i] += [(token, self.models[i]) for token in tokens]
         if delta.finish_reason is not None:
             self.endings[i] = delta.finish_reason
 
@@ -56,14 +60,13 @@ class Story:
     ended: dict[int, str] = field(default_factory=dict)
 
     def progress(self):
-        return tuple(
-            Progress(
-                array("i", [token for token, _ in said]).tobytes(),
-                said[-1][1] if said else "",
-                ending=Ending(self.ended[i]) if i in self.ended else None,
-            )
-            for i, said in enumerate(self.said)
-        )
+        return tuple(map(self.progress_of, self.sequences))
+
+    def progress_of(self, sequence):
+        said = self.said[sequence.index]
+        tokens, model = [token for token, _ in said], said[-1][1] if said else ""
+        ending = Ending(self.ended[sequence.index]) if sequence.index in self.ended else None
+        return Progress(array("i", tokens).tobytes(), model, None, ending, *came_with(sequence, tokens))
 
     def is_waiting(self, i):
         """Whether the reader has yet to be told something of this sequence."""
@@ -78,28 +81,43 @@ class OutboxMachine(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        few = {"MAX_TOKENS_A_MESSAGE": 3, "MAX_STREAMS_A_MESSAGE": 2}  # so that most readers need several messages
-        self._limits = mock.patch.multiple(outbox_module, **few)
-        self._limits.start()
         self.outbox = Outbox()
         self.stories = {}
         self.refused = []  # (peer, request) whose refusal was not told yet
+
+    @initialize(max_bytes=st.sampled_from(sorted(LIMITS)))
+    def limit(self, max_bytes):
+        """So low that most readers need several messages."""
+        self.logprobs = LIMITS[max_bytes]
+        few = {"MAX_TOKEN_BYTES_A_MESSAGE": max_bytes, "MAX_STREAMS_A_MESSAGE": 2}
+        self._limits = mock.patch.multiple(outbox_module, **few)
+        self._limits.start()
 
     def going(self):
         return [(story, s) for story in self.stories.values() for s in story.sequences if s.index not in story.ended]
 
     @precondition(lambda self: len(self.stories) < 3)
-    @rule(peer=st.sampled_from(PEERS), n=st.integers(1, 2), stream=st.booleans())
-    def open(self, peer, n, stream):
-        submit, sequences = request(f"r{len(self.stories)}", n, stream=stream)
-        reader = Reader(peer, not stream, [[] for _ in sequences], [[] for _ in sequences])
+    @rule(peer=st.sampled_from(PEERS), n=st.integers(1, 2), stream=st.booleans(), data=st.data())
+    def open(self, peer, n, stream, data):
+        logprobs = data.draw(st.sampled_from(self.logprobs))
+        submit, sequences = request(f"r{len(self.stories)}", n, stream=stream, logprobs=logprobs)
+        reader = Reader(peer, sequences, not stream, [[] for _ in sequences], [[] for _ in sequences])
         self.stories[submit.request_id] = Story(submit, sequences, reader, [[] for _ in sequences])
         self.outbox.open(peer, submit, sequences)
 
     @precondition(lambda self: self.going())
-    @rule(data=st.data(), model=st.sampled_from(["one", "one", "one", "two"]), ends=st.booleans())
-    def push(self, data, model, ends):
+    @rule(
+        data=st.data(),
+        model=st.sampled_from(["one", "one", "one", "two"]),
+        num_steps=st.sampled_from([1, 1, 2, 17]),
+        ends=st.sampled_from([False, False, False, True]),
+    )
+    def push(self, data, model, num_steps, ends):
         chosen = data.draw(st.lists(st.sampled_from(self.going()), unique_by=lambda pair: id(pair[1]), min_size=1))
+        for step in range(num_steps):
+            self.push_one(chosen, model, ends=ends and step == num_steps - 1)
+
+    def push_one(self, chosen, model, *, ends):
         tokens = [len(story.said[s.index]) for story, s in chosen]
         for (story, s), token in zip(chosen, tokens, strict=True):
             story.said[s.index].append((token, model))
@@ -125,7 +143,7 @@ class OutboxMachine(RuleBasedStateMachine):
         if former is not None and former.peer != peer and len(former.endings) < story.submit.n:
             self.refused.append((former.peer, story.submit.request_id))
         due = [[(token, said[-1][1]) for token, _ in said] for said in story.said]
-        story.reader = Reader(peer, False, due, [[] for _ in due])
+        story.reader = Reader(peer, story.sequences, False, due, [[] for _ in due])
         self.outbox.attach(peer, story.sequences, story.progress())
 
     @precondition(lambda self: self.stories)
@@ -143,7 +161,17 @@ class OutboxMachine(RuleBasedStateMachine):
 
     @rule(peer=st.sampled_from(PEERS))
     def send(self, peer):
-        for delta in [delta for outputs in drain(self.outbox, peer) for delta in outputs.deltas]:
+        self.hear(peer, drain(self.outbox, peer))
+
+    @rule(peer=st.sampled_from(PEERS))
+    def send_one(self, peer):
+        """The frontend takes one message, and what comes now is behind the rest."""
+        if (message := self.outbox.peek(peer)) is not None:
+            self.outbox.sent(peer)
+            self.hear(peer, [message])
+
+    def hear(self, peer, messages):
+        for delta in [delta for outputs in messages for delta in outputs.deltas]:
             if (peer, delta.request_id) in self.refused and delta.code:
                 self.refused.remove((peer, delta.request_id))
                 continue

@@ -8,10 +8,10 @@ from common import messages as m
 from common.errors import RequestRejected
 from common.wire import int32_array
 from scheduler_svc.core.requests import retention
-from scheduler_svc.core.requests.journal_records import Ending
+from scheduler_svc.core.requests.journal_records import Ending, Progress
 from scheduler_svc.core.requests.request_table import Request, RequestTable
 from scheduler_svc.core.requests.retention import RETAIN_S
-from scheduler_svc.core.sequence import new_sequences
+from scheduler_svc.core.sequence import Generated, new_sequences
 from scheduler_svc.core.step_output import SequenceEnd
 
 
@@ -161,7 +161,7 @@ def test_prompts_that_the_journal_brought_back_belong_together_as_before(request
 
 
 def test_the_tokens_of_what_is_retained_are_counted(requests, monkeypatch):
-    monkeypatch.setattr(retention, "MAX_RETAINED_TOKENS", 1000)
+    monkeypatch.setattr(retention, "MAX_RETAINED_BYTES", 4000)
     for name in "abc":
         end(requests, add(requests, name, num_prompt=200))  # kept twice: in the Submit and in the sequence
     assert requests.let_go(0.0) == ["a"]
@@ -171,15 +171,28 @@ def test_the_tokens_of_what_is_retained_are_counted(requests, monkeypatch):
     assert requests.let_go(0.0) == [], "what was let go does not count any more"
 
 
+def test_the_log_probabilities_of_what_is_retained_are_counted(requests, monkeypatch):
+    """Five tokens with those of 21 take as much as 215."""
+    monkeypatch.setattr(retention, "MAX_RETAINED_BYTES", 2000)
+    for name in "abc":
+        request = add(requests, name, num_prompt=1)
+        for sequence in request.sequences:
+            sequence.tokens.extend([7] * 5)
+            sequence.logprob_ids.extend([7] * 5 * 21)
+            sequence.logprobs.extend([-0.5] * 5 * 21)
+        end(requests, request)
+    assert requests.let_go(0.0) == ["a"]
+
+
 def test_the_journal_is_told_how_far_each_sequence_is(requests):
     request = add(requests, "a", n=2, now=7.0)
     first, second = request.sequences
     first.model, first.num_cached_prompt = "m", 2
     end(requests, request, 1)
-    outputs = {first: b"1234", second: b"56789012"}
+    outputs = {first: Generated(b"1234", b"12345678", b"abcdefgh"), second: Generated(b"56789012")}
     record = request.record(outputs.__getitem__, wall_offset_s=1000.0)
     assert (record.arrival, record.accepted_at, record.submit.message()) == (0, 1007.0, request.submit)
-    assert [(told.token_ids, told.model, told.num_cached or 0, told.ending) for told in record.progress] == [
-        (b"1234", "m", 2, None),
-        (b"56789012", "", 0, Ending("stop")),
-    ]
+    assert record.progress == (
+        Progress(b"1234", "m", 2, None, b"12345678", b"abcdefgh"),
+        Progress(b"56789012", "", None, Ending("stop")),
+    )

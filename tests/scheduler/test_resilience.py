@@ -11,7 +11,7 @@ from common.wire import int32_array
 from scheduler_svc.core.executor.capacity import capacity
 from scheduler_svc.core.fleet.membership import Membership
 from scheduler_svc.core.scheduling.scheduler import Scheduler
-from scheduler_svc.core.sequence import State, place_of
+from scheduler_svc.core.sequence import Generated, State, place_of
 from tests.support.rig import Rig, limits
 
 
@@ -254,7 +254,7 @@ def test_restored_sequences_go_on_at_their_places_with_the_same_tokens(num_steps
         first_life.step()
     first_life.plan()  # tokens in flight are lost
     saved = [(s, first_life.scheduler.output_of(s)) for s in sequences if s not in first_life.ends]
-    assert all(array("i", output).tolist() == first_life.outputs[sequence] for sequence, output in saved)
+    assert all(array("i", output.token_ids).tolist() == first_life.outputs[sequence] for sequence, output in saved)
 
     rig = Rig(limits(max_num_seqs=1))
     for sequence, output in saved:
@@ -262,7 +262,7 @@ def test_restored_sequences_go_on_at_their_places_with_the_same_tokens(num_steps
         submit = m.Submit(request_id=sequence.request_id, prompt=prompt, params=sequence.params)
         (restored,) = rig.scheduler.restore(submit, sequence.arrival, [output], None, fits=True)
         assert rig.scheduler.output_of(restored) == output
-        rig.outputs[restored] = array("i", output).tolist()
+        rig.outputs[restored] = array("i", output.token_ids).tolist()
     (late,) = rig.add("late", [7], max_tokens=2)
     assert late.arrival > max(sequence.arrival for sequence, _ in saved)
     rig.finish()
@@ -272,7 +272,7 @@ def test_restored_sequences_go_on_at_their_places_with_the_same_tokens(num_steps
 def test_the_deadline_of_a_restored_request_counts_from_its_first_life():
     rig = Rig(limits())
     submit = m.Submit(request_id="a", prompt=array("i", [1]).tobytes(), params=m.SamplingParams(max_tokens=9))
-    rig.scheduler.restore(submit, 5, [b""], -3.0, fits=True)
+    rig.scheduler.restore(submit, 5, [Generated()], -3.0, fits=True)
     (end,) = rig.scheduler.expire(0.0)
     assert end.code == "deadline_exceeded"
 
@@ -311,7 +311,7 @@ def test_what_fitted_before_a_restart_waits_for_an_executor_that_it_fits():
     (sequence,) = rig.add("a", [1] * 100, max_tokens=100)
     after = Scheduler()
     submit = m.Submit(request_id="a", prompt=array("i", [1] * 100).tobytes(), params=sequence.params)
-    (restored,) = after.restore(submit, 0, [b""], None, fits=True)
+    (restored,) = after.restore(submit, 0, [Generated()], None, fits=True)
     assert after.add_executor(Membership(1, "", "", limits(num_blocks=8))) == []
     assert after.plan(1) is None
     after.add_executor(Membership(2, "", "", limits(num_blocks=64)))
@@ -324,7 +324,7 @@ def test_a_place_in_the_queue_outlives_the_scheduler():
     after = Scheduler()
     prompt = array("i", [1]).tobytes()
     submit = m.Submit(request_id="a", prompt=prompt, params=m.SamplingParams(max_tokens=5), n=2, priority=-3)
-    restored = after.restore(submit, 70, [b"", b""], None, place=12, fits=True)
+    restored = after.restore(submit, 70, [Generated(), Generated()], None, place=12, fits=True)
     assert [sequence.rank for sequence in restored] == [(12, 70), (13, 71)]
     (later,) = after.add(msgspec.structs.replace(submit, request_id="b", n=1))
     assert later.rank == (place_of(72, -3), 72)
@@ -336,7 +336,7 @@ def test_a_request_that_ended_before_a_restart_proves_what_fitted_then(fits):
     after = Scheduler()
     params = m.SamplingParams(max_tokens=100)
     ended = m.Submit(request_id="ended", prompt=array("i", [1] * 100).tobytes(), params=params)
-    sequences = after.restore(ended, 0, [b""], None, fits=fits)
+    sequences = after.restore(ended, 0, [Generated()], None, fits=fits)
     after.cancel(sequences)
     after.add_executor(Membership(1, "", "", limits(num_blocks=8)))
     as_long = m.Submit(request_id="as long", prompt=ended.prompt, params=params)

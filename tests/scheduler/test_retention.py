@@ -25,9 +25,9 @@ def test_the_id_says_which_request_a_prompt_is_of(request_id, whole):
     assert whole_of(request_id) == whole
 
 
-def ended(retention, request_id, now=0.0, num_tokens=1):
+def ended(retention, request_id, now=0.0, num_bytes=1):
     retention.opened(request_id)
-    retention.ended(request_id, num_tokens, now)
+    retention.ended(request_id, num_bytes, now)
 
 
 def test_a_prompt_that_comes_late_holds_those_that_have_ended():
@@ -41,17 +41,17 @@ def test_a_prompt_that_comes_late_holds_those_that_have_ended():
     assert len(retention) == 0
 
 
-@pytest.mark.parametrize("num_tokens", [1, 10])
-def test_what_is_over_goes_before_what_an_open_prompt_holds(monkeypatch, num_tokens):
-    """Beyond the limit of requests, and beyond that of tokens."""
-    monkeypatch.setattr(r, "MAX_RETAINED", 3 if num_tokens == 1 else 99)
-    monkeypatch.setattr(r, "MAX_RETAINED_TOKENS", 39)
+@pytest.mark.parametrize("num_bytes", [1, 10])
+def test_what_is_over_goes_before_what_an_open_prompt_holds(monkeypatch, num_bytes):
+    """Beyond the limit of requests, and beyond that of bytes."""
+    monkeypatch.setattr(r, "MAX_RETAINED", 3 if num_bytes == 1 else 99)
+    monkeypatch.setattr(r, "MAX_RETAINED_BYTES", 39)
     retention = Retention()
     retention.opened("held-2")
     for request_id in ("held-0", "held-1", "over-0", "over-1"):
-        ended(retention, request_id, num_tokens=num_tokens)
+        ended(retention, request_id, num_bytes=num_bytes)
     assert retention.let_go(0.0) == ["over-0", "over-1"]
-    ended(retention, "last-0", num_tokens=num_tokens)
+    ended(retention, "last-0", num_bytes=num_bytes)
     assert retention.let_go(0.0) == []
 
 

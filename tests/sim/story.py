@@ -7,7 +7,7 @@ import msgspec
 from common import messages as m
 from tests.sim.models import history_of, token_after, undisturbed
 from tests.sim.pool_book import PoolBook
-from tests.support.oracle import extend
+from tests.support.oracle import constraint_salt, extend
 
 
 class Story:
@@ -29,6 +29,7 @@ class Story:
         self._name = f"{submit.request_id}[{index}]"
         self._prompt = memoryview(submit.prompt).cast("i").tolist()
         self._seed = submit.params.seed + index if submit.params.temperature else 0
+        self._salt = constraint_salt(submit.params.constraints, len(self._prompt))
         self._models = models
         self._pools = pools
         self._key = (submit.request_id, index)
@@ -69,7 +70,8 @@ class Story:
         assert self.ending is None, f"{self._name} goes on after its end"
         assert len(self.tokens) < self._max_tokens, f"{self._name} has more than {self._max_tokens} tokens"
         assert not (self.tokens and self.tokens[-1] in params.stop_token_ids), f"{self._name} goes on after a stop"
-        said = {each: token_after(self._history, self._seed, each) for each in ([model] if model else self._models)}
+        models, seed = [model] if model else self._models, self._seed ^ self._salt
+        said = {each: token_after(self._history, seed, each) for each in models}
         assert token in said.values(), f"{self._name}: token {len(self.tokens)} is {token}, not {said}"
         self.tokens.append(token)
         self._history = extend(self._history, token)

@@ -77,7 +77,8 @@ def restores_without_the_last_token(monkeypatch):
     restore = Scheduler.restore
 
     def forgetful(self, submit, arrival, outputs, *others, **more):
-        return restore(self, submit, arrival, [output[:-4] for output in outputs], *others, **more)
+        outputs = [replace(output, token_ids=output.token_ids[:-4]) for output in outputs]
+        return restore(self, submit, arrival, outputs, *others, **more)
 
     monkeypatch.setattr(Scheduler, "restore", forgetful)
 
@@ -138,8 +139,10 @@ def believes_damaged_records(monkeypatch):
 
 @fault("files")
 def goes_on_after_a_gap(monkeypatch):
-    def append(self, position, token, model):
+    def append(self, position, token, model, logprob_ids, logprobs):
         self.tokens.append(token)
+        self.logprob_ids += logprob_ids
+        self.logprobs += logprobs
         self.model = model
 
     monkeypatch.setattr(journal_replay._Story, "append", append)

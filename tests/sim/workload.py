@@ -10,6 +10,10 @@ from tests.sim.models import POISON, VOCAB_SIZE
 
 LONGEST_PROMPT = 20
 PREFIXES = [[7, 3, 9, 9, 1, 4, 4, 2, 8, 5], [7, 3, 9, 2, 2, 2], [5, 6, 5, 6, 5, 6, 5, 6]]
+CONSTRAINTS = [
+    m.Constraints(presence_penalty=1.5, min_tokens=3),
+    m.Constraints(bias_token_ids=array("i", [4, 2]).tobytes(), biases=array("f", [1.0, -100.0]).tobytes()),
+]
 CLIENT_LIMITS = {"": 0, "alice": 2, "bob": 0}
 
 
@@ -91,6 +95,8 @@ class Workload:
             temperature=rng.choice([0.0, 0.0, 1.0]),
             seed=rng.randrange(100),
             stop_token_ids=tuple(rng.sample(range(VOCAB_SIZE), 20)) if rng.random() < 0.3 else (),
+            logprobs=rng.choice([0, 0, 0, 1, 6]),
+            constraints=rng.choice([None, None, *CONSTRAINTS]),
         )
         context = request_id.encode()
         return m.Submit(

@@ -20,7 +20,7 @@ import torch
 from common import messages, wire
 from common.plan import PlanColumns
 from executor_svc import __main__ as executor
-from executor_svc.runner.readback import PendingTokens
+from executor_svc.runner.asked_steps import PendingStep
 from executor_svc.runner.runner import Runner
 
 HANG_S = 60.0
@@ -30,7 +30,7 @@ def break_runner(fault_file: Path) -> None:
     """Make every Runner look for a fault before each step."""
     launch = Runner.launch
 
-    def faulty(self: "Runner[Any]", columns: PlanColumns) -> PendingTokens:
+    def faulty(self: "Runner[Any]", columns: PlanColumns) -> PendingStep:
         match take(fault_file):
             case "oom":
                 torch.empty(2**58, dtype=torch.uint8)

@@ -4,15 +4,20 @@ It runs real plans through the real `parse_plan`. A row that attends reads every
 checks that the slots tell one unbroken story; the next token is a pure function of that story, so the output of
 any scheduler on any number of executors must equal `expected_output`. A wrong slot, a stale block, a missing write
 or a block shared too early fails at the step where it happens.
+
+Of lanes with constraints it remembers the tokens, as an executor does: their story must be that of the slots. The next
+token depends on the constraints as well, so those of another sequence, or none, give other tokens.
 """
 
-from array import array
 from dataclasses import dataclass
 
+import msgspec
+import numpy as np
 import xxhash
 
 from common import messages as m
-from common.plan import ExecutorLimits, PlanColumns, parse_plan
+from common.plan import ExecutorLimits, PlanColumns, ResultColumns, parse_plan
+from executor_svc.staging.constrained_lanes import ConstrainedLanes
 
 ROOT = 0
 
@@ -27,8 +32,39 @@ def next_token(history: int, seed: int, vocab_size: int) -> int:
     return (history ^ seed * 0x9E3779B97F4A7C15) % 2**64 % vocab_size
 
 
+def constraint_salt(constraints: m.Constraints | None, num_prompt: int) -> int:
+    """Makes a constrained sequence's tokens its own; 0 without constraints."""
+    if constraints is None:
+        return 0
+    return xxhash.xxh3_64_intdigest(msgspec.msgpack.encode((constraints, num_prompt)))
+
+
+def logprobs_of(token: int, count: int, history: int, vocab_size: int) -> tuple[list[int], list[float]]:
+    """The stand-in for log-probabilities: ids and values that come with a token that was drawn after a history."""
+    ids = [(token + i) % vocab_size for i in range(count)]
+    return ids, [-(history % 1000 / 8) - i for i in range(count)]
+
+
+def expected_logprobs(
+    prompt: list[int], output: list[int], params: m.SamplingParams, vocab_size: int
+) -> tuple[list[int], list[float]]:
+    """What an undisturbed run gives with these tokens."""
+    history = ROOT
+    for token in prompt:
+        history = extend(history, token)
+    ids: list[int] = []
+    values: list[float] = []
+    for token in output:
+        more_ids, more_values = logprobs_of(token, params.logprobs, history, vocab_size)
+        ids += more_ids
+        values += more_values
+        history = extend(history, token)
+    return ids, values
+
+
 def expected_output(prompt: list[int], params: m.SamplingParams, vocab_size: int, seed: int = 0) -> list[int]:
     """The tokens an undisturbed run gives."""
+    seed ^= constraint_salt(params.constraints, len(prompt))
     history = ROOT
     for token in prompt:
         history = extend(history, token)
@@ -62,6 +98,8 @@ class OracleExecutor:
         self.slots: dict[int, Written] = {}
         self.last_tokens: dict[int, int] = {}
         self.computed_tokens = 0
+        self._lanes = ConstrainedLanes(limits.vocab_size)
+        self._lane_tokens: dict[int, list[int]] = {}
 
     def run(self, plan: m.Plan) -> m.StepResult:
         """Check the plan against everything written so far and answer it."""
@@ -70,17 +108,41 @@ class OracleExecutor:
         for row in rows:
             self._store(row)
         histories = [self._attend(row) for row in rows]  # all rows have stored before any attends
-        tokens = []
+        salts = self._constraint_salts(columns, histories)
+        tokens, ids, values = [], [], []
         for i, r in enumerate(columns.sample_rows):
-            sampling = columns.sampling
+            sampling, lane = columns.sampling, int(columns.lanes[r])
             seed = int(sampling.seeds[i]) if sampling is not None and sampling.temperatures[i] > 0 else 0
-            token = next_token(histories[r], seed ^ self.model, self.limits.vocab_size)
-            self.last_tokens[int(columns.lanes[r])] = token
+            token = next_token(histories[r], seed ^ self.model ^ salts.get(i, 0), self.limits.vocab_size)
+            self.last_tokens[lane] = token
+            if i in salts:
+                self._lane_tokens[lane].append(token)
             tokens.append(token)
+            if len(columns.logprob_counts):
+                more_ids, more_values = logprobs_of(
+                    token, int(columns.logprob_counts[i]), histories[r], self.limits.vocab_size
+                )
+                ids += more_ids
+                values += more_values
         written = columns.slot_mapping[columns.slot_mapping >= 0]
         assert len(set(written.tolist())) == len(written), "two rows write one slot"
         self.computed_tokens += len(columns.token_ids)
-        return m.StepResult(epoch=plan.epoch, step=plan.step, token_ids=array("i", tokens).tobytes(), compute_us=1)
+        result = ResultColumns(np.array(tokens, np.int32), np.array(ids, np.int32), np.array(values, np.float32))
+        return result.message(plan.epoch, plan.step, compute_us=1)
+
+    def _constraint_salts(self, columns: PlanColumns, histories: list[int]) -> dict[int, int]:
+        """What constraints make of the samples that have some; their lanes' tokens must be those of the slots."""
+        known = self._lanes.take(columns)
+        for start in columns.lane_starts:
+            self._lane_tokens[start.message.lane] = start.tokens.tolist()
+        salts = {}
+        for sample, lane in zip(columns.constrained.tolist(), known, strict=True):
+            history = ROOT
+            for token in self._lane_tokens[lane.start.message.lane]:
+                history = extend(history, token)
+            assert history == histories[columns.sample_rows[sample]], "the lane's tokens are not those of the slots"
+            salts[sample] = constraint_salt(lane.start.message.constraints, lane.start.message.num_prompt)
+        return salts
 
     def _rows(self, columns: PlanColumns) -> list["_Row"]:
         rows, token, entry = [], 0, 0

@@ -32,6 +32,7 @@ class Service:
         ended_frontends: peers and processes of those that were to be ended.
         said: to each frontend, but for Outputs.
         tokens, endings: what those said, since the last Attached.
+        logprobs: tokens and log-probabilities that came with the tokens, one after the other.
     """
 
     def __init__(self, journal: JournalState = JournalState.OFF, step_s: float = 0.0, **config: Any) -> None:
@@ -43,6 +44,7 @@ class Service:
         self.ended_frontends: list[tuple[bytes, int]] = []
         self.logs: list[WriteLog] = []
         self.tokens: dict[Key, list[int]] = {}
+        self.logprobs: dict[Key, list[tuple[int, float]]] = {}
         self.endings: dict[Key, str] = {}
         self._plans: deque[tuple[bytes, m.Plan]] = deque()
 
@@ -139,12 +141,14 @@ class Service:
         self.said.setdefault(peer, []).append(message)
         if isinstance(message, m.Attached):  # everything comes again
             for key in [key for key in self.tokens if key[:2] == (peer, message.request_id)]:
-                del self.tokens[key]
+                del self.tokens[key], self.logprobs[key]
                 self.endings.pop(key, None)
 
     def _told_delta(self, key: Key, delta: m.TokenDelta) -> None:
         assert key not in self.endings, "told after the end"
         self.tokens.setdefault(key, []).extend(array("i", delta.token_ids))
+        came = zip(array("i", delta.logprob_ids), array("f", delta.logprobs), strict=True)
+        self.logprobs.setdefault(key, []).extend(came)
         if delta.finish_reason is not None:
             self.endings[key] = delta.code or delta.finish_reason
 

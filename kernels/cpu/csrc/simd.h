@@ -37,6 +37,8 @@ inline Floats min(Floats a, Floats b) { return _mm512_min_ps(a, b); }  // b wher
 inline Floats where_at_least(Floats x, Floats least, Floats value) {  // elsewhere, and where x is NaN, 0
   return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, least, _CMP_GE_OQ), value);
 }
+inline bool any_above(Floats x, Floats limit) { return _mm512_cmp_ps_mask(x, limit, _CMP_GT_OQ) != 0; }
+inline bool any_equal(Floats x, Floats y) { return _mm512_cmp_ps_mask(x, y, _CMP_EQ_OQ) != 0; }
 inline float sum(Floats x) { return _mm512_reduce_add_ps(x); }
 inline float max_of(Floats x) { return _mm512_reduce_max_ps(x); }
 
@@ -137,6 +139,8 @@ inline Floats min(Floats a, Floats b) { return _mm256_min_ps(a, b); }  // b wher
 inline Floats where_at_least(Floats x, Floats least, Floats value) {  // elsewhere, and where x is NaN, 0
   return _mm256_and_ps(_mm256_cmp_ps(x, least, _CMP_GE_OQ), value);
 }
+inline bool any_above(Floats x, Floats limit) { return _mm256_movemask_ps(_mm256_cmp_ps(x, limit, _CMP_GT_OQ)) != 0; }
+inline bool any_equal(Floats x, Floats y) { return _mm256_movemask_ps(_mm256_cmp_ps(x, y, _CMP_EQ_OQ)) != 0; }
 inline float sum(Floats x) {
   __m128 half = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
   half = _mm_add_ps(half, _mm_movehl_ps(half, half));

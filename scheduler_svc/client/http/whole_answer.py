@@ -13,6 +13,7 @@ class WholeAnswer:
         self._last_event: Json = {}
         self._last_chunks: dict[int, Json] = {}
         self._texts: defaultdict[int, list[str]] = defaultdict(list)
+        self._logprobs: dict[int, Json] = {}
 
     def add(self, event: Json) -> None:
         """The next event."""
@@ -21,6 +22,8 @@ class WholeAnswer:
             index = chunk["index"]
             self._last_chunks[index] = chunk
             self._texts[index].append(chunk["text"] if "text" in chunk else chunk["delta"].get("content") or "")
+            if chunk.get("logprobs"):
+                _extend(self._logprobs.setdefault(index, {}), chunk["logprobs"])
 
     def json(self) -> Json:
         """The answer, once the stream has ended."""
@@ -30,13 +33,22 @@ class WholeAnswer:
 
     def _choice(self, index: int) -> Json:
         chunk = self._last_chunks[index]
-        text = "".join(self._texts[index])
+        text, logprobs = "".join(self._texts[index]), self._logprobs.get(index)
         if "text" in chunk:
-            return {**chunk, "text": text}
+            return {**chunk, "text": text, "logprobs": logprobs}
         message = {"content": text, "role": "assistant", "refusal": None}
         return {
             "index": index,
             "message": message,
             "finish_reason": chunk.get("finish_reason"),
-            "logprobs": chunk.get("logprobs"),
+            "logprobs": logprobs,
         }
+
+
+def _extend(logprobs: Json, more: Json) -> None:
+    """Log-probabilities are lists with an entry for each token: a chunk's go on where those before it ended."""
+    for name, value in more.items():
+        if isinstance(value, list):
+            logprobs.setdefault(name, []).extend(value)
+        else:
+            logprobs[name] = value

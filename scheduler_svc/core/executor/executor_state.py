@@ -10,22 +10,28 @@ from enum import Enum
 
 import numpy as np
 
-from common.messages import Plan
-from common.wire import IntArray
+from common.messages import LaneStart, Plan
+from common.plan import ResultColumns
 from scheduler_svc.core.executor.block_manager import BlockManager, BlockTable, HashFunction, hash_block
 from scheduler_svc.core.executor.capacity import capacity
+from scheduler_svc.core.executor.plan_answer import take_answer
 from scheduler_svc.core.executor.plan_builder import (
     DecodeRows,
     InflightPlan,
     PromptRow,
+    asked_columns,
+    join_asked,
     join_columns,
+    lane_start,
     prompt_columns,
     sampling_columns,
 )
 from scheduler_svc.core.executor.running_sequences import RunningSequences
 from scheduler_svc.core.fleet.membership import Membership, Standing
 from scheduler_svc.core.sequence import Sequence, State
-from scheduler_svc.core.step_output import SequenceEnd, StepOutput
+from scheduler_svc.core.step_output import StepOutput
+
+_NO_COUNTS = np.zeros(0, np.int32)
 
 
 class Intake(Enum):
@@ -161,23 +167,31 @@ class ExecutorState:
         sampled = [row for row in prompt_rows if row.samples]
         sampled_lanes = np.array([row.lane for row in sampled], np.int32)
         block_size, step = self.limits.block_size, self._next_step
-        parts, sampling, samples = [], [], []
+        parts, sampling, asking, samples = [], [], [], []
         if len(decodes):
             parts.append(decodes.take_step(lanes, block_size))
             sampling.append(decodes.sampling)
+            asking.append(decodes.asked)
             samples.append(len(decodes))
         if prompt_rows:
             parts.append(prompt_columns(prompt_rows, len(decodes), block_size))
             sampling.append(sampling_columns(sampled_lanes, lanes))
+            asking.append(asked_columns(sampled_lanes, lanes))
             samples.append(len(sampled))
-        plan = Plan(epoch=self.epoch, step=step, **join_columns(parts, sampling, samples))
+        columns = join_columns(parts, sampling, samples)
+        starts: tuple[LaneStart, ...] = ()
+        if (asked := join_asked(asking, samples)) is not None:
+            columns |= asked.columns()
+            starts = tuple(start for row in sampled if (start := lane_start(row)) is not None)
+        plan = Plan(epoch=self.epoch, step=step, lane_starts=starts, **columns)
         planned, serials, sequences = decodes.lanes, decodes.serials, decodes.sequences
         if sampled:
             planned = np.concatenate([planned, sampled_lanes])
             serials = np.concatenate([serials, lanes.serial[sampled_lanes]])
             sequences = [*sequences, *(row.sequence for row in sampled)]
         unsampled = [(row.sequence, row.end) for row in prompt_rows if not row.samples]
-        self.inflight.append(InflightPlan(step, planned, serials, sequences, unsampled))
+        counts = _NO_COUNTS if asked is None or not asked.wants_logprobs else asked.logprob_counts
+        self.inflight.append(InflightPlan(step, planned, serials, sequences, unsampled, counts))
         self._next_step += 1
         for row in sampled:
             self.running.prompt_done(row.sequence)
@@ -188,34 +202,15 @@ class ExecutorState:
             self.completing.append(sequence)
         return plan
 
-    def apply_result(self, tokens: IntArray) -> StepOutput:
-        """Apply the answer to the oldest plan in flight: a token for each sampled row.
+    def apply_result(self, result: ResultColumns) -> StepOutput:
+        """Apply the answer to the oldest plan in flight; see `take_answer`.
 
         Sequences that end with it still hold what they hold; the caller ends them.
         """
-        plan, lanes = self.inflight.popleft(), self.running.lanes
-        for sequence, end in plan.unsampled:
-            sequence.num_written = max(sequence.num_written, end)
-        held, sequences = plan.lanes, plan.sequences
-        others: list[tuple[Sequence, int]] = []
-        is_held = lanes.serial[held] == plan.serials
-        if not is_held.all():
-            others = [(sequences[i], int(tokens[i])) for i in np.flatnonzero(~is_held).tolist()]
-            kept = np.flatnonzero(is_held)
-            held, tokens, sequences = held[kept], tokens[kept], [sequences[i] for i in kept.tolist()]
-        positions = lanes.append(held, tokens)
-        is_stop = lanes.is_stop(held, tokens)
-        output = StepOutput(
-            sequences=sequences,
-            tokens=tokens.tolist(),
-            firsts=[sequences[i] for i in np.flatnonzero(positions == 0).tolist()],
-            ends=[SequenceEnd(sequences[i], "stop") for i in np.flatnonzero(is_stop).tolist()] if is_stop.any() else [],
-            model=self.model,
-            positions=positions,
-        )
+        output = take_answer(self.inflight.popleft(), result, self.running.lanes, self.model)
         if self.running.publish():
             self.reopen()
-        return _with_tokens(output, others) if others else output
+        return output
 
     def check(self) -> None:
         """Assert the invariants that can be seen from one executor."""
@@ -227,28 +222,3 @@ class ExecutorState:
         for sequence in self.completing:
             assert (sequence.state, sequence.epoch, sequence.lane) == (State.COMPLETING, self.epoch, -1)
             assert len(sequence.tokens) + sequence.num_inflight == sequence.max_length
-
-
-def _with_tokens(output: StepOutput, arrived: list[tuple[Sequence, int]]) -> StepOutput:
-    """The output with tokens of sequences that hold no lane any more; one that has ended gets none."""
-    alive = [(sequence, token) for sequence, token in arrived if sequence.state is not State.FINISHED]
-    firsts, stopped, exhausted, positions = [], [], [], []
-    for sequence, token in alive:
-        sequence.num_inflight -= 1
-        positions.append(sequence.num_output)
-        sequence.num_written = len(sequence.tokens)
-        sequence.tokens.append(token)
-        if len(sequence.tokens) == sequence.num_prompt + 1:
-            firsts.append(sequence)
-        if token in sequence.params.stop_token_ids:
-            stopped.append(SequenceEnd(sequence, "stop"))
-        elif len(sequence.tokens) >= sequence.max_length:
-            exhausted.append(SequenceEnd(sequence, "length"))
-    return StepOutput(
-        sequences=[*output.sequences, *(sequence for sequence, _ in alive)],
-        tokens=[*output.tokens, *(token for _, token in alive)],
-        firsts=[*output.firsts, *firsts],
-        ends=[*output.ends, *stopped, *exhausted],
-        model=output.model,
-        positions=np.concatenate([output.positions, np.array(positions, np.int32)]),
-    )

@@ -19,7 +19,10 @@ MAX_STOPS = 8  # stop tokens that are looked for in one comparison; a sequence w
 NEVER = 2**31 - 1
 INITIAL_TOKENS = 512
 INITIAL_LANES = 64  # more are made when sequences hold all: an executor's Hello may promise thousands
-
+_ZERO_AT_FIRST = (
+    *("num_prompt", "known", "inflight", "computed", "limit", "room", "last_block"),
+    *("has_more_stops", "is_constrained", "num_logprobs"),
+)
 
 Column = TypeVar("Column", bound=npt.NDArray[Any])
 
@@ -52,6 +55,8 @@ class Lanes:
         tokens: [lanes, longest limit so far], the known tokens.
         serial: int64, which admission holds the lane; -1 for none.
         sampling: how the sequence draws.
+        is_constrained: bool, whether it has constraints.
+        num_logprobs: log-probabilities that come with each token.
         sequences, tables: lists; a free lane has no sequence, and its table is empty.
         phases: list of LanePhase.
         free: lanes that no sequence holds.
@@ -63,7 +68,8 @@ class Lanes:
         self.limit, self.room, self.last_block = (np.zeros(0, np.int32) for _ in range(3))
         self.publish_at: IntArray = np.zeros(0, np.int32)
         self.stops: IntArray = np.zeros((0, MAX_STOPS), np.int32)
-        self.has_more_stops = np.zeros(0, np.bool_)
+        self.has_more_stops, self.is_constrained = (np.zeros(0, np.bool_) for _ in range(2))
+        self.num_logprobs: IntArray = np.zeros(0, np.int32)
         self.tokens: IntArray = np.zeros((0, INITIAL_TOKENS), np.int32)
         self.serial: npt.NDArray[np.int64] = np.zeros(0, np.int64)
         self.sampling = SamplingColumns.greedy(0)
@@ -110,6 +116,8 @@ class Lanes:
         stops = params.stop_token_ids[:MAX_STOPS]
         self.stops[lane, : len(stops)] = stops
         self.has_more_stops[lane] = len(params.stop_token_ids) > MAX_STOPS
+        self.is_constrained[lane] = params.constraints is not None
+        self.num_logprobs[lane] = params.logprobs
         for column, name in self._sampling_fields:
             column[lane] = getattr(params, name)
         self.sampling.seeds[lane] = sequence.seed  # its own, of a request that may have several sequences
@@ -172,7 +180,7 @@ class Lanes:
     def _make_lanes(self, count: int) -> None:
         """Lanes that no sequence has held before: the lowest is given away first."""
         first = len(self.sequences)
-        for name in ("num_prompt", "known", "inflight", "computed", "limit", "room", "last_block", "has_more_stops"):
+        for name in _ZERO_AT_FIRST:
             setattr(self, name, _extended(getattr(self, name), count, 0))
         self.publish_at = _extended(self.publish_at, count, NEVER)
         self.stops = _extended(self.stops, count, -1)

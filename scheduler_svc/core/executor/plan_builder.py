@@ -7,11 +7,13 @@ from array import array
 from collections.abc import Iterable
 from collections.abc import Sequence as Lists
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from common.messages import LaneStart
 from common.sampling_columns import SamplingColumns
 from common.wire import IntArray
 from scheduler_svc.core.executor.block_manager import TOKEN_BYTES, BlockTable, Grant
@@ -59,6 +61,7 @@ class DecodeRows:
         self.serials = lanes.serial[self.lanes]
         self.tables = [lanes.tables[lane].ids for lane in held]
         self.sampling = sampling_columns(self.lanes, lanes)
+        self.asked = asked_columns(self.lanes, lanes)
         self._lanes_bytes = self.lanes.tobytes()
         self._ones = np.ones(len(held), np.int32).tobytes()
         self._unknown = np.full(len(held), -1, np.int32).tobytes()
@@ -94,15 +97,40 @@ class DecodeRows:
 
 
 @dataclass(frozen=True, slots=True)
+class AskedColumns:
+    """What sampled rows ask for beside a token.
+
+    Attributes:
+        constrained: int32, ascending, those with constraints.
+        logprob_counts: int32 [rows], log-probabilities that each wants.
+    """
+
+    constrained: IntArray
+    logprob_counts: IntArray
+
+    @property
+    def wants_logprobs(self) -> bool:
+        """Whether any row does."""
+        return bool(self.logprob_counts.any())
+
+    def columns(self) -> dict[str, bytes]:
+        """As a plan has them."""
+        counts = self.logprob_counts.tobytes() if self.wants_logprobs else b""
+        return {"constrained": self.constrained.tobytes(), "logprob_counts": counts}
+
+
+@dataclass(frozen=True, slots=True)
 class InflightPlan:
     """A plan that was sent and not answered yet. Columns have an entry for each sampled row; `unsampled` are the
-    sequences whose row does not reach their last token, and the position after the row."""
+    sequences whose row does not reach their last token, and the position after the row. `logprob_counts` is empty if no
+    row wants any."""
 
     step: int
     lanes: IntArray
     serials: npt.NDArray[np.int64]
     sequences: list[Sequence]
     unsampled: list[tuple[Sequence, int]]
+    logprob_counts: IntArray
 
     @property
     def everyone(self) -> list[Sequence]:
@@ -147,6 +175,46 @@ def sampling_columns(held: IntArray, lanes: Lanes) -> dict[str, bytes]:
     if not lanes.sampling.temperatures[held].any():
         return {}
     return {name: column[held].tobytes() for name, column in vars(lanes.sampling).items()}
+
+
+def asked_columns(held: IntArray, lanes: Lanes) -> AskedColumns | None:
+    """What the held lanes ask for beside a token; None if nothing."""
+    constrained = np.flatnonzero(lanes.is_constrained[held]).astype(np.int32)
+    counts = lanes.num_logprobs[held]
+    return AskedColumns(constrained, counts) if len(constrained) or counts.any() else None
+
+
+def join_asked(parts: Lists[AskedColumns | None], samples: Lists[int]) -> AskedColumns | None:
+    """What the rows of several parts ask for; `samples` are the sampled rows of each."""
+    if not any(parts):
+        return None
+    nothing = np.zeros(0, np.int32)
+    starts = accumulate(samples[:-1], initial=0)
+    constrained = [
+        (nothing if part is None else part.constrained + np.int32(start))
+        for part, start in zip(parts, starts, strict=True)
+    ]
+    counts = [
+        np.zeros(count, np.int32) if part is None else part.logprob_counts
+        for part, count in zip(parts, samples, strict=True)
+    ]
+    return AskedColumns(np.concatenate(constrained), np.concatenate(counts))
+
+
+def lane_start(row: PromptRow) -> LaneStart | None:
+    """What the executor has to know of a row's lane before it samples there for the first time; None if nothing."""
+    params = row.sequence.params
+    if params.constraints is None:
+        return None
+    needs_stops = params.constraints.min_tokens or params.constraints.grammar
+    stops = params.stop_token_ids if needs_stops else ()
+    return LaneStart(
+        lane=row.lane,
+        num_prompt=row.sequence.num_prompt,
+        tokens=row.raw,
+        constraints=params.constraints,
+        stop_token_ids=_ints(stops),
+    )
 
 
 def _greedy(count: int) -> dict[str, bytes]:

@@ -13,7 +13,7 @@ from array import array
 from collections.abc import Callable
 from functools import cache
 from operator import attrgetter
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -21,11 +21,32 @@ from common import messages as m
 from scheduler_svc.core.requests.record_frames import frame
 from scheduler_svc.core.step_output import SequenceEnd, StepOutput
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+
+AnyStruct = TypeVar("AnyStruct", bound=msgspec.Struct)
 
 
 class Record(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Base of the records."""
+
+
+class ConstraintsRecord(Record, frozen=True):
+    """What was asked of the tokens' scores: the fields of `Constraints`, which says what they mean."""
+
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    bias_token_ids: bytes = b""
+    biases: bytes = b""
+    min_tokens: int = 0
+    bad_words: tuple[bytes, ...] = ()
+    allowed_token_ids: bytes = b""
+
+    @property
+    def num_bytes(self) -> int:
+        """About how many bytes of the journal the record takes."""
+        lists = (self.bias_token_ids, self.biases, *self.bad_words, self.allowed_token_ids)
+        return sum(map(len, lists))
 
 
 class SamplingRecord(Record, frozen=True):
@@ -38,6 +59,21 @@ class SamplingRecord(Record, frozen=True):
     min_p: float = 0.0
     seed: int = 0
     stop_token_ids: tuple[int, ...] = ()
+    logprobs: int = 0
+    constraints: ConstraintsRecord | None = None
+
+    @classmethod
+    def of(cls, params: m.SamplingParams) -> "SamplingRecord":
+        """What the journal keeps of them."""
+        asked = params.constraints
+        constraints = None if asked is None else _same(ConstraintsRecord, ConstraintsRecord, asked)
+        return _same(cls, cls, params, constraints=constraints)
+
+    def message(self) -> m.SamplingParams:
+        """The message's part again."""
+        asked = self.constraints
+        constraints = None if asked is None else _same(m.Constraints, ConstraintsRecord, asked)
+        return _same(m.SamplingParams, SamplingRecord, self, constraints=constraints)
 
 
 class SubmitRecord(Record, frozen=True):
@@ -60,15 +96,23 @@ class SubmitRecord(Record, frozen=True):
     @classmethod
     def of(cls, submit: m.Submit) -> "SubmitRecord":
         """What the journal keeps of a message."""
-        values = list(_fields_of(cls)(submit))
-        values[cls.__struct_fields__.index("params")] = SamplingRecord(*_fields_of(SamplingRecord)(submit.params))
-        return cls(*values)
+        return _same(cls, cls, submit, params=SamplingRecord.of(submit.params))
 
     def message(self) -> m.Submit:
         """The message again."""
-        fields = dict(zip(SubmitRecord.__struct_fields__, _fields_of(SubmitRecord)(self), strict=True))
-        params = dict(zip(SamplingRecord.__struct_fields__, _fields_of(SamplingRecord)(self.params), strict=True))
-        return m.Submit(**(fields | {"params": m.SamplingParams(**params)}))
+        return _same(m.Submit, SubmitRecord, self, params=self.params.message())
+
+
+def _same(target: type[AnyStruct], kind: type[Record], source: object, **parts: object) -> AnyStruct:
+    """A record as a message, or the reverse.
+
+    Args:
+        target: the type that it becomes.
+        kind: of the record; says which fields there are.
+        parts: fields that are structs themselves, as `target` has them.
+    """
+    fields = dict(zip(kind.__struct_fields__, _fields_of(kind)(source), strict=True))
+    return target(**(fields | parts))
 
 
 @cache
@@ -97,12 +141,15 @@ class Progress(Record, frozen=True):
         token_ids: int32, generated so far.
         model: what computed the last of them.
         num_cached: prompt tokens that the prefix cache held when it was first admitted; None if it never was.
+        logprob_ids, logprobs: int32 and float32 [tokens, the request's `logprobs`], as in `StepResult`.
     """
 
     token_ids: bytes = b""
     model: str = ""
     num_cached: int | None = None
     ending: Ending | None = None
+    logprob_ids: bytes = b""
+    logprobs: bytes = b""
 
 
 class RequestRecord(Record, frozen=True, tag="accepted"):
@@ -135,8 +182,10 @@ class RequestRecord(Record, frozen=True, tag="accepted"):
     @property
     def num_bytes(self) -> int:
         """About how many bytes of the journal the record takes."""
-        tokens = sum(len(told.token_ids) for told in self.progress)
-        return len(self.submit.prompt) + len(self.submit.context) + tokens
+        told = sum(len(told.token_ids) + len(told.logprob_ids) + len(told.logprobs) for told in self.progress)
+        constraints = self.submit.params.constraints
+        asked = 0 if constraints is None else constraints.num_bytes
+        return len(self.submit.prompt) + len(self.submit.context) + asked + told
 
 
 class StepRecord(Record, frozen=True, tag="stepped"):
@@ -147,19 +196,27 @@ class StepRecord(Record, frozen=True, tag="stepped"):
         arrivals: int64, the sequences that got a token.
         token_ids: int32, one for each.
         positions: int32, how many tokens each sequence had before.
+        logprob_counts: int32, log-probabilities that came with each token; empty if none came with any.
+        logprob_ids, logprobs: int32 and float32 [sum of `logprob_counts`], as in `StepResult`.
     """
 
     model: str
     arrivals: bytes
     token_ids: bytes
     positions: bytes
+    logprob_counts: bytes = b""
+    logprob_ids: bytes = b""
+    logprobs: bytes = b""
 
     @classmethod
     def of(cls, output: StepOutput) -> "StepRecord":
         """The tokens of a step."""
         arrivals = array("q", [sequence.arrival for sequence in output.sequences])
         tokens = array("i", output.tokens)
-        return cls(output.model, arrivals.tobytes(), tokens.tobytes(), output.positions.tobytes())
+        columns = (arrivals.tobytes(), tokens.tobytes(), output.positions.tobytes())
+        if (came := output.logprobs) is None:
+            return cls(output.model, *columns)
+        return cls(output.model, *columns, came.counts.tobytes(), came.ids.tobytes(), came.values.tobytes())
 
 
 class EndRecord(Record, frozen=True, tag="ended"):

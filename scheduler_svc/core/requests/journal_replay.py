@@ -1,7 +1,8 @@
 """Reads requests back from the journal's records, whatever has become of some of them. Pure.
 
 A record that is damaged is passed over, and the others count. Each token says which of its sequence's it is, so that a
-sequence notices what it lost: it is taken up with the tokens before the gap, as after a power cut.
+sequence notices what it lost: it is taken up with the tokens before the gap, as after a power cut. A token without the
+log-probabilities that its request asked for is such a gap.
 """
 
 from array import array
@@ -45,18 +46,42 @@ class Contents:
 
 @dataclass(slots=True)
 class _Story:
-    """What has been read of one sequence."""
+    """What has been read of one sequence.
 
+    Attributes:
+        logprob_bytes: of either column of log-probabilities, for each token.
+        logprob_ids, logprobs: int32 and float32 [tokens, the request's `logprobs`].
+        is_cut: whether it lacks a token, or an end, that it had.
+    """
+
+    logprob_bytes: int
     tokens: "array[int]"
+    logprob_ids: bytearray
+    logprobs: bytearray
     model: str
     num_cached: int | None
     ending: Ending | None
     is_cut: bool = False
 
-    def append(self, position: int, token: int, model: str) -> None:
-        """A token that came when the sequence had so many."""
-        if position == len(self.tokens):
+    @classmethod
+    def of(cls, told: Progress, num_logprobs: int) -> "_Story":
+        """A sequence as it was when its request was written: the tokens that have all their log-probabilities."""
+        columns, width = (told.logprob_ids, told.logprobs), 4 * num_logprobs
+        num_tokens = len(told.token_ids) // 4
+        if width:
+            num_tokens = min(num_tokens, *(len(column) // width for column in columns))
+        token_ids = told.token_ids[: 4 * num_tokens]
+        ids, values = (bytearray(column[: width * num_tokens]) for column in columns)
+        is_cut = (len(token_ids), len(ids), len(values)) != (len(told.token_ids), *map(len, columns))
+        ending = None if is_cut else told.ending
+        return cls(width, array("i", token_ids), ids, values, told.model, told.num_cached, ending, is_cut)
+
+    def append(self, position: int, token: int, model: str, logprob_ids: bytes, logprobs: bytes) -> None:
+        """A token that came when the sequence had so many, with its log-probabilities."""
+        if position == len(self.tokens) and len(logprob_ids) == self.logprob_bytes:
             self.tokens.append(token)
+            self.logprob_ids += logprob_ids
+            self.logprobs += logprobs
             self.model = model
         self.is_cut |= position >= len(self.tokens)
 
@@ -67,7 +92,9 @@ class _Story:
             self.num_cached, self.ending = record.num_cached, record.ending
 
     def told(self, request: RequestRecord) -> Progress:
-        return Progress(self.tokens.tobytes(), self.model, self.num_cached, self.ending or self._own_end(request))
+        ending = self.ending or self._own_end(request)
+        logprob_ids, logprobs = bytes(self.logprob_ids), bytes(self.logprobs)
+        return Progress(self.tokens.tobytes(), self.model, self.num_cached, ending, logprob_ids, logprobs)
 
     def _own_end(self, request: RequestRecord) -> Ending | None:
         """How it ended if its tokens tell; its EndRecord may be lost."""
@@ -88,10 +115,9 @@ def read_batches(payloads: list[bytes]) -> Contents:
                 case RequestRecord():
                     requests[record.arrival] = record
                     for i, told in enumerate(record.progress):
-                        tokens = array("i", told.token_ids)
-                        stories[record.arrival + i] = _Story(tokens, told.model, told.num_cached, told.ending)
+                        stories[record.arrival + i] = _Story.of(told, record.submit.params.logprobs)
                 case StepRecord():
-                    _replay_step(record, stories)
+                    num_damaged += not _replay_step(record, stories)
                 case EndRecord():
                     if (story := stories.get(record.arrival)) is not None:
                         story.end(record)
@@ -121,10 +147,24 @@ def _decode(payload: bytes) -> Iterator[AnyRecord | None]:
     yield from [None] * num_damaged
 
 
-def _replay_step(record: StepRecord, stories: dict[int, _Story]) -> None:
-    """Give a step's tokens to their sequences; sequences whose request was dropped are passed over."""
+def _replay_step(record: StepRecord, stories: dict[int, _Story]) -> bool:
+    """Give a step's tokens to their sequences; sequences whose request was dropped are passed over.
+
+    Returns:
+        False if the record's columns do not fit together; then nothing has changed.
+    """
+    num_tokens = len(record.token_ids) // 4
+    counts = record.logprob_counts or bytes(4 * num_tokens)
+    columns = (record.arrivals, record.token_ids, record.positions, counts)
+    if tuple(map(len, columns)) != (8 * num_tokens, *[4 * num_tokens] * 3):
+        return False
+    widths = [4 * count for count in array("i", counts)]
+    if any(width < 0 for width in widths) or not len(record.logprob_ids) == len(record.logprobs) == sum(widths):
+        return False
     arrivals: list[Any] = np.frombuffer(record.arrivals, np.int64).tolist()
-    tokens, positions = array("i", record.token_ids), array("i", record.positions)
-    for arrival, token, position in zip(arrivals, tokens, positions, strict=True):
+    tokens, positions, end = array("i", record.token_ids), array("i", record.positions), 0
+    for arrival, token, position, width in zip(arrivals, tokens, positions, widths, strict=True):
+        begin, end = end, end + width
         if (story := stories.get(arrival)) is not None:
-            story.append(position, token, record.model)
+            story.append(position, token, record.model, record.logprob_ids[begin:end], record.logprobs[begin:end])
+    return True

@@ -1,131 +1,22 @@
 """What has to go out to frontends: answers, and tokens gathered until their reader takes them. Pure."""
 
-from array import array
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 
 import msgspec
+import numpy as np
 
 from common.errors import RequestRejected
 from common.messages import CoreToFrontend, Outputs, Submit, TokenDelta
 from scheduler_svc.core.actions import Peer
 from scheduler_svc.core.requests.journal_records import Ending, Progress
+from scheduler_svc.core.requests.token_stream import TokenStream
 from scheduler_svc.core.sequence import Sequence
-from scheduler_svc.core.step_output import SequenceEnd, StepOutput
+from scheduler_svc.core.step_output import SequenceEnd, StepLogprobs, StepOutput
 
 MAX_ANSWERS = 10_000  # that wait for one frontend
-MAX_TOKENS_A_MESSAGE = 2**20  # a message has 64 MiB at most, and this many take 4
+MAX_TOKEN_BYTES_A_MESSAGE = 4 * 2**20  # of tokens and their log-probabilities; a message has 64 MiB at most
 MAX_STREAMS_A_MESSAGE = 2**14  # each adds some hundred bytes, an error some thousand
-
-
-@dataclass(slots=True)
-class _Run:
-    """Tokens in a row that one model computed."""
-
-    model: str
-    tokens: "array[int]"
-
-
-@dataclass(slots=True, eq=False)
-class _Stream:
-    """What one sequence has for its reader.
-
-    Attributes:
-        held: nothing is told before the sequence's end.
-        queued: whether the stream stands in its peer's queue.
-        tokens, model: not told yet, and what computed them.
-        earlier: what earlier models computed, not told yet.
-        told_model: what the reader was told last.
-    """
-
-    peer: Peer
-    sequence: Sequence
-    held: bool = False
-    queued: bool = False
-    tokens: "array[int]" = field(default_factory=lambda: array("i"))
-    model: str = ""
-    earlier: list[_Run] = field(default_factory=list)
-    told_model: str = ""
-    num_cached: int = 0
-    ending: Ending | None = None
-
-    @property
-    def num_waiting(self) -> int:
-        """Tokens that are not told yet."""
-        return len(self.tokens) + sum(len(run.tokens) for run in self.earlier)
-
-    def change_model(self, model: str) -> None:
-        """Tokens from now on are another model's."""
-        if self.tokens:
-            self.earlier.append(_Run(self.model, self.tokens))
-            self.tokens = array("i")
-        self.model = model
-
-    def tell_all(self) -> list[TokenDelta]:
-        """Everything that is to be told."""
-        deltas, told = self._tell(self.earlier)
-        deltas.append(self.last_delta(told))
-        return deltas
-
-    def last_delta(self, told_model: str) -> TokenDelta:
-        """What is to be told of the tokens of the present model, to a reader that was told this model last."""
-        ending = self.ending
-        return TokenDelta(
-            request_id=self.sequence.request_id,
-            index=self.sequence.index,
-            token_ids=self.tokens.tobytes(),
-            finish_reason=None if ending is None else ending.reason,
-            error="" if ending is None else ending.error,
-            code="" if ending is None else ending.code,
-            num_cached_tokens=self.num_cached,
-            model="" if self.model == told_model else self.model,
-        )
-
-    def told_all(self) -> None:
-        """What `tell_all` gave is on its way."""
-        self.told_model, self.tokens = self.model, array("i")
-        if self.earlier:
-            self.earlier = []
-
-    def tell_some(self, max_tokens: int) -> list[TokenDelta]:
-        """The first of so many tokens, which are not all."""
-        return self._tell(self._split(max_tokens)[0])[0]
-
-    def told_some(self, num_tokens: int) -> None:
-        """What `tell_some` gave is on its way."""
-        told, left = self._split(num_tokens)
-        self.told_model, self.earlier, self.tokens = told[-1].model, left[:-1], left[-1].tokens
-
-    def _split(self, num_tokens: int) -> tuple[list[_Run], list[_Run]]:
-        """Runs with the first tokens, and runs with the others; the last of those is the present model's."""
-        first: list[_Run] = []
-        others = [*self.earlier, _Run(self.model, self.tokens)]
-        while num_tokens:
-            run = others[0]
-            first.append(_Run(run.model, run.tokens[:num_tokens]))
-            if len(run.tokens) > num_tokens:
-                others[0] = _Run(run.model, run.tokens[num_tokens:])
-                break
-            num_tokens -= len(run.tokens)
-            del others[0]
-        return first, others
-
-    def _tell(self, runs: list[_Run]) -> tuple[list[TokenDelta], str]:
-        """Deltas of these runs, and the model that was told last then."""
-        deltas, told = [], self.told_model
-        for run in runs:
-            deltas.append(
-                TokenDelta(
-                    request_id=self.sequence.request_id,
-                    index=self.sequence.index,
-                    token_ids=run.tokens.tobytes(),
-                    num_cached_tokens=self.num_cached,
-                    model="" if run.model == told else run.model,
-                )
-            )
-            told = run.model
-        return deltas, told
 
 
 class Outbox:
@@ -133,13 +24,13 @@ class Outbox:
     sequence's tokens in one."""
 
     def __init__(self) -> None:
-        self._streams: dict[Sequence, _Stream] = {}
+        self._streams: dict[Sequence, TokenStream] = {}
         self._read_by: dict[Peer, dict[Sequence, None]] = {}
-        self._queues: dict[Peer, list[_Stream]] = {}
+        self._queues: dict[Peer, list[TokenStream]] = {}
         self._answers: dict[Peer, deque[CoreToFrontend]] = {}
         self._num_outputs: dict[Peer, int] = {}
-        self._offered: list[_Stream] = []  # streams that the last message of `peek` tells everything of
-        self._offered_in_part: tuple[_Stream, int] | None = None  # one of which it tells so many tokens
+        self._offered: list[TokenStream] = []  # streams that the last message of `peek` tells everything of
+        self._offered_in_part: tuple[TokenStream, int] | None = None  # one of which it tells so many tokens
 
     def answer(self, peer: Peer, message: CoreToFrontend) -> None:
         """Answer a question of `peer`. Answers go in their order, and before all tokens that wait for that peer."""
@@ -150,7 +41,7 @@ class Outbox:
     def open(self, peer: Peer, submit: Submit, sequences: Iterable[Sequence]) -> None:
         """The tokens of these sequences of a request go to `peer`."""
         for sequence in sequences:
-            self._enter(_Stream(peer, sequence, held=not submit.stream))
+            self._enter(TokenStream(peer, sequence, held=not submit.stream))
 
     def attach(self, peer: Peer, sequences: list[Sequence], progress: tuple[Progress, ...]) -> None:
         """The tokens of a request's sequences, all from the first, go to `peer` now; their former reader is told.
@@ -163,14 +54,7 @@ class Outbox:
                 self.take_over(former, sequences[0].request_id)
         self.close(sequences)
         for sequence, told in zip(sequences, progress, strict=True):
-            stream = _Stream(
-                peer,
-                sequence,
-                tokens=array("i", told.token_ids),
-                model=told.model,
-                num_cached=told.num_cached or 0,
-                ending=told.ending,
-            )
+            stream = TokenStream.after(peer, sequence, told)
             self._enter(stream)
             if told.ending is not None or stream.tokens:
                 self._queue(stream)
@@ -203,6 +87,8 @@ class Outbox:
             stream.tokens.append(token)
             if not (stream.queued or stream.held):
                 self._queue(stream)
+        if output.logprobs is not None:
+            self._push_logprobs(output.sequences, output.logprobs)
         for sequence in output.firsts:
             if (stream := streams.get(sequence)) is not None:
                 stream.num_cached = sequence.num_cached_prompt or 0
@@ -245,22 +131,22 @@ class Outbox:
             return None
         deltas: list[TokenDelta] = []
         self._offered, self._offered_in_part = [], None
-        left = MAX_TOKENS_A_MESSAGE
+        left = MAX_TOKEN_BYTES_A_MESSAGE
         for stream in self._queues[peer][:MAX_STREAMS_A_MESSAGE]:
-            if not stream.earlier and len(stream.tokens) <= left:  # as good as always
+            if not stream.earlier and (num_bytes := len(stream.tokens) * stream.token_bytes) <= left:  # nearly always
                 deltas.append(stream.last_delta(stream.told_model))
                 self._offered.append(stream)
-                left -= len(stream.tokens)
+                left -= num_bytes
                 continue
-            num_waiting = stream.num_waiting
-            if num_waiting > left:
-                if left > 0:
-                    deltas += stream.tell_some(left)
-                    self._offered_in_part = stream, left
+            num_bytes = stream.num_waiting * stream.token_bytes
+            if num_bytes > left:
+                if (num_tokens := left // stream.token_bytes) > 0:
+                    deltas += stream.tell_some(num_tokens)
+                    self._offered_in_part = stream, num_tokens
                 break
             deltas += stream.tell_all()
             self._offered.append(stream)
-            left -= num_waiting
+            left -= num_bytes
         return Outputs(number=number, deltas=tuple(deltas))
 
     def sent(self, peer: Peer) -> None:
@@ -296,18 +182,28 @@ class Outbox:
         for sequence in self._read_by.pop(peer, {}):
             del self._streams[sequence]
 
-    def _enter(self, stream: _Stream) -> None:
+    def _push_logprobs(self, sequences: list[Sequence], came: StepLogprobs) -> None:
+        """What came with the last token of each of these."""
+        ids, values = came.ids.tobytes(), came.values.tobytes()
+        ends = (4 * np.cumsum(came.counts)).tolist()
+        for i in np.flatnonzero(came.counts).tolist():
+            if (stream := self._streams.get(sequences[i])) is not None:
+                begin, end = ends[i - 1] if i else 0, ends[i]
+                stream.logprob_ids += ids[begin:end]
+                stream.logprobs += values[begin:end]
+
+    def _enter(self, stream: TokenStream) -> None:
         self._streams[stream.sequence] = stream
         self._read_by.setdefault(stream.peer, {})[stream.sequence] = None
 
-    def _drop(self, stream: _Stream) -> None:
+    def _drop(self, stream: TokenStream) -> None:
         del self._streams[stream.sequence]
         read = self._read_by[stream.peer]
         del read[stream.sequence]
         if not read:
             del self._read_by[stream.peer]
 
-    def _queue(self, stream: _Stream) -> None:
+    def _queue(self, stream: TokenStream) -> None:
         stream.queued = True
         self._queues.setdefault(stream.peer, []).append(stream)
 

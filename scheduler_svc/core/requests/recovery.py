@@ -8,6 +8,7 @@ from scheduler_svc.core.requests.journal_records import CrashRecord, Ending, Pro
 from scheduler_svc.core.requests.journal_replay import read_batches
 from scheduler_svc.core.requests.request_table import Request
 from scheduler_svc.core.scheduling.scheduler import Scheduler
+from scheduler_svc.core.sequence import Generated
 
 MAX_CRASHES = 3  # of the core in a row, with the same open requests: then one of them is why, and they are ended
 SURVIVED_AFTER_S = 60.0
@@ -116,7 +117,7 @@ def restored(record: RequestRecord, scheduler: Scheduler, wall_offset_s: float) 
     submit, progress = record.submit.message(), record.progress
     accepted_at = record.accepted_at - wall_offset_s
     deadline = None if submit.timeout_s is None else accepted_at + submit.timeout_s
-    outputs = [told.token_ids for told in progress]
+    outputs = [Generated(told.token_ids, told.logprob_ids, told.logprobs) for told in progress]
     sequences = scheduler.restore(submit, record.arrival, outputs, deadline, place=record.place, fits=record.fits)
     for sequence, told in zip(sequences, progress, strict=True):
         sequence.model, sequence.num_cached_prompt = told.model, told.num_cached

@@ -17,7 +17,7 @@ from scheduler_svc.core.actions import Peer
 from scheduler_svc.core.requests.absences import Absences
 from scheduler_svc.core.requests.journal_records import Ending, Progress, RequestRecord, SubmitRecord
 from scheduler_svc.core.requests.retention import Retention
-from scheduler_svc.core.sequence import Sequence
+from scheduler_svc.core.sequence import Generated, Sequence
 from scheduler_svc.core.step_output import SequenceEnd
 
 
@@ -49,14 +49,17 @@ class Request:
         """Id of the request."""
         return self.submit.request_id
 
-    def progress(self, output_of: Callable[[Sequence], bytes]) -> tuple[Progress, ...]:
+    def progress(self, output_of: Callable[[Sequence], Generated]) -> tuple[Progress, ...]:
         """How far each of its sequences is."""
-        return tuple(
-            Progress(output_of(sequence), sequence.model, sequence.num_cached_prompt, ending)
-            for sequence, ending in zip(self.sequences, self.endings, strict=True)
-        )
+        progress = []
+        for sequence, ending in zip(self.sequences, self.endings, strict=True):
+            told, num_cached = output_of(sequence), sequence.num_cached_prompt
+            progress.append(
+                Progress(told.token_ids, sequence.model, num_cached, ending, told.logprob_ids, told.logprobs)
+            )
+        return tuple(progress)
 
-    def record(self, output_of: Callable[[Sequence], bytes], wall_offset_s: float) -> RequestRecord:
+    def record(self, output_of: Callable[[Sequence], Generated], wall_offset_s: float) -> RequestRecord:
         """All that the journal has to know of the request.
 
         Args:
@@ -165,7 +168,7 @@ class RequestTable:
     def _retain(self, request: Request, now: float) -> None:
         request.ended_at = now
         self._retained[request.id] = request
-        self._retention.ended(request.id, _num_tokens(request), now)
+        self._retention.ended(request.id, _num_bytes(request), now)
 
     def _release(self, request: Request) -> None:
         """It has no reader, and does not wait for one."""
@@ -189,5 +192,7 @@ def _count_down(counts: Counter[str], name: str) -> None:
         del counts[name]
 
 
-def _num_tokens(request: Request) -> int:
-    return len(request.submit.prompt) // 4 + sum(len(sequence.tokens) for sequence in request.sequences)
+def _num_bytes(request: Request) -> int:
+    """Of the tokens and log-probabilities that are retained with it."""
+    words = (len(s.tokens) + len(s.logprob_ids) + len(s.logprobs) for s in request.sequences)
+    return len(request.submit.prompt) + 4 * sum(words)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 RETAIN_S = 300.0
 MAX_RETAINED = 10_000  # requests that have ended, held ones among them
-MAX_RETAINED_TOKENS = 8 * 2**20  # of their prompts and outputs: 32 MiB
+MAX_RETAINED_BYTES = 32 * 2**20  # of their prompts, and of their outputs with log-probabilities
 
 
 @dataclass(slots=True)
@@ -19,7 +19,7 @@ class _Whole:
 
     Attributes:
         num_open: prompts that have not ended.
-        ended: ids of those that have ended and are retained, with their numbers of tokens.
+        ended: ids of those that have ended and are retained, with their numbers of bytes.
         ended_at: when the last of them ended.
     """
 
@@ -31,7 +31,7 @@ class _Whole:
 class Retention:
     """Which requests that have ended are still retained, by id.
 
-    After `let_go` no more than `MAX_RETAINED` requests with `MAX_RETAINED_TOKENS` tokens are, held ones among them.
+    After `let_go` no more than `MAX_RETAINED` requests with `MAX_RETAINED_BYTES` are, held ones among them.
     What is beyond that goes: first wholes that are over, in the order of their ends, then what open prompts hold, the
     longest held first.
     """
@@ -41,7 +41,7 @@ class Retention:
         self._held: OrderedDict[str, _Whole] = OrderedDict()  # in the order in which the first of each ended
         self._over: OrderedDict[str, _Whole] = OrderedDict()  # in the order in which the last of each ended
         self._num_requests = 0
-        self._num_tokens = 0
+        self._num_bytes = 0
 
     def __len__(self) -> int:
         """Wholes that are open or retained."""
@@ -54,15 +54,15 @@ class Retention:
         whole.num_open += 1
         self._put(name, whole)
 
-    def ended(self, request_id: str, num_tokens: int, now: float) -> None:
-        """A request that was opened has ended, with so many tokens to retain."""
+    def ended(self, request_id: str, num_bytes: int, now: float) -> None:
+        """A request that was opened has ended, with so many bytes to retain."""
         name = whole_of(request_id)
         whole = self._lift(name)
         whole.num_open -= 1
-        whole.ended[request_id] = num_tokens
+        whole.ended[request_id] = num_bytes
         whole.ended_at = now
         self._num_requests += 1
-        self._num_tokens += num_tokens
+        self._num_bytes += num_bytes
         self._put(name, whole)
 
     def let_go(self, now: float) -> list[str]:
@@ -78,7 +78,7 @@ class Retention:
 
     @property
     def _is_too_much(self) -> bool:
-        return self._num_requests > MAX_RETAINED or self._num_tokens > MAX_RETAINED_TOKENS
+        return self._num_requests > MAX_RETAINED or self._num_bytes > MAX_RETAINED_BYTES
 
     def _lift(self, name: str) -> _Whole:
         """The whole of this name, to be put where it belongs; one that is held keeps its place meanwhile."""
@@ -96,7 +96,7 @@ class Retention:
     def _forget(self, whole: _Whole) -> list[str]:
         gone = list(whole.ended)
         self._num_requests -= len(gone)
-        self._num_tokens -= sum(whole.ended.values())
+        self._num_bytes -= sum(whole.ended.values())
         whole.ended = {}
         return gone
 

@@ -21,7 +21,7 @@ from scheduler_svc.core.scheduling.admission import MAX_PREEMPTIONS, Admission
 from scheduler_svc.core.scheduling.placement import PlacementRule, place
 from scheduler_svc.core.scheduling.sequences import Sequences
 from scheduler_svc.core.scheduling.stats import SchedulerStats
-from scheduler_svc.core.sequence import Sequence, State
+from scheduler_svc.core.sequence import Generated, Sequence, State
 from scheduler_svc.core.step_output import SequenceEnd, StepOutput
 
 
@@ -151,15 +151,16 @@ class Scheduler:
         if not executor.inflight or executor.inflight[0].step != result.step:
             expected = executor.inflight[0].step if executor.inflight else "none"
             raise WireError(f"result of step {result.step}, expected is {expected}")
-        tokens = parse_result(result, len(executor.inflight[0].lanes), executor.limits.vocab_size)
-        output = executor.apply_result(tokens)
+        oldest = executor.inflight[0]
+        columns = parse_result(result, len(oldest.lanes), executor.limits.vocab_size, oldest.logprob_counts)
+        output = executor.apply_result(columns)
         self.stats.output_tokens += len(output.tokens)
         self._suspects.acquit(output.sequences)
         for sequence in output.firsts:
             if sequence.state is State.WAITING:
                 self.sequences.has_first_token(sequence)
         for end in output.ends:
-            self.sequences.end(end.sequence, end.reason)
+            self.sequences.end(end.sequence, end.reason, end.error, end.code)
         for end in output.ends:
             self._note_length(end)
         return output
@@ -181,7 +182,7 @@ class Scheduler:
         self,
         submit: Submit,
         arrival: int,
-        outputs: Iterable[bytes],
+        outputs: Iterable[Generated],
         deadline: float | None,
         *,
         place: int | None = None,
@@ -192,7 +193,7 @@ class Scheduler:
         Args:
             arrival: of its first sequence then. What is added later comes after it.
             place: of its first sequence then.
-            outputs: int32, the tokens that each sequence had. The caller cancels the sequences that had ended.
+            outputs: what each sequence had. The caller cancels the sequences that had ended.
             deadline: of all of them.
             fits: whether there was an executor then that could run it.
         """
@@ -213,11 +214,13 @@ class Scheduler:
         its `max_tokens` is a default, that is shortened instead. To be called at least ten times a second."""
         return self.sequences.expire(now)
 
-    def output_of(self, sequence: Sequence) -> bytes:
-        """The tokens a sequence has generated so far, int32; those in flight are not among them."""
+    def output_of(self, sequence: Sequence) -> Generated:
+        """What a sequence has generated so far; tokens in flight are not among it."""
         if sequence.state is State.RUNNING:
-            return self.sequences.executors[sequence.epoch].running.lanes.output_of(sequence)
-        return sequence.tokens[sequence.num_prompt :].tobytes()
+            token_ids = self.sequences.executors[sequence.epoch].running.lanes.output_of(sequence)
+        else:
+            token_ids = sequence.tokens[sequence.num_prompt :].tobytes()
+        return Generated(token_ids, sequence.logprob_ids.tobytes(), sequence.logprobs.tobytes())
 
     # --- executors ---
 

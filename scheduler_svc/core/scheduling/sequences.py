@@ -17,7 +17,7 @@ from scheduler_svc.core.scheduling.deadlines import Deadlines
 from scheduler_svc.core.scheduling.stats import SchedulerStats
 from scheduler_svc.core.scheduling.suspects import MAX_STRIKES, Suspects
 from scheduler_svc.core.scheduling.waiting_queue import Epochs, WaitingQueue
-from scheduler_svc.core.sequence import Sequence, State, new_sequences
+from scheduler_svc.core.sequence import Generated, Sequence, State, largest_token, new_sequences
 from scheduler_svc.core.step_output import SequenceEnd
 
 
@@ -68,18 +68,22 @@ class Sequences:
             raise RequestRejected("the prompt is empty; it needs at least 1 token")
         if prompt.min() < 0:
             raise RequestRejected(f"prompt has token id {prompt.min()}; ids start at 0")
+        try:
+            largest = largest_token(submit, prompt)
+        except WireError as error:
+            raise RequestRejected(f"the request's constraints are malformed: {error}") from error
         self._now = now
         if submit.may_shorten:
             submit = _with_max_tokens(submit, self.capacities.default_max_tokens(len(prompt), submit.params.max_tokens))
         deadline = None if submit.timeout_s is None else now + submit.timeout_s
-        one = new_sequences(msgspec.structs.replace(submit, n=1), prompt, self._arrivals, deadline)[0]
+        one = new_sequences(msgspec.structs.replace(submit, n=1), prompt, largest, self._arrivals, deadline)[0]
         if (refusal := self.capacities.refusal(one, now)) is not None:  # before n copies of the prompt are made
             raise refusal
         if len(self.waiting) + submit.n > self._max_waiting:
             raise RequestRejected(
                 f"{len(self.waiting)} sequences are waiting, the limit is {self._max_waiting}", "queue_full"
             )
-        sequences = new_sequences(submit, prompt, self._arrivals, deadline)
+        sequences = new_sequences(submit, prompt, largest, self._arrivals, deadline)
         self._arrivals += submit.n
         for sequence in sequences:
             self._enter(sequence)
@@ -90,19 +94,23 @@ class Sequences:
         self,
         submit: Submit,
         arrival: int,
-        outputs: Iterable[bytes],
+        outputs: Iterable[Generated],
         deadline: float | None,
         *,
         place: int | None = None,
         fits: bool,
     ) -> list[Sequence]:
         """See `Scheduler.restore`."""
-        sequences = new_sequences(submit, int32_array("prompt", submit.prompt), arrival, deadline, place)
+        prompt = int32_array("prompt", submit.prompt)
+        largest = largest_token(submit, prompt)
+        sequences = new_sequences(submit, prompt, largest, arrival, deadline, place)
         self._arrivals = max(self._arrivals, arrival + submit.n)
         for sequence, output in zip(sequences, outputs, strict=True):
-            sequence.tokens.frombytes(output)
-            sequence.largest_token = max(sequence.tokens)
-            sequence.num_written = len(sequence.tokens) - 1 if output else 0
+            sequence.tokens.frombytes(output.token_ids)
+            sequence.logprob_ids.frombytes(output.logprob_ids)
+            sequence.logprobs.frombytes(output.logprobs)
+            sequence.largest_token = max(largest, *sequence.tokens)
+            sequence.num_written = len(sequence.tokens) - 1 if output.token_ids else 0
             if fits:
                 self.capacities.has_fitted(sequence)
             self._enter(sequence)

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from common import messages as m
 from common.errors import RequestRejected
 
 
@@ -12,7 +13,8 @@ class AnswerContext(msgspec.Struct, frozen=True, array_like=True, kw_only=True, 
     """How a request is to be answered. It holds neither prompts nor their lengths: the core knows those.
 
     Attributes:
-        version: of this struct; any change must raise it, as requests outlive frontends.
+        version: of this struct; any change must raise it, as requests outlive frontends. A new field stands at the end,
+            with a default that says what contexts without it meant: they are read as they are.
         kind: which endpoint the request came to.
         created: when the request came, in Unix seconds.
         model: name that the client uses for the model.
@@ -20,9 +22,13 @@ class AnswerContext(msgspec.Struct, frozen=True, array_like=True, kw_only=True, 
         stop: stop strings.
         include_usage: whether the stream ends with a chunk of usage; true also where a whole answer was asked for.
         is_resumable: whether the request continues for a while when its client's connection breaks.
+        logprobs: of the request's `SamplingParams`; since version 2, as what follows.
+        min_tokens: stop strings do not end a text before so many tokens.
+        include_stop_str_in_output: whether texts end with their stop string or stop token.
+        skip_special_tokens: whether special tokens have no text.
     """
 
-    version: Literal[1] = 1
+    version: Literal[1, 2] = 2
     kind: Literal["completion", "chat"]
     created: int
     model: str
@@ -31,6 +37,10 @@ class AnswerContext(msgspec.Struct, frozen=True, array_like=True, kw_only=True, 
     stop: tuple[str, ...]
     include_usage: bool
     is_resumable: bool
+    logprobs: Annotated[int, Meta(ge=0, le=m.MAX_LOGPROBS)] = 0
+    min_tokens: Annotated[int, Meta(ge=0)] = 0
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
 
     @property
     def num_choices(self) -> int:

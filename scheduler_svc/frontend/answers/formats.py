@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from msgspec import UNSET, UnsetType
 
 from scheduler_svc.frontend.answers.answer_context import AnswerContext
-from scheduler_svc.frontend.answers.generation import Piece
+from scheduler_svc.frontend.answers.generation import Piece, WholeChoice
+from scheduler_svc.frontend.answers.logprobs import chat_logprobs, completion_logprobs
 from scheduler_svc.frontend.answers.openai_objects import (
     AssistantMessage,
     ChatChoice,
@@ -40,7 +41,7 @@ class Format(ABC):
     include_usage: bool
 
     @abstractmethod
-    def whole(self, pieces: Sequence[Piece], usage: Usage, computed_by: str) -> Completion | ChatCompletion:
+    def whole(self, choices: Sequence[WholeChoice], usage: Usage, computed_by: str) -> Completion | ChatCompletion:
         """The answer in one object."""
 
     @abstractmethod
@@ -64,17 +65,18 @@ class Format(ABC):
 class CompletionFormat(Format):
     """The objects of /v1/completions."""
 
-    def whole(self, pieces: Sequence[Piece], usage: Usage, computed_by: str) -> Completion:
+    def whole(self, choices: Sequence[WholeChoice], usage: Usage, computed_by: str) -> Completion:
         """The answer in one object."""
-        return self._object([CompletionChoice(p.choice, p.text, p.finish_reason) for p in pieces], usage, computed_by)
+        return self._object([CompletionChoice(*choice) for choice in choices], usage, computed_by)
 
     def opening(self, choice: int, computed_by: str) -> None:
         """Completions have no opening chunk."""
 
     def chunk(self, piece: Piece) -> Completion:
         """A chunk of the stream."""
-        choices = [CompletionChoice(piece.choice, piece.text, piece.finish_reason)]
-        return self._object(choices, self.chunk_usage, piece.model)
+        logprobs = None if piece.logprobs is None else completion_logprobs(piece.logprobs)
+        choice = CompletionChoice(piece.choice, piece.text, piece.finish_reason, logprobs)
+        return self._object([choice], self.chunk_usage, piece.model)
 
     def ending(self, usage: Usage, computed_by: str) -> Completion:
         """The chunk that ends a stream for which usage was asked."""
@@ -88,10 +90,13 @@ class CompletionFormat(Format):
 class ChatFormat(Format):
     """The objects of /v1/chat/completions."""
 
-    def whole(self, pieces: Sequence[Piece], usage: Usage, computed_by: str) -> ChatCompletion:
+    def whole(self, choices: Sequence[WholeChoice], usage: Usage, computed_by: str) -> ChatCompletion:
         """The answer in one object."""
-        choices = [ChatChoice(p.choice, AssistantMessage(p.text), p.finish_reason) for p in pieces]
-        return self._object("chat.completion", choices, usage, computed_by)
+        answers = [
+            ChatChoice(number, AssistantMessage(text), finish_reason, logprobs)
+            for number, text, finish_reason, logprobs in choices
+        ]
+        return self._object("chat.completion", answers, usage, computed_by)
 
     def opening(self, choice: int, computed_by: str) -> ChatCompletion:
         """The chunk that names the role of the message: the assistant."""
@@ -101,7 +106,9 @@ class ChatFormat(Format):
     def chunk(self, piece: Piece) -> ChatCompletion:
         """A chunk of the stream."""
         delta = Delta(content=piece.text) if piece.text else Delta()
-        return self._chunk([ChatChunkChoice(piece.choice, delta, piece.finish_reason)], self.chunk_usage, piece.model)
+        logprobs = None if piece.logprobs is None else chat_logprobs(piece.logprobs)
+        choice = ChatChunkChoice(piece.choice, delta, piece.finish_reason, logprobs)
+        return self._chunk([choice], self.chunk_usage, piece.model)
 
     def ending(self, usage: Usage, computed_by: str) -> ChatCompletion:
         """The chunk that ends a stream for which usage was asked."""

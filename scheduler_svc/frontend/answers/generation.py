@@ -1,7 +1,7 @@
 """One HTTP request while it runs: its sequences' deltas in, pieces of text out. Streaming or not, the same path."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import NamedTuple, Self
@@ -14,16 +14,20 @@ from common.logging import get_logger
 from common.wire import int32_array
 from scheduler_svc.frontend.answers.answer_context import AnswerContext
 from scheduler_svc.frontend.answers.event_ids import Delivered, Position
+from scheduler_svc.frontend.answers.logprobs import Entry, LogprobReader, LogprobsJson, delta_bytes
 from scheduler_svc.frontend.answers.openai_objects import PromptTokensDetails, Usage
 from scheduler_svc.frontend.errors import ClientGone
 from scheduler_svc.frontend.link.delta_queue import DeltaQueue
-from scheduler_svc.frontend.text.sequence_text import SequenceText
+from scheduler_svc.frontend.text.detokenizer import Detokenizer
+from scheduler_svc.frontend.text.sequence_text import SequenceText, TextRules
 from scheduler_svc.frontend.text.stop_strings import StopStrings
+from scheduler_svc.frontend.text.tokenizer import Tokenizer
 
 log = get_logger(__name__)
 
 Deltas = Sequence[tuple[int, m.TokenDelta]]  # each with its choice
-MAX_BYTES_AT_ONCE = 4 * 2048  # of token ids: 8 ms with stop strings, and 50 ms if these and the tokens are long
+# Of ids, of tokens and of log-probabilities: 8 ms with stop strings, and 50 ms if these and the tokens are long.
+MAX_BYTES_AT_ONCE = 4 * 2048
 
 
 class Piece(NamedTuple):
@@ -33,6 +37,7 @@ class Piece(NamedTuple):
         finish_reason: why the choice ended with it, if it did.
         num_tokens: number of the choice's tokens up to the end of this text.
         model: the model that computed it, as in `TokenDelta.model`.
+        logprobs: of the tokens that came since the choice's last piece; None if the request asked for none.
     """
 
     choice: int
@@ -40,6 +45,16 @@ class Piece(NamedTuple):
     finish_reason: str | None
     num_tokens: int
     model: str
+    logprobs: list[Entry] | None = None
+
+
+class WholeChoice(NamedTuple):
+    """One choice of an answer that is not streamed; logprobs are None if the request asked for none."""
+
+    choice: int
+    text: str
+    finish_reason: str
+    logprobs: msgspec.Raw | None
 
 
 @dataclass(frozen=True)
@@ -65,13 +80,13 @@ class Generation:
         model: the model that computed the newest tokens; empty before the first.
     """
 
-    def __init__(self, queue: DeltaQueue, token_bytes: Mapping[int, bytes], spec: AnswerSpec) -> None:
+    def __init__(self, queue: DeltaQueue, tokenizer: Tokenizer, spec: AnswerSpec) -> None:
         self.spec = spec
         self.model = ""
         self._queue = queue
         self._n = spec.context.n
-        stops = StopStrings(spec.context.stop) if spec.context.stop else None
-        self._choices = [_Choice(token_bytes, stops, choice) for choice in spec.position.choices]
+        rules = _text_rules(spec.context, tokenizer)
+        self._choices = [_Choice(rules, spec.context.logprobs, tokenizer, choice) for choice in spec.position.choices]
         self._num_unfinished = len(self._choices)
         self._num_cached = [0] * spec.context.num_prompts
 
@@ -103,15 +118,22 @@ class Generation:
                     raise failure
                 await asyncio.sleep(0)
 
-    async def whole(self) -> list[Piece]:
-        """Every choice's complete text, in order of choice. Raises as `pieces` does."""
-        wholes = [Piece(choice, "", "stop", 0, "") for choice in range(len(self._choices))]
-        texts: list[list[str]] = [[] for _ in wholes]
+    async def whole(self) -> list[WholeChoice]:
+        """Every choice, complete and in order. Raises as `pieces` does."""
+        reasons = ["stop"] * len(self._choices)
+        texts: list[list[str]] = [[] for _ in self._choices]
+        logprobs = [LogprobsJson(self.spec.context.kind) for _ in self._choices]
         async for pieces in self.pieces():
             for piece in pieces:
+                reasons[piece.choice] = piece.finish_reason or "stop"
                 texts[piece.choice].append(piece.text)
-                wholes[piece.choice] = piece
-        return [piece._replace(text="".join(parts)) for piece, parts in zip(wholes, texts, strict=True)]
+                if piece.logprobs is not None:
+                    logprobs[piece.choice].add(piece.logprobs)
+        has_logprobs = self.spec.context.logprobs > 0
+        return [
+            WholeChoice(choice, "".join(texts[choice]), reason, logprobs[choice].json() if has_logprobs else None)
+            for choice, reason in enumerate(reasons)
+        ]
 
     @property
     def usage(self) -> Usage:
@@ -144,7 +166,8 @@ class Generation:
                 self._num_unfinished -= 1
                 self._queue.end(number)
             if (text or finish_reason) and not choice.is_delivered:
-                piece = Piece(number, text, finish_reason, choice.text.num_tokens, choice.model)
+                logprobs = None if choice.logprobs is None else choice.logprobs.take()
+                piece = Piece(number, text, finish_reason, choice.text.num_tokens, choice.model, logprobs)
                 pieces[number] = _joined(pieces.get(number, []), piece)
         return [piece for choice_pieces in pieces.values() for piece in choice_pieces], failure
 
@@ -153,20 +176,28 @@ class _Choice:
     """One sequence of the answer.
 
     Attributes:
+        text, logprobs: what its tokens become; no logprobs if the client wants none, or has them all.
         model: the model that computed its newest tokens.
         is_delivered: the client has all of it; its tokens are counted for the usage only.
     """
 
-    def __init__(self, token_bytes: Mapping[int, bytes], stops: StopStrings | None, delivered: Delivered) -> None:
-        self.text = SequenceText(token_bytes, stops, delivered.num_tokens)
+    def __init__(self, rules: TextRules, num_logprobs: int, tokenizer: Tokenizer, delivered: Delivered) -> None:
+        self.text = SequenceText(rules, delivered.num_tokens)
+        self.logprobs: LogprobReader | None = None
         self.model = ""
         self.is_delivered = delivered.has_ended
+        if num_logprobs and not self.is_delivered:
+            offsets = Detokenizer(rules.token_bytes)
+            self.logprobs = LogprobReader(num_logprobs, tokenizer.token_texts, offsets, delivered.num_tokens)
 
     def read(self, delta: m.TokenDelta) -> tuple[str, str | None, RequestRejected | None]:
         """New text, why the choice ended if it did, and the failure if it failed."""
         failure = _failure(delta)
         token_ids = int32_array("token_ids", delta.token_ids).tolist()
+        num_tokens = self.text.num_tokens
         text, finish_reason = self.text.feed(token_ids, None if failure else delta.finish_reason)
+        if self.logprobs is not None:
+            self.logprobs.read(delta, self.text.num_tokens - num_tokens)
         if failure is None or self.text.has_ended:  # the core was asked to cancel what comes after a stop string
             return text, finish_reason, None
         if self.is_delivered:  # it ended without a failure, and the client knows
@@ -175,18 +206,46 @@ class _Choice:
         return text, None, failure
 
 
+def _text_rules(context: AnswerContext, tokenizer: Tokenizer) -> TextRules:
+    shows_stop = context.include_stop_str_in_output
+    return TextRules(
+        tokenizer.token_bytes if context.skip_special_tokens else tokenizer.all_token_bytes,
+        StopStrings(context.stop, are_shown=shows_stop) if context.stop else None,
+        context.min_tokens,
+        shows_stop,
+    )
+
+
 def _parts(deltas: Deltas) -> list[Deltas]:
     """The deltas in parts that keep no other stream waiting: after an attach they may be whole answers."""
-    if sum(len(delta.token_ids) for _, delta in deltas) <= MAX_BYTES_AT_ONCE:
-        return [deltas]
-    return [[(choice, part)] for choice, delta in deltas for part in _delta_parts(delta)]
+    parts: list[list[tuple[int, m.TokenDelta]]] = [[]]
+    num_bytes = 0
+    for choice, delta in deltas:
+        for part in _delta_parts(delta):
+            if parts[-1] and num_bytes + delta_bytes(part) > MAX_BYTES_AT_ONCE:
+                parts.append([])
+                num_bytes = 0
+            parts[-1].append((choice, part))
+            num_bytes += delta_bytes(part)
+    return list(parts)
 
 
 def _delta_parts(delta: m.TokenDelta) -> list[m.TokenDelta]:
-    starts = range(0, max(len(delta.token_ids), 1), MAX_BYTES_AT_ONCE)
-    parts = [delta.token_ids[start : start + MAX_BYTES_AT_ONCE] for start in starts]
-    begun = [msgspec.structs.replace(delta, token_ids=part, finish_reason=None) for part in parts[:-1]]
-    return [*begun, msgspec.structs.replace(delta, token_ids=parts[-1])]
+    if delta_bytes(delta) <= MAX_BYTES_AT_ONCE:
+        return [delta]
+    count = len(delta.logprob_ids) // (len(delta.token_ids) or 4)  # log-probabilities of a token
+    size = max(MAX_BYTES_AT_ONCE // 4 // (1 + count), 1) * 4
+    starts = range(0, max(len(delta.token_ids), 1), size)
+    return [
+        msgspec.structs.replace(
+            delta,
+            token_ids=delta.token_ids[start : start + size],
+            logprob_ids=delta.logprob_ids[start * count : (start + size) * count],
+            logprobs=delta.logprobs[start * count : (start + size) * count],
+            finish_reason=delta.finish_reason if start == starts[-1] else None,
+        )
+        for start in starts
+    ]
 
 
 def _failure(delta: m.TokenDelta) -> RequestRejected | None:
@@ -203,4 +262,5 @@ def _joined(pieces: list[Piece], piece: Piece) -> list[Piece]:
     """A choice's pieces with one more; neighbours from one model are joined."""
     if not pieces or pieces[-1].model != piece.model:
         return [*pieces, piece]
-    return [*pieces[:-1], piece._replace(text=pieces[-1].text + piece.text)]
+    logprobs = None if piece.logprobs is None else [*(pieces[-1].logprobs or ()), *piece.logprobs]
+    return [*pieces[:-1], piece._replace(text=pieces[-1].text + piece.text, logprobs=logprobs)]

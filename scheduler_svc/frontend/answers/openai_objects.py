@@ -1,7 +1,9 @@
 """OpenAI's answer objects. msgspec encodes these structs an order of magnitude faster than pydantic would."""
 
+from typing import Any
+
 import msgspec
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, Raw, Struct, UnsetType
 
 
 class PromptTokensDetails(Struct, frozen=True):
@@ -19,13 +21,46 @@ class Usage(Struct, frozen=True):
     prompt_tokens_details: PromptTokensDetails
 
 
+class TopLogprob(Struct, frozen=True, gc=False):
+    """A token that could have stood in a place, and how likely it was; `bytes` is null for an id that no token has."""
+
+    token: str
+    bytes: list[int] | None
+    logprob: float
+
+
+class TokenLogprob(Struct, frozen=True, gc=False):
+    """A token of an answer, and the likeliest ones in its place, in descending order."""
+
+    token: str
+    bytes: list[int] | None
+    logprob: float
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(Struct, frozen=True):
+    """Log-probabilities in /v1/chat/completions."""
+
+    content: list[TokenLogprob]
+    refusal: None = None
+
+
+class CompletionLogprobs(Struct, frozen=True):
+    """Log-probabilities in /v1/completions: lists with an entry for each token."""
+
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+    text_offset: list[int]
+
+
 class CompletionChoice(Struct, frozen=True):
     """A text, or a piece of one."""
 
     index: int
     text: str
     finish_reason: str | None
-    logprobs: None = None
+    logprobs: CompletionLogprobs | Raw | None = None
 
 
 class Completion(Struct, frozen=True):
@@ -54,7 +89,7 @@ class ChatChoice(Struct, frozen=True):
     index: int
     message: AssistantMessage
     finish_reason: str | None
-    logprobs: None = None
+    logprobs: ChatLogprobs | Raw | None = None
 
 
 class Delta(Struct, frozen=True):
@@ -70,7 +105,7 @@ class ChatChunkChoice(Struct, frozen=True):
     index: int
     delta: Delta
     finish_reason: str | None = None
-    logprobs: None = None
+    logprobs: ChatLogprobs | None = None
 
 
 class ChatCompletion(Struct, frozen=True):
@@ -88,6 +123,6 @@ class ChatCompletion(Struct, frozen=True):
 _encoder = msgspec.json.Encoder()  # stateless between calls
 
 
-def to_json(value: Struct) -> bytes:
-    """The JSON of an answer."""
+def to_json(value: Struct | list[Any] | None) -> bytes:
+    """The JSON of an answer, or of a part of one."""
     return _encoder.encode(value)

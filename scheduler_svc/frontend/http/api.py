@@ -120,21 +120,23 @@ class _Generate:
             stop=tokenized.stop,
             include_usage=not body.stream or (body.stream_options is not None and body.stream_options.include_usage),
             is_resumable=tokenized.is_resumable,
+            logprobs=tokenized.params[0].logprobs,
+            min_tokens=body.min_tokens,
+            include_stop_str_in_output=body.include_stop_str_in_output,
+            skip_special_tokens=body.skip_special_tokens,
         )
         spec = AnswerSpec(
             tokenized.request_id, context, sum(map(len, tokenized.prompts)), Position.start(context.num_choices)
         )
         submits = tokenized.submits(client_of(request), context.encode())
-        generation = Generation(
-            self._link.open(submits, is_resumable=tokenized.is_resumable), self._tokenizer.token_bytes, spec
-        )
+        generation = Generation(self._link.open(submits, is_resumable=tokenized.is_resumable), self._tokenizer, spec)
         form = format_of(tokenized.request_id, context)
         if body.stream:
             has_ids = has_event_ids(context.num_choices, is_resumable=tokenized.is_resumable)
             return EventStream(generation, form, has_ids=has_ids)
         with generation:
-            pieces = await unless_disconnected(request.receive, generation.whole())
-        whole = form.whole(pieces, generation.usage, generation.model)
+            choices = await unless_disconnected(request.receive, generation.whole())
+        whole = form.whole(choices, generation.usage, generation.model)
         return json_response(whole, {REQUEST_ID_HEADER: tokenized.request_id})
 
 

@@ -46,7 +46,7 @@ class ResumeApi:
             raise
         queue.is_resumable = context.is_resumable
         spec = AnswerSpec(request_id, context, num_prompt_tokens, position)
-        return EventStream(Generation(queue, self._tokenizer.token_bytes, spec), format_of(request_id, context))
+        return EventStream(Generation(queue, self._tokenizer, spec), format_of(request_id, context))
 
     async def cancel(self, request_id: str, request: Request) -> Response:
         """Cancel the request. Its reader, if there is one, gets an error."""

@@ -66,6 +66,9 @@ class DeltaQueue:
             raise WireError(f"delta of sequence {delta.index}, request {delta.request_id} has {len(choices)}")
         if len(delta.token_ids) % 4:
             raise WireError(f"token_ids has {len(delta.token_ids)} bytes, not a multiple of 4")
+        if len(delta.logprob_ids) != len(delta.logprobs) or len(delta.logprobs) % max(len(delta.token_ids), 4):
+            have = f"{len(delta.logprob_ids)} and {len(delta.logprobs)} bytes"
+            raise WireError(f"logprob_ids and logprobs have {have} for {len(delta.token_ids)} of token_ids")
         if delta.code == "taken_over":
             self.fail(taken_over())
             return

@@ -5,6 +5,7 @@ parameter that is not declared is refused as unknown. Metadata that changes no t
 """
 
 import json
+import re
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
@@ -21,15 +22,16 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from common.messages import MAX_PRIORITY
+from common.messages import MAX_BAD_WORDS, MAX_BIASES, MAX_LOGPROBS, MAX_PRIORITY
 
 INT32_MAX = 2**31 - 1
 MAX_N = 128
 MAX_PROMPTS = 1024
 MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 256
+MAX_BIAS = 100
 REQUEST_ID = r"[A-Za-z0-9._-]{1,64}"
-
+DECIMAL = r"0|[1-9][0-9]{0,8}"
 
 Item = TypeVar("Item")
 FirstError = Annotated[list[Item], FailFast()]  # of a long list that is wrong, one item is described and not all
@@ -73,6 +75,23 @@ def _minus_one_is_off(top_k: int) -> int:
     return max(top_k, 0)
 
 
+def _biases(value: Any) -> dict[int, float]:
+    """An object whose names are token ids -> the bias of each of these tokens."""
+    if not isinstance(value, dict):
+        raise PydanticCustomError("bias_type", "it should be an object with a bias for each token id")
+    if len(value) > MAX_BIASES:
+        raise PydanticCustomError("biases", f"it has {len(value)} biases, the limit is {MAX_BIASES}")
+    for token_id, bias in value.items():
+        if re.fullmatch(DECIMAL, token_id, re.ASCII) is None:
+            raise PydanticCustomError("bias_token", f"{token_id[:50]!r} is no token id")
+        if type(bias) not in (int, float):
+            raise PydanticCustomError("bias_type", f"the bias of {token_id} should be a number")
+        if not -MAX_BIAS <= bias <= MAX_BIAS:
+            limits = f"it should be -{MAX_BIAS} to {MAX_BIAS}"
+            raise PydanticCustomError("bias", f"the bias of {token_id} is {str(bias)[:50]}, {limits}")
+    return {int(token_id): float(bias) for token_id, bias in value.items()}
+
+
 def _is_ids(item: Any) -> bool:
     return isinstance(item, list) and bool(item) and all(type(token) is int for token in item)
 
@@ -107,6 +126,9 @@ class StreamOptions(Strict):
 
 
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
+TokenId = Annotated[int, Field(ge=0, le=INT32_MAX)]
+Penalty = Annotated[float, Field(ge=-2.0, le=2.0)]
+NumLogprobs = Annotated[int, Field(ge=0, le=MAX_LOGPROBS - 1)]
 
 
 class GenerationRequest(Strict):
@@ -120,8 +142,17 @@ class GenerationRequest(Strict):
     min_p: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
     stop: Annotated[list[StopString], BeforeValidator(_stop_list), Field(max_length=MAX_STOPS)] = []
-    stop_token_ids: Annotated[list[Annotated[int, Field(ge=0, le=INT32_MAX)]], Field(max_length=64)] = []
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=64)] = []
     ignore_eos: bool = False
+    min_tokens: Annotated[int, Field(ge=0, le=INT32_MAX)] = 0
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    presence_penalty: Penalty = 0.0
+    frequency_penalty: Penalty = 0.0
+    repetition_penalty: Annotated[float, Field(gt=0.0, le=100.0)] | None = None
+    logit_bias: Annotated[dict[int, float], BeforeValidator(_biases)] = {}
+    bad_words: Annotated[list[StopString], Field(max_length=MAX_BAD_WORDS)] = []
+    allowed_token_ids: Annotated[FirstError[TokenId], Field(min_length=1)] = []  # an empty one would ban all
     stream: bool = False
     stream_options: StreamOptions | None = None
     cache_salt: Annotated[str, Field(max_length=256)] = ""
@@ -140,9 +171,7 @@ class GenerationRequest(Strict):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
 
-    logit_bias: Annotated[Any, AfterValidator(Only({}))] = None
-    presence_penalty: Annotated[Any, AfterValidator(Only(0))] = None
-    frequency_penalty: Annotated[Any, AfterValidator(Only(0))] = None
+    prompt_logprobs: Annotated[Any, AfterValidator(Only())] = None
 
     @field_validator("stream_options")
     @classmethod
@@ -162,10 +191,10 @@ class CompletionRequest(GenerationRequest):
     ]
     max_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)] = 16
     best_of: int | None = None
+    logprobs: NumLogprobs | None = None
 
     echo: Annotated[Any, AfterValidator(Only(False))] = None
     suffix: Annotated[Any, AfterValidator(Only(""))] = None
-    logprobs: Annotated[Any, AfterValidator(Only())] = None
 
     @field_validator("best_of")
     @classmethod
@@ -228,6 +257,8 @@ class ChatRequest(GenerationRequest):
     max_completion_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = None
     tools: FirstError[Tool] = []
     chat_template_kwargs: dict[str, Any] = {}
+    logprobs: bool = False
+    top_logprobs: NumLogprobs = 0
 
     tool_choice: Annotated[Any, AfterValidator(Only("auto", "none"))] = None
     parallel_tool_calls: Annotated[Any, AfterValidator(Only(True))] = None
@@ -240,8 +271,13 @@ class ChatRequest(GenerationRequest):
     web_search_options: Annotated[Any, AfterValidator(Only())] = None
     reasoning_effort: Annotated[Any, AfterValidator(Only())] = None
     verbosity: Annotated[Any, AfterValidator(Only())] = None
-    logprobs: Annotated[Any, AfterValidator(Only(False))] = None
-    top_logprobs: Annotated[Any, AfterValidator(Only(0))] = None
+
+    @field_validator("top_logprobs")
+    @classmethod
+    def _needs_logprobs(cls, top_logprobs: int, info: ValidationInfo) -> int:
+        if top_logprobs and not info.data.get("logprobs"):
+            raise PydanticCustomError("top_logprobs", "it is allowed only with 'logprobs': true")
+        return top_logprobs
 
 
 class DrainRequest(Strict):

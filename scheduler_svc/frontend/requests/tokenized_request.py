@@ -13,6 +13,14 @@ from common.errors import RequestRejected
 from scheduler_svc.frontend.api_keys import ApiClient
 from scheduler_svc.frontend.errors import ApiError
 from scheduler_svc.frontend.requests.body import count_values
+from scheduler_svc.frontend.requests.constraints import constraints_of
+from scheduler_svc.frontend.requests.limits import (
+    check_characters,
+    check_length,
+    check_logprobs,
+    check_min_tokens,
+    check_token_ids,
+)
 from scheduler_svc.frontend.requests.schemas import ChatMessage, ChatRequest, CompletionRequest, GenerationRequest
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
 
@@ -96,15 +104,17 @@ def tokenize_completion(body: CompletionRequest, tokenizer: Tokenizer, max_model
             400, f"{len(body.prompt)} prompts with n={body.n} are more than {MAX_CHOICES} choices.", param="n"
         )
     texts = [prompt for prompt in body.prompt if isinstance(prompt, str)]
-    _check_characters(max(map(len, texts), default=0), tokenizer, max_model_len, "prompt")
+    check_characters(max(map(len, texts), default=0), tokenizer, max_model_len, "prompt")
     encoded = iter(tokenizer.encode(texts, add_special_tokens=True))
     prompts = [next(encoded) if isinstance(prompt, str) else prompt for prompt in body.prompt]
     for prompt in prompts:
-        _check_token_ids("prompt", prompt, tokenizer.vocab_size)
+        check_token_ids("prompt", prompt, tokenizer.vocab_size)
     if not all(prompts):
         raise ApiError(400, "The prompt is empty.", code="invalid_value", param="prompt")
-    _check_length(max(map(len, prompts)), body.max_tokens, max_model_len, "prompt")
-    return _job("cmpl-", body, prompts, body.max_tokens, tokenizer)
+    check_length(max(map(len, prompts)), body.max_tokens, max_model_len, "prompt")
+    num_logprobs = 0 if body.logprobs is None else 1 + body.logprobs
+    asked = m.SamplingParams(max_tokens=body.max_tokens, logprobs=num_logprobs)
+    return _job("cmpl-", body, prompts, asked, tokenizer)
 
 
 def tokenize_chat(body: ChatRequest, tokenizer: Tokenizer, max_model_len: int) -> TokenizedRequest:
@@ -112,7 +122,7 @@ def tokenize_chat(body: ChatRequest, tokenizer: Tokenizer, max_model_len: int) -
     messages = [_plain_message(message) for message in body.messages]
     tools = [tool.model_dump() for tool in body.tools if body.tool_choice != "none"] or None
     text = tokenizer.render_chat(messages, tools, body.chat_template_kwargs)
-    _check_characters(len(text), tokenizer, max_model_len, "messages")
+    check_characters(len(text), tokenizer, max_model_len, "messages")
     [prompt] = tokenizer.encode([text], add_special_tokens=False)
     if not prompt:
         raise ApiError(400, "The conversation is empty.", code="invalid_value", param="messages")
@@ -121,24 +131,31 @@ def tokenize_chat(body: ChatRequest, tokenizer: Tokenizer, max_model_len: int) -
     if max_tokens is None:
         if not max_model_len:
             raise RequestRejected("no executor has joined yet, so the model's length is unknown", "unavailable")
-        _check_length(len(prompt), 1, max_model_len, "messages")
+        check_length(len(prompt), 1, max_model_len, "messages")
         max_tokens = max_model_len - len(prompt)
-    _check_length(len(prompt), max_tokens, max_model_len, "messages")
-    return replace(_job("chatcmpl-", body, [prompt], max_tokens, tokenizer), may_shorten=may_shorten)
+    check_length(len(prompt), max_tokens, max_model_len, "messages")
+    asked = m.SamplingParams(max_tokens=max_tokens, logprobs=1 + body.top_logprobs if body.logprobs else 0)
+    return replace(_job("chatcmpl-", body, [prompt], asked, tokenizer), may_shorten=may_shorten)
 
 
 def _job(
-    id_prefix: str, body: GenerationRequest, prompts: list[list[int]], max_tokens: int, tokenizer: Tokenizer
+    id_prefix: str, body: GenerationRequest, prompts: list[list[int]], asked: m.SamplingParams, tokenizer: Tokenizer
 ) -> TokenizedRequest:
-    _check_token_ids("stop_token_ids", body.stop_token_ids, tokenizer.vocab_size)
+    """The request with its parameters complete; `asked` has those that each endpoint names in its own way."""
+    check_token_ids("stop_token_ids", body.stop_token_ids, tokenizer.vocab_size)
     eos = () if body.ignore_eos else tokenizer.eos_token_ids
+    stop_token_ids = tuple(dict.fromkeys([*eos, *body.stop_token_ids]))
+    check_min_tokens(body.min_tokens, asked.max_tokens)
+    check_logprobs(asked, len(prompts) * body.n)
     recommended = msgspec.structs.asdict(tokenizer.sampling_defaults)
+    del recommended["repetition_penalty"]  # a constraint
     said = {name: value for name in recommended if (value := getattr(body, name)) is not None}
-    params = m.SamplingParams(
-        max_tokens=max_tokens,
+    params = msgspec.structs.replace(
+        asked,
         **(recommended | said),
         seed=(body.seed or 0) & (2**63 - 1),
-        stop_token_ids=tuple(dict.fromkeys([*eos, *body.stop_token_ids])),
+        stop_token_ids=stop_token_ids,
+        constraints=constraints_of(body, tokenizer, stop_token_ids, len(prompts)),
     )
     # With a seed each prompt of a list draws as it would alone; without one, equal prompts must not answer alike.
     seeds = [secrets.randbits(63) if body.seed is None else params.seed for _ in prompts]
@@ -181,30 +198,3 @@ def _parsed(arguments: str) -> Any:
         return json.loads(arguments)
     except (ValueError, RecursionError):
         return arguments
-
-
-def _check_token_ids(param: str, token_ids: list[int], vocab_size: int) -> None:
-    if token_ids and not (min(token_ids) >= 0 and max(token_ids) < vocab_size):
-        bad = min(token_ids) if min(token_ids) < 0 else max(token_ids)
-        message = f"Invalid value for '{param}': token id {bad}, the model has 0 to {vocab_size - 1}."
-        raise ApiError(400, message, code="invalid_value", param=param)
-
-
-def _check_characters(num_characters: int, tokenizer: Tokenizer, max_model_len: int, param: str) -> None:
-    """Refuse a text that is too long whatever its tokens are."""
-    limit = max_model_len or tokenizer.max_positions
-    if limit and tokenizer.characters_per_token and num_characters > limit * tokenizer.characters_per_token:
-        message = (
-            f"This model's maximum context length is {limit} tokens. However, the {param} has "
-            f"{num_characters} characters, which are {num_characters // tokenizer.characters_per_token} tokens or more."
-        )
-        raise ApiError(400, message, code="context_length_exceeded", param=param)
-
-
-def _check_length(num_prompt: int, max_tokens: int, max_model_len: int, param: str) -> None:
-    if max_model_len and num_prompt + max_tokens > max_model_len:
-        message = (
-            f"This model's maximum context length is {max_model_len} tokens. However, you requested "
-            f"{num_prompt + max_tokens} tokens ({num_prompt} in the {param}, {max_tokens} in the completion)."
-        )
-        raise ApiError(400, message, code="context_length_exceeded", param=param)

@@ -17,6 +17,7 @@ from common.errors import CheckpointError, RequestRejected
 from scheduler_svc.frontend.text.chat_template import ChatTemplate
 from scheduler_svc.frontend.text.detokenizer import token_byte_table
 from scheduler_svc.frontend.text.token_bound import characters_per_token
+from scheduler_svc.frontend.text.token_texts import TokenTexts
 
 CHARACTERS_AT_ONCE = 2**18
 
@@ -28,13 +29,16 @@ class SamplingDefaults(msgspec.Struct, frozen=True):
     top_p: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
     top_k: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
     min_p: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0
+    repetition_penalty: Annotated[float, Meta(gt=0.0, le=100.0)] = 1.0
 
 
 class Tokenizer:
     """One model's tokenizer, chat template, sampling defaults and end-of-sequence tokens.
 
     Attributes:
-        token_bytes: what each token stands for.
+        token_bytes: what each token stands for; special tokens are absent.
+        all_token_bytes: the same with special tokens.
+        token_texts: single tokens as text.
         characters_per_token: at most; None if that cannot be known.
         max_positions: of a sequence, as config.json says; 0 if it does not.
 
@@ -59,9 +63,12 @@ class Tokenizer:
         config = _read_json(folder / "config.json")
         settings = _read_json(folder / "tokenizer_config.json")
         content = _read_json(path)
-        special_ids = [i for i, token in self._tokenizer.get_added_tokens_decoder().items() if token.special]
+        added = self._tokenizer.get_added_tokens_decoder()
+        special = {i: token.content.encode() for i, token in added.items() if token.special}
         decoder = content.get("decoder") or {}
-        self.token_bytes = token_byte_table(self._tokenizer.get_vocab(with_added_tokens=True), special_ids, decoder)
+        self.token_bytes = token_byte_table(self._tokenizer.get_vocab(with_added_tokens=True), special, decoder)
+        self.all_token_bytes = self.token_bytes | special
+        self.token_texts = TokenTexts(self.all_token_bytes)
         self.characters_per_token = characters_per_token(content, self.token_bytes.values())
         self.max_positions: int = config.get("max_position_embeddings") or 0
         self.vocab_size: int = config.get("vocab_size", self._tokenizer.get_vocab_size(with_added_tokens=True))

@@ -65,8 +65,26 @@ def _described(field: Any) -> str:
 
 def example() -> list[list[AnyRecord]]:
     """Batches with every kind of record, and every field of it."""
+    constraints = m.Constraints(
+        presence_penalty=-0.5,
+        frequency_penalty=1.5,
+        repetition_penalty=1.1,
+        bias_token_ids=_int32(7, 9),
+        biases=_float32(-100.0, 0.1),
+        min_tokens=3,
+        bad_words=(_int32(192), _int32(5, 6)),
+        allowed_token_ids=_int32(2, 7, 8, 9, 192, 193, 194, 219),
+    )
     params = m.SamplingParams(
-        max_tokens=20, temperature=0.75, top_k=40, top_p=0.9, min_p=0.05, seed=2**62 + 1, stop_token_ids=(2, 151645)
+        max_tokens=20,
+        temperature=0.75,
+        top_k=40,
+        top_p=0.9,
+        min_p=0.05,
+        seed=2**62 + 1,
+        stop_token_ids=(2, 151645),
+        logprobs=2,
+        constraints=constraints,
     )
     whole = m.Submit(
         request_id="alice/chat-1-0",
@@ -84,29 +102,49 @@ def example() -> list[list[AnyRecord]]:
         may_shorten=True,
     )
     short = m.Submit(request_id="b", prompt=_int32(1), params=m.SamplingParams(max_tokens=2))
-    old = m.Submit(request_id="c", prompt=_int32(3, 4), params=m.SamplingParams(max_tokens=9))
-    ended = (Progress(_int32(8, 9), "model-a bf16", 1, Ending("error", "it burnt", "internal_error")),)
+    old = m.Submit(request_id="c", prompt=_int32(3, 4), params=m.SamplingParams(max_tokens=9, logprobs=1))
+    burnt = Ending("error", "it burnt", "internal_error")
+    ended = (Progress(_int32(8, 9), "model-a bf16", 1, burnt, _int32(8, 9), _float32(-0.25, -1e-7)),)
     return [
         [CrashRecord(1), RequestRecord(40, 1.8e9, SubmitRecord.of(old), ended, True, 40, "another tokenizer")],
         [RequestRecord(41, 1.8e9 + 1.5, SubmitRecord.of(whole), (Progress(), Progress()), True, -151, "hash")],
         [
-            _step("model-a bf16", (41, 0, 192), (42, 0, 219)),
+            _step("model-a bf16", (41, 0, 192, -0.5), (42, 0, 219, -3.75)),
             RequestRecord(43, 1.8e9 + 2, SubmitRecord.of(short), (Progress(),)),
         ],
-        [_step("model-a bf16", (41, 1, 193), (42, 1, 2), (43, 0, 7)), EndRecord(42, 3, Ending("stop"), 2)],
+        [
+            _step("model-a bf16", (41, 1, 193, -0.1), (43, 0, 7), (42, 1, 2, -9999.0)),
+            EndRecord(42, 3, Ending("stop"), 2),
+        ],
         [],
-        [_step("model-b bf16", (41, 2, 194), (43, 1, 8)), EndRecord(43, None, Ending("length"), 2), CrashRecord(2)],
+        [_step("model-b bf16", (43, 1, 8)), EndRecord(43, None, Ending("length"), 2), CrashRecord(2)],
+        [_step("model-b bf16", (41, 2, 194, 0.0))],
     ]
 
 
-def _step(model: str, *tokens: tuple[int, int, int]) -> StepRecord:
-    """Arrival, position and token of each."""
-    arrivals, positions, token_ids = zip(*tokens, strict=True)
-    return StepRecord(model, array("q", arrivals).tobytes(), _int32(*token_ids), _int32(*positions))
+def _step(model: str, *tokens: tuple[int, int, int] | tuple[int, int, int, float]) -> StepRecord:
+    """Arrival, position and token of each; for those with log-probabilities its own, half of which is token 1's."""
+    arrivals, positions, token_ids = zip(*(each[:3] for each in tokens), strict=True)
+    counts = [2 * (len(each) - 3) for each in tokens]
+    ids = [token for each in tokens if len(each) > 3 for token in (each[2], 1)]
+    values = [value for each in tokens for own in each[3:] for value in (own, own / 2)]
+    return StepRecord(
+        model,
+        array("q", arrivals).tobytes(),
+        _int32(*token_ids),
+        _int32(*positions),
+        _int32(*counts) if any(counts) else b"",
+        _int32(*ids),
+        _float32(*values),
+    )
 
 
 def _int32(*values: int) -> bytes:
     return array("i", values).tobytes()
+
+
+def _float32(*values: float) -> bytes:
+    return array("f", values).tobytes()
 
 
 def main() -> None:

@@ -1,0 +1,194 @@
+"""What the samples of a step ask for beside a token: adjusted scores, log-probabilities. From columns to tensors."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from common.plan import PlanColumns, ResultColumns
+from common.sampling_columns import SamplingColumns
+from common.wire import IntArray
+from executor_svc.staging.arena import Arena, Column
+from executor_svc.staging.constrained_lanes import ConstrainedLane
+from kernels.arguments import Adjustments
+from kernels.reference import mask_words
+
+
+@dataclass(frozen=True)
+class AskedStep:
+    """What is asked of a step whose samples stand in the order of `in_order`.
+
+    Attributes:
+        num_samples: of the step; its batch may have more, for padding.
+        first_adjusted: samples from here on have constraints.
+        adjustments: theirs; None if there are none.
+        first_logprob, end_logprob: the samples that come with log-probabilities.
+        num_top: of how many of the likeliest tokens; the most that any of them wants.
+    """
+
+    num_samples: int
+    first_adjusted: int
+    adjustments: Adjustments | None
+    first_logprob: int
+    end_logprob: int
+    num_top: int
+
+    @property
+    def num_logprobs(self) -> int:
+        """Samples that come with log-probabilities."""
+        return self.end_logprob - self.first_logprob
+
+    def rows(self, first: int, end: int) -> "AskedStep":
+        """What is asked of samples `first` to `end - 1`."""
+
+        def clipped(index: int) -> int:
+            return min(max(index, first), end) - first
+
+        adjustments = None
+        if self.adjustments is not None and end > self.first_adjusted:
+            offset = self.first_adjusted
+            adjustments = self.adjustments.rows(max(first - offset, 0), end - offset)
+        return replace(
+            self,
+            num_samples=end - first,
+            first_adjusted=clipped(self.first_adjusted),
+            adjustments=adjustments,
+            first_logprob=clipped(self.first_logprob),
+            end_logprob=clipped(self.end_logprob),
+        )
+
+
+@dataclass(frozen=True)
+class SampleOrder:
+    """The order in which a plan's samples are drawn: those of one kind stand together, and each kind is a slice.
+
+    Attributes:
+        samples: [samples], numbers of the plan's samples.
+    """
+
+    samples: npt.NDArray[np.int64]
+
+    @classmethod
+    def of(cls, columns: PlanColumns) -> "SampleOrder":
+        """Nothing asked; log-probabilities; both; constraints."""
+        kinds = np.zeros(len(columns.sample_rows), np.int32)
+        wants = columns.logprob_counts > 0 if len(columns.logprob_counts) else np.zeros(len(kinds), np.bool_)
+        kinds[wants] = 1
+        kinds[columns.constrained] = np.where(wants[columns.constrained], 2, 3)
+        return cls(np.argsort(kinds, kind="stable"))
+
+    def apply(self, columns: PlanColumns) -> PlanColumns:
+        """The plan with its samples in this order; what it asks for is left out."""
+        sampling = columns.sampling
+        if sampling is not None:
+            sampling = SamplingColumns(**{name: column[self.samples] for name, column in vars(sampling).items()})
+        nothing = np.zeros(0, np.int32)
+        return replace(
+            columns,
+            sample_rows=columns.sample_rows[self.samples],
+            sampling=sampling,
+            constrained=nothing,
+            logprob_counts=nothing,
+            lane_starts=(),
+        )
+
+    def result(
+        self, columns: PlanColumns, tokens: IntArray, chosen: npt.NDArray[np.float32], top: Column, top_ids: IntArray
+    ) -> ResultColumns:
+        """What a plan gave, in its own order.
+
+        A token whose log-probability is no number is none: the model's scores were not.
+
+        Args:
+            columns: the plan's.
+            tokens: [samples], as drawn.
+            chosen: [samples that want log-probabilities], of these tokens.
+            top, top_ids: [samples that want any, num_top], of the likeliest ones.
+        """
+        places = np.empty(len(self.samples), np.int64)
+        places[self.samples] = np.arange(len(self.samples))
+        token_ids = tokens[places]
+        if not len(chosen):
+            return ResultColumns.of_tokens(token_ids)
+        counts = columns.logprob_counts
+        asking = np.flatnonzero(counts)
+        drawn_at = places[asking] - places[asking].min()  # they stand together
+        ids = np.column_stack([np.maximum(token_ids[asking], 0), top_ids[drawn_at]])
+        values = np.column_stack([chosen[drawn_at], top[drawn_at]])
+        token_ids[asking[np.isnan(values[:, 0])]] = -1
+        wanted = np.arange(ids.shape[1]) < counts[asking][:, None]
+        return ResultColumns(token_ids, ids[wanted].astype(np.int32), values[wanted].astype(np.float32))
+
+
+class AskedStager:
+    """Brings what plans ask for to the device.
+
+    Args:
+        vocab_size: of the model.
+        arena: for these tensors alone.
+    """
+
+    def __init__(self, vocab_size: int, arena: Arena) -> None:
+        self._no_masks = np.zeros((0, mask_words(vocab_size)), np.int32)
+        self._arena = arena
+
+    def stage(self, columns: PlanColumns, lanes: Sequence[ConstrainedLane], order: SampleOrder) -> AskedStep:
+        """What a plan's samples ask for; its tensors are valid until the next call.
+
+        Args:
+            columns: the plan's.
+            lanes: of its constrained samples, as `ConstrainedLanes.take` gave them.
+            order: of its samples.
+        """
+        num_samples, counts = len(columns.sample_rows), columns.logprob_counts
+        asking = np.flatnonzero(counts[order.samples]) if len(counts) else counts
+        first_adjusted = num_samples - len(lanes)
+        places = np.searchsorted(columns.constrained, order.samples[first_adjusted:])
+        adjusted = [lanes[place] for place in places.tolist()]
+        return AskedStep(
+            num_samples=num_samples,
+            first_adjusted=first_adjusted,
+            adjustments=self._adjustments(adjusted) if adjusted else None,
+            first_logprob=int(asking[0]) if len(asking) else 0,
+            end_logprob=int(asking[-1]) + 1 if len(asking) else 0,
+            num_top=int(counts.max()) - 1 if len(asking) else 0,
+        )
+
+    def _adjustments(self, lanes: Sequence[ConstrainedLane]) -> Adjustments:
+        starts = [lane.start for lane in lanes]
+        asked = [start.message.constraints for start in starts]
+        masks = [lane.mask for lane in lanes if lane.mask is not None]
+        has_mask = np.array([lane.mask is not None for lane in lanes])
+        biases = [lane.biases_now for lane in lanes]
+        words = [word for start in starts for word in start.arrays.bad_words]
+        arrays: dict[str, Column] = {
+            "lanes": _ints([start.message.lane for start in starts]),
+            "lengths": _ints([lane.length for lane in lanes]),
+            "num_prompts": _ints([start.message.num_prompt for start in starts]),
+            "presences": _floats([one.presence_penalty for one in asked]),
+            "frequencies": _floats([one.frequency_penalty for one in asked]),
+            "repetitions": _floats([one.repetition_penalty for one in asked]),
+            "mask_rows": np.where(has_mask, np.cumsum(has_mask) - 1, -1).astype(np.int32),
+            "masks": np.stack(masks) if masks else self._no_masks,
+            "bias_starts": _starts([len(one.ids) for one in biases]),
+            "bias_ids": np.concatenate([one.ids for one in biases]),
+            "biases": np.concatenate([one.values for one in biases]),
+            "word_starts": _starts([len(start.arrays.bad_words) for start in starts]),
+            "word_offsets": _starts([len(word) for word in words]),
+            "word_tokens": np.concatenate([*words, _ints([])]),
+        }
+        return Adjustments(**dict(zip(arrays, self._arena.upload(list(arrays.values())), strict=True)))
+
+
+def _starts(lengths: Sequence[int]) -> IntArray:
+    """Where each of several lists starts in all of them together, and where the last one ends."""
+    return np.concatenate([np.zeros(1, np.int32), np.cumsum(lengths, dtype=np.int32)])
+
+
+def _ints(values: Sequence[int]) -> IntArray:
+    return np.array(values, np.int32)
+
+
+def _floats(values: Sequence[float]) -> npt.NDArray[np.float32]:
+    return np.array(values, np.float32)

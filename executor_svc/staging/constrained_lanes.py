@@ -1,0 +1,109 @@
+"""What an executor remembers of lanes whose sequences have constraints. Pure.
+
+All of it was said by a lane's last start in this epoch, or follows from the plans since; so the scheduler could say it
+again at any time, to any executor.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from common.constraints import StartedLane
+from common.errors import WireError
+from common.plan import PlanColumns
+from common.sampling_columns import FloatArray
+from common.wire import IntArray
+
+_MASK_BITS = 32
+
+
+@dataclass(frozen=True)
+class Biases:
+    """What is added to tokens' scores: int32 and float32 [biases]."""
+
+    ids: IntArray
+    values: FloatArray
+
+
+@dataclass(frozen=True)
+class ConstrainedLane:
+    """One lane.
+
+    Attributes:
+        start: what the scheduler said.
+        length: tokens known: those of the start, and one for each plan since.
+        biases, early_biases: of a sequence that has its `min_tokens`, and of one that has not.
+        mask: int32 [ceil(vocab / 32)], see `kernels.arguments.Adjustments`; None if every token is allowed.
+    """
+
+    start: StartedLane
+    length: int
+    biases: Biases
+    early_biases: Biases
+    mask: IntArray | None
+
+    @classmethod
+    def started(cls, start: StartedLane, vocab_size: int) -> "ConstrainedLane":
+        """A lane that has just been started."""
+        arrays = start.arrays
+        stops = np.unique(start.stop_token_ids[(start.stop_token_ids >= 0) & (start.stop_token_ids < vocab_size)])
+        others = ~np.isin(arrays.bias_token_ids, stops)
+        return cls(
+            start,
+            len(start.tokens),
+            Biases(arrays.bias_token_ids, arrays.biases),
+            Biases(
+                np.concatenate([arrays.bias_token_ids[others], stops]),
+                np.concatenate([arrays.biases[others], np.full(len(stops), -np.inf, np.float32)]),
+            ),
+            _packed(arrays.allowed_token_ids, vocab_size) if len(arrays.allowed_token_ids) else None,
+        )
+
+    @property
+    def biases_now(self) -> Biases:
+        """Of the token that comes next."""
+        num_generated = self.length - self.start.message.num_prompt
+        return self.early_biases if num_generated < self.start.message.constraints.min_tokens else self.biases
+
+
+class ConstrainedLanes:
+    """The lanes of one executor.
+
+    Args:
+        vocab_size: of the model.
+    """
+
+    def __init__(self, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+        self._epoch = 0
+        self._lanes: dict[int, ConstrainedLane] = {}
+
+    def take(self, columns: PlanColumns) -> list[ConstrainedLane]:
+        """The lanes of a plan's constrained samples, as they are before it; the plan adds a token to each.
+
+        Raises:
+            WireError: a lane was not started in the plan's epoch, or has other tokens than the plan thinks.
+        """
+        if columns.epoch != self._epoch:
+            self._lanes.clear()
+            self._epoch = columns.epoch
+        for start in columns.lane_starts:
+            self._lanes[start.message.lane] = ConstrainedLane.started(start, self._vocab_size)
+        rows = columns.sample_rows[columns.constrained]
+        taken = []
+        for lane, length in zip(columns.lanes[rows].tolist(), columns.context_lens[rows].tolist(), strict=True):
+            known = self._lanes.get(lane)
+            if known is None:
+                raise WireError(f"lane {lane} has constraints, and was never started in epoch {self._epoch}")
+            if known.length != length:
+                raise WireError(f"lane {lane} has {known.length} tokens since its start, the plan says {length}")
+            self._lanes[lane] = replace(known, length=length + 1)
+            taken.append(known)
+        return taken
+
+
+def _packed(token_ids: IntArray, vocab_size: int) -> IntArray:
+    """A bit for each token, lowest first."""
+    allowed = np.zeros(-(-vocab_size // _MASK_BITS) * _MASK_BITS, np.bool_)
+    allowed[token_ids] = True
+    return np.packbits(allowed, bitorder="little").view("<i4")

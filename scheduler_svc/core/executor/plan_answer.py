@@ -1,0 +1,112 @@
+"""What becomes of the answer to a plan: tokens are appended, ends noticed. Pure."""
+
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from common.plan import ResultColumns
+from common.wire import IntArray
+from scheduler_svc.core.executor.lanes import Lanes
+from scheduler_svc.core.executor.plan_builder import InflightPlan
+from scheduler_svc.core.sequence import Sequence, State
+from scheduler_svc.core.step_output import SequenceEnd, StepLogprobs, StepOutput
+
+Rows = npt.NDArray[np.int64]
+
+NONE_CAN_BE_DRAWN = (
+    "no token can be drawn: the request's constraints ban every one, or the model's scores are no numbers"
+)
+
+
+def take_answer(plan: InflightPlan, result: ResultColumns, lanes: Lanes, model: str) -> StepOutput:
+    """Give each sampled row's sequence its token, or an end with an error if it has none.
+
+    A sequence that holds no lane any more, or another one, gets its token by itself; one that has ended gets none.
+    """
+    for sequence, end in plan.unsampled:
+        sequence.num_written = max(sequence.num_written, end)
+    tokens = result.token_ids
+    is_held, has_token = lanes.serial[plan.lanes] == plan.serials, tokens >= 0
+    if is_held.all() and has_token.all():  # as good as always
+        rows: Rows | None = None
+        output = _appended(plan.lanes, plan.sequences, tokens, lanes, model)
+    else:
+        rows = np.flatnonzero(is_held & has_token)
+        without = np.flatnonzero(is_held & ~has_token)
+        output = _appended(plan.lanes[rows], _chosen(plan.sequences, rows), tokens[rows], lanes, model)
+        lanes.inflight[plan.lanes[without]] -= 1
+        ends = [_without_token(sequence) for sequence in _chosen(plan.sequences, without)]
+        output = replace(output, ends=[*output.ends, *ends])
+        alive = [i for i in np.flatnonzero(~is_held).tolist() if plan.sequences[i].state is not State.FINISHED]
+        if alive:
+            output = _with_tokens(output, [(plan.sequences[i], int(tokens[i])) for i in alive])
+            rows = np.concatenate([rows, [i for i in alive if tokens[i] >= 0]]).astype(np.int64)
+    return _with_logprobs(output, plan, result, rows) if len(plan.logprob_counts) else output
+
+
+def _appended(held: IntArray, sequences: list[Sequence], tokens: IntArray, lanes: Lanes, model: str) -> StepOutput:
+    positions = lanes.append(held, tokens)
+    is_stop = lanes.is_stop(held, tokens)
+    return StepOutput(
+        sequences=sequences,
+        tokens=tokens.tolist(),
+        firsts=_chosen(sequences, np.flatnonzero(positions == 0)),
+        ends=[SequenceEnd(sequences[i], "stop") for i in np.flatnonzero(is_stop).tolist()] if is_stop.any() else [],
+        model=model,
+        positions=positions,
+    )
+
+
+def _with_tokens(output: StepOutput, arrived: list[tuple[Sequence, int]]) -> StepOutput:
+    """The output with tokens, or -1, of sequences that hold no lane any more."""
+    sequences, tokens, positions = [*output.sequences], [*output.tokens], []
+    firsts, stopped, exhausted = [*output.firsts], [], []
+    for sequence, token in arrived:
+        sequence.num_inflight -= 1
+        if token < 0:
+            stopped.append(_without_token(sequence))
+            continue
+        sequences.append(sequence)
+        tokens.append(token)
+        positions.append(sequence.num_output)
+        sequence.num_written = len(sequence.tokens)
+        sequence.tokens.append(token)
+        if sequence.num_output == 1:
+            firsts.append(sequence)
+        if token in sequence.params.stop_token_ids:
+            stopped.append(SequenceEnd(sequence, "stop"))
+        elif len(sequence.tokens) >= sequence.max_length:
+            exhausted.append(SequenceEnd(sequence, "length"))
+    return replace(
+        output,
+        sequences=sequences,
+        tokens=tokens,
+        firsts=firsts,
+        ends=[*output.ends, *stopped, *exhausted],
+        positions=np.concatenate([output.positions, np.array(positions, np.int32)]),
+    )
+
+
+def _with_logprobs(output: StepOutput, plan: InflightPlan, result: ResultColumns, rows: Rows | None) -> StepOutput:
+    """The output with the log-probabilities of its tokens, which are those of the plan's `rows` (None for all)."""
+    counts, ids, values = plan.logprob_counts, result.logprob_ids, result.logprobs
+    if rows is not None:
+        starts = (np.cumsum(counts) - counts)[rows]
+        counts = counts[rows]
+        places = np.repeat(starts - (np.cumsum(counts) - counts), counts) + np.arange(counts.sum())
+        ids, values = ids[places], values[places]
+    ends = np.cumsum(counts).tolist()
+    for i in np.flatnonzero(counts).tolist():
+        entries = slice(ends[i] - int(counts[i]), ends[i])
+        output.sequences[i].logprob_ids.frombytes(ids[entries].tobytes())
+        output.sequences[i].logprobs.frombytes(values[entries].tobytes())
+    return replace(output, logprobs=StepLogprobs(counts, ids, values))
+
+
+def _without_token(sequence: Sequence) -> SequenceEnd:
+    return SequenceEnd(sequence, "error", NONE_CAN_BE_DRAWN, "no_token")
+
+
+def _chosen(sequences: list[Sequence], rows: Rows) -> list[Sequence]:
+    return [sequences[i] for i in rows.tolist()]

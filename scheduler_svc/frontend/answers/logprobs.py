@@ -1,0 +1,151 @@
+"""Log-probabilities of an answer's tokens: from the core's columns to OpenAI's objects.
+
+A token's entry depends on the tokens up to it alone, and not on how they were grouped. So entries in the chunks of a
+stream, one after the other, are those of the whole answer, also where another frontend goes on.
+"""
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+import msgspec
+import numpy as np
+from msgspec import Raw
+
+from common import messages as m
+from common.errors import WireError
+from common.wire import array_from, int32_array
+from scheduler_svc.frontend.answers.openai_objects import (
+    ChatLogprobs,
+    CompletionLogprobs,
+    TokenLogprob,
+    TopLogprob,
+    to_json,
+)
+from scheduler_svc.frontend.text.detokenizer import Detokenizer
+from scheduler_svc.frontend.text.token_texts import TokenTexts
+
+LEAST = -9999.0  # OpenAI's and vLLM's number for -inf, which JSON cannot say
+
+
+class Entry(NamedTuple):
+    """One token's log-probabilities.
+
+    Attributes:
+        logprob: as a chat says it.
+        text_offset: characters of the answer's text before the token's own ones.
+    """
+
+    logprob: TokenLogprob
+    text_offset: int
+
+
+class LogprobReader:
+    """Reads one sequence's log-probabilities.
+
+    Args:
+        count: `SamplingParams.logprobs` of the request.
+        texts: what tokens are called.
+        detokenizer: of its own; it says where in the text tokens begin.
+        num_delivered: tokens whose entries the client has; they are not given again.
+    """
+
+    def __init__(self, count: int, texts: TokenTexts, detokenizer: Detokenizer, num_delivered: int = 0) -> None:
+        self._count = count
+        self._texts = texts
+        self._detokenizer = detokenizer
+        self._num_delivered = num_delivered
+        self._num_read = 0
+        self._offset = 0
+        self._entries: list[Entry] = []
+
+    def read(self, delta: m.TokenDelta, num_counted: int) -> None:
+        """Take a delta's first tokens, those that count.
+
+        Raises:
+            WireError: the delta's columns do not fit each other.
+        """
+        token_ids, ids, values = self._columns(delta)
+        num_old = min(max(self._num_delivered - self._num_read, 0), num_counted)
+        self._num_read += num_counted
+        self._offset += len(self._detokenizer.feed(token_ids[:num_old].tolist()))
+        for token_id, row_ids, row in zip(
+            *(column[num_old:num_counted].tolist() for column in (token_ids, ids, values)), strict=True
+        ):
+            top = [
+                TopLogprob(*self._texts.of(top_id), value) for top_id, value in zip(row_ids[1:], row[1:], strict=True)
+            ]
+            self._entries.append(Entry(TokenLogprob(*self._texts.of(token_id), row[0], top), self._offset))
+            self._offset += len(self._detokenizer.feed((token_id,)))
+
+    def take(self) -> list[Entry]:
+        """The entries since the last call."""
+        entries, self._entries = self._entries, []
+        return entries
+
+    def _columns(self, delta: m.TokenDelta) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """int32 [tokens], int32 [tokens, count] and float64 [tokens, count]."""
+        token_ids = int32_array("token_ids", delta.token_ids)
+        ids = int32_array("logprob_ids", delta.logprob_ids)
+        values = array_from("logprobs", delta.logprobs, "<f4")
+        if not len(ids) == len(values) == len(token_ids) * self._count:
+            have = f"{len(ids)} logprob_ids and {len(values)} logprobs"
+            raise WireError(f"{len(token_ids)} tokens have {have}, not {self._count} each")
+        shape = len(token_ids), self._count
+        return token_ids, ids.reshape(shape), np.fmax(values.astype(np.float64), LEAST).reshape(shape)
+
+
+def delta_bytes(delta: m.TokenDelta) -> int:
+    """What reading a delta costs, in bytes of ids."""
+    return len(delta.token_ids) + len(delta.logprob_ids)
+
+
+class LogprobsJson:
+    """Log-probabilities of a whole answer, written as they come: written at once, those of a long one would hold the
+    event loop.
+
+    Args:
+        kind: of the answer.
+    """
+
+    def __init__(self, kind: Literal["completion", "chat"]) -> None:
+        self._convert = chat_logprobs if kind == "chat" else completion_logprobs
+        self._lists: dict[str, list[bytes]] = {}
+        self._others: dict[str, bytes] = {}
+
+    def add(self, entries: Sequence[Entry]) -> None:
+        """Those of the next tokens."""
+        for name, value in msgspec.structs.asdict(self._convert(entries)).items():
+            if isinstance(value, list):
+                written = to_json(value)[1:-1]
+                self._lists.setdefault(name, []).extend([written] if value else [])
+            else:
+                self._others[name] = to_json(value)
+
+    def json(self) -> Raw:
+        """All of them as one object."""
+        fields = {name: b"[%b]" % b",".join(written) for name, written in self._lists.items()} | self._others
+        return Raw(b"{%b}" % b",".join([b'"%b":%b' % (name.encode(), value) for name, value in fields.items()]))
+
+
+def chat_logprobs(entries: Sequence[Entry]) -> ChatLogprobs:
+    """As /v1/chat/completions has them."""
+    return ChatLogprobs([entry.logprob for entry in entries])
+
+
+def completion_logprobs(entries: Sequence[Entry]) -> CompletionLogprobs:
+    """As /v1/completions has them."""
+    return CompletionLogprobs(
+        tokens=[entry.logprob.token for entry in entries],
+        token_logprobs=[entry.logprob.logprob for entry in entries],
+        top_logprobs=[_by_text(entry.logprob) for entry in entries],
+        text_offset=[entry.text_offset for entry in entries],
+    )
+
+
+def _by_text(entry: TokenLogprob) -> dict[str, float]:
+    """The likeliest tokens and the one that was drawn. Of several with one text, the drawn one counts, or the likeliest
+    one."""
+    by_text: dict[str, float] = {}
+    for top in entry.top_logprobs:
+        by_text.setdefault(top.token, top.logprob)
+    return by_text | {entry.token: entry.logprob}

@@ -1,0 +1,56 @@
+"""What a request may not exceed: the model's vocabulary, its length, and what an answer may hold."""
+
+from collections.abc import Sequence
+
+from common import messages as m
+from scheduler_svc.frontend.errors import ApiError
+from scheduler_svc.frontend.text.tokenizer import Tokenizer
+
+MAX_ANSWER_LOGPROBS = 2**22  # each is 80 bytes of an answer, and 8 of the scheduler's memory
+
+
+def check_token_ids(param: str, token_ids: Sequence[int], vocab_size: int) -> None:
+    """Refuse tokens that the model does not have."""
+    if token_ids and not (min(token_ids) >= 0 and max(token_ids) < vocab_size):
+        bad = min(token_ids) if min(token_ids) < 0 else max(token_ids)
+        message = f"Invalid value for '{param}': token id {bad}, the model has 0 to {vocab_size - 1}."
+        raise ApiError(400, message, code="invalid_value", param=param)
+
+
+def check_characters(num_characters: int, tokenizer: Tokenizer, max_model_len: int, param: str) -> None:
+    """Refuse a text that is too long whatever its tokens are."""
+    limit = max_model_len or tokenizer.max_positions
+    if limit and tokenizer.characters_per_token and num_characters > limit * tokenizer.characters_per_token:
+        message = (
+            f"This model's maximum context length is {limit} tokens. However, the {param} has "
+            f"{num_characters} characters, which are {num_characters // tokenizer.characters_per_token} tokens or more."
+        )
+        raise ApiError(400, message, code="context_length_exceeded", param=param)
+
+
+def check_length(num_prompt: int, max_tokens: int, max_model_len: int, param: str) -> None:
+    """Refuse a sequence that is longer than the model's positions."""
+    if max_model_len and num_prompt + max_tokens > max_model_len:
+        message = (
+            f"This model's maximum context length is {max_model_len} tokens. However, you requested "
+            f"{num_prompt + max_tokens} tokens ({num_prompt} in the {param}, {max_tokens} in the completion)."
+        )
+        raise ApiError(400, message, code="context_length_exceeded", param=param)
+
+
+def check_min_tokens(min_tokens: int, max_tokens: int) -> None:
+    """Refuse more tokens at least than at most."""
+    if min_tokens > max_tokens:
+        message = f"Invalid value for 'min_tokens': it is {min_tokens}, and 'max_tokens' is {max_tokens}."
+        raise ApiError(400, message, code="invalid_value", param="min_tokens")
+
+
+def check_logprobs(params: m.SamplingParams, num_choices: int) -> None:
+    """Refuse an answer with too many log-probabilities: a token is a few bytes of an answer, 21 of these are 2,000."""
+    if params.logprobs * params.max_tokens * num_choices > MAX_ANSWER_LOGPROBS:
+        message = (
+            f"{params.logprobs} log-probabilities of each of {params.max_tokens} tokens of {num_choices} choices are "
+            f"more than "
+            f"{MAX_ANSWER_LOGPROBS}: ask for fewer of them, for fewer choices, or for a smaller 'max_tokens'."
+        )
+        raise ApiError(400, message, code="invalid_value", param="logprobs")

@@ -1,0 +1,241 @@
+"""What a request asks of its tokens' scores, as the core gets it."""
+
+import json
+from types import SimpleNamespace
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from common import messages as m
+from common.model_files import DEMO_MODEL_DIR
+from scheduler_svc.frontend.errors import ApiError
+from scheduler_svc.frontend.requests import constraints as constraints_module
+from scheduler_svc.frontend.requests import limits
+from scheduler_svc.frontend.requests.body import parse
+from scheduler_svc.frontend.requests.schemas import ChatRequest, CompletionRequest
+from scheduler_svc.frontend.requests.tokenized_request import tokenize_chat, tokenize_completion
+from scheduler_svc.frontend.text.tokenizer import SamplingDefaults, Tokenizer
+from tests.frontend.fake_core import tokens_of
+from tests.support.effort import examples
+
+TOKENIZER = Tokenizer(DEMO_MODEL_DIR)
+VOCAB = TOKENIZER.vocab_size
+
+
+def completion(tokenizer: Tokenizer = TOKENIZER, **asked: object) -> m.SamplingParams:
+    body = {"model": "m", "prompt": "x", "max_tokens": 100} | asked
+    return tokenize_completion(parse(json.dumps(body).encode(), CompletionRequest), tokenizer, 2048).params[0]
+
+
+def chat(**asked: object) -> m.SamplingParams:
+    body = {"model": "m", "messages": [{"role": "user", "content": "x"}]} | asked
+    return tokenize_chat(parse(json.dumps(body).encode(), ChatRequest), TOKENIZER, 2048).params[0]
+
+
+def refusal(ask=completion, **asked: object) -> ApiError:
+    with pytest.raises(ApiError) as caught:
+        ask(**asked)
+    assert caught.value.status == 400
+    return caught.value
+
+
+def ids(text: str) -> list[int]:
+    return TOKENIZER.encode([text], add_special_tokens=False)[0]
+
+
+OFF = {
+    "presence_penalty": 0,
+    "frequency_penalty": 0.0,
+    "repetition_penalty": 1,
+    "logit_bias": {"7": 0},
+    "bad_words": [],
+    "min_tokens": 0,
+}
+
+
+@pytest.mark.parametrize("asked", [{}, OFF, dict.fromkeys([*OFF, "allowed_token_ids"])], ids=["absent", "off", "null"])
+def test_what_asks_for_nothing_costs_nothing(asked: dict):
+    assert completion(**asked).constraints is None
+    assert completion(**asked).logprobs == 0
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        ({"presence_penalty": -2}, {"presence_penalty": -2.0}),
+        ({"frequency_penalty": 1.5}, {"frequency_penalty": 1.5}),
+        ({"repetition_penalty": 0.5}, {"repetition_penalty": 0.5}),
+        ({"min_tokens": 100}, {"min_tokens": 100}),
+        (
+            {"logit_bias": {"7": -100, "5": 0, "2047": 2.5}},
+            {
+                "bias_token_ids": np.array([7, 2047], "<i4").tobytes(),
+                "biases": np.array([-100, 2.5], "<f4").tobytes(),
+            },
+        ),
+        ({"allowed_token_ids": [9, 3, 9, 0]}, {"allowed_token_ids": np.array([9, 3, 0], "<i4").tobytes()}),
+    ],
+)
+def test_what_is_asked_for_reaches_the_core(asked: dict, expected: dict):
+    assert completion(**asked).constraints == m.Constraints(**expected)
+    assert chat(**asked).constraints == m.Constraints(**expected)
+    msgspec.msgpack.decode(msgspec.msgpack.encode(completion(**asked)), type=m.SamplingParams)  # within its ranges
+
+
+@pytest.mark.parametrize(
+    ("ask", "asked", "expected"),
+    [
+        (completion, {}, 0),
+        (completion, {"logprobs": 0}, 1),
+        (completion, {"logprobs": 20}, 21),
+        (chat, {"logprobs": False}, 0),
+        (chat, {"logprobs": True}, 1),
+        (chat, {"logprobs": True, "top_logprobs": 20}, 21),
+    ],
+)
+def test_a_token_comes_with_so_many_log_probabilities(ask, asked: dict, expected: int):
+    assert ask(**asked).logprobs == expected
+
+
+def test_the_model_recommends_a_repetition_penalty():
+    told = SimpleNamespace(**vars(TOKENIZER), encode=TOKENIZER.encode)
+    told.sampling_defaults = SamplingDefaults(repetition_penalty=1.05)
+    assert completion(told).constraints == m.Constraints(repetition_penalty=1.05)
+    assert completion(told, repetition_penalty=1.0).constraints is None
+
+
+def test_stop_strings_alone_need_no_constraint():
+    """With no stop token there is nothing to ban: the frontend keeps the text going."""
+    assert completion(min_tokens=5, ignore_eos=True, stop="x").constraints is None
+    assert completion(min_tokens=5, ignore_eos=True, stop_token_ids=[5]).constraints == m.Constraints(min_tokens=5)
+
+
+# --- bad words ---
+
+
+def test_a_bad_word_is_banned_with_and_without_a_space():
+    """As vLLM has it: a word that is longer or shorter behind a space is not banned there."""
+    assert len(ids("the")) == len(ids(" the")) == 1
+    assert len(ids("xyz")) != len(ids(" xyz")) or ids("xyz")[0] == ids(" xyz")[0]
+    words = completion(bad_words=["the", "xyz", "the"]).constraints.bad_words
+    assert [tokens_of(word) for word in words] == [ids("the"), ids(" the"), ids("xyz")]
+    assert completion(bad_words=["  the", "xyz"]).constraints.bad_words == words
+
+
+@settings(max_examples=examples(200), deadline=None)
+@given(st.lists(st.text("aeh ou\u00e9\n", min_size=1, max_size=5).filter(str.strip), max_size=6))
+def test_bad_words_by_definition(texts: list[str]):
+    expected = []
+    for text in texts:
+        at_start, after_space = ids(text.lstrip()), ids(" " + text.lstrip())
+        expected.append(at_start)
+        if at_start[0] != after_space[0] and len(at_start) == len(after_space):
+            expected.append(after_space)
+    constraints = completion(bad_words=texts).constraints
+    words = [] if constraints is None else [tokens_of(word) for word in constraints.bad_words]
+    assert {*map(tuple, words)} == {*map(tuple, expected)}
+
+
+@pytest.mark.parametrize(
+    ("words", "param", "text"),
+    [
+        ([" "], "bad_words", "it has no token"),
+        (["\u6708" * 64], "bad_words", "tokens, the limit is 64"),
+        ([f"the {i}" for i in range(257)], "bad_words", "at most 256 items"),
+        ([str(i) for i in range(256)], None, ""),
+        ([f"{letter}{other}" for letter in "abcdefghijklmnop" for other in "abcdefghijklmnop"], "bad_words", "256"),
+        ([""], "bad_words[0]", "at least 1 character"),
+        (["x" * 257], "bad_words[0]", "at most 256 characters"),
+        (["\ud83d"], "bad_words[0]", "valid string"),
+    ],
+    ids=["space", "too many tokens", "too many", "as many as may be", "too many forms", "empty", "too long", "half"],
+)
+def test_words_that_cannot_be_banned(words: list[str], param: str | None, text: str):
+    if param is None:
+        assert len(completion(bad_words=words).constraints.bad_words) == 256
+        return
+    error = refusal(bad_words=words)
+    assert error.param == param
+    assert text in error.message
+
+
+# --- what is refused ---
+
+
+@pytest.mark.parametrize(
+    ("asked", "param", "text"),
+    [
+        ({"presence_penalty": 2.1}, "presence_penalty", "less than or equal to 2"),
+        ({"frequency_penalty": -2.1}, "frequency_penalty", "greater than or equal to -2"),
+        ({"repetition_penalty": 0}, "repetition_penalty", "greater than 0"),
+        ({"repetition_penalty": 101}, "repetition_penalty", "less than or equal to 100"),
+        ({"presence_penalty": "1"}, "presence_penalty", "number"),
+        ({"logit_bias": {"5": 100.5}}, "logit_bias", "the bias of 5 is 100.5, it should be -100 to 100"),
+        ({"logit_bias": {"5": True}}, "logit_bias", "the bias of 5 should be a number"),
+        ({"logit_bias": {"5": None}}, "logit_bias", "the bias of 5 should be a number"),
+        ({"logit_bias": {"5": float("nan")}}, "logit_bias", "the bias of 5 is nan"),
+        ({"logit_bias": {"05": 1}}, "logit_bias", "'05' is no token id"),
+        ({"logit_bias": {"-1": 1}}, "logit_bias", "'-1' is no token id"),
+        ({"logit_bias": {"\u0665": 1}}, "logit_bias", "is no token id"),
+        ({"logit_bias": {"{a}": 1}}, "logit_bias", "'{a}' is no token id"),
+        ({"logit_bias": {"9999999999": 1}}, "logit_bias", "is no token id"),
+        ({"logit_bias": {str(i): 1 for i in range(301)}}, "logit_bias", "it has 301 biases, the limit is 300"),
+        ({"logit_bias": [1]}, "logit_bias", "an object"),
+        ({"logit_bias": {str(VOCAB): 0}}, "logit_bias", f"token id {VOCAB}, the model has 0 to {VOCAB - 1}"),
+        ({"allowed_token_ids": []}, "allowed_token_ids", "at least 1 item"),
+        ({"allowed_token_ids": [VOCAB, 1]}, "allowed_token_ids", f"token id {VOCAB}, the model has 0 to {VOCAB - 1}"),
+        ({"allowed_token_ids": [-1]}, "allowed_token_ids[0]", "greater than or equal to 0"),
+        ({"allowed_token_ids": ["x"] * 10_000}, "allowed_token_ids[0]", "integer"),
+        ({"min_tokens": -1}, "min_tokens", "greater than or equal to 0"),
+        ({"min_tokens": 101}, "min_tokens", "it is 101, and 'max_tokens' is 100"),
+        ({"logprobs": 21}, "logprobs", "less than or equal to 20"),
+        ({"logprobs": -1}, "logprobs", "greater than or equal to 0"),
+        ({"logprobs": True}, "logprobs", "integer"),
+        ({"prompt_logprobs": 0}, "prompt_logprobs", "supports only"),
+    ],
+)
+def test_what_cannot_be_asked_for(asked: dict, param: str, text: str):
+    error = refusal(**asked)
+    assert (error.param, error.code) == (
+        param,
+        "unsupported_parameter" if param == "prompt_logprobs" else error.code,
+    )
+    assert text in error.message
+    assert len(error.message) < 300
+
+
+@pytest.mark.parametrize(
+    ("asked", "param"),
+    [
+        ({"top_logprobs": 1}, "top_logprobs"),
+        ({"logprobs": False, "top_logprobs": 1}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"logprobs": 1}, "logprobs"),
+        ({"min_tokens": 2047}, "min_tokens"),
+    ],
+)
+def test_what_a_chat_cannot_ask_for(asked: dict, param: str):
+    assert refusal(chat, **asked).param == param
+
+
+def test_many_prompts_with_long_constraints(monkeypatch: pytest.MonkeyPatch):
+    """Each prompt is a message of its own, which carries them all."""
+    asked = {"allowed_token_ids": list(range(10)), "bad_words": ["x" * 10], "logit_bias": {"5": 1}}
+    num_ids = 10 + sum(len(tokens_of(word)) for word in completion(**asked).constraints.bad_words) + 1
+    monkeypatch.setattr(constraints_module, "MAX_TOKEN_IDS", 3 * num_ids)
+    completion(prompt=["x"] * 3, **asked)
+    error = refusal(prompt=["x"] * 4, **asked)
+    assert f"{num_ids} token ids" in error.message
+    assert f"each of 4 prompts are more than {3 * num_ids}" in error.message
+
+
+def test_an_answer_has_so_many_log_probabilities(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(limits, "MAX_ANSWER_LOGPROBS", 6 * 100 * 4)
+    completion(logprobs=5, prompt=["x"] * 2, n=2)
+    completion(prompt=["x"] * 20, n=20)
+    error = refusal(logprobs=5, prompt=["x"] * 5)
+    assert error.param == "logprobs"
+    assert "6 log-probabilities of each of 100 tokens of 5 choices are more than 2400" in error.message
