@@ -11,11 +11,11 @@ from kernels.gpu.launching import LaunchableKernel
 from kernels.gpu.loops import loop_bound
 
 # From the lowest bit: how often the token was generated; two flags; the number of its bias, counted from 1.
-MOST_COUNTED = tl.constexpr((1 << 21) - 1)
-IN_PROMPT = tl.constexpr(1 << 21)
-BANNED = tl.constexpr(1 << 22)
-BIAS_SHIFT = tl.constexpr(23)
-MOST_BIASES = tl.constexpr((1 << 9) - 1)
+MOST_COUNTED = tl.constexpr((1 << 20) - 1)
+IN_PROMPT = tl.constexpr(1 << 20)
+BANNED = tl.constexpr(1 << 21)
+BIAS_SHIFT = tl.constexpr(22)
+MOST_BIASES = tl.constexpr((1 << 10) - 1)
 
 STAGED = [
     "lanes",
