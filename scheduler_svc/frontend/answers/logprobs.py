@@ -109,22 +109,24 @@ class LogprobsJson:
 
     def __init__(self, kind: Literal["completion", "chat"]) -> None:
         self._convert = chat_logprobs if kind == "chat" else completion_logprobs
-        self._lists: dict[str, list[bytes]] = {}
-        self._others: dict[str, bytes] = {}
+        self._fields: dict[str, list[bytes]] = {}
 
     def add(self, entries: Sequence[Entry]) -> None:
         """Those of the next tokens."""
         for name, value in msgspec.structs.asdict(self._convert(entries)).items():
-            if isinstance(value, list):
-                written = to_json(value)[1:-1]
-                self._lists.setdefault(name, []).extend([written] if value else [])
-            else:
-                self._others[name] = to_json(value)
+            if not isinstance(value, list):
+                self._fields[name] = [to_json(value)]
+                continue
+            parts = self._fields.setdefault(name, [b"[", b"]"])
+            if value:
+                parts[-1:] = [b"," if len(parts) > 2 else b"", to_json(value)[1:-1], b"]"]
 
     def json(self) -> Raw:
-        """All of them as one object."""
-        fields = {name: b"[%b]" % b",".join(written) for name, written in self._lists.items()} | self._others
-        return Raw(b"{%b}" % b",".join([b'"%b":%b' % (name.encode(), value) for name, value in fields.items()]))
+        """All of them as one object, put together in one go."""
+        parts = [b"{"]
+        for name, value in self._fields.items():
+            parts += [b"," if len(parts) > 1 else b"", b'"%b":' % name.encode(), *value]
+        return Raw(b"".join([*parts, b"}"]))
 
 
 def chat_logprobs(entries: Sequence[Entry]) -> ChatLogprobs:

@@ -6,7 +6,7 @@ from common import messages as m
 from scheduler_svc.frontend.errors import ApiError
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
 
-MAX_ANSWER_LOGPROBS = 2**22  # each is 80 bytes of an answer, and 8 of the scheduler's memory
+MAX_ANSWER_LOGPROBS = 2**21  # each is 70 bytes of the answer, and 8 of the memory of scheduler and journal
 
 
 def check_token_ids(param: str, token_ids: Sequence[int], vocab_size: int) -> None:
