@@ -20,9 +20,9 @@ def requests():
     return RequestTable()
 
 
-def submit(request_id, *, n=1, client="", num_prompt=3, client_limit=0):
+def submit(request_id, *, n=1, client="", num_prompt=3, client_limit=0, constraints=None):
     prompt = array("i", range(num_prompt)).tobytes()
-    params = m.SamplingParams(max_tokens=9)
+    params = m.SamplingParams(max_tokens=9, constraints=constraints)
     return m.Submit(request_id=request_id, prompt=prompt, params=params, n=n, client=client, client_limit=client_limit)
 
 
@@ -181,6 +181,15 @@ def test_the_log_probabilities_of_what_is_retained_are_counted(requests, monkeyp
             sequence.logprob_ids.extend([7] * 5 * 21)
             sequence.logprobs.extend([-0.5] * 5 * 21)
         end(requests, request)
+    assert requests.let_go(0.0) == ["a"]
+
+
+def test_the_constraints_of_what_is_retained_are_counted(requests, monkeypatch):
+    """A list may have as many tokens as the vocabulary has."""
+    monkeypatch.setattr(retention, "MAX_RETAINED_BYTES", 2000)
+    constraints = m.Constraints(bad_words=(bytes(100),), allowed_token_ids=bytes(800))
+    for name in "abc":
+        end(requests, add(requests, name, num_prompt=1, constraints=constraints))
     assert requests.let_go(0.0) == ["a"]
 
 

@@ -128,7 +128,7 @@ def _check_after_retention(core: Core, now: float) -> None:
     core.tick(now + RETAIN_S + 1.0)
     table, group_commit = core.requests.table, core.requests.group_commit
     assert not _left_in(table)
-    assert (table._retention._num_requests, table._retention._num_tokens) == (0, 0)
+    assert (table._retention._num_requests, table._retention._num_bytes) == (0, 0)
     assert not _left_in(group_commit)
     assert not _left_in(group_commit._log, but=("_sizes",))
     assert group_commit._log._live_bytes == 0

@@ -42,11 +42,12 @@ class ConstraintsRecord(Record, frozen=True):
     bad_words: tuple[bytes, ...] = ()
     allowed_token_ids: bytes = b""
 
-    @property
-    def num_bytes(self) -> int:
-        """About how many bytes of the journal the record takes."""
-        lists = (self.bias_token_ids, self.biases, *self.bad_words, self.allowed_token_ids)
-        return sum(map(len, lists))
+
+def list_bytes(constraints: ConstraintsRecord | m.Constraints | None) -> int:
+    """Bytes of the lists of tokens that a request asks for: there may be as many as the vocabulary has."""
+    if (asked := constraints) is None:
+        return 0
+    return sum(map(len, (asked.bias_token_ids, asked.biases, *asked.bad_words, asked.allowed_token_ids)))
 
 
 class SamplingRecord(Record, frozen=True):
@@ -183,8 +184,7 @@ class RequestRecord(Record, frozen=True, tag="accepted"):
     def num_bytes(self) -> int:
         """About how many bytes of the journal the record takes."""
         told = sum(len(told.token_ids) + len(told.logprob_ids) + len(told.logprobs) for told in self.progress)
-        constraints = self.submit.params.constraints
-        asked = 0 if constraints is None else constraints.num_bytes
+        asked = list_bytes(self.submit.params.constraints)
         return len(self.submit.prompt) + len(self.submit.context) + asked + told
 
 

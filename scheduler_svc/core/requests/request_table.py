@@ -15,7 +15,7 @@ from common.errors import RequestRejected
 from common.messages import Submit
 from scheduler_svc.core.actions import Peer
 from scheduler_svc.core.requests.absences import Absences
-from scheduler_svc.core.requests.journal_records import Ending, Progress, RequestRecord, SubmitRecord
+from scheduler_svc.core.requests.journal_records import Ending, Progress, RequestRecord, SubmitRecord, list_bytes
 from scheduler_svc.core.requests.retention import Retention
 from scheduler_svc.core.sequence import Generated, Sequence
 from scheduler_svc.core.step_output import SequenceEnd
@@ -193,6 +193,6 @@ def _count_down(counts: Counter[str], name: str) -> None:
 
 
 def _num_bytes(request: Request) -> int:
-    """Of the tokens and log-probabilities that are retained with it."""
+    """Of the tokens and log-probabilities that are retained with it, and of the lists in its constraints."""
     words = (len(s.tokens) + len(s.logprob_ids) + len(s.logprobs) for s in request.sequences)
-    return len(request.submit.prompt) + 4 * sum(words)
+    return len(request.submit.prompt) + list_bytes(request.submit.params.constraints) + 4 * sum(words)
