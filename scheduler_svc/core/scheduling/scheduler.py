@@ -33,13 +33,16 @@ class SchedulerConfig:
         window: plans in flight to one executor.
         max_waiting: sequences that may wait; a request beyond is refused (`queue_full`).
         look_ahead: whether admission asks what memory running sequences will still take, and not only what is free.
-        pool_grace_s: how long a sequence waits for an executor that can hold it, while others are there.
+        pool_grace_s: how long a sequence waits for an executor that fits it (its length, its grammar's library), while
+            others are there.
+        grammars: the library that frontends compile grammars with; empty for none.
     """
 
     window: int = 2
     max_waiting: int = 4096
     look_ahead: bool = True
     pool_grace_s: float = POOL_GRACE_S
+    grammars: str = ""
 
 
 class Scheduler:
@@ -65,7 +68,9 @@ class Scheduler:
     ) -> None:
         self.config = config or SchedulerConfig()
         self.stats = SchedulerStats()
-        self.sequences = Sequences(self.config.max_waiting, self.config.pool_grace_s, self.stats)
+        self.sequences = Sequences(
+            self.config.max_waiting, self.config.pool_grace_s, self.stats, grammars=self.config.grammars
+        )
         self._hash_function = hash_function
         self._history = LengthHistory()
         self._suspects = self.sequences.suspects
@@ -210,9 +215,14 @@ class Scheduler:
         return ends
 
     def expire(self, now: float) -> list[SequenceEnd]:
-        """End what has passed its deadline, and what has waited for `pool_grace_s` for an executor that can hold it; if
-        its `max_tokens` is a default, that is shortened instead. To be called at least ten times a second."""
+        """End what has passed its deadline, and what has waited for `pool_grace_s` for an executor that fits it; if its
+        `max_tokens` is a default, that is shortened instead, and of grammars any library will do from then on
+        (`take_relaxed`). To be called at least ten times a second."""
         return self.sequences.expire(now)
+
+    def take_relaxed(self) -> list[Sequence]:
+        """Sequences that may be masked by another library than their grammar was compiled with, since the last call."""
+        return self.sequences.take_relaxed()
 
     def output_of(self, sequence: Sequence) -> Generated:
         """What a sequence has generated so far; tokens in flight are not among it."""
