@@ -101,6 +101,15 @@ class Sequence:
         return len(self.tokens) - self.num_prompt
 
     @property
+    def start_bytes(self) -> int:
+        """About how many bytes a plan takes to tell an executor of its constraints; 0 without constraints."""
+        asked = self.params.constraints
+        if asked is None:
+            return 0
+        lists = (asked.bias_token_ids, asked.biases, asked.allowed_token_ids, *asked.bad_words)
+        return 4 * len(self.tokens) + sum(map(len, lists)) + 4 * len(asked.grammar)
+
+    @property
     def has_grammar(self) -> bool:
         """Whether its text has to match a grammar."""
         return self.params.constraints is not None and bool(self.params.constraints.grammar)

@@ -1,7 +1,6 @@
 """Sequences with a grammar go where tokens are masked by the library that the grammar was compiled with."""
 
 from array import array
-from collections.abc import Iterator
 
 import pytest
 
@@ -53,8 +52,8 @@ class Fleet:
 
 
 @pytest.fixture
-def fleet() -> Iterator[Fleet]:
-    yield Fleet()
+def fleet() -> Fleet:
+    return Fleet()
 
 
 def test_it_goes_where_the_library_fits(fleet: Fleet) -> None:

@@ -17,7 +17,7 @@ from scheduler_svc.core.executor.executor_state import ExecutorState, Intake
 from scheduler_svc.core.executor.memory_forecast import LengthHistory
 from scheduler_svc.core.executor.plan_builder import PromptRow
 from scheduler_svc.core.fleet.membership import Membership
-from scheduler_svc.core.scheduling.admission import MAX_PREEMPTIONS, Admission
+from scheduler_svc.core.scheduling.admission import MAX_PREEMPTIONS, Admission, StartBudget
 from scheduler_svc.core.scheduling.placement import PlacementRule, place
 from scheduler_svc.core.scheduling.sequences import Sequences
 from scheduler_svc.core.scheduling.stats import SchedulerStats
@@ -129,15 +129,16 @@ class Scheduler:
             if executor.inflight:
                 return None
             executor.emptied()
-            if rows := self._admission.admit(executor, executor.limits.max_batch_tokens, suspect=True):
+            if rows := self._admission.admit(executor, executor.limits.max_batch_tokens, StartBudget(), suspect=True):
                 return self._build_alone(executor, rows[0])
         skipped, took_from_decodes = self._admission.make_room(executor)
         num_decodes = len(executor.running.decode_rows()) - len(skipped)
         budget = executor.limits.max_batch_tokens - num_decodes
-        rows, took_from_prompts = self._admission.continue_prompts(executor, budget, skipped)
+        starts = StartBudget()
+        rows, took_from_prompts = self._admission.continue_prompts(executor, budget, skipped, starts)
         if self.sequences.waiting and not (skipped or took_from_decodes or took_from_prompts):
             # Blocks that are short, or were just taken away, are for older sequences than those that wait.
-            rows += self._admission.admit(executor, budget - sum(row.grant.count for row in rows))
+            rows += self._admission.admit(executor, budget - sum(row.grant.count for row in rows), starts)
         if num_decodes == 0 and not rows:
             is_empty = executor.intake is Intake.EMPTYING and not executor.inflight
             return self.plan(epoch) if is_empty else None
