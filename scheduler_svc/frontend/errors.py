@@ -22,6 +22,8 @@ _STATUS_OF_CODE = {
     "internal_error": 500,
     "unavailable": 503,
     "capacity_lost": 503,
+    "grammars_lost": 503,
+    "no_token": 422,  # to try again would end the same
     "deadline_exceeded": 504,
 }
 

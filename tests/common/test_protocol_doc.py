@@ -21,7 +21,9 @@ def test_every_message_has_its_row(message):
     assert tuple(re.findall(r"`(\w+)`", row[1])) == message.__struct_fields__
 
 
-@pytest.mark.parametrize("part", [m.SamplingParams, m.TokenDelta], ids=lambda part: part.__name__)
+@pytest.mark.parametrize(
+    "part", [m.SamplingParams, m.Constraints, m.LaneStart, m.TokenDelta], ids=lambda part: part.__name__
+)
 def test_nested_structs_are_listed(part):
     listed = re.search(rf"`{part.__name__}` \(in `\w+`\): (.*?)\.", DOC, re.DOTALL)
     assert tuple(re.findall(r"`(\w+)`", listed[1])) == part.__struct_fields__

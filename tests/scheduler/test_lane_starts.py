@@ -1,13 +1,17 @@
 """When a plan tells an executor of a sequence's constraints, how much it may tell, and rows that have no token."""
 
 from array import array
+from collections.abc import Callable
 
 import msgspec
 import numpy as np
 import pytest
 
 from common import messages as m
+from common.errors import RequestRejected, WireError
 from common.wire import Codec
+from scheduler_svc.core.executor import executor_state
+from scheduler_svc.core.executor.plan_builder import PromptRow, lane_start
 from scheduler_svc.core.fleet.hello_check import MAX_LANES
 from scheduler_svc.core.scheduling.admission import MAX_START_BYTES
 from scheduler_svc.core.sequence import Sequence, State
@@ -121,8 +125,6 @@ def test_the_longest_answer_fits_a_message() -> None:
     ids=["not whole ids", "no biases", "beyond the vocabulary"],
 )
 def test_malformed_constraints_are_refused_at_once(constraints: m.Constraints) -> None:
-    from common.errors import RequestRejected
-
     rig = Rig()
     with pytest.raises(RequestRejected):
         rig.add("a", PROMPT, constraints=constraints)
@@ -198,3 +200,47 @@ def test_a_completing_sequence_whose_last_token_is_none() -> None:
     assert bad.state is State.COMPLETING
     answer_without(rig, bad)
     assert_failed(rig, bad, 0)
+
+
+# --- schedulers that have a fault: the executors notice ---
+
+
+def moved(rig: Rig) -> None:
+    """Sequences with constraints are preempted, and lose their executor."""
+    for number in range(3):
+        rig.add(str(number), PROMPT[: 4 + number], constraints=PENALTY, max_tokens=12, temperature=1.0, seed=number)
+    for _ in range(4):
+        rig.step()
+    executor = rig.scheduler.executor(1)
+    rig.scheduler.sequences.preempt(executor, next(reversed(executor.running)))
+    for _ in range(2):
+        rig.step()
+    rig.lose(1)
+    rig.join(limits())
+    rig.finish()
+
+
+def forgets_to_start_again(row: PromptRow) -> m.LaneStart | None:
+    return None if row.sequence.num_output else lane_start(row)
+
+
+def counts_output_as_prompt(row: PromptRow) -> m.LaneStart | None:
+    start = lane_start(row)
+    assert start is not None
+    return msgspec.structs.replace(start, num_prompt=len(start.tokens) // 4)
+
+
+def starts_another_sequence(row: PromptRow) -> m.LaneStart | None:
+    start = lane_start(row)
+    assert start is not None
+    return msgspec.structs.replace(start, tokens=start.tokens[4:] + start.tokens[:4])
+
+
+@pytest.mark.parametrize("fault", [forgets_to_start_again, counts_output_as_prompt, starts_another_sequence])
+def test_a_wrong_start_is_noticed(
+    fault: Callable[[PromptRow], m.LaneStart | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moved(Rig())
+    monkeypatch.setattr(executor_state, "lane_start", fault)
+    with pytest.raises((AssertionError, WireError)):
+        moved(Rig())

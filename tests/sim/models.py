@@ -9,6 +9,7 @@ from common.plan import ExecutorLimits
 from tests.support.oracle import OracleExecutor, expected_output, extend, next_token
 
 VOCAB_SIZE = 500
+LIBRARY = "sim 1"  # that masks tokens by grammars
 POISON = 0  # as the first token of a prompt
 
 

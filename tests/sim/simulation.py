@@ -17,7 +17,7 @@ from tests.sim.faults.injector import Injector
 from tests.sim.frontends import FrontendProcess
 from tests.sim.intruder import Intruder
 from tests.sim.machine import Machine
-from tests.sim.models import VOCAB_SIZE, Build, capacity
+from tests.sim.models import LIBRARY, VOCAB_SIZE, Build, capacity
 from tests.sim.network import Network
 from tests.sim.profiles import PROFILES, Profile
 from tests.sim.rack import Rack
@@ -219,6 +219,7 @@ class Simulation:
             max_waiting=profile.max_waiting,
             look_ahead=rng.random() < 0.7,
             pool_grace_s=profile.pool_grace_s,
+            grammars=LIBRARY,
         )
         return CoreConfig(
             model="sim",

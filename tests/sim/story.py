@@ -5,9 +5,9 @@ from array import array
 import msgspec
 
 from common import messages as m
-from tests.sim.models import history_of, token_after, undisturbed
+from tests.sim.models import VOCAB_SIZE, history_of, token_after, undisturbed
 from tests.sim.pool_book import PoolBook
-from tests.support.oracle import constraint_salt, extend
+from tests.support.oracle import constraint_salt, extend, logprobs_of
 
 
 class Story:
@@ -33,6 +33,8 @@ class Story:
         self._models = models
         self._pools = pools
         self._key = (submit.request_id, index)
+        self._num_logprobs = submit.params.logprobs
+        self._logprobs: list[tuple[list[int], list[float]]] = []
         self._history = history_of(self._prompt)
 
     @property
@@ -42,7 +44,7 @@ class Story:
 
     def forget(self) -> None:
         """What was told did not survive the scheduler, and may be told otherwise now."""
-        self.tokens, self.ending = [], None
+        self.tokens, self.ending, self._logprobs = [], None, []
         self._history = history_of(self._prompt)
 
     def hear(self, position: int, delta: m.TokenDelta, model: str) -> int:
@@ -55,15 +57,27 @@ class Story:
         Returns:
             How many it has brought now.
         """
-        for token in array("i", delta.token_ids):
+        told = array("i", delta.token_ids)
+        entries = self._entries(delta, len(told))
+        for token, logprobs in zip(told, entries, strict=True):
             if position < len(self.tokens):
                 assert token == self.tokens[position], f"{self._name}: token {position} is told differently now"
+                assert logprobs == self._logprobs[position], f"{self._name}: log-probabilities {position} differ now"
             else:
+                assert logprobs == logprobs_of(token, self._num_logprobs, self._history, VOCAB_SIZE), self._name
                 self._append(token, model)
+                self._logprobs.append(logprobs)
             position += 1
         if delta.finish_reason is not None:
             self._end(position, delta)
         return position
+
+    def _entries(self, delta: m.TokenDelta, num_tokens: int) -> list[tuple[list[int], list[float]]]:
+        """Ids and values that come with each token of a delta."""
+        count = self._num_logprobs
+        ids, values = array("i", delta.logprob_ids).tolist(), array("f", delta.logprobs).tolist()
+        assert len(ids) == len(values) == count * num_tokens, f"{self._name}: {len(ids)} log-probabilities"
+        return [(ids[i * count : (i + 1) * count], values[i * count : (i + 1) * count]) for i in range(num_tokens)]
 
     def _append(self, token: int, model: str) -> None:
         params = self._submit.params

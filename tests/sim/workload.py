@@ -12,6 +12,7 @@ LONGEST_PROMPT = 20
 PREFIXES = [[7, 3, 9, 9, 1, 4, 4, 2, 8, 5], [7, 3, 9, 2, 2, 2], [5, 6, 5, 6, 5, 6, 5, 6]]
 CONSTRAINTS = [
     m.Constraints(presence_penalty=1.5, min_tokens=3),
+    m.Constraints(grammar="of no language"),
     m.Constraints(bias_token_ids=array("i", [4, 2]).tobytes(), biases=array("f", [1.0, -100.0]).tobytes()),
 ]
 CLIENT_LIMITS = {"": 0, "alice": 2, "bob": 0}
