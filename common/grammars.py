@@ -1,18 +1,13 @@
 """Grammars by llguidance: what frontends that compile them and executors that mask tokens by them agree on."""
 
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 
 from llguidance import LLParserLimits
 
-_LIBRARY = "llguidance"
-
 
 def grammar_library() -> str:
-    """Its name and version; empty if it is not installed. Another version may allow other tokens."""
-    try:
-        return f"{_LIBRARY} {version(_LIBRARY)}"
-    except PackageNotFoundError:
-        return ""
+    """The library's name and version. Another version may allow other tokens."""
+    return f"llguidance {version('llguidance')}"
 
 
 def parser_limits() -> LLParserLimits:

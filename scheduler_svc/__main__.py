@@ -14,6 +14,7 @@ import click
 
 from common.curve import ServerCurve
 from common.errors import BatonError
+from common.grammars import grammar_library
 from common.logging import LOG_FORMAT_VARIABLE, LOG_FORMATS, get_logger, setup_logging
 from common.model_files import model_name, resolve_model
 from common.vocabulary import read_vocabulary
@@ -123,7 +124,7 @@ def main(
                 model=name,
                 # Without frontends and a model nothing here gives token ids a meaning.
                 vocabulary=read_vocabulary(folder) if frontends or model is not None else None,
-                scheduler=SchedulerConfig(window=window, max_waiting=max_waiting),
+                scheduler=SchedulerConfig(window=window, max_waiting=max_waiting, grammars=grammar_library()),
                 step_floor_s=step_floor_s,
                 reconnect_grace_s=reconnect_grace_s,
             )

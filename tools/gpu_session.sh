@@ -33,7 +33,7 @@ export TRITON_CACHE_DIR=/tmp/baton-triton  # the same here and there: its entrie
 MOST_BYTES=$((64 * 2**20))                 # of what travels: the tree and .gpu
 
 # Packages that the services and the tests need and the machine lacks, in constraints.txt's versions.
-PACKAGES=(structlog pynacl cffi pycparser fastapi starlette uvicorn pydantic pydantic_core annotated-types
+PACKAGES=(structlog llguidance pynacl cffi pycparser fastapi starlette uvicorn pydantic pydantic_core annotated-types
   typing-inspection click h11 httpx pytest pluggy iniconfig pytest-timeout hypothesis sortedcontainers)
 
 pack() {  # FOLDER: with wheels/ and flash_attn_smoke_test.py

@@ -34,7 +34,7 @@ class Constraints(Message, frozen=True):
 
     presence_penalty: Penalty = 0.0
     frequency_penalty: Penalty = 0.0
-    repetition_penalty: Annotated[float, Meta(gt=0.0, le=100.0)] = 1.0
+    repetition_penalty: Annotated[float, Meta(ge=0.01, le=100.0)] = 1.0
     bias_token_ids: bytes = b""
     biases: bytes = b""
     min_tokens: Count = 0

@@ -24,6 +24,7 @@ from scheduler_svc.core.fleet import fleet as f
 from scheduler_svc.core.fleet.membership import Membership, Standing
 from scheduler_svc.core.observability.service_counters import ServiceCounters
 from scheduler_svc.core.observability.status_report import IoCounts, StatusReporter
+from scheduler_svc.core.requests import log_lines
 from scheduler_svc.core.requests.group_commit import JournalBatch, JournalResult
 from scheduler_svc.core.requests.journal_records import RequestRecord
 from scheduler_svc.core.requests.request_manager import RequestManager
@@ -176,6 +177,7 @@ class Core:
         self._notice_pause(now)
         actions = self._follow(self.fleet.tick(now), now)
         actions += self.requests.ended(self.scheduler.expire(now), now)
+        actions += log_lines.relaxed(self.scheduler.take_relaxed(), self.scheduler.config.grammars)
         actions += self.requests.tick(now)
         for member in self.fleet:
             if member.standing is Standing.FINISHING and self.scheduler.is_spent(member.epoch):
@@ -238,7 +240,7 @@ class Core:
         self.fleet.step_answered(result.epoch, result.step, now)
         self._counters.step_done(result)
         self.requests.stepped(output, now)
-        return self._end_if_drained(result.epoch, now)
+        return [*log_lines.failures(output.ends), *self._end_if_drained(result.epoch, now)]
 
     def _joined(self, membership: Membership, hello: m.Hello, now: float) -> list[Action]:
         epoch = membership.epoch

@@ -64,6 +64,8 @@ class Sequence:
         placed: epoch of the executor that it waits for, 0 while that is open.
         epoch, lane: where it runs (0 and -1 while it does not; a completing one has no lane).
         may_shorten: whether `max_tokens` is a default, and may become less.
+        takes_any_library: whether executors may mask its tokens by another library, or version, than its grammar was
+            compiled with, because none with the same has been there for long.
         deadline: when it is to be ended at the latest, in the caller's seconds; None if never.
     """
 
@@ -77,6 +79,7 @@ class Sequence:
     cache_salt: str = ""
     place: int = 0
     may_shorten: bool = False
+    takes_any_library: bool = False
     deadline: float | None = None
     state: State = State.WAITING
     num_inflight: int = 0
@@ -96,6 +99,20 @@ class Sequence:
     def num_output(self) -> int:
         """Tokens generated, as far as `tokens` has them."""
         return len(self.tokens) - self.num_prompt
+
+    @property
+    def start_bytes(self) -> int:
+        """About how many bytes a plan takes to tell an executor of its constraints; 0 without constraints."""
+        asked = self.params.constraints
+        if asked is None:
+            return 0
+        lists = (asked.bias_token_ids, asked.biases, asked.allowed_token_ids, *asked.bad_words)
+        return 4 * len(self.tokens) + sum(map(len, lists)) + 4 * len(asked.grammar)
+
+    @property
+    def has_grammar(self) -> bool:
+        """Whether its text has to match a grammar."""
+        return self.params.constraints is not None and bool(self.params.constraints.grammar)
 
     @property
     def seed(self) -> int:

@@ -30,7 +30,16 @@ CACHE_ARCHIVE = "triton-cache.tar.xz"
 MOST_BYTES_BACK = 16 * 2**20  # of a file
 # They compare values, or ask of transformers what it cannot do beside a pretended GPU; all others have to succeed.
 MAY_FAIL = ("flash_attn_smoke", "generation", "gpu_tests", "gpu_tests_again", "peer_transformers")
-LACKING = ("flash_attn", "zmq", "msgspec", "structlog", "nacl", "fastapi", "uvicorn")  # on the GPU machine
+LACKING = (
+    "flash_attn",
+    "zmq",
+    "msgspec",
+    "structlog",
+    "nacl",
+    "llguidance",
+    "fastapi",
+    "uvicorn",
+)  # on the GPU machine
 WITHOUT_NETWORK = ("unshare", "--net", "--", "sh", "-c", 'ip link set lo up && exec "$@"', "sh")
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from common import messages as m
+from common.grammars import grammar_library
 from common.plan import ExecutorLimits, parse_plan
 from common.wire import Codec
 from executor_svc.runner.runner import Runner
@@ -51,7 +52,8 @@ def serve(
         lost_at: numbers of steps, counted over all executors, before whose answers the executor vanishes.
         joins: how many steps pass before each of the first requests is added; the others are there from the start.
     """
-    scheduler = Scheduler(SchedulerConfig(window=window))
+    library = grammar_library()
+    scheduler = Scheduler(SchedulerConfig(window=window, grammars=library))
     codec: Codec[m.Plan] = Codec(m.SchedulerToExecutor)
     answers: Answers = {}
     late = deque(sorted(zip(joins, submits, strict=False), key=lambda each: each[0]))
@@ -65,7 +67,8 @@ def serve(
     def join() -> None:
         nonlocal epoch
         epoch += 1
-        scheduler.add_executor(Membership(epoch, "", "", runners[epoch % len(runners)][1]))
+        limits = runners[epoch % len(runners)][1]
+        scheduler.add_executor(Membership(epoch, "", "", limits, grammars=library))
 
     for request in submits[len(joins) :]:
         add(request)

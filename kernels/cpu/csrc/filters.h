@@ -191,8 +191,8 @@ inline void drop(const Row<float>& row, const Bucket& bucket, Edge edge) {
   }
 }
 
-// These two return the key from which on tokens stay, and drop those at this key that do not: `drop_rest` has to follow.
-// `largest` is a key that a token has.
+// These return the key from which on tokens stay, and drop those at this key that do not; `drop_rest` has to follow.
+// `largest` is the key of the likeliest token.
 inline int keep_top_k(const Row<bf16>& row, int largest, int64_t top_k) {
   return last_key(row, kLowestKey, largest, count_from<bf16>, top_k);
 }

@@ -262,7 +262,8 @@ class Fleet:
             return consequences
         model = model_of(hello)
         steps = StepClock(self._step_floor_s, self._earlier.get((hello.executor, model)))
-        membership = Membership(self._next_epoch, hello.executor, model, ExecutorLimits.of(hello))
+        limits = ExecutorLimits.of(hello)
+        membership = Membership(self._next_epoch, hello.executor, model, limits, grammars=hello.grammars)
         self._next_epoch += 1
         member = Member(peer, membership, hello, joined_at=now, last_heard=now, steps=steps)
         self._members[peer] = self._by_epoch[member.epoch] = member

@@ -26,6 +26,7 @@ class Membership:
         executor: its name.
         model: what it computes with: executors of one model give a sequence the same tokens.
         limits: what it said in its Hello.
+        grammars: the library that it masks tokens by, likewise; empty for none.
         is_late: whether its answer to a plan is late, though not so late that it counts as hung.
     """
 
@@ -35,3 +36,4 @@ class Membership:
     limits: ExecutorLimits
     standing: Standing = Standing.READY
     is_late: bool = False
+    grammars: str = ""

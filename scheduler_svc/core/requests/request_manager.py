@@ -10,6 +10,7 @@ import msgspec
 from common import messages as m
 from common.errors import RequestRejected
 from scheduler_svc.core.actions import Action, EndFrontend, Level, Peer, log_line
+from scheduler_svc.core.requests import log_lines
 from scheduler_svc.core.requests.frontends import Frontends
 from scheduler_svc.core.requests.group_commit import (
     BatchSaved,
@@ -168,15 +169,12 @@ class RequestManager:
 
     def ended(self, ends: list[SequenceEnd], now: float) -> list[Action]:
         """Sequences have ended other than by a step."""
-        actions: list[Action] = []
         for end in ends:
             self._counters.ended(end, now)
             self.table.ended(end, now)
-            if end.reason == "error":
-                actions.append(log_line("warning", "request failed", request=end.sequence.request_id, reason=end.error))
         if ends:
             self._note([EndRecord.of(end) for end in ends], [*ends], now)
-        return actions
+        return log_lines.failures(ends)
 
     def tick(self, now: float) -> list[Action]:
         """End what is late: frontends that hang, requests whose client did not come back, a journal that is stuck."""

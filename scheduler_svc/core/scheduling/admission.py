@@ -18,6 +18,27 @@ MAX_PREEMPTIONS = 3  # after so many a sequence gets all the blocks it will ever
 MAX_OVERTAKEN = 64  # waiting sequences, bound for another executor, that a plan looks past
 
 
+MAX_START_BYTES = 2**24  # of a plan, for constraints of sequences that it samples for the first time
+
+
+class StartBudget:
+    """What a plan may still say of lanes with constraints. A plan says something of one sequence, however large."""
+
+    def __init__(self) -> None:
+        self._left = MAX_START_BYTES
+        self._is_new = True
+
+    def has_room(self, sequence: Sequence) -> bool:
+        """Whether the plan may sample a sequence for the first time."""
+        return self._is_new or sequence.start_bytes <= self._left
+
+    def take(self, row: PromptRow) -> None:
+        """The plan has this row."""
+        if row.samples and (size := row.sequence.start_bytes):
+            self._left -= size
+            self._is_new = False
+
+
 class Admission:
     """Preempts and admits for a plan that is being made.
 
@@ -69,13 +90,14 @@ class Admission:
         return skipped, preempted
 
     def continue_prompts(
-        self, executor: ExecutorState, budget: int, skipped: list[Sequence]
+        self, executor: ExecutorState, budget: int, skipped: list[Sequence], starts: StartBudget
     ) -> tuple[list[PromptRow], bool]:
         """Rows for the next chunks of running sequences' prompts, with blocks of newer sequences if need be.
 
         Args:
             budget: tokens that the rows may have.
             skipped: sequences that decode and sit this step out.
+            starts: what the plan may still say of lanes.
 
         Returns:
             The rows, and whether a sequence was preempted.
@@ -87,6 +109,8 @@ class Admission:
                 break
             if not running.has_prompt(sequence):
                 continue  # an older one took its blocks a moment ago
+            if not starts.has_room(sequence):
+                break
             while (row := running.reserve_more(sequence, budget)) is None:
                 # Sequences that decode have a row in this plan already, except for those that sit it out.
                 spared = set(running.decode_rows().sequences).difference(skipped)
@@ -96,16 +120,20 @@ class Admission:
                 preempted = True
             if row is not None:
                 rows.append(row)
+                starts.take(row)
                 budget -= row.grant.count
         return rows, preempted
 
     # --- memory for sequences that wait ---
 
-    def admit(self, executor: ExecutorState, budget: int, *, suspect: bool = False) -> list[PromptRow]:
+    def admit(
+        self, executor: ExecutorState, budget: int, starts: StartBudget, *, suspect: bool = False
+    ) -> list[PromptRow]:
         """Rows for waiting sequences, in the order of the queue, as far as memory, lanes and budget go.
 
         Args:
             budget: tokens that the rows may have.
+            starts: what the plan may still say of lanes.
             suspect: admit one suspect and no other sequence; otherwise, when it is a suspect's turn, see to it that it
                 is alone next.
         """
@@ -116,6 +144,8 @@ class Admission:
         overtaken = 0
         for sequence in self._sequences.waiting.candidates(executor.epoch):
             if not executor.running.has_free_lane or budget == 0 or overtaken == MAX_OVERTAKEN:
+                break
+            if not starts.has_room(sequence):
                 break
             if sequence.num_inflight > 0 and sequence.placed == executor.epoch:
                 break  # preempted here a moment ago: its tokens must arrive first, and no other sequence overtakes it
@@ -134,6 +164,7 @@ class Admission:
                 sequence.placed = 0  # another executor may have room
                 break
             rows.append(row)
+            starts.take(row)
             budget -= row.grant.count
             if suspect:
                 break

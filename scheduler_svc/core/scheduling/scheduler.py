@@ -17,7 +17,7 @@ from scheduler_svc.core.executor.executor_state import ExecutorState, Intake
 from scheduler_svc.core.executor.memory_forecast import LengthHistory
 from scheduler_svc.core.executor.plan_builder import PromptRow
 from scheduler_svc.core.fleet.membership import Membership
-from scheduler_svc.core.scheduling.admission import MAX_PREEMPTIONS, Admission
+from scheduler_svc.core.scheduling.admission import MAX_PREEMPTIONS, Admission, StartBudget
 from scheduler_svc.core.scheduling.placement import PlacementRule, place
 from scheduler_svc.core.scheduling.sequences import Sequences
 from scheduler_svc.core.scheduling.stats import SchedulerStats
@@ -33,13 +33,16 @@ class SchedulerConfig:
         window: plans in flight to one executor.
         max_waiting: sequences that may wait; a request beyond is refused (`queue_full`).
         look_ahead: whether admission asks what memory running sequences will still take, and not only what is free.
-        pool_grace_s: how long a sequence waits for an executor that can hold it, while others are there.
+        pool_grace_s: how long a sequence waits for an executor that fits it (its length, its grammar's library), while
+            others are there.
+        grammars: the library that frontends compile grammars with; empty for none.
     """
 
     window: int = 2
     max_waiting: int = 4096
     look_ahead: bool = True
     pool_grace_s: float = POOL_GRACE_S
+    grammars: str = ""
 
 
 class Scheduler:
@@ -65,7 +68,9 @@ class Scheduler:
     ) -> None:
         self.config = config or SchedulerConfig()
         self.stats = SchedulerStats()
-        self.sequences = Sequences(self.config.max_waiting, self.config.pool_grace_s, self.stats)
+        self.sequences = Sequences(
+            self.config.max_waiting, self.config.pool_grace_s, self.stats, grammars=self.config.grammars
+        )
         self._hash_function = hash_function
         self._history = LengthHistory()
         self._suspects = self.sequences.suspects
@@ -124,15 +129,16 @@ class Scheduler:
             if executor.inflight:
                 return None
             executor.emptied()
-            if rows := self._admission.admit(executor, executor.limits.max_batch_tokens, suspect=True):
+            if rows := self._admission.admit(executor, executor.limits.max_batch_tokens, StartBudget(), suspect=True):
                 return self._build_alone(executor, rows[0])
         skipped, took_from_decodes = self._admission.make_room(executor)
         num_decodes = len(executor.running.decode_rows()) - len(skipped)
         budget = executor.limits.max_batch_tokens - num_decodes
-        rows, took_from_prompts = self._admission.continue_prompts(executor, budget, skipped)
+        starts = StartBudget()
+        rows, took_from_prompts = self._admission.continue_prompts(executor, budget, skipped, starts)
         if self.sequences.waiting and not (skipped or took_from_decodes or took_from_prompts):
             # Blocks that are short, or were just taken away, are for older sequences than those that wait.
-            rows += self._admission.admit(executor, budget - sum(row.grant.count for row in rows))
+            rows += self._admission.admit(executor, budget - sum(row.grant.count for row in rows), starts)
         if num_decodes == 0 and not rows:
             is_empty = executor.intake is Intake.EMPTYING and not executor.inflight
             return self.plan(epoch) if is_empty else None
@@ -210,9 +216,14 @@ class Scheduler:
         return ends
 
     def expire(self, now: float) -> list[SequenceEnd]:
-        """End what has passed its deadline, and what has waited for `pool_grace_s` for an executor that can hold it; if
-        its `max_tokens` is a default, that is shortened instead. To be called at least ten times a second."""
+        """End what has passed its deadline, and what has waited for `pool_grace_s` for an executor that fits it; if its
+        `max_tokens` is a default, that is shortened instead, and of grammars any library will do from then on
+        (`take_relaxed`). To be called at least ten times a second."""
         return self.sequences.expire(now)
+
+    def take_relaxed(self) -> list[Sequence]:
+        """Sequences that may be masked by another library than their grammar was compiled with, since the last call."""
+        return self.sequences.take_relaxed()
 
     def output_of(self, sequence: Sequence) -> Generated:
         """What a sequence has generated so far; tokens in flight are not among it."""

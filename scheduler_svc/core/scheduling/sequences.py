@@ -5,6 +5,7 @@ a plan (`executor_state.py`).
 """
 
 from collections.abc import Iterable, Iterator
+from itertools import compress
 
 import msgspec
 
@@ -26,8 +27,9 @@ class Sequences:
 
     Args:
         max_waiting: sequences that may wait.
-        pool_grace_s: how long one waits for an executor that can hold it, beside others.
+        pool_grace_s: how long one waits for an executor that fits it, beside others.
         stats: where it counts what it does.
+        grammars: the library that grammars are compiled with.
 
     Attributes:
         executors: by epoch.
@@ -36,16 +38,18 @@ class Sequences:
         capacities: what the fleet can hold; for reading.
     """
 
-    def __init__(self, max_waiting: int, pool_grace_s: float, stats: SchedulerStats) -> None:
+    def __init__(self, max_waiting: int, pool_grace_s: float, stats: SchedulerStats, *, grammars: str = "") -> None:
         self.executors: dict[int, ExecutorState] = {}
         self.waiting = WaitingQueue(self.epochs_for)
         self.suspects = Suspects()
         self.capacities = Capacities(pool_grace_s)
         self._open: dict[Sequence, None] = {}
         self._deadlines = Deadlines()
-        self._stranded: dict[Sequence, float] = {}  # since when no executor can hold it, though there are some
+        self._stranded: dict[Sequence, float] = {}  # since when no executor fits it, though there are some
+        self._relaxed: list[Sequence] = []
         self._now = 0.0
         self._max_waiting = max_waiting
+        self._grammars = grammars
         self._stats = stats
         self._arrivals = 0
 
@@ -155,9 +159,13 @@ class Sequences:
         return ends
 
     def epochs_for(self, sequence: Sequence) -> Epochs:
-        """The executors that may run a sequence. One with tokens goes on with the model that computed them, if any
-        executor has it."""
+        """The executors that may run a sequence. One with a grammar goes where it is masked by the library that it was
+        compiled with. One with tokens goes on with the model that computed them, if any executor has it."""
         able = [e for e in self.executors.values() if not e.intake.is_leaving and e.can_hold(sequence)]
+        if sequence.has_grammar:
+            libraries = [e.membership.grammars for e in able]
+            fit = [bool(name) and (name == self._grammars or sequence.takes_any_library) for name in libraries]
+            able = list(compress(able, fit))
         if sequence.num_output > 0:
             able = [e for e in able if e.model == sequence.model] or able
         return tuple(e.epoch for e in able)
@@ -191,8 +199,13 @@ class Sequences:
         late = self._deadlines.passed(now)
         ends = [self.end(s, "error", "the request's time is up", "deadline_exceeded") for s in late]
         while self._stranded and now >= (first := next(iter(self._stranded.items())))[1] + self.capacities.grace_s:
-            ends += self._give_up_pool(first[0])
+            ends += self._give_up_waiting(first[0])
         return ends
+
+    def take_relaxed(self) -> list[Sequence]:
+        """See `Scheduler.take_relaxed`."""
+        relaxed, self._relaxed = self._relaxed, []
+        return relaxed
 
     def strike(self, sequences: Iterable[Sequence], executor: str) -> list[SequenceEnd]:
         """An executor failed while it computed these: each gets a strike, and one may end by it."""
@@ -237,6 +250,22 @@ class Sequences:
         stranded = self.waiting.stranded() if self.capacities.ready else []
         since = {sequence: self._stranded.get(sequence, self._now) for sequence in stranded}
         self._stranded = dict(sorted(since.items(), key=lambda item: item[1]))
+
+    def _give_up_waiting(self, sequence: Sequence) -> list[SequenceEnd]:
+        """No executor that fits a sequence has been there for too long."""
+        if not sequence.has_grammar or sequence.max_length > self.capacities.ready:
+            return self._give_up_pool(sequence)
+        if sequence.takes_any_library:
+            message = (
+                f"no executor that masks tokens by grammars has been there for {self.capacities.grace_s:.0f} s; the "
+                f"frontends' library is {self._grammars or 'none'}"
+            )
+            return [self.end(sequence, "error", message, "grammars_lost")]
+        self.leave_queue(sequence)
+        sequence.takes_any_library = True
+        self._relaxed.append(sequence)
+        self._join_queue(sequence)
+        return []
 
     def _give_up_pool(self, sequence: Sequence) -> list[SequenceEnd]:
         """The pools that could hold a sequence have been gone for too long: a default `max_tokens` is shortened to what

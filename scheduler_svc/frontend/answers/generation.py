@@ -1,4 +1,4 @@
-"""One HTTP request while it runs: its sequences' deltas in, pieces of text out. Streaming or not, the same path."""
+"""One HTTP request while it runs: deltas in, pieces of text and log-probabilities out; streaming or not, one path."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -218,6 +218,8 @@ def _text_rules(context: AnswerContext, tokenizer: Tokenizer) -> TextRules:
 
 def _parts(deltas: Deltas) -> list[Deltas]:
     """The deltas in parts that keep no other stream waiting: after an attach they may be whole answers."""
+    if sum(delta_bytes(delta) for _, delta in deltas) <= MAX_BYTES_AT_ONCE:
+        return [deltas]
     parts: list[list[tuple[int, m.TokenDelta]]] = [[]]
     num_bytes = 0
     for choice, delta in deltas:

@@ -56,7 +56,7 @@ def _bad_words(texts: Sequence[str], tokenizer: Tokenizer) -> list[list[int]]:
 
     This is what vLLM's `SamplingParams.update_from_tokenizer` bans: a word with a space of another length is left out.
     """
-    bare = [text.lstrip() for text in dict.fromkeys(texts)]
+    bare = list(dict.fromkeys(text.lstrip() for text in texts))
     encoded = iter(tokenizer.encode([form for text in bare for form in (text, f" {text}")], add_special_tokens=False))
     words: list[list[int]] = []
     for text, at_start, after_space in zip(bare, encoded, encoded, strict=True):

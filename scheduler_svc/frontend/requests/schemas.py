@@ -149,7 +149,7 @@ class GenerationRequest(Strict):
     skip_special_tokens: bool = True
     presence_penalty: Penalty = 0.0
     frequency_penalty: Penalty = 0.0
-    repetition_penalty: Annotated[float, Field(gt=0.0, le=100.0)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=100.0)] | None = None
     logit_bias: Annotated[dict[int, float], BeforeValidator(_biases)] = {}
     bad_words: Annotated[list[StopString], Field(max_length=MAX_BAD_WORDS)] = []
     allowed_token_ids: Annotated[FirstError[TokenId], Field(min_length=1)] = []  # an empty one would ban all

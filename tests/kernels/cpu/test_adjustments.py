@@ -55,7 +55,7 @@ def logits_of(rows: int, vocab_size: int, dtype: torch.dtype, seed: int = 0) -> 
     data=st.data(),
     vocab_size=st.one_of(st.integers(1, 40), st.sampled_from([63, 64, 65, 100, 1000])),
     dtype=st.sampled_from([torch.bfloat16, torch.float32]),
-    strange=st.sampled_from([None, 0.0, -0.0, torch.nan, torch.inf, -torch.inf]),
+    strange=st.sampled_from([None, 0.0, -0.0, 1e-6, -1e-6, torch.nan, torch.inf, -torch.inf]),
     gap=st.sampled_from([0, 3]),
 )
 def test_the_twins_scores(
@@ -95,6 +95,14 @@ def test_no_tokens_are_known(kernels: CpuKernels) -> None:
     scores = assert_twins(kernels, logits_of(2, 41, torch.bfloat16), [asked, AdjustedRow()])
     assert scores[0, 7] == -torch.inf
     assert scores[0, 8] > -torch.inf, "its word has two tokens before it"
+
+
+def test_prompts_do_not_begin_bad_words(kernels: CpuKernels) -> None:
+    rows = [
+        AdjustedRow(prompt, known, words=[[5, 6, 7]]) for prompt, known in (([5], [6]), ([5, 6], []), ([5], [5, 6]))
+    ]
+    scores = assert_twins(kernels, logits_of(3, 41, torch.bfloat16), rows)
+    assert (scores == -torch.inf).nonzero().tolist() == [[2, 7]]
 
 
 @DTYPES
