@@ -18,7 +18,7 @@ from executor_svc.runner.asked_steps import AskedSteps, PendingStep
 from executor_svc.runner.grammar_masks import GrammarMasks
 from executor_svc.runner.graphs import StepGraphs, next_size
 from executor_svc.runner.readback import Readback
-from executor_svc.runner.trial_plans import trial_plan
+from executor_svc.runner.trial_plans import asking, trial_plan
 from executor_svc.staging.arena import Arena
 from executor_svc.staging.asked import AskedStep
 from executor_svc.staging.batch import StepBatch, arena_size, pad_decode, stage
@@ -130,8 +130,11 @@ class Runner(Generic[Metadata]):
                 self.run(trial_plan(_spread(length, rows), limits.block_size))
         if self._lanes.last_tokens.is_cuda:
             self.run(trial_plan([1], limits.block_size, computed=limits.max_model_len - 1))
-            for power in range(min(limits.max_num_seqs, limits.max_batch_tokens).bit_length()):
-                self.run(trial_plan([1] * (1 << power), limits.block_size))
+            most = min(limits.max_num_seqs, limits.max_batch_tokens)
+            for rows in sorted({most, *(1 << power for power in range(most.bit_length()))}):
+                plan = trial_plan([1] * rows, limits.block_size)
+                self.run(plan)
+                self.run(asking(plan))
             self.run_largest_step()
             self._capture_graphs()
             self._take_spare_memory()

@@ -1,9 +1,12 @@
 """Plans that no scheduler sent: to warm up, to measure memory, to capture graphs."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
+from common import messages as m
+from common.constraints import StartedLane
 from common.plan import PlanColumns
 from common.sampling_columns import SAMPLING_COLUMNS, SamplingColumns
 
@@ -32,4 +35,21 @@ def trial_plan(query_lens: Sequence[int], block_size: int, computed: Sequence[in
         sampling=SamplingColumns(
             **{name: np.full(rows, parameter.trial, parameter.dtype) for name, parameter in SAMPLING_COLUMNS.items()}
         ),
+    )
+
+
+def asking(plan: PlanColumns) -> PlanColumns:
+    """A trial plan each of whose samples has constraints and wants log-probabilities."""
+    samples = len(plan.sample_rows)
+    lanes, lengths = plan.lanes[plan.sample_rows].tolist(), plan.context_lens[plan.sample_rows].tolist()
+    constraints = m.Constraints(presence_penalty=1.0)
+    starts = (
+        m.LaneStart(lane=lane, num_prompt=1, tokens=bytes(4 * length), constraints=constraints)
+        for lane, length in zip(lanes, lengths, strict=True)
+    )
+    return replace(
+        plan,
+        constrained=np.arange(samples, dtype=np.int32),
+        logprob_counts=np.full(samples, 2, dtype=np.int32),
+        lane_starts=tuple(StartedLane.of(start) for start in starts),
     )

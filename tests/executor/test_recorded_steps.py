@@ -40,18 +40,22 @@ class CalledAgain:
     """In place of CUDA graphs: a replay calls what was captured, and whatever lies in its tensors by then."""
 
     def __init__(self) -> None:
-        self.forwards: dict[int, Callable[[], object]] = {}
+        self.halves: dict[int, tuple[Callable[[], object], Callable[[], object]]] = {}
         self.recorded_parts: dict[int, Sequence[Callable[[], object]]] = {}
         self.replays = [0, 0]
 
-    def capture_decode(self, num_rows: int, forward: Callable[[], object]) -> None:
-        self.forwards[num_rows] = forward
+    def capture_decode(self, num_rows: int, forward: Callable[[], object], sample: Callable[[], object]) -> None:
+        self.halves[num_rows] = (forward, sample)
 
     def capture_parts(self, num_tokens: int, parts: Sequence[Callable[[], object]]) -> None:
         self.recorded_parts[num_tokens] = parts
 
-    def replay(self, num_rows: int) -> bool:
-        self.forwards[num_rows]()
+    def replay_forward(self, num_rows: int) -> bool:
+        self.halves[num_rows][0]()
+        return True
+
+    def replay_sampling(self, num_rows: int) -> bool:
+        self.halves[num_rows][1]()
         self.replays[0] += 1
         return True
 

@@ -22,10 +22,11 @@ POISON = 0x77777777
 def random_plans(limits: ExecutorLimits, rng: random.Random) -> Iterator[PlanColumns]:
     """Decode steps of all sizes, prompt chunks, and both; with and without sampling; contexts of all lengths."""
     while True:
-        yield parse_plan(make_plan(_rows(limits, rng), limits.block_size), limits)
+        yield parse_plan(make_plan(random_rows(limits, rng), limits.block_size), limits)
 
 
-def _rows(limits: ExecutorLimits, rng: random.Random) -> list[Row]:
+def random_rows(limits: ExecutorLimits, rng: random.Random) -> list[Row]:
+    """The rows of one of `random_plans`."""
     most = min(limits.max_num_seqs, limits.max_batch_tokens)
     decode_only = rng.random() < 0.6
     num_decode = rng.randint(1, most) if decode_only else rng.choice([0, 1, most // 3, most - 1])
