@@ -1,0 +1,95 @@
+"""What a request asks of its tokens, through real services: answers are the same when the executor is killed."""
+
+import json
+import re
+
+import pytest
+
+from tests.e2e.conftest import client_of, running_fleet
+
+PROMPT = "KING HENRY:\nOnce more unto the breach, dear friends, once more; "
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 30},
+        "lines": {"type": "array", "items": {"type": "string", "maxLength": 20}, "minItems": 12, "maxItems": 12},
+        "age": {"type": "integer", "minimum": 1, "maximum": 99},
+    },
+    "required": ["name", "lines", "age"],
+    "additionalProperties": False,
+}
+ASKED = {
+    "penalties": {
+        "frequency_penalty": 0.4,
+        "presence_penalty": 0.3,
+        "logit_bias": {"42": -100, "77": 1.5},
+        "logprobs": 4,
+        "extra_body": {"repetition_penalty": 1.1, "bad_words": ["breach"], "min_tokens": 50},
+    },
+    "schema": {
+        "logprobs": 2,
+        "extra_body": {
+            "response_format": {"type": "json_schema", "json_schema": {"name": "king", "schema": SCHEMA}},
+        },
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory):
+    with running_fleet(tmp_path_factory.mktemp("logs")) as running:
+        yield running
+
+
+def answer(fleet, asked, kill_at=None):
+    """Text, log-probabilities and reason of a streamed answer, whose executor is killed after so many chunks."""
+    extra = asked.get("extra_body", {})
+    body = {"model": "baton-demo", "prompt": PROMPT, "max_tokens": 400, "temperature": 0.9, "seed": 8, **asked}
+    texts, tokens, values, tops, reason = [], [], [], [], None
+    for number, chunk in enumerate(client_of(fleet).completions.create(**body | {"extra_body": extra}, stream=True)):
+        if number == kill_at:
+            fleet.kill_executor(0)
+            fleet.start_executor(0)
+        for choice in chunk.choices:
+            texts.append(choice.text)
+            tokens += choice.logprobs.tokens
+            values += choice.logprobs.token_logprobs
+            tops += choice.logprobs.top_logprobs
+            reason = choice.finish_reason or reason
+    return "".join(texts), tokens, values, tops, reason
+
+
+@pytest.mark.parametrize("asked", ASKED.values(), ids=ASKED)
+def test_sigkill_in_the_middle_of_a_constrained_stream(fleet, asked):
+    text, tokens, values, tops, reason = answer(fleet, asked)
+    swapped = answer(fleet, asked, kill_at=40)
+    assert swapped[0] == text
+    assert swapped[1] == tokens
+    assert swapped[2] == pytest.approx(values, abs=1e-4)
+    assert [list(top) for top in swapped[3]] == [list(top) for top in tops]
+    assert swapped[4] == reason
+    assert len(tokens) == len(values) == len(tops)
+    assert "breach" not in text
+
+
+def test_a_document_matches_its_schema(fleet):
+    text, *_, reason = answer(fleet, ASKED["schema"])
+    assert reason == "stop"
+    document = json.loads(text)
+    assert list(document) == ["name", "lines", "age"]
+    assert len(document["lines"]) == 12
+    assert 1 <= document["age"] <= 99
+
+
+def test_a_chat_whose_answer_is_a_choice(fleet):
+    chat = client_of(fleet).chat.completions.create(
+        model="baton-demo",
+        messages=[{"role": "user", "content": "To be or not to be?"}],
+        logprobs=True,
+        top_logprobs=2,
+        extra_body={"structured_outputs": {"regex": "(to be|not to be)"}},
+    )
+    (choice,) = chat.choices
+    assert re.fullmatch("(to be|not to be)", choice.message.content)
+    assert "".join(entry.token for entry in choice.logprobs.content[:-1]) == choice.message.content
+    assert all(len(entry.top_logprobs) == 2 for entry in choice.logprobs.content)
