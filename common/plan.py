@@ -5,7 +5,7 @@ a kernel as an out-of-bounds index.
 """
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -159,8 +159,7 @@ def parse_plan(plan: m.Plan, limits: ExecutorLimits) -> PlanColumns:
     )
 
 
-@dataclass(frozen=True)
-class ResultColumns:
+class ResultColumns(NamedTuple):
     """A checked result: int32 [samples], int32 and float32 [log-probabilities]; see `common.messages.StepResult`."""
 
     token_ids: IntArray
@@ -200,6 +199,8 @@ def parse_result(
     if len(token_ids) != num_samples:
         raise WireError(f"result of step {result.step} has {len(token_ids)} tokens, its plan samples {num_samples}")
     _check_range("token_ids", token_ids, -1, vocab_size - 1)
+    if not (len(logprob_counts) or result.logprob_ids or result.logprobs):
+        return ResultColumns.of_tokens(token_ids)
     ids = int32_array("logprob_ids", result.logprob_ids)
     values = array_from("logprobs", result.logprobs, "<f4")
     expected = int(logprob_counts.sum(dtype=np.int64))
@@ -256,9 +257,9 @@ def _parse_sampling(plan: m.Plan, num_samples: int) -> SamplingColumns | None:
 
 
 def _check_range(field: str, values: npt.NDArray[Any], low: float, high: float) -> None:
-    bad = ~((values >= low) & (values <= high))  # written so that a NaN is bad
-    if bad.any():
-        raise WireError(f"{field} has {values[bad][0]}, allowed are {low} to {high}")
+    good = (values >= low) & (values <= high)  # written so that a NaN is bad
+    if not good.all():
+        raise WireError(f"{field} has {values[~good][0]}, allowed are {low} to {high}")
 
 
 def _positions(query_lens: IntArray, context_lens: IntArray) -> IntArray:

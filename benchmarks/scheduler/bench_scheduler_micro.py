@@ -130,7 +130,7 @@ def main() -> None:
     """Measure single operations of the scheduler, and print the figures."""
     figures: dict[str, float] = {
         f"us_step_{rows}_rows_block_{size}": round(decode_step_us(rows, size), 1)
-        for rows in (256, 1024)
+        for rows in (1, 256, 1024)
         for size in (16, 256)
     }
     figures |= {f"us_admission_block_{size}": round(admission_us(size), 1) for size in (16, 256)}

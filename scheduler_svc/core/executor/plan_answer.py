@@ -28,7 +28,7 @@ def take_answer(plan: InflightPlan, result: ResultColumns, lanes: Lanes, model: 
         sequence.num_written = max(sequence.num_written, end)
     tokens = result.token_ids
     is_held, has_token = lanes.serial[plan.lanes] == plan.serials, tokens >= 0
-    if is_held.all() and has_token.all():  # as good as always
+    if (is_held & has_token).all():  # as good as always
         rows: Rows | None = None
         output = _appended(plan.lanes, plan.sequences, tokens, lanes, model)
     else:
@@ -51,8 +51,8 @@ def _appended(held: IntArray, sequences: list[Sequence], tokens: IntArray, lanes
     return StepOutput(
         sequences=sequences,
         tokens=tokens.tolist(),
-        firsts=_chosen(sequences, np.flatnonzero(positions == 0)),
-        ends=[SequenceEnd(sequences[i], "stop") for i in np.flatnonzero(is_stop).tolist()] if is_stop.any() else [],
+        firsts=_chosen(sequences, (positions == 0).nonzero()[0]),
+        ends=[SequenceEnd(sequence, "stop") for sequence in _chosen(sequences, is_stop.nonzero()[0])],
         model=model,
         positions=positions,
     )

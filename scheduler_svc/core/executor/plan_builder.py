@@ -163,6 +163,8 @@ def join_columns(
         sampling: sampling columns of each part; empty where all of its rows are greedy.
         samples: sampled rows of each part.
     """
+    if len(parts) == 1:
+        return parts[0] | sampling[0]
     columns = {name: b"".join([part[name] for part in parts]) for name in parts[0]}
     if any(sampling):
         filled = [part or _greedy(count) for part, count in zip(sampling, samples, strict=True)]
