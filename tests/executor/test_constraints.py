@@ -16,12 +16,15 @@ from hypothesis import strategies as st
 
 from common import messages as m
 from common.errors import WireError
-from common.plan import parse_plan
+from common.plan import ExecutorLimits, parse_plan
+from executor_svc.model.rank_group import SINGLE_RANK, RankGroup
+from executor_svc.runner.group_runner import pack, unpack
 from tests.executor.conftest import Make
 from tests.executor.harness import Row, make_plan, start
+from tests.executor.ranks import in_threads, start_rank
 from tests.support.checkpoints import VOCAB_SIZE, reference_model
 from tests.support.effort import examples
-from tests.support.in_process import Answer, serve, submit
+from tests.support.in_process import Answer, Answers, serve, submit
 
 OPTIONS = {"num_blocks": 48, "max_num_seqs": 6, "max_batch_tokens": 24, "max_model_len": 96}
 
@@ -231,3 +234,32 @@ def test_a_plan_that_reads_a_lane_which_was_never_started_is_refused(checkpoint:
         run(plan([-1], 6, 1))
     with pytest.raises(WireError, match="never started in epoch 2"):
         run(plan([-1], 5, 2))
+
+
+@pytest.mark.parametrize(("size", "decode_sizes"), [(1, (4, 8)), (2, ()), (3, (4, 8)), (4, ())])
+def test_ranks_of_a_group_and_padded_plans(checkpoint: Make, size: int, decode_sizes: tuple[int, ...]) -> None:
+    """Each rank plans for itself, and so must come to the same tokens; the ranks divide the rows of all kinds."""
+    config = {"num_attention_heads": 12, "num_key_value_heads": 12, "intermediate_size": 48, "vocab_size": VOCAB_SIZE}
+    folder = checkpoint(preset="tiny", num_layers=2, **config)
+    expected = serve([start(folder, **OPTIONS)], MIXED)
+
+    def on_rank(group: RankGroup) -> Answers:
+        return serve([start_rank(folder, group, max_num_seqs=8, decode_sizes=decode_sizes)], MIXED)
+
+    for answers in in_threads(size, on_rank) if size > 1 else [on_rank(SINGLE_RANK)]:
+        assert answers.keys() == expected.keys()
+        for key, answer in answers.items():
+            assert_close(answer, expected[key])
+
+
+def test_a_plan_reaches_the_other_ranks_with_all_that_it_asks_for() -> None:
+    row, limits = Row(2, [1, 2, 3], 3, [0]), ExecutorLimits(**OPTIONS, block_size=16, vocab_size=VOCAB_SIZE)
+    start = m.LaneStart(lane=2, num_prompt=3, tokens=ints(1, 2, 3), constraints=EVERYTHING, stop_token_ids=ints(4))
+    asked = {"constrained": ints(0), "lane_starts": (start,), "logprob_counts": ints(5)}
+    for plan in (make_plan([row], 16), msgspec.structs.replace(make_plan([row], 16, epoch=2**53), **asked)):
+        sent = parse_plan(plan, limits)
+        received = unpack(pack(sent))
+        assert received.epoch == sent.epoch
+        assert received.constrained.tolist() == sent.constrained.tolist()
+        assert received.logprob_counts.tolist() == sent.logprob_counts.tolist()
+        assert [lane.message for lane in received.lane_starts] == [lane.message for lane in sent.lane_starts]
