@@ -41,12 +41,13 @@ class ConstraintsRecord(Record, frozen=True):
     min_tokens: int = 0
     bad_words: tuple[bytes, ...] = ()
     allowed_token_ids: bytes = b""
+    grammar: str = ""
 
     @property
     def num_bytes(self) -> int:
         """About how many bytes of the journal the record takes."""
         lists = (self.bias_token_ids, self.biases, *self.bad_words, self.allowed_token_ids)
-        return sum(map(len, lists))
+        return sum(map(len, lists)) + len(self.grammar.encode())
 
 
 class SamplingRecord(Record, frozen=True):
