@@ -15,7 +15,7 @@ from tests.support.effort import examples
 
 MODEL = Tokenizer(DEMO_MODEL_DIR)
 TOKENIZER = LLTokenizer(str(MODEL.path), eos_token=list(MODEL.eos_token_ids))
-SPECIAL = "<|im_end|>"
+SPECIAL = "<|im_start|>"
 POINT = {
     "type": "object",
     "properties": {"x": {"type": "integer"}, "tags": {"type": "array", "items": {"type": "string"}}},
@@ -59,7 +59,15 @@ def accepts(compiled: str, text: str) -> bool:
             "json",
             POINT,
             ['{"x":1,"tags":[]}', '{"x": -20, "tags": ["a", "é\\n🦊"]}', json.dumps({"x": 5, "tags": ["a"]}, indent=4)],
-            ["", "{}", '{"x":1.5,"tags":[]}', '{"x":1,"tags":[1]}', '{"x":1,"tags":[],"y":2}', '{"tags":[],"x":1}', "[]"],
+            [
+                "",
+                "{}",
+                '{"x":1.5,"tags":[]}',
+                '{"x":1,"tags":[1]}',
+                '{"x":1,"tags":[],"y":2}',
+                '{"tags":[],"x":1}',
+                "[]",
+            ],
         ),
         ("json", {"type": "object"}, ["{}", '{"a": [null, {"b": 1e5}]}'], ["[]", "null", '"a"', '{"a"}', "{} "]),
         ("json", {"enum": ["a", 1, None, {"b": []}]}, ['"a"', "1", "null", '{"b":[]}'], ["a", "2", '{"b":[1]}']),
@@ -78,7 +86,7 @@ def accepts(compiled: str, text: str) -> bool:
                 ],
                 "triggers": ["<g", "<f="],
             },
-            ["", "text < f", "one <f=a>5</f> two\n<f=b>{\"x\": 1, \"tags\": []} and <f=a>1</f>", "<f"],
+            ["", "text < f", 'one <f=a>5</f> two\n<f=b>{"x": 1, "tags": []} and <f=a>1</f>', "<f"],
             ["<f=", "<f=c>", "<f=a>x</f>", "<f=a>5", "<f=a>5</g>", "a <f=b>5", "<f=b>{}"],
         ),
     ],
@@ -115,7 +123,9 @@ def test_choices_are_these_strings_and_no_others(choices: list[str], other: str)
     assert accepts(compiled, other) == (other in choices)
 
 
-@pytest.mark.parametrize("choice", ['"', "\\", "\n", "\\n", "'", "/", "\x00", "\x7f", "\x85", "\u2028", "%json {}", "🦊", ""])
+@pytest.mark.parametrize(
+    "choice", ['"', "\\", "\n", "\\n", "'", "/", "\x00", "\x7f", "\x85", "\u2028", "%json {}", "🦊", ""]
+)
 def test_choices_that_need_escapes(choice: str):
     compiled = grammar("choice", [choice, "else"])
     assert accepts(compiled, choice)
@@ -182,13 +192,13 @@ def test_a_schema_says_itself_which_whitespace_it_wants():
         ("regex", "(", "unclosed group"),
         ("regex", r"[^\s\S]", "it matches no text"),
         ("grammar", "start: other", 'unknown name: "other"'),
-        ("grammar", "begin: /x/", "no start rule"),
+        ("grammar", "begin: /x/", "Expected ::= at line 1"),
         ("grammar", "start: start", "it matches no text"),
         ("grammar", "start: <|other|>", "unknown special token"),
         ("grammar", 'start: %json {"$ref": "http://example.com"}', "does not fetch"),
         ("grammar", "root ::= other", "Rule 'other' not found"),
         ("grammar", "root ::= " + "(" * 5000, "it cannot be read"),
-        ("grammar", "", "start"),
+        ("grammar", "", "rule found"),
         ("choice", ["\x01" * 50_000], "characters, the limit is 262144"),
     ],
 )

@@ -104,7 +104,7 @@ class ResponseFormat(Strict):
 class StructuredOutputs(Strict):
     """vLLM's way to say it."""
 
-    json_schema: Annotated[dict[str, Any], Field(alias="json"), BeforeValidator(_parsed)] | None = None
+    json_schema: Annotated[dict[str, Any] | None, BeforeValidator(_parsed), Field(alias="json")] = None
     json_object: Literal[True] | None = None
     regex: str | None = None
     choice: Annotated[list[str], Field(min_length=1)] | None = None
