@@ -4,6 +4,10 @@ from importlib.metadata import version
 
 from llguidance import LLParserLimits
 
+# `LLParserLimits.initial_lexer_fuel` wherever a grammar is compiled: what a frontend accepts then fails nowhere else.
+# With the library's own 1,000,000 the first mask of a short regular expression takes 0.8 s (measured), with this 0.1 s.
+LEXER_FUEL = 200_000
+
 
 def grammar_library() -> str:
     """The library's name and version. Another version may allow other tokens."""
@@ -15,4 +19,4 @@ def parser_limits() -> LLParserLimits:
 
     Errors do not carry the parser's state: they reach clients and logs, and the state has the client's text.
     """
-    return LLParserLimits(verbose_errors=False)
+    return LLParserLimits(initial_lexer_fuel=LEXER_FUEL, verbose_errors=False)

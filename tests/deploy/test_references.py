@@ -2,7 +2,7 @@
 
 import re
 import shlex
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from types import SimpleNamespace
 from urllib.parse import urlsplit
 
@@ -107,9 +107,8 @@ def test_executors_find_the_scheduler(overlay):
 @ON_OVERLAYS
 def test_what_probes_ask_is_there_and_needs_no_key(overlay):
     link = SimpleNamespace(is_up=True, fleet=SimpleNamespace(num_ready=1))
-    app = TestClient(
-        create_app(link, SimpleNamespace(vocab_size=1), ApiSettings("model", api_keys=ApiKeys(["secret"])))
-    )
+    model = SimpleNamespace(vocab_size=1, path=Path("tokenizer.json"), eos_token_ids=())
+    app = TestClient(create_app(link, model, ApiSettings("model", api_keys=ApiKeys(["secret"]))))
     assert app.get("/status").status_code == 401
     probes = [probe for w in workloads(overlay).values() for name, probe in container(w).items() if "Probe" in name]
     assert not any("httpGet" in probe for probe in probes)  # it would take a 503 for a death

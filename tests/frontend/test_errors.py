@@ -67,8 +67,11 @@ BAD_COMPLETIONS = [
     ({"stream": True, "stream_options": {"usage": True}}, "stream_options.usage"),
     ({"stream": "yes"}, "stream"),
     ({"min_tokens": 17}, "min_tokens"),
+    ({"structured_outputs": {"regex": "("}}, "structured_outputs.regex"),
+    ({"structured_outputs": {"regex": "a"}, "ignore_eos": True}, "ignore_eos"),
     ({"model": None}, "model"),
 ]
+SCHEMA_PARAM = "response_format.json_schema.schema"
 BAD_CHATS = [
     ({"messages": []}, "messages"),
     ({"messages": "hi"}, "messages"),
@@ -87,7 +90,8 @@ BAD_CHATS = [
     ({"tools": [TOOL], "tool_choice": "required"}, "tool_choice"),
     ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
     ({"tools": [{"type": "retrieval"}]}, "tools[0].type"),
-    ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"response_format": {"type": "xml"}}, "response_format.type"),
+    ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "x"}}}}, SCHEMA_PARAM),
     ({"modalities": ["text", "audio"]}, "modalities"),
     ({"audio": {"voice": "alloy"}}, "audio"),
     ({"functions": []}, "functions"),

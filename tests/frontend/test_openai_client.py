@@ -2,9 +2,12 @@
 
 import json
 import time
+from typing import Literal
 
 import openai
+import pydantic
 import pytest
+from llguidance import LLMatcher, LLTokenizer
 
 from common import messages as m
 from common.model_files import DEMO_MODEL_DIR
@@ -321,6 +324,66 @@ def test_constraints_reach_the_core(client: openai.OpenAI, core: FakeCore, token
     assert tokens_of(constraints.bias_token_ids) == [5, 6]
     assert tokens_of(constraints.allowed_token_ids) == [7, 5]
     assert ids(tokenizer, "fox") in [tokens_of(word) for word in constraints.bad_words]
+
+
+class Point(pydantic.BaseModel):
+    x: int
+    name: Literal["a", "b"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_schema_reaches_the_core_as_a_grammar(
+    client: openai.OpenAI, core: FakeCore, tokenizer: Tokenizer, stream: bool
+):
+    """OpenAI's client makes the schema of a class, and an object of the class of the answer."""
+    core.script = say([*ids(tokenizer, '{"x": 5, "name": "b"}'), tokenizer.eos_token_ids[0]], "stop")
+    messages = [{"role": "user", "content": "Go"}]
+    if stream:
+        with client.chat.completions.stream(model=MODEL, messages=messages, response_format=Point) as events:
+            answer = events.get_final_completion()
+    else:
+        answer = client.chat.completions.parse(model=MODEL, messages=messages, response_format=Point)
+    assert answer.choices[0].message.parsed == Point(x=5, name="b")
+    [submit] = core.submits
+    matcher = LLMatcher(LLTokenizer(str(tokenizer.path)), submit.params.constraints.grammar)
+    assert tokenizer.eos_token_ids[0] in submit.params.stop_token_ids
+    assert matcher.validate_tokens(ids(tokenizer, '{"x": 5, "name": "c"}')) < len(
+        ids(tokenizer, '{"x": 5, "name": "c"}')
+    )
+    assert matcher.consume_tokens(ids(tokenizer, '{"x": 5, "name": "b"}'))
+    assert matcher.is_accepting()
+
+
+def test_grammars_of_both_endpoints(client: openai.OpenAI, core: FakeCore):
+    messages = [{"role": "user", "content": "Go"}]
+    extra = {"structured_outputs": {"choice": ["x", "y"]}, "min_tokens": 1}
+    client.completions.create(model=MODEL, prompt=["x", "y"], extra_body=extra)
+    client.chat.completions.create(model=MODEL, messages=messages, extra_body=extra)
+    assert {submit.params.constraints for submit in core.submits} == {
+        m.Constraints(min_tokens=1, grammar='start: "x" | "y"')
+    }
+    core.forget()
+    client.completions.create(model=MODEL, prompt="x", extra_body={"response_format": {"type": "json_object"}})
+    client.chat.completions.create(model=MODEL, messages=messages, response_format={"type": "json_object"})
+    client.chat.completions.create(model=MODEL, messages=messages, extra_body={"structured_outputs": {"json": "{}"}})
+    client.chat.completions.create(model=MODEL, messages=messages, response_format={"type": "text"})
+    grammars = [submit.params.constraints and submit.params.constraints.grammar for submit in core.submits]
+    assert grammars[0] == grammars[1] != grammars[2]
+    assert '"type": "object"' in grammars[0]
+    assert grammars[3] is None
+
+
+def test_a_refused_grammar_says_why(client: openai.OpenAI, core: FakeCore):
+    schema = {"type": "object", "properties": {"a": {"not": {"type": "null"}}}}
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(
+            model=MODEL,
+            messages=[{"role": "user", "content": "Go"}],
+            response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": schema, "strict": True}},
+        )
+    assert (caught.value.code, caught.value.param) == ("invalid_grammar", "response_format.json_schema.schema")
+    assert 'Unimplemented keys: ["not"]' in caught.value.message
+    assert not core.submits
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -41,13 +41,16 @@ class ConstraintsRecord(Record, frozen=True):
     min_tokens: int = 0
     bad_words: tuple[bytes, ...] = ()
     allowed_token_ids: bytes = b""
+    grammar: str = ""
 
 
 def list_bytes(constraints: ConstraintsRecord | m.Constraints | None) -> int:
-    """Bytes of the lists of tokens that a request asks for: there may be as many as the vocabulary has."""
+    """About how many bytes the lists of tokens take that a request asks for, and its grammar: there may be as many tokens
+    as the vocabulary has."""
     if (asked := constraints) is None:
         return 0
-    return sum(map(len, (asked.bias_token_ids, asked.biases, *asked.bad_words, asked.allowed_token_ids)))
+    lists = (asked.bias_token_ids, asked.biases, *asked.bad_words, asked.allowed_token_ids)
+    return sum(map(len, lists)) + len(asked.grammar.encode())
 
 
 class SamplingRecord(Record, frozen=True):

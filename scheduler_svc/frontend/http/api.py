@@ -14,6 +14,7 @@ from scheduler_svc.frontend.answers.formats import format_of
 from scheduler_svc.frontend.answers.generation import AnswerSpec, Generation
 from scheduler_svc.frontend.api_keys import ApiKeys
 from scheduler_svc.frontend.errors import ApiError
+from scheduler_svc.frontend.grammars.compiler import GrammarCompiler
 from scheduler_svc.frontend.http.admin_api import AdminApi
 from scheduler_svc.frontend.http.body_limit import LimitBody
 from scheduler_svc.frontend.http.error_handlers import install_error_handlers
@@ -70,6 +71,7 @@ class _Generate:
         self._link = link
         self._tokenizer = tokenizer
         self._long_work = LongWork()
+        self._grammars = GrammarCompiler(tokenizer.path, tokenizer.eos_token_ids)
         self._model = settings.served_model_name
         self.router = APIRouter()
         self.router.post("/v1/completions", response_model=None)(self.completions)
@@ -91,7 +93,8 @@ class _Generate:
         schema: type[Body],
         tokenize: Callable[[Body, Tokenizer, int], TokenizedRequest],
     ) -> tuple[Body, TokenizedRequest]:
-        """The body, checked and tokenized: in a thread if it is long, as nothing may hold up every stream for that."""
+        """The body, checked and tokenized: in a thread if it is long, as nothing may hold up every stream for that. Its
+        grammar is compiled by another process."""
         raw = await json_body(request)
 
         def work() -> tuple[Body, TokenizedRequest]:
@@ -100,7 +103,10 @@ class _Generate:
             return body, tokenize(body, self._tokenizer, self._link.fleet.max_model_len)
 
         try:
-            return await self._long_work.run(len(raw), work)
+            body, tokenized = await self._long_work.run(len(raw), work)
+            if (asked := tokenized.grammar) is not None:
+                tokenized = tokenized.compiled(await self._grammars.compile(asked.spec, asked.param))
+            return body, tokenized
         finally:
             request.scope["baton.body"].release()
 

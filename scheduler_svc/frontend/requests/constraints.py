@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+import msgspec
 import numpy as np
 
 from common import messages as m
@@ -10,7 +11,9 @@ from scheduler_svc.frontend.requests.limits import check_token_ids
 from scheduler_svc.frontend.requests.schemas import GenerationRequest
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
 
-MAX_TOKEN_IDS = 2**22  # of all prompts' constraints: each prompt is a message of its own, and goes into the journal
+# Of all prompts' constraints: each prompt is a message of its own, and goes into the journal.
+MAX_TOKEN_IDS = 2**22
+MAX_GRAMMAR_BYTES = 2**24
 
 
 def constraints_of(
@@ -49,6 +52,20 @@ def constraints_of(
         allowed_token_ids=_int32(allowed),
     )
     return None if constraints == m.Constraints() else constraints
+
+
+def with_grammar(params: m.SamplingParams, grammar: str) -> m.SamplingParams:
+    """The parameters with a grammar among their constraints."""
+    constraints = params.constraints or m.Constraints()
+    return msgspec.structs.replace(params, constraints=msgspec.structs.replace(constraints, grammar=grammar))
+
+
+def check_grammar_size(grammar: str, num_prompts: int) -> None:
+    """Refuse a grammar that is too long for so many prompts."""
+    size = len(grammar.encode())
+    if size * num_prompts > MAX_GRAMMAR_BYTES:
+        message = f"A grammar of {size} bytes for each of {num_prompts} prompts is more than {MAX_GRAMMAR_BYTES} bytes."
+        raise ApiError(400, message, code="invalid_value", param="prompt")
 
 
 def _bad_words(texts: Sequence[str], tokenizer: Tokenizer) -> list[list[int]]:

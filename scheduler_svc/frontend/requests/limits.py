@@ -45,6 +45,16 @@ def check_min_tokens(min_tokens: int, max_tokens: int) -> None:
         raise ApiError(400, message, code="invalid_value", param="min_tokens")
 
 
+def check_can_end(stop_token_ids: Sequence[int], *, ignores_eos: bool) -> None:
+    """Refuse a grammar for texts without an end: what says that a text is complete is a stop token."""
+    if ignores_eos:
+        message = "'ignore_eos' is not allowed with a grammar: its texts end with the model's stop token."
+        raise ApiError(400, message, code="invalid_value", param="ignore_eos")
+    if not stop_token_ids:
+        message = "This model has no stop token, which a text with a grammar ends with: name one in 'stop_token_ids'."
+        raise ApiError(400, message, code="invalid_value", param="stop_token_ids")
+
+
 def check_logprobs(params: m.SamplingParams, num_choices: int) -> None:
     """Refuse an answer with too many log-probabilities: a token is a few bytes of an answer, 21 of these are 2,000."""
     if params.logprobs * params.max_tokens * num_choices > MAX_ANSWER_LOGPROBS:

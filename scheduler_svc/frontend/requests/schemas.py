@@ -10,19 +10,18 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     FailFast,
     Field,
     SkipValidation,
     ValidationInfo,
     field_validator,
-    model_validator,
 )
 from pydantic_core import PydanticCustomError
 
 from common.messages import MAX_BAD_WORDS, MAX_BIASES, MAX_LOGPROBS, MAX_PRIORITY
+from scheduler_svc.frontend.requests.strict import Strict
+from scheduler_svc.frontend.requests.structured import ResponseFormat, StructuredOutputs
 
 INT32_MAX = 2**31 - 1
 MAX_N = 128
@@ -105,19 +104,6 @@ def _content_parts(value: Any) -> Any:
     raise PydanticCustomError("content_type", "it should be a string or a list of text parts")
 
 
-class Strict(BaseModel):
-    """No value is converted, no unknown field is accepted, and `null` means absent."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, frozen=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_nulls(cls, data: Any) -> Any:
-        if not isinstance(data, dict):
-            return data
-        return {name: value for name, value in data.items() if value is not None}
-
-
 class StreamOptions(Strict):
     """What a stream carries besides its text."""
 
@@ -153,6 +139,8 @@ class GenerationRequest(Strict):
     logit_bias: Annotated[dict[int, float], BeforeValidator(_biases)] = {}
     bad_words: Annotated[list[StopString], Field(max_length=MAX_BAD_WORDS)] = []
     allowed_token_ids: Annotated[FirstError[TokenId], Field(min_length=1)] = []  # an empty one would ban all
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
     cache_salt: Annotated[str, Field(max_length=256)] = ""
@@ -264,7 +252,6 @@ class ChatRequest(GenerationRequest):
     parallel_tool_calls: Annotated[Any, AfterValidator(Only(True))] = None
     functions: Annotated[Any, AfterValidator(Only())] = None
     function_call: Annotated[Any, AfterValidator(Only())] = None
-    response_format: Annotated[Any, AfterValidator(Only({"type": "text"}))] = None
     modalities: Annotated[Any, AfterValidator(Only(["text"]))] = None
     audio: Annotated[Any, AfterValidator(Only())] = None
     prediction: Annotated[Any, AfterValidator(Only())] = None

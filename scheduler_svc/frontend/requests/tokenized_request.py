@@ -13,8 +13,9 @@ from common.errors import RequestRejected
 from scheduler_svc.frontend.api_keys import ApiClient
 from scheduler_svc.frontend.errors import ApiError
 from scheduler_svc.frontend.requests.body import count_values
-from scheduler_svc.frontend.requests.constraints import constraints_of
+from scheduler_svc.frontend.requests.constraints import check_grammar_size, constraints_of, with_grammar
 from scheduler_svc.frontend.requests.limits import (
+    check_can_end,
     check_characters,
     check_length,
     check_logprobs,
@@ -22,6 +23,7 @@ from scheduler_svc.frontend.requests.limits import (
     check_token_ids,
 )
 from scheduler_svc.frontend.requests.schemas import ChatMessage, ChatRequest, CompletionRequest, GenerationRequest
+from scheduler_svc.frontend.requests.structured import AskedGrammar, asked_grammar
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
 
 MAX_CHOICES = 1024  # prompts times n
@@ -38,6 +40,7 @@ class TokenizedRequest:
         stream: whether the client wants its answer in pieces.
         is_resumable: whether the request continues for a while when its client's connection breaks.
         may_shorten: whether the client asked for no `max_tokens`.
+        grammar: what its texts have to be, to be compiled first; None if they may be anything.
     """
 
     request_id: str
@@ -51,6 +54,12 @@ class TokenizedRequest:
     priority: int
     timeout_s: float | None
     may_shorten: bool = False
+    grammar: AskedGrammar | None = None
+
+    def compiled(self, grammar: str) -> "TokenizedRequest":
+        """The request with its grammar, as llguidance reads it. Raises ApiError (400) if it is too long."""
+        check_grammar_size(grammar, len(self.prompts))
+        return replace(self, params=[with_grammar(params, grammar) for params in self.params], grammar=None)
 
     def submits(self, client: ApiClient, context: bytes) -> list[m.Submit]:
         """One message for each prompt. Raises ApiError (403) for a priority that this client may not have.
@@ -58,6 +67,7 @@ class TokenizedRequest:
         Args:
             context: what another frontend needs to continue the answer; the first prompt carries it for all.
         """
+        assert self.grammar is None, "it was not compiled"
         if self.priority < client.min_priority:
             message = f"'priority' is {self.priority}, the lowest value of this API key is {client.min_priority}."
             raise ApiError(403, message, code="priority_not_allowed", param="priority")
@@ -145,6 +155,9 @@ def _job(
     check_token_ids("stop_token_ids", body.stop_token_ids, tokenizer.vocab_size)
     eos = () if body.ignore_eos else tokenizer.eos_token_ids
     stop_token_ids = tuple(dict.fromkeys([*eos, *body.stop_token_ids]))
+    grammar = asked_grammar(body.response_format, body.structured_outputs)
+    if grammar is not None:
+        check_can_end(stop_token_ids, ignores_eos=body.ignore_eos)
     check_min_tokens(body.min_tokens, asked.max_tokens)
     check_logprobs(asked, len(prompts) * body.n)
     recommended = msgspec.structs.asdict(tokenizer.sampling_defaults)
@@ -170,6 +183,7 @@ def _job(
         cache_salt=body.cache_salt,
         priority=body.priority,
         timeout_s=body.timeout_s,
+        grammar=grammar,
     )
 
 

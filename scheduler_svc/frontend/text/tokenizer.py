@@ -36,6 +36,7 @@ class Tokenizer:
     """One model's tokenizer, chat template, sampling defaults and end-of-sequence tokens.
 
     Attributes:
+        path: of tokenizer.json.
         token_bytes: what each token stands for; special tokens are absent.
         all_token_bytes: the same with special tokens.
         token_texts: single tokens as text.
@@ -51,7 +52,7 @@ class Tokenizer:
     """
 
     def __init__(self, folder: Path) -> None:
-        path = folder / "tokenizer.json"
+        self.path = path = folder / "tokenizer.json"
         if not path.is_file():
             raise CheckpointError(f"{folder} has no tokenizer.json")
         try:

@@ -74,6 +74,7 @@ def example() -> list[list[AnyRecord]]:
         min_tokens=3,
         bad_words=(_int32(192), _int32(5, 6)),
         allowed_token_ids=_int32(2, 7, 8, 9, 192, 193, 194, 219),
+        grammar='{"grammars":[{"lark_grammar":"start: /[a-zé]+/"}]}',
     )
     params = m.SamplingParams(
         max_tokens=20,

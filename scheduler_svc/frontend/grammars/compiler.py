@@ -1,0 +1,105 @@
+"""Grammars of requests, compiled by a process beside the frontend that may die of them or be killed."""
+
+import asyncio
+import contextlib
+import hashlib
+from collections import OrderedDict
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+
+from common.grammars import grammar_library
+from scheduler_svc.frontend.errors import ApiError
+from scheduler_svc.frontend.grammars.checker_process import COMPILE_MAY_TAKE_S, CheckerProcess, CheckerUnavailable
+from scheduler_svc.frontend.grammars.spec import Checked, GrammarSpec
+
+MAX_WAITING = 16  # compilations; with the time of one, this bounds how long any of them waits
+MAX_REMEMBERED_CHARS = 2**23
+MAX_REASON_CHARS = 600
+
+
+class GrammarCompiler:
+    """Compiles one grammar at a time, and remembers what became of those that were asked for lately.
+
+    Args:
+        tokenizer_file: path of the model's tokenizer.json.
+        eos_token_ids: tokens that end the model's texts.
+    """
+
+    def __init__(self, tokenizer_file: Path, eos_token_ids: tuple[int, ...]) -> None:
+        self._process = CheckerProcess(tokenizer_file, eos_token_ids)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
+        self._turn = asyncio.Lock()
+        self._num_waiting = 0
+        self._known: OrderedDict[bytes, Checked] = OrderedDict()
+        self._known_chars = 0
+
+    async def compile(self, spec: GrammarSpec, param: str) -> str:
+        """The grammar in llguidance's own format.
+
+        Args:
+            param: the request's parameter that has the spec; errors name it.
+
+        Raises:
+            ApiError: (400) the grammar is refused, or llguidance is not installed; (503) too many are waiting, or the
+                process does not start.
+        """
+        name = hashlib.blake2b(msgspec.msgpack.encode(spec)).digest()
+        checked = self._known.get(name)
+        if checked is None:
+            async with self._waiting():
+                checked = self._known.get(name)  # another request may have asked for the same meanwhile
+                if checked is None:
+                    checked = await self._check(spec, param)
+                    self._remember(name, checked)
+        else:
+            self._known.move_to_end(name)
+        if checked.reason:
+            raise _refusal(param, checked.reason)
+        return checked.grammar
+
+    def close(self) -> None:
+        """End the process."""
+        self._thread.shutdown()
+        self._process.close()
+
+    @contextlib.asynccontextmanager
+    async def _waiting(self) -> AsyncIterator[None]:
+        if self._num_waiting >= MAX_WAITING:
+            raise ApiError(503, "Too many grammars are being compiled.", code="unavailable", retry=True)
+        self._num_waiting += 1
+        try:
+            async with self._turn:
+                yield
+        finally:
+            self._num_waiting -= 1
+
+    async def _check(self, spec: GrammarSpec, param: str) -> Checked:
+        if not grammar_library():
+            message = f"Invalid value for '{param}': this server has no llguidance, which compiles grammars."
+            raise ApiError(400, message, code="unsupported_parameter", param=param)
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, self._process.check, spec)
+        except TimeoutError:  # not remembered: on a machine with less to do it may take less
+            raise _refusal(param, f"compiling it takes more than {COMPILE_MAY_TAKE_S:g} s") from None
+        except CheckerUnavailable as error:
+            message = "Grammars cannot be compiled now; the server's log says more."
+            raise ApiError(503, message, code="unavailable", retry=True) from error
+
+    def _remember(self, name: bytes, checked: Checked) -> None:
+        self._known[name] = checked
+        self._known_chars += _size(checked)
+        while self._known_chars > MAX_REMEMBERED_CHARS:
+            self._known_chars -= _size(self._known.popitem(last=False)[1])
+
+
+def _refusal(param: str, reason: str) -> ApiError:
+    """The error for a grammar, on one line: reasons quote the grammar with an arrow below the place."""
+    reason = " ".join(reason.split())[:MAX_REASON_CHARS].rstrip(".")
+    return ApiError(400, f"Invalid value for '{param}': {reason}.", code="invalid_grammar", param=param)
+
+
+def _size(checked: Checked) -> int:
+    return 512 + len(checked.grammar) + len(checked.reason)

@@ -1,0 +1,181 @@
+"""Grammars are compiled beside the frontend, each once, and what goes wrong with one concerns no other."""
+
+import asyncio
+import json
+import os
+import signal
+from itertools import pairwise
+
+import pytest
+
+from common.model_files import DEMO_MODEL_DIR
+from scheduler_svc.frontend.errors import ApiError
+from scheduler_svc.frontend.grammars import checker_process
+from scheduler_svc.frontend.grammars import compiler as compiler_module
+from scheduler_svc.frontend.grammars.compiler import MAX_REASON_CHARS, GrammarCompiler
+from scheduler_svc.frontend.grammars.spec import Checked, GrammarSpec
+from tests.frontend.links import in_event_loop
+
+OBJECT = GrammarSpec("json", '{"type": "object"}')
+DEEP = GrammarSpec("grammar", "start: r0\n" + "\n".join(f"r{i}: r{i + 1}" for i in range(4000)) + '\nr4000: "a"')
+SLOW = GrammarSpec("json", json.dumps({"allOf": [{"type": "string", "pattern": f"a{{{i}}}.*b"} for i in range(100)]}))
+
+
+@pytest.fixture
+def compiler():
+    """It leaves no process behind."""
+    compiler = GrammarCompiler(DEMO_MODEL_DIR / "tokenizer.json", (2045,))
+    yield compiler
+    compiler.close()
+
+
+@pytest.fixture
+def checks(compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> list[GrammarSpec]:
+    """What was compiled, and not remembered."""
+    check, checks = compiler._check, []
+
+    async def spy(spec: GrammarSpec, param: str) -> Checked:
+        checks.append(spec)
+        return await check(spec, param)
+
+    monkeypatch.setattr(compiler, "_check", spy)
+    return checks
+
+
+async def refusal(compiler: GrammarCompiler, spec: GrammarSpec) -> ApiError:
+    with pytest.raises(ApiError) as caught:
+        await compiler.compile(spec, "the_param")
+    return caught.value
+
+
+@in_event_loop
+async def test_equal_grammars_are_compiled_once(compiler: GrammarCompiler, checks: list[GrammarSpec]):
+    others = [GrammarSpec("regex", f"a{{{i}}}") for i in range(1, 4)]
+    asked = [OBJECT, *others] * 4
+    grammars = await asyncio.gather(*(compiler.compile(spec, "x") for spec in asked))
+    assert checks == [OBJECT, *others]
+    assert len(set(grammars)) == 4
+    assert grammars[:4] * 4 == grammars
+    wrong = GrammarSpec("regex", "(")
+    for param in ("one", "other"):
+        with pytest.raises(ApiError) as caught:
+            await compiler.compile(wrong, param)
+        assert (caught.value.status, caught.value.code, caught.value.param) == (400, "invalid_grammar", param)
+        assert f"Invalid value for '{param}': " in caught.value.message
+        assert "unclosed group" in caught.value.message
+    assert checks == [OBJECT, *others, wrong]
+
+
+@in_event_loop
+async def test_old_ones_are_forgotten(
+    compiler: GrammarCompiler, checks: list[GrammarSpec], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(compiler_module, "MAX_REMEMBERED_CHARS", 2000)
+    first, second, *others = [GrammarSpec("regex", f"a{{{i}}}") for i in range(1, 5)]
+    for spec in (first, second, first, *others, first, second):
+        await compiler.compile(spec, "x")
+    assert checks == [first, second, *others, second], "the first was asked for again in between"
+
+
+@in_event_loop
+async def test_kinds_are_told_apart(compiler: GrammarCompiler):
+    grammars = [await compiler.compile(GrammarSpec(kind, '["a"]'), "x") for kind in ("choice", "regex")]
+    assert grammars[0] != grammars[1]
+
+
+@in_event_loop
+async def test_a_grammar_that_overflows_the_stack(compiler: GrammarCompiler, checks: list[GrammarSpec]):
+    for _ in range(2):
+        error = await refusal(compiler, DEEP)
+        assert (error.status, error.code, error.param) == (400, "invalid_grammar", "the_param")
+        assert "nested too deeply" in error.message
+    assert checks == [DEEP], "it is not tried again"
+    assert await compiler.compile(OBJECT, "x")
+
+
+@in_event_loop
+async def test_a_grammar_that_takes_too_long(
+    compiler: GrammarCompiler, checks: list[GrammarSpec], monkeypatch: pytest.MonkeyPatch
+):
+    await compiler.compile(OBJECT, "x")
+    process = compiler._process._process
+    monkeypatch.setattr(checker_process, "COMPILE_MAY_TAKE_S", 0.1)
+    for _ in range(2):
+        error = await refusal(compiler, SLOW)
+        assert (error.status, error.code) == (400, "invalid_grammar")
+        assert "compiling it takes more than" in error.message
+    assert process.returncode == -signal.SIGKILL
+    monkeypatch.undo()
+    assert await compiler.compile(GrammarSpec("regex", "b"), "x")
+
+
+@in_event_loop
+async def test_a_request_that_is_cancelled_leaves_no_answer_behind(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(checker_process, "COMPILE_MAY_TAKE_S", 0.1)
+    asked = asyncio.create_task(compiler.compile(SLOW, "x"))
+    await asyncio.sleep(0)
+    asked.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asked
+    monkeypatch.undo()
+    assert "/b+/" in await compiler.compile(GrammarSpec("regex", "b+"), "x")
+
+
+@in_event_loop
+async def test_a_process_that_was_killed_is_started_again(compiler: GrammarCompiler):
+    await compiler.compile(OBJECT, "x")
+    process = compiler._process._process
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    assert await compiler.compile(GrammarSpec("regex", "b+"), "x"), "no grammar was to blame"
+
+
+@in_event_loop
+async def test_so_many_wait(compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(compiler_module, "MAX_WAITING", 3)
+    specs = [GrammarSpec("regex", "a" * i) for i in range(1, 6)]
+    answers = await asyncio.gather(*(compiler.compile(spec, "x") for spec in specs), return_exceptions=True)
+    assert [type(answer) for answer in answers] == [str, str, str, ApiError, ApiError]
+    assert (answers[3].status, answers[3].code) == (503, "unavailable")
+    assert answers[3].headers
+    assert await compiler.compile(specs[4], "x"), "there is room again"
+
+
+@in_event_loop
+async def test_the_event_loop_goes_on(compiler: GrammarCompiler):
+    """A long compilation costs no more turns of the loop than a short one: it is another process's."""
+    await compiler.compile(OBJECT, "x")
+    schema = {"type": "object", "properties": {f"name {i}": {"type": "string"} for i in range(1500)}}
+    loop = asyncio.get_running_loop()
+    asked = asyncio.create_task(compiler.compile(GrammarSpec("json", json.dumps(schema)), "x"))
+    turns = [loop.time()]
+    while not asked.done():
+        await asyncio.sleep(0.001)
+        turns.append(loop.time())
+    assert await asked
+    assert max(later - earlier for earlier, later in pairwise(turns)) < (turns[-1] - turns[0]) / 2
+
+
+@in_event_loop
+async def test_without_the_library(compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(compiler_module, "grammar_library", lambda: "")
+    error = await refusal(compiler, OBJECT)
+    assert (error.status, error.code, error.param) == (400, "unsupported_parameter", "the_param")
+    assert "this server has no llguidance" in error.message
+
+
+@in_event_loop
+async def test_a_checker_that_does_not_start(compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(checker_process, "_MODULE", "scheduler_svc.no_such_module")
+    assert (await refusal(compiler, OBJECT)).status == 503
+    monkeypatch.undo()
+    assert await compiler.compile(OBJECT, "x"), "and is not given up"
+
+
+@in_event_loop
+async def test_reasons_are_short(compiler: GrammarCompiler):
+    error = await refusal(compiler, GrammarSpec("regex", "a" * 50_000 + "("))
+    assert len(error.message) < MAX_REASON_CHARS + 50
+    assert str(DEMO_MODEL_DIR) not in error.message

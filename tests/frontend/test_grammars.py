@@ -1,0 +1,211 @@
+"""What each kind of grammar allows, token by token."""
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from llguidance import LLMatcher, LLTokenizer
+
+from common.model_files import DEMO_MODEL_DIR
+from scheduler_svc.frontend.grammars.checker import check
+from scheduler_svc.frontend.grammars.spec import GrammarSpec
+from scheduler_svc.frontend.text.tokenizer import Tokenizer
+from tests.support.effort import examples
+
+MODEL = Tokenizer(DEMO_MODEL_DIR)
+TOKENIZER = LLTokenizer(str(MODEL.path), eos_token=list(MODEL.eos_token_ids))
+SPECIAL = "<|im_start|>"
+POINT = {
+    "type": "object",
+    "properties": {"x": {"type": "integer"}, "tags": {"type": "array", "items": {"type": "string"}}},
+    "required": ["x", "tags"],
+    "additionalProperties": False,
+}
+
+
+def spec(kind: str, content: object) -> GrammarSpec:
+    return GrammarSpec(kind, content if isinstance(content, str) else json.dumps(content, ensure_ascii=False))
+
+
+def grammar(kind: str, content: object) -> str:
+    checked = check(spec(kind, content), TOKENIZER)
+    assert not checked.reason, checked.reason
+    return checked.grammar
+
+
+def refusal(kind: str, content: object) -> str:
+    checked = check(spec(kind, content), TOKENIZER)
+    assert not checked.grammar
+    return checked.reason
+
+
+def accepts(compiled: str, text: str) -> bool:
+    """Whether an executor may generate exactly this text, each of its tokens allowed by the mask before it."""
+    matcher = LLMatcher(TOKENIZER, compiled, log_level=0)
+    [tokens] = MODEL.encode([text], add_special_tokens=False)
+    for token in tokens:
+        mask = matcher.compute_bitmask()
+        if not mask[token // 8] >> token % 8 & 1:
+            return False
+        assert matcher.consume_token(token), matcher.get_error()
+    return matcher.is_accepting()
+
+
+@pytest.mark.parametrize(
+    ("kind", "content", "right", "wrong"),
+    [
+        (
+            "json",
+            POINT,
+            ['{"x":1,"tags":[]}', '{"x": -20, "tags": ["a", "é\\n🦊"]}', json.dumps({"x": 5, "tags": ["a"]}, indent=4)],
+            [
+                "",
+                "{}",
+                '{"x":1.5,"tags":[]}',
+                '{"x":1,"tags":[1]}',
+                '{"x":1,"tags":[],"y":2}',
+                '{"tags":[],"x":1}',
+                "[]",
+            ],
+        ),
+        ("json", {"type": "object"}, ["{}", '{"a": [null, {"b": 1e5}]}'], ["[]", "null", '"a"', '{"a"}', "{} "]),
+        ("json", {"enum": ["a", 1, None, {"b": []}]}, ['"a"', "1", "null", '{"b":[]}'], ["a", "2", '{"b":[1]}']),
+        ("json", {"$defs": {"a": {"type": "null"}}, "$ref": "#/$defs/a"}, ["null"], ["1"]),
+        ("regex", r"[A-Z]{2}-\d+(/x)?", ["AB-1", "XY-123/x"], ["", "A-1", "AB-", "AB-1/", "AB-1x", "AB-1/x/x"]),
+        ("regex", r"^é+$", ["é", "ééé"], ["", "e", "^é$"]),
+        ("grammar", 'start: "a" b*\nb: /[0-9]/ | "(" b ")"', ["a", "a1", "a1((2))"], ["", "1", "a(", "a()"]),
+        ("grammar", 'root ::= "a" b*\nb ::= [0-9] | "(" b ")"', ["a", "a1", "a1((2))"], ["", "1", "a(", "a()"]),
+        ("choice", ["yes", "no", "yes, but"], ["yes", "no", "yes, but"], ["", "y", "yes,", "yesno", "yes no"]),
+        (
+            "structural_tag",
+            {
+                "structures": [
+                    {"begin": "<f=a>", "schema": {"type": "integer"}, "end": "</f>"},
+                    {"begin": "<f=b>", "schema": POINT, "end": ""},
+                ],
+                "triggers": ["<g", "<f="],
+            },
+            ["", "text < f", 'one <f=a>5</f> two\n<f=b>{"x": 1, "tags": []} and <f=a>1</f>', "<f"],
+            ["<f=", "<f=c>", "<f=a>x</f>", "<f=a>5", "<f=a>5</g>", "a <f=b>5", "<f=b>{}"],
+        ),
+    ],
+    ids=["object", "any object", "enum", "ref", "regex", "anchored regex", "lark", "gbnf", "choice", "tags"],
+)
+def test_texts_that_match_and_others(kind: str, content: object, right: list[str], wrong: list[str]):
+    compiled = grammar(kind, content)
+    assert [text for text in right if not accepts(compiled, text)] == []
+    assert [text for text in wrong if accepts(compiled, text)] == []
+
+
+@pytest.mark.parametrize("where", ["trigger", "end"])
+def test_special_tokens_in_tags(where: str):
+    """They are no text: what stands for them is the token."""
+    begin, end = (f"{SPECIAL}call:", "!") if where == "trigger" else ("call:", SPECIAL)
+    structures = [{"begin": begin, "schema": {"type": "integer"}, "end": end}]
+    triggers = [SPECIAL if where == "trigger" else "call"]
+    compiled = grammar("structural_tag", {"structures": structures, "triggers": triggers})
+    assert accepts(compiled, f"well {begin}5{end} so")
+    assert accepts(compiled, "well")
+    assert not accepts(compiled, f"{begin}x{end}")
+
+
+ANY_TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
+
+
+@settings(max_examples=examples(200), deadline=None)
+@given(st.lists(ANY_TEXT, min_size=1, max_size=5), ANY_TEXT)
+def test_choices_are_these_strings_and_no_others(choices: list[str], other: str):
+    """Quotes, backslashes, newlines, control characters, the empty one. A special token's name as text is left out:
+    a tokenizer reads it as the token."""
+    compiled = grammar("choice", choices)
+    assert [text for text in choices if not accepts(compiled, text)] == []
+    assert accepts(compiled, other) == (other in choices)
+
+
+@pytest.mark.parametrize(
+    "choice", ['"', "\\", "\n", "\\n", "'", "/", "\x00", "\x7f", "\x85", "\u2028", "%json {}", "🦊", ""]
+)
+def test_choices_that_need_escapes(choice: str):
+    compiled = grammar("choice", [choice, "else"])
+    assert accepts(compiled, choice)
+    assert not accepts(compiled, choice + "x")
+
+
+@settings(max_examples=examples(100), deadline=None)
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers(-1000, 1000) | ANY_TEXT,
+        lambda value: st.lists(value, max_size=3) | st.dictionaries(ANY_TEXT, value, max_size=3),
+        max_leaves=8,
+    ),
+    st.sampled_from([None, 1, 2, 4]),
+)
+def test_any_json_object_matches_however_it_is_written(value: object, indent: int | None):
+    text = json.dumps({"value": value}, indent=indent, ensure_ascii=False)
+    assert accepts(grammar("json", {"type": "object"}), text.replace("\x7f", "\\u007f"))
+
+
+# --- whitespace ---
+
+
+@pytest.mark.parametrize("kind", ["json", "structural_tag"])
+def test_whitespace_ends(kind: str):
+    """A model that draws whitespace has to go on with the text after a few."""
+    tags = {"structures": [{"begin": "f:", "schema": POINT, "end": ""}], "triggers": ["f:"]}
+    compiled = grammar(kind, POINT if kind == "json" else tags)
+    before = "" if kind == "json" else "f:"
+    for space in ["", " ", "\n", "\r\n\t\t", "\n" + " " * 32, " " * 32]:
+        assert accepts(compiled, f'{before}{{{space}"x":{space}1,{space}"tags":[{space}]{space}}}'), repr(space)
+    for space in ["\n\n", " " * 33, " \n"]:
+        assert not accepts(compiled, f'{before}{{{space}"x":1,"tags":[]}}'), repr(space)
+
+
+def test_a_schema_says_itself_which_whitespace_it_wants():
+    compact = grammar("json", POINT | {"x-guidance": {"whitespace_flexible": False}})
+    assert accepts(compact, '{"x":1,"tags":[]}')
+    assert not accepts(compact, '{"x": 1,"tags":[]}')
+    other = grammar("json", POINT | {"x-guidance": {"whitespace_pattern": " *"}})
+    assert accepts(other, '{"x":' + " " * 100 + '1,"tags":[]}')
+    assert not accepts(other, '{"x":\n1,"tags":[]}')
+    lenient = grammar("json", POINT | {"unevaluatedItems": False, "x-guidance": {"lenient": True}})
+    assert not accepts(lenient, '{"x":\n\n1,"tags":[]}'), "ours, with its other options"
+
+
+# --- what is refused ---
+
+
+@pytest.mark.parametrize(
+    ("kind", "content", "reason"),
+    [
+        ("json", {"type": "bogus"}, "Invalid type: bogus"),
+        ("json", {"not": {"type": "null"}}, 'Unimplemented keys: ["not"]'),
+        ("json", {"type": "object", "x-guidance": 5}, "expected struct JsonCompileOptions"),
+        ("json", {"type": "object", "x-guidance": {"other": 5}}, "unknown field `other`"),
+        ("json", {"$ref": "http://example.com/schema"}, "http://example.com/schema' is not present"),
+        ("json", {"$ref": "file:///etc/passwd"}, "does not fetch"),
+        ("json", {"items": {"$ref": "other.json"}}, "does not fetch"),
+        ("json", {"type": "string", "pattern": "(?=a)b"}, "look-around"),
+        ("json", {"type": "integer", "minimum": 2, "maximum": 1}, "Unsatisfiable schema"),
+        ("json", {"enum": []}, "Unsatisfiable schema"),
+        ("json", {"$ref": "#"}, "it matches no text"),
+        ("regex", "(", "unclosed group"),
+        ("regex", r"[^\s\S]", "it matches no text"),
+        ("grammar", "start: other", 'unknown name: "other"'),
+        ("grammar", "begin: /x/", "Expected ::= at line 1"),
+        ("grammar", "start: start", "it matches no text"),
+        ("grammar", "start: <|other|>", "unknown special token"),
+        ("grammar", 'start: %json {"$ref": "http://example.com"}', "does not fetch"),
+        ("grammar", "root ::= other", "Rule 'other' not found"),
+        ("grammar", "root ::= " + "(" * 5000, "it cannot be read"),
+        ("grammar", "", "rule found"),
+        ("choice", ["\x01" * 50_000], "characters, the limit is 262144"),
+    ],
+)
+def test_what_is_refused_and_why(kind: str, content: object, reason: str):
+    assert reason in refusal(kind, content)
+
+
+def test_what_is_too_much_for_a_lexer():
+    rules = "\n".join(f"R{i}: R{i + 1} R{i + 1}" for i in range(30))
+    assert "too big" in refusal("grammar", f'start: R0\n{rules}\nR30: "a"')
