@@ -150,7 +150,7 @@ def test_the_length_of_a_request_counts_its_lists_and_its_log_probabilities():
 
 
 def test_records_are_made_of_what_the_scheduler_gives():
-    first, second = new_sequences(submit("a", n=2), int32_array("prompt", PROMPT), 2**33, None)
+    first, second = new_sequences(submit("a", n=2), int32_array("prompt", PROMPT), 1, 2**33, None)
     second.num_cached_prompt = 3
     end = SequenceEnd(second, "error", "too bad", "internal_error")
     output = StepOutput([first, second], [11, 12], [first], [end], "model", np.zeros(2, np.int32))
@@ -167,7 +167,7 @@ def test_what_the_scheduler_gives_has_log_probabilities_for_those_that_asked():
     """Some with several, some with none; a step in which nobody asked has no columns for them."""
     prompt = int32_array("prompt", PROMPT)
     plain, some = (
-        new_sequences(submit(name, logprobs=n), prompt, i, None) for i, (name, n) in enumerate([("a", 0), ("b", 2)])
+        new_sequences(submit(name, logprobs=n), prompt, 1, i, None) for i, (name, n) in enumerate([("a", 0), ("b", 2)])
     )
     sequences, positions = [*some, *plain], np.zeros(2, np.int32)
     came = StepLogprobs(np.array([2, 0], np.int32), np.array([7, 3], np.int32), np.array([-0.5, -1.5], np.float32))

@@ -45,8 +45,7 @@ class ConstraintsRecord(Record, frozen=True):
 
 
 def list_bytes(constraints: ConstraintsRecord | m.Constraints | None) -> int:
-    """About how many bytes the lists of tokens take that a request asks for, and its grammar: there may be as many tokens
-    as the vocabulary has."""
+    """Bytes of a request's lists of tokens and, about, of its grammar; a list may be as long as the vocabulary."""
     if (asked := constraints) is None:
         return 0
     lists = (asked.bias_token_ids, asked.biases, *asked.bad_words, asked.allowed_token_ids)

@@ -14,9 +14,9 @@ import sys
 import threading
 
 import msgspec
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance import LLMatcher, LLTokenizer
 
-from common.grammars import LEXER_FUEL
+from common.grammars import parser_limits
 from common.messages import MAX_GRAMMAR_CHARS
 from common.parent_death import killed_with
 from scheduler_svc.frontend.grammars.build import build_grammar
@@ -35,8 +35,7 @@ def check(spec: GrammarSpec, tokenizer: LLTokenizer) -> Checked:
     if len(grammar) > MAX_GRAMMAR_CHARS:
         return Checked(reason=f"its grammar has {len(grammar)} characters, the limit is {MAX_GRAMMAR_CHARS}")
     # Not `validate_grammar`: that does not build what masks tokens, and so it takes more than this does.
-    limits = LLParserLimits(initial_lexer_fuel=LEXER_FUEL, verbose_errors=False)
-    matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
+    matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=parser_limits())
     if not matcher.is_error():
         matcher.compute_bitmask()
     if not matcher.is_error():
