@@ -1,7 +1,7 @@
 """The C++ kernels of the sampler at Qwen3's vocabulary, against their twins in torch.
 
     python benchmarks/bench_cpu_kernels.py
-    BATON_CPU_ISA=avx2 python benchmarks/bench_cpu_kernels.py --rows 32 --threads 1 --only log_probs
+    BATON_CPU_ISA=avx2 python benchmarks/bench_cpu_kernels.py --rows 32 --threads 2 --only log_probs
 
 One JSON line for each case: microseconds a row, the best of some calls. The model's logits are bfloat16, adjusted ones
 float32. Exits with 2 where there are no C++ kernels.
@@ -16,7 +16,6 @@ from functools import partial
 import click
 import torch
 
-from benchmarks.cpu.cpu_ceilings import all_threads
 from benchmarks.kernels.cases import KernelCase, grouped
 from benchmarks.kernels.sampling_cases import KINDS, adjust_logits_case, log_probs_case, sample_case
 from kernels import reference
@@ -58,7 +57,7 @@ def _best_s(call: Callable[[], object], budget_s: float) -> float:
 @click.command()
 @click.option("--only", help="Only the cases of this kernel.")
 @click.option("--rows", type=click.IntRange(1), default=32, show_default=True)
-@click.option("--threads", type=click.IntRange(1), default=all_threads, help="All CPUs of this process by default.")
+@click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="That share the rows.")
 @click.option("--budget-s", default=1.0, show_default=True, help="For the calls of a contestant.")
 @click.option("--twins", is_flag=True, help="Time the twins, too.")
 def main(only: str | None, rows: int, threads: int, budget_s: float, twins: bool) -> None:
