@@ -40,7 +40,17 @@ FLOORS = {
         *("event_loop", "core", "config", "observability", "requests", "scheduling", "executor", "fleet"),
         *("step_output", "sequence", "actions"),
     ],
-    "scheduler_svc/frontend": ["__main__", "http", "requests", "answers", "link", "text", "api_keys", "errors"],
+    "scheduler_svc/frontend": [
+        "__main__",
+        "http",
+        "requests",
+        "answers",
+        "link",
+        "grammars",
+        "text",
+        "api_keys",
+        "errors",
+    ],
     "scheduler_svc/client": [
         *("cli", "commands"),
         *("batch", "bench", "demo", "keys", "rollout", "status"),  # each the work of one command

@@ -85,6 +85,7 @@ def test_a_request_comes_back_as_it_was_submitted():
         min_tokens=2,
         bad_words=(int32(1), int32(2, 3)),
         allowed_token_ids=int32(9, 4, 2),
+        grammar="start: /é/",
     )
     params = m.SamplingParams(
         max_tokens=9, temperature=0.5, seed=2**62, stop_token_ids=(1, 2), logprobs=21, constraints=constraints
@@ -140,13 +141,13 @@ def test_every_field_of_a_request_is_kept():
 
 def test_the_length_of_a_request_counts_its_lists_and_its_log_probabilities():
     asked = m.Constraints(bias_token_ids=bytes(8), biases=bytes(8), bad_words=(bytes(4), bytes(12)))
-    wide = msgspec.structs.replace(asked, allowed_token_ids=bytes(4000))
+    wide = msgspec.structs.replace(asked, allowed_token_ids=bytes(4000), grammar="é" * 300)
     sizes = []
     for constraints, told in ((None, Progress(bytes(40))), (wide, Progress(bytes(40), "", 0, None, *[bytes(840)] * 2))):
         params = m.SamplingParams(max_tokens=99, logprobs=21, constraints=constraints)
         record = SubmitRecord.of(msgspec.structs.replace(submit("a"), params=params))
         sizes.append(RequestRecord(0, 0.0, record, (told,)).num_bytes)
-    assert sizes[1] - sizes[0] == 8 + 8 + 16 + 4000 + 2 * 840
+    assert sizes[1] - sizes[0] == 8 + 8 + 16 + 4000 + 600 + 2 * 840
 
 
 def test_records_are_made_of_what_the_scheduler_gives():
