@@ -161,6 +161,7 @@ class BusyCore:
             vocab_size=VOCAB_SIZE,
             pid=1,
             tokenizer="",
+            grammars="",
         )
         self._executors.incoming.append((name, hello))
 

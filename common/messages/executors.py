@@ -46,7 +46,7 @@ class Hello(Message, frozen=True, tag="hello"):
     vocab_size: Positive
     pid: Count
     tokenizer: Annotated[str, Meta(max_length=64)]
-    grammars: Annotated[str, Meta(max_length=64)] = ""
+    grammars: Annotated[str, Meta(max_length=64)]
 
 
 class ExecutorHeartbeat(Message, frozen=True, tag="alive"):

@@ -19,6 +19,11 @@ def members(direction):
     return direction.__args__
 
 
+CONSTRAINTS = m.Constraints(presence_penalty=0.5, bad_words=(b"ab", b"c"), grammar="g")
+START = m.LaneStart(lane=1, num_prompt=2, tokens=b"abcd", constraints=CONSTRAINTS)
+PLAN_COLUMNS = [field for field in m.Plan.__struct_fields__[2:] if field != "lane_starts"]
+
+
 def test_every_direction_has_unique_tags():
     for direction in DIRECTIONS:
         tags = [member.__struct_config__.tag for member in members(direction)]
@@ -34,9 +39,14 @@ def test_round_trip_of_every_message(direction):
         m.StepFailed: m.StepFailed(epoch=1, step=2, error="x"),
         m.Reject: m.Reject(reason="x"),
         m.EpochOver: m.EpochOver(epoch=1, reason="x"),
-        m.Plan: m.Plan(epoch=1, step=2, **{f: f.encode() for f in m.Plan.__struct_fields__[2:]}),
+        m.Plan: m.Plan(epoch=1, step=2, **{f: f.encode() for f in PLAN_COLUMNS}, lane_starts=(START,)),
         m.FrontendHello: m.FrontendHello(pid=4),
-        m.Submit: m.Submit(request_id="r", prompt=b"abcd", params=m.SamplingParams(max_tokens=3, top_p=0.5), n=2),
+        m.Submit: m.Submit(
+            request_id="r",
+            prompt=b"abcd",
+            params=m.SamplingParams(max_tokens=3, top_p=0.5, logprobs=2, constraints=CONSTRAINTS),
+            n=2,
+        ),
         m.Attach: m.Attach(request_id="r"),
         m.Detach: m.Detach(request_id="r"),
         m.Cancel: m.Cancel(request_id="r", index=1),

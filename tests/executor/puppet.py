@@ -22,7 +22,15 @@ LIMITS = ExecutorLimits(
     num_blocks=64, block_size=4, max_num_seqs=8, max_batch_tokens=64, max_model_len=100, vocab_size=128
 )
 HELLO = m.Hello(
-    executor="puppet", build="0", fingerprint="f", dtype="float32", device="cpu", pid=1, tokenizer="", **vars(LIMITS)
+    executor="puppet",
+    build="0",
+    fingerprint="f",
+    dtype="float32",
+    device="cpu",
+    pid=1,
+    tokenizer="",
+    grammars="",
+    **vars(LIMITS),
 )
 SLOW_STEP_S = 2.0
 IN_SLOW_STEP = "in the slow step"
