@@ -13,5 +13,5 @@ LIMITS = ExecutorLimits(
 def hello(name: str = "fake", limits: ExecutorLimits = LIMITS, **changes: Any) -> m.Hello:
     """A Hello of these limits."""
     fields = dict(vars(limits), executor=name, build="test", fingerprint="f00d", dtype="float32", device="cpu", pid=1)
-    fields["tokenizer"] = ""
+    fields |= {"tokenizer": "", "grammars": ""}
     return m.Hello(**(fields | changes))
