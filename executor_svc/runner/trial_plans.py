@@ -1,9 +1,12 @@
 """Plans that no scheduler sent: to warm up, to measure memory, to capture graphs."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
+from common import messages as m
+from common.constraints import StartedLane
 from common.plan import PlanColumns
 from common.sampling_columns import SAMPLING_COLUMNS, SamplingColumns
 
@@ -32,4 +35,31 @@ def trial_plan(query_lens: Sequence[int], block_size: int, computed: Sequence[in
         sampling=SamplingColumns(
             **{name: np.full(rows, parameter.trial, parameter.dtype) for name, parameter in SAMPLING_COLUMNS.items()}
         ),
+    )
+
+
+def asking(columns: PlanColumns, num_plain: int, vocab_size: int) -> PlanColumns:
+    """A trial plan of which all rows but the first `num_plain` ask for whatever can be asked, grammars aside."""
+    rows = columns.num_rows
+    one = np.zeros(1, "<i4").tobytes()
+    everything = m.Constraints(
+        presence_penalty=1.0,
+        frequency_penalty=1.0,
+        repetition_penalty=2.0,
+        bias_token_ids=one,
+        biases=np.ones(1, "<f4").tobytes(),
+        bad_words=(one,),
+        allowed_token_ids=one,
+    )
+    starts = [
+        m.LaneStart(lane=lane, num_prompt=1, tokens=bytes(4 * length), constraints=everything)
+        for lane, length in zip(columns.lanes.tolist(), columns.context_lens.tolist(), strict=True)
+    ]
+    counts = np.full(rows, min(m.MAX_LOGPROBS, 1 + vocab_size), np.int32)
+    counts[:num_plain] = 0
+    return replace(
+        columns,
+        constrained=np.arange(num_plain, rows, dtype=np.int32),
+        lane_starts=tuple(map(StartedLane.of, starts[num_plain:])),
+        logprob_counts=counts,
     )

@@ -69,21 +69,26 @@ class _Asked:
     def of(self, plan: m.Plan, rows: list[Row]) -> m.Plan:
         """The plan, of which some samples ask for constraints, for log-probabilities, or for both."""
         rng, sampled = self.rng, [row for row in rows if row.sampled]
-        constrained = self._some(len(sampled))
+        constrained, starting = [], []
+        room = max(self.limits.max_batch_tokens, self.limits.max_model_len)  # for the starts' tokens, usually
+        for sample in self._some(len(sampled)):
+            row = sampled[sample]
+            if self.started.get(row.lane) != row.context_len or rng.random() < 0.2:
+                if row.context_len > room:
+                    continue
+                room -= row.context_len
+                starting.append(row)
+            constrained.append(sample)
+            self.started[row.lane] = row.context_len + 1
         wanting = self._some(len(sampled))
         counts = array("i", [0] * len(sampled))
         most = rng.choice([1, 2, rng.randint(1, m.MAX_LOGPROBS), m.MAX_LOGPROBS])
         for sample in wanting:
             counts[sample] = rng.choice([most, rng.randint(1, most)])
-        starts = []
-        for row in (sampled[sample] for sample in constrained):
-            if self.started.get(row.lane) != row.context_len or rng.random() < 0.2:
-                starts.append(self._start(row))
-            self.started[row.lane] = row.context_len + 1
         return msgspec.structs.replace(
             plan,
             constrained=array("i", constrained).tobytes(),
-            lane_starts=tuple(starts),
+            lane_starts=tuple(map(self._start, starting)),
             logprob_counts=counts.tobytes() if wanting else b"",
         )
 
@@ -95,7 +100,8 @@ class _Asked:
         rng, vocab_size = self.rng, self.limits.vocab_size
 
         def tokens(most: int) -> bytes:
-            return array("i", rng.sample(range(vocab_size), rng.randint(1, min(most, vocab_size)))).tobytes()
+            first = rng.randrange(vocab_size)
+            return np.arange(first, min(first + rng.randint(1, most), vocab_size), dtype=np.int32).tobytes()
 
         bias_ids = tokens(m.MAX_BIASES)
         everything: dict[str, Any] = {
