@@ -47,7 +47,7 @@ def main() -> None:
         kv_cache_memory_gib=0.25,
     )
     runner, hello, group = start_executor(options)
-    plans = random_plans(ExecutorLimits.of(hello), random.Random(1))
+    plans = random_plans(ExecutorLimits.of(hello), random.Random(1))  # half of them ask for more than tokens
 
     def serve_steps(leader: GroupLeader) -> int:
         serve(leader, plans, STEPS)  # type: ignore[arg-type]
