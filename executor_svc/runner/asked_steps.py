@@ -1,22 +1,22 @@
 """Steps whose samples ask for more than a token: from the plan to what is drawn, and back to the plan's order."""
 
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
+import numpy as np
 import torch
-from torch import Tensor
 
+from common.constraints import StartedLane
 from common.errors import WireError
 from common.plan import ExecutorLimits, PlanColumns, ResultColumns
 from common.wire import IntArray
 from executor_svc.model.draw import Drawn, Lanes
 from executor_svc.runner.grammar_masks import GrammarMasks
-from executor_svc.runner.readback import PendingCopies
+from executor_svc.runner.readback import CopiedTensors, PendingCopies
 from executor_svc.staging.arena import Arena
-from executor_svc.staging.asked import AskedStager, AskedStep, SampleOrder
+from executor_svc.staging.asked import AskedStager, AskedStep, SampleOrder, asked_arena_size
 from executor_svc.staging.constrained_lanes import ConstrainedLane, ConstrainedLanes
-
-_ARENA_BYTES = 4 * 2**20  # a mask of 151,936 tokens takes 19 kB; a step that takes more gets memory of its own
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class PendingStep:
 
     _columns: PlanColumns
     _order: SampleOrder | None
-    _drawn: PendingCopies
+    _drawn: PendingCopies | CopiedTensors
 
     def wait(self) -> ResultColumns:
         """What the plan gave, as soon as it is done. Raises RuntimeError if a kernel of the step failed."""
@@ -74,7 +74,11 @@ class AskedSteps:
         # The token that a sequence of the greatest length ends with is one more.
         tokens = torch.empty((limits.max_num_seqs, limits.max_model_len + 1), dtype=torch.int32, device=device)
         self.lanes = Lanes(last_tokens, tokens)
-        self._stager = AskedStager(limits.vocab_size, Arena(_ARENA_BYTES, device))
+        self._arena = Arena(asked_arena_size(limits), device)
+        self._stager = AskedStager(limits.vocab_size, self._arena)
+        # Of all lanes that a plan starts. Beyond it are plans that start several long sequences whose prefixes are
+        # cached: they pin memory of their own, which torch keeps.
+        self._started_bytes = 4 * max(limits.max_batch_tokens, limits.max_model_len)
         self._constrained = ConstrainedLanes(limits.vocab_size)
         self._grammars = grammars
 
@@ -87,8 +91,8 @@ class AskedSteps:
         constrained = self._constrained.take(columns)
         if not constrained and not columns.logprob_counts.any():
             return None
-        for start in columns.lane_starts:
-            _upload(start.tokens, self.lanes.tokens[start.message.lane, : len(start.tokens)])
+        if columns.lane_starts:
+            self._upload(columns.lane_starts)
         order = SampleOrder.of(columns)
         masks = None
         if self._grammars is not None:
@@ -113,14 +117,19 @@ class AskedSteps:
             tokens = drawn.tokens[step.first_adjusted : step.num_samples].clamp(min=0)
             self.lanes.tokens.index_put_(places, tokens)
 
+    def copied_bytes(self) -> list[int]:
+        """Bytes that each copy to the device takes, in a usual step at most."""
+        return [self._arena.num_bytes, self._started_bytes]
+
     def close(self) -> None:
         """End the thread that fills masks."""
         if self._grammars is not None:
             self._grammars.close()
 
-
-def _upload(tokens: IntArray, out: Tensor) -> None:
-    """Behind the steps that read what is there."""
-    host = torch.empty(len(tokens), dtype=torch.int32, pin_memory=out.is_cuda)
-    host.numpy()[:] = tokens
-    out.copy_(host, non_blocking=True)
+    def _upload(self, starts: Sequence[StartedLane]) -> None:
+        """Behind the steps that read what is there."""
+        tokens, lengths = self.lanes.tokens, [len(start.tokens) for start in starts]
+        host = torch.empty(sum(lengths), dtype=torch.int32, pin_memory=tokens.is_cuda)
+        host.numpy()[:] = np.concatenate([start.tokens for start in starts])
+        for start, known in zip(starts, host.split(lengths), strict=True):
+            tokens[start.message.lane, : len(known)].copy_(known, non_blocking=True)

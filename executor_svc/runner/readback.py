@@ -9,22 +9,43 @@ import torch
 from torch import Tensor
 
 
-@dataclass(frozen=True)
 class PendingCopies:
-    """Tensors on their way to the host."""
+    """Tensors on their way to the host.
 
-    _host: Sequence[Tensor]
-    _arrived: torch.cuda.Event | None
+    Args:
+        host: pinned memory that they are copied to.
+        arrived: when they are there.
+    """
+
+    def __init__(self, host: Sequence[Tensor], arrived: torch.cuda.Event) -> None:
+        self._host = host
+        self._arrived = arrived
+        self._arrays: list[npt.NDArray[Any]] | None = None
 
     def wait(self) -> list[npt.NDArray[Any]]:
-        """The tensors as arrays, as soon as their step is done. Other threads may run meanwhile.
+        """The tensors as arrays, as soon as their step is done. Other threads may run meanwhile, and wait, too.
 
         Raises:
             RuntimeError: a kernel of the step failed.
         """
-        if self._arrived is not None:
+        host = self._host  # before the arrays: another thread sets these first
+        if self._arrays is None:
             self._arrived.synchronize()
-        return [tensor.numpy() for tensor in self._host]
+            # Grammars keep a lane's last step, for how long nobody knows: the pinned memory goes back now.
+            self._arrays = [tensor.numpy().copy() for tensor in host]
+            self._host = ()
+        return self._arrays
+
+
+@dataclass(frozen=True)
+class CopiedTensors:
+    """Tensors of a CPU, which computes a step before its launch returns."""
+
+    _arrays: list[npt.NDArray[Any]]
+
+    def wait(self) -> list[npt.NDArray[Any]]:
+        """See `PendingCopies.wait`."""
+        return self._arrays
 
 
 class Readback:
@@ -37,13 +58,13 @@ class Readback:
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
-    def start(self, tensors: Sequence[Tensor]) -> PendingCopies:
+    def start(self, tensors: Sequence[Tensor]) -> PendingCopies | CopiedTensors:
         """Begin to copy what the current stream will have written to some tensors.
 
         Later work of the current stream waits for the copies, since it may overwrite the tensors.
         """
         if self._stream is None:
-            return PendingCopies([tensor.clone() for tensor in tensors], None)
+            return CopiedTensors([tensor.numpy().copy() for tensor in tensors])
         computing = torch.cuda.current_stream(tensors[0].device)
         # Of torch's cache of pinned memory.
         hosts = [torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True) for tensor in tensors]

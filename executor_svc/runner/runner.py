@@ -1,7 +1,7 @@
 """From a plan to its tokens: where the model, the KV cache and the lanes come together."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Generic, TypeVar
 
@@ -22,10 +22,12 @@ from executor_svc.runner.trial_plans import asking, trial_plan
 from executor_svc.staging.arena import Arena
 from executor_svc.staging.asked import AskedStep
 from executor_svc.staging.batch import StepBatch, arena_size, pad_decode, stage
+from executor_svc.staging.pinned_memory import take_pinned_memory
 
 Metadata = TypeVar("Metadata")
 
 _IN_FLIGHT = 3  # steps at most, one more than schedulers keep by default
+_PLAIN_ROWS = 32  # eight ranks have four rows each, and four int32 are 16 bytes
 
 log = get_logger("executor")
 
@@ -90,8 +92,8 @@ class Runner(Generic[Metadata]):
             WireError: the plan contradicts what was said of a lane.
             RuntimeError: torch failed (out of memory, say). The content of the plan's slots is then unknown.
         """
-        asking = self._asked_steps.begin(columns)
-        ordered = columns if asking is None else asking.columns
+        asked_plan = self._asked_steps.begin(columns)
+        ordered = columns if asked_plan is None else asked_plan.columns
         num_rows = self._decode_size(ordered)
         if num_rows is None:
             num_tokens = next_size(self._token_sizes, len(ordered.token_ids))
@@ -102,14 +104,14 @@ class Runner(Generic[Metadata]):
             batch = self._stage_padded(ordered, num_rows)
             if not self._graphs.replay_forward(num_rows):
                 self._forward(batch)
-        asked = None if asking is None else self._asked_steps.stage(asking)
+        asked = None if asked_plan is None else self._asked_steps.stage(asked_plan)
         if asked is not None or num_rows is None or not self._graphs.replay_sampling(num_rows):
             self._sample(batch, asked)
         drawn = self._drawn.of(len(columns.sample_rows), asked)
-        if asking is None or asked is None:
+        if asked_plan is None or asked is None:
             return PendingStep(columns, None, self._readback.start([drawn.tokens]))
-        pending = PendingStep(columns, asking.order, self._readback.start(list(vars(drawn).values())))
-        self._asked_steps.launched(asking, asked, drawn, pending)
+        pending = PendingStep(columns, asked_plan.order, self._readback.start(list(vars(drawn).values())))
+        self._asked_steps.launched(asked_plan, asked, drawn, pending)
         return pending
 
     def usable(self) -> bool:
@@ -130,11 +132,8 @@ class Runner(Generic[Metadata]):
                 self.run(trial_plan(_spread(length, rows), limits.block_size))
         if self._lanes.last_tokens.is_cuda:
             self.run(trial_plan([1], limits.block_size, computed=limits.max_model_len - 1))
-            most = min(limits.max_num_seqs, limits.max_batch_tokens)
-            for rows in sorted({most, *(1 << power for power in range(most.bit_length()))}):
-                plan = trial_plan([1] * rows, limits.block_size)
-                self.run(plan)
-                self.run(asking(plan))
+            for power in range(min(limits.max_num_seqs, limits.max_batch_tokens).bit_length()):
+                self.run(trial_plan([1] * (1 << power), limits.block_size))
             self.run_largest_step()
             self._capture_graphs()
             self._take_spare_memory()
@@ -160,9 +159,22 @@ class Runner(Generic[Metadata]):
         """Hold what steps in flight take besides: capturing graphs has given all of it back, pinned memory, too."""
         limits = self.limits
         rows = [trial_plan([1] * size, limits.block_size) for size in self._decode_sizes.tolist()]
-        for columns in [*rows, *self._largest_plans()]:
+        for columns in [*rows, *self._largest_plans(), *self._asking_plans()]:
             for pending in [self.launch(columns) for _ in range(_IN_FLIGHT)]:
                 pending.wait()
+        copied = [self._arena.num_bytes, *self._asked_steps.copied_bytes()]
+        copied += [tensor.nbytes for tensor in vars(self._drawn).values()]
+        take_pinned_memory(copied, _IN_FLIGHT)
+
+    def _asking_plans(self) -> Iterator[PlanColumns]:
+        """What samples may ask for, of few rows and of many, and behind so many plain ones that the first row of each
+        rank begins at addresses of all kinds: kernels, torch's as well, are compiled or loaded for each kind."""
+        limits = self.limits
+        most = min(limits.max_num_seqs, limits.max_batch_tokens)
+        sizes = {most, *(1 << power for power in range(most.bit_length()))}
+        behind = min(most, _PLAIN_ROWS)
+        for rows, num_plain in [*((size, 0) for size in sorted(sizes)), *((behind, n) for n in range(1, behind))]:
+            yield asking(trial_plan([1] * rows, limits.block_size), num_plain, limits.vocab_size)
 
     def _capture_graphs(self) -> None:
         if not len(self._decode_sizes):

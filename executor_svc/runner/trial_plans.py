@@ -38,18 +38,28 @@ def trial_plan(query_lens: Sequence[int], block_size: int, computed: Sequence[in
     )
 
 
-def asking(plan: PlanColumns) -> PlanColumns:
-    """A trial plan each of whose samples has constraints and wants log-probabilities."""
-    samples = len(plan.sample_rows)
-    lanes, lengths = plan.lanes[plan.sample_rows].tolist(), plan.context_lens[plan.sample_rows].tolist()
-    constraints = m.Constraints(presence_penalty=1.0)
-    starts = (
-        m.LaneStart(lane=lane, num_prompt=1, tokens=bytes(4 * length), constraints=constraints)
-        for lane, length in zip(lanes, lengths, strict=True)
+def asking(columns: PlanColumns, num_plain: int, vocab_size: int) -> PlanColumns:
+    """A trial plan of which all rows but the first `num_plain` ask for whatever can be asked, grammars aside."""
+    rows = columns.num_rows
+    one = np.zeros(1, "<i4").tobytes()
+    everything = m.Constraints(
+        presence_penalty=1.0,
+        frequency_penalty=1.0,
+        repetition_penalty=2.0,
+        bias_token_ids=one,
+        biases=np.ones(1, "<f4").tobytes(),
+        bad_words=(one,),
+        allowed_token_ids=one,
     )
+    starts = [
+        m.LaneStart(lane=lane, num_prompt=1, tokens=bytes(4 * length), constraints=everything)
+        for lane, length in zip(columns.lanes.tolist(), columns.context_lens.tolist(), strict=True)
+    ]
+    counts = np.full(rows, min(m.MAX_LOGPROBS, 1 + vocab_size), np.int32)
+    counts[:num_plain] = 0
     return replace(
-        plan,
-        constrained=np.arange(samples, dtype=np.int32),
-        logprob_counts=np.full(samples, 2, dtype=np.int32),
-        lane_starts=tuple(StartedLane.of(start) for start in starts),
+        columns,
+        constrained=np.arange(num_plain, rows, dtype=np.int32),
+        lane_starts=tuple(map(StartedLane.of, starts[num_plain:])),
+        logprob_counts=counts,
     )

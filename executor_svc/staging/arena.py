@@ -32,6 +32,11 @@ class Arena:
     def __init__(self, num_bytes: int, device: torch.device) -> None:
         self._buffer = torch.empty(num_bytes // 4, dtype=torch.int32, device=device)
 
+    @property
+    def num_bytes(self) -> int:
+        """Size of the buffer."""
+        return self._buffer.nbytes
+
     def upload(self, arrays: Sequence[Column], *, fixed: bool = False) -> list[Tensor]:
         """Carry int32 and float32 arrays over; the tensors, in the arrays' shapes, are valid until the next upload.
 

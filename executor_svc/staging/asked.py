@@ -6,13 +6,17 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from common.plan import PlanColumns, ResultColumns
+from common import messages as m
+from common.plan import ExecutorLimits, PlanColumns, ResultColumns
 from common.sampling_columns import SamplingColumns
 from common.wire import IntArray
-from executor_svc.staging.arena import Arena, Column
+from executor_svc.staging.arena import Arena, Column, packed_size
 from executor_svc.staging.constrained_lanes import ConstrainedLane
 from kernels.arguments import Adjustments
 from kernels.reference import mask_words
+
+_MOST_ROWS = 512
+_USUAL_WORDS, _USUAL_TOKENS = 64, 4  # bad words of a row, and tokens of each
 
 
 @dataclass(frozen=True)
@@ -119,6 +123,19 @@ class SampleOrder:
         token_ids[asking[np.isnan(values[:, 0])]] = -1
         wanted = np.arange(ids.shape[1]) < counts[asking][:, None]
         return ResultColumns(token_ids, ids[wanted].astype(np.int32), values[wanted].astype(np.float32))
+
+
+def asked_arena_size(limits: ExecutorLimits) -> int:
+    """Bytes of an arena in which all that is usually asked of a step has room.
+
+    Each row has a mask, as many biases as there may be, and `_USUAL_WORDS`. Beyond it are steps whose rows nearly all
+    have longer lists of bad words, or stop tokens besides all their biases, or that have more than `_MOST_ROWS` such
+    rows (which would take 23 kB each): their arrays get memory of their own, at the price of a cudaMalloc at most.
+    """
+    rows = min(limits.max_num_seqs, _MOST_ROWS)
+    of_rows = [rows] * 7
+    lists = [rows * m.MAX_BIASES] * 2 + [rows + 1] * 2 + [rows * _USUAL_WORDS + 1, rows * _USUAL_WORDS * _USUAL_TOKENS]
+    return packed_size([*of_rows, rows * mask_words(limits.vocab_size), *lists])
 
 
 class AskedStager:

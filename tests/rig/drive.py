@@ -4,12 +4,16 @@ import itertools
 import queue
 import random
 import threading
+from array import array
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import msgspec
 import numpy as np
 
-from common.plan import ExecutorLimits, PlanColumns, parse_plan
+from common import messages as m
+from common.plan import ExecutorLimits, PlanColumns, ResultColumns, parse_plan
 from common.wire import IntArray
 from executor_svc.runner.asked_steps import PendingStep
 from executor_svc.runner.runner import Runner
@@ -19,14 +23,111 @@ POISON = 0x77777777
 """What a pinned buffer holds in the rig until the copy to it is done."""
 
 
-def random_plans(limits: ExecutorLimits, rng: random.Random) -> Iterator[PlanColumns]:
-    """Decode steps of all sizes, prompt chunks, and both; with and without sampling; contexts of all lengths."""
+def random_plans(
+    limits: ExecutorLimits, rng: random.Random, *, grammar: str = "", asking: float = 0.5, going_on: bool = True
+) -> Iterator[PlanColumns]:
+    """Decode steps of all sizes, prompt chunks, and both; with and without sampling; contexts of all lengths.
+
+    Args:
+        grammar: of some of the constrained rows; empty for none.
+        asking: share of the plans of which some rows have constraints or want log-probabilities.
+        going_on: whether a constrained row may go on with what an earlier plan has started; all plans have to run then.
+    """
+    asked = _Asked(limits, rng, grammar)
     while True:
-        yield parse_plan(make_plan(random_rows(limits, rng), limits.block_size), limits)
+        rows = _rows(limits, rng)
+        wants = rng.random() < asking
+        if wants and going_on:
+            rows = asked.going_on(rows)
+        plan = make_plan(rows, limits.block_size)
+        yield parse_plan(asked.of(plan, rows) if wants else plan, limits)
 
 
-def random_rows(limits: ExecutorLimits, rng: random.Random) -> list[Row]:
-    """The rows of one of `random_plans`."""
+@dataclass
+class _Asked:
+    """What rows ask for beside a token, at random.
+
+    Attributes:
+        started: context of the next plan of each lane that has been started.
+    """
+
+    limits: ExecutorLimits
+    rng: random.Random
+    grammar: str
+    started: dict[int, int] = field(default_factory=dict)
+
+    def going_on(self, rows: list[Row]) -> list[Row]:
+        """The rows, where some of one token have the context that follows from their lane's start."""
+        return [self._going_on(row) if len(row.token_ids) == 1 else row for row in rows]
+
+    def _going_on(self, row: Row) -> Row:
+        length = self.started.get(row.lane, 0)
+        if not 1 <= length <= self.limits.max_model_len or self.rng.random() < 0.4:
+            return row
+        return replace(row, context_len=length, table=_table(length, self.limits, self.rng))
+
+    def of(self, plan: m.Plan, rows: list[Row]) -> m.Plan:
+        """The plan, of which some samples ask for constraints, for log-probabilities, or for both."""
+        rng, sampled = self.rng, [row for row in rows if row.sampled]
+        constrained, starting = [], []
+        room = max(self.limits.max_batch_tokens, self.limits.max_model_len)  # for the starts' tokens, usually
+        for sample in self._some(len(sampled)):
+            row = sampled[sample]
+            if self.started.get(row.lane) != row.context_len or rng.random() < 0.2:
+                if row.context_len > room:
+                    continue
+                room -= row.context_len
+                starting.append(row)
+            constrained.append(sample)
+            self.started[row.lane] = row.context_len + 1
+        wanting = self._some(len(sampled))
+        counts = array("i", [0] * len(sampled))
+        most = rng.choice([1, 2, rng.randint(1, m.MAX_LOGPROBS), m.MAX_LOGPROBS])
+        for sample in wanting:
+            counts[sample] = rng.choice([most, rng.randint(1, most)])
+        return msgspec.structs.replace(
+            plan,
+            constrained=array("i", constrained).tobytes(),
+            lane_starts=tuple(map(self._start, starting)),
+            logprob_counts=counts.tobytes() if wanting else b"",
+        )
+
+    def _some(self, num_samples: int) -> list[int]:
+        few = min(num_samples, self.rng.choice([0, 1, 2, 12]))
+        return sorted(self.rng.sample(range(num_samples), num_samples if self.rng.random() < 0.2 else few))
+
+    def _start(self, row: Row) -> m.LaneStart:
+        rng, vocab_size = self.rng, self.limits.vocab_size
+
+        def tokens(most: int) -> bytes:
+            first = rng.randrange(vocab_size)
+            return np.arange(first, min(first + rng.randint(1, most), vocab_size), dtype=np.int32).tobytes()
+
+        bias_ids = tokens(m.MAX_BIASES)
+        everything: dict[str, Any] = {
+            "presence_penalty": 1.5,
+            "frequency_penalty": -0.5,
+            "repetition_penalty": 1.2,
+            "bias_token_ids": bias_ids,
+            "min_tokens": rng.choice([1, 10**6]),
+            "bad_words": tuple(tokens(4) for _ in range(rng.randint(1, m.MAX_BAD_WORDS))),
+            "allowed_token_ids": tokens(vocab_size),
+            "grammar": self.grammar,
+        }
+        names = rng.choice([rng.sample(sorted(everything), 1), rng.sample(sorted(everything), 3), list(everything)])
+        asked = {name: everything[name] for name in names}
+        if "bias_token_ids" in asked:
+            asked["biases"] = np.ones(len(bias_ids) // 4, np.float32).tobytes()
+        return m.LaneStart(
+            lane=row.lane,
+            num_prompt=rng.randint(1, row.context_len),
+            tokens=np.full(row.context_len, 5, np.int32).tobytes(),
+            constraints=m.Constraints(**asked),
+            stop_token_ids=tokens(3),
+        )
+
+
+def _rows(limits: ExecutorLimits, rng: random.Random) -> list[Row]:
     most = min(limits.max_num_seqs, limits.max_batch_tokens)
     decode_only = rng.random() < 0.6
     num_decode = rng.randint(1, most) if decode_only else rng.choice([0, 1, most // 3, most - 1])
@@ -52,8 +153,11 @@ def _row(
     lane: int, tokens: list[int], context_len: int, limits: ExecutorLimits, rng: random.Random, **fields: Any
 ) -> Row:
     """A row in blocks at random, which it may share with others: nothing is computed."""
-    blocks = [rng.randrange(limits.num_blocks) for _ in range(-(-context_len // limits.block_size))]
-    return Row(lane, tokens, context_len, blocks, **fields)
+    return Row(lane, tokens, context_len, _table(context_len, limits, rng), **fields)
+
+
+def _table(context_len: int, limits: ExecutorLimits, rng: random.Random) -> list[int]:
+    return [rng.randrange(limits.num_blocks) for _ in range(-(-context_len // limits.block_size))]
 
 
 def _length(rng: random.Random, longest: int) -> int:
@@ -74,11 +178,13 @@ def serve(
     """
     launched: queue.SimpleQueue[PendingStep | None] = queue.SimpleQueue()
     in_flight = threading.Semaphore(window)
-    tokens: list[IntArray] = []
+    results: list[ResultColumns] = []
 
     def collect() -> None:
         while (pending := launched.get()) is not None:
-            tokens.append(np.array(pending.wait().token_ids))
+            result = pending.wait()
+            # Copies: torch hands the memory to a later step.
+            results.append(ResultColumns(*(np.array(column) for column in vars(result).values())))
             in_flight.release()
 
     collector = threading.Thread(target=collect, daemon=True)
@@ -89,5 +195,7 @@ def serve(
         each_step(step)
     launched.put(None)
     collector.join()
-    assert not any((found == POISON).any() for found in tokens), "tokens were read before their copy was done"
-    return tokens
+    for result in results:
+        for column in vars(result).values():
+            assert not (column.view(np.int32) == POISON).any(), "results were read before their copy was done"
+    return [result.token_ids for result in results]

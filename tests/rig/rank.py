@@ -33,12 +33,9 @@ def main() -> None:
     if fault == ["keep-graphs"]:
         Runner.close = lambda self: None  # type: ignore[method-assign]
     if fault == ["swap-collectives"] and os.environ["RANK"] == "1":
-        exchange, add_up = "self._group.all_to_all(logits, counts", "self._group.all_reduce(out)\n"
-        changed = mutated(
-            "executor_svc.model.vocab_parallel",
-            (f"        {add_up}        last_tokens", "        last_tokens"),
-            (f"        {exchange}", f"        {add_up}        {exchange}"),
-        )
+        exchange = "        self._group.all_to_all(logits, counts, received, [num_own] * size)\n"
+        sums = "        for result in results:\n            self._group.all_reduce(result)\n"
+        changed = mutated("executor_svc.model.vocab_parallel", (exchange, ""), (sums, sums + exchange))
         VocabParallelDraw.draw = changed.VocabParallelDraw.draw  # type: ignore[method-assign]
     options = ExecutorOptions(
         model=folder,
@@ -50,7 +47,7 @@ def main() -> None:
         kv_cache_memory_gib=0.25,
     )
     runner, hello, group = start_executor(options)
-    plans = random_plans(ExecutorLimits.of(hello), random.Random(1))
+    plans = random_plans(ExecutorLimits.of(hello), random.Random(1))  # half of them ask for more than tokens
 
     def serve_steps(leader: GroupLeader) -> int:
         serve(leader, plans, STEPS)  # type: ignore[arg-type]

@@ -8,6 +8,7 @@ end of `launch`. That is this machine's time, and includes what the stand-ins ta
 libraries do.
 """
 
+import itertools
 import json
 import platform
 import random
@@ -20,9 +21,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import numpy as np
 import torch
 
 from benchmarks.rig.checkpoints import SHAPES, write_checkpoint
+from common import messages as m
 from common.plan import ExecutorLimits, PlanColumns, parse_plan
 from executor_svc.options import ExecutorOptions
 from executor_svc.runner.runner import Runner
@@ -62,6 +66,7 @@ def report(rig: StandIn, folder: str, attention: str) -> dict[str, Any]:
     hazards = rig.take_hazards()
     rig.set("checking", 0)
     decode, mixed = (measured(rig, runner, plans(limits)) for plans in (decode_plans, mixed_plans))
+    constrained = measured(rig, runner, constrained_plans(limits))
     runner._token_sizes = runner._token_sizes[:0]
     return {
         "attention": attention,
@@ -73,6 +78,7 @@ def report(rig: StandIn, folder: str, attention: str) -> dict[str, Any]:
         "steps_checked": CHECKED_STEPS,
         "hazards": hazards,
         "decode": decode,
+        "decode_constrained": constrained,
         "mixed": mixed,
         "mixed_without_graphs": measured(rig, runner, mixed_plans(limits)),
     }
@@ -80,8 +86,8 @@ def report(rig: StandIn, folder: str, attention: str) -> dict[str, Any]:
 
 def measured(rig: StandIn, runner: Runner[Any], plans: Iterator[PlanColumns]) -> dict[str, Any]:
     """Calls of a step, and the median of the host's microseconds, two steps in flight."""
-    columns = [next(plans) for _ in range(MEASURED_STEPS)]
-    in_flight = deque([runner.launch(columns[0]), runner.launch(columns[1])])
+    first, second, *columns = [next(plans) for _ in range(MEASURED_STEPS + 2)]
+    in_flight = deque([runner.launch(first), runner.launch(second)])
     before, host_us = rig.counts(), []
     for each in columns:
         start = time.perf_counter()
@@ -104,6 +110,33 @@ def decode_plans(limits: ExecutorLimits) -> Iterator[PlanColumns]:
     rng = random.Random(2)
     while True:
         yield plan([row(lane, 1, rng.randint(256, 1500), limits) for lane in range(ROWS)], limits)
+
+
+def constrained_plans(limits: ExecutorLimits) -> Iterator[PlanColumns]:
+    """As `decode_plans`; each row has penalties, ten biases and a list of allowed tokens, and comes with 5 + 1
+    log-probabilities. The first plan starts the lanes."""
+    rng = random.Random(2)
+    asked = m.Constraints(
+        presence_penalty=0.5,
+        frequency_penalty=0.5,
+        bias_token_ids=np.arange(10, dtype="<i4").tobytes(),
+        biases=np.ones(10, "<f4").tobytes(),
+        allowed_token_ids=np.arange(1000, dtype="<i4").tobytes(),
+    )
+    lengths = [rng.randint(256, 1500) for _ in range(ROWS)]
+    for step in itertools.count():
+        rows = [row(lane, 1, length + step, limits) for lane, length in enumerate(lengths)]
+        starts = [
+            m.LaneStart(lane=each.lane, num_prompt=1, tokens=bytes(4 * each.context_len), constraints=asked)
+            for each in rows
+        ]
+        made = msgspec.structs.replace(
+            make_plan(rows, limits.block_size),
+            constrained=np.arange(ROWS, dtype="<i4").tobytes(),
+            lane_starts=() if step else tuple(starts),
+            logprob_counts=np.full(ROWS, 6, "<i4").tobytes(),
+        )
+        yield parse_plan(made, limits)
 
 
 def mixed_plans(limits: ExecutorLimits) -> Iterator[PlanColumns]:

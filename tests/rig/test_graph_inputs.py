@@ -104,7 +104,7 @@ def captures(rig: StandIn, file: Path, folder: Path, **options: Any) -> tuple[An
     of_tokens = {
         size: [launch for _ in range(parts) for launch in next(in_order)] for size in runner._token_sizes[::-1].tolist()
     }
-    of_rows = {size: next(in_order) for size in runner._decode_sizes[::-1].tolist()}
+    of_rows = {size: [*next(in_order), *next(in_order)] for size in runner._decode_sizes[::-1].tolist()}
     assert next(in_order, None) is None
     return runner, limits, of_tokens, of_rows
 
@@ -137,13 +137,17 @@ def test_a_step_is_what_was_captured(
             forward()
         assert not (found := difference(captured, read_launches(tmp_path / "launched"), pools)), f"{about}: {found}"
 
+    def both_halves(batch: Any) -> None:
+        runner._forward(batch)
+        runner._sample(batch, None)
+
     with torch.inference_mode():
         for smaller, size in pairwise([0, *runner._decode_sizes.tolist()]):
             first = staged(runner._stage_padded(decode_plan(1, [1], limits, greedy=True), size))
             for number, columns in enumerate(of_all_lengths(size, smaller, limits, rng)):
                 batch = runner._stage_padded(columns, size)
                 assert staged(batch) == first
-                check(partial(runner._forward, batch), of_rows[size], f"{size} rows, {number}")
+                check(partial(both_halves, batch), of_rows[size], f"{size} rows, {number}")
         for smaller, size in pairwise([0, *runner._token_sizes.tolist()]):
             for tokens in (smaller + 1, rng.randint(smaller + 1, size), size):
                 columns = prompts(tokens, limits, rng)

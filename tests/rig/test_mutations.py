@@ -9,13 +9,18 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from executor_svc.runner import asked_steps as asked_module
 from executor_svc.runner import runner as runner_module
+from executor_svc.runner.asked_steps import PendingStep
+from executor_svc.runner.trial_plans import asking, trial_plan
 from tests.executor import harness
+from tests.executor.conftest import Make
 from tests.rig import build
-from tests.rig.drive import random_plans, serve
+from tests.rig.drive import POISON, random_plans, serve
 from tests.rig.graph_memory import not_held
 from tests.rig.mutations import mutated
 from tests.rig.stand_in import StandIn, read_launches
@@ -45,6 +50,14 @@ def launch_three(rig: StandIn, folder: Path) -> None:
         pending = [runner.launch(columns) for columns in islice(random_plans(limits, random.Random(1)), 3)]
     for tokens in pending:
         tokens.wait()
+
+
+def launch_asking(rig: StandIn, folder: Path) -> list[PendingStep]:
+    """Three decode steps whose rows ask for everything, likewise."""
+    runner, limits = harness.start(folder, **OPTIONS)
+    plans = [asking(trial_plan([1] * 8, limits.block_size), 0, limits.vocab_size) for _ in range(3)]
+    with rig.schedule("lazy"):
+        return [runner.launch(columns) for columns in plans]
 
 
 def assert_found(rig: StandIn, text: str) -> None:
@@ -107,6 +120,111 @@ def test_a_graph_uses_memory_that_others_get(
         runner, _ = harness.start(small, **OPTIONS)
     assert held.is_cuda
     assert not_held(read_launches(tmp_path / "captured")) == ["a copy on the device"] * len(runner._decode_sizes)
+
+
+def test_the_next_step_overwrites_log_probabilities_that_are_still_being_copied(
+    rig: StandIn, small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The step waits for the first copy, of the tokens, alone."""
+    changed = mutated(
+        "executor_svc.runner.readback",
+        ("        computing.wait_event(arrived)\n", ""),
+        (
+            "                host.copy_(tensor, non_blocking=True)\n",
+            "                host.copy_(tensor, non_blocking=True)\n"
+            "                if tensor is tensors[0]:\n"
+            "                    drawn.record(self._stream)\n"
+            "        computing.wait_event(drawn)\n",
+        ),
+    )
+    monkeypatch.setattr(runner_module, "Readback", changed.Readback)
+    for pending in launch_asking(rig, small):
+        pending.wait()
+    assert_found(rig, "race:")
+
+
+def test_log_probabilities_are_copied_before_they_are_there(
+    rig: StandIn, small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the copy of the tokens waits for what computes."""
+    changed = mutated(
+        "executor_svc.runner.readback",
+        ("        self._stream.wait_event(drawn)\n", ""),
+        ("in zip(hosts, tensors, strict=True)", "in zip(hosts[::-1], tensors[::-1], strict=True)"),
+        (
+            "                host.copy_(tensor, non_blocking=True)\n",
+            "                if tensor is tensors[0]:\n"
+            "                    self._stream.wait_event(drawn)\n"
+            "                host.copy_(tensor, non_blocking=True)\n",
+        ),
+    )
+    monkeypatch.setattr(runner_module, "Readback", changed.Readback)
+    for pending in launch_asking(rig, small):
+        pending.wait()
+    assert_found(rig, "race: a copy to the host")
+
+
+def test_log_probabilities_are_read_before_they_are_there(
+    rig: StandIn, small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The collector waits for the copy of the tokens alone."""
+    changed = mutated(
+        "executor_svc.runner.readback",
+        ("        arrived.record(self._stream)\n", ""),
+        (
+            "                host.copy_(tensor, non_blocking=True)\n",
+            "                host.copy_(tensor, non_blocking=True)\n"
+            "                if tensor is tensors[0]:\n"
+            "                    arrived.record(self._stream)\n",
+        ),
+    )
+    monkeypatch.setattr(runner_module, "Readback", changed.Readback)
+    last = launch_asking(rig, small)[-1]  # of which no later step has carried out the copies
+    with rig.schedule("lazy"):
+        result = last.wait()
+    assert (result.logprobs.view(np.int32) == POISON).any()
+    torch.cuda.synchronize()
+    rig.take_hazards()
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "copy"),
+    [
+        ("executor_svc.staging.arena", "Arena", "device.copy_(host, non_blocking=True)"),
+        ("executor_svc.runner.asked_steps", "AskedSteps", "tokens[start.message.lane, : len(known)].copy_("),
+    ],
+    ids=["adjustments", "a lane's start"],
+)
+def test_what_the_step_before_still_reads_is_overwritten(
+    rig: StandIn, small: Path, monkeypatch: pytest.MonkeyPatch, module: str, name: str, copy: str
+) -> None:
+    """It is brought to the device by a stream that waits for none."""
+    changed = mutated(module, (copy, f"with torch.cuda.stream(torch.cuda.Stream()): {copy}"))
+    monkeypatch.setattr(asked_module if name == "Arena" else runner_module, name, getattr(changed, name))
+    for pending in launch_asking(rig, small):
+        pending.wait()
+    assert_found(rig, "race: a copy to the device")
+
+
+def test_a_kernel_of_what_samples_ask_is_compiled_in_serving(
+    rig: StandIn, checkpoint: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner_module.Runner, "_asking_plans", lambda self: [])
+    # Of a vocabulary that no other test has.
+    folder = checkpoint(preset="0.6B", dtype=torch.bfloat16, num_layers=1, vocab_size=777)
+    runner, limits = harness.start(folder, **OPTIONS)
+    with rig.serving():
+        serve(runner, random_plans(limits, random.Random(1)), steps=40)
+    assert_found(rig, "_adjust_kernel is compiled or loaded in serving")
+
+
+def test_pinned_memory_is_not_taken_beforehand(rig: StandIn, small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner_module, "take_pinned_memory", lambda most, in_flight: None)
+    torch._C._host_emptyCache()
+    runner, limits = harness.start(small, **OPTIONS)
+    pinned = rig.count("pinned_allocation")
+    serve(runner, random_plans(limits, random.Random(1)), steps=40)
+    assert rig.count("pinned_allocation") > pinned
 
 
 def test_a_kernel_is_compiled_in_serving(rig: StandIn, small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
