@@ -10,6 +10,7 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 NAMES = [
     "constraints",
     "cpu",
+    "cpu_kernels",
     "failover",
     "flood",
     "gpu",
