@@ -15,7 +15,8 @@ ratios; `none` compares requests that ask for nothing with themselves, and so sa
 
 The JSON schema is a list of objects with strings, numbers, enums, a pattern, and an object and a list in them; random
 weights make random text of it. `us_mask_*` are microseconds of a row's mask in the thread that fills masks, beside the
-model's own threads, and `us_wait_*` are those that a step's launch waited for its masks.
+model's own threads, and `us_wait_*` are those that a step's launch waited for its masks. Threads share the processor,
+so masks that no step waits for have their price, too: it is in the ratio.
 """
 
 import json
@@ -32,9 +33,9 @@ import executor_svc.devices.cpu
 from benchmarks.constraints.asked import CONSTRAINTS, JSON_SCHEMA, NONE, constrained_submits
 from benchmarks.constraints.mask_times import MaskTimes, timed_masks
 from benchmarks.constraints.tokenizer_files import write_tokenizer
-from benchmarks.cpu.cpu_ceilings import all_threads
 from benchmarks.rig.checkpoints import DTYPE, SHAPES, write_checkpoint
 from benchmarks.rig.in_process import InProcess, in_process
+from benchmarks.rig.machine import all_threads, processor
 from benchmarks.rig.roofline import WorkModel
 from benchmarks.rig.runs import TimedRun
 from benchmarks.rig.service_load import pool_positions, with_outputs
@@ -114,12 +115,6 @@ def measure(sides: Sides, names: Sequence[str], num_rounds: int, masks: MaskTime
             "steps": steps[0],
             **(masks.figures() if name == JSON_SCHEMA else {}),
         }
-
-
-def processor() -> str:
-    """The processor's name; empty where Linux does not tell."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), "")
 
 
 @click.command(context_settings={"show_default": True})

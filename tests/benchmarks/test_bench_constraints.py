@@ -173,7 +173,7 @@ def test_masks_are_timed(tiny, synthetic, tmp_path):
         *_, steps = sides.take_turns(JSON_SCHEMA, constraint_first=False)
         assert (len(masks.masks), len(masks.waits)) == (WANTED, steps)
         figures = masks.figures()
-        assert list(figures) == ["us_mask_p50", "us_mask_p99", "us_wait_p50", "us_wait_p99"]
+        assert list(figures) == [f"us_{what}_{each}" for what in ("mask", "wait") for each in ("mean", "p50", "p99")]
         assert 0 < figures["us_mask_p50"] <= figures["us_mask_p99"]
     assert GrammarMasks.begin is original
 
