@@ -131,16 +131,6 @@ def parse_plan(plan: m.Plan, limits: ExecutorLimits) -> PlanColumns:
     _check_range("sample_rows", sample_rows, 0, rows - 1)
     if (np.diff(sample_rows) <= 0).any():
         raise WireError("sample_rows are not strictly ascending")
-    constrained = int32_array("constrained", plan.constrained)
-    _check_range("constrained", constrained, 0, len(sample_rows) - 1)
-    if (np.diff(constrained) <= 0).any():
-        raise WireError("constrained is not strictly ascending")
-    logprob_counts = int32_array("logprob_counts", plan.logprob_counts)
-    if len(logprob_counts) not in (0, len(sample_rows)):
-        raise WireError(f"logprob_counts has {len(logprob_counts)} entries for {len(sample_rows)} samples")
-    _check_range("logprob_counts", logprob_counts, 0, m.MAX_LOGPROBS)
-    constrained_rows = sample_rows[constrained]
-    context_of = dict(zip(lanes[constrained_rows].tolist(), context_lens[constrained_rows].tolist(), strict=True))
     return PlanColumns(
         lanes=lanes,
         query_lens=query_lens,
@@ -152,10 +142,8 @@ def parse_plan(plan: m.Plan, limits: ExecutorLimits) -> PlanColumns:
         block_ids=block_ids,
         sample_rows=sample_rows,
         sampling=_parse_sampling(plan, len(sample_rows)),
-        constrained=constrained,
-        logprob_counts=logprob_counts,
-        lane_starts=_parse_starts(plan.lane_starts, context_of, limits.vocab_size),
         epoch=plan.epoch,
+        **_parse_asked(plan, lanes[sample_rows], context_lens[sample_rows], limits.vocab_size),
     )
 
 
@@ -217,6 +205,30 @@ def parse_result(
         if (ids[firsts] != token_ids[(logprob_counts > 0) & (token_ids >= 0)]).any():
             raise WireError("the first log-probability of a sample is not that of its token")
     return ResultColumns(token_ids, ids, values)
+
+
+def _parse_asked(plan: m.Plan, lanes: IntArray, context_lens: IntArray, vocab_size: int) -> dict[str, Any]:
+    """What the samples ask for beside tokens, as fields of PlanColumns; of most plans, nothing.
+
+    Args:
+        lanes, context_lens: int32 [samples].
+    """
+    if not (plan.constrained or plan.logprob_counts or plan.lane_starts):
+        return {}
+    constrained = int32_array("constrained", plan.constrained)
+    _check_range("constrained", constrained, 0, len(lanes) - 1)
+    if (np.diff(constrained) <= 0).any():
+        raise WireError("constrained is not strictly ascending")
+    logprob_counts = int32_array("logprob_counts", plan.logprob_counts)
+    if len(logprob_counts) not in (0, len(lanes)):
+        raise WireError(f"logprob_counts has {len(logprob_counts)} entries for {len(lanes)} samples")
+    _check_range("logprob_counts", logprob_counts, 0, m.MAX_LOGPROBS)
+    context_of = dict(zip(lanes[constrained].tolist(), context_lens[constrained].tolist(), strict=True))
+    return {
+        "constrained": constrained,
+        "logprob_counts": logprob_counts,
+        "lane_starts": _parse_starts(plan.lane_starts, context_of, vocab_size),
+    }
 
 
 def _parse_starts(

@@ -59,7 +59,7 @@ FLOORS = {
     "kernels": ["gpu", "cpu", "reference", "arguments"],
     "benchmarks": [
         *("__main__", *sorted(path.stem for path in (ROOT / "benchmarks").glob("bench_*.py"))),
-        *("scheduler", "service", "cpu", "gpu", "kernels", "rig"),
+        *("scheduler", "service", "constraints", "cpu", "gpu", "kernels", "rig"),
     ],
 }
 # Houses that share the scheduler service and nothing else: what crosses between them is messages, HTTP or files.

@@ -41,7 +41,7 @@ from typing import Any
 
 import click
 
-from benchmarks.cpu.cpu_ceilings import MemoryReader, all_threads, measure_matmul
+from benchmarks.cpu.cpu_ceilings import MemoryReader, measure_matmul
 from benchmarks.cpu.report import (
     IN_PROCESS,
     SERVICES,
@@ -57,6 +57,7 @@ from benchmarks.cpu.take_turns import RunRequests, Turn, started, take_turns
 from benchmarks.rig.ceilings import Ceilings
 from benchmarks.rig.checkpoints import DTYPE, SHAPES, write_checkpoint
 from benchmarks.rig.children import module_arguments
+from benchmarks.rig.machine import all_threads
 from benchmarks.rig.roofline import WorkModel, least_time
 from benchmarks.rig.runs import median_run
 from benchmarks.rig.service_load import TEMPERATURE, pool_positions, submits, with_outputs

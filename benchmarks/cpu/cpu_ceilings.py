@@ -1,6 +1,5 @@
 """A CPU's ceilings for a roofline: memory read by all threads, and torch's (oneDNN's) matrix products."""
 
-import os
 import time
 from collections.abc import Callable
 
@@ -47,11 +46,6 @@ def measure_matmul(config: Qwen3Config, threads: int) -> float:
     product = torch.empty(PROMPT_TOKENS, width, dtype=torch.bfloat16)
     product_s = _best_s(lambda: torch.mm(tokens, weight.T, out=product))
     return 2 * PROMPT_TOKENS * width * config.hidden_size / product_s
-
-
-def all_threads() -> int:
-    """The number of threads that an executor with this process's CPUs takes by default."""
-    return len(os.sched_getaffinity(0))
 
 
 def _best_s(call: Callable[[], object]) -> float:

@@ -30,11 +30,15 @@ class InProcess:
         recorder: records the runner's steps.
         limits: the runner's limits.
         config: the scheduler's settings.
+
+    Attributes:
+        num_steps: of all runs so far.
     """
 
     def __init__(
         self, runner: RecordedRunner, recorder: Recorder, limits: ExecutorLimits, config: SchedulerConfig
     ) -> None:
+        self.num_steps = 0
         self._runner = runner
         self._limits = limits
         self._parse = recorder.timed_parse(parse_plan)
@@ -54,6 +58,7 @@ class InProcess:
                 in_flight.append((plan.step, self._runner.launch(self._parse(plan, self._limits))))
             if not in_flight:
                 break
+            self.num_steps += 1
             step, pending = in_flight.popleft()
             num_tokens += len(scheduler.commit(pending.wait().message(EPOCH, step, compute_us=0)).tokens)
         return TimedRun(start_s, time.monotonic(), num_tokens)

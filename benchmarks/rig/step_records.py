@@ -150,16 +150,17 @@ def recording() -> Iterator[Recorder]:
     """A recorder; until the end of the `with` block the executor calls timed functions in place of its own."""
     recorder = Recorder()
     with (
-        _replaced(executor_svc.service.process, "parse_plan", recorder.timed_parse),
-        _replaced(executor_svc.runner.runner, "stage", recorder.timed_stage),
-        _replaced(CpuPlatform, "kernels", recorder.timed_kernels),
-        _replaced(CpuPlatform, "attention", recorder.timed_attention),
+        replaced(executor_svc.service.process, "parse_plan", recorder.timed_parse),
+        replaced(executor_svc.runner.runner, "stage", recorder.timed_stage),
+        replaced(CpuPlatform, "kernels", recorder.timed_kernels),
+        replaced(CpuPlatform, "attention", recorder.timed_attention),
     ):
         yield recorder
 
 
 @contextmanager
-def _replaced(owner: ModuleType | type, name: str, wrap: Callable[[Any], Any]) -> Iterator[None]:
+def replaced(owner: ModuleType | type, name: str, wrap: Callable[[Any], Any]) -> Iterator[None]:
+    """Until the end of the `with` block an attribute is what `wrap` makes of it."""
     original = getattr(owner, name)
     setattr(owner, name, wrap(original))
     try:

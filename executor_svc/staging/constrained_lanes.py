@@ -84,6 +84,8 @@ class ConstrainedLanes:
         Raises:
             WireError: a lane was not started in the plan's epoch, or has other tokens than the plan thinks.
         """
+        if not len(columns.constrained):
+            return []
         if columns.epoch != self._epoch:
             self._lanes.clear()
             self._epoch = columns.epoch

@@ -7,7 +7,20 @@ from pathlib import Path
 import pytest
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-NAMES = ["cpu", "failover", "flood", "gpu", "journal", "kernels", "scheduler", "scheduler_micro", "service", "turn"]
+NAMES = [
+    "constraints",
+    "cpu",
+    "cpu_kernels",
+    "failover",
+    "flood",
+    "gpu",
+    "journal",
+    "kernels",
+    "scheduler",
+    "scheduler_micro",
+    "service",
+    "turn",
+]
 
 
 def test_each_benchmark_has_an_entry():
