@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from llguidance import LLTokenizer
 
 from common import __version__
 from common import messages as m
@@ -28,7 +27,7 @@ from executor_svc.model.sharding import Shard
 from executor_svc.model.vocab_parallel import VocabParallelDraw
 from executor_svc.model.weights import Checkpoint, load_weights, stored_dtype
 from executor_svc.options import ExecutorOptions
-from executor_svc.runner.grammar_masks import GrammarMasks, load_tokenizer
+from executor_svc.runner.grammar_masks import GrammarMasks, load_grammar_masks
 from executor_svc.runner.runner import Runner
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -38,14 +37,14 @@ log = get_logger("executor")
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model's weights, or a rank's part of them; its tokenizer's hash, and the tokenizer as grammars need it."""
+    """A model's weights, or a rank's part of them; its tokenizer's hash, and masks by its tokens."""
 
     config: Qwen3Config
     shard: Shard
     weights: Qwen3Weights
     fingerprint: str
     tokenizer: str
-    grammars: LLTokenizer | None
+    grammars: GrammarMasks | None
 
     @property
     def dtype(self) -> torch.dtype:
@@ -165,12 +164,11 @@ def _make_runner(
         draw = VocabParallelDraw(
             whole, group, model.shard, limits.vocab_size, limits.max_num_seqs, model.dtype, platform.device
         )
-    grammars = None if model.grammars is None else GrammarMasks(model.grammars, limits.vocab_size)
     decode_sizes = platform.decode_sizes(min(limits.max_num_seqs, limits.max_batch_tokens))
     token_sizes = platform.token_sizes(model.shard.layer_products(model.config), limits.max_batch_tokens)
     warm_up_lengths = kernels.warm_up_lengths(limits.max_batch_tokens)
     sizes = (decode_sizes, token_sizes, warm_up_lengths)
-    return Runner(forward, draw, backend, limits, platform.device, *sizes, grammars)
+    return Runner(forward, draw, backend, limits, platform.device, *sizes, model.grammars)
 
 
 def _load_model(options: ExecutorOptions, platform: Platform, group: RankGroup) -> LoadedModel:
@@ -192,7 +190,7 @@ def _load_model(options: ExecutorOptions, platform: Platform, group: RankGroup) 
         fingerprint=fingerprint,
     )
     shard = Shard.of(config, group.rank, group.size)
-    grammars = load_tokenizer(folder, config.vocab_size)
+    grammars = load_grammar_masks(folder, config.vocab_size)
     return LoadedModel(config, shard, weights, fingerprint, tokenizer_hash(folder), grammars)
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -19,20 +20,26 @@ from executor_svc.staging.asked import AskedStager, AskedStep, SampleOrder, aske
 from executor_svc.staging.constrained_lanes import ConstrainedLane, ConstrainedLanes
 
 
-@dataclass(frozen=True)
 class PendingStep:
-    """A step that was launched.
+    """A step that was launched. Several threads may wait for it.
 
-    Attributes:
+    Args:
+        columns: its plan.
         order: of its samples; None for the plan's.
+        drawn: what it draws.
     """
 
-    _columns: PlanColumns
-    _order: SampleOrder | None
-    _drawn: PendingCopies | CopiedTensors
+    def __init__(self, columns: PlanColumns, order: SampleOrder | None, drawn: PendingCopies | CopiedTensors) -> None:
+        self._columns = columns
+        self._order = order
+        self._drawn = drawn
 
     def wait(self) -> ResultColumns:
         """What the plan gave, as soon as it is done. Raises RuntimeError if a kernel of the step failed."""
+        return self._result
+
+    @cached_property
+    def _result(self) -> ResultColumns:
         drawn = self._drawn.wait()
         if self._order is None:
             return ResultColumns.of_tokens(drawn[0])
@@ -131,5 +138,5 @@ class AskedSteps:
         tokens, lengths = self.lanes.tokens, [len(start.tokens) for start in starts]
         host = torch.empty(sum(lengths), dtype=torch.int32, pin_memory=tokens.is_cuda)
         host.numpy()[:] = np.concatenate([start.tokens for start in starts])
-        for start, known in zip(starts, host.split(lengths), strict=True):
+        for start, known in zip(starts, torch.split(host, lengths), strict=True):
             tokens[start.message.lane, : len(known)].copy_(known, non_blocking=True)

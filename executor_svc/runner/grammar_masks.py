@@ -36,8 +36,8 @@ class DrawnTokens(Protocol):
         ...
 
 
-def load_tokenizer(folder: Path, vocab_size: int) -> LLTokenizer | None:
-    """The tokenizer of a model's folder as grammars need it; None if it has no tokenizer.json.
+def load_grammar_masks(folder: Path, vocab_size: int) -> "GrammarMasks | None":
+    """The masks of a model; None if its folder has no tokenizer.json.
 
     Raises:
         CheckpointError: the file is malformed, or has more tokens than the model.
@@ -46,7 +46,7 @@ def load_tokenizer(folder: Path, vocab_size: int) -> LLTokenizer | None:
     if not path.is_file():
         return None
     try:
-        return LLTokenizer(str(path), n_vocab=vocab_size)
+        return GrammarMasks(LLTokenizer(str(path), n_vocab=vocab_size), vocab_size)
     except ValueError as error:
         raise CheckpointError(f"{path} cannot be used for grammars: {error}") from error
 
@@ -70,6 +70,9 @@ class _NewTokens:
 class GrammarMasks:
     """The matchers of one executor.
 
+    Its thread starts with it, on the CPUs that the calling thread may use then: make it before that thread is bound to
+    one of them.
+
     Args:
         tokenizer: of the model.
         vocab_size: of the model.
@@ -80,6 +83,7 @@ class GrammarMasks:
         self._vocab_size = vocab_size
         self._not_eos = ~packed_mask(np.array(tokenizer.eos_tokens, np.int32), vocab_size)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
+        self._thread.submit(lambda: None).result()
         self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
         self._matchers: dict[int, LLMatcher] = {}
         self._newest: dict[int, _NewTokens] = {}
