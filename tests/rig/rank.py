@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import torch
+from llguidance import LLMatcher
 
 from common.plan import ExecutorLimits
 from executor_svc.model.vocab_parallel import VocabParallelDraw
@@ -47,10 +48,13 @@ def main() -> None:
         kv_cache_memory_gib=0.25,
     )
     runner, hello, group = start_executor(options)
-    plans = random_plans(ExecutorLimits.of(hello), random.Random(1))  # half of them ask for more than tokens
+    # Half of them ask for more than tokens.
+    grammar = LLMatcher.grammar_from_regex("(?s:.)*") if hello.grammars else ""
+    plans = random_plans(ExecutorLimits.of(hello), random.Random(1), grammar=grammar)
 
     def serve_steps(leader: GroupLeader) -> int:
-        serve(leader, plans, STEPS)  # type: ignore[arg-type]
+        with rig.schedule("random"), rig.serving():
+            serve(leader, plans, STEPS)  # type: ignore[arg-type]
         return 0
 
     exit_code = run_in_group(runner, group, serve_steps)

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from tests.executor.conftest import Make
 from tests.rig.rank import STEPS
 
 WAIT_S = 240
@@ -66,8 +68,10 @@ def exchanges(lines: list[str]) -> list[list[tuple[str, int, str]]]:
 
 
 @pytest.mark.parametrize("attention", ["triton", "flash_attn"])
-def test_ranks_keep_step(small: Path, tmp_path: Path, attention: str) -> None:
-    reports, made = run_ranks(small, tmp_path, attention)
+@pytest.mark.parametrize("sizes", [{"tokenizer": True}, {"vocab_size": 1003}], ids=["grammars", "odd vocabulary"])
+def test_ranks_keep_step(checkpoint: Make, tmp_path: Path, attention: str, sizes: dict[str, Any]) -> None:
+    folder = checkpoint(preset="0.6B", dtype=torch.bfloat16, num_layers=2, **sizes)
+    reports, made = run_ranks(folder, tmp_path, attention)
     for report in reports:
         assert report["hazards"] == []
         assert report["exit_code"] == 0
