@@ -29,8 +29,8 @@ class Hello(Message, frozen=True, tag="hello"):
         pid: process id on its host.
         tokenizer: hash of the tokens in its model's tokenizer.json (`common.vocabulary`); empty if there is no such
             file, as executors need none.
-        grammars: name and version of the library that masks tokens by grammars; empty if there is none, or no
-            tokenizer. Other versions may allow other tokens.
+        grammars: name and version of the library that masks tokens by grammars; empty if there is no tokenizer.json.
+            Other versions may allow other tokens.
     """
 
     executor: Name

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 import torch
@@ -24,26 +23,30 @@ class PendingStep:
     """A step that was launched. Several threads may wait for it.
 
     Args:
-        columns: its plan.
+        logprob_counts: of its plan.
         order: of its samples; None for the plan's.
         drawn: what it draws.
     """
 
-    def __init__(self, columns: PlanColumns, order: SampleOrder | None, drawn: PendingCopies | CopiedTensors) -> None:
-        self._columns = columns
+    def __init__(
+        self, logprob_counts: IntArray, order: SampleOrder | None, drawn: PendingCopies | CopiedTensors
+    ) -> None:
+        self._logprob_counts = logprob_counts
         self._order = order
         self._drawn = drawn
+        self._result: ResultColumns | None = None
 
     def wait(self) -> ResultColumns:
         """What the plan gave, as soon as it is done. Raises RuntimeError if a kernel of the step failed."""
-        return self._result
-
-    @cached_property
-    def _result(self) -> ResultColumns:
-        drawn = self._drawn.wait()
-        if self._order is None:
-            return ResultColumns.of_tokens(drawn[0])
-        return self._order.result(self._columns, *drawn)
+        result = self._result
+        if result is None:  # to two threads at once, maybe: both come to the same
+            drawn = self._drawn.wait()
+            if self._order is None:
+                result = ResultColumns.of_tokens(drawn[0])
+            else:
+                result = self._order.result(self._logprob_counts, *drawn)
+            self._result = result
+        return result
 
 
 @dataclass(frozen=True)
@@ -88,6 +91,7 @@ class AskedSteps:
         self._started_bytes = 4 * max(limits.max_batch_tokens, limits.max_model_len)
         self._constrained = ConstrainedLanes(limits.vocab_size)
         self._grammars = grammars
+        self._epoch = 0
 
     def begin(self, columns: PlanColumns) -> AskedPlan | None:
         """Take in what a plan says of lanes, and begin to fill its masks; None if its samples ask for nothing.
@@ -103,6 +107,9 @@ class AskedSteps:
         order = SampleOrder.of(columns)
         masks = None
         if self._grammars is not None:
+            if columns.epoch != self._epoch:
+                self._grammars.forget_lanes()
+            self._epoch = columns.epoch
             masks = self._grammars.begin(constrained, {start.message.lane for start in columns.lane_starts})
         elif any(lane.start.message.constraints.grammar for lane in constrained):
             raise WireError("the plan has a grammar, and this executor has no tokenizer")

@@ -24,6 +24,7 @@ from kernels.reference import mask_words
 
 _NO_TOKENS: IntArray = np.zeros(0, np.int32)
 _COMPILED = 64  # grammars that are kept: requests with one schema compile it once
+_IDLE_PLANS = 256  # a lane that so many plans did not need keeps its tokens, and no matcher
 
 log = get_logger("executor")
 
@@ -67,6 +68,21 @@ class _NewTokens:
         return [token] if token >= 0 else []
 
 
+@dataclass
+class _LaneText:
+    """What a lane's sequence has generated, and the matcher that has read it.
+
+    Attributes:
+        matcher: None where it has to be made anew.
+        used: number of the last plan that needed it.
+    """
+
+    grammar: str
+    tokens: list[int]
+    matcher: LLMatcher | None = None
+    used: int = 0
+
+
 class GrammarMasks:
     """The matchers of one executor.
 
@@ -82,11 +98,13 @@ class GrammarMasks:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._not_eos = ~packed_mask(np.array(tokenizer.eos_tokens, np.int32), vocab_size)
+        self._newest: dict[int, _NewTokens] = {}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
         self._thread.submit(lambda: None).result()
+        # Of the thread:
         self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
-        self._matchers: dict[int, LLMatcher] = {}
-        self._newest: dict[int, _NewTokens] = {}
+        self._texts: dict[int, _LaneText] = {}
+        self._num_plans = 0
 
     def begin(self, lanes: Sequence[ConstrainedLane], started: set[int]) -> "Future[dict[int, IntArray]] | None":
         """Begin to fill the masks of the lanes that have a grammar; None if none has.
@@ -114,6 +132,11 @@ class GrammarMasks:
             if lane.start.message.constraints.grammar:
                 self._newest[lane.start.message.lane] = _NewTokens(_NO_TOKENS, step, sample)
 
+    def forget_lanes(self) -> None:
+        """An epoch is over: its lanes are started anew before they are needed again."""
+        self._newest.clear()
+        self._thread.submit(self._texts.clear)
+
     def close(self) -> None:
         """End the thread."""
         self._thread.shutdown()
@@ -121,21 +144,51 @@ class GrammarMasks:
     # --- in the thread ---
 
     def _fill(self, jobs: list[tuple[ConstrainedLane, bool, _NewTokens]]) -> dict[int, IntArray]:
-        return {lane.start.message.lane: self._mask(lane, news, starts=starts) for lane, starts, news in jobs}
+        self._num_plans += 1
+        masks = {lane.start.message.lane: self._mask(lane, news, starts=starts) for lane, starts, news in jobs}
+        for text in self._texts.values():
+            if text.used + _IDLE_PLANS < self._num_plans:  # its sequence has most likely ended
+                text.matcher = None
+        return masks
 
     def _mask(self, lane: ConstrainedLane, news: _NewTokens, *, starts: bool) -> IntArray:
         number, stops = lane.start.message.lane, lane.start.stop_token_ids
         if starts:
-            self._matchers[number] = self._compile(lane.start.message.constraints.grammar).deep_copy()
-        matcher = self._matchers[number]
+            self._texts[number] = _LaneText(lane.start.message.constraints.grammar, [])
+        text = self._texts[number]
+        text.used = self._num_plans
         tokens = [token for token in news.get() if token not in stops]  # a sequence with a stop token has ended
-        if tokens and not matcher.is_error():
-            matcher.consume_tokens(tokens)
+        text.tokens += tokens
+        if text.matcher is None:
+            self._replay(text)
+        elif tokens:
+            text.matcher.consume_tokens(tokens)
+        mask = self._allowed(text, stops)
+        if mask is None:
+            # Matchers of one grammar share what its lexer has built, which has a limit: other texts may have used it up.
+            self._compiled.pop(text.grammar, None)
+            self._replay(text)
+            mask = self._allowed(text, stops)
+        if mask is None:
+            assert text.matcher is not None
+            log.warning("grammar failed", lane=number, reason=text.matcher.get_error().splitlines()[0][:200])
+            return np.zeros(mask_words(self._vocab_size), np.int32)
+        return mask
+
+    def _replay(self, text: _LaneText) -> None:
+        text.matcher = self._compile(text.grammar).deep_copy()
+        if text.tokens:
+            text.matcher.consume_tokens(text.tokens)
+
+    def _allowed(self, text: _LaneText, stops: IntArray) -> IntArray | None:
+        """The mask of the token after a text; None if the matcher has given up."""
+        matcher = text.matcher
+        assert matcher is not None
         mask = np.zeros(mask_words(self._vocab_size), np.int32)
+        if not matcher.is_error():
+            matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
         if matcher.is_error():
-            log.warning("grammar failed", lane=number, reason=matcher.get_error().splitlines()[0][:200])
-            return mask
-        matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+            return None
         mask &= self._not_eos
         if matcher.is_accepting():
             mask |= packed_mask(stops[stops < self._vocab_size], self._vocab_size)

@@ -109,8 +109,10 @@ class Runner(Generic[Metadata]):
             self._sample(batch, asked)
         drawn = self._drawn.of(len(columns.sample_rows), asked)
         if asked_plan is None or asked is None:
-            return PendingStep(columns, None, self._readback.start([drawn.tokens]))
-        pending = PendingStep(columns, asked_plan.order, self._readback.start(list(vars(drawn).values())))
+            return PendingStep(columns.logprob_counts, None, self._readback.start([drawn.tokens]))
+        pending = PendingStep(
+            columns.logprob_counts, asked_plan.order, self._readback.start(list(vars(drawn).values()))
+        )
         self._asked_steps.launched(asked_plan, asked, drawn, pending)
         return pending
 

@@ -98,14 +98,15 @@ class SampleOrder:
         )
 
     def result(
-        self, columns: PlanColumns, tokens: IntArray, chosen: npt.NDArray[np.float32], top: Column, top_ids: IntArray
+        self, counts: IntArray, tokens: IntArray, chosen: npt.NDArray[np.float32], top: Column, top_ids: IntArray
     ) -> ResultColumns:
         """What a plan gave, in its own order.
 
-        A token whose log-probability is no number is none: the model's scores were not.
+        Where a score of the model is no number and was banned, there may be a token; its log-probability is said to be
+        -inf.
 
         Args:
-            columns: the plan's.
+            counts: the plan's `logprob_counts`.
             tokens: [samples], as drawn.
             chosen: [samples that want log-probabilities], of these tokens.
             top, top_ids: [samples that want any, num_top], of the likeliest ones.
@@ -115,12 +116,11 @@ class SampleOrder:
         token_ids = tokens[places]
         if not len(chosen):
             return ResultColumns.of_tokens(token_ids)
-        counts = columns.logprob_counts
         asking = np.flatnonzero(counts)
         drawn_at = places[asking] - places[asking].min()  # they stand together
         ids = np.column_stack([np.maximum(token_ids[asking], 0), top_ids[drawn_at]])
         values = np.column_stack([chosen[drawn_at], top[drawn_at]])
-        token_ids[asking[np.isnan(values[:, 0])]] = -1
+        values[np.isnan(values)] = -np.inf
         wanted = np.arange(ids.shape[1]) < counts[asking][:, None]
         return ResultColumns(token_ids, ids[wanted].astype(np.int32), values[wanted].astype(np.float32))
 

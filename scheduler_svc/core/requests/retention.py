@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 RETAIN_S = 300.0
 MAX_RETAINED = 10_000  # requests that have ended, held ones among them
-MAX_RETAINED_BYTES = 32 * 2**20  # of their tokens, log-probabilities and constraints
+MAX_RETAINED_BYTES = 128 * 2**20  # of their tokens, log-probabilities and constraints
 
 
 @dataclass(slots=True)

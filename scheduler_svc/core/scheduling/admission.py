@@ -19,6 +19,7 @@ MAX_OVERTAKEN = 64  # waiting sequences, bound for another executor, that a plan
 
 
 MAX_START_BYTES = 2**24  # of a plan, for constraints of sequences that it samples for the first time
+MAX_STARTED_GRAMMARS = 4  # of a plan, likewise: an executor may have to compile each, for up to 2 s, before it answers
 
 
 class StartBudget:
@@ -27,16 +28,23 @@ class StartBudget:
     def __init__(self) -> None:
         self._left = MAX_START_BYTES
         self._is_new = True
+        self._grammars: set[str] = set()
 
     def has_room(self, sequence: Sequence) -> bool:
         """Whether the plan may sample a sequence for the first time."""
-        return self._is_new or sequence.start_bytes <= self._left
+        if self._is_new or (asked := sequence.params.constraints) is None:
+            return True
+        num_grammars = len(self._grammars | {asked.grammar} - {""})
+        return sequence.start_bytes <= self._left and num_grammars <= MAX_STARTED_GRAMMARS
 
     def take(self, row: PromptRow) -> None:
         """The plan has this row."""
-        if row.samples and (size := row.sequence.start_bytes):
-            self._left -= size
+        asked = row.sequence.params.constraints
+        if row.samples and asked is not None:
+            self._left -= row.sequence.start_bytes
             self._is_new = False
+            if asked.grammar:
+                self._grammars.add(asked.grammar)
 
 
 class Admission:

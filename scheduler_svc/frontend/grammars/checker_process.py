@@ -17,7 +17,7 @@ from scheduler_svc.frontend.grammars.spec import Checked, CheckerSettings, Gramm
 log = get_logger(__name__)
 
 START_MAY_TAKE_S = 60.0  # a tokenizer of 150,000 tokens takes seconds on a busy machine
-COMPILE_MAY_TAKE_S = 5.0
+COMPILE_MAY_TAKE_S = 2.0  # a plan may start four grammars, and an executor that takes 10 s for it counts as hung
 READ_BYTES = 2**16
 
 _MODULE = "scheduler_svc.frontend.grammars.checker"
@@ -41,12 +41,27 @@ class CheckerProcess:
         self._process: subprocess.Popen[bytes] | None = None
 
     def check(self, spec: GrammarSpec) -> Checked:
-        """What the process says, or that it died of the spec.
+        """What the process says, or that it died of the spec: twice, as it may die of other things.
 
         Raises:
             TimeoutError: it took too long, and was killed.
             CheckerUnavailable: the process does not start.
         """
+        for _ in range(2):
+            checked = self._ask(spec)
+            if checked is not None:
+                return checked
+        return Checked(reason="llguidance fails on it: it is nested too deeply, or takes too much memory")
+
+    def close(self) -> None:
+        """End the process, if there is one."""
+        if self._process is not None:
+            self._process.kill()
+            with self._process:  # closes its pipes and waits
+                self._process = None
+
+    def _ask(self, spec: GrammarSpec) -> Checked | None:
+        """What the process says; None if it died."""
         if self._process is None or self._process.poll() is not None:
             self.close()
             self._start()
@@ -62,15 +77,7 @@ class CheckerProcess:
             raise
         if checked is None:
             log.warning("grammar checker died", kind=spec.kind, status=self._process.wait())
-            return Checked(reason="llguidance fails on it: it is nested too deeply, or takes too much memory")
         return checked
-
-    def close(self) -> None:
-        """End the process, if there is one."""
-        if self._process is not None:
-            self._process.kill()
-            with self._process:  # closes its pipes and waits
-                self._process = None
 
     def _start(self) -> None:
         command = [sys.executable, "-m", _MODULE, msgspec.json.encode(self._settings).decode()]

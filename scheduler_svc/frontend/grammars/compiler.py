@@ -10,7 +10,6 @@ from pathlib import Path
 
 import msgspec
 
-from common.grammars import grammar_library
 from scheduler_svc.frontend.errors import ApiError
 from scheduler_svc.frontend.grammars.checker_process import COMPILE_MAY_TAKE_S, CheckerProcess, CheckerUnavailable
 from scheduler_svc.frontend.grammars.spec import Checked, GrammarSpec
@@ -43,8 +42,7 @@ class GrammarCompiler:
             param: the request's parameter that has the spec; errors name it.
 
         Raises:
-            ApiError: (400) the grammar is refused, or llguidance is not installed; (503) too many are waiting, or the
-                process does not start.
+            ApiError: (400) the grammar is refused; (503) too many are waiting, or the process does not start.
         """
         name = hashlib.blake2b(msgspec.msgpack.encode(spec)).digest()
         checked = self._known.get(name)
@@ -77,9 +75,6 @@ class GrammarCompiler:
             self._num_waiting -= 1
 
     async def _check(self, spec: GrammarSpec, param: str) -> Checked:
-        if not grammar_library():
-            message = f"Invalid value for '{param}': this server has no llguidance, which compiles grammars."
-            raise ApiError(400, message, code="unsupported_parameter", param=param)
         try:
             return await asyncio.get_running_loop().run_in_executor(self._thread, self._process.check, spec)
         except TimeoutError:  # not remembered: on a machine with less to do it may take less

@@ -55,9 +55,14 @@ def check_can_end(stop_token_ids: Sequence[int], *, ignores_eos: bool) -> None:
         raise ApiError(400, message, code="invalid_value", param="stop_token_ids")
 
 
+def most_tokens(num_logprobs: int, num_choices: int) -> int:
+    """Tokens that each choice of an answer may have at most, with so many log-probabilities each."""
+    return MAX_ANSWER_LOGPROBS // (num_logprobs * num_choices) if num_logprobs else 2**31 - 1
+
+
 def check_logprobs(params: m.SamplingParams, num_choices: int) -> None:
     """Refuse an answer with too many log-probabilities: a token is a few bytes of an answer, 21 of these are 2,000."""
-    if params.logprobs * params.max_tokens * num_choices > MAX_ANSWER_LOGPROBS:
+    if params.max_tokens > most_tokens(params.logprobs, num_choices):
         message = (
             f"{params.logprobs} log-probabilities of each of {params.max_tokens} tokens of {num_choices} choices are "
             f"more than "

@@ -19,6 +19,7 @@ from scheduler_svc.frontend.requests.limits import (
     check_characters,
     check_length,
     check_logprobs,
+    most_tokens,
     check_min_tokens,
     check_token_ids,
 )
@@ -136,15 +137,16 @@ def tokenize_chat(body: ChatRequest, tokenizer: Tokenizer, max_model_len: int) -
     [prompt] = tokenizer.encode([text], add_special_tokens=False)
     if not prompt:
         raise ApiError(400, "The conversation is empty.", code="invalid_value", param="messages")
+    num_logprobs = 1 + body.top_logprobs if body.logprobs else 0
     max_tokens = _chat_max_tokens(body)
     may_shorten = max_tokens is None
     if max_tokens is None:
         if not max_model_len:
             raise RequestRejected("no executor has joined yet, so the model's length is unknown", "unavailable")
         check_length(len(prompt), 1, max_model_len, "messages")
-        max_tokens = max_model_len - len(prompt)
+        max_tokens = min(max_model_len - len(prompt), most_tokens(num_logprobs, body.n))
     check_length(len(prompt), max_tokens, max_model_len, "messages")
-    asked = m.SamplingParams(max_tokens=max_tokens, logprobs=1 + body.top_logprobs if body.logprobs else 0)
+    asked = m.SamplingParams(max_tokens=max_tokens, logprobs=num_logprobs)
     return replace(_job("chatcmpl-", body, [prompt], asked, tokenizer), may_shorten=may_shorten)
 
 
