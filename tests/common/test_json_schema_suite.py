@@ -10,11 +10,9 @@ These are by design, and no deviations here:
 * Keywords that are not supported are refused. They are never ignored.
 """
 
-import itertools
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -22,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.json_grammars import TOKENIZER, byte_tokens, json_grammar, matcher, refusal, takes
+from tests.support.json_grammars import TOKENIZER, byte_tokens, json_grammar, matcher, refusal, spellings, takes
 
 SUITE = Path(__file__).parent / "json_schema_suite" / "draft2020-12"
 # Of schemas: how many are taken of how many there are. The optional part is formats and regexes for the most part.
@@ -142,28 +140,6 @@ def groups() -> list[Group]:
 def refusals() -> dict[int, str]:
     """Why each group's schema is refused, by the group's number; empty if it is taken."""
     return {number: refusal(json_grammar(group.schema)) for number, group in enumerate(groups())}
-
-
-def orders(value: Any) -> Iterator[Any]:
-    """The same instance with its objects' keys in every order, and its whole numbers with and without a fraction."""
-    if isinstance(value, dict):
-        for members in itertools.product(*([(key, each) for each in orders(member)] for key, member in value.items())):
-            yield from map(dict, itertools.permutations(members))
-    elif isinstance(value, list):
-        yield from map(list, itertools.product(*map(orders, value)))
-    else:
-        yield value
-        if isinstance(value, float) and value.is_integer() and abs(value) <= 2**53:
-            yield int(value)
-
-
-def spellings(value: Any) -> set[str]:
-    """Compact JSON in every order of keys, with other characters than ASCII as they are, and escaped."""
-    return {
-        json.dumps(each, separators=(",", ":"), ensure_ascii=ascii_only)
-        for each in orders(value)
-        for ascii_only in (False, True)
-    }
 
 
 def test_what_is_refused_is_what_is_known_to_be() -> None:

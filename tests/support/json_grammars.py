@@ -1,7 +1,9 @@
 """JSON Schemas as grammars, and what a grammar says of a text: on the demo model's tokenizer, without torch."""
 
+import itertools
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from llguidance import LLMatcher, LLTokenizer
@@ -10,6 +12,7 @@ from common.grammars import parser_limits
 from common.model_files import DEMO_MODEL_DIR
 
 TOKENIZER = LLTokenizer(str(DEMO_MODEL_DIR / "tokenizer.json"))
+NO_UNICODE_ESCAPES = 'nrbtf\\"'  # for `json_allowed_escapes`
 _COMPACT = {"whitespace_flexible": False}
 _OF_BYTES = [TOKENIZER.tokenize_bytes(bytes([byte])) for byte in range(256)]
 
@@ -45,3 +48,36 @@ def takes(beginning: LLMatcher, tokens: Sequence[int], *, whole: bool = True) ->
 def byte_tokens(text: str) -> list[int]:
     """A text as the tokens of its single bytes: no tokenizer writes them, and a model may."""
     return [token for byte in text.encode() for token in _OF_BYTES[byte]]
+
+
+def orders(value: Any) -> Iterator[Any]:
+    """The same instance with its objects' keys in every order, and its whole numbers with and without a fraction."""
+    if isinstance(value, dict):
+        for members in itertools.product(*([(key, each) for each in orders(member)] for key, member in value.items())):
+            yield from map(dict, itertools.permutations(members))
+    elif isinstance(value, list):
+        yield from map(list, itertools.product(*map(orders, value)))
+    else:
+        yield value
+        if isinstance(value, float) and value.is_integer() and abs(value) <= 2**53:
+            yield int(value)
+
+
+def num_orders(value: Any) -> int:
+    """How many orders of its keys a value has."""
+    match value:
+        case dict():
+            return math.factorial(len(value)) * math.prod(map(num_orders, value.values()))
+        case list():
+            return math.prod(map(num_orders, value))
+        case _:
+            return 1
+
+
+def spellings(value: Any) -> set[str]:
+    """Compact JSON in every order of keys, with other characters than ASCII as they are, and escaped."""
+    return {
+        json.dumps(each, separators=(",", ":"), ensure_ascii=ascii_only)
+        for each in orders(value)
+        for ascii_only in (False, True)
+    }
