@@ -20,6 +20,8 @@ def parser_limits() -> LLParserLimits:
     """What a grammar may take. A grammar that is refused by one side is refused by all.
 
     A matcher's lexer takes about 0.4 kB for each of its states (measured with 2,000 tokens), so 20 MB at most; with the
-    library's own limit it would be 94 MB. Errors do not carry the parser's state: they reach clients and logs, and the state has the client's text.
+    library's own limit it would be 94 MB.
+
+    Errors do not carry the parser's state: they reach clients and logs, and the state has the client's text.
     """
     return LLParserLimits(initial_lexer_fuel=LEXER_FUEL, max_lexer_states=MAX_LEXER_STATES, verbose_errors=False)

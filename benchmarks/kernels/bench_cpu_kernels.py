@@ -18,7 +18,6 @@ import torch
 
 from benchmarks.kernels.cases import KernelCase, grouped
 from benchmarks.kernels.sampling_cases import KINDS, adjust_logits_case, log_probs_case, sample_case
-from benchmarks.rig.machine import all_threads
 from kernels import reference
 from kernels.cpu import CpuKernels, load
 

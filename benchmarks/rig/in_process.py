@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from benchmarks.rig.runs import TimedRun
 from benchmarks.rig.step_records import RecordedRunner, RecordedTokens, Recorder, recording
 from common import messages as m
+from common.grammars import grammar_library
 from common.plan import ExecutorLimits, parse_plan
 from executor_svc.__main__ import main as executor
 from executor_svc.options import ExecutorOptions
@@ -42,8 +43,9 @@ class InProcess:
         self._runner = runner
         self._limits = limits
         self._parse = recorder.timed_parse(parse_plan)
-        self._scheduler = Scheduler(config)
-        self._scheduler.add_executor(Membership(EPOCH, "", "", limits))
+        library = grammar_library()
+        self._scheduler = Scheduler(replace(config, grammars=library))
+        self._scheduler.add_executor(Membership(EPOCH, "", "", limits, grammars=library))
 
     def run(self, requests: Sequence[m.Submit]) -> TimedRun:
         """Run all requests to their ends."""

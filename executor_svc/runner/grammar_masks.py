@@ -165,7 +165,7 @@ class GrammarMasks:
             text.matcher.consume_tokens(tokens)
         mask = self._allowed(text, stops)
         if mask is None:
-            # Matchers of one grammar share what its lexer has built, which has a limit: other texts may have used it up.
+            # Matchers of a grammar share what its lexer has built, which has a limit: other texts may have used it up.
             self._compiled.pop(text.grammar, None)
             self._replay(text)
             mask = self._allowed(text, stops)

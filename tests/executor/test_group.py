@@ -90,7 +90,7 @@ def test_plans_arrive_as_they_were_sent(query_lens: list[int], greedy_only: bool
     arrived = unpack(pack(columns))
     for name, column in vars(columns).items():
         if name != "sampling":
-            assert (getattr(arrived, name) == column).all(), name
+            assert np.all(getattr(arrived, name) == column), name
     assert (arrived.sampling is None) == greedy_only
     for name, column in vars(columns.sampling).items() if columns.sampling else ():
         found = getattr(arrived.sampling, name)

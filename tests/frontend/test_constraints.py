@@ -170,7 +170,7 @@ def test_words_that_cannot_be_banned(words: list[str], param: str | None, text: 
     [
         ({"presence_penalty": 2.1}, "presence_penalty", "less than or equal to 2"),
         ({"frequency_penalty": -2.1}, "frequency_penalty", "greater than or equal to -2"),
-        ({"repetition_penalty": 0}, "repetition_penalty", "greater than 0"),
+        ({"repetition_penalty": 0}, "repetition_penalty", "greater than or equal to 0.01"),
         ({"repetition_penalty": 101}, "repetition_penalty", "less than or equal to 100"),
         ({"presence_penalty": "1"}, "presence_penalty", "number"),
         ({"logit_bias": {"5": 100.5}}, "logit_bias", "the bias of 5 is 100.5, it should be -100 to 100"),

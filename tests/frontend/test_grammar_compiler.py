@@ -162,14 +162,6 @@ async def test_the_event_loop_goes_on(compiler: GrammarCompiler):
 
 
 @in_event_loop
-async def test_without_the_library(compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(compiler_module, "grammar_library", lambda: "")
-    error = await refusal(compiler, OBJECT)
-    assert (error.status, error.code, error.param) == (400, "unsupported_parameter", "the_param")
-    assert "this server has no llguidance" in error.message
-
-
-@in_event_loop
 async def test_a_checker_that_does_not_start(compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(checker_process, "_MODULE", "scheduler_svc.no_such_module")
     assert (await refusal(compiler, OBJECT)).status == 503

@@ -209,3 +209,14 @@ def test_what_is_refused_and_why(kind: str, content: object, reason: str):
 def test_what_is_too_much_for_a_lexer():
     rules = "\n".join(f"R{i}: R{i + 1} R{i + 1}" for i in range(30))
     assert "too big" in refusal("grammar", f'start: R0\n{rules}\nR30: "a"')
+
+
+def test_a_key_that_is_written_with_escapes_evades_no_schema():
+    """Unless the schema has a control character, which llguidance cannot write without them."""
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    compiled = grammar("json", schema)
+    assert accepts(compiled, '{"a": 1}')
+    assert accepts(compiled, r'{"b": "line\nnext \"quoted\" \\"}')
+    assert not accepts(compiled, r'{"\u0061": "x"}')
+    assert accepts(grammar("json", {"type": "object"}), r'{"a": "\u0007"}')
+    assert accepts(grammar("json", {"const": "a\x07b"}), r'"a\u0007b"')

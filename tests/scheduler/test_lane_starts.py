@@ -13,7 +13,8 @@ from common.wire import Codec
 from scheduler_svc.core.executor import executor_state
 from scheduler_svc.core.executor.plan_builder import PromptRow, lane_start
 from scheduler_svc.core.fleet.hello_check import MAX_LANES
-from scheduler_svc.core.scheduling.admission import MAX_START_BYTES
+from scheduler_svc.core.scheduling import admission
+from scheduler_svc.core.scheduling.admission import MAX_STARTED_GRAMMARS
 from scheduler_svc.core.sequence import Sequence, State
 from scheduler_svc.server.core_process import MAX_EXECUTOR_MESSAGE_BYTES
 from tests.support.rig import Rig, limits
@@ -87,9 +88,10 @@ def test_stop_tokens_go_along_where_they_are_needed() -> None:
     rig.finish()
 
 
-def test_a_plan_says_so_much_of_lanes_and_no_more() -> None:
+def test_a_plan_says_so_much_of_lanes_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each list is more than half of what a plan may say: one sequence a plan, others beside it."""
-    num_ids = MAX_START_BYTES // 4 // 2 + 1000
+    monkeypatch.setattr(admission, "MAX_START_BYTES", 8000)
+    num_ids = 8000 // 4 // 2 + 100
     allowed = np.arange(num_ids, dtype=np.int32).tobytes()
     rig = Rig(limits(vocab_size=num_ids), window=1)
     for number in range(3):
@@ -99,6 +101,19 @@ def test_a_plan_says_so_much_of_lanes_and_no_more() -> None:
     told = [len(plan.lane_starts) for plan in rig.plans[1]]
     assert told[:3] == [1, 1, 1]
     assert sum(told) == 3
+
+
+def test_a_plan_starts_few_grammars() -> None:
+    """Those of one text count once: an executor compiles it once."""
+    rig = Rig(window=1, grammars="library")
+    rig.memberships[1].grammars = "library"
+    for number in range(2 * MAX_STARTED_GRAMMARS + 1):
+        for copy in range(2):
+            grammar = m.Constraints(grammar=f"grammar {number}")
+            rig.add(f"{number}-{copy}", PROMPT[:3], constraints=grammar, max_tokens=4)
+    rig.finish()
+    told = [{start.constraints.grammar for start in plan.lane_starts} for plan in rig.plans[1]]
+    assert [len(grammars) for grammars in told if grammars] == [MAX_STARTED_GRAMMARS, MAX_STARTED_GRAMMARS, 1]
 
 
 def test_the_longest_answer_fits_a_message() -> None:

@@ -11,6 +11,7 @@ from scheduler_svc.frontend.grammars.spec import GrammarSpec
 # Compact JSON, JSON with spaces and JSON with indents all match, but a model that draws whitespace cannot go on with it
 # for ever: a newline at most, and then so many spaces, between two tokens of JSON.
 JSON_WHITESPACE = r"(\r?\n)?[ \t]{0,32}"
+SHORT_ESCAPES = 'nrbtf\\"'
 TEXT_BETWEEN_TAGS = r"/(.|\n)*/"
 
 
@@ -18,7 +19,7 @@ def build_grammar(spec: GrammarSpec, tokenizer: LLTokenizer) -> str:
     """The grammar. Raises ValueError if there is none."""
     match spec.kind:
         case "json":
-            return LLMatcher.grammar_from_json_schema(_dump(_with_whitespace(json.loads(spec.text))))
+            return LLMatcher.grammar_from_json_schema(_dump(_with_options(json.loads(spec.text))))
         case "choice":
             return LLMatcher.grammar_from_lark("start: " + " | ".join(map(_literal, json.loads(spec.text))))
         case "regex":
@@ -29,12 +30,21 @@ def build_grammar(spec: GrammarSpec, tokenizer: LLTokenizer) -> str:
             return LLMatcher.grammar_from_lark(_tags(json.loads(spec.text), tokenizer))
 
 
-def _with_whitespace(schema: dict[str, Any]) -> dict[str, Any]:
-    """The schema with our whitespace, unless it says itself which it wants, in llguidance's own way."""
-    options = schema.get("x-guidance", {})
-    if not isinstance(options, dict) or {"whitespace_pattern", "whitespace_flexible"} & options.keys():
-        return schema
-    return {**schema, "x-guidance": {"whitespace_pattern": JSON_WHITESPACE, **options}}
+def _with_options(schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema with our choice of llguidance's options, unless it says itself which it wants.
+
+    A key that is written with escapes by number would pass for another key than the one that it is. So a schema that
+    names keys does not allow these, unless it needs them: llguidance drops a control character that it cannot write.
+    """
+    said, text = schema.get("x-guidance", {}), _dump(schema)
+    if not isinstance(said, dict):
+        return schema  # llguidance says what is wrong
+    options: dict[str, Any] = {}
+    if not {"whitespace_pattern", "whitespace_flexible"} & said.keys():
+        options["whitespace_pattern"] = JSON_WHITESPACE
+    if ('"properties"' in text or '"patternProperties"' in text) and "\\u00" not in text:
+        options["json_allowed_escapes"] = SHORT_ESCAPES
+    return {**schema, "x-guidance": {**options, **said}}
 
 
 def _tags(tags: dict[str, Any], tokenizer: LLTokenizer) -> str:
@@ -46,7 +56,7 @@ def _tags(tags: dict[str, Any], tokenizer: LLTokenizer) -> str:
         trigger = next(trigger for trigger in tags["triggers"] if begin.startswith(trigger))
         name = f"tag_{number}"
         names.append(name)
-        schema = _dump(_with_whitespace(structure["schema"]))
+        schema = _dump(_with_options(structure["schema"]))
         body = f"{_literal(begin.removeprefix(trigger))} %json {schema} {_term(structure['end'], tokenizer)}"
         if (special := _special_token(trigger, tokenizer)) is not None:
             rules.append(f"{name}: TEXT {special} {body}")

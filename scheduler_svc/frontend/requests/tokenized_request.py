@@ -19,9 +19,9 @@ from scheduler_svc.frontend.requests.limits import (
     check_characters,
     check_length,
     check_logprobs,
-    most_tokens,
     check_min_tokens,
     check_token_ids,
+    most_tokens,
 )
 from scheduler_svc.frontend.requests.schemas import ChatMessage, ChatRequest, CompletionRequest, GenerationRequest
 from scheduler_svc.frontend.requests.structured import AskedGrammar, asked_grammar

@@ -1,0 +1,117 @@
+"""Matchers of lanes: what one text uses up is no other's loss, and what is dropped is made again."""
+
+import random
+
+import numpy as np
+import pytest
+from llguidance import LLMatcher, LLParserLimits
+
+from common import messages as m
+from common.constraints import StartedLane
+from common.model_files import DEMO_MODEL_DIR
+from common.plan import ResultColumns
+from executor_svc.runner import grammar_masks
+from executor_svc.runner.grammar_masks import GrammarMasks, load_grammar_masks
+from executor_svc.staging.constrained_lanes import ConstrainedLane
+
+VOCAB, EOS = 2048, 2045
+GREEDY_FOR_STATES = LLMatcher.grammar_from_regex(r"(.|\n)*a(.|\n){24}b(.|\n){30}c")
+
+
+class Drawn:
+    """A step that has drawn one token."""
+
+    def __init__(self, token: int) -> None:
+        self._token = token
+
+    def wait(self) -> ResultColumns:
+        return ResultColumns.of_tokens(np.array([self._token], np.int32))
+
+
+class Lane:
+    """A lane that draws among the tokens that its mask allows."""
+
+    def __init__(self, masks: GrammarMasks, number: int, grammar: str) -> None:
+        start = m.LaneStart(
+            lane=number,
+            num_prompt=1,
+            tokens=np.array([1], "<i4").tobytes(),
+            constraints=m.Constraints(grammar=grammar),
+            stop_token_ids=np.array([EOS], "<i4").tobytes(),
+        )
+        self._lane = ConstrainedLane.started(StartedLane.of(start), VOCAB)
+        self._masks = masks
+        self._rng = random.Random(number)
+        self._is_new = True
+        self.tokens: list[int] = []
+
+    def allowed(self) -> list[int]:
+        """Tokens that may come next."""
+        number = self._lane.start.message.lane
+        pending = self._masks.begin([self._lane], {number} if self._is_new else set())
+        assert pending is not None
+        self._is_new = False
+        mask = pending.result()[number]
+        return np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist()
+
+    def draw(self, count: int, among: set[int] | None = None) -> None:
+        """Draw so many tokens, of these where one of them is allowed."""
+        for _ in range(count):
+            allowed = self.allowed()
+            assert allowed, f"no token is allowed after {len(self.tokens)}"
+            wanted = [token for token in allowed if among and token in among] or allowed
+            token = self._rng.choice([token for token in wanted if token != EOS] or wanted)
+            self.tokens.append(token)
+            self._masks.launched([self._lane], [0], Drawn(token))
+
+
+@pytest.fixture
+def masks():
+    made = load_grammar_masks(DEMO_MODEL_DIR, VOCAB)
+    assert made is not None
+    yield made
+    made.close()
+
+
+def test_a_text_that_uses_up_the_shared_lexer_harms_no_other(
+    masks: GrammarMasks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = LLParserLimits(max_lexer_states=3000, verbose_errors=False)
+    monkeypatch.setattr(grammar_masks, "parser_limits", lambda: limits)
+    ab = {i for i in range(VOCAB) if set(masks._tokenizer.decode_str([i])) <= set("ab")}
+    victim = Lane(masks, 0, GREEDY_FOR_STATES)
+    victim.draw(3)
+    base = masks._compiled[GREEDY_FOR_STATES]
+    for number in range(1, 5):
+        greedy = Lane(masks, number, GREEDY_FOR_STATES)
+        for _ in range(400):
+            if not greedy.allowed():
+                break
+            greedy._masks.launched([greedy._lane], [0], Drawn(min(ab)))
+            greedy.draw(1, ab)
+    assert masks._compiled.get(GREEDY_FOR_STATES) is not base, "the limit was never met"
+    victim.draw(3)
+    Lane(masks, 9, GREEDY_FOR_STATES).draw(3)
+
+
+def test_an_idle_lane_keeps_its_tokens_and_no_matcher(masks: GrammarMasks, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammar_masks, "_IDLE_PLANS", 3)
+    grammar = LLMatcher.grammar_from_regex("[a-z]{10,20}")
+    idle, always = Lane(masks, 0, grammar), Lane(masks, 1, LLMatcher.grammar_from_regex("[0-9]+"))
+    idle.draw(5)
+    always.draw(6)
+    assert masks._texts[0].matcher is None
+    matcher = LLMatcher(masks._tokenizer, grammar)
+    matcher.consume_tokens(idle.tokens)
+    mask = np.frombuffer(matcher.compute_bitmask()[: VOCAB // 8], np.uint8)
+    expected = {*np.flatnonzero(np.unpackbits(mask, bitorder="little")).tolist()} - {EOS}
+    assert {*idle.allowed()} - {EOS} == expected
+    assert masks._texts[1].matcher is not None
+
+
+def test_an_epoch_s_lanes_are_forgotten(masks: GrammarMasks) -> None:
+    Lane(masks, 0, LLMatcher.grammar_from_regex("x+")).draw(2)
+    masks.forget_lanes()
+    Lane(masks, 1, LLMatcher.grammar_from_regex("x+")).draw(2)
+    assert list(masks._texts) == [1]
+    assert list(masks._newest) == [1]
