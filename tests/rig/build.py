@@ -24,8 +24,9 @@ HEADERS = ("nvidia-cuda-runtime==13.0.96", "nvidia-cuda-crt==13.0.88")
 # The GPU machine has transformers 5.17; pip finds what that one and the CUDA builds need.
 PACKAGES = (
     "transformers==5.17.0", "numpy", "sympy", "networkx", "jinja2", "fsspec", "filelock", "typing-extensions",
-    "safetensors", "structlog", "click", "pyzmq", "msgspec", "xxhash", "llguidance", "fastapi", "h11", "httpx", "prometheus-client",
-    "pynacl", "rich", "uvicorn", "hypothesis", "openai", "pytest", "pytest-timeout", "pytest-xdist", "pyyaml", "einops",
+    "safetensors", "structlog", "click", "pyzmq", "msgspec", "xxhash", "llguidance", "fastapi", "h11", "httpx",
+    "prometheus-client", "pynacl", "rich", "uvicorn", "hypothesis", "openai", "pytest", "pytest-timeout",
+    "pytest-xdist", "pyyaml", "einops",
 )  # fmt: skip
 UNCONSTRAINED = ("transformers", "torch", "triton", "tokenizers", "huggingface_hub", "hf-xet", "safetensors")
 """Packages whose versions are the GPU machine's, not those of constraints.txt."""

@@ -1,9 +1,8 @@
-"""Steps whose samples ask for more than a token: nothing is allocated, compiled or waited for, beside any other step."""
+"""Steps whose samples ask for more than a token, beside others: nothing is allocated, compiled or waited for."""
 
 import random
 import threading
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -116,9 +115,7 @@ def test_the_next_forward_is_launched_before_a_grammar_waits_for_tokens(
     monkeypatch.setattr(PendingStep, "wait", gated_wait)
 
     def plan(length: int) -> PlanColumns:
-        start = m.LaneStart(
-            lane=0, num_prompt=4, tokens=bytes(4 * length), constraints=m.Constraints(grammar=GRAMMAR)
-        )
+        start = m.LaneStart(lane=0, num_prompt=4, tokens=bytes(4 * length), constraints=m.Constraints(grammar=GRAMMAR))
         made = make_plan([Row(0, [-1], length, [0])], limits.block_size)
         starts = (start,) if length == 4 else ()
         return parse_plan(msgspec.structs.replace(made, constrained=bytes(4), lane_starts=starts), limits)
