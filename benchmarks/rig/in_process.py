@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 from benchmarks.rig.runs import TimedRun
 from benchmarks.rig.step_records import RecordedRunner, RecordedTokens, Recorder, recording

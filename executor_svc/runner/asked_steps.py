@@ -145,5 +145,5 @@ class AskedSteps:
         tokens, lengths = self.lanes.tokens, [len(start.tokens) for start in starts]
         host = torch.empty(sum(lengths), dtype=torch.int32, pin_memory=tokens.is_cuda)
         host.numpy()[:] = np.concatenate([start.tokens for start in starts])
-        for start, known in zip(starts, torch.split(host, lengths), strict=True):
+        for start, known in zip(starts, host.split_with_sizes(lengths), strict=True):
             tokens[start.message.lane, : len(known)].copy_(known, non_blocking=True)

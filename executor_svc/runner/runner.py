@@ -152,16 +152,24 @@ class Runner(Generic[Metadata]):
         rows = min(limits.max_num_seqs, limits.max_batch_tokens)
         query_lens = np.minimum(_spread(limits.max_batch_tokens, rows), limits.max_model_len)
         plans = [trial_plan(query_lens.tolist(), limits.block_size)]
-        if 2 <= rows < limits.max_batch_tokens and limits.max_model_len > 1:
-            computed = [limits.max_model_len - 1, *[0] * (rows - 1)]
-            plans.append(trial_plan([*[1] * (rows - 1), 2], limits.block_size, computed))
-        return plans
+        return [*plans, *self._long_rows([min(rows, limits.max_batch_tokens - 1)])]
+
+    def _long_rows(self, sizes: Sequence[int]) -> list[PlanColumns]:
+        """Steps of so many rows, the first one as long as can be. The last has two tokens: a decode step is a graph."""
+        limits = self.limits
+        return [
+            trial_plan([*[1] * (rows - 1), 2], limits.block_size, [limits.max_model_len - 1, *[0] * (rows - 1)])
+            for rows in sizes
+            if 2 <= rows < limits.max_batch_tokens and limits.max_model_len > 1
+        ]
 
     def _take_spare_memory(self) -> None:
         """Hold what steps in flight take besides: capturing graphs has given all of it back, pinned memory, too."""
         limits = self.limits
-        rows = [trial_plan([1] * size, limits.block_size) for size in self._decode_sizes.tolist()]
-        for columns in [*rows, *self._largest_plans(), *self._asking_plans()]:
+        sizes = self._decode_sizes.tolist()
+        rows = [trial_plan([1] * size, limits.block_size) for size in sizes]
+        # Fewer rows are cut into more pieces, and what they take comes out of torch's pool for small pieces.
+        for columns in [*rows, *self._largest_plans(), *self._long_rows(sizes), *self._asking_plans()]:
             for pending in [self.launch(columns) for _ in range(_IN_FLIGHT)]:
                 pending.wait()
         copied = [self._arena.num_bytes, *self._asked_steps.copied_bytes()]

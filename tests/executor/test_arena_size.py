@@ -2,6 +2,7 @@
 the graph would read the arena while the step's inputs lie elsewhere."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -11,6 +12,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from common import messages as m
+from common.constraints import StartedLane
 from common.plan import ExecutorLimits, PlanColumns
 from common.sampling_columns import SAMPLING_COLUMNS, SamplingColumns
 from executor_svc.devices.gpu_attention import GpuBackend
@@ -18,7 +21,9 @@ from executor_svc.devices.torch_kernels import TorchBackend
 from executor_svc.model.attention import KVGeometry
 from executor_svc.runner.graphs import decode_sizes
 from executor_svc.staging.arena import Arena
+from executor_svc.staging.asked import AskedStager, SampleOrder, asked_arena_size
 from executor_svc.staging.batch import Planned, arena_size, pad_decode, stage
+from executor_svc.staging.constrained_lanes import ConstrainedLane
 from kernels.gpu.attention import flash_attention
 from kernels.gpu.attention.flash_attention import FlashAttention
 from kernels.gpu.attention.paged_attention import PagedAttention
@@ -89,6 +94,36 @@ def test_the_largest_plan_of_each_graph_fits(
     for size in decode_sizes(min(max_num_seqs, max_batch_tokens)):
         padded = pad_decode(longest_decode_plan(limits, size), size, max_num_seqs, 1, limits.block_size)
         stage(padded, arena, Unbound(backend), fixed=True)  # raises where there is no room
+
+
+@given(
+    vocab_size=st.integers(m.MAX_BIASES, 3000),
+    num_rows=st.integers(1, 9),
+    num_words=st.integers(0, 64),
+    spare=st.booleans(),
+)
+def test_what_is_usually_asked_of_a_step_fits(vocab_size: int, num_rows: int, num_words: int, spare: bool) -> None:
+    """A mask, as many biases as there may be, and 64 bad words of four tokens, of each row."""
+    limits = ExecutorLimits(
+        1, 16, max_num_seqs=num_rows + spare, max_batch_tokens=9, max_model_len=9, vocab_size=vocab_size
+    )
+    asked = m.Constraints(
+        bias_token_ids=np.arange(m.MAX_BIASES, dtype="<i4").tobytes(),
+        biases=bytes(4 * m.MAX_BIASES),
+        bad_words=(bytes(16),) * num_words,
+        allowed_token_ids=bytes(4),
+    )
+    starts = [
+        StartedLane.of(m.LaneStart(lane=lane, num_prompt=1, tokens=bytes(4), constraints=asked))
+        for lane in range(num_rows)
+    ]
+    columns = longest_decode_plan(limits, num_rows)
+    columns = replace(columns, constrained=np.arange(num_rows, dtype=np.int32))
+    arena = Arena(asked_arena_size(limits), CPU)
+    lanes = [ConstrainedLane.started(start, vocab_size) for start in starts]
+    step = AskedStager(vocab_size, arena).stage(columns, lanes, SampleOrder.of(columns), {})
+    assert step.adjustments is not None
+    assert arena.holds(step.adjustments.masks)
 
 
 def test_a_fixed_plan_that_does_not_fit_is_refused() -> None:

@@ -1,9 +1,8 @@
-"""Steps whose samples ask for more than a token: nothing is allocated, compiled or waited for, beside any other step."""
+"""Steps whose samples ask for more than a token, beside others: nothing is allocated, compiled or waited for."""
 
 import random
 import threading
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import msgspec

@@ -79,7 +79,7 @@ class Served:
 
 def test_memory_runs_out_in_a_step(rig: StandIn, small: Path) -> None:
     runner, limits = harness.start(small, poison=False, attention="triton", enforce_eager=True, **OPTIONS)
-    served, plans = Served(runner), random_plans(limits, random.Random(1))
+    served, plans = Served(runner), random_plans(limits, random.Random(1), going_on=False)
     assert all(isinstance(answer, m.StepResult) for answer in served.run(plans, 5))
     for allocation in range(2):
         give_everything_back()

@@ -36,6 +36,10 @@ OPTIONS = {
     "num_blocks": 64,
 }
 
+# Of `executor_svc.runner.readback`, where each tensor of a step is copied.
+COPY = "                host.copy_(tensor, non_blocking=True)\n"
+IF_TOKENS = "                if tensor is tensors[0]: "
+
 
 def serve_some(rig: StandIn, folder: Path, schedule: str = "lazy") -> None:
     runner, limits = harness.start(folder, **OPTIONS)
@@ -129,13 +133,7 @@ def test_the_next_step_overwrites_log_probabilities_that_are_still_being_copied(
     changed = mutated(
         "executor_svc.runner.readback",
         ("        computing.wait_event(arrived)\n", ""),
-        (
-            "                host.copy_(tensor, non_blocking=True)\n",
-            "                host.copy_(tensor, non_blocking=True)\n"
-            "                if tensor is tensors[0]:\n"
-            "                    drawn.record(self._stream)\n"
-            "        computing.wait_event(drawn)\n",
-        ),
+        (COPY, f"{COPY}{IF_TOKENS}drawn.record(self._stream)\n        computing.wait_event(drawn)\n"),
     )
     monkeypatch.setattr(runner_module, "Readback", changed.Readback)
     for pending in launch_asking(rig, small):
@@ -151,12 +149,7 @@ def test_log_probabilities_are_copied_before_they_are_there(
         "executor_svc.runner.readback",
         ("        self._stream.wait_event(drawn)\n", ""),
         ("in zip(hosts, tensors, strict=True)", "in zip(hosts[::-1], tensors[::-1], strict=True)"),
-        (
-            "                host.copy_(tensor, non_blocking=True)\n",
-            "                if tensor is tensors[0]:\n"
-            "                    self._stream.wait_event(drawn)\n"
-            "                host.copy_(tensor, non_blocking=True)\n",
-        ),
+        (COPY, f"{IF_TOKENS}self._stream.wait_event(drawn)\n{COPY}"),
     )
     monkeypatch.setattr(runner_module, "Readback", changed.Readback)
     for pending in launch_asking(rig, small):
@@ -171,12 +164,7 @@ def test_log_probabilities_are_read_before_they_are_there(
     changed = mutated(
         "executor_svc.runner.readback",
         ("        arrived.record(self._stream)\n", ""),
-        (
-            "                host.copy_(tensor, non_blocking=True)\n",
-            "                host.copy_(tensor, non_blocking=True)\n"
-            "                if tensor is tensors[0]:\n"
-            "                    arrived.record(self._stream)\n",
-        ),
+        (COPY, f"{COPY}{IF_TOKENS}arrived.record(self._stream)\n"),
     )
     monkeypatch.setattr(runner_module, "Readback", changed.Readback)
     last = launch_asking(rig, small)[-1]  # of which no later step has carried out the copies
