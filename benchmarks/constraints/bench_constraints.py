@@ -130,8 +130,8 @@ def measure(sides: Sides, names: Sequence[str], num_rounds: int, masks: MaskTime
 )
 @click.option("--num-seqs", default=32, type=click.IntRange(1), help="Requests.")
 @click.option("--max-prompt", default=32, type=click.IntRange(1), help="Tokens of the longest prompt.")
-@click.option("--output", default=80, type=click.IntRange(1), help="Tokens of each answer.")
-@click.option("--repeats", default=5, type=click.IntRange(1), help="Rounds; in each, each side runs once.")
+@click.option("--output", default=32, type=click.IntRange(1), help="Tokens of each answer.")
+@click.option("--repeats", default=3, type=click.IntRange(1), help="Rounds; in each, each side runs once.")
 @click.option("--quick", is_flag=True, help=f"One round, and {QUICK_TOKENS} tokens an answer.")
 def main(
     only: tuple[str, ...],

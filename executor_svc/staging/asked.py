@@ -21,7 +21,7 @@ _USUAL_WORDS, _USUAL_TOKENS = 64, 4  # bad words of a row, and tokens of each
 
 @dataclass(frozen=True)
 class AskedStep:
-    """What is asked of a step whose samples stand in the order of `in_order`.
+    """What is asked of a step whose samples stand in a `SampleOrder`.
 
     Attributes:
         num_samples: of the step; its batch may have more, for padding.

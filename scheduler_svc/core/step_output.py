@@ -42,7 +42,8 @@ class StepOutput:
         sequences, tokens: those that got a token, and the token; a sequence that had ended gets none.
         positions: how many tokens each of them had generated before, [sequences].
         firsts: those among them whose first token it is.
-        ends: those among them that end with it, by a stop token or because they have `max_tokens`.
+        ends: those among them that end with it, by a stop token or because they have `max_tokens`; and those that got
+            none, because none can be drawn.
         model: what computed the tokens.
         logprobs: what came with the tokens; None if no sequence wants any.
     """
