@@ -180,22 +180,29 @@ def serve(
     in_flight = threading.Semaphore(window)
     results: list[ResultColumns] = []
 
+    failures: list[Exception] = []
+
     def collect() -> None:
         while (pending := launched.get()) is not None:
-            result = pending.wait()
-            # Copies: torch hands the memory to a later step.
-            results.append(ResultColumns(*(np.array(column) for column in vars(result).values())))
+            try:
+                results.append(ResultColumns(*map(np.array, pending.wait())))  # copies: torch hands the memory on
+            except Exception as error:
+                failures.append(error)
             in_flight.release()
 
     collector = threading.Thread(target=collect, daemon=True)
     collector.start()
     for step, columns in enumerate(itertools.islice(plans, steps)):
         in_flight.acquire()
+        if failures:
+            break
         launched.put(runner.launch(columns))
         each_step(step)
     launched.put(None)
     collector.join()
+    if failures:
+        raise failures[0]
     for result in results:
-        for column in vars(result).values():
+        for column in result:
             assert not (column.view(np.int32) == POISON).any(), "results were read before their copy was done"
     return [result.token_ids for result in results]
