@@ -134,8 +134,9 @@ class GrammarMasks:
 
     def forget_lanes(self) -> None:
         """An epoch is over: its lanes are started anew before they are needed again."""
-        self._newest.clear()
-        self._thread.submit(self._texts.clear)
+        if self._newest:
+            self._newest.clear()
+            self._thread.submit(self._texts.clear)
 
     def close(self) -> None:
         """End the thread."""

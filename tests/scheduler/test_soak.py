@@ -42,8 +42,9 @@ def live(service: Service, first: int, last: int) -> None:
         service.turn()
         save(service)
         service.wait(0.5)
-        for notes in (service.said, service.tokens, service.endings, service.to_executors, service.logs):
-            notes.clear()
+        notes = (service.said, service.tokens, service.logprobs, service.endings, service.to_executors, service.logs)
+        for each in notes:
+            each.clear()
 
 
 def save(service: Service) -> None:
