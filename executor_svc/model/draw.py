@@ -6,11 +6,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from common.messages import MAX_LOGPROBS
 from executor_svc.model.kernel_set import Sampler
 from executor_svc.staging.asked import AskedStep
 from kernels.reference import SamplingInputs
 
-MAX_TOP = 20
 _ADJUSTED_AT_ONCE = 64  # rows whose scores there is room for: 39 MB at 151,936 tokens
 
 
@@ -47,7 +47,7 @@ class Drawn:
         """Room for any step."""
         tokens = torch.zeros(max_num_seqs, dtype=torch.int32, device=device)
         chosen = torch.zeros(max_num_seqs, dtype=torch.float32, device=device)
-        top = torch.zeros((max_num_seqs, MAX_TOP), dtype=torch.float32, device=device)
+        top = torch.zeros((max_num_seqs, MAX_LOGPROBS - 1), dtype=torch.float32, device=device)
         return cls(tokens, chosen, top, torch.zeros_like(top, dtype=torch.int32))
 
     def of(self, num_samples: int, asked: AskedStep | None) -> "Drawn":

@@ -168,28 +168,31 @@ class AskedStager:
         num_samples, counts = len(columns.sample_rows), columns.logprob_counts
         asking = np.flatnonzero(counts[order.samples]) if len(counts) else counts
         first_adjusted = num_samples - len(lanes)
-        places = np.searchsorted(columns.constrained, order.samples[first_adjusted:])
-        adjusted = [lanes[place] for place in places.tolist()]
+        samples = order.samples[first_adjusted:]
+        adjusted = [lanes[place] for place in np.searchsorted(columns.constrained, samples).tolist()]
+        lengths = columns.context_lens[columns.sample_rows[samples]]
         return AskedStep(
             num_samples=num_samples,
             first_adjusted=first_adjusted,
-            adjustments=self._adjustments(adjusted, grammar_masks) if adjusted else None,
+            adjustments=self._adjustments(adjusted, lengths, grammar_masks) if adjusted else None,
             first_logprob=int(asking[0]) if len(asking) else 0,
             end_logprob=int(asking[-1]) + 1 if len(asking) else 0,
             num_top=int(counts.max()) - 1 if len(asking) else 0,
         )
 
-    def _adjustments(self, lanes: Sequence[ConstrainedLane], grammar_masks: Mapping[int, IntArray]) -> Adjustments:
+    def _adjustments(
+        self, lanes: Sequence[ConstrainedLane], lengths: IntArray, grammar_masks: Mapping[int, IntArray]
+    ) -> Adjustments:
         starts = [lane.start for lane in lanes]
         asked = [start.message.constraints for start in starts]
         of_lanes = [_intersection(lane.mask, grammar_masks.get(lane.start.message.lane)) for lane in lanes]
         masks = [mask for mask in of_lanes if mask is not None]
         has_mask = np.array([mask is not None for mask in of_lanes])
-        biases = [lane.biases_now for lane in lanes]
+        biases = [lane.biases_after(length) for lane, length in zip(lanes, lengths.tolist(), strict=True)]
         words = [word for start in starts for word in start.arrays.bad_words]
         arrays: dict[str, Column] = {
             "lanes": _ints([start.message.lane for start in starts]),
-            "lengths": _ints([lane.length for lane in lanes]),
+            "lengths": lengths,
             "num_prompts": _ints([start.message.num_prompt for start in starts]),
             "presences": _floats([one.presence_penalty for one in asked]),
             "frequencies": _floats([one.frequency_penalty for one in asked]),

@@ -4,7 +4,7 @@ All of it was said by a lane's last start in this epoch, or follows from the pla
 again at any time, to any executor.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -27,17 +27,15 @@ class Biases:
 
 @dataclass(frozen=True)
 class ConstrainedLane:
-    """One lane.
+    """What a lane's start said, ready for use.
 
     Attributes:
         start: what the scheduler said.
-        length: tokens known: those of the start, and one for each plan since.
         biases, early_biases: of a sequence that has its `min_tokens`, and of one that has not.
         mask: int32 [ceil(vocab / 32)], see `kernels.arguments.Adjustments`; None if every token is allowed.
     """
 
     start: StartedLane
-    length: int
     biases: Biases
     early_biases: Biases
     mask: IntArray | None
@@ -50,7 +48,6 @@ class ConstrainedLane:
         others = ~np.isin(arrays.bias_token_ids, stops)
         return cls(
             start,
-            len(start.tokens),
             Biases(arrays.bias_token_ids, arrays.biases),
             Biases(
                 np.concatenate([arrays.bias_token_ids[others], stops]),
@@ -59,10 +56,9 @@ class ConstrainedLane:
             packed_mask(arrays.allowed_token_ids, vocab_size) if len(arrays.allowed_token_ids) else None,
         )
 
-    @property
-    def biases_now(self) -> Biases:
-        """Of the token that comes next."""
-        num_generated = self.length - self.start.message.num_prompt
+    def biases_after(self, length: int) -> Biases:
+        """Of the token that comes after so many, the prompt among them."""
+        num_generated = length - self.start.message.num_prompt
         return self.early_biases if num_generated < self.start.message.constraints.min_tokens else self.biases
 
 
@@ -77,9 +73,10 @@ class ConstrainedLanes:
         self._vocab_size = vocab_size
         self._epoch = 0
         self._lanes: dict[int, ConstrainedLane] = {}
+        self._lengths: dict[int, int] = {}  # tokens known: those of the start, and one for each plan since
 
     def take(self, columns: PlanColumns) -> list[ConstrainedLane]:
-        """The lanes of a plan's constrained samples, as they are before it; the plan adds a token to each.
+        """The lanes of a plan's constrained samples. The plan adds a token to each.
 
         Raises:
             WireError: a lane was not started in the plan's epoch, or has other tokens than the plan thinks.
@@ -88,19 +85,21 @@ class ConstrainedLanes:
             return []
         if columns.epoch != self._epoch:
             self._lanes.clear()
+            self._lengths.clear()
             self._epoch = columns.epoch
         for start in columns.lane_starts:
             self._lanes[start.message.lane] = ConstrainedLane.started(start, self._vocab_size)
+            self._lengths[start.message.lane] = len(start.tokens)
         rows = columns.sample_rows[columns.constrained]
         taken = []
         for lane, length in zip(columns.lanes[rows].tolist(), columns.context_lens[rows].tolist(), strict=True):
-            known = self._lanes.get(lane)
+            known = self._lengths.get(lane)
             if known is None:
                 raise WireError(f"lane {lane} has constraints, and was never started in epoch {self._epoch}")
-            if known.length != length:
-                raise WireError(f"lane {lane} has {known.length} tokens since its start, the plan says {length}")
-            self._lanes[lane] = replace(known, length=length + 1)
-            taken.append(known)
+            if known != length:
+                raise WireError(f"lane {lane} has {known} tokens since its start, the plan says {length}")
+            self._lengths[lane] = length + 1
+            taken.append(self._lanes[lane])
         return taken
 
 

@@ -1,6 +1,5 @@
 """Constraints, starts of lanes and log-probabilities on the wire: what is taken, and what is refused."""
 
-from array import array
 from typing import Any
 
 import hypothesis.strategies as st
@@ -12,21 +11,10 @@ from hypothesis import given, settings
 from common import messages as m
 from common.constraints import constraint_arrays
 from common.errors import WireError
-from common.plan import ExecutorLimits, parse_plan, parse_result
+from common.plan import parse_plan, parse_result
+from tests.common.test_plan import LIMITS, floats, ints
+from tests.common.test_plan import PLAN as UNCONSTRAINED
 from tests.support.effort import examples
-
-LIMITS = ExecutorLimits(
-    num_blocks=8, block_size=4, max_num_seqs=4, max_batch_tokens=16, max_model_len=20, vocab_size=10
-)
-
-
-def ints(*values: int) -> bytes:
-    return array("i", values).tobytes()
-
-
-def floats(*values: float) -> bytes:
-    return array("f", values).tobytes()
-
 
 CONSTRAINTS = m.Constraints(
     frequency_penalty=0.5,
@@ -37,20 +25,8 @@ CONSTRAINTS = m.Constraints(
 )
 START = m.LaneStart(lane=0, num_prompt=2, tokens=ints(7, 8, 9), constraints=CONSTRAINTS)
 #: Row 0 is unconstrained and decodes; row 1 is sampled for the first time since it was admitted.
-PLAN = m.Plan(
-    epoch=6,
-    step=0,
-    lanes=ints(3, 0),
-    query_lens=ints(1, 3),
-    context_lens=ints(5, 3),
-    token_ids=ints(-1, 7, 8, 9),
-    slot_mapping=ints(6 * 4 + 0, 1 * 4 + 0, 1 * 4 + 1, 1 * 4 + 2),
-    block_counts=ints(2, 1),
-    block_ids=ints(2, 6, 1),
-    sample_rows=ints(0, 1),
-    constrained=ints(1),
-    lane_starts=(START,),
-    logprob_counts=ints(0, 3),
+PLAN = msgspec.structs.replace(
+    UNCONSTRAINED, epoch=6, constrained=ints(1), lane_starts=(START,), logprob_counts=ints(0, 3)
 )
 
 

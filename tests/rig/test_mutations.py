@@ -64,6 +64,12 @@ def launch_asking(rig: StandIn, folder: Path) -> list[PendingStep]:
         return [runner.launch(columns) for columns in plans]
 
 
+def change_readback(monkeypatch: pytest.MonkeyPatch, *changes: tuple[str, str]) -> None:
+    """Runners that are made from now on read back with these faults; see `mutated`."""
+    changed = mutated("executor_svc.runner.readback", *changes)
+    monkeypatch.setattr(runner_module, "Readback", changed.Readback)
+
+
 def assert_found(rig: StandIn, text: str) -> None:
     found = rig.take_hazards()
     assert any(text in sentence for sentence in found), found
@@ -72,8 +78,7 @@ def assert_found(rig: StandIn, text: str) -> None:
 def test_the_tokens_are_copied_before_they_are_drawn(
     rig: StandIn, small: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    changed = mutated("executor_svc.runner.readback", ("self._stream.wait_event(drawn)", "pass"))
-    monkeypatch.setattr(runner_module, "Readback", changed.Readback)
+    change_readback(monkeypatch, ("self._stream.wait_event(drawn)", "pass"))
     serve_some(rig, small)
     assert_found(rig, "race: a copy to the host")
 
@@ -81,15 +86,13 @@ def test_the_tokens_are_copied_before_they_are_drawn(
 def test_the_next_step_overwrites_tokens_that_are_still_being_copied(
     rig: StandIn, small: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    changed = mutated("executor_svc.runner.readback", ("computing.wait_event(arrived)", "pass"))
-    monkeypatch.setattr(runner_module, "Readback", changed.Readback)
+    change_readback(monkeypatch, ("computing.wait_event(arrived)", "pass"))
     launch_three(rig, small)
     assert_found(rig, "race:")
 
 
 def test_the_tokens_are_read_before_they_are_there(rig: StandIn, small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    changed = mutated("executor_svc.runner.readback", ("self._arrived.synchronize()", "pass"))
-    monkeypatch.setattr(runner_module, "Readback", changed.Readback)
+    change_readback(monkeypatch, ("self._arrived.synchronize()", "pass"))
     with pytest.raises(AssertionError, match="read before their copy was done"):
         serve_some(rig, small)
 
@@ -130,12 +133,11 @@ def test_the_next_step_overwrites_log_probabilities_that_are_still_being_copied(
     rig: StandIn, small: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The step waits for the first copy, of the tokens, alone."""
-    changed = mutated(
-        "executor_svc.runner.readback",
+    change_readback(
+        monkeypatch,
         ("        computing.wait_event(arrived)\n", ""),
         (COPY, f"{COPY}{IF_TOKENS}drawn.record(self._stream)\n        computing.wait_event(drawn)\n"),
     )
-    monkeypatch.setattr(runner_module, "Readback", changed.Readback)
     for pending in launch_asking(rig, small):
         pending.wait()
     assert_found(rig, "race:")
@@ -145,13 +147,12 @@ def test_log_probabilities_are_copied_before_they_are_there(
     rig: StandIn, small: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only the copy of the tokens waits for what computes."""
-    changed = mutated(
-        "executor_svc.runner.readback",
+    change_readback(
+        monkeypatch,
         ("        self._stream.wait_event(drawn)\n", ""),
         ("in zip(hosts, tensors, strict=True)", "in zip(hosts[::-1], tensors[::-1], strict=True)"),
         (COPY, f"{IF_TOKENS}self._stream.wait_event(drawn)\n{COPY}"),
     )
-    monkeypatch.setattr(runner_module, "Readback", changed.Readback)
     for pending in launch_asking(rig, small):
         pending.wait()
     assert_found(rig, "race: a copy to the host")
@@ -161,12 +162,11 @@ def test_log_probabilities_are_read_before_they_are_there(
     rig: StandIn, small: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The collector waits for the copy of the tokens alone."""
-    changed = mutated(
-        "executor_svc.runner.readback",
+    change_readback(
+        monkeypatch,
         ("        arrived.record(self._stream)\n", ""),
         (COPY, f"{COPY}{IF_TOKENS}arrived.record(self._stream)\n"),
     )
-    monkeypatch.setattr(runner_module, "Readback", changed.Readback)
     last = launch_asking(rig, small)[-1]  # of which no later step has carried out the copies
     with rig.schedule("lazy"):
         result = last.wait()
@@ -225,11 +225,10 @@ def test_a_kernel_is_compiled_in_serving(rig: StandIn, small: Path, monkeypatch:
 
 
 def test_a_stream_is_used_by_two_threads(rig: StandIn, small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    changed = mutated(
-        "executor_svc.runner.readback",
+    change_readback(
+        monkeypatch,
         ("self._arrived.synchronize()", "self._arrived.synchronize(); self._host[0].cuda(non_blocking=True)"),
     )
-    monkeypatch.setattr(runner_module, "Readback", changed.Readback)
     serve_some(rig, small)
     assert_found(rig, "by a second thread")
 
