@@ -5,16 +5,16 @@ a kernel as an out-of-bounds index.
 """
 
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from common import messages as m
 from common.constraints import StartedLane
 from common.errors import WireError
-from common.sampling_columns import SAMPLING_COLUMNS, FloatArray, SamplingColumns
-from common.wire import IntArray, array_from, int32_array
+from common.prompt_targets import PromptTargets
+from common.sampling_columns import SAMPLING_COLUMNS, SamplingColumns
+from common.wire import IntArray, array_from, check_range, int32_array
 
 
 @dataclass(frozen=True)
@@ -42,15 +42,14 @@ class ExecutorLimits:
 
 
 _NONE: IntArray = np.zeros(0, np.int32)
-_NO_FLOATS: FloatArray = np.zeros(0, np.float32)
 
 
 @dataclass(frozen=True)
 class PlanColumns:
     """A checked plan. Fields as in `common.messages.Plan`; `positions` int32 [tokens] follows from the lengths.
 
-    `sampling` has one entry for each of the `sample_rows`; it is None if all of them are greedy. `epoch` is 0 in plans
-    that no scheduler sent.
+    `sampling` has one entry for each of the `sample_rows`; it is None if all of them are greedy. `prompt_targets` are
+    None where no row wants its prompt's log-probabilities. `epoch` is 0 in plans that no scheduler sent.
     """
 
     lanes: IntArray
@@ -66,6 +65,7 @@ class PlanColumns:
     constrained: IntArray = field(default_factory=lambda: _NONE)
     logprob_counts: IntArray = field(default_factory=lambda: _NONE)
     lane_starts: tuple[StartedLane, ...] = ()
+    prompt_targets: PromptTargets | None = None
     epoch: int = 0
 
     @property
@@ -99,11 +99,11 @@ def parse_plan(plan: m.Plan, limits: ExecutorLimits) -> PlanColumns:
     ):
         if len(column) != rows:
             raise WireError(f"{name} has {len(column)} entries for {rows} rows")
-    _check_range("lanes", lanes, 0, limits.max_num_seqs - 1)
+    check_range("lanes", lanes, 0, limits.max_num_seqs - 1)
     if len(np.unique(lanes)) != rows:
         raise WireError("two rows have the same lane")
-    _check_range("context_lens", context_lens, 1, limits.max_model_len)
-    _check_range("query_lens", query_lens, 1, limits.max_batch_tokens)
+    check_range("context_lens", context_lens, 1, limits.max_model_len)
+    check_range("query_lens", query_lens, 1, limits.max_batch_tokens)
     if (query_lens > context_lens).any():
         raise WireError("a row's query_len is greater than its context_len")
 
@@ -113,7 +113,7 @@ def parse_plan(plan: m.Plan, limits: ExecutorLimits) -> PlanColumns:
     for name, column in (("token_ids", token_ids), ("slot_mapping", slot_mapping)):
         if len(column) != num_tokens:
             raise WireError(f"{name} has {len(column)} entries, query_lens add up to {num_tokens}")
-    _check_range("token_ids", token_ids, -1, limits.vocab_size - 1)
+    check_range("token_ids", token_ids, -1, limits.vocab_size - 1)
     if (token_ids[np.repeat(query_lens > 1, query_lens)] < 0).any():
         raise WireError("token id -1 in a row of several tokens")
 
@@ -121,14 +121,14 @@ def parse_plan(plan: m.Plan, limits: ExecutorLimits) -> PlanColumns:
         raise WireError(f"block_counts are not ceil(context_lens / {limits.block_size})")
     if len(block_ids) != int(block_counts.sum(dtype=np.int64)):
         raise WireError(f"block_ids has {len(block_ids)} entries, block_counts add up to {block_counts.sum()}")
-    _check_range("block_ids", block_ids, 0, limits.num_blocks - 1)
+    check_range("block_ids", block_ids, 0, limits.num_blocks - 1)
 
     positions = _positions(query_lens, context_lens)
     expected = _slots(positions, query_lens, block_counts, block_ids, limits.block_size)
     if ((slot_mapping != expected) & (slot_mapping != -1)).any():
         raise WireError("slot_mapping does not follow from the block tables")
 
-    _check_range("sample_rows", sample_rows, 0, rows - 1)
+    check_range("sample_rows", sample_rows, 0, rows - 1)
     if (np.diff(sample_rows) <= 0).any():
         raise WireError("sample_rows are not strictly ascending")
     return PlanColumns(
@@ -142,69 +142,10 @@ def parse_plan(plan: m.Plan, limits: ExecutorLimits) -> PlanColumns:
         block_ids=block_ids,
         sample_rows=sample_rows,
         sampling=_parse_sampling(plan, len(sample_rows)),
+        prompt_targets=PromptTargets.of_plan(plan, token_ids, limits.vocab_size),
         epoch=plan.epoch,
         **_parse_asked(plan, lanes[sample_rows], context_lens[sample_rows], limits.vocab_size),
     )
-
-
-class ResultColumns(NamedTuple):
-    """A checked result: int32 [samples], int32 and float32 [log-probabilities]; see `common.messages.StepResult`."""
-
-    token_ids: IntArray
-    logprob_ids: IntArray
-    logprobs: FloatArray
-
-    @classmethod
-    def of_tokens(cls, token_ids: IntArray) -> "ResultColumns":
-        """Tokens without log-probabilities."""
-        return cls(token_ids, _NONE, _NO_FLOATS)
-
-    def message(self, epoch: int, step: int, compute_us: int) -> m.StepResult:
-        """The result as it is sent."""
-        return m.StepResult(
-            epoch=epoch,
-            step=step,
-            token_ids=self.token_ids.astype("<i4").tobytes(),
-            compute_us=compute_us,
-            logprob_ids=self.logprob_ids.astype("<i4").tobytes(),
-            logprobs=self.logprobs.astype("<f4").tobytes(),
-        )
-
-
-def parse_result(
-    result: m.StepResult, num_samples: int, vocab_size: int, logprob_counts: IntArray = _NONE
-) -> ResultColumns:
-    """Check a result against the plan it answers.
-
-    Args:
-        num_samples, logprob_counts: of the plan.
-
-    Raises:
-        WireError: another number of tokens than the plan sampled, or of log-probabilities than it asked for, an id
-            beyond the vocabulary, or a log-probability that is no number.
-    """
-    token_ids = int32_array("token_ids", result.token_ids)
-    if len(token_ids) != num_samples:
-        raise WireError(f"result of step {result.step} has {len(token_ids)} tokens, its plan samples {num_samples}")
-    _check_range("token_ids", token_ids, -1, vocab_size - 1)
-    if not (len(logprob_counts) or result.logprob_ids or result.logprobs):
-        return ResultColumns.of_tokens(token_ids)
-    ids = int32_array("logprob_ids", result.logprob_ids)
-    values = array_from("logprobs", result.logprobs, "<f4")
-    expected = int(logprob_counts.sum(dtype=np.int64))
-    if len(ids) != expected or len(values) != expected:
-        raise WireError(
-            f"result of step {result.step} has {len(values)} log-probabilities of {len(ids)} tokens, its plan asks for "
-            f"{expected}"
-        )
-    if expected:
-        _check_range("logprob_ids", ids, 0, vocab_size - 1)
-        told = np.repeat(token_ids >= 0, logprob_counts)
-        _check_range("logprobs", values[told], -np.inf, 1.0)  # rounding may take a certain token's above 0
-        firsts = (np.cumsum(logprob_counts) - logprob_counts)[(logprob_counts > 0) & (token_ids >= 0)]
-        if (ids[firsts] != token_ids[(logprob_counts > 0) & (token_ids >= 0)]).any():
-            raise WireError("the first log-probability of a sample is not that of its token")
-    return ResultColumns(token_ids, ids, values)
 
 
 def _parse_asked(plan: m.Plan, lanes: IntArray, context_lens: IntArray, vocab_size: int) -> dict[str, Any]:
@@ -216,13 +157,13 @@ def _parse_asked(plan: m.Plan, lanes: IntArray, context_lens: IntArray, vocab_si
     if not (plan.constrained or plan.logprob_counts or plan.lane_starts):
         return {}
     constrained = int32_array("constrained", plan.constrained)
-    _check_range("constrained", constrained, 0, len(lanes) - 1)
+    check_range("constrained", constrained, 0, len(lanes) - 1)
     if (np.diff(constrained) <= 0).any():
         raise WireError("constrained is not strictly ascending")
     logprob_counts = int32_array("logprob_counts", plan.logprob_counts)
     if len(logprob_counts) not in (0, len(lanes)):
         raise WireError(f"logprob_counts has {len(logprob_counts)} entries for {len(lanes)} samples")
-    _check_range("logprob_counts", logprob_counts, 0, m.MAX_LOGPROBS)
+    check_range("logprob_counts", logprob_counts, 0, m.MAX_LOGPROBS)
     context_of = dict(zip(lanes[constrained].tolist(), context_lens[constrained].tolist(), strict=True))
     return {
         "constrained": constrained,
@@ -246,7 +187,7 @@ def _parse_starts(
             )
         if not 1 <= start.num_prompt <= len(lane.tokens):
             raise WireError(f"lane {start.lane} has {start.num_prompt} prompt tokens of {len(lane.tokens)}")
-        _check_range("tokens", lane.tokens, 0, vocab_size - 1)
+        check_range("tokens", lane.tokens, 0, vocab_size - 1)
         if lane.arrays.largest_token >= vocab_size:
             raise WireError(f"constraints name token {lane.arrays.largest_token}, the model has {vocab_size}")
     return started
@@ -264,14 +205,8 @@ def _parse_sampling(plan: m.Plan, num_samples: int) -> SamplingColumns | None:
             raise WireError(f"{name} has {length} entries for {num_samples} samples")
     for name, parameter in SAMPLING_COLUMNS.items():
         if parameter.allowed is not None:
-            _check_range(name, getattr(columns, name), *parameter.allowed)
+            check_range(name, getattr(columns, name), *parameter.allowed)
     return columns
-
-
-def _check_range(field: str, values: npt.NDArray[Any], low: float, high: float) -> None:
-    good = (values >= low) & (values <= high)  # written so that a NaN is bad
-    if not good.all():
-        raise WireError(f"{field} has {values[~good][0]}, allowed are {low} to {high}")
 
 
 def _positions(query_lens: IntArray, context_lens: IntArray) -> IntArray:

@@ -72,3 +72,10 @@ def array_from(field: str, data: bytes, dtype: str) -> npt.NDArray[Any]:
     if len(data) % item_bytes:
         raise WireError(f"{field} has {len(data)} bytes, not a multiple of {item_bytes}")
     return np.frombuffer(data, dtype=dtype)
+
+
+def check_range(field: str, values: npt.NDArray[Any], low: float, high: float) -> None:
+    """Raise WireError if one of the values is not `low` to `high`."""
+    good = (values >= low) & (values <= high)  # written so that a NaN is bad
+    if not good.all():
+        raise WireError(f"{field} has {values[~good][0]}, allowed are {low} to {high}")

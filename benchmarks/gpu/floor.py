@@ -23,7 +23,8 @@ from benchmarks.rig.roofline import WorkModel, least_time, total_work
 from benchmarks.rig.service_load import make_requests, pool_positions, submits
 from benchmarks.rig.step_records import RecordedRunner, RecordedStep, Recorder
 from benchmarks.rig.workloads import WorkloadRequest
-from common.plan import ExecutorLimits, PlanColumns, ResultColumns
+from common.plan import ExecutorLimits, PlanColumns
+from common.step_result import ResultColumns
 from executor_svc.model.config import read_config
 from scheduler_svc.core.scheduling.scheduler import SchedulerConfig
 

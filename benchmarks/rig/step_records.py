@@ -19,7 +19,8 @@ import executor_svc.runner.runner
 import executor_svc.service.process
 from benchmarks.rig.step_profiler import StepProfiler
 from benchmarks.rig.timed_kernels import Stopwatch, TimedBackend, TimedKernels
-from common.plan import PlanColumns, ResultColumns
+from common.plan import PlanColumns
+from common.step_result import ResultColumns
 from common.wire import IntArray
 from executor_svc.devices.cpu import CpuPlatform
 from executor_svc.model.attention import AttentionBackend

@@ -131,6 +131,9 @@ class TokenDelta(Message, frozen=True):
         model: what computed these tokens (`model_of` in the core's `fleet.py`), where that is another than
             for the last delta; empty where it is the same.
         logprob_ids, logprobs: int32 and float32 [tokens, the request's `SamplingParams.logprobs`], as in `StepResult`.
+        prompt_logprob_ids, prompt_logprobs: int32 and float32 [prompt tokens, `SamplingParams.prompt_logprobs`], those
+            that are new since the last delta. Only sequence 0 has any: of all prompt tokens but the first, in their
+            order and before the first generated token.
     """
 
     request_id: RequestId
@@ -143,6 +146,8 @@ class TokenDelta(Message, frozen=True):
     model: Annotated[str, Meta(max_length=300)] = ""
     logprob_ids: bytes = b""
     logprobs: bytes = b""
+    prompt_logprob_ids: bytes = b""
+    prompt_logprobs: bytes = b""
 
 
 class Outputs(Message, frozen=True, tag="outputs"):
@@ -161,12 +166,12 @@ class Attached(Message, frozen=True, tag="attached"):
 
     Attributes:
         found: False if the request is not known (any more): it never was accepted, or ended too long ago.
-        num_prompt_tokens, n, context: as in its Submit.
+        prompt, n, context: as in its Submit.
     """
 
     request_id: RequestId
     found: bool
-    num_prompt_tokens: Count = 0
+    prompt: bytes = b""
     n: Count = 0
     context: Annotated[bytes, Meta(max_length=2**20)] = b""
 

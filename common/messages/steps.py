@@ -7,6 +7,7 @@ from msgspec import Meta
 from common.messages.base import Count, Epoch, Message, Positive, Step, Text
 
 MAX_LOGPROBS = 21
+MAX_PLAN_PROMPT_LOGPROBS = 2**17  # of a plan: its result has 8 bytes for each, of at most 2 MiB
 MAX_BIASES = 300
 MAX_BAD_WORDS = 256
 MAX_BAD_WORD_TOKENS = 64
@@ -56,6 +57,7 @@ class SamplingParams(Message, frozen=True):
         stop_token_ids: the sequence ends with the first of these (the frontend puts the model's EOS here).
         logprobs: log-probabilities that come with each token: 0 for none, 1 for its own, 1 + n for its own and those of
             the n likeliest. They are of the model's own scores, before constraints, temperature and filters.
+        prompt_logprobs: likewise, of each token of the prompt after its first one; they come with sequence 0.
         constraints: what else is asked of the tokens; None for nothing, which costs nothing.
     """
 
@@ -67,6 +69,7 @@ class SamplingParams(Message, frozen=True):
     seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
     stop_token_ids: Annotated[tuple[Count, ...], Meta(max_length=256)] = ()
     logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] = 0
+    prompt_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] = 0
     constraints: Constraints | None = None
 
 
@@ -110,6 +113,11 @@ class Plan(Message, frozen=True, tag="plan"):
         constrained: int32, ascending; entries of `sample_rows` whose lanes have constraints.
         lane_starts: of those of these lanes whose sequences are sampled for the first time since they were admitted.
         logprob_counts: int32 [samples], `SamplingParams.logprobs` of each; empty when none wants any.
+        prompt_logprob_tokens: int32 [targets], ascending; entries of `token_ids`, none of them -1, whose logits say
+            how likely the prompt's next token is.
+        prompt_logprob_targets: int32 [targets], that next token.
+        prompt_logprob_counts: int32 [targets], `SamplingParams.prompt_logprobs` of each. The greatest of them times the
+            number of targets is `MAX_PLAN_PROMPT_LOGPROBS` at most.
     """
 
     epoch: Epoch
@@ -125,6 +133,9 @@ class Plan(Message, frozen=True, tag="plan"):
     constrained: bytes = b""
     lane_starts: tuple[LaneStart, ...] = ()
     logprob_counts: bytes = b""
+    prompt_logprob_tokens: bytes = b""
+    prompt_logprob_targets: bytes = b""
+    prompt_logprob_counts: bytes = b""
     temperatures: bytes = b""
     top_ks: bytes = b""
     top_ps: bytes = b""
@@ -141,6 +152,8 @@ class StepResult(Message, frozen=True, tag="result"):
         compute_us: microseconds from the plan's arrival in the runner to its tokens.
         logprob_ids, logprobs: int32 and float32 [sum of the plan's `logprob_counts`], tokens and their natural
             log-probabilities: for each sample the token that was drawn, then the likeliest ones in descending order.
+        prompt_logprob_ids, prompt_logprobs: likewise [sum of the plan's `prompt_logprob_counts`]: for each of its
+            targets that one, then the likeliest ones.
     """
 
     epoch: Epoch
@@ -149,6 +162,8 @@ class StepResult(Message, frozen=True, tag="result"):
     compute_us: Count
     logprob_ids: bytes = b""
     logprobs: bytes = b""
+    prompt_logprob_ids: bytes = b""
+    prompt_logprobs: bytes = b""
 
 
 class StepFailed(Message, frozen=True, tag="failed"):

@@ -9,7 +9,8 @@ import torch
 
 from common.constraints import StartedLane
 from common.errors import WireError
-from common.plan import ExecutorLimits, PlanColumns, ResultColumns
+from common.plan import ExecutorLimits, PlanColumns
+from common.step_result import ResultColumns
 from common.wire import IntArray
 from executor_svc.model.draw import Drawn, Lanes
 from executor_svc.runner.grammar_masks import GrammarMasks

@@ -17,7 +17,7 @@ from llguidance import LLMatcher, LLTokenizer
 from common.errors import CheckpointError
 from common.grammars import parser_limits
 from common.logging import get_logger
-from common.plan import ResultColumns
+from common.step_result import ResultColumns
 from common.wire import IntArray
 from executor_svc.staging.constrained_lanes import ConstrainedLane, packed_mask
 from kernels.reference import mask_words

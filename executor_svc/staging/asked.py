@@ -7,8 +7,9 @@ import numpy as np
 import numpy.typing as npt
 
 from common import messages as m
-from common.plan import ExecutorLimits, PlanColumns, ResultColumns
+from common.plan import ExecutorLimits, PlanColumns
 from common.sampling_columns import SamplingColumns
+from common.step_result import ResultColumns
 from common.wire import IntArray
 from executor_svc.staging.arena import Arena, Column, packed_size
 from executor_svc.staging.constrained_lanes import ConstrainedLane

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from common import messages as m
 from common.constraints import constraint_arrays
 from common.errors import WireError
-from common.plan import parse_plan, parse_result
+from common.plan import parse_plan
+from common.step_result import parse_result
 from tests.common.test_plan import LIMITS, floats, ints
 from tests.common.test_plan import PLAN as UNCONSTRAINED
 from tests.support.effort import examples
@@ -117,8 +118,8 @@ def test_results_with_log_probabilities() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"logprob_ids": ints(0, 9, 1)}, "4 log-probabilities of 3 tokens, its plan asks for 4"),
-        ({"logprobs": b""}, "0 log-probabilities of 4 tokens"),
+        ({"logprob_ids": ints(0, 9, 1)}, "4 logprobs of 3 tokens, its plan asks for 4"),
+        ({"logprobs": b""}, "0 logprobs of 4 tokens"),
         ({"logprobs": floats(0.0, float("nan"), 0.0, 0.0)}, "logprobs has nan"),
         ({"logprobs": floats(0.0, 0.0, 2.0, 0.0)}, "logprobs has 2"),
         ({"logprob_ids": ints(0, 9, 1, 10)}, "logprob_ids has 10"),

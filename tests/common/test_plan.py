@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from common import messages as m
 from common.errors import WireError
-from common.plan import ExecutorLimits, parse_plan, parse_result
+from common.plan import ExecutorLimits, parse_plan
+from common.step_result import parse_result
 from tests.support.effort import examples
 
 LIMITS = ExecutorLimits(

@@ -44,7 +44,7 @@ def test_round_trip_of_every_message(direction):
         m.Submit: m.Submit(
             request_id="r",
             prompt=b"abcd",
-            params=m.SamplingParams(max_tokens=3, top_p=0.5, logprobs=2, constraints=CONSTRAINTS),
+            params=m.SamplingParams(max_tokens=3, top_p=0.5, logprobs=2, prompt_logprobs=3, constraints=CONSTRAINTS),
             n=2,
         ),
         m.Attach: m.Attach(request_id="r"),
@@ -55,7 +55,7 @@ def test_round_trip_of_every_message(direction):
         m.Outputs: m.Outputs(
             number=3, deltas=(m.TokenDelta(request_id="r", index=0, token_ids=b"", finish_reason="stop"),)
         ),
-        m.Attached: m.Attached(request_id="r", found=True, num_prompt_tokens=3, n=2, context=b"x"),
+        m.Attached: m.Attached(request_id="r", found=True, prompt=b"abcd", n=2, context=b"x"),
         m.DrainReply: m.DrainReply(query_id=1, epoch=0, refusal="x"),
         m.Metrics: m.Metrics(query_id=1, text=b"x"),
     }

@@ -14,7 +14,8 @@ import numpy as np
 
 from common import messages as m
 from common.logging import setup_logging
-from common.plan import ExecutorLimits, PlanColumns, ResultColumns
+from common.plan import ExecutorLimits, PlanColumns
+from common.step_result import ResultColumns
 from executor_svc.service.health_file import HealthFile
 from executor_svc.service.process import serve
 

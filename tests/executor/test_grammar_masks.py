@@ -9,7 +9,7 @@ from llguidance import LLMatcher, LLParserLimits
 from common import messages as m
 from common.constraints import StartedLane
 from common.model_files import DEMO_MODEL_DIR
-from common.plan import ResultColumns
+from common.step_result import ResultColumns
 from executor_svc.runner import grammar_masks
 from executor_svc.runner.grammar_masks import GrammarMasks, load_grammar_masks
 from executor_svc.staging.constrained_lanes import ConstrainedLane

@@ -287,7 +287,7 @@ class FakeCore:
             self._send(router, story.reader, outputs(delta(story.submit, [], "error", code="taken_over")))
         story.reader = sender
         submit = story.submit
-        facts = {"num_prompt_tokens": len(submit.prompt) // 4, "n": submit.n, "context": submit.context}
+        facts = {"prompt": submit.prompt, "n": submit.n, "context": submit.context}
         self._send(router, sender, m.Attached(request_id=request_id, found=True, **facts))
         for again in story.again(self.replay_size):
             self._send(router, sender, outputs(again))

@@ -19,7 +19,7 @@ async def test_attaching(tmp_path: Path):
         queue = link.attach_queue()
         assert not (await link.attach("unknown", 0, queue)).found
         answers = await asyncio.gather(link.attach("b", 1, queue), link.attach("a", 0, queue))
-        assert [(answer.found, answer.request_id, answer.num_prompt_tokens) for answer in answers] == [
+        assert [(answer.found, answer.request_id, len(answer.prompt) // 4) for answer in answers] == [
             (True, "b", 3),
             (True, "a", 3),
         ]

@@ -13,7 +13,8 @@ import msgspec
 import numpy as np
 
 from common import messages as m
-from common.plan import ExecutorLimits, PlanColumns, ResultColumns, parse_plan
+from common.plan import ExecutorLimits, PlanColumns, parse_plan
+from common.step_result import ResultColumns
 from common.wire import IntArray
 from executor_svc.runner.asked_steps import PendingStep
 from executor_svc.runner.runner import Runner

@@ -9,7 +9,7 @@ from common.heartbeats import LOSS_TIMEOUT_S
 from scheduler_svc.core.requests.frontends import END_AFTER_S, SILENT_AFTER_S
 from scheduler_svc.core.requests.group_commit import BatchFailed, BatchSaved, JournalState
 from scheduler_svc.core.requests.request_manager import RECONNECT_GRACE_S
-from tests.support.service import Service, restart, undisturbed
+from tests.support.service import PROMPT, Service, restart, undisturbed
 
 
 def test_a_request_is_served_and_the_status_shows_it():
@@ -124,7 +124,7 @@ def test_a_client_comes_back_to_an_open_and_to_an_ended_request_and_to_none():
     service.submit("a", max_tokens=20, context=b"ctx")
     service.turn(num_answers=5)
     assert service.say(m.Attach(request_id="a"), peer=b"web2") == m.Attached(
-        request_id="a", found=True, num_prompt_tokens=3, n=1, context=b"ctx"
+        request_id="a", found=True, prompt=array("i", PROMPT).tobytes(), n=1, context=b"ctx"
     )
     service.turn()
     assert service.tokens[b"web2", "a", 0] == undisturbed(20)

@@ -1,5 +1,7 @@
 """Which requests go on after a restart of the scheduler, for how long, and what they cost those that come meanwhile."""
 
+from array import array
+
 import pytest
 
 from common import messages as m
@@ -7,7 +9,7 @@ from scheduler_svc.core.requests.group_commit import JournalState
 from scheduler_svc.core.requests.request_manager import RECONNECT_GRACE_S
 from scheduler_svc.core.requests.retention import RETAIN_S
 from scheduler_svc.core.requests.returning_clients import RETURN_WITHIN_S
-from tests.support.service import Service, restart, undisturbed
+from tests.support.service import PROMPT, Service, restart, undisturbed
 
 CANNOT, DID_NOT = "request cancelled: its client cannot come back", "request cancelled: its client did not come back"
 
@@ -55,7 +57,7 @@ def test_a_ghost_is_found_as_cancelled_with_the_tokens_that_it_had():
     service, _ = restart(life(("ghost", {"context": b"ctx"})))
     service.join("two")
     assert service.say(m.Attach(request_id="ghost")) == m.Attached(
-        request_id="ghost", found=True, num_prompt_tokens=3, n=1, context=b"ctx"
+        request_id="ghost", found=True, prompt=array("i", PROMPT).tobytes(), n=1, context=b"ctx"
     )
     service.turn()
     tokens = service.tokens[b"web", "ghost", 0]

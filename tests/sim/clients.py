@@ -172,7 +172,7 @@ class Client:
             self._knows_accepted = self._is_read = True
             self._read_since = self._world.now
             assert (answer.n, answer.context) == (self.submit.n, self.submit.context)
-            assert answer.num_prompt_tokens * 4 == len(self.submit.prompt)
+            assert answer.prompt == self.submit.prompt
             self.may_be_cancelled |= self._witness.may_be_cancelled(self.submit, self._away_since)
             if self._witness.is_risky(self._submitted_at):
                 for story in self.stories:

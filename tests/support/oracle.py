@@ -16,7 +16,8 @@ import numpy as np
 import xxhash
 
 from common import messages as m
-from common.plan import ExecutorLimits, PlanColumns, ResultColumns, parse_plan
+from common.plan import ExecutorLimits, PlanColumns, parse_plan
+from common.step_result import ResultColumns
 from executor_svc.staging.constrained_lanes import ConstrainedLanes
 
 ROOT = 0

@@ -11,7 +11,7 @@ from enum import Enum
 import numpy as np
 
 from common.messages import LaneStart, Plan
-from common.plan import ResultColumns
+from common.step_result import ResultColumns
 from scheduler_svc.core.executor.block_manager import BlockManager, BlockTable, HashFunction, hash_block
 from scheduler_svc.core.executor.capacity import capacity
 from scheduler_svc.core.executor.plan_answer import take_answer

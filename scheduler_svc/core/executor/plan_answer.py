@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from common.plan import ResultColumns
+from common.step_result import ResultColumns
 from common.wire import IntArray
 from scheduler_svc.core.executor.lanes import Lanes
 from scheduler_svc.core.executor.plan_builder import InflightPlan

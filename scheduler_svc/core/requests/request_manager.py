@@ -305,7 +305,7 @@ class RequestManager:
         answer = m.Attached(
             request_id=submit.request_id,
             found=True,
-            num_prompt_tokens=len(submit.prompt) // 4,
+            prompt=submit.prompt,
             n=submit.n,
             context=submit.context,
         )

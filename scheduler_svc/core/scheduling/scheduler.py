@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from common.errors import WireError
 from common.messages import Plan, StepResult, Submit
-from common.plan import parse_result
+from common.step_result import parse_result
 from scheduler_svc.core.executor.block_manager import HashFunction, hash_block
 from scheduler_svc.core.executor.capacity import POOL_GRACE_S
 from scheduler_svc.core.executor.executor_state import ExecutorState, Intake

@@ -84,7 +84,7 @@ class ResumeApi:
             raise RequestRejected(message, "unavailable") from None
         if not all(answer.found for answer in attached):
             raise _not_found(request_id)
-        return context, sum(answer.num_prompt_tokens for answer in attached)
+        return context, sum(len(answer.prompt) // 4 for answer in attached)
 
 
 def _not_found(request_id: str) -> ApiError:
