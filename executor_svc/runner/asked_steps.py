@@ -17,7 +17,7 @@ from executor_svc.runner.grammar_masks import GrammarMasks
 from executor_svc.runner.readback import CopiedTensors, PendingCopies
 from executor_svc.staging.arena import Arena
 from executor_svc.staging.asked import AskedStager, AskedStep, SampleOrder, asked_arena_size
-from executor_svc.staging.constrained_lanes import ConstrainedLane, ConstrainedLanes
+from executor_svc.staging.constrained_lanes import ConstrainedLane, ConstrainedLanes, LaneMasks
 
 
 class PendingStep:
@@ -58,14 +58,14 @@ class AskedPlan:
         columns: the plan's, with the samples in `order`, and without what they ask for.
         asked: the plan's columns as they came.
         constrained: the lanes of its constrained samples.
-        masks: of those with a grammar, by lane, to come; None if none has one.
+        masks: of those with a grammar, to come; None if none has one.
     """
 
     columns: PlanColumns
     order: SampleOrder
     asked: PlanColumns
     constrained: list[ConstrainedLane]
-    masks: Future[dict[int, IntArray]] | None
+    masks: Future[LaneMasks] | None
 
 
 class AskedSteps:
@@ -119,7 +119,7 @@ class AskedSteps:
     def stage(self, plan: AskedPlan) -> AskedStep:
         """Bring what a plan asks for to the device. If it has grammars, this waits for the tokens of the step before
         and for the masks; the device computes meanwhile."""
-        masks = {} if plan.masks is None else plan.masks.result()
+        masks = None if plan.masks is None else plan.masks.result()
         return self._stager.stage(plan.asked, plan.constrained, plan.order, masks)
 
     def launched(self, plan: AskedPlan, step: AskedStep, drawn: Drawn, pending: PendingStep) -> None:

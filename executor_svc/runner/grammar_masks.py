@@ -2,6 +2,7 @@
 
 A matcher is derived from the lane's start and the tokens since. Where a lane starts with tokens that were generated
 elsewhere, they are replayed, so a sequence that moves here in the middle of a document goes on to the same document.
+Beside a GPU, where processors are idle, llguidance computes the masks of several lanes at once.
 """
 
 from collections import OrderedDict
@@ -12,14 +13,14 @@ from pathlib import Path
 from typing import Protocol
 
 import numpy as np
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLExecutor, LLMatcher, LLTokenizer
 
 from common.errors import CheckpointError
 from common.grammars import parser_limits
 from common.logging import get_logger
 from common.step_result import ResultColumns
 from common.wire import IntArray
-from executor_svc.staging.constrained_lanes import ConstrainedLane, packed_mask
+from executor_svc.staging.constrained_lanes import ConstrainedLane, LaneMasks, allow, packed_mask
 from kernels.reference import mask_words
 
 _NO_TOKENS: IntArray = np.zeros(0, np.int32)
@@ -37,8 +38,11 @@ class DrawnTokens(Protocol):
         ...
 
 
-def load_grammar_masks(folder: Path, vocab_size: int) -> "GrammarMasks | None":
+def load_grammar_masks(folder: Path, vocab_size: int, num_threads: int = 1) -> "GrammarMasks | None":
     """The masks of a model; None if its folder has no tokenizer.json.
+
+    Args:
+        num_threads: that compute masks.
 
     Raises:
         CheckpointError: the file is malformed, or has more tokens than the model.
@@ -47,7 +51,7 @@ def load_grammar_masks(folder: Path, vocab_size: int) -> "GrammarMasks | None":
     if not path.is_file():
         return None
     try:
-        return GrammarMasks(LLTokenizer(str(path), n_vocab=vocab_size), vocab_size)
+        return GrammarMasks(LLTokenizer(str(path), n_vocab=vocab_size), vocab_size, num_threads)
     except ValueError as error:
         raise CheckpointError(f"{path} cannot be used for grammars: {error}") from error
 
@@ -86,27 +90,29 @@ class _LaneText:
 class GrammarMasks:
     """The matchers of one executor.
 
-    Its thread starts with it, on the CPUs that the calling thread may use then: make it before that thread is bound to
+    Its threads start with it, on the CPUs that the calling thread may use then: make it before that thread is bound to
     one of them.
 
     Args:
         tokenizer: of the model.
         vocab_size: of the model.
+        num_threads: that compute masks; with one, the thread that reads tokens does it.
     """
 
-    def __init__(self, tokenizer: LLTokenizer, vocab_size: int) -> None:
+    def __init__(self, tokenizer: LLTokenizer, vocab_size: int, num_threads: int = 1) -> None:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._not_eos = ~packed_mask(np.array(tokenizer.eos_tokens, np.int32), vocab_size)
         self._newest: dict[int, _NewTokens] = {}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
+        self._helpers = LLExecutor(num_threads) if num_threads > 1 else None
         self._thread.submit(lambda: None).result()
         # Of the thread:
         self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
         self._texts: dict[int, _LaneText] = {}
         self._num_plans = 0
 
-    def begin(self, lanes: Sequence[ConstrainedLane], started: set[int]) -> "Future[dict[int, IntArray]] | None":
+    def begin(self, lanes: Sequence[ConstrainedLane], started: set[int]) -> "Future[LaneMasks] | None":
         """Begin to fill the masks of the lanes that have a grammar; None if none has.
 
         Args:
@@ -114,7 +120,7 @@ class GrammarMasks:
             started: those of them that the plan starts.
 
         Returns:
-            A mask by lane, int32 [ceil(vocab / 32)], to come.
+            Their masks, to come.
         """
         jobs = []
         for lane in lanes:
@@ -144,15 +150,33 @@ class GrammarMasks:
 
     # --- in the thread ---
 
-    def _fill(self, jobs: list[tuple[ConstrainedLane, bool, _NewTokens]]) -> dict[int, IntArray]:
+    def _fill(self, jobs: list[tuple[ConstrainedLane, bool, _NewTokens]]) -> LaneMasks:
         self._num_plans += 1
-        masks = {lane.start.message.lane: self._mask(lane, news, starts=starts) for lane, starts, news in jobs}
+        masks = np.zeros((len(jobs), mask_words(self._vocab_size)), np.int32)
+        if self._helpers is None:
+            for job, mask in zip(jobs, masks, strict=True):
+                self._mask(job, mask)
+        else:
+            texts = [self._read(*job) for job in jobs]
+            rows = [(text.matcher, row) for row, text in enumerate(texts)]
+            matchers = [(matcher, row) for matcher, row in rows if matcher is not None and not matcher.is_error()]
+            if matchers:
+                self._helpers.unsafe_compute_mask_ptr(matchers, masks.ctypes.data, masks[0].nbytes, len(masks))
+            for (lane, *_), text, mask in zip(jobs, texts, masks, strict=True):
+                self._finish(lane, text, mask)
         for text in self._texts.values():
             if text.used + _IDLE_PLANS < self._num_plans:  # its sequence has most likely ended
                 text.matcher = None
-        return masks
+        return LaneMasks(masks, {lane.start.message.lane: row for row, (lane, *_) in enumerate(jobs)})
 
-    def _mask(self, lane: ConstrainedLane, news: _NewTokens, *, starts: bool) -> IntArray:
+    def _mask(self, job: tuple[ConstrainedLane, bool, _NewTokens], mask: IntArray) -> None:
+        """Fill one lane's mask, which is all zeros."""
+        text = self._read(*job)
+        _compute(text, mask)
+        self._finish(job[0], text, mask)
+
+    def _read(self, lane: ConstrainedLane, starts: bool, news: _NewTokens) -> _LaneText:
+        """The text of a lane with its new tokens, which its matcher has read."""
         number, stops = lane.start.message.lane, lane.start.stop_token_ids
         if starts:
             self._texts[number] = _LaneText(lane.start.message.constraints.grammar, [])
@@ -164,36 +188,32 @@ class GrammarMasks:
             self._replay(text)
         elif tokens:
             text.matcher.consume_tokens(tokens)
-        mask = self._allowed(text, stops)
-        if mask is None:
+        return text
+
+    def _finish(self, lane: ConstrainedLane, text: _LaneText, mask: IntArray) -> None:
+        """Make a matcher's mask the lane's: the lane has stop tokens of its own. No token is allowed where there is
+        none."""
+        if _has_failed(text):
             # Matchers of a grammar share what its lexer has built, which has a limit: other texts may have used it up.
             self._compiled.pop(text.grammar, None)
             self._replay(text)
-            mask = self._allowed(text, stops)
-        if mask is None:
-            assert text.matcher is not None
-            log.warning("grammar failed", lane=number, reason=text.matcher.get_error().splitlines()[0][:200])
-            return np.zeros(mask_words(self._vocab_size), np.int32)
-        return mask
+            _compute(text, mask)
+        matcher = text.matcher
+        assert matcher is not None
+        if _has_failed(text):
+            log.warning(
+                "grammar failed", lane=lane.start.message.lane, reason=matcher.get_error().splitlines()[0][:200]
+            )
+            mask[:] = 0
+            return
+        mask &= self._not_eos
+        if matcher.is_accepting():
+            allow(mask, lane.start.stop_token_ids, self._vocab_size)
 
     def _replay(self, text: _LaneText) -> None:
         text.matcher = self._compile(text.grammar).deep_copy()
         if text.tokens:
             text.matcher.consume_tokens(text.tokens)
-
-    def _allowed(self, text: _LaneText, stops: IntArray) -> IntArray | None:
-        """The mask of the token after a text; None if the matcher has given up."""
-        matcher = text.matcher
-        assert matcher is not None
-        mask = np.zeros(mask_words(self._vocab_size), np.int32)
-        if not matcher.is_error():
-            matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
-        if matcher.is_error():
-            return None
-        mask &= self._not_eos
-        if matcher.is_accepting():
-            mask |= packed_mask(stops[stops < self._vocab_size], self._vocab_size)
-        return mask
 
     def _compile(self, grammar: str) -> LLMatcher:
         matcher = self._compiled.pop(grammar, None)
@@ -203,3 +223,14 @@ class GrammarMasks:
         if len(self._compiled) > _COMPILED:
             self._compiled.popitem(last=False)
         return matcher
+
+
+def _has_failed(text: _LaneText) -> bool:
+    """Whether a text's matcher has given up."""
+    return text.matcher is None or text.matcher.is_error()
+
+
+def _compute(text: _LaneText, mask: IntArray) -> None:
+    """Let a text's matcher write its mask, if it has not failed."""
+    if text.matcher is not None and not text.matcher.is_error():
+        text.matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)

@@ -1,6 +1,6 @@
 """What the samples of a step ask for beside a token: adjusted scores, log-probabilities. From columns to tensors."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -12,7 +12,7 @@ from common.sampling_columns import SamplingColumns
 from common.step_result import ResultColumns
 from common.wire import IntArray
 from executor_svc.staging.arena import Arena, Column, packed_size
-from executor_svc.staging.constrained_lanes import ConstrainedLane
+from executor_svc.staging.constrained_lanes import ConstrainedLane, LaneMasks
 from kernels.arguments import Adjustments
 from kernels.reference import mask_words
 
@@ -156,7 +156,7 @@ class AskedStager:
         columns: PlanColumns,
         lanes: Sequence[ConstrainedLane],
         order: SampleOrder,
-        grammar_masks: Mapping[int, IntArray],
+        grammar_masks: LaneMasks | None,
     ) -> AskedStep:
         """What a plan's samples ask for; its tensors are valid until the next call.
 
@@ -164,7 +164,7 @@ class AskedStager:
             columns: the plan's.
             lanes: of its constrained samples, as `ConstrainedLanes.take` gave them.
             order: of its samples.
-            grammar_masks: of the lanes that have a grammar, int32 [ceil(vocab / 32)].
+            grammar_masks: of the lanes that have a grammar; None if none has.
         """
         num_samples, counts = len(columns.sample_rows), columns.logprob_counts
         asking = np.flatnonzero(counts[order.samples]) if len(counts) else counts
@@ -182,13 +182,11 @@ class AskedStager:
         )
 
     def _adjustments(
-        self, lanes: Sequence[ConstrainedLane], lengths: IntArray, grammar_masks: Mapping[int, IntArray]
+        self, lanes: Sequence[ConstrainedLane], lengths: IntArray, grammar_masks: LaneMasks | None
     ) -> Adjustments:
         starts = [lane.start for lane in lanes]
         asked = [start.message.constraints for start in starts]
-        of_lanes = [_intersection(lane.mask, grammar_masks.get(lane.start.message.lane)) for lane in lanes]
-        masks = [mask for mask in of_lanes if mask is not None]
-        has_mask = np.array([mask is not None for mask in of_lanes])
+        masks, mask_rows = self._masks(lanes, grammar_masks)
         biases = [lane.biases_after(length) for lane, length in zip(lanes, lengths.tolist(), strict=True)]
         words = [word for start in starts for word in start.arrays.bad_words]
         arrays: dict[str, Column] = {
@@ -198,8 +196,8 @@ class AskedStager:
             "presences": _floats([one.presence_penalty for one in asked]),
             "frequencies": _floats([one.frequency_penalty for one in asked]),
             "repetitions": _floats([one.repetition_penalty for one in asked]),
-            "mask_rows": np.where(has_mask, np.cumsum(has_mask) - 1, -1).astype(np.int32),
-            "masks": np.stack(masks) if masks else self._no_masks,
+            "mask_rows": _ints(mask_rows),
+            "masks": masks,
             "bias_starts": _starts([len(one.ids) for one in biases]),
             "bias_ids": np.concatenate([one.ids for one in biases]),
             "biases": np.concatenate([one.values for one in biases]),
@@ -209,12 +207,19 @@ class AskedStager:
         }
         return Adjustments(**dict(zip(arrays, self._arena.upload(list(arrays.values())), strict=True)))
 
-
-def _intersection(first: IntArray | None, second: IntArray | None) -> IntArray | None:
-    """What both masks allow; None for no mask, which allows all."""
-    if first is None or second is None:
-        return second if first is None else first
-    return first & second
+    def _masks(self, lanes: Sequence[ConstrainedLane], grammar_masks: LaneMasks | None) -> tuple[IntArray, list[int]]:
+        """All masks, [masks, ceil(vocab / 32)], and each lane's row of them, -1 for none. Those of grammars are not
+        copied."""
+        of_grammars = LaneMasks(self._no_masks, {}) if grammar_masks is None else grammar_masks
+        others: list[IntArray] = []
+        rows: list[int] = []
+        for lane in lanes:
+            row = of_grammars.rows.get(lane.start.message.lane, -1)
+            if lane.mask is not None:
+                others.append(lane.mask if row < 0 else lane.mask & of_grammars.masks[row])
+                row = len(of_grammars.masks) + len(others) - 1
+            rows.append(row)
+        return np.concatenate([of_grammars.masks, others]) if others else of_grammars.masks, rows
 
 
 def _starts(lengths: Sequence[int]) -> IntArray:

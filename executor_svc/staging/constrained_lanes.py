@@ -62,6 +62,19 @@ class ConstrainedLane:
         return self.early_biases if num_generated < self.start.message.constraints.min_tokens else self.biases
 
 
+@dataclass(frozen=True)
+class LaneMasks:
+    """Masks of the lanes that have a grammar.
+
+    Attributes:
+        masks: int32 [lanes, ceil(vocab / 32)], each as in `kernels.arguments.Adjustments`.
+        rows: each lane's row.
+    """
+
+    masks: IntArray
+    rows: dict[int, int]
+
+
 class ConstrainedLanes:
     """The lanes of one executor.
 
@@ -108,3 +121,10 @@ def packed_mask(token_ids: IntArray, vocab_size: int) -> IntArray:
     allowed = np.zeros(-(-vocab_size // _MASK_BITS) * _MASK_BITS, np.bool_)
     allowed[token_ids] = True
     return np.packbits(allowed, bitorder="little").view("<i4")
+
+
+def allow(mask: IntArray, token_ids: IntArray, vocab_size: int) -> None:
+    """Set these tokens' bits in a mask, int32 [ceil(vocab / 32)]; ids beyond the vocabulary are passed over."""
+    known = token_ids[token_ids < vocab_size]
+    bits = np.uint32(1) << (known % _MASK_BITS).astype(np.uint32)
+    np.bitwise_or.at(mask, known // _MASK_BITS, bits.view(np.int32))

@@ -51,7 +51,8 @@ class Lane:
         pending = self._masks.begin([self._lane], {number} if self._is_new else set())
         assert pending is not None
         self._is_new = False
-        mask = pending.result()[number]
+        result = pending.result()
+        mask = result.masks[result.rows[number]]
         return np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist()
 
     def draw(self, count: int, among: set[int] | None = None) -> None:
@@ -65,9 +66,9 @@ class Lane:
             self._masks.launched([self._lane], [0], Drawn(token))
 
 
-@pytest.fixture
-def masks():
-    made = load_grammar_masks(DEMO_MODEL_DIR, VOCAB)
+@pytest.fixture(params=[1, 3], ids=["one thread", "helpers"])
+def masks(request):
+    made = load_grammar_masks(DEMO_MODEL_DIR, VOCAB, request.param)
     assert made is not None
     yield made
     made.close()
