@@ -19,7 +19,7 @@ JSON_SCHEMA = "json_schema"
 MOST_LOGPROBS = 20
 LARGEST_BIAS = 10.0
 
-_TICKET = {
+TICKET = {
     "id": {"type": "integer", "minimum": 1, "maximum": 999_999},
     "title": {"type": "string", "maxLength": 60},
     "status": {"enum": ["open", "in progress", "blocked", "done"]},
@@ -40,7 +40,7 @@ _TICKET = {
 SCHEMA = {
     "type": "array",
     "minItems": 100_000,
-    "items": {"type": "object", "properties": _TICKET, "required": list(_TICKET), "additionalProperties": False},
+    "items": {"type": "object", "properties": TICKET, "required": list(TICKET), "additionalProperties": False},
 }
 """A list of tickets that is longer than any answer: no document ends before `max_tokens`."""
 

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 from benchmarks.rig.runs import TimedRun
 from benchmarks.rig.step_records import RecordedRunner, RecordedTokens, Recorder, recording
@@ -17,6 +18,7 @@ from common.grammars import grammar_library
 from common.plan import ExecutorLimits, parse_plan
 from executor_svc.__main__ import main as executor
 from executor_svc.options import ExecutorOptions
+from executor_svc.runner.runner import Runner
 from executor_svc.startup import start_executor
 from scheduler_svc.core.fleet.membership import Membership
 from scheduler_svc.core.scheduling.scheduler import Scheduler, SchedulerConfig
@@ -67,11 +69,17 @@ class InProcess:
         return TimedRun(start_s, time.monotonic(), num_tokens)
 
 
+def start_runner(arguments: Sequence[str]) -> tuple[Runner[Any], m.Hello]:
+    """A runner as the executor starts it with these arguments, and what the executor would say of it."""
+    with executor.make_context("baton-executor", list(arguments)) as context:
+        options = ExecutorOptions(**{name: context.params[name] for name in ExecutorOptions.__dataclass_fields__})
+    runner, hello, _ = start_executor(options)
+    return runner, hello
+
+
 @contextmanager
 def in_process(arguments: Sequence[str], config: SchedulerConfig) -> Iterator[InProcess]:
     """Start a runner as the executor does with these arguments, and a scheduler."""
-    with executor.make_context("baton-executor", list(arguments)) as context:
-        options = ExecutorOptions(**{name: context.params[name] for name in ExecutorOptions.__dataclass_fields__})
     with recording() as recorder:
-        runner, hello, _ = start_executor(options)
+        runner, hello = start_runner(arguments)
         yield InProcess(RecordedRunner(runner, recorder), recorder, ExecutorLimits.of(hello), config)
