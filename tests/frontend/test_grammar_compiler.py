@@ -12,7 +12,7 @@ import pytest
 
 from common.model_files import DEMO_MODEL_DIR
 from scheduler_svc.frontend.errors import ApiError
-from scheduler_svc.frontend.grammars import checker_process
+from scheduler_svc.frontend.grammars import checker_process, turns
 from scheduler_svc.frontend.grammars import compiler as compiler_module
 from scheduler_svc.frontend.grammars.compiler import MAX_REASON_CHARS, GrammarCompiler
 from scheduler_svc.frontend.grammars.spec import Checked, GrammarSpec
@@ -48,7 +48,7 @@ def checks(compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> list[G
 
 async def refusal(compiler: GrammarCompiler, spec: GrammarSpec) -> ApiError:
     with pytest.raises(ApiError) as caught:
-        await compiler.compile(spec, "the_param")
+        await compiler.compile(spec, "the_param", "")
     return caught.value
 
 
@@ -56,14 +56,14 @@ async def refusal(compiler: GrammarCompiler, spec: GrammarSpec) -> ApiError:
 async def test_equal_grammars_are_compiled_once(compiler: GrammarCompiler, checks: list[GrammarSpec]):
     others = [GrammarSpec("regex", f"a{{{i}}}") for i in range(1, 4)]
     asked = [OBJECT, *others] * 4
-    grammars = await asyncio.gather(*(compiler.compile(spec, "x") for spec in asked))
+    grammars = await asyncio.gather(*(compiler.compile(spec, "x", "") for spec in asked))
     assert checks == [OBJECT, *others]
     assert len(set(grammars)) == 4
     assert grammars[:4] * 4 == grammars
     wrong = GrammarSpec("regex", "(")
     for param in ("one", "other"):
         with pytest.raises(ApiError) as caught:
-            await compiler.compile(wrong, param)
+            await compiler.compile(wrong, param, "")
         assert (caught.value.status, caught.value.code, caught.value.param) == (400, "invalid_grammar", param)
         assert f"Invalid value for '{param}': " in caught.value.message
         assert "unclosed group" in caught.value.message
@@ -77,13 +77,13 @@ async def test_old_ones_are_forgotten(
     monkeypatch.setattr(compiler_module, "MAX_REMEMBERED_CHARS", 2000)
     first, second, *others = [GrammarSpec("regex", f"a{{{i}}}") for i in range(1, 5)]
     for spec in (first, second, first, *others, first, second):
-        await compiler.compile(spec, "x")
+        await compiler.compile(spec, "x", "")
     assert checks == [first, second, *others, second], "the first was asked for again in between"
 
 
 @in_event_loop
 async def test_kinds_are_told_apart(compiler: GrammarCompiler):
-    grammars = [await compiler.compile(GrammarSpec(kind, '["a"]'), "x") for kind in ("choice", "regex")]
+    grammars = [await compiler.compile(GrammarSpec(kind, '["a"]'), "x", "") for kind in ("choice", "regex")]
     assert grammars[0] != grammars[1]
 
 
@@ -94,14 +94,14 @@ async def test_a_grammar_that_overflows_the_stack(compiler: GrammarCompiler, che
         assert (error.status, error.code, error.param) == (400, "invalid_grammar", "the_param")
         assert "nested too deeply" in error.message
     assert checks == [DEEP], "it is not tried again"
-    assert await compiler.compile(OBJECT, "x")
+    assert await compiler.compile(OBJECT, "x", "")
 
 
 @in_event_loop
 async def test_a_grammar_that_takes_too_long(
     compiler: GrammarCompiler, checks: list[GrammarSpec], monkeypatch: pytest.MonkeyPatch
 ):
-    await compiler.compile(OBJECT, "x")
+    await compiler.compile(OBJECT, "x", "")
     process = compiler._process._process
     monkeypatch.setattr(checker_process, "COMPILE_MAY_TAKE_S", 0.1)
     for _ in range(2):
@@ -110,7 +110,7 @@ async def test_a_grammar_that_takes_too_long(
         assert "compiling it takes more than" in error.message
     assert process.returncode == -signal.SIGKILL
     monkeypatch.undo()
-    assert await compiler.compile(GrammarSpec("regex", "b"), "x")
+    assert await compiler.compile(GrammarSpec("regex", "b"), "x", "")
 
 
 @in_event_loop
@@ -118,41 +118,56 @@ async def test_a_request_that_is_cancelled_leaves_no_answer_behind(
     compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(checker_process, "COMPILE_MAY_TAKE_S", 2.0)
-    asked = asyncio.create_task(compiler.compile(SLOW, "x"))
+    asked = asyncio.create_task(compiler.compile(SLOW, "x", ""))
     await asyncio.sleep(0)
     asked.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asked
-    assert "/b+/" in await compiler.compile(GrammarSpec("regex", "b+"), "x")
+    assert "/b+/" in await compiler.compile(GrammarSpec("regex", "b+"), "x", "")
 
 
 @in_event_loop
 async def test_a_process_that_was_killed_is_started_again(compiler: GrammarCompiler):
-    await compiler.compile(OBJECT, "x")
+    await compiler.compile(OBJECT, "x", "")
     process = compiler._process._process
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
-    assert await compiler.compile(GrammarSpec("regex", "b+"), "x"), "no grammar was to blame"
+    assert await compiler.compile(GrammarSpec("regex", "b+"), "x", ""), "no grammar was to blame"
 
 
 @in_event_loop
 async def test_so_many_wait(compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(compiler_module, "MAX_WAITING", 3)
+    monkeypatch.setattr(turns, "MAX_WAITING", 3)
     specs = [GrammarSpec("regex", "a" * i) for i in range(1, 6)]
-    answers = await asyncio.gather(*(compiler.compile(spec, "x") for spec in specs), return_exceptions=True)
+    answers = await asyncio.gather(*(compiler.compile(spec, "x", "") for spec in specs), return_exceptions=True)
     assert [type(answer) for answer in answers] == [str, str, str, ApiError, ApiError]
     assert (answers[3].status, answers[3].code) == (503, "unavailable")
     assert answers[3].headers
-    assert await compiler.compile(specs[4], "x"), "there is room again"
+    assert await compiler.compile(specs[4], "x", ""), "there is room again"
+
+
+@in_event_loop
+async def test_clients_take_turns(
+    compiler: GrammarCompiler, checks: list[GrammarSpec], monkeypatch: pytest.MonkeyPatch
+):
+    """One that has filled its places keeps nobody else waiting."""
+    monkeypatch.setattr(turns, "MAX_WAITING", 4)
+    many = [GrammarSpec("regex", "a" * i) for i in range(1, 6)]
+    few = [GrammarSpec("regex", "b" * i) for i in range(1, 3)]
+    asked = [(spec, "many") for spec in many] + [(spec, "few") for spec in few]
+    answers = await asyncio.gather(*(compiler.compile(spec, "x", who) for spec, who in asked), return_exceptions=True)
+    assert [type(answer) for answer in answers] == [str] * 4 + [ApiError] + [str] * 2
+    assert checks == [many[0], few[0], many[1], few[1], *many[2:4]]
+    assert compiler._turns._queues == {}
 
 
 @in_event_loop
 async def test_the_event_loop_goes_on(compiler: GrammarCompiler):
     """A long compilation costs no more turns of the loop than a short one: it is another process's."""
-    await compiler.compile(OBJECT, "x")
+    await compiler.compile(OBJECT, "x", "")
     schema = {"type": "object", "properties": {f"name {i}": {"type": "string"} for i in range(1500)}}
     loop = asyncio.get_running_loop()
-    asked = asyncio.create_task(compiler.compile(GrammarSpec("json", json.dumps(schema)), "x"))
+    asked = asyncio.create_task(compiler.compile(GrammarSpec("json", json.dumps(schema)), "x", ""))
     turns = [loop.time()]
     while not asked.done():
         await asyncio.sleep(0.001)
@@ -166,7 +181,7 @@ async def test_a_checker_that_does_not_start(compiler: GrammarCompiler, monkeypa
     monkeypatch.setattr(checker_process, "_MODULE", "scheduler_svc.no_such_module")
     assert (await refusal(compiler, OBJECT)).status == 503
     monkeypatch.undo()
-    assert await compiler.compile(OBJECT, "x"), "and is not given up"
+    assert await compiler.compile(OBJECT, "x", ""), "and is not given up"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

@@ -1,10 +1,8 @@
 """Grammars of requests, compiled by a process beside the frontend that may die of them or be killed."""
 
 import asyncio
-import contextlib
 import hashlib
 from collections import OrderedDict
-from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -13,8 +11,8 @@ import msgspec
 from scheduler_svc.frontend.errors import ApiError
 from scheduler_svc.frontend.grammars.checker_process import COMPILE_MAY_TAKE_S, CheckerProcess, CheckerUnavailable
 from scheduler_svc.frontend.grammars.spec import Checked, GrammarSpec
+from scheduler_svc.frontend.grammars.turns import Turns
 
-MAX_WAITING = 16  # compilations; with the time of one, this bounds how long any of them waits
 MAX_REMEMBERED_CHARS = 2**23
 MAX_REASON_CHARS = 600
 
@@ -30,24 +28,24 @@ class GrammarCompiler:
     def __init__(self, tokenizer_file: Path, eos_token_ids: tuple[int, ...]) -> None:
         self._process = CheckerProcess(tokenizer_file, eos_token_ids)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
-        self._turn = asyncio.Lock()
-        self._num_waiting = 0
+        self._turns = Turns()
         self._known: OrderedDict[bytes, Checked] = OrderedDict()
         self._known_chars = 0
 
-    async def compile(self, spec: GrammarSpec, param: str) -> str:
+    async def compile(self, spec: GrammarSpec, param: str, client: str) -> str:
         """The grammar in llguidance's own format.
 
         Args:
+            client: name of the API key that it came with, empty without keys.
             param: the request's parameter that has the spec; errors name it.
 
         Raises:
-            ApiError: (400) the grammar is refused; (503) too many are waiting, or the process does not start.
+            ApiError: (400) the grammar is refused; (503) too many of the client wait, or the process does not start.
         """
         name = hashlib.blake2b(msgspec.msgpack.encode(spec)).digest()
         checked = self._known.get(name)
         if checked is None:
-            async with self._waiting():
+            async with self._turns.take(client):
                 checked = self._known.get(name)  # another request may have asked for the same meanwhile
                 if checked is None:
                     checked = await self._check(spec, param)
@@ -62,17 +60,6 @@ class GrammarCompiler:
         """End the process."""
         self._thread.shutdown()
         self._process.close()
-
-    @contextlib.asynccontextmanager
-    async def _waiting(self) -> AsyncIterator[None]:
-        if self._num_waiting >= MAX_WAITING:
-            raise ApiError(503, "Too many grammars are being compiled.", code="unavailable", retry=True)
-        self._num_waiting += 1
-        try:
-            async with self._turn:
-                yield
-        finally:
-            self._num_waiting -= 1
 
     async def _check(self, spec: GrammarSpec, param: str) -> Checked:
         try:

@@ -105,7 +105,8 @@ class _Generate:
         try:
             body, tokenized = await self._long_work.run(len(raw), work)
             if (asked := tokenized.grammar) is not None:
-                tokenized = tokenized.compiled(await self._grammars.compile(asked.spec, asked.param))
+                grammar = await self._grammars.compile(asked.spec, asked.param, client_of(request).name)
+                tokenized = tokenized.compiled(grammar)
             return body, tokenized
         finally:
             request.scope["baton.body"].release()
