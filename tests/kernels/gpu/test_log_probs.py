@@ -73,10 +73,10 @@ def test_they_are_those_of_the_twin(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_a_likely_token_asked_about_has_the_same_log_probability(dtype: torch.dtype, device: torch.device) -> None:
     """Bit for bit: lm-eval takes a token that is below the greatest for one that greedy decoding would not draw."""
-    logits = (5 * torch.randn(12, 1500, generator=torch.Generator().manual_seed(4))).to(device, dtype)
-    _, _, top_ids = assert_twins(logits, [0] * 12, 3)
-    for place in range(3):
-        chosen, top, _ = assert_twins(logits, top_ids[:, place].tolist(), 3)
+    logits = (5 * torch.randn(6, 700, generator=torch.Generator().manual_seed(4))).to(device, dtype)
+    _, _, top_ids = assert_twins(logits, [0] * 6, 2)
+    for place in range(2):
+        chosen, top, _ = assert_twins(logits, top_ids[:, place].tolist(), 2)
         assert chosen.equal(top[:, place])
 
 
