@@ -1,4 +1,4 @@
-"""From logits to tokens, and to what samples ask for beside them."""
+"""From logits to tokens, and to what samples and prompts ask for beside them."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -63,8 +63,26 @@ class Drawn:
         return Drawn(self.tokens[first:end], self.chosen[wanting], self.top[wanting], self.top_ids[wanting])
 
 
+@dataclass(frozen=True)
+class TargetLogProbs:
+    """Where the log-probabilities of given tokens, the targets, go.
+
+    Attributes:
+        chosen: [targets] float32, their own.
+        top, top_ids: [targets, num_top] float32 and int32, of the likeliest tokens at their places.
+    """
+
+    chosen: Tensor
+    top: Tensor
+    top_ids: Tensor
+
+    def rows(self, first: int, end: int) -> "TargetLogProbs":
+        """The part of targets `first` to `end - 1`."""
+        return TargetLogProbs(*(tensor[first:end] for tensor in vars(self).values()))
+
+
 class TokenDraw(Protocol):
-    """Draws a step's tokens."""
+    """Draws a step's tokens, and looks up how likely given ones are."""
 
     def draw(self, logits: Tensor, inputs: SamplingInputs, asked: AskedStep | None, lanes: Lanes, out: Drawn) -> None:
         """Draw a token a row, which goes to the row's lane, too.
@@ -75,6 +93,16 @@ class TokenDraw(Protocol):
             asked: what else the rows ask for; None for nothing.
             lanes: whose last tokens change.
             out: becomes what was drawn.
+        """
+        ...
+
+    def log_probs(self, logits: Tensor, targets: Tensor, out: TargetLogProbs) -> None:
+        """Look up a token a row; see `kernels.reference.log_probs`.
+
+        Args:
+            logits: [rows, vocab], those of a rank.
+            targets: int32 [rows], the tokens asked about.
+            out: becomes what was found.
         """
         ...
 
@@ -113,3 +141,7 @@ class WholeDraw:
             wanting = slice(asked.first_logprob, asked.end_logprob)
             tokens = out.tokens[wanting].clamp(min=0)
             self._sampler.log_probs(logits[wanting], tokens, asked.num_top, out.chosen, out.top, out.top_ids)
+
+    def log_probs(self, logits: Tensor, targets: Tensor, out: TargetLogProbs) -> None:
+        """See `TokenDraw.log_probs`."""
+        self._sampler.log_probs(logits, targets, out.top.shape[1], out.chosen, out.top, out.top_ids)

@@ -1,12 +1,13 @@
 """The embedding and the sampler where each rank has a part of the vocabulary (Megatron-LM, arXiv:1909.08053)."""
 
 import itertools
+from collections.abc import Iterable
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from executor_svc.model.draw import Drawn, Lanes, WholeDraw
+from executor_svc.model.draw import Drawn, Lanes, TargetLogProbs, WholeDraw
 from executor_svc.model.kernel_set import KernelSet
 from executor_svc.model.rank_group import RankGroup
 from executor_svc.model.sharding import Shard
@@ -37,7 +38,8 @@ class VocabParallelDraw:
     """Draws from logits of which each rank has some columns, without bringing all of them together anywhere.
 
     The ranks divide the rows: each receives the missing columns of its rows and draws those rows' tokens, and a sum
-    over the ranks gives all tokens to all ranks. Sizes depend on the number of rows only, as CUDA graphs need.
+    over the ranks gives all tokens to all ranks. Sizes depend on the number of rows only, as CUDA graphs need. Likewise
+    with log-probabilities of given tokens.
 
     Args:
         draw: from all columns; for `max_num_seqs / ranks` rows, rounded up.
@@ -68,26 +70,46 @@ class VocabParallelDraw:
 
     def draw(self, logits: Tensor, inputs: SamplingInputs, asked: AskedStep | None, lanes: Lanes, out: Drawn) -> None:
         """See `TokenDraw.draw`; the logits are [rows, shard's vocab]."""
-        size, rank = self._group.size, self._group.rank
-        bounds = [len(logits) * r // size for r in range(size + 1)]
-        counts = [end - start for start, end in itertools.pairwise(bounds)]
-        first, end, num_own = bounds[rank], bounds[rank + 1], counts[rank]
-
-        received = self._received[: size * num_own * self._width].view(size * num_own, self._width)
-        self._group.all_to_all(logits, counts, received, [num_own] * size)
-        results = [result for result in vars(out).values() if result.numel()]
-        for result in results:
-            result.zero_()
-        if num_own:
-            whole = self._logits[:num_own]
-            whole.copy_(received.view(size, num_own, self._width).transpose(0, 1))
-            own_logits = whole.flatten(1)[:, : self._vocab_size]
+        first, end, own_logits = self._own_rows(logits)
+        results = _zeroed(vars(out).values())
+        if first < end:
             own_inputs = inputs.rows(slice(first, end))
             if asked is None:
                 self._draw.draw(own_logits, own_inputs, None, lanes, replace(out, tokens=out.tokens[first:end]))
             else:
                 own = out.rows(first, end, asked)
                 self._draw.draw(own_logits, own_inputs, asked.rows(first, end), lanes, own)
+        self._add_up(results)
+        lanes.last_tokens.index_copy_(0, inputs.lanes.long(), out.tokens.clamp(min=0))
+
+    def log_probs(self, logits: Tensor, targets: Tensor, out: TargetLogProbs) -> None:
+        """See `TokenDraw.log_probs`; the logits are [rows, shard's vocab]."""
+        first, end, own_logits = self._own_rows(logits)
+        results = _zeroed(vars(out).values())
+        if first < end:
+            self._draw.log_probs(own_logits, targets[first:end], out.rows(first, end))
+        self._add_up(results)
+
+    def _own_rows(self, logits: Tensor) -> tuple[int, int, Tensor]:
+        """Bring rows together: the first of this rank's rows, the end of them, and their logits [rows, vocab]."""
+        size, rank = self._group.size, self._group.rank
+        bounds = [len(logits) * r // size for r in range(size + 1)]
+        counts = [end - start for start, end in itertools.pairwise(bounds)]
+        num_own = counts[rank]
+
+        received = self._received[: size * num_own * self._width].view(size * num_own, self._width)
+        self._group.all_to_all(logits, counts, received, [num_own] * size)
+        whole = self._logits[:num_own]
+        if num_own:
+            whole.copy_(received.view(size, num_own, self._width).transpose(0, 1))
+        return bounds[rank], bounds[rank + 1], whole.flatten(1)[:, : self._vocab_size]
+
+    def _add_up(self, results: Iterable[Tensor]) -> None:
+        """Give all ranks what each found of its rows; it is 0 elsewhere."""
         for result in results:
             self._group.all_reduce(result)
-        lanes.last_tokens.index_copy_(0, inputs.lanes.long(), out.tokens.clamp(min=0))
+
+
+def _zeroed(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """Those that have elements, which become 0."""
+    return [tensor.zero_() for tensor in tensors if tensor.numel()]

@@ -10,10 +10,12 @@ import torch
 from common.constraints import StartedLane
 from common.errors import WireError
 from common.plan import ExecutorLimits, PlanColumns
+from common.prompt_targets import PromptTargets
 from common.step_result import ResultColumns
 from common.wire import IntArray
 from executor_svc.model.draw import Drawn, Lanes
 from executor_svc.runner.grammar_masks import GrammarMasks
+from executor_svc.runner.prompt_logprobs import prompt_entries
 from executor_svc.runner.readback import CopiedTensors, PendingCopies
 from executor_svc.staging.arena import Arena
 from executor_svc.staging.asked import AskedStager, AskedStep, SampleOrder, asked_arena_size
@@ -25,27 +27,37 @@ class PendingStep:
 
     Args:
         logprob_counts: of its plan.
+        prompt_targets: of its plan.
         order: of its samples; None for the plan's.
-        drawn: what it draws.
+        copies: what it finds: its tokens, or all of `Drawn` where there is an `order`; then `TargetLogProbs`, where the
+            plan has targets.
     """
 
     def __init__(
-        self, logprob_counts: IntArray, order: SampleOrder | None, drawn: PendingCopies | CopiedTensors
+        self,
+        logprob_counts: IntArray,
+        prompt_targets: PromptTargets | None,
+        order: SampleOrder | None,
+        copies: PendingCopies | CopiedTensors,
     ) -> None:
         self._logprob_counts = logprob_counts
+        self._prompt_targets = prompt_targets
         self._order = order
-        self._drawn = drawn
+        self._copies = copies
         self._result: ResultColumns | None = None
 
     def wait(self) -> ResultColumns:
         """What the plan gave, as soon as it is done. Raises RuntimeError if a kernel of the step failed."""
         result = self._result
         if result is None:  # to two threads at once, maybe: both come to the same
-            drawn = self._drawn.wait()
+            found = self._copies.wait()
             if self._order is None:
-                result = ResultColumns.of_tokens(drawn[0])
+                result = ResultColumns.of_tokens(found[0])
             else:
-                result = self._order.result(self._logprob_counts, *drawn)
+                result = self._order.result(self._logprob_counts, *found[:4])
+            if self._prompt_targets is not None:
+                ids, values = prompt_entries(self._prompt_targets, *found[-3:])
+                result = result._replace(prompt_logprob_ids=ids, prompt_logprobs=values)
             self._result = result
         return result
 

@@ -16,6 +16,7 @@ from common.constraints import StartedLane
 from common.logging import get_logger
 from common.messages import LaneStart
 from common.plan import PlanColumns
+from common.prompt_targets import PromptTargets
 from common.sampling_columns import SAMPLING_COLUMNS, SamplingColumns
 from common.wire import IntArray
 from executor_svc.model.rank_group import RankGroup
@@ -26,8 +27,9 @@ from executor_svc.service.registration import EXIT_CRASHED, EXIT_OK
 log = get_logger("executor")
 
 _FOR_EVER = timedelta(days=365)  # an idle executor waits for its next plan without a limit
-_PACKED_APART = ("sampling", "lane_starts", "epoch")
+_PACKED_APART = ("sampling", "prompt_targets", "lane_starts", "epoch")
 _COLUMNS = tuple(column.name for column in fields(PlanColumns) if column.name not in _PACKED_APART)
+_TARGET_COLUMNS = tuple(column.name for column in fields(PromptTargets))
 _decoder = msgspec.msgpack.Decoder(tuple[int, list[LaneStart]])
 _WORDS = [np.dtype(parameter.dtype).itemsize // 4 for parameter in SAMPLING_COLUMNS.values()]
 
@@ -119,9 +121,12 @@ def follow(runner: Runner[Any], channel: PlanChannel) -> int:
 
 
 def pack(columns: PlanColumns) -> IntArray:
-    """A plan as one array: the lengths of its columns (-1 of the last: every sample is greedy), then the columns."""
+    """A plan as one array: the lengths of its columns (-1 of the last: every sample is greedy), then the columns.
+    Columns of prompts' targets are empty where it has none."""
     sampling = columns.sampling
     arrays = [getattr(columns, name) for name in _COLUMNS]
+    targets = columns.prompt_targets
+    arrays += [np.zeros(0, np.int32) if targets is None else getattr(targets, name) for name in _TARGET_COLUMNS]
     arrays.append(_pack_starts(columns))
     lengths = [*map(len, arrays), -1 if sampling is None else len(sampling.seeds)]
     if sampling is not None:
@@ -131,11 +136,12 @@ def pack(columns: PlanColumns) -> IntArray:
 
 def unpack(packed: IntArray) -> PlanColumns:
     """What `pack` was given."""
-    *lengths, num_sampled = packed[: len(_COLUMNS) + 2].tolist()
-    rest = packed[len(_COLUMNS) + 2 :]
-    ends = np.cumsum(lengths)
-    *arrays, encoded, sampled = np.split(rest, ends)
-    columns: dict[str, Any] = dict(zip(_COLUMNS, arrays, strict=True)) | _unpack_starts(encoded)
+    num_lengths = len(_COLUMNS) + len(_TARGET_COLUMNS) + 2
+    *lengths, num_sampled = packed[:num_lengths].tolist()
+    *arrays, encoded, sampled = np.split(packed[num_lengths:], np.cumsum(lengths))
+    columns: dict[str, Any] = dict(zip(_COLUMNS, arrays[: len(_COLUMNS)], strict=True)) | _unpack_starts(encoded)
+    targets = PromptTargets(*arrays[len(_COLUMNS) :])
+    columns["prompt_targets"] = targets if len(targets.tokens) else None
     if num_sampled < 0:
         return PlanColumns(**columns, sampling=None)
     parts = np.split(sampled, np.cumsum(_WORDS[:-1]) * num_sampled)

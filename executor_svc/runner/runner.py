@@ -8,6 +8,7 @@ from typing import Generic, TypeVar
 import numpy as np
 import torch
 
+from common import messages as m
 from common.logging import get_logger
 from common.plan import ExecutorLimits, PlanColumns
 from common.wire import IntArray
@@ -17,8 +18,9 @@ from executor_svc.model.model import Qwen3
 from executor_svc.runner.asked_steps import AskedSteps, PendingStep
 from executor_svc.runner.grammar_masks import GrammarMasks
 from executor_svc.runner.graphs import StepGraphs, next_size
+from executor_svc.runner.prompt_logprobs import PromptLogprobs, StagedTargets
 from executor_svc.runner.readback import Readback
-from executor_svc.runner.trial_plans import asking, trial_plan
+from executor_svc.runner.trial_plans import asking, asking_of_prompts, trial_plan
 from executor_svc.staging.arena import Arena
 from executor_svc.staging.asked import AskedStep
 from executor_svc.staging.batch import StepBatch, arena_size, pad_decode, stage
@@ -73,6 +75,7 @@ class Runner(Generic[Metadata]):
         self._graphs = StepGraphs()
         self._asked_steps = AskedSteps(limits, device, grammars)
         self._lanes = self._asked_steps.lanes
+        self._prompt_logprobs = PromptLogprobs(limits, device)
         self._drawn = Drawn.room(limits.max_num_seqs, device)
 
     def run(self, columns: PlanColumns) -> IntArray:
@@ -94,12 +97,14 @@ class Runner(Generic[Metadata]):
         """
         asked_plan = self._asked_steps.begin(columns)
         ordered = columns if asked_plan is None else asked_plan.columns
+        targets = columns.prompt_targets
+        staged = None if targets is None else self._prompt_logprobs.stage(targets)
         num_rows = self._decode_size(ordered)
         if num_rows is None:
             num_tokens = next_size(self._token_sizes, len(ordered.token_ids))
             batch = stage(ordered, self._arena, self._backend, padded_tokens=num_tokens)
             recorded = num_tokens is not None and self._arena.holds(batch.token_ids)
-            self._forward(batch, self._graphs.parts(len(batch.token_ids)) if recorded else None)
+            self._forward(batch, self._graphs.parts(len(batch.token_ids)) if recorded else None, staged)
         else:
             batch = self._stage_padded(ordered, num_rows)
             if not self._graphs.replay_forward(num_rows):
@@ -108,12 +113,13 @@ class Runner(Generic[Metadata]):
         if asked is not None or num_rows is None or not self._graphs.replay_sampling(num_rows):
             self._sample(batch, asked)
         drawn = self._drawn.of(len(columns.sample_rows), asked)
-        if asked_plan is None or asked is None:
-            return PendingStep(columns.logprob_counts, None, self._readback.start([drawn.tokens]))
-        pending = PendingStep(
-            columns.logprob_counts, asked_plan.order, self._readback.start(list(vars(drawn).values()))
-        )
-        self._asked_steps.launched(asked_plan, asked, drawn, pending)
+        found = [drawn.tokens] if asked is None else [*vars(drawn).values()]
+        if staged is not None:
+            found += vars(staged.out).values()
+        order = None if asked_plan is None else asked_plan.order
+        pending = PendingStep(columns.logprob_counts, targets, order, self._readback.start(found))
+        if asked_plan is not None and asked is not None:
+            self._asked_steps.launched(asked_plan, asked, drawn, pending)
         return pending
 
     def usable(self) -> bool:
@@ -172,19 +178,25 @@ class Runner(Generic[Metadata]):
         for columns in [*rows, *self._largest_plans(), *self._long_rows(sizes), *self._asking_plans()]:
             for pending in [self.launch(columns) for _ in range(_IN_FLIGHT)]:
                 pending.wait()
-        copied = [self._arena.num_bytes, *self._asked_steps.copied_bytes()]
+        copied = [self._arena.num_bytes, *self._asked_steps.copied_bytes(), *self._prompt_logprobs.copied_bytes()]
         copied += [tensor.nbytes for tensor in vars(self._drawn).values()]
         take_pinned_memory(copied, _IN_FLIGHT)
 
     def _asking_plans(self) -> Iterator[PlanColumns]:
         """What samples may ask for, of few rows and of many, and behind so many plain ones that the first row of each
-        rank begins at addresses of all kinds: kernels, torch's as well, are compiled or loaded for each kind."""
+        rank begins at addresses of all kinds: kernels, torch's as well, are compiled or loaded for each kind. And what
+        prompts may ask for."""
         limits = self.limits
         most = min(limits.max_num_seqs, limits.max_batch_tokens)
         sizes = {most, *(1 << power for power in range(most.bit_length()))}
         behind = min(most, _PLAIN_ROWS)
         for rows, num_plain in [*((size, 0) for size in sorted(sizes)), *((behind, n) for n in range(1, behind))]:
             yield asking(trial_plan([1] * rows, limits.block_size), num_plain, limits.vocab_size)
+        # The chunks of their targets begin at addresses of all kinds, too, the first four and one row of the next.
+        num_tokens = min(limits.max_batch_tokens, 4 * limits.max_num_seqs + 1)
+        prompts = _spread(num_tokens, min(limits.max_num_seqs, -(-num_tokens // limits.max_model_len)))
+        for count in (1, 2, min(m.MAX_LOGPROBS, 1 + limits.vocab_size)):
+            yield asking_of_prompts(trial_plan(prompts, limits.block_size), count)
 
     def _capture_graphs(self) -> None:
         if not len(self._decode_sizes):
@@ -215,18 +227,26 @@ class Runner(Generic[Metadata]):
         return stage(padded, self._arena, self._backend, fixed=True)
 
     def _decode_size(self, columns: PlanColumns) -> int | None:
-        """How many rows to pad a plan to; None if it is not one of sampled single-token rows, or too large."""
+        """How many rows to pad a plan to; None if it is not one of sampled single-token rows alone, or too large."""
         rows = columns.num_rows
-        if len(columns.token_ids) > rows or len(columns.sample_rows) < rows:
+        if len(columns.token_ids) > rows or len(columns.sample_rows) < rows or columns.prompt_targets is not None:
             return None
         return next_size(self._decode_sizes, rows)
 
-    def _forward(self, batch: StepBatch[Metadata], parts: Sequence[Callable[[], object]] | None = None) -> None:
-        """All layers, and the logits of each sampled row. Nothing here, nor in `_sample`, waits for a GPU.
+    def _forward(
+        self,
+        batch: StepBatch[Metadata],
+        parts: Sequence[Callable[[], object]] | None = None,
+        targets: StagedTargets | None = None,
+    ) -> None:
+        """All layers, log-probabilities of prompts, and the logits of each sampled row. Nothing here, nor in `_sample`,
+        waits for a GPU.
 
         `parts`: see `Qwen3.hidden_states`.
         """
         hidden_states = self._model.hidden_states(batch, self._lanes.last_tokens, parts)
+        if targets is not None:
+            self._prompt_logprobs.compute(targets, hidden_states, self._model, self._draw)
         if len(batch.sample_tokens):
             self._model.compute_logits(hidden_states, batch.sample_tokens)
 

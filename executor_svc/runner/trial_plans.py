@@ -8,6 +8,7 @@ import numpy as np
 from common import messages as m
 from common.constraints import StartedLane
 from common.plan import PlanColumns
+from common.prompt_targets import PromptTargets
 from common.sampling_columns import SAMPLING_COLUMNS, SamplingColumns
 
 
@@ -63,3 +64,11 @@ def asking(columns: PlanColumns, num_plain: int, vocab_size: int) -> PlanColumns
         lane_starts=tuple(map(StartedLane.of, starts[num_plain:])),
         logprob_counts=counts,
     )
+
+
+def asking_of_prompts(columns: PlanColumns, num_logprobs: int) -> PlanColumns:
+    """A trial plan of whose tokens all, or as many as a plan may have, come with so many log-probabilities."""
+    num_targets = min(len(columns.token_ids), m.MAX_PLAN_PROMPT_LOGPROBS // num_logprobs)
+    tokens = np.arange(num_targets, dtype=np.int32)
+    targets = PromptTargets(tokens, np.zeros_like(tokens), np.full_like(tokens, num_logprobs))
+    return replace(columns, prompt_targets=targets)

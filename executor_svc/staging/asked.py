@@ -119,11 +119,27 @@ class SampleOrder:
             return ResultColumns.of_tokens(token_ids)
         asking = np.flatnonzero(counts)
         drawn_at = places[asking] - places[asking].min()  # they stand together
-        ids = np.column_stack([np.maximum(token_ids[asking], 0), top_ids[drawn_at]])
-        values = np.column_stack([chosen[drawn_at], top[drawn_at]])
-        values[np.isnan(values)] = -np.inf
-        wanted = np.arange(ids.shape[1]) < counts[asking][:, None]
-        return ResultColumns(token_ids, ids[wanted].astype(np.int32), values[wanted].astype(np.float32))
+        entries = log_prob_entries(
+            np.maximum(token_ids[asking], 0), counts[asking], chosen[drawn_at], top[drawn_at], top_ids[drawn_at]
+        )
+        return ResultColumns(token_ids, *entries)
+
+
+def log_prob_entries(
+    tokens: IntArray, counts: IntArray, chosen: npt.NDArray[np.float32], top: Column, top_ids: IntArray
+) -> tuple[IntArray, npt.NDArray[np.float32]]:
+    """Entries of tokens, one after another, as `ResultColumns` has them: ids, and log-probabilities. NaN becomes -inf.
+
+    Args:
+        tokens: [entries], what each entry begins with.
+        counts: [entries], log-probabilities of each.
+        chosen: [entries], of `tokens`.
+        top, top_ids: [entries, num_top], of the likeliest ones.
+    """
+    ids, values = np.column_stack([tokens, top_ids]), np.column_stack([chosen, top])
+    values[np.isnan(values)] = -np.inf
+    wanted = np.arange(ids.shape[1]) < counts[:, None]
+    return ids[wanted].astype(np.int32), values[wanted].astype(np.float32)
 
 
 def asked_arena_size(limits: ExecutorLimits) -> int:

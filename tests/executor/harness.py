@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,7 @@ class Row:
     top_p: float = 1.0
     min_p: float = 0.0
     seed: int = 0
+    targets: tuple[tuple[int, int, int], ...] = ()  # a token of the query, the prompt's next one, log-probabilities
 
 
 @dataclass
@@ -85,6 +87,10 @@ def make_plan(rows: list[Row], block_size: int, *, epoch: int = 1, step: int = 0
             name: np.array([getattr(row, parameter.name) for row in sampled], parameter.dtype).tobytes()
             for name, parameter in SAMPLING_COLUMNS.items()
         }
+    starts = accumulate((len(row.token_ids) for row in rows), initial=0)
+    targets = [(start + at, *rest) for start, row in zip(starts, rows, strict=False) for at, *rest in row.targets]
+    names = ("prompt_logprob_tokens", "prompt_logprob_targets", "prompt_logprob_counts")
+    fields |= {name: int32(list(column)) for name, column in zip(names, zip(*targets, strict=True), strict=False)}
     return m.Plan(
         epoch=epoch,
         step=step,

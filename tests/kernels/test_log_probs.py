@@ -40,6 +40,16 @@ def test_they_are_those_of_float64_in_the_order_of_a_stable_sort(
     torch.testing.assert_close(top.double(), exact.gather(1, order), atol=2e-5, rtol=1e-6)
 
 
+def test_a_likely_token_asked_about_has_the_same_log_probability() -> None:
+    """Bit for bit: lm-eval takes a token that is below the greatest for one that greedy decoding would not draw."""
+    for seed, dtype in ((0, torch.float32), (1, torch.bfloat16)):
+        logits = (5 * torch.randn(40, 300, generator=torch.Generator().manual_seed(seed))).to(dtype)
+        top_ids = look_up(logits, [0] * 40, 4)[2]
+        for place in range(4):
+            chosen, top, _ = look_up(logits, top_ids[:, place].tolist(), 4)
+            assert chosen.equal(top[:, place])
+
+
 def test_they_are_natural_logarithms_without_a_temperature() -> None:
     chosen, top, top_ids = look_up(torch.tensor([[1.0, 3.0, 6.0]]).log(), [1], 2)
     assert chosen.tolist() == pytest.approx([math.log(0.3)])

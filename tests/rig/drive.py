@@ -31,7 +31,7 @@ def random_plans(
 
     Args:
         grammar: of some of the constrained rows; empty for none.
-        asking: share of the plans of which some rows have constraints or want log-probabilities.
+        asking: share of the plans of which some rows have constraints or want log-probabilities, of prompts as well.
         going_on: whether a constrained row may go on with what an earlier plan has started; all plans have to run then.
     """
     asked = _Asked(limits, rng, grammar)
@@ -68,7 +68,8 @@ class _Asked:
         return replace(row, context_len=length, table=_table(length, self.limits, self.rng))
 
     def of(self, plan: m.Plan, rows: list[Row]) -> m.Plan:
-        """The plan, of which some samples ask for constraints, for log-probabilities, or for both."""
+        """The plan, of which some samples ask for constraints, for log-probabilities, or for both, and some prompts for
+        theirs."""
         rng, sampled = self.rng, [row for row in rows if row.sampled]
         constrained, starting = [], []
         room = max(self.limits.max_batch_tokens, self.limits.max_model_len)  # for the starts' tokens, usually
@@ -91,7 +92,22 @@ class _Asked:
             constrained=array("i", constrained).tobytes(),
             lane_starts=tuple(map(self._start, starting)),
             logprob_counts=counts.tobytes() if wanting else b"",
+            **self._prompt_targets(rows),
         )
+
+    def _prompt_targets(self, rows: list[Row]) -> dict[str, bytes]:
+        """Of half the plans that have any token of a prompt: after all of these, after few, or after one."""
+        rng = self.rng
+        known = [index for index, token in enumerate(token for row in rows for token in row.token_ids) if token >= 0]
+        if not known or rng.random() < 0.5:
+            return {}
+        most = rng.choice([1, 2, rng.randint(1, m.MAX_LOGPROBS), m.MAX_LOGPROBS])
+        number = min(rng.choice([1, rng.randint(1, len(known)), len(known)]), m.MAX_PLAN_PROMPT_LOGPROBS // most)
+        return {
+            "prompt_logprob_tokens": array("i", sorted(rng.sample(known, number))).tobytes(),
+            "prompt_logprob_targets": array("i", rng.choices(range(self.limits.vocab_size), k=number)).tobytes(),
+            "prompt_logprob_counts": array("i", [most, *rng.choices(range(1, most + 1), k=number - 1)]).tobytes(),
+        }
 
     def _some(self, num_samples: int) -> list[int]:
         few = min(num_samples, self.rng.choice([0, 1, 2, 12]))

@@ -34,9 +34,14 @@ def main() -> None:
     if fault == ["keep-graphs"]:
         Runner.close = lambda self: None  # type: ignore[method-assign]
     if fault == ["swap-collectives"] and os.environ["RANK"] == "1":
-        exchange = "        self._group.all_to_all(logits, counts, received, [num_own] * size)\n"
-        sums = "        for result in results:\n            self._group.all_reduce(result)\n"
-        changed = mutated("executor_svc.model.vocab_parallel", (exchange, ""), (sums, sums + exchange))
+        exchange = "        first, end, own_logits = self._own_rows(logits)\n"
+        results, sums = "        results = _zeroed(vars(out).values())\n", "        self._add_up(results)\n"
+        of_draw = "        if first < end:\n            own_inputs"
+        changed = mutated(
+            "executor_svc.model.vocab_parallel",
+            (exchange + results + of_draw, results + sums + exchange + of_draw),
+            (f"{sums}        lanes.last_tokens", "        lanes.last_tokens"),
+        )
         VocabParallelDraw.draw = changed.VocabParallelDraw.draw  # type: ignore[method-assign]
     options = ExecutorOptions(
         model=folder,

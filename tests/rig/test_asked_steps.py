@@ -80,6 +80,23 @@ def test_the_usual_maximum_has_room(rig: StandIn, checkpoint: Make) -> None:
     assert rig.count("pinned_allocation") == pinned
 
 
+def test_the_most_targets_of_prompts_have_room(rig: StandIn, checkpoint: Make) -> None:
+    """All tokens of a step, with as many log-probabilities as a plan may ask for. There are so few rows that nothing
+    else which is copied takes as much."""
+    folder = checkpoint(num_layers=1, dtype=torch.bfloat16, **VOCAB_SIZES["whole"])
+    runner, limits = harness.start(folder, dtype="bfloat16", kv_cache_memory_gib=0.25, max_num_seqs=32, **OPTIONS)
+    count = m.MAX_PLAN_PROMPT_LOGPROBS // limits.max_batch_tokens
+    targets = tuple((at, 5, count) for at in range(2048))
+    rows = [Row(lane, [5] * 2048, 2048, [lane] * 128, targets=targets) for lane in range(4)]
+    columns = parse_plan(make_plan(rows, limits.block_size), limits)
+    assert columns.prompt_targets is not None
+    assert len(columns.prompt_targets.tokens) == limits.max_batch_tokens
+    pinned = rig.count("pinned_allocation")
+    with rig.schedule("lazy"), rig.serving():
+        serve(runner, [columns] * 4, steps=4, window=WINDOW)
+    assert rig.count("pinned_allocation") == pinned
+
+
 @pytest.mark.parametrize("schedule", ["eager", "lazy", "random"])
 def test_grammars_beside_all_else(rig: StandIn, checkpoint: Make, schedule: str) -> None:
     folder = checkpoint(num_layers=1, dtype=torch.bfloat16, tokenizer=True)

@@ -86,6 +86,16 @@ def test_they_are_exact(kernels: CpuKernels, dtype: torch.dtype, scale: float) -
 
 
 @DTYPES
+def test_a_likely_token_asked_about_has_the_same_log_probability(kernels: CpuKernels, dtype: torch.dtype) -> None:
+    """Bit for bit: lm-eval takes a token that is below the greatest for one that greedy decoding would not draw."""
+    logits = (5 * torch.randn(40, 1500, generator=torch.Generator().manual_seed(4))).to(dtype)
+    top_ids = look_up(kernels, logits, [0] * 40, 4)[2]
+    for place in range(4):
+        chosen, top, _ = look_up(kernels, logits, top_ids[:, place].tolist(), 4)
+        assert chosen.equal(top[:, place])
+
+
+@DTYPES
 def test_of_equals_the_lowest_id_comes_first(kernels: CpuKernels, dtype: torch.dtype) -> None:
     logits = torch.tensor([[-0.0, 0.0, -1.0, 0.0, -torch.inf, -1.0, torch.nan, -torch.inf]], dtype=dtype)
     assert assert_twins(kernels, logits, [0], 8).tolist() == [[0, 1, 3, 2, 5, 4, 6, 7]]

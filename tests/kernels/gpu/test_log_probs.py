@@ -70,6 +70,16 @@ def test_they_are_those_of_the_twin(
     assert_twins(framed(logits.to(device, dtype), beside=gap), token_ids, min(num_top, vocab_size))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_likely_token_asked_about_has_the_same_log_probability(dtype: torch.dtype, device: torch.device) -> None:
+    """Bit for bit: lm-eval takes a token that is below the greatest for one that greedy decoding would not draw."""
+    logits = (5 * torch.randn(6, 700, generator=torch.Generator().manual_seed(4))).to(device, dtype)
+    _, _, top_ids = assert_twins(logits, [0] * 6, 2)
+    for place in range(2):
+        chosen, top, _ = assert_twins(logits, top_ids[:, place].tolist(), 2)
+        assert chosen.equal(top[:, place])
+
+
 def test_one_segment_may_hold_all_winners_and_a_short_one_may_run_out(device: torch.device) -> None:
     logits = torch.arange(133.0, device=device).repeat(2, 1)
     logits[0, 7:40] += 500
@@ -151,6 +161,8 @@ def test_at_real_size(rows: int, device: torch.device) -> None:
     generator = torch.Generator(device).manual_seed(rows)
     logits = (3 * torch.randn(rows, QWEN_VOCAB, generator=generator, device=device)).bfloat16()
     token_ids = torch.randint(QWEN_VOCAB, (rows,), generator=generator, device=device).tolist()
-    chosen, _, _ = assert_twins(logits, token_ids, MAX_TOP)
+    chosen, _, top_ids = assert_twins(logits, token_ids, MAX_TOP)
+    of_likeliest, top, _ = assert_twins(logits, top_ids[:, 0].tolist(), MAX_TOP)
+    assert of_likeliest.equal(top[:, 0])
     exact = logits.double().log_softmax(-1)[range(rows), token_ids]
     torch.testing.assert_close(chosen.double(), exact, atol=1e-5, rtol=1e-6)
