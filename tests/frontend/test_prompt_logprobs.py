@@ -278,8 +278,8 @@ def test_any_groups_make_the_same_answer(
     )
     count = max(num_echoed, num_listed)
     waiting: list[list[dict]] = []
-    for choice in range(len(prompts) * n):
-        number, index = divmod(choice, n)
+    for place in range(len(prompts) * n):
+        number, index = divmod(place, n)
         name = {"request_id": str(number), "index": index}
         deltas = []
         length = len(prompts[number]) - 1

@@ -117,16 +117,13 @@ class Generation:
                     logprobs[piece.choice].add(piece.logprobs)
         has_logprobs, has_listed = self.spec.context.logprobs > 0, self.spec.context.prompt_logprobs > 0
         listed = [prompt.listed() if prompt and has_listed else UNSET for prompt in self._prompts]
-        return [
-            WholeChoice(
-                choice,
-                "".join(texts[choice]),
-                reason,
-                logprobs[choice].json() if has_logprobs else None,
-                listed[choice // self._n],
-            )
-            for choice, reason in enumerate(reasons)
-        ]
+        choices = []
+        for choice, reason in enumerate(reasons):
+            await asyncio.sleep(0)  # what is put together here may be megabytes
+            log_probabilities = logprobs[choice].json() if has_logprobs else None
+            text, prompt = "".join(texts[choice]), listed[choice // self._n]
+            choices.append(WholeChoice(choice, text, reason, log_probabilities, prompt))
+        return choices
 
     @property
     def usage(self) -> Usage:
