@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import msgspec
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -17,6 +18,7 @@ from scheduler_svc.frontend.answers.event_ids import Position
 from scheduler_svc.frontend.answers.formats import format_of
 from scheduler_svc.frontend.answers.generation import AnswerSpec, Generation
 from scheduler_svc.frontend.answers.prompt_part import prompts_of
+from scheduler_svc.frontend.http import streaming
 from scheduler_svc.frontend.http.streaming import EventStream
 from scheduler_svc.frontend.link.delta_queue import DeltaQueue
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
@@ -227,11 +229,13 @@ def test_a_stream_that_breaks_anywhere(
     undisturbed = Seen()
     asyncio.run(service().read(undisturbed, [1000], 10**9))
     seen, broken = Seen(), service()
-    for _ in range(200):
-        sizes = data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=4))
-        asyncio.run(broken.read(seen, sizes, data.draw(st.integers(1, 6))))
-        if seen.is_done:
-            break
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(streaming, "MAX_BYTES_AT_ONCE", data.draw(st.sampled_from([0, 700, 2**16])))
+        for _ in range(200):
+            sizes = data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=4))
+            asyncio.run(broken.read(seen, sizes, data.draw(st.integers(1, 6))))
+            if seen.is_done:
+                break
     assert seen.is_done
     assert (seen.texts, seen.ends, seen.usage) == (undisturbed.texts, undisturbed.ends, undisturbed.usage)
     assert seen.logprobs == undisturbed.logprobs
