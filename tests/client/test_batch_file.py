@@ -49,6 +49,7 @@ def test_input_is_read_with_blank_lines_and_without_a_last_line_end(tmp_path):
         (request(body=[]), "line 2: Expected `object`"),
         (request("first"), "line 2: custom_id 'first' is in line 1 already"),
         (request(body={"stream": True}), "line 2: a batch cannot be streamed"),
+        (request(body={"prompt_logprobs": 0}), "line 2: a batch has no `prompt_logprobs`"),
     ],
 )
 def test_bad_lines_are_named(tmp_path, line, reason):

@@ -5,8 +5,9 @@ import json
 import pytest
 
 from scheduler_svc.client.http.whole_answer import WholeAnswer
+from scheduler_svc.frontend.answers.choice import Piece
 from scheduler_svc.frontend.answers.formats import ChatFormat, CompletionFormat
-from scheduler_svc.frontend.answers.generation import Piece, WholeChoice
+from scheduler_svc.frontend.answers.generation import WholeChoice
 from scheduler_svc.frontend.answers.logprobs import Entry, LogprobsJson
 from scheduler_svc.frontend.answers.openai_objects import (
     PromptTokensDetails,

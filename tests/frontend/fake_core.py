@@ -61,6 +61,12 @@ def logprob_columns(token_ids: Sequence[int], count: int) -> dict[str, bytes]:
     }
 
 
+def prompt_columns(submit: m.Submit, start: int = 0, end: int | None = None) -> dict[str, bytes]:
+    """Made-up log-probabilities of the prompt's tokens after the first one, or of some of them, as a delta's fields."""
+    columns = logprob_columns(tokens_of(submit.prompt)[1:][start:end], submit.params.prompt_logprobs)
+    return {f"prompt_{name}": column for name, column in columns.items()}
+
+
 def delta(submit: m.Submit, token_ids: Sequence[int], reason: m.FinishReason | None = None, **more) -> m.TokenDelta:
     """A delta of sequence 0, or of `index`, with log-probabilities if the request wants some."""
     fields = {"index": 0, **logprob_columns(token_ids, submit.params.logprobs), **more}
@@ -82,11 +88,20 @@ def refuse(error: str, code: str) -> Script:
 
 
 def say(
-    token_ids: Sequence[int], reason: m.FinishReason = "length", *, pause_s: float = 0.0, per_step: int = 1
+    token_ids: Sequence[int],
+    reason: m.FinishReason = "length",
+    *,
+    pause_s: float = 0.0,
+    per_step: int = 1,
+    prompt_per_step: int = 3,
 ) -> Script:
-    """Gives every sequence these tokens, some at a step, or all at the end if the request does not stream."""
+    """Gives every sequence these tokens, some at a step, or all at the end if the request does not stream. The prompt's
+    log-probabilities come before, if the request wants some."""
 
     def script(submit: m.Submit) -> Iterator[Step]:
+        if submit.params.prompt_logprobs:
+            for start in range(0, len(submit.prompt) // 4 - 1, prompt_per_step):
+                yield outputs(delta(submit, [], **prompt_columns(submit, start, start + prompt_per_step)))
         size = per_step if submit.stream else max(len(token_ids), 1)
         groups = [token_ids[i : i + size] for i in range(0, len(token_ids), size)] or [[]]
         for number, group in enumerate(groups, start=1):
@@ -115,6 +130,8 @@ class KnownSequence:
     token_ids: list[int] = field(default_factory=list)
     logprob_ids: bytes = b""
     logprobs: bytes = b""
+    prompt_logprob_ids: bytes = b""
+    prompt_logprobs: bytes = b""
     model: str = ""
     num_cached_tokens: int = 0
     end: m.TokenDelta | None = None
@@ -138,6 +155,8 @@ class KnownRequest:
         told.token_ids += tokens_of(delta.token_ids[: len(delta.token_ids) // 4 * 4])
         told.logprob_ids += delta.logprob_ids
         told.logprobs += delta.logprobs
+        told.prompt_logprob_ids += delta.prompt_logprob_ids
+        told.prompt_logprobs += delta.prompt_logprobs
         told.model = delta.model or told.model
         told.num_cached_tokens = delta.num_cached_tokens
         if delta.finish_reason is not None:
@@ -145,10 +164,17 @@ class KnownRequest:
         return delta
 
     def again(self, per_delta: int) -> list[m.TokenDelta]:
-        """All of it from the first token, with so many tokens in a delta."""
+        """All of it from the first token, with so many tokens in a delta, and so many of the prompt."""
         deltas = []
-        size = 4 * self.submit.params.logprobs
+        size, prompt_size = 4 * self.submit.params.logprobs, 4 * self.submit.params.prompt_logprobs
         for index, told in enumerate(self.told):
+            for start in range(0, len(told.prompt_logprob_ids), per_delta * (prompt_size or 1)):
+                some = slice(start, start + per_delta * prompt_size)
+                columns = {
+                    "prompt_logprob_ids": told.prompt_logprob_ids[some],
+                    "prompt_logprobs": told.prompt_logprobs[some],
+                }
+                deltas.append(delta(self.submit, [], index=index, model="" if start else told.model, **columns))
             for start in range(0, len(told.token_ids), per_delta):
                 end = start + per_delta
                 group = told.token_ids[start:end]

@@ -19,6 +19,9 @@ CONTEXT = AnswerContext(
     min_tokens=3,
     include_stop_str_in_output=True,
     skip_special_tokens=False,
+    echo=True,
+    prompt_logprobs=4,
+    is_prompt_only=True,
 )
 
 
@@ -37,11 +40,11 @@ FIELDS = msgspec.msgpack.decode(CONTEXT.encode())
         b"\xc1",
         CONTEXT.encode()[:-1],
         msgspec.msgpack.encode({"version": 1}),
-        msgspec.msgpack.encode([3, *FIELDS[1:]]),
+        msgspec.msgpack.encode([4, *FIELDS[1:]]),
         msgspec.msgpack.encode([*FIELDS, "of a later version"]),
         msgspec.msgpack.encode([*FIELDS[:4], 0, *FIELDS[5:]]),
     ],
-    ids=["nothing", "noise", "cut off", "a map", "version 3", "more fields", "no prompts"],
+    ids=["nothing", "noise", "cut off", "a map", "version 4", "more fields", "no prompts"],
 )
 def test_what_another_version_wrote(data: bytes):
     with pytest.raises(RequestRejected, match="this version of Baton cannot go on") as caught:
@@ -66,3 +69,10 @@ def test_version_1_asked_for_nothing_of_version_2():
     assert AnswerContext.decode(written) == asked
     assert (asked.logprobs, asked.min_tokens) == (0, 0)
     assert (asked.include_stop_str_in_output, asked.skip_special_tokens) == (False, True)
+
+
+def test_version_2_asked_for_nothing_of_version_3():
+    written = bytes.fromhex("9d 02 aa636f6d706c6574696f6e ce6553f100 a16d 01 02 90 c2 c3 06 03 c3 c2")
+    asked = AnswerContext.decode(written)
+    assert (asked.version, asked.logprobs, asked.skip_special_tokens) == (2, 6, False)
+    assert (asked.echo, asked.prompt_logprobs, asked.is_prompt_only, asked.num_prompt_logprobs) == (False, 0, False, 0)

@@ -100,6 +100,30 @@ def test_a_token_comes_with_so_many_log_probabilities(ask, asked: dict, expected
     assert ask(**asked).logprobs == expected
 
 
+@pytest.mark.parametrize(
+    ("ask", "asked", "expected"),
+    [
+        (completion, {"echo": True}, (0, 0)),
+        (completion, {"logprobs": 5}, (6, 0)),
+        (completion, {"echo": True, "logprobs": 0}, (1, 1)),
+        (completion, {"prompt_logprobs": 0}, (0, 1)),
+        (completion, {"echo": True, "logprobs": 2, "prompt_logprobs": 20}, (3, 21)),
+        (completion, {"echo": True, "logprobs": 5, "prompt_logprobs": 3}, (6, 6)),
+        (completion, {"logprobs": 5, "prompt_logprobs": 3}, (6, 4)),
+        (chat, {"prompt_logprobs": 2, "logprobs": True}, (1, 3)),
+    ],
+)
+def test_a_prompt_token_comes_with_enough_for_all_that_is_shown(ask, asked: dict, expected: tuple[int, int]):
+    params = ask(**asked)
+    assert (params.logprobs, params.prompt_logprobs) == expected
+
+
+def test_no_tokens_are_one_that_is_not_shown():
+    assert completion(echo=True, max_tokens=0).max_tokens == 1
+    error = refusal(echo=True, max_tokens=0, prompt=[5] * 2048)
+    assert error.code == "context_length_exceeded"
+
+
 def test_the_model_recommends_a_repetition_penalty():
     told = SimpleNamespace(**vars(TOKENIZER), encode=TOKENIZER.encode)
     told.sampling_defaults = SamplingDefaults(repetition_penalty=1.05)
@@ -194,15 +218,16 @@ def test_words_that_cannot_be_banned(words: list[str], param: str | None, text: 
         ({"logprobs": 21}, "logprobs", "less than or equal to 20"),
         ({"logprobs": -1}, "logprobs", "greater than or equal to 0"),
         ({"logprobs": True}, "logprobs", "integer"),
-        ({"prompt_logprobs": 0}, "prompt_logprobs", "supports only"),
+        ({"prompt_logprobs": 21}, "prompt_logprobs", "less than or equal to 20"),
+        ({"prompt_logprobs": 0, "stream": True}, "prompt_logprobs", "not allowed with 'stream': true"),
+        ({"prompt_logprobs": 0, "resumable": True}, "prompt_logprobs", "not allowed with 'resumable': true"),
+        ({"max_tokens": 0}, "max_tokens", "allowed only with 'echo': true"),
+        ({"max_tokens": 0, "echo": True, "min_tokens": 1}, "min_tokens", "it is 1, and 'max_tokens' is 0"),
     ],
 )
 def test_what_cannot_be_asked_for(asked: dict, param: str, text: str):
     error = refusal(**asked)
-    assert (error.param, error.code) == (
-        param,
-        "unsupported_parameter" if param == "prompt_logprobs" else error.code,
-    )
+    assert error.param == param
     assert text in error.message
     assert len(error.message) < 300
 
@@ -239,3 +264,26 @@ def test_an_answer_has_so_many_log_probabilities(monkeypatch: pytest.MonkeyPatch
     error = refusal(logprobs=5, prompt=["x"] * 5)
     assert error.param == "logprobs"
     assert "6 log-probabilities of each of 100 tokens of 5 choices are more than 2400" in error.message
+
+
+def test_prompts_count_as_often_as_they_are_shown(monkeypatch: pytest.MonkeyPatch):
+    """A completion lists its prompt's in each choice, a chat once for all."""
+    prompt = [5] * 11
+    monkeypatch.setattr(limits, "MAX_ANSWER_LOGPROBS", 1000)
+    completion(prompt=[prompt] * 5, n=5, prompt_logprobs=3)
+    assert refusal(prompt=[prompt] * 5, n=5, prompt_logprobs=4).param == "prompt_logprobs"
+    completion(prompt=[prompt] * 5, n=5, prompt_logprobs=1, echo=True)
+    completion(prompt=[prompt] * 5, n=5, prompt_logprobs=0, echo=True, logprobs=1, max_tokens=5)
+    error = refusal(prompt=[prompt] * 5, n=5, prompt_logprobs=0, echo=True, logprobs=1, max_tokens=6)
+    assert error.param == "logprobs"
+    assert "750 log-probabilities of prompts and 2 log-probabilities of each of 6 tokens of 25 choices" in error.message
+    length = len(
+        TOKENIZER.encode(
+            [TOKENIZER.render_chat([{"role": "user", "content": "x"}], None, {})], add_special_tokens=False
+        )[0]
+    )
+    monkeypatch.setattr(limits, "MAX_ANSWER_LOGPROBS", (length - 1) * 4 + 80 * 2)
+    chat(n=80, prompt_logprobs=3, max_tokens=9)
+    assert chat(n=10, prompt_logprobs=3, logprobs=True, top_logprobs=1).max_tokens == 8, "what is left"
+    assert refusal(chat, n=10, prompt_logprobs=4, logprobs=True, top_logprobs=1, max_tokens=9).param == "logprobs"
+    assert refusal(chat, prompt_logprobs=20).param == "prompt_logprobs"

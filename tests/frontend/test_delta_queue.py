@@ -99,6 +99,12 @@ def test_log_probabilities_that_belong_to_no_tokens(num_ids: int, num_values: in
     assert len(reader.get()) == 2
 
 
+@pytest.mark.parametrize(("num_ids", "num_values"), [(4, 8), (8, 0), (6, 6)])
+def test_log_probabilities_of_prompts_that_do_not_fit(num_ids: int, num_values: int):
+    with pytest.raises(WireError, match="prompt_logprob_ids and prompt_logprobs have"):
+        Reader().put(0, [], prompt_logprob_ids=bytes(num_ids), prompt_logprobs=bytes(num_values))
+
+
 def test_a_failure_comes_before_what_is_waiting():
     reader = Reader()
     reader.put(0, [1])
@@ -183,3 +189,12 @@ def test_what_there_was_before_an_attach_does_not_count_as_unread(monkeypatch: p
     reader.put(0, [1] * 11, index=1)
     with pytest.raises(RequestRejected, match="unread"):
         reader.get()
+
+
+def test_log_probabilities_of_a_prompt_are_no_unread_tokens(monkeypatch: pytest.MonkeyPatch):
+    """After an attach they may come by themselves, and then all earlier tokens."""
+    monkeypatch.setattr(delta_queue, "MAX_WAITING_TOKENS", 10)
+    reader = Reader()
+    reader.put(0, [], prompt_logprob_ids=bytes(400), prompt_logprobs=bytes(400))
+    reader.put(0, [1] * 100)
+    assert len(reader.get()) == 2

@@ -7,10 +7,11 @@ import pytest
 from common import messages as m
 from common.errors import RequestRejected
 from common.model_files import DEMO_MODEL_DIR
-from scheduler_svc.frontend.answers import generation as generation_module
+from scheduler_svc.frontend.answers import delta_parts
 from scheduler_svc.frontend.answers.answer_context import AnswerContext
+from scheduler_svc.frontend.answers.choice import Piece
 from scheduler_svc.frontend.answers.event_ids import Position
-from scheduler_svc.frontend.answers.generation import AnswerSpec, Generation, Piece
+from scheduler_svc.frontend.answers.generation import AnswerSpec, Generation
 from scheduler_svc.frontend.link.delta_queue import DeltaQueue
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
 from tests.frontend.fake_core import int32
@@ -105,7 +106,7 @@ def test_long_answers_are_read_in_parts(monkeypatch: pytest.MonkeyPatch):
     whole = Desk()
     whole.put(tokens, "length", model="a/b", error="")
     [[expected]], _ = whole.turns()
-    monkeypatch.setattr(generation_module, "MAX_BYTES_AT_ONCE", 8)
+    monkeypatch.setattr(delta_parts, "MAX_BYTES_AT_ONCE", 8)
     desk = Desk()
     desk.put(tokens, "length", model="a/b")
     turns, _ = desk.turns()

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import msgspec
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -16,6 +17,8 @@ from scheduler_svc.frontend.answers.answer_context import AnswerContext
 from scheduler_svc.frontend.answers.event_ids import Position
 from scheduler_svc.frontend.answers.formats import format_of
 from scheduler_svc.frontend.answers.generation import AnswerSpec, Generation
+from scheduler_svc.frontend.answers.prompt_part import prompts_of
+from scheduler_svc.frontend.http import streaming
 from scheduler_svc.frontend.http.streaming import EventStream
 from scheduler_svc.frontend.link.delta_queue import DeltaQueue
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
@@ -38,13 +41,25 @@ class Sequence:
     token_ids: list[int]
     reason: m.FinishReason
     num_logprobs: int  # of each token
+    prompt: list[int]
+    num_prompt_logprobs: int  # of each of its tokens; only sequence 0 has them
     num_told: int = 0  # tokens, on the present connection
 
     def deltas(self, request_id: str, index: int, sizes: list[int]) -> list[m.TokenDelta]:
         """All of it, in groups of these sizes over and over."""
         deltas: list[m.TokenDelta] = []
         start = turn = 0
-        while start < len(self.token_ids) or not deltas:
+        columns = logprob_columns(self.prompt[1:], self.num_prompt_logprobs)
+        row = 4 * self.num_prompt_logprobs
+        while row and start < len(columns["logprobs"]):
+            some = slice(start, start + row * sizes[turn % len(sizes)])
+            start, turn = some.stop, turn + 1
+            of_prompt = {f"prompt_{name}": column[some] for name, column in columns.items()}
+            deltas.append(
+                m.TokenDelta(request_id=request_id, index=index, token_ids=b"", model="abc/float32", **of_prompt)
+            )
+        start, num_of_prompt = 0, len(deltas)
+        while start < len(self.token_ids) or len(deltas) == num_of_prompt:
             group = self.token_ids[start : start + sizes[turn % len(sizes)]]
             start, turn = start + sizes[turn % len(sizes)], turn + 1
             last = self.reason if start >= len(self.token_ids) else None
@@ -105,6 +120,7 @@ class Service:
 
     context: AnswerContext
     sequences: list[Sequence]
+    prompts: list[list[int]]
 
     async def read(self, seen: Seen, sizes: list[int], num_events: int) -> None:
         """One connection, which breaks after so many events."""
@@ -113,7 +129,8 @@ class Service:
             queue.add(str(prompt), prompt, self.context.n)
         start = Position.start(self.context.num_choices)
         position = Position.after(seen.last_event_id, self.context.num_choices) if seen.last_event_id else start
-        answer = AnswerSpec("id", self.context, 10, position)
+        prompts = await prompts_of(self.context, list(map(int32, self.prompts)), TOKENIZER.all_token_bytes)
+        answer = AnswerSpec("id", self.context, 10, position, prompts)
         stream = EventStream(Generation(queue, TOKENIZER, answer), format_of("id", self.context))
         events: list[bytes] = []
         gone = asyncio.Event()
@@ -167,6 +184,7 @@ class Service:
     stop=STOPS,
     include_usage=st.booleans(),
     num_logprobs=st.sampled_from([0, 1, 3]),
+    echo=st.booleans(),
     data=st.data(),
 )
 def test_a_stream_that_breaks_anywhere(
@@ -176,6 +194,7 @@ def test_a_stream_that_breaks_anywhere(
     stop: list[str],
     include_usage: bool,
     num_logprobs: int,
+    echo: bool,
     data: st.DataObject,
 ):
     context = AnswerContext(
@@ -188,29 +207,43 @@ def test_a_stream_that_breaks_anywhere(
         include_usage=include_usage,
         is_resumable=True,
         logprobs=num_logprobs,
+        echo=echo and kind == "completion",
     )
+    prompts = [data.draw(TEXTS.filter(bool)) for _ in range(num_prompts)]
     tokens = [data.draw(TEXTS) for _ in range(num_prompts * n)]
     reasons = [data.draw(st.sampled_from(["stop", "length"])) for _ in tokens]
 
     def service() -> Service:
         sequences = [
-            Sequence([*token_ids, *([EOS] if reason == "stop" else [])], reason, num_logprobs)
-            for token_ids, reason in zip(tokens, reasons, strict=True)
+            Sequence(
+                [*token_ids, *([EOS] if reason == "stop" else [])],
+                reason,
+                num_logprobs,
+                prompts[choice // n],
+                0 if choice % n else context.num_prompt_logprobs,
+            )
+            for choice, (token_ids, reason) in enumerate(zip(tokens, reasons, strict=True))
         ]
-        return Service(context, sequences)
+        return Service(context, sequences, prompts)
 
     undisturbed = Seen()
     asyncio.run(service().read(undisturbed, [1000], 10**9))
     seen, broken = Seen(), service()
-    for _ in range(200):
-        sizes = data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=4))
-        asyncio.run(broken.read(seen, sizes, data.draw(st.integers(1, 6))))
-        if seen.is_done:
-            break
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(streaming, "MAX_BYTES_AT_ONCE", data.draw(st.sampled_from([0, 700, 2**16])))
+        for _ in range(200):
+            sizes = data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=4))
+            asyncio.run(broken.read(seen, sizes, data.draw(st.integers(1, 6))))
+            if seen.is_done:
+                break
     assert seen.is_done
     assert (seen.texts, seen.ends, seen.usage) == (undisturbed.texts, undisturbed.ends, undisturbed.usage)
     assert seen.logprobs == undisturbed.logprobs
     if num_logprobs and seen.usage is not None:
-        assert sum(map(len, seen.logprobs.values())) == seen.usage["completion_tokens"]
+        num_echoed = n * sum(map(len, prompts)) if context.echo else 0
+        assert sum(map(len, seen.logprobs.values())) == num_echoed + seen.usage["completion_tokens"]
+    if context.echo:
+        for choice, text in seen.texts.items():
+            assert text.startswith(b"".join(TOKENIZER.token_bytes[token] for token in prompts[choice // n]).decode())
     assert sorted(seen.openings) == (list(range(len(tokens))) if kind == "chat" else [])
     assert (seen.usage is not None) == include_usage

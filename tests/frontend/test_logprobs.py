@@ -16,11 +16,12 @@ from hypothesis import strategies as st
 from common import messages as m
 from common.errors import WireError
 from common.model_files import DEMO_MODEL_DIR
-from scheduler_svc.frontend.answers import generation as generation_module
+from scheduler_svc.frontend.answers import delta_parts
 from scheduler_svc.frontend.answers.answer_context import AnswerContext
+from scheduler_svc.frontend.answers.choice import Piece
 from scheduler_svc.frontend.answers.event_ids import Position
 from scheduler_svc.frontend.answers.formats import format_of
-from scheduler_svc.frontend.answers.generation import AnswerSpec, Generation, Piece, WholeChoice
+from scheduler_svc.frontend.answers.generation import AnswerSpec, Generation, WholeChoice
 from scheduler_svc.frontend.answers.openai_objects import to_json
 from scheduler_svc.frontend.link.delta_queue import DeltaQueue
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
@@ -167,7 +168,7 @@ def by_definition(context: AnswerContext, story: Story, num_tokens: int) -> dict
         "tokens": [row[0][0] for row in content],
         "token_logprobs": [row[0][2] for row in content],
         "top_logprobs": [
-            {text: value for text, _, value in reversed(row[1:])} | {row[0][0]: row[0][2]} for row in content
+            {row[0][0]: row[0][2]} | {text: value for text, _, value in reversed(row[1:])} for row in content
         ],
         "text_offset": offsets,
     }
@@ -226,8 +227,8 @@ def test_a_long_answer_is_read_in_parts(context: AnswerContext, data: st.DataObj
     [delta] = story.deltas([1000])
     limit = 4 * 8
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(generation_module, "MAX_BYTES_AT_ONCE", limit)
-        parts = generation_module._parts([(0, delta), (1, delta)])
+        patch.setattr(delta_parts, "MAX_BYTES_AT_ONCE", limit)
+        parts = delta_parts.parts_of([(0, delta), (1, delta)], 0)
         read_in_parts, _ = read(context, [delta])
     for part in parts:
         num_tokens = sum(len(each.token_ids) // 4 for _, each in part)
@@ -291,13 +292,13 @@ def test_what_json_cannot_say(value: float):
 
 
 def test_tokens_of_one_text():
-    """Half characters and ids without a token look alike in an object: the drawn one counts, then the likeliest."""
+    """Half characters and ids without a token look alike in an object: the likeliest one counts."""
     [first, second, third] = BYTES[:3]
     rows = np.array([[first, second, third], [ids("a")[0], second, third]])
     values = np.array([[-3.0, -1.0, -2.0], [-3.0, -1.0, -2.0]])
     context = context_of("completion", 3)
     pieces, _ = read(context, Story([first, ids("a")[0]], rows, values, "length").deltas([2]))
-    assert logprobs_of(context, pieces)["top_logprobs"] == [{"\ufffd": -3.0}, {"a": -3.0, "\ufffd": -1.0}]
+    assert logprobs_of(context, pieces)["top_logprobs"] == [{"\ufffd": -1.0}, {"a": -3.0, "\ufffd": -1.0}]
 
 
 def test_values_are_those_of_the_executor():

@@ -96,6 +96,8 @@ def check_batch(path: Path) -> set[str]:
                 problems.append(f"line {number}: custom_id {request.custom_id!r} is in line {first} already")
             if request.body.get("stream"):
                 problems.append(f"line {number}: a batch cannot be streamed; leave `stream` out")
+            if request.body.get("prompt_logprobs") is not None:  # streams have none, and each line is read as a stream
+                problems.append(f"line {number}: a batch has no `prompt_logprobs`; use `echo` with `logprobs`")
     if problems:
         shown = problems[:_MAX_PROBLEMS_SHOWN]
         more = [f"and {len(problems) - len(shown)} more"] if len(problems) > len(shown) else []

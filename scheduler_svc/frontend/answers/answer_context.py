@@ -26,9 +26,14 @@ class AnswerContext(msgspec.Struct, frozen=True, array_like=True, kw_only=True, 
         min_tokens: stop strings do not end a text before so many tokens.
         include_stop_str_in_output: whether texts end with their stop string or stop token.
         skip_special_tokens: whether special tokens have no text.
+        echo: whether each text begins with its prompt's; since version 3, as what follows. The prompt's
+            log-probabilities then come with it, as many as `logprobs` says.
+        prompt_logprobs: log-probabilities of each prompt token that a whole answer lists: as in `SamplingParams`, but
+            without those that `echo` needs.
+        is_prompt_only: whether no generated token is shown, though the core had to be asked for one.
     """
 
-    version: Literal[1, 2] = 2
+    version: Literal[1, 2, 3] = 3
     kind: Literal["completion", "chat"]
     created: int
     model: str
@@ -41,6 +46,14 @@ class AnswerContext(msgspec.Struct, frozen=True, array_like=True, kw_only=True, 
     min_tokens: Annotated[int, Meta(ge=0)] = 0
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
+    echo: bool = False
+    prompt_logprobs: Annotated[int, Meta(ge=0, le=m.MAX_LOGPROBS)] = 0
+    is_prompt_only: bool = False
+
+    @property
+    def num_prompt_logprobs(self) -> int:
+        """`SamplingParams.prompt_logprobs` of the request: enough for all that is shown."""
+        return max(self.logprobs if self.echo else 0, self.prompt_logprobs)
 
     @property
     def num_choices(self) -> int:

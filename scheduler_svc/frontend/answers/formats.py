@@ -4,10 +4,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Raw, UnsetType
 
 from scheduler_svc.frontend.answers.answer_context import AnswerContext
-from scheduler_svc.frontend.answers.generation import Piece, WholeChoice
+from scheduler_svc.frontend.answers.choice import Piece
+from scheduler_svc.frontend.answers.generation import WholeChoice
 from scheduler_svc.frontend.answers.logprobs import chat_logprobs, completion_logprobs
 from scheduler_svc.frontend.answers.openai_objects import (
     AssistantMessage,
@@ -16,6 +17,7 @@ from scheduler_svc.frontend.answers.openai_objects import (
     ChatCompletion,
     Completion,
     CompletionChoice,
+    CompletionLogprobs,
     Delta,
     Usage,
 )
@@ -74,8 +76,7 @@ class CompletionFormat(Format):
 
     def chunk(self, piece: Piece) -> Completion:
         """A chunk of the stream."""
-        logprobs = None if piece.logprobs is None else completion_logprobs(piece.logprobs)
-        choice = CompletionChoice(piece.choice, piece.text, piece.finish_reason, logprobs)
+        choice = CompletionChoice(piece.choice, piece.text, piece.finish_reason, _completion_logprobs(piece))
         return self._object([choice], self.chunk_usage, piece.model)
 
     def ending(self, usage: Usage, computed_by: str) -> Completion:
@@ -93,10 +94,10 @@ class ChatFormat(Format):
     def whole(self, choices: Sequence[WholeChoice], usage: Usage, computed_by: str) -> ChatCompletion:
         """The answer in one object."""
         answers = [
-            ChatChoice(number, AssistantMessage(text), finish_reason, logprobs)
-            for number, text, finish_reason, logprobs in choices
+            ChatChoice(choice.choice, AssistantMessage(choice.text), choice.finish_reason, choice.logprobs)
+            for choice in choices
         ]
-        return self._object("chat.completion", answers, usage, computed_by)
+        return self._object("chat.completion", answers, usage, computed_by, choices[0].prompt_logprobs)
 
     def opening(self, choice: int, computed_by: str) -> ChatCompletion:
         """The chunk that names the role of the message: the assistant."""
@@ -125,15 +126,27 @@ class ChatFormat(Format):
         choices: list[ChatChoice] | list[ChatChunkChoice],
         usage: Usage | UnsetType | None,
         computed_by: str,
+        prompt_logprobs: Raw | UnsetType = UNSET,
     ) -> ChatCompletion:
         fingerprint = _system_fingerprint(computed_by)
-        return ChatCompletion(self.answer_id, kind, self.created, self.model, choices, fingerprint, usage)
+        facts = self.answer_id, kind, self.created, self.model
+        return ChatCompletion(*facts, choices, fingerprint, usage, prompt_logprobs)
 
 
 def format_of(answer_id: str, context: AnswerContext) -> Format:
     """The format of a request's answer."""
     kind = ChatFormat if context.kind == "chat" else CompletionFormat
     return kind(answer_id, context.created, context.model, context.include_usage)
+
+
+def _completion_logprobs(piece: Piece) -> CompletionLogprobs | Raw | None:
+    if piece.logprobs is None:
+        return None
+    if piece.echoed is None:
+        return completion_logprobs(piece.logprobs)
+    whole = piece.echoed.copy()
+    whole.add(piece.logprobs)
+    return whole.json()
 
 
 def _system_fingerprint(computed_by: str) -> str | None:

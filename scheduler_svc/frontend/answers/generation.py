@@ -6,55 +6,33 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import NamedTuple, Self
 
-import msgspec
+from msgspec import UNSET, Raw, UnsetType
 
-from common import messages as m
-from common.errors import RequestRejected
+from common.errors import RequestRejected, WireError
 from common.logging import get_logger
-from common.wire import int32_array
 from scheduler_svc.frontend.answers.answer_context import AnswerContext
-from scheduler_svc.frontend.answers.event_ids import Delivered, Position
-from scheduler_svc.frontend.answers.logprobs import Entry, LogprobReader, LogprobsJson, delta_bytes
+from scheduler_svc.frontend.answers.choice import Choice, Piece, text_rules
+from scheduler_svc.frontend.answers.delta_parts import Deltas, parts_of
+from scheduler_svc.frontend.answers.event_ids import Position
+from scheduler_svc.frontend.answers.logprobs import LogprobsJson
 from scheduler_svc.frontend.answers.openai_objects import PromptTokensDetails, Usage
+from scheduler_svc.frontend.answers.prompt_part import Prompt, PromptPart
 from scheduler_svc.frontend.errors import ClientGone
 from scheduler_svc.frontend.link.delta_queue import DeltaQueue
-from scheduler_svc.frontend.text.detokenizer import Detokenizer
-from scheduler_svc.frontend.text.sequence_text import SequenceText, TextRules
-from scheduler_svc.frontend.text.stop_strings import StopStrings
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
 
 log = get_logger(__name__)
 
-Deltas = Sequence[tuple[int, m.TokenDelta]]  # each with its choice
-# Of ids, of tokens and of log-probabilities: 8 ms with stop strings, and 50 ms if these and the tokens are long.
-MAX_BYTES_AT_ONCE = 4 * 2048
-
-
-class Piece(NamedTuple):
-    """New text of one choice.
-
-    Attributes:
-        finish_reason: why the choice ended with it, if it did.
-        num_tokens: number of the choice's tokens up to the end of this text.
-        model: the model that computed it, as in `TokenDelta.model`.
-        logprobs: of the tokens that came since the choice's last piece; None if the request asked for none.
-    """
-
-    choice: int
-    text: str
-    finish_reason: str | None
-    num_tokens: int
-    model: str
-    logprobs: list[Entry] | None = None
-
 
 class WholeChoice(NamedTuple):
-    """One choice of an answer that is not streamed; logprobs are None if the request asked for none."""
+    """One choice of an answer that is not streamed; logprobs are None if the request asked for none, those of the
+    prompt are UNSET."""
 
     choice: int
     text: str
     finish_reason: str
-    logprobs: msgspec.Raw | None
+    logprobs: Raw | None
+    prompt_logprobs: Raw | UnsetType = UNSET
 
 
 @dataclass(frozen=True)
@@ -65,12 +43,14 @@ class AnswerSpec:
         answer_id: id of the answer, as the client sees it.
         num_prompt_tokens: sum over all prompts.
         position: what the client has already.
+        prompts: of `prompts_of`.
     """
 
     answer_id: str
     context: AnswerContext
     num_prompt_tokens: int
     position: Position
+    prompts: Sequence[Prompt] = ()
 
 
 class Generation:
@@ -85,8 +65,12 @@ class Generation:
         self.model = ""
         self._queue = queue
         self._n = spec.context.n
-        rules = _text_rules(spec.context, tokenizer)
-        self._choices = [_Choice(rules, spec.context.logprobs, tokenizer, choice) for choice in spec.position.choices]
+        rules = text_rules(spec.context, tokenizer)
+        self._prompts = [self._prompt_part(prompt, tokenizer) for prompt in range(spec.context.num_prompts)]
+        self._choices = [
+            Choice(number, rules, spec.context, tokenizer, delivered, self._prompts[number // self._n])
+            for number, delivered in enumerate(spec.position.choices)
+        ]
         self._num_unfinished = len(self._choices)
         self._num_cached = [0] * spec.context.num_prompts
 
@@ -110,7 +94,7 @@ class Generation:
             RequestRejected: the core refused or failed the request, or the connection to the core broke.
         """
         while self._num_unfinished:
-            for part in _parts(await self._queue.get()):
+            for part in parts_of(await self._queue.get(), self.spec.context.num_prompt_logprobs):
                 pieces, failure = self._read(part)
                 if pieces:
                     yield pieces
@@ -127,13 +111,19 @@ class Generation:
             for piece in pieces:
                 reasons[piece.choice] = piece.finish_reason or "stop"
                 texts[piece.choice].append(piece.text)
+                if piece.echoed is not None:
+                    logprobs[piece.choice] = piece.echoed.copy()
                 if piece.logprobs is not None:
                     logprobs[piece.choice].add(piece.logprobs)
-        has_logprobs = self.spec.context.logprobs > 0
-        return [
-            WholeChoice(choice, "".join(texts[choice]), reason, logprobs[choice].json() if has_logprobs else None)
-            for choice, reason in enumerate(reasons)
-        ]
+        has_logprobs, has_listed = self.spec.context.logprobs > 0, self.spec.context.prompt_logprobs > 0
+        listed = [prompt.listed() if prompt and has_listed else UNSET for prompt in self._prompts]
+        choices = []
+        for choice, reason in enumerate(reasons):
+            await asyncio.sleep(0)  # what is put together here may be megabytes
+            log_probabilities = logprobs[choice].json() if has_logprobs else None
+            text, prompt = "".join(texts[choice]), listed[choice // self._n]
+            choices.append(WholeChoice(choice, text, reason, log_probabilities, prompt))
+        return choices
 
     @property
     def usage(self) -> Usage:
@@ -149,120 +139,39 @@ class Generation:
 
     def _read(self, deltas: Deltas) -> tuple[list[Piece], RequestRejected | None]:
         """The pieces of these deltas that the client does not have, and why the answer ends here, if it failed."""
-        pieces: dict[int, list[Piece]] = {}
+        touched: dict[int, None] = {}
         failure = None
         for number, delta in deltas:
             choice = self._choices[number]
             if choice.text.has_ended:
                 continue  # its stop string was found earlier in these deltas
+            touched[number] = None
             prompt, sequence = divmod(number, self._n)
             if sequence == 0:  # the other sequences find what the first one computed, which saved the client nothing
                 self._num_cached[prompt] = max(self._num_cached[prompt], delta.num_cached_tokens)
+            part = self._prompts[prompt]
+            if delta.prompt_logprob_ids:
+                if part is None or sequence != 0:
+                    raise WireError(f"nobody asked sequence {sequence} for its prompt's log-probabilities")
+                part.read(delta)
+                touched |= dict.fromkeys(range(number, number + self._n))  # those that waited for it
             if delta.model:
-                self.model = choice.model = delta.model
-            text, finish_reason, failed = choice.read(delta)
+                self.model = delta.model
+            finish_reason, failed = choice.read(delta)
             failure = failure or failed
             if finish_reason is not None:
                 self._num_unfinished -= 1
                 self._queue.end(number)
-            if (text or finish_reason) and not choice.is_delivered:
-                logprobs = None if choice.logprobs is None else choice.logprobs.take()
-                piece = Piece(number, text, finish_reason, choice.text.num_tokens, choice.model, logprobs)
-                pieces[number] = _joined(pieces.get(number, []), piece)
-        return [piece for choice_pieces in pieces.values() for piece in choice_pieces], failure
+                if sequence == 0 and part is not None and not part.is_complete:
+                    message = "log-probabilities of the prompt are missing"
+                    failure = failure or RequestRejected(message, "internal_error")
+        return [piece for number in touched for piece in self._choices[number].take()], failure
 
-
-class _Choice:
-    """One sequence of the answer.
-
-    Attributes:
-        text, logprobs: what its tokens become; no logprobs if the client wants none, or has them all.
-        model: the model that computed its newest tokens.
-        is_delivered: the client has all of it; its tokens are counted for the usage only.
-    """
-
-    def __init__(self, rules: TextRules, num_logprobs: int, tokenizer: Tokenizer, delivered: Delivered) -> None:
-        self.text = SequenceText(rules, delivered.num_tokens)
-        self.logprobs: LogprobReader | None = None
-        self.model = ""
-        self.is_delivered = delivered.has_ended
-        if num_logprobs and not self.is_delivered:
-            offsets = Detokenizer(rules.token_bytes)
-            self.logprobs = LogprobReader(num_logprobs, tokenizer.token_texts, offsets, delivered.num_tokens)
-
-    def read(self, delta: m.TokenDelta) -> tuple[str, str | None, RequestRejected | None]:
-        """New text, why the choice ended if it did, and the failure if it failed."""
-        failure = _failure(delta)
-        token_ids = int32_array("token_ids", delta.token_ids).tolist()
-        num_tokens = self.text.num_tokens
-        text, finish_reason = self.text.feed(token_ids, None if failure else delta.finish_reason)
-        if self.logprobs is not None:
-            self.logprobs.read(delta, self.text.num_tokens - num_tokens)
-        if failure is None or self.text.has_ended:  # the core was asked to cancel what comes after a stop string
-            return text, finish_reason, None
-        if self.is_delivered:  # it ended without a failure, and the client knows
-            self.text.has_ended = True
-            return "", delta.finish_reason, None
-        return text, None, failure
-
-
-def _text_rules(context: AnswerContext, tokenizer: Tokenizer) -> TextRules:
-    shows_stop = context.include_stop_str_in_output
-    return TextRules(
-        tokenizer.token_bytes if context.skip_special_tokens else tokenizer.all_token_bytes,
-        StopStrings(context.stop, are_shown=shows_stop) if context.stop else None,
-        context.min_tokens,
-        shows_stop,
-    )
-
-
-def _parts(deltas: Deltas) -> list[Deltas]:
-    """The deltas in parts that keep no other stream waiting: after an attach they may be whole answers."""
-    if sum(delta_bytes(delta) for _, delta in deltas) <= MAX_BYTES_AT_ONCE:
-        return [deltas]
-    parts: list[list[tuple[int, m.TokenDelta]]] = [[]]
-    num_bytes = 0
-    for choice, delta in deltas:
-        for part in _delta_parts(delta):
-            if parts[-1] and num_bytes + delta_bytes(part) > MAX_BYTES_AT_ONCE:
-                parts.append([])
-                num_bytes = 0
-            parts[-1].append((choice, part))
-            num_bytes += delta_bytes(part)
-    return list(parts)
-
-
-def _delta_parts(delta: m.TokenDelta) -> list[m.TokenDelta]:
-    if delta_bytes(delta) <= MAX_BYTES_AT_ONCE:
-        return [delta]
-    count = len(delta.logprob_ids) // (len(delta.token_ids) or 4)  # log-probabilities of a token
-    size = max(MAX_BYTES_AT_ONCE // 4 // (1 + count), 1) * 4
-    starts = range(0, max(len(delta.token_ids), 1), size)
-    return [
-        msgspec.structs.replace(
-            delta,
-            token_ids=delta.token_ids[start : start + size],
-            logprob_ids=delta.logprob_ids[start * count : (start + size) * count],
-            logprobs=delta.logprobs[start * count : (start + size) * count],
-            finish_reason=delta.finish_reason if start == starts[-1] else None,
-        )
-        for start in starts
-    ]
-
-
-def _failure(delta: m.TokenDelta) -> RequestRejected | None:
-    match delta.finish_reason:
-        case "error":
-            return RequestRejected(delta.error or "the request failed", delta.code or "internal_error")
-        case "cancelled":
-            return RequestRejected("the request was cancelled", "cancelled")
-        case _:
+    def _prompt_part(self, number: int, tokenizer: Tokenizer) -> PromptPart | None:
+        """What is shown of a prompt; None for nothing."""
+        if not self.spec.prompts:
             return None
-
-
-def _joined(pieces: list[Piece], piece: Piece) -> list[Piece]:
-    """A choice's pieces with one more; neighbours from one model are joined."""
-    if not pieces or pieces[-1].model != piece.model:
-        return [*pieces, piece]
-    logprobs = None if piece.logprobs is None else [*(pieces[-1].logprobs or ()), *piece.logprobs]
-    return [*pieces[:-1], piece._replace(text=pieces[-1].text + piece.text, logprobs=logprobs)]
+        choices = self.spec.position.choices[number * self._n : (number + 1) * self._n]
+        is_shown = not all(choice.has_opened for choice in choices)
+        names = tokenizer.token_texts, tokenizer.all_token_bytes
+        return PromptPart(self.spec.context, self.spec.prompts[number], *names, is_shown=is_shown)

@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 from msgspec import Raw
 
 from common import messages as m
@@ -47,15 +48,18 @@ class LogprobReader:
         texts: what tokens are called.
         detokenizer: of its own; it says where in the text tokens begin.
         num_delivered: tokens whose entries the client has; they are not given again.
+        offset: characters of the answer's text before its first token.
     """
 
-    def __init__(self, count: int, texts: TokenTexts, detokenizer: Detokenizer, num_delivered: int = 0) -> None:
+    def __init__(
+        self, count: int, texts: TokenTexts, detokenizer: Detokenizer, num_delivered: int = 0, offset: int = 0
+    ) -> None:
         self._count = count
         self._texts = texts
         self._detokenizer = detokenizer
         self._num_delivered = num_delivered
         self._num_read = 0
-        self._offset = 0
+        self._offset = offset
         self._entries: list[Entry] = []
 
     def read(self, delta: m.TokenDelta, num_counted: int) -> None:
@@ -71,10 +75,7 @@ class LogprobReader:
         for token_id, row_ids, row in zip(
             *(column[num_old:num_counted].tolist() for column in (token_ids, ids, values)), strict=True
         ):
-            top = [
-                TopLogprob(*self._texts.of(top_id), value) for top_id, value in zip(row_ids[1:], row[1:], strict=True)
-            ]
-            self._entries.append(Entry(TokenLogprob(*self._texts.of(token_id), row[0], top), self._offset))
+            self._entries.append(Entry(token_logprob(self._texts, row_ids, row), self._offset))
             self._offset += len(self._detokenizer.feed((token_id,)))
 
     def take(self) -> list[Entry]:
@@ -86,17 +87,23 @@ class LogprobReader:
         """int32 [tokens], int32 [tokens, count] and float64 [tokens, count]."""
         token_ids = int32_array("token_ids", delta.token_ids)
         ids = int32_array("logprob_ids", delta.logprob_ids)
-        values = array_from("logprobs", delta.logprobs, "<f4")
+        values = clamped("logprobs", delta.logprobs)
         if not len(ids) == len(values) == len(token_ids) * self._count:
             have = f"{len(ids)} logprob_ids and {len(values)} logprobs"
             raise WireError(f"{len(token_ids)} tokens have {have}, not {self._count} each")
         shape = len(token_ids), self._count
-        return token_ids, ids.reshape(shape), np.fmax(values.astype(np.float64), LEAST).reshape(shape)
+        return token_ids, ids.reshape(shape), values.reshape(shape)
 
 
-def delta_bytes(delta: m.TokenDelta) -> int:
-    """What reading a delta costs, in bytes of ids."""
-    return len(delta.token_ids) + len(delta.logprob_ids)
+def clamped(field: str, data: bytes) -> npt.NDArray[np.float64]:
+    """float64, from float32: log-probabilities as JSON can say them. Raises WireError if the length does not fit."""
+    return np.fmax(array_from(field, data, "<f4").astype(np.float64), LEAST)
+
+
+def token_logprob(texts: TokenTexts, ids: Sequence[int], values: Sequence[float]) -> TokenLogprob:
+    """A token by its name: the first id is its own, those of the likeliest follow."""
+    top = [TopLogprob(*texts.of(token_id), value) for token_id, value in zip(ids[1:], values[1:], strict=True)]
+    return TokenLogprob(*texts.of(ids[0]), values[0], top)
 
 
 class LogprobsJson:
@@ -108,12 +115,23 @@ class LogprobsJson:
     """
 
     def __init__(self, kind: Literal["completion", "chat"]) -> None:
+        self._kind = kind
         self._convert = chat_logprobs if kind == "chat" else completion_logprobs
         self._fields: dict[str, list[bytes]] = {}
 
+    def copy(self) -> "LogprobsJson":
+        """One that goes on by itself."""
+        copy = LogprobsJson(self._kind)
+        copy._fields = {name: list(parts) for name, parts in self._fields.items()}
+        return copy
+
     def add(self, entries: Sequence[Entry]) -> None:
         """Those of the next tokens."""
-        for name, value in msgspec.structs.asdict(self._convert(entries)).items():
+        self.add_object(self._convert(entries))
+
+    def add_object(self, logprobs: CompletionLogprobs | ChatLogprobs) -> None:
+        """The same, converted."""
+        for name, value in msgspec.structs.asdict(logprobs).items():
             if not isinstance(value, list):
                 self._fields[name] = [to_json(value)]
                 continue
@@ -145,9 +163,10 @@ def completion_logprobs(entries: Sequence[Entry]) -> CompletionLogprobs:
 
 
 def _by_text(entry: TokenLogprob) -> dict[str, float]:
-    """The likeliest tokens and the one that was drawn. Of several with one text, the drawn one counts, or the likeliest
-    one."""
+    """The token itself and the likeliest ones. Of several with one text the likeliest counts: clients compare a token
+    with the greatest of these to see whether the model would have chosen it."""
     by_text: dict[str, float] = {}
     for top in entry.top_logprobs:
         by_text.setdefault(top.token, top.logprob)
-    return by_text | {entry.token: entry.logprob}
+    by_text.setdefault(entry.token, entry.logprob)
+    return by_text

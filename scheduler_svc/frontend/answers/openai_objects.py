@@ -46,21 +46,30 @@ class ChatLogprobs(Struct, frozen=True):
 
 
 class CompletionLogprobs(Struct, frozen=True):
-    """Log-probabilities in /v1/completions: lists with an entry for each token."""
+    """Log-probabilities in /v1/completions: lists with an entry for each token. The prompt's first token has None."""
 
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
 
 
+class PromptLogprob(Struct, frozen=True, gc=False):
+    """How likely a token was in a place of the prompt; `rank` is null if it is not among the likeliest."""
+
+    logprob: float
+    rank: int | None
+    decoded_token: str
+
+
 class CompletionChoice(Struct, frozen=True):
-    """A text, or a piece of one."""
+    """A text, or a piece of one. Its `prompt_logprobs` are those of its prompt, as vLLM has them."""
 
     index: int
     text: str
     finish_reason: str | None
     logprobs: CompletionLogprobs | Raw | None = None
+    prompt_logprobs: Raw | UnsetType = UNSET
 
 
 class Completion(Struct, frozen=True):
@@ -118,6 +127,7 @@ class ChatCompletion(Struct, frozen=True):
     choices: list[ChatChoice] | list[ChatChunkChoice]
     system_fingerprint: str | None
     usage: Usage | UnsetType | None = UNSET
+    prompt_logprobs: Raw | UnsetType = UNSET
 
 
 _encoder = msgspec.json.Encoder()  # stateless between calls

@@ -12,6 +12,7 @@ from scheduler_svc.frontend.answers.answer_context import AnswerContext
 from scheduler_svc.frontend.answers.event_ids import Position, has_event_ids
 from scheduler_svc.frontend.answers.formats import format_of
 from scheduler_svc.frontend.answers.generation import AnswerSpec, Generation
+from scheduler_svc.frontend.answers.prompt_part import prompts_of
 from scheduler_svc.frontend.api_keys import ApiKeys
 from scheduler_svc.frontend.errors import ApiError
 from scheduler_svc.frontend.grammars.compiler import GrammarCompiler
@@ -131,11 +132,18 @@ class _Generate:
             min_tokens=body.min_tokens,
             include_stop_str_in_output=body.include_stop_str_in_output,
             skip_special_tokens=body.skip_special_tokens,
-        )
-        spec = AnswerSpec(
-            tokenized.request_id, context, sum(map(len, tokenized.prompts)), Position.start(context.num_choices)
+            echo=tokenized.echo,
+            prompt_logprobs=0 if body.prompt_logprobs is None else 1 + body.prompt_logprobs,
+            is_prompt_only=tokenized.is_prompt_only,
         )
         submits = tokenized.submits(client_of(request), context.encode())
+        spec = AnswerSpec(
+            tokenized.request_id,
+            context,
+            sum(map(len, tokenized.prompts)),
+            Position.start(context.num_choices),
+            await prompts_of(context, [submit.prompt for submit in submits], self._tokenizer.all_token_bytes),
+        )
         generation = Generation(self._link.open(submits, is_resumable=tokenized.is_resumable), self._tokenizer, spec)
         form = format_of(tokenized.request_id, context)
         if body.stream:

@@ -10,6 +10,7 @@ from scheduler_svc.frontend.answers.answer_context import AnswerContext
 from scheduler_svc.frontend.answers.event_ids import Position, check_event_id
 from scheduler_svc.frontend.answers.formats import format_of
 from scheduler_svc.frontend.answers.generation import AnswerSpec, Generation
+from scheduler_svc.frontend.answers.prompt_part import prompts_of
 from scheduler_svc.frontend.errors import ApiError
 from scheduler_svc.frontend.http.permissions import client_of
 from scheduler_svc.frontend.http.streaming import EventStream
@@ -38,14 +39,15 @@ class ResumeApi:
             check_event_id(last_event_id)
         queue = self._link.attach_queue()
         try:
-            context, num_prompt_tokens = await self._attach(request_id, client_of(request).name, queue)
+            context, encoded = await self._attach(request_id, client_of(request).name, queue)
             start = Position.start(context.num_choices)
             position = Position.after(last_event_id, context.num_choices) if last_event_id else start
+            prompts = await prompts_of(context, encoded, self._tokenizer.all_token_bytes)
         except BaseException:
             queue.detach()
             raise
         queue.is_resumable = context.is_resumable
-        spec = AnswerSpec(request_id, context, num_prompt_tokens, position)
+        spec = AnswerSpec(request_id, context, sum(map(len, encoded)) // 4, position, prompts)
         return EventStream(Generation(queue, self._tokenizer, spec), format_of(request_id, context))
 
     async def cancel(self, request_id: str, request: Request) -> Response:
@@ -60,8 +62,8 @@ class ResumeApi:
             queue.close()
         return Response(status_code=204)
 
-    async def _attach(self, request_id: str, client: str, queue: DeltaQueue) -> tuple[AnswerContext, int]:
-        """Have the core send all tokens of a request to `queue`. Returns its context and the length of its prompts.
+    async def _attach(self, request_id: str, client: str, queue: DeltaQueue) -> tuple[AnswerContext, list[bytes]]:
+        """Have the core send all tokens of a request to `queue`. Returns its context and its prompts.
 
         Raises:
             ApiError, RequestRejected: there is no such request, or the core does not answer.
@@ -84,7 +86,7 @@ class ResumeApi:
             raise RequestRejected(message, "unavailable") from None
         if not all(answer.found for answer in attached):
             raise _not_found(request_id)
-        return context, sum(len(answer.prompt) // 4 for answer in attached)
+        return context, [answer.prompt for answer in attached]
 
 
 def _not_found(request_id: str) -> ApiError:

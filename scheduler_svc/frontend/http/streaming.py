@@ -20,6 +20,7 @@ from scheduler_svc.frontend.http.responses import REQUEST_ID_HEADER, error_respo
 log = get_logger(__name__)
 
 DONE = b"data: [DONE]\n\n"
+MAX_BYTES_AT_ONCE = 2**16  # of events that came together, or one event: some have the log-probabilities of a prompt
 
 Result = TypeVar("Result")
 
@@ -111,13 +112,14 @@ class EventStream(Response):
             await error_response(error)(scope, receive, send)
 
     async def _events(self) -> AsyncIterator[bytes]:
-        """Events as bytes; those that came together are yielded together."""
+        """Events as bytes; those that came together are yielded together, if they are not long."""
         position = self._generation.spec.position
         ids = EventIds(position.choices, are_sent=self._has_ids)
         unopened = {number for number, delivered in enumerate(position.choices) if not delivered.has_opened}
         if not position.is_end:
             async for pieces in self._generation.pieces():
                 events: list[bytes] = []
+                num_bytes = 0
                 for piece in pieces:
                     if piece.choice in unopened:
                         unopened.remove(piece.choice)
@@ -127,7 +129,12 @@ class EventStream(Response):
                     has_ended = piece.finish_reason is not None
                     event_id = ids.advanced(piece.choice, piece.num_tokens, has_ended=has_ended)
                     events.append(_event(to_json(self._format.chunk(piece)), event_id))
-                yield b"".join(events)
+                    num_bytes += len(events[-1])
+                    if num_bytes > MAX_BYTES_AT_ONCE:
+                        yield b"".join(events)
+                        events, num_bytes = [], 0
+                if events:
+                    yield b"".join(events)
             if self._format.include_usage:
                 yield _event(to_json(self._format.ending(self._generation.usage, self._generation.model)), ids.end())
         yield DONE

@@ -36,7 +36,7 @@ class DeltaQueue:
         self._is_streamed = is_streamed
         self._requests: dict[str, range] = {}  # requests of the core, each with its choices
         self._live: dict[int, str] = {}  # choices that have not ended, each with its request
-        self._silent: set[int] = set()  # choices without a delta so far
+        self._silent: set[int] = set()  # choices without a token so far
         self._batch: list[tuple[int, m.TokenDelta]] = []
         self._waiting_bytes = 0
         self._failure: RequestRejected | None = None
@@ -69,6 +69,9 @@ class DeltaQueue:
         if len(delta.logprob_ids) != len(delta.logprobs) or len(delta.logprobs) % max(len(delta.token_ids), 4):
             have = f"{len(delta.logprob_ids)} and {len(delta.logprobs)} bytes"
             raise WireError(f"logprob_ids and logprobs have {have} for {len(delta.token_ids)} of token_ids")
+        if len(delta.prompt_logprob_ids) != len(delta.prompt_logprobs) or len(delta.prompt_logprobs) % 4:
+            have = f"{len(delta.prompt_logprob_ids)} and {len(delta.prompt_logprobs)} bytes"
+            raise WireError(f"prompt_logprob_ids and prompt_logprobs have {have}")
         if delta.code == "taken_over":
             self.fail(taken_over())
             return
@@ -133,8 +136,9 @@ class DeltaQueue:
         self._forget(self)
 
     def _count(self, choice: int, num_bytes: int) -> None:
-        if choice in self._silent:  # after an attach the first delta has all earlier tokens, however many
-            self._silent.remove(choice)
+        if choice in self._silent:  # after an attach the first delta with tokens has all earlier ones, however many
+            if num_bytes:
+                self._silent.remove(choice)
             return
         self._waiting_bytes += num_bytes
         if self._is_streamed and self._waiting_bytes > 4 * MAX_WAITING_TOKENS:

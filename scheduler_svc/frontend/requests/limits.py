@@ -55,17 +55,25 @@ def check_can_end(stop_token_ids: Sequence[int], *, ignores_eos: bool) -> None:
         raise ApiError(400, message, code="invalid_value", param="stop_token_ids")
 
 
-def most_tokens(num_logprobs: int, num_choices: int) -> int:
-    """Tokens that each choice of an answer may have at most, with so many log-probabilities each."""
-    return MAX_ANSWER_LOGPROBS // (num_logprobs * num_choices) if num_logprobs else 2**31 - 1
+def most_tokens(num_logprobs: int, num_choices: int, num_of_prompts: int) -> int:
+    """Tokens that each choice of an answer may have at most, with so many log-probabilities each, beside those of its
+    prompts; one at least."""
+    left = MAX_ANSWER_LOGPROBS - num_of_prompts
+    return max(left // (num_logprobs * num_choices), 1) if num_logprobs else 2**31 - 1
 
 
-def check_logprobs(params: m.SamplingParams, num_choices: int) -> None:
-    """Refuse an answer with too many log-probabilities: a token is a few bytes of an answer, 21 of these are 2,000."""
-    if params.max_tokens > most_tokens(params.logprobs, num_choices):
+def check_logprobs(params: m.SamplingParams, num_choices: int, num_of_prompts: int) -> None:
+    """Refuse an answer with too many log-probabilities: a token is a few bytes of an answer, 21 of these are 2,000.
+
+    Args:
+        num_of_prompts: log-probabilities of prompts' tokens in the answer, each as often as it is shown.
+    """
+    if num_of_prompts + params.logprobs * params.max_tokens * num_choices > MAX_ANSWER_LOGPROBS:
+        of_prompts = f"{num_of_prompts} log-probabilities of prompts and " if num_of_prompts else ""
         message = (
-            f"{params.logprobs} log-probabilities of each of {params.max_tokens} tokens of {num_choices} choices are "
-            f"more than "
-            f"{MAX_ANSWER_LOGPROBS}: ask for fewer of them, for fewer choices, or for a smaller 'max_tokens'."
+            f"{of_prompts}{params.logprobs} log-probabilities of each of {params.max_tokens} tokens of {num_choices} "
+            f"choices are more than {MAX_ANSWER_LOGPROBS}: ask for fewer of them, for fewer choices or prompts, or for "
+            f"a smaller 'max_tokens'."
         )
-        raise ApiError(400, message, code="invalid_value", param="logprobs")
+        param = "logprobs" if params.logprobs else "prompt_logprobs"
+        raise ApiError(400, message, code="invalid_value", param=param)

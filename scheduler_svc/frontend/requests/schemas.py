@@ -159,7 +159,15 @@ class GenerationRequest(Strict):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
 
-    prompt_logprobs: Annotated[Any, AfterValidator(Only())] = None
+    prompt_logprobs: NumLogprobs | None = None
+
+    @field_validator("prompt_logprobs")
+    @classmethod
+    def _needs_a_whole_answer(cls, prompt_logprobs: int, info: ValidationInfo) -> int:
+        for name in ("stream", "resumable"):  # the rest of an answer comes as a stream
+            if info.data.get(name):
+                raise PydanticCustomError("prompt_logprobs", f"it is not allowed with '{name}': true")
+        return prompt_logprobs
 
     @field_validator("stream_options")
     @classmethod
@@ -177,12 +185,19 @@ class CompletionRequest(GenerationRequest):
         BeforeValidator(_prompt_list),
         Field(max_length=MAX_PROMPTS),
     ]
-    max_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)] = 16
+    echo: bool = False
+    max_tokens: Annotated[int, Field(ge=0, le=INT32_MAX)] = 16
     best_of: int | None = None
     logprobs: NumLogprobs | None = None
 
-    echo: Annotated[Any, AfterValidator(Only(False))] = None
     suffix: Annotated[Any, AfterValidator(Only(""))] = None
+
+    @field_validator("max_tokens")
+    @classmethod
+    def _shows_something(cls, max_tokens: int, info: ValidationInfo) -> int:
+        if max_tokens == 0 and not info.data.get("echo"):
+            raise PydanticCustomError("max_tokens", "0 is allowed only with 'echo': true")
+        return max_tokens
 
     @field_validator("best_of")
     @classmethod

@@ -42,6 +42,8 @@ class TokenizedRequest:
         is_resumable: whether the request continues for a while when its client's connection breaks.
         may_shorten: whether the client asked for no `max_tokens`.
         grammar: what its texts have to be, to be compiled first; None if they may be anything.
+        echo: whether each text begins with its prompt.
+        is_prompt_only: whether the client asked for no token: the core is asked for one, which is not shown.
     """
 
     request_id: str
@@ -56,6 +58,8 @@ class TokenizedRequest:
     timeout_s: float | None
     may_shorten: bool = False
     grammar: AskedGrammar | None = None
+    echo: bool = False
+    is_prompt_only: bool = False
 
     def compiled(self, grammar: str) -> "TokenizedRequest":
         """The request with its grammar, as llguidance reads it. Raises ApiError (400) if it is too long."""
@@ -122,10 +126,16 @@ def tokenize_completion(body: CompletionRequest, tokenizer: Tokenizer, max_model
         check_token_ids("prompt", prompt, tokenizer.vocab_size)
     if not all(prompts):
         raise ApiError(400, "The prompt is empty.", code="invalid_value", param="prompt")
-    check_length(max(map(len, prompts)), body.max_tokens, max_model_len, "prompt")
-    num_logprobs = 0 if body.logprobs is None else 1 + body.logprobs
-    asked = m.SamplingParams(max_tokens=body.max_tokens, logprobs=num_logprobs)
-    return _job("cmpl-", body, prompts, asked, tokenizer)
+    max_tokens = max(body.max_tokens, 1)
+    check_length(max(map(len, prompts)), max_tokens, max_model_len, "prompt")
+    check_min_tokens(body.min_tokens, body.max_tokens)
+    num_logprobs = _count(body.logprobs)
+    num_echoed, num_listed = num_logprobs if body.echo else 0, _count(body.prompt_logprobs)
+    asked = m.SamplingParams(max_tokens=max_tokens, logprobs=num_logprobs, prompt_logprobs=max(num_echoed, num_listed))
+    num_of_prompts = (sum(map(len, prompts)) - len(prompts)) * (num_echoed + num_listed) * body.n
+    check_logprobs(asked, len(prompts) * body.n, num_of_prompts)
+    job = _job("cmpl-", body, prompts, asked, tokenizer)
+    return replace(job, echo=body.echo, is_prompt_only=body.max_tokens == 0)
 
 
 def tokenize_chat(body: ChatRequest, tokenizer: Tokenizer, max_model_len: int) -> TokenizedRequest:
@@ -138,15 +148,19 @@ def tokenize_chat(body: ChatRequest, tokenizer: Tokenizer, max_model_len: int) -
     if not prompt:
         raise ApiError(400, "The conversation is empty.", code="invalid_value", param="messages")
     num_logprobs = 1 + body.top_logprobs if body.logprobs else 0
+    num_listed = _count(body.prompt_logprobs)
+    num_of_prompt = (len(prompt) - 1) * num_listed
     max_tokens = _chat_max_tokens(body)
     may_shorten = max_tokens is None
     if max_tokens is None:
         if not max_model_len:
             raise RequestRejected("no executor has joined yet, so the model's length is unknown", "unavailable")
         check_length(len(prompt), 1, max_model_len, "messages")
-        max_tokens = min(max_model_len - len(prompt), most_tokens(num_logprobs, body.n))
+        max_tokens = min(max_model_len - len(prompt), most_tokens(num_logprobs, body.n, num_of_prompt))
     check_length(len(prompt), max_tokens, max_model_len, "messages")
-    asked = m.SamplingParams(max_tokens=max_tokens, logprobs=num_logprobs)
+    check_min_tokens(body.min_tokens, max_tokens)
+    asked = m.SamplingParams(max_tokens=max_tokens, logprobs=num_logprobs, prompt_logprobs=num_listed)
+    check_logprobs(asked, body.n, num_of_prompt)
     return replace(_job("chatcmpl-", body, [prompt], asked, tokenizer), may_shorten=may_shorten)
 
 
@@ -160,8 +174,6 @@ def _job(
     grammar = asked_grammar(body.response_format, body.structured_outputs)
     if grammar is not None:
         check_can_end(stop_token_ids, ignores_eos=body.ignore_eos)
-    check_min_tokens(body.min_tokens, asked.max_tokens)
-    check_logprobs(asked, len(prompts) * body.n)
     recommended = msgspec.structs.asdict(tokenizer.sampling_defaults)
     del recommended["repetition_penalty"]  # a constraint
     said = {name: value for name in recommended if (value := getattr(body, name)) is not None}
@@ -187,6 +199,11 @@ def _job(
         timeout_s=body.timeout_s,
         grammar=grammar,
     )
+
+
+def _count(num_likeliest: int | None) -> int:
+    """Log-probabilities of a token: its own and those of the likeliest."""
+    return 0 if num_likeliest is None else 1 + num_likeliest
 
 
 def _chat_max_tokens(body: ChatRequest) -> int | None:

@@ -1,0 +1,146 @@
+"""One choice of an answer: its deltas in, pieces of its text and log-probabilities out."""
+
+from typing import NamedTuple
+
+import msgspec
+
+from common import messages as m
+from common.errors import RequestRejected
+from common.wire import int32_array
+from scheduler_svc.frontend.answers.answer_context import AnswerContext
+from scheduler_svc.frontend.answers.event_ids import Delivered
+from scheduler_svc.frontend.answers.logprobs import Entry, LogprobReader, LogprobsJson
+from scheduler_svc.frontend.answers.prompt_part import PromptPart
+from scheduler_svc.frontend.text.detokenizer import Detokenizer
+from scheduler_svc.frontend.text.sequence_text import SequenceText, TextRules
+from scheduler_svc.frontend.text.stop_strings import StopStrings
+from scheduler_svc.frontend.text.tokenizer import Tokenizer
+
+
+class Piece(NamedTuple):
+    """New text of one choice.
+
+    Attributes:
+        finish_reason: why the choice ended with it, if it did.
+        num_tokens: number of the choice's tokens up to the end of this text.
+        model: the model that computed it, as in `TokenDelta.model`.
+        logprobs: of the tokens that came since the choice's last piece; None if the request asked for none.
+        echoed: of the prompt's tokens, which come before those; None if the text does not begin with the prompt's.
+    """
+
+    choice: int
+    text: str
+    finish_reason: str | None
+    num_tokens: int
+    model: str
+    logprobs: list[Entry] | None = None
+    echoed: LogprobsJson | None = None
+
+
+class Choice:
+    """One sequence of the answer.
+
+    Args:
+        rules: `text_rules` of the answer.
+        delivered: what the client has of it.
+        prompt: what it shows of its prompt; None for nothing.
+
+    Attributes:
+        text: what its tokens become.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        rules: TextRules,
+        context: AnswerContext,
+        tokenizer: Tokenizer,
+        delivered: Delivered,
+        prompt: PromptPart | None,
+    ) -> None:
+        self.text = SequenceText(rules, delivered.num_tokens)
+        self._number = number
+        self._model = ""
+        self._is_delivered = delivered.has_ended
+        self._is_prompt_only = context.is_prompt_only
+        self._awaited = None if delivered.has_opened else prompt  # its first piece has that, too
+        self._pieces: list[Piece] = []  # the client does not have them
+        self._logprobs: LogprobReader | None = None
+        if context.logprobs and not self._is_delivered:
+            offsets = Detokenizer(rules.token_bytes)
+            offset = 0 if prompt is None else len(prompt.text)
+            self._logprobs = LogprobReader(
+                context.logprobs, tokenizer.token_texts, offsets, delivered.num_tokens, offset
+            )
+
+    def read(self, delta: m.TokenDelta) -> tuple[str | None, RequestRejected | None]:
+        """Take the delta's tokens. Returns why the choice ended if it did, and the failure if it failed."""
+        if self._is_prompt_only:
+            delta = _without_token(delta)
+        self._model = delta.model or self._model
+        text, finish_reason, failure = self._read(delta)
+        if (text or finish_reason) and not self._is_delivered:
+            logprobs = None if self._logprobs is None else self._logprobs.take()
+            piece = Piece(self._number, text, finish_reason, self.text.num_tokens, self._model, logprobs)
+            self._pieces = _joined(self._pieces, piece)
+        return finish_reason, failure
+
+    def take(self) -> list[Piece]:
+        """The pieces since the last call; none before all has come that the choice shows of its prompt."""
+        if self._pieces and self._awaited is not None:
+            if not self._awaited.is_complete:
+                return []
+            first = self._pieces[0]
+            self._pieces[0] = first._replace(text=self._awaited.text + first.text, echoed=self._awaited.echoed)
+            self._awaited = None
+        pieces, self._pieces = self._pieces, []
+        return pieces
+
+    def _read(self, delta: m.TokenDelta) -> tuple[str, str | None, RequestRejected | None]:
+        failure = _failure(delta)
+        token_ids = int32_array("token_ids", delta.token_ids).tolist()
+        num_tokens = self.text.num_tokens
+        text, finish_reason = self.text.feed(token_ids, None if failure else delta.finish_reason)
+        if self._logprobs is not None:
+            self._logprobs.read(delta, self.text.num_tokens - num_tokens)
+        if failure is None or self.text.has_ended:  # the core was asked to cancel what comes after a stop string
+            return text, finish_reason, None
+        if self._is_delivered:  # it ended without a failure, and the client knows
+            self.text.has_ended = True
+            return "", delta.finish_reason, None
+        return text, None, failure
+
+
+def text_rules(context: AnswerContext, tokenizer: Tokenizer) -> TextRules:
+    """What the texts of an answer are made of."""
+    shows_stop = context.include_stop_str_in_output
+    return TextRules(
+        tokenizer.token_bytes if context.skip_special_tokens else tokenizer.all_token_bytes,
+        StopStrings(context.stop, are_shown=shows_stop) if context.stop else None,
+        context.min_tokens,
+        shows_stop,
+    )
+
+
+def _without_token(delta: m.TokenDelta) -> m.TokenDelta:
+    """A delta of an answer that shows no generated token: it ends as one does that has all tokens it may have."""
+    reason = "length" if delta.finish_reason == "stop" else delta.finish_reason
+    return msgspec.structs.replace(delta, token_ids=b"", logprob_ids=b"", logprobs=b"", finish_reason=reason)
+
+
+def _failure(delta: m.TokenDelta) -> RequestRejected | None:
+    match delta.finish_reason:
+        case "error":
+            return RequestRejected(delta.error or "the request failed", delta.code or "internal_error")
+        case "cancelled":
+            return RequestRejected("the request was cancelled", "cancelled")
+        case _:
+            return None
+
+
+def _joined(pieces: list[Piece], piece: Piece) -> list[Piece]:
+    """A choice's pieces with one more; neighbours from one model are joined."""
+    if not pieces or pieces[-1].model != piece.model:
+        return [*pieces, piece]
+    logprobs = None if piece.logprobs is None else [*(pieces[-1].logprobs or ()), *piece.logprobs]
+    return [*pieces[:-1], piece._replace(text=pieces[-1].text + piece.text, logprobs=logprobs)]

@@ -1,0 +1,152 @@
+"""What an answer shows of its prompts: their text, and how likely their tokens were."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from msgspec import Raw
+
+from common import messages as m
+from common.errors import WireError
+from common.wire import IntArray, int32_array
+from scheduler_svc.frontend.answers.answer_context import AnswerContext
+from scheduler_svc.frontend.answers.logprobs import Entry, LogprobsJson, clamped, token_logprob
+from scheduler_svc.frontend.answers.openai_objects import CompletionLogprobs, PromptLogprob, to_json
+from scheduler_svc.frontend.text.detokenizer import Detokenizer
+from scheduler_svc.frontend.text.token_texts import TokenTexts
+
+TOKENS_AT_ONCE = 4096  # about 1 ms
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt of which an answer shows something.
+
+    Attributes:
+        token_ids: int32 [tokens], one or more.
+        text: of all of them, special tokens too; empty if the answer does not begin with it.
+    """
+
+    token_ids: IntArray
+    text: str
+
+
+async def prompts_of(
+    context: AnswerContext, encoded: Sequence[bytes], token_bytes: Mapping[int, bytes]
+) -> tuple[Prompt, ...]:
+    """The prompts of which an answer shows something: all or none. Others have their turns while it works.
+
+    Args:
+        encoded: each as in `Submit.prompt`.
+        token_bytes: bytes of each token id, special tokens included.
+    """
+    if not (context.echo or context.num_prompt_logprobs):
+        return ()
+    prompts = []
+    for data in encoded:
+        token_ids = int32_array("prompt", data)
+        text = await _text(token_ids, token_bytes) if context.echo else ""
+        prompts.append(Prompt(token_ids, text))
+    return tuple(prompts)
+
+
+class PromptPart:
+    """One prompt's part of its choices, which all share it. Log-probabilities are written as they come: as objects,
+    those of a long prompt would take a hundred megabytes.
+
+    Args:
+        texts: what tokens are called.
+        token_bytes: as for `prompts_of`.
+        is_shown: whether a choice waits for it; otherwise log-probabilities are counted only.
+
+    Attributes:
+        text: what its choices begin with.
+        echoed: log-probabilities that its choices begin with; None if the request asked for none.
+    """
+
+    def __init__(
+        self,
+        context: AnswerContext,
+        prompt: Prompt,
+        texts: TokenTexts,
+        token_bytes: Mapping[int, bytes],
+        *,
+        is_shown: bool,
+    ) -> None:
+        self.text = prompt.text
+        self.echoed: LogprobsJson | None = None
+        self._token_ids = prompt.token_ids
+        self._count = context.num_prompt_logprobs
+        self._num_echoed = context.logprobs if context.echo else 0
+        self._num_listed = context.prompt_logprobs
+        self._texts = texts
+        self._detokenizer = Detokenizer(token_bytes)
+        self._offset = 0
+        self._num_read = 1  # the first token has no log-probability
+        self._is_shown = is_shown
+        self._listed = [b"[null"]
+        if self._num_echoed:
+            first = int(prompt.token_ids[0])
+            self._offset = len(self._detokenizer.feed((first,)))
+            self.echoed = LogprobsJson("completion")
+            self.echoed.add_object(CompletionLogprobs([texts.of(first).text], [None], [None], [0]))
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all has come that a choice waits for."""
+        return not (self._is_shown and self._count) or self._num_read == len(self._token_ids)
+
+    def read(self, delta: m.TokenDelta) -> None:
+        """Take a delta's log-probabilities of prompt tokens.
+
+        Raises:
+            WireError: they are not those of the prompt's next tokens, or were not asked for.
+        """
+        ids = int32_array("prompt_logprob_ids", delta.prompt_logprob_ids)
+        values = clamped("prompt_logprobs", delta.prompt_logprobs)
+        num_tokens = len(ids) // (self._count or 1)
+        token_ids = self._token_ids[self._num_read : self._num_read + num_tokens]
+        if not len(ids) == len(values) == len(token_ids) * self._count:
+            asked = f"{self._count} for each of {len(self._token_ids) - self._num_read} prompt tokens"
+            raise WireError(f"{len(ids)} prompt_logprob_ids and {len(values)} prompt_logprobs, not {asked}")
+        rows, row_values = ids.reshape(-1, self._count or 1), values.reshape(-1, self._count or 1)
+        if (rows[:, 0] != token_ids).any():
+            raise WireError("the first log-probability of a prompt token is not its own")
+        self._num_read += num_tokens
+        if not self._is_shown:
+            return
+        columns = rows.tolist(), row_values.tolist()
+        if self.echoed is not None:
+            self.echoed.add([self._entry(*row) for row in zip(*columns, strict=True)])
+        if self._num_listed and num_tokens:
+            listed = [self._by_id(*row) for row in zip(*columns, strict=True)]
+            self._listed += [b",", to_json(listed)[1:-1]]
+
+    def listed(self) -> Raw:
+        """The prompt's tokens as vLLM lists them; once it is complete."""
+        return Raw(b"".join([*self._listed, b"]"]))
+
+    def _entry(self, ids: list[int], values: list[float]) -> Entry:
+        logprob = token_logprob(self._texts, ids[: self._num_echoed], values[: self._num_echoed])
+        entry = Entry(logprob, self._offset)
+        self._offset += len(self._detokenizer.feed(ids[:1]))
+        return entry
+
+    def _by_id(self, ids: list[int], values: list[float]) -> dict[str, PromptLogprob]:
+        """The token's own first, then those of the likeliest in descending order."""
+        ids, values = ids[: self._num_listed], values[: self._num_listed]
+        own = {str(ids[0]): PromptLogprob(values[0], None, self._texts.of(ids[0]).text)}
+        likeliest = {
+            str(token_id): PromptLogprob(value, rank, self._texts.of(token_id).text)
+            for rank, (token_id, value) in enumerate(zip(ids[1:], values[1:], strict=True), start=1)
+        }
+        return own | likeliest
+
+
+async def _text(token_ids: IntArray, token_bytes: Mapping[int, bytes]) -> str:
+    detokenizer = Detokenizer(token_bytes)
+    pieces = []
+    for start in range(0, len(token_ids), TOKENS_AT_ONCE):
+        pieces.append(detokenizer.feed(token_ids[start : start + TOKENS_AT_ONCE].tolist()))
+        await asyncio.sleep(0)
+    return "".join([*pieces, detokenizer.flush()])
