@@ -25,6 +25,8 @@ class Answer:
     tokens: list[int] = field(default_factory=list)
     logprob_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    prompt_logprob_ids: list[int] = field(default_factory=list)
+    prompt_logprobs: list[float] = field(default_factory=list)
     end: SequenceEnd | None = None
 
 
@@ -89,6 +91,11 @@ def serve(
         elif in_flight:
             step, pending = in_flight.popleft()
             output = scheduler.commit(pending.wait().message(epoch, step, compute_us=1))
+            for came in output.prompt_logprobs:
+                answer = answers[came.sequence.request_id, came.sequence.index]
+                assert not answer.tokens, "log-probabilities of the prompt come before the first token"
+                answer.prompt_logprob_ids += array("i", came.ids)
+                answer.prompt_logprobs += array("f", came.values)
             for sequence, token in zip(output.sequences, output.tokens, strict=True):
                 answers[sequence.request_id, sequence.index].tokens.append(token)
             for end in output.ends:
