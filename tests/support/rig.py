@@ -96,6 +96,7 @@ class Rig:
     def answer(self, epoch: int = 1) -> None:
         """Run the oldest plan in flight and commit what it gives."""
         output = self.scheduler.commit(self.executors[epoch].run(self.sent[epoch].popleft()))
+        assert all(came.ids for came in output.prompt_logprobs), "nothing is told"
         for sequence, token in zip(output.sequences, output.tokens, strict=True):
             self.outputs[sequence].append(token)
         self.end(output.ends)
