@@ -243,7 +243,9 @@ def test_log_probabilities_of_a_long_prompt_come_in_several_messages_before_the_
     assert len(sizes) == 2
     assert max(sizes) <= outbox_module.MAX_TOKEN_BYTES_A_MESSAGE
     *prompt, last = [delta for each in messages for delta in each.deltas]
-    ids, values = (b"".join(column) for column in zip(*((d.prompt_logprob_ids, d.prompt_logprobs) for d in prompt), strict=True))
+    ids, values = (
+        b"".join(column) for column in zip(*((d.prompt_logprob_ids, d.prompt_logprobs) for d in prompt), strict=True)
+    )
     assert (ids, values) == prompt_columns(sequence)
     assert not any(delta.token_ids or delta.model for delta in prompt)
     assert (last.token_ids, last.model, last.prompt_logprobs) == (array("i", [7]).tobytes(), "m", b"")
