@@ -9,6 +9,7 @@ from common.messages import SamplingParams, Submit
 from common.wire import IntArray
 
 PLACES_A_PRIORITY = 64
+NO_POSITION = 2**31 - 1  # behind every position
 
 
 class State(Enum):
@@ -25,16 +26,19 @@ class State(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Generated:
-    """What a sequence has generated.
+    """What a sequence has generated, and its prompt's log-probabilities.
 
     Attributes:
         token_ids: int32.
         logprob_ids, logprobs: int32 and float32 [tokens, `params.logprobs`], as in `StepResult`.
+        prompt_logprob_ids, prompt_logprobs: int32 and float32 [covered positions, `params.prompt_logprobs`], likewise.
     """
 
     token_ids: bytes = b""
     logprob_ids: bytes = b""
     logprobs: bytes = b""
+    prompt_logprob_ids: bytes = b""
+    prompt_logprobs: bytes = b""
 
 
 @dataclass(slots=True, eq=False)
@@ -52,15 +56,18 @@ class Sequence:
         num_inflight: tokens that plans in flight will still bring to it after it has left its lane.
         num_written: its first positions whose K and V an answered plan had written on some executor, as far as that is
             known outside of its lane. To compute one of them is to compute it again.
-        num_cached_prompt: prompt tokens found in the prefix cache at the first admission.
+        num_cached_prompt: prompt tokens found in the prefix cache at the first admission, and not computed again for
+            their logits.
         num_preemptions: how often it lost its blocks to an older sequence.
         logprob_ids, logprobs: int32 and float32 arrays [generated tokens, `params.logprobs`], of the tokens that have
             arrived, also while it runs.
+        prompt_logprob_ids, prompt_logprobs: int32 and float32 arrays [`num_covered`, `num_prompt_logprobs`], likewise:
+            of the prompt's tokens from the second on.
         strikes: failures in a row (of a step, or of the whole executor) that it had a part in; a token that arrives
             ends the row.
         failed_on: name of the executor that failed last with it.
-        model: what computed its tokens so far, or computes the first; a sequence with tokens goes on with this model
-            as long as an executor has it.
+        model: what computed its answer so far, or computes its beginning; a sequence with an answer goes on with this
+            model as long as an executor has it.
         placed: epoch of the executor that it waits for, 0 while that is open.
         epoch, lane: where it runs (0 and -1 while it does not; a completing one has no lane).
         may_shorten: whether `max_tokens` is a default, and may become less.
@@ -88,6 +95,8 @@ class Sequence:
     num_preemptions: int = 0
     logprob_ids: "array[int]" = field(default_factory=lambda: array("i"))
     logprobs: "array[float]" = field(default_factory=lambda: array("f"))
+    prompt_logprob_ids: "array[int]" = field(default_factory=lambda: array("i"))
+    prompt_logprobs: "array[float]" = field(default_factory=lambda: array("f"))
     strikes: int = 0
     failed_on: str = ""
     model: str = ""
@@ -99,6 +108,31 @@ class Sequence:
     def num_output(self) -> int:
         """Tokens generated, as far as `tokens` has them."""
         return len(self.tokens) - self.num_prompt
+
+    @property
+    def has_answer(self) -> bool:
+        """Whether any of what it was asked for has come: tokens, as far as `tokens` has them, or log-probabilities of
+        its prompt."""
+        return self.num_output > 0 or bool(self.prompt_logprobs)
+
+    @property
+    def num_prompt_logprobs(self) -> int:
+        """Log-probabilities that it wants of each token of its prompt: of a request's sequences the first does."""
+        return 0 if self.index else self.params.prompt_logprobs
+
+    @property
+    def num_covered(self) -> int:
+        """Positions of the prompt, from 0 on, whose logits have told the log-probabilities of the next token."""
+        width = self.num_prompt_logprobs
+        return len(self.prompt_logprobs) // width if width else 0
+
+    def wanted_from(self, num_computed: int) -> int:
+        """The first position whose logits are still to tell how likely the prompt's next token is, once so many are
+        computed; NO_POSITION if none is."""
+        if not self.num_prompt_logprobs:
+            return NO_POSITION
+        first = max(num_computed, self.num_covered)
+        return first if first < self.num_prompt - 1 else NO_POSITION
 
     @property
     def start_bytes(self) -> int:

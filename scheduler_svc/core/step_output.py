@@ -35,6 +35,21 @@ class StepLogprobs:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """Log-probabilities of a prompt that came with a step.
+
+    Attributes:
+        first: the first position whose logits told them; the sequence has those of all positions before it.
+        ids, values: int32 and float32 [positions, `num_prompt_logprobs` of the sequence], as in `StepResult`.
+    """
+
+    sequence: Sequence
+    first: int
+    ids: bytes
+    values: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class StepOutput:
     """What an answer gave.
 
@@ -46,6 +61,7 @@ class StepOutput:
             none, because none can be drawn.
         model: what computed the tokens.
         logprobs: what came with the tokens; None if no sequence wants any.
+        prompt_logprobs: of prompts, what is new; a sequence that had ended gets none.
     """
 
     sequences: list[Sequence] = field(default_factory=list)
@@ -55,3 +71,4 @@ class StepOutput:
     model: str = ""
     positions: IntArray = field(default_factory=lambda: np.zeros(0, np.int32))
     logprobs: StepLogprobs | None = None
+    prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)

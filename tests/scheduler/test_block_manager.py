@@ -4,7 +4,8 @@ from array import array
 
 import pytest
 
-from scheduler_svc.core.executor.block_manager import BlockManager, BlockTable, Grant, hash_block
+from scheduler_svc.core.executor.block_manager import BlockManager, hash_block
+from scheduler_svc.core.executor.block_table import BlockTable, Grant
 
 
 class Holder:

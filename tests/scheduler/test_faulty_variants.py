@@ -5,7 +5,8 @@ content with ours in the same scene.
 import pytest
 
 from common.errors import WireError
-from scheduler_svc.core.executor.block_manager import BlockManager, Grant
+from scheduler_svc.core.executor.block_manager import BlockManager
+from scheduler_svc.core.executor.block_table import Grant
 from scheduler_svc.core.executor.executor_state import ExecutorState
 from scheduler_svc.core.executor.running_sequences import RunningSequences
 from scheduler_svc.core.scheduling.scheduler import Scheduler
@@ -84,9 +85,9 @@ def test_equal_prompts_in_one_step():
 class CountsBeforeMatching(BlockManager):
     """Decides how many tokens are left to compute first, and looks into the cache afterwards."""
 
-    def reserve(self, table, raw, num_computed, budget, spare=0, accept=None):
+    def reserve(self, table, raw, num_computed, budget, spare=0, accept=None, *wanted_from, **named):
         stale_count = min(len(raw) // 4 - num_computed, budget)
-        grant = super().reserve(table, raw, num_computed, budget, spare, accept)
+        grant = super().reserve(table, raw, num_computed, budget, spare, accept, *wanted_from, **named)
         if grant is None or not grant.num_hits:
             return grant
         count = min(stale_count, len(table.ids) * self.block_size - grant.start)

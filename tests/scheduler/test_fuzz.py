@@ -15,7 +15,7 @@ from common import messages as m
 from common.errors import RequestRejected
 from common.plan import ExecutorLimits
 from common.wire import Codec, int32_array
-from scheduler_svc.core.executor.block_manager import hash_block
+from scheduler_svc.core.executor.block_manager import BlockManager, hash_block
 from scheduler_svc.core.executor.capacity import capacity
 from scheduler_svc.core.fleet.membership import Membership, Standing
 from scheduler_svc.core.scheduling.admission import MAX_PREEMPTIONS
@@ -23,7 +23,7 @@ from scheduler_svc.core.scheduling.scheduler import Scheduler, SchedulerConfig
 from scheduler_svc.core.sequence import Sequence, State
 from scheduler_svc.core.step_output import SequenceEnd, StepOutput
 from tests.support.effort import examples
-from tests.support.oracle import OracleExecutor, expected_logprobs, expected_output
+from tests.support.oracle import OracleExecutor, expected_logprobs, expected_output, expected_prompt_logprobs
 from tests.support.pool_limits import PoolLimits
 
 VOCAB_SIZE = 5
@@ -75,6 +75,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.outputs: dict[Sequence, list[int]] = {}
         self.logprob_ids: defaultdict[Sequence, list[int]] = defaultdict(list)
         self.logprobs: defaultdict[Sequence, list[float]] = defaultdict(list)
+        self.prompt_logprob_ids: defaultdict[Sequence, list[int]] = defaultdict(list)
+        self.prompt_logprobs: defaultdict[Sequence, list[float]] = defaultdict(list)
         self.ended: dict[Sequence, str] = {}
         self.pools = PoolLimits(GRACE_S)
         self.stranded: dict[Sequence, float] = {}  # since when no executor that takes sequences can hold it
@@ -85,24 +87,42 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def send(self, epoch: int) -> m.Plan | None:
         """Make a plan, and count the positions in it that were written before (from the plan's own columns)."""
+        executor = self.scheduler.executor(epoch)
+        published = list(executor.blocks.uids)
         plan = self.scheduler.plan(epoch)
         if plan is None:
             return None
-        executor = self.scheduler.executor(epoch)
+        self.check_writes(plan, executor.blocks, published)
         inflight = executor.inflight[-1]
         sequences = dict(zip(inflight.lanes.tolist(), inflight.sequences, strict=True))
         sequences |= {sequence.lane: sequence for sequence, _ in inflight.unsampled}
         if epoch in self.stay:
             assert all(sequence in self.stay[epoch] for sequence in sequences.values()), "it takes no more sequences"
         columns = (int32_array(name, getattr(plan, name)).tolist() for name in ("lanes", "query_lens", "context_lens"))
+        asked = int32_array("prompt_logprob_tokens", plan.prompt_logprob_tokens)
         ends: dict[Sequence, int] = {}
+        first_token = 0
         for lane, count, end in zip(*columns, strict=True):
+            positions = asked[(asked >= first_token) & (asked < first_token + count)] - first_token + end - count
+            assert (positions >= self.num_covered(sequences[lane])).all(), "an answered position is asked again"
+            first_token += count
             ends[sequences[lane]] = end
             self.num_recomputed += len(range(end - count, min(end, self.written[sequences[lane]])))
         assert self.scheduler.stats.recomputed_tokens == self.num_recomputed
         self.sent[epoch].append(self.codec.decode(self.codec.encode(plan)))
         self.ends_of_rows[epoch].append(ends)
         return plan
+
+    def check_writes(self, plan: m.Plan, blocks: BlockManager, published: list[int]) -> None:
+        """No row writes into a block that stood in the prefix cache before the plan, and still does."""
+        slots = int32_array("slot_mapping", plan.slot_mapping)
+        for block in np.unique(slots[slots >= 0] // blocks.block_size).tolist():
+            is_kept = block < len(published) and published[block] and blocks.uids[block] == published[block]
+            assert not is_kept, f"block {block} is in the prefix cache and is written"
+
+    def num_covered(self, sequence: Sequence) -> int:
+        """Prompt tokens whose log-probabilities were told."""
+        return len(self.prompt_logprobs[sequence]) // max(1, sequence.params.prompt_logprobs)
 
     def answer_oldest(self, epoch: int) -> None:
         """Run the oldest plan in flight and commit what it gives."""
@@ -120,6 +140,13 @@ class SchedulerMachine(RuleBasedStateMachine):
                 assert count == sequence.params.logprobs
                 self.logprob_ids[sequence] += logprobs.ids[end - count : end].tolist()
                 self.logprobs[sequence] += logprobs.values[end - count : end].tolist()
+        for came in output.prompt_logprobs:
+            sequence = came.sequence
+            assert sequence not in self.ended, "a sequence goes on after its end"
+            assert not self.outputs[sequence], "log-probabilities of a prompt come after tokens"
+            assert came.first == self.num_covered(sequence), "they do not follow each other"
+            self.prompt_logprob_ids[sequence] += array("i", came.ids).tolist()
+            self.prompt_logprobs[sequence] += array("f", came.values).tolist()
         for sequence, token in zip(output.sequences, output.tokens, strict=True):
             assert sequence not in self.ended, "a sequence goes on after its end"
             assert (sequence in output.firsts) == (not self.outputs[sequence])
@@ -142,6 +169,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         logprobs = expected_logprobs(prompt, output, sequence.params, VOCAB_SIZE)
         assert (sequence.logprob_ids.tolist(), sequence.logprobs.tolist()) == logprobs
         assert (self.logprob_ids[sequence], self.logprobs[sequence]) == logprobs, "the step's output has others"
+        prompt_logprobs = self.prompt_logprob_ids[sequence], self.prompt_logprobs[sequence]
+        assert (sequence.prompt_logprob_ids.tolist(), sequence.prompt_logprobs.tolist()) == prompt_logprobs
+        count = 0 if sequence.index else sequence.params.prompt_logprobs
+        all_of_them = expected_prompt_logprobs(prompt, count, VOCAB_SIZE)
+        num_told = len(prompt_logprobs[0])
+        assert prompt_logprobs == tuple(column[:num_told] for column in all_of_them)
+        assert num_told == len(all_of_them[0]) or not output, "a token comes before them"
         assert sequence.params.max_tokens == self.max_tokens[sequence]
         if self.ended[sequence] in ("stop", "length"):
             assert output == expected
@@ -161,6 +195,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         may_shorten=st.sampled_from([False, False, True]),
         constraints=st.sampled_from([None, None, *CONSTRAINTS]),
         logprobs=st.sampled_from([0, 0, 1, 3, 21]),
+        prompt_logprobs=st.sampled_from([0, 0, 1, 3]),
     )
     def add(
         self,
@@ -176,6 +211,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         may_shorten,
         constraints,
         logprobs,
+        prompt_logprobs,
     ):
         self.ids += 1
         limit = self.pools.limit(self.now)
@@ -188,6 +224,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             seed=self.ids % 2,
             stop_token_ids=stop,
             logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
             constraints=constraints,
         )
         submit = m.Submit(

@@ -18,6 +18,7 @@ from scheduler_svc.core.requests.journal_records import (
     Ending,
     EndRecord,
     Progress,
+    PromptRecord,
     RequestRecord,
     SamplingRecord,
     StepRecord,
@@ -34,8 +35,8 @@ from tests.support.effort import examples
 PROMPT = array("i", [5, 6, 7]).tobytes()
 
 
-def submit(request_id, n=1, logprobs=0, **changes):
-    params = m.SamplingParams(max_tokens=100, logprobs=logprobs)
+def submit(request_id, n=1, logprobs=0, prompt_logprobs=0, **changes):
+    params = m.SamplingParams(max_tokens=100, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
     return m.Submit(request_id=request_id, prompt=PROMPT, params=params, n=n, **changes)
 
 
@@ -135,19 +136,20 @@ def test_every_field_of_a_request_is_kept():
     """A field of the message that the journal is not to keep is named here."""
     kinds = ((SubmitRecord, m.Submit), (SamplingRecord, m.SamplingParams), (ConstraintsRecord, m.Constraints))
     for record, message in kinds:
-        assert record.__struct_fields__ == message.__struct_fields__
-        assert record.__struct_defaults__ == message.__struct_defaults__
+        kept, said = ({f.name: f.default for f in msgspec.structs.fields(kind)} for kind in (record, message))
+        assert kept == said
 
 
 def test_the_length_of_a_request_counts_its_lists_and_its_log_probabilities():
     asked = m.Constraints(bias_token_ids=bytes(8), biases=bytes(8), bad_words=(bytes(4), bytes(12)))
     wide = msgspec.structs.replace(asked, allowed_token_ids=bytes(4000), grammar="é" * 300)
     sizes = []
-    for constraints, told in ((None, Progress(bytes(40))), (wide, Progress(bytes(40), "", 0, None, *[bytes(840)] * 2))):
+    columns = [bytes(840)] * 2 + [bytes(84)] * 2
+    for constraints, told in ((None, Progress(bytes(40))), (wide, Progress(bytes(40), "", 0, None, *columns))):
         params = m.SamplingParams(max_tokens=99, logprobs=21, constraints=constraints)
         record = SubmitRecord.of(msgspec.structs.replace(submit("a"), params=params))
         sizes.append(RequestRecord(0, 0.0, record, (told,)).num_bytes)
-    assert sizes[1] - sizes[0] == 8 + 8 + 16 + 4000 + 600 + 2 * 840
+    assert sizes[1] - sizes[0] == 8 + 8 + 16 + 4000 + 600 + 2 * 840 + 2 * 84
 
 
 def test_records_are_made_of_what_the_scheduler_gives():
@@ -245,6 +247,63 @@ def test_a_step_whose_columns_do_not_fit_together_is_damaged(changes):
     contents = read_batches([encode([*records, step_record("x", s1=(1, 9)), CrashRecord(2)])])
     assert [request.progress for request in contents.requests] == [(Progress(),), (Progress(),)]
     assert (contents.num_damaged, contents.crashes, contents.cut) == (1, 2, ["b"])
+
+
+def prompted(first, count, model="x", arrival=0):
+    """Two log-probabilities of each of so many prompt tokens; the position tells them."""
+    numbers = range(2 * first, 2 * (first + count))
+    return PromptRecord(arrival, first, int32(*numbers), float32(*numbers), model)
+
+
+@pytest.mark.parametrize(
+    ("came", "num_covered", "num_tokens", "is_cut"),
+    [
+        ([(0, 2)], 2, 1, False),
+        ([(0, 1), (1, 1)], 2, 1, False),
+        ([(0, 1), (0, 2)], 2, 1, False),
+        ([(0, 1), (1, 1), (0, 1)], 2, 1, False),
+        ([], 0, 0, True),
+        ([(0, 1)], 1, 0, True),
+        ([(1, 1)], 0, 0, True),
+        ([(0, 1), (1, 2)], 1, 0, True),
+    ],
+)
+def test_a_token_counts_behind_all_log_probabilities_of_the_prompt(came, num_covered, num_tokens, is_cut):
+    asked = RequestRecord(0, 0.0, SubmitRecord.of(submit("a", 2, 0, 2)), (Progress(),) * 2)
+    records = [asked, *(prompted(*each) for each in came), step_record("x", s0=(0, 7), s1=(0, 8))]
+    contents = read_batches([encode(records)])
+    numbers = range(2 * num_covered)
+    columns = (int32(*numbers), float32(*numbers))
+    first = Progress(int32(*[7] * num_tokens), "x" if num_covered else "", None, None, b"", b"", *columns)
+    assert contents.requests[0].progress == (first, Progress(int32(8), "x"))
+    assert contents.cut == ["a"] * is_cut
+    assert read_batches([encode(contents.requests)]).requests == contents.requests
+
+
+def test_an_end_counts_if_the_log_probabilities_of_the_prompt_are_there_that_had_come():
+    asked = RequestRecord(0, 0.0, SubmitRecord.of(submit("a", 1, 0, 2)), (Progress(),))
+    end = EndRecord(0, 0, Ending("cancelled"), 0, 1)
+    told = [read_batches([encode([asked, *came, end])]) for came in ([], [prompted(0, 1)])]
+    assert [each.requests[0].has_ended for each in told] == [False, True]
+    assert [each.cut for each in told] == [["a"], []]
+
+
+@pytest.mark.parametrize(
+    ("changes", "num_covered"),
+    [
+        ({"prompt_logprobs": bytes(8)}, 1),
+        ({"prompt_logprob_ids": bytes(15)}, 1),
+        ({"prompt_logprobs": b""}, 0),
+        ({"prompt_logprob_ids": bytes(20), "prompt_logprobs": bytes(24)}, 2),
+    ],
+)
+def test_a_request_whose_prompt_columns_do_not_fit_together_keeps_what_is_whole(changes, num_covered):
+    whole = Progress(bytes(4), "x", 1, Ending("stop"), b"", b"", bytes(16), bytes(16))
+    record = RequestRecord(0, 0.0, SubmitRecord.of(submit("a", 1, 0, 2)), (msgspec.structs.replace(whole, **changes),))
+    contents = read_batches([encode([record])])
+    tokens, column = bytes(4 * (num_covered == 2)), bytes(8 * num_covered)
+    assert contents.requests[0].progress == (Progress(tokens, "x", 1, None, b"", b"", column, column),)
+    assert contents.cut == ["a"]
 
 
 def test_requests_come_in_the_order_of_their_arrival_not_of_their_records():
@@ -347,9 +406,21 @@ class Told:
     model: str = ""
     num_cached: int | None = None
     ending: Ending | None = None
+    prompt_width: int = 0
+    prompt_ids: bytes = b""
+    prompt_values: bytes = b""
+
+    @property
+    def num_covered(self):
+        return len(self.prompt_ids) // (4 * self.prompt_width) if self.prompt_width else 0
+
+    @property
+    def num_uncovered(self):
+        return len(PROMPT) // 4 - 1 - self.num_covered if self.prompt_width else 0
 
     def progress(self):
-        return Progress(int32(*self.tokens), self.model, self.num_cached, self.ending, self.logprob_ids, self.logprobs)
+        columns = self.logprob_ids, self.logprobs, self.prompt_ids, self.prompt_values
+        return Progress(int32(*self.tokens), self.model, self.num_cached, self.ending, *columns)
 
 
 @dataclass
@@ -368,12 +439,15 @@ def histories(draw):
     told = History([[]], {}, {}, {}, {})
     for _ in range(draw(st.integers(1, 40))):
         going = [arrival for arrival, sequence in told.truth.items() if sequence.ending is None]
-        kind = draw(st.sampled_from(["accept", "accept again", "batch", "step", "step", "step", "end"]))
+        kinds = ["accept", "accept again", "batch", "prompt", "step", "step", "step", "end"]
+        kind = draw(st.sampled_from(kinds))
+        prompts = [arrival for arrival in going if told.truth[arrival].num_uncovered]
         if kind == "accept":
             arrival, n = len(told.truth), draw(st.integers(1, 3))
-            told.submits[arrival] = submit(f"r{arrival}", n, draw(st.sampled_from([0, 0, 1, 2, 21])))
+            width = draw(st.sampled_from([0, 0, 1, 3]))
+            told.submits[arrival] = submit(f"r{arrival}", n, draw(st.sampled_from([0, 0, 1, 2, 21])), width)
             told.num_logprobs |= {arrival + i: told.submits[arrival].params.logprobs for i in range(n)}
-            told.truth |= {arrival + i: Told() for i in range(n)}
+            told.truth |= {arrival + i: Told(prompt_width=0 if i else width) for i in range(n)}
         if kind == "accept again" and told.submits:
             arrival = draw(st.sampled_from(sorted(told.submits)))
         if kind.startswith("accept") and told.submits:
@@ -385,8 +459,16 @@ def histories(draw):
             told.introduced[arrival] = len(told.batches) - 1
         if kind == "batch":
             told.batches.append([])
-        if kind == "step" and going:
-            chosen = draw(st.lists(st.sampled_from(going), unique=True, min_size=1))
+        if kind == "prompt" and prompts:
+            arrival = draw(st.sampled_from(prompts))
+            true, rng = told.truth[arrival], random.Random(draw(st.integers(0, 2**16)))
+            num_bytes = 4 * true.prompt_width * draw(st.integers(1, true.num_uncovered))
+            ids, values = rng.randbytes(num_bytes), rng.randbytes(num_bytes)
+            told.batches[-1].append(PromptRecord(arrival, true.num_covered, ids, values, "one"))
+            true.prompt_ids, true.prompt_values, true.model = true.prompt_ids + ids, true.prompt_values + values, "one"
+        speaking = [arrival for arrival in going if arrival not in prompts]
+        if kind == "step" and speaking:
+            chosen = draw(st.lists(st.sampled_from(speaking), unique=True, min_size=1))
             model, token = draw(st.sampled_from(["one", "two"])), draw(st.integers(0, 2**31 - 1))
             rng = random.Random(
                 draw(st.integers(0, 2**16))
@@ -405,7 +487,8 @@ def histories(draw):
         if kind == "end" and going:
             arrival, num_cached = draw(st.sampled_from(going)), draw(st.none() | st.integers(0, 3))
             ending = Ending(draw(st.sampled_from(["stop", "length", "cancelled", "error"])), "e", "c")
-            told.batches[-1].append(EndRecord(arrival, num_cached, ending, len(told.truth[arrival].tokens)))
+            true = told.truth[arrival]
+            told.batches[-1].append(EndRecord(arrival, num_cached, ending, len(true.tokens), true.num_covered))
             told.truth[arrival].num_cached, told.truth[arrival].ending = num_cached, ending
     return told
 
@@ -442,6 +525,10 @@ def test_damage_is_noticed_and_never_tells_anything_that_was_not_so(told, data):
             assert true.token_ids.startswith(found.token_ids)
             assert true.logprob_ids.startswith(found.logprob_ids)
             assert true.logprobs.startswith(found.logprobs)
+            assert true.prompt_logprob_ids.startswith(found.prompt_logprob_ids)
+            assert true.prompt_logprobs.startswith(found.prompt_logprobs)
+            assert len(found.prompt_logprob_ids) == len(found.prompt_logprobs)
+            assert not found.token_ids or found.prompt_logprob_ids == true.prompt_logprob_ids
             width = len(found.token_ids) * told.num_logprobs[request.arrival]
             assert len(found.logprob_ids) == len(found.logprobs) == width
             assert found.ending in (None, true.ending)

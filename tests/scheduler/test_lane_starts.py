@@ -13,8 +13,8 @@ from common.wire import Codec
 from scheduler_svc.core.executor import executor_state
 from scheduler_svc.core.executor.plan_builder import PromptRow, lane_start
 from scheduler_svc.core.fleet.hello_check import MAX_LANES
-from scheduler_svc.core.scheduling import admission
-from scheduler_svc.core.scheduling.admission import MAX_STARTED_GRAMMARS
+from scheduler_svc.core.scheduling import plan_budget
+from scheduler_svc.core.scheduling.plan_budget import MAX_STARTED_GRAMMARS
 from scheduler_svc.core.sequence import Sequence, State
 from scheduler_svc.server.core_process import MAX_EXECUTOR_MESSAGE_BYTES
 from tests.support.rig import Rig, limits
@@ -90,7 +90,7 @@ def test_stop_tokens_go_along_where_they_are_needed() -> None:
 
 def test_a_plan_says_so_much_of_lanes_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each list is more than half of what a plan may say: one sequence a plan, others beside it."""
-    monkeypatch.setattr(admission, "MAX_START_BYTES", 8000)
+    monkeypatch.setattr(plan_budget, "MAX_START_BYTES", 8000)
     num_ids = 8000 // 4 // 2 + 100
     allowed = np.arange(num_ids, dtype=np.int32).tobytes()
     rig = Rig(limits(vocab_size=num_ids), window=1)

@@ -1,4 +1,5 @@
-"""Log-probabilities that a client was told survive the scheduler: each comes once, in order, beside its token.
+"""Log-probabilities that a client was told survive the scheduler: each comes once, in order, beside its token; those of
+the prompt come before the first one.
 
 The core is whole; its executors are played here, so that each token comes with what the test says.
 """
@@ -15,18 +16,19 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from common import messages as m
 from scheduler_svc.core.requests.group_commit import GATHER_S, BatchSaved, JournalState
 from scheduler_svc.core.scheduling.scheduler import Scheduler
-from scheduler_svc.core.sequence import Generated
-from scheduler_svc.core.step_output import StepLogprobs, StepOutput
+from scheduler_svc.core.sequence import NO_POSITION, Generated
+from scheduler_svc.core.step_output import PromptLogprobs, StepLogprobs, StepOutput
 from tests.support.effort import examples
 from tests.support.service import Service, restart
 
-PROMPT = array("i", [5, 6, 7]).tobytes()
+PROMPT = array("i", [5, 6, 7, 8]).tobytes()
+NUM_POSITIONS = 3  # of the prompt, that tell log-probabilities
 MAX_TOKENS = 6
 PEERS = (b"p", b"q")
 
 
-def submit(request_id, logprobs, n=1, *, stream=True):
-    params = m.SamplingParams(max_tokens=MAX_TOKENS, logprobs=logprobs)
+def submit(request_id, logprobs, n=1, *, stream=True, prompt_logprobs=0):
+    params = m.SamplingParams(max_tokens=MAX_TOKENS, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
     return m.Submit(request_id=request_id, prompt=PROMPT, params=params, n=n, stream=stream, is_resumable=True)
 
 
@@ -44,10 +46,20 @@ def expected(request_id, index, logprobs, num_tokens):
     return [token for token, _ in each], [pair for _, pairs in each for pair in pairs]
 
 
-def generated(request_id, index, logprobs, num_tokens):
+def of_prompt(request_id, width, first, end):
+    """Tokens and log-probabilities that these positions of a prompt tell."""
+    told = [drawn(request_id, "prompt", position, width)[1] for position in range(first, end)]
+    return [pair for pairs in told for pair in pairs]
+
+
+def as_bytes(pairs):
+    """Both columns."""
+    return array("i", [token for token, _ in pairs]).tobytes(), array("f", [value for _, value in pairs]).tobytes()
+
+
+def generated(request_id, index, logprobs, num_tokens, prompt=()):
     tokens, pairs = expected(request_id, index, logprobs, num_tokens)
-    ids, values = array("i", [token for token, _ in pairs]), array("f", [value for _, value in pairs])
-    return Generated(array("i", tokens).tobytes(), ids.tobytes(), values.tobytes())
+    return Generated(array("i", tokens).tobytes(), *as_bytes(pairs), *as_bytes(prompt))
 
 
 def step(service, sequences, model="m"):
@@ -77,6 +89,17 @@ def step(service, sequences, model="m"):
         positions=np.array(positions, np.int32),
         logprobs=StepLogprobs(*columns) if any(counts) else None,
     )
+    service.core.requests.stepped(output, service.now)
+    service.flush()
+
+
+def prompt_step(service, sequence, end):
+    """The positions before `end` that are not covered yet tell their log-probabilities."""
+    first = sequence.num_covered
+    ids, values = as_bytes(of_prompt(sequence.request_id, sequence.num_prompt_logprobs, first, end))
+    sequence.prompt_logprob_ids.frombytes(ids)
+    sequence.prompt_logprobs.frombytes(values)
+    output = StepOutput(model="m", prompt_logprobs=[PromptLogprobs(sequence, first, ids, values)])
     service.core.requests.stepped(output, service.now)
     service.flush()
 
@@ -131,6 +154,7 @@ class RestartMachine(RuleBasedStateMachine):
         self.rows = []
         self.submits = {}
         self.told = {}  # by sequence: tokens that any client has heard of
+        self.told_of_prompt = {}  # by request: log-probabilities, likewise
 
     @initialize()
     def begin(self):
@@ -144,17 +168,35 @@ class RestartMachine(RuleBasedStateMachine):
         ]
         return [sequence for sequence, ending in both if ending is None]
 
+    def speaking(self):
+        return [s for s in self.going() if s.wanted_from(0) == NO_POSITION]
+
+    def prompted(self):
+        return [s for s in self.going() if s.wanted_from(0) != NO_POSITION]
+
     @precondition(lambda self: len(self.submits) < 4)
-    @rule(peer=st.sampled_from(PEERS), logprobs=st.sampled_from([0, 1, 21]), n=st.integers(1, 2), stream=st.booleans())
-    def open(self, peer, logprobs, n, stream):
-        new = submit(f"r{len(self.submits)}", logprobs, n, stream=stream)
+    @rule(
+        peer=st.sampled_from(PEERS),
+        logprobs=st.sampled_from([0, 1, 21]),
+        prompt_logprobs=st.sampled_from([0, 1, 3]),
+        n=st.integers(1, 2),
+        stream=st.booleans(),
+    )
+    def open(self, peer, logprobs, prompt_logprobs, n, stream):
+        new = submit(f"r{len(self.submits)}", logprobs, n, stream=stream, prompt_logprobs=prompt_logprobs)
         self.submits[new.request_id] = new
         self.service.say(new, peer)
 
-    @precondition(lambda self: self.going())
+    @precondition(lambda self: self.prompted())
+    @rule(data=st.data())
+    def prompt_step(self, data):
+        sequence = data.draw(st.sampled_from(self.prompted()))
+        prompt_step(self.service, sequence, data.draw(st.integers(sequence.num_covered + 1, NUM_POSITIONS)))
+
+    @precondition(lambda self: self.speaking())
     @rule(data=st.data(), model=st.sampled_from(["one", "one", "two"]))
     def step(self, data, model):
-        going = self.going()
+        going = self.speaking()
         chosen = data.draw(st.lists(st.sampled_from(range(len(going))), unique=True, min_size=1))
         step(self.service, [going[i] for i in chosen], model)
 
@@ -183,6 +225,8 @@ class RestartMachine(RuleBasedStateMachine):
                 del self.submits[name]
         for sequence in [s for name in self.submits for s in sequences_of(self.service, name)]:
             assert sequence.num_output >= self.told.get((sequence.request_id, sequence.index), 0)
+            of_prompt = 0 if sequence.index else self.told_of_prompt.get(sequence.request_id, 0)
+            assert len(sequence.prompt_logprobs) >= of_prompt, "it would be computed again"
         self.begin()
 
     def save(self, *, is_told):
@@ -203,14 +247,19 @@ class RestartMachine(RuleBasedStateMachine):
             self.told[name, index] = max(self.told.get((name, index), 0), len(tokens))
             logprobs = self.submits[name].params.logprobs
             assert (tokens, self.service.logprobs[key]) == expected(name, index, logprobs, len(tokens))
+            told, width = self.service.prompt_logprobs[key], 0 if index else self.submits[name].params.prompt_logprobs
+            whole = of_prompt(name, width, 0, NUM_POSITIONS)
+            assert told == (whole if tokens else whole[: len(told)])
+            if index == 0:
+                self.told_of_prompt[name] = max(self.told_of_prompt.get(name, 0), len(told))
 
     @invariant()
     def what_is_known_is_what_was_computed(self):
         for name, new in self.submits.items():
             for sequence in sequences_of(self.service, name):
                 output = self.service.core.scheduler.output_of(sequence)
-                whole = generated(name, sequence.index, new.params.logprobs, sequence.num_output)
-                assert output == whole
+                prompt = of_prompt(name, sequence.num_prompt_logprobs, 0, sequence.num_covered)
+                assert output == generated(name, sequence.index, new.params.logprobs, sequence.num_output, prompt)
 
     def teardown(self):
         """A reader of everything gets everything."""
@@ -224,6 +273,8 @@ class RestartMachine(RuleBasedStateMachine):
                 key = (b"last", name, sequence.index)
                 found = service.tokens.get(key, []), service.logprobs.get(key, [])
                 assert found == expected(name, sequence.index, new.params.logprobs, sequence.num_output)
+                prompt = of_prompt(name, sequence.num_prompt_logprobs, 0, sequence.num_covered)
+                assert service.prompt_logprobs.get(key, []) == prompt
 
 
 TestRestartMachine = RestartMachine.TestCase

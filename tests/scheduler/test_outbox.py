@@ -16,13 +16,13 @@ from scheduler_svc.core.requests import outbox as outbox_module
 from scheduler_svc.core.requests.journal_records import Ending, Progress
 from scheduler_svc.core.requests.outbox import MAX_ANSWERS, Outbox
 from scheduler_svc.core.sequence import new_sequences
-from scheduler_svc.core.step_output import SequenceEnd, StepLogprobs, StepOutput
+from scheduler_svc.core.step_output import PromptLogprobs, SequenceEnd, StepLogprobs, StepOutput
 
 
-def request(request_id, n=1, *, stream=True, logprobs=0):
+def request(request_id, n=1, *, stream=True, logprobs=0, prompt_logprobs=0, num_prompt=3):
     """A Submit and its sequences."""
-    prompt = array("i", [1, 2, 3]).tobytes()
-    params = m.SamplingParams(max_tokens=99, logprobs=logprobs)
+    prompt = array("i", range(1, num_prompt + 1)).tobytes()
+    params = m.SamplingParams(max_tokens=99, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
     submit = m.Submit(request_id=request_id, prompt=prompt, params=params, n=n, stream=stream)
     return submit, new_sequences(submit, int32_array("prompt", prompt), 1, 0, None)
 
@@ -51,6 +51,19 @@ def came_with(sequence, tokens):
         ids += rng.randbytes(4 * sequence.params.logprobs)
         values += rng.randbytes(4 * sequence.params.logprobs)
     return ids, values
+
+
+def prompt_columns(sequence):
+    """Log-probabilities of all its prompt."""
+    rng, num_bytes = random.Random(sequence.request_id), 4 * sequence.num_prompt_logprobs * (sequence.num_prompt - 1)
+    return rng.randbytes(num_bytes), rng.randbytes(num_bytes)
+
+
+def prompt_step(sequence, first, end):
+    """A step that gives the log-probabilities at these positions of a sequence's prompt."""
+    width = 4 * sequence.num_prompt_logprobs
+    ids, values = (column[first * width : end * width] for column in prompt_columns(sequence))
+    return StepOutput(model="m", prompt_logprobs=[PromptLogprobs(sequence, first, ids, values)])
 
 
 def output(sequences, tokens, ends=(), model="m"):
@@ -210,3 +223,29 @@ def test_no_message_has_more_than_it_may_and_none_is_left_out(monkeypatch, logpr
     assert all({model for _, model in tokens} <= {"one", "two", ""} for tokens in told.values())
     assert not outbox._streams
     assert not outbox._queues
+
+
+@pytest.mark.parametrize("how", ["streams", "held", "attached"])
+def test_log_probabilities_of_a_long_prompt_come_in_several_messages_before_the_first_token(how):
+    """32,768 tokens with 21 each are 5.5 MB."""
+    outbox = Outbox()
+    submit, (sequence,) = request("a", stream=how != "held", prompt_logprobs=21, num_prompt=2**15)
+    outbox.open(b"p", submit, [sequence])
+    for first in range(0, 2**15 - 1, 6000):
+        outbox.push(prompt_step(sequence, first, min(first + 6000, 2**15 - 1)))
+    assert (outbox.peers() == []) == (how == "held")
+    outbox.push(output([sequence], [7], [sequence]))
+    if how == "attached":
+        told = Progress(array("i", [7]).tobytes(), "m", 0, Ending("length"), b"", b"", *prompt_columns(sequence))
+        outbox.attach(b"p", [sequence], (told,))
+    messages = drain(outbox, b"p")
+    sizes = [sum(len(d.prompt_logprob_ids) + len(d.prompt_logprobs) for d in each.deltas) for each in messages]
+    assert len(sizes) == 2
+    assert max(sizes) <= outbox_module.MAX_TOKEN_BYTES_A_MESSAGE
+    *prompt, last = [delta for each in messages for delta in each.deltas]
+    ids, values = (
+        b"".join(column) for column in zip(*((d.prompt_logprob_ids, d.prompt_logprobs) for d in prompt), strict=True)
+    )
+    assert (ids, values) == prompt_columns(sequence)
+    assert not any(delta.token_ids or delta.model for delta in prompt)
+    assert (last.token_ids, last.model, last.prompt_logprobs) == (array("i", [7]).tobytes(), "m", b"")

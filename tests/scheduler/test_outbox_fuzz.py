@@ -15,7 +15,7 @@ from scheduler_svc.core.requests.journal_records import Ending, Progress
 from scheduler_svc.core.requests.outbox import Outbox
 from scheduler_svc.core.sequence import Sequence
 from scheduler_svc.core.step_output import SequenceEnd
-from tests.scheduler.test_outbox import came_with, drain, output, request
+from tests.scheduler.test_outbox import came_with, drain, output, prompt_columns, prompt_step, request
 from tests.support.effort import examples
 
 PEERS = (b"p", b"q")
@@ -34,6 +34,7 @@ class Reader:
     held: bool
     due: list[list[tuple[int, str]]]
     told: list[list[tuple[int, str]]]
+    told_prompt: list[bytes] = field(default_factory=lambda: [b"", b""])  # both columns, of sequence 0
     endings: dict[int, str] = field(default_factory=dict)
     models: dict[int, str] = field(default_factory=dict)
 
@@ -43,6 +44,15 @@ class Reader:
         assert not delta.model or delta.model != before, "a model is named again"
         self.models[i] = delta.model or before
         tokens = array("i", delta.token_ids).tolist()
+        columns = prompt_columns(self.sequences[i])
+        if came := (delta.prompt_logprob_ids, delta.prompt_logprobs) != (b"", b""):
+            assert not self.told[i], "log-probabilities of the prompt come after tokens"
+            self.told_prompt[0] += delta.prompt_logprob_ids
+            self.told_prompt[1] += delta.prompt_logprobs
+            assert len(self.told_prompt[0]) == len(self.told_prompt[1])
+            assert all(whole.startswith(told) for whole, told in zip(columns, self.told_prompt, strict=True))
+        assert came or tokens or delta.finish_reason is not None, "nothing is told"
+        assert not tokens or i or tuple(self.told_prompt) == columns, "tokens come before all of these"
         assert (delta.logprob_ids, delta.logprobs) == came_with(self.sequences[i], tokens)
         self.told[i] += [(token, self.models[i]) for token in tokens]
         if delta.finish_reason is not None:
@@ -58,6 +68,16 @@ class Story:
     reader: Reader | None
     said: list[list[tuple[int, str]]]
     ended: dict[int, str] = field(default_factory=dict)
+    num_covered: int = 0  # positions of the prompt, for sequence 0
+
+    @property
+    def num_uncovered(self):
+        return (self.sequences[0].num_prompt - 1 if self.submit.params.prompt_logprobs else 0) - self.num_covered
+
+    @property
+    def covered(self):
+        end = 4 * self.submit.params.prompt_logprobs * self.num_covered
+        return [column[:end] for column in prompt_columns(self.sequences[0])]
 
     def progress(self):
         return tuple(map(self.progress_of, self.sequences))
@@ -66,14 +86,16 @@ class Story:
         said = self.said[sequence.index]
         tokens, model = [token for token, _ in said], said[-1][1] if said else ""
         ending = Ending(self.ended[sequence.index]) if sequence.index in self.ended else None
-        return Progress(array("i", tokens).tobytes(), model, None, ending, *came_with(sequence, tokens))
+        covered = (b"", b"") if sequence.index else self.covered
+        return Progress(array("i", tokens).tobytes(), model, None, ending, *came_with(sequence, tokens), *covered)
 
     def is_waiting(self, i):
         """Whether the reader has yet to be told something of this sequence."""
         reader = self.reader
         if reader.held and i not in self.ended:
             return False
-        return reader.told[i] != reader.due[i] or (i in self.ended and i not in reader.endings)
+        is_behind = reader.told[i] != reader.due[i] or (i == 0 and reader.told_prompt != self.covered)
+        return is_behind or (i in self.ended and i not in reader.endings)
 
 
 class OutboxMachine(RuleBasedStateMachine):
@@ -96,16 +118,32 @@ class OutboxMachine(RuleBasedStateMachine):
     def going(self):
         return [(story, s) for story in self.stories.values() for s in story.sequences if s.index not in story.ended]
 
+    def speaking(self):
+        return [(story, s) for story, s in self.going() if s.index or not story.num_uncovered]
+
+    def prompted(self):
+        return [story for story, s in self.going() if s.index == 0 and story.num_uncovered]
+
     @precondition(lambda self: len(self.stories) < 3)
     @rule(peer=st.sampled_from(PEERS), n=st.integers(1, 2), stream=st.booleans(), data=st.data())
     def open(self, peer, n, stream, data):
         logprobs = data.draw(st.sampled_from(self.logprobs))
-        submit, sequences = request(f"r{len(self.stories)}", n, stream=stream, logprobs=logprobs)
+        prompt_logprobs = data.draw(st.sampled_from([0, *self.logprobs]))
+        name, few = f"r{len(self.stories)}", {"prompt_logprobs": prompt_logprobs, "num_prompt": 8}
+        submit, sequences = request(name, n, stream=stream, logprobs=logprobs, **few)
         reader = Reader(peer, sequences, not stream, [[] for _ in sequences], [[] for _ in sequences])
         self.stories[submit.request_id] = Story(submit, sequences, reader, [[] for _ in sequences])
         self.outbox.open(peer, submit, sequences)
 
-    @precondition(lambda self: self.going())
+    @precondition(lambda self: self.prompted())
+    @rule(data=st.data())
+    def push_prompt(self, data):
+        story = data.draw(st.sampled_from(self.prompted()))
+        first = story.num_covered
+        story.num_covered += data.draw(st.integers(1, story.num_uncovered))
+        self.outbox.push(prompt_step(story.sequences[0], first, story.num_covered))
+
+    @precondition(lambda self: self.speaking())
     @rule(
         data=st.data(),
         model=st.sampled_from(["one", "one", "one", "two"]),
@@ -113,7 +151,7 @@ class OutboxMachine(RuleBasedStateMachine):
         ends=st.sampled_from([False, False, False, True]),
     )
     def push(self, data, model, num_steps, ends):
-        chosen = data.draw(st.lists(st.sampled_from(self.going()), unique_by=lambda pair: id(pair[1]), min_size=1))
+        chosen = data.draw(st.lists(st.sampled_from(self.speaking()), unique_by=lambda pair: id(pair[1]), min_size=1))
         for step in range(num_steps):
             self.push_one(chosen, model, ends=ends and step == num_steps - 1)
 
@@ -205,6 +243,7 @@ class OutboxMachine(RuleBasedStateMachine):
             if (reader := story.reader) is not None:
                 told = {i: said for i, said in enumerate(reader.told) if i in story.ended or not reader.held}
                 assert told == {i: reader.due[i] for i in told}
+                assert 0 not in told or reader.told_prompt == story.covered
                 assert reader.endings == story.ended
 
 

@@ -10,6 +10,7 @@ token depends on the constraints as well, so those of another sequence, or none,
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import msgspec
 import numpy as np
@@ -60,6 +61,19 @@ def expected_logprobs(
         ids += more_ids
         values += more_values
         history = extend(history, token)
+    return ids, values
+
+
+def expected_prompt_logprobs(prompt: list[int], count: int, vocab_size: int) -> tuple[list[int], list[float]]:
+    """What any run gives of a prompt: of each token but the first."""
+    history = ROOT
+    ids: list[int] = []
+    values: list[float] = []
+    for token, target in pairwise(prompt):
+        history = extend(history, token)
+        more_ids, more_values = logprobs_of(target, count, history, vocab_size)
+        ids += more_ids
+        values += more_values
     return ids, values
 
 
@@ -128,7 +142,14 @@ class OracleExecutor:
         written = columns.slot_mapping[columns.slot_mapping >= 0]
         assert len(set(written.tolist())) == len(written), "two rows write one slot"
         self.computed_tokens += len(columns.token_ids)
-        result = ResultColumns(np.array(tokens, np.int32), np.array(ids, np.int32), np.array(values, np.float32))
+        prompt_ids, prompt_values = self._prompt_logprobs(columns, rows)
+        result = ResultColumns(
+            np.array(tokens, np.int32),
+            np.array(ids, np.int32),
+            np.array(values, np.float32),
+            np.array(prompt_ids, np.int32),
+            np.array(prompt_values, np.float32),
+        )
         return result.message(plan.epoch, plan.step, compute_us=1)
 
     def _constraint_salts(self, columns: PlanColumns, histories: list[int]) -> dict[int, int]:
@@ -144,6 +165,33 @@ class OracleExecutor:
             assert history == histories[columns.sample_rows[sample]], "the lane's tokens are not those of the slots"
             salts[sample] = constraint_salt(lane.start.message.constraints, lane.start.message.num_prompt)
         return salts
+
+    def _prompt_logprobs(self, columns: PlanColumns, rows: list["_Row"]) -> tuple[list[int], list[float]]:
+        """Those of the plan's targets, each of which must be the next token, as far as its row has it."""
+        ids: list[int] = []
+        values: list[float] = []
+        if (asked := columns.prompt_targets) is None:
+            return ids, values
+        targets = {
+            token: (target, count)
+            for token, target, count in zip(
+                asked.tokens.tolist(), asked.targets.tolist(), asked.counts.tolist(), strict=True
+            )
+        }
+        first = 0
+        for row in rows:
+            wanted = [i for i in range(len(row.tokens)) if first + i in targets]
+            history = self._history_before(row)
+            for i in range(wanted[-1] + 1 if wanted else 0):
+                history = extend(history, row.tokens[i])
+                if i in wanted:
+                    target, count = targets.pop(first + i)
+                    assert i + 1 == len(row.tokens) or row.tokens[i + 1] == target, "a target is not the next token"
+                    more_ids, more_values = logprobs_of(target, count, history, self.limits.vocab_size)
+                    ids += more_ids
+                    values += more_values
+            first += len(row.tokens)
+        return ids, values
 
     def _rows(self, columns: PlanColumns) -> list["_Row"]:
         rows, token, entry = [], 0, 0
@@ -169,14 +217,18 @@ class OracleExecutor:
         return row.table[position // size] * size + position % size
 
     def _store(self, row: "_Row") -> None:
-        history = ROOT
-        if row.start > 0:
-            before = self.slots[self._slot(row, row.start - 1)]
-            history = extend(before.history_before, before.token)
+        history = self._history_before(row)
         for token, slot in zip(row.tokens, row.slots, strict=True):
             if slot >= 0:
                 self.slots[slot] = Written(history, token)
             history = extend(history, token)
+
+    def _history_before(self, row: "_Row") -> int:
+        """As the slots tell it."""
+        if row.start == 0:
+            return ROOT
+        before = self.slots[self._slot(row, row.start - 1)]
+        return extend(before.history_before, before.token)
 
     def _attend(self, row: "_Row") -> int:
         """Read the row's whole context; the history it tells."""

@@ -10,7 +10,7 @@ from scheduler_svc.core.fleet.membership import Membership, Standing
 from scheduler_svc.core.scheduling.scheduler import Scheduler, SchedulerConfig
 from scheduler_svc.core.sequence import Sequence
 from scheduler_svc.core.step_output import SequenceEnd
-from tests.support.oracle import OracleExecutor, expected_output
+from tests.support.oracle import OracleExecutor, expected_output, expected_prompt_logprobs
 
 SUBMIT_FIELDS = ("n", "cache_salt", "priority", "timeout_s", "may_shorten")
 
@@ -96,6 +96,7 @@ class Rig:
     def answer(self, epoch: int = 1) -> None:
         """Run the oldest plan in flight and commit what it gives."""
         output = self.scheduler.commit(self.executors[epoch].run(self.sent[epoch].popleft()))
+        assert all(came.ids for came in output.prompt_logprobs), "nothing is told"
         for sequence, token in zip(output.sequences, output.tokens, strict=True):
             self.outputs[sequence].append(token)
         self.end(output.ends)
@@ -126,7 +127,14 @@ class Rig:
         for sequence, output in self.outputs.items():
             if self.ends[sequence].reason in ("stop", "length"):
                 assert output == self.expected(sequence)
+                assert (sequence.prompt_logprob_ids.tolist(), sequence.prompt_logprobs.tolist()) == self.told(sequence)
         return steps
+
+    def told(self, sequence: Sequence) -> tuple[list[int], list[float]]:
+        """What there is to be told of its prompt."""
+        prompt = sequence.tokens[: sequence.num_prompt].tolist()
+        vocab_size = next(iter(self.executors.values())).limits.vocab_size
+        return expected_prompt_logprobs(prompt, sequence.num_prompt_logprobs, vocab_size)
 
     def expected(self, sequence: Sequence) -> list[int]:
         """What an undisturbed run of the sequence gives."""

@@ -33,6 +33,7 @@ class Service:
         said: to each frontend, but for Outputs.
         tokens, endings: what those said, since the last Attached.
         logprobs: tokens and log-probabilities that came with the tokens, one after the other.
+        prompt_logprobs: likewise, of the prompt; all of a sequence come before its first token.
     """
 
     def __init__(self, journal: JournalState = JournalState.OFF, step_s: float = 0.0, **config: Any) -> None:
@@ -45,6 +46,7 @@ class Service:
         self.logs: list[WriteLog] = []
         self.tokens: dict[Key, list[int]] = {}
         self.logprobs: dict[Key, list[tuple[int, float]]] = {}
+        self.prompt_logprobs: dict[Key, list[tuple[int, float]]] = {}
         self.endings: dict[Key, str] = {}
         self._plans: deque[tuple[bytes, m.Plan]] = deque()
 
@@ -141,7 +143,7 @@ class Service:
         self.said.setdefault(peer, []).append(message)
         if isinstance(message, m.Attached):  # everything comes again
             for key in [key for key in self.tokens if key[:2] == (peer, message.request_id)]:
-                del self.tokens[key], self.logprobs[key]
+                del self.tokens[key], self.logprobs[key], self.prompt_logprobs[key]
                 self.endings.pop(key, None)
 
     def _told_delta(self, key: Key, delta: m.TokenDelta) -> None:
@@ -151,6 +153,8 @@ class Service:
         self.tokens.setdefault(key, []).extend(array("i", delta.token_ids))
         came = zip(array("i", delta.logprob_ids), array("f", delta.logprobs), strict=True)
         self.logprobs.setdefault(key, []).extend(came)
+        came = zip(array("i", delta.prompt_logprob_ids), array("f", delta.prompt_logprobs), strict=True)
+        self.prompt_logprobs.setdefault(key, []).extend(came)
         if delta.finish_reason is not None:
             self.endings[key] = delta.code or delta.finish_reason
 

@@ -11,54 +11,19 @@ object a block would cost more than all the hashing.
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 
 import xxhash
 
+from scheduler_svc.core.executor.block_table import TOKEN_BYTES, BlockTable, Grant
+from scheduler_svc.core.sequence import NO_POSITION
+
 Accept = Callable[[int], bool] | None
 HashFunction = Callable[[bytes, int], int]
-NO_PARENT, TOKEN_BYTES = -1, 4
+NO_PARENT = -1
 BOOKS_AT_ONCE = 1024  # blocks that books are made for when they run out: an executor's Hello may promise a million
 
 #: Key of a full block: 64 bits over its content, chained through its parent's key, which is the seed.
 hash_block: HashFunction = xxhash.xxh3_64_intdigest
-
-
-@dataclass(slots=True, eq=False)
-class BlockTable:
-    """A running sequence's blocks.
-
-    Attributes:
-        ids: int32 array, block ids in order of position; ceil(computed tokens / block_size) of them.
-        num_published: leading blocks that stand in the prefix cache's index.
-        is_stuck: its next block's key is taken by other content, so nothing from there on can be published.
-        salt: of the sequence's request; part of the first block's content.
-    """
-
-    salt: bytes = b""
-    ids: "array[int]" = field(default_factory=lambda: array("i"))
-    num_published: int = 0
-    is_stuck: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Grant:
-    """What `reserve` gave: everything a plan's row needs to know about the sequence.
-
-    Attributes:
-        start: position of the first token to compute.
-        count: tokens to compute.
-        store_from: positions below it are in the cache already and must not be written (only a full-prompt hit
-            computes such a position, because the next token's logits need its query).
-        num_hits: blocks that came from the prefix cache.
-        num_new: blocks that were allocated.
-    """
-
-    start: int
-    count: int
-    store_from: int
-    num_hits: int
-    num_new: int
 
 
 class BlockManager:
@@ -133,7 +98,14 @@ class BlockManager:
         return hits
 
     def reserve(
-        self, table: BlockTable, raw: bytes, num_computed: int, budget: int, spare: int = 0, accept: Accept = None
+        self,
+        table: BlockTable,
+        raw: bytes,
+        num_computed: int,
+        budget: int,
+        spare: int = 0,
+        accept: Accept = None,
+        wanted_from: int = NO_POSITION,
     ) -> Grant | None:
         """Take the blocks for a prompt's next tokens, all or nothing (invariant 2).
 
@@ -146,20 +118,24 @@ class BlockManager:
             budget: compute at most this many tokens, at least 1.
             spare: blocks that must stay free.
             accept: of an admission, which needs room for all tokens; asked last, with how many blocks others hold too.
+            wanted_from: the first position, `num_computed` at least, whose logits are wanted also if it is cached. A
+                grant that ends before the hits do takes only the blocks that it has positions in.
 
         Returns:
             The grant, or None with nothing changed when there are not enough free blocks, or `accept` says no.
         """
         size, length = self.block_size, len(raw) // TOKEN_BYTES
         held = len(table.ids)
-        # In the middle of a block, or after a block of its own that collided, nothing can be hit.
-        aligned = num_computed == held * size and table.num_published == held
-        hits = self.match(table, raw) if aligned else []
-        held += len(hits)
-        cached = held * size if hits else num_computed
-        start = min(cached, length - 1)
+        # After a block that is not full, or one of its own that collided, nothing can be hit.
+        hits = self.match(table, raw) if table.num_published == held else []
+        # A published block is cached to its end, also one whose first positions only were computed, for their logits.
+        cached = max(num_computed, (table.num_published + len(hits)) * size)
+        start = min(cached, length - 1, wanted_from)
         count = min(length - start, budget)
-        num_new = max(0, self.blocks_for(start + count) - held)
+        needed = self.blocks_for(start + count)
+        del hits[max(0, needed - held) :]
+        held += len(hits)
+        num_new = max(0, needed - held)
         wanted = (num_new if accept is None else max(num_new, self.blocks_for(length) - held)) + spare
         num_shared = sum([self.ref_counts[block] > 0 for block in hits])
         if wanted > self.num_free - (len(hits) - num_shared) or (accept is not None and not accept(num_shared)):

@@ -12,12 +12,13 @@ import numpy as np
 
 from common.messages import LaneStart, Plan
 from common.step_result import ResultColumns
-from scheduler_svc.core.executor.block_manager import BlockManager, BlockTable, HashFunction, hash_block
+from scheduler_svc.core.executor.block_manager import BlockManager, HashFunction, hash_block
+from scheduler_svc.core.executor.block_table import BlockTable
 from scheduler_svc.core.executor.capacity import capacity
+from scheduler_svc.core.executor.inflight_plan import InflightPlan
 from scheduler_svc.core.executor.plan_answer import take_answer
 from scheduler_svc.core.executor.plan_builder import (
     DecodeRows,
-    InflightPlan,
     PromptRow,
     asked_columns,
     join_asked,
@@ -26,6 +27,7 @@ from scheduler_svc.core.executor.plan_builder import (
     prompt_columns,
     sampling_columns,
 )
+from scheduler_svc.core.executor.prompt_logprobs import ask_prompts
 from scheduler_svc.core.executor.running_sequences import RunningSequences
 from scheduler_svc.core.fleet.membership import Membership, Standing
 from scheduler_svc.core.sequence import Sequence, State
@@ -183,6 +185,8 @@ class ExecutorState:
         if (asked := join_asked(asking, samples)) is not None:
             columns |= asked.columns()
             starts = tuple(start for row in sampled if (start := lane_start(row)) is not None)
+        if (asked_prompts := ask_prompts(prompt_rows, len(decodes))) is not None:
+            columns |= asked_prompts.columns()
         plan = Plan(epoch=self.epoch, step=step, lane_starts=starts, **columns)
         planned, serials, sequences = decodes.lanes, decodes.serials, decodes.sequences
         if sampled:
@@ -191,7 +195,7 @@ class ExecutorState:
             sequences = [*sequences, *(row.sequence for row in sampled)]
         unsampled = [(row.sequence, row.end) for row in prompt_rows if not row.samples]
         counts = _NO_COUNTS if asked is None or not asked.wants_logprobs else asked.logprob_counts
-        self.inflight.append(InflightPlan(step, planned, serials, sequences, unsampled, counts))
+        self.inflight.append(InflightPlan(step, planned, serials, sequences, unsampled, counts, asked_prompts))
         self._next_step += 1
         for row in sampled:
             self.running.prompt_done(row.sequence)

@@ -7,8 +7,9 @@ import numpy.typing as npt
 
 from common.step_result import ResultColumns
 from common.wire import IntArray
+from scheduler_svc.core.executor.inflight_plan import InflightPlan
 from scheduler_svc.core.executor.lanes import Lanes
-from scheduler_svc.core.executor.plan_builder import InflightPlan
+from scheduler_svc.core.executor.prompt_logprobs import take_prompt_logprobs
 from scheduler_svc.core.sequence import Sequence, State
 from scheduler_svc.core.step_output import SequenceEnd, StepLogprobs, StepOutput
 
@@ -42,7 +43,11 @@ def take_answer(plan: InflightPlan, result: ResultColumns, lanes: Lanes, model: 
         if alive:
             output = _with_tokens(output, [(plan.sequences[i], int(tokens[i])) for i in alive])
             rows = np.concatenate([rows, [i for i in alive if tokens[i] >= 0]]).astype(np.int64)
-    return _with_logprobs(output, plan, result, rows) if len(plan.logprob_counts) else output
+    if len(plan.logprob_counts):
+        output = _with_logprobs(output, plan, result, rows)
+    if plan.asked_prompts is not None:
+        output = replace(output, prompt_logprobs=take_prompt_logprobs(plan.asked_prompts, result))
+    return output
 
 
 def _appended(held: IntArray, sequences: list[Sequence], tokens: IntArray, lanes: Lanes, model: str) -> StepOutput:

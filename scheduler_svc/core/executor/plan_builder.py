@@ -1,7 +1,4 @@
-"""What a plan consists of: columns of all decode rows at once and of each prompt row, and what is kept for its answer.
-
-Pure.
-"""
+"""What a plan consists of: columns of all decode rows at once, and of each prompt row. Pure."""
 
 from array import array
 from collections.abc import Iterable
@@ -11,12 +8,11 @@ from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from common.messages import LaneStart
 from common.sampling_columns import SamplingColumns
 from common.wire import IntArray
-from scheduler_svc.core.executor.block_manager import TOKEN_BYTES, BlockTable, Grant
+from scheduler_svc.core.executor.block_table import TOKEN_BYTES, BlockTable, Grant
 from scheduler_svc.core.executor.lanes import Lanes
 from scheduler_svc.core.sequence import Sequence
 
@@ -27,6 +23,7 @@ class PromptRow(NamedTuple):
     Attributes:
         raw: all known tokens, int32 bytes.
         samples: whether the row reaches the last of them, so that the next one is sampled.
+        wanted: positions whose logits are to tell the log-probabilities of the prompt's next token.
     """
 
     lane: int
@@ -35,6 +32,7 @@ class PromptRow(NamedTuple):
     raw: bytes
     grant: Grant
     samples: bool
+    wanted: range = range(0)
 
     @property
     def end(self) -> int:
@@ -117,25 +115,6 @@ class AskedColumns:
         """As a plan has them."""
         counts = self.logprob_counts.tobytes() if self.wants_logprobs else b""
         return {"constrained": self.constrained.tobytes(), "logprob_counts": counts}
-
-
-@dataclass(frozen=True, slots=True)
-class InflightPlan:
-    """A plan that was sent and not answered yet. Columns have an entry for each sampled row; `unsampled` are the
-    sequences whose row does not reach their last token, and the position after the row. `logprob_counts` is empty if no
-    row wants any."""
-
-    step: int
-    lanes: IntArray
-    serials: npt.NDArray[np.int64]
-    sequences: list[Sequence]
-    unsampled: list[tuple[Sequence, int]]
-    logprob_counts: IntArray
-
-    @property
-    def everyone(self) -> list[Sequence]:
-        """All sequences that have a row in the plan."""
-        return [*self.sequences, *(sequence for sequence, _ in self.unsampled)]
 
 
 def prompt_columns(rows: Lists[PromptRow], first_row: int, block_size: int) -> dict[str, bytes]:

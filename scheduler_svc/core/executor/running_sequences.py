@@ -7,7 +7,8 @@ import numpy as np
 
 from common.plan import ExecutorLimits
 from common.wire import IntArray
-from scheduler_svc.core.executor.block_manager import Accept, BlockManager, BlockTable, Grant
+from scheduler_svc.core.executor.block_manager import Accept, BlockManager
+from scheduler_svc.core.executor.block_table import BlockTable, Grant
 from scheduler_svc.core.executor.lanes import LanePhase, Lanes
 from scheduler_svc.core.executor.memory_forecast import BRIEF_STEPS, Forecast, Growing, LengthHistory
 from scheduler_svc.core.executor.plan_builder import DecodeRows, PromptRow
@@ -83,6 +84,10 @@ class RunningSequences:
         self._num_prompts -= 1
         self._decode_rows = None
 
+    def num_computed(self, sequence: Sequence) -> int:
+        """Tokens of a sequence with a lane that are computed once the plans in flight have run."""
+        return int(self.lanes.computed[sequence.lane])
+
     # --- memory ---
 
     def is_protected(self, sequence: Sequence) -> bool:
@@ -149,9 +154,10 @@ class RunningSequences:
     def reserve_more(self, sequence: Sequence, budget: int) -> PromptRow | None:
         """A row for the next chunk of a sequence's prompt, if there are blocks for it."""
         lane, raw = sequence.lane, sequence.tokens.tobytes()
-        computed, spare = int(self.lanes.computed[lane]), self.set_aside(lane)
-        grant = self._blocks.reserve(self.lanes.tables[lane], raw, computed, budget, spare)
-        return None if grant is None else self._prompt_row(sequence, raw, grant)
+        computed, spare, table = self.num_computed(sequence), self.set_aside(lane), self.lanes.tables[lane]
+        wanted_from = sequence.wanted_from(computed)
+        grant = self._blocks.reserve(table, raw, computed, budget, spare, wanted_from=wanted_from)
+        return None if grant is None else self._prompt_row(sequence, raw, grant, wanted_from)
 
     def forecast(self, history: LengthHistory) -> Forecast:
         """What memory they will take."""
@@ -206,7 +212,8 @@ class RunningSequences:
             protected: whether all blocks that it will ever need are set aside.
         """
         table, raw = BlockTable(sequence.cache_salt.encode()), sequence.tokens.tobytes()
-        grant = self._blocks.reserve(table, raw, 0, budget, spare, accept)
+        wanted_from = sequence.wanted_from(0)
+        grant = self._blocks.reserve(table, raw, 0, budget, spare, accept, wanted_from)
         if grant is None:
             return None
         lane = self.lanes.enter(sequence, table)
@@ -218,7 +225,7 @@ class RunningSequences:
             self.order.append(lane)  # the usual case, and much cheaper
         if protected:
             self._protected.append(lane)
-        return self._prompt_row(sequence, raw, grant)
+        return self._prompt_row(sequence, raw, grant, wanted_from)
 
     def leave(self, sequence: Sequence) -> None:
         """Take a lane and its blocks back. Plans in flight may still write both: they run before any plan that hands
@@ -263,11 +270,16 @@ class RunningSequences:
             else:
                 assert computed == known + inflight - 1
 
-    def _prompt_row(self, sequence: Sequence, raw: bytes, grant: Grant) -> PromptRow:
-        """The row for what was granted to a sequence's prompt; counts it as computed."""
+    def _prompt_row(self, sequence: Sequence, raw: bytes, grant: Grant, wanted_from: int) -> PromptRow:
+        """The row for what was granted to a sequence's prompt; counts it as computed.
+
+        Args:
+            wanted_from: the sequence's, before the row.
+        """
         lane, end = sequence.lane, grant.start + grant.count
         samples = end == len(sequence.tokens)
         self.lanes.computed[lane] = end
         self.lanes.table_changed(lane, self._block_size)
         self.lanes.inflight[lane] += samples
-        return PromptRow(lane, sequence, self.lanes.tables[lane], raw, grant, samples)
+        wanted = range(max(grant.start, wanted_from), min(end, sequence.num_prompt - 1))
+        return PromptRow(lane, sequence, self.lanes.tables[lane], raw, grant, samples, wanted)

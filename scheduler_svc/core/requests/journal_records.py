@@ -19,9 +19,9 @@ import msgspec
 
 from common import messages as m
 from scheduler_svc.core.requests.record_frames import frame
-from scheduler_svc.core.step_output import SequenceEnd, StepOutput
+from scheduler_svc.core.step_output import PromptLogprobs, SequenceEnd, StepOutput
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 
 AnyStruct = TypeVar("AnyStruct", bound=msgspec.Struct)
 
@@ -64,6 +64,7 @@ class SamplingRecord(Record, frozen=True):
     stop_token_ids: tuple[int, ...] = ()
     logprobs: int = 0
     constraints: ConstraintsRecord | None = None
+    prompt_logprobs: int = 0
 
     @classmethod
     def of(cls, params: m.SamplingParams) -> "SamplingRecord":
@@ -145,6 +146,7 @@ class Progress(Record, frozen=True):
         model: what computed the last of them.
         num_cached: prompt tokens that the prefix cache held when it was first admitted; None if it never was.
         logprob_ids, logprobs: int32 and float32 [tokens, the request's `logprobs`], as in `StepResult`.
+        prompt_logprob_ids, prompt_logprobs: int32 and float32 [covered positions, the request's `prompt_logprobs`].
     """
 
     token_ids: bytes = b""
@@ -153,6 +155,14 @@ class Progress(Record, frozen=True):
     ending: Ending | None = None
     logprob_ids: bytes = b""
     logprobs: bytes = b""
+    prompt_logprob_ids: bytes = b""
+    prompt_logprobs: bytes = b""
+
+    @property
+    def num_bytes(self) -> int:
+        """About how many bytes of the journal it takes."""
+        logprobs = len(self.logprob_ids) + len(self.logprobs)
+        return len(self.token_ids) + logprobs + len(self.prompt_logprob_ids) + len(self.prompt_logprobs)
 
 
 class RequestRecord(Record, frozen=True, tag="accepted"):
@@ -185,7 +195,7 @@ class RequestRecord(Record, frozen=True, tag="accepted"):
     @property
     def num_bytes(self) -> int:
         """About how many bytes of the journal the record takes."""
-        told = sum(len(told.token_ids) + len(told.logprob_ids) + len(told.logprobs) for told in self.progress)
+        told = sum(told.num_bytes for told in self.progress)
         asked = list_bytes(self.submit.params.constraints)
         return len(self.submit.prompt) + len(self.submit.context) + asked + told
 
@@ -221,24 +231,47 @@ class StepRecord(Record, frozen=True, tag="stepped"):
         return cls(output.model, *columns, came.counts.tobytes(), came.ids.tobytes(), came.values.tobytes())
 
 
+class PromptRecord(Record, frozen=True, tag="prompted"):
+    """A step gave log-probabilities of a sequence's prompt.
+
+    Attributes:
+        first: the first position whose logits told them.
+        logprob_ids, logprobs: int32 and float32 [positions, the request's `prompt_logprobs`], as in `StepResult`.
+        model: what computed them.
+    """
+
+    arrival: int
+    first: int
+    logprob_ids: bytes
+    logprobs: bytes
+    model: str
+
+    @classmethod
+    def of(cls, came: PromptLogprobs, model: str) -> "PromptRecord":
+        """What came with a step."""
+        return cls(came.sequence.arrival, came.first, came.ids, came.values, model)
+
+
 class EndRecord(Record, frozen=True, tag="ended"):
     """A sequence ended.
 
     Attributes:
         num_cached: as in `Progress`.
         num_tokens: that it had generated.
+        num_covered: positions of its prompt that it had log-probabilities from.
     """
 
     arrival: int
     num_cached: int | None
     ending: Ending
     num_tokens: int
+    num_covered: int = 0
 
     @classmethod
     def of(cls, end: SequenceEnd) -> "EndRecord":
         """The end of a sequence."""
-        sequence = end.sequence
-        return cls(sequence.arrival, sequence.num_cached_prompt, Ending.of(end), sequence.num_output)
+        sequence, ending = end.sequence, Ending.of(end)
+        return cls(sequence.arrival, sequence.num_cached_prompt, ending, sequence.num_output, sequence.num_covered)
 
 
 class CrashRecord(Record, frozen=True, tag="life"):
@@ -247,9 +280,15 @@ class CrashRecord(Record, frozen=True, tag="life"):
     crashes: int
 
 
-AnyRecord = RequestRecord | StepRecord | EndRecord | CrashRecord
+AnyRecord = RequestRecord | StepRecord | PromptRecord | EndRecord | CrashRecord
 
 _encoder = msgspec.msgpack.Encoder()
+
+
+def step_records(output: StepOutput) -> list[AnyRecord]:
+    """What the journal has to say of a step; log-probabilities of a prompt stand before the first token."""
+    prompts = [PromptRecord.of(came, output.model) for came in output.prompt_logprobs]
+    return [*prompts, StepRecord.of(output), *map(EndRecord.of, output.ends)]
 
 
 def encode(records: list[AnyRecord]) -> bytes:

@@ -2,7 +2,7 @@
 
 A record that is damaged is passed over, and the others count. Each token says which of its sequence's it is, so that a
 sequence notices what it lost: it is taken up with the tokens before the gap, as after a power cut. A token without the
-log-probabilities that its request asked for is such a gap.
+log-probabilities that its request asked for is such a gap, and so is one before all those of the prompt.
 """
 
 from array import array
@@ -19,8 +19,10 @@ from scheduler_svc.core.requests.journal_records import (
     Ending,
     EndRecord,
     Progress,
+    PromptRecord,
     RequestRecord,
     StepRecord,
+    SubmitRecord,
 )
 from scheduler_svc.core.requests.record_frames import unframe
 
@@ -45,16 +47,64 @@ class Contents:
 
 
 @dataclass(slots=True)
+class _Prompt:
+    """Log-probabilities of one sequence's prompt.
+
+    Attributes:
+        width: bytes of either column, for each position; 0 if it wants none.
+        num_wanted: positions.
+        ids, values: int32 and float32 [covered positions, the request's `prompt_logprobs`].
+    """
+
+    width: int
+    num_wanted: int
+    ids: bytearray
+    values: bytearray
+
+    @classmethod
+    def of(cls, told: Progress, submit: SubmitRecord, index: int) -> "_Prompt":
+        """As it was when its request was written: the positions that have both columns."""
+        width = 0 if index else 4 * submit.params.prompt_logprobs
+        num_wanted = len(submit.prompt) // 4 - 1 if width else 0
+        columns = (told.prompt_logprob_ids, told.prompt_logprobs)
+        num_covered = min(num_wanted, *(len(column) // width for column in columns)) if width else 0
+        ids, values = (bytearray(column[: width * num_covered]) for column in columns)
+        return cls(width, num_wanted, ids, values)
+
+    @property
+    def num_covered(self) -> int:
+        return len(self.ids) // self.width if self.width else 0
+
+    @property
+    def is_whole(self) -> bool:
+        return self.num_covered == self.num_wanted
+
+    def append(self, record: PromptRecord) -> bool:
+        """Take what is new in a record. Returns False, and changes nothing, if there is a gap before it or its columns
+        do not fit."""
+        num_told, rest = divmod(len(record.logprob_ids), self.width or 1)
+        fits = not rest and len(record.logprobs) == len(record.logprob_ids)
+        if not fits or not 0 <= record.first <= self.num_covered or record.first + num_told > self.num_wanted:
+            return False
+        new_from = self.width * (self.num_covered - record.first)
+        self.ids += record.logprob_ids[new_from:]
+        self.values += record.logprobs[new_from:]
+        return True
+
+
+@dataclass(slots=True)
 class _Story:
     """What has been read of one sequence.
 
     Attributes:
         logprob_bytes: of either column of log-probabilities, for each token.
+        prompt: its log-probabilities.
         logprob_ids, logprobs: int32 and float32 [tokens, the request's `logprobs`].
         is_cut: whether it lacks a token, or an end, that it had.
     """
 
     logprob_bytes: int
+    prompt: _Prompt
     tokens: "array[int]"
     logprob_ids: bytearray
     logprobs: bytearray
@@ -64,37 +114,48 @@ class _Story:
     is_cut: bool = False
 
     @classmethod
-    def of(cls, told: Progress, num_logprobs: int) -> "_Story":
+    def of(cls, told: Progress, submit: SubmitRecord, index: int) -> "_Story":
         """A sequence as it was when its request was written: the tokens that have all their log-probabilities."""
-        columns, width = (told.logprob_ids, told.logprobs), 4 * num_logprobs
-        num_tokens = len(told.token_ids) // 4
+        columns, width = (told.logprob_ids, told.logprobs), 4 * submit.params.logprobs
+        prompt = _Prompt.of(told, submit, index)
+        num_tokens = len(told.token_ids) // 4 if prompt.is_whole else 0
         if width:
             num_tokens = min(num_tokens, *(len(column) // width for column in columns))
         token_ids = told.token_ids[: 4 * num_tokens]
         ids, values = (bytearray(column[: width * num_tokens]) for column in columns)
-        is_cut = (len(token_ids), len(ids), len(values)) != (len(told.token_ids), *map(len, columns))
+        kept = (token_ids, ids, values, prompt.ids, prompt.values)
+        before = (told.token_ids, *columns, told.prompt_logprob_ids, told.prompt_logprobs)
+        is_cut = [*map(len, kept)] != [*map(len, before)]
         ending = None if is_cut else told.ending
-        return cls(width, array("i", token_ids), ids, values, told.model, told.num_cached, ending, is_cut)
+        return cls(width, prompt, array("i", token_ids), ids, values, told.model, told.num_cached, ending, is_cut)
 
     def append(self, position: int, token: int, model: str, logprob_ids: bytes, logprobs: bytes) -> None:
         """A token that came when the sequence had so many, with its log-probabilities."""
-        if position == len(self.tokens) and len(logprob_ids) == self.logprob_bytes:
+        if position == len(self.tokens) and len(logprob_ids) == self.logprob_bytes and self.prompt.is_whole:
             self.tokens.append(token)
             self.logprob_ids += logprob_ids
             self.logprobs += logprobs
             self.model = model
         self.is_cut |= position >= len(self.tokens)
 
+    def prompted(self, record: PromptRecord) -> None:
+        """Log-probabilities of its prompt came."""
+        if not self.prompt.append(record):
+            self.is_cut = True
+        elif not self.tokens:
+            self.model = record.model
+
     def end(self, record: EndRecord) -> None:
-        """The sequence ended; how, counts if it has all its tokens."""
-        self.is_cut |= record.num_tokens != len(self.tokens)
+        """The sequence ended; how, counts if it has all its tokens, and all log-probabilities of its prompt."""
+        self.is_cut |= (record.num_tokens, record.num_covered) != (len(self.tokens), self.prompt.num_covered)
         if not self.is_cut:
             self.num_cached, self.ending = record.num_cached, record.ending
 
     def told(self, request: RequestRecord) -> Progress:
         ending = self.ending or self._own_end(request)
         logprob_ids, logprobs = bytes(self.logprob_ids), bytes(self.logprobs)
-        return Progress(self.tokens.tobytes(), self.model, self.num_cached, ending, logprob_ids, logprobs)
+        prompt = bytes(self.prompt.ids), bytes(self.prompt.values)
+        return Progress(self.tokens.tobytes(), self.model, self.num_cached, ending, logprob_ids, logprobs, *prompt)
 
     def _own_end(self, request: RequestRecord) -> Ending | None:
         """How it ended if its tokens tell; its EndRecord may be lost."""
@@ -115,9 +176,12 @@ def read_batches(payloads: list[bytes]) -> Contents:
                 case RequestRecord():
                     requests[record.arrival] = record
                     for i, told in enumerate(record.progress):
-                        stories[record.arrival + i] = _Story.of(told, record.submit.params.logprobs)
+                        stories[record.arrival + i] = _Story.of(told, record.submit, i)
                 case StepRecord():
                     num_damaged += not _replay_step(record, stories)
+                case PromptRecord():
+                    if (story := stories.get(record.arrival)) is not None:
+                        story.prompted(record)
                 case EndRecord():
                     if (story := stories.get(record.arrival)) is not None:
                         story.end(record)

@@ -30,7 +30,7 @@ class Outbox:
         self._answers: dict[Peer, deque[CoreToFrontend]] = {}
         self._num_outputs: dict[Peer, int] = {}
         self._offered: list[TokenStream] = []  # streams that the last message of `peek` tells everything of
-        self._offered_in_part: tuple[TokenStream, int] | None = None  # one of which it tells so many tokens
+        self._offered_in_part: tuple[TokenStream, int] | None = None  # one of which it tells so many bytes
 
     def answer(self, peer: Peer, message: CoreToFrontend) -> None:
         """Answer a question of `peer`. Answers go in their order, and before all tokens that wait for that peer."""
@@ -56,7 +56,7 @@ class Outbox:
         for sequence, told in zip(sequences, progress, strict=True):
             stream = TokenStream.after(peer, sequence, told)
             self._enter(stream)
-            if told.ending is not None or stream.tokens:
+            if told.ending is not None or stream.tokens or stream.earlier:
                 self._queue(stream)
 
     def refuse(self, peer: Peer, request_id: str, refusal: RequestRejected) -> None:
@@ -76,8 +76,13 @@ class Outbox:
         self.refuse(peer, request_id, RequestRejected("the request is read by another connection now", "taken_over"))
 
     def push(self, output: StepOutput) -> None:
-        """Sequences have new tokens; some have ended."""
+        """Sequences have new tokens, or log-probabilities of their prompts; some have ended."""
         streams, model = self._streams, output.model
+        for came in output.prompt_logprobs:
+            if (stream := streams.get(came.sequence)) is not None:
+                stream.add_prompt(came.ids, came.values)
+                if not (stream.queued or stream.held):
+                    self._queue(stream)
         for sequence, token in zip(output.sequences, output.tokens, strict=True):
             stream = streams.get(sequence)
             if stream is None:
@@ -138,11 +143,10 @@ class Outbox:
                 self._offered.append(stream)
                 left -= num_bytes
                 continue
-            num_bytes = stream.num_waiting * stream.token_bytes
-            if num_bytes > left:
-                if (num_tokens := left // stream.token_bytes) > 0:
-                    deltas += stream.tell_some(num_tokens)
-                    self._offered_in_part = stream, num_tokens
+            if (num_bytes := stream.num_bytes) > left:
+                if some := stream.tell_some(left):
+                    deltas += some
+                    self._offered_in_part = stream, left
                 break
             deltas += stream.tell_all()
             self._offered.append(stream)
@@ -167,8 +171,8 @@ class Outbox:
             if stream.ending is not None:
                 self._drop(stream)
         if self._offered_in_part is not None:
-            stream, num_tokens = self._offered_in_part
-            stream.told_some(num_tokens)
+            stream, max_bytes = self._offered_in_part
+            stream.told_some(max_bytes)
         del self._queues[peer][: len(self._offered)]
         if not self._queues[peer]:
             del self._queues[peer]

@@ -117,7 +117,10 @@ def restored(record: RequestRecord, scheduler: Scheduler, wall_offset_s: float) 
     submit, progress = record.submit.message(), record.progress
     accepted_at = record.accepted_at - wall_offset_s
     deadline = None if submit.timeout_s is None else accepted_at + submit.timeout_s
-    outputs = [Generated(told.token_ids, told.logprob_ids, told.logprobs) for told in progress]
+    outputs = [
+        Generated(told.token_ids, told.logprob_ids, told.logprobs, told.prompt_logprob_ids, told.prompt_logprobs)
+        for told in progress
+    ]
     sequences = scheduler.restore(submit, record.arrival, outputs, deadline, place=record.place, fits=record.fits)
     for sequence, told in zip(sequences, progress, strict=True):
         sequence.model, sequence.num_cached_prompt = told.model, told.num_cached
@@ -134,13 +137,13 @@ def of_this_tokenizer(records: list[RequestRecord], tokenizer: str) -> tuple[lis
         tokenizer: hash of the one that is served; empty if it is not known.
 
     Returns:
-        The requests, and the ids of those that are ended for it. These lose their tokens, also those that had ended:
-        no text can be made of them any more.
+        The requests, and the ids of those that are ended for it. These lose their tokens, and the log-probabilities of
+        their prompts, also those that had ended: no text can be made of them any more.
     """
     kept, ended = [], []
     for record in records:
         is_foreign = record.tokenizer and tokenizer and record.tokenizer != tokenizer
-        if is_foreign and any(told.ending is None or told.token_ids for told in record.progress):
+        if is_foreign and any(told.ending is None or told.num_bytes for told in record.progress):
             ended.append(record.submit.request_id)
             gone = Progress(ending=Ending("error", TOKENIZER_GONE, "tokenizer_changed"))
             kept.append(msgspec.structs.replace(record, progress=(gone,) * len(record.progress)))

@@ -20,7 +20,7 @@ from scheduler_svc.core.requests.group_commit import (
     JournalResult,
     JournalState,
 )
-from scheduler_svc.core.requests.journal_records import AnyRecord, EndRecord, Progress, RequestRecord, StepRecord
+from scheduler_svc.core.requests.journal_records import AnyRecord, EndRecord, Progress, RequestRecord, step_records
 from scheduler_svc.core.requests.outbox import Outbox
 from scheduler_svc.core.requests.recovery import CrashCount, of_this_tokenizer, restored
 from scheduler_svc.core.requests.request_counters import RequestCounters
@@ -161,7 +161,7 @@ class RequestManager:
         """A step gave tokens."""
         records: list[AnyRecord] = []
         if self.group_commit.is_recording:
-            records = [StepRecord.of(output), *map(EndRecord.of, output.ends)]
+            records = step_records(output)
         self._counters.stepped(output, now)
         for end in output.ends:
             self.table.ended(end, now)

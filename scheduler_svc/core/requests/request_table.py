@@ -54,9 +54,8 @@ class Request:
         progress = []
         for sequence, ending in zip(self.sequences, self.endings, strict=True):
             told, num_cached = output_of(sequence), sequence.num_cached_prompt
-            progress.append(
-                Progress(told.token_ids, sequence.model, num_cached, ending, told.logprob_ids, told.logprobs)
-            )
+            logprobs = told.logprob_ids, told.logprobs, told.prompt_logprob_ids, told.prompt_logprobs
+            progress.append(Progress(told.token_ids, sequence.model, num_cached, ending, *logprobs))
         return tuple(progress)
 
     def record(self, output_of: Callable[[Sequence], Generated], wall_offset_s: float) -> RequestRecord:
@@ -194,5 +193,7 @@ def _count_down(counts: Counter[str], name: str) -> None:
 
 def _num_bytes(request: Request) -> int:
     """Of the tokens and log-probabilities that are retained with it, and of the lists in its constraints."""
-    words = (len(s.tokens) + len(s.logprob_ids) + len(s.logprobs) for s in request.sequences)
-    return len(request.submit.prompt) + list_bytes(request.submit.params.constraints) + 4 * sum(words)
+    sequences = request.sequences
+    words = sum(len(s.tokens) + len(s.logprob_ids) + len(s.logprobs) for s in sequences)
+    words += sum(len(s.prompt_logprob_ids) + len(s.prompt_logprobs) for s in sequences)
+    return len(request.submit.prompt) + list_bytes(request.submit.params.constraints) + 4 * words

@@ -1,4 +1,4 @@
-"""What one sequence has for its reader: tokens and their log-probabilities, gathered until they are told. Pure."""
+"""What one sequence has for its reader: tokens and log-probabilities, gathered until they are told. Pure."""
 
 from array import array
 from dataclasses import dataclass, field
@@ -22,12 +22,46 @@ class TokenRun:
     logprob_ids: bytearray
     logprobs: bytearray
 
-    def split(self, num_tokens: int) -> tuple["TokenRun", "TokenRun"]:
-        """So many of its tokens, which are not all, and the others."""
+    @property
+    def num_bytes(self) -> int:
+        """In a message."""
+        return 4 * len(self.tokens) + len(self.logprob_ids) + len(self.logprobs)
+
+    def split(self, max_bytes: int) -> tuple["TokenRun", "TokenRun"]:
+        """The first tokens that have no more bytes than that, which are not all, and the others."""
+        num_tokens = max_bytes // (self.num_bytes // len(self.tokens))
         at = len(self.logprob_ids) // len(self.tokens) * num_tokens
         first = TokenRun(self.model, self.tokens[:num_tokens], self.logprob_ids[:at], self.logprobs[:at])
         others = TokenRun(self.model, self.tokens[num_tokens:], self.logprob_ids[at:], self.logprobs[at:])
         return first, others
+
+
+@dataclass(slots=True)
+class PromptRun:
+    """Log-probabilities of a prompt's tokens in a row.
+
+    Attributes:
+        width: log-probabilities of each.
+        ids, values: int32 and float32 [prompt tokens, width], as in `StepResult`.
+    """
+
+    width: int
+    ids: bytearray
+    values: bytearray
+
+    @property
+    def num_bytes(self) -> int:
+        """In a message."""
+        return len(self.ids) + len(self.values)
+
+    def split(self, max_bytes: int) -> tuple["PromptRun", "PromptRun"]:
+        """Those of the first tokens that have no more bytes than that, which are not all, and the others."""
+        at = max_bytes // (8 * self.width) * 4 * self.width
+        first = PromptRun(self.width, self.ids[:at], self.values[:at])
+        return first, PromptRun(self.width, self.ids[at:], self.values[at:])
+
+
+Run = PromptRun | TokenRun
 
 
 @dataclass(slots=True, eq=False)
@@ -39,7 +73,8 @@ class TokenStream:
         queued: whether the stream stands in its peer's queue.
         tokens, model: not told yet, and what computed them.
         logprob_ids, logprobs: of these tokens; empty if the request asked for none.
-        earlier: what earlier models computed, not told yet.
+        earlier: what is to be told before these tokens: log-probabilities of the prompt, and then what earlier models
+            computed.
         told_model: what the reader was told last.
         has_logprobs: whether the request asked for any.
         token_bytes: of each token in a message, with its log-probabilities.
@@ -53,7 +88,7 @@ class TokenStream:
     model: str = ""
     logprob_ids: bytearray = field(default_factory=bytearray)
     logprobs: bytearray = field(default_factory=bytearray)
-    earlier: list[TokenRun] = field(default_factory=list)
+    earlier: list[Run] = field(default_factory=list)
     told_model: str = ""
     num_cached: int = 0
     ending: Ending | None = None
@@ -68,7 +103,7 @@ class TokenStream:
     @classmethod
     def after(cls, peer: Peer, sequence: Sequence, told: Progress) -> "TokenStream":
         """Everything from the first token on, of a sequence that is so far."""
-        return cls(
+        stream = cls(
             peer,
             sequence,
             tokens=array("i", told.token_ids),
@@ -78,11 +113,23 @@ class TokenStream:
             num_cached=told.num_cached or 0,
             ending=told.ending,
         )
+        if told.prompt_logprob_ids:
+            stream.add_prompt(told.prompt_logprob_ids, told.prompt_logprobs)
+        return stream
 
     @property
-    def num_waiting(self) -> int:
-        """Tokens that are not told yet."""
-        return len(self.tokens) + sum(len(run.tokens) for run in self.earlier)
+    def num_bytes(self) -> int:
+        """Of what is not told yet, in a message."""
+        return len(self.tokens) * self.token_bytes + sum(run.num_bytes for run in self.earlier)
+
+    def add_prompt(self, ids: bytes, values: bytes) -> None:
+        """Log-probabilities of the prompt, which come before its first token, follow those that came before."""
+        if not self.earlier:
+            self.earlier.append(PromptRun(self.sequence.num_prompt_logprobs, bytearray(), bytearray()))
+        run = self.earlier[-1]
+        assert isinstance(run, PromptRun), "log-probabilities of a prompt come after tokens"
+        run.ids += ids
+        run.values += values
 
     def change_model(self, model: str) -> None:
         """Tokens from now on are another model's."""
@@ -94,7 +141,8 @@ class TokenStream:
     def tell_all(self) -> list[TokenDelta]:
         """Everything that is to be told."""
         deltas, told = self._tell(self.earlier)
-        deltas.append(self.last_delta(told))
+        if self.tokens or self.ending is not None:
+            deltas.append(self.last_delta(told))
         return deltas
 
     def last_delta(self, told_model: str) -> TokenDelta:
@@ -115,46 +163,46 @@ class TokenStream:
 
     def told_all(self) -> None:
         """What `tell_all` gave is on its way."""
-        self.told_model, self.tokens = self.model, array("i")
+        if self.tokens:  # or the model is not named yet
+            self.told_model, self.tokens = self.model, array("i")
         if self.has_logprobs:
             self.logprob_ids, self.logprobs = bytearray(), bytearray()
         if self.earlier:
             self.earlier = []
 
-    def tell_some(self, max_tokens: int) -> list[TokenDelta]:
-        """The first of so many tokens, which are not all."""
-        return self._tell(self._split(max_tokens)[0])[0]
+    def tell_some(self, max_bytes: int) -> list[TokenDelta]:
+        """The first of what is to be told that has no more bytes than that, which is not all."""
+        return self._tell(self._split(max_bytes)[0])[0]
 
-    def told_some(self, num_tokens: int) -> None:
-        """What `tell_some` gave is on its way."""
-        told, left = self._split(num_tokens)
+    def told_some(self, max_bytes: int) -> None:
+        """What `tell_some` gave is on its way; what has come since is behind it."""
+        told, left = self._split(max_bytes)
         *self.earlier, present = left
-        self.told_model, self.tokens = told[-1].model, present.tokens
+        assert isinstance(present, TokenRun)
+        self.told_model, self.tokens = self._tell(told)[1], present.tokens
         self.logprob_ids, self.logprobs = present.logprob_ids, present.logprobs
 
     @property
     def _present(self) -> TokenRun:
         return TokenRun(self.model, self.tokens, self.logprob_ids, self.logprobs)
 
-    def _split(self, num_tokens: int) -> tuple[list[TokenRun], list[TokenRun]]:
-        """Runs with the first tokens, and runs with the others; the last of those is the present model's."""
-        first: list[TokenRun] = []
-        others = [*self.earlier, self._present]
-        while num_tokens:
-            run = others[0]
-            if len(run.tokens) > num_tokens:
-                part, others[0] = run.split(num_tokens)
-                first.append(part)
-                break
-            first.append(run)
-            num_tokens -= len(run.tokens)
-            del others[0]
-        return first, others
+    def _split(self, max_bytes: int) -> tuple[list[Run], list[Run]]:
+        """Runs with the first of so many bytes, and runs with the others; the last of those is the present model's."""
+        first: list[Run] = []
+        others: list[Run] = [*self.earlier, self._present]
+        while (num_bytes := others[0].num_bytes) <= max_bytes:
+            first.append(others.pop(0))
+            max_bytes -= num_bytes
+        part, others[0] = others[0].split(max_bytes)
+        return [*first, part] if part.num_bytes else first, others
 
-    def _tell(self, runs: list[TokenRun]) -> tuple[list[TokenDelta], str]:
+    def _tell(self, runs: list[Run]) -> tuple[list[TokenDelta], str]:
         """Deltas of these runs, and the model that was told last then."""
         deltas, told = [], self.told_model
         for run in runs:
+            if isinstance(run, PromptRun):
+                deltas.append(self._prompt_delta(run))
+                continue
             deltas.append(
                 TokenDelta(
                     request_id=self.sequence.request_id,
@@ -168,3 +216,13 @@ class TokenStream:
             )
             told = run.model
         return deltas, told
+
+    def _prompt_delta(self, run: PromptRun) -> TokenDelta:
+        return TokenDelta(
+            request_id=self.sequence.request_id,
+            index=self.sequence.index,
+            token_ids=b"",
+            num_cached_tokens=self.num_cached,
+            prompt_logprob_ids=bytes(run.ids),
+            prompt_logprobs=bytes(run.values),
+        )

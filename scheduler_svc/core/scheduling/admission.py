@@ -9,6 +9,7 @@ from scheduler_svc.core.executor.executor_state import ExecutorState, Intake
 from scheduler_svc.core.executor.memory_forecast import Forecast, LengthHistory
 from scheduler_svc.core.executor.plan_builder import PromptRow
 from scheduler_svc.core.scheduling.placement import PlacementRule
+from scheduler_svc.core.scheduling.plan_budget import PlanBudget
 from scheduler_svc.core.scheduling.sequences import Sequences
 from scheduler_svc.core.scheduling.stats import SchedulerStats
 from scheduler_svc.core.scheduling.suspects import is_suspect
@@ -16,35 +17,6 @@ from scheduler_svc.core.sequence import Sequence
 
 MAX_PREEMPTIONS = 3  # after so many a sequence gets all the blocks it will ever need before it runs again
 MAX_OVERTAKEN = 64  # waiting sequences, bound for another executor, that a plan looks past
-
-
-MAX_START_BYTES = 2**24  # of a plan, for constraints of sequences that it samples for the first time
-MAX_STARTED_GRAMMARS = 4  # of a plan, likewise: an executor may have to compile each, for up to 2 s, before it answers
-
-
-class StartBudget:
-    """What a plan may still say of lanes with constraints. A plan says something of one sequence, however large."""
-
-    def __init__(self) -> None:
-        self._left = MAX_START_BYTES
-        self._is_new = True
-        self._grammars: set[str] = set()
-
-    def has_room(self, sequence: Sequence) -> bool:
-        """Whether the plan may sample a sequence for the first time."""
-        if self._is_new or (asked := sequence.params.constraints) is None:
-            return True
-        num_grammars = len(self._grammars | {asked.grammar} - {""})
-        return sequence.start_bytes <= self._left and num_grammars <= MAX_STARTED_GRAMMARS
-
-    def take(self, row: PromptRow) -> None:
-        """The plan has this row."""
-        asked = row.sequence.params.constraints
-        if row.samples and asked is not None:
-            self._left -= row.sequence.start_bytes
-            self._is_new = False
-            if asked.grammar:
-                self._grammars.add(asked.grammar)
 
 
 class Admission:
@@ -98,14 +70,13 @@ class Admission:
         return skipped, preempted
 
     def continue_prompts(
-        self, executor: ExecutorState, budget: int, skipped: list[Sequence], starts: StartBudget
+        self, executor: ExecutorState, budget: PlanBudget, skipped: list[Sequence]
     ) -> tuple[list[PromptRow], bool]:
         """Rows for the next chunks of running sequences' prompts, with blocks of newer sequences if need be.
 
         Args:
-            budget: tokens that the rows may have.
+            budget: what the plan may still have.
             skipped: sequences that decode and sit this step out.
-            starts: what the plan may still say of lanes.
 
         Returns:
             The rows, and whether a sequence was preempted.
@@ -113,13 +84,11 @@ class Admission:
         rows: list[PromptRow] = []
         preempted, running = False, executor.running
         for sequence in running.prompts():
-            if budget == 0:
-                break
             if not running.has_prompt(sequence):
                 continue  # an older one took its blocks a moment ago
-            if not starts.has_room(sequence):
+            if (num_tokens := budget.tokens_for(sequence, running.num_computed(sequence))) == 0:
                 break
-            while (row := running.reserve_more(sequence, budget)) is None:
+            while (row := running.reserve_more(sequence, num_tokens)) is None:
                 # Sequences that decode have a row in this plan already, except for those that sit it out.
                 spared = set(running.decode_rows().sequences).difference(skipped)
                 if (victim := _victim(executor, sequence, spared)) is None:
@@ -128,20 +97,16 @@ class Admission:
                 preempted = True
             if row is not None:
                 rows.append(row)
-                starts.take(row)
-                budget -= row.grant.count
+                budget.take(row)
         return rows, preempted
 
     # --- memory for sequences that wait ---
 
-    def admit(
-        self, executor: ExecutorState, budget: int, starts: StartBudget, *, suspect: bool = False
-    ) -> list[PromptRow]:
+    def admit(self, executor: ExecutorState, budget: PlanBudget, *, suspect: bool = False) -> list[PromptRow]:
         """Rows for waiting sequences, in the order of the queue, as far as memory, lanes and budget go.
 
         Args:
-            budget: tokens that the rows may have.
-            starts: what the plan may still say of lanes.
+            budget: what the plan may still have.
             suspect: admit one suspect and no other sequence; otherwise, when it is a suspect's turn, see to it that it
                 is alone next.
         """
@@ -151,9 +116,9 @@ class Admission:
         forecast: Forecast | None = None
         overtaken = 0
         for sequence in self._sequences.waiting.candidates(executor.epoch):
-            if not executor.running.has_free_lane or budget == 0 or overtaken == MAX_OVERTAKEN:
+            if not executor.running.has_free_lane or overtaken == MAX_OVERTAKEN:
                 break
-            if not starts.has_room(sequence):
+            if (num_tokens := budget.tokens_for(sequence, 0)) == 0:
                 break
             if sequence.num_inflight > 0 and sequence.placed == executor.epoch:
                 break  # preempted here a moment ago: its tokens must arrive first, and no other sequence overtakes it
@@ -167,13 +132,12 @@ class Admission:
                 break
             if forecast is None:
                 forecast = executor.running.forecast(self._history)
-            if (row := self._try(executor, sequence, budget, forecast)) is None:
+            if (row := self._try(executor, sequence, num_tokens, forecast)) is None:
                 executor.refuse()
                 sequence.placed = 0  # another executor may have room
                 break
             rows.append(row)
-            starts.take(row)
-            budget -= row.grant.count
+            budget.take(row)
             if suspect:
                 break
         return rows
@@ -184,7 +148,9 @@ class Admission:
             return executors[sequence.placed]
         return self._placement(sequence, [executors[epoch] for epoch in self._sequences.waiting.epochs_for(sequence)])
 
-    def _try(self, executor: ExecutorState, sequence: Sequence, budget: int, forecast: Forecast) -> PromptRow | None:
+    def _try(
+        self, executor: ExecutorState, sequence: Sequence, num_tokens: int, forecast: Forecast
+    ) -> PromptRow | None:
         """Admit a sequence if there is memory for it, now and later."""
         length = len(sequence.tokens)
         protected = sequence.num_preemptions >= MAX_PREEMPTIONS
@@ -197,12 +163,12 @@ class Admission:
             forecast.add(size, sequence.num_output, sequence.max_length - length, can_stop=can_stop)
             return not look_ahead or not forecast.exceeds(limits.num_blocks - spare)
 
-        row = executor.running.enter(sequence, budget, spare, accept, protected=protected)
+        row = executor.running.enter(sequence, num_tokens, spare, accept, protected=protected)
         if row is None:
             return None
         self._sequences.leave_queue(sequence)
         if sequence.model != executor.model:
-            self._stats.model_changes += sequence.num_output > 0
+            self._stats.model_changes += sequence.has_answer
             sequence.model = executor.model
         if sequence.num_cached_prompt is None:
             sequence.num_cached_prompt = min(row.grant.start, sequence.num_prompt)

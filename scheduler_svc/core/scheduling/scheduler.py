@@ -17,8 +17,9 @@ from scheduler_svc.core.executor.executor_state import ExecutorState, Intake
 from scheduler_svc.core.executor.memory_forecast import LengthHistory
 from scheduler_svc.core.executor.plan_builder import PromptRow
 from scheduler_svc.core.fleet.membership import Membership
-from scheduler_svc.core.scheduling.admission import MAX_PREEMPTIONS, Admission, StartBudget
+from scheduler_svc.core.scheduling.admission import MAX_PREEMPTIONS, Admission
 from scheduler_svc.core.scheduling.placement import PlacementRule, place
+from scheduler_svc.core.scheduling.plan_budget import PlanBudget
 from scheduler_svc.core.scheduling.sequences import Sequences
 from scheduler_svc.core.scheduling.stats import SchedulerStats
 from scheduler_svc.core.sequence import Generated, Sequence, State
@@ -129,16 +130,15 @@ class Scheduler:
             if executor.inflight:
                 return None
             executor.emptied()
-            if rows := self._admission.admit(executor, executor.limits.max_batch_tokens, StartBudget(), suspect=True):
+            if rows := self._admission.admit(executor, PlanBudget(executor.limits.max_batch_tokens), suspect=True):
                 return self._build_alone(executor, rows[0])
         skipped, took_from_decodes = self._admission.make_room(executor)
         num_decodes = len(executor.running.decode_rows()) - len(skipped)
-        budget = executor.limits.max_batch_tokens - num_decodes
-        starts = StartBudget()
-        rows, took_from_prompts = self._admission.continue_prompts(executor, budget, skipped, starts)
+        budget = PlanBudget(executor.limits.max_batch_tokens - num_decodes)
+        rows, took_from_prompts = self._admission.continue_prompts(executor, budget, skipped)
         if self.sequences.waiting and not (skipped or took_from_decodes or took_from_prompts):
             # Blocks that are short, or were just taken away, are for older sequences than those that wait.
-            rows += self._admission.admit(executor, budget - sum(row.grant.count for row in rows), starts)
+            rows += self._admission.admit(executor, budget)
         if num_decodes == 0 and not rows:
             is_empty = executor.intake is Intake.EMPTYING and not executor.inflight
             return self.plan(epoch) if is_empty else None
@@ -158,13 +158,15 @@ class Scheduler:
             expected = executor.inflight[0].step if executor.inflight else "none"
             raise WireError(f"result of step {result.step}, expected is {expected}")
         oldest = executor.inflight[0]
-        columns = parse_result(result, len(oldest.lanes), executor.limits.vocab_size, oldest.logprob_counts)
+        asked = oldest.asked_prompts
+        targets = None if asked is None else asked.targets
+        columns = parse_result(result, len(oldest.lanes), executor.limits.vocab_size, oldest.logprob_counts, targets)
         output = executor.apply_result(columns)
         self.stats.output_tokens += len(output.tokens)
         self._suspects.acquit(output.sequences)
-        for sequence in output.firsts:
+        for sequence in [came.sequence for came in output.prompt_logprobs if came.first == 0] + output.firsts:
             if sequence.state is State.WAITING:
-                self.sequences.has_first_token(sequence)
+                self.sequences.answer_begins(sequence)
         for end in output.ends:
             self.sequences.end(end.sequence, end.reason, end.error, end.code)
         for end in output.ends:
@@ -226,12 +228,13 @@ class Scheduler:
         return self.sequences.take_relaxed()
 
     def output_of(self, sequence: Sequence) -> Generated:
-        """What a sequence has generated so far; tokens in flight are not among it."""
+        """What a sequence has generated so far, and its prompt's log-probabilities; nothing that is in flight."""
         if sequence.state is State.RUNNING:
             token_ids = self.sequences.executors[sequence.epoch].running.lanes.output_of(sequence)
         else:
             token_ids = sequence.tokens[sequence.num_prompt :].tobytes()
-        return Generated(token_ids, sequence.logprob_ids.tobytes(), sequence.logprobs.tobytes())
+        ids, values = sequence.prompt_logprob_ids.tobytes(), sequence.prompt_logprobs.tobytes()
+        return Generated(token_ids, sequence.logprob_ids.tobytes(), sequence.logprobs.tobytes(), ids, values)
 
     # --- executors ---
 
@@ -297,7 +300,8 @@ class Scheduler:
         """The next part of a suspect's prompt; nothing else is computed until its token has arrived."""
         if not executor.running.has_prompt(suspect):
             return None
-        row = executor.running.reserve_more(suspect, executor.limits.max_batch_tokens)
+        budget, num_computed = PlanBudget(executor.limits.max_batch_tokens), executor.running.num_computed(suspect)
+        row = executor.running.reserve_more(suspect, budget.tokens_for(suspect, num_computed))
         if row is None:  # it became a suspect here while others took the memory: it waits to run alone
             self.sequences.requeue(executor, suspect)
             return self.plan(executor.epoch)

@@ -113,6 +113,8 @@ class Sequences:
             sequence.tokens.frombytes(output.token_ids)
             sequence.logprob_ids.frombytes(output.logprob_ids)
             sequence.logprobs.frombytes(output.logprobs)
+            sequence.prompt_logprob_ids.frombytes(output.prompt_logprob_ids)
+            sequence.prompt_logprobs.frombytes(output.prompt_logprobs)
             sequence.largest_token = max(largest, *sequence.tokens)
             sequence.num_written = len(sequence.tokens) - 1 if output.token_ids else 0
             if fits:
@@ -129,8 +131,9 @@ class Sequences:
         self.waiting.remove(sequence)
         self._stranded.pop(sequence, None)
 
-    def has_first_token(self, sequence: Sequence) -> None:
-        """The first token of a sequence that waits again has arrived: it goes on with the model that gave it."""
+    def answer_begins(self, sequence: Sequence) -> None:
+        """The first token of a sequence that waits again has arrived, or the first log-probabilities of its prompt: it
+        goes on with the model that gave them."""
         self.waiting.remove(sequence)
         self._join_queue(sequence)
 
@@ -160,13 +163,13 @@ class Sequences:
 
     def epochs_for(self, sequence: Sequence) -> Epochs:
         """The executors that may run a sequence. One with a grammar goes where it is masked by the library that it was
-        compiled with. One with tokens goes on with the model that computed them, if any executor has it."""
+        compiled with. One with an answer goes on with the model that computed it, if any executor has it."""
         able = [e for e in self.executors.values() if not e.intake.is_leaving and e.can_hold(sequence)]
         if sequence.has_grammar:
             libraries = [e.membership.grammars for e in able]
             fit = [bool(name) and (name == self._grammars or sequence.takes_any_library) for name in libraries]
             able = list(compress(able, fit))
-        if sequence.num_output > 0:
+        if sequence.has_answer:
             able = [e for e in able if e.model == sequence.model] or able
         return tuple(e.epoch for e in able)
 

@@ -21,6 +21,7 @@ from scheduler_svc.core.requests.journal_records import (
     Ending,
     EndRecord,
     Progress,
+    PromptRecord,
     Record,
     RequestRecord,
     StepRecord,
@@ -85,6 +86,7 @@ def example() -> list[list[AnyRecord]]:
         seed=2**62 + 1,
         stop_token_ids=(2, 151645),
         logprobs=2,
+        prompt_logprobs=2,
         constraints=constraints,
     )
     whole = m.Submit(
@@ -102,14 +104,20 @@ def example() -> list[list[AnyRecord]]:
         is_resumable=True,
         may_shorten=True,
     )
+    params = m.SamplingParams(max_tokens=9, prompt_logprobs=1)
+    left = m.Submit(request_id="d", prompt=_int32(8, 9, 10), params=params)
     short = m.Submit(request_id="b", prompt=_int32(1), params=m.SamplingParams(max_tokens=2))
-    old = m.Submit(request_id="c", prompt=_int32(3, 4), params=m.SamplingParams(max_tokens=9, logprobs=1))
+    params = m.SamplingParams(max_tokens=9, logprobs=1, prompt_logprobs=1)
+    old = m.Submit(request_id="c", prompt=_int32(3, 4), params=params)
     burnt = Ending("error", "it burnt", "internal_error")
-    ended = (Progress(_int32(8, 9), "model-a bf16", 1, burnt, _int32(8, 9), _float32(-0.25, -1e-7)),)
+    columns = (_int32(8, 9), _float32(-0.25, -1e-7), _int32(4), _float32(-2.5))
+    ended = (Progress(_int32(8, 9), "model-a bf16", 1, burnt, *columns),)
     return [
         [CrashRecord(1), RequestRecord(40, 1.8e9, SubmitRecord.of(old), ended, True, 40, "another tokenizer")],
         [RequestRecord(41, 1.8e9 + 1.5, SubmitRecord.of(whole), (Progress(), Progress()), True, -151, "hash")],
+        [PromptRecord(41, 0, _int32(6, 1), _float32(-0.5, -0.25), "model-a bf16")],
         [
+            PromptRecord(41, 1, _int32(151643, 1, 192, 1, 219, 219), _float32(-9, -1, -8, -2, -7, -7), "model-a bf16"),
             _step("model-a bf16", (41, 0, 192, -0.5), (42, 0, 219, -3.75)),
             RequestRecord(43, 1.8e9 + 2, SubmitRecord.of(short), (Progress(),)),
         ],
@@ -120,6 +128,11 @@ def example() -> list[list[AnyRecord]]:
         [],
         [_step("model-b bf16", (43, 1, 8)), EndRecord(43, None, Ending("length"), 2), CrashRecord(2)],
         [_step("model-b bf16", (41, 2, 194, 0.0))],
+        [RequestRecord(44, 1.8e9 + 3, SubmitRecord.of(left), (Progress(),))],
+        [
+            PromptRecord(44, 0, _int32(9), _float32(-1.0), "model-b bf16"),
+            EndRecord(44, 0, Ending("cancelled"), 0, 1),
+        ],
     ]
 
 

@@ -1,0 +1,35 @@
+"""What is kept of a plan for its answer. Pure."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from common.wire import IntArray
+from scheduler_svc.core.executor.prompt_logprobs import AskedPrompts
+from scheduler_svc.core.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class InflightPlan:
+    """A plan that was sent and not answered yet. Columns have an entry for each sampled row.
+
+    Attributes:
+        lanes, serials: of the sampled rows; `sequences` are those that held them.
+        unsampled: sequences whose row does not reach their last token, and the position after the row.
+        logprob_counts: of the sampled rows; empty if none wants any.
+        asked_prompts: what it asks of prompts; None if nothing.
+    """
+
+    step: int
+    lanes: IntArray
+    serials: npt.NDArray[np.int64]
+    sequences: list[Sequence]
+    unsampled: list[tuple[Sequence, int]]
+    logprob_counts: IntArray
+    asked_prompts: AskedPrompts | None = None
+
+    @property
+    def everyone(self) -> list[Sequence]:
+        """All sequences that have a row in the plan."""
+        return [*self.sequences, *(sequence for sequence, _ in self.unsampled)]

@@ -1,0 +1,63 @@
+"""What a plan may still have beside the sequences that decode. Pure."""
+
+from common.messages import MAX_PLAN_PROMPT_LOGPROBS
+from scheduler_svc.core.executor.plan_builder import PromptRow
+from scheduler_svc.core.sequence import NO_POSITION, Sequence
+
+MAX_START_BYTES = 2**24  # of a plan, for constraints of sequences that it samples for the first time
+MAX_STARTED_GRAMMARS = 4  # of a plan, likewise: an executor may have to compile each, for up to 2 s, before it answers
+
+
+class PlanBudget:
+    """Tokens of prompts, what is said of lanes with constraints, and log-probabilities of prompts.
+
+    A plan says something of one sequence, however large, and asks for one log-probability of a prompt at least: so the
+    first sequence always goes on.
+
+    Args:
+        num_tokens: that rows of prompts may have.
+    """
+
+    def __init__(self, num_tokens: int) -> None:
+        self._num_tokens = num_tokens
+        self._start_bytes = MAX_START_BYTES
+        self._is_new = True
+        self._grammars: set[str] = set()
+        self._num_targets = 0
+        self._most_logprobs = 0  # of a target
+
+    def tokens_for(self, sequence: Sequence, num_computed: int) -> int:
+        """Tokens that the next row may have, if it is this sequence's; 0 if it has to wait for the next plan.
+
+        Args:
+            num_computed: positions of the sequence that are computed.
+        """
+        if not self._may_start(sequence):
+            return 0
+        wanted_from = sequence.wanted_from(num_computed)
+        if wanted_from == NO_POSITION:
+            return self._num_tokens
+        most = max(self._most_logprobs, sequence.num_prompt_logprobs)
+        num_targets = max(0, MAX_PLAN_PROMPT_LOGPROBS // most - self._num_targets)
+        is_enough = sequence.num_prompt - 1 - wanted_from <= num_targets
+        return self._num_tokens if is_enough else min(self._num_tokens, num_targets)
+
+    def take(self, row: PromptRow) -> None:
+        """The plan has this row."""
+        self._num_tokens -= row.grant.count
+        if row.wanted:
+            self._num_targets += len(row.wanted)
+            self._most_logprobs = max(self._most_logprobs, row.sequence.num_prompt_logprobs)
+        asked = row.sequence.params.constraints
+        if row.samples and asked is not None:
+            self._start_bytes -= row.sequence.start_bytes
+            self._is_new = False
+            if asked.grammar:
+                self._grammars.add(asked.grammar)
+
+    def _may_start(self, sequence: Sequence) -> bool:
+        """Whether the plan may sample a sequence for the first time."""
+        if self._is_new or (asked := sequence.params.constraints) is None:
+            return True
+        num_grammars = len(self._grammars | {asked.grammar} - {""})
+        return sequence.start_bytes <= self._start_bytes and num_grammars <= MAX_STARTED_GRAMMARS
