@@ -1,6 +1,7 @@
 """What a request asks of its tokens, through real services: answers are the same when the executor is killed."""
 
 import json
+import random
 import re
 
 import pytest
@@ -93,3 +94,35 @@ def test_a_chat_whose_answer_is_a_choice(fleet):
     assert re.fullmatch("(to be|not to be)", choice.message.content)
     assert "".join(entry.token for entry in choice.logprobs.content[:-1]) == choice.message.content
     assert all(len(entry.top_logprobs) == 2 for entry in choice.logprobs.content)
+
+
+def likelihoods(fleet, prompts, kill_at=None):
+    """Tokens and log-probabilities of prompts and of a token after each, as lm-eval asks for them, but streamed; the
+    executor is killed after so many chunks."""
+    asked = {"max_tokens": 1, "temperature": 0, "seed": 1234, "logprobs": 1, "echo": True, "stream": True}
+    found = [([], [], []) for _ in prompts]
+    for number, chunk in enumerate(client_of(fleet).completions.create(model="baton-demo", prompt=prompts, **asked)):
+        if number == kill_at:
+            fleet.kill_executor(0)
+            fleet.start_executor(0)
+        for choice in chunk.choices:
+            tokens, values, tops = found[choice.index]
+            tokens += choice.logprobs.tokens
+            values += choice.logprobs.token_logprobs
+            tops += choice.logprobs.top_logprobs
+    return found
+
+
+def test_likelihoods_of_cached_prompts_and_of_those_whose_executor_is_killed(fleet):
+    rng = random.Random(5)
+    shared = rng.choices(range(300, 2000), k=100)
+    prompts = [shared + rng.choices(range(300, 2000), k=80) for _ in range(40)]
+    first = likelihoods(fleet, prompts)
+    for again in (likelihoods(fleet, prompts), likelihoods(fleet, prompts, kill_at=1)):
+        for (tokens, values, tops), (same, close, alike) in zip(again, first, strict=True):
+            assert tokens == same
+            assert values[1:] == pytest.approx(close[1:], abs=1e-4)
+            assert tops[1:] == [pytest.approx(top, abs=1e-4) for top in alike[1:]]
+    for tokens, values, tops in first:
+        assert (len(tokens), values[0], tops[0]) == (181, None, None)
+        assert values[-1] == max(tops[-1].values()), "the token after the prompt was drawn greedily"
