@@ -7,7 +7,7 @@ import msgspec
 
 from common import messages as m
 from tests.sim.frontends import FrontendProcess
-from tests.sim.story import Story
+from tests.sim.story import Heard, Story
 from tests.sim.visit import Visit
 from tests.sim.witness import Witness
 from tests.sim.world import World
@@ -150,19 +150,19 @@ class Client:
         else:
             self._settle(State.REFUSED)
 
-    def heard(self, delta: m.TokenDelta, position: int, model: str) -> int:
-        """A delta of one of its sequences. Returns how many tokens the connection has brought of it."""
+    def heard(self, delta: m.TokenDelta, heard: Heard, model: str) -> None:
+        """A delta of one of its sequences, of which the connection has brought so much before."""
         self._knows_accepted = self._is_read = True
         story = self.stories[delta.index]
-        position = story.hear(position, delta, model)
+        story.hear(heard, delta, model)
         is_whole = story.ending is not None
-        self._witness.told(self.id, delta.index, self._submitted_at, len(story.tokens), is_whole=is_whole)
+        count = (len(story.tokens), story.num_prompt_logprobs)
+        self._witness.told(self.id, delta.index, self._submitted_at, *count, is_whole=is_whole)
         if delta.finish_reason is not None:
             self._world.say(self.id, delta.index, "ended:", delta.finish_reason, delta.code)
             self._check_ending(delta)
             if all(story.ending is not None for story in self.stories):
                 self._complete()
-        return position
 
     def attached(self, visit: Visit, answer: m.Attached) -> None:
         """The core has answered an Attach."""

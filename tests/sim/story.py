@@ -1,13 +1,22 @@
 """What a client has of one sequence, and whether it is what a model says. Everything exactly once, and in order."""
 
 from array import array
+from dataclasses import dataclass
 
 import msgspec
 
 from common import messages as m
 from tests.sim.models import VOCAB_SIZE, history_of, token_after, undisturbed
 from tests.sim.pool_book import PoolBook
-from tests.support.oracle import constraint_salt, extend, logprobs_of
+from tests.support.oracle import constraint_salt, expected_prompt_logprobs, extend, logprobs_of
+
+
+@dataclass(slots=True)
+class Heard:
+    """How much of a sequence one connection has brought: tokens, and log-probabilities of the prompt."""
+
+    num_tokens: int = 0
+    num_prompt_logprobs: int = 0
 
 
 class Story:
@@ -19,6 +28,7 @@ class Story:
 
     Attributes:
         tokens: all that the client has.
+        num_prompt_logprobs: likewise, of its prompt.
         ending: the last delta, None while the sequence goes on.
     """
 
@@ -36,6 +46,9 @@ class Story:
         self._num_logprobs = submit.params.logprobs
         self._logprobs: list[tuple[list[int], list[float]]] = []
         self._history = history_of(self._prompt)
+        self.num_prompt_logprobs = 0
+        width = 0 if index else submit.params.prompt_logprobs
+        self._prompt_logprobs = expected_prompt_logprobs(self._prompt, width, VOCAB_SIZE)
 
     @property
     def _max_tokens(self) -> int:
@@ -46,18 +59,17 @@ class Story:
         """What was told did not survive the scheduler, and may be told otherwise now."""
         self.tokens, self.ending, self._logprobs = [], None, []
         self._history = history_of(self._prompt)
+        self.num_prompt_logprobs = 0
 
-    def hear(self, position: int, delta: m.TokenDelta, model: str) -> int:
+    def hear(self, heard: Heard, delta: m.TokenDelta, model: str) -> None:
         """Take in a delta of one connection.
 
         Args:
-            position: how many tokens that connection has brought before.
+            heard: what that connection has brought before; this is counted.
             model: that computed the delta's tokens; empty if it may have been several.
-
-        Returns:
-            How many it has brought now.
         """
-        told = array("i", delta.token_ids)
+        self._hear_prompt(heard, delta)
+        told, position = array("i", delta.token_ids), heard.num_tokens
         entries = self._entries(delta, len(told))
         for token, logprobs in zip(told, entries, strict=True):
             if position < len(self.tokens):
@@ -68,9 +80,22 @@ class Story:
                 self._append(token, model)
                 self._logprobs.append(logprobs)
             position += 1
+        heard.num_tokens = position
         if delta.finish_reason is not None:
-            self._end(position, delta)
-        return position
+            self._end(heard, delta)
+
+    def _hear_prompt(self, heard: Heard, delta: m.TokenDelta) -> None:
+        """Log-probabilities of the prompt: all of them before the first token, each once."""
+        ids, values = array("i", delta.prompt_logprob_ids).tolist(), array("f", delta.prompt_logprobs).tolist()
+        if ids:
+            begin, end = heard.num_prompt_logprobs, heard.num_prompt_logprobs + len(ids)
+            assert not heard.num_tokens, f"{self._name}: log-probabilities of the prompt come after tokens"
+            assert (ids, values) == tuple(column[begin:end] for column in self._prompt_logprobs), self._name
+            assert end <= self.num_prompt_logprobs or self.ending is None, f"{self._name} goes on after its end"
+            heard.num_prompt_logprobs = end
+            self.num_prompt_logprobs = max(self.num_prompt_logprobs, end)
+        is_whole = heard.num_prompt_logprobs == len(self._prompt_logprobs[0])
+        assert is_whole or not delta.token_ids, f"{self._name}: tokens come before the prompt's log-probabilities"
 
     def _entries(self, delta: m.TokenDelta, num_tokens: int) -> list[tuple[list[int], list[float]]]:
         """Ids and values that come with each token of a delta."""
@@ -90,8 +115,9 @@ class Story:
         self.tokens.append(token)
         self._history = extend(self._history, token)
 
-    def _end(self, position: int, delta: m.TokenDelta) -> None:
-        assert position == len(self.tokens), f"{self._name} ended with {position} tokens, it had {len(self.tokens)}"
+    def _end(self, heard: Heard, delta: m.TokenDelta) -> None:
+        found, had = (heard.num_tokens, heard.num_prompt_logprobs), (len(self.tokens), self.num_prompt_logprobs)
+        assert found == had, f"{self._name} ended with {found} tokens and log-probabilities of its prompt, it had {had}"
         assert 0 <= delta.num_cached_tokens <= len(self._prompt)
         before, self.ending = self.ending, delta
         if before is not None:

@@ -14,7 +14,7 @@ from scheduler_svc.core.executor.executor_state import ExecutorState, Intake
 from scheduler_svc.core.fleet import fleet
 from scheduler_svc.core.fleet.fleet import Fleet
 from scheduler_svc.core.fleet.step_clock import StepClock
-from scheduler_svc.core.requests import journal_replay, record_frames, request_manager
+from scheduler_svc.core.requests import journal_replay, record_frames, recovery, request_manager
 from scheduler_svc.core.requests.group_commit import GroupCommit
 from scheduler_svc.core.requests.journal_time import Stamp
 from scheduler_svc.core.requests.outbox import Outbox
@@ -146,6 +146,12 @@ def goes_on_after_a_gap(monkeypatch):
         self.model = model
 
     monkeypatch.setattr(journal_replay._Story, "append", append)
+
+
+@fault("journal")
+def forgets_log_probabilities_of_prompts(monkeypatch):
+    generated = recovery.Generated
+    monkeypatch.setattr(recovery, "Generated", lambda *columns: generated(*columns[:3]))
 
 
 # --- executors ---

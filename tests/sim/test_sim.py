@@ -59,7 +59,8 @@ def test_everything_that_can_happen_happens():
     assert tally.moments["strikes"] > 0
     assert all(tally.endings[ending] for ending in ("stop", "length", "cancelled", "error"))
     assert all(tally.clients[state] for state in ("done", "left", "lost", "refused"))
-    assert all(tally.moments[moment] for moment in ("preemptions", "model_changes", "resumed", "restored", "attached"))
+    moments = ("preemptions", "model_changes", "resumed", "restored", "attached", "restored in the prompt")
+    assert all(tally.moments[moment] for moment in moments)
     codes = ("queue_full", "too_many_requests", "request_exists", "context_length_exceeded", "invalid_value")
     assert all(tally.moments[f"refused: {code}"] for code in codes)
 

@@ -4,6 +4,7 @@ from typing import Protocol
 
 from common import messages as m
 from tests.sim.frontends import FrontendProcess
+from tests.sim.story import Heard
 
 
 class Host(Protocol):
@@ -17,7 +18,7 @@ class Host(Protocol):
     def refused(self, delta: m.TokenDelta) -> None:
         """It was not accepted."""
 
-    def heard(self, delta: m.TokenDelta, position: int, model: str) -> int:
+    def heard(self, delta: m.TokenDelta, heard: Heard, model: str) -> None:
         """A delta of one of its sequences."""
 
     def attached(self, visit: "Visit", answer: m.Attached) -> None:
@@ -39,7 +40,7 @@ class Visit:
         self._client = client
         self._is_attached = is_attached
         n = client.submit.n
-        self.positions = [0] * n
+        self._heard = [Heard() for _ in range(n)]
         self._models = [""] * n
         self._is_first = [True] * n
         self._has_ended = [False] * n
@@ -57,15 +58,15 @@ class Visit:
         index = delta.index
         assert not self._has_ended[index], f"{delta.request_id}[{index}]: {delta} after its end"
         self._has_ended[index] = delta.finish_reason is not None
-        # All that was told before an Attach comes in one delta, with the model of the last token.
+        # All tokens that were told before an Attach come in one delta, with the model of the last one.
         is_replay = self._is_attached and self._is_first[index]
-        self._is_first[index] = False
+        self._is_first[index] &= not delta.token_ids
         if delta.model:
             assert delta.model != self._models[index], f"{delta.request_id}: a model is named that it has already"
             self._models[index] = delta.model
         assert self._models[index] or not delta.token_ids, f"{delta.request_id}: tokens of no model"
         model = "" if is_replay else self._models[index]
-        self.positions[index] = self._client.heard(delta, self.positions[index], model)
+        self._client.heard(delta, self._heard[index], model)
 
     def attached(self, answer: m.Attached) -> None:
         """The core has answered the Attach."""

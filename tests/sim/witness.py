@@ -58,6 +58,7 @@ class _Told:
 
     asked_at: float
     num_tokens: int
+    num_prompt_logprobs: int
     is_whole: bool
 
 
@@ -93,7 +94,7 @@ class Witness:
         self._plans: dict[int, deque[tuple[int, list[Sequence]]]] = {}  # of each epoch: those in flight, and who is in
         self._failures: dict[Sequence, int] = {}
         self._models: dict[Sequence, str] = {}  # that sequences were admitted to last
-        self._spoken: dict[Sequence, None] = {}  # those with tokens
+        self._spoken: dict[Sequence, None] = {}  # those with an answer
         self._fitted: list[Sequence] = []  # an executor that an earlier life of the scheduler saw
         self._heard: dict[Peer, float] = {}
         self._last_turn = math.inf
@@ -191,7 +192,8 @@ class Witness:
         accepted = {request.id: request.submit.params.max_tokens for request in core.requests.table.all()}
         self.pools.restored(max(fitted.values(), default=0), accepted, is_certain=not self.is_risky(0.0))
         for sequence in restored:
-            if sequence.num_output:
+            self.moments["restored in the prompt"] += sequence.num_output == 0 and sequence.num_covered > 0
+            if sequence.has_answer:
                 self._models[sequence] = sequence.model
                 self._spoken[sequence] = None
 
@@ -200,9 +202,18 @@ class Witness:
         self.count(core)
         self.deaths.append(Death(self._world.now, core.requests.group_commit.state is JournalState.OK))
 
-    def told(self, request_id: str, index: int, asked_at: float, num_tokens: int, *, is_whole: bool) -> None:
-        """A client has got so many tokens of a sequence, or all."""
-        self._told[request_id, index] = _Told(asked_at, num_tokens, is_whole)
+    def told(
+        self,
+        request_id: str,
+        index: int,
+        asked_at: float,
+        num_tokens: int,
+        num_prompt_logprobs: int,
+        *,
+        is_whole: bool,
+    ) -> None:
+        """A client has got so many tokens of a sequence, and log-probabilities of its prompt, or all."""
+        self._told[request_id, index] = _Told(asked_at, num_tokens, num_prompt_logprobs, is_whole)
 
     def _check_restored(self, core: Core) -> None:
         """No frontend was told what was not on disk."""
@@ -214,6 +225,8 @@ class Witness:
             progress = request.progress(core.scheduler.output_of)[index]
             num_saved = len(progress.token_ids) // 4
             assert num_saved >= told.num_tokens, f"{request_id}: {told.num_tokens} told, {num_saved} in the journal"
+            num_saved, of_prompt = len(progress.prompt_logprobs) // 4, told.num_prompt_logprobs
+            assert num_saved >= of_prompt, f"{request_id}: of its prompt {of_prompt} told, {num_saved} in the journal"
             assert not told.is_whole or progress.ending is not None, f"{request_id}: its end is not in the journal"
 
     def count(self, core: Core) -> None:
@@ -272,6 +285,9 @@ class Witness:
                 assert all(s in self._stay[epoch] for s in everyone), f"epoch {epoch} is finishing and gets a sequence"
             for sequence in everyone:
                 self._check_model(core, sequence, executor.model)
+            asked = next(plan.asked_prompts for plan in executor.inflight if plan.step == step)
+            for sequence, positions in asked.rows if asked is not None else ():
+                self._check_asked(sequence, positions)
             self._plans[epoch].append((step, everyone))
 
     def logged(self, core: Core, event: str, facts: dict[str, Any]) -> None:
@@ -332,6 +348,16 @@ class Witness:
             assert sequence in everyone, "a token for a sequence that is not in the plan"
             self._failures.pop(sequence, None)
             self._spoken[sequence] = None
+        for came in output.prompt_logprobs:
+            self._spoken[came.sequence] = None
+
+    def _check_asked(self, sequence: Sequence, positions: range) -> None:
+        """Positions of a prompt that a client was told of are not asked again, in this life or a later one."""
+        self.moments["prompt positions asked"] += len(positions)
+        told = self._told.get((sequence.request_id, sequence.index))
+        if told is not None and not self.is_risky(told.asked_at):
+            num_told = told.num_prompt_logprobs // sequence.num_prompt_logprobs
+            assert positions.start >= num_told, f"{sequence.request_id}: {positions} asked, {num_told} told"
 
     def _lost(self, epoch: int, cause: str, reason: str) -> None:
         in_flight = self._plans.pop(epoch)

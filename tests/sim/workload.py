@@ -97,6 +97,7 @@ class Workload:
             seed=rng.randrange(100),
             stop_token_ids=tuple(rng.sample(range(VOCAB_SIZE), 20)) if rng.random() < 0.3 else (),
             logprobs=rng.choice([0, 0, 0, 1, 6]),
+            prompt_logprobs=rng.choice([0, 0, 0, 1, 3]),
             constraints=rng.choice([None, None, *CONSTRAINTS]),
         )
         context = request_id.encode()
