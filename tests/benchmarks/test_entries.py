@@ -13,6 +13,7 @@ NAMES = [
     "cpu_kernels",
     "failover",
     "flood",
+    "forced_tokens",
     "gpu",
     "journal",
     "kernels",

@@ -121,7 +121,7 @@ def test_what_is_usually_asked_of_a_step_fits(vocab_size: int, num_rows: int, nu
     columns = replace(columns, constrained=np.arange(num_rows, dtype=np.int32))
     arena = Arena(asked_arena_size(limits), CPU)
     lanes = [ConstrainedLane.started(start, vocab_size) for start in starts]
-    step = AskedStager(vocab_size, arena).stage(columns, lanes, SampleOrder.of(columns), {})
+    step = AskedStager(vocab_size, arena).stage(columns, lanes, SampleOrder.of(columns), None)
     assert step.adjustments is not None
     assert arena.holds(step.adjustments.masks)
 
