@@ -238,7 +238,7 @@ def gives_up_a_pool_too_early(monkeypatch):
 
 @fault("pools")
 def does_not_shorten_what_was_a_default(monkeypatch):
-    monkeypatch.setattr(Sequences, "_give_up_pool", lambda self, s: [self.end(s, "error", code="capacity_lost")])
+    monkeypatch.setattr(Sequences, "_give_up_pool", lambda self, s, ready: [self.end(s, "error", code="capacity_lost")])
 
 
 @fault("pools")
