@@ -311,6 +311,8 @@ class Client:
                 assert (self.id, delta.index) in self._witness.guilty, f"{name} ended for failures that were not its"
             case "capacity_lost":
                 assert (self.id, delta.index) in self._witness.pools.lost, f"{name} had an executor"
+            case "grammars_lost":
+                assert (self.id, delta.index) in self._witness.libraries.lost, f"{name} had an executor"
             case "context_length_exceeded" | "invalid_value":
                 is_unfit = self.id.startswith("odd") or (self.id, delta.index) in self._witness.unfit
                 assert is_unfit, f"{name} ended with {delta.code}"
