@@ -28,6 +28,8 @@ CASES = [
     (358, "files"),
     # The journal was gone and the disk stuck, and the witness counted time in which the scheduler was stopped.
     (1_795_421_848_574, "everything"),
+    # A request that was lost was asked for again, and its client left before it heard of that: the time began anew.
+    (1_795_475_696_249, "everything"),
 ]
 
 
