@@ -25,19 +25,28 @@ class Fleet:
         self.oracles: dict[int, OracleExecutor] = {}
         self.memberships: dict[int, Membership] = {}
 
-    def join(self, epoch: int, library: str, now: float = 0.0) -> None:
-        self.memberships[epoch] = Membership(epoch, f"e{epoch}", "m", limits(), grammars=library)
-        self.oracles[epoch] = OracleExecutor(limits())
+    def join(self, epoch: int, library: str, now: float = 0.0, positions: int = 256) -> None:
+        each = limits(max_model_len=positions)
+        self.memberships[epoch] = Membership(epoch, f"e{epoch}", "m", each, grammars=library)
+        self.oracles[epoch] = OracleExecutor(each)
         self.scheduler.add_executor(self.memberships[epoch], now)
 
     def leave(self, epoch: int, now: float = 0.0) -> None:
         self.scheduler.remove_executor(epoch, now)
         del self.oracles[epoch]
 
-    def add(self, constraints: m.Constraints | None, now: float = 0.0, max_tokens: int = 6) -> Sequence:
+    def add(
+        self,
+        constraints: m.Constraints | None,
+        now: float = 0.0,
+        max_tokens: int = 6,
+        *,
+        may_shorten: bool = False,
+    ) -> Sequence:
         params = m.SamplingParams(max_tokens=max_tokens, constraints=constraints)
         prompt = array("i", PROMPT).tobytes()
-        (sequence,) = self.scheduler.add(m.Submit(request_id="r", prompt=prompt, params=params), now)
+        submit = m.Submit(request_id="r", prompt=prompt, params=params, may_shorten=may_shorten)
+        (sequence,) = self.scheduler.add(submit, now)
         return sequence
 
     def step(self) -> set[int]:
@@ -110,3 +119,22 @@ def test_an_executor_that_knows_no_grammars_will_never_do(fleet: Fleet) -> None:
     (end,) = fleet.scheduler.expire(2 * GRACE_S)
     assert (end.reason, end.code) == ("error", "grammars_lost")
     assert "library 1" in end.error
+
+
+@pytest.mark.parametrize("library", [OURS, NEWER])
+@pytest.mark.parametrize("may_shorten", [True, False])
+def test_a_larger_executor_that_knows_no_grammars_does_not_count(
+    fleet: Fleet, library: str, *, may_shorten: bool
+) -> None:
+    fleet.join(1, "")
+    fleet.join(2, library, positions=20)
+    sequence = fleet.add(GRAMMAR, max_tokens=100, may_shorten=may_shorten)
+    assert fleet.scheduler.expire(GRACE_S) == []
+    ends = fleet.scheduler.expire(2 * GRACE_S)
+    if may_shorten:
+        assert (ends, sequence.params.max_tokens) == ([], 17)
+        while len(fleet.scheduler.sequences):
+            assert fleet.step() == {2}
+    else:
+        assert [(end.reason, end.code) for end in ends] == [("error", "capacity_lost")]
+        assert "needs 103 positions; the largest executor has 20" in ends[0].error

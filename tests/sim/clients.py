@@ -70,6 +70,8 @@ class Client:
         self._num_submits = 0
         self._submitted_at = 0.0
         self._away_since = self._read_since = 0.0
+        self._resubmitted_at: float | None = None  # and has not heard of it
+        self._maybe_away_since: list[float] = []  # when it left again, if what it asked again was accepted
         self._may_be_taken_over = False
         self._is_read = False  # as far as it knows, a frontend reads its request
         self._visited: list[FrontendProcess] = []
@@ -153,6 +155,7 @@ class Client:
     def heard(self, delta: m.TokenDelta, heard: Heard, model: str) -> None:
         """A delta of one of its sequences, of which the connection has brought so much before."""
         self._knows_accepted = self._is_read = True
+        self._resubmitted_at, self._maybe_away_since = None, []
         story = self.stories[delta.index]
         story.hear(heard, delta, model)
         is_whole = story.ending is not None
@@ -173,7 +176,9 @@ class Client:
             self._read_since = self._world.now
             assert (answer.n, answer.context) == (self.submit.n, self.submit.context)
             assert answer.prompt == self.submit.prompt
-            self.may_be_cancelled |= self._witness.may_be_cancelled(self.submit, self._away_since)
+            since = [self._away_since, *self._maybe_away_since]
+            self.may_be_cancelled |= any(self._witness.may_be_cancelled(self.submit, each) for each in since)
+            self._resubmitted_at, self._maybe_away_since = None, []
             if self._witness.is_risky(self._submitted_at):
                 for story in self.stories:
                     story.forget()
@@ -207,6 +212,9 @@ class Client:
     def _come_back(self, in_s: float, *, submit: bool | None = None) -> None:
         if self._is_read:
             self._away_since, self._is_read = self._witness.away_since(self._read_since), False
+        elif self._resubmitted_at is not None:
+            self._maybe_away_since.append(self._witness.away_since(self._resubmitted_at))
+            self._resubmitted_at = None
         self.state = State.AWAY
         self._num_calls += 1
         self._world.after(in_s, self._call, submit, self._num_calls)
@@ -240,6 +248,8 @@ class Client:
             self._visit, self.state = visit, state
             if self._num_submits == 1 and submit:
                 self._is_read, self._read_since = True, self._world.now
+            elif submit:
+                self._resubmitted_at = self._world.now
             self._visited.append(frontend)
         else:
             self._come_back(self._rng.uniform(*TRY_AGAIN_S))
@@ -311,6 +321,8 @@ class Client:
                 assert (self.id, delta.index) in self._witness.guilty, f"{name} ended for failures that were not its"
             case "capacity_lost":
                 assert (self.id, delta.index) in self._witness.pools.lost, f"{name} had an executor"
+            case "grammars_lost":
+                assert (self.id, delta.index) in self._witness.libraries.lost, f"{name} had an executor"
             case "context_length_exceeded" | "invalid_value":
                 is_unfit = self.id.startswith("odd") or (self.id, delta.index) in self._witness.unfit
                 assert is_unfit, f"{name} ended with {delta.code}"

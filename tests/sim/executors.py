@@ -19,7 +19,7 @@ from executor_svc.service.registration import (
     SendToScheduler,
     StopProcess,
 )
-from tests.sim.models import LIBRARY, Build, ModelOracle
+from tests.sim.models import Build, ModelOracle
 from tests.sim.sockets import Dealer, Port
 from tests.sim.world import World
 
@@ -103,7 +103,7 @@ class ExecutorProcess:
         """What it says about itself."""
         build = self.build
         facts = {"executor": self.name, "build": "sim", "fingerprint": build.fingerprint, "dtype": build.dtype}
-        return m.Hello(**facts, device="cpu", pid=1, tokenizer="", grammars=LIBRARY, **vars(build.limits))
+        return m.Hello(**facts, device="cpu", pid=1, tokenizer="", grammars=build.library, **vars(build.limits))
 
     @property
     def is_alive(self) -> bool:

@@ -9,18 +9,21 @@ from common.plan import ExecutorLimits
 from tests.support.oracle import OracleExecutor, expected_output, extend, next_token
 
 VOCAB_SIZE = 500
-LIBRARY = "sim 1"  # that masks tokens by grammars
+LIBRARY = "sim 2"  # that frontends compile grammars with
+LIBRARIES = (LIBRARY, "sim 1", "sim 3", "")  # that executors mask tokens by; some have none
 POISON = 0  # as the first token of a prompt
 
 
 @dataclass(frozen=True)
 class Build:
-    """An executor's release: its model and what it can take; a large one can hold every request."""
+    """An executor's release: its model, what it can take (a large one can hold every request), and the library that it
+    masks tokens by."""
 
     fingerprint: str
     dtype: str
     limits: ExecutorLimits
     is_large: bool = True
+    library: str = LIBRARY
 
     @property
     def model(self) -> str:

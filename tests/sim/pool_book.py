@@ -1,6 +1,7 @@
-"""What pools of different sizes can hold, and what waits for one that is gone: a book that the core does not write."""
+"""What pools that differ can hold, and what waits for an executor that fits: a book that the core does not write."""
 
 from collections import Counter, defaultdict
+from functools import partial
 
 from common import messages as m
 from scheduler_svc.core.core import Core
@@ -9,6 +10,7 @@ from scheduler_svc.core.scheduling.scheduler import Scheduler
 from scheduler_svc.core.scheduling.suspects import is_suspect
 from scheduler_svc.core.sequence import Sequence, State
 from scheduler_svc.core.step_output import SequenceEnd
+from tests.sim.library_book import LibraryBook
 from tests.sim.models import capacity
 from tests.support.pool_limits import PoolLimits
 
@@ -20,7 +22,8 @@ class PoolBook:
     """Follows the fleet, and looks whether the core keeps its word about pools that differ.
 
     Args:
-        grace_s: how long a sequence waits for an executor that can hold it, beside others.
+        grace_s: how long a sequence waits for an executor that fits it, beside others.
+        libraries: which executors mask tokens as a sequence needs it.
 
     Attributes:
         accepted: the `max_tokens` that requests were accepted with.
@@ -29,18 +32,19 @@ class PoolBook:
         moments: what happened, and how often.
     """
 
-    def __init__(self, grace_s: float, moments: Counter[str]) -> None:
+    def __init__(self, grace_s: float, moments: Counter[str], libraries: LibraryBook) -> None:
         self.accepted: dict[str, int] = {}
         self.shortened: defaultdict[tuple[str, int], set[int]] = defaultdict(set)
         self.lost: set[tuple[str, int]] = set()
         self.moments = moments
         self._grace_s = grace_s
+        self._libraries = libraries
         self.started()
 
     def started(self) -> None:
         """A scheduler begins to live: it has seen no executor."""
         self._limits = PoolLimits(self._grace_s)
-        self._stranded: dict[Sequence, float] = {}  # since when no executor that takes sequences can hold it
+        self._stranded: dict[Sequence, float] = {}  # since when no executor that takes sequences fits it
         self._beside: dict[Sequence, float] = {}  # since when it waits and could run on an idle executor
 
     def restored(self, fitted_length: int, accepted: dict[str, int], *, is_certain: bool) -> None:
@@ -79,7 +83,10 @@ class PoolBook:
         for epoch, member in members.items():
             if epoch not in limits.taking:
                 limits.joined(epoch, capacity(member.membership.limits), now)
-        waiting = [s for s in core.scheduler if s.state is State.WAITING and s.max_length > limits.largest]
+        self._libraries.follow(core)
+        waiting = [
+            s for s in core.scheduler if s.state is State.WAITING and not any(map(partial(self._fits, s), members))
+        ]
         self._stranded = {s: self._stranded.get(s, now) for s in waiting} if limits.taking else {}
 
     def told_fleet(self, state: m.FleetState, now: float) -> None:
@@ -107,11 +114,13 @@ class PoolBook:
         expire = scheduler.expire
 
         def watched_expire(now: float) -> list[SequenceEnd]:
-            before = {sequence: sequence.max_length for sequence in scheduler}
+            before = {sequence: (sequence.max_length, sequence.takes_any_library) for sequence in scheduler}
             ends = expire(now)
-            for sequence, length in before.items():
+            for sequence, (length, takes_any_library) in before.items():
                 if sequence.max_length != length:
-                    self._was_shortened(sequence, now)
+                    self._was_shortened(sequence, now, self._room(sequence, length))
+                if sequence.takes_any_library != takes_any_library:
+                    self._was_relaxed(sequence, now)
             for end in ends:
                 if end.code != "deadline_exceeded":
                     self._was_given_up(end, now)
@@ -126,13 +135,15 @@ class PoolBook:
         self.follow(core, now)
         for sequence, since in self._stranded.items():
             waited_s = now - since
-            what = f"{sequence.request_id} needs {sequence.max_length} of {self._limits.largest} positions"
+            what = (
+                f"{sequence.request_id} needs {sequence.max_length} of {self._limits.largest} positions, or a library,"
+            )
             assert waited_s < self._grace_s + ROUNDING_S, f"{what} and waits for {waited_s:.2f} s"
         takes = [e for e in core.scheduler.executors if e.epoch in self._limits.taking]
         beside: dict[Sequence, float] = {}
         if any(e.num_running == 0 and not e.inflight for e in takes):
             for sequence in [s for s in core.scheduler if s.state is State.WAITING and s not in self._stranded]:
-                able = [e for e in takes if sequence.max_length <= self._limits.taking[e.epoch]]
+                able = [e for e in takes if self._fits(sequence, e.epoch)]
                 if sequence.num_output:  # it goes on with its model as long as an executor has that
                     able = [e for e in able if e.model == sequence.model] or able
                 if is_suspect(sequence):  # it waits for an executor that it has not failed on, also for one that hangs
@@ -144,28 +155,59 @@ class PoolBook:
 
     # --- inside ---
 
-    def _was_shortened(self, sequence: Sequence, now: float) -> None:
+    def _fits(self, sequence: Sequence, epoch: int) -> bool:
+        """Whether an executor that takes sequences can run this one to its end."""
+        return sequence.max_length <= self._limits.taking[epoch] and self._libraries.fits(sequence, epoch)
+
+    def _room(self, sequence: Sequence, length: int) -> int:
+        """Positions that a sequence gets at most which needs so many and has waited for too long. If it is a library
+        that it waited for, executors without any do not count."""
+        largest = self._limits.largest
+        if length > largest or not self._libraries.is_relaxed(sequence):
+            return largest
+        sizes = self._limits.taking.items()
+        return max([size for epoch, size in sizes if self._libraries.masks(epoch)], default=0)
+
+    def _was_shortened(self, sequence: Sequence, now: float, room: int) -> None:
         name = f"{sequence.request_id}[{sequence.index}]"
         self._check_overdue(name, sequence, now)
         assert sequence.may_shorten, f"{name} asked for its tokens and gets fewer"
-        assert sequence.max_length == self._limits.largest, f"{name} is shortened to {sequence.max_length}"
+        assert sequence.max_length == room, f"{name} is shortened to {sequence.max_length}"
         assert len(sequence.tokens) < sequence.max_length, f"{name} is shortened and has more tokens already"
+        self._waits_anew(sequence, now)
         self.shortened[sequence.request_id, sequence.index].add(sequence.params.max_tokens)
         self.moments["shortened"] += 1
 
+    def _was_relaxed(self, sequence: Sequence, now: float) -> None:
+        name = f"{sequence.request_id}[{sequence.index}]"
+        self._check_overdue(name, sequence, now)
+        assert sequence.max_length <= self._limits.largest, f"{name} is too long, whatever the library"
+        self._libraries.was_relaxed(sequence)
+        self._waits_anew(sequence, now)
+
+    def _waits_anew(self, sequence: Sequence, now: float) -> None:
+        """It asks for less than before, and waits for as long again if no executor fits it yet."""
+        del self._stranded[sequence]
+        if not any(self._fits(sequence, epoch) for epoch in self._limits.taking):
+            self._stranded[sequence] = now
+
     def _was_given_up(self, end: SequenceEnd, now: float) -> None:
-        sequence, ready = end.sequence, self._limits.largest
+        sequence, room = end.sequence, self._room(end.sequence, end.sequence.max_length)
         name = f"{sequence.request_id}[{sequence.index}]"
         self._check_overdue(name, sequence, now)
         if end.reason == "length":
             assert sequence.may_shorten, f"{name} asked for more tokens"
-            assert len(sequence.tokens) >= ready, f"{name} could go on"
+            assert len(sequence.tokens) >= room, f"{name} could go on"
             assert sequence.num_output, f"{name} has no answer"
             self.shortened[sequence.request_id, sequence.index].add(sequence.num_output)
             self.moments["shortened to what they had"] += 1
+        elif end.code == "grammars_lost":
+            assert room == 0, f"{name} could have an executor of {room} positions"
+            self._libraries.was_given_up(sequence)
         else:
             assert end.code == "capacity_lost", f"{name} ended with {end.code}"
-            has_any = sequence.num_output > 0 or sequence.num_prompt < ready
+            assert sequence.max_length > room > 0, f"{name} is not too long"
+            has_any = sequence.num_output > 0 or sequence.num_prompt < room
             assert not (sequence.may_shorten and has_any), f"{name} could be shortened"
             self.lost.add((sequence.request_id, sequence.index))
             self.moments["capacity lost"] += 1

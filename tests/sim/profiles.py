@@ -11,6 +11,7 @@ NETWORK = {"cut_both": 2.0, "cut_up": 1.0, "cut_down": 1.0, "half_open": 1.0, "r
 DRAINS = {"sigterm": 3.0, "drain": 3.0, "drain_finish": 3.0, "kill": 1.0}
 UPGRADES = {"upgrade": 4.0, "upgrade_all": 2.0, "sigterm": 1.0, "drain_finish": 1.0, "kill": 1.0}
 POOLS = {"lose_largest": 4.0, "drain_largest": 2.0, "finish_largest": 2.0}
+LIBRARIES = {"upgrade_library": 4.0, "upgrade": 2.0, "upgrade_all": 1.0}
 CLIENTS = {"hang_up": 4.0, "move": 3.0, "quit": 3.0, "cancel": 4.0, "twin": 2.0, "attach_unknown": 1.0}
 FRONTENDS = {
     "kill_frontend": 3.0,
@@ -77,7 +78,8 @@ class Profile:
         num_builds: of executors, which may differ in model and size.
         num_poisoned: requests that kill whatever computes them, at most.
         pools: how many of the runs have executors whose pools differ, down to what holds few prompts.
-        pool_grace_s: how long sequences wait for the largest of them.
+        libraries: how many of the runs have executors that mask tokens by different libraries, and more grammars.
+        pool_grace_s: how long sequences wait for an executor that fits.
     """
 
     faults: dict[str, float] = field(default_factory=dict)
@@ -93,6 +95,7 @@ class Profile:
     num_builds: int = 1
     num_poisoned: int = 0
     pools: float = 0.0
+    libraries: float = 0.0
     pool_grace_s: float = POOL_GRACE_S
 
     @property
@@ -139,6 +142,29 @@ PROFILES = {
         pools=1.0,
         pool_grace_s=SHORT_POOL_GRACE_S,
     ),
+    "grammars": Profile(
+        {
+            **LIBRARIES,
+            "kill": 2.0,
+            "kill_and_leave_down": 1.0,
+            "sigterm": 1.0,
+            "drain_finish": 1.0,
+            "kill_scheduler": 1.0,
+            "freeze_scheduler": 0.5,
+            "cancel": 1.0,
+            "hang_up": 1.0,
+            "reset": 0.5,
+        },
+        num_faults=(1, 5),
+        executors=(1, 4),
+        requests=(3, 9),
+        max_tokens=30,
+        step_s=(0.005, 0.02, 0.05),
+        num_builds=4,
+        pools=0.3,
+        libraries=1.0,
+        pool_grace_s=SHORT_POOL_GRACE_S,
+    ),
     "poison": Profile({**CLIENTS}, num_faults=(0, 1), num_poisoned=3, executors=(1, 3)),
     "frontends": Profile({**CLIENTS, **FRONTENDS}, num_faults=(2, 6)),
     "journal": Profile({**SCHEDULER, **DISK, "hang_up": 1.0, "kill": 1.0, "cancel": 1.0}, journal=0.9),
@@ -166,6 +192,7 @@ PROFILES = {
         max_waiting=24,
         journal=0.7,
         pools=0.4,
+        libraries=0.25,
         pool_grace_s=SHORT_POOL_GRACE_S,
     ),
 }

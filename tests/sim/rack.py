@@ -56,7 +56,7 @@ class Rack:
         if self._world.now < slot.down_until:
             self._world.at(slot.down_until, self._start, slot)
             return
-        self._world.say(slot.name, "starts with", slot.build.model)
+        self._world.say(slot.name, "starts with", slot.build.model, slot.build.library)
         slot.process = ExecutorProcess(
             self._world, self._port, slot.name, slot.build, self._pace, self._rng, self._exited
         )

@@ -235,6 +235,7 @@ class _WatchedCore(Core):
         """The core has just heard which connections broke."""
         self._witness.lost(self, self._switch.peers)
         actions = super().tick(now)
+        self._witness.libraries.ticked(actions)
         self._witness.pools.told_fleet(self._fleet_state, now)
         return actions
 

@@ -3,7 +3,7 @@
 import traceback
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from common import messages as m
 from common.plan import ExecutorLimits
@@ -17,7 +17,7 @@ from tests.sim.faults.injector import Injector
 from tests.sim.frontends import FrontendProcess
 from tests.sim.intruder import Intruder
 from tests.sim.machine import Machine
-from tests.sim.models import LIBRARY, VOCAB_SIZE, Build, capacity
+from tests.sim.models import LIBRARIES, LIBRARY, VOCAB_SIZE, Build, capacity
 from tests.sim.network import Network
 from tests.sim.profiles import PROFILES, Profile
 from tests.sim.rack import Rack
@@ -99,7 +99,10 @@ class Simulation:
         self.patience = Patience(grace_s, world.stream("returns").choice([0.1, 0.4, 1.0, 5.0]))
         self.witness = Witness(world, self.patience, profile.pool_grace_s)
         has_pools = world.stream("pools").random() < profile.pools
+        has_libraries = world.stream("libraries").random() < profile.libraries
         self.builds = self._pools() if has_pools else self._builds()
+        if has_libraries:
+            self.builds = self._with_libraries(self.builds)
         self.models = list(dict.fromkeys(build.model for build in self.builds))
         far = Network(world, rng.choice([(0.0001, 0.001), (0.001, 0.004), (0.0, 0.03)]), rng.choice([16, 64]))
         near = Network(world, (0.00005, 0.001), rng.choice(NEAR_CAPACITIES))
@@ -115,7 +118,7 @@ class Simulation:
         self.frontends = [FrontendProcess(world, self.frontend_port, i) for i in range(rng.randint(1, 3))]
         self.clients: list[Client] = []
         sizes = sorted((capacity(build.limits) for build in self.builds), reverse=True) if has_pools else []
-        self._workload = Workload(world.stream("workload"), profile.max_tokens, sizes)
+        self._workload = Workload(world.stream("workload"), profile.max_tokens, sizes, 0.6 if has_libraries else 0.0)
         self._clients_rng = world.stream("clients")
         self._num_expected = 0
         self._is_over = False
@@ -211,6 +214,12 @@ class Simulation:
             model = rng.choice([("a", "f32"), ("a", "f32"), ("a", "f32"), ("b", "f32")])
             builds.append(Build(*model, limits))
         return builds
+
+    def _with_libraries(self, builds: list[Build]) -> list[Build]:
+        """The releases with one, two or three libraries, one of which may be none."""
+        rng = self.world.stream("versions")
+        versions = rng.sample(LIBRARIES, rng.randint(1, 3))
+        return [replace(build, library=rng.choice(versions)) for build in builds]
 
     def _config(self) -> CoreConfig:
         rng, profile = self._rng, self.profile

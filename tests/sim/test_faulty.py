@@ -24,6 +24,7 @@ from scheduler_svc.core.scheduling import admission, suspects
 from scheduler_svc.core.scheduling.scheduler import Scheduler
 from scheduler_svc.core.scheduling.sequences import Sequences
 from scheduler_svc.core.scheduling.suspects import MAX_STRIKES, Suspects
+from scheduler_svc.core.sequence import Sequence
 from tests.sim.disk import Disk
 from tests.sim.simulation import simulate
 
@@ -238,7 +239,7 @@ def gives_up_a_pool_too_early(monkeypatch):
 
 @fault("pools")
 def does_not_shorten_what_was_a_default(monkeypatch):
-    monkeypatch.setattr(Sequences, "_give_up_pool", lambda self, s: [self.end(s, "error", code="capacity_lost")])
+    monkeypatch.setattr(Sequences, "_give_up_pool", lambda self, s, ready: [self.end(s, "error", code="capacity_lost")])
 
 
 @fault("pools")
@@ -249,6 +250,14 @@ def forgets_a_pool_as_soon_as_it_is_gone(monkeypatch):
 @fault("pools")
 def never_hears_that_an_executor_leaves(monkeypatch):
     monkeypatch.setattr(Sequences, "executor_leaves", lambda self, epoch, now: self.capacities.left(epoch, now))
+
+
+# --- libraries of grammars ---
+
+
+@fault("grammars")
+def masks_by_any_library(monkeypatch):
+    monkeypatch.setattr(Sequence, "has_grammar", False)
 
 
 # --- strikes ---

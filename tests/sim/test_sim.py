@@ -12,7 +12,7 @@ import pytest
 
 from tests.sim import cli
 from tests.sim.cli import how_to_replay, main, run_seeds
-from tests.sim.profiles import EVERYTHING
+from tests.sim.profiles import EVERYTHING, LIBRARIES
 from tests.sim.simulation import simulate
 
 ROOT = Path(__file__).parents[2]
@@ -28,6 +28,8 @@ CASES = [
     (358, "files"),
     # The journal was gone and the disk stuck, and the witness counted time in which the scheduler was stopped.
     (1_795_421_848_574, "everything"),
+    # A request that was lost was asked for again, and its client left before it heard of that: the time began anew.
+    (1_795_475_696_249, "everything"),
 ]
 
 
@@ -53,13 +55,15 @@ def test_a_seed_that_has_failed_once_no_longer_fails(seed, profile):
 @pytest.mark.slow
 def test_everything_that_can_happen_happens():
     """A simulator that injects nothing finds nothing."""
-    tally = check(range(100_000, 100_300), "everything") + check(range(100_300, 100_500), "flood")
-    missing = [kind for kind in EVERYTHING if not tally.faults[kind]]
+    tally = check(range(100_000, 100_300), "everything") + check(range(100_300, 100_450), "flood")
+    tally += check(range(100_450, 100_500), "grammars")
+    missing = [kind for kind in {**EVERYTHING, **LIBRARIES} if not tally.faults[kind]]
     assert not missing, f"these faults never came: {missing}"
     assert tally.moments["strikes"] > 0
     assert all(tally.endings[ending] for ending in ("stop", "length", "cancelled", "error"))
     assert all(tally.clients[state] for state in ("done", "left", "lost", "refused"))
     moments = ("preemptions", "model_changes", "resumed", "restored", "attached", "restored in the prompt")
+    moments += ("rows of grammars in another library", "rows without a library", "grammars relaxed", "grammars lost")
     assert all(tally.moments[moment] for moment in moments)
     codes = ("queue_full", "too_many_requests", "request_exists", "context_length_exceeded", "invalid_value")
     assert all(tally.moments[f"refused: {code}"] for code in codes)

@@ -15,7 +15,8 @@ from scheduler_svc.core.requests.group_commit import STUCK_AFTER_S, JournalState
 from scheduler_svc.core.requests.recovery import Legacy
 from scheduler_svc.core.sequence import Sequence, State
 from scheduler_svc.core.step_output import SequenceEnd, StepOutput
-from tests.sim.models import VOCAB_SIZE, capacity
+from tests.sim.library_book import LibraryBook
+from tests.sim.models import LIBRARY, VOCAB_SIZE, capacity
 from tests.sim.pool_book import PoolBook
 from tests.sim.world import World
 
@@ -72,6 +73,7 @@ class Witness:
         unfit: sequences that no executor so far could hold.
         guilty: sequences that had a part in too many failures in a row.
         moments: what happened, and how often.
+        libraries: what is known of those that executors mask tokens by.
         pools: what is known of executors of different sizes.
     """
 
@@ -82,7 +84,8 @@ class Witness:
         self.unfit: set[tuple[str, int]] = set()
         self.guilty: set[tuple[str, int]] = set()
         self.moments: Counter[str] = Counter()
-        self.pools = PoolBook(pool_grace_s, self.moments)
+        self.libraries = LibraryBook(LIBRARY, self.moments)
+        self.pools = PoolBook(pool_grace_s, self.moments, self.libraries)
         self._told: dict[tuple[str, int], _Told] = {}
         self._world = world
         self._patience = patience
@@ -140,6 +143,7 @@ class Witness:
         self._plans, self._failures, self._models, self._spoken, self._stay = {}, {}, {}, {}, {}
         self._fitted, self._heard = [], {}
         self._last_turn, self._forgiving_until = now, -math.inf
+        self.libraries.started()
         self.pools.started()
         self.pools.watch(scheduler)
         commit, add_executor = scheduler.commit, scheduler.add_executor
@@ -285,6 +289,7 @@ class Witness:
                 assert all(s in self._stay[epoch] for s in everyone), f"epoch {epoch} is finishing and gets a sequence"
             for sequence in everyone:
                 self._check_model(core, sequence, executor.model)
+                self.libraries.planned(sequence, epoch)
             asked = next(plan.asked_prompts for plan in executor.inflight if plan.step == step)
             for sequence, positions in asked.rows if asked is not None else ():
                 self._check_asked(sequence, positions)
@@ -386,7 +391,8 @@ class Witness:
         self._models[sequence] = model
         if before != model and sequence in self._spoken:
             others = [e for e in core.scheduler.executors if e.model == before and not e.intake.is_leaving]
-            fits = [e.name for e in others if sequence.max_length <= capacity(e.limits)]
+            able = [e for e in others if sequence.max_length <= capacity(e.limits)]
+            fits = [e.name for e in able if self.libraries.fits(sequence, e.epoch)]
             assert not fits, f"{sequence.request_id} changes to {model}, but {fits} have {before}"
 
 

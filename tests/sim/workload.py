@@ -15,6 +15,7 @@ CONSTRAINTS = [
     m.Constraints(grammar="of no language"),
     m.Constraints(bias_token_ids=array("i", [4, 2]).tobytes(), biases=array("f", [1.0, -100.0]).tobytes()),
 ]
+GRAMMARS = [m.Constraints(grammar=f"of language {number}") for number in range(6)]  # more than a plan may start
 CLIENT_LIMITS = {"": 0, "alice": 2, "bob": 0}
 
 
@@ -24,12 +25,14 @@ class Workload:
     Args:
         max_tokens: of an answer, at most.
         sizes: of pools that differ, in positions, the largest first; empty if no request asks for a certain one.
+        grammars: how many of the requests have one, beside a few among all others.
     """
 
-    def __init__(self, rng: Random, max_tokens: int, sizes: list[int]) -> None:
+    def __init__(self, rng: Random, max_tokens: int, sizes: list[int], grammars: float) -> None:
         self._rng = rng
         self._max_tokens = max_tokens
         self._sizes = sizes
+        self._grammars = grammars
         self._num_requests = 0
 
     def request(self) -> m.Submit:
@@ -50,7 +53,8 @@ class Workload:
             client=client,
             client_limit=CLIENT_LIMITS[client],
         )
-        return self._for_a_pool(submit) if self._sizes else submit
+        submit = self._for_a_pool(submit) if self._sizes else submit
+        return self._with_grammar(submit) if self._grammars and rng.random() < self._grammars else submit
 
     def again(self, submit: m.Submit) -> m.Submit:
         """The same, as a new request."""
@@ -83,6 +87,10 @@ class Workload:
         largest, *others = self._sizes
         length = rng.randint(max([size for size in others if size < largest], default=largest - 1) + 1, largest)
         params = msgspec.structs.replace(params, max_tokens=max(1, length - num_prompt))
+        return msgspec.structs.replace(submit, params=params)
+
+    def _with_grammar(self, submit: m.Submit) -> m.Submit:
+        params = msgspec.structs.replace(submit.params, constraints=self._rng.choice(GRAMMARS))
         return msgspec.structs.replace(submit, params=params)
 
     def _count(self) -> int:

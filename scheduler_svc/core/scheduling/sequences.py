@@ -12,7 +12,7 @@ import msgspec
 from common.errors import RequestRejected, WireError
 from common.messages import FinishReason, Submit
 from common.wire import int32_array
-from scheduler_svc.core.executor.capacity import Capacities
+from scheduler_svc.core.executor.capacity import Capacities, capacity
 from scheduler_svc.core.executor.executor_state import ExecutorState
 from scheduler_svc.core.scheduling.deadlines import Deadlines
 from scheduler_svc.core.scheduling.stats import SchedulerStats
@@ -257,8 +257,11 @@ class Sequences:
     def _give_up_waiting(self, sequence: Sequence) -> list[SequenceEnd]:
         """No executor that fits a sequence has been there for too long."""
         if not sequence.has_grammar or sequence.max_length > self.capacities.ready:
-            return self._give_up_pool(sequence)
+            return self._give_up_pool(sequence, self.capacities.ready)
         if sequence.takes_any_library:
+            masking = [e for e in self.executors.values() if e.membership.grammars and not e.intake.is_leaving]
+            if masking:  # a larger executor, without a library, is of no use
+                return self._give_up_pool(sequence, max(capacity(e.limits) for e in masking))
             message = (
                 f"no executor that masks tokens by grammars has been there for {self.capacities.grace_s:.0f} s; the "
                 f"frontends' library is {self._grammars or 'none'}"
@@ -270,10 +273,9 @@ class Sequences:
         self._join_queue(sequence)
         return []
 
-    def _give_up_pool(self, sequence: Sequence) -> list[SequenceEnd]:
-        """The pools that could hold a sequence have been gone for too long: a default `max_tokens` is shortened to what
-        is there, and whatever asked for more ends with an error."""
-        ready = self.capacities.ready
+    def _give_up_pool(self, sequence: Sequence, ready: int) -> list[SequenceEnd]:
+        """The pools that could hold a sequence have been gone for too long: a default `max_tokens` is shortened to the
+        positions that are there, and whatever asked for more ends with an error."""
         if sequence.may_shorten and len(sequence.tokens) < ready < sequence.max_length:
             self.leave_queue(sequence)
             params = msgspec.structs.replace(sequence.params, max_tokens=ready - sequence.num_prompt)

@@ -1,12 +1,13 @@
 """Executors die, hang, fail, lose their connection, leave, and are replaced by others."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from random import Random
 
 from common import messages as m
 from tests.sim.executors import ExecutorProcess, Fate
 from tests.sim.faults.scene import Scene, moment, to_an_executor
-from tests.sim.models import capacity
+from tests.sim.models import LIBRARIES, Build, capacity
 
 FATE_S = 0.5  # after which a fault of a step has not happened
 
@@ -132,6 +133,15 @@ def upgrade_all(scene: Scene, rng: Random) -> bool:
     return bool(scene.rack.alive)
 
 
+def upgrade_library(scene: Scene, rng: Random) -> bool:
+    """All executors are replaced, one by one, by the same with another library."""
+    library = rng.choice(LIBRARIES)
+    for i, executor in enumerate(scene.rack.alive):
+        build = replace(scene.rack.slot(executor).build, library=library)
+        scene.world.after(0.3 * i, _replace_by, scene, executor, build)
+    return bool(scene.rack.alive)
+
+
 def lose_largest(scene: Scene, rng: Random) -> bool:
     """The largest executor dies, and stays away for less or more time than requests wait for it."""
     return _take_largest(scene, rng, ExecutorProcess.kill)
@@ -167,7 +177,13 @@ def _take_largest(scene: Scene, rng: Random, do: Callable[[ExecutorProcess], obj
 def _replace(scene: Scene, rng: Random, executor: ExecutorProcess) -> None:
     if executor.is_alive:
         slot = scene.rack.slot(executor)
-        slot.build = rng.choice([build for build in scene.builds if build.is_large or not slot.must_be_large])
+        builds = [build for build in scene.builds if build.is_large or not slot.must_be_large]
+        _replace_by(scene, executor, rng.choice(builds))
+
+
+def _replace_by(scene: Scene, executor: ExecutorProcess, build: Build) -> None:
+    if executor.is_alive:
+        scene.rack.slot(executor).build = build
         executor.terminate()
 
 
@@ -175,4 +191,5 @@ KINDS = (
     *(kill, kill_and_leave_down, freeze, hang, late_step, step_failure, one_step_failure, broken_gpu),
     *(lose_largest, drain_largest, finish_largest),
     *(reset, half_open, cut_both, cut_up, cut_down, sigterm, drain, drain_finish, upgrade, upgrade_all),
+    upgrade_library,
 )
