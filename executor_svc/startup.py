@@ -190,7 +190,7 @@ def _load_model(options: ExecutorOptions, platform: Platform, group: RankGroup) 
         fingerprint=fingerprint,
     )
     shard = Shard.of(config, group.rank, group.size)
-    grammars = load_grammar_masks(folder, config.vocab_size, platform.mask_threads)
+    grammars = load_grammar_masks(folder, config.vocab_size)
     return LoadedModel(config, shard, weights, fingerprint, tokenizer_hash(folder), grammars)
 
 

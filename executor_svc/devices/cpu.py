@@ -36,7 +36,6 @@ class CpuPlatform:
 
     device = torch.device("cpu")
     description = "cpu"
-    mask_threads = 1
     defaults = PlatformDefaults(max_num_seqs=64, max_batch_tokens=2048)
 
     def __init__(self, threads: int | None = None, *, pin_threads: bool = False, int8: bool = False) -> None:

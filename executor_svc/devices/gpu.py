@@ -10,7 +10,6 @@ import torch
 from common.errors import BatonError
 from common.plan import ExecutorLimits
 from executor_svc.devices.attention_choice import AttentionKind, choose_attention
-from executor_svc.devices.cpu_share import cgroup_cpus, own_cpus
 from executor_svc.devices.gpu_attention import make_backend
 from executor_svc.devices.platform import PlatformDefaults
 from executor_svc.devices.torch_kernels import PlainProjections
@@ -27,7 +26,6 @@ from kernels.gpu.sampling.sampler import TritonSampler
 
 _LEFT_FREE = 0.03
 """Share of a GPU's memory that no pool takes: graphs, and what CUDA's libraries take for themselves."""
-_MOST_MASK_THREADS = 8  # 256 masks of 30 us are 1 ms of work for each
 
 
 class GpuKernels(PlainProjections):
@@ -96,8 +94,6 @@ class GpuPlatform:
         self.device = torch.device("cuda", index)
         torch.cuda.set_device(self.device)
         self.description = f"{self.device} {torch.cuda.get_device_name(self.device)}"[:128]
-        cpus = len(own_cpus())
-        self.mask_threads = max(1, min(_MOST_MASK_THREADS, min(cpus, cgroup_cpus() or cpus) // 2))
         # On purpose, not by torch's default: products that cuBLAS cuts along K are summed up in float32.
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
         torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False

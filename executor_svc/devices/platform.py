@@ -32,8 +32,6 @@ class Platform(Protocol):
     description: str
     """For a person to read, such as `cuda:0 NVIDIA H200`."""
     defaults: PlatformDefaults
-    mask_threads: int
-    """Threads that compute grammars' masks while the model computes."""
 
     def block_size(self, config: Qwen3Config, dtype: torch.dtype, wanted: int | None) -> int:
         """Positions in a KV block: the operator's number, or what suits the attention kernels for such a model.

@@ -23,7 +23,8 @@ from executor_svc.staging.constrained_lanes import ConstrainedLane, ConstrainedL
 
 
 class PendingStep:
-    """A step that was launched. Several threads may wait for it.
+    """A step that was launched. One thread waits for its result; the one that fills masks waits for its tokens, and may
+    keep the step for long, so the rest is let go with the result.
 
     Args:
         logprob_counts: of its plan.
@@ -43,22 +44,32 @@ class PendingStep:
         self._logprob_counts = logprob_counts
         self._prompt_targets = prompt_targets
         self._order = order
-        self._copies = copies
-        self._result: ResultColumns | None = None
+        self._copies: PendingCopies | CopiedTensors | None = copies
+        self._token_ids: IntArray | None = None
+
+    def token_ids(self) -> IntArray:
+        """Its tokens as soon as they are there, int32 [samples] in the plan's order. Raises RuntimeError if a kernel of
+        the step failed."""
+        copies = self._copies  # before the tokens: another thread sets these first
+        if self._token_ids is None:
+            assert copies is not None
+            tokens: IntArray = copies.wait()[0]
+            self._token_ids = tokens if self._order is None else tokens[self._order.places()]
+        return self._token_ids
 
     def wait(self) -> ResultColumns:
-        """What the plan gave, as soon as it is done. Raises RuntimeError if a kernel of the step failed."""
-        result = self._result
-        if result is None:  # to two threads at once, maybe: both come to the same
-            found = self._copies.wait()
-            if self._order is None:
-                result = ResultColumns.of_tokens(found[0])
-            else:
-                result = self._order.result(self._logprob_counts, *found[:4])
-            if self._prompt_targets is not None:
-                ids, values = prompt_entries(self._prompt_targets, *found[-3:])
-                result = result._replace(prompt_logprob_ids=ids, prompt_logprobs=values)
-            self._result = result
+        """What the plan gave, as soon as it is done; to be called once. Raises RuntimeError if a kernel of the step
+        failed."""
+        token_ids, copies = self.token_ids(), self._copies
+        assert copies is not None, "the result was taken"
+        found = copies.wait()
+        result = ResultColumns.of_tokens(token_ids)
+        if self._order is not None:
+            result = self._order.result(self._logprob_counts, token_ids, *found[1:4])
+        if self._prompt_targets is not None:
+            ids, values = prompt_entries(self._prompt_targets, *found[-3:])
+            result = result._replace(prompt_logprob_ids=ids, prompt_logprobs=values)
+        self._copies = self._prompt_targets = None
         return result
 
 

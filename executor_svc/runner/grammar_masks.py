@@ -2,7 +2,7 @@
 
 A matcher is derived from the lane's start and the tokens since. Where a lane starts with tokens that were generated
 elsewhere, they are replayed, so a sequence that moves here in the middle of a document goes on to the same document.
-Beside a GPU, where processors are idle, llguidance computes the masks of several lanes at once.
+Masks are computed one after the other: matchers of one grammar share what its lexer has built, and wait for each other.
 """
 
 from collections import OrderedDict
@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import Protocol
 
 import numpy as np
-from llguidance import LLExecutor, LLMatcher, LLTokenizer
+from llguidance import LLMatcher, LLTokenizer
 
 from common.errors import CheckpointError
 from common.grammars import parser_limits
 from common.logging import get_logger
-from common.step_result import ResultColumns
 from common.wire import IntArray
 from executor_svc.staging.constrained_lanes import ConstrainedLane, LaneMasks, allow, packed_mask
 from kernels.reference import mask_words
@@ -33,16 +32,13 @@ log = get_logger("executor")
 class DrawnTokens(Protocol):
     """The tokens of a step that was launched."""
 
-    def wait(self) -> ResultColumns:
-        """See `executor_svc.runner.asked_steps.PendingStep.wait`."""
+    def token_ids(self) -> IntArray:
+        """See `executor_svc.runner.asked_steps.PendingStep.token_ids`."""
         ...
 
 
-def load_grammar_masks(folder: Path, vocab_size: int, num_threads: int = 1) -> "GrammarMasks | None":
+def load_grammar_masks(folder: Path, vocab_size: int) -> "GrammarMasks | None":
     """The masks of a model; None if its folder has no tokenizer.json.
-
-    Args:
-        num_threads: that compute masks.
 
     Raises:
         CheckpointError: the file is malformed, or has more tokens than the model.
@@ -51,7 +47,7 @@ def load_grammar_masks(folder: Path, vocab_size: int, num_threads: int = 1) -> "
     if not path.is_file():
         return None
     try:
-        return GrammarMasks(LLTokenizer(str(path), n_vocab=vocab_size), vocab_size, num_threads)
+        return GrammarMasks(LLTokenizer(str(path), n_vocab=vocab_size), vocab_size)
     except ValueError as error:
         raise CheckpointError(f"{path} cannot be used for grammars: {error}") from error
 
@@ -68,7 +64,7 @@ class _NewTokens:
         """The tokens, as soon as they are known; none for a row that has none."""
         if self.drawn is None:
             return [int(token) for token in self.said]
-        token = int(self.drawn.wait().token_ids[self.sample])
+        token = int(self.drawn.token_ids()[self.sample])
         return [token] if token >= 0 else []
 
 
@@ -90,22 +86,20 @@ class _LaneText:
 class GrammarMasks:
     """The matchers of one executor.
 
-    Its threads start with it, on the CPUs that the calling thread may use then: make it before that thread is bound to
+    Its thread starts with it, on the CPUs that the calling thread may use then: make it before that thread is bound to
     one of them.
 
     Args:
         tokenizer: of the model.
         vocab_size: of the model.
-        num_threads: that compute masks; with one, the thread that reads tokens does it.
     """
 
-    def __init__(self, tokenizer: LLTokenizer, vocab_size: int, num_threads: int = 1) -> None:
+    def __init__(self, tokenizer: LLTokenizer, vocab_size: int) -> None:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._not_eos = ~packed_mask(np.array(tokenizer.eos_tokens, np.int32), vocab_size)
         self._newest: dict[int, _NewTokens] = {}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
-        self._helpers = LLExecutor(num_threads) if num_threads > 1 else None
         self._thread.submit(lambda: None).result()
         # Of the thread:
         self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
@@ -153,30 +147,15 @@ class GrammarMasks:
     def _fill(self, jobs: list[tuple[ConstrainedLane, bool, _NewTokens]]) -> LaneMasks:
         self._num_plans += 1
         masks = np.zeros((len(jobs), mask_words(self._vocab_size)), np.int32)
-        if self._helpers is None:
-            for job, mask in zip(jobs, masks, strict=True):
-                self._mask(job, mask)
-        else:
-            texts = [self._read(*job) for job in jobs]
-            rows = [(text.matcher, row) for row, text in enumerate(texts)]
-            matchers = [(matcher, row) for matcher, row in rows if matcher is not None and not matcher.is_error()]
-            if matchers:
-                self._helpers.unsafe_compute_mask_ptr(matchers, masks.ctypes.data, masks[0].nbytes, len(masks))
-            for (lane, *_), text, mask in zip(jobs, texts, masks, strict=True):
-                self._finish(lane, text, mask)
+        for (lane, starts, news), mask in zip(jobs, masks, strict=True):
+            self._mask(lane, news, mask, starts=starts)
         for text in self._texts.values():
             if text.used + _IDLE_PLANS < self._num_plans:  # its sequence has most likely ended
                 text.matcher = None
         return LaneMasks(masks, {lane.start.message.lane: row for row, (lane, *_) in enumerate(jobs)})
 
-    def _mask(self, job: tuple[ConstrainedLane, bool, _NewTokens], mask: IntArray) -> None:
-        """Fill one lane's mask, which is all zeros."""
-        text = self._read(*job)
-        _compute(text, mask)
-        self._finish(job[0], text, mask)
-
-    def _read(self, lane: ConstrainedLane, starts: bool, news: _NewTokens) -> _LaneText:
-        """The text of a lane with its new tokens, which its matcher has read."""
+    def _mask(self, lane: ConstrainedLane, news: _NewTokens, mask: IntArray, *, starts: bool) -> None:
+        """Fill a lane's mask, which is all zeros and stays so where the text cannot go on."""
         number, stops = lane.start.message.lane, lane.start.stop_token_ids
         if starts:
             self._texts[number] = _LaneText(lane.start.message.constraints.grammar, [])
@@ -188,32 +167,32 @@ class GrammarMasks:
             self._replay(text)
         elif tokens:
             text.matcher.consume_tokens(tokens)
-        return text
-
-    def _finish(self, lane: ConstrainedLane, text: _LaneText, mask: IntArray) -> None:
-        """Make a matcher's mask the lane's: the lane has stop tokens of its own. No token is allowed where there is
-        none."""
-        if _has_failed(text):
+        if not self._allows(text, stops, mask):
             # Matchers of a grammar share what its lexer has built, which has a limit: other texts may have used it up.
             self._compiled.pop(text.grammar, None)
             self._replay(text)
-            _compute(text, mask)
-        matcher = text.matcher
-        assert matcher is not None
-        if _has_failed(text):
-            log.warning(
-                "grammar failed", lane=lane.start.message.lane, reason=matcher.get_error().splitlines()[0][:200]
-            )
-            mask[:] = 0
-            return
-        mask &= self._not_eos
-        if matcher.is_accepting():
-            allow(mask, lane.start.stop_token_ids, self._vocab_size)
+            if not self._allows(text, stops, mask):
+                assert text.matcher is not None
+                log.warning("grammar failed", lane=number, reason=text.matcher.get_error().splitlines()[0][:200])
+                mask[:] = 0
 
     def _replay(self, text: _LaneText) -> None:
         text.matcher = self._compile(text.grammar).deep_copy()
         if text.tokens:
             text.matcher.consume_tokens(text.tokens)
+
+    def _allows(self, text: _LaneText, stops: IntArray, mask: IntArray) -> bool:
+        """Fill the mask of the token after a text. False if the matcher has given up."""
+        matcher = text.matcher
+        assert matcher is not None
+        if not matcher.is_error():
+            matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        if matcher.is_error():
+            return False
+        mask &= self._not_eos
+        if matcher.is_accepting():
+            allow(mask, stops, self._vocab_size)
+        return True
 
     def _compile(self, grammar: str) -> LLMatcher:
         matcher = self._compiled.pop(grammar, None)
@@ -223,14 +202,3 @@ class GrammarMasks:
         if len(self._compiled) > _COMPILED:
             self._compiled.popitem(last=False)
         return matcher
-
-
-def _has_failed(text: _LaneText) -> bool:
-    """Whether a text's matcher has given up."""
-    return text.matcher is None or text.matcher.is_error()
-
-
-def _compute(text: _LaneText, mask: IntArray) -> None:
-    """Let a text's matcher write its mask, if it has not failed."""
-    if text.matcher is not None and not text.matcher.is_error():
-        text.matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)

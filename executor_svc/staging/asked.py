@@ -98,8 +98,14 @@ class SampleOrder:
             lane_starts=(),
         )
 
+    def places(self) -> npt.NDArray[np.int64]:
+        """Where each of the plan's samples stands."""
+        places = np.empty(len(self.samples), np.int64)
+        places[self.samples] = np.arange(len(self.samples))
+        return places
+
     def result(
-        self, counts: IntArray, tokens: IntArray, chosen: npt.NDArray[np.float32], top: Column, top_ids: IntArray
+        self, counts: IntArray, token_ids: IntArray, chosen: npt.NDArray[np.float32], top: Column, top_ids: IntArray
     ) -> ResultColumns:
         """What a plan gave, in its own order.
 
@@ -108,16 +114,13 @@ class SampleOrder:
 
         Args:
             counts: the plan's `logprob_counts`.
-            tokens: [samples], as drawn.
+            token_ids: [samples], in the plan's order.
             chosen: [samples that want log-probabilities], of these tokens.
             top, top_ids: [samples that want any, num_top], of the likeliest ones.
         """
-        places = np.empty(len(self.samples), np.int64)
-        places[self.samples] = np.arange(len(self.samples))
-        token_ids = tokens[places]
         if not len(chosen):
             return ResultColumns.of_tokens(token_ids)
-        asking = np.flatnonzero(counts)
+        asking, places = np.flatnonzero(counts), self.places()
         drawn_at = places[asking] - places[asking].min()  # they stand together
         entries = log_prob_entries(
             np.maximum(token_ids[asking], 0), counts[asking], chosen[drawn_at], top[drawn_at], top_ids[drawn_at]

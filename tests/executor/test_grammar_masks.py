@@ -9,7 +9,7 @@ from llguidance import LLMatcher, LLParserLimits
 from common import messages as m
 from common.constraints import StartedLane
 from common.model_files import DEMO_MODEL_DIR
-from common.step_result import ResultColumns
+from common.wire import IntArray
 from executor_svc.runner import grammar_masks
 from executor_svc.runner.grammar_masks import GrammarMasks, load_grammar_masks
 from executor_svc.staging.constrained_lanes import ConstrainedLane
@@ -18,14 +18,20 @@ VOCAB, EOS = 2048, 2045
 GREEDY_FOR_STATES = LLMatcher.grammar_from_regex(r"(.|\n)*a(.|\n){24}b(.|\n){30}c")
 
 
+def bits(mask: IntArray) -> list[int]:
+    """Tokens that a mask allows."""
+    allowed: list[int] = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist()
+    return allowed
+
+
 class Drawn:
-    """A step that has drawn one token."""
+    """A step that has drawn these tokens."""
 
-    def __init__(self, token: int) -> None:
-        self._token = token
+    def __init__(self, *tokens: int) -> None:
+        self._tokens = tokens
 
-    def wait(self) -> ResultColumns:
-        return ResultColumns.of_tokens(np.array([self._token], np.int32))
+    def token_ids(self) -> IntArray:
+        return np.array(self._tokens, np.int32)
 
 
 class Lane:
@@ -53,7 +59,7 @@ class Lane:
         self._is_new = False
         result = pending.result()
         mask = result.masks[result.rows[number]]
-        return np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist()
+        return bits(mask)
 
     def draw(self, count: int, among: set[int] | None = None) -> None:
         """Draw so many tokens, of these where one of them is allowed."""
@@ -66,9 +72,9 @@ class Lane:
             self._masks.launched([self._lane], [0], Drawn(token))
 
 
-@pytest.fixture(params=[1, 3], ids=["one thread", "helpers"])
-def masks(request):
-    made = load_grammar_masks(DEMO_MODEL_DIR, VOCAB, request.param)
+@pytest.fixture
+def masks():
+    made = load_grammar_masks(DEMO_MODEL_DIR, VOCAB)
     assert made is not None
     yield made
     made.close()
@@ -116,3 +122,25 @@ def test_an_epoch_s_lanes_are_forgotten(masks: GrammarMasks) -> None:
     Lane(masks, 1, LLMatcher.grammar_from_regex("x+")).draw(2)
     assert list(masks._texts) == [1]
     assert list(masks._newest) == [1]
+
+
+def test_lanes_of_a_plan_have_the_masks_that_each_has_alone(masks: GrammarMasks) -> None:
+    """Also beside one whose text does not match, and which may go on with nothing."""
+    alone = load_grammar_masks(DEMO_MODEL_DIR, VOCAB)
+    assert alone is not None
+    grammars = [LLMatcher.grammar_from_regex(f"[{'abcdef'[i:]}]{{1,{i + 1}}}") for i in range(6)]
+    lanes = [Lane(masks, number, grammar)._lane for number, grammar in enumerate(grammars)]
+    apart = [Lane(alone, number, grammar) for number, grammar in enumerate(grammars)]
+    (wrong,) = masks._tokenizer.tokenize_str("z")
+    for step in range(4):
+        pending = masks.begin(lanes, set(range(6)) if step == 0 else set())
+        assert pending is not None
+        filled, tokens = pending.result(), []
+        for number, lane in enumerate(apart):
+            allowed = lane.allowed()
+            assert bits(filled.masks[filled.rows[number]]) == allowed
+            assert bool(allowed) == (number != 2 or step < 2)
+            tokens.append(wrong if (number, step) == (2, 1) else min(allowed, default=EOS))
+            alone.launched([lane._lane], [0], Drawn(tokens[-1]))
+        masks.launched(lanes, list(range(6)), Drawn(*tokens))
+    alone.close()

@@ -297,3 +297,17 @@ def test_there_is_room_for_the_most_targets(
     for both in (staged.out.top, staged.out.top_ids):
         assert both.shape == (len(tokens), count - 1)
         assert both.is_contiguous()
+
+
+def test_a_step_whose_result_was_taken_keeps_its_tokens_only(checkpoint: Make) -> None:
+    """A grammar's thread may keep a lane's last step for as long as nobody else holds the lane."""
+    runner, limits = start(checkpoint(**MODEL), **OPTIONS)
+    tokens = [5, 6, 7, 8]
+    plan = make_plan([Row(0, tokens, 4, [0], targets=targets_of(tokens, 0, 4, 21))], limits.block_size)
+    pending = runner.launch(through_the_wire(plan, limits))
+    result = pending.wait()
+    assert len(result.prompt_logprobs) == 63
+    assert pending.token_ids().tolist() == result.token_ids.tolist()
+    kept = [value for value in vars(pending).values() if value is not None]
+    assert sum(getattr(value, "nbytes", 0) for value in kept) == 4
+    assert pending._copies is None
