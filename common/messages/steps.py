@@ -7,7 +7,7 @@ from msgspec import Meta
 from common.messages.base import Count, Epoch, Message, Positive, Step, Text
 
 MAX_LOGPROBS = 21
-MAX_PLAN_PROMPT_LOGPROBS = 2**17  # of a plan: its result has 8 bytes for each, of at most 2 MiB
+MAX_PLAN_PROMPT_LOGPROBS = 2**17  # of a plan: its result has 8 bytes for each
 MAX_BIASES = 300
 MAX_BAD_WORDS = 256
 MAX_BAD_WORD_TOKENS = 64

@@ -22,7 +22,7 @@ from scheduler_svc.server.journal import Journal
 from scheduler_svc.server.router import Router
 
 SETTLE_MS = 10  # between looks at the journal while the process closes
-MAX_EXECUTOR_MESSAGE_BYTES = 2**21  # a StepResult of 8,192 rows with 21 log-probabilities each takes 1.4 MB
+MAX_EXECUTOR_MESSAGE_BYTES = 2**22  # a StepResult of MAX_LANES rows and MAX_PLAN_PROMPT_LOGPROBS takes 2.5 MB
 
 log = get_logger(__name__)
 

@@ -125,6 +125,8 @@ def test_the_longest_answer_fits_a_message() -> None:
         compute_us=2**31 - 1,
         logprob_ids=bytes(4 * count),
         logprobs=bytes(4 * count),
+        prompt_logprob_ids=bytes(4 * m.MAX_PLAN_PROMPT_LOGPROBS),
+        prompt_logprobs=bytes(4 * m.MAX_PLAN_PROMPT_LOGPROBS),
     )
     _, payload = Codec[m.StepResult](m.StepResult).encode(result)
     assert len(payload) < MAX_EXECUTOR_MESSAGE_BYTES
