@@ -25,14 +25,18 @@ class EventParser:
     """
 
     def __init__(self) -> None:
-        self._rest = b""
+        self._line: list[bytes] = []  # what has come of a line: some are megabytes, and are not joined with each piece
         self._data = b""
         self._id = b""
 
     def feed(self, received: bytes) -> list[Event]:
         """The events that `received` completes, in order."""
         events: list[Event] = []
-        *lines, self._rest = (self._rest + received).split(b"\n")
+        if b"\n" not in received:
+            self._line.append(received)
+            return events
+        *lines, rest = b"".join([*self._line, received]).split(b"\n")
+        self._line = [rest]
         for line in lines:
             if line.startswith(b"data:"):
                 data = line[5:].strip()
