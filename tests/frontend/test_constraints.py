@@ -266,6 +266,17 @@ def test_an_answer_has_so_many_log_probabilities(monkeypatch: pytest.MonkeyPatch
     assert "6 log-probabilities of each of 100 tokens of 5 choices are more than 2400" in error.message
 
 
+def test_an_answer_echoes_so_much_text(monkeypatch: pytest.MonkeyPatch):
+    """Each choice repeats its prompt, and costs a token."""
+    prompts = TOKENIZER.encode(["To be, or not to be", "that is the question"], add_special_tokens=True)
+    monkeypatch.setattr(limits, "MAX_ECHOED_BYTES", 3 * (19 + 20))
+    completion(prompt=prompts, n=3, echo=True)
+    completion(prompt=prompts, n=9)
+    error = refusal(prompt=prompts, n=4, echo=True)
+    assert (error.status, error.param) == (400, "echo")
+    assert "would echo 156 bytes of prompts; 117 are allowed" in error.message
+
+
 def test_prompts_count_as_often_as_they_are_shown(monkeypatch: pytest.MonkeyPatch):
     """A completion lists its prompt's in each choice, a chat once for all."""
     prompt = [5] * 11

@@ -68,7 +68,7 @@ class Choice:
         self._logprobs: LogprobReader | None = None
         if context.logprobs and not self._is_delivered:
             offsets = Detokenizer(rules.token_bytes)
-            offset = 0 if prompt is None else len(prompt.text)
+            offset = 0 if prompt is None else prompt.num_characters
             self._logprobs = LogprobReader(
                 context.logprobs, tokenizer.token_texts, offsets, delivered.num_tokens, offset
             )
@@ -91,7 +91,8 @@ class Choice:
             if not self._awaited.is_complete:
                 return []
             first = self._pieces[0]
-            self._pieces[0] = first._replace(text=self._awaited.text + first.text, echoed=self._awaited.echoed)
+            text, echoed = self._awaited.take()
+            self._pieces[0] = first._replace(text=text + first.text, echoed=echoed)
             self._awaited = None
         pieces, self._pieces = self._pieces, []
         return pieces

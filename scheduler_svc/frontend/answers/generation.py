@@ -172,6 +172,6 @@ class Generation:
         if not self.spec.prompts:
             return None
         choices = self.spec.position.choices[number * self._n : (number + 1) * self._n]
-        is_shown = not all(choice.has_opened for choice in choices)
+        num_waiting = sum(not choice.has_opened for choice in choices)
         names = tokenizer.token_texts, tokenizer.all_token_bytes
-        return PromptPart(self.spec.context, self.spec.prompts[number], *names, is_shown=is_shown)
+        return PromptPart(self.spec.context, self.spec.prompts[number], *names, num_waiting=num_waiting)

@@ -57,11 +57,10 @@ class PromptPart:
     Args:
         texts: what tokens are called.
         token_bytes: as for `prompts_of`.
-        is_shown: whether a choice waits for it; otherwise log-probabilities are counted only.
+        num_waiting: choices that wait for it; if there are none, log-probabilities are counted only.
 
     Attributes:
-        text: what its choices begin with.
-        echoed: log-probabilities that its choices begin with; None if the request asked for none.
+        num_characters: of the text that choices begin with.
     """
 
     def __init__(
@@ -71,10 +70,11 @@ class PromptPart:
         texts: TokenTexts,
         token_bytes: Mapping[int, bytes],
         *,
-        is_shown: bool,
+        num_waiting: int,
     ) -> None:
-        self.text = prompt.text
-        self.echoed: LogprobsJson | None = None
+        self.num_characters = len(prompt.text)
+        self._text = prompt.text
+        self._echoed: LogprobsJson | None = None
         self._token_ids = prompt.token_ids
         self._count = context.num_prompt_logprobs
         self._num_echoed = context.logprobs if context.echo else 0
@@ -83,18 +83,28 @@ class PromptPart:
         self._detokenizer = Detokenizer(token_bytes)
         self._offset = 0
         self._num_read = 1  # the first token has no log-probability
-        self._is_shown = is_shown
+        self._num_waiting = num_waiting
+        self._is_shown = num_waiting > 0
         self._listed = [b"[null"]
         if self._num_echoed:
             first = int(prompt.token_ids[0])
             self._offset = len(self._detokenizer.feed((first,)))
-            self.echoed = LogprobsJson("completion")
-            self.echoed.add_object(CompletionLogprobs([texts.of(first).text], [None], [None], [0]))
+            self._echoed = LogprobsJson("completion")
+            self._echoed.add_object(CompletionLogprobs([texts.of(first).text], [None], [None], [0]))
 
     @property
     def is_complete(self) -> bool:
         """Whether all has come that a choice waits for."""
         return not (self._is_shown and self._count) or self._num_read == len(self._token_ids)
+
+    def take(self) -> tuple[str, LogprobsJson | None]:
+        """What one more choice begins with: the text, and log-probabilities, or None if the request asked for none. The
+        last choice that waits lets them go."""
+        taken = self._text, self._echoed
+        self._num_waiting -= 1
+        if self._num_waiting == 0:
+            self._text, self._echoed = "", None
+        return taken
 
     def read(self, delta: m.TokenDelta) -> None:
         """Take a delta's log-probabilities of prompt tokens.
@@ -116,8 +126,8 @@ class PromptPart:
         if not self._is_shown:
             return
         columns = rows.tolist(), row_values.tolist()
-        if self.echoed is not None:
-            self.echoed.add([self._entry(*row) for row in zip(*columns, strict=True)])
+        if self._echoed is not None:
+            self._echoed.add([self._entry(*row) for row in zip(*columns, strict=True)])
         if self._num_listed and num_tokens:
             listed = [self._by_id(*row) for row in zip(*columns, strict=True)]
             self._listed += [b",", to_json(listed)[1:-1]]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from scheduler_svc.frontend.errors import ApiError
 
-MAX_WAITING = 16  # compilations of a client; with the time of one, this bounds how long its last one waits
+MAX_WAITING = 16  # compilations of a client; with the time of one and the number of clients, this bounds the wait
 
 
 @dataclass(slots=True)

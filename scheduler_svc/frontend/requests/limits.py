@@ -2,11 +2,14 @@
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from common import messages as m
 from scheduler_svc.frontend.errors import ApiError
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
 
 MAX_ANSWER_LOGPROBS = 2**21  # each is 70 bytes of the answer, and 8 of the memory of scheduler and journal
+MAX_ECHOED_BYTES = 2**24  # of text; without log-probabilities, nothing else bounds what an echoed prompt costs
 
 
 def check_token_ids(param: str, token_ids: Sequence[int], vocab_size: int) -> None:
@@ -53,6 +56,16 @@ def check_can_end(stop_token_ids: Sequence[int], *, ignores_eos: bool) -> None:
     if not stop_token_ids:
         message = "This model has no stop token, which a text with a grammar ends with: name one in 'stop_token_ids'."
         raise ApiError(400, message, code="invalid_value", param="stop_token_ids")
+
+
+def check_echo(prompts: Sequence[Sequence[int]], n: int, tokenizer: Tokenizer) -> None:
+    """Refuse an answer whose `n` choices of each prompt repeat too much text."""
+    size = n * sum(int(tokenizer.token_lengths[np.asarray(prompt)].sum(dtype=np.int64)) for prompt in prompts)
+    if size > MAX_ECHOED_BYTES:
+        message = (
+            f"The answer would echo {size} bytes of prompts; {MAX_ECHOED_BYTES} are allowed: ask for fewer choices."
+        )
+        raise ApiError(400, message, code="invalid_value", param="echo")
 
 
 def most_tokens(num_logprobs: int, num_choices: int, num_of_prompts: int) -> int:

@@ -17,6 +17,7 @@ from scheduler_svc.frontend.requests.constraints import check_grammar_size, cons
 from scheduler_svc.frontend.requests.limits import (
     check_can_end,
     check_characters,
+    check_echo,
     check_length,
     check_logprobs,
     check_min_tokens,
@@ -132,6 +133,8 @@ def tokenize_completion(body: CompletionRequest, tokenizer: Tokenizer, max_model
     num_logprobs = _count(body.logprobs)
     num_echoed, num_listed = num_logprobs if body.echo else 0, _count(body.prompt_logprobs)
     asked = m.SamplingParams(max_tokens=max_tokens, logprobs=num_logprobs, prompt_logprobs=max(num_echoed, num_listed))
+    if body.echo:
+        check_echo(prompts, body.n, tokenizer)
     num_of_prompts = (sum(map(len, prompts)) - len(prompts)) * (num_echoed + num_listed) * body.n
     check_logprobs(asked, len(prompts) * body.n, num_of_prompts)
     job = _job("cmpl-", body, prompts, asked, tokenizer)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
+import numpy as np
 import tokenizers
 from msgspec import Meta
 
@@ -39,6 +40,7 @@ class Tokenizer:
         path: of tokenizer.json.
         token_bytes: what each token stands for; special tokens are absent.
         all_token_bytes: the same with special tokens.
+        token_lengths: bytes of each of these, int32 [vocabulary].
         token_texts: single tokens as text.
         characters_per_token: at most; None if that cannot be known.
         max_positions: of a sequence, as config.json says; 0 if it does not.
@@ -73,6 +75,7 @@ class Tokenizer:
         self.characters_per_token = characters_per_token(content, self.token_bytes.values())
         self.max_positions: int = config.get("max_position_embeddings") or 0
         self.vocab_size: int = config.get("vocab_size", self._tokenizer.get_vocab_size(with_added_tokens=True))
+        self.token_lengths = np.array([len(self.all_token_bytes.get(i, b"")) for i in range(self.vocab_size)], np.int32)
         generation_config = _read_json(folder / "generation_config.json")
         self.eos_token_ids = _eos_token_ids(generation_config, config)
         self.sampling_defaults = _sampling_defaults(folder, generation_config)
