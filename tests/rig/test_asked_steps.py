@@ -117,19 +117,19 @@ def test_the_next_forward_is_launched_before_a_grammar_waits_for_tokens(
     runner, limits = harness.start(folder, dtype="bfloat16", kv_cache_memory_gib=0.25, **OPTIONS)
     forwards = threading.Semaphore(0)
     waits: list[bool] = []
-    replay, wait = StepGraphs.replay_forward, PendingStep.wait
+    replay, token_ids = StepGraphs.replay_forward, PendingStep.token_ids
 
     def counted_replay(self: StepGraphs, num_rows: int) -> bool:
         replayed = replay(self, num_rows)
         forwards.release()
         return replayed
 
-    def gated_wait(self: PendingStep) -> Any:
+    def gated(self: PendingStep) -> Any:
         waits.append(forwards.acquire(timeout=60))
-        return wait(self)
+        return token_ids(self)
 
     monkeypatch.setattr(StepGraphs, "replay_forward", counted_replay)
-    monkeypatch.setattr(PendingStep, "wait", gated_wait)
+    monkeypatch.setattr(PendingStep, "token_ids", gated)
 
     def plan(length: int) -> PlanColumns:
         start = m.LaneStart(lane=0, num_prompt=4, tokens=bytes(4 * length), constraints=m.Constraints(grammar=GRAMMAR))
