@@ -87,6 +87,44 @@ def test_an_answer_that_comes_after_the_sequence_went_elsewhere_counts_as_far_as
     rig.finish()
 
 
+@pytest.mark.parametrize("order", [(1, 2), (2, 1)])
+def test_an_answer_of_another_model_than_the_sequence_went_on_with_gives_nothing(order: tuple[int, int]) -> None:
+    """Before or after the answer of the executor where it is now."""
+    rig = Rig(limits(max_batch_tokens=8), window=1)
+    (sequence,) = rig.add("a", PROMPT, prompt_logprobs=2)
+    assert asked(rig.plan(1)) == PROMPT[1:9]
+    rig.memberships[1].is_late = True
+    rig.join(limits(max_batch_tokens=12), model="another")
+    rig.scheduler.sequences.preempt(rig.scheduler.executor(1), sequence)
+    assert asked(rig.plan(2)) == PROMPT[1:13]
+    covered = [0]
+    for epoch in order:
+        rig.answer(epoch)
+        covered.append(sequence.num_covered)
+    assert covered == ([0, 0, 12] if order == (1, 2) else [0, 12, 12])
+    assert asked(rig.plan(2)) == PROMPT[13:]
+    rig.finish()
+    assert (sequence.model, rig.scheduler.stats.model_changes) == ("another", 0)
+
+
+def test_what_an_answer_of_another_model_would_have_given_is_asked_again() -> None:
+    """Also of the model that gave it: the sequence comes back there, when the answer has come."""
+    rig = Rig(limits(max_batch_tokens=8), window=2)
+    (sequence,) = rig.add("a", PROMPT, prompt_logprobs=2)
+    assert [asked(rig.plan(1)), asked(rig.plan(1))] == [PROMPT[1:9], PROMPT[9:17]]
+    rig.memberships[1].is_late = True
+    rig.join(limits(max_batch_tokens=12), model="another")
+    rig.scheduler.sequences.preempt(rig.scheduler.executor(1), sequence)
+    rig.plan(2)
+    rig.answer(1)
+    rig.lose(2)
+    rig.memberships[1].is_late = False
+    assert asked(rig.plan(1)) == PROMPT[1:9]
+    rig.answer(1)
+    assert sequence.num_covered == 0, "positions before those that came are still to come"
+    rig.finish()
+
+
 def test_an_answer_after_the_end_gives_nothing() -> None:
     rig = Rig(limits(max_batch_tokens=8), window=1)
     (sequence,) = rig.add("a", PROMPT, prompt_logprobs=2)
@@ -104,6 +142,7 @@ def test_a_sequence_goes_on_with_the_model_that_told_the_beginning() -> None:
     rig.join(limits(), model="another")
     rig.scheduler.sequences.preempt(rig.scheduler.executor(1), sequence)
     rig.answer(1)
+    rig.memberships[1].is_late = True  # or the sequence waits for that executor, whatever the model
     assert rig.plan(2) is None
     assert asked(rig.plan(1)) == PROMPT[9:17]
     rig.finish()
