@@ -10,6 +10,7 @@ from common.wire import int32_array
 from scheduler_svc.core.executor.block_manager import BlockManager
 from scheduler_svc.core.executor.block_table import BlockTable, Grant
 from scheduler_svc.core.scheduling import plan_budget
+from scheduler_svc.core.scheduling.admission import MAX_PREEMPTIONS
 from tests.support.rig import Rig, limits
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3]  # 18 tokens, blocks of 4
@@ -37,6 +38,25 @@ def test_a_chunk_ends_within_the_hits_and_the_next_begins_in_the_middle_of_a_pub
     grant = manager.reserve(table, raw, 7, 99, wanted_from=9)
     assert grant == Grant(start=9, count=9, store_from=16, num_hits=2, num_new=1)
     assert manager.num_free == 8 - 6
+
+
+@pytest.mark.parametrize("is_protected", [False, True])
+def test_an_admission_counts_what_is_shared_behind_its_first_chunk(is_protected: bool) -> None:
+    """Nobody waits for memory that it will not take. A promise of all blocks needs those that it does not pin yet."""
+    rig = Rig(limits(max_batch_tokens=32), window=1)
+    prompt = list(range(160))  # 40 of 64 blocks
+    rig.add("holds", prompt, max_tokens=40)
+    while rig.scheduler.executor(1).running.prompts() or rig.scheduler.num_waiting:
+        rig.step()
+    (sequence,) = rig.add("shares", prompt, max_tokens=4, prompt_logprobs=1)
+    (behind,) = rig.add("behind", [7, 8, 9], max_tokens=2)
+    sequence.num_preemptions = MAX_PREEMPTIONS if is_protected else 0
+    rig.step()
+    assert (sequence.epoch, sequence.num_covered) == ((0, 0) if is_protected else (1, 31))
+    for _ in range(10):  # the one that holds the blocks takes 40
+        rig.step()
+    assert (behind in rig.ends) == (not is_protected)
+    rig.finish()
 
 
 @pytest.mark.parametrize("budget", [1, 3, 6, 64])
