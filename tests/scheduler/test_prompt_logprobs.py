@@ -7,7 +7,7 @@ import pytest
 
 from common import messages as m
 from common.wire import int32_array
-from scheduler_svc.core.executor.block_manager import BlockManager
+from scheduler_svc.core.executor.block_manager import BlockManager, hash_block
 from scheduler_svc.core.executor.block_table import BlockTable, Grant
 from scheduler_svc.core.scheduling import plan_budget
 from scheduler_svc.core.scheduling.admission import MAX_PREEMPTIONS
@@ -32,12 +32,32 @@ def test_a_chunk_ends_within_the_hits_and_the_next_begins_in_the_middle_of_a_pub
     manager.reserve(BlockTable(), raw, 0, 99)
     table = BlockTable()
     grant = manager.reserve(table, raw, 0, 6, wanted_from=0)
-    assert (grant, len(table.ids)) == (Grant(start=0, count=6, store_from=16, num_hits=2, num_new=0), 2)
+    assert (grant, len(table.ids)) == (Grant(start=0, count=6, store_from=8, num_hits=2, num_new=0), 2)
     grant = manager.reserve(table, raw, 6, 1, wanted_from=6)
-    assert grant == Grant(start=6, count=1, store_from=16, num_hits=0, num_new=0)
+    assert grant == Grant(start=6, count=1, store_from=8, num_hits=0, num_new=0)
     grant = manager.reserve(table, raw, 7, 99, wanted_from=9)
     assert grant == Grant(start=9, count=9, store_from=16, num_hits=2, num_new=1)
     assert manager.num_free == 8 - 6
+
+
+def test_a_chunk_looks_no_further_than_it_can_reach() -> None:
+    """Or a long cached prompt in many chunks takes time by the square of its length."""
+    hashed = []
+
+    def hash_function(content: bytes, parent: int) -> int:
+        hashed.append(content)
+        return hash_block(content, parent)
+
+    manager, raw = BlockManager(102, 4, hash_function), array("i", range(401)).tobytes()
+    manager.reserve(BlockTable(), raw, 0, 401)
+    hashed.clear()
+    table, start = BlockTable(), 0
+    while start < 400:
+        grant = manager.reserve(table, raw, start, 8, wanted_from=start)
+        assert grant == Grant(start=start, count=8, store_from=start + 8, num_hits=2, num_new=0)
+        start += 8
+    assert len(hashed) == 100
+    assert manager.reserve(table, raw, 400, 8) == Grant(start=400, count=1, store_from=400, num_hits=0, num_new=1)
 
 
 @pytest.mark.parametrize("is_protected", [False, True])

@@ -76,18 +76,19 @@ class BlockManager:
         """Blocks that `num_tokens` positions take."""
         return -(-num_tokens // self.block_size)
 
-    def match(self, table: BlockTable, raw: bytes) -> list[int]:
+    def match(self, table: BlockTable, raw: bytes, end: int = NO_POSITION) -> list[int]:
         """Published blocks that continue a table with the sequence's known tokens (invariant 5).
 
         Args:
             table: all of whose blocks are full and published.
             raw: all known tokens of the sequence, int32 bytes.
+            end: blocks that begin at this position, or behind it, are not looked for.
         """
         size = self._block_bytes
         first = len(table.ids)
         key, uid = (self.keys[table.ids[-1]], self.uids[table.ids[-1]]) if first else (0, 0)
         hits: list[int] = []
-        for start in range(first * size, len(raw) - size + 1, size):
+        for start in range(first * size, min(len(raw) - size + 1, end * TOKEN_BYTES), size):
             content = raw[start : start + size] if start else table.salt + raw[:size]
             key = self._hash(content, key)  # type: ignore[arg-type]  # published, so not None
             block = self._index.get(key)
@@ -130,8 +131,11 @@ class BlockManager:
         """
         size, length = self.block_size, len(raw) // TOKEN_BYTES
         held = len(table.ids)
+        # An admission counts all hits. A later chunk looks as far as it can reach, or a prompt with many would take
+        # time by the square of its length.
+        end = NO_POSITION if accept is not None else wanted_from + budget
         # After a block that is not full, or one of its own that collided, nothing can be hit.
-        hits = self.match(table, raw) if table.num_published == held else []
+        hits = self.match(table, raw, end) if table.num_published == held else []
         # A published block is cached to its end, also one whose first positions only were computed, for their logits.
         cached = max(num_computed, (table.num_published + len(hits)) * size)
         start = min(cached, length - 1, wanted_from)
