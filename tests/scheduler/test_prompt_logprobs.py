@@ -11,6 +11,7 @@ from scheduler_svc.core.executor.block_manager import BlockManager, hash_block
 from scheduler_svc.core.executor.block_table import BlockTable, Grant
 from scheduler_svc.core.scheduling import plan_budget
 from scheduler_svc.core.scheduling.admission import MAX_PREEMPTIONS
+from scheduler_svc.core.scheduling.suspects import SUSPICIOUS_STRIKES
 from tests.support.rig import Rig, limits
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3]  # 18 tokens, blocks of 4
@@ -198,6 +199,18 @@ def test_a_plan_asks_for_so_many_and_every_prompt_goes_on(monkeypatch: pytest.Mo
     counts = [int32_array("counts", plan.prompt_logprob_counts) for plan in rig.plans[1]]
     assert max(len(each) * each.max(initial=0) for each in counts) <= 21
     assert sum(map(len, counts)) == 4 * len(PROMPT)
+
+
+def test_a_plan_of_a_suspect_asks_for_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan_budget, "MAX_PLAN_PROMPT_LOGPROBS", 20)
+    rig = Rig(window=1)
+    (suspect,) = rig.add("a", PROMPT, prompt_logprobs=5)
+    for _ in range(SUSPICIOUS_STRIKES):
+        rig.scheduler.sequences.suspects.strike([suspect], "")
+    while suspect.num_covered < len(PROMPT) - 1:
+        rig.step()
+    assert [len(asked(plan)) for plan in rig.plans[1]] == [4, 4, 4, 4, 1]
+    rig.finish()
 
 
 def test_targets_are_the_tokens_behind_those_that_the_plan_computes() -> None:
