@@ -249,3 +249,19 @@ def test_log_probabilities_of_a_long_prompt_come_in_several_messages_before_the_
     assert (ids, values) == prompt_columns(sequence)
     assert not any(delta.token_ids or delta.model for delta in prompt)
     assert (last.token_ids, last.model, last.prompt_logprobs) == (array("i", [7]).tobytes(), "m", b"")
+
+
+def test_the_first_token_names_the_model_although_log_probabilities_of_the_prompt_came_before():
+    """Also to a client that comes back between the two, when the model is known."""
+    outbox, (submit, (sequence,)) = Outbox(), request("a", prompt_logprobs=2)
+    outbox.open(b"p", submit, [sequence])
+    outbox.attach(b"p", [sequence], (Progress(b"", "m", 0, None, b"", b"", *prompt_columns(sequence)),))
+    outbox.push(output([sequence], [7]))
+    (both,) = drain(outbox, b"p")
+    outbox.attach(b"p", [sequence], (Progress(b"", "m", 0, None, b"", b"", *prompt_columns(sequence)),))
+    (prompt,) = drain(outbox, b"p")
+    outbox.push(output([sequence], [7]))
+    (token,) = drain(outbox, b"p")
+    models = [[(delta.token_ids, delta.model) for delta in each.deltas] for each in (both, prompt, token)]
+    seven = array("i", [7]).tobytes()
+    assert models == [[(b"", ""), (seven, "m")], [(b"", "")], [(seven, "m")]]
