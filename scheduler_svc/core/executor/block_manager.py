@@ -123,8 +123,8 @@ class BlockManager:
             accept: of an admission, which needs room for all tokens; asked last, with how many blocks others hold too.
             wanted_from: the first position, `num_computed` at least, whose logits are wanted also if it is cached. A
                 grant that ends before the hits do takes only the blocks that it has positions in.
-            is_promise: of an admission: the blocks that it does not take yet are set aside for it. Otherwise it is taken
-                for granted that hits behind the grant are there when its turn comes to them.
+            is_promise: of an admission: the blocks that it does not take yet are set aside for it. Otherwise hits
+                behind the grant count as taken, though nothing keeps them until its turn comes to them.
 
         Returns:
             The grant, or None with nothing changed when there are not enough free blocks, or `accept` says no.
