@@ -288,6 +288,20 @@ def test_an_end_counts_if_the_log_probabilities_of_the_prompt_are_there_that_had
     assert [each.cut for each in told] == [["a"], []]
 
 
+def test_an_end_says_how_much_of_the_prompt_was_covered():
+    """So what is lost before it is missed."""
+    asked = submit("a", prompt_logprobs=1)
+    (sequence,) = new_sequences(asked, int32_array("prompt", PROMPT), 1, 0, None)
+    sequence.prompt_logprob_ids.extend([6, 7])
+    sequence.prompt_logprobs.extend([-0.5, -0.25])
+    request = RequestRecord(0, 1000.5, SubmitRecord.of(asked), (Progress(),))
+    came = PromptRecord(0, 0, int32(6, 7), float32(-0.5, -0.25), "m")
+    end = EndRecord.of(SequenceEnd(sequence, "cancelled"))
+    (whole,) = replay([encode([request, came, end])])
+    assert whole.progress[0].ending == Ending("cancelled")
+    assert read_batches([encode([request, end])]).cut == ["a"]
+
+
 @pytest.mark.parametrize(
     ("changes", "num_covered"),
     [

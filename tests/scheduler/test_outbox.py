@@ -15,6 +15,7 @@ from common.wire import int32_array
 from scheduler_svc.core.requests import outbox as outbox_module
 from scheduler_svc.core.requests.journal_records import Ending, Progress
 from scheduler_svc.core.requests.outbox import MAX_ANSWERS, Outbox
+from scheduler_svc.core.requests.token_stream import PromptRun
 from scheduler_svc.core.sequence import new_sequences
 from scheduler_svc.core.step_output import PromptLogprobs, SequenceEnd, StepLogprobs, StepOutput
 
@@ -249,3 +250,44 @@ def test_log_probabilities_of_a_long_prompt_come_in_several_messages_before_the_
     assert (ids, values) == prompt_columns(sequence)
     assert not any(delta.token_ids or delta.model for delta in prompt)
     assert (last.token_ids, last.model, last.prompt_logprobs) == (array("i", [7]).tobytes(), "m", b"")
+
+
+def test_the_first_token_names_the_model_although_log_probabilities_of_the_prompt_came_before():
+    """Also to a client that comes back between the two, when the model is known."""
+    outbox, (submit, (sequence,)) = Outbox(), request("a", prompt_logprobs=2)
+    outbox.open(b"p", submit, [sequence])
+    outbox.attach(b"p", [sequence], (Progress(b"", "m", 0, None, b"", b"", *prompt_columns(sequence)),))
+    outbox.push(output([sequence], [7]))
+    (both,) = drain(outbox, b"p")
+    outbox.attach(b"p", [sequence], (Progress(b"", "m", 0, None, b"", b"", *prompt_columns(sequence)),))
+    (prompt,) = drain(outbox, b"p")
+    outbox.push(output([sequence], [7]))
+    (token,) = drain(outbox, b"p")
+    models = [[(delta.token_ids, delta.model) for delta in each.deltas] for each in (both, prompt, token)]
+    seven = array("i", [7]).tobytes()
+    assert models == [[(b"", ""), (seven, "m")], [(b"", "")], [(seven, "m")]]
+
+
+@pytest.mark.parametrize("num_bytes", [8 * 3, 100, 8 * 3 * 7, 1000])
+def test_log_probabilities_of_a_prompt_that_come_when_some_are_told_come_behind_those(monkeypatch, num_bytes):
+    monkeypatch.setattr(outbox_module, "MAX_TOKEN_BYTES_A_MESSAGE", num_bytes)
+    outbox, (submit, (sequence,)) = Outbox(), request("a", prompt_logprobs=3, num_prompt=61)
+    outbox.open(b"p", submit, [sequence])
+    deltas = []
+    for first in range(0, 60, 5):
+        outbox.push(prompt_step(sequence, first, first + 5))
+        deltas += outbox.peek(b"p").deltas
+        outbox.sent(b"p")
+    deltas += [delta for each in drain(outbox, b"p") for delta in each.deltas]
+    assert all(len(delta.prompt_logprob_ids) + len(delta.prompt_logprobs) <= num_bytes for delta in deltas)
+    ids, values = zip(*((delta.prompt_logprob_ids, delta.prompt_logprobs) for delta in deltas), strict=True)
+    assert (b"".join(ids), b"".join(values)) == prompt_columns(sequence)
+
+
+def test_what_is_left_of_a_long_prompt_is_not_copied_for_each_message():
+    run = PromptRun(21)
+    run.add(bytes(84 * 1000), bytes(84 * 1000))
+    first, others = run.split(168 * 10)
+    assert (first.num_bytes, others.num_bytes) == (168 * 10, 168 * 990)
+    assert others.ids is run.ids
+    assert others.values is run.values

@@ -184,6 +184,17 @@ def test_the_log_probabilities_of_what_is_retained_are_counted(requests, monkeyp
     assert requests.let_go(0.0) == ["a"]
 
 
+def test_the_log_probabilities_of_prompts_of_what_is_retained_are_counted(requests, monkeypatch):
+    monkeypatch.setattr(retention, "MAX_RETAINED_BYTES", 2000)
+    for name in "abc":
+        request = add(requests, name, num_prompt=6)
+        for sequence in request.sequences:
+            sequence.prompt_logprob_ids.extend([7] * 5 * 21)
+            sequence.prompt_logprobs.extend([-0.5] * 5 * 21)
+        end(requests, request)
+    assert requests.let_go(0.0) == ["a"]
+
+
 def test_the_constraints_of_what_is_retained_are_counted(requests, monkeypatch):
     """A list may have as many tokens as the vocabulary has."""
     monkeypatch.setattr(retention, "MAX_RETAINED_BYTES", 2000)

@@ -8,6 +8,8 @@ import pytest
 from common import messages as m
 from common.vocabulary import Vocabulary
 from scheduler_svc.core.requests.group_commit import JournalState
+from scheduler_svc.core.requests.journal_records import Ending, Progress, RequestRecord, SamplingRecord, SubmitRecord
+from scheduler_svc.core.requests.recovery import of_this_tokenizer
 from tests.support.hello import LIMITS
 from tests.support.service import Service, restart, undisturbed
 
@@ -45,6 +47,15 @@ def test_requests_of_another_tokenizer_end_with_an_error_that_says_so():
     once_more, _ = restart([batch.payload], vocabulary=vocabulary("new"))
     assert attach(once_more, "going") == ([], "tokenizer_changed")
     assert not once_more.events("requests ended: their tokenizer is gone"), "that was said before"
+
+
+def test_a_prompt_of_another_tokenizer_loses_its_log_probabilities_although_there_is_no_token():
+    params = SamplingRecord(max_tokens=9, prompt_logprobs=1)
+    told = Progress(ending=Ending("cancelled"), prompt_logprob_ids=bytes(8), prompt_logprobs=bytes(8))
+    record = RequestRecord(0, 0.0, SubmitRecord("a", bytes(12), params), (told,), tokenizer="old")
+    (kept,), ended = of_this_tokenizer([record], "new")
+    assert ended == ["a"]
+    assert (kept.progress[0].num_bytes, kept.progress[0].ending.code) == (0, "tokenizer_changed")
 
 
 @pytest.mark.parametrize(("before", "after"), [("same", "same"), ("", "new"), ("old", "")])

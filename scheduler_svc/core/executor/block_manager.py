@@ -76,18 +76,19 @@ class BlockManager:
         """Blocks that `num_tokens` positions take."""
         return -(-num_tokens // self.block_size)
 
-    def match(self, table: BlockTable, raw: bytes) -> list[int]:
+    def match(self, table: BlockTable, raw: bytes, end: int = NO_POSITION) -> list[int]:
         """Published blocks that continue a table with the sequence's known tokens (invariant 5).
 
         Args:
             table: all of whose blocks are full and published.
             raw: all known tokens of the sequence, int32 bytes.
+            end: blocks that begin at this position, or behind it, are not looked for.
         """
         size = self._block_bytes
         first = len(table.ids)
         key, uid = (self.keys[table.ids[-1]], self.uids[table.ids[-1]]) if first else (0, 0)
         hits: list[int] = []
-        for start in range(first * size, len(raw) - size + 1, size):
+        for start in range(first * size, min(len(raw) - size + 1, end * TOKEN_BYTES), size):
             content = raw[start : start + size] if start else table.salt + raw[:size]
             key = self._hash(content, key)  # type: ignore[arg-type]  # published, so not None
             block = self._index.get(key)
@@ -106,6 +107,8 @@ class BlockManager:
         spare: int = 0,
         accept: Accept = None,
         wanted_from: int = NO_POSITION,
+        *,
+        is_promise: bool = False,
     ) -> Grant | None:
         """Take the blocks for a prompt's next tokens, all or nothing (invariant 2).
 
@@ -120,35 +123,40 @@ class BlockManager:
             accept: of an admission, which needs room for all tokens; asked last, with how many blocks others hold too.
             wanted_from: the first position, `num_computed` at least, whose logits are wanted also if it is cached. A
                 grant that ends before the hits do takes only the blocks that it has positions in.
+            is_promise: of an admission: the blocks that it does not take yet are set aside for it. Otherwise hits
+                behind the grant count as taken, though nothing keeps them until its turn comes to them.
 
         Returns:
             The grant, or None with nothing changed when there are not enough free blocks, or `accept` says no.
         """
         size, length = self.block_size, len(raw) // TOKEN_BYTES
         held = len(table.ids)
+        # An admission counts all hits. A later chunk looks as far as it can reach, or a prompt with many would take
+        # time by the square of its length.
+        end = NO_POSITION if accept is not None else wanted_from + budget
         # After a block that is not full, or one of its own that collided, nothing can be hit.
-        hits = self.match(table, raw) if table.num_published == held else []
+        hits = self.match(table, raw, end) if table.num_published == held else []
         # A published block is cached to its end, also one whose first positions only were computed, for their logits.
         cached = max(num_computed, (table.num_published + len(hits)) * size)
         start = min(cached, length - 1, wanted_from)
         count = min(length - start, budget)
         needed = self.blocks_for(start + count)
-        del hits[max(0, needed - held) :]
-        held += len(hits)
-        num_new = max(0, needed - held)
-        wanted = (num_new if accept is None else max(num_new, self.blocks_for(length) - held)) + spare
-        num_shared = sum([self.ref_counts[block] > 0 for block in hits])
-        if wanted > self.num_free - (len(hits) - num_shared) or (accept is not None and not accept(num_shared)):
+        pinned = hits[: max(0, needed - held)]
+        num_new = max(0, needed - held - len(pinned))
+        counted = pinned if accept is None or is_promise else hits
+        wanted = (num_new if accept is None else self.blocks_for(length) - held - len(counted)) + spare
+        num_shared = sum([self.ref_counts[block] > 0 for block in counted])
+        if wanted > self.num_free - (len(counted) - num_shared) or (accept is not None and not accept(num_shared)):
             return None
-        for block in hits:
+        for block in pinned:
             self._pin(block)
-        table.ids.extend(hits)
-        table.num_published += len(hits)
+        table.ids.extend(pinned)
+        table.num_published += len(pinned)
         if num_new:
             table.ids.extend(self.allocate(num_new))
         full = (start + count) // size
         self.publish(table, raw[: full * self._block_bytes], 0, may_merge=False)
-        return Grant(start=start, count=count, store_from=cached, num_hits=len(hits), num_new=num_new)
+        return Grant(start=start, count=count, store_from=cached, num_hits=len(pinned), num_new=num_new)
 
     def allocate(self, count: int) -> list[int]:
         """Hand out `count` free blocks, which there must be, for a table whose tokens need no look into the cache."""

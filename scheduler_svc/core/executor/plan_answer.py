@@ -46,7 +46,7 @@ def take_answer(plan: InflightPlan, result: ResultColumns, lanes: Lanes, model: 
     if len(plan.logprob_counts):
         output = _with_logprobs(output, plan, result, rows)
     if plan.asked_prompts is not None:
-        output = replace(output, prompt_logprobs=take_prompt_logprobs(plan.asked_prompts, result))
+        output = replace(output, prompt_logprobs=take_prompt_logprobs(plan.asked_prompts, result, model))
     return output
 
 

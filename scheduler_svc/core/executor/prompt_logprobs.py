@@ -58,17 +58,18 @@ def ask_prompts(rows: Lists[PromptRow], first_token: int) -> AskedPrompts | None
     return AskedPrompts(PromptTargets(*map(np.concatenate, (tokens, targets, counts))), asked)
 
 
-def take_prompt_logprobs(asked: AskedPrompts, result: ResultColumns) -> list[PromptLogprobs]:
+def take_prompt_logprobs(asked: AskedPrompts, result: ResultColumns, model: str) -> list[PromptLogprobs]:
     """Give the log-probabilities of an answer to their sequences. Returns what is new.
 
     A sequence that was preempted, and admitted again before the answer came, has asked for some of them twice: the
-    first answer counts. One that has ended gets none.
+    first answer counts. One that has ended gets none, nor one that has gone on with another model than `model`, which
+    gave the answer: there it has asked for these positions again, and a prompt's log-probabilities are of one model.
     """
     came, end = [], 0
     for sequence, positions in asked.rows:
         width, covered = sequence.num_prompt_logprobs, sequence.num_covered
         begin, end = end, end + width * len(positions)
-        if sequence.state is State.FINISHED or covered not in positions:
+        if sequence.state is State.FINISHED or sequence.model != model or covered not in positions:
             continue
         begin += width * (covered - positions.start)
         ids, values = result.prompt_logprob_ids[begin:end].tobytes(), result.prompt_logprobs[begin:end].tobytes()

@@ -213,7 +213,7 @@ class RunningSequences:
         """
         table, raw = BlockTable(sequence.cache_salt.encode()), sequence.tokens.tobytes()
         wanted_from = sequence.wanted_from(0)
-        grant = self._blocks.reserve(table, raw, 0, budget, spare, accept, wanted_from)
+        grant = self._blocks.reserve(table, raw, 0, budget, spare, accept, wanted_from, is_promise=protected)
         if grant is None:
             return None
         lane = self.lanes.enter(sequence, table)

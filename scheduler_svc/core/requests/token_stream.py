@@ -1,7 +1,7 @@
 """What one sequence has for its reader: tokens and log-probabilities, gathered until they are told. Pure."""
 
 from array import array
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from common.messages import TokenDelta
 from scheduler_svc.core.actions import Peer
@@ -40,25 +40,40 @@ class TokenRun:
 class PromptRun:
     """Log-probabilities of a prompt's tokens in a row.
 
+    Runs that were split share their columns: a long prompt has megabytes, which several messages tell.
+
     Attributes:
         width: log-probabilities of each.
         ids, values: int32 and float32 [prompt tokens, width], as in `StepResult`.
+        begin, end: the run's bytes of either column.
     """
 
     width: int
-    ids: bytearray
-    values: bytearray
+    ids: bytearray = field(default_factory=bytearray)
+    values: bytearray = field(default_factory=bytearray)
+    begin: int = 0
+    end: int = 0
 
     @property
     def num_bytes(self) -> int:
         """In a message."""
-        return len(self.ids) + len(self.values)
+        return 2 * (self.end - self.begin)
+
+    def add(self, ids: bytes, values: bytes) -> None:
+        """Those of the next tokens; only to a run that ends where its columns do."""
+        self.ids += ids
+        self.values += values
+        self.end = len(self.ids)
+
+    def columns(self) -> tuple[bytes, bytes]:
+        """The run's part of `ids` and `values`."""
+        with memoryview(self.ids) as ids, memoryview(self.values) as values:
+            return bytes(ids[self.begin : self.end]), bytes(values[self.begin : self.end])
 
     def split(self, max_bytes: int) -> tuple["PromptRun", "PromptRun"]:
         """Those of the first tokens that have no more bytes than that, which are not all, and the others."""
-        at = max_bytes // (8 * self.width) * 4 * self.width
-        first = PromptRun(self.width, self.ids[:at], self.values[:at])
-        return first, PromptRun(self.width, self.ids[at:], self.values[at:])
+        at = self.begin + max_bytes // (8 * self.width) * 4 * self.width
+        return replace(self, end=at), replace(self, begin=at)
 
 
 Run = PromptRun | TokenRun
@@ -125,11 +140,10 @@ class TokenStream:
     def add_prompt(self, ids: bytes, values: bytes) -> None:
         """Log-probabilities of the prompt, which come before its first token, follow those that came before."""
         if not self.earlier:
-            self.earlier.append(PromptRun(self.sequence.num_prompt_logprobs, bytearray(), bytearray()))
+            self.earlier.append(PromptRun(self.sequence.num_prompt_logprobs))
         run = self.earlier[-1]
         assert isinstance(run, PromptRun), "log-probabilities of a prompt come after tokens"
-        run.ids += ids
-        run.values += values
+        run.add(ids, values)
 
     def change_model(self, model: str) -> None:
         """Tokens from now on are another model's."""
@@ -179,7 +193,8 @@ class TokenStream:
         told, left = self._split(max_bytes)
         *self.earlier, present = left
         assert isinstance(present, TokenRun)
-        self.told_model, self.tokens = self._tell(told)[1], present.tokens
+        self.told_model = next((run.model for run in reversed(told) if isinstance(run, TokenRun)), self.told_model)
+        self.tokens = present.tokens
         self.logprob_ids, self.logprobs = present.logprob_ids, present.logprobs
 
     @property
@@ -218,11 +233,12 @@ class TokenStream:
         return deltas, told
 
     def _prompt_delta(self, run: PromptRun) -> TokenDelta:
+        ids, values = run.columns()
         return TokenDelta(
             request_id=self.sequence.request_id,
             index=self.sequence.index,
             token_ids=b"",
             num_cached_tokens=self.num_cached,
-            prompt_logprob_ids=bytes(run.ids),
-            prompt_logprobs=bytes(run.values),
+            prompt_logprob_ids=ids,
+            prompt_logprobs=values,
         )

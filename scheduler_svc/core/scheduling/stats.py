@@ -14,7 +14,8 @@ class SchedulerStats:
         resumed: sequences that lost their executor and waited for another.
         strikes: given to sequences.
         struck_out: sequences that ended by them.
-        model_changes: sequences that went on with another model, because no executor had theirs any more.
+        model_changes: sequences with an answer, be it log-probabilities of the prompt only, that went on with another
+            model, because no executor had theirs any more.
         recomputed_tokens: positions that an answered plan had written and that are computed again, because their
             sequence lost its blocks, or the scheduler was restarted.
         cached_prompt_tokens: prompt tokens that the prefix cache held at a sequence's first admission.
