@@ -42,9 +42,9 @@ def live(service: Service, first: int, last: int) -> None:
         service.turn()
         save(service)
         service.wait(0.5)
-        notes = (service.said, service.tokens, service.logprobs, service.endings, service.to_executors, service.logs)
-        for each in notes:
-            each.clear()
+        told = (service.said, service.tokens, service.logprobs, service.prompt_logprobs, service.endings)
+        for notes in (*told, service.to_executors, service.logs):
+            notes.clear()
 
 
 def save(service: Service) -> None:
