@@ -1,5 +1,6 @@
 """What the answer to a plan gives: tokens of sequences, and the ends of some."""
 
+from collections.abc import Sequence as Lists
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -71,4 +72,4 @@ class StepOutput:
     model: str = ""
     positions: IntArray = field(default_factory=lambda: np.zeros(0, np.int32))
     logprobs: StepLogprobs | None = None
-    prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
+    prompt_logprobs: Lists[PromptLogprobs] = ()

@@ -185,7 +185,8 @@ class ExecutorState:
         if (asked := join_asked(asking, samples)) is not None:
             columns |= asked.columns()
             starts = tuple(start for row in sampled if (start := lane_start(row)) is not None)
-        if (asked_prompts := ask_prompts(prompt_rows, len(decodes))) is not None:
+        asked_prompts = ask_prompts(prompt_rows, len(decodes)) if prompt_rows else None
+        if asked_prompts is not None:
             columns |= asked_prompts.columns()
         plan = Plan(epoch=self.epoch, step=step, lane_starts=starts, **columns)
         planned, serials, sequences = decodes.lanes, decodes.serials, decodes.sequences

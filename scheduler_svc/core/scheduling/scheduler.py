@@ -164,7 +164,10 @@ class Scheduler:
         output = executor.apply_result(columns)
         self.stats.output_tokens += len(output.tokens)
         self._suspects.acquit(output.sequences)
-        for sequence in [came.sequence for came in output.prompt_logprobs if came.first == 0] + output.firsts:
+        begun = output.firsts
+        if output.prompt_logprobs:
+            begun = [*(came.sequence for came in output.prompt_logprobs if came.first == 0), *begun]
+        for sequence in begun:
             if sequence.state is State.WAITING:
                 self.sequences.answer_begins(sequence)
         for end in output.ends:
