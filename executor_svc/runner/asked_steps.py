@@ -15,10 +15,9 @@ from common.step_result import ResultColumns
 from common.wire import IntArray
 from executor_svc.model.draw import Drawn, Lanes
 from executor_svc.runner.grammar_masks import GrammarMasks
-from executor_svc.runner.prompt_logprobs import prompt_entries
 from executor_svc.runner.readback import CopiedTensors, PendingCopies
 from executor_svc.staging.arena import Arena
-from executor_svc.staging.asked import AskedStager, AskedStep, SampleOrder, asked_arena_size
+from executor_svc.staging.asked import AskedStager, AskedStep, SampleOrder, asked_arena_size, log_prob_entries
 from executor_svc.staging.constrained_lanes import ConstrainedLane, ConstrainedLanes, LaneMasks
 
 
@@ -67,7 +66,8 @@ class PendingStep:
         if self._order is not None:
             result = self._order.result(self._logprob_counts, token_ids, *found[1:4])
         if self._prompt_targets is not None:
-            ids, values = prompt_entries(self._prompt_targets, *found[-3:])
+            targets = self._prompt_targets
+            ids, values = log_prob_entries(targets.targets, targets.counts, *found[-3:])
             result = result._replace(prompt_logprob_ids=ids, prompt_logprobs=values)
         self._copies = self._prompt_targets = None
         return result

@@ -3,19 +3,15 @@
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from common import messages as m
 from common.plan import ExecutorLimits
 from common.prompt_targets import PromptTargets
-from common.wire import IntArray
 from executor_svc.model.draw import TargetLogProbs, TokenDraw
 from executor_svc.model.model import Qwen3
-from executor_svc.staging.arena import Arena, Column, packed_size
-from executor_svc.staging.asked import log_prob_entries
+from executor_svc.staging.arena import Arena, packed_size
 
 
 @dataclass(frozen=True)
@@ -68,10 +64,3 @@ class PromptLogprobs:
     def copied_bytes(self) -> list[int]:
         """Bytes that each copy to the device and back takes at most."""
         return [self._arena.num_bytes, *(tensor.nbytes for tensor in (self._chosen, self._top, self._top_ids))]
-
-
-def prompt_entries(
-    targets: PromptTargets, chosen: npt.NDArray[np.float32], top: Column, top_ids: IntArray
-) -> tuple[IntArray, npt.NDArray[np.float32]]:
-    """`prompt_logprob_ids` and `prompt_logprobs` of a result, from what came back of `TargetLogProbs`."""
-    return log_prob_entries(targets.targets, targets.counts, chosen, top, top_ids)

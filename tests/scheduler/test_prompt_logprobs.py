@@ -12,6 +12,7 @@ from scheduler_svc.core.executor.block_table import BlockTable, Grant
 from scheduler_svc.core.scheduling import plan_budget
 from scheduler_svc.core.scheduling.admission import MAX_PREEMPTIONS
 from scheduler_svc.core.scheduling.suspects import SUSPICIOUS_STRIKES
+from scheduler_svc.core.sequence import Sequence
 from tests.support.rig import Rig, limits
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3]  # 18 tokens, blocks of 4
@@ -109,40 +110,41 @@ def test_what_was_answered_is_not_asked_again() -> None:
     rig.finish()
 
 
-@pytest.mark.parametrize("order", [(1, 2), (2, 1)])
+def covered_after(rig: Rig, sequence: Sequence, order: tuple[int, int]) -> list[int]:
+    """How much is covered before and after two executors answer, on which a sequence ran one after the other."""
+    rig.scheduler.sequences.preempt(rig.scheduler.executor(1), sequence)
+    assert asked(rig.plan(2)) == PROMPT[1:13]
+    covered = [sequence.num_covered]
+    for epoch in order:
+        rig.answer(epoch)
+        covered.append(sequence.num_covered)
+    return covered
+
+
+@pytest.mark.parametrize(("order", "expected"), [((1, 2), [0, 8, 12]), ((2, 1), [0, 12, 12])])
 def test_an_answer_that_comes_after_the_sequence_went_elsewhere_counts_as_far_as_it_is_new(
-    order: tuple[int, int],
+    order: tuple[int, int], expected: list[int]
 ) -> None:
     rig = Rig(limits(max_batch_tokens=8), window=1)
     (sequence,) = rig.add("a", PROMPT, prompt_logprobs=2)
     assert asked(rig.plan(1)) == PROMPT[1:9]
     rig.take_no_new(1)
     rig.join(limits(max_batch_tokens=12))
-    rig.scheduler.sequences.preempt(rig.scheduler.executor(1), sequence)
-    assert asked(rig.plan(2)) == PROMPT[1:13]
-    covered = [0]
-    for epoch in order:
-        rig.answer(epoch)
-        covered.append(sequence.num_covered)
-    assert covered == ([0, 8, 12] if order == (1, 2) else [0, 12, 12])
+    assert covered_after(rig, sequence, order) == expected
     rig.finish()
 
 
-@pytest.mark.parametrize("order", [(1, 2), (2, 1)])
-def test_an_answer_of_another_model_than_the_sequence_went_on_with_gives_nothing(order: tuple[int, int]) -> None:
+@pytest.mark.parametrize(("order", "expected"), [((1, 2), [0, 0, 12]), ((2, 1), [0, 12, 12])])
+def test_an_answer_of_another_model_than_the_sequence_went_on_with_gives_nothing(
+    order: tuple[int, int], expected: list[int]
+) -> None:
     """Before or after the answer of the executor where it is now."""
     rig = Rig(limits(max_batch_tokens=8), window=1)
     (sequence,) = rig.add("a", PROMPT, prompt_logprobs=2)
     assert asked(rig.plan(1)) == PROMPT[1:9]
     rig.memberships[1].is_late = True
     rig.join(limits(max_batch_tokens=12), model="another")
-    rig.scheduler.sequences.preempt(rig.scheduler.executor(1), sequence)
-    assert asked(rig.plan(2)) == PROMPT[1:13]
-    covered = [0]
-    for epoch in order:
-        rig.answer(epoch)
-        covered.append(sequence.num_covered)
-    assert covered == ([0, 0, 12] if order == (1, 2) else [0, 12, 12])
+    assert covered_after(rig, sequence, order) == expected
     assert asked(rig.plan(2)) == PROMPT[13:]
     rig.finish()
     assert (sequence.model, rig.scheduler.stats.model_changes) == ("another", 0)

@@ -1,6 +1,6 @@
 """Mixes of faults. Each kind of fault has a weight; `tests/sim/faults` says what the kinds do."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from scheduler_svc.core.executor.capacity import POOL_GRACE_S
 
@@ -104,6 +104,15 @@ class Profile:
         return not any(kind in {**FRONTENDS, **SCHEDULER, **JOURNAL} for kind in self.faults)
 
 
+# Few requests, on executors that differ in what they can run.
+_FEW_THAT_DIFFER = Profile(
+    num_faults=(1, 5),
+    requests=(3, 9),
+    max_tokens=30,
+    step_s=(0.005, 0.02, 0.05),
+    num_builds=4,
+    pool_grace_s=SHORT_POOL_GRACE_S,
+)
 PROFILES = {
     "calm": Profile({**CLIENTS, "sigterm": 1.0}, num_faults=(0, 3), requests=(3, 9)),
     "kills": Profile({**KILLS, **NETWORK}),
@@ -118,8 +127,9 @@ PROFILES = {
     "hangs": Profile({**HANGS}),
     "drains": Profile({**DRAINS}, executors=(1, 3)),
     "upgrades": Profile({**UPGRADES}, num_builds=3, executors=(2, 3)),
-    "pools": Profile(
-        {
+    "pools": replace(
+        _FEW_THAT_DIFFER,
+        faults={
             **POOLS,
             "upgrade": 1.0,
             "upgrade_all": 0.5,
@@ -133,17 +143,12 @@ PROFILES = {
             "hang_up": 1.0,
             "reset": 0.5,
         },
-        num_faults=(1, 5),
         executors=(2, 3),
-        requests=(3, 9),
-        max_tokens=30,
-        step_s=(0.005, 0.02, 0.05),
-        num_builds=4,
         pools=1.0,
-        pool_grace_s=SHORT_POOL_GRACE_S,
     ),
-    "grammars": Profile(
-        {
+    "grammars": replace(
+        _FEW_THAT_DIFFER,
+        faults={
             **LIBRARIES,
             "kill": 2.0,
             "kill_and_leave_down": 1.0,
@@ -155,15 +160,9 @@ PROFILES = {
             "hang_up": 1.0,
             "reset": 0.5,
         },
-        num_faults=(1, 5),
         executors=(1, 4),
-        requests=(3, 9),
-        max_tokens=30,
-        step_s=(0.005, 0.02, 0.05),
-        num_builds=4,
         pools=0.3,
         libraries=1.0,
-        pool_grace_s=SHORT_POOL_GRACE_S,
     ),
     "poison": Profile({**CLIENTS}, num_faults=(0, 1), num_poisoned=3, executors=(1, 3)),
     "frontends": Profile({**CLIENTS, **FRONTENDS}, num_faults=(2, 6)),

@@ -173,5 +173,4 @@ class Generation:
             return None
         choices = self.spec.position.choices[number * self._n : (number + 1) * self._n]
         num_waiting = sum(not choice.has_opened for choice in choices)
-        names = tokenizer.token_texts, tokenizer.all_token_bytes
-        return PromptPart(self.spec.context, self.spec.prompts[number], *names, num_waiting=num_waiting)
+        return PromptPart(self.spec.context, self.spec.prompts[number], tokenizer, num_waiting=num_waiting)

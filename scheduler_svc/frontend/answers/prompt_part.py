@@ -13,7 +13,7 @@ from scheduler_svc.frontend.answers.answer_context import AnswerContext
 from scheduler_svc.frontend.answers.logprobs import Entry, LogprobsJson, clamped, token_logprob
 from scheduler_svc.frontend.answers.openai_objects import CompletionLogprobs, PromptLogprob, to_json
 from scheduler_svc.frontend.text.detokenizer import Detokenizer
-from scheduler_svc.frontend.text.token_texts import TokenTexts
+from scheduler_svc.frontend.text.tokenizer import Tokenizer
 
 TOKENS_AT_ONCE = 4096  # about 1 ms
 
@@ -55,23 +55,13 @@ class PromptPart:
     those of a long prompt would take a hundred megabytes.
 
     Args:
-        texts: what tokens are called.
-        token_bytes: as for `prompts_of`.
         num_waiting: choices that wait for it; if there are none, log-probabilities are counted only.
 
     Attributes:
         num_characters: of the text that choices begin with.
     """
 
-    def __init__(
-        self,
-        context: AnswerContext,
-        prompt: Prompt,
-        texts: TokenTexts,
-        token_bytes: Mapping[int, bytes],
-        *,
-        num_waiting: int,
-    ) -> None:
+    def __init__(self, context: AnswerContext, prompt: Prompt, tokenizer: Tokenizer, *, num_waiting: int) -> None:
         self.num_characters = len(prompt.text)
         self._text = prompt.text
         self._echoed: LogprobsJson | None = None
@@ -79,8 +69,8 @@ class PromptPart:
         self._count = context.num_prompt_logprobs
         self._num_echoed = context.logprobs if context.echo else 0
         self._num_listed = context.prompt_logprobs
-        self._texts = texts
-        self._detokenizer = Detokenizer(token_bytes)
+        self._texts = tokenizer.token_texts
+        self._detokenizer = Detokenizer(tokenizer.all_token_bytes)
         self._offset = 0
         self._num_read = 1  # the first token has no log-probability
         self._num_waiting = num_waiting
@@ -90,7 +80,7 @@ class PromptPart:
             first = int(prompt.token_ids[0])
             self._offset = len(self._detokenizer.feed((first,)))
             self._echoed = LogprobsJson("completion")
-            self._echoed.add_object(CompletionLogprobs([texts.of(first).text], [None], [None], [0]))
+            self._echoed.add_object(CompletionLogprobs([self._texts.of(first).text], [None], [None], [0]))
 
     @property
     def is_complete(self) -> bool:

@@ -133,7 +133,7 @@ class _Generate:
             include_stop_str_in_output=body.include_stop_str_in_output,
             skip_special_tokens=body.skip_special_tokens,
             echo=tokenized.echo,
-            prompt_logprobs=0 if body.prompt_logprobs is None else 1 + body.prompt_logprobs,
+            prompt_logprobs=body.num_listed_prompt_logprobs,
             is_prompt_only=tokenized.is_prompt_only,
         )
         submits = tokenized.submits(client_of(request), context.encode())

@@ -68,21 +68,23 @@ def check_echo(prompts: Sequence[Sequence[int]], n: int, tokenizer: Tokenizer) -
         raise ApiError(400, message, code="invalid_value", param="echo")
 
 
-def most_tokens(num_logprobs: int, num_choices: int, num_of_prompts: int) -> int:
+def most_tokens(num_logprobs: int, num_choices: int, num_shown_prompt_logprobs: int) -> int:
     """Tokens that each choice of an answer may have at most, with so many log-probabilities each, beside those of its
     prompts; one at least."""
-    left = MAX_ANSWER_LOGPROBS - num_of_prompts
+    left = MAX_ANSWER_LOGPROBS - num_shown_prompt_logprobs
     return max(left // (num_logprobs * num_choices), 1) if num_logprobs else 2**31 - 1
 
 
-def check_logprobs(params: m.SamplingParams, num_choices: int, num_of_prompts: int) -> None:
+def check_logprobs(params: m.SamplingParams, num_choices: int, num_shown_prompt_logprobs: int) -> None:
     """Refuse an answer with too many log-probabilities: a token is a few bytes of an answer, 21 of these are 2,000.
 
     Args:
-        num_of_prompts: log-probabilities of prompts' tokens in the answer, each as often as it is shown.
+        num_shown_prompt_logprobs: of all prompts' tokens in the answer, each as often as it is shown.
     """
-    if num_of_prompts + params.logprobs * params.max_tokens * num_choices > MAX_ANSWER_LOGPROBS:
-        of_prompts = f"{num_of_prompts} log-probabilities of prompts and " if num_of_prompts else ""
+    if num_shown_prompt_logprobs + params.logprobs * params.max_tokens * num_choices > MAX_ANSWER_LOGPROBS:
+        of_prompts = ""
+        if num_shown_prompt_logprobs:
+            of_prompts = f"{num_shown_prompt_logprobs} log-probabilities of prompts and "
         message = (
             f"{of_prompts}{params.logprobs} log-probabilities of each of {params.max_tokens} tokens of {num_choices} "
             f"choices are more than {MAX_ANSWER_LOGPROBS}: ask for fewer of them, for fewer choices or prompts, or for "

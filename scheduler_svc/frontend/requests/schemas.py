@@ -161,6 +161,11 @@ class GenerationRequest(Strict):
 
     prompt_logprobs: NumLogprobs | None = None
 
+    @property
+    def num_listed_prompt_logprobs(self) -> int:
+        """Log-probabilities that the answer lists of each prompt token: its own and those of the likeliest."""
+        return 0 if self.prompt_logprobs is None else 1 + self.prompt_logprobs
+
     @field_validator("prompt_logprobs")
     @classmethod
     def _needs_a_whole_answer(cls, prompt_logprobs: int, info: ValidationInfo) -> int:

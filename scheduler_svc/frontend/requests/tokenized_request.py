@@ -130,13 +130,13 @@ def tokenize_completion(body: CompletionRequest, tokenizer: Tokenizer, max_model
     max_tokens = max(body.max_tokens, 1)
     check_length(max(map(len, prompts)), max_tokens, max_model_len, "prompt")
     check_min_tokens(body.min_tokens, body.max_tokens)
-    num_logprobs = _count(body.logprobs)
-    num_echoed, num_listed = num_logprobs if body.echo else 0, _count(body.prompt_logprobs)
+    num_logprobs = 0 if body.logprobs is None else 1 + body.logprobs
+    num_echoed, num_listed = num_logprobs if body.echo else 0, body.num_listed_prompt_logprobs
     asked = m.SamplingParams(max_tokens=max_tokens, logprobs=num_logprobs, prompt_logprobs=max(num_echoed, num_listed))
     if body.echo:
         check_echo(prompts, body.n, tokenizer)
-    num_of_prompts = (sum(map(len, prompts)) - len(prompts)) * (num_echoed + num_listed) * body.n
-    check_logprobs(asked, len(prompts) * body.n, num_of_prompts)
+    num_shown_prompt_logprobs = (sum(map(len, prompts)) - len(prompts)) * (num_echoed + num_listed) * body.n
+    check_logprobs(asked, len(prompts) * body.n, num_shown_prompt_logprobs)
     job = _job("cmpl-", body, prompts, asked, tokenizer)
     return replace(job, echo=body.echo, is_prompt_only=body.max_tokens == 0)
 
@@ -151,19 +151,19 @@ def tokenize_chat(body: ChatRequest, tokenizer: Tokenizer, max_model_len: int) -
     if not prompt:
         raise ApiError(400, "The conversation is empty.", code="invalid_value", param="messages")
     num_logprobs = 1 + body.top_logprobs if body.logprobs else 0
-    num_listed = _count(body.prompt_logprobs)
-    num_of_prompt = (len(prompt) - 1) * num_listed
+    num_listed = body.num_listed_prompt_logprobs
+    num_shown_prompt_logprobs = (len(prompt) - 1) * num_listed
     max_tokens = _chat_max_tokens(body)
     may_shorten = max_tokens is None
     if max_tokens is None:
         if not max_model_len:
             raise RequestRejected("no executor has joined yet, so the model's length is unknown", "unavailable")
         check_length(len(prompt), 1, max_model_len, "messages")
-        max_tokens = min(max_model_len - len(prompt), most_tokens(num_logprobs, body.n, num_of_prompt))
+        max_tokens = min(max_model_len - len(prompt), most_tokens(num_logprobs, body.n, num_shown_prompt_logprobs))
     check_length(len(prompt), max_tokens, max_model_len, "messages")
     check_min_tokens(body.min_tokens, max_tokens)
     asked = m.SamplingParams(max_tokens=max_tokens, logprobs=num_logprobs, prompt_logprobs=num_listed)
-    check_logprobs(asked, body.n, num_of_prompt)
+    check_logprobs(asked, body.n, num_shown_prompt_logprobs)
     return replace(_job("chatcmpl-", body, [prompt], asked, tokenizer), may_shorten=may_shorten)
 
 
@@ -202,11 +202,6 @@ def _job(
         timeout_s=body.timeout_s,
         grammar=grammar,
     )
-
-
-def _count(num_likeliest: int | None) -> int:
-    """Log-probabilities of a token: its own and those of the likeliest."""
-    return 0 if num_likeliest is None else 1 + num_likeliest
 
 
 def _chat_max_tokens(body: ChatRequest) -> int | None:
