@@ -47,6 +47,7 @@ FLOORS = {
         "answers",
         "link",
         "grammars",
+        "parsing",
         "text",
         "api_keys",
         "errors",

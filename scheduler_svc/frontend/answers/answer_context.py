@@ -7,6 +7,7 @@ from msgspec import Meta
 
 from common import messages as m
 from common.errors import RequestRejected
+from scheduler_svc.frontend.parsing.message import MessageRules
 
 
 class AnswerContext(msgspec.Struct, frozen=True, array_like=True, kw_only=True, forbid_unknown_fields=True):
@@ -31,9 +32,11 @@ class AnswerContext(msgspec.Struct, frozen=True, array_like=True, kw_only=True, 
         prompt_logprobs: log-probabilities of each prompt token that a whole answer lists: as in `SamplingParams`, but
             without those that `echo` needs.
         is_prompt_only: whether no generated token is shown, though the core had to be asked for one.
+        message: how a chat's text is taken apart; since version 4, as what follows.
+        has_chunk_usage: whether every chunk of the stream carries the usage so far.
     """
 
-    version: Literal[1, 2, 3] = 3
+    version: Literal[1, 2, 3, 4] = 4
     kind: Literal["completion", "chat"]
     created: int
     model: str
@@ -49,6 +52,8 @@ class AnswerContext(msgspec.Struct, frozen=True, array_like=True, kw_only=True, 
     echo: bool = False
     prompt_logprobs: Annotated[int, Meta(ge=0, le=m.MAX_LOGPROBS)] = 0
     is_prompt_only: bool = False
+    message: MessageRules = MessageRules()
+    has_chunk_usage: bool = False
 
     @property
     def num_prompt_logprobs(self) -> int:

@@ -1,10 +1,12 @@
 """What a request says of the texts that it allows, and what becomes of that."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
-GrammarKind = Literal["json", "choice", "regex", "grammar", "structural_tag"]
+from scheduler_svc.frontend.parsing.message import CallFormat, ThoughtStart
+
+GrammarKind = Literal["json", "choice", "regex", "grammar", "structural_tag", "tools", "any"]
 
 
 class GrammarSpec(msgspec.Struct, frozen=True):
@@ -12,11 +14,42 @@ class GrammarSpec(msgspec.Struct, frozen=True):
 
     Attributes:
         text: of a "json" a schema, of a "choice" a list of strings, of a "structural_tag" an object with structures and
-            triggers, all as JSON; of a "regex" the expression; of a "grammar" rules in Lark or GBNF.
+            triggers, of "tools" a `ToolGrammar`, all as JSON; of a "regex" the expression; of a "grammar" rules in Lark
+            or GBNF; of "any" nothing.
+        thought: what comes before the text, as in `MessageRules`.
+        thought_budget: tokens that a thought may have; then its end tag is forced. None for no limit.
     """
 
     kind: GrammarKind
     text: str
+    thought: ThoughtStart = "none"
+    thought_budget: int | None = None
+
+
+class ToolSchema(msgspec.Struct, frozen=True):
+    """A tool, as far as a grammar needs to know it.
+
+    Attributes:
+        parameters: JSON schema of its arguments, an object's; None if they may be any object.
+    """
+
+    name: str
+    parameters: dict[str, Any] | None
+
+
+class ToolGrammar(msgspec.Struct, frozen=True):
+    """Which calls of tools a text may have, and has to have.
+
+    Attributes:
+        format: how calls are written.
+        is_required: True: the text is one call or several, and nothing else. False: free text with calls in it.
+        is_one_call: no second call.
+    """
+
+    format: CallFormat
+    tools: list[ToolSchema]
+    is_required: bool
+    is_one_call: bool
 
 
 class Checked(msgspec.Struct, frozen=True, omit_defaults=True):
