@@ -1,19 +1,18 @@
-"""The two acts of `baton demo`: in each, an answer is streamed while its executor goes away."""
+"""The acts of `baton demo`: in each, an answer is streamed while its executor goes away."""
 
 import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any
 
 import click
 import msgspec
 
 from common.messages import StatusReport
+from scheduler_svc.client.demo.questions import Question
 from scheduler_svc.client.http.api import Api
 from scheduler_svc.client.output import write_text
 from scheduler_svc.client.processes.local_fleet import LocalFleet, executor_name
 
-_PATH = "/v1/completions"
 _JOIN_TIMEOUT_S = 120.0
 
 
@@ -35,25 +34,20 @@ class ActResult:
 
 @dataclass(frozen=True)
 class Stage:
-    """What both acts work with: the services, and the request.
-
-    Attributes:
-        body: body of the request that each act makes, without its `cache_salt`.
-    """
+    """What all acts work with: the services."""
 
     fleet: LocalFleet
     api: Api
-    body: dict[str, Any]
 
     def executors(self) -> dict[str, int]:
         """Executors that take part, as the scheduler sees them, and how many sequences each is running."""
         report = msgspec.json.decode(self.api.get("/status"), type=StatusReport)
         return {executor.executor: executor.running for executor in report.executors}
 
-    def answer(self, salt: str) -> str:
-        """The answer of an undisturbed run."""
-        answer = self.api.post(_PATH, {**self.body, "cache_salt": salt})
-        return str(answer["choices"][0]["text"])
+    def busiest(self) -> str:
+        """The executor that runs the most sequences: the one that has the answer."""
+        running = self.executors()
+        return max(running, key=running.__getitem__)
 
     def wait_for_executor(self, index: int) -> None:
         """Wait until executor `index` takes part."""
@@ -70,39 +64,35 @@ class Act(ABC):
     """One streamed answer, disturbed in the middle; subclasses define the disturbance.
 
     Args:
-        salt: keeps its prefix cache apart, so that it computes everything that the undisturbed run computed.
-        intervene_after: number of tokens after which the disturbance happens.
+        salt: of the request, as in `Question.stream`.
+        intervene_after: number of pieces after which the disturbance happens.
     """
 
-    def __init__(self, stage: Stage, salt: str, intervene_after: int) -> None:
+    def __init__(self, stage: Stage, question: Question, salt: str, intervene_after: int) -> None:
         self._stage = stage
-        self._body = {**stage.body, "cache_salt": salt}
+        self._question = question
+        self._salt = salt
         self._intervene_after = intervene_after
         self._at_line_start = True
 
     def play(self) -> ActResult:
         """Stream the answer to stdout."""
         pieces: list[str] = []
-        num_tokens = 0
         pause_s = 0.0
         last_s = time.perf_counter()
-        for event in self._stage.api.stream(_PATH, self._body):
-            if event.get("usage"):
-                num_tokens = event["usage"]["completion_tokens"]
-            if not event["choices"] or not event["choices"][0]["text"]:
-                continue
+        for piece in self._question.stream(self._salt):
             now_s = time.perf_counter()
             if len(pieces) >= self._intervene_after:
                 pause_s = max(pause_s, now_s - last_s)
                 self.after_intervention()
             last_s = now_s
-            pieces.append(event["choices"][0]["text"])
-            self._write(pieces[-1])
+            pieces.append(piece)
+            self._write(piece)
             if len(pieces) == self._intervene_after:
                 self.intervene()
         self.end()
-        num_before = min(self._intervene_after, num_tokens)
-        return ActResult("".join(pieces), num_before, num_tokens - num_before, pause_s)
+        num_before = min(self._intervene_after, self._question.num_tokens)
+        return ActResult("".join(pieces), num_before, self._question.num_tokens - num_before, pause_s)
 
     @abstractmethod
     def intervene(self) -> None:
@@ -128,20 +118,19 @@ class Act(ABC):
 
 
 class KillAct(Act):
-    """SIGKILL the only executor, start another, and see the answer go on there."""
+    """SIGKILL the executor that has the answer, start another, and see the answer go on there."""
 
-    def __init__(self, stage: Stage, salt: str, intervene_after: int, *, victim: int, successor: int) -> None:
-        super().__init__(stage, salt, intervene_after)
-        self._victim = victim
+    def __init__(self, stage: Stage, question: Question, salt: str, intervene_after: int, *, successor: int) -> None:
+        super().__init__(stage, question, salt, intervene_after)
         self._successor = successor
         self._killed_s = 0.0
         self._joined = False
 
     def intervene(self) -> None:
         """Kill the executor and start another."""
-        name, successor = executor_name(self._victim), executor_name(self._successor)
+        name, successor = self._stage.busiest(), executor_name(self._successor)
         pid = self._stage.fleet.pids[name]
-        self._stage.fleet.kill_executor(self._victim)
+        self._stage.fleet.kill_executor(_index(name))
         self._killed_s = time.perf_counter()
         self.mark(f"kill -9 {name} (pid {pid})", "red")
         pid = self._stage.fleet.start_executor(self._successor)
@@ -164,15 +153,14 @@ class KillAct(Act):
 class SwapAct(Act):
     """SIGTERM the executor that has the answer, and see the answer move to the other one."""
 
-    def __init__(self, stage: Stage, salt: str, intervene_after: int) -> None:
-        super().__init__(stage, salt, intervene_after)
+    def __init__(self, stage: Stage, question: Question, salt: str, intervene_after: int) -> None:
+        super().__init__(stage, question, salt, intervene_after)
         self._leaving = ""
         self._left = False
 
     def intervene(self) -> None:
         """Drain the executor that has the answer."""
-        running = self._stage.executors()
-        self._leaving = max(running, key=running.__getitem__)
+        self._leaving = self._stage.busiest()
         self.mark(
             f"SIGTERM {self._leaving} (pid {self._stage.fleet.pids[self._leaving]}): hand over and leave", "yellow"
         )
