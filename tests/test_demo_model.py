@@ -1,5 +1,6 @@
 """The demo model in the tree is small, loads as any Hugging Face model does, and has learnt its text."""
 
+import json
 import math
 from pathlib import Path
 
@@ -174,3 +175,13 @@ def test_chat_template_renders_chatml(tokenizer):
     assert rendered == turns + "<|im_start|>assistant\n"
     specials = tokenizer.convert_tokens_to_ids(["<|im_start|>", "<|im_end|>"])
     assert [token for token in tokenizer.encode(rendered) if token in specials] == [*specials, *specials, specials[0]]
+
+
+def test_the_chat_template_shows_tools_and_calls(tokenizer):
+    tools = [{"type": "function", "function": {"name": "send_letter", "parameters": {"type": "object"}}}]
+    call = {"type": "function", "function": {"name": "send_letter", "arguments": {"to": "ROMEO"}}}
+    messages = [{"role": "user", "content": "Write."}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    rendered = tokenizer.apply_chat_template(messages, tools=tools, tokenize=False)
+    assert rendered.startswith("<|im_start|>system\nTools:\n" + json.dumps(tools[0]) + "\n")
+    said = '<tool_call>\n{"name": "send_letter", "arguments": {"to": "ROMEO"}}\n</tool_call><|im_end|>\n'
+    assert rendered.endswith("<|im_start|>assistant\n" + said)

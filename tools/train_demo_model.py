@@ -42,15 +42,8 @@ WORD_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-CHAT_TEMPLATE = """\
-{%- for message in messages %}
-{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
-{%- endfor %}
-{%- if add_generation_prompt %}
-{{- '<|im_start|>assistant\\n' }}
-{%- endif %}
-"""
 DEFAULT_OUT = Path(__file__).resolve().parent.parent / "common" / "demo_model"
+CHAT_TEMPLATE = (DEFAULT_OUT / "chat_template.jinja").read_text(encoding="utf-8")
 
 
 @dataclass(frozen=True)
