@@ -3,9 +3,9 @@
     python -m tests.support.reciter /tmp/reciter          a checkpoint that writes thoughts and calls
     python benchmarks/bench_chat.py --model /tmp/reciter
 
-Two pairs of services take turns, one with its parsers and one with `--tool-parser none --reasoning-parser none`. In each
-turn all streams are asked for at once, with tools, and they have the same prompts and the same tokens: a benchmark whose
-sides count different tokens fails. Without parsers thoughts and calls are content. One JSON line for each prompt:
+Two pairs of services take turns, one with its parsers and one with `--tool-parser none --reasoning-parser none`. In
+each turn all streams are asked for at once, with tools, and they have the same prompts and the same tokens: a benchmark
+whose sides count different tokens fails. Without parsers thoughts and calls are content. One JSON line for each prompt:
 `tok_s_ratio` and `ttft_ratio` are with parsers over without, the medians of the rounds' own ratios; `ttft_ms` are
 medians of the time from the request to the first text of a stream. A thought's first text comes after its tag, so there
 the time to it has a token or two more with parsers.
@@ -116,7 +116,8 @@ def main(model: str, num_streams: int, prompts: tuple[str, ...], repeats: int) -
     """Measure what the parsers of chats cost, and print the figures."""
     with tempfile.TemporaryDirectory(prefix="baton-bench-") as name:
         for prompt in prompts:
-            with_parsers, without = [], []
+            with_parsers: list[Run] = []
+            without: list[Run] = []
             for number in range(repeats):
                 sides = (((), with_parsers), (WITHOUT, without))
                 for options, runs in sides if number % 2 else sides[::-1]:
