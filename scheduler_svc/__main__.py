@@ -7,6 +7,7 @@ import signal
 import socket
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
@@ -24,6 +25,7 @@ from scheduler_svc.core.fleet.step_clock import DEFAULT_FLOOR_S
 from scheduler_svc.core.requests.request_manager import RECONNECT_GRACE_S
 from scheduler_svc.core.requests.returning_clients import RETURN_WITHIN_S
 from scheduler_svc.core.scheduling.scheduler import SchedulerConfig
+from scheduler_svc.frontend_options import FrontendOptions, frontend_options
 from scheduler_svc.server.addresses import listen, private_endpoint
 from scheduler_svc.server.core_process import CoreProcess
 from scheduler_svc.server.exposure import is_beyond_loopback_host, require_keys_beyond_loopback
@@ -40,7 +42,7 @@ log = get_logger(__name__)
     epilog="Example: baton-scheduler --model Qwen/Qwen3-0.6B --port 8000",
 )
 @click.option("--model", help="Folder or hub id with the tokenizer.  [default: the embedded demo model]")
-@click.option("--served-model-name", help="Name that clients use.  [default: the model's own]")
+@frontend_options
 @click.option("--host", default="127.0.0.1", help="Address of the HTTP server.")
 @click.option("--port", default=8000, help="Port of the HTTP server.")
 @click.option("--executor-endpoint", default="tcp://127.0.0.1:5555", help="ZeroMQ address that executors connect to.")
@@ -76,7 +78,7 @@ log = get_logger(__name__)
               show_envvar=True, help="Of log lines.")  # fmt: skip
 def main(
     model: str | None,
-    served_model_name: str | None,
+    frontend: FrontendOptions,
     host: str,
     port: int,
     executor_endpoint: str,
@@ -104,7 +106,8 @@ def main(
         executor_endpoint, frontend_endpoint, has_keys=curve_keys is not None, insecure=insecure
     )
     setup_logging("scheduler", log_level, log_format)
-    name = served_model_name or model_name(model)
+    frontend = replace(frontend, served_model_name=frontend.served_model_name or (model_name(model),))
+    name = frontend.served_model_name[0]
     if model is None:
         log.info("no --model given: serving the embedded demo model", model=name)
     if api_keys:
@@ -133,7 +136,7 @@ def main(
                 path = journal_path or _default_journal(listener, executor_endpoint)
                 journal = Journal(path, durable=journal_durable)
             if listener is not None:
-                arguments = ["--core-endpoint", front, "--model", str(folder), "--served-model-name", name]
+                arguments = ["--core-endpoint", front, "--model", str(folder), *frontend.arguments()]
                 arguments += ["--log-level", log_level, "--log-format", log_format]
                 arguments += ["--api-keys", str(api_keys_file)] if api_keys_file is not None else []
                 processes = FrontendProcesses(frontends, listener, arguments)

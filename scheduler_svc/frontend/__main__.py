@@ -4,6 +4,7 @@ import asyncio
 import os
 import socket
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -17,6 +18,7 @@ from scheduler_svc.frontend.http.api import MAX_BODY_BYTES, ApiSettings, create_
 from scheduler_svc.frontend.http.server import LISTEN_BACKLOG, ServerSettings, serve
 from scheduler_svc.frontend.link.core_link import CoreLink
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
+from scheduler_svc.frontend_options import FrontendOptions, frontend_options
 
 log = get_logger(__name__)
 
@@ -30,7 +32,7 @@ API_KEYS_VARIABLE = "BATON_API_KEYS"  # not an option: every user of the machine
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="Port to listen on.")
 @click.option("--model", help="Folder or hub id whose tokenizer to use; without it, the embedded demo model.")
-@click.option("--served-model-name", help="Name that clients use for the model; by default its own name.")
+@frontend_options
 @click.option("--max-body-bytes", type=click.IntRange(min=1), default=MAX_BODY_BYTES, show_default=True)
 @click.option("--api-keys", "api_keys_file", type=click.Path(dir_okay=False, path_type=Path),
               help="File of API keys (baton keys api).")  # fmt: skip
@@ -48,7 +50,7 @@ def main(
     host: str,
     port: int,
     model: str | None,
-    served_model_name: str | None,
+    frontend: FrontendOptions,
     max_body_bytes: int,
     api_keys_file: Path | None,
     loss_timeout_s: float,
@@ -70,7 +72,7 @@ def main(
         sys.exit(2)
     server_settings = ServerSettings(loss_timeout_s, stall_timeout_s, parent)
     api_settings = ApiSettings(
-        served_model_name=served_model_name or model_name(model),
+        options=replace(frontend, served_model_name=frontend.served_model_name or (model_name(model),)),
         api_keys=api_keys,
         max_body_bytes=max_body_bytes,
     )

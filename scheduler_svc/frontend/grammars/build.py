@@ -28,6 +28,8 @@ def build_grammar(spec: GrammarSpec, tokenizer: LLTokenizer) -> str:
             return LLMatcher.grammar_from_lark(any_to_lark(spec.text))
         case "structural_tag":
             return LLMatcher.grammar_from_lark(_tags(json.loads(spec.text), tokenizer))
+        case "tools" | "any":
+            raise ValueError("grammars of tools are not built yet")
 
 
 def _with_options(schema: dict[str, Any]) -> dict[str, Any]:

@@ -31,6 +31,7 @@ from scheduler_svc.frontend.requests.schemas import ChatRequest, CompletionReque
 from scheduler_svc.frontend.requests.tokenized_request import TokenizedRequest, tokenize_chat, tokenize_completion
 from scheduler_svc.frontend.text.long_work import LongWork
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
+from scheduler_svc.frontend_options import FrontendOptions
 
 MAX_BODY_BYTES = 8 * 2**20
 Body = TypeVar("Body", bound=GenerationRequest)
@@ -42,14 +43,19 @@ class ApiSettings:
     """How this frontend serves.
 
     Attributes:
-        served_model_name: name that clients must ask for.
+        options: of this frontend; one model name or several.
         api_keys: keys of which a request needs one; without keys, no request needs one.
         max_body_bytes: limit for a request's body.
     """
 
-    served_model_name: str
+    options: FrontendOptions
     api_keys: ApiKeys = field(default_factory=ApiKeys)
     max_body_bytes: int = MAX_BODY_BYTES
+
+    @property
+    def model(self) -> str:
+        """The model's name in answers."""
+        return self.options.served_model_name[0]
 
 
 def create_app(link: CoreLink, tokenizer: Tokenizer, settings: ApiSettings) -> FastAPI:
@@ -73,7 +79,7 @@ class _Generate:
         self._tokenizer = tokenizer
         self._long_work = LongWork()
         self._grammars = GrammarCompiler(tokenizer.path, tokenizer.eos_token_ids)
-        self._model = settings.served_model_name
+        self._model = settings.model
         self.router = APIRouter()
         self.router.post("/v1/completions", response_model=None)(self.completions)
         self.router.post("/v1/chat/completions", response_model=None)(self.chat_completions)
@@ -161,7 +167,7 @@ class _Describe:
     def __init__(self, link: CoreLink, vocab_size: int, settings: ApiSettings) -> None:
         self._link = link
         self._vocab_size = vocab_size
-        self._model = settings.served_model_name
+        self._model = settings.model
         self._created = int(time.time())
         self.router = APIRouter()
         self.router.get("/v1/models")(self.models)

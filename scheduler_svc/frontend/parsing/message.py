@@ -30,12 +30,12 @@ class CallPart(NamedTuple):
     """New text of one call.
 
     Attributes:
-        index: number of the call in its message, from 0.
+        number: of the call in its message, from 0.
         name: of the tool, in the call's first part; empty in the others.
         arguments: of the tool, as much as is new of their JSON.
     """
 
-    index: int
+    number: int
     name: str
     arguments: str
 

@@ -1,0 +1,70 @@
+"""Options of frontends. The scheduler has them too, and passes them on to the frontends that it starts."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from functools import wraps
+from typing import Any, Literal, get_args
+
+import click
+
+ToolParser = Literal["auto", "none", "hermes", "qwen3_coder", "json"]
+ReasoningParser = Literal["auto", "none", "qwen3"]
+
+
+@dataclass(frozen=True)
+class FrontendOptions:
+    """How frontends serve. Each field is the option of its name.
+
+    Attributes:
+        served_model_name: names that clients may ask for; the first one is in the answers to all.
+        tool_parser: how the model writes calls of tools; "auto" reads it off the chat template.
+        reasoning_parser: how the model writes its thoughts; "auto" reads it off the chat template.
+        allow_unknown: whether unknown parameters of a request are ignored instead of refused.
+        cors_origin: origins whose pages may send requests; "*" for all.
+        openapi: whether /openapi.json and /docs are there.
+        keep_alive_s: seconds of silence of a stream after which it gets a comment.
+    """
+
+    served_model_name: tuple[str, ...] = ()
+    tool_parser: ToolParser = "auto"
+    reasoning_parser: ReasoningParser = "auto"
+    allow_unknown: bool = False
+    cors_origin: tuple[str, ...] = ()
+    openapi: bool = False
+    keep_alive_s: float = 5.0
+
+    def arguments(self) -> list[str]:
+        """The same as arguments of a command."""
+        arguments: list[str] = []
+        for field in fields(self):
+            name, value = "--" + field.name.removesuffix("_s").replace("_", "-"), getattr(self, field.name)
+            if isinstance(value, bool):
+                arguments += [name] if value else []
+            else:
+                for each in value if isinstance(value, tuple) else (value,):
+                    arguments += [name, str(each)]
+        return arguments
+
+
+def frontend_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options; the command gets them as `frontend`."""
+    default = FrontendOptions()
+
+    @click.option("--served-model-name", multiple=True, help="Name that clients use for the model; may be given "
+                  "several times, and the first is in the answers.  [default: the model's own]")  # fmt: skip
+    @click.option("--tool-parser", type=click.Choice(get_args(ToolParser)), default=default.tool_parser,
+                  help="How the model writes calls of tools; auto reads it off its chat template.")  # fmt: skip
+    @click.option("--reasoning-parser", type=click.Choice(get_args(ReasoningParser)), default=default.reasoning_parser,
+                  help="How the model writes its thoughts; auto reads it off its chat template.")  # fmt: skip
+    @click.option("--allow-unknown", is_flag=True, help="Ignore unknown parameters of requests, instead of refusing.")
+    @click.option("--cors-origin", multiple=True, help="Origin whose pages may use the API, or * for all; may be given "
+                  "several times.")  # fmt: skip
+    @click.option("--openapi", is_flag=True, help="Serve /openapi.json and /docs.")
+    @click.option("--keep-alive", "keep_alive_s", type=click.FloatRange(0.1), default=default.keep_alive_s,
+                  metavar="SECONDS", help="Silence after which a stream gets a comment: proxies keep it open.")  # fmt: skip
+    @wraps(command)
+    def with_options(**options: Any) -> Any:
+        asked = {field.name: options.pop(field.name) for field in fields(FrontendOptions)}
+        return command(frontend=FrontendOptions(**asked), **options)
+
+    return with_options
