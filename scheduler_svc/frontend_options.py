@@ -61,7 +61,7 @@ def frontend_options(command: Callable[..., Any]) -> Callable[..., Any]:
                   "several times.")  # fmt: skip
     @click.option("--openapi", is_flag=True, help="Serve /openapi.json and /docs.")
     @click.option("--keep-alive", "keep_alive_s", type=click.FloatRange(0.1), default=default.keep_alive_s,
-                  metavar="SECONDS", help="Silence after which a stream gets a comment: proxies keep it open.")  # fmt: skip
+                  metavar="SECONDS", help="A stream that is silent for so long gets a comment.")  # fmt: skip
     @wraps(command)
     def with_options(**options: Any) -> Any:
         asked = {field.name: options.pop(field.name) for field in fields(FrontendOptions)}
