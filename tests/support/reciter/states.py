@@ -63,37 +63,36 @@ def all_states(tokenizer: tokenizers.Tokenizer) -> States:
     for situation, text, forced in _situations(tokenizer):
         for prompt, answer in _ways(text):
             _add(states.first, tokenizer, words, situation, prompt, answer + END)
-            if forced:
-                second: dict[State, int] = {}
-                _add(second, tokenizer, words, situation, prompt, forced + END)
-                states.second.update(list(second.items())[:1])
-                states.first.update(dict(list(second.items())[1:]))
+            if forced and forced != answer:
+                other: dict[State, int] = {}
+                _add(other, tokenizer, words, situation, prompt, forced + END)
+                start = next(iter(other))
+                states.second[start] = other.pop(start)
+                states.first.update(other)
     return states
 
 
 def _situations(tokenizer: tokenizers.Tokenizer) -> Iterator[tuple[Situation, str, str]]:
-    """Each with its answer and the one that a grammar may force."""
+    """Each with its answer, and with what is said where a grammar lets no thought or words come first."""
     for answer in (*ANSWERS, WITHOUT_WORD):
         word = tokenizer.token_to_id("Ġ" + answer.word.strip()) if answer.word else None
         result = None if word is None else False
-        if not answer.tools:
-            yield Situation(word, False, result), answer.plain, ""
-            yield Situation(word, True, result), answer.plain, answer.forced
-        else:
-            yield Situation(word, False, result), answer.plain, ""
-            yield Situation(word, True, result), answer.tools, answer.forced
+        yield Situation(word, False, result), answer.plain, _without_thought(answer.plain)
+        tools = answer.tools or answer.plain
+        yield Situation(word, True, result), tools, answer.forced or _without_thought(tools)
         if word is not None:
-            yield Situation(word, None, True), _after_result(answer), ""
+            yield Situation(word, None, True), answer.result or answer.plain, ""
 
 
-def _after_result(answer: Answer) -> str:
-    return answer.result or answer.plain
+def _without_thought(text: str) -> str:
+    """What comes after a text's thought; nothing if it has none."""
+    return text.partition(f"{_THOUGHT_END}\n\n")[2]
 
 
 def _ways(text: str) -> Iterator[tuple[str, str]]:
     """How prompts end, and what is said then: with thought, and where the template has said that there is none."""
     yield _OPEN, text
-    yield f"{_OPEN}<think>\n\n{_THOUGHT_END}\n\n", text.partition(f"{_THOUGHT_END}\n\n")[2] or text
+    yield f"{_OPEN}<think>\n\n{_THOUGHT_END}\n\n", _without_thought(text) or text
 
 
 def _add(

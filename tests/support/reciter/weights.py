@@ -35,10 +35,13 @@ NEAR_SCALE, FAR_SCALE = 60.0, 150.0
 GATE, WRITE, FALLBACK = 40.0, 1e4, 100.0
 
 
+_SEEN = tuple(slice(i * CODE_SIZE, (i + 1) * CODE_SIZE) for i in range(NUM_SEEN))
+
+
 class Layout(NamedTuple):
     """Places in the residual stream."""
 
-    seen: tuple[slice, ...] = tuple(slice(i * CODE_SIZE, (i + 1) * CODE_SIZE) for i in range(NUM_SEEN))
+    seen: tuple[slice, ...] = _SEEN
     word: slice = slice(NUM_SEEN * CODE_SIZE, NUM_SEEN * CODE_SIZE + WORD_SIZE)
     has_word: int = 108
     shown: int = 109
