@@ -21,7 +21,7 @@ from scheduler_svc.frontend.requests.limits import (
 )
 from scheduler_svc.frontend.requests.schemas import ChatRequest
 from scheduler_svc.frontend.requests.structured import AskedGrammar, asked_grammar
-from scheduler_svc.frontend.requests.thinking import Thinking, asked_thinking, continued_thought, thought_start
+from scheduler_svc.frontend.requests.thinking import Thinking, asked_thinking, continued_thought, thought_of
 from scheduler_svc.frontend.requests.tokenized_request import TokenizedRequest, complete
 from scheduler_svc.frontend.requests.tools import ToolUse, tool_use
 from scheduler_svc.frontend.text.chat_template import Ending
@@ -90,7 +90,7 @@ def _max_tokens(body: ChatRequest) -> int | None:
 def _thought(body: ChatRequest, prompt: str, style: ChatStyle) -> ThoughtStart:
     if body.continue_final_message:
         return continued_thought(body.messages[-1].text, style)
-    return "none" if body.add_generation_prompt is False else thought_start(prompt, style)
+    return "none" if body.add_generation_prompt is False else thought_of(prompt, style)
 
 
 def _grammar(body: ChatRequest, use: ToolUse) -> AskedGrammar | None:

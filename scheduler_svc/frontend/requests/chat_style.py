@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from scheduler_svc.frontend.parsing.detect import detect
 from scheduler_svc.frontend.parsing.message import CallFormat
 from scheduler_svc.frontend.text.chat_template import ChatTemplate
 from scheduler_svc.frontend_options import FrontendOptions
@@ -28,14 +29,7 @@ def style_of(template: ChatTemplate | None, options: FrontendOptions) -> ChatSty
     """The style that a template shows, or that the options say."""
     if template is None:
         return ChatStyle()
-    calls: CallFormat = options.tool_parser if options.tool_parser != "auto" else _calls(template.source)
-    thinks = options.reasoning_parser != "none"
-    if options.reasoning_parser == "auto":
-        thinks = "<think>" in template.source
-    return ChatStyle(calls, "tools" in template.variables, thinks, template.variables)
-
-
-def _calls(source: str) -> CallFormat:
-    if "<function=" in source:
-        return "qwen3_coder"
-    return "hermes" if "<tool_call>" in source else "none"
+    detected = detect(template.source)
+    calls = detected.calls if options.tool_parser == "auto" else options.tool_parser
+    thoughts = detected.thoughts if options.reasoning_parser == "auto" else options.reasoning_parser
+    return ChatStyle(calls, "tools" in template.variables, thoughts != "none", template.variables)

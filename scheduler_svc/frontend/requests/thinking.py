@@ -5,13 +5,15 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from scheduler_svc.frontend.errors import ApiError
+from scheduler_svc.frontend.parsing.detect import thought_start
 from scheduler_svc.frontend.parsing.message import ThoughtStart
+from scheduler_svc.frontend.parsing.thought import BEGIN, END
 from scheduler_svc.frontend.requests.chat_style import ChatStyle
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 EFFORTS: tuple[str, ...] = get_args(Effort)
 BUDGETS: Mapping[str, int] = {"none": 0, "minimal": 256, "low": 1024, "medium": 4096}  # tokens; others have no limit
-OPEN, CLOSE = "<think>", "</think>"
+PROMPT_END_CHARACTERS = 256  # where a prompt says whether it begins a thought
 
 
 @dataclass(frozen=True)
@@ -50,19 +52,14 @@ def asked_thinking(effort: str | None, budget: int | None, variables: Mapping[st
     return Thinking(asked, None if effort is None else BUDGETS.get(effort))
 
 
-def thought_start(prompt: str, style: ChatStyle) -> ThoughtStart:
-    """Where the thought of an answer to this prompt begins: its last tag says whether the prompt began or ended it."""
-    if not style.thinks:
-        return "none"
-    end = prompt[-64:].rstrip()
-    if end.endswith(OPEN):
-        return "open"
-    return "none" if end.endswith(CLOSE) else "may_open"
+def thought_of(prompt: str, style: ChatStyle) -> ThoughtStart:
+    """Where the thought of an answer to this prompt begins."""
+    return thought_start(prompt[-PROMPT_END_CHARACTERS:]) if style.thinks else "none"
 
 
 def continued_thought(text: str, style: ChatStyle) -> ThoughtStart:
     """The same where the answer goes on with this text of the assistant's."""
-    return "open" if style.thinks and text.rfind(OPEN) > text.rfind(CLOSE) else "none"
+    return "open" if style.thinks and text.rfind(BEGIN) > text.rfind(END) else "none"
 
 
 def _does_not_think(param: str, allowed: str) -> ApiError:
