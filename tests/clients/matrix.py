@@ -91,7 +91,7 @@ def replace_busy_executor(fleet: LocalFleet) -> None:
 
     def busy() -> str | None:
         executors = httpx.get(f"{fleet.spec.url}/status").json()["executors"]
-        return next((executor["name"] for executor in executors if executor["running"]), None)
+        return next((executor["executor"] for executor in executors if executor["running"]), None)
 
     index = int(eventually(busy, 20).rpartition("-")[2])
     fleet.kill_executor(index)

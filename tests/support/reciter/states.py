@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import tokenizers
 
-from tests.support.reciter.answers import ANSWERS, END, WITHOUT_WORD, Answer
+from tests.support.reciter.answers import ANSWERS, END, WITHOUT_WORD
 
 NUM_SEEN = 4
 """Tokens before the next one that tell where in an answer the reciter is."""
@@ -68,7 +68,8 @@ def all_states(tokenizer: tokenizers.Tokenizer) -> States:
                 _add(other, tokenizer, words, situation, prompt, forced + END)
                 start = next(iter(other))
                 states.second[start] = other.pop(start)
-                states.first.update(other)
+                if any(states.first.setdefault(state, token) != token for state, token in other.items()):
+                    raise ValueError(f"{forced!r} goes on in two ways")
     return states
 
 
