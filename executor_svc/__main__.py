@@ -40,6 +40,7 @@ def _check_name(_context: click.Context, _parameter: click.Parameter, value: str
 
 
 @click.command(epilog=EPILOG, context_settings={"show_default": True, "max_content_width": 110})
+@click.version_option(package_name="baton", prog_name="baton-executor")
 @click.option("--model", help="Folder or hub id of a Qwen3 or Qwen3-MoE model.  [default: the embedded demo model]")
 @click.option(
     "--scheduler",

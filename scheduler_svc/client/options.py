@@ -11,6 +11,11 @@ from scheduler_svc.client.service_address import DEFAULT_URL, ServiceAddress
 
 STATUS_TIMEOUT_S = 10.0  # for requests that the service answers at once
 
+_TIMEOUT_HELP = (
+    "Give up after so many seconds in which the service sent nothing. The comments of a stream that waits count: it "
+    "is given up only when the service, or the way to it, is gone."
+)
+
 Decorated = Callable[..., Any]
 
 
@@ -24,7 +29,7 @@ def address_options(command: Decorated) -> Decorated:
         default=DEFAULT_URL,
         show_default=True,
         callback=_http_url,
-        help="Where the service is.",
+        help="Where the service is, with or without /v1.",
     )
     @click.option("--api-key", envvar="BATON_API_KEY", show_envvar=True, help="One of the service's keys.")
     @wraps(command)
@@ -44,7 +49,7 @@ def service_options(command: Decorated) -> Decorated:
     """Add `--url`, `--api-key` and `--timeout`; the command gets them as `service`."""
 
     @address_options
-    @timeout_option(600.0, "Give up after so many seconds without data from the service.")
+    @timeout_option(600.0, _TIMEOUT_HELP)
     @wraps(command)
     def with_timeout(service: ServiceAddress, timeout_s: float, **options: Any) -> Any:
         return command(service=replace(service, timeout_s=timeout_s), **options)
@@ -117,4 +122,4 @@ def sampling_options(command: Decorated) -> Decorated:
 def _http_url(_ctx: click.Context, _param: click.Parameter, value: str) -> str:
     if not value.startswith(("http://", "https://")):
         raise click.BadParameter(f"{value!r} does not start with http:// or https://")
-    return value.rstrip("/")
+    return value.rstrip("/").removesuffix("/v1").rstrip("/")  # OpenAI's clients are given the URL with its /v1

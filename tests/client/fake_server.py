@@ -1,7 +1,8 @@
 """A small OpenAI server on a real socket, whose answers and misbehaviour are scripted.
 
 Its "model" answers with the words `w0 w1 w2 ...`, a token each, so that tests know every text beforehand. Like the
-real one it keeps resumable requests, and streams the rest of one to a client that comes back for it.
+real one it keeps resumable requests, whose events alone have ids, and streams the rest of one to a client that comes
+back for it.
 """
 
 import asyncio
@@ -58,6 +59,7 @@ class FakeServer:
         by_prompt: the same for requests with a certain prompt; not used up.
         delay_s: before each answer.
         token_delay_s: before each token of a stream.
+        comment_interval_s: between the comments of a stream that waits for a token; 0 sends none.
         requests: bodies that came, with `path` and `authorization` put in.
         resumed: id and Last-Event-ID of each request that was resumed, and what is known by its id.
         open_now, open_most: requests being answered, now and at most so far.
@@ -71,6 +73,7 @@ class FakeServer:
     by_prompt: dict = field(default_factory=dict)
     delay_s: float = 0.0
     token_delay_s: float = 0.0
+    comment_interval_s: float = 0.0
     status_report: dict = field(default_factory=dict)
     vocab_size: int | None = None
     requests: list = field(default_factory=list)
@@ -183,11 +186,20 @@ class FakeServer:
                         yield events[index][:-1]
                         await asyncio.sleep(0.05)  # so that it is a chunk of its own
                     raise ConnectionAbortedError
-                await asyncio.sleep(self.token_delay_s)
+                async for comment in self._wait_for_token():
+                    yield comment
                 yield events[index]
         except asyncio.CancelledError:
             self.cancelled += not body.get("resumable")
             raise
+
+    async def _wait_for_token(self):
+        left_s = self.token_delay_s
+        while self.comment_interval_s and left_s > self.comment_interval_s:
+            await asyncio.sleep(self.comment_interval_s)
+            left_s -= self.comment_interval_s
+            yield b": keep-alive\n\n"
+        await asyncio.sleep(left_s)
 
 
 class _Broken(Response):
@@ -224,7 +236,7 @@ def _all_events(path, body):
     ]
     if body.get("stream_options", {}).get("include_usage") or not body.get("stream"):
         chunks.append({**_object(path, body, []), "usage": _usage(body, len(words) * n)})
-    return [_event(index, chunk) for index, chunk in enumerate([*chunks, "[DONE]"])]
+    return [_event(index, chunk, has_id=bool(body.get("resumable"))) for index, chunk in enumerate([*chunks, "[DONE]"])]
 
 
 def _piece(path, text):
@@ -250,6 +262,6 @@ def _whole(path, body):
     return {**answer, "object": answer["object"].removesuffix(".chunk")}
 
 
-def _event(index, data):
+def _event(index, data, *, has_id=False):
     text = data if isinstance(data, str) else json.dumps(data)
-    return f"id: {index}\ndata: {text}\n\n".encode()
+    return f"data: {text}\n{f'id: {index}' if has_id else ''}".rstrip().encode() + b"\n\n"

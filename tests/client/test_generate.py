@@ -58,6 +58,12 @@ def test_silence_is_a_failure(baton, server):
     assert "--timeout" in result.stderr
 
 
+def test_a_silent_stream_that_sends_comments_is_alive(baton, server):
+    server.token_delay_s, server.comment_interval_s = 0.6, 0.05
+    result = baton("generate", "x", "--timeout", 0.4, "--max-tokens", 1)
+    assert (result.exit_code, result.stdout, result.stderr) == (0, "w0 \n", "")
+
+
 def test_an_error_without_json_shows_the_text(baton, server):
     server.script.append(Refuse(500, "it broke"))
     assert baton("generate", "x").stderr == "Error: it broke (HTTP 500)\n"
