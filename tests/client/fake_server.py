@@ -56,6 +56,7 @@ class FakeServer:
     Attributes:
         script: what to do with the next requests that generate; answered normally when it is empty.
         resume_script: the same for those that resume a request.
+        deltas: of each of the next answers to a chat, instead of words; an answer with calls of tools ends with them.
         by_prompt: the same for requests with a certain prompt; not used up.
         delay_s: before each answer.
         token_delay_s: before each token of a stream.
@@ -70,6 +71,7 @@ class FakeServer:
 
     script: deque = field(default_factory=deque)
     resume_script: deque = field(default_factory=deque)
+    deltas: deque = field(default_factory=deque)
     by_prompt: dict = field(default_factory=dict)
     delay_s: float = 0.0
     token_delay_s: float = 0.0
@@ -131,6 +133,8 @@ class FakeServer:
             action = Refuse(409, "there is such a request", code="request_exists")
         elif body.get("resumable") and (action is None or (isinstance(action, Drop) and action.accepted)):
             self.known[request_id] = (request.url.path, body)
+        if "chat" in request.url.path and self.deltas:
+            body["deltas"] = self.deltas.popleft()
         self.open_now += 1
         self.open_most = max(self.open_most, self.open_now)
         try:
@@ -228,10 +232,13 @@ def _usage(body, num_tokens):
 def _all_events(path, body):
     """The answer's events: a word of each choice in turn, then usage (to a request that asks for it), then the end."""
     words, n = _words(body), body.get("n", 1)
-    last = len(words) - 1
+    pieces = (
+        [{"delta": delta} for delta in body["deltas"]] if "deltas" in body else [_piece(path, word) for word in words]
+    )
+    last, reason = len(pieces) - 1, "tool_calls" if "tool_calls" in str(pieces) else "length"
     chunks = [
-        _object(path, body, [_choice(choice, _piece(path, word), "length" if i == last else None)])
-        for i, word in enumerate(words)
+        _object(path, body, [_choice(choice, piece, reason if i == last else None)])
+        for i, piece in enumerate(pieces)
         for choice in range(n)
     ]
     if body.get("stream_options", {}).get("include_usage") or not body.get("stream"):

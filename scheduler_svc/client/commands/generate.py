@@ -20,7 +20,7 @@ _PATH = "/v1/completions"
 
 @click.command(epilog=EXIT_CODES_HELP)
 @click.argument("prompt", required=False)
-@sampling_options
+@sampling_options(default_max_tokens=256)
 @click.option("--n", default=1, show_default=True, type=click.IntRange(min=1), help="How many answers.")
 @click.option("--stream/--no-stream", default=True, show_default=True, help="Write the text as it comes.")
 @click.option("--json", "as_json", is_flag=True, help="Write one JSON object: text, choices, usage.")
