@@ -54,7 +54,7 @@ FLOORS = {
     ],
     "scheduler_svc/client": [
         *("cli", "commands"),
-        *("batch", "bench", "chat", "demo", "keys", "rollout", "status"),  # each the work of one command
+        *("batch", "bench", "demo", "generate", "chat", "keys", "rollout", "status"),  # each the work of one command
         *("http", "processes", "options", "request_files", "service_address", "progress", "output", "errors"),
     ],
     "kernels": ["gpu", "cpu", "reference", "arguments"],

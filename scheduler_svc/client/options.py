@@ -90,6 +90,12 @@ def tools_option(command: Decorated) -> Decorated:
                         help="Tools that the model may call: a list as in OpenAI's `tools`.")(command)  # fmt: skip
 
 
+def json_schema_option(command: Decorated) -> Decorated:
+    """Add `--json-schema`; the command gets it as `schema_file`, for `request_files.read_schema`."""
+    return click.option("--json-schema", "schema_file", type=_FILE, metavar="FILE.json",
+                        help="JSON schema that the answer matches.")(command)  # fmt: skip
+
+
 def thinking_options(command: Decorated) -> Decorated:
     """Add `--thinking/--no-thinking` and `--reasoning-effort`."""
 

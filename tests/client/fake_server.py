@@ -57,6 +57,7 @@ class FakeServer:
         script: what to do with the next requests that generate; answered normally when it is empty.
         resume_script: the same for those that resume a request.
         deltas: of each of the next answers to a chat, instead of words; an answer with calls of tools ends with them.
+        logprobs: whether the words of streams have log-probabilities: -0.5, -1.5, ...
         by_prompt: the same for requests with a certain prompt; not used up.
         delay_s: before each answer.
         token_delay_s: before each token of a stream.
@@ -72,6 +73,7 @@ class FakeServer:
     script: deque = field(default_factory=deque)
     resume_script: deque = field(default_factory=deque)
     deltas: deque = field(default_factory=deque)
+    logprobs: bool = False
     by_prompt: dict = field(default_factory=dict)
     delay_s: float = 0.0
     token_delay_s: float = 0.0
@@ -133,6 +135,7 @@ class FakeServer:
             action = Refuse(409, "there is such a request", code="request_exists")
         elif body.get("resumable") and (action is None or (isinstance(action, Drop) and action.accepted)):
             self.known[request_id] = (request.url.path, body)
+        body["has_logprobs"] = self.logprobs
         if "chat" in request.url.path and self.deltas:
             body["deltas"] = self.deltas.popleft()
         self.open_now += 1
@@ -237,7 +240,7 @@ def _all_events(path, body):
     )
     last, reason = len(pieces) - 1, "tool_calls" if "tool_calls" in str(pieces) else "length"
     chunks = [
-        _object(path, body, [_choice(choice, piece, reason if i == last else None)])
+        _object(path, body, [_choice(choice, piece | _logprobs(path, body, i), reason if i == last else None)])
         for i, piece in enumerate(pieces)
         for choice in range(n)
     ]
@@ -250,8 +253,19 @@ def _piece(path, text):
     return {"delta": {"content": text}} if "chat" in path else {"text": text}
 
 
+def _logprobs(path, body, number):
+    """Those of one word."""
+    if not body.get("has_logprobs"):
+        return {"logprobs": None}
+    word, value = f"w{number} ", -0.5 - number
+    if "chat" in path:
+        return {"logprobs": {"content": [{"token": word, "logprob": value, "bytes": None, "top_logprobs": []}]}}
+    top = {word: value, "x": -0.25}
+    return {"logprobs": {"tokens": [word], "token_logprobs": [value], "top_logprobs": [top], "text_offset": [0]}}
+
+
 def _choice(index, piece, finish_reason):
-    return {"index": index, **piece, "finish_reason": finish_reason, "logprobs": None}
+    return {"index": index, "logprobs": None, **piece, "finish_reason": finish_reason}
 
 
 def _object(path, body, choices):

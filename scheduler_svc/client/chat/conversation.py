@@ -103,7 +103,7 @@ class Conversation:
                 self._messages = [*asked, {"role": "assistant", "content": message.content}]
             raise
         finally:
-            view.end(message.calls)
+            view.end(message.calls if finish_reason else ())
         if message.content or message.calls:
             self._messages = [*asked, _remembered(message)]
         if finish_reason == "length" and sys.stderr.isatty():

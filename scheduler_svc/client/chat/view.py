@@ -29,13 +29,13 @@ class AnswerView:
         if thought := thought_of(delta):
             self._think(thought)
         if text := delta.get("content"):
-            self._end_thought()
+            self.stop_thinking()
             write_text(text)
             self._has_text = True
 
     def end(self, calls: Sequence[Call]) -> None:
-        """The answer has ended, for whatever reason."""
-        self._end_thought()
+        """The answer has ended."""
+        self.stop_thinking()
         if self._has_text:
             write_text("\n")
         for call in calls:
@@ -52,7 +52,8 @@ class AnswerView:
             seconds = f"{now_s - self._thinks_since_s:.0f} s"
             click.secho(f"{_ERASE_LINE}thinking ... {seconds}", dim=True, nl=False, err=True)
 
-    def _end_thought(self) -> None:
+    def stop_thinking(self) -> None:
+        """What is written next is no part of the thought, but text, or why the answer broke off."""
         if self._thinks_since_s is None:
             return
         seconds = time.monotonic() - self._thinks_since_s
