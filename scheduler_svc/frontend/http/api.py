@@ -114,7 +114,7 @@ class _Generate:
 
         def work() -> tuple[Parsed[Body], TokenizedRequest]:
             parsed = parse_noting(raw, schema, allow_unknown=options.allow_unknown)
-            check_model(parsed.body.model, *options.served_model_name)
+            check_model(parsed.body.model, options.served_model_name)
             return parsed, tokenize(parsed.body, self._tokenizer, self._link.fleet.max_model_len)
 
         try:
@@ -161,6 +161,7 @@ class _Describe:
         self._link = link
         self._vocab_size = vocab_size
         self._model = settings.model
+        self._served = settings.options.served_model_name
         self._created = int(time.time())
         self.router = APIRouter()
         self.router.get("/v1/models")(self.models)
@@ -179,7 +180,7 @@ class _Describe:
 
     async def model(self, model_id: str) -> Response:
         """The one model, asked for by its name."""
-        check_model(model_id, self._model)
+        check_model(model_id, self._served)
         return json_response(self._describe_model())
 
     async def health(self) -> Response:
@@ -209,7 +210,7 @@ class _Describe:
         return ModelCard(self._model, self._created, self._link.fleet.max_model_len or None, self._vocab_size)
 
 
-def check_model(asked: str, *served: str) -> None:
+def check_model(asked: str, served: tuple[str, ...]) -> None:
     """Raise the ApiError (404) for a model that is not served here."""
     if asked not in served:
         names = " or ".join(f"'{name}'" for name in served)
