@@ -70,6 +70,12 @@ def said_in(text: str) -> str:
     return text.partition("</think>\n\n")[2] or text
 
 
+def spelled(entries: list[Any]) -> str:
+    """The text of an answer's log-probabilities, without the token that ends the answer."""
+    fields = [entry if isinstance(entry, dict) else entry.model_dump() for entry in entries]
+    return b"".join(bytes(entry["bytes"]) for entry in fields).decode().removesuffix("<|im_end|>")
+
+
 def equal(found: Any, wanted: Any) -> None:
     """Complain if what was found is not what was wanted."""
     if found != wanted:
