@@ -116,6 +116,21 @@ def test_which_calls_there_may_be(asked: dict, is_required: bool, is_one_call: b
     assert request.message == MessageRules(calls="hermes", is_one_call=is_one_call)
 
 
+def test_calls_or_a_document():
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
+    asked = chat(tools=[STRICT, LOOSE], response_format=form).grammar
+    assert (asked.spec.kind, asked.param) == ("tools", "response_format.json_schema.schema")
+    grammar = json.loads(asked.spec.text)
+    assert (grammar["content"], grammar["is_required"]) == (SCHEMA, True)
+    assert [each["parameters"] for each in grammar["tools"]] == [SCHEMA, None]
+    forced = chat(tools=[LOOSE], tool_choice="required", response_format=form).grammar
+    assert (json.loads(forced.spec.text)["content"], forced.param) == (None, "tools")
+    unshown = chat(tools=[LOOSE], tool_choice="none", response_format=form).grammar
+    assert unshown.spec.kind == "json"
+    error = refusal(tools=[LOOSE], structured_outputs={"regex": "a"})
+    assert (error.param, error.code) == ("structured_outputs", "unsupported_parameter")
+
+
 def test_the_model_is_told_what_it_may_call():
     """Where a call is forced, a grammar sees to it; where none is, the model has to choose from what it sees."""
     named = {"type": "function", "function": {"name": "l"}}
@@ -141,13 +156,19 @@ def test_the_model_is_told_what_it_may_call():
         ({"tools": [tool(parameters="x")]}, "tools[0].function.parameters", "dictionary"),
         ({"functions": [{"name": "f"}]}, "functions", "send 'tools' instead"),
         ({"function_call": "auto"}, "function_call", "send 'tool_choice' instead"),
-        ({"tools": [tool(parameters={"a": "x" * 2**16}, strict=True)]}, "tools", "bytes, the limit is 65536"),
     ],
 )
 def test_tools_that_cannot_be(asked: dict, param: str, text: str):
     error = refusal(**asked)
     assert error.param == param
     assert text in error.message
+
+
+def test_a_grammar_of_many_tools_is_too_long():
+    body = read(tools=[tool(parameters={"a": "x" * 2**16}, strict=True)]).body
+    with pytest.raises(ApiError, match="bytes, the limit is 65536") as caught:
+        tokenize_chat(body, TOKENIZER, 10**6)
+    assert caught.value.param == "tools"
 
 
 def test_tools_are_never_dropped_silently():
@@ -382,7 +403,7 @@ def test_each_field_is_logged_once_for_a_client(caplog: pytest.LogCaptureFixture
 
 # --- values that turn something off ---
 
-OFF = {
+OFF: dict[str, object] = {
     "n": None,
     "stop": None,
     "max_tokens": None,
@@ -407,7 +428,7 @@ OFF = {
     "echo": False,
     "prompt_cache_retention": "24h",
 }
-OFF_CHAT = {
+OFF_CHAT: dict[str, object] = {
     "tools": None,
     "tool_choice": None,
     "parallel_tool_calls": False,

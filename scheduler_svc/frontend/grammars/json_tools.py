@@ -37,7 +37,7 @@ def plain_json_tools(asked: ToolGrammar) -> str:
     calls = "object" if asked.is_one_call else 'object | "[" object (", " object)* "]"'
     rules = [f"calls: {calls}", f"object: {' | '.join(objects)}"]
     if asked.is_required:
-        return grammar_of(["start: calls", *rules])
+        return grammar_of([*_required("calls", asked), *rules])
     return grammar_of(["start: calls | text", "text: TEXT", r"TEXT: /[ \t\r\n]*([^ \t\r\n{\[](?s:.*))?/", *rules])
 
 
@@ -47,7 +47,7 @@ def in_tags(asked: ToolGrammar, begin: str, body: str, tokenizer: LLTokenizer) -
     special = special_token(begin, tokenizer)
     if asked.is_required:
         more = "" if asked.is_one_call else ' ("\\n"? call)*'
-        return [f"start: call{more}", f"call: {special or literal(begin)} {body}"]
+        return [*_required(f"call{more}", asked), f"call: {special or literal(begin)} {body}"]
     call = f"text {special}" if special else "text_and_tag"
     number = "?" if asked.is_one_call else "*"
     return [
@@ -65,6 +65,13 @@ def object_schema(tool: ToolSchema) -> dict[str, Any]:
     if kind != "object" and not (isinstance(kind, list) and "object" in kind):
         raise ValueError(f"the parameters of tool {tool.name!r} are no object: their type is {kind!r}")
     return {**schema, "type": "object"}
+
+
+def _required(calls: str, asked: ToolGrammar) -> list[str]:
+    """Nothing but calls, or the content that may stand in their place."""
+    if asked.content is None:
+        return [f"start: {calls}"]
+    return [f"start: {calls} | content", f"content: {json_rule(asked.content)}"]
 
 
 def _object(tool: ToolSchema, key: str) -> str:
