@@ -106,9 +106,9 @@ def _joined(parts: Sequence[MessagePart]) -> MessagePart:
 
 def joined_calls(calls: Iterable[CallPart]) -> tuple[CallPart, ...]:
     """The same, with one part of each call."""
-    joined: dict[int, CallPart] = {}
+    names: dict[int, str] = {}
+    arguments: dict[int, list[str]] = {}
     for call in calls:
-        known = joined.get(call.number)
-        name, arguments = ("", "") if known is None else (known.name, known.arguments)
-        joined[call.number] = CallPart(call.number, name + call.name, arguments + call.arguments)
-    return tuple(joined.values())
+        names[call.number] = names.get(call.number, "") + call.name
+        arguments.setdefault(call.number, []).append(call.arguments)
+    return tuple(CallPart(number, name, "".join(arguments[number])) for number, name in names.items())
