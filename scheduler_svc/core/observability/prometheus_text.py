@@ -48,7 +48,9 @@ class PrometheusMetrics:
         disable_created_metrics()  # type: ignore[no-untyped-call]  # they double the number of series, and no chart uses them
         self._registry = CollectorRegistry()
         self.sequences_ended = self._counter("baton_sequences_ended", "Sequences that ended.", outcome=OUTCOMES)
-        self.requests_refused = self._counter("baton_requests_refused", "Requests that were not taken.", code=REFUSAL_CODES)
+        self.requests_refused = self._counter(
+            "baton_requests_refused", "Requests that were not taken.", code=REFUSAL_CODES
+        )
         self.frontends = FrontendTotals()
         self.requests_restored = self._counter("baton_requests_restored", "Open requests found in the journal.")
         self.epochs_started = self._counter("baton_executor_epochs_started", "Times an executor joined.")
