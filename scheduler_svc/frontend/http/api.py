@@ -1,14 +1,13 @@
 """The HTTP API: OpenAI's endpoints, and those for operators and probes."""
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal, TypeVar
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from starlette.types import ASGIApp
 
-from scheduler_svc.frontend.answers.answer_context import AnswerContext
 from scheduler_svc.frontend.answers.event_ids import Position
 from scheduler_svc.frontend.answers.formats import format_of
 from scheduler_svc.frontend.answers.generation import AnswerSpec, Generation
@@ -29,9 +28,13 @@ from scheduler_svc.frontend.http.streaming import EventStream, unless_disconnect
 from scheduler_svc.frontend.http.tokenize_api import TokenizeApi
 from scheduler_svc.frontend.http.traces import Traces
 from scheduler_svc.frontend.link.core_link import CoreLink
-from scheduler_svc.frontend.requests.body import parse
+from scheduler_svc.frontend.requests.answer_context import answer_context
+from scheduler_svc.frontend.requests.body import Parsed, parse_noting
+from scheduler_svc.frontend.requests.chat import tokenize_chat
+from scheduler_svc.frontend.requests.chat_style import ChatStyle, style_of
+from scheduler_svc.frontend.requests.ignored import IgnoredFields
 from scheduler_svc.frontend.requests.schemas import ChatRequest, CompletionRequest, GenerationRequest
-from scheduler_svc.frontend.requests.tokenized_request import TokenizedRequest, tokenize_chat, tokenize_completion
+from scheduler_svc.frontend.requests.tokenized_request import TokenizedRequest, tokenize_completion
 from scheduler_svc.frontend.text.long_work import LongWork
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
 from scheduler_svc.frontend_options import FrontendOptions
@@ -65,11 +68,12 @@ def create_app(link: CoreLink, tokenizer: Tokenizer, settings: ApiSettings) -> A
     # No redirect for a slash too many: it would lead to whatever `Host` says.
     app = FastAPI(title="Baton", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
     long_work = LongWork()
+    style = style_of(tokenizer.chat_template, settings.options)
     served = settings.options.served_model_name
-    app.include_router(_Generate(link, tokenizer, settings, long_work).router)
+    app.include_router(_Generate(link, tokenizer, settings, style, long_work).router)
     app.include_router(ResumeApi(link, tokenizer, settings.options.keep_alive_s).router)
     app.include_router(AdminApi(link).router)
-    app.include_router(TokenizeApi(link, tokenizer, served, long_work).router)
+    app.include_router(TokenizeApi(link, tokenizer, served, style, long_work).router)
     app.include_router(DescribeApi(link, tokenizer.vocab_size, served).router)
     app.add_middleware(LimitBody, max_body_bytes=settings.max_body_bytes)
     app.add_middleware(RequireApiKey, api_keys=settings.api_keys)  # the last one added is the first one asked
@@ -80,14 +84,17 @@ def create_app(link: CoreLink, tokenizer: Tokenizer, settings: ApiSettings) -> A
 class _Generate:
     """The endpoints that generate."""
 
-    def __init__(self, link: CoreLink, tokenizer: Tokenizer, settings: ApiSettings, long_work: LongWork) -> None:
+    def __init__(
+        self, link: CoreLink, tokenizer: Tokenizer, settings: ApiSettings, style: ChatStyle, long_work: LongWork
+    ) -> None:
         self._link = link
         self._tokenizer = tokenizer
         self._long_work = long_work
         self._grammars = GrammarCompiler(tokenizer.path, tokenizer.eos_token_ids)
-        self._model = settings.model
-        self._served = settings.options.served_model_name
         self._keep_alive_s = settings.options.keep_alive_s
+        self._settings = settings
+        self._tokenize_chat = partial(tokenize_chat, style=style)
+        self._ignored = IgnoredFields()
         self.router = APIRouter()
         self.router.post("/v1/completions", response_model=None)(self.completions)
         self.router.post("/v1/chat/completions", response_model=None)(self.chat_completions)
@@ -99,7 +106,7 @@ class _Generate:
 
     async def chat_completions(self, request: Request) -> Response:
         """Answer a conversation."""
-        body, tokenized = await self._read(request, ChatRequest, tokenize_chat)
+        body, tokenized = await self._read(request, ChatRequest, self._tokenize_chat)
         return await self._answer("chat", tokenized, body, request)
 
     async def _read(
@@ -111,14 +118,18 @@ class _Generate:
         """The body, checked and tokenized: in a thread if it is long, as nothing may hold up every stream for that. Its
         grammar is compiled by another process."""
         raw = await json_body(request)
+        options = self._settings.options
 
-        def work() -> tuple[Body, TokenizedRequest]:
-            body = parse(raw, schema)
-            check_model(body.model, self._served)
-            return body, tokenize(body, self._tokenizer, self._link.fleet.max_model_len)
+        def work() -> tuple[Parsed[Body], TokenizedRequest]:
+            parsed = parse_noting(raw, schema, allow_unknown=options.allow_unknown)
+            check_model(parsed.body.model, options.served_model_name)
+            return parsed, tokenize(parsed.body, self._tokenizer, self._link.fleet.max_model_len)
 
         try:
-            body, tokenized = await self._long_work.run(len(raw), work)
+            (body, ignored), tokenized = await self._long_work.run(len(raw), work)
+            self._ignored.count(client_of(request).name, ignored)
+            for name in ignored:
+                self._link.counts.ignored(name)
             if (asked := tokenized.grammar) is not None:
                 grammar = await self._grammars.compile(asked.spec, asked.param, client_of(request).name)
                 tokenized = tokenized.compiled(grammar)
@@ -133,24 +144,8 @@ class _Generate:
         body: GenerationRequest,
         request: Request,
     ) -> Response:
-        context = AnswerContext(
-            kind=kind,
-            created=int(time.time()),
-            model=self._model,
-            num_prompts=len(tokenized.prompts),
-            n=tokenized.n,
-            stop=tokenized.stop,
-            include_usage=not body.stream or (body.stream_options is not None and body.stream_options.include_usage),
-            is_resumable=tokenized.is_resumable,
-            logprobs=tokenized.params[0].logprobs,
-            min_tokens=body.min_tokens,
-            include_stop_str_in_output=body.include_stop_str_in_output,
-            skip_special_tokens=body.skip_special_tokens,
-            echo=tokenized.echo,
-            prompt_logprobs=body.num_listed_prompt_logprobs,
-            is_prompt_only=tokenized.is_prompt_only,
-        )
         request.scope[ANSWER_ID] = tokenized.request_id
+        context = answer_context(kind, tokenized, body, self._settings.model)
         submits = tokenized.submits(client_of(request), context.encode())
         spec = AnswerSpec(
             tokenized.request_id,

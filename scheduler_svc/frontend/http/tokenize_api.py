@@ -11,6 +11,7 @@ from scheduler_svc.frontend.http.describe_api import check_model
 from scheduler_svc.frontend.http.json_body import json_body
 from scheduler_svc.frontend.link.core_link import CoreLink
 from scheduler_svc.frontend.requests.body import parse
+from scheduler_svc.frontend.requests.chat_style import ChatStyle
 from scheduler_svc.frontend.requests.tokenization import DetokenizeRequest, TokenizeRequest, detokenize, tokenize
 from scheduler_svc.frontend.text.long_work import LongWork
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
@@ -23,13 +24,17 @@ class TokenizeApi:
 
     Args:
         served: names of the model.
+        style: of its chats.
         long_work: threads for long texts, which others have work for, too.
     """
 
-    def __init__(self, link: CoreLink, tokenizer: Tokenizer, served: Sequence[str], long_work: LongWork) -> None:
+    def __init__(
+        self, link: CoreLink, tokenizer: Tokenizer, served: Sequence[str], style: ChatStyle, long_work: LongWork
+    ) -> None:
         self._link = link
         self._tokenizer = tokenizer
         self._served = tuple(served)
+        self._style = style
         self._long_work = long_work
         self.router = APIRouter()
         self.router.post("/tokenize", response_model=None)(self.tokenize)
@@ -40,7 +45,7 @@ class TokenizeApi:
         max_model_len = self._link.fleet.max_model_len
 
         def work(body: TokenizeRequest) -> Struct:
-            return tokenize(body, self._tokenizer, self._served[0], max_model_len)
+            return tokenize(body, self._tokenizer, self._style, max_model_len)
 
         return await self._answer(request, TokenizeRequest, work)
 

@@ -8,10 +8,14 @@ from pydantic import BeforeValidator, Field, SkipValidation, ValidationInfo, fie
 from pydantic_core import PydanticCustomError
 
 from scheduler_svc.frontend.errors import ApiError
+from scheduler_svc.frontend.requests.chat import tokenize_chat
+from scheduler_svc.frontend.requests.chat_style import ChatStyle
+from scheduler_svc.frontend.requests.fields import FirstError
 from scheduler_svc.frontend.requests.limits import check_characters, check_token_ids
-from scheduler_svc.frontend.requests.schemas import ChatMessage, ChatRequest, FirstError, Tool
+from scheduler_svc.frontend.requests.messages import ChatMessage
+from scheduler_svc.frontend.requests.schemas import ChatRequest
 from scheduler_svc.frontend.requests.strict import Strict
-from scheduler_svc.frontend.requests.tokenized_request import tokenize_chat
+from scheduler_svc.frontend.requests.tools import MAX_TOOLS, Tool
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
 
 
@@ -27,10 +31,11 @@ class TokenizeRequest(Strict):
     model: str | None = None
     prompt: str | None = None
     messages: FirstError[ChatMessage] = Field(default_factory=list)
-    tools: FirstError[Tool] = Field(default_factory=list)
+    tools: Annotated[FirstError[Tool], Field(max_length=MAX_TOOLS)] = Field(default_factory=list)
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     add_special_tokens: bool | None = None
     add_generation_prompt: bool = True
+    continue_final_message: bool = False
     return_token_strs: bool = False
 
     @field_validator("messages")
@@ -39,13 +44,6 @@ class TokenizeRequest(Strict):
         if info.data.get("prompt") is not None:
             raise PydanticCustomError("either", "it is not allowed with 'prompt'")
         return messages
-
-    @field_validator("add_generation_prompt")
-    @classmethod
-    def _is_ready_for_an_answer(cls, value: bool) -> bool:
-        if not value:
-            raise PydanticCustomError("unsupported_parameter", "this server supports only true")
-        return value
 
 
 class DetokenizeRequest(Strict):
@@ -70,7 +68,7 @@ class Detokenized(Struct, frozen=True):
     prompt: str
 
 
-def tokenize(body: TokenizeRequest, tokenizer: Tokenizer, served: str, max_model_len: int) -> Tokenized:
+def tokenize(body: TokenizeRequest, tokenizer: Tokenizer, style: ChatStyle, max_model_len: int) -> Tokenized:
     """Token ids of a prompt or a conversation. Raises ApiError or RequestRejected as a request to generate would,
     but for what its answer would need."""
     limit = max_model_len or tokenizer.max_positions
@@ -80,13 +78,15 @@ def tokenize(body: TokenizeRequest, tokenizer: Tokenizer, served: str, max_model
                 400, "One of 'prompt' and 'messages' is needed.", code="missing_required_parameter", param="prompt"
             )
         chat = ChatRequest.model_construct(
-            model=served,
+            model="",
             max_tokens=1,
             messages=body.messages,
             tools=body.tools,
             chat_template_kwargs=body.chat_template_kwargs,
+            add_generation_prompt=body.add_generation_prompt,
+            continue_final_message=body.continue_final_message,
         )
-        [tokens] = tokenize_chat(chat, tokenizer, 0).prompts
+        [tokens] = tokenize_chat(chat, tokenizer, 0, style).prompts
     else:
         check_characters(len(body.prompt), tokenizer, limit, "prompt")
         [tokens] = tokenizer.encode([body.prompt], add_special_tokens=body.add_special_tokens is not False)
