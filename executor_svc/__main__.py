@@ -11,6 +11,7 @@ from common.curve import ClientCurve
 from common.errors import BatonError
 from common.logging import LOG_FORMAT_VARIABLE, LOG_FORMATS, get_logger, setup_logging
 from common.messages import MAX_NAME_CHARS
+from common.parent_death import killed_with
 from executor_svc.name_claim import NameClaim
 from executor_svc.options import ExecutorOptions
 from executor_svc.service.health_file import HealthFile
@@ -40,6 +41,7 @@ def _check_name(_context: click.Context, _parameter: click.Parameter, value: str
 
 
 @click.command(epilog=EPILOG, context_settings={"show_default": True, "max_content_width": 110})
+@click.version_option(package_name="baton", prog_name="baton-executor")
 @click.option("--model", help="Folder or hub id of a Qwen3 or Qwen3-MoE model.  [default: the embedded demo model]")
 @click.option(
     "--scheduler",
@@ -140,6 +142,8 @@ def main(
     the scheduler, and finds a scheduler that was restarted.
     """
     setup_logging("executor", log_level, log_format)
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and (die_with_torchrun := killed_with(os.getppid())):
+        die_with_torchrun()  # which starts each rank in a session of its own, where a kill of its group finds no rank
     health = HealthFile(health_file)  # before minutes of loading: removes the file of an earlier process
     from executor_svc.service.process import serve  # noqa: PLC0415  (torch takes seconds to import; --help need not wait)
     from executor_svc.startup import start_executor  # noqa: PLC0415

@@ -41,6 +41,7 @@ log = get_logger(__name__)
     context_settings={"show_default": True},
     epilog="Example: baton-scheduler --model Qwen/Qwen3-0.6B --port 8000",
 )
+@click.version_option(package_name="baton", prog_name="baton-scheduler")
 @click.option("--model", help="Folder or hub id with the tokenizer.  [default: the embedded demo model]")
 @frontend_options
 @click.option("--host", default="127.0.0.1", help="Address of the HTTP server.")

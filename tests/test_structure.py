@@ -54,8 +54,8 @@ FLOORS = {
     ],
     "scheduler_svc/client": [
         *("cli", "commands"),
-        *("batch", "bench", "demo", "keys", "rollout", "status"),  # each the work of one command
-        *("http", "processes", "options", "service_address", "progress", "output", "errors"),
+        *("batch", "bench", "demo", "generate", "chat", "keys", "rollout", "status"),  # each the work of one command
+        *("http", "processes", "options", "request_files", "service_address", "progress", "output", "errors"),
     ],
     "kernels": ["gpu", "cpu", "reference", "arguments"],
     "benchmarks": [

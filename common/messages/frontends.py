@@ -18,7 +18,8 @@ class FrontendHello(Message, frozen=True, tag="hello"):
 
 
 class Submit(Message, frozen=True, tag="submit"):
-    """A request with its prompt as token ids. Answered by Outputs that end with one terminal delta a sequence.
+    """A request with its prompt as token ids. Answered by Accepted, if it streams, and by Outputs that end with one
+    terminal delta a sequence.
 
     Attributes:
         request_id: `ID-PROMPT`, the HTTP answer's id and the prompt's number in it; with API keys `CLIENT/ID-PROMPT`,
@@ -99,7 +100,42 @@ class DrainExecutor(Message, frozen=True, tag="drain"):
     finish: bool = False
 
 
-FrontendToCore = FrontendHello | Submit | Attach | Detach | Cancel | StatusQuery | MetricsQuery | DrainExecutor
+MAX_COUNTS_A_MESSAGE = 512
+Label = Annotated[str, Meta(max_length=64)]
+
+
+class HttpCount(Message, frozen=True):
+    """HTTP answers of one endpoint with one status."""
+
+    path: Label
+    status: Annotated[int, Meta(ge=100, le=599)]
+    count: Count
+
+
+class NamedCount(Message, frozen=True):
+    """What happened so often."""
+
+    name: Label
+    count: Count
+
+
+class FrontendCounts(Message, frozen=True, tag="counts"):
+    """What a frontend has counted since its last FrontendCounts; the core adds it up, as a scrape reaches any frontend.
+
+    Attributes:
+        http: answers, by endpoint and status.
+        refused: requests that the frontend itself refused, by code; the core counts those that it refused.
+        ignored: fields of requests that were ignored, by their name.
+    """
+
+    http: Annotated[tuple[HttpCount, ...], Meta(max_length=MAX_COUNTS_A_MESSAGE)] = ()
+    refused: Annotated[tuple[NamedCount, ...], Meta(max_length=MAX_COUNTS_A_MESSAGE)] = ()
+    ignored: Annotated[tuple[NamedCount, ...], Meta(max_length=MAX_COUNTS_A_MESSAGE)] = ()
+
+
+FrontendToCore = (
+    FrontendHello | Submit | Attach | Detach | Cancel | StatusQuery | MetricsQuery | DrainExecutor | FrontendCounts
+)
 
 
 # --- core -> frontend ---
@@ -159,6 +195,19 @@ class Outputs(Message, frozen=True, tag="outputs"):
 
     number: Count
     deltas: tuple[TokenDelta, ...]
+
+
+MAX_ACCEPTED_A_MESSAGE = 1024
+
+
+class Accepted(Message, frozen=True, tag="accepted"):
+    """The core has accepted these Submits, and its journal, if it works, has them. Before any of their deltas.
+
+    Only requests with `stream` are told of. Neither a request that was refused, nor one that its reader's frontend came
+    to by Attach, is told of: one delta and Attached tell that.
+    """
+
+    request_ids: Annotated[tuple[RequestId, ...], Meta(max_length=MAX_ACCEPTED_A_MESSAGE)]
 
 
 class Attached(Message, frozen=True, tag="attached"):
@@ -250,4 +299,4 @@ class Metrics(Message, frozen=True, tag="metrics"):
     text: bytes
 
 
-CoreToFrontend = FleetState | Outputs | Attached | Status | Metrics | DrainReply
+CoreToFrontend = FleetState | Accepted | Outputs | Attached | Status | Metrics | DrainReply

@@ -17,6 +17,7 @@ COMMANDS = {  # name (also of its module, where the command is called `command`)
     "drain": "Let an executor leave; its sequences go on elsewhere.",
     "rollout": "Replace all executors, one by one, while they serve.",
     "bench": "Measure throughput and latency of a running service.",
+    "completion": "Write the script that completes `baton` in a shell.",
 }
 
 

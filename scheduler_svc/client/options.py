@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from functools import wraps
+from pathlib import Path
 from typing import Any
 
 import click
@@ -10,6 +11,13 @@ import click
 from scheduler_svc.client.service_address import DEFAULT_URL, ServiceAddress
 
 STATUS_TIMEOUT_S = 10.0  # for requests that the service answers at once
+
+_TIMEOUT_HELP = (
+    "Give up after so many seconds in which the service sent nothing. The comments of a stream that waits count: it "
+    "is given up only when the service, or the way to it, is gone."
+)
+
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 Decorated = Callable[..., Any]
 
@@ -24,7 +32,7 @@ def address_options(command: Decorated) -> Decorated:
         default=DEFAULT_URL,
         show_default=True,
         callback=_http_url,
-        help="Where the service is.",
+        help="Where the service is, with or without /v1.",
     )
     @click.option("--api-key", envvar="BATON_API_KEY", show_envvar=True, help="One of the service's keys.")
     @wraps(command)
@@ -44,7 +52,7 @@ def service_options(command: Decorated) -> Decorated:
     """Add `--url`, `--api-key` and `--timeout`; the command gets them as `service`."""
 
     @address_options
-    @timeout_option(600.0, "Give up after so many seconds without data from the service.")
+    @timeout_option(600.0, _TIMEOUT_HELP)
     @wraps(command)
     def with_timeout(service: ServiceAddress, timeout_s: float, **options: Any) -> Any:
         return command(service=replace(service, timeout_s=timeout_s), **options)
@@ -76,11 +84,46 @@ def model_option(command: Decorated) -> Decorated:
     return click.option("--model", help="Name as in /v1/models. Default: the first one there.")(command)
 
 
-def sampling_options(command: Decorated) -> Decorated:
+def tools_option(command: Decorated) -> Decorated:
+    """Add `--tools`; the command gets it as `tools_file`, for `request_files.read_tools`."""
+    return click.option("--tools", "tools_file", type=_FILE, metavar="FILE.json",
+                        help="Tools that the model may call: a list as in OpenAI's `tools`.")(command)  # fmt: skip
+
+
+def json_schema_option(command: Decorated) -> Decorated:
+    """Add `--json-schema`; the command gets it as `schema_file`, for `request_files.read_schema`."""
+    return click.option("--json-schema", "schema_file", type=_FILE, metavar="FILE.json",
+                        help="JSON schema that the answer matches.")(command)  # fmt: skip
+
+
+def thinking_options(command: Decorated) -> Decorated:
+    """Add `--thinking/--no-thinking` and `--reasoning-effort`."""
+
+    @click.option("--thinking/--no-thinking", default=None, help="Whether the model thinks before it answers.  "
+                  "[default: as the model does]")  # fmt: skip
+    @click.option("--reasoning-effort", type=click.Choice(["none", "minimal", "low", "medium", "high"]),
+                  help="How much it thinks.")  # fmt: skip
+    @wraps(command)
+    def with_thinking(**options: Any) -> Any:
+        return command(**options)
+
+    return with_thinking
+
+
+def sampling_options(*, default_max_tokens: int | None) -> Callable[[Decorated], Decorated]:
     """Add the options of sampling; the command gets those that were given as `sampling`.
 
-    Its keys are the fields of an OpenAI request body (and vLLM's additions to it: top_k, min_p, min_tokens,
-    ignore_eos, repetition_penalty).
+    Args:
+        default_max_tokens: of `--max-tokens`; None leaves the limit to the service.
+    """
+    return lambda command: _with_sampling(command, default_max_tokens)
+
+
+def _with_sampling(command: Decorated, default_max_tokens: int | None) -> Decorated:
+    """See `sampling_options`.
+
+    The keys of `sampling` are the fields of an OpenAI request body, and vLLM's additions to it: top_k, min_p,
+    min_tokens, ignore_eos, repetition_penalty.
     """
     names = (
         *("max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "ignore_eos"),
@@ -88,7 +131,8 @@ def sampling_options(command: Decorated) -> Decorated:
     )
     penalty = click.FloatRange(-2, 2)
 
-    @click.option("--max-tokens", default=256, show_default=True, type=click.IntRange(min=1), help="Limit of tokens.")
+    @click.option("--max-tokens", default=default_max_tokens, show_default=default_max_tokens is not None or "no other",
+                  type=click.IntRange(min=1), help="Limit of tokens, besides the model's own.")  # fmt: skip
     @click.option("--min-tokens", type=click.IntRange(min=0), help="No end before so many tokens.")
     @click.option("--temperature", type=click.FloatRange(min=0), help="0 always takes the likeliest token.")
     @click.option("--top-p", type=click.FloatRange(0, 1, min_open=True), help="Draw from this share of probability.")
@@ -117,4 +161,4 @@ def sampling_options(command: Decorated) -> Decorated:
 def _http_url(_ctx: click.Context, _param: click.Parameter, value: str) -> str:
     if not value.startswith(("http://", "https://")):
         raise click.BadParameter(f"{value!r} does not start with http:// or https://")
-    return value.rstrip("/")
+    return value.rstrip("/").removesuffix("/v1").rstrip("/")  # OpenAI's clients are given the URL with its /v1

@@ -34,7 +34,7 @@ class AnswerTimer:
 
     def see(self, event: dict[str, Any]) -> None:
         """Take an event of the stream."""
-        if event.get("choices") and self._first_s is None:
+        if self._first_s is None and any(map(_has_output, event.get("choices", ()))):
             self._first_s = time.perf_counter()
         if event.get("usage"):
             self._tokens = event["usage"]["completion_tokens"]
@@ -47,6 +47,12 @@ class AnswerTimer:
         rate = self._tokens / seconds
         first_ms = (self._first_s - self._sent_s) * 1000
         say(f"{self._tokens} tokens, {rate:.1f} tokens/s, first after {first_ms:.0f} ms", dim=True)
+
+
+def _has_output(choice: dict[str, Any]) -> bool:
+    """Whether a chunk has something that the model wrote; the first one of a chat may just name the role."""
+    delta = choice.get("delta") or {}
+    return bool(choice.get("text")) or any(value for name, value in delta.items() if name != "role")
 
 
 class OutageNotice:

@@ -10,9 +10,9 @@ class ServiceAddress:
     """Which service to talk to, and how long to wait for it.
 
     Attributes:
-        url: without a slash at the end.
+        url: without a slash and without /v1 at the end.
         api_key: sent as a bearer token; None sends none.
-        timeout_s: longest silence in the middle of an answer.
+        timeout_s: longest time without a byte from the service; the comments of a stream that waits are bytes too.
         reconnect_timeout_s: how long a request that the service may have waits for the service; 0 does not wait.
     """
 

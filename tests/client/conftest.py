@@ -45,7 +45,8 @@ def start_baton(server, started):
     def start(*arguments, **options):
         defaults = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         command = [sys.executable, "-m", "scheduler_svc.client.cli", *map(str, arguments)]
-        process = subprocess.Popen(command, env={**os.environ, "BATON_URL": server.url}, **(defaults | options))
+        environment = {**os.environ, "BATON_URL": server.url, **options.pop("env", {})}
+        process = subprocess.Popen(command, env=environment, **(defaults | options))
         started.append(process)
         return process
 

@@ -1,7 +1,8 @@
 """A small OpenAI server on a real socket, whose answers and misbehaviour are scripted.
 
 Its "model" answers with the words `w0 w1 w2 ...`, a token each, so that tests know every text beforehand. Like the
-real one it keeps resumable requests, and streams the rest of one to a client that comes back for it.
+real one it keeps resumable requests, whose events alone have ids, and streams the rest of one to a client that comes
+back for it.
 """
 
 import asyncio
@@ -55,9 +56,12 @@ class FakeServer:
     Attributes:
         script: what to do with the next requests that generate; answered normally when it is empty.
         resume_script: the same for those that resume a request.
+        deltas: of each of the next answers to a chat, instead of words; an answer with calls of tools ends with them.
+        logprobs: whether the words of streams have log-probabilities: -0.5, -1.5, ...
         by_prompt: the same for requests with a certain prompt; not used up.
         delay_s: before each answer.
         token_delay_s: before each token of a stream.
+        comment_interval_s: between the comments of a stream that waits for a token; 0 sends none.
         requests: bodies that came, with `path` and `authorization` put in.
         resumed: id and Last-Event-ID of each request that was resumed, and what is known by its id.
         open_now, open_most: requests being answered, now and at most so far.
@@ -68,9 +72,12 @@ class FakeServer:
 
     script: deque = field(default_factory=deque)
     resume_script: deque = field(default_factory=deque)
+    deltas: deque = field(default_factory=deque)
+    logprobs: bool = False
     by_prompt: dict = field(default_factory=dict)
     delay_s: float = 0.0
     token_delay_s: float = 0.0
+    comment_interval_s: float = 0.0
     status_report: dict = field(default_factory=dict)
     vocab_size: int | None = None
     requests: list = field(default_factory=list)
@@ -128,6 +135,9 @@ class FakeServer:
             action = Refuse(409, "there is such a request", code="request_exists")
         elif body.get("resumable") and (action is None or (isinstance(action, Drop) and action.accepted)):
             self.known[request_id] = (request.url.path, body)
+        body["has_logprobs"] = self.logprobs
+        if "chat" in request.url.path and self.deltas:
+            body["deltas"] = self.deltas.popleft()
         self.open_now += 1
         self.open_most = max(self.open_most, self.open_now)
         try:
@@ -183,11 +193,20 @@ class FakeServer:
                         yield events[index][:-1]
                         await asyncio.sleep(0.05)  # so that it is a chunk of its own
                     raise ConnectionAbortedError
-                await asyncio.sleep(self.token_delay_s)
+                async for comment in self._wait_for_token():
+                    yield comment
                 yield events[index]
         except asyncio.CancelledError:
             self.cancelled += not body.get("resumable")
             raise
+
+    async def _wait_for_token(self):
+        left_s = self.token_delay_s
+        while self.comment_interval_s and left_s > self.comment_interval_s:
+            await asyncio.sleep(self.comment_interval_s)
+            left_s -= self.comment_interval_s
+            yield b": keep-alive\n\n"
+        await asyncio.sleep(left_s)
 
 
 class _Broken(Response):
@@ -216,23 +235,37 @@ def _usage(body, num_tokens):
 def _all_events(path, body):
     """The answer's events: a word of each choice in turn, then usage (to a request that asks for it), then the end."""
     words, n = _words(body), body.get("n", 1)
-    last = len(words) - 1
+    pieces = (
+        [{"delta": delta} for delta in body["deltas"]] if "deltas" in body else [_piece(path, word) for word in words]
+    )
+    last, reason = len(pieces) - 1, "tool_calls" if "tool_calls" in str(pieces) else "length"
     chunks = [
-        _object(path, body, [_choice(choice, _piece(path, word), "length" if i == last else None)])
-        for i, word in enumerate(words)
+        _object(path, body, [_choice(choice, piece | _logprobs(path, body, i), reason if i == last else None)])
+        for i, piece in enumerate(pieces)
         for choice in range(n)
     ]
     if body.get("stream_options", {}).get("include_usage") or not body.get("stream"):
         chunks.append({**_object(path, body, []), "usage": _usage(body, len(words) * n)})
-    return [_event(index, chunk) for index, chunk in enumerate([*chunks, "[DONE]"])]
+    return [_event(index, chunk, has_id=bool(body.get("resumable"))) for index, chunk in enumerate([*chunks, "[DONE]"])]
 
 
 def _piece(path, text):
     return {"delta": {"content": text}} if "chat" in path else {"text": text}
 
 
+def _logprobs(path, body, number):
+    """Those of one word."""
+    if not body.get("has_logprobs"):
+        return {"logprobs": None}
+    word, value = f"w{number} ", -0.5 - number
+    if "chat" in path:
+        return {"logprobs": {"content": [{"token": word, "logprob": value, "bytes": None, "top_logprobs": []}]}}
+    top = {word: value, "x": -0.25}
+    return {"logprobs": {"tokens": [word], "token_logprobs": [value], "top_logprobs": [top], "text_offset": [0]}}
+
+
 def _choice(index, piece, finish_reason):
-    return {"index": index, **piece, "finish_reason": finish_reason, "logprobs": None}
+    return {"index": index, "logprobs": None, **piece, "finish_reason": finish_reason}
 
 
 def _object(path, body, choices):
@@ -250,6 +283,6 @@ def _whole(path, body):
     return {**answer, "object": answer["object"].removesuffix(".chunk")}
 
 
-def _event(index, data):
+def _event(index, data, *, has_id=False):
     text = data if isinstance(data, str) else json.dumps(data)
-    return f"id: {index}\ndata: {text}\n\n".encode()
+    return f"data: {text}\n{f'id: {index}' if has_id else ''}".rstrip().encode() + b"\n\n"

@@ -1,5 +1,6 @@
 """The command as a whole: help that costs nothing, errors in one line, exit codes."""
 
+import importlib
 import subprocess
 import sys
 
@@ -83,6 +84,28 @@ def test_api_key_and_model_go_with_the_request(baton, server):
     assert baton("generate", "hi", "--api-key", "secret", "--model", "other").exit_code == 0
     assert server.requests[0]["authorization"] == "Bearer secret"
     assert server.requests[0]["model"] == "other"
+
+
+@pytest.mark.parametrize("end", ["", "/", "/v1", "/v1/"])
+def test_a_url_with_v1_is_that_of_the_service(baton, server, end):
+    assert baton("generate", "hi", "--url", server.url + end).exit_code == 0
+    assert [request["path"] for request in server.requests] == ["/v1/completions"]
+
+
+def test_a_missing_key_is_1_and_names_the_options(baton, server):
+    server.script.append(Refuse(401, "Invalid API key."))
+    result = baton("generate", "hi")
+    hint = "name an API key by --api-key or BATON_API_KEY"
+    assert (result.exit_code, result.stderr) == (1, f"Error: Invalid API key. (HTTP 401); {hint}\n")
+
+
+@pytest.mark.parametrize(
+    ("module", "name"), [("scheduler_svc.__main__", "baton-scheduler"), ("executor_svc.__main__", "baton-executor")]
+)
+def test_services_say_their_version_as_the_client_does(module, name):
+    said = CliRunner().invoke(main, ["--version"]).output
+    result = CliRunner().invoke(importlib.import_module(module).main, ["--version"])
+    assert (result.exit_code, result.output) == (0, said.replace("baton,", f"{name},"))
 
 
 def test_a_proxy_for_the_world_is_not_asked_for_this_machine(baton, monkeypatch):

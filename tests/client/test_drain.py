@@ -51,6 +51,15 @@ def test_a_refusal_is_a_failure(baton, server, refusal):
     assert (result.exit_code, result.stderr) == (1, f"Error: {refusal.message} (HTTP {refusal.status})\n")
 
 
+@pytest.mark.parametrize("command", ["drain b", "rollout"])
+def test_a_key_that_may_not_even_look_is_told_of_the_right_one(baton, server, command):
+    server.admin_script.append(Refuse(403, "'baton keys api NAME --metrics' makes one that may.", code="forbidden"))
+    result = baton(*command.split())
+    assert result.exit_code == 1
+    assert "`baton keys api NAME --admin`" in result.stderr
+    assert "--metrics" not in result.stderr
+
+
 def test_time_is_limited_and_it_says_how_things_are(baton, fleet):
     fleet.leave_s = 1e9
     result = baton("drain", "b", "--finish", "--timeout", 0.1)

@@ -5,6 +5,7 @@ import signal
 
 import pytest
 
+from scheduler_svc.client.generate.token_rows import token_rows
 from tests.client.fake_server import MODEL, Refuse
 from tests.support.eventually import eventually
 
@@ -51,11 +52,101 @@ def test_several_answers(baton):
     assert "answer 2 of 2" in result.stderr
 
 
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+TOOL = {"type": "function", "function": {"name": "look"}}
+CALLING = [
+    {"role": "assistant", "content": ""},
+    {"reasoning_content": "Hm."},
+    {"tool_calls": [{"index": 0, "id": "call_1", "type": "function", "function": {"name": "look", "arguments": ""}}]},
+    {"tool_calls": [{"index": 0, "function": {"arguments": '{"at":'}}]},
+    {"tool_calls": [{"index": 0, "function": {"arguments": " 7}"}}]},
+]
+
+
+@pytest.fixture
+def files(tmp_path):
+    """Options that name a schema and tools."""
+    (tmp_path / "schema.json").write_text(json.dumps(SCHEMA))
+    (tmp_path / "tools.json").write_text(json.dumps([TOOL]))
+    return ["--json-schema", tmp_path / "schema.json"], ["--tools", tmp_path / "tools.json"]
+
+
+def test_a_schema_is_sent_with_either_endpoint(baton, server, files):
+    schema, tools = files
+    assert baton("generate", "x", *schema).exit_code == 0
+    assert baton("generate", "x", *schema, *tools).exit_code == 0
+    form = {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA, "strict": True}}
+    assert [request["response_format"] for request in server.requests] == [form, form]
+
+
+def test_a_wrong_schema_is_wrong_usage(baton, server, tmp_path):
+    for text in ("[]", "{"):
+        (tmp_path / "schema.json").write_text(text)
+        result = baton("generate", "x", "--json-schema", tmp_path / "schema.json")
+        assert (result.exit_code, server.requests) == (2, [])
+        assert "--json-schema" in result.stderr
+
+
+@pytest.mark.parametrize("options", [[], ["--no-stream"]], ids=str)
+def test_tools_make_it_a_chat_whose_calls_are_lines(baton, server, files, options):
+    server.deltas.append(CALLING)
+    result = baton("generate", "x", *files[1], *options)
+    assert (result.exit_code, result.stdout) == (0, "look(at=7)\n")
+    assert server.requests[0]["path"] == "/v1/chat/completions"
+    assert server.requests[0]["messages"] == [{"role": "user", "content": "x"}]
+    assert server.requests[0]["tools"] == [TOOL]
+
+
+def test_calls_in_json(baton, server, files):
+    server.deltas.append(CALLING)
+    (choice,) = json.loads(baton("generate", "x", *files[1], "--json").stdout)["choices"]
+    assert (choice["text"], choice["finish_reason"], choice["reasoning_content"]) == ("", "tool_calls", "Hm.")
+    assert [call["function"] for call in choice["tool_calls"]] == [{"name": "look", "arguments": '{"at": 7}'}]
+
+
+def test_logprobs_are_a_line_for_each_token(baton, server):
+    server.logprobs = True
+    rows = """\
+"w0 "             -0.5000   60.7%  "x" -0.2500, "w0 " -0.5000
+"w1 "             -1.5000   22.3%  "x" -0.2500, "w1 " -1.5000
+"""
+    result = baton("generate", "x", "--max-tokens", 2, "--logprobs", 1)
+    assert (result.exit_code, result.stdout) == (0, rows)
+    assert server.requests[0]["logprobs"] == 1
+    assert baton("generate", "x", "--max-tokens", 2, "--logprobs", 1, "--no-stream").stdout == rows
+    (choice,) = json.loads(baton("generate", "x", "--max-tokens", 2, "--logprobs", 1, "--json").stdout)["choices"]
+    assert (choice["text"], choice["logprobs"]["token_logprobs"]) == ("w0 w1 ", [-0.5, -1.5])
+
+
+def test_logprobs_of_chats(baton, server, files):
+    server.logprobs = True
+    result = baton("generate", "x", "--max-tokens", 1, "--logprobs", 0, *files[1])
+    assert result.stdout == '"w0 "             -0.5000   60.7%\n'
+    assert (server.requests[0]["logprobs"], server.requests[0]["top_logprobs"]) == (True, 0)
+
+
+@pytest.mark.parametrize(
+    ("logprobs", "row"),
+    [
+        ({"tokens": ["a"], "token_logprobs": [None], "top_logprobs": [None]}, '"a"'),
+        ({"tokens": ["a"], "token_logprobs": [-9999.0], "top_logprobs": None}, '"a"                  -inf    0.0%'),
+    ],
+)
+def test_tokens_without_a_number(logprobs, row):
+    assert [str(each) for each in token_rows(logprobs)] == [row]
+
+
 def test_silence_is_a_failure(baton, server):
     server.delay_s = 5
     result = baton("generate", "x", "--timeout", 0.2)
     assert result.exit_code == 1
     assert "--timeout" in result.stderr
+
+
+def test_a_silent_stream_that_sends_comments_is_alive(baton, server):
+    server.token_delay_s, server.comment_interval_s = 0.5, 0.05
+    result = baton("generate", "x", "--timeout", 0.25, "--max-tokens", 1)
+    assert (result.exit_code, result.stdout, result.stderr) == (0, "w0 \n", "")
 
 
 def test_an_error_without_json_shows_the_text(baton, server):

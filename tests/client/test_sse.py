@@ -9,7 +9,7 @@ from scheduler_svc.client.http.sse import Event, EventParser
 
 STREAM = (
     'data: {"text":"a\u2028b\x85c ü"}\r\n\r\n: a comment\nid: 1-2\ndata:{"n":1}\n\n'
-    "event: x\ndata: two\ndata: lines\nid: 3\n\n\n\ndata: [DONE]\n\n"
+    ": keep-alive\n\nevent: x\ndata: two\ndata: lines\nid: 3\n\n\n: keep-alive\n\ndata: [DONE]\n\n"
 ).encode()
 EVENTS = [
     Event('{"text":"a\u2028b\x85c ü"}'.encode(), b""),

@@ -6,13 +6,17 @@ import socket
 import subprocess
 import sys
 import urllib.request
+from itertools import pairwise
 
 import pytest
 from click.testing import CliRunner
 
+from executor_svc.__main__ import main as executor_command
+from scheduler_svc.__main__ import main as scheduler_command
 from scheduler_svc.client.cli import main
-from scheduler_svc.client.commands import up
+from scheduler_svc.client.commands import executor_options, up
 from scheduler_svc.client.processes.local_fleet import free_ports
+from scheduler_svc.frontend_options import FrontendOptions
 from tests.support.eventually import eventually
 from tests.support.processes import is_running
 
@@ -22,7 +26,7 @@ from tests.client.fleets import fake_spec
 from scheduler_svc.client.cli import main
 from scheduler_svc.client.commands import up
 run = up.run_until_stopped
-up.run_until_stopped = lambda spec, log_dir: run(fake_spec({changes}), log_dir)
+up.run_until_stopped = lambda spec, log_dir, welcome: run(fake_spec({changes}), log_dir, welcome)
 main(["up", *sys.argv[1:]])
 """
 
@@ -59,22 +63,36 @@ def read_until(stream, text):
     return "".join(lines)
 
 
-def test_options_reach_the_services(monkeypatch, tmp_path):
-    specs = []
-    monkeypatch.setattr(up, "run_until_stopped", lambda spec, log_dir: specs.append((spec, log_dir)))
-    limits = "--dtype bfloat16 --block-size 32 --num-blocks 99 --max-num-seqs 8 --max-batch-tokens 512"
-    log_dir = tmp_path / "new" / "logs"
-    result = CliRunner().invoke(
-        main, ["up", *ports(), "--executors", "2", "--threads", "3", *limits.split(), "--log-dir", str(log_dir)]
-    )
+@pytest.fixture
+def specs(monkeypatch):
+    """What `baton up` would have started: FleetSpec, folder of logs, Welcome."""
+    started = []
+    monkeypatch.setattr(up, "run_until_stopped", lambda *what: started.append(what))
+    return started
+
+
+def run_up(*arguments):
+    result = CliRunner().invoke(main, ["up", *ports(), *arguments], env={"BATON_API_KEYS": None})
     assert result.exit_code == 0, result.output
-    ((spec, used_log_dir),) = specs
-    assert (spec.model, spec.executors, used_log_dir) == (None, 2, log_dir)
+
+
+def test_options_reach_the_executors(specs, tmp_path):
+    limits = "--dtype bfloat16 --block-size 32 --num-blocks 99 --max-num-seqs 8 --max-batch-tokens 512"
+    limits += " --quantization int8 --max-model-len 4096 --device cuda --attention triton --kv-cache-memory 2.5"
+    limits += " --gpu-memory-utilization 0.5"
+    log_dir = tmp_path / "new" / "logs"
+    run_up("--executors", "2", "--threads", "3", "--enforce-eager", *limits.split(), "--log-dir", str(log_dir))
+    ((spec, used_log_dir, _),) = specs
+    assert (spec.model, spec.executors, spec.ranks, used_log_dir) == (None, 2, 1, log_dir)
     assert log_dir.is_dir()
-    words = " ".join(spec.executor_options)
-    assert words.startswith("--threads 3 ")
-    assert all(f"{option} {value}" in words for option, value in zip(*[iter(limits.split())] * 2, strict=True))
-    assert spec.scheduler_options == ()
+    words = list(spec.executor_options)
+    assert words[:2] == ["--threads", "3"]
+    assert "--enforce-eager" in words
+    given = dict(zip(*[iter(limits.split())] * 2, strict=True))
+    assert given.items() <= dict(pairwise(words)).items()
+    assert spec.scheduler_options == tuple(FrontendOptions().arguments())
+    executor = executor_command.make_context("baton-executor", spec.command("executor-0")[3:])
+    assert executor.params["max_model_len"] == 4096, "the executor knows each of them by this name"
 
 
 @pytest.mark.parametrize(
@@ -83,14 +101,37 @@ def test_options_reach_the_services(monkeypatch, tmp_path):
         ("--log-level debug --log-format json", "--log-level debug --log-format json", True),
         ("--journal /some/file", "--journal /some/file", False),
         ("--no-journal", "--no-journal", False),
+        (f"--api-keys {__file__}", f"--api-keys {__file__}", False),
     ],
 )
-def test_options_for_the_scheduler(monkeypatch, arguments, scheduler, executor):
-    specs = []
-    monkeypatch.setattr(up, "run_until_stopped", lambda spec, _log_dir: specs.append(spec))
-    assert CliRunner().invoke(main, ["up", *ports(), "--threads", "1", *arguments.split()]).exit_code == 0
-    assert " ".join(specs[0].scheduler_options) == scheduler
-    assert " ".join(specs[0].executor_options) == "--threads 1" + executor * f" {scheduler}"
+def test_options_for_the_scheduler(specs, arguments, scheduler, executor):
+    run_up("--threads", "1", *arguments.split())
+    ((spec, _, _),) = specs
+    shared = " ".join(FrontendOptions().arguments())
+    assert " ".join(spec.scheduler_options) == f"{shared} {scheduler}"
+    assert " ".join(spec.executor_options) == "--threads 1" + executor * f" {scheduler}"
+
+
+def test_options_of_frontends(specs):
+    arguments = "--served-model-name a --served-model-name b --tool-parser json --reasoning-parser none --openapi"
+    run_up(*arguments.split())
+    ((spec, _, welcome),) = specs
+    asked = FrontendOptions(served_model_name=("a", "b"), tool_parser="json", reasoning_parser="none", openapi=True)
+    assert spec.scheduler_options == tuple(asked.arguments())
+    scheduler = scheduler_command.make_context("baton-scheduler", spec.command("scheduler")[3:])
+    assert scheduler.params["tool_parser"] == "json"
+    assert welcome == up.Welcome("a", is_demo=True, needs_key=False)
+
+
+def test_an_executor_of_several_ranks_is_started_by_torchrun(specs, monkeypatch):
+    monkeypatch.setattr(executor_options, "num_cpus", lambda: 8)
+    run_up("--tensor-parallel-size", "2", "--executors", "2")
+    ((spec, _, _),) = specs
+    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "executor_svc"]
+    command = spec.command("executor-1")
+    assert command[: len(start)] == start
+    assert command[-2:] == ["--threads", "2"], "of each rank"
+    assert "torch.distributed.run" not in spec.command("scheduler")
 
 
 def test_a_journal_and_none_is_wrong_usage():
@@ -98,13 +139,12 @@ def test_a_journal_and_none_is_wrong_usage():
     assert result.exit_code == 2
 
 
-def test_threads_default_to_a_share_of_the_cpus(monkeypatch):
-    specs = []
-    monkeypatch.setattr(up, "run_until_stopped", lambda spec, _log_dir: specs.append(spec))
-    monkeypatch.setattr(up, "_num_cpus", lambda: 8)
+def test_threads_default_to_a_share_of_the_cpus(specs, monkeypatch):
+    monkeypatch.setattr(executor_options, "num_cpus", lambda: 8)
     for executors in ("3", "16", "0"):
-        assert CliRunner().invoke(main, ["up", *ports(), "--executors", executors]).exit_code == 0
-    assert [spec.executor_options for spec in specs] == [("--threads", "2"), ("--threads", "1"), ("--threads", "8")]
+        run_up("--executors", executors)
+    words = [spec.executor_options for spec, _, _ in specs]
+    assert words == [("--threads", "2"), ("--threads", "1"), ("--threads", "8")]
 
 
 def test_a_taken_port_is_one_clear_line():
@@ -135,6 +175,17 @@ def test_announces_itself_and_stops_in_order(start_up, number):
     assert not any(map(is_running, pids))
     log += process.stderr.read()
     assert log.rindex("executor stops") < log.rindex("scheduler stops")
+
+
+@pytest.mark.timeout(30)
+def test_with_keys_it_is_ready_without_one_and_says_that_clients_need_one(start_up, tmp_path):
+    keys = tmp_path / "api-keys.json"
+    keys.touch()
+    process = start_up("--api-keys", str(keys), "--served-model-name", "mine")
+    banner = read_until(process.stdout, "curl")
+    assert "model      mine" in banner
+    assert '"model": "mine"' in banner
+    assert banner.count(" --api-key KEY") == banner.count("Authorization: Bearer KEY") == 1
 
 
 @pytest.mark.timeout(30)

@@ -20,6 +20,8 @@ from tests.executor.conftest import Make
 from tests.executor.harness import Pool, Row, make_plan
 from tests.executor.test_process import Scheduler, tokens_of
 from tests.support.checkpoints import reference_greedy
+from tests.support.eventually import eventually
+from tests.support.processes import is_running
 
 RANKS = 2
 BLOCK_SIZE = 16
@@ -66,6 +68,15 @@ def test_two_ranks_are_one_executor_and_leave_together(group: Scheduler, checkpo
     group.expect(m.Leaving, beat=1)
     group.send(m.EpochOver(epoch=1, reason="left"))
     assert group.exit_code(30) == 0
+
+
+@pytest.mark.slow
+def test_ranks_do_not_outlive_torchrun(group: Scheduler) -> None:
+    group.join()
+    ranks = ranks_of(group)
+    assert len(ranks) == RANKS
+    group.process.kill()
+    eventually(lambda: not any(map(is_running, ranks)))
 
 
 @pytest.mark.parametrize("rank", [0, *(pytest.param(rank, marks=pytest.mark.slow) for rank in range(1, RANKS))])

@@ -35,7 +35,7 @@ def command(*, executor: str, finish: bool, wait: bool, timeout_s: float, servic
       baton drain executor-0
     """
     with connect(replace(service, timeout_s=STATUS_TIMEOUT_S)) as api:
-        before = api.status()
+        before = api.status_for_operator()
         epoch = api.drain(executor, finish=finish)
         status = next((status for status in before.executors if status.epoch == epoch), None)
         name = f"{status.executor if status else executor} (epoch {epoch})"

@@ -2,25 +2,35 @@
 
 import contextlib
 import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from scheduler_svc.client.errors import EXIT_CODES_HELP
 from scheduler_svc.client.http.connect import connect
-from scheduler_svc.client.options import model_option, resuming_service_options, sampling_options
-from scheduler_svc.client.output import AnswerTimer, say, write_text
+from scheduler_svc.client.options import (
+    json_schema_option,
+    model_option,
+    resuming_service_options,
+    sampling_options,
+    tools_option,
+)
+from scheduler_svc.client.output import AnswerTimer
 from scheduler_svc.client.service_address import ServiceAddress
 
 if TYPE_CHECKING:
     from scheduler_svc.client.http.api import Api, Json
 
-_PATH = "/v1/completions"
-
 
 @click.command(epilog=EXIT_CODES_HELP)
 @click.argument("prompt", required=False)
-@sampling_options
+@sampling_options(default_max_tokens=256)
+@json_schema_option
+@tools_option
+@click.option("--logprobs", type=click.IntRange(0, 20), metavar="N", help="Write a line for each token: its "
+              "log-probability, its probability, and the N likeliest tokens in its place.")  # fmt: skip
 @click.option("--n", default=1, show_default=True, type=click.IntRange(min=1), help="How many answers.")
 @click.option("--stream/--no-stream", default=True, show_default=True, help="Write the text as it comes.")
 @click.option("--json", "as_json", is_flag=True, help="Write one JSON object: text, choices, usage.")
@@ -30,6 +40,9 @@ def command(
     *,
     prompt: str | None,
     sampling: dict[str, Any],
+    schema_file: Path | None,
+    tools_file: Path | None,
+    logprobs: int | None,
     n: int,
     stream: bool,
     as_json: bool,
@@ -38,51 +51,48 @@ def command(
 ) -> None:
     """Continue a prompt.
 
-    PROMPT is read from stdin if it is missing or `-`.
+    PROMPT is read from stdin if it is missing or `-`. With --tools it is not continued, but sent as the message of a
+    user: only chats know tools. Calls of tools are written as a line each, and with --json as `tool_calls`.
 
     \b
     Example:
       baton generate "ROMEO:" --max-tokens 100 --temperature 0.8 --seed 7
     """
+    from scheduler_svc.client.generate.question import Question  # noqa: PLC0415  (none of these is needed for --help)
+    from scheduler_svc.client.generate.show import as_json as written_as_json  # noqa: PLC0415
+    from scheduler_svc.client.generate.show import show_choices  # noqa: PLC0415
+    from scheduler_svc.client.request_files import read_schema, read_tools  # noqa: PLC0415
+
+    tools = None if tools_file is None else read_tools(tools_file)
+    schema = None if schema_file is None else read_schema(schema_file)
     if prompt is None and sys.stdin.isatty():
         raise click.UsageError("no PROMPT; give one, or pipe one in")
     if prompt in (None, "-"):
         prompt = sys.stdin.read()
+    question = Question(prompt, tools, schema, logprobs)
     with connect(service) as api:
-        body = {"model": api.model_name(model), "prompt": prompt, "n": n, **sampling}
+        body = {"model": api.model_name(model), "n": n, **question.body(), **sampling}
         if stream and n == 1 and not as_json:
-            _stream(api, body)
+            _stream(api, question.path, body, as_rows=logprobs is not None)
             return
-        answer = api.complete(_PATH, body)
+        answer = api.complete(question.path, body)
     if as_json:
-        click.echo(_as_json(answer))
+        click.echo(written_as_json(answer))
     else:
-        _show_all(answer["choices"])
+        show_choices(answer["choices"], as_rows=logprobs is not None)
 
 
-def _stream(api: "Api", body: "Json") -> None:
+def _stream(api: "Api", path: str, body: "Json", *, as_rows: bool) -> None:
+    """Show the only choice of an answer while it comes."""
+    from scheduler_svc.client.generate.show import show_choice  # noqa: PLC0415  (not for --help)
+
     timer = AnswerTimer()
-    with contextlib.closing(api.stream(_PATH, body)) as events:
+
+    def chunks(events: Iterable["Json"]) -> Iterator["Json"]:
         for event in events:
             timer.see(event)
-            for choice in event["choices"]:
-                write_text(choice["text"])
-    write_text("\n")
+            yield from event["choices"]
+
+    with contextlib.closing(api.stream(path, body)) as events:
+        show_choice(chunks(events), as_rows=as_rows)
     timer.report()
-
-
-def _show_all(choices: "list[Json]") -> None:
-    """Write all answers to stdout, and their numbers to stderr."""
-    for choice in choices:
-        if len(choices) > 1:
-            say(f"── answer {choice['index'] + 1} of {len(choices)} ──", dim=True)
-        write_text(choice["text"] + "\n")
-
-
-def _as_json(answer: "Json") -> str:
-    """The answer as one line of JSON: the first choice's `text`, then all fields that a script may need."""
-    import msgspec  # noqa: PLC0415  (not needed for --help)
-
-    choices = [{key: choice.get(key) for key in ("index", "text", "finish_reason")} for choice in answer["choices"]]
-    kept = {key: answer.get(key) for key in ("id", "model", "system_fingerprint", "usage")}
-    return msgspec.json.encode({"text": choices[0]["text"], "choices": choices, **kept}).decode()

@@ -90,7 +90,7 @@ def command(
         fingerprint=expect_fingerprint,
     )
     with connect(replace(service, timeout_s=STATUS_TIMEOUT_S)) as api:
-        rollout = Rollout(api.status(), names, settings, time.monotonic())
+        rollout = Rollout(api.status_for_operator(), names, settings, time.monotonic())
         _check_targets(rollout, names)
         try:
             _run(api, rollout, launcher, finish=finish)

@@ -6,36 +6,50 @@ import signal
 import socket
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
 import click
 
 from common.model_files import model_name
+from scheduler_svc.client.commands.executor_options import ExecutorChoices, executor_options
 from scheduler_svc.client.errors import EXIT_CODES_HELP, FleetMisconfigured
 from scheduler_svc.client.processes.local_fleet import SCHEDULER, FleetSpec, LocalFleet
 from scheduler_svc.client.processes.supervisor import Supervisor
+from scheduler_svc.client.processes.words import words
 from scheduler_svc.client.service_address import DEFAULT_URL
+from scheduler_svc.frontend_options import FrontendOptions, frontend_options
 
 _POLL_INTERVAL_S = 0.2
 
 
-@click.command(epilog=EXIT_CODES_HELP)
+@dataclass(frozen=True)
+class Welcome:
+    """What the lines say that greet the user.
+
+    Attributes:
+        model: name that clients ask for.
+        is_demo: whether this is the model inside Baton.
+        needs_key: whether clients need an API key.
+    """
+
+    model: str
+    is_demo: bool
+    needs_key: bool
+
+
+@click.command(epilog=EXIT_CODES_HELP, context_settings={"show_default": True})
 @click.option("--model", help="Folder or hub id (Qwen/Qwen3-0.6B). Default: the small demo model inside Baton.")
+@frontend_options
 @click.option("--host", default="127.0.0.1", show_default=True, help="Where to serve HTTP.")
 @click.option("--port", default=8000, show_default=True, type=click.IntRange(1, 65535), help="Where to serve HTTP.")
+@click.option("--api-keys", type=click.Path(exists=True, dir_okay=False, path_type=Path), envvar="BATON_API_KEYS_FILE",
+              show_envvar=True, help="File of the API keys that clients need (baton keys api).")  # fmt: skip
 @click.option(
     "--executor-port", default=5555, show_default=True, type=click.IntRange(1, 65535), help="Where executors connect."
 )
-@click.option("--executors", default=1, show_default=True, type=click.IntRange(min=0), help="How many to start.")
-@click.option("--dtype", help="Type of weights and KV cache, for example bfloat16.")
-@click.option("--block-size", type=click.IntRange(min=1), help="Tokens in a KV block.")
-@click.option("--num-blocks", type=click.IntRange(min=1), help="KV blocks of each executor.")
-@click.option(
-    "--threads", type=click.IntRange(min=1), help="CPU threads of each executor. Default: its share of the CPUs."
-)
-@click.option("--max-num-seqs", type=click.IntRange(min=1), help="Sequences an executor runs at once.")
-@click.option("--max-batch-tokens", type=click.IntRange(min=1), help="Tokens an executor computes in a step.")
+@executor_options
 @click.option(
     "--journal",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -52,22 +66,23 @@ _POLL_INTERVAL_S = 0.2
 def command(
     *,
     model: str | None,
+    frontend: FrontendOptions,
     host: str,
     port: int,
+    api_keys: Path | None,
     executor_port: int,
-    executors: int,
-    threads: int | None,
+    executors: ExecutorChoices,
     journal: Path | None,
     no_journal: bool,
     log_level: str | None,
     log_format: str | None,
     log_dir: Path | None,
-    **executor_limits: str | int | None,
 ) -> None:
     """Run the scheduler and executors on this machine.
 
     A service that dies is started again, and answers in progress go on. Ctrl-C or SIGTERM stops everything in order:
-    executors first, then the scheduler, each with SIGTERM and 10 seconds (a second Ctrl-C: at once).
+    executors first, then the scheduler, each with SIGTERM and 10 seconds (a second Ctrl-C: at once). Options without a
+    default here have that of `baton-scheduler` and `baton-executor`, whose --help says more.
 
     \b
     Example:
@@ -75,25 +90,31 @@ def command(
     """
     if journal is not None and no_journal:
         raise click.UsageError("--journal and --no-journal contradict each other")
-    threads = threads or max(1, _num_cpus() // max(1, executors))
-    logs = {"log_level": log_level, "log_format": log_format}
+    logs = words(log_level=log_level, log_format=log_format)
+    kept = (*words(api_keys=api_keys, journal=journal), *(("--no-journal",) if no_journal else ()))
     spec = FleetSpec(
         model=model,
         host=host,
         port=port,
         executor_port=executor_port,
-        executors=executors,
-        scheduler_options=(*_words(journal=journal, **logs), *(("--no-journal",) if no_journal else ())),
-        executor_options=_words(threads=threads, **logs, **executor_limits),
+        executors=executors.count,
+        ranks=executors.ranks,
+        scheduler_options=(*frontend.arguments(), *kept, *logs),
+        executor_options=(*executors.all_arguments(), *logs),
     )
     _require_free(host, port, "--port")
     _require_free("127.0.0.1", executor_port, "--executor-port")
     if log_dir is not None:
         log_dir.mkdir(parents=True, exist_ok=True)
-    run_until_stopped(spec, log_dir)
+    welcome = Welcome(
+        model=(*frontend.served_model_name, model_name(model))[0],
+        is_demo=model is None,
+        needs_key=api_keys is not None or bool(os.environ.get("BATON_API_KEYS")),
+    )
+    run_until_stopped(spec, log_dir, welcome)
 
 
-def run_until_stopped(spec: FleetSpec, log_dir: Path | None = None) -> None:
+def run_until_stopped(spec: FleetSpec, log_dir: Path | None, welcome: Welcome) -> None:
     """Start the fleet, supervise it, and stop it in order at SIGINT, SIGTERM or SIGHUP.
 
     Raises:
@@ -106,7 +127,7 @@ def run_until_stopped(spec: FleetSpec, log_dir: Path | None = None) -> None:
         announced = False
         while not stop.wait(_POLL_INTERVAL_S):
             if supervisor.poll() and not announced:
-                click.echo(_banner(fleet))
+                click.echo(_banner(fleet, welcome))
                 announced = True
         _say("stopping the executors, then the scheduler")
 
@@ -130,22 +151,25 @@ def _stop_signals() -> Iterator[threading.Event]:
             signal.signal(number, handler)
 
 
-def _banner(fleet: LocalFleet) -> str:
+def _banner(fleet: LocalFleet, welcome: Welcome) -> str:
     spec, pids = fleet.spec, fleet.pids
-    name = model_name(spec.model)
-    about = "" if spec.model else " (the small demo model inside Baton; --model takes another)"
+    about = " (the small demo model inside Baton; --model takes another)" if welcome.is_demo else ""
     executors = ", ".join(f"{child} (pid {pid})" for child, pid in pids.items() if child != SCHEDULER)
-    url_option = "" if spec.url == DEFAULT_URL else f" --url {spec.url}"
-    body = f'{{"model": "{name}", "prompt": "ROMEO:", "max_tokens": 64}}'
+    options = "" if spec.url == DEFAULT_URL else f" --url {spec.url}"
+    headers = "-H 'Content-Type: application/json'"
+    if welcome.needs_key:
+        options += " --api-key KEY"
+        headers += " -H 'Authorization: Bearer KEY'"
+    body = f'{{"model": "{welcome.model}", "prompt": "ROMEO:", "max_tokens": 64}}'
     return f"""
 Baton is ready at {spec.url}
-  model      {name}{about}
+  model      {welcome.model}{about}
   scheduler  pid {pids.get(SCHEDULER, "-")}
   executors  {executors or "none yet"}
 
 Try, in another terminal:
-  baton generate "ROMEO:" --max-tokens 64{url_option}
-  curl {spec.url}/v1/completions -H 'Content-Type: application/json' -d '{body}'
+  baton generate "ROMEO:" --max-tokens 64{options}
+  curl {spec.url}/v1/completions {headers} -d '{body}'
 """
 
 
@@ -156,17 +180,6 @@ def _require_free(host: str, port: int, option: str) -> None:
         socket.create_server((host, port), family=family).close()
     except OSError as error:
         raise FleetMisconfigured(f"cannot listen on {host} port {port} ({error.strerror}); see {option}") from error
-
-
-def _words(**options: str | int | Path | None) -> tuple[str, ...]:
-    """Command-line words for the options that have a value; the services know the defaults of the others."""
-    given = {name: str(value) for name, value in options.items() if value is not None}
-    return tuple(word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", value))
-
-
-def _num_cpus() -> int:
-    """CPUs this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _say(line: str) -> None:

@@ -77,6 +77,16 @@ class Api:
         except msgspec.MsgspecError as error:
             raise RequestFailed(f"this is no status report of Baton, or one of another version: {error}") from error
 
+    def status_for_operator(self) -> StatusReport:
+        """The report, for a command that needs an operator's key: a refusal names that kind of key."""
+        try:
+            return self.status()
+        except RequestFailed as error:
+            if error.status == http.HTTPStatus.FORBIDDEN:
+                message = "this command needs an API key that was made with `baton keys api NAME --admin` (HTTP 403)"
+                raise RequestFailed(message, status=error.status, code=error.code) from error
+            raise
+
     def status_unless_away(self) -> StatusReport | None:
         """The report, or None while the service does not answer, as in a restart."""
         try:
@@ -232,7 +242,8 @@ def failure(status: int, body: bytes) -> RequestFailed:
     except (msgspec.DecodeError, UnicodeDecodeError):
         answer = body[:_MAX_ERROR_BYTES].decode(errors="replace").strip() or httpx.codes.get_reason_phrase(status)
     kind = ServiceNotReady if status == http.HTTPStatus.SERVICE_UNAVAILABLE else RequestFailed
-    return kind(f"{error_message(answer)} (HTTP {status})", status=status, code=error_code(answer))
+    hint = "; name an API key by --api-key or BATON_API_KEY" if status == http.HTTPStatus.UNAUTHORIZED else ""
+    return kind(f"{error_message(answer)} (HTTP {status}){hint}", status=status, code=error_code(answer))
 
 
 def error_message(answer: Any) -> str:

@@ -3,6 +3,8 @@
 from collections import defaultdict
 from typing import Any
 
+from scheduler_svc.client.http.growing_message import GrowingMessage
+
 Json = dict[str, Any]
 
 
@@ -13,6 +15,7 @@ class WholeAnswer:
         self._last_event: Json = {}
         self._last_chunks: dict[int, Json] = {}
         self._texts: defaultdict[int, list[str]] = defaultdict(list)
+        self._messages: defaultdict[int, GrowingMessage] = defaultdict(GrowingMessage)
         self._logprobs: dict[int, Json] = {}
 
     def add(self, event: Json) -> None:
@@ -21,7 +24,10 @@ class WholeAnswer:
         for chunk in event["choices"]:
             index = chunk["index"]
             self._last_chunks[index] = chunk
-            self._texts[index].append(chunk["text"] if "text" in chunk else chunk["delta"].get("content") or "")
+            if "text" in chunk:
+                self._texts[index].append(chunk["text"])
+            else:
+                self._messages[index].add(chunk["delta"])
             if chunk.get("logprobs"):
                 _extend(self._logprobs.setdefault(index, {}), chunk["logprobs"])
 
@@ -32,14 +38,12 @@ class WholeAnswer:
         return {**self._last_event, "object": kind, "choices": choices}
 
     def _choice(self, index: int) -> Json:
-        chunk = self._last_chunks[index]
-        text, logprobs = "".join(self._texts[index]), self._logprobs.get(index)
+        chunk, logprobs = self._last_chunks[index], self._logprobs.get(index)
         if "text" in chunk:
-            return {**chunk, "text": text, "logprobs": logprobs}
-        message = {"content": text, "role": "assistant", "refusal": None}
+            return {**chunk, "text": "".join(self._texts[index]), "logprobs": logprobs}
         return {
             "index": index,
-            "message": message,
+            "message": self._messages[index].json(),
             "finish_reason": chunk.get("finish_reason"),
             "logprobs": logprobs,
         }

@@ -32,6 +32,7 @@ class FleetSpec:
         host, port: where the scheduler serves HTTP.
         executor_port: port on loopback where executors connect.
         executors: how many `LocalFleet.start` starts.
+        ranks: processes of each executor; torchrun starts them if there is more than one.
         scheduler_options, executor_options: further command-line options. A scheduler keeps its journal in the user's
             state folder unless `--journal` names another place; a fleet that must leave no file behind names one.
         scheduler_command, executor_command: the programs; tests replace them.
@@ -42,6 +43,7 @@ class FleetSpec:
     port: int = 8000
     executor_port: int = 5555
     executors: int = 1
+    ranks: int = 1
     scheduler_options: tuple[str, ...] = ()
     executor_options: tuple[str, ...] = ()
     scheduler_command: tuple[str, ...] = (sys.executable, "-m", "scheduler_svc")
@@ -65,7 +67,10 @@ class FleetSpec:
         if name == SCHEDULER:
             listen = ["--host", self.host, "--port", str(self.port), "--executor-endpoint", endpoint]
             return [*self.scheduler_command, *model, *listen, *self.scheduler_options]
-        return [*self.executor_command, *model, "--scheduler", endpoint, "--name", name, *self.executor_options]
+        python, *program = self.executor_command
+        torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={self.ranks}"]
+        start = [python, *(torchrun if self.ranks > 1 else ()), *program]
+        return [*start, *model, "--scheduler", endpoint, "--name", name, *self.executor_options]
 
 
 def executor_name(index: int) -> str:

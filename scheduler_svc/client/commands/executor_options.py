@@ -1,0 +1,79 @@
+"""Options of executors, with the names and meanings that baton-executor gives them, for a command that starts some."""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any
+
+import click
+
+from scheduler_svc.client.processes.words import words
+
+_PASSED_ON = (  # to baton-executor, by the same name
+    *("dtype", "quantization", "device", "attention", "max_model_len"),
+    *("block_size", "num_blocks", "kv_cache_memory", "gpu_memory_utilization", "max_num_seqs", "max_batch_tokens"),
+)
+
+
+@dataclass(frozen=True)
+class ExecutorChoices:
+    """The executors that a command starts.
+
+    Attributes:
+        count: how many.
+        ranks: processes of each, which share its model.
+        threads: of each rank; None is a share of the CPUs.
+        arguments: of baton-executor, without the threads.
+    """
+
+    count: int
+    ranks: int
+    threads: int | None
+    arguments: tuple[str, ...]
+
+    def all_arguments(self) -> tuple[str, ...]:
+        """`arguments`, and the threads."""
+        share = max(1, num_cpus() // max(1, self.count * self.ranks))
+        return (*words(threads=self.threads or share), *self.arguments)
+
+
+def executor_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options; the command gets them as `executors`."""
+    count = click.IntRange(min=1)
+
+    @click.option("--executors", "num_executors", default=1, show_default=True, type=click.IntRange(min=0),
+                  help="How many to start.")  # fmt: skip
+    @click.option("--tensor-parallel-size", "ranks", default=1, show_default=True, type=count,
+                  help="Processes (GPUs) of each executor, which share its model.")  # fmt: skip
+    @click.option("--dtype", type=click.Choice(["auto", "float32", "bfloat16", "float16"]),
+                  help="Of weights, activations and KV cache.")  # fmt: skip
+    @click.option("--quantization", type=click.Choice(["none", "int8"]),
+                  help="Of linear layers; int8 is for a CPU and bfloat16.")  # fmt: skip
+    @click.option("--max-model-len", type=count, help="Tokens of a sequence, prompt and answer.")
+    @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), help="What executors compute on.")
+    @click.option("--attention", type=click.Choice(["auto", "flash_attn", "triton"]), help="Kernels on a GPU.")
+    @click.option("--gpu-memory-utilization", type=click.FloatRange(0, 1, min_open=True),
+                  help="Share of a GPU's memory for an executor.")  # fmt: skip
+    @click.option("--enforce-eager", is_flag=True, help="On a GPU: no CUDA graphs.")
+    @click.option("--kv-cache-memory", type=click.FloatRange(0, min_open=True), metavar="GIB",
+                  help="Memory for KV blocks of an executor.")  # fmt: skip
+    @click.option("--num-blocks", type=count, help="KV blocks of each executor.")
+    @click.option("--block-size", type=count, help="Tokens in a KV block.")
+    @click.option("--max-num-seqs", type=count, help="Sequences an executor runs at once.")
+    @click.option("--max-batch-tokens", type=count, help="Tokens an executor computes in a step.")
+    @click.option("--threads", type=count, help="CPU threads of each executor's process. Default: its share.")
+    @wraps(command)
+    def with_executors(
+        num_executors: int, ranks: int, threads: int | None, *, enforce_eager: bool, **options: Any
+    ) -> Any:
+        given = words(**{name: options.pop(name) for name in _PASSED_ON})
+        arguments = (*given, *(("--enforce-eager",) if enforce_eager else ()))
+        return command(executors=ExecutorChoices(num_executors, ranks, threads, arguments), **options)
+
+    return with_executors
+
+
+def num_cpus() -> int:
+    """CPUs this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

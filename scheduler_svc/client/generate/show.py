@@ -1,0 +1,69 @@
+"""How `baton generate` writes answers: text, calls of tools, rows of tokens, or one JSON object."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from scheduler_svc.client.chat.view import AnswerView
+from scheduler_svc.client.generate.token_rows import token_rows
+from scheduler_svc.client.http.growing_message import GrowingMessage
+from scheduler_svc.client.output import say, write_text
+
+Json = dict[str, Any]
+
+_OF_CHATS = ("tool_calls", "reasoning_content")
+
+
+def show_choice(chunks: Iterable[Json], *, as_rows: bool) -> None:
+    """Write one choice to stdout while it comes.
+
+    Args:
+        chunks: of a completion or of a chat; a whole choice is one chunk.
+        as_rows: write its log-probabilities, a line for each token, and not its text.
+    """
+    if as_rows:
+        for chunk in chunks:
+            for row in token_rows(chunk.get("logprobs")):
+                write_text(f"{row}\n")
+        return
+    view, message = AnswerView(shows_thought=False), GrowingMessage()
+    try:
+        for chunk in chunks:
+            delta = {"content": chunk["text"]} if "text" in chunk else chunk.get("delta") or _as_delta(chunk["message"])
+            message.add(delta)
+            view.add(delta)
+    finally:
+        view.stop_thinking()
+    view.end(message.calls)
+
+
+def show_choices(choices: list[Json], *, as_rows: bool) -> None:
+    """Write whole choices to stdout, and their numbers to stderr."""
+    for choice in choices:
+        if len(choices) > 1:
+            say(f"── answer {choice['index'] + 1} of {len(choices)} ──", dim=True)
+        show_choice([choice], as_rows=as_rows)
+
+
+def as_json(answer: Json) -> str:
+    """The answer as one line of JSON: the first choice's `text`, then all fields that a script may need."""
+    choices = [_choice(choice) for choice in answer["choices"]]
+    kept = {key: answer.get(key) for key in ("id", "model", "system_fingerprint", "usage")}
+    return msgspec.json.encode({"text": choices[0]["text"], "choices": choices, **kept}).decode()
+
+
+def _choice(choice: Json) -> Json:
+    """A choice of either endpoint, with what it has beyond its text."""
+    message = choice.get("message") or {}
+    text = choice["text"] if "text" in choice else message.get("content") or ""
+    extra = {key: message[key] for key in _OF_CHATS if message.get(key)}
+    if choice.get("logprobs"):
+        extra["logprobs"] = choice["logprobs"]
+    return {"index": choice["index"], "text": text, "finish_reason": choice.get("finish_reason"), **extra}
+
+
+def _as_delta(message: Json) -> Json:
+    """A whole message as a stream would bring it in one piece."""
+    calls = [{"index": number, **call} for number, call in enumerate(message.get("tool_calls") or ())]
+    return {**message, "tool_calls": calls}

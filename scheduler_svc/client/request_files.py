@@ -1,0 +1,51 @@
+"""Files that become a part of a request: tools, and JSON schemas."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+Json = dict[str, Any]
+
+
+def read_tools(path: Path) -> list[Json]:
+    """The tools of a file: a list as in OpenAI's `tools`, in which functions may stand without their wrapping.
+
+    Raises:
+        click.UsageError: the file is no such list.
+    """
+    found = _read_json(path, "--tools")
+    tools = found if isinstance(found, list) else [found]
+    if not tools:
+        raise click.UsageError(f"--tools {path}: the list is empty")
+    return [_tool(tool, f"--tools {path}: number {number}") for number, tool in enumerate(tools, 1)]
+
+
+def read_schema(path: Path) -> Json:
+    """The JSON schema of a file.
+
+    Raises:
+        click.UsageError: the file has no JSON object.
+    """
+    schema = _read_json(path, "--json-schema")
+    if not isinstance(schema, dict):
+        raise click.UsageError(f"--json-schema {path}: a schema is a JSON object, this is {json.dumps(schema)[:50]}")
+    return schema
+
+
+def _read_json(path: Path, option: str) -> Any:
+    try:
+        return json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise click.UsageError(f"{option} {path}: {error}") from error
+
+
+def _tool(tool: Any, where: str) -> Json:
+    if isinstance(tool, dict) and isinstance(tool.get("function"), dict):
+        function, wrapped = tool["function"], {"type": "function", **tool}
+    else:
+        function, wrapped = tool, {"type": "function", "function": tool}
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise click.UsageError(f"{where} is no function with a name: {json.dumps(tool)[:80]}")
+    return wrapped
