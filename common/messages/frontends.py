@@ -100,7 +100,42 @@ class DrainExecutor(Message, frozen=True, tag="drain"):
     finish: bool = False
 
 
-FrontendToCore = FrontendHello | Submit | Attach | Detach | Cancel | StatusQuery | MetricsQuery | DrainExecutor
+MAX_COUNTS_A_MESSAGE = 512
+Label = Annotated[str, Meta(max_length=64)]
+
+
+class HttpCount(Message, frozen=True):
+    """HTTP answers of one endpoint with one status."""
+
+    path: Label
+    status: Annotated[int, Meta(ge=100, le=599)]
+    count: Count
+
+
+class NamedCount(Message, frozen=True):
+    """What happened so often."""
+
+    name: Label
+    count: Count
+
+
+class FrontendCounts(Message, frozen=True, tag="counts"):
+    """What a frontend has counted since its last FrontendCounts; the core adds it up, as a scrape reaches any frontend.
+
+    Attributes:
+        http: answers, by endpoint and status.
+        refused: requests that the frontend itself refused, by code; the core counts those that it refused.
+        ignored: fields of requests that were ignored, by their name.
+    """
+
+    http: Annotated[tuple[HttpCount, ...], Meta(max_length=MAX_COUNTS_A_MESSAGE)] = ()
+    refused: Annotated[tuple[NamedCount, ...], Meta(max_length=MAX_COUNTS_A_MESSAGE)] = ()
+    ignored: Annotated[tuple[NamedCount, ...], Meta(max_length=MAX_COUNTS_A_MESSAGE)] = ()
+
+
+FrontendToCore = (
+    FrontendHello | Submit | Attach | Detach | Cancel | StatusQuery | MetricsQuery | DrainExecutor | FrontendCounts
+)
 
 
 # --- core -> frontend ---

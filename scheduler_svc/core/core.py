@@ -103,6 +103,8 @@ class Core:
             case m.FrontendHello(pid=pid):
                 self.requests.frontends.named(peer, pid)
                 actions.append(SendToFrontend(peer, self._fleet_state))
+            case m.FrontendCounts():
+                self._counters.metrics.frontend_counted(message)
             case m.Submit():
                 actions += self.requests.submit(peer, message, now)
             case m.Attach(request_id=request_id):

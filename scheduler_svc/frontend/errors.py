@@ -6,6 +6,7 @@ from common.errors import RequestRejected
 
 CLIENT_CLOSED_REQUEST = 499  # nginx's number for a client that hung up; no reader is left
 RETRY_AFTER_S = 1
+SHOULD_RETRY_HEADER = "x-should-retry"  # openai's clients follow it; by themselves they would try 409 and 504 again
 MAX_MESSAGE_CHARACTERS, MAX_PARAM_CHARACTERS = 1000, 200  # they quote what clients sent
 
 _STATUS_OF_CODE = {
@@ -29,7 +30,11 @@ _STATUS_OF_CODE = {
 
 
 class ApiError(Exception):
-    """An error answer. `param` names the parameter of the request that is at fault, if there is one."""
+    """An error answer. `param` names the parameter of the request that is at fault, if there is one.
+
+    Args:
+        retry: whether the same request may succeed a little later.
+    """
 
     def __init__(
         self, status: int, message: str, *, code: str | None = None, param: str | None = None, retry: bool = False
@@ -39,13 +44,22 @@ class ApiError(Exception):
         self.message = message[:MAX_MESSAGE_CHARACTERS]
         self.code = code
         self.param = None if param is None else param[:MAX_PARAM_CHARACTERS]
-        self.headers = {"retry-after": str(RETRY_AFTER_S)} if retry else {}
+        self.headers = {SHOULD_RETRY_HEADER: "true" if retry else "false"}
+        if retry:
+            self.headers["retry-after"] = str(RETRY_AFTER_S)
 
     @classmethod
-    def of_rejection(cls, rejected: RequestRejected) -> "ApiError":
-        """The answer for a request that the core, or the link to it, refused or failed."""
+    def of_rejection(cls, rejected: RequestRejected, request_id: str = "") -> "ApiError":
+        """The answer for a request that the core, or the link to it, refused or failed.
+
+        Args:
+            request_id: as the client knows it; the core's name for it is not shown.
+        """
         status = _STATUS_OF_CODE.get(rejected.code, 500)
-        return cls(status, str(rejected), code=rejected.code, retry=status in (429, 503))
+        message = str(rejected)
+        if rejected.code == "request_exists" and request_id:
+            message = f"There is a request {request_id!r} already: its 'request_id' is in use."
+        return cls(status, message, code=rejected.code, retry=status in (429, 503))
 
     def body(self) -> bytes:
         """The JSON body of the answer."""

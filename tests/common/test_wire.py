@@ -41,6 +41,9 @@ def test_round_trip_of_every_message(direction):
         m.EpochOver: m.EpochOver(epoch=1, reason="x"),
         m.Plan: m.Plan(epoch=1, step=2, **{f: f.encode() for f in PLAN_COLUMNS}, lane_starts=(START,)),
         m.FrontendHello: m.FrontendHello(pid=4),
+        m.FrontendCounts: m.FrontendCounts(
+            http=(m.HttpCount(path="/health", status=200, count=3),), refused=(m.NamedCount(name="x", count=1),)
+        ),
         m.Submit: m.Submit(
             request_id="r",
             prompt=b"abcd",

@@ -12,6 +12,7 @@ from starlette.testclient import TestClient
 
 from scheduler_svc.frontend.api_keys import ApiKeys
 from scheduler_svc.frontend.http.api import ApiSettings, create_app
+from scheduler_svc.frontend.link.request_counts import RequestCounts
 from scheduler_svc.frontend_options import FrontendOptions
 from tests.deploy import commands
 from tests.deploy.manifests import (
@@ -107,8 +108,8 @@ def test_executors_find_the_scheduler(overlay):
 
 @ON_OVERLAYS
 def test_what_probes_ask_is_there_and_needs_no_key(overlay):
-    link = SimpleNamespace(is_up=True, fleet=SimpleNamespace(num_ready=1))
-    model = SimpleNamespace(vocab_size=1, path=Path("tokenizer.json"), eos_token_ids=())
+    link = SimpleNamespace(is_up=True, fleet=SimpleNamespace(num_ready=1), counts=RequestCounts())
+    model = SimpleNamespace(vocab_size=1, path=Path("tokenizer.json"), eos_token_ids=(), chat_template=None)
     app = TestClient(create_app(link, model, ApiSettings(FrontendOptions(("model",)), api_keys=ApiKeys(["secret"]))))
     assert app.get("/status").status_code == 401
     probes = [probe for w in workloads(overlay).values() for name, probe in container(w).items() if "Probe" in name]

@@ -195,7 +195,7 @@ class KnownRequest:
 
 class FakeCore:
     """Runs in a thread of its own until closed. What arrived lies in `submits`, `cancels`, `detaches`, `attaches`,
-    `drains` and `num_hellos`.
+    `drains`, `counts` and `num_hellos`.
 
     Args:
         stories: requests of an earlier life, which go on as `script` says.
@@ -245,6 +245,7 @@ class FakeCore:
         self.attaches: list[m.Attach] = []
         self.detaches: list[m.Detach] = []
         self.drains: list[m.DrainExecutor] = []
+        self.counts: list[m.FrontendCounts] = []
 
     def _run(self) -> None:
         context = zmq.Context()
@@ -294,6 +295,8 @@ class FakeCore:
                 self.drains.append(message)
                 epoch = 0 if self.refusal else 7
                 self._send(router, sender, m.DrainReply(query_id=query_id, epoch=epoch, refusal=self.refusal))
+            case m.FrontendCounts():
+                self.counts.append(message)
             case m.StatusQuery() | m.MetricsQuery() if not self.answers_queries:
                 pass
             case m.StatusQuery():

@@ -161,3 +161,19 @@ def test_any_bytes_are_a_request_or_one_error(raw):
     except ApiError as error:
         errors.append(error)
     assert all(error.status == 400 and "\n" not in error.message for error in errors)
+
+
+@pytest.mark.parametrize(
+    ("raw", "told"),
+    [
+        (b"\x1f\x8b\x08\0rest", "compressed (gzip)"),
+        (b'{"prompt": "\xff"}', "not UTF-8: invalid start byte, 0xff at byte 12"),
+        (b'{"n": NaN}', "NaN is no number"),
+        (b'{"n": -Infinity}', "-Infinity is no number"),
+        (b'{"n": ' + b"9" * 5000 + b"}", "a number of more than 4300 digits"),
+        (b'{"a": ' * 20_000 + b"1" + b"}" * 20_000, "nested more than 64 levels"),
+        (b'{"n": 1,}', "at character 8"),
+    ],
+)
+def test_each_kind_of_what_is_no_json_is_told(raw: bytes, told: str):
+    assert told in refusal(raw)

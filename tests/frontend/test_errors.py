@@ -168,7 +168,7 @@ def test_what_changes_no_token_is_taken(frontend: Frontend):
         (b"\xff\xfe{}", "invalid_json"),
         (b"[" * 100_000, "invalid_value"),
         (b'{"model": "baton-demo", "prompt": "\\ud83d"}', "invalid_value"),
-        (b'{"model": "baton-demo", "prompt": "x", "temperature": NaN}', "invalid_value"),
+        (b'{"model": "baton-demo", "prompt": "x", "temperature": NaN}', "invalid_json"),
     ],
 )
 def test_bodies_that_are_no_requests(frontend: Frontend, content: bytes, code: str | None):

@@ -131,7 +131,7 @@ class Service:
         position = Position.after(seen.last_event_id, self.context.num_choices) if seen.last_event_id else start
         prompts = await prompts_of(self.context, list(map(int32, self.prompts)), TOKENIZER.all_token_bytes)
         answer = AnswerSpec("id", self.context, 10, position, prompts)
-        stream = EventStream(Generation(queue, TOKENIZER, answer), format_of("id", self.context))
+        stream = EventStream(Generation(queue, TOKENIZER, answer), format_of("id", self.context), keep_alive_s=60)
         events: list[bytes] = []
         gone = asyncio.Event()
 

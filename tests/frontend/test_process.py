@@ -76,11 +76,16 @@ def test_what_operators_and_probes_see(own: Frontend):
     assert httpx.get(f"{own.url}/v1/models").json()["data"][0]["max_model_len"] is None
 
 
-def test_a_request_leaves_no_line_in_the_log(own: Frontend):
+def test_a_request_leaves_no_line_in_the_log_unless_it_is_refused(own: Frontend):
     before = own.log
-    for body in (STREAM, {"model": MODEL, "prompt": "x"}, {"model": "unknown", "prompt": "x"}, {"prompt": 5}):
+    for body in (STREAM, {"model": MODEL, "prompt": "x"}):
         own.post("/v1/completions", body)
     assert own.log == before
+    for _ in range(50):
+        own.post("/v1/completions", {"model": "unknown", "prompt": "x"})
+    lines = own.log.removeprefix(before).splitlines()
+    assert 1 <= len(lines) < 25, lines
+    assert all("code=model_not_found" in line for line in lines)
     assert before.count("frontend started") == 1
     assert "core found" in before
 
@@ -218,7 +223,12 @@ def test_strangers_leave_no_lines(own: Frontend):
 
 def test_a_request_outlives_its_core(own: Frontend):
     own.core.script = say(list(range(300, 340)), pause_s=0.02)
-    body = STREAM | {"request_id": "lives-on", "prompt": ["x", "y"], "stream_options": {"include_usage": True}}
+    body = STREAM | {
+        "request_id": "lives-on",
+        "resumable": True,
+        "prompt": ["x", "y"],
+        "stream_options": {"include_usage": True},
+    }
     with httpx.stream("POST", f"{own.url}/v1/completions", json=body, timeout=20) as answer:
         events = events_in(answer)
         first = [next(events) for _ in range(3)]

@@ -209,6 +209,7 @@ def test_a_stream_that_breaks_off_has_its_prompts_once(frontend: Frontend, core:
     core.script, core.replay_size = say(STORY, pause_s=0.005), replay_size
     name = f"echoed-{replay_size}"
     body = COMPLETION | {"prompt": [PROMPT, STORY], "echo": True, "logprobs": 1, "stream": True, "request_id": name}
+    body["resumable"] = True
     events = events_of(frontend.post("/v1/completions", body).content)
     for number, event in enumerate(events[:-1]):
         rest = events_of(events_after(frontend, name, event.id).content)

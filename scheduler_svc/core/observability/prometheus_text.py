@@ -9,11 +9,11 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, disable_cre
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from common.messages import StatusReport
+from common.messages import FrontendCounts, StatusReport
 from scheduler_svc.core.fleet.fleet import FAILURES
+from scheduler_svc.core.observability.frontend_counts import REFUSAL_CODES, FrontendTotals
 
 OUTCOMES = ("stop", "length", "cancelled", "deadline", "error", "refused")
-CODES = ("queue_full", "too_many_requests", "request_exists", "context_length_exceeded", "invalid_value")
 CAUSES = (*FAILURES, "restarted", "drained", "shutdown")
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
@@ -48,7 +48,10 @@ class PrometheusMetrics:
         disable_created_metrics()  # type: ignore[no-untyped-call]  # they double the number of series, and no chart uses them
         self._registry = CollectorRegistry()
         self.sequences_ended = self._counter("baton_sequences_ended", "Sequences that ended.", outcome=OUTCOMES)
-        self.requests_refused = self._counter("baton_requests_refused", "Requests that were not taken.", code=CODES)
+        self.requests_refused = self._counter(
+            "baton_requests_refused", "Requests that were not taken.", code=REFUSAL_CODES
+        )
+        self.frontends = FrontendTotals()
         self.requests_restored = self._counter("baton_requests_restored", "Open requests found in the journal.")
         self.epochs_started = self._counter("baton_executor_epochs_started", "Times an executor joined.")
         self.epochs_ended = self._counter("baton_executor_epochs_ended", "Times an executor left.", cause=CAUSES)
@@ -63,10 +66,15 @@ class PrometheusMetrics:
         self.first_token_seconds = self._histogram("baton_time_to_first_token_seconds", "Submit to first token.")
         self.sequence_seconds = self._histogram("baton_sequence_seconds", "Submit to the end of a sequence.")
 
+    def frontend_counted(self, counts: FrontendCounts) -> None:
+        """A frontend has said what it counted."""
+        for code, count in self.frontends.add(counts).items():
+            self.requests_refused.labels(code).inc(count)
+
     def text(self, gauges: Gauges) -> bytes:
         """Everything in Prometheus' text format."""
         whole = CollectorRegistry()
-        whole.register(_Fixed([*self._registry.collect(), *_states(gauges)]))
+        whole.register(_Fixed([*self._registry.collect(), *self.frontends.families(), *_states(gauges)]))
         return generate_latest(whole)
 
     def _counter(self, name: str, text: str, **label: tuple[str, ...]) -> Counter:

@@ -10,8 +10,8 @@ An id has an entry for each choice, with dots between them, or it is `end`:
 Tokens and not events or characters are counted, because which tokens share an event is a matter of timing, and the
 text of the first k tokens is not (`sequence_text.py`). `-.0!.17` is the id of an answer with three choices.
 
-An id grows with the number of choices, and is sent with every event. A stream that its client has not called resumable
-has ids only as long as they are short: with `MAX_CHOICES_OF_ANY_STREAM` choices at most.
+The stream of a new request has ids only if its client has called it resumable: benchmark clients read the first line of
+an event alone, and an id grows with the number of choices. The rest of a stream always has ids.
 """
 
 import re
@@ -21,7 +21,6 @@ from typing import NamedTuple
 
 from scheduler_svc.frontend.errors import ApiError
 
-MAX_CHOICES_OF_ANY_STREAM = 8
 END = "end"
 _ENTRY = r"(?:-|(?:0|[1-9][0-9]{0,9})!?)"
 _ID = re.compile(rf"{END}|{_ENTRY}(?:\.{_ENTRY})*", re.ASCII)
@@ -63,11 +62,6 @@ class Position:
         if len(choices) != num_choices:
             raise _bad_event_id(f"it has {len(choices)} choices, the request has {num_choices}")
         return cls(choices)
-
-
-def has_event_ids(num_choices: int, *, is_resumable: bool) -> bool:
-    """Whether the stream of a new request has ids. A stream that is asked for again always has."""
-    return is_resumable or num_choices <= MAX_CHOICES_OF_ANY_STREAM
 
 
 def check_event_id(event_id: str) -> None:

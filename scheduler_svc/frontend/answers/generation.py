@@ -90,6 +90,10 @@ class Generation:
             self._queue.close()
         log.debug("answer ended", request=self.spec.answer_id, usage=self.usage, unfinished=self._num_unfinished)
 
+    async def accepted(self) -> None:
+        """Return when the core has accepted all of a new request, if it does."""
+        await self._queue.accepted()
+
     async def pieces(self) -> AsyncIterator[list[Piece]]:
         """What the client does not have yet, turn by turn, until all choices have ended. A choice has at most one piece
         in a turn, unless another model continued it, or its thought ended.

@@ -9,7 +9,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from scheduler_svc.frontend.errors import ApiError
-from scheduler_svc.frontend.http.responses import error_response
+from scheduler_svc.frontend.http.responses import ErrorResponse
 
 BODIES_AT_ONCE = 16  # of the largest size; of smaller ones there may be more
 SMALL_BODY_BYTES = 64 * 1024  # of each body, which are not counted: uvicorn may hold as much of any connection
@@ -98,7 +98,7 @@ class LimitBody:
             body = self._refusal_of_head(scope) or await self._read(receive, held)
             if isinstance(body, ApiError):
                 held.release()
-                await error_response(body)(scope, receive, send)
+                await ErrorResponse(body)(scope, receive, send)
             elif body is not None:
                 await self._app(scope, _given(body, receive), send)
         finally:

@@ -5,7 +5,7 @@ from starlette.exceptions import HTTPException
 
 from common.errors import RequestRejected
 from scheduler_svc.frontend.errors import CLIENT_CLOSED_REQUEST, ApiError, ClientGone, internal_error
-from scheduler_svc.frontend.http.responses import error_response
+from scheduler_svc.frontend.http.responses import ANSWER_ID, ErrorResponse
 
 
 def install_error_handlers(app: FastAPI) -> None:
@@ -13,15 +13,15 @@ def install_error_handlers(app: FastAPI) -> None:
 
     async def on_api_error(_: Request, error: Exception) -> Response:
         assert isinstance(error, ApiError)
-        return error_response(error)
+        return ErrorResponse(error)
 
-    async def on_rejection(_: Request, error: Exception) -> Response:
+    async def on_rejection(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestRejected)
-        return error_response(ApiError.of_rejection(error))
+        return ErrorResponse(ApiError.of_rejection(error, request.scope.get(ANSWER_ID, "")))
 
     async def on_http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        response = error_response(_describe_http(request, error))
+        response = ErrorResponse(_describe_http(request, error))
         response.headers.update(error.headers or {})
         return response
 
@@ -29,7 +29,7 @@ def install_error_handlers(app: FastAPI) -> None:
         return Response(status_code=CLIENT_CLOSED_REQUEST)
 
     async def on_anything_else(_: Request, __: Exception) -> Response:
-        return error_response(internal_error())  # uvicorn logs the traceback; the client gets none
+        return ErrorResponse(internal_error())  # uvicorn logs the traceback; the client gets none
 
     app.add_exception_handler(ApiError, on_api_error)
     app.add_exception_handler(RequestRejected, on_rejection)

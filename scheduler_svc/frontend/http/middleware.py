@@ -8,16 +8,13 @@ import ipaddress
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from common.logging import QuietLog, get_logger
 from scheduler_svc.frontend.api_keys import ApiClient, ApiKeys
 from scheduler_svc.frontend.errors import ApiError
-from scheduler_svc.frontend.http.responses import error_response
+from scheduler_svc.frontend.http.responses import ErrorResponse
 
 OPEN_PATHS = ("/health", "/ready")  # for probes, which have no keys
 OPEN_METHODS = ("GET", "HEAD")  # those that take no body
 ON_BEHALF_HEADERS = ("forwarded", "x-forwarded-for", "origin")  # a proxy sends these, or a browser on behalf of a page
-
-log = get_logger(__name__)
 
 
 class RequireApiKey:
@@ -30,14 +27,12 @@ class RequireApiKey:
     def __init__(self, app: ASGIApp, api_keys: ApiKeys) -> None:
         self._app = app
         self._keys = api_keys
-        self._refusals = QuietLog(log, "requests without a valid API key")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer 401 or pass on."""
         if scope["type"] == "http":
             client = self._client(scope)
             if client is None:
-                self._refusals.happened(client=str((scope.get("client") or ("?",))[0]))
                 await _refuse(scope, receive, send)
                 return
             scope["baton.client"] = client
@@ -68,4 +63,4 @@ def _is_this_machine(scope: Scope, headers: Headers) -> bool:
 async def _refuse(scope: Scope, receive: Receive, send: Send) -> None:
     error = ApiError(401, "Incorrect API key, or none: send 'Authorization: Bearer KEY'.", code="invalid_api_key")
     error.headers.update({"connection": "close", "www-authenticate": "Bearer"})
-    await error_response(error)(scope, receive, send)
+    await ErrorResponse(error)(scope, receive, send)

@@ -2,29 +2,17 @@
 
 from fastapi import Response
 from msgspec import Struct
+from starlette.types import Receive, Scope, Send
 
 from scheduler_svc.frontend.answers.openai_objects import to_json
 from scheduler_svc.frontend.errors import ApiError
 
 REQUEST_ID_HEADER = "x-request-id"
 
-
-class ModelCard(Struct, frozen=True):
-    """A model as /v1/models lists it; `max_model_len` is null until the first executor has joined."""
-
-    id: str
-    created: int
-    max_model_len: int | None
-    vocab_size: int
-    object: str = "model"
-    owned_by: str = "baton"
-
-
-class ModelList(Struct, frozen=True):
-    """Answer of /v1/models."""
-
-    data: list[ModelCard]
-    object: str = "list"
+# What is known of a request while it is served, in its ASGI scope:
+ANSWER_ID = "baton.answer_id"  # of the answer that it asks for
+IS_SUBMITTED = "baton.is_submitted"  # the core has it, and counts if it is refused
+ERROR = "baton.error"  # the ApiError that it is answered with
 
 
 def json_response(value: Struct, headers: dict[str, str] | None = None) -> Response:
@@ -32,6 +20,14 @@ def json_response(value: Struct, headers: dict[str, str] | None = None) -> Respo
     return Response(to_json(value), headers=headers, media_type="application/json")
 
 
-def error_response(error: ApiError) -> Response:
+class ErrorResponse(Response):
     """The HTTP answer that carries an error."""
-    return Response(error.body(), error.status, error.headers, media_type="application/json")
+
+    def __init__(self, error: ApiError) -> None:
+        super().__init__(error.body(), error.status, error.headers, media_type="application/json")
+        self._error = error
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it, and leave word of it for the log."""
+        scope[ERROR] = self._error
+        await super().__call__(scope, receive, send)

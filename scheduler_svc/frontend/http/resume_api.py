@@ -24,8 +24,9 @@ from scheduler_svc.frontend.text.tokenizer import Tokenizer
 class ResumeApi:
     """Requests by their ids; a client reaches its own only."""
 
-    def __init__(self, link: CoreLink, tokenizer: Tokenizer) -> None:
+    def __init__(self, link: CoreLink, tokenizer: Tokenizer, keep_alive_s: float) -> None:
         self._link = link
+        self._keep_alive_s = keep_alive_s
         self._tokenizer = tokenizer
         self.router = APIRouter()
         self.router.get("/v1/requests/{request_id}/events", response_model=None)(self.events)
@@ -48,7 +49,8 @@ class ResumeApi:
             raise
         queue.is_resumable = context.is_resumable
         spec = AnswerSpec(request_id, context, sum(map(len, encoded)) // 4, position, prompts)
-        return EventStream(Generation(queue, self._tokenizer, spec), format_of(request_id, context))
+        generation, form = Generation(queue, self._tokenizer, spec), format_of(request_id, context)
+        return EventStream(generation, form, keep_alive_s=self._keep_alive_s, is_new=False)
 
     async def cancel(self, request_id: str, request: Request) -> Response:
         """Cancel the request. Its reader, if there is one, gets an error."""

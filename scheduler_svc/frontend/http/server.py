@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import uvicorn
-from fastapi import FastAPI
+from starlette.types import ASGIApp
 
 from common.logging import get_logger
 from scheduler_svc.frontend.http.connection_guard import ConnectionGuard, ConnectionLimits
@@ -43,7 +43,7 @@ class ServerSettings:
     parent: int | None = None
 
 
-async def serve(app: FastAPI, link: CoreLink, listener: socket.socket, settings: ServerSettings) -> bool:
+async def serve(app: ASGIApp, link: CoreLink, listener: socket.socket, settings: ServerSettings) -> bool:
     """Serve on a listening socket, perhaps one of several frontends on it, until there is a reason to stop.
 
     Returns:
@@ -74,7 +74,7 @@ async def serve(app: FastAPI, link: CoreLink, listener: socket.socket, settings:
     return was_told
 
 
-def http_config(app: FastAPI, limits: ConnectionLimits) -> uvicorn.Config:
+def http_config(app: ASGIApp, limits: ConnectionLimits) -> uvicorn.Config:
     """uvicorn as a frontend runs it."""
     return uvicorn.Config(
         app,

@@ -15,6 +15,7 @@ from common.wire import Codec
 from scheduler_svc.frontend.link.core_socket import ConnectionEvent, CoreSocket
 from scheduler_svc.frontend.link.delta_queue import DeltaQueue, taken_over
 from scheduler_svc.frontend.link.pending_attaches import PendingAttaches
+from scheduler_svc.frontend.link.request_counts import RequestCounts
 
 log = get_logger(__name__)
 
@@ -37,9 +38,13 @@ class CoreLink:
     core that comes back may know the requests, and clients that come back ask for theirs. The core is *silent* when it
     leaves several hellos unanswered, which only stops new requests. Silence is counted in hellos and not in seconds,
     so that a frontend that was itself frozen for a while does not mistake its own pause for the core's.
+
+    Attributes:
+        counts: of this frontend's requests; the core is told with each hello.
     """
 
     def __init__(self, endpoint: str, *, hello_interval_s: float = HELLO_INTERVAL_S) -> None:
+        self.counts = RequestCounts()
         self._hello_interval_s = hello_interval_s
         self._socket = CoreSocket(endpoint, max_unsent=4 * MAX_OPEN_REQUESTS)
         self._codec: Codec[m.CoreToFrontend] = Codec(m.CoreToFrontend)
@@ -86,7 +91,8 @@ class CoreLink:
             tasks.create_task(self._watch_connection())
 
     def close(self) -> None:
-        """Give the last Cancels a moment to leave, and close the socket."""
+        """Give the last Cancels and counts a moment to leave, and close the socket."""
+        self._report()
         self._socket.close()
 
     def open(self, submits: Sequence[m.Submit], *, is_resumable: bool = False) -> DeltaQueue:
@@ -99,7 +105,7 @@ class CoreLink:
         self._check_room(len(submits))
         for submit in submits:
             if submit.request_id in self._queues or submit.request_id in self._pending_attaches:
-                raise RequestRejected(f"request id {submit.request_id!r} is in use", "request_exists")
+                raise RequestRejected("its request id is in use", "request_exists")
         queue = DeltaQueue(self._tell, self._forget, is_streamed=submits[0].stream, is_resumable=is_resumable)
         try:
             for prompt, submit in enumerate(submits):
@@ -157,7 +163,9 @@ class CoreLink:
         return (await self._ask(m.StatusQuery, m.Status)).report
 
     async def metrics(self) -> bytes:
-        """The core's metrics in Prometheus' text format. Raises RequestRejected if the core does not answer."""
+        """The metrics of the core and of all frontends, this one's up to now, in Prometheus' text format. Raises
+        RequestRejected if the core does not answer."""
+        self._report()
         return (await self._ask(m.MetricsQuery, m.Metrics)).text
 
     async def drain(self, executor: str, *, finish: bool) -> m.DrainReply:
@@ -194,6 +202,15 @@ class CoreLink:
         with contextlib.suppress(RequestRejected):  # a core that is gone need not be told
             self._send(message)
 
+    def _report(self) -> None:
+        """Tell the core what was counted; if that cannot be sent now, it is told later."""
+        report = self.counts.report()
+        if report is None or not self._is_connected:
+            return
+        with contextlib.suppress(RequestRejected):
+            self._send(report)
+            self.counts.reported()
+
     def _forget(self, queue: DeltaQueue) -> None:
         for request_id in queue.request_ids:
             if self._queues.get(request_id) is queue:  # and not the queue that has taken it over
@@ -207,6 +224,7 @@ class CoreLink:
         while True:
             with contextlib.suppress(RequestRejected):
                 self._send(hello)
+            self._report()
             await asyncio.sleep(self._hello_interval_s)
             self._hellos_unanswered += 1
             if self._is_connected and self._hellos_unanswered == HELLOS_UNANSWERED_WHEN_SILENT:
@@ -236,8 +254,10 @@ class CoreLink:
                 self._take_outputs(message)
             case m.Attached():
                 self._attached(message)
-            case m.Accepted():
-                pass  # the first delta of a request says so too
+            case m.Accepted(request_ids=request_ids):
+                for request_id in request_ids:
+                    if queue := self._queues.get(request_id):
+                        queue.accept(request_id)
             case m.FleetState():
                 self._fleet = message
             case m.Status() | m.Metrics() | m.DrainReply():

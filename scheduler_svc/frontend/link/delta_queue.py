@@ -41,6 +41,8 @@ class DeltaQueue:
         self._waiting_bytes = 0
         self._failure: RequestRejected | None = None
         self._ready = asyncio.Event()
+        self._unaccepted: set[str] = set()  # requests that the core may still refuse, as far as is known
+        self._all_accepted = asyncio.Event()
 
     @property
     def has_failed(self) -> bool:
@@ -56,8 +58,20 @@ class DeltaQueue:
         """Expect the deltas of a prompt's request with n sequences; all prompts have the same n."""
         choices = range(prompt * n, (prompt + 1) * n)
         self._requests[request_id] = choices
+        self._unaccepted.add(request_id)
         self._live |= dict.fromkeys(choices, request_id)
         self._silent.update(choices)
+
+    def accept(self, request_id: str) -> None:
+        """The core has said that it took this request."""
+        self._unaccepted.discard(request_id)
+        if not self._unaccepted:
+            self._all_accepted.set()
+
+    async def accepted(self) -> None:
+        """Return when the core has taken all requests of the queue: none will be refused. A queue that is attached to
+        requests is not told."""
+        await self._all_accepted.wait()
 
     def put(self, delta: m.TokenDelta) -> None:
         """Take a delta from the core. Raises WireError if it cannot belong to this request."""
@@ -83,6 +97,8 @@ class DeltaQueue:
                 self._live.pop(other, None)
         elif delta.finish_reason is not None:
             del self._live[choice]
+        if delta.finish_reason != "error" and self._unaccepted:
+            self.accept(delta.request_id)
         self._batch.append((choice, delta))
         self._ready.set()
         self._count(choice, len(delta.token_ids))

@@ -3,6 +3,7 @@ validated: each of these steps costs far more for a byte than the one before.
 """
 
 import json
+import sys
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -16,6 +17,7 @@ MAX_CONTAINERS = 2**15  # objects and arrays
 MAX_FIELDS = 1024  # of one object
 MAX_DEPTH = 64
 MAX_MESSAGES = 4096
+GZIP = b"\x1f\x8b"
 
 _CODE_OF_PYDANTIC_TYPE = {
     "missing": "missing_required_parameter",
@@ -49,14 +51,7 @@ def parse_noting(raw: bytes, schema: type[Schema], *, allow_unknown: bool = Fals
         allow_unknown: whether unknown parameters are among them, instead of refused.
     """
     count_values(raw)
-    try:
-        # Not the bytes themselves: they could be UTF-16, and were not counted as that.
-        content = json.loads(raw.decode("utf-8-sig") or "{}")
-    except RecursionError:
-        raise too_much("is nested", MAX_DEPTH, "levels deep") from None
-    except ValueError as error:
-        reason = f"{error.msg} at byte {error.pos}" if isinstance(error, json.JSONDecodeError) else str(error)
-        raise ApiError(400, f"The body is not valid JSON: {reason}.", code="invalid_json") from error
+    content = decoded(raw)
     if not isinstance(content, dict):
         raise ApiError(400, "The body must be a JSON object, sent as application/json.", code="invalid_type")
     check_shape(content)
@@ -65,6 +60,23 @@ def parse_noting(raw: bytes, schema: type[Schema], *, allow_unknown: bool = Fals
         return Parsed(schema.model_validate(content, context=ignored), ignored.names())
     except ValidationError as error:
         raise describe_validation(error) from error
+
+
+def decoded(raw: bytes) -> Any:
+    """JSON in UTF-8 as Python's values. Raises ApiError (400), which says what kind of thing it is that is none."""
+    if raw.startswith(GZIP):
+        raise _no_json("it is compressed (gzip), and has to be sent as it is")
+    try:
+        # Not the bytes themselves: they could be UTF-16, and were not counted as that.
+        return json.loads(raw.decode("utf-8-sig") or "{}", parse_constant=_no_constant)
+    except RecursionError:
+        raise too_much("is nested", MAX_DEPTH, "levels deep") from None
+    except UnicodeDecodeError as error:
+        raise _no_json(f"it is not UTF-8: {error.reason}, 0x{raw[error.start]:02x} at byte {error.start}") from error
+    except json.JSONDecodeError as error:
+        raise _no_json(f"{error.msg} at character {error.pos}") from error
+    except ValueError as error:  # Python's own limit, as reading a number takes the square of its length
+        raise too_much("has a number of", sys.get_int_max_str_digits(), "digits") from error
 
 
 def count_values(raw: bytes) -> None:
@@ -111,6 +123,14 @@ def check_shape(content: dict[str, Any]) -> None:
 def too_much(verb: str, limit: int, what: str) -> ApiError:
     """The error for a body beyond a limit."""
     return ApiError(400, f"The body {verb} more than {limit} {what}.", code="invalid_value")
+
+
+def _no_json(reason: str) -> ApiError:
+    return ApiError(400, f"The body is not valid JSON: {reason}.", code="invalid_json")
+
+
+def _no_constant(name: str) -> Any:
+    raise _no_json(f"{name} is no number of JSON")
 
 
 def describe_validation(error: ValidationError) -> ApiError:

@@ -1,0 +1,31 @@
+"""Pages of other origins, whose browsers ask before they send."""
+
+from collections.abc import Sequence
+
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp
+
+from scheduler_svc.frontend.errors import SHOULD_RETRY_HEADER
+from scheduler_svc.frontend.http.responses import REQUEST_ID_HEADER
+
+METHODS = ("GET", "HEAD", "POST", "DELETE")
+EXPOSED = (REQUEST_ID_HEADER, SHOULD_RETRY_HEADER, "retry-after")  # a page sees no others of ours
+MAX_AGE_S = 600
+
+
+def with_cors(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
+    """The application, for pages of these origins too (`*` for all); unchanged for none.
+
+    A browser's question is answered before any API key is looked for, as it carries none. No cookies are used here, so
+    that a page can only send what its user gave it: an API key.
+    """
+    if not origins:
+        return app
+    return CORSMiddleware(
+        app,
+        allow_origins=origins,
+        allow_methods=METHODS,
+        allow_headers=("*",),
+        expose_headers=EXPOSED,
+        max_age=MAX_AGE_S,
+    )

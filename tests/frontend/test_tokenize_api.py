@@ -1,0 +1,127 @@
+"""/tokenize and /detokenize in vLLM's shapes, /version, several names of the model, HEAD, and pages of other origins."""
+
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from common import __version__
+from scheduler_svc.frontend.requests.body import MAX_VALUES
+from tests.frontend.harness import COMPLETION, MODEL, Frontend, assert_openai_shape, running_frontend
+
+PAGE = "https://page.example"
+TEXT = "one 月 two"
+CHAT = {"messages": [{"role": "user", "content": "hi"}]}
+KEY = {"authorization": "Bearer alpha"}
+
+
+@pytest.fixture(scope="module")
+def shared_frontend() -> Iterator[Frontend]:
+    names = ("--served-model-name", MODEL, "--served-model-name", "org/other")
+    with running_frontend(*names, "--cors-origin", PAGE, BATON_API_KEYS="alpha") as frontend:
+        yield frontend
+
+
+def post(frontend: Frontend, path: str, body: object, **headers: str) -> httpx.Response:
+    return httpx.post(f"{frontend.url}{path}", json=body, headers=KEY | headers, timeout=20)
+
+
+def test_a_text_becomes_tokens_and_tokens_a_text(frontend: Frontend, tokenizer):
+    answer = post(frontend, "/tokenize", {"model": MODEL, "prompt": TEXT, "return_token_strs": True}).json()
+    [tokens] = tokenizer.encode([TEXT], add_special_tokens=True)
+    assert (answer["tokens"], answer["count"], answer["max_model_len"]) == (tokens, len(tokens), 2048)
+    assert len(answer["token_strs"]) == len(tokens)
+    assert answer["token_strs"][0] == "one"
+    assert post(frontend, "/detokenize", {"tokens": tokens}).json() == {"prompt": TEXT}
+    assert "token_strs" not in post(frontend, "/tokenize", {"prompt": ""}).json()
+
+
+def test_a_conversation_becomes_what_the_model_is_given(frontend: Frontend):
+    answer = post(frontend, "/tokenize", CHAT).json()
+    chat = post(frontend, "/v1/chat/completions", CHAT | {"model": "org/other", "max_tokens": 1})
+    assert chat.json()["usage"]["prompt_tokens"] == answer["count"]
+    text = post(frontend, "/detokenize", {"tokens": answer["tokens"]}).json()["prompt"]
+    assert "<|im_start|>" in text
+    assert "hi" in text
+    shorter = post(frontend, "/tokenize", CHAT | {"add_generation_prompt": False}).json()
+    assert shorter["count"] < answer["count"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/tokenize", {}, "prompt"),
+        ("/tokenize", CHAT | {"prompt": "x"}, "messages"),
+        ("/tokenize", {"prompt": 5}, "prompt"),
+        ("/tokenize", {"prompt": "x", "strange": 1}, "strange"),
+        ("/detokenize", {}, "tokens"),
+        ("/detokenize", {"tokens": "1"}, "tokens"),
+        ("/detokenize", {"tokens": [1, True]}, "tokens"),
+        ("/detokenize", {"tokens": [2048]}, "tokens"),
+        ("/detokenize", {"tokens": [-1]}, "tokens"),
+    ],
+)
+def test_what_is_neither(frontend: Frontend, path: str, body: object, param: str):
+    assert assert_openai_shape(post(frontend, path, body), 400)["param"] == param
+
+
+def test_tokenizing_has_the_limits_of_generating(frontend: Frontend):
+    assert assert_openai_shape(post(frontend, "/tokenize", {"prompt": "x", "model": "none"}), 404)["param"] == "model"
+    too_many = {"tokens": [1] * (MAX_VALUES + 2)}
+    assert str(MAX_VALUES) in assert_openai_shape(post(frontend, "/detokenize", too_many), 400)["message"]
+    for path in ("/tokenize", "/detokenize", "/version"):
+        assert_openai_shape(httpx.post(frontend.url + path, json={"prompt": "x", "tokens": [1]}), 401)
+
+
+def test_the_version(frontend: Frontend):
+    assert httpx.get(f"{frontend.url}/version", headers=KEY).json() == {"version": __version__}
+
+
+def test_each_name_is_a_model_and_answers_have_the_first(frontend: Frontend):
+    models = httpx.get(f"{frontend.url}/v1/models", headers=KEY).json()["data"]
+    assert [(card["id"], card["root"], card["max_model_len"]) for card in models] == [
+        (MODEL, MODEL, 2048),
+        ("org/other", MODEL, 2048),
+    ]
+    assert httpx.get(f"{frontend.url}/v1/models/org/other", headers=KEY).json() == models[1]
+    for name in (MODEL, "org/other"):
+        assert post(frontend, "/v1/completions", COMPLETION | {"model": name}).json()["model"] == MODEL
+
+
+@pytest.mark.parametrize("path", ["/health", "/ready"])
+def test_probes_may_ask_for_the_head_alone(frontend: Frontend, path: str):
+    answer = httpx.head(frontend.url + path)
+    assert (answer.status_code, answer.content) == (200, b"")
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "br", "deflate"])
+def test_compressed_bodies(frontend: Frontend, encoding: str):
+    answer = post(frontend, "/v1/completions", COMPLETION, **{"content-encoding": encoding})
+    assert f"'{encoding}'" in assert_openai_shape(answer, 415)["message"]
+
+
+def test_a_page_of_an_allowed_origin(frontend: Frontend):
+    """Its browser asks first, without a key; and it is not taken for this machine, though it runs there."""
+    asked = {"origin": PAGE, "access-control-request-method": "POST"}
+    asked["access-control-request-headers"] = "authorization,content-type"
+    question = httpx.options(f"{frontend.url}/v1/completions", headers=asked)
+    assert question.status_code == 200
+    assert question.headers["access-control-allow-origin"] == PAGE
+    assert "authorization" in question.headers["access-control-allow-headers"]
+    for answer, status in (
+        (post(frontend, "/v1/completions", COMPLETION | {"stream": True}, origin=PAGE), 200),
+        (post(frontend, "/v1/completions", COMPLETION | {"n": 0}, origin=PAGE), 400),
+        (httpx.get(f"{frontend.url}/v1/models", headers={"origin": PAGE}), 401),
+    ):
+        assert answer.status_code == status
+        assert answer.headers["access-control-allow-origin"] == PAGE
+        assert "x-request-id" in answer.headers["access-control-expose-headers"]
+
+
+def test_pages_of_other_origins(frontend: Frontend):
+    asked = {"origin": "https://other.example", "access-control-request-method": "POST"}
+    question = httpx.options(f"{frontend.url}/v1/completions", headers=asked)
+    assert question.status_code == 400
+    assert "access-control-allow-origin" not in question.headers
+    answer = post(frontend, "/v1/completions", COMPLETION, origin="https://other.example")
+    assert "access-control-allow-origin" not in answer.headers
