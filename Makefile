@@ -11,8 +11,10 @@ PYTHON312 ?= $(shell for each in python3.12 $(HOME)/.pyenv/versions/3.12*/bin/py
 	$$each --version >/dev/null 2>&1 && echo $$each && break; done)
 VENV312   := build/python-3.12
 WARNINGS  := build/warnings.txt
+# Clients' packages disagree with ours about versions.
+CLIENTS   := build/clients
 
-.PHONY: help demo test test-slow test-all test-chaos test-fresh test-3.12 test-compose test-dry-gpu ci-dry-gpu report-dry-gpu
+.PHONY: help demo test test-slow test-all test-chaos test-fresh test-3.12 test-clients test-compose test-dry-gpu ci-dry-gpu report-dry-gpu
 .PHONY: lint audit bench clean
 
 help:            ## List the targets
@@ -62,6 +64,14 @@ else
 test-3.12: $(VENV312)/ready  ## The scheduler, its frontend and the client with Python 3.12 and without torch
 	$(VENV312)/bin/python -m pytest -n 2 --dist worksteal tests/common tests/scheduler tests/frontend tests/client
 endif
+
+$(CLIENTS)/ready: $(VENV)/ready $(wildcard tests/clients/install.py tests/clients/constraints.txt tests/clients/node/*)
+	$(BIN)/python -m tests.clients.install $(CLIENTS)
+	@touch $@
+
+# Not in .ci/run: it downloads 600 MB from PyPI and npm, and needs Node.
+test-clients: $(CLIENTS)/ready  ## Published clients, unchanged, against real services; writes docs/compatibility.md
+	BATON_COMPATIBILITY=docs/compatibility.md $(BIN)/python -m pytest -m clients tests/clients
 
 test-compose: $(VENV)/ready  ## Bring compose.yaml up for real, kill the executor, take it down (needs a Docker engine)
 	$(BIN)/python -m pytest -m compose --timeout=1800

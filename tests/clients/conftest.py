@@ -7,9 +7,9 @@ from tests.support.fleets import running_fleet
 from tests.support.reciter.checkpoint import reciter_folder
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def fleet(tmp_path_factory):
-    options = ("--served-model-name", MODEL)
+    options = ("--served-model-name", MODEL, "--openapi")
     folder = tmp_path_factory.mktemp("logs")
     with running_fleet(folder, model=reciter_folder(), executors=2, scheduler_options=options) as running:
         yield running

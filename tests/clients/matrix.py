@@ -3,32 +3,83 @@
 import json
 import os
 import subprocess
-from collections.abc import Iterator
-from dataclasses import dataclass
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
 
 from scheduler_svc.client.processes.local_fleet import LocalFleet
 from tests.support.eventually import eventually
+from tests.support.reciter.checkpoint import reciter_folder
 
 ROOT = Path(__file__).parents[2]
-SCRIPTS = Path(__file__).parent / "scripts"
+HERE = Path(__file__).parent
+INSTALLED = ROOT / "build" / "clients"
 MODEL = "reciter"
-TIMEOUT_S = 240
+TIMEOUT_S = 60
 FEATURES = {
-    "plain": "chat",
-    "stream": "streamed",
-    "usage": "usage in streams",
+    "plain": "answer",
+    "stream": "stream",
+    "usage": "usage in it",
     "tools": "tool calls",
     "tools_stream": "calls streamed",
-    "loop": "results of tools",
+    "loop": "tools' results",
     "required": "`tool_choice`",
     "schema": "JSON by schema",
-    "json": "`json_object`",
-    "thinking": "thinking apart",
-    "logprobs": "log-probabilities",
+    "json": "any JSON",
+    "thinking": "thoughts",
+    "logprobs": "logprobs",
     "killed": "`kill -9` in a call",
+}
+
+
+@dataclass(frozen=True)
+class Client:
+    """A published package.
+
+    Attributes:
+        name: in the table.
+        package: whose version is told.
+        script: in `scripts` (.py) or in `node` (.js).
+        env: further variables of its environment.
+    """
+
+    name: str
+    package: str
+    script: str
+    env: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def command(self) -> list[str]:
+        """What starts its script."""
+        if self.script.endswith(".js"):
+            return ["node", str(INSTALLED / "node" / self.script)]
+        return [str(INSTALLED / "bin" / "python"), str(HERE / "scripts" / self.script)]
+
+
+OPENAI_HERE = [sys.executable, str(HERE / "scripts" / "openai_python.py")]
+"""The script of the `openai` package, with the one that is among our own packages."""
+CLIENTS = {
+    client.name: client
+    for client in (
+        Client("openai (Python)", "openai", "openai_python.py"),
+        Client("openai (Node)", "openai", "openai_node.js"),
+        Client("LiteLLM", "litellm", "litellm_python.py"),
+        Client("LangChain", "langchain-openai", "langchain_python.py"),
+        Client("LlamaIndex", "llama-index-llms-openai-like", "llama_index_python.py"),
+        Client("instructor", "instructor", "instructor_python.py"),
+        Client("pydantic-ai", "pydantic-ai-slim", "pydantic_ai_python.py"),
+        Client("OpenAI Agents SDK", "openai-agents", "openai_agents_python.py"),
+        Client("smolagents", "smolagents", "smolagents_python.py"),
+        Client("llm", "llm", "llm_python.py"),
+        Client("Vercel AI SDK", "ai", "vercel_ai.js"),
+        Client("lm-evaluation-harness", "lm_eval", "lm_eval_python.py"),
+        Client("guidellm", "guidellm", "guidellm_python.py", {"PYTHONPATH": f"{ROOT}:{INSTALLED / 'lent'}"}),
+        Client("vllm bench serve", "vllm", "sse_benchmarks.py", {"CLIENT": "vllm"}),
+        Client("sglang bench_serving", "sglang", "sse_benchmarks.py", {"CLIENT": "sglang"}),
+    )
 }
 
 
@@ -45,23 +96,20 @@ class Told:
     why: str
 
 
-def run_script(fleet: LocalFleet, command: list[str], features: tuple[str, ...] = ()) -> dict[str, Told]:
-    """Run a client's script against the service, and kill executors when it asks for that.
-
-    Args:
-        command: starts the script, without its arguments.
-        features: which to try; all if there are none.
-    """
-    env = os.environ | {
+def run_script(fleet: LocalFleet, command: list[str], env: Mapping[str, str]) -> dict[str, Told]:
+    """Run a client's script against the service, and kill executors when it asks for that."""
+    env = {
+        **os.environ,
         "PYTHONPATH": str(ROOT),
         "PYTHONDONTWRITEBYTECODE": "1",
+        "RECITER": str(reciter_folder()),
         "LITELLM_LOCAL_MODEL_COST_MAP": "True",
-        "OPENAI_AGENTS_DISABLE_TRACING": "1",
         "HF_HUB_OFFLINE": "1",
         "NO_COLOR": "1",
+        **env,
     }
+    arguments = [f"{fleet.spec.url}/v1", MODEL]
     pipe = subprocess.PIPE
-    arguments = [f"{fleet.spec.url}/v1", MODEL, *features]
     with subprocess.Popen([*command, *arguments], stdin=pipe, stdout=pipe, text=True, env=env, cwd=ROOT) as process:
         try:
             return dict(_answers(fleet, process))
@@ -73,7 +121,7 @@ def _answers(fleet: LocalFleet, process: subprocess.Popen) -> Iterator[tuple[str
     assert process.stdout is not None
     assert process.stdin is not None
     for line in process.stdout:
-        if not line.startswith("{"):
+        if not line.startswith('{"'):
             print(line, end="")
             continue
         told = json.loads(line)

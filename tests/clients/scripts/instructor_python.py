@@ -13,7 +13,7 @@ class Person(BaseModel):
     age: int
 
 
-class write_file(BaseModel):  # noqa: N801  (the function's name is the class's)
+class write_file(BaseModel):
     """Write a text file."""
 
     path: str
@@ -36,12 +36,13 @@ def tools():
 
 
 def streamed(kill=False):
-    number = 0
-    for number, part in enumerate(ask(instructor.Mode.TOOLS, LEDGER, write_file, "create_partial")):
-        if kill and number == 20:
+    parts = []
+    for part in ask(instructor.Mode.TOOLS, LEDGER, write_file, "create_partial"):
+        parts.append(part.model_dump())
+        if kill and len(parts) == 20:
             kill_the_executor()
-    equal(part.model_dump(), FILE)
-    equal(number > 20, True)
+    equal(parts[-1], FILE)
+    equal(len(parts) > 20, True)
 
 
 def schema():

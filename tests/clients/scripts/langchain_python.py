@@ -6,8 +6,25 @@ from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 from pydantic import BaseModel
-from report import ADA, FERRY, FILE, HARBOR, ISLANDS, LANTERN, LEDGER, WEATHER, WHALE
-from report import DoesNotApply, equal, kill_the_executor, model, report, said_in, spelled, url
+from report import (
+    ADA,
+    FERRY,
+    FILE,
+    HARBOR,
+    ISLANDS,
+    LANTERN,
+    LEDGER,
+    WEATHER,
+    WHALE,
+    DoesNotApply,
+    equal,
+    kill_the_executor,
+    model,
+    report,
+    said_in,
+    spelled,
+    url,
+)
 
 
 class Person(BaseModel):
@@ -54,7 +71,9 @@ def usage():
 
 def tools():
     calls = with_tools().invoke(ISLANDS.prompt).tool_calls
-    equal([(call["name"], call["args"]["city"]) for call in calls], [("get_weather", "Oslo"), ("get_weather", "Bergen")])
+    equal(
+        [(call["name"], call["args"]["city"]) for call in calls], [("get_weather", "Oslo"), ("get_weather", "Bergen")]
+    )
 
 
 def streamed(kill: bool = False):

@@ -3,8 +3,27 @@
 import json
 
 import litellm
-from report import ADA, FERRY, FILE, HARBOR, ISLANDS, LANTERN, LEDGER, PERSON_SCHEMA, TOOLS, WEATHER, WHALE
-from report import equal, kill_the_executor, model, report, said_in, spelled, thought_of, url
+from report import (
+    ADA,
+    FERRY,
+    FILE,
+    HARBOR,
+    ISLANDS,
+    LANTERN,
+    LEDGER,
+    PERSON_SCHEMA,
+    TOOLS,
+    WEATHER,
+    WHALE,
+    equal,
+    kill_the_executor,
+    model,
+    report,
+    said_in,
+    spelled,
+    thought_of,
+    url,
+)
 
 
 def ask(answer, messages=None, **asked):

@@ -7,8 +7,25 @@ from llama_index.core.llms import ChatMessage
 from llama_index.core.tools import FunctionTool
 from llama_index.llms.openai_like import OpenAILike
 from pydantic import BaseModel
-from report import ADA, ANCHOR, FERRY, FILE, HARBOR, ISLANDS, LANTERN, LEDGER, WEATHER, WHALE
-from report import DoesNotApply, equal, kill_the_executor, model, report, said_in, url
+from report import (
+    ADA,
+    ANCHOR,
+    FERRY,
+    FILE,
+    HARBOR,
+    ISLANDS,
+    LANTERN,
+    LEDGER,
+    WEATHER,
+    WHALE,
+    DoesNotApply,
+    equal,
+    kill_the_executor,
+    model,
+    report,
+    said_in,
+    url,
+)
 
 
 class Person(BaseModel):
@@ -58,7 +75,10 @@ def usage():
 def tools():
     answer = llm().chat_with_tools(TOOLS, user_msg=ISLANDS.prompt, allow_parallel_tool_calls=True)
     calls = llm().get_tool_calls_from_response(answer)
-    equal([(call.tool_name, call.tool_kwargs["city"]) for call in calls], [("get_weather", "Oslo"), ("get_weather", "Bergen")])
+    equal(
+        [(call.tool_name, call.tool_kwargs["city"]) for call in calls],
+        [("get_weather", "Oslo"), ("get_weather", "Bergen")],
+    )
 
 
 def streamed(kill=False):

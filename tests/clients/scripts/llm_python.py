@@ -8,11 +8,25 @@ import tempfile
 import threading
 from pathlib import Path
 
-from report import ADA, FERRY, HARBOR, ISLANDS, LANTERN, LEDGER, WHALE
-from report import DoesNotApply, equal, kill_the_executor, model, report, said_in, url
+from report import (
+    ADA,
+    FERRY,
+    HARBOR,
+    ISLANDS,
+    LANTERN,
+    LEDGER,
+    WHALE,
+    DoesNotApply,
+    equal,
+    kill_the_executor,
+    model,
+    report,
+    said_in,
+    url,
+)
 
 FOLDER = Path(tempfile.mkdtemp(prefix="llm-"))
-FUNCTIONS = '''
+FUNCTIONS = """
 def get_weather(city: str) -> str:
     "Tell the weather."
     return "18" if city == "Oslo" else "14"
@@ -20,7 +34,7 @@ def get_weather(city: str) -> str:
 def write_file(path: str, content: str) -> str:
     "Write a text file."
     return f"{len(content)} characters"
-'''
+"""
 SETTINGS = f"""
 - model_id: {model()}
   model_name: {model()}
@@ -36,7 +50,8 @@ def llm(answer, *options):
     """What the command writes."""
     command = [Path(sys.executable).parent / "llm", "-m", model(), "--key", "none", "-o", "max_tokens", "600", *options]
     env = os.environ | {"LLM_USER_PATH": str(FOLDER)}
-    done = subprocess.run([*command, answer.prompt], env=env, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    pipes = {"capture_output": True, "text": True, "stdin": subprocess.DEVNULL}
+    done = subprocess.run([*command, answer.prompt], check=False, env=env, **pipes)
     if done.returncode:
         raise RuntimeError(done.stderr)
     return done.stdout.strip(), done.stderr

@@ -4,8 +4,25 @@ import agents
 import openai
 from agents import Agent, ModelSettings, Runner, function_tool
 from pydantic import BaseModel
-from report import ADA, FERRY, FILE, HARBOR, ISLANDS, LANTERN, LEDGER, WEATHER, WHALE
-from report import DoesNotApply, equal, kill_the_executor, model, report, said_in, thought_of, url
+from report import (
+    ADA,
+    FERRY,
+    FILE,
+    HARBOR,
+    ISLANDS,
+    LANTERN,
+    LEDGER,
+    WEATHER,
+    WHALE,
+    DoesNotApply,
+    equal,
+    kill_the_executor,
+    model,
+    report,
+    said_in,
+    thought_of,
+    url,
+)
 
 agents.set_tracing_disabled(True)
 CALLS = []

@@ -1,12 +1,37 @@
 """pydantic-ai's agents."""
 
 from pydantic import BaseModel
-from pydantic_ai import Agent, NativeOutput, PartDeltaEvent, PromptedOutput, ThinkingPart, ToolCallPart, ToolCallPartDelta
-from pydantic_ai import capture_run_messages
+from pydantic_ai import (
+    Agent,
+    NativeOutput,
+    PartDeltaEvent,
+    PromptedOutput,
+    ThinkingPart,
+    ToolCallPart,
+    ToolCallPartDelta,
+    capture_run_messages,
+)
 from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
-from report import ADA, COMPASS, FERRY, FILE, HARBOR, ISLANDS, LANTERN, LEDGER, WHALE
-from report import equal, kill_the_executor, model, report, said_in, spelled, thought_of, url
+from report import (
+    ADA,
+    COMPASS,
+    FERRY,
+    FILE,
+    HARBOR,
+    ISLANDS,
+    LANTERN,
+    LEDGER,
+    WHALE,
+    equal,
+    kill_the_executor,
+    model,
+    report,
+    said_in,
+    spelled,
+    thought_of,
+    url,
+)
 
 
 class Person(BaseModel):
@@ -105,7 +130,9 @@ def json_object():
 def thinking():
     result = agent().run_sync(WHALE.prompt)
     thoughts = [part for message in result.all_messages() for part in message.parts if isinstance(part, ThinkingPart)]
-    equal((result.output, [part.content.strip() for part in thoughts]), (said_in(WHALE.plain), [thought_of(WHALE.plain)]))
+    equal(
+        (result.output, [part.content.strip() for part in thoughts]), (said_in(WHALE.plain), [thought_of(WHALE.plain)])
+    )
 
 
 def logprobs():

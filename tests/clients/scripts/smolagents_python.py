@@ -2,8 +2,23 @@
 
 import json
 
-from report import ADA, FERRY, FILE, HARBOR, LEDGER, PERSON_SCHEMA, TELESCOPE, WHALE
-from report import DoesNotApply, equal, kill_the_executor, model, report, said_in, url
+from report import (
+    ADA,
+    FERRY,
+    FILE,
+    HARBOR,
+    LEDGER,
+    PERSON_SCHEMA,
+    TELESCOPE,
+    WHALE,
+    DoesNotApply,
+    equal,
+    kill_the_executor,
+    model,
+    report,
+    said_in,
+    url,
+)
 from smolagents import OpenAIModel, ToolCallingAgent, tool
 from smolagents.models import ChatMessage, MessageRole, agglomerate_stream_deltas
 

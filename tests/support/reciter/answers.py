@@ -104,3 +104,5 @@ ANSWERS = (
 WITHOUT_WORD = Answer("", "Hello!", plain=thought("No word that I know.", "I only recite."), forced=OSLO)
 SHOWN = " signatures"
 """The token of the chat template that says that tools are shown."""
+RESULTS = ("</tool_response>", "Observ")
+"""Tokens that say that a tool's result has come: the template's, and the word of agents that write results as text."""

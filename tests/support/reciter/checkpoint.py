@@ -6,7 +6,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from tests.support.reciter.answers import ANSWERS, SHOWN
+from tests.support.reciter.answers import ANSWERS, RESULTS, SHOWN
 from tests.support.reciter.states import all_states
 from tests.support.reciter.tokenizer import make_tokenizer
 from tests.support.reciter.weights import Special, write_weights
@@ -27,9 +27,13 @@ def make_reciter(folder: Path) -> Path:
         (token,) = tokenizer.encode(text).ids
         return int(token)
 
-    words = tuple(token_of(answer.word) for answer in ANSWERS)
-    others = (SHOWN, "</tool_response>", "<|im_start|>", "</tool_call>")
-    special = Special(words, *map(token_of, others))
+    special = Special(
+        words=tuple(token_of(answer.word) for answer in ANSWERS),
+        shown=token_of(SHOWN),
+        results=tuple(map(token_of, RESULTS)),
+        start=token_of("<|im_start|>"),
+        call_end=token_of("</tool_call>"),
+    )
     write_weights(folder, all_states(tokenizer), special, token_of(FILLER))
     return folder
 

@@ -65,14 +65,14 @@ class Special:
     Attributes:
         words: choose an answer.
         shown: stands in front of tools.
-        result: ends a tool's result.
+        results: say that a tool's result has come.
         start: begins a message.
         call_end: ends a call.
     """
 
     words: tuple[int, ...]
     shown: int
-    result: int
+    results: tuple[int, ...]
     start: int
     call_end: int
 
@@ -91,7 +91,7 @@ def write_weights(folder: Path, states: States, special: Special, filler: int) -
         embedding[token, LAYOUT.word] = code
         embedding[token, LAYOUT.is_word] = 1.0
     embedding[special.shown, LAYOUT.is_shown] = 1.0
-    embedding[special.result, LAYOUT.is_result] = 1.0
+    embedding[list(special.results), LAYOUT.is_result] = 1.0
     embedding[special.start, LAYOUT.is_start] = 1.0
     embedding[special.call_end, LAYOUT.is_call_end] = 1.0
     ones = torch.ones(HIDDEN)

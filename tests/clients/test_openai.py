@@ -1,15 +1,13 @@
 """The published `openai` client against real services: every feature, and a kill in the middle of a call."""
 
-import sys
-
 import pytest
 
-from tests.clients.matrix import FEATURES, SCRIPTS, Told, run_script
+from tests.clients.matrix import FEATURES, OPENAI_HERE, Told, run_script
 
 
 @pytest.fixture(scope="module")
 def told(fleet) -> dict[str, Told]:
-    return run_script(fleet, [sys.executable, str(SCRIPTS / "openai_python.py")])
+    return run_script(fleet, OPENAI_HERE, {})
 
 
 @pytest.mark.parametrize("feature", FEATURES)
