@@ -80,6 +80,7 @@ class FakeServer:
     comment_interval_s: float = 0.0
     status_report: dict = field(default_factory=dict)
     vocab_size: int | None = None
+    owned_by: str = "baton"
     requests: list = field(default_factory=list)
     resumed: list = field(default_factory=list)
     known: dict = field(default_factory=dict)
@@ -116,7 +117,7 @@ class FakeServer:
 
     async def _models(self):
         extra = {} if self.vocab_size is None else {"vocab_size": self.vocab_size}
-        return {"object": "list", "data": [{"id": MODEL, "object": "model", **extra}]}
+        return {"object": "list", "data": [{"id": MODEL, "object": "model", "owned_by": self.owned_by, **extra}]}
 
     async def _status(self):
         if self.admin_script and (action := self.admin_script.popleft()):
