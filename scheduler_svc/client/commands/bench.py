@@ -41,7 +41,7 @@ _POSITIVE = click.FloatRange(0, min_open=True)
 @click.option("--prompt-file", type=_FILE, help="Take its lines for prompts.")
 @click.option("--vocab-size", type=_COUNT, help="Token ids are below this. Default: the model's.")
 @click.option("--goodput", "goals", multiple=True, metavar="NAME:MS", callback=lambda *given: _goals(given[2]),
-              help="Count answers whose ttft, tpot or e2e is below so many ms; may be given several times.")  # fmt: skip
+              help="Count answers whose ttft, tpot or e2e is MS at most; may be given several times.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Write the report as one JSON object.")
 @model_option
 @resuming_service_options
