@@ -48,6 +48,7 @@ _POSITIVE = click.FloatRange(0, min_open=True)
 @click.pass_context
 def command(
     ctx: click.Context,
+    /,
     *,
     endpoint: "Endpoint",
     server: "Server | None",
