@@ -18,7 +18,8 @@ class FrontendHello(Message, frozen=True, tag="hello"):
 
 
 class Submit(Message, frozen=True, tag="submit"):
-    """A request with its prompt as token ids. Answered by Outputs that end with one terminal delta a sequence.
+    """A request with its prompt as token ids. Answered by Accepted, if it streams, and by Outputs that end with one
+    terminal delta a sequence.
 
     Attributes:
         request_id: `ID-PROMPT`, the HTTP answer's id and the prompt's number in it; with API keys `CLIENT/ID-PROMPT`,
@@ -161,6 +162,19 @@ class Outputs(Message, frozen=True, tag="outputs"):
     deltas: tuple[TokenDelta, ...]
 
 
+MAX_ACCEPTED_A_MESSAGE = 1024
+
+
+class Accepted(Message, frozen=True, tag="accepted"):
+    """The core has accepted these Submits, and its journal, if it works, has them. Before any of their deltas.
+
+    Only requests with `stream` are told of. Neither a request that was refused, nor one that its reader's frontend came
+    to by Attach, is told of: one delta and Attached tell that.
+    """
+
+    request_ids: Annotated[tuple[RequestId, ...], Meta(max_length=MAX_ACCEPTED_A_MESSAGE)]
+
+
 class Attached(Message, frozen=True, tag="attached"):
     """Answer to Attach. The request's deltas follow in Outputs, from its first token on.
 
@@ -250,4 +264,4 @@ class Metrics(Message, frozen=True, tag="metrics"):
     text: bytes
 
 
-CoreToFrontend = FleetState | Outputs | Attached | Status | Metrics | DrainReply
+CoreToFrontend = FleetState | Accepted | Outputs | Attached | Status | Metrics | DrainReply

@@ -55,6 +55,7 @@ def test_round_trip_of_every_message(direction):
         m.Outputs: m.Outputs(
             number=3, deltas=(m.TokenDelta(request_id="r", index=0, token_ids=b"", finish_reason="stop"),)
         ),
+        m.Accepted: m.Accepted(request_ids=("r", "s")),
         m.Attached: m.Attached(request_id="r", found=True, prompt=b"abcd", n=2, context=b"x"),
         m.DrainReply: m.DrainReply(query_id=1, epoch=0, refusal="x"),
         m.Metrics: m.Metrics(query_id=1, text=b"x"),
@@ -141,3 +142,11 @@ def test_arrays():
         int32_array("x", b"12345")
     with pytest.raises(WireError, match="not a multiple of 8"):
         array_from("seeds", b"1234", "<u8")
+
+
+def test_accepted_names_a_bounded_number_of_requests():
+    codec = Codec(m.CoreToFrontend)
+    names = ("r",) * m.MAX_ACCEPTED_A_MESSAGE
+    assert codec.decode(codec.encode(m.Accepted(request_ids=names))).request_ids == names
+    with pytest.raises(WireError, match="length"):
+        codec.decode(codec.encode(m.Accepted(request_ids=(*names, "s"))))

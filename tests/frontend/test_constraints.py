@@ -15,8 +15,9 @@ from scheduler_svc.frontend.errors import ApiError
 from scheduler_svc.frontend.requests import constraints as constraints_module
 from scheduler_svc.frontend.requests import limits
 from scheduler_svc.frontend.requests.body import parse
+from scheduler_svc.frontend.requests.chat import tokenize_chat
 from scheduler_svc.frontend.requests.schemas import ChatRequest, CompletionRequest
-from scheduler_svc.frontend.requests.tokenized_request import tokenize_chat, tokenize_completion
+from scheduler_svc.frontend.requests.tokenized_request import tokenize_completion
 from scheduler_svc.frontend.text.tokenizer import SamplingDefaults, Tokenizer
 from tests.frontend.fake_core import tokens_of
 from tests.support.effort import examples

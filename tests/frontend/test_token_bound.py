@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from common.model_files import DEMO_MODEL_DIR
 from scheduler_svc.frontend.errors import ApiError
 from scheduler_svc.frontend.requests.body import MAX_CONTAINERS
+from scheduler_svc.frontend.requests.chat import tokenize_chat
 from scheduler_svc.frontend.requests.schemas import ChatRequest, CompletionRequest
-from scheduler_svc.frontend.requests.tokenized_request import tokenize_chat, tokenize_completion
+from scheduler_svc.frontend.requests.tokenized_request import tokenize_completion
 from scheduler_svc.frontend.text.chat_template import ChatTemplate
 from scheduler_svc.frontend.text.long_work import NUM_THREADS, WORTH_A_THREAD, LongWork
 from scheduler_svc.frontend.text.token_bound import NFC_CONTRACTION, characters_per_token
@@ -108,8 +109,8 @@ CALL = {"id": "c", "function": {"name": "f", "arguments": json.dumps({"x": LONG}
     ids=["tools", "variables", "arguments", "reasoning"],
 )
 def test_what_a_template_writes_is_measured_wherever_it_stood(monkeypatch, change):
-    template = ChatTemplate("{{ messages | tojson }}{{ tools | tojson }}{{ note }}", {})
-    monkeypatch.setattr(TOKENIZER, "_chat_template", template)
+    source = '{# <tool_call>{"name": ...} #}{{ messages | tojson }}{{ tools | tojson }}{{ note }}'
+    monkeypatch.setattr(TOKENIZER, "chat_template", ChatTemplate(source, {}))
     monkeypatch.setattr(TOKENIZER, "_tokenizer", None)
     body = ChatRequest.model_validate({"model": "m", "messages": [{"role": "user", "content": "x"}]} | change)
     with pytest.raises(ApiError, match=r"which are \d+ tokens or more"):

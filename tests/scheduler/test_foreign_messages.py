@@ -70,10 +70,10 @@ class World:
         self.do(self.core.tick(self.now))
         self.do(self.core.plans(self.now))
         for peer in self.core.frontends_with_outputs():
-            outputs = self.core.next_output(peer)
+            message = self.core.next_output(peer)
             self.core.output_sent(peer)
-            if peer == FRONT:
-                self.frontend_gets(outputs.deltas)
+            if peer == FRONT and isinstance(message, m.Outputs):
+                self.frontend_gets(message.deltas)
 
 
 def small(message):

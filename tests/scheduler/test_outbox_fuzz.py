@@ -106,12 +106,13 @@ class OutboxMachine(RuleBasedStateMachine):
         self.outbox = Outbox()
         self.stories = {}
         self.refused = []  # (peer, request) whose refusal was not told yet
+        self.accepted = {peer: [] for peer in PEERS}  # requests of which that was not told yet
 
     @initialize(max_bytes=st.sampled_from(sorted(LIMITS)))
     def limit(self, max_bytes):
         """So low that most readers need several messages."""
         self.logprobs = LIMITS[max_bytes]
-        few = {"MAX_TOKEN_BYTES_A_MESSAGE": max_bytes, "MAX_STREAMS_A_MESSAGE": 2}
+        few = {"MAX_TOKEN_BYTES_A_MESSAGE": max_bytes, "MAX_STREAMS_A_MESSAGE": 2, "MAX_ACCEPTED_A_MESSAGE": 2}
         self._limits = mock.patch.multiple(outbox_module, **few)
         self._limits.start()
 
@@ -134,6 +135,9 @@ class OutboxMachine(RuleBasedStateMachine):
         reader = Reader(peer, sequences, not stream, [[] for _ in sequences], [[] for _ in sequences])
         self.stories[submit.request_id] = Story(submit, sequences, reader, [[] for _ in sequences])
         self.outbox.open(peer, submit, sequences)
+        if stream:
+            self.accepted[peer].append(submit.request_id)
+            self.outbox.accepted(peer, submit.request_id)
 
     @precondition(lambda self: self.prompted())
     @rule(data=st.data())
@@ -209,7 +213,18 @@ class OutboxMachine(RuleBasedStateMachine):
             self.hear(peer, [message])
 
     def hear(self, peer, messages):
-        for delta in [delta for outputs in messages for delta in outputs.deltas]:
+        for message in messages:
+            if isinstance(message, m.Accepted):
+                num_told = len(message.request_ids)
+                assert num_told in (1, 2)
+                told, self.accepted[peer] = self.accepted[peer][:num_told], self.accepted[peer][num_told:]
+                assert message.request_ids == tuple(told)
+            else:
+                self.hear_outputs(peer, message)
+
+    def hear_outputs(self, peer, outputs):
+        for delta in outputs.deltas:
+            assert delta.request_id not in self.accepted[peer], "it is told of before it is accepted"
             if (peer, delta.request_id) in self.refused and delta.code:
                 self.refused.remove((peer, delta.request_id))
                 continue
@@ -224,11 +239,12 @@ class OutboxMachine(RuleBasedStateMachine):
             if story.reader is not None and story.reader.peer == peer:
                 story.reader = None
         self.refused = [each for each in self.refused if each[0] != peer]
+        self.accepted[peer] = []
         self.outbox.forget(peer)
 
     @invariant()
     def something_waits_for_those_who_have_not_been_told_everything(self):
-        waiting = {peer for peer, _ in self.refused}
+        waiting = {peer for peer, _ in self.refused} | {peer for peer in PEERS if self.accepted[peer]}
         for story in self.stories.values():
             if story.reader is not None and any(map(story.is_waiting, range(story.submit.n))):
                 waiting.add(story.reader.peer)
@@ -239,6 +255,7 @@ class OutboxMachine(RuleBasedStateMachine):
         for peer in PEERS:
             self.send(peer)
         assert not self.refused
+        assert not any(self.accepted.values())
         for story in self.stories.values():
             if (reader := story.reader) is not None:
                 told = {i: said for i, said in enumerate(reader.told) if i in story.ended or not reader.held}

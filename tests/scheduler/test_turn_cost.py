@@ -31,6 +31,7 @@ def crowded(num_open):
         if i % 2:
             service.core.from_frontend(OTHER, m.Detach(request_id=f"new-{i}"), 0.0)
     service.write()
+    outputs(service.core)  # that they are accepted
     assert sum(service.core.requests.table.clients.values()) == num_open
     return service
 

@@ -137,6 +137,11 @@ class Client:
 
     # --- what it hears ---
 
+    def accepted(self) -> None:
+        """Its request was accepted."""
+        self._heard_of_it()
+        self._witness.told_accepted(self.id, self._submitted_at)
+
     def is_refusal(self, delta: m.TokenDelta) -> bool:
         """Whether a delta says that the request was not accepted."""
         return not self._knows_accepted and (self.id, delta.code) in self._witness.refused
@@ -154,8 +159,7 @@ class Client:
 
     def heard(self, delta: m.TokenDelta, heard: Heard, model: str) -> None:
         """A delta of one of its sequences, of which the connection has brought so much before."""
-        self._knows_accepted = self._is_read = True
-        self._resubmitted_at, self._maybe_away_since = None, []
+        self._heard_of_it()
         story = self.stories[delta.index]
         story.hear(heard, delta, model)
         is_whole = story.ending is not None
@@ -208,6 +212,11 @@ class Client:
             self._settle(State.LEFT)
 
     # --- inside ---
+
+    def _heard_of_it(self) -> None:
+        """Its request is known, and read here."""
+        self._knows_accepted = self._is_read = True
+        self._resubmitted_at, self._maybe_away_since = None, []
 
     def _come_back(self, in_s: float, *, submit: bool | None = None) -> None:
         if self._is_read:

@@ -19,6 +19,9 @@ class Reader(Protocol):
 
     is_wanted: bool
 
+    def accepted(self) -> None:
+        """The core has accepted its request."""
+
     def delta(self, delta: m.TokenDelta) -> None:
         """Something of its request has come."""
 
@@ -164,6 +167,9 @@ class FrontendProcess:
                         reader.delta(delta)
                     if delta.code == "taken_over":
                         self._readers.pop(delta.request_id, None)
+            case m.Accepted(request_ids=request_ids):
+                for reader in [self._readers[name] for name in request_ids if name in self._readers]:
+                    reader.accepted()
             case m.Attached():
                 self._attached(message)
             case m.FleetState():

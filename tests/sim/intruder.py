@@ -26,6 +26,9 @@ class Intruder:
             self._frontend = self._rng.choice(self._frontends)
             self._frontend.open(submit, self)
 
+    def accepted(self) -> None:
+        """The id is not in use any more."""
+
     def delta(self, delta: m.TokenDelta) -> None:
         """The id was in use, or is not any more."""
         if delta.finish_reason is not None and self._frontend is not None:

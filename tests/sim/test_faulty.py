@@ -15,6 +15,7 @@ from scheduler_svc.core.fleet import fleet
 from scheduler_svc.core.fleet.fleet import Fleet
 from scheduler_svc.core.fleet.step_clock import StepClock
 from scheduler_svc.core.requests import journal_replay, record_frames, recovery, request_manager
+from scheduler_svc.core.requests.announcements import Acceptance
 from scheduler_svc.core.requests.group_commit import GroupCommit
 from scheduler_svc.core.requests.journal_time import Stamp
 from scheduler_svc.core.requests.outbox import Outbox
@@ -55,6 +56,18 @@ def tells_before_it_is_saved(monkeypatch):
         return [*add(self, records, [], now), *releases]
 
     monkeypatch.setattr(GroupCommit, "add", add_and_tell)
+
+
+@fault("journal")
+def says_that_it_accepted_before_that_is_saved(monkeypatch):
+    note = RequestManager._note
+
+    def note_and_tell(self, records, announcements, now):
+        hasty = [each for each in announcements if isinstance(each, Acceptance)]
+        self._tell(hasty)
+        note(self, records, [each for each in announcements if each not in hasty], now)
+
+    monkeypatch.setattr(RequestManager, "_note", note_and_tell)
 
 
 @fault("journal")
@@ -326,6 +339,34 @@ def lets_requests_outlive_their_deadline(monkeypatch):
 
 
 # --- readers ---
+
+
+@fault("calm")
+def tells_no_frontend_that_it_accepted(monkeypatch):
+    monkeypatch.setattr(Outbox, "accepted", lambda self, peer, request_id: None)
+
+
+@fault("calm")
+def says_twice_that_it_accepted(monkeypatch):
+    accepted = Outbox.accepted
+
+    def talkative(self, peer, request_id):
+        for _ in range(2):
+            accepted(self, peer, request_id)
+
+    monkeypatch.setattr(Outbox, "accepted", talkative)
+
+
+@fault("calm")
+def says_that_it_accepted_what_it_refused(monkeypatch):
+    refuse = Outbox.refuse
+
+    def contradicting(self, peer, request_id, refusal):
+        if refusal.code != "taken_over":
+            self.accepted(peer, request_id)
+        refuse(self, peer, request_id, refusal)
+
+    monkeypatch.setattr(Outbox, "refuse", contradicting)
 
 
 @fault("calm")

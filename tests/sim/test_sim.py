@@ -63,7 +63,7 @@ def test_everything_that_can_happen_happens():
     assert all(tally.endings[ending] for ending in ("stop", "length", "cancelled", "error"))
     assert all(tally.clients[state] for state in ("done", "left", "lost", "refused"))
     moments = ("preemptions", "model_changes", "resumed", "restored", "attached", "restored in the prompt")
-    moments += ("prompt positions asked",)
+    moments += ("prompt positions asked", "told of acceptance")
     moments += ("rows of grammars in another library", "rows without a library", "grammars relaxed", "grammars lost")
     assert all(tally.moments[moment] for moment in moments)
     codes = ("queue_full", "too_many_requests", "request_exists", "context_length_exceeded", "invalid_value")

@@ -12,6 +12,9 @@ class Host(Protocol):
 
     submit: m.Submit
 
+    def accepted(self) -> None:
+        """It was accepted."""
+
     def is_refusal(self, delta: m.TokenDelta) -> bool:
         """Whether a delta says that the request was not accepted."""
 
@@ -39,11 +42,24 @@ class Visit:
         self.is_wanted = True
         self._client = client
         self._is_attached = is_attached
+        self._is_accepted = False
         n = client.submit.n
         self._heard = [Heard() for _ in range(n)]
         self._models = [""] * n
         self._is_first = [True] * n
         self._has_ended = [False] * n
+
+    def accepted(self) -> None:
+        """The core has accepted what was submitted here."""
+        if not self.is_wanted:
+            return
+        submit = self._client.submit
+        assert submit.stream, f"{submit.request_id} does not stream and is told that it is accepted"
+        assert not self._is_attached, f"{submit.request_id} was accepted before, and is told so here"
+        assert not self._is_accepted, f"{submit.request_id} is told twice that it is accepted"
+        assert all(self._is_first), f"{submit.request_id} is told late that it is accepted"
+        self._is_accepted = True
+        self._client.accepted()
 
     def delta(self, delta: m.TokenDelta) -> None:
         """Something of the request has come."""
@@ -56,6 +72,8 @@ class Visit:
             self._client.refused(delta)
             return
         index = delta.index
+        is_told = self._is_accepted or self._is_attached or not self._client.submit.stream
+        assert is_told, f"{delta.request_id}: {delta}, and it was not told that it is accepted"
         assert not self._has_ended[index], f"{delta.request_id}[{index}]: {delta} after its end"
         self._has_ended[index] = delta.finish_reason is not None
         # All tokens that were told before an Attach come in one delta, with the model of the last one.

@@ -219,6 +219,12 @@ class Witness:
         """A client has got so many tokens of a sequence, and log-probabilities of its prompt, or all."""
         self._told[request_id, index] = _Told(asked_at, num_tokens, num_prompt_logprobs, is_whole)
 
+    def told_accepted(self, request_id: str, asked_at: float) -> None:
+        """A client was told that its request is accepted."""
+        self.moments["told of acceptance"] += 1
+        assert (request_id, 0) not in self._told, f"{request_id} is accepted after its tokens"
+        self._told[request_id, 0] = _Told(asked_at, 0, 0, is_whole=False)
+
     def _check_restored(self, core: Core) -> None:
         """No frontend was told what was not on disk."""
         for (request_id, index), told in self._told.items():

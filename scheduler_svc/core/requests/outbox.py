@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 
 from common.errors import RequestRejected
-from common.messages import CoreToFrontend, Outputs, Submit, TokenDelta
+from common.messages import MAX_ACCEPTED_A_MESSAGE, Accepted, CoreToFrontend, Outputs, Submit, TokenDelta
 from scheduler_svc.core.actions import Peer
 from scheduler_svc.core.requests.journal_records import Ending, Progress
 from scheduler_svc.core.requests.token_stream import TokenStream
@@ -37,6 +37,15 @@ class Outbox:
         answers = self._answers.setdefault(peer, deque())
         if len(answers) < MAX_ANSWERS:  # a frontend with so many that it has not taken does not read any more
             answers.append(message)
+
+    def accepted(self, peer: Peer, request_id: str) -> None:
+        """A request of `peer` was accepted. Those that it has not read of yet come in one message."""
+        answers = self._answers.get(peer)
+        match answers[-1] if answers else None:
+            case Accepted(request_ids=others) if answers and len(others) < MAX_ACCEPTED_A_MESSAGE:
+                answers[-1] = Accepted(request_ids=(*others, request_id))
+            case _:
+                self.answer(peer, Accepted(request_ids=(request_id,)))
 
     def open(self, peer: Peer, submit: Submit, sequences: Iterable[Sequence]) -> None:
         """The tokens of these sequences of a request go to `peer`."""

@@ -3,14 +3,13 @@
 What is to be told of a request passes the group commit (on disk first) and then waits in the outbox for its reader.
 """
 
-from dataclasses import dataclass
-
 import msgspec
 
 from common import messages as m
 from common.errors import RequestRejected
 from scheduler_svc.core.actions import Action, EndFrontend, Level, Peer, log_line
 from scheduler_svc.core.requests import log_lines
+from scheduler_svc.core.requests.announcements import Acceptance, Announcement, Attachment
 from scheduler_svc.core.requests.frontends import Frontends
 from scheduler_svc.core.requests.group_commit import (
     BatchSaved,
@@ -31,18 +30,6 @@ from scheduler_svc.core.step_output import SequenceEnd, StepOutput
 
 RECONNECT_GRACE_S = 30.0
 AT_RISK = "requests accepted from now on would not survive the scheduler"
-
-
-@dataclass(frozen=True, slots=True)
-class _Attachment:
-    """A request that is read by another frontend from now on; `progress` is what it has told until now."""
-
-    peer: Peer
-    request: Request
-    progress: tuple[Progress, ...]
-
-
-Announcement = StepOutput | SequenceEnd | _Attachment
 
 
 class RequestManager:
@@ -112,7 +99,7 @@ class RequestManager:
         self.table.add(request, now)
         self._counters.submitted(sequences, now)
         self.outbox.open(peer, submit, sequences)
-        self._note([self._record(request)], [], now)
+        self._note([self._record(request)], [Acceptance(peer, request)] if submit.stream else [], now)
         return []
 
     def attach(self, peer: Peer, request_id: str, now: float) -> list[Action]:
@@ -123,7 +110,7 @@ class RequestManager:
             return []
         if request.ended_at is None:
             self.table.attach(request, peer)
-        attachment = _Attachment(peer, request, request.progress(self._scheduler.output_of))
+        attachment = Attachment(peer, request, request.progress(self._scheduler.output_of))
         self._note([], [attachment], now)
         return [log_line("info", "request attached", request=request_id, peer=peer.hex())]
 
@@ -297,7 +284,9 @@ class RequestManager:
                     self.outbox.push(announcement)
                 case SequenceEnd():
                     self.outbox.end(announcement)
-                case _Attachment(peer, request, progress) if peer in self.frontends:
+                case Acceptance(peer, request) if peer in self.frontends and request.peer in (peer, None):
+                    self.outbox.accepted(peer, request.id)
+                case Attachment(peer, request, progress) if peer in self.frontends:
                     self._attached(peer, request, progress)
 
     def _attached(self, peer: Peer, request: Request, progress: tuple[Progress, ...]) -> None:

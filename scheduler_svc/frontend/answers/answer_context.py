@@ -34,6 +34,7 @@ class AnswerContext(msgspec.Struct, frozen=True, array_like=True, kw_only=True, 
         is_prompt_only: whether no generated token is shown, though the core had to be asked for one.
         message: how a chat's text is taken apart; since version 4, as what follows.
         has_chunk_usage: whether every chunk of the stream carries the usage so far.
+        hides_thought: whether the answer is without its thought.
     """
 
     version: Literal[1, 2, 3, 4] = 4
@@ -54,6 +55,7 @@ class AnswerContext(msgspec.Struct, frozen=True, array_like=True, kw_only=True, 
     is_prompt_only: bool = False
     message: MessageRules = MessageRules()
     has_chunk_usage: bool = False
+    hides_thought: bool = False
 
     @property
     def num_prompt_logprobs(self) -> int:

@@ -10,7 +10,10 @@ from common.wire import int32_array
 from scheduler_svc.frontend.answers.answer_context import AnswerContext
 from scheduler_svc.frontend.answers.event_ids import Delivered
 from scheduler_svc.frontend.answers.logprobs import Entry, LogprobReader, LogprobsJson
+from scheduler_svc.frontend.answers.message_text import MessageText, joined_calls
+from scheduler_svc.frontend.answers.openai_objects import Usage
 from scheduler_svc.frontend.answers.prompt_part import PromptPart
+from scheduler_svc.frontend.parsing.message import CallPart, MessageRules
 from scheduler_svc.frontend.text.detokenizer import Detokenizer
 from scheduler_svc.frontend.text.sequence_text import SequenceText, TextRules
 from scheduler_svc.frontend.text.stop_strings import StopStrings
@@ -18,14 +21,18 @@ from scheduler_svc.frontend.text.tokenizer import Tokenizer
 
 
 class Piece(NamedTuple):
-    """New text of one choice.
+    """What is new of one choice.
 
     Attributes:
+        text: of the content.
         finish_reason: why the choice ended with it, if it did.
         num_tokens: number of the choice's tokens up to the end of this text.
         model: the model that computed it, as in `TokenDelta.model`.
         logprobs: of the tokens that came since the choice's last piece; None if the request asked for none.
         echoed: of the prompt's tokens, which come before those; None if the text does not begin with the prompt's.
+        thought: what the model thought before it answered.
+        calls: of tools; a part of each at most.
+        usage: of the whole answer so far, if each chunk has it.
     """
 
     choice: int
@@ -35,6 +42,9 @@ class Piece(NamedTuple):
     model: str
     logprobs: list[Entry] | None = None
     echoed: LogprobsJson | None = None
+    thought: str = ""
+    calls: tuple[CallPart, ...] = ()
+    usage: Usage | None = None
 
 
 class Choice:
@@ -58,7 +68,13 @@ class Choice:
         delivered: Delivered,
         prompt: PromptPart | None,
     ) -> None:
-        self.text = SequenceText(rules, delivered.num_tokens)
+        self._message: MessageText | None = None
+        if context.message == MessageRules():
+            self.text = SequenceText(rules, delivered.num_tokens)
+        else:
+            self._message = MessageText(rules, context.message, delivered.num_tokens)
+            self.text = self._message.text
+        self._hides_thought = context.hides_thought
         self._number = number
         self._model = ""
         self._is_delivered = delivered.has_ended
@@ -73,17 +89,29 @@ class Choice:
                 context.logprobs, tokenizer.token_texts, offsets, delivered.num_tokens, offset
             )
 
+    @property
+    def num_thought_tokens(self) -> int:
+        """Tokens of the thought, with its tags."""
+        return 0 if self._message is None else self._message.num_thought_tokens
+
     def read(self, delta: m.TokenDelta) -> tuple[str | None, RequestRejected | None]:
         """Take the delta's tokens. Returns why the choice ended if it did, and the failure if it failed."""
         if self._is_prompt_only:
             delta = _without_token(delta)
         self._model = delta.model or self._model
-        text, finish_reason, failure = self._read(delta)
-        if (text or finish_reason) and not self._is_delivered:
-            logprobs = None if self._logprobs is None else self._logprobs.take()
-            piece = Piece(self._number, text, finish_reason, self.text.num_tokens, self._model, logprobs)
-            self._pieces = _joined(self._pieces, piece)
-        return finish_reason, failure
+        failure = _failure(delta)
+        num_tokens = self.text.num_tokens
+        token_ids = int32_array("token_ids", delta.token_ids).tolist()
+        pieces, finish_reason = self._read(token_ids, None if failure else delta.finish_reason)
+        if self._logprobs is not None:
+            self._logprobs.read(delta, self.text.num_tokens - num_tokens)
+        if failure is not None and not self.text.has_ended and self._is_delivered:
+            self.text.has_ended = True  # it ended without a failure, and the client knows
+            return delta.finish_reason, None
+        if not self._is_delivered:
+            self._add(pieces)
+        # The core was asked to cancel what comes after a stop string: that is no failure.
+        return finish_reason, None if self.text.has_ended else failure
 
     def take(self) -> list[Piece]:
         """The pieces since the last call; none before all has come that the choice shows of its prompt."""
@@ -97,19 +125,37 @@ class Choice:
         pieces, self._pieces = self._pieces, []
         return pieces
 
-    def _read(self, delta: m.TokenDelta) -> tuple[str, str | None, RequestRejected | None]:
-        failure = _failure(delta)
-        token_ids = int32_array("token_ids", delta.token_ids).tolist()
-        num_tokens = self.text.num_tokens
-        text, finish_reason = self.text.feed(token_ids, None if failure else delta.finish_reason)
-        if self._logprobs is not None:
-            self._logprobs.read(delta, self.text.num_tokens - num_tokens)
-        if failure is None or self.text.has_ended:  # the core was asked to cancel what comes after a stop string
-            return text, finish_reason, None
-        if self._is_delivered:  # it ended without a failure, and the client knows
-            self.text.has_ended = True
-            return "", delta.finish_reason, None
-        return text, None, failure
+    def _read(self, token_ids: list[int], finish_reason: str | None) -> tuple[list[Piece], str | None]:
+        """What tokens add, without log-probabilities, and why the choice ended if it did."""
+        if self._message is None:
+            text, reason = self.text.feed(token_ids, finish_reason)
+            new = text or reason
+            return [Piece(self._number, text, reason, self.text.num_tokens, self._model)] if new else [], reason
+        additions, reason = self._message.feed(token_ids, finish_reason)
+        if reason == "stop" and self._message.has_calls:
+            reason = "tool_calls"
+        pieces = [
+            Piece(
+                self._number,
+                part.content,
+                None,
+                num_tokens,
+                self._model,
+                thought="" if self._hides_thought else part.thought,
+                calls=part.calls,
+            )
+            for part, num_tokens in additions
+        ]
+        pieces = [piece for piece in pieces if piece.text or piece.thought or piece.calls]
+        if reason is not None:
+            last = pieces.pop() if pieces else Piece(self._number, "", None, 0, self._model)
+            pieces.append(last._replace(finish_reason=reason, num_tokens=self.text.num_tokens))
+        return pieces, reason
+
+    def _add(self, pieces: list[Piece]) -> None:
+        for piece in pieces:
+            logprobs = None if self._logprobs is None else self._logprobs.take(piece.num_tokens)
+            self._pieces = _joined(self._pieces, piece if logprobs is None else piece._replace(logprobs=logprobs))
 
 
 def text_rules(context: AnswerContext, tokenizer: Tokenizer) -> TextRules:
@@ -140,8 +186,12 @@ def _failure(delta: m.TokenDelta) -> RequestRejected | None:
 
 
 def _joined(pieces: list[Piece], piece: Piece) -> list[Piece]:
-    """A choice's pieces with one more; neighbours from one model are joined."""
-    if not pieces or pieces[-1].model != piece.model:
+    """A choice's pieces with one more; neighbours from one model are joined, if they are both of the thought or both
+    not: some clients read one of the two in a chunk."""
+    if not pieces or pieces[-1].model != piece.model or bool(pieces[-1].thought) != bool(piece.thought):
         return [*pieces, piece]
-    logprobs = None if piece.logprobs is None else [*(pieces[-1].logprobs or ()), *piece.logprobs]
-    return [*pieces[:-1], piece._replace(text=pieces[-1].text + piece.text, logprobs=logprobs)]
+    last = pieces[-1]
+    logprobs = None if piece.logprobs is None else [*(last.logprobs or ()), *piece.logprobs]
+    calls = joined_calls((*last.calls, *piece.calls)) if last.calls else piece.calls
+    text, thought = last.text + piece.text, last.thought + piece.thought
+    return [*pieces[:-1], piece._replace(text=text, logprobs=logprobs, thought=thought, calls=calls)]

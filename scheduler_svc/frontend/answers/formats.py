@@ -1,5 +1,6 @@
 """Pieces of text as the objects of either endpoint: completion objects or chat objects."""
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,6 +13,8 @@ from scheduler_svc.frontend.answers.generation import WholeChoice
 from scheduler_svc.frontend.answers.logprobs import chat_logprobs, completion_logprobs
 from scheduler_svc.frontend.answers.openai_objects import (
     AssistantMessage,
+    Call,
+    CallFunction,
     ChatChoice,
     ChatChunkChoice,
     ChatCompletion,
@@ -21,6 +24,7 @@ from scheduler_svc.frontend.answers.openai_objects import (
     Delta,
     Usage,
 )
+from scheduler_svc.frontend.parsing.message import CallPart
 
 FINGERPRINT_CHARACTERS = 12
 
@@ -47,8 +51,8 @@ class Format(ABC):
         """The answer in one object."""
 
     @abstractmethod
-    def opening(self, choice: int, computed_by: str) -> Completion | ChatCompletion | None:
-        """The chunk that comes before a choice's first text, if the format has one."""
+    def opening(self, piece: Piece) -> Completion | ChatCompletion | None:
+        """The chunk that comes before a choice's first piece, if the format has one."""
 
     @abstractmethod
     def chunk(self, piece: Piece) -> Completion | ChatCompletion:
@@ -58,9 +62,10 @@ class Format(ABC):
     def ending(self, usage: Usage, computed_by: str) -> Completion | ChatCompletion:
         """The chunk that ends a stream for which usage was asked."""
 
-    @property
-    def chunk_usage(self) -> UnsetType | None:
-        """The `usage` of chunks that have none."""
+    def chunk_usage(self, piece: Piece) -> Usage | UnsetType | None:
+        """The `usage` of a chunk: null if only the last one has it, absent if none has it."""
+        if piece.usage is not None:
+            return piece.usage
         return None if self.include_usage else UNSET
 
 
@@ -69,15 +74,15 @@ class CompletionFormat(Format):
 
     def whole(self, choices: Sequence[WholeChoice], usage: Usage, computed_by: str) -> Completion:
         """The answer in one object."""
-        return self._object([CompletionChoice(*choice) for choice in choices], usage, computed_by)
+        return self._object([CompletionChoice(*choice[:5]) for choice in choices], usage, computed_by)
 
-    def opening(self, choice: int, computed_by: str) -> None:
+    def opening(self, piece: Piece) -> None:
         """Completions have no opening chunk."""
 
     def chunk(self, piece: Piece) -> Completion:
         """A chunk of the stream."""
         choice = CompletionChoice(piece.choice, piece.text, piece.finish_reason, _completion_logprobs(piece))
-        return self._object([choice], self.chunk_usage, piece.model)
+        return self._object([choice], self.chunk_usage(piece), piece.model)
 
     def ending(self, usage: Usage, computed_by: str) -> Completion:
         """The chunk that ends a stream for which usage was asked."""
@@ -94,26 +99,56 @@ class ChatFormat(Format):
     def whole(self, choices: Sequence[WholeChoice], usage: Usage, computed_by: str) -> ChatCompletion:
         """The answer in one object."""
         answers = [
-            ChatChoice(choice.choice, AssistantMessage(choice.text), choice.finish_reason, choice.logprobs)
+            ChatChoice(choice.choice, self._message(choice), choice.finish_reason, choice.logprobs)
             for choice in choices
         ]
         return self._object("chat.completion", answers, usage, computed_by, choices[0].prompt_logprobs)
 
-    def opening(self, choice: int, computed_by: str) -> ChatCompletion:
+    def opening(self, piece: Piece) -> ChatCompletion:
         """The chunk that names the role of the message: the assistant."""
-        opening = ChatChunkChoice(choice, Delta(role="assistant", content=""))
-        return self._chunk([opening], self.chunk_usage, computed_by)
+        opening = ChatChunkChoice(piece.choice, Delta(role="assistant", content=""))
+        return self._chunk([opening], self.chunk_usage(piece), piece.model)
 
     def chunk(self, piece: Piece) -> ChatCompletion:
         """A chunk of the stream."""
-        delta = Delta(content=piece.text) if piece.text else Delta()
+        if piece.thought or piece.calls:
+            delta = self._delta(piece)
+        else:
+            delta = Delta(content=piece.text) if piece.text else Delta()
         logprobs = None if piece.logprobs is None else chat_logprobs(piece.logprobs)
         choice = ChatChunkChoice(piece.choice, delta, piece.finish_reason, logprobs)
-        return self._chunk([choice], self.chunk_usage, piece.model)
+        return self._chunk([choice], self.chunk_usage(piece), piece.model)
 
     def ending(self, usage: Usage, computed_by: str) -> ChatCompletion:
         """The chunk that ends a stream for which usage was asked."""
         return self._chunk([], usage, computed_by)
+
+    def _message(self, choice: WholeChoice) -> AssistantMessage:
+        calls: list[Call] | UnsetType = UNSET
+        if choice.calls:
+            calls = [
+                Call(UNSET, self._call_id(choice.choice, number), "function", CallFunction(name, arguments))
+                for number, name, arguments in choice.calls
+            ]
+        thought = choice.thought or UNSET
+        text = None if choice.calls and not choice.text else choice.text
+        return AssistantMessage(text, reasoning_content=thought, reasoning=thought, tool_calls=calls)
+
+    def _delta(self, piece: Piece) -> Delta:
+        thought = piece.thought or UNSET
+        calls = [self._delta_call(piece.choice, part) for part in piece.calls] or UNSET
+        return Delta(content=piece.text or UNSET, reasoning_content=thought, reasoning=thought, tool_calls=calls)
+
+    def _delta_call(self, choice: int, part: CallPart) -> Call:
+        if not part.name:
+            return Call(part.number, UNSET, UNSET, CallFunction(UNSET, part.arguments))
+        function = CallFunction(part.name, part.arguments)
+        return Call(part.number, self._call_id(choice, part.number), "function", function)
+
+    def _call_id(self, choice: int, number: int) -> str:
+        """The same wherever the call is written: another frontend may go on with the stream."""
+        name = f"{self.answer_id}/{choice}/{number}"
+        return "call_" + hashlib.blake2b(name.encode(), digest_size=12).hexdigest()
 
     def _chunk(
         self, choices: list[ChatChunkChoice], usage: Usage | UnsetType | None, computed_by: str

@@ -15,10 +15,12 @@ from scheduler_svc.frontend.answers.choice import Choice, Piece, text_rules
 from scheduler_svc.frontend.answers.delta_parts import Deltas, parts_of
 from scheduler_svc.frontend.answers.event_ids import Position
 from scheduler_svc.frontend.answers.logprobs import LogprobsJson
-from scheduler_svc.frontend.answers.openai_objects import PromptTokensDetails, Usage
+from scheduler_svc.frontend.answers.message_text import joined_calls
+from scheduler_svc.frontend.answers.openai_objects import CompletionTokensDetails, PromptTokensDetails, Usage
 from scheduler_svc.frontend.answers.prompt_part import Prompt, PromptPart
 from scheduler_svc.frontend.errors import ClientGone
 from scheduler_svc.frontend.link.delta_queue import DeltaQueue
+from scheduler_svc.frontend.parsing.message import CallPart
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
 
 log = get_logger(__name__)
@@ -26,13 +28,15 @@ log = get_logger(__name__)
 
 class WholeChoice(NamedTuple):
     """One choice of an answer that is not streamed; logprobs are None if the request asked for none, those of the
-    prompt are UNSET."""
+    prompt are UNSET. Thought and calls are those of a chat's message, beside its text."""
 
     choice: int
     text: str
     finish_reason: str
     logprobs: Raw | None
     prompt_logprobs: Raw | UnsetType = UNSET
+    thought: str = ""
+    calls: tuple[CallPart, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -88,7 +92,7 @@ class Generation:
 
     async def pieces(self) -> AsyncIterator[list[Piece]]:
         """What the client does not have yet, turn by turn, until all choices have ended. A choice has at most one piece
-        in a turn, unless another model continued it.
+        in a turn, unless another model continued it, or its thought ended.
 
         Raises:
             RequestRejected: the core refused or failed the request, or the connection to the core broke.
@@ -97,7 +101,7 @@ class Generation:
             for part in parts_of(await self._queue.get(), self.spec.context.num_prompt_logprobs):
                 pieces, failure = self._read(part)
                 if pieces:
-                    yield pieces
+                    yield self._with_usage(pieces)
                 if failure is not None:
                     raise failure
                 await asyncio.sleep(0)
@@ -106,11 +110,15 @@ class Generation:
         """Every choice, complete and in order. Raises as `pieces` does."""
         reasons = ["stop"] * len(self._choices)
         texts: list[list[str]] = [[] for _ in self._choices]
+        thoughts: list[list[str]] = [[] for _ in self._choices]
+        calls: list[list[CallPart]] = [[] for _ in self._choices]
         logprobs = [LogprobsJson(self.spec.context.kind) for _ in self._choices]
         async for pieces in self.pieces():
             for piece in pieces:
                 reasons[piece.choice] = piece.finish_reason or "stop"
                 texts[piece.choice].append(piece.text)
+                thoughts[piece.choice].append(piece.thought)
+                calls[piece.choice] += piece.calls
                 if piece.echoed is not None:
                     logprobs[piece.choice] = piece.echoed.copy()
                 if piece.logprobs is not None:
@@ -122,7 +130,9 @@ class Generation:
             await asyncio.sleep(0)  # what is put together here may be megabytes
             log_probabilities = logprobs[choice].json() if has_logprobs else None
             text, prompt = "".join(texts[choice]), listed[choice // self._n]
-            choices.append(WholeChoice(choice, text, reason, log_probabilities, prompt))
+            thought = "".join(thoughts[choice])
+            whole_calls = joined_calls(calls[choice])
+            choices.append(WholeChoice(choice, text, reason, log_probabilities, prompt, thought, whole_calls))
         return choices
 
     @property
@@ -130,12 +140,23 @@ class Generation:
         """Tokens so far. A prompt counts once however many sequences it has."""
         prompt = self.spec.num_prompt_tokens
         completion = sum(choice.text.num_tokens for choice in self._choices)
+        details: CompletionTokensDetails | UnsetType = UNSET
+        if self.spec.context.message.thought != "none":
+            details = CompletionTokensDetails(sum(choice.num_thought_tokens for choice in self._choices))
         return Usage(
             prompt_tokens=prompt,
             completion_tokens=completion,
             total_tokens=prompt + completion,
             prompt_tokens_details=PromptTokensDetails(cached_tokens=sum(self._num_cached)),
+            completion_tokens_details=details,
         )
+
+    def _with_usage(self, pieces: list[Piece]) -> list[Piece]:
+        """The same, each with the usage so far if the request asked for that."""
+        if not self.spec.context.has_chunk_usage:
+            return pieces
+        usage = self.usage
+        return [piece._replace(usage=usage) for piece in pieces]
 
     def _read(self, deltas: Deltas) -> tuple[list[Piece], RequestRejected | None]:
         """The pieces of these deltas that the client does not have, and why the answer ends here, if it failed."""

@@ -78,10 +78,15 @@ class LogprobReader:
             self._entries.append(Entry(token_logprob(self._texts, row_ids, row), self._offset))
             self._offset += len(self._detokenizer.feed((token_id,)))
 
-    def take(self) -> list[Entry]:
-        """The entries since the last call."""
-        entries, self._entries = self._entries, []
-        return entries
+    def take(self, num_tokens: int) -> list[Entry]:
+        """The entries since the last call, of the sequence's first so many tokens."""
+        num_left = max(self._num_read - num_tokens, 0)
+        entries = self._entries
+        if not num_left:
+            self._entries = []
+            return entries
+        self._entries = entries[-num_left:]
+        return entries[:-num_left]
 
     def _columns(self, delta: m.TokenDelta) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """int32 [tokens], int32 [tokens, count] and float64 [tokens, count]."""

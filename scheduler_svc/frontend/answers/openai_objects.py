@@ -12,6 +12,12 @@ class PromptTokensDetails(Struct, frozen=True):
     cached_tokens: int
 
 
+class CompletionTokensDetails(Struct, frozen=True):
+    """How much of the answer was thought, with its tags."""
+
+    reasoning_tokens: int
+
+
 class Usage(Struct, frozen=True):
     """Tokens that were read and written."""
 
@@ -19,6 +25,7 @@ class Usage(Struct, frozen=True):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
 
 
 class TopLogprob(Struct, frozen=True, gc=False):
@@ -84,12 +91,31 @@ class Completion(Struct, frozen=True):
     usage: Usage | UnsetType | None = UNSET
 
 
-class AssistantMessage(Struct, frozen=True):
-    """What the model said."""
+class CallFunction(Struct, frozen=True):
+    """A function that is called; a chunk has its name only where the call begins, and new text of its arguments."""
 
-    content: str
+    name: str | UnsetType
+    arguments: str
+
+
+class Call(Struct, frozen=True):
+    """A call of a tool; chunks have all but the index only where it begins, and only they have the index."""
+
+    index: int | UnsetType
+    id: str | UnsetType
+    type: str | UnsetType
+    function: CallFunction
+
+
+class AssistantMessage(Struct, frozen=True):
+    """What the model said. The thought has two names, as clients ask for either."""
+
+    content: str | None
     role: str = "assistant"
     refusal: None = None
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    tool_calls: list[Call] | UnsetType = UNSET
 
 
 class ChatChoice(Struct, frozen=True):
@@ -106,6 +132,9 @@ class Delta(Struct, frozen=True):
 
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    tool_calls: list[Call] | UnsetType = UNSET
 
 
 class ChatChunkChoice(Struct, frozen=True):

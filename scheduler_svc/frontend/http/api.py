@@ -3,12 +3,12 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal, TypeVar
 
 import msgspec
 from fastapi import APIRouter, FastAPI, Request, Response
 
-from scheduler_svc.frontend.answers.answer_context import AnswerContext
 from scheduler_svc.frontend.answers.event_ids import Position, has_event_ids
 from scheduler_svc.frontend.answers.formats import format_of
 from scheduler_svc.frontend.answers.generation import AnswerSpec, Generation
@@ -26,9 +26,13 @@ from scheduler_svc.frontend.http.responses import REQUEST_ID_HEADER, ModelCard, 
 from scheduler_svc.frontend.http.resume_api import ResumeApi
 from scheduler_svc.frontend.http.streaming import EventStream, unless_disconnected
 from scheduler_svc.frontend.link.core_link import CoreLink
-from scheduler_svc.frontend.requests.body import parse
+from scheduler_svc.frontend.requests.answer_context import answer_context
+from scheduler_svc.frontend.requests.body import Parsed, parse_noting
+from scheduler_svc.frontend.requests.chat import tokenize_chat
+from scheduler_svc.frontend.requests.chat_style import style_of
+from scheduler_svc.frontend.requests.ignored import IgnoredFields
 from scheduler_svc.frontend.requests.schemas import ChatRequest, CompletionRequest, GenerationRequest
-from scheduler_svc.frontend.requests.tokenized_request import TokenizedRequest, tokenize_chat, tokenize_completion
+from scheduler_svc.frontend.requests.tokenized_request import TokenizedRequest, tokenize_completion
 from scheduler_svc.frontend.text.long_work import LongWork
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
 from scheduler_svc.frontend_options import FrontendOptions
@@ -79,7 +83,10 @@ class _Generate:
         self._tokenizer = tokenizer
         self._long_work = LongWork()
         self._grammars = GrammarCompiler(tokenizer.path, tokenizer.eos_token_ids)
-        self._model = settings.model
+        self._settings = settings
+        style = style_of(tokenizer.chat_template, settings.options)
+        self._tokenize_chat = partial(tokenize_chat, style=style)
+        self._ignored = IgnoredFields()
         self.router = APIRouter()
         self.router.post("/v1/completions", response_model=None)(self.completions)
         self.router.post("/v1/chat/completions", response_model=None)(self.chat_completions)
@@ -91,7 +98,7 @@ class _Generate:
 
     async def chat_completions(self, request: Request) -> Response:
         """Answer a conversation."""
-        body, tokenized = await self._read(request, ChatRequest, tokenize_chat)
+        body, tokenized = await self._read(request, ChatRequest, self._tokenize_chat)
         return await self._answer("chat", tokenized, body, request)
 
     async def _read(
@@ -103,14 +110,16 @@ class _Generate:
         """The body, checked and tokenized: in a thread if it is long, as nothing may hold up every stream for that. Its
         grammar is compiled by another process."""
         raw = await json_body(request)
+        options = self._settings.options
 
-        def work() -> tuple[Body, TokenizedRequest]:
-            body = parse(raw, schema)
-            check_model(body.model, self._model)
-            return body, tokenize(body, self._tokenizer, self._link.fleet.max_model_len)
+        def work() -> tuple[Parsed[Body], TokenizedRequest]:
+            parsed = parse_noting(raw, schema, allow_unknown=options.allow_unknown)
+            check_model(parsed.body.model, options.served_model_name)
+            return parsed, tokenize(parsed.body, self._tokenizer, self._link.fleet.max_model_len)
 
         try:
-            body, tokenized = await self._long_work.run(len(raw), work)
+            (body, ignored), tokenized = await self._long_work.run(len(raw), work)
+            self._ignored.count(client_of(request).name, ignored)
             if (asked := tokenized.grammar) is not None:
                 grammar = await self._grammars.compile(asked.spec, asked.param, client_of(request).name)
                 tokenized = tokenized.compiled(grammar)
@@ -125,23 +134,7 @@ class _Generate:
         body: GenerationRequest,
         request: Request,
     ) -> Response:
-        context = AnswerContext(
-            kind=kind,
-            created=int(time.time()),
-            model=self._model,
-            num_prompts=len(tokenized.prompts),
-            n=tokenized.n,
-            stop=tokenized.stop,
-            include_usage=not body.stream or (body.stream_options is not None and body.stream_options.include_usage),
-            is_resumable=tokenized.is_resumable,
-            logprobs=tokenized.params[0].logprobs,
-            min_tokens=body.min_tokens,
-            include_stop_str_in_output=body.include_stop_str_in_output,
-            skip_special_tokens=body.skip_special_tokens,
-            echo=tokenized.echo,
-            prompt_logprobs=body.num_listed_prompt_logprobs,
-            is_prompt_only=tokenized.is_prompt_only,
-        )
+        context = answer_context(kind, tokenized, body, self._settings.model)
         submits = tokenized.submits(client_of(request), context.encode())
         spec = AnswerSpec(
             tokenized.request_id,
@@ -168,6 +161,7 @@ class _Describe:
         self._link = link
         self._vocab_size = vocab_size
         self._model = settings.model
+        self._served = settings.options.served_model_name
         self._created = int(time.time())
         self.router = APIRouter()
         self.router.get("/v1/models")(self.models)
@@ -186,7 +180,7 @@ class _Describe:
 
     async def model(self, model_id: str) -> Response:
         """The one model, asked for by its name."""
-        check_model(model_id, self._model)
+        check_model(model_id, self._served)
         return json_response(self._describe_model())
 
     async def health(self) -> Response:
@@ -216,8 +210,9 @@ class _Describe:
         return ModelCard(self._model, self._created, self._link.fleet.max_model_len or None, self._vocab_size)
 
 
-def check_model(asked: str, served: str) -> None:
+def check_model(asked: str, served: tuple[str, ...]) -> None:
     """Raise the ApiError (404) for a model that is not served here."""
-    if asked != served:
-        message = f"The model '{asked[:200]}' does not exist here; '{served}' does."
+    if asked not in served:
+        names = " or ".join(f"'{name}'" for name in served)
+        message = f"The model '{asked[:200]}' does not exist here; {names} does."
         raise ApiError(404, message, code="model_not_found", param="model")

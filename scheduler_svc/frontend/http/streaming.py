@@ -123,7 +123,7 @@ class EventStream(Response):
                 for piece in pieces:
                     if piece.choice in unopened:
                         unopened.remove(piece.choice)
-                        opening = self._format.opening(piece.choice, piece.model)
+                        opening = self._format.opening(piece)
                         if opening is not None:
                             events.append(_event(to_json(opening), ids.opened(piece.choice)))
                     has_ended = piece.finish_reason is not None

@@ -236,6 +236,8 @@ class CoreLink:
                 self._take_outputs(message)
             case m.Attached():
                 self._attached(message)
+            case m.Accepted():
+                pass  # the first delta of a request says so too
             case m.FleetState():
                 self._fleet = message
             case m.Status() | m.Metrics() | m.DrainReply():

@@ -1,10 +1,19 @@
 """A chat answer's text, taken apart while it arrives: the thought, the content, and calls of tools."""
 
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import msgspec
 
-ThoughtStart = Literal["none", "open", "may_open"]
+from scheduler_svc.frontend.parsing.call_parser import CallParser
+from scheduler_svc.frontend.parsing.hermes import HermesParser
+from scheduler_svc.frontend.parsing.output import Output
+from scheduler_svc.frontend.parsing.parts import CallPart, MessagePart
+from scheduler_svc.frontend.parsing.plain_json import JsonParser
+from scheduler_svc.frontend.parsing.qwen3_coder import Qwen3CoderParser
+from scheduler_svc.frontend.parsing.thought import ThoughtSplitter, ThoughtStart
+
+__all__ = ["CallFormat", "CallPart", "MessageParser", "MessagePart", "MessageRules", "ThoughtStart"]
+
 CallFormat = Literal["none", "hermes", "qwen3_coder", "json"]
 
 
@@ -26,44 +35,63 @@ class MessageRules(msgspec.Struct, frozen=True, array_like=True, kw_only=True, f
     text_parameters: dict[str, tuple[str, ...]] = {}
 
 
-class CallPart(NamedTuple):
-    """New text of one call.
-
-    Attributes:
-        number: of the call in its message, from 0.
-        name: of the tool, in the call's first part; empty in the others.
-        arguments: of the tool, as much as is new of their JSON.
-    """
-
-    number: int
-    name: str
-    arguments: str
-
-
-class MessagePart(NamedTuple):
-    """What a piece of text adds to a message."""
-
-    thought: str = ""
-    content: str = ""
-    calls: tuple[CallPart, ...] = ()
-
-
 class MessageParser:
     """Takes one answer's text apart. How the text is cut into pieces changes nothing: the parts, joined, are the same.
 
+    Its time grows with the text, not with the text times the number of pieces. It keeps no more of the text than what
+    it holds back: a tag, 64 characters of whitespace, and a bounded number of characters of a call whose name has not
+    come and of a value that may be JSON. `ThoughtSplitter` and the formats' parsers say what becomes of text that is
+    neither one thing nor the other. A tool's name is given as it is written, also if the request has no such tool.
+
     Attributes:
-        is_thinking: whether the text so far ends inside a thought.
-        num_calls: calls that have begun.
+        is_thinking: whether the text so far ends inside a thought. A token is one of thinking if this is true before it
+            or after it: so the tags count, those that the model writes.
     """
 
     def __init__(self, rules: MessageRules) -> None:
-        self.is_thinking = rules.thought == "open"
-        self.num_calls = 0
+        self._thought = ThoughtSplitter(rules.thought)
+        self._output = Output(is_one_call=rules.is_one_call)
+        self._calls = _call_parser(rules, self._output)
+
+    @property
+    def is_thinking(self) -> bool:
+        """See the class."""
+        return self._thought.is_thinking
+
+    @property
+    def num_calls(self) -> int:
+        """Calls that have begun."""
+        return self._output.num_calls
 
     def feed(self, text: str) -> MessagePart:
         """What this piece adds. Text that could be the beginning of a tag is held back until that is clear."""
-        return MessagePart(content=text)
+        thought, rest = self._thought.feed(text)
+        return self._rest(thought, rest)
 
     def flush(self) -> MessagePart:
         """The rest at the end of the text: what was held back."""
-        return MessagePart()
+        thought, rest = self._thought.flush()
+        part = self._rest(thought, rest)
+        if self._calls is None:
+            return part
+        self._calls.flush()
+        last = self._output.take()
+        return MessagePart(thought, part.content + last.content, part.calls + last.calls)
+
+    def _rest(self, thought: str, text: str) -> MessagePart:
+        if self._calls is None or not text:
+            return MessagePart(thought, text)
+        self._calls.feed(text)
+        return self._output.take()._replace(thought=thought)
+
+
+def _call_parser(rules: MessageRules, output: Output) -> CallParser | None:
+    match rules.calls:
+        case "none":
+            return None
+        case "hermes":
+            return HermesParser(output)
+        case "qwen3_coder":
+            return Qwen3CoderParser(output, rules.text_parameters)
+        case "json":
+            return JsonParser(output)

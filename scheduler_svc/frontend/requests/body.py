@@ -3,11 +3,12 @@ validated: each of these steps costs far more for a byte than the one before.
 """
 
 import json
-from typing import Any, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from scheduler_svc.frontend.errors import ApiError
+from scheduler_svc.frontend.requests.ignored import IgnoredNames
 
 MAX_VALUES = 2**18  # numbers above all: token ids
 MAX_STRINGS = 2**15  # with the names of fields
@@ -25,8 +26,28 @@ _CODE_OF_PYDANTIC_TYPE = {
 Schema = TypeVar("Schema", bound=BaseModel)
 
 
+class Parsed(NamedTuple, Generic[Schema]):
+    """A request.
+
+    Attributes:
+        ignored: names of fields that it has and that have no meaning here.
+    """
+
+    body: Schema
+    ignored: tuple[str, ...]
+
+
 def parse(raw: bytes, schema: type[Schema]) -> Schema:
     """A request as its schema has it. Raises ApiError (400) for what it is not."""
+    return parse_noting(raw, schema).body
+
+
+def parse_noting(raw: bytes, schema: type[Schema], *, allow_unknown: bool = False) -> Parsed[Schema]:
+    """The same, and which of its fields are ignored.
+
+    Args:
+        allow_unknown: whether unknown parameters are among them, instead of refused.
+    """
     count_values(raw)
     try:
         # Not the bytes themselves: they could be UTF-16, and were not counted as that.
@@ -39,8 +60,9 @@ def parse(raw: bytes, schema: type[Schema]) -> Schema:
     if not isinstance(content, dict):
         raise ApiError(400, "The body must be a JSON object, sent as application/json.", code="invalid_type")
     check_shape(content)
+    ignored = IgnoredNames(allow_unknown=allow_unknown)
     try:
-        return schema.model_validate(content)
+        return Parsed(schema.model_validate(content, context=ignored), ignored.names())
     except ValidationError as error:
         raise describe_validation(error) from error
 

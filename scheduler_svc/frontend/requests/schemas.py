@@ -1,133 +1,78 @@
 """What clients may ask for: OpenAI's parameters, checked. No parameter is accepted that would have no effect.
 
-A parameter that is not supported is declared with the values that mean "off" and refused with any other; a
-parameter that is not declared is refused as unknown. Metadata that changes no token is accepted and ignored.
+A parameter that is not supported is declared with the values that mean "off" (`off_values.py`) and refused with any
+other; a parameter that is not declared is refused as unknown. Metadata that changes no token is accepted and ignored.
 """
 
-import json
-import re
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any
 
 from pydantic import (
     AfterValidator,
     BeforeValidator,
-    FailFast,
     Field,
+    PlainValidator,
     SkipValidation,
     ValidationInfo,
     field_validator,
+    model_validator,
 )
 from pydantic_core import PydanticCustomError
 
-from common.messages import MAX_BAD_WORDS, MAX_BIASES, MAX_LOGPROBS, MAX_PRIORITY
-from scheduler_svc.frontend.requests.strict import Strict
-from scheduler_svc.frontend.requests.structured import ResponseFormat, StructuredOutputs
+from common.messages import MAX_BAD_WORDS, MAX_PRIORITY
+from scheduler_svc.frontend.requests.fields import (
+    INT32_MAX,
+    FirstError,
+    Instead,
+    NumLogprobs,
+    Only,
+    Penalty,
+    StopString,
+    TokenId,
+    biases,
+    minus_one_is_off,
+    prompt_list,
+    stop_list,
+)
+from scheduler_svc.frontend.requests.ignored import IgnoredNames
+from scheduler_svc.frontend.requests.messages import ChatMessage
+from scheduler_svc.frontend.requests.off_values import OffForAll, OffForChats, OffForCompletions
+from scheduler_svc.frontend.requests.strict import Strict, known_fields
+from scheduler_svc.frontend.requests.structured import GuidedDecoding, ResponseFormat, StructuredOutputs
+from scheduler_svc.frontend.requests.thinking import EFFORTS
+from scheduler_svc.frontend.requests.tools import MAX_TOOLS, Tool, ToolChoice, different_names, read_choice
 
-INT32_MAX = 2**31 - 1
 MAX_N = 128
 MAX_PROMPTS = 1024
 MAX_STOPS = 16
-MAX_STOP_CHARACTERS = 256
-MAX_BIAS = 100
 REQUEST_ID = r"[A-Za-z0-9._-]{1,64}"
-DECIMAL = r"0|[1-9][0-9]{0,8}"
-
-Item = TypeVar("Item")
-FirstError = Annotated[list[Item], FailFast()]  # of a long list that is wrong, one item is described and not all
 
 
-class Only:
-    """Allows only the values that turn an unsupported parameter off."""
-
-    def __init__(self, *values: Any) -> None:
-        self._values = values
-
-    def __call__(self, value: Any) -> Any:
-        """`value`, if it is an allowed one."""
-        if value in self._values:
-            return value
-        allowed = " or ".join(json.dumps(allowed) for allowed in (*self._values, None))
-        raise PydanticCustomError("unsupported_parameter", f"this server supports only {allowed}")
-
-
-def _stop_list(value: Any) -> Any:
-    """One string or several -> a list."""
-    return [value] if isinstance(value, str) else value
-
-
-def _prompt_list(value: Any) -> Any:
-    """One prompt or several, each as text or as token ids -> a list of prompts."""
-    if isinstance(value, str):
-        return [value]
-    if isinstance(value, list) and value:
-        if all(type(item) is int for item in value):
-            return [value]
-        if all(isinstance(item, str) for item in value) or all(_is_ids(item) for item in value):
-            return value
-    raise PydanticCustomError(
-        "prompt_type", "it should be a string, a list of strings, a list of token ids, or a list of lists of token ids"
-    )
-
-
-def _minus_one_is_off(top_k: int) -> int:
-    """0 and -1 both keep all tokens."""
-    return max(top_k, 0)
-
-
-def _biases(value: Any) -> dict[int, float]:
-    """An object whose names are token ids -> the bias of each of these tokens."""
-    if not isinstance(value, dict):
-        raise PydanticCustomError("bias_type", "it should be an object with a bias for each token id")
-    if len(value) > MAX_BIASES:
-        raise PydanticCustomError("biases", f"it has {len(value)} biases, the limit is {MAX_BIASES}")
-    for token_id, bias in value.items():
-        if re.fullmatch(DECIMAL, token_id, re.ASCII) is None:
-            raise PydanticCustomError("bias_token", f"{token_id[:50]!r} is no token id")
-        if type(bias) not in (int, float):
-            raise PydanticCustomError("bias_type", f"the bias of {token_id} should be a number")
-        if not -MAX_BIAS <= bias <= MAX_BIAS:
-            limits = f"it should be -{MAX_BIAS} to {MAX_BIAS}"
-            raise PydanticCustomError("bias", f"the bias of {token_id} is {str(bias)[:50]}, {limits}")
-    return {int(token_id): float(bias) for token_id, bias in value.items()}
-
-
-def _is_ids(item: Any) -> bool:
-    return isinstance(item, list) and bool(item) and all(type(token) is int for token in item)
-
-
-def _content_parts(value: Any) -> Any:
-    """Text, or a list of parts -> a list of parts."""
-    if isinstance(value, str):
-        return [{"type": "text", "text": value}]
-    if isinstance(value, list):
-        return value
-    raise PydanticCustomError("content_type", "it should be a string or a list of text parts")
+def _effort(value: Any) -> Any:
+    if value not in EFFORTS:
+        allowed = ", ".join(EFFORTS)
+        raise PydanticCustomError("reasoning_effort", "it should be one of {allowed}", {"allowed": allowed})
+    return value
 
 
 class StreamOptions(Strict):
     """What a stream carries besides its text."""
 
     include_usage: bool = False
+    continuous_usage_stats: bool = False
     include_obfuscation: Annotated[Any, AfterValidator(Only(False))] = None
 
 
-StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
-TokenId = Annotated[int, Field(ge=0, le=INT32_MAX)]
-Penalty = Annotated[float, Field(ge=-2.0, le=2.0)]
-NumLogprobs = Annotated[int, Field(ge=0, le=MAX_LOGPROBS - 1)]
-
-
-class GenerationRequest(Strict):
+class GenerationRequest(GuidedDecoding, OffForAll):
     """The parameters of both endpoints. Absent sampling parameters get the values that the model recommends."""
 
     model: str
     n: Annotated[int, Field(ge=1, le=MAX_N)] = 1
     temperature: Annotated[float, Field(ge=0.0, le=2.0)] | None = None
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
-    top_k: Annotated[int, Field(ge=-1, le=INT32_MAX), AfterValidator(_minus_one_is_off)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=INT32_MAX), AfterValidator(minus_one_is_off)] | None = None
     min_p: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
-    stop: Annotated[list[StopString], BeforeValidator(_stop_list), Field(max_length=MAX_STOPS)] = []
+    stop: Annotated[list[StopString], BeforeValidator(stop_list), Field(max_length=MAX_STOPS)] = []
     stop_token_ids: Annotated[list[TokenId], Field(max_length=64)] = []
     ignore_eos: bool = False
     min_tokens: Annotated[int, Field(ge=0, le=INT32_MAX)] = 0
@@ -136,7 +81,7 @@ class GenerationRequest(Strict):
     presence_penalty: Penalty = 0.0
     frequency_penalty: Penalty = 0.0
     repetition_penalty: Annotated[float, Field(ge=0.01, le=100.0)] | None = None
-    logit_bias: Annotated[dict[int, float], BeforeValidator(_biases)] = {}
+    logit_bias: Annotated[dict[int, float], BeforeValidator(biases)] = {}
     bad_words: Annotated[list[StopString], Field(max_length=MAX_BAD_WORDS)] = []
     allowed_token_ids: Annotated[FirstError[TokenId], Field(min_length=1)] = []  # an empty one would ban all
     response_format: ResponseFormat | None = None
@@ -151,20 +96,30 @@ class GenerationRequest(Strict):
     request_id: Annotated[str, Field(pattern=f"^{REQUEST_ID}$")] | None = None
     resumable: bool = False  # the request continues for a while when its client's connection breaks
 
-    # Metadata: no token depends on it.
-    user: str | None = None
-    metadata: dict[str, Any] | None = None
-    store: bool | None = None
-    service_tier: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-
     prompt_logprobs: NumLogprobs | None = None
 
     @property
     def num_listed_prompt_logprobs(self) -> int:
         """Log-probabilities that the answer lists of each prompt token: its own and those of the likeliest."""
         return 0 if self.prompt_logprobs is None else 1 + self.prompt_logprobs
+
+    @property
+    def has_usage(self) -> bool:
+        """Whether the answer ends with its usage."""
+        return not self.stream or (self.stream_options is not None and self.stream_options.include_usage)
+
+    @property
+    def has_chunk_usage(self) -> bool:
+        """Whether each chunk of the answer's stream has the usage so far."""
+        return self.stream and self.stream_options is not None and self.stream_options.continuous_usage_stats
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_unknown(cls, data: Any, info: ValidationInfo) -> Any:
+        ignored = info.context
+        if isinstance(data, dict) and isinstance(ignored, IgnoredNames) and ignored.allow_unknown:
+            return known_fields(cls, "", data, ignored)
+        return data
 
     @field_validator("prompt_logprobs")
     @classmethod
@@ -177,25 +132,24 @@ class GenerationRequest(Strict):
     @field_validator("stream_options")
     @classmethod
     def _needs_a_stream(cls, options: StreamOptions, info: ValidationInfo) -> StreamOptions:
-        if not info.data.get("stream"):
+        if not info.data.get("stream") and (options.include_usage or options.continuous_usage_stats):
             raise PydanticCustomError("stream_options", "it is allowed only with 'stream': true")
         return options
 
 
-class CompletionRequest(GenerationRequest):
+class CompletionRequest(GenerationRequest, OffForCompletions):
     """POST /v1/completions."""
 
     prompt: Annotated[
-        list[SkipValidation[str | list[int]]],  # `_prompt_list` has looked at each of maybe 100,000 token ids
-        BeforeValidator(_prompt_list),
+        list[SkipValidation[str | list[int]]],  # `prompt_list` has looked at each of maybe 100,000 token ids
+        BeforeValidator(prompt_list),
         Field(max_length=MAX_PROMPTS),
     ]
     echo: bool = False
+    add_special_tokens: bool = True
     max_tokens: Annotated[int, Field(ge=0, le=INT32_MAX)] = 16
     best_of: int | None = None
     logprobs: NumLogprobs | None = None
-
-    suffix: Annotated[Any, AfterValidator(Only(""))] = None
 
     @field_validator("max_tokens")
     @classmethod
@@ -212,72 +166,25 @@ class CompletionRequest(GenerationRequest):
         return best_of
 
 
-class TextPart(Strict):
-    """A part of a message. There is no other kind: the models served here read text."""
-
-    type: Literal["text"]
-    text: str
-
-
-class FunctionCall(Strict):
-    """The function that an assistant called."""
-
-    name: str
-    arguments: str
-
-
-class ToolCall(Strict):
-    """A call that an assistant made earlier in the conversation."""
-
-    id: str
-    type: Literal["function"] = "function"
-    function: FunctionCall
-
-
-class ChatMessage(Strict):
-    """One message, as clients write it and as this API returned it."""
-
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Annotated[FirstError[TextPart], BeforeValidator(_content_parts)] = []
-    name: str | None = None
-    reasoning_content: str | None = None
-    tool_calls: FirstError[ToolCall] = []
-    tool_call_id: str | None = None
-
-    refusal: Annotated[Any, AfterValidator(Only())] = None
-    annotations: Annotated[Any, AfterValidator(Only([]))] = None
-    audio: Annotated[Any, AfterValidator(Only())] = None
-    function_call: Annotated[Any, AfterValidator(Only())] = None
-
-
-class Tool(Strict):
-    """A function that the model is told about."""
-
-    type: Literal["function"]
-    function: dict[str, Any]
-
-
-class ChatRequest(GenerationRequest):
-    """POST /v1/chat/completions. Tools are shown to the model; its calls come back as it writes them, as text."""
+class ChatRequest(GenerationRequest, OffForChats):
+    """POST /v1/chat/completions."""
 
     messages: Annotated[FirstError[ChatMessage], Field(min_length=1)]
     max_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = None
-    tools: FirstError[Tool] = []
+    tools: Annotated[FirstError[Tool], Field(max_length=MAX_TOOLS), AfterValidator(different_names)] = []
+    tool_choice: Annotated[ToolChoice | None, PlainValidator(read_choice)] = None
+    parallel_tool_calls: bool = True
+    functions: Annotated[Any, AfterValidator(Instead("tools"))] = None
+    function_call: Annotated[Any, AfterValidator(Instead("tool_choice"))] = None
     chat_template_kwargs: dict[str, Any] = {}
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool = False
+    reasoning_effort: Annotated[Any, AfterValidator(_effort)] = None
+    thinking_token_budget: Annotated[int, Field(ge=0, le=INT32_MAX)] | None = None
+    include_reasoning: bool = True
     logprobs: bool = False
     top_logprobs: NumLogprobs = 0
-
-    tool_choice: Annotated[Any, AfterValidator(Only("auto", "none"))] = None
-    parallel_tool_calls: Annotated[Any, AfterValidator(Only(True))] = None
-    functions: Annotated[Any, AfterValidator(Only())] = None
-    function_call: Annotated[Any, AfterValidator(Only())] = None
-    modalities: Annotated[Any, AfterValidator(Only(["text"]))] = None
-    audio: Annotated[Any, AfterValidator(Only())] = None
-    prediction: Annotated[Any, AfterValidator(Only())] = None
-    web_search_options: Annotated[Any, AfterValidator(Only())] = None
-    reasoning_effort: Annotated[Any, AfterValidator(Only())] = None
-    verbosity: Annotated[Any, AfterValidator(Only())] = None
 
     @field_validator("top_logprobs")
     @classmethod
@@ -285,6 +192,16 @@ class ChatRequest(GenerationRequest):
         if top_logprobs and not info.data.get("logprobs"):
             raise PydanticCustomError("top_logprobs", "it is allowed only with 'logprobs': true")
         return top_logprobs
+
+    @field_validator("continue_final_message")
+    @classmethod
+    def _has_something_to_continue(cls, continues: bool, info: ValidationInfo) -> bool:
+        if continues and info.data.get("add_generation_prompt"):
+            raise PydanticCustomError("continue_final_message", "it is not allowed with 'add_generation_prompt': true")
+        messages = info.data.get("messages")
+        if continues and messages and messages[-1].role != "assistant":
+            raise PydanticCustomError("continue_final_message", "the last message is not the assistant's")
+        return continues
 
 
 class DrainRequest(Strict):

@@ -1,14 +1,15 @@
-"""Which texts an answer may be: OpenAI's `response_format` and vLLM's `structured_outputs`."""
+"""Which texts an answer may be: OpenAI's `response_format`, vLLM's `structured_outputs` and its older `guided_*`."""
 
 import json
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from scheduler_svc.frontend.errors import ApiError
 from scheduler_svc.frontend.grammars.spec import GrammarKind, GrammarSpec
 from scheduler_svc.frontend.requests.body import check_shape, count_values
+from scheduler_svc.frontend.requests.fields import Only
 from scheduler_svc.frontend.requests.strict import Strict
 
 MAX_SPEC_BYTES = 2**16
@@ -47,10 +48,11 @@ def _have_triggers(structures: list["Structure"], triggers: list[str]) -> None:
 
 
 class JsonSchemaFormat(Strict):
-    """A named schema. It binds the answer whether it is `strict` or not, and the model is not told of it."""
+    """A named schema. It binds the answer whether it is `strict` or not, and the model is not told of it. Without one,
+    the answer is any object."""
 
     name: str
-    json_schema: Annotated[dict[str, Any], Field(alias="schema")]
+    json_schema: Annotated[dict[str, Any], Field(alias="schema")] = ANY_OBJECT
     description: str | None = None
     strict: bool | None = None
 
@@ -119,6 +121,17 @@ class StructuredOutputs(Strict):
         return self
 
 
+class GuidedDecoding(Strict):
+    """vLLM's older way to say it: parameters of a request, which other parameters follow."""
+
+    guided_json: Annotated[dict[str, Any] | None, BeforeValidator(_parsed)] = None
+    guided_regex: str | None = None
+    guided_choice: Annotated[list[str], Field(min_length=1)] | None = None
+    guided_grammar: str | None = None
+    guided_decoding_backend: str | None = None  # which library masks tokens says nothing of the text
+    guided_whitespace_pattern: Annotated[Any, AfterValidator(Only())] = None
+
+
 class AskedGrammar(NamedTuple):
     """What a request says of its answer's text, and the parameter that says it; errors name that."""
 
@@ -126,13 +139,16 @@ class AskedGrammar(NamedTuple):
     param: str
 
 
-def asked_grammar(form: ResponseFormat | None, outputs: StructuredOutputs | None) -> AskedGrammar | None:
+def asked_grammar(
+    form: ResponseFormat | None, outputs: StructuredOutputs | None, guided: GuidedDecoding
+) -> AskedGrammar | None:
     """What a request says of its answer's text; None if it says nothing. Raises ApiError (400) if it says too much."""
-    by_form, by_outputs = _of_format(form), _of_outputs(outputs)
-    if by_form is not None and by_outputs is not None:
-        message = "'response_format' and 'structured_outputs' both say what the text has to be: send one of them."
-        raise ApiError(400, message, code="invalid_value", param="structured_outputs")
-    return by_form or by_outputs
+    said = [way for way in (_of_format(form), _of_outputs(outputs), *_of_guided(guided)) if way is not None]
+    if len(said) > 1:
+        first, second = (way.param.partition(".")[0] for way in said[:2])
+        message = f"'{first}' and '{second}' both say what the text has to be: send one of them."
+        raise ApiError(400, message, code="invalid_value", param=second)
+    return said[0] if said else None
 
 
 def _of_format(form: ResponseFormat | None) -> AskedGrammar | None:
@@ -140,10 +156,10 @@ def _of_format(form: ResponseFormat | None) -> AskedGrammar | None:
     if form is None or form.type == "text":
         return None
     if form.type == "json_object":
-        return _asked("json", ANY_OBJECT, param)
+        return asked("json", ANY_OBJECT, param)
     if form.json_schema is not None:
-        return _asked("json", form.json_schema.json_schema, f"{param}.json_schema.schema")
-    return _asked("structural_tag", form.model_dump(include=_TAG_FIELDS, by_alias=True), param)
+        return asked("json", form.json_schema.json_schema, f"{param}.json_schema.schema")
+    return asked("structural_tag", form.model_dump(include=_TAG_FIELDS, by_alias=True), param)
 
 
 def _of_outputs(outputs: StructuredOutputs | None) -> AskedGrammar | None:
@@ -159,10 +175,26 @@ def _of_outputs(outputs: StructuredOutputs | None) -> AskedGrammar | None:
         "structural_tag": ("structural_tag", tag and tag.model_dump(include=_TAG_FIELDS, by_alias=True)),
     }
     [(name, (kind, content))] = [(name, way) for name, way in ways.items() if way[1] is not None]
-    return _asked(kind, content, f"structured_outputs.{name}")
+    return asked(kind, content, f"structured_outputs.{name}")
 
 
-def _asked(kind: GrammarKind, content: Any, param: str) -> AskedGrammar:
+def _of_guided(guided: GuidedDecoding) -> list[AskedGrammar]:
+    ways: dict[str, tuple[GrammarKind, Any]] = {
+        "guided_json": ("json", guided.guided_json),
+        "guided_regex": ("regex", guided.guided_regex),
+        "guided_choice": ("choice", guided.guided_choice),
+        "guided_grammar": ("grammar", guided.guided_grammar),
+    }
+    return [asked(kind, content, name) for name, (kind, content) in ways.items() if content is not None]
+
+
+def asked(kind: GrammarKind, content: Any, param: str) -> AskedGrammar:
+    """A grammar, written for who compiles it. Raises ApiError (400) if it is too long, or no JSON.
+
+    Args:
+        content: a text, or what becomes JSON.
+        param: the parameter that says it.
+    """
     try:
         text = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False, allow_nan=False)
         size = len(text.encode())

@@ -1,18 +1,15 @@
 """From a checked request to what the core is asked to do: token ids, sampling parameters, and where to stop."""
 
-import json
 import secrets
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 import msgspec
 import numpy as np
 
 from common import messages as m
-from common.errors import RequestRejected
 from scheduler_svc.frontend.api_keys import ApiClient
 from scheduler_svc.frontend.errors import ApiError
-from scheduler_svc.frontend.requests.body import count_values
+from scheduler_svc.frontend.parsing.message import MessageRules
 from scheduler_svc.frontend.requests.constraints import check_grammar_size, constraints_of, with_grammar
 from scheduler_svc.frontend.requests.limits import (
     check_can_end,
@@ -22,9 +19,8 @@ from scheduler_svc.frontend.requests.limits import (
     check_logprobs,
     check_min_tokens,
     check_token_ids,
-    most_tokens,
 )
-from scheduler_svc.frontend.requests.schemas import ChatMessage, ChatRequest, CompletionRequest, GenerationRequest
+from scheduler_svc.frontend.requests.schemas import CompletionRequest, GenerationRequest
 from scheduler_svc.frontend.requests.structured import AskedGrammar, asked_grammar
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
 
@@ -45,6 +41,7 @@ class TokenizedRequest:
         grammar: what its texts have to be, to be compiled first; None if they may be anything.
         echo: whether each text begins with its prompt.
         is_prompt_only: whether the client asked for no token: the core is asked for one, which is not shown.
+        message: how each text is taken apart.
     """
 
     request_id: str
@@ -61,6 +58,7 @@ class TokenizedRequest:
     grammar: AskedGrammar | None = None
     echo: bool = False
     is_prompt_only: bool = False
+    message: MessageRules = field(default_factory=MessageRules)
 
     def compiled(self, grammar: str) -> "TokenizedRequest":
         """The request with its grammar, as llguidance reads it. Raises ApiError (400) if it is too long."""
@@ -121,7 +119,7 @@ def tokenize_completion(body: CompletionRequest, tokenizer: Tokenizer, max_model
         )
     texts = [prompt for prompt in body.prompt if isinstance(prompt, str)]
     check_characters(max(map(len, texts), default=0), tokenizer, max_model_len, "prompt")
-    encoded = iter(tokenizer.encode(texts, add_special_tokens=True))
+    encoded = iter(tokenizer.encode(texts, add_special_tokens=body.add_special_tokens))
     prompts = [next(encoded) if isinstance(prompt, str) else prompt for prompt in body.prompt]
     for prompt in prompts:
         check_token_ids("prompt", prompt, tokenizer.vocab_size)
@@ -137,44 +135,23 @@ def tokenize_completion(body: CompletionRequest, tokenizer: Tokenizer, max_model
         check_echo(prompts, body.n, tokenizer)
     num_shown_prompt_logprobs = (sum(map(len, prompts)) - len(prompts)) * (num_echoed + num_listed) * body.n
     check_logprobs(asked, len(prompts) * body.n, num_shown_prompt_logprobs)
-    job = _job("cmpl-", body, prompts, asked, tokenizer)
+    grammar = asked_grammar(body.response_format, body.structured_outputs, body)
+    job = complete("cmpl-", body, prompts, asked, tokenizer, grammar)
     return replace(job, echo=body.echo, is_prompt_only=body.max_tokens == 0)
 
 
-def tokenize_chat(body: ChatRequest, tokenizer: Tokenizer, max_model_len: int) -> TokenizedRequest:
-    """A /v1/chat/completions request, tokenized; arguments and errors as for `tokenize_completion`."""
-    messages = [_plain_message(message) for message in body.messages]
-    tools = [tool.model_dump() for tool in body.tools if body.tool_choice != "none"] or None
-    text = tokenizer.render_chat(messages, tools, body.chat_template_kwargs)
-    check_characters(len(text), tokenizer, max_model_len, "messages")
-    [prompt] = tokenizer.encode([text], add_special_tokens=False)
-    if not prompt:
-        raise ApiError(400, "The conversation is empty.", code="invalid_value", param="messages")
-    num_logprobs = 1 + body.top_logprobs if body.logprobs else 0
-    num_listed = body.num_listed_prompt_logprobs
-    num_shown_prompt_logprobs = (len(prompt) - 1) * num_listed
-    max_tokens = _chat_max_tokens(body)
-    may_shorten = max_tokens is None
-    if max_tokens is None:
-        if not max_model_len:
-            raise RequestRejected("no executor has joined yet, so the model's length is unknown", "unavailable")
-        check_length(len(prompt), 1, max_model_len, "messages")
-        max_tokens = min(max_model_len - len(prompt), most_tokens(num_logprobs, body.n, num_shown_prompt_logprobs))
-    check_length(len(prompt), max_tokens, max_model_len, "messages")
-    check_min_tokens(body.min_tokens, max_tokens)
-    asked = m.SamplingParams(max_tokens=max_tokens, logprobs=num_logprobs, prompt_logprobs=num_listed)
-    check_logprobs(asked, body.n, num_shown_prompt_logprobs)
-    return replace(_job("chatcmpl-", body, [prompt], asked, tokenizer), may_shorten=may_shorten)
-
-
-def _job(
-    id_prefix: str, body: GenerationRequest, prompts: list[list[int]], asked: m.SamplingParams, tokenizer: Tokenizer
+def complete(
+    id_prefix: str,
+    body: GenerationRequest,
+    prompts: list[list[int]],
+    asked: m.SamplingParams,
+    tokenizer: Tokenizer,
+    grammar: AskedGrammar | None,
 ) -> TokenizedRequest:
     """The request with its parameters complete; `asked` has those that each endpoint names in its own way."""
     check_token_ids("stop_token_ids", body.stop_token_ids, tokenizer.vocab_size)
     eos = () if body.ignore_eos else tokenizer.eos_token_ids
     stop_token_ids = tuple(dict.fromkeys([*eos, *body.stop_token_ids]))
-    grammar = asked_grammar(body.response_format, body.structured_outputs)
     if grammar is not None:
         check_can_end(stop_token_ids, ignores_eos=body.ignore_eos)
     recommended = msgspec.structs.asdict(tokenizer.sampling_defaults)
@@ -202,30 +179,3 @@ def _job(
         timeout_s=body.timeout_s,
         grammar=grammar,
     )
-
-
-def _chat_max_tokens(body: ChatRequest) -> int | None:
-    if body.max_tokens and body.max_completion_tokens and body.max_tokens != body.max_completion_tokens:
-        message = "'max_tokens' and 'max_completion_tokens' are two names of one limit, and differ."
-        raise ApiError(400, message, code="invalid_value", param="max_tokens")
-    return body.max_completion_tokens or body.max_tokens
-
-
-def _plain_message(message: ChatMessage) -> dict[str, Any]:
-    """A message as chat templates expect it: content is a string, arguments are objects, absent fields stay absent."""
-    plain = message.model_dump(exclude_unset=True, exclude={"annotations"})
-    plain["content"] = "\n".join(part.text for part in message.content)
-    if message.role == "developer":  # OpenAI's new name of the system message, unknown to models' templates
-        plain["role"] = "system"
-    for call in plain.get("tool_calls", []):
-        call["function"]["arguments"] = _parsed(call["function"]["arguments"])
-    return plain
-
-
-def _parsed(arguments: str) -> Any:
-    """A call's arguments as an object, since templates write them with `tojson`; the text itself if it is not JSON."""
-    try:
-        count_values(arguments.encode())  # in the body they were one string
-        return json.loads(arguments)
-    except (ValueError, RecursionError):
-        return arguments

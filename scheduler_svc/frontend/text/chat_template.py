@@ -1,12 +1,14 @@
 """A model's chat template, rendered as transformers renders it (its `chat_template_utils` is the reference)."""
 
 import json
+import secrets
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jinja2
+import jinja2.meta
 from jinja2.ext import Extension, loopcontrols
 from jinja2.nodes import Node
 from jinja2.parser import Parser
@@ -17,9 +19,18 @@ from common.errors import CheckpointError, RequestRejected
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 RESERVED_VARIABLES = frozenset({"messages", "tools", "documents", "add_generation_prompt", *SPECIAL_TOKENS})
 
+# How a rendered conversation ends: ready for the assistant's answer; with its last message; in that message, which is
+# the assistant's and to be continued.
+Ending = Literal["answer", "message", "continued"]
+
 
 class ChatTemplate:
-    """One compiled template, in a sandbox: it came with a model, whose author is not trusted."""
+    """One compiled template, in a sandbox: it came with a model, whose author is not trusted.
+
+    Attributes:
+        source: the template.
+        variables: names of all that it may be told.
+    """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         environment = ImmutableSandboxedEnvironment(
@@ -28,7 +39,9 @@ class ChatTemplate:
         environment.filters["tojson"] = _tojson
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = _strftime_now
+        self.source = source
         try:
+            self.variables = frozenset(jinja2.meta.find_undeclared_variables(environment.parse(source)))
             self._template = environment.from_string(source)
         except jinja2.TemplateError as error:
             raise CheckpointError(f"the model's chat template cannot be compiled: {error}") from error
@@ -48,12 +61,45 @@ class ChatTemplate:
         return cls(source, _special_tokens(tokenizer_config))
 
     def render(
-        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, variables: Mapping[str, Any]
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None,
+        variables: Mapping[str, Any],
+        ending: Ending = "answer",
     ) -> str:
-        """The conversation as text, ready for the assistant's answer. Raises RequestRejected if that fails."""
+        """The conversation as text. Raises RequestRejected if that fails."""
         if reserved := sorted(RESERVED_VARIABLES & variables.keys()):
             raise RequestRejected(f"chat_template_kwargs cannot set {', '.join(reserved)}")
-        known = {"messages": messages, "tools": tools, "documents": None, "add_generation_prompt": True}
+        if ending == "continued":
+            return self._render_continued(messages, tools, variables)
+        return self._render(messages, tools, variables, add_generation_prompt=ending == "answer")
+
+    def _render_continued(
+        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, variables: Mapping[str, Any]
+    ) -> str:
+        """What stands before the end of the last message's content, which a mark shows, as in transformers."""
+        mark = f"<continued-{secrets.token_hex(8)}>"
+        marked = {**messages[-1], "content": messages[-1]["content"] + mark}
+        text = self._render([*messages[:-1], marked], tools, variables, add_generation_prompt=False)
+        continued, found, _ = text.rpartition(mark)
+        if not found:
+            raise RequestRejected("the model's chat template leaves out the message that is to be continued")
+        return continued
+
+    def _render(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None,
+        variables: Mapping[str, Any],
+        *,
+        add_generation_prompt: bool,
+    ) -> str:
+        known = {
+            "messages": messages,
+            "tools": tools,
+            "documents": None,
+            "add_generation_prompt": add_generation_prompt,
+        }
         try:
             return self._template.render(**self._special_tokens, **variables, **known)
         except jinja2.TemplateError as error:

@@ -15,7 +15,7 @@ import tokenizers
 from msgspec import Meta
 
 from common.errors import CheckpointError, RequestRejected
-from scheduler_svc.frontend.text.chat_template import ChatTemplate
+from scheduler_svc.frontend.text.chat_template import ChatTemplate, Ending
 from scheduler_svc.frontend.text.detokenizer import token_byte_table
 from scheduler_svc.frontend.text.token_bound import characters_per_token
 from scheduler_svc.frontend.text.token_texts import TokenTexts
@@ -44,6 +44,7 @@ class Tokenizer:
         token_texts: single tokens as text.
         characters_per_token: at most; None if that cannot be known.
         max_positions: of a sequence, as config.json says; 0 if it does not.
+        chat_template: of the model, if it has one.
 
     Args:
         folder: holds tokenizer.json and config.json; tokenizer_config.json, generation_config.json and
@@ -79,7 +80,7 @@ class Tokenizer:
         generation_config = _read_json(folder / "generation_config.json")
         self.eos_token_ids = _eos_token_ids(generation_config, config)
         self.sampling_defaults = _sampling_defaults(folder, generation_config)
-        self._chat_template = ChatTemplate.of_model(folder, settings)
+        self.chat_template = ChatTemplate.of_model(folder, settings)
 
     def encode(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
         """Token ids of each text. Raises RequestRejected if one is not Unicode (JSON can hold half a character)."""
@@ -96,20 +97,25 @@ class Tokenizer:
         return ids
 
     def render_chat(
-        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, variables: Mapping[str, Any]
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None,
+        variables: Mapping[str, Any],
+        ending: Ending = "answer",
     ) -> str:
-        """A conversation in the model's own format, ready for the assistant's answer. It has all special tokens.
+        """A conversation in the model's own format. It has all special tokens.
 
         Args:
             messages, tools: as in OpenAI's API, as plain dicts.
             variables: further variables of the template (`enable_thinking`, ...).
+            ending: where it ends; it is ready for the assistant's answer if nothing else is asked.
 
         Raises:
             RequestRejected: the model has no chat template, or the template refuses the conversation.
         """
-        if self._chat_template is None:
+        if self.chat_template is None:
             raise RequestRejected("this model has no chat template; use /v1/completions")
-        return self._chat_template.render(messages, tools, variables)
+        return self.chat_template.render(messages, tools, variables, ending)
 
 
 def _portions(texts: Sequence[str]) -> Iterator[list[str]]:

@@ -1,0 +1,108 @@
+"""The message of one sequence: its text taken apart into thought, content and calls, its tokens counted."""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from scheduler_svc.frontend.parsing.message import CallPart, MessageParser, MessagePart, MessageRules
+from scheduler_svc.frontend.text.sequence_text import SequenceText, TextRules
+
+
+class Addition(NamedTuple):
+    """What tokens add to a message.
+
+    Attributes:
+        num_tokens: number of the sequence's tokens up to the last one of these.
+    """
+
+    part: MessagePart
+    num_tokens: int
+
+
+class MessageText:
+    """Takes tokens as they come and gives what they add to the message.
+
+    What has been given after the first k tokens does not depend on how the tokens were grouped into calls, as with
+    `SequenceText`. Here the text that the client has is needed again: it says where the message stands.
+
+    Args:
+        text_rules, rules: of the answer that the sequence belongs to.
+        num_delivered: number of tokens whose part of the message the client has; it is not given again.
+
+    Attributes:
+        text: of the sequence; it says whether that has ended.
+        num_thought_tokens: tokens up to and including the last one of the tag that ends the thought.
+    """
+
+    def __init__(self, text_rules: TextRules, rules: MessageRules, num_delivered: int = 0) -> None:
+        self.text = SequenceText(text_rules)
+        self.num_thought_tokens = 0
+        self._parser = MessageParser(rules)
+        self._num_delivered = num_delivered
+        self._may_think = rules.thought != "none"
+
+    @property
+    def has_calls(self) -> bool:
+        """Whether a call has begun."""
+        return self._parser.num_calls > 0
+
+    def feed(self, token_ids: Sequence[int], finish_reason: str | None) -> tuple[list[Addition], str | None]:
+        """New parts of the message, none of them empty, and why the sequence ended if it did. A thought's part comes
+        by itself, unless its last token is the first one of what follows, too.
+
+        Args:
+            token_ids, finish_reason: as for `SequenceText.feed`.
+        """
+        num_old = self._num_delivered - self.text.num_tokens
+        if num_old <= 0:
+            return self._feed(token_ids, finish_reason)
+        if finish_reason == "stop":  # the client may have counted the stop token
+            num_old = min(num_old, max(len(token_ids) - 1, 0))
+        _, reason = self._feed(token_ids[:num_old], None)
+        return ([], reason) if self.text.has_ended else self._feed(token_ids[num_old:], finish_reason)
+
+    def _feed(self, token_ids: Sequence[int], finish_reason: str | None) -> tuple[list[Addition], str | None]:
+        parts: list[MessagePart] = []
+        reason = None
+        num_read = 0
+        # Token by token: the thought's tokens are counted.
+        while self._may_think and num_read < len(token_ids) and not self.text.has_ended:
+            num_read += 1
+            is_last = num_read == len(token_ids)
+            part, reason = self._read(token_ids[num_read - 1 : num_read], finish_reason if is_last else None)
+            parts.append(part)
+        additions = [Addition(_joined(parts), self.text.num_tokens)] if parts else []
+        if not self.text.has_ended and (num_read < len(token_ids) or not token_ids):
+            part, reason = self._read(token_ids[num_read:], finish_reason)
+            additions.append(Addition(part, self.text.num_tokens))
+        return [addition for addition in additions if addition.part != MessagePart()], reason
+
+    def _read(self, token_ids: Sequence[int], finish_reason: str | None) -> tuple[MessagePart, str | None]:
+        text, reason = self.text.feed(token_ids, finish_reason)
+        was_thinking = self._parser.is_thinking
+        part = self._parser.feed(text) if text else MessagePart()
+        if was_thinking or self._parser.is_thinking:
+            self.num_thought_tokens = self.text.num_tokens
+        if self._may_think and not self._parser.is_thinking:
+            self._may_think = not (was_thinking or part.content or part.calls)
+        return _joined([part] if reason is None else [part, self._parser.flush()]), reason
+
+
+def _joined(parts: Sequence[MessagePart]) -> MessagePart:
+    """All of them in one."""
+    if len(parts) == 1 and len(parts[0].calls) < 2:
+        return parts[0]
+    return MessagePart(
+        "".join(part.thought for part in parts),
+        "".join(part.content for part in parts),
+        joined_calls([call for part in parts for call in part.calls]),
+    )
+
+
+def joined_calls(calls: Iterable[CallPart]) -> tuple[CallPart, ...]:
+    """The same, with one part of each call."""
+    joined: dict[int, CallPart] = {}
+    for call in calls:
+        known = joined.get(call.number)
+        name, arguments = ("", "") if known is None else (known.name, known.arguments)
+        joined[call.number] = CallPart(call.number, name + call.name, arguments + call.arguments)
+    return tuple(joined.values())

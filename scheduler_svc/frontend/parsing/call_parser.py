@@ -1,0 +1,62 @@
+"""What the formats of calls have in common: a machine whose states read a text that arrives in pieces."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+from scheduler_svc.frontend.parsing.held_back import SPACES
+from scheduler_svc.frontend.parsing.output import Output
+
+# A state reads from a position on, as far as it can, and returns how far it came. Where more text has to come before it
+# can go on, it leaves what it has to see again, and that is short. It may set another state.
+State = Callable[[str, int], int]
+
+
+class CallParser(ABC):
+    """Reads content and calls. The states decide by the text alone, however it is cut."""
+
+    def __init__(self, output: Output) -> None:
+        self.output = output
+        self._state: State = self._content
+        self._held = ""
+        self._is_open = False  # an end tag belongs to the last call
+        self._has_closed = False  # one has come, and no content since then
+
+    def feed(self, text: str) -> None:
+        """Read a piece. What it adds goes to the output."""
+        text = self._held + text
+        position = 0
+        while position < len(text):
+            state = self._state
+            before, position = position, state(text, position)
+            if position == before and self._state == state:
+                break
+        self._held = text[position:]
+
+    def flush(self) -> None:
+        """The text ends: what was held back goes to the output, unless it is the beginning of a call."""
+        held, self._held = self._held, ""
+        self._end(held)
+        self.output.flush()
+
+    def _add_content(self, text: str) -> None:
+        self._has_closed = self._has_closed and not text.strip(SPACES)
+        self.output.add_content(text)
+
+    def _add_end_tag(self, tag: str, *, is_last: bool) -> None:
+        """An end tag in content: it is left out if a call is before it, also if there is one too many of them.
+
+        Args:
+            is_last: whether the call needs no other end tag.
+        """
+        if not (self._is_open or self._has_closed):
+            self._add_content(tag)
+        elif is_last:
+            self._is_open, self._has_closed = False, True
+
+    @abstractmethod
+    def _content(self, text: str, start: int) -> int:
+        """The first state: content, until a call begins."""
+
+    @abstractmethod
+    def _end(self, held: str) -> None:
+        """What to do with text that a state has left at the end."""

@@ -1,0 +1,55 @@
+"""How a model writes thoughts and calls, read off its chat template; and whether a prompt leaves a thought open."""
+
+import re
+from typing import Literal, NamedTuple
+
+from scheduler_svc.frontend.parsing.message import CallFormat
+from scheduler_svc.frontend.parsing.thought import BEGIN, END, ThoughtStart
+
+# A template shows the model what a call looks like: "name": ..., in a string of Jinja's maybe with \" for the quotes.
+_JSON_NAME = re.compile(r'\\?"name\\?"\s*:')
+
+
+class Detected(NamedTuple):
+    """What a chat template says of its model.
+
+    Attributes:
+        calls: how it writes calls of tools; "none" if the template has no tools, or has them in a form that is unknown.
+        thoughts: how it writes thoughts; "none" if it has none.
+    """
+
+    calls: CallFormat
+    thoughts: Literal["none", "qwen3"]
+
+
+def detect(template: str) -> Detected:
+    """Read a template's source."""
+    has_thoughts = BEGIN in template or END in template
+    return Detected(_calls(template), "qwen3" if has_thoughts else "none")
+
+
+def thought_start(prompt: str) -> ThoughtStart:
+    """Where the answer to a prompt begins, for a model that has thoughts.
+
+    Args:
+        prompt: as the chat template has written it, or its end.
+
+    Returns:
+        "open" if the prompt begins a thought, "none" if it ends with an empty one, so that the model does not think,
+        and otherwise "may_open".
+    """
+    end = prompt.rstrip()
+    if end.endswith(BEGIN):
+        return "open"
+    is_empty = end.endswith(END) and end.removesuffix(END).rstrip().endswith(BEGIN)
+    return "none" if is_empty else "may_open"
+
+
+def _calls(template: str) -> CallFormat:
+    if "tools" not in template:
+        return "none"
+    if "<function=" in template:
+        return "qwen3_coder"
+    if not _JSON_NAME.search(template):
+        return "none"
+    return "hermes" if "<tool_call>" in template else "json"

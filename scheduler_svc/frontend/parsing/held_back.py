@@ -1,0 +1,80 @@
+"""Text that is held back while it arrives: what may become a tag, and whitespace that may stand before one."""
+
+import re
+from typing import NamedTuple
+
+SPACES = " \t\r\n"
+MAX_HELD_SPACES = 64  # whitespace that goes on for longer is a text of its own
+
+
+class Found(NamedTuple):
+    """Where a tag stands.
+
+    Attributes:
+        begin: of the tag; without a tag, where the text ends that cannot belong to one.
+        tag: empty if none is whole.
+    """
+
+    begin: int
+    tag: str
+
+    @property
+    def end(self) -> int:
+        """Where the text goes on after the tag."""
+        return self.begin + len(self.tag)
+
+
+class Tags:
+    """Tags of which one may follow. None is the beginning of another."""
+
+    def __init__(self, *tags: str) -> None:
+        self._tags = tags
+        self._pattern = re.compile("|".join(map(re.escape, tags)))
+        self._firsts = re.compile("[" + "".join({re.escape(tag[0]) for tag in tags}) + "]")
+        self._longest = max(map(len, tags))
+
+    def find(self, text: str, start: int) -> Found:
+        """The first tag in `text` from `start` on."""
+        if match := self._pattern.search(text, start):
+            return Found(match.start(), match.group())
+        for match in self._firsts.finditer(text, max(start, len(text) - self._longest + 1)):
+            if self.may_begin(text, match.start()):
+                return Found(match.start(), "")
+        return Found(len(text), "")
+
+    def at(self, text: str, start: int) -> str:
+        """The tag that begins at `start`; empty if none is whole."""
+        match = self._pattern.match(text, start)
+        return match.group() if match else ""
+
+    def may_begin(self, text: str, start: int) -> bool:
+        """Whether all of `text` from `start` on is the beginning of a tag, and less than a whole one."""
+        length = len(text) - start
+        return length < self._longest and any(len(tag) > length and tag.startswith(text[start:]) for tag in self._tags)
+
+
+class Trailing:
+    """Holds back whitespace at the end of a text, as it may be followed by a tag: then it is not shown."""
+
+    def __init__(self) -> None:
+        self._held = ""
+        self._is_long = False  # the text ends with more than may be held back, and all of it has been shown
+
+    def feed(self, text: str) -> str:
+        """What may be shown of the text so far."""
+        body = text.rstrip(SPACES)
+        spaces = text[len(body) :]
+        if body:
+            body = self._held + body
+            self._held, self._is_long = spaces, False
+        else:
+            self._held += spaces
+        if self._is_long or len(self._held) > MAX_HELD_SPACES:
+            body += self._held
+            self._held, self._is_long = "", True
+        return body
+
+    def take(self) -> str:
+        """What is held back."""
+        held, self._held = self._held, ""
+        return held

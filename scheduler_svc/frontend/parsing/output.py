@@ -1,0 +1,69 @@
+"""What a format of calls gives: content and calls, collected until somebody takes them."""
+
+from scheduler_svc.frontend.parsing.held_back import SPACES, Trailing
+from scheduler_svc.frontend.parsing.parts import CallPart, MessagePart
+
+
+class Output:
+    """Collects content and calls.
+
+    Whitespace between calls, and at the ends of content that stands beside calls, is layout and is left out; between
+    pieces of content it stays.
+
+    Args:
+        is_one_call: later calls are left out.
+
+    Attributes:
+        num_calls: that have begun, without those that are left out.
+    """
+
+    def __init__(self, *, is_one_call: bool) -> None:
+        self.num_calls = 0
+        self._is_one_call = is_one_call
+        self._is_left_out = False  # the call that goes on
+        self._trailing = Trailing()
+        self._has_content = False
+        self._content: list[str] = []
+        self._calls: list[CallPart] = []
+        self._name = ""  # of a call that has begun since the last `take`
+        self._arguments: list[str] = []
+
+    def add_content(self, text: str) -> None:
+        """The content goes on."""
+        self._show(self._trailing.feed(text))
+
+    def begin_call(self, name: str) -> None:
+        """Another call begins."""
+        self._end_part()
+        self._is_left_out = self._is_one_call and self.num_calls == 1
+        if not self._is_left_out:
+            self.num_calls += 1
+            self._name = name
+
+    def add_arguments(self, text: str) -> None:
+        """The arguments of the last call go on."""
+        if text and not self._is_left_out:
+            self._arguments.append(text)
+
+    def take(self) -> MessagePart:
+        """What came since the last time."""
+        self._end_part()
+        part = MessagePart("", "".join(self._content), tuple(self._calls))
+        self._content, self._calls = [], []
+        return part
+
+    def flush(self) -> None:
+        """The text ends."""
+        if not self.num_calls:
+            self._show(self._trailing.take())
+
+    def _show(self, text: str) -> None:
+        if not self._has_content and self.num_calls:
+            text = text.lstrip(SPACES)
+        self._has_content = self._has_content or bool(text)
+        self._content.append(text)
+
+    def _end_part(self) -> None:
+        if self._name or self._arguments:
+            self._calls.append(CallPart(self.num_calls - 1, self._name, "".join(self._arguments)))
+            self._name, self._arguments = "", []

@@ -1,0 +1,75 @@
+"""Calls as Llama 3 and others write them: the whole answer is a JSON object with name and parameters, or a list."""
+
+import re
+
+from scheduler_svc.frontend.parsing.call_parser import CallParser
+from scheduler_svc.frontend.parsing.object_call import ObjectCall
+from scheduler_svc.frontend.parsing.output import Output
+
+_NO_SPACE = re.compile(r"[^ \t\r\n]")
+_NO_SEPARATOR = re.compile(r"[^ \t\r\n,;\]]")
+
+
+class JsonParser(CallParser):
+    """Reads them. An answer that begins with anything else is content, and so is an object without a name or without
+    arguments, with all that follows it. More calls follow in the list, or behind commas, semicolons and whitespace."""
+
+    def __init__(self, output: Output) -> None:
+        super().__init__(output)
+        self._state = self._begin
+        self._call: ObjectCall | None = None
+        self._opening = ""  # text that is content if no call follows
+
+    def _begin(self, text: str, start: int) -> int:
+        match = _NO_SPACE.search(text, start)
+        self.output.add_content(text[start : match.start() if match else len(text)])
+        if match is None:
+            return len(text)
+        if match.group() == "[":
+            self._opening = "["
+            self._state = self._list
+            return match.end()
+        self._begin_call_or_content(text, match.start(), "")
+        return match.start()
+
+    def _list(self, text: str, start: int) -> int:
+        match = _NO_SPACE.search(text, start)
+        end = match.start() if match else len(text)
+        self._opening += text[start:end]
+        if match:
+            self._begin_call_or_content(text, end, self._opening)
+        return end
+
+    def _behind_call(self, text: str, start: int) -> int:
+        match = _NO_SEPARATOR.search(text, start)
+        if match is None:
+            return len(text)
+        self._begin_call_or_content(text, match.start(), "")
+        return match.start()
+
+    def _begin_call_or_content(self, text: str, start: int, opening: str) -> None:
+        self._opening = ""
+        if text[start] == "{":
+            self._call = ObjectCall(self.output, opening, needs_arguments=True)
+            self._state = self._object
+        else:
+            self.output.add_content(opening)
+            self._state = self._content
+
+    def _object(self, text: str, start: int) -> int:
+        assert self._call is not None
+        end = self._call.read(text, start)
+        if self._call.has_ended:
+            self._state = self._behind_call if self._call.is_call else self._content
+            self._call = None
+        return end
+
+    def _content(self, text: str, start: int) -> int:
+        self.output.add_content(text[start:])
+        return len(text)
+
+    def _end(self, held: str) -> None:
+        """An object that is no call yet is content: here it may have been meant as such."""
+        self.output.add_content(self._opening)
+        if self._call is not None and not self._call.is_call:
+            self.output.add_content(self._call.undecided())

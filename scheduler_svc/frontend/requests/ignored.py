@@ -1,0 +1,60 @@
+"""Fields of requests that are ignored: which they are, how many there were, and who is told of them."""
+
+from collections.abc import Iterable, Sequence
+
+from common.logging import get_logger
+
+log = get_logger(__name__)
+
+MAX_NAMES = 32  # of one body; a name more would say nothing new
+MAX_NAME_CHARACTERS = 64
+MAX_KNOWN = 4096  # names with their clients; what comes after them is counted, and not logged
+
+
+class IgnoredNames:
+    """Names of the unknown fields in one body. Validation gets it as its context, and adds what it leaves out.
+
+    Args:
+        allow_unknown: whether unknown parameters of the request are left out as well, instead of refused.
+    """
+
+    def __init__(self, *, allow_unknown: bool = False) -> None:
+        self.allow_unknown = allow_unknown
+        self._names: dict[str, None] = {}
+
+    def add(self, place: str, names: Iterable[str]) -> None:
+        """Fields of an object at this place in the body, such as `messages.content`; the body itself is ""."""
+        for name in names:
+            if len(self._names) == MAX_NAMES:
+                return
+            short = name[:MAX_NAME_CHARACTERS]
+            self._names[f"{place}.{short}" if place else short] = None
+
+    def names(self) -> tuple[str, ...]:
+        """What was added, in its order."""
+        return tuple(self._names)
+
+
+class IgnoredFields:
+    """Counts the fields that were ignored, and logs each once for each client.
+
+    Attributes:
+        total: fields of all requests; a field counts once in a request.
+    """
+
+    def __init__(self) -> None:
+        self.total = 0
+        self._known: set[tuple[str, str]] = set()
+
+    def count(self, client: str, names: Sequence[str]) -> None:
+        """Fields of one request.
+
+        Args:
+            client: name of the API key that it came with, empty without keys.
+        """
+        self.total += len(names)
+        new = [name for name in names if (client, name) not in self._known]
+        if new and len(self._known) + len(new) <= MAX_KNOWN:
+            self._known.update((client, name) for name in new)
+            for name in new:
+                log.info("field ignored", client=client, field=name)

@@ -1,0 +1,192 @@
+"""Tools of a chat, and which of them its answer may or must call."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar, Literal, NoReturn
+
+import msgspec
+from pydantic import Field
+from pydantic_core import PydanticCustomError
+
+from scheduler_svc.frontend.errors import ApiError
+from scheduler_svc.frontend.grammars.spec import ToolGrammar, ToolSchema
+from scheduler_svc.frontend.parsing.message import CallFormat
+from scheduler_svc.frontend.requests.chat_style import ChatStyle
+from scheduler_svc.frontend.requests.strict import Lenient
+from scheduler_svc.frontend.requests.structured import AskedGrammar, asked
+
+MAX_TOOLS = 128
+MAX_PARAMETER_CHARACTERS = 2**16  # of the names that are kept with the request, of all tools
+TOOL_NAME = r"^[a-zA-Z0-9_.-]{1,64}$"
+
+
+class Function(Lenient):
+    """What the model is told about a function. Its calls follow the schema if it is `strict`."""
+
+    place: ClassVar[str] = "tools.function"
+    name: Annotated[str, Field(pattern=TOOL_NAME)]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Lenient):
+    """A function that the model is told about."""
+
+    place: ClassVar[str] = "tools"
+    type: Literal["function"]
+    function: Function
+
+    def plain(self) -> dict[str, Any]:
+        """As chat templates show it: `strict` is for the server."""
+        return self.model_dump(exclude_unset=True, exclude={"function": {"strict"}})
+
+
+def different_names(tools: list[Tool]) -> list[Tool]:
+    """The tools, if each has a name of its own."""
+    seen: set[str] = set()
+    for tool in tools:
+        if tool.function.name in seen:
+            raise PydanticCustomError("tools", "two have the name {name}", {"name": repr(tool.function.name)})
+        seen.add(tool.function.name)
+    return tools
+
+
+@dataclass(frozen=True)
+class ToolChoice:
+    """Which tools an answer calls.
+
+    Attributes:
+        mode: none, as the model decides, or one at least.
+        names: of tools that may be called; None for all.
+        is_one: whether exactly one is called.
+    """
+
+    mode: Literal["none", "auto", "required"]
+    names: tuple[str, ...] | None = None
+    is_one: bool = False
+
+
+def read_choice(value: Any) -> ToolChoice:
+    """`tool_choice` in any of OpenAI's forms."""
+    match value:
+        case "none" | "auto" | "required":
+            return ToolChoice(value)
+        case {"type": "function", "function": {"name": str(name)}}:
+            return ToolChoice("required", (name,), is_one=True)
+        case {"type": "allowed_tools", "allowed_tools": {"mode": "auto" | "required" as mode, "tools": list(tools)}}:
+            names = tuple(said for tool in tools if (said := _name_of(tool)) is not None)
+            if names and len(names) == len(tools) <= MAX_TOOLS:
+                return ToolChoice(mode, names)
+    raise PydanticCustomError(
+        "tool_choice",
+        "it should be 'none', 'auto', 'required', a function's name as {form}, or 'allowed_tools' with functions",
+        {"form": '{"type": "function", "function": {"name": ...}}'},
+    )
+
+
+@dataclass(frozen=True)
+class ToolUse:
+    """What becomes of a request's tools.
+
+    Attributes:
+        shown: tools that the model is told about; None for none.
+        calls: how calls are read in the answer.
+        is_one_call: only the first call counts.
+        text_parameters: as in `MessageRules`.
+        grammar: which calls the answer may have; None if any text will do.
+        is_required: whether the answer is calls and nothing else.
+    """
+
+    shown: list[dict[str, Any]] | None = None
+    calls: CallFormat = "none"
+    is_one_call: bool = False
+    text_parameters: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    grammar: AskedGrammar | None = None
+    is_required: bool = False
+
+
+def tool_use(tools: Sequence[Tool], choice: ToolChoice | None, *, parallel: bool, style: ChatStyle) -> ToolUse:
+    """What becomes of them. Raises ApiError (400) if the model's calls cannot be read, or cannot be what is asked."""
+    choice = choice or ToolChoice("auto")
+    names = {tool.function.name for tool in tools}
+    if missing := [name for name in choice.names or () if name not in names]:
+        _refuse(f"Invalid value for 'tool_choice': 'tools' has no {missing[0][:64]!r}.", "tool_choice")
+    if not tools and choice.mode == "required":
+        _refuse("Invalid value for 'tool_choice': it is 'required', and there are no 'tools'.", "tool_choice")
+    if not tools or choice.mode == "none":
+        return ToolUse()
+    if style.calls == "none" or not style.shows_tools:
+        why = "its chat template shows none" if not style.shows_tools else "its calls cannot be told from text"
+        message = f"'tools' are not supported with this model: {why}. With 'tool_choice': 'none' they are left out."
+        raise ApiError(400, message, code="unsupported_parameter", param="tools")
+    allowed = [tool for tool in tools if choice.names is None or tool.function.name in choice.names]
+    is_one_call = choice.is_one or not parallel
+    is_required = choice.mode == "required"
+    shown = tools if is_required else allowed  # where nothing is forced, the model calls what it is told about
+    return ToolUse(
+        shown=[tool.plain() for tool in shown],
+        calls=style.calls,
+        is_one_call=is_one_call,
+        text_parameters=_text_parameters(shown) if style.calls == "qwen3_coder" else {},
+        grammar=_grammar(allowed, style.calls, is_required=is_required, is_one_call=is_one_call),
+        is_required=is_required,
+    )
+
+
+def _grammar(tools: Sequence[Tool], calls: CallFormat, *, is_required: bool, is_one_call: bool) -> AskedGrammar | None:
+    """What the calls have to be; None if they may be anything: nothing is forced, and no tool is strict."""
+    if not is_required and not any(tool.function.strict for tool in tools):
+        return None
+    schemas = [ToolSchema(tool.function.name, _parameters(tool.function, is_required=is_required)) for tool in tools]
+    grammar = ToolGrammar(calls, schemas, is_required=is_required, is_one_call=is_one_call)
+    return asked("tools", msgspec.to_builtins(grammar), "tools")
+
+
+def _parameters(function: Function, *, is_required: bool) -> dict[str, Any] | None:
+    """The schema of arguments; None for any object.
+
+    A schema that is not strict is there for the model to read, and may say what no grammar can: where a call is forced,
+    as much of it holds as can.
+    """
+    if not function.parameters or not (function.strict or is_required):
+        return None
+    if function.strict:
+        return function.parameters
+    options = function.parameters.get("x-guidance", {})
+    return {**function.parameters, "x-guidance": {"lenient": True, **(options if isinstance(options, dict) else {})}}
+
+
+def _text_parameters(tools: Sequence[Tool]) -> dict[str, tuple[str, ...]]:
+    """Of each tool, the parameters that are texts."""
+    found = {tool.function.name: tuple(_texts(tool.function.parameters or {})) for tool in tools}
+    size = sum(len(name) for names in found.values() for name in names)
+    if size > MAX_PARAMETER_CHARACTERS:
+        limit = f"the limit is {MAX_PARAMETER_CHARACTERS}"
+        _refuse(f"Invalid value for 'tools': names of parameters have {size} characters, {limit}.", "tools")
+    return found
+
+
+def _texts(schema: dict[str, Any]) -> list[str]:
+    properties = schema.get("properties")
+    return [name for name, value in properties.items() if _is_text(value)] if isinstance(properties, dict) else []
+
+
+def _is_text(schema: Any) -> bool:
+    if not isinstance(schema, dict):
+        return False
+    kind, values = schema.get("type"), schema.get("enum", [schema.get("const")])
+    if kind is not None:
+        return kind == "string" or kind in (["string", "null"], ["null", "string"], ["string"])
+    return isinstance(values, list) and bool(values) and all(isinstance(value, str) for value in values)
+
+
+def _name_of(tool: Any) -> str | None:
+    match tool:
+        case {"type": "function", "function": {"name": str(name)}}:
+            return name
+    return None
+
+
+def _refuse(message: str, param: str) -> NoReturn:
+    raise ApiError(400, message, code="invalid_value", param=param)

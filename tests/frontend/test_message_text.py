@@ -1,0 +1,156 @@
+"""Tokens become thought, content and calls: the same however they are grouped, and whoever goes on with them."""
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from common.model_files import DEMO_MODEL_DIR
+from scheduler_svc.frontend.answers.message_text import MessageText
+from scheduler_svc.frontend.parsing.message import CallPart, MessagePart, MessageRules
+from scheduler_svc.frontend.text.sequence_text import TextRules
+from scheduler_svc.frontend.text.stop_strings import StopStrings
+from scheduler_svc.frontend.text.tokenizer import Tokenizer
+from tests.support.effort import examples
+
+TOKENIZER = Tokenizer(DEMO_MODEL_DIR)
+EOS = TOKENIZER.eos_token_ids[0]
+CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "<é🦊>"}}\n</tool_call>'
+SECOND = '<tool_call>\n{"name": "g", "arguments": {}}\n</tool_call>'
+ANSWER = f"<think>\nI should.\n</think>\n\nWell <b>:\n{CALL}\n{SECOND}"
+BOTH = MessageRules(thought="may_open", calls="hermes")
+RULES = [
+    BOTH,
+    MessageRules(thought="open", calls="hermes"),
+    MessageRules(thought="may_open"),
+    MessageRules(calls="hermes", is_one_call=True),
+]
+
+
+def ids(text: str) -> list[int]:
+    return TOKENIZER.encode([text], add_special_tokens=False)[0]
+
+
+def text_rules(*stops: str, min_tokens: int = 0) -> TextRules:
+    return TextRules(TOKENIZER.token_bytes, StopStrings(stops) if stops else None, min_tokens)
+
+
+class Reading:
+    """A message that is read in groups of tokens; what came after each number of tokens."""
+
+    def __init__(self, rules: MessageRules, stops: tuple[str, ...] = (), num_delivered: int = 0) -> None:
+        self.message = MessageText(text_rules(*stops), rules, num_delivered)
+        self.thought = self.content = ""
+        self.calls: dict[int, tuple[str, str]] = {}
+        self.reason: str | None = None
+
+    def read(self, tokens: list[int], sizes: list[int], reason: str) -> "Reading":
+        start = turn = 0
+        while start < len(tokens) and self.reason is None:
+            group = tokens[start : start + sizes[turn % len(sizes)]]
+            start, turn = start + len(group), turn + 1
+            additions, self.reason = self.message.feed(group, reason if start == len(tokens) else None)
+            counts = [addition.num_tokens for addition in additions]
+            assert counts == sorted(set(counts))
+            for part, _ in additions:
+                self.take(part)
+        return self
+
+    def take(self, part: MessagePart) -> None:
+        assert part != MessagePart()
+        self.thought += part.thought
+        self.content += part.content
+        for number, name, arguments in part.calls:
+            said = self.calls.get(number, ("", ""))
+            assert not name or number not in self.calls
+            self.calls[number] = (said[0] + name, said[1] + arguments)
+
+    def all(self) -> tuple:
+        message = self.message
+        return (
+            self.thought,
+            self.content,
+            self.calls,
+            self.reason,
+            message.text.num_tokens,
+            message.num_thought_tokens,
+            message.has_calls,
+        )
+
+
+def test_a_whole_answer():
+    tokens = [*ids(ANSWER), EOS]
+    read = Reading(BOTH).read(tokens, [1000], "stop")
+    assert (read.thought, read.content, read.reason) == ("I should.", "Well <b>:", "stop")
+    assert [name for name, _ in read.calls.values()] == ["f", "g"]
+    assert [json.loads(arguments) for _, arguments in read.calls.values()] == [{"a": "<é🦊>"}, {}]
+    assert read.message.has_calls
+
+
+def test_the_tokens_of_a_thought_are_those_up_to_its_end_tag():
+    before = "<think>\nI should.\n</think>"
+    tokens = ids(ANSWER)
+    num_thought = next(k for k in range(len(tokens)) if TOKENIZER._tokenizer.decode(tokens[:k]).startswith(before))
+    for size in (1, 2, 3, 1000):
+        assert Reading(BOTH).read(tokens, [size], "length").message.num_thought_tokens == num_thought
+    cut_short = tokens[: num_thought - 1]
+    assert Reading(BOTH).read(cut_short, [2], "length").message.num_thought_tokens == num_thought - 1
+    assert Reading(RULES[3]).read(tokens, [2], "length").message.num_thought_tokens == 0
+    assert Reading(BOTH).read(ids("No thought."), [2], "length").message.num_thought_tokens == 0
+
+
+def test_the_thought_is_a_part_by_itself():
+    """Clients may look for one of thought and content in a chunk."""
+    message = MessageText(text_rules(), BOTH)
+    additions, _ = message.feed(ids(ANSWER), "length")
+    assert [bool(part.thought) for part, _ in additions] == [True, False]
+    assert [bool(part.content) for part, _ in additions] == [False, True]
+    assert additions[0].num_tokens == message.num_thought_tokens
+    assert additions[1].num_tokens == message.text.num_tokens
+    assert additions[1].part.calls == (CallPart(0, "f", '{"a": "<é🦊>"}'), CallPart(1, "g", "{}"))
+
+
+PIECES = ["<think>", "</think>", "\n", "<", "a", "🦊", CALL, SECOND, CALL[:20], '{"name"', "é", " two"]
+TEXTS = st.lists(st.sampled_from(PIECES), max_size=8).map("".join) | st.sampled_from([ANSWER, ANSWER + " x", CALL])
+
+
+@settings(max_examples=examples(300, quick=60), deadline=None)
+@given(
+    text=TEXTS,
+    rules=st.sampled_from(RULES),
+    stops=st.sampled_from([(), ("🦊",), ("</think>\n\nW", "</tool_call>\n<"), ("a<",)]),
+    reason=st.sampled_from(["stop", "length"]),
+    sizes=st.lists(st.integers(1, 6), min_size=1, max_size=4),
+    data=st.data(),
+)
+def test_groups_and_breaks_change_nothing(
+    text: str,
+    rules: MessageRules,
+    stops: tuple[str, ...],
+    reason: str,
+    sizes: list[int],
+    data: st.DataObject,
+):
+    tokens = [*ids(text), *([EOS] if reason == "stop" else [])]
+    whole = Reading(rules, stops).read(tokens, [1000], reason)
+    assert Reading(rules, stops).read(tokens, sizes, reason).all() == whole.all()
+    # A client that has what came of the first tokens, and then the rest from another frontend.
+    num_first = data.draw(st.integers(0, len(tokens)))
+    first = Reading(rules, stops).read(tokens[:num_first], sizes, None)
+    if first.reason is None:
+        rest = Reading(rules, stops, num_delivered=num_first)
+        rest.thought, rest.content, rest.calls = first.thought, first.content, first.calls
+        assert rest.read(tokens, [1000, *sizes], reason).all() == whole.all()
+
+
+def test_a_stop_string_ends_a_message_anywhere():
+    for stop in ("should", "Well", '"f"'):
+        read = Reading(BOTH, (stop,)).read(ids(ANSWER), [3], "length")
+        assert read.reason == "stop"
+        assert stop not in read.thought + read.content
+
+
+@pytest.mark.parametrize("rules", RULES)
+def test_an_answer_without_tokens(rules: MessageRules):
+    assert MessageText(text_rules(), rules).feed([], "length") == ([], "length")
