@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from common import messages as m
+from scheduler_svc.frontend.answers import delta_parts
 from scheduler_svc.frontend.answers.answer_context import AnswerContext
 from scheduler_svc.frontend.answers.choice import text_rules
 from scheduler_svc.frontend.answers.event_ids import Position
@@ -239,6 +240,18 @@ def test_chunks_together_are_the_whole_answer(rules: MessageRules, hides: bool, 
     names = [entry["token"] for entry in expected["logprobs"]]
     num_counted = whole(context, tokens)["usage"]["completion_tokens"]
     assert names == [TOKENIZER.token_texts.of(token).text for token in tokens[:num_counted]]
+
+
+def test_what_is_taken_apart_is_read_in_smaller_parts(monkeypatch: pytest.MonkeyPatch):
+    tokens, context = ids("<think>\n" + "one two " * 20 + "</think>" + "three four " * 20), context_of(logprobs=2)
+    expected = plain(whole(context, tokens, "length"))
+    token_bytes = 4 * 3  # its id, and those of its log-probabilities
+    monkeypatch.setattr(delta_parts, "MAX_BYTES_AT_ONCE", 4 * token_bytes * delta_parts.PARSED_SHARE)
+    parts = streamed(context, tokens, "length", 1000)
+    assert joined(parts) == expected
+    assert len(parts) > len(tokens) // 4 - 8, "but for tags"
+    monkeypatch.setattr(delta_parts, "PARSED_SHARE", 1)
+    assert len(streamed(context, tokens, "length", 1000)) < len(parts)
 
 
 def test_every_chunk_may_have_the_usage_so_far():
