@@ -26,6 +26,7 @@ API_KEYS_VARIABLE = "BATON_API_KEYS"  # not an option: every user of the machine
 
 
 @click.command()
+@click.version_option(package_name="baton", prog_name="baton-frontend")
 @click.option("--core-endpoint", required=True, help="ZeroMQ endpoint of the scheduler's core (ipc:// or tcp://).")
 @click.option("--fd", type=click.IntRange(min=0), help="An inherited listening TCP socket; instead of --host, --port.")
 @click.option("--parent", type=int, help="Process that lent --fd and needs it back: this one ends when it does.")

@@ -12,7 +12,7 @@ import zmq
 from common import messages as m
 from common.errors import RequestRejected
 from common.wire import HEADER, Codec
-from scheduler_svc.frontend.link import core_link
+from scheduler_svc.frontend.link import core_link, queries
 from tests.frontend.fake_core import REPORT, FakeCore, delta, int32, outputs, silence
 from tests.frontend.links import HELLO_INTERVAL_S, in_event_loop, linked_core, running_link, submit, until
 from tests.support.eventually import eventually
@@ -197,7 +197,7 @@ async def test_a_bad_delta_ends_its_own_answer_and_leaves_its_neighbours(tmp_pat
 
 @in_event_loop
 async def test_queries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(core_link, "QUERY_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(queries, "QUERY_TIMEOUT_S", 0.3)
 
     async with linked_core(tmp_path) as (core, link):
         assert await link.status() == REPORT
@@ -207,7 +207,7 @@ async def test_queries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         core.answers_queries = False
         with pytest.raises(RequestRejected, match="no answer"):
             await link.status()
-        monkeypatch.setattr(core_link, "QUERY_TIMEOUT_S", 60.0)
+        monkeypatch.setattr(queries, "QUERY_TIMEOUT_S", 60.0)
         question = asyncio.create_task(link.status())
         await asyncio.sleep(0)
         core.close()

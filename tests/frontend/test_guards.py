@@ -92,3 +92,14 @@ def test_large_bodies(guarded: Frontend, chunked: bool):
     for num_bytes in (10_001, 15_000, 500_000):
         error = assert_openai_shape(httpx.post(url, content=body(num_bytes), headers=headers), 413)
         assert "10000 bytes" in error["message"]
+
+
+def test_what_is_refused_before_any_endpoint_is_looked_for_counts_for_its_endpoint(guarded: Frontend):
+    guarded.core.forget()
+    httpx.post(f"{guarded.url}/v1/completions", json=COMPLETION)
+    httpx.post(f"{guarded.url}/nowhere", json=COMPLETION)
+    headers = {"authorization": "Bearer alpha"}
+    httpx.post(f"{guarded.url}/v1/completions", content=b"x" * 15_000, headers=headers)
+    httpx.get(f"{guarded.url}/metrics", headers=headers)
+    counted = {(http.path, http.status) for message in guarded.core.counts for http in message.http}
+    assert {("/v1/completions", 401), ("other", 401), ("/v1/completions", 413)} <= counted

@@ -1,4 +1,4 @@
-"""/tokenize and /detokenize in vLLM's shapes, /version, several names of the model, HEAD, and pages of other origins."""
+"""/tokenize and /detokenize in vLLM's shapes, /version, several names of the model, HEAD, pages of other origins."""
 
 from collections.abc import Iterator
 

@@ -20,7 +20,8 @@ from scheduler_svc.frontend.http.cors import with_cors
 from scheduler_svc.frontend.http.describe_api import DescribeApi, check_model
 from scheduler_svc.frontend.http.error_handlers import install_error_handlers
 from scheduler_svc.frontend.http.json_body import json_body
-from scheduler_svc.frontend.http.middleware import RequireApiKey
+from scheduler_svc.frontend.http.middleware import OPEN_PATHS, RequireApiKey
+from scheduler_svc.frontend.http.openapi import OPENAPI_PATHS, OpenApi
 from scheduler_svc.frontend.http.permissions import client_of
 from scheduler_svc.frontend.http.responses import ANSWER_ID, IS_SUBMITTED, REQUEST_ID_HEADER, json_response
 from scheduler_svc.frontend.http.resume_api import ResumeApi
@@ -70,15 +71,26 @@ def create_app(link: CoreLink, tokenizer: Tokenizer, settings: ApiSettings) -> A
     long_work = LongWork()
     style = style_of(tokenizer.chat_template, settings.options)
     served = settings.options.served_model_name
-    app.include_router(_Generate(link, tokenizer, settings, style, long_work).router)
-    app.include_router(ResumeApi(link, tokenizer, settings.options.keep_alive_s).router)
-    app.include_router(AdminApi(link).router)
-    app.include_router(TokenizeApi(link, tokenizer, served, style, long_work).router)
-    app.include_router(DescribeApi(link, tokenizer.vocab_size, served).router)
+    routers = [
+        _Generate(link, tokenizer, settings, style, long_work).router,
+        ResumeApi(link, tokenizer, settings.options.keep_alive_s).router,
+        AdminApi(link).router,
+        TokenizeApi(link, tokenizer, served, style, long_work).router,
+        DescribeApi(link, tokenizer.vocab_size, served).router,
+    ]
+    open_paths: tuple[str, ...] = OPEN_PATHS
+    if settings.options.openapi:
+        needs_keys, allow_unknown = settings.api_keys.are_required, settings.options.allow_unknown
+        routers.append(OpenApi(needs_keys=needs_keys, allow_unknown=allow_unknown).router)
+        open_paths += OPENAPI_PATHS
+    for router in routers:
+        app.include_router(router)
     app.add_middleware(LimitBody, max_body_bytes=settings.max_body_bytes)
-    app.add_middleware(RequireApiKey, api_keys=settings.api_keys)  # the last one added is the first one asked
+    # The last one added is the first one asked.
+    app.add_middleware(RequireApiKey, api_keys=settings.api_keys, open_paths=open_paths)
     install_error_handlers(app)
-    return Traces(with_cors(app, settings.options.cors_origin), app.routes, link.counts)
+    routes = [route for router in routers for route in router.routes]
+    return Traces(with_cors(app, settings.options.cors_origin), routes, link.counts)
 
 
 class _Generate:

@@ -4,6 +4,7 @@ Plain ASGI, because Starlette's BaseHTTPMiddleware would hide a client's disconn
 """
 
 import ipaddress
+from collections.abc import Sequence
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -22,10 +23,14 @@ class RequireApiKey:
 
     A request that passes has its `ApiClient` in the scope, as `baton.client`. Any other is answered at once, its body
     is not read, and its connection is closed.
+
+    Args:
+        open_paths: those that need no key.
     """
 
-    def __init__(self, app: ASGIApp, api_keys: ApiKeys) -> None:
+    def __init__(self, app: ASGIApp, api_keys: ApiKeys, open_paths: Sequence[str] = OPEN_PATHS) -> None:
         self._app = app
+        self._open_paths = open_paths
         self._keys = api_keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -44,7 +49,7 @@ class RequireApiKey:
             return ApiClient("", 0, is_admin=_is_this_machine(scope, headers), may_read_status=True)
         scheme, _, key = headers.get("authorization", "").partition(" ")
         client = self._keys.client_of(key.strip()) if scheme.lower() == "bearer" else None
-        if client is None and scope["path"] in OPEN_PATHS and scope["method"] in OPEN_METHODS:
+        if client is None and scope["path"] in self._open_paths and scope["method"] in OPEN_METHODS:
             return ApiClient("", 0, is_admin=False, may_read_status=False)
         return client
 

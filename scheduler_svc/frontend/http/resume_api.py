@@ -14,8 +14,9 @@ from scheduler_svc.frontend.answers.prompt_part import prompts_of
 from scheduler_svc.frontend.errors import ApiError
 from scheduler_svc.frontend.http.permissions import client_of
 from scheduler_svc.frontend.http.streaming import EventStream
-from scheduler_svc.frontend.link.core_link import QUERY_TIMEOUT_S, CoreLink
+from scheduler_svc.frontend.link.core_link import CoreLink
 from scheduler_svc.frontend.link.delta_queue import DeltaQueue
+from scheduler_svc.frontend.link.queries import QUERY_TIMEOUT_S
 from scheduler_svc.frontend.requests.schemas import REQUEST_ID
 from scheduler_svc.frontend.requests.tokenized_request import core_request_id
 from scheduler_svc.frontend.text.tokenizer import Tokenizer

@@ -27,13 +27,13 @@ log = get_logger(__name__)
 class Traces:
     """Names, counts and logs the requests to an application.
 
-    Args:
+    Attributes:
         routes: of the application. Their paths are what requests are counted by.
     """
 
     def __init__(self, app: ASGIApp, routes: Sequence[BaseRoute], counts: RequestCounts) -> None:
         self._app = app
-        self._routes = routes
+        self.routes = routes
         self._counts = counts
         self._logs: dict[str, QuietLog] = {}  # by event and code, of which there are few
 
@@ -90,5 +90,5 @@ class Traces:
         """The path of the route that takes the request: not the path that was asked for, of which there is no end."""
         route = scope.get("route")
         if route is None:  # it was answered before any was looked for
-            route = next((route for route in self._routes if route.matches(scope)[0] is not Match.NONE), None)
+            route = next((route for route in self.routes if route.matches(scope)[0] is not Match.NONE), None)
         return getattr(route, "path_format", OTHER)

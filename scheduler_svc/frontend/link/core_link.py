@@ -6,7 +6,6 @@ import itertools
 import os
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, TypeVar
 
 from common import messages as m
 from common.errors import RequestRejected, WireError
@@ -15,19 +14,16 @@ from common.wire import Codec
 from scheduler_svc.frontend.link.core_socket import ConnectionEvent, CoreSocket
 from scheduler_svc.frontend.link.delta_queue import DeltaQueue, taken_over
 from scheduler_svc.frontend.link.pending_attaches import PendingAttaches
+from scheduler_svc.frontend.link.queries import Queries, Query, Reply
 from scheduler_svc.frontend.link.request_counts import RequestCounts
 
 log = get_logger(__name__)
 
 HELLO_INTERVAL_S = 1.0
 HELLOS_UNANSWERED_WHEN_SILENT = 3
-QUERY_TIMEOUT_S = 5.0
 MAX_OPEN_REQUESTS = 8192
 LOST = "a message of the scheduler was lost"  # and no stream may go on as if it had not been; clients can read on
 MESSAGES_AT_ONCE = 16  # then others have a turn
-
-Query = m.StatusQuery | m.MetricsQuery | m.DrainExecutor
-Reply = TypeVar("Reply", m.Status, m.Metrics, m.DrainReply)
 
 
 class CoreLink:
@@ -50,8 +46,7 @@ class CoreLink:
         self._codec: Codec[m.CoreToFrontend] = Codec(m.CoreToFrontend)
         self._queues: dict[str, DeltaQueue] = {}
         self._pending_attaches = PendingAttaches()
-        self._queries: dict[int, asyncio.Future[Any]] = {}
-        self._query_ids = itertools.count()
+        self._queries = Queries(self._send)
         self._hellos_unanswered = 0
         self._num_outputs: int | None = 0  # of this connection; None if one may have been unreadable
         self._is_connected = False
@@ -154,9 +149,7 @@ class CoreLink:
         for queue in self._open_queues():
             queue.fail(RequestRejected(reason, "unavailable"))
         self._pending_attaches.fail_all(reason)
-        for answer in self._queries.values():
-            if not answer.done():
-                answer.set_exception(RequestRejected(reason, "unavailable"))
+        self._queries.fail_all(reason)
 
     async def status(self) -> m.StatusReport:
         """The service as `GET /status` shows it. Raises RequestRejected if the core does not answer."""
@@ -184,19 +177,7 @@ class CoreLink:
 
     async def _ask(self, query: Callable[..., Query], expected: type[Reply]) -> Reply:
         self._take_events()  # or the answer could be passed over with what came before them
-        query_id = next(self._query_ids) % 2**31
-        answer = self._queries[query_id] = asyncio.get_running_loop().create_future()
-        try:
-            self._send(query(query_id=query_id))
-            async with asyncio.timeout(QUERY_TIMEOUT_S):
-                reply = await answer
-        except TimeoutError:
-            raise RequestRejected(f"the scheduler gave no answer in {QUERY_TIMEOUT_S:.0f} s", "unavailable") from None
-        finally:
-            del self._queries[query_id]
-        if not isinstance(reply, expected):
-            raise RequestRejected("the scheduler answered another question", "internal_error")
-        return reply
+        return await self._queries.ask(query, expected)
 
     def _tell(self, message: m.Cancel | m.Detach) -> None:
         with contextlib.suppress(RequestRejected):  # a core that is gone need not be told
@@ -261,9 +242,7 @@ class CoreLink:
             case m.FleetState():
                 self._fleet = message
             case m.Status() | m.Metrics() | m.DrainReply():
-                answer = self._queries.get(message.query_id)
-                if answer is not None and not answer.done():
-                    answer.set_result(message)
+                self._queries.answered(message)
 
     def _take_outputs(self, outputs: m.Outputs) -> None:
         if self._num_outputs not in (None, outputs.number):

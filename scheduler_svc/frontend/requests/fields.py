@@ -26,13 +26,13 @@ class Only:
     """Allows only the values that turn an unsupported parameter off."""
 
     def __init__(self, *values: Any) -> None:
-        self._values = values
+        self.values = values
 
     def __call__(self, value: Any) -> Any:
         """`value`, if it is an allowed one."""
-        if any(value == off and isinstance(value, bool) == isinstance(off, bool) for off in self._values):
+        if any(value == off and isinstance(value, bool) == isinstance(off, bool) for off in self.values):
             return value
-        allowed = " or ".join(json.dumps(allowed) for allowed in (*self._values, None))
+        allowed = " or ".join(json.dumps(allowed) for allowed in (*self.values, None))
         raise PydanticCustomError("unsupported_parameter", f"this server supports only {allowed}")
 
 

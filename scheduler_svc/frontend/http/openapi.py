@@ -1,0 +1,196 @@
+"""The API as an OpenAPI document, and as a page for people.
+
+FastAPI could make the document if it read the bodies; here they are read as bytes, so that they can be counted before
+they are decoded. The page needs no other server: FastAPI's own loads its scripts from one.
+"""
+
+import json
+from dataclasses import dataclass, field
+from html import escape
+
+from fastapi import APIRouter, Response
+
+from common import __version__
+from scheduler_svc.frontend.errors import SHOULD_RETRY_HEADER
+from scheduler_svc.frontend.http.openapi_schemas import REFERENCE, Json, answer_schemas, request_schemas
+from scheduler_svc.frontend.http.responses import REQUEST_ID_HEADER
+
+JSON, EVENTS, TEXT = "application/json", "text/event-stream", "text/plain"
+DESCRIPTION = (
+    "OpenAI's API for chats and completions, with vLLM's parameters. Every answer has the header "
+    f"`{REQUEST_ID_HEADER}`, the request's own if it has one; every error has `{SHOULD_RETRY_HEADER}`."
+)
+HEAD = """<!doctype html><meta charset=utf-8><title>Baton</title>
+<style>body{font:15px sans-serif;margin:2em auto;max-width:60em}td{padding:.15em 1em .15em 0;vertical-align:top}</style>
+<h1>Baton</h1>"""
+OPENAPI_PATHS = ("/openapi.json", "/docs")
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One method of one endpoint.
+
+    Attributes:
+        body: name of the request's schema; `is_optional` if it may be absent.
+        answers: schemas of what status 200 comes with, by media type; none for status 204. Events have the schema of
+            their data.
+        is_open: whether it needs no API key.
+        headers: that the request may have.
+    """
+
+    method: str
+    path: str
+    summary: str
+    body: str = ""
+    answers: dict[str, str] = field(default_factory=dict)
+    is_optional: bool = False
+    is_open: bool = False
+    headers: tuple[str, ...] = ()
+
+
+OPERATIONS = (
+    Operation(
+        "post",
+        "/v1/chat/completions",
+        "Answer a conversation.",
+        "ChatRequest",
+        {JSON: "ChatCompletion", EVENTS: "ChatCompletionChunk"},
+    ),
+    Operation(
+        "post",
+        "/v1/completions",
+        "Continue one prompt or several.",
+        "CompletionRequest",
+        {JSON: "Completion", EVENTS: "Completion"},
+    ),
+    Operation(
+        "get",
+        "/v1/requests/{request_id}/events",
+        "The rest of an answer, after the event `Last-Event-ID`.",
+        answers={EVENTS: ""},
+        headers=("Last-Event-ID",),
+    ),
+    Operation("delete", "/v1/requests/{request_id}", "Cancel a request."),
+    Operation("post", "/tokenize", "Token ids of a text or a conversation.", "TokenizeRequest", {JSON: "Tokenized"}),
+    Operation("post", "/detokenize", "The text of token ids.", "DetokenizeRequest", {JSON: "Detokenized"}),
+    Operation("get", "/v1/models", "The model, once for each of its names.", answers={JSON: "ModelList"}),
+    Operation("get", "/v1/models/{model_id}", "The model, by one of its names.", answers={JSON: "ModelCard"}),
+    Operation("get", "/version", "Of the service.", answers={JSON: "Version"}),
+    Operation("get", "/health", "Whether the service lives.", answers={JSON: "Health"}, is_open=True),
+    Operation("get", "/ready", "Whether an executor is ready.", answers={JSON: "Readiness"}, is_open=True),
+    Operation("get", "/status", "The service's state; needs a key that may read it.", answers={JSON: "StatusReport"}),
+    Operation("get", "/metrics", "For Prometheus; needs a key that may read it.", answers={TEXT: ""}),
+    Operation(
+        "post",
+        "/admin/executors/{executor}/drain",
+        "Let an executor leave; needs an administrator's key.",
+        "DrainRequest",
+        {JSON: "Drained"},
+        is_optional=True,
+    ),
+)
+
+
+class OpenApi:
+    """GET /openapi.json and /docs, both made at the start. They tell nothing of this service, and need no key.
+
+    Args:
+        needs_keys: whether requests need API keys.
+        allow_unknown: whether requests may have unknown parameters.
+    """
+
+    def __init__(self, *, needs_keys: bool, allow_unknown: bool) -> None:
+        whole = document(needs_keys=needs_keys, allow_unknown=allow_unknown)
+        self._json = json.dumps(whole).encode()
+        self._html = page(whole).encode()
+        self.router = APIRouter()
+        self.router.get("/openapi.json", response_model=None)(self.openapi)
+        self.router.get("/docs", response_model=None)(self.docs)
+
+    async def openapi(self) -> Response:
+        """The document."""
+        return Response(self._json, media_type=JSON)
+
+    async def docs(self) -> Response:
+        """The page."""
+        return Response(self._html, media_type="text/html; charset=utf-8")
+
+
+def document(*, needs_keys: bool, allow_unknown: bool = False) -> Json:
+    """The API in OpenAPI 3.1."""
+    paths: dict[str, Json] = {}
+    for operation in OPERATIONS:
+        paths.setdefault(operation.path, {})[operation.method] = _described(operation, needs_keys=needs_keys)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Baton",
+            "version": __version__,
+            "description": DESCRIPTION,
+        },
+        "paths": paths,
+        "components": {
+            "schemas": request_schemas(allow_unknown=allow_unknown) | answer_schemas(),
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
+    }
+
+
+def page(whole: Json) -> str:
+    """A page with every endpoint and every parameter."""
+    parts = [HEAD, f"<p>{escape(DESCRIPTION)}<p><a href=openapi.json>openapi.json</a>"]
+    schemas: Json = whole["components"]["schemas"]
+    for path, methods in whole["paths"].items():
+        for method, operation in methods.items():
+            parts.append(f"<h3><code>{method.upper()} {escape(path)}</code></h3><p>{escape(operation['summary'])}")
+    for name in sorted(schemas):
+        parts.append(f"<h4 id={name}>{name}</h4><p>{escape(schemas[name].get('description', ''))}<table>")
+        for parameter, schema in schemas[name].get("properties", {}).items():
+            told = escape(json.dumps(schema).replace(REFERENCE, ""))
+            parts.append(f"<tr><td><code>{escape(parameter)}</code><td><code>{told}</code>")
+        parts.append("</table>")
+    return "\n".join(parts)
+
+
+def _described(operation: Operation, *, needs_keys: bool) -> Json:
+    headers = {REQUEST_ID_HEADER: {"schema": {"type": "string"}}}
+    content = {kind: _content(kind, schema) for kind, schema in operation.answers.items()}
+    success: Json = {"description": "Success.", "headers": headers} | ({"content": content} if content else {})
+    should_retry = {"schema": {"enum": ["true", "false"]}}
+    described: Json = {
+        "summary": operation.summary,
+        "parameters": [*_parameters(operation)],
+        "responses": {
+            "200" if content else "204": success,
+            "default": {
+                "description": "The request was refused, or failed.",
+                "headers": headers | {SHOULD_RETRY_HEADER: should_retry, "retry-after": {"schema": {"type": "string"}}},
+                "content": {JSON: _content(JSON, "ErrorAnswer")},
+            },
+        },
+    }
+    if operation.body:
+        content = {JSON: _content(JSON, operation.body)}
+        described["requestBody"] = {"required": not operation.is_optional, "content": content}
+    if needs_keys and not operation.is_open:
+        described["security"] = [{"key": []}]
+    return described
+
+
+def _parameters(operation: Operation) -> list[Json]:
+    in_path = [part.strip("{}") for part in operation.path.split("/") if part.startswith("{")]
+    text = {"type": "string"}
+    return [
+        *({"name": name, "in": "path", "required": True, "schema": text} for name in in_path),
+        *({"name": name, "in": "header", "schema": text} for name in (*operation.headers, REQUEST_ID_HEADER)),
+    ]
+
+
+def _content(kind: str, schema: str) -> Json:
+    """A body of this media type. For events, OpenAPI has no schema: theirs is that of the data in each of them."""
+    if not schema:
+        return {"schema": {"type": "string"}}
+    if kind == EVENTS:
+        told = f"Server-sent events. The data of each is a {schema}, of the last one [DONE]."
+        return {"schema": {"type": "string", "description": told, "x-event-data": {"$ref": REFERENCE + schema}}}
+    return {"schema": {"$ref": REFERENCE + schema}}

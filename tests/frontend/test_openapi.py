@@ -1,0 +1,162 @@
+"""The OpenAPI document is true: every route is in it, and requests and answers are as it says."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import httpx
+import jsonschema
+import pytest
+
+from scheduler_svc.frontend.http.api import ApiSettings, create_app
+from scheduler_svc.frontend.http.openapi import OPENAPI_PATHS, document, page
+from scheduler_svc.frontend.http.openapi_schemas import REQUESTS, answer_schemas, request_schemas
+from scheduler_svc.frontend.http.traces import Traces
+from scheduler_svc.frontend.link.request_counts import RequestCounts
+from scheduler_svc.frontend.requests.body import parse
+from scheduler_svc.frontend_options import FrontendOptions
+from tests.frontend.harness import MODEL, Frontend, running_frontend
+
+DOCUMENT = document(needs_keys=True)
+SCHEMAS = DOCUMENT["components"]["schemas"]
+CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "hello there"}], "max_tokens": 5}
+TEXT = {"model": MODEL, "prompt": "hello there", "max_tokens": 5}
+TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+
+
+def check(name: str, value: object) -> None:
+    schema = {"$ref": f"#/components/schemas/{name}", "components": DOCUMENT["components"]}
+    jsonschema.Draft202012Validator(schema).validate(value)
+
+
+@pytest.fixture(scope="module")
+def shared_frontend() -> Iterator[Frontend]:
+    with running_frontend("--openapi", BATON_API_KEYS="alpha") as frontend:
+        yield frontend
+
+
+def test_every_route_is_there_and_no_other():
+    link = SimpleNamespace(counts=RequestCounts())
+    model = SimpleNamespace(vocab_size=1, path=Path("tokenizer.json"), eos_token_ids=(), chat_template=None)
+    app = create_app(link, model, ApiSettings(FrontendOptions(("model",), openapi=True)))
+    assert isinstance(app, Traces)
+    served = {(method.lower(), route.path_format) for route in app.routes for method in route.methods - {"HEAD"}}
+    described = {(method, path) for path, methods in DOCUMENT["paths"].items() for method in methods}
+    assert served == described | {("get", path) for path in OPENAPI_PATHS}
+
+
+def test_every_reference_leads_somewhere():
+    assert not request_schemas(allow_unknown=False).keys() & answer_schemas().keys(), "one name, one schema"
+    named = set(re.findall(r'"#/components/schemas/([^"]+)"', json.dumps(DOCUMENT)))
+    assert named <= SCHEMAS.keys()
+    for schema in SCHEMAS.values():
+        jsonschema.Draft202012Validator.check_schema(schema)
+
+
+def test_only_probes_need_no_key():
+    is_open = {
+        path for path, methods in DOCUMENT["paths"].items() if any("security" not in m for m in methods.values())
+    }
+    assert is_open == {"/health", "/ready"}
+    assert "security" not in json.dumps(document(needs_keys=False)["paths"])
+
+
+GOOD = [
+    ("CompletionRequest", TEXT | {"prompt": prompt, "stop": stop})
+    for prompt in ("x", ["x", "y"], [1, 2], [[1], [2, 3]])
+    for stop in ("a", ["a", "b"], None)
+] + [
+    ("CompletionRequest", TEXT | {"logit_bias": {"5": -1.5}, "suffix": "", "stream_options": {"include_usage": False}}),
+    ("ChatRequest", CHAT | {"tools": [TOOL], "tool_choice": "auto", "reasoning_effort": "low", "user": None}),
+    ("ChatRequest", CHAT | {"messages": [{"role": "user", "content": [{"type": "text", "text": "x", "more": 1}]}]}),
+    ("ChatRequest", CHAT | {"structured_outputs": {"json": "{}"}, "verbosity": "medium"}),
+    ("TokenizeRequest", {"prompt": "x"}),
+    ("DetokenizeRequest", {"tokens": []}),
+    ("DrainRequest", {"finish": True}),
+]
+BAD = [
+    ("CompletionRequest", {"model": MODEL}),
+    ("CompletionRequest", TEXT | {"prompt": 5}),
+    ("CompletionRequest", TEXT | {"suffix": "x"}),
+    ("CompletionRequest", TEXT | {"strange": 1}),
+    ("CompletionRequest", TEXT | {"logit_bias": {"x": 1}}),
+    ("ChatRequest", CHAT | {"temperature": 3}),
+    ("ChatRequest", CHAT | {"functions": []}),
+    ("ChatRequest", CHAT | {"reasoning_effort": "much"}),
+    ("ChatRequest", CHAT | {"messages": [{"role": "nobody"}]}),
+    ("DetokenizeRequest", {"tokens": "x"}),
+]
+MODELS = {model.__name__: model for model in REQUESTS}
+
+
+@pytest.mark.parametrize(("name", "body"), GOOD)
+def test_what_it_allows_is_taken(name: str, body: dict):
+    check(name, body)
+    parse(json.dumps(body).encode(), MODELS[name])
+
+
+@pytest.mark.parametrize(("name", "body"), BAD)
+def test_what_it_does_not_allow_is_refused(name: str, body: dict):
+    with pytest.raises(jsonschema.ValidationError):
+        check(name, body)
+    with pytest.raises(Exception, match=r"(?s)."):
+        parse(json.dumps(body).encode(), MODELS[name])
+
+
+def test_unknown_parameters_where_they_are_ignored():
+    lenient = request_schemas(allow_unknown=True)
+    assert lenient["ChatRequest"]["additionalProperties"] is True
+    assert lenient["TokenizeRequest"]["additionalProperties"] is False
+
+
+def test_answers_are_as_it_says(frontend: Frontend):
+    with httpx.Client(base_url=frontend.url, headers={"authorization": "Bearer alpha"}, timeout=20) as client:
+        for path, body, name in (
+            ("/v1/chat/completions", CHAT | {"logprobs": True, "top_logprobs": 2, "n": 2}, "ChatCompletion"),
+            ("/v1/completions", TEXT | {"logprobs": 2, "echo": True, "prompt_logprobs": 1}, "Completion"),
+            ("/tokenize", {"prompt": "x", "return_token_strs": True}, "Tokenized"),
+            ("/detokenize", {"tokens": [5, 6]}, "Detokenized"),
+            ("/admin/executors/7/drain", {}, "Drained"),
+        ):
+            answer = client.post(path, json=body)
+            assert answer.status_code == 200, answer.text
+            check(name, answer.json())
+            content = DOCUMENT["paths"][re.sub("/7/", "/{executor}/", path)]["post"]["responses"]["200"]["content"]
+            assert content["application/json"]["schema"]["$ref"].endswith(f"/{name}")
+        for path, name in (
+            ("/v1/models", "ModelList"),
+            (f"/v1/models/{MODEL}", "ModelCard"),
+            ("/version", "Version"),
+            ("/health", "Health"),
+            ("/ready", "Readiness"),
+            ("/status", "StatusReport"),
+            ("/nowhere", "ErrorAnswer"),
+            ("/v1/models/none", "ErrorAnswer"),
+        ):
+            check(name, client.get(path).json())
+        for path, body, name in (
+            ("/v1/chat/completions", CHAT, "ChatCompletionChunk"),
+            ("/v1/completions", TEXT, "Completion"),
+        ):
+            more = {
+                "stream": True,
+                "logprobs": 1 if "prompt" in body else True,
+                "stream_options": {"include_usage": True},
+            }
+            lines = client.post(path, json=body | more).text.split("\n\n")
+            events = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
+            assert events[-1]["usage"]["total_tokens"]
+            for event in events:
+                check(name, event)
+
+
+def test_document_and_page_need_no_key_and_no_other_server(frontend: Frontend):
+    assert httpx.get(f"{frontend.url}/openapi.json").json() == DOCUMENT
+    answer = httpx.get(f"{frontend.url}/docs")
+    assert answer.headers["content-type"].startswith("text/html")
+    assert answer.text == page(DOCUMENT)
+    assert "://" not in answer.text
+    assert all(path in answer.text for path in DOCUMENT["paths"])
+    assert httpx.post(f"{frontend.url}/docs").status_code == 401
