@@ -5,6 +5,7 @@ import pytest
 
 from common.errors import RequestRejected
 from scheduler_svc.frontend.answers.answer_context import AnswerContext
+from scheduler_svc.frontend.parsing.message import MessageRules
 
 CONTEXT = AnswerContext(
     kind="chat",
@@ -22,6 +23,11 @@ CONTEXT = AnswerContext(
     echo=True,
     prompt_logprobs=4,
     is_prompt_only=True,
+    message=MessageRules(
+        thought="may_open", calls="qwen3_coder", is_one_call=True, text_parameters={"f": ("a", "b"), "g": ()}
+    ),
+    has_chunk_usage=True,
+    hides_thought=True,
 )
 
 
@@ -76,3 +82,10 @@ def test_version_2_asked_for_nothing_of_version_3():
     asked = AnswerContext.decode(written)
     assert (asked.version, asked.logprobs, asked.skip_special_tokens) == (2, 6, False)
     assert (asked.echo, asked.prompt_logprobs, asked.is_prompt_only, asked.num_prompt_logprobs) == (False, 0, False, 0)
+
+
+def test_version_3_asked_for_nothing_of_version_4():
+    written = bytes.fromhex("dc0010 03 a463686174 ce6553f100 a16d 01 02 90 c2 c3 06 03 c3 c2 c2 00 c2")
+    asked = AnswerContext.decode(written)
+    assert (asked.version, asked.kind, asked.logprobs, asked.skip_special_tokens) == (3, "chat", 6, False)
+    assert (asked.message, asked.has_chunk_usage, asked.hides_thought) == (MessageRules(), False, False)

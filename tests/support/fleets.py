@@ -9,11 +9,12 @@ from scheduler_svc.client.processes.local_fleet import FleetSpec, LocalFleet, fr
 
 @contextlib.contextmanager
 def running_fleet(
-    log_dir: Path, *, executors: int = 1, executor_options=(), scheduler_options=()
+    log_dir: Path, *, model: Path | None = None, executors: int = 1, executor_options=(), scheduler_options=()
 ) -> Iterator[LocalFleet]:
     """Scheduler and executors on free ports; their logs are printed if the test fails."""
     port, executor_port = free_ports(2)
     spec = FleetSpec(
+        model=None if model is None else str(model),
         port=port,
         executor_port=executor_port,
         executors=executors,

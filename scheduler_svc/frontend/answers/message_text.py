@@ -6,6 +6,8 @@ from typing import NamedTuple
 from scheduler_svc.frontend.parsing.message import CallPart, MessageParser, MessagePart, MessageRules
 from scheduler_svc.frontend.text.sequence_text import SequenceText, TextRules
 
+_NOTHING = MessagePart()
+
 
 class Addition(NamedTuple):
     """What tokens add to a message.
@@ -61,6 +63,9 @@ class MessageText:
         return ([], reason) if self.text.has_ended else self._feed(token_ids[num_old:], finish_reason)
 
     def _feed(self, token_ids: Sequence[int], finish_reason: str | None) -> tuple[list[Addition], str | None]:
+        if not self._may_think:
+            part, reason = self._read(token_ids, finish_reason)
+            return ([Addition(part, self.text.num_tokens)] if any(part) else []), reason
         parts: list[MessagePart] = []
         reason = None
         num_read = 0
@@ -74,22 +79,23 @@ class MessageText:
         if not self.text.has_ended and (num_read < len(token_ids) or not token_ids):
             part, reason = self._read(token_ids[num_read:], finish_reason)
             additions.append(Addition(part, self.text.num_tokens))
-        return [addition for addition in additions if addition.part != MessagePart()], reason
+        return [addition for addition in additions if any(addition.part)], reason
 
     def _read(self, token_ids: Sequence[int], finish_reason: str | None) -> tuple[MessagePart, str | None]:
         text, reason = self.text.feed(token_ids, finish_reason)
-        was_thinking = self._parser.is_thinking
-        part = self._parser.feed(text) if text else MessagePart()
-        if was_thinking or self._parser.is_thinking:
-            self.num_thought_tokens = self.text.num_tokens
-        if self._may_think and not self._parser.is_thinking:
-            self._may_think = not (was_thinking or part.content or part.calls)
-        return _joined([part] if reason is None else [part, self._parser.flush()]), reason
+        was_thinking = self._may_think and self._parser.is_thinking
+        part = self._parser.feed(text) if text else _NOTHING
+        if self._may_think:
+            is_thinking = self._parser.is_thinking
+            if was_thinking or is_thinking:
+                self.num_thought_tokens = self.text.num_tokens
+            self._may_think = is_thinking or not (was_thinking or part.content or part.calls)
+        return (part if reason is None else _joined([part, self._parser.flush()])), reason
 
 
 def _joined(parts: Sequence[MessagePart]) -> MessagePart:
     """All of them in one."""
-    if len(parts) == 1 and len(parts[0].calls) < 2:
+    if len(parts) == 1:
         return parts[0]
     return MessagePart(
         "".join(part.thought for part in parts),
@@ -100,9 +106,9 @@ def _joined(parts: Sequence[MessagePart]) -> MessagePart:
 
 def joined_calls(calls: Iterable[CallPart]) -> tuple[CallPart, ...]:
     """The same, with one part of each call."""
-    joined: dict[int, CallPart] = {}
+    names: dict[int, str] = {}
+    arguments: dict[int, list[str]] = {}
     for call in calls:
-        known = joined.get(call.number)
-        name, arguments = ("", "") if known is None else (known.name, known.arguments)
-        joined[call.number] = CallPart(call.number, name + call.name, arguments + call.arguments)
-    return tuple(joined.values())
+        names[call.number] = names.get(call.number, "") + call.name
+        arguments.setdefault(call.number, []).append(call.arguments)
+    return tuple(CallPart(number, name, "".join(arguments[number])) for number, name in names.items())

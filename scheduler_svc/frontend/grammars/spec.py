@@ -44,12 +44,14 @@ class ToolGrammar(msgspec.Struct, frozen=True):
         format: how calls are written.
         is_required: True: the text is one call or several, and nothing else. False: free text with calls in it.
         is_one_call: no second call.
+        content: JSON schema of a text that may stand in place of required calls; None if none may.
     """
 
     format: CallFormat
     tools: list[ToolSchema]
     is_required: bool
     is_one_call: bool
+    content: dict[str, Any] | None = None
 
 
 class Checked(msgspec.Struct, frozen=True, omit_defaults=True):

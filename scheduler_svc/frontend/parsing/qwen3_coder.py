@@ -23,9 +23,10 @@ _END_OF_NAME = re.compile(r"[>\n<]")
 class Qwen3CoderParser(CallParser):
     """Reads them, with content before, between and behind.
 
-    A value ends at `</parameter>` and nowhere else, and has no newline at its ends, if there is one. What stands in a
-    function and is no parameter ends the call, and is content. `<tool_call>` and `<function=` without a call are
-    content, and so is an end tag that no call is before. A call that the text ends in has the arguments up to there.
+    A value ends at `</parameter>` and nowhere else; in a value that is JSON, not inside a string. A newline at each of
+    its ends is left out. What stands in a function and is no parameter ends the call, and is content. `<tool_call>` and
+    `<function=` without a call are content, and so is an end tag that no call is before. A call that the text ends in
+    has the arguments up to there.
 
     Args:
         text_parameters: as in `MessageRules`.
@@ -105,7 +106,9 @@ class Qwen3CoderParser(CallParser):
     def _in_value(self, text: str, start: int) -> int:
         begin, tag = found = _BEHIND_VALUE.find(text, start)
         self.output.add_arguments(self._value.feed(text[start:begin]))
-        if tag:
+        if tag == END_PARAMETER and self._value.is_in_string:
+            self.output.add_arguments(self._value.feed(tag))
+        elif tag:
             self.output.add_arguments(self._value.end())
             self._state = self._function
         return found.end

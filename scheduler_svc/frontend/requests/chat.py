@@ -47,7 +47,8 @@ def tokenize_chat(
         raise ApiError(400, "The conversation is empty.", code="invalid_value", param="messages")
     asked = _asked(body, len(prompt), max_model_len)
     thought = _thought(body, text, style)
-    grammar = _with_thought(_grammar(body, use), thought, thinking)
+    content = asked_grammar(body.response_format, body.structured_outputs, body)
+    grammar = _with_thought(use.grammar_beside(content), thought, thinking)
     message = MessageRules(
         thought=thought, calls=use.calls, is_one_call=use.is_one_call, text_parameters=use.text_parameters
     )
@@ -91,20 +92,6 @@ def _thought(body: ChatRequest, prompt: str, style: ChatStyle) -> ThoughtStart:
     if body.continue_final_message:
         return continued_thought(body.messages[-1].text, style)
     return "none" if body.add_generation_prompt is False else thought_of(prompt, style)
-
-
-def _grammar(body: ChatRequest, use: ToolUse) -> AskedGrammar | None:
-    """What the answer has to be after its thought. Raises ApiError (400) if two parameters say it."""
-    content = asked_grammar(body.response_format, body.structured_outputs, body)
-    if content is None or use.is_required:  # an answer that is calls has no content
-        return use.grammar
-    if use.shown is None:
-        return content
-    message = (
-        f"'{content.param.partition('.')[0]}' is not supported beside 'tools' that the model may call: send "
-        "'tool_choice' with 'none' or 'required'."
-    )
-    raise ApiError(400, message, code="unsupported_parameter", param=content.param.partition(".")[0])
 
 
 def _with_thought(grammar: AskedGrammar | None, thought: ThoughtStart, thinking: Thinking) -> AskedGrammar | None:

@@ -1,5 +1,6 @@
 """Tools of a chat, and which of them its answer may or must call."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal, NoReturn
@@ -11,6 +12,7 @@ from pydantic_core import PydanticCustomError
 from scheduler_svc.frontend.errors import ApiError
 from scheduler_svc.frontend.grammars.spec import ToolGrammar, ToolSchema
 from scheduler_svc.frontend.parsing.message import CallFormat
+from scheduler_svc.frontend.parsing.text_parameters import text_parameters
 from scheduler_svc.frontend.requests.chat_style import ChatStyle
 from scheduler_svc.frontend.requests.strict import Lenient
 from scheduler_svc.frontend.requests.structured import AskedGrammar, asked
@@ -94,16 +96,36 @@ class ToolUse:
         calls: how calls are read in the answer.
         is_one_call: only the first call counts.
         text_parameters: as in `MessageRules`.
-        grammar: which calls the answer may have; None if any text will do.
-        is_required: whether the answer is calls and nothing else.
+        grammar: which calls the answer may have; None without tools.
+        is_strict: whether its calls have to be as the grammar says.
     """
 
     shown: list[dict[str, Any]] | None = None
     calls: CallFormat = "none"
     is_one_call: bool = False
     text_parameters: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    grammar: AskedGrammar | None = None
-    is_required: bool = False
+    grammar: ToolGrammar | None = None
+    is_strict: bool = False
+
+    def grammar_beside(self, content: AskedGrammar | None) -> AskedGrammar | None:
+        """The grammar of the whole answer.
+
+        Args:
+            content: of the answer's content, if the request says something of it.
+
+        Raises:
+            ApiError: (400) the two exclude each other.
+        """
+        if self.grammar is None:
+            return content
+        if content is None or self.grammar.is_required:  # an answer that is calls has no content
+            return asked("tools", msgspec.to_builtins(self.grammar), "tools") if self.is_strict else None
+        if content.spec.kind != "json":
+            name = content.param.partition(".")[0]
+            message = f"Beside 'tools' that the model may call, '{name}' can only be JSON."
+            raise ApiError(400, message, code="unsupported_parameter", param=name)
+        both = msgspec.structs.replace(self.grammar, is_required=True, content=json.loads(content.spec.text))
+        return asked("tools", msgspec.to_builtins(both), content.param)
 
 
 def tool_use(tools: Sequence[Tool], choice: ToolChoice | None, *, parallel: bool, style: ChatStyle) -> ToolUse:
@@ -121,26 +143,17 @@ def tool_use(tools: Sequence[Tool], choice: ToolChoice | None, *, parallel: bool
         message = f"'tools' are not supported with this model: {why}. With 'tool_choice': 'none' they are left out."
         raise ApiError(400, message, code="unsupported_parameter", param="tools")
     allowed = [tool for tool in tools if choice.names is None or tool.function.name in choice.names]
-    is_one_call = choice.is_one or not parallel
-    is_required = choice.mode == "required"
+    is_one_call, is_required = choice.is_one or not parallel, choice.mode == "required"
     shown = tools if is_required else allowed  # where nothing is forced, the model calls what it is told about
+    schemas = [ToolSchema(tool.function.name, _parameters(tool.function, is_required=is_required)) for tool in allowed]
     return ToolUse(
         shown=[tool.plain() for tool in shown],
         calls=style.calls,
         is_one_call=is_one_call,
         text_parameters=_text_parameters(shown) if style.calls == "qwen3_coder" else {},
-        grammar=_grammar(allowed, style.calls, is_required=is_required, is_one_call=is_one_call),
-        is_required=is_required,
+        grammar=ToolGrammar(style.calls, schemas, is_required=is_required, is_one_call=is_one_call),
+        is_strict=is_required or any(tool.function.strict for tool in allowed),
     )
-
-
-def _grammar(tools: Sequence[Tool], calls: CallFormat, *, is_required: bool, is_one_call: bool) -> AskedGrammar | None:
-    """What the calls have to be; None if they may be anything: nothing is forced, and no tool is strict."""
-    if not is_required and not any(tool.function.strict for tool in tools):
-        return None
-    schemas = [ToolSchema(tool.function.name, _parameters(tool.function, is_required=is_required)) for tool in tools]
-    grammar = ToolGrammar(calls, schemas, is_required=is_required, is_one_call=is_one_call)
-    return asked("tools", msgspec.to_builtins(grammar), "tools")
 
 
 def _parameters(function: Function, *, is_required: bool) -> dict[str, Any] | None:
@@ -159,26 +172,12 @@ def _parameters(function: Function, *, is_required: bool) -> dict[str, Any] | No
 
 def _text_parameters(tools: Sequence[Tool]) -> dict[str, tuple[str, ...]]:
     """Of each tool, the parameters that are texts."""
-    found = {tool.function.name: tuple(_texts(tool.function.parameters or {})) for tool in tools}
+    found = {tool.function.name: text_parameters(tool.function.parameters) for tool in tools}
     size = sum(len(name) for names in found.values() for name in names)
     if size > MAX_PARAMETER_CHARACTERS:
         limit = f"the limit is {MAX_PARAMETER_CHARACTERS}"
         _refuse(f"Invalid value for 'tools': names of parameters have {size} characters, {limit}.", "tools")
     return found
-
-
-def _texts(schema: dict[str, Any]) -> list[str]:
-    properties = schema.get("properties")
-    return [name for name, value in properties.items() if _is_text(value)] if isinstance(properties, dict) else []
-
-
-def _is_text(schema: Any) -> bool:
-    if not isinstance(schema, dict):
-        return False
-    kind, values = schema.get("type"), schema.get("enum", [schema.get("const")])
-    if kind is not None:
-        return kind == "string" or kind in (["string", "null"], ["null", "string"], ["string"])
-    return isinstance(values, list) and bool(values) and all(isinstance(value, str) for value in values)
 
 
 def _name_of(tool: Any) -> str | None:
