@@ -56,9 +56,6 @@ class StepOutput:
 
     Attributes:
         sequences, tokens: those that got a token, and the token; a sequence that had ended gets none.
-        num_decoded: how many of them were in the plan before too: it computed the token before this one.
-        returned: those among them that waited since their last token.
-        late: those among them that wait already; their tokens were in flight.
         positions: how many tokens each of them had generated before, [sequences].
         firsts: those among them whose first token it is.
         ends: those among them that end with it, by a stop token or because they have `max_tokens`; and those that got
@@ -66,6 +63,9 @@ class StepOutput:
         model: what computed the tokens.
         logprobs: what came with the tokens; None if no sequence wants any.
         prompt_logprobs: of prompts, what is new; a sequence that had ended gets none.
+        num_decoded: how many of `sequences` were in the plan before too: it computed the token before this one.
+        returned: those of `sequences` that waited since their last token.
+        late: those of `sequences` that wait already; their tokens were in flight.
     """
 
     sequences: list[Sequence] = field(default_factory=list)
@@ -73,9 +73,9 @@ class StepOutput:
     firsts: list[Sequence] = field(default_factory=list)
     ends: list[SequenceEnd] = field(default_factory=list)
     model: str = ""
-    num_decoded: int = 0
-    returned: Lists[Sequence] = ()
-    late: Lists[Sequence] = ()
     positions: IntArray = field(default_factory=lambda: np.zeros(0, np.int32))
     logprobs: StepLogprobs | None = None
     prompt_logprobs: Lists[PromptLogprobs] = ()
+    num_decoded: int = 0
+    returned: Lists[Sequence] = ()
+    late: Lists[Sequence] = ()

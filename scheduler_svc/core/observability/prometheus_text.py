@@ -80,6 +80,9 @@ class PrometheusMetrics:
         self.inter_token_seconds = self._weighted(
             "baton_inter_token_seconds", "A sequence's token to its next one.", BETWEEN_TOKENS
         )
+        self.output_token_seconds = self._weighted(
+            "baton_output_token_seconds", "Mean time to each further token of a sequence that ended.", BETWEEN_TOKENS
+        )
         self.prompt_lengths = self._weighted(
             "baton_sequence_prompt_tokens", "Prompt tokens of sequences that ended.", TOKENS
         )

@@ -70,6 +70,7 @@ class ServiceCounters:
         self.output_rate, self.prefill_rate = Rate(), Rate()
         self._stats = stats
         self._submitted: dict[Sequence, float] = {}
+        self._first_at: dict[Sequence, float] = {}  # when the first token came
         self._paused: dict[Sequence, tuple[float, str]] = {}  # since an executor was lost: the time, and the cause
         self._interrupted: dict[Sequence, float] = {}  # with tokens, and without a lane: when the last token came
         self._next_sample = float("-inf")
@@ -140,18 +141,23 @@ class ServiceCounters:
         """Sequences have new tokens; some have ended."""
         for sequence in output.firsts:
             self.metrics.first_token_seconds.observe(now - self._submitted[sequence])
+            self._first_at[sequence] = now
         if self._paused:
             for sequence in output.sequences:
                 if (paused := self._paused.pop(sequence, None)) is not None:
                     since, cause = paused
                     self.metrics.resume_seconds.labels(cause).observe(now - since)
         for end in output.ends:
+            first_at, num_more = self._first_at.get(end.sequence), end.sequence.num_output - 1
+            if first_at is not None and num_more > 0 and end.reason != "error":
+                self.metrics.output_token_seconds.observe((now - first_at) / num_more)
             self.ended(end, now)
 
     def ended(self, end: SequenceEnd, now: float) -> None:
         """A sequence has ended."""
         self._paused.pop(end.sequence, None)
         self._interrupted.pop(end.sequence, None)
+        self._first_at.pop(end.sequence, None)
         submitted = self._submitted.pop(end.sequence)
         self.ended_by[end.reason] += 1
         outcome = "deadline" if end.code == "deadline_exceeded" else end.reason

@@ -42,6 +42,7 @@ ALIASES = (
     Alias("vllm:num_preemptions", "baton_preemptions"),
     Alias("vllm:time_to_first_token_seconds", "baton_time_to_first_token_seconds"),
     Alias("vllm:inter_token_latency_seconds", "baton_inter_token_seconds"),
+    Alias("vllm:request_time_per_output_token_seconds", "baton_output_token_seconds"),
     Alias("vllm:e2e_request_latency_seconds", "baton_sequence_seconds"),
     Alias("vllm:request_queue_time_seconds", "baton_queue_seconds"),
     Alias("vllm:request_prompt_tokens", "baton_sequence_prompt_tokens"),
