@@ -8,7 +8,7 @@ from typing import Any
 from llguidance import LLMatcher, LLTokenizer
 
 from benchmarks.constraints.asked import TICKET
-from scheduler_svc.frontend.grammars.build import JSON_WHITESPACE
+from scheduler_svc.frontend.grammars.lark import JSON_WHITESPACE
 
 STYLES: Mapping[str, tuple[Any, tuple[str, str]]] = {
     "compact": ({"whitespace_flexible": False}, (",", ":")),

@@ -101,7 +101,7 @@ def thinking_options(command: Decorated) -> Decorated:
 
     @click.option("--thinking/--no-thinking", default=None, help="Whether the model thinks before it answers.  "
                   "[default: as the model does]")  # fmt: skip
-    @click.option("--reasoning-effort", type=click.Choice(["none", "minimal", "low", "medium", "high"]),
+    @click.option("--reasoning-effort", type=click.Choice(["none", "minimal", "low", "medium", "high", "xhigh"]),
                   help="How much it thinks.")  # fmt: skip
     @wraps(command)
     def with_thinking(**options: Any) -> Any:

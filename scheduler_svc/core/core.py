@@ -91,6 +91,7 @@ class Core:
             while (plan := self.scheduler.plan(member.epoch)) is not None:
                 self.fleet.plan_sent(member.epoch, plan.step, len(plan.token_ids) // 4, now)
                 actions.append(SendToExecutor(member.peer, plan))
+        self._counters.moved(self.scheduler.take_moves(), now)
         return actions
 
     # --- frontends ---
@@ -240,7 +241,7 @@ class Core:
         except WireError as error:
             return self._follow(self.fleet.end(result.epoch, "untrusted", str(error), now), now)
         self.fleet.step_answered(result.epoch, result.step, now)
-        self._counters.step_done(result)
+        self._counters.step_done(result, output, now)
         self.requests.stepped(output, now)
         return [*log_lines.failures(output.ends), *self._end_if_drained(result.epoch, now)]
 

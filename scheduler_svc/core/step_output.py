@@ -63,6 +63,9 @@ class StepOutput:
         model: what computed the tokens.
         logprobs: what came with the tokens; None if no sequence wants any.
         prompt_logprobs: of prompts, what is new; a sequence that had ended gets none.
+        num_decoded: how many of `sequences` were in the plan before too: it computed the token before this one.
+        returned: those of `sequences` that waited since their last token.
+        late: those of `sequences` that wait already; their tokens were in flight.
     """
 
     sequences: list[Sequence] = field(default_factory=list)
@@ -73,3 +76,6 @@ class StepOutput:
     positions: IntArray = field(default_factory=lambda: np.zeros(0, np.int32))
     logprobs: StepLogprobs | None = None
     prompt_logprobs: Lists[PromptLogprobs] = ()
+    num_decoded: int = 0
+    returned: Lists[Sequence] = ()
+    late: Lists[Sequence] = ()

@@ -57,6 +57,8 @@ class FakeServer:
         script: what to do with the next requests that generate; answered normally when it is empty.
         resume_script: the same for those that resume a request.
         deltas: of each of the next answers to a chat, instead of words; an answer with calls of tools ends with them.
+        owned_by: whose server it says to be.
+        most_words: that an answer has, however many were asked for.
         logprobs: whether the words of streams have log-probabilities: -0.5, -1.5, ...
         by_prompt: the same for requests with a certain prompt; not used up.
         delay_s: before each answer.
@@ -80,6 +82,8 @@ class FakeServer:
     comment_interval_s: float = 0.0
     status_report: dict = field(default_factory=dict)
     vocab_size: int | None = None
+    owned_by: str = "baton"
+    most_words: int = 10_000
     requests: list = field(default_factory=list)
     resumed: list = field(default_factory=list)
     known: dict = field(default_factory=dict)
@@ -116,7 +120,7 @@ class FakeServer:
 
     async def _models(self):
         extra = {} if self.vocab_size is None else {"vocab_size": self.vocab_size}
-        return {"object": "list", "data": [{"id": MODEL, "object": "model", **extra}]}
+        return {"object": "list", "data": [{"id": MODEL, "object": "model", "owned_by": self.owned_by, **extra}]}
 
     async def _status(self):
         if self.admin_script and (action := self.admin_script.popleft()):
@@ -136,6 +140,8 @@ class FakeServer:
         elif body.get("resumable") and (action is None or (isinstance(action, Drop) and action.accepted)):
             self.known[request_id] = (request.url.path, body)
         body["has_logprobs"] = self.logprobs
+        if self.most_words < body.get("max_tokens", 16):
+            body["max_tokens"] = self.most_words
         if "chat" in request.url.path and self.deltas:
             body["deltas"] = self.deltas.popleft()
         self.open_now += 1

@@ -7,6 +7,7 @@ Each writes its command line and how it ends to stdout. The scheduler's `/ready`
 """
 
 import argparse
+import os
 import signal
 import sys
 import threading
@@ -33,6 +34,7 @@ def main():
     options, _passed_on = parser.parse_known_args()
     told: list[int] = []  # no Event: a handler that sets one while the main thread waits for it may wait for ever
     signal.signal(signal.SIGTERM, lambda number, _: None if options.deaf else told.append(number))
+    print("sees GPUs", os.environ.get("CUDA_VISIBLE_DEVICES"))
     print(options.role, *sys.argv[2:], flush=True)  # from here on it can be told to stop
     if options.exit is not None:
         print("ValueError: no such thing", flush=True)

@@ -33,6 +33,13 @@ def test_url_is_one_a_client_here_can_use(host, url):
     assert FleetSpec(host=host).url == url
 
 
+def test_executors_see_their_own_gpus(tmp_path, monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    with LocalFleet(fake_spec(executors=2, gpus=("4", "7")), tmp_path) as fleet:
+        for name, gpus in [("scheduler", "None"), ("executor-0", "4"), ("executor-1", "7")]:
+            eventually(lambda name=name, gpus=gpus: f"sees GPUs {gpus}\n" in fleet.log_tail(name))
+
+
 def test_free_ports_are_different():
     assert len(set(free_ports(20))) == 20
 

@@ -134,6 +134,16 @@ def test_an_executor_of_several_ranks_is_started_by_torchrun(specs, monkeypatch)
     assert "torch.distributed.run" not in spec.command("scheduler")
 
 
+def test_gpus_are_divided_among_the_executors(specs):
+    run_up("--tensor-parallel-size", "2", "--executors", "2", "--gpus", "0,1,4,5")
+    ((spec, _, _),) = specs
+    seen = [spec.environment(name) for name in ("scheduler", "executor-0", "executor-1")]
+    assert seen == [{}, {"CUDA_VISIBLE_DEVICES": "0,1"}, {"CUDA_VISIBLE_DEVICES": "4,5"}]
+    result = CliRunner().invoke(main, ["up", *ports(), "--executors", "2", "--gpus", "0"])
+    assert (result.exit_code, len(specs)) == (2, 1)
+    assert "--gpus 0 names 1 GPUs, 2 executors of 1 processes need 2" in result.stderr
+
+
 def test_a_journal_and_none_is_wrong_usage():
     result = CliRunner().invoke(main, ["up", *ports(), "--journal", "x", "--no-journal"])
     assert result.exit_code == 2

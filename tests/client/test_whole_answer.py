@@ -16,6 +16,7 @@ from scheduler_svc.frontend.answers.openai_objects import (
     Usage,
     to_json,
 )
+from scheduler_svc.frontend.parsing.message import CallPart
 
 USAGE = Usage(7, 6, 13, PromptTokensDetails(2))
 MODEL = "0123456789abcdef/float32"
@@ -35,13 +36,37 @@ WHOLE = [(0, "zero ", "length"), (1, "one more!", "stop"), (2, "", "stop")]
 def test_a_stream_put_together_is_the_whole_answer(form_type, kind, has_logprobs):
     form = form_type("id-1", 1234, "model", include_usage=True)
     answer = WholeAnswer()
-    for choice in range(3):
-        if opening := form.opening(choice, MODEL):
+    for piece in pieces([(choice, "", None) for choice in range(3)], has_logprobs):
+        if opening := form.opening(piece):
             answer.add(json.loads(to_json(opening)))
     for piece in pieces(STREAM, has_logprobs):
         answer.add(json.loads(to_json(form.chunk(piece))))
     answer.add(json.loads(to_json(form.ending(USAGE, MODEL))))
     whole = json.loads(to_json(form.whole(list(choices(kind, has_logprobs)), USAGE, MODEL)))
+    assert json.dumps(answer.json()) == json.dumps(whole), "to the letter"
+
+
+@pytest.mark.parametrize("content", ["", "Let me look."])
+def test_thoughts_and_calls_are_put_together_too(content):
+    form = ChatFormat("id-1", 1234, "model", include_usage=True)
+    stream = [
+        {"thought": "They ask "},
+        {"thought": "for the weather."},
+        {"text": content},
+        {"calls": (CallPart(0, "look", ""),)},
+        {"calls": (CallPart(0, "", '{"at": '), CallPart(1, "wait", ""))},
+        {"calls": (CallPart(0, "", "7}"), CallPart(1, "", "{}"))},
+        {"finish_reason": "tool_calls"},
+    ]
+    start = {"choice": 0, "text": "", "finish_reason": None, "num_tokens": 1, "model": MODEL}
+    answer = WholeAnswer()
+    answer.add(json.loads(to_json(form.opening(Piece(**start)))))
+    for fields in stream:
+        answer.add(json.loads(to_json(form.chunk(Piece(**start | fields)))))
+    answer.add(json.loads(to_json(form.ending(USAGE, MODEL))))
+    calls = (CallPart(0, "look", '{"at": 7}'), CallPart(1, "wait", "{}"))
+    choice = WholeChoice(0, content, "tool_calls", None, thought="They ask for the weather.", calls=calls)
+    whole = json.loads(to_json(form.whole([choice], USAGE, MODEL)))
     assert json.dumps(answer.json()) == json.dumps(whole), "to the letter"
 
 

@@ -5,19 +5,25 @@ import itertools
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from common import messages as m
+from scheduler_svc.frontend.answers import delta_parts
 from scheduler_svc.frontend.answers.answer_context import AnswerContext
+from scheduler_svc.frontend.answers.choice import text_rules
 from scheduler_svc.frontend.answers.event_ids import Position
 from scheduler_svc.frontend.answers.formats import format_of
 from scheduler_svc.frontend.answers.generation import AnswerSpec, Generation
+from scheduler_svc.frontend.answers.message_text import MessageText
 from scheduler_svc.frontend.answers.openai_objects import to_json
 from scheduler_svc.frontend.link.delta_queue import DeltaQueue
 from scheduler_svc.frontend.parsing.message import MessageRules
+from scheduler_svc.frontend.text.sequence_text import SequenceText
+from scheduler_svc.frontend.text.tokenizer import Tokenizer
 from tests.frontend.fake_core import int32, logprob_columns
 from tests.frontend.test_going_on import Seen, Sequence, Service
 from tests.frontend.test_message_text import ANSWER, BOTH, CALL, EOS, PIECES, RULES, SECOND, TOKENIZER, ids
@@ -236,6 +242,18 @@ def test_chunks_together_are_the_whole_answer(rules: MessageRules, hides: bool, 
     assert names == [TOKENIZER.token_texts.of(token).text for token in tokens[:num_counted]]
 
 
+def test_what_is_taken_apart_is_read_in_smaller_parts(monkeypatch: pytest.MonkeyPatch):
+    tokens, context = ids("<think>\n" + "one two " * 20 + "</think>" + "three four " * 20), context_of(logprobs=2)
+    expected = plain(whole(context, tokens, "length"))
+    token_bytes = 4 * 3  # its id, and those of its log-probabilities
+    monkeypatch.setattr(delta_parts, "MAX_BYTES_AT_ONCE", 4 * token_bytes * delta_parts.PARSED_SHARE)
+    parts = streamed(context, tokens, "length", 1000)
+    assert joined(parts) == expected
+    assert len(parts) > len(tokens) // 4 - 8, "but for tags"
+    monkeypatch.setattr(delta_parts, "PARSED_SHARE", 1)
+    assert len(streamed(context, tokens, "length", 1000)) < len(parts)
+
+
 def test_every_chunk_may_have_the_usage_so_far():
     tokens = ids(ANSWER)
     context = context_of(has_chunk_usage=True, include_usage=False)
@@ -246,6 +264,23 @@ def test_every_chunk_may_have_the_usage_so_far():
     assert all(usage["total_tokens"] == 3 + usage["completion_tokens"] for usage in usages)
     assert all("usage" not in part for part in streamed(context_of(include_usage=False), tokens, "length"))
     assert all(part["usage"] is None for part in streamed(context_of(), tokens, "length"))
+
+
+def test_tags_that_are_special_tokens(tmp_path: Path):
+    """They have no text, but where they divide a message."""
+    content = json.loads(TOKENIZER.path.read_text())
+    names = ("<think>", "</think>", "<tool_call>", "</tool_call>")
+    flags = {"special": True, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    content["added_tokens"] += [{"id": 2048 + i, "content": name} | flags for i, name in enumerate(names)]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    tokenizer = Tokenizer(tmp_path)
+    [tokens] = tokenizer.encode([ANSWER], add_special_tokens=False)
+    assert {2048, 2049, 2050, 2051} <= {*tokens}
+    plain_rules, rules = (text_rules(context_of(rules), tokenizer) for rules in (MessageRules(), BOTH))
+    assert SequenceText(plain_rules).feed(tokens, "length")[0].startswith("\nI should.\n\n\nWell <b>:")
+    [(thought, num_thought), (rest, _)] = MessageText(rules, BOTH).feed(tokens, "length")[0]
+    assert (thought.thought, rest.content, [call.name for call in rest.calls]) == ("I should.", "Well <b>:", ["f", "g"])
+    assert num_thought == tokens.index(2049) + 1
 
 
 def test_usage_without_thoughts_says_nothing_of_them():

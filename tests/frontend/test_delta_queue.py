@@ -198,3 +198,24 @@ def test_log_probabilities_of_a_prompt_are_no_unread_tokens(monkeypatch: pytest.
     reader.put(0, [], prompt_logprob_ids=bytes(400), prompt_logprobs=bytes(400))
     reader.put(0, [1] * 100)
     assert len(reader.get()) == 2
+
+
+def test_a_request_is_accepted_when_all_of_its_prompts_are():
+    """Tokens say so, too; a refusal does not."""
+
+    async def scenario() -> None:
+        reader = Reader(prompts=3)
+        accepted = asyncio.ensure_future(reader.queue.accepted())
+        for happens in (
+            lambda: reader.queue.accept("r0"),
+            lambda: reader.queue.accept("r0"),
+            lambda: reader.put(1, [5]),
+            lambda: reader.put(2, [], "error", code="queue_full"),
+        ):
+            happens()
+            await asyncio.sleep(0)
+            assert not accepted.done()
+        reader.queue.accept("r2")
+        await asyncio.wait_for(accepted, 1)
+
+    asyncio.run(scenario())

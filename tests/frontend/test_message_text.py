@@ -25,7 +25,14 @@ RULES = [
     MessageRules(thought="open", calls="hermes"),
     MessageRules(thought="may_open"),
     MessageRules(calls="hermes", is_one_call=True),
+    MessageRules(thought="may_open", calls="qwen3_coder", text_parameters={"f": ("a",)}),
+    MessageRules(thought="open", calls="json"),
 ]
+CODER_CALL = (
+    "<tool_call>\n<function=f>\n<parameter=a>\n<é🦊>\n</parameter>\n<parameter=b>\n[1, 2]\n</parameter>\n</function>\n"
+    "</tool_call>"
+)
+JSON_CALL = '{"name": "f", "parameters": {"a": "<é🦊>"}}'
 
 
 def ids(text: str) -> list[int]:
@@ -111,7 +118,8 @@ def test_the_thought_is_a_part_by_itself():
     assert additions[1].part.calls == (CallPart(0, "f", '{"a": "<é🦊>"}'), CallPart(1, "g", "{}"))
 
 
-PIECES = ["<think>", "</think>", "\n", "<", "a", "🦊", CALL, SECOND, CALL[:20], '{"name"', "é", " two"]
+PIECES = ["<think>", "</think>", "\n", "<", "a", "🦊", CALL, SECOND, CALL[:20], '{"name"', "é", " two", CODER_CALL]
+PIECES += [CODER_CALL[:50], JSON_CALL, JSON_CALL[:30]]
 TEXTS = st.lists(st.sampled_from(PIECES), max_size=8).map("".join) | st.sampled_from([ANSWER, ANSWER + " x", CALL])
 
 

@@ -65,6 +65,17 @@ def test_stream_with_usage(client: openai.OpenAI):
     assert last.usage.prompt_tokens_details.cached_tokens == 2
 
 
+def test_stream_with_usage_in_every_chunk(client: openai.OpenAI, core: FakeCore, tokenizer: Tokenizer):
+    core.script = say(ids(tokenizer, STORY), pause_s=0.002)
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    stream = client.completions.create(model=MODEL, prompt="x", max_tokens=99, stream=True, stream_options=options)
+    *chunks, last = list(stream)
+    counts = [chunk.usage.completion_tokens for chunk in chunks]
+    assert len(counts) > 3
+    assert counts == sorted(set(counts))
+    assert chunks[-1].usage == last.usage
+
+
 def test_chat(client: openai.OpenAI, core: FakeCore, tokenizer: Tokenizer):
     core.script = say(ids(tokenizer, STORY))
     messages = [

@@ -214,3 +214,32 @@ def test_after_a_restart_what_could_not_be_resumed_is_found_as_cancelled(tmp_pat
         finally:
             frontend.stop()
             executor.kill()
+
+
+def test_a_stream_begins_before_there_is_an_executor(core: RunningCore, tmp_path: Path):
+    frontend = Frontend(SimpleNamespace(endpoint=core.front), tmp_path / "log", "--keep-alive", "0.1")
+    executor = None
+    try:
+        eventually(lambda: is_healthy(frontend), 30)
+        url = f"{frontend.url}/v1/completions"
+        with httpx.stream("POST", url, json=BODY | {"resumable": False}, timeout=20) as answer:
+            received = answer.iter_text()
+            assert next(received).startswith(": keep-alive\n\n")
+            assert answer.status_code == 200
+            executor = FakeExecutor(core.back, step_s=0.01)
+            assert "".join(received).endswith("data: [DONE]\n\n")
+        assert httpx.post(url, json={"model": "none", "prompt": "x"}).status_code == 404
+        metrics = httpx.get(f"{frontend.url}/metrics").text
+        assert 'baton_http_requests_total{code="200",path="/v1/completions"} 1.0' in metrics
+        assert 'baton_requests_refused_total{code="model_not_found"} 1.0' in metrics
+    finally:
+        frontend.stop()
+        if executor is not None:
+            executor.kill()
+
+
+def is_healthy(frontend: Frontend) -> bool:
+    try:
+        return httpx.get(f"{frontend.url}/health").status_code == 200
+    except httpx.TransportError:
+        return False

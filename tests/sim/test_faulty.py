@@ -14,6 +14,7 @@ from scheduler_svc.core.executor.executor_state import ExecutorState, Intake
 from scheduler_svc.core.fleet import fleet
 from scheduler_svc.core.fleet.fleet import Fleet
 from scheduler_svc.core.fleet.step_clock import StepClock
+from scheduler_svc.core.observability.service_counters import ServiceCounters
 from scheduler_svc.core.requests import journal_replay, record_frames, recovery, request_manager
 from scheduler_svc.core.requests.announcements import Acceptance
 from scheduler_svc.core.requests.group_commit import GroupCommit
@@ -24,6 +25,7 @@ from scheduler_svc.core.requests.request_table import RequestTable
 from scheduler_svc.core.scheduling import admission, suspects
 from scheduler_svc.core.scheduling.scheduler import Scheduler
 from scheduler_svc.core.scheduling.sequences import Sequences
+from scheduler_svc.core.scheduling.stats import Moves
 from scheduler_svc.core.scheduling.suspects import MAX_STRIKES, Suspects
 from scheduler_svc.core.sequence import Sequence
 from tests.sim.disk import Disk
@@ -319,6 +321,12 @@ def forgets_the_last_token_of_a_resumed_sequence(monkeypatch):
         return resumed
 
     monkeypatch.setattr(Scheduler, "remove_executor", forgetful)
+
+
+@fault("everything")
+def measures_no_pause_of_a_preempted_sequence(monkeypatch):
+    moved = ServiceCounters.moved
+    monkeypatch.setattr(ServiceCounters, "moved", lambda self, moves, now: moved(self, Moves(moves.admitted), now))
 
 
 @fault("calm")

@@ -18,6 +18,7 @@ from scheduler_svc.core.step_output import SequenceEnd, StepOutput
 from tests.sim.library_book import LibraryBook
 from tests.sim.models import LIBRARY, VOCAB_SIZE, capacity
 from tests.sim.pool_book import PoolBook
+from tests.sim.token_book import TokenBook
 from tests.sim.world import World
 
 NOTICE_S = 0.3  # core and client do not learn of a broken connection at the same time
@@ -74,6 +75,7 @@ class Witness:
         guilty: sequences that had a part in too many failures in a row.
         moments: what happened, and how often.
         libraries: what is known of those that executors mask tokens by.
+        tokens: what is known of the times between tokens.
         pools: what is known of executors of different sizes.
     """
 
@@ -85,6 +87,7 @@ class Witness:
         self.guilty: set[tuple[str, int]] = set()
         self.moments: Counter[str] = Counter()
         self.libraries = LibraryBook(LIBRARY, self.moments)
+        self.tokens = TokenBook(world, self.moments)
         self.pools = PoolBook(pool_grace_s, self.moments, self.libraries)
         self._told: dict[tuple[str, int], _Told] = {}
         self._world = world
@@ -142,6 +145,7 @@ class Witness:
         self._paused_s, self._runs_since, self._claimed = 0.0, self.life_began, {}
         self._plans, self._failures, self._models, self._spoken, self._stay = {}, {}, {}, {}, {}
         self._fitted, self._heard = [], {}
+        self.tokens = TokenBook(self._world, self.moments)
         self._last_turn, self._forgiving_until = now, -math.inf
         self.libraries.started()
         self.pools.started()
@@ -241,6 +245,7 @@ class Witness:
 
     def count(self, core: Core) -> None:
         """A life is over, or the run: add its numbers."""
+        self.tokens.check(core)
         stats = core.scheduler.stats
         for name in ("preemptions", "model_changes", "resumed", "cached_prompt_tokens", "cached_resumed_tokens"):
             self.moments[name] += getattr(stats, name)
@@ -293,6 +298,8 @@ class Witness:
             assert member.standing is not Standing.DRAINING, f"epoch {epoch} is draining and gets a plan"
             if member.standing is Standing.FINISHING:
                 assert all(s in self._stay[epoch] for s in everyone), f"epoch {epoch} is finishing and gets a sequence"
+            if any(sequence not in everyone for sequence in executor.running.decode_rows().sequences):
+                self.tokens.sat_out()
             for sequence in everyone:
                 self._check_model(core, sequence, executor.model)
                 self.libraries.planned(sequence, epoch)
@@ -353,6 +360,7 @@ class Witness:
     # --- inside ---
 
     def _landed(self, result: m.StepResult, output: StepOutput) -> None:
+        self.tokens.landed(output)
         step, everyone = self._plans[result.epoch].popleft()
         assert step == result.step, f"step {result.step} was answered, {step} is the oldest"
         for sequence in output.sequences:

@@ -1,1 +1,1 @@
-"""The work of `baton bench`: the load, and what it measured."""
+"""The work of `baton bench`: workloads and traces, the server under load, and what was measured."""

@@ -23,12 +23,14 @@ class ExecutorChoices:
     Attributes:
         count: how many.
         ranks: processes of each, which share its model.
+        gpus: that they divide among them, one for each rank; none if all see all.
         threads: of each rank; None is a share of the CPUs.
         arguments: of baton-executor, without the threads.
     """
 
     count: int
     ranks: int
+    gpus: tuple[str, ...]
     threads: int | None
     arguments: tuple[str, ...]
 
@@ -46,6 +48,8 @@ def executor_options(command: Callable[..., Any]) -> Callable[..., Any]:
                   help="How many to start.")  # fmt: skip
     @click.option("--tensor-parallel-size", "ranks", default=1, show_default=True, type=count,
                   help="Processes (GPUs) of each executor, which share its model.")  # fmt: skip
+    @click.option("--gpus", metavar="N,N,...", help="Numbers of the GPUs, one for each process of each executor.  "
+                  "[default: all executors see all]")  # fmt: skip
     @click.option("--dtype", type=click.Choice(["auto", "float32", "bfloat16", "float16"]),
                   help="Of weights, activations and KV cache.")  # fmt: skip
     @click.option("--quantization", type=click.Choice(["none", "int8"]),
@@ -65,11 +69,15 @@ def executor_options(command: Callable[..., Any]) -> Callable[..., Any]:
     @click.option("--threads", type=count, help="CPU threads of each executor's process. Default: its share.")
     @wraps(command)
     def with_executors(
-        num_executors: int, ranks: int, threads: int | None, *, enforce_eager: bool, **options: Any
+        num_executors: int, ranks: int, gpus: str | None, threads: int | None, *, enforce_eager: bool, **options: Any
     ) -> Any:
+        numbers = tuple(gpus.split(",")) if gpus else ()
+        if numbers and len(numbers) != num_executors * ranks:
+            needed = f"{num_executors} executors of {ranks} processes need {num_executors * ranks}"
+            raise click.UsageError(f"--gpus {gpus} names {len(numbers)} GPUs, {needed}")
         given = words(**{name: options.pop(name) for name in _PASSED_ON})
         arguments = (*given, *(("--enforce-eager",) if enforce_eager else ()))
-        return command(executors=ExecutorChoices(num_executors, ranks, threads, arguments), **options)
+        return command(executors=ExecutorChoices(num_executors, ranks, numbers, threads, arguments), **options)
 
     return with_executors
 

@@ -99,6 +99,7 @@ def command(
         executor_port=executor_port,
         executors=executors.count,
         ranks=executors.ranks,
+        gpus=executors.gpus,
         scheduler_options=(*frontend.arguments(), *kept, *logs),
         executor_options=(*executors.all_arguments(), *logs),
     )

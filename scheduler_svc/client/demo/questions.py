@@ -12,11 +12,13 @@ if TYPE_CHECKING:
 
 _PATH = "/v1/completions"
 _SPEAKERS = ["ROMEO", "JULIET", "NURSE", "MERCUTIO"]
+_COMPACT = {"whitespace_flexible": False}  # llguidance's: the demo model was not trained on JSON, and would draw spaces
 _LETTER = {
     "type": "object",
     "properties": {"to": {"enum": _SPEAKERS}, "text": {"type": "string", "minLength": 160, "maxLength": 240}},
     "required": ["to", "text"],
     "additionalProperties": False,
+    "x-guidance": _COMPACT,
 }
 _SCENE = {
     "type": "object",
@@ -39,6 +41,7 @@ _SCENE = {
     },
     "required": ["act", "lines"],
     "additionalProperties": False,
+    "x-guidance": _COMPACT,
 }
 
 

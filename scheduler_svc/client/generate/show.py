@@ -36,6 +36,8 @@ def show_choice(chunks: Iterable[Json], *, as_rows: bool) -> None:
     finally:
         view.stop_thinking()
     view.end(message.calls)
+    if not (message.content or message.calls):
+        write_text("\n")  # each answer has a line
 
 
 def show_choices(choices: list[Json], *, as_rows: bool) -> None:

@@ -59,9 +59,14 @@ class Api:
     ) -> None:
         self._http.close()
 
+    def models(self) -> list[Json]:
+        """The entries of /v1/models."""
+        models: list[Json] = msgspec.json.decode(self.get("/v1/models"))["data"]
+        return models
+
     def first_model(self) -> Json:
         """The first entry of /v1/models."""
-        models: list[Json] = msgspec.json.decode(self.get("/v1/models"))["data"]
+        models = self.models()
         if not models:
             raise ServiceNotReady(f"the service at {self._url} serves no model yet")
         return models[0]

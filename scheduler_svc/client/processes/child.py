@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,15 +49,19 @@ class Child:
 
     Args:
         log_path: file to which its stdout and stderr are appended; None passes them on to the parent's stderr.
+        environment: variables that it has beside the parent's.
     """
 
-    def __init__(self, name: str, command: list[str], log_path: Path | None) -> None:
+    def __init__(
+        self, name: str, command: list[str], log_path: Path | None, environment: Mapping[str, str] | None = None
+    ) -> None:
         self.name = name
         self._started_s = time.monotonic()
         with contextlib.ExitStack() as stack:
             output = 2 if log_path is None else stack.enter_context(log_path.open("ab")).fileno()
             self._process = subprocess.Popen(
                 command,
+                env={**os.environ, **(environment or {})},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

@@ -33,6 +33,7 @@ class FleetSpec:
         executor_port: port on loopback where executors connect.
         executors: how many `LocalFleet.start` starts.
         ranks: processes of each executor; torchrun starts them if there is more than one.
+        gpus: numbers of the GPUs that executors divide among them, one for each rank; none if all see all.
         scheduler_options, executor_options: further command-line options. A scheduler keeps its journal in the user's
             state folder unless `--journal` names another place; a fleet that must leave no file behind names one.
         scheduler_command, executor_command: the programs; tests replace them.
@@ -44,6 +45,7 @@ class FleetSpec:
     executor_port: int = 5555
     executors: int = 1
     ranks: int = 1
+    gpus: tuple[str, ...] = ()
     scheduler_options: tuple[str, ...] = ()
     executor_options: tuple[str, ...] = ()
     scheduler_command: tuple[str, ...] = (sys.executable, "-m", "scheduler_svc")
@@ -71,6 +73,13 @@ class FleetSpec:
         torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={self.ranks}"]
         start = [python, *(torchrun if self.ranks > 1 else ()), *program]
         return [*start, *model, "--scheduler", endpoint, "--name", name, *self.executor_options]
+
+    def environment(self, name: str) -> dict[str, str]:
+        """Variables of that child beside this process's own."""
+        if name == SCHEDULER or not self.gpus:
+            return {}
+        first = int(name.rpartition("-")[2]) * self.ranks
+        return {"CUDA_VISIBLE_DEVICES": ",".join(self.gpus[first : first + self.ranks])}
 
 
 def executor_name(index: int) -> str:
@@ -136,7 +145,7 @@ class LocalFleet:
     def start_child(self, name: str) -> int:
         """Start the child called `name`, which must not be running. Returns its pid."""
         assert name not in self._children, f"{name} is running already"
-        child = Child(name, self.spec.command(name), self._log_path(name))
+        child = Child(name, self.spec.command(name), self._log_path(name), self.spec.environment(name))
         self._children[name] = child
         return child.pid
 

@@ -195,8 +195,11 @@ class ExecutorState:
             serials = np.concatenate([serials, lanes.serial[sampled_lanes]])
             sequences = [*sequences, *(row.sequence for row in sampled)]
         unsampled = [(row.sequence, row.end) for row in prompt_rows if not row.samples]
+        returning = [row.sequence for row in sampled if row.sequence.num_output > 0]
         counts = _NO_COUNTS if asked is None or not asked.wants_logprobs else asked.logprob_counts
-        self.inflight.append(InflightPlan(step, planned, serials, sequences, unsampled, counts, asked_prompts))
+        self.inflight.append(
+            InflightPlan(step, planned, serials, sequences, len(decodes), returning, unsampled, counts, asked_prompts)
+        )
         self._next_step += 1
         for row in sampled:
             self.running.prompt_done(row.sequence)

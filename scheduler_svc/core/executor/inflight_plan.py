@@ -16,6 +16,8 @@ class InflightPlan:
 
     Attributes:
         lanes, serials: of the sampled rows; `sequences` are those that held them.
+        num_decodes: how many of the sampled rows decode; they come first.
+        returning: sequences of the other sampled rows that have tokens from before they last waited.
         unsampled: sequences whose row does not reach their last token, and the position after the row.
         logprob_counts: of the sampled rows; empty if none wants any.
         asked_prompts: what it asks of prompts; None if nothing.
@@ -25,6 +27,8 @@ class InflightPlan:
     lanes: IntArray
     serials: npt.NDArray[np.int64]
     sequences: list[Sequence]
+    num_decodes: int
+    returning: list[Sequence]
     unsampled: list[tuple[Sequence, int]]
     logprob_counts: IntArray
     asked_prompts: AskedPrompts | None = None

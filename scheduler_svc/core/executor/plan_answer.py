@@ -1,5 +1,6 @@
 """What becomes of the answer to a plan: tokens are appended, ends noticed. Pure."""
 
+from collections.abc import Sequence as Lists
 from dataclasses import replace
 
 import numpy as np
@@ -31,18 +32,22 @@ def take_answer(plan: InflightPlan, result: ResultColumns, lanes: Lanes, model: 
     is_held, has_token = lanes.serial[plan.lanes] == plan.serials, tokens >= 0
     if (is_held & has_token).all():  # as good as always
         rows: Rows | None = None
-        output = _appended(plan.lanes, plan.sequences, tokens, lanes, model)
+        output = _appended(plan.lanes, plan.sequences, tokens, lanes, model, plan.num_decodes, plan.returning)
     else:
         rows = np.flatnonzero(is_held & has_token)
         without = np.flatnonzero(is_held & ~has_token)
-        output = _appended(plan.lanes[rows], _chosen(plan.sequences, rows), tokens[rows], lanes, model)
+        num_decoded = int(rows.searchsorted(plan.num_decodes))
+        output = _appended(plan.lanes[rows], _chosen(plan.sequences, rows), tokens[rows], lanes, model, num_decoded)
         lanes.inflight[plan.lanes[without]] -= 1
         ends = [_without_token(sequence) for sequence in _chosen(plan.sequences, without)]
         output = replace(output, ends=[*output.ends, *ends])
         alive = [i for i in np.flatnonzero(~is_held).tolist() if plan.sequences[i].state is not State.FINISHED]
         if alive:
-            output = _with_tokens(output, [(plan.sequences[i], int(tokens[i])) for i in alive])
+            num_decoded = sum(i < plan.num_decodes and bool(tokens[i] >= 0) for i in alive)
+            output = _with_tokens(output, [(plan.sequences[i], int(tokens[i])) for i in alive], num_decoded)
             rows = np.concatenate([rows, [i for i in alive if tokens[i] >= 0]]).astype(np.int64)
+        if plan.returning:
+            output = replace(output, returned=[s for s in plan.returning if s in output.sequences])
     if len(plan.logprob_counts):
         output = _with_logprobs(output, plan, result, rows)
     if plan.asked_prompts is not None:
@@ -50,7 +55,15 @@ def take_answer(plan: InflightPlan, result: ResultColumns, lanes: Lanes, model: 
     return output
 
 
-def _appended(held: IntArray, sequences: list[Sequence], tokens: IntArray, lanes: Lanes, model: str) -> StepOutput:
+def _appended(
+    held: IntArray,
+    sequences: list[Sequence],
+    tokens: IntArray,
+    lanes: Lanes,
+    model: str,
+    num_decoded: int,
+    returned: Lists[Sequence] = (),
+) -> StepOutput:
     positions = lanes.append(held, tokens)
     is_stop = lanes.is_stop(held, tokens)
     return StepOutput(
@@ -60,13 +73,15 @@ def _appended(held: IntArray, sequences: list[Sequence], tokens: IntArray, lanes
         ends=[SequenceEnd(sequence, "stop") for sequence in _chosen(sequences, is_stop.nonzero()[0])],
         model=model,
         positions=positions,
+        num_decoded=num_decoded,
+        returned=returned,
     )
 
 
-def _with_tokens(output: StepOutput, arrived: list[tuple[Sequence, int]]) -> StepOutput:
-    """The output with tokens, or -1, of sequences that hold no lane any more."""
+def _with_tokens(output: StepOutput, arrived: list[tuple[Sequence, int]], num_decoded: int) -> StepOutput:
+    """The output with tokens, or -1, of sequences that hold no lane any more; so many of the tokens were decoded."""
     sequences, tokens, positions = [*output.sequences], [*output.tokens], []
-    firsts, stopped, exhausted = [*output.firsts], [], []
+    firsts, late, stopped, exhausted = [*output.firsts], [], [], []
     for sequence, token in arrived:
         sequence.num_inflight -= 1
         if token < 0:
@@ -77,6 +92,8 @@ def _with_tokens(output: StepOutput, arrived: list[tuple[Sequence, int]]) -> Ste
         positions.append(sequence.num_output)
         sequence.num_written = len(sequence.tokens)
         sequence.tokens.append(token)
+        if sequence.state is State.WAITING:
+            late.append(sequence)
         if sequence.num_output == 1:
             firsts.append(sequence)
         if token in sequence.params.stop_token_ids:
@@ -88,6 +105,8 @@ def _with_tokens(output: StepOutput, arrived: list[tuple[Sequence, int]]) -> Ste
         sequences=sequences,
         tokens=tokens,
         firsts=firsts,
+        num_decoded=output.num_decoded + num_decoded,
+        late=late,
         ends=[*output.ends, *stopped, *exhausted],
         positions=np.concatenate([output.positions, np.array(positions, np.int32)]),
     )

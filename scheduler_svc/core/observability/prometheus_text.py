@@ -12,10 +12,18 @@ from prometheus_client.registry import Collector
 from common.messages import FrontendCounts, StatusReport
 from scheduler_svc.core.fleet.fleet import FAILURES
 from scheduler_svc.core.observability.frontend_counts import REFUSAL_CODES, FrontendTotals
+from scheduler_svc.core.observability.histogram import WeightedHistogram
+from scheduler_svc.core.observability.vllm_names import vllm_metrics
 
 OUTCOMES = ("stop", "length", "cancelled", "deadline", "error", "refused")
 CAUSES = (*FAILURES, "restarted", "drained", "shutdown")
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+LONG_SECONDS = (*SECONDS, 120.0, 300.0, 600.0, 1800.0)  # for what may take minutes
+BETWEEN_TOKENS = (  # finer where a step's time mostly is
+    *(0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1),
+    *(0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0),
+)
+TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000, 200_000)
 
 AnyMetric = TypeVar("AnyMetric", Counter, Histogram)
 
@@ -33,6 +41,7 @@ class Gauges:
     open_requests: Mapping[str, int]
     num_frontends: int
     messages_dropped: Mapping[str, int]
+    queried_prompt_tokens: int
     strikes: int
     struck_out: int
     model_changes: int
@@ -64,7 +73,22 @@ class PrometheusMetrics:
         )
         self.step_seconds = self._histogram("baton_step_seconds", "Computing one plan, as executors say.")
         self.first_token_seconds = self._histogram("baton_time_to_first_token_seconds", "Submit to first token.")
-        self.sequence_seconds = self._histogram("baton_sequence_seconds", "Submit to the end of a sequence.")
+        self.sequence_seconds = self._weighted(
+            "baton_sequence_seconds", "Submit to the end of a sequence.", LONG_SECONDS
+        )
+        self.queue_seconds = self._weighted("baton_queue_seconds", "Submit to first admission.", LONG_SECONDS)
+        self.inter_token_seconds = self._weighted(
+            "baton_inter_token_seconds", "A sequence's token to its next one.", BETWEEN_TOKENS
+        )
+        self.output_token_seconds = self._weighted(
+            "baton_output_token_seconds", "Mean time to each further token of a sequence that ended.", BETWEEN_TOKENS
+        )
+        self.prompt_lengths = self._weighted(
+            "baton_sequence_prompt_tokens", "Prompt tokens of sequences that ended.", TOKENS
+        )
+        self.output_lengths = self._weighted(
+            "baton_sequence_output_tokens", "Tokens generated of sequences that ended.", TOKENS
+        )
 
     def frontend_counted(self, counts: FrontendCounts) -> None:
         """A frontend has said what it counted."""
@@ -73,8 +97,9 @@ class PrometheusMetrics:
 
     def text(self, gauges: Gauges) -> bytes:
         """Everything in Prometheus' text format."""
+        ours = [*self._registry.collect(), *self.frontends.families(), *_states(gauges)]
         whole = CollectorRegistry()
-        whole.register(_Fixed([*self._registry.collect(), *self.frontends.families(), *_states(gauges)]))
+        whole.register(_Fixed([*ours, *vllm_metrics(ours, gauges.report)]))
         return generate_latest(whole)
 
     def _counter(self, name: str, text: str, **label: tuple[str, ...]) -> Counter:
@@ -82,6 +107,11 @@ class PrometheusMetrics:
 
     def _histogram(self, name: str, text: str, **label: tuple[str, ...]) -> Histogram:
         return _with_series(Histogram(name, text, list(label), buckets=SECONDS, registry=self._registry), label)
+
+    def _weighted(self, name: str, text: str, bounds: tuple[float, ...]) -> WeightedHistogram:
+        histogram = WeightedHistogram(name, text, bounds)
+        self._registry.register(histogram)
+        return histogram
 
 
 def _with_series(metric: AnyMetric, label: Mapping[str, tuple[str, ...]]) -> AnyMetric:
@@ -105,6 +135,7 @@ class _Fixed(Collector):
 
 def _states(gauges: Gauges) -> Iterator[Metric]:
     report = gauges.report
+    yield _gauge("baton_build_info", "1; the label says what runs.", "version", {report.version: 1})
     yield _gauge(
         *("baton_sequences", "Sequences that have not ended.", "state"),
         {"waiting": report.waiting, "running": report.running},
@@ -131,6 +162,7 @@ def _states(gauges: Gauges) -> Iterator[Metric]:
         ("baton_sequences_ended_by_strikes", "Sequences that executors failed of again and again.", gauges.struck_out),
         ("baton_model_changes", "Sequences that went on with another model.", gauges.model_changes),
         ("baton_prompt_tokens", "Prompt tokens accepted.", report.prompt_tokens),
+        ("baton_queried_prompt_tokens", "Prompt tokens looked up in the prefix cache.", gauges.queried_prompt_tokens),
         ("baton_cached_prompt_tokens", "Prompt tokens found in the prefix cache.", report.cached_prompt_tokens),
         ("baton_recomputed_tokens", "Positions written before, and computed again.", report.recomputed_tokens),
         ("baton_output_tokens", "Tokens generated.", report.output_tokens),

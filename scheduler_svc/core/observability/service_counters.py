@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from common.messages import StepResult
 from scheduler_svc.core.observability.prometheus_text import PrometheusMetrics
-from scheduler_svc.core.scheduling.stats import SchedulerStats
+from scheduler_svc.core.scheduling.stats import Moves, SchedulerStats
 from scheduler_svc.core.sequence import Sequence
 from scheduler_svc.core.step_output import SequenceEnd, StepOutput
 
@@ -37,10 +37,15 @@ class Rate:
 
 @dataclass(slots=True)
 class Steps:
-    """An executor's steps in its present epoch."""
+    """An executor's steps in its present epoch.
+
+    Attributes:
+        answered_at: when the last one was.
+    """
 
     count: int = 0
     mean_ms: float = 0.0
+    answered_at: float = 0.0
 
 
 class ServiceCounters:
@@ -65,7 +70,9 @@ class ServiceCounters:
         self.output_rate, self.prefill_rate = Rate(), Rate()
         self._stats = stats
         self._submitted: dict[Sequence, float] = {}
+        self._first_at: dict[Sequence, float] = {}  # when the first token came
         self._paused: dict[Sequence, tuple[float, str]] = {}  # since an executor was lost: the time, and the cause
+        self._interrupted: dict[Sequence, float] = {}  # with tokens, and without a lane: when the last token came
         self._next_sample = float("-inf")
 
     def executor_joined(self, epoch: int) -> None:
@@ -79,16 +86,39 @@ class ServiceCounters:
 
     def executor_ended(self, epoch: int, cause: str, resumed: list[Sequence], now: float, *, is_failure: bool) -> None:
         """An epoch ended; the sequences that ran there go on elsewhere."""
-        del self.steps[epoch]
+        answered_at = self.steps.pop(epoch).answered_at
         self.executors_lost += is_failure
         self.metrics.epochs_ended.labels(cause).inc()
         self.metrics.resumed.labels(cause).inc(len(resumed))
         for sequence in resumed:
             self._paused.setdefault(sequence, (now, cause))
+            if sequence.num_output > 0:
+                self._interrupted.setdefault(sequence, answered_at)
 
-    def step_done(self, result: StepResult) -> None:
-        """A plan was answered."""
+    def moved(self, moves: Moves, now: float) -> None:
+        """Plans were made, in which some sequences begin, and for which others lost their lanes."""
+        for sequence in moves.admitted:
+            self.metrics.queue_seconds.observe(now - self._submitted[sequence])
+        for sequence, epoch in moves.interrupted:
+            if sequence in self._submitted and (steps := self.steps.get(epoch)) is not None:
+                self._interrupted.setdefault(sequence, steps.answered_at)
+
+    def step_done(self, result: StepResult, output: StepOutput, now: float) -> None:
+        """A plan was answered.
+
+        A sequence that decodes has a row in every plan, so its last token came with the answer before this one: the
+        time between the two answers is that between the tokens of all of them. One that sat out a plan, because memory
+        was short or another sequence had to run alone, is counted with that time too.
+        """
         steps = self.steps[result.epoch]
+        if output.num_decoded:
+            self.metrics.inter_token_seconds.observe(now - steps.answered_at, output.num_decoded)
+        for sequence in output.returned:
+            if (last := self._interrupted.pop(sequence, None)) is not None:
+                self.metrics.inter_token_seconds.observe(now - last)
+        for sequence in output.late:
+            self._interrupted[sequence] = now
+        steps.answered_at = now
         steps.count += 1
         weight = STEP_MS_WEIGHT if steps.count > 1 else 1.0
         steps.mean_ms += (result.compute_us / 1000 - steps.mean_ms) * weight
@@ -111,22 +141,30 @@ class ServiceCounters:
         """Sequences have new tokens; some have ended."""
         for sequence in output.firsts:
             self.metrics.first_token_seconds.observe(now - self._submitted[sequence])
+            self._first_at[sequence] = now
         if self._paused:
             for sequence in output.sequences:
                 if (paused := self._paused.pop(sequence, None)) is not None:
                     since, cause = paused
                     self.metrics.resume_seconds.labels(cause).observe(now - since)
         for end in output.ends:
+            first_at, num_more = self._first_at.get(end.sequence), end.sequence.num_output - 1
+            if first_at is not None and num_more > 0 and end.reason != "error":
+                self.metrics.output_token_seconds.observe((now - first_at) / num_more)
             self.ended(end, now)
 
     def ended(self, end: SequenceEnd, now: float) -> None:
         """A sequence has ended."""
         self._paused.pop(end.sequence, None)
+        self._interrupted.pop(end.sequence, None)
+        self._first_at.pop(end.sequence, None)
         submitted = self._submitted.pop(end.sequence)
         self.ended_by[end.reason] += 1
         outcome = "deadline" if end.code == "deadline_exceeded" else end.reason
         self.metrics.sequences_ended.labels(outcome).inc()
         self.metrics.sequence_seconds.observe(now - submitted)
+        self.metrics.prompt_lengths.observe(end.sequence.num_prompt)
+        self.metrics.output_lengths.observe(end.sequence.num_output)
 
     def tick(self, now: float) -> None:
         """Sample the rates once a second; to be called more often."""

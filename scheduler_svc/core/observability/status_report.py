@@ -87,6 +87,7 @@ class StatusReporter:
             open_requests=self._requests.table.clients,
             num_frontends=len(self._requests.frontends),
             messages_dropped=io_counts.messages_dropped,
+            queried_prompt_tokens=stats.queried_prompt_tokens,
             strikes=stats.strikes,
             struck_out=stats.struck_out,
             model_changes=stats.model_changes,

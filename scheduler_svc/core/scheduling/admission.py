@@ -173,6 +173,8 @@ class Admission:
         if sequence.num_cached_prompt is None:
             sequence.num_cached_prompt = min(row.grant.start, sequence.num_prompt)
             self._stats.cached_prompt_tokens += sequence.num_cached_prompt
+            self._stats.queried_prompt_tokens += sequence.num_prompt
+            self._sequences.moves.admitted.append(sequence)
         else:
             self._stats.cached_resumed_tokens += row.grant.start
         return row

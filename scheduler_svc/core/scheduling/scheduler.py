@@ -21,7 +21,7 @@ from scheduler_svc.core.scheduling.admission import MAX_PREEMPTIONS, Admission
 from scheduler_svc.core.scheduling.placement import PlacementRule, place
 from scheduler_svc.core.scheduling.plan_budget import PlanBudget
 from scheduler_svc.core.scheduling.sequences import Sequences
-from scheduler_svc.core.scheduling.stats import SchedulerStats
+from scheduler_svc.core.scheduling.stats import Moves, SchedulerStats
 from scheduler_svc.core.sequence import Generated, Sequence, State
 from scheduler_svc.core.step_output import SequenceEnd, StepOutput
 
@@ -175,6 +175,10 @@ class Scheduler:
         for end in output.ends:
             self._note_length(end)
         return output
+
+    def take_moves(self) -> Moves:
+        """Sequences that were admitted, or lost their lane, since the last call."""
+        return self.sequences.take_moves()
 
     # --- requests ---
 

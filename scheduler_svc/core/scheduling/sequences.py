@@ -15,7 +15,7 @@ from common.wire import int32_array
 from scheduler_svc.core.executor.capacity import Capacities, capacity
 from scheduler_svc.core.executor.executor_state import ExecutorState
 from scheduler_svc.core.scheduling.deadlines import Deadlines
-from scheduler_svc.core.scheduling.stats import SchedulerStats
+from scheduler_svc.core.scheduling.stats import Moves, SchedulerStats
 from scheduler_svc.core.scheduling.suspects import MAX_STRIKES, Suspects
 from scheduler_svc.core.scheduling.waiting_queue import Epochs, WaitingQueue
 from scheduler_svc.core.sequence import Generated, Sequence, State, largest_token, new_sequences
@@ -36,6 +36,7 @@ class Sequences:
         waiting: sequences that hold no lane; for reading.
         suspects: sequences with strikes.
         capacities: what the fleet can hold; for reading.
+        moves: since `take_moves` was called.
     """
 
     def __init__(self, max_waiting: int, pool_grace_s: float, stats: SchedulerStats, *, grammars: str = "") -> None:
@@ -43,6 +44,7 @@ class Sequences:
         self.waiting = WaitingQueue(self.epochs_for)
         self.suspects = Suspects()
         self.capacities = Capacities(pool_grace_s)
+        self.moves = Moves()
         self._open: dict[Sequence, None] = {}
         self._deadlines = Deadlines()
         self._stranded: dict[Sequence, float] = {}  # since when no executor fits it, though there are some
@@ -147,7 +149,14 @@ class Sequences:
         """Back to its place among the waiting, with its tokens and without blocks. Its blocks are cached there."""
         executor.leave(sequence)
         sequence.state, sequence.placed = State.WAITING, executor.epoch
+        if sequence.num_output > 0:
+            self.moves.interrupted.append((sequence, executor.epoch))
         self._join_queue(sequence)
+
+    def take_moves(self) -> Moves:
+        """See `Scheduler.take_moves`."""
+        moves, self.moves = self.moves, Moves()
+        return moves
 
     # --- executors ---
 

@@ -1,9 +1,23 @@
 """What the scheduler counts since its start. Nothing is decided by these counts."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from scheduler_svc.core.executor.plan_builder import PromptRow
+from scheduler_svc.core.sequence import Sequence
+
+
+@dataclass(slots=True)
+class Moves:
+    """Sequences that moved since they were last asked for.
+
+    Attributes:
+        admitted: to an executor for the first time.
+        interrupted: with tokens, that lost their lane and wait again; and the epoch where they ran.
+    """
+
+    admitted: list[Sequence] = field(default_factory=list)
+    interrupted: list[tuple[Sequence, int]] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -18,6 +32,7 @@ class SchedulerStats:
             model, because no executor had theirs any more.
         recomputed_tokens: positions that an answered plan had written and that are computed again, because their
             sequence lost its blocks, or the scheduler was restarted.
+        queried_prompt_tokens: prompt tokens of sequences at their first admission, which asks the prefix cache.
         cached_prompt_tokens: prompt tokens that the prefix cache held at a sequence's first admission.
         cached_resumed_tokens: tokens that it held when a preempted or resumed sequence came back.
         prefill_tokens: computed in rows of prompts, again after a preemption or a loss too.
@@ -31,6 +46,7 @@ class SchedulerStats:
     model_changes: int = 0
     recomputed_tokens: int = 0
     prompt_tokens: int = 0
+    queried_prompt_tokens: int = 0
     cached_prompt_tokens: int = 0
     cached_resumed_tokens: int = 0
     prefill_tokens: int = 0

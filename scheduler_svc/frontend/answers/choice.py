@@ -161,8 +161,9 @@ class Choice:
 def text_rules(context: AnswerContext, tokenizer: Tokenizer) -> TextRules:
     """What the texts of an answer are made of."""
     shows_stop = context.include_stop_str_in_output
+    token_bytes = tokenizer.token_bytes if context.message == MessageRules() else tokenizer.message_token_bytes
     return TextRules(
-        tokenizer.token_bytes if context.skip_special_tokens else tokenizer.all_token_bytes,
+        token_bytes if context.skip_special_tokens else tokenizer.all_token_bytes,
         StopStrings(context.stop, are_shown=shows_stop) if context.stop else None,
         context.min_tokens,
         shows_stop,

@@ -20,7 +20,7 @@ from scheduler_svc.frontend.answers.openai_objects import CompletionTokensDetail
 from scheduler_svc.frontend.answers.prompt_part import Prompt, PromptPart
 from scheduler_svc.frontend.errors import ClientGone
 from scheduler_svc.frontend.link.delta_queue import DeltaQueue
-from scheduler_svc.frontend.parsing.message import CallPart
+from scheduler_svc.frontend.parsing.message import CallPart, MessageRules
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
 
 log = get_logger(__name__)
@@ -101,8 +101,10 @@ class Generation:
         Raises:
             RequestRejected: the core refused or failed the request, or the connection to the core broke.
         """
+        context = self.spec.context
+        are_parsed = context.message != MessageRules()
         while self._num_unfinished:
-            for part in parts_of(await self._queue.get(), self.spec.context.num_prompt_logprobs):
+            for part in parts_of(await self._queue.get(), context.num_prompt_logprobs, are_parsed=are_parsed):
                 pieces, failure = self._read(part)
                 if pieces:
                     yield self._with_usage(pieces)

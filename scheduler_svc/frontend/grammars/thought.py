@@ -63,8 +63,8 @@ def _thought(spec: GrammarSpec, tokenizer: LLTokenizer) -> tuple[str, list[str]]
 
     A budget is `max_tokens` of a terminal, which the library ends after so many tokens even within a character. An end
     tag that is no special token is a part of the terminal, since no other could end where it begins. Two terminals then
-    race for the text: `ended` has the tag at its end, `cut` has none and is followed by one. The library takes the first
-    in the grammar where both are at their limit.
+    race for the text: `ended` has the tag at its end, `cut` has none and is followed by one. Where both are at their
+    limit the library takes the one that stands first in the grammar.
     """
     begin = "" if spec.thought == "open" else (special_token(BEGIN, tokenizer) or literal(BEGIN)) + " "
     budget = spec.thought_budget

@@ -9,7 +9,7 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from common.logging import QuietLog, get_logger
-from scheduler_svc.frontend.errors import RETRY_AFTER_S, ApiError
+from scheduler_svc.frontend.errors import RETRY_AFTER_S, SHOULD_RETRY_HEADER, ApiError
 from scheduler_svc.frontend.http.strict_h11 import StrictConnection
 
 MAX_HEAD_BYTES = 32 * 1024  # request line and headers
@@ -166,6 +166,7 @@ def _refusal(max_connections: int) -> bytes:
         "content-type: application/json",
         f"content-length: {len(body)}",
         f"retry-after: {RETRY_AFTER_S}",
+        f"{SHOULD_RETRY_HEADER}: true",
         "connection: close",
     ]
     return "\r\n".join([*head, "", ""]).encode() + body

@@ -19,7 +19,8 @@ class CallParser(ABC):
         self._state: State = self._content
         self._held = ""
         self._is_open = False  # an end tag belongs to the last call
-        self._has_closed = False  # one has come, and no content since then
+        self._is_between = False  # and only whitespace has come since that call
+        self._has_closed = False  # an end tag has come, and no content since then
 
     def feed(self, text: str) -> None:
         """Read a piece. What it adds goes to the output."""
@@ -38,8 +39,15 @@ class CallParser(ABC):
         self._end(held)
         self.output.flush()
 
+    def _open(self) -> None:
+        """A call has begun that end tags belong to."""
+        self._is_open = self._is_between = True
+
     def _add_content(self, text: str) -> None:
-        self._has_closed = self._has_closed and not text.strip(SPACES)
+        if self._is_between:
+            text = text.lstrip(SPACES)
+        if text.strip(SPACES):
+            self._is_between = self._has_closed = False
         self.output.add_content(text)
 
     def _add_end_tag(self, tag: str, *, is_last: bool) -> None:
@@ -51,7 +59,7 @@ class CallParser(ABC):
         if not (self._is_open or self._has_closed):
             self._add_content(tag)
         elif is_last:
-            self._is_open, self._has_closed = False, True
+            self._is_open, self._is_between, self._has_closed = False, False, True
 
     @abstractmethod
     def _content(self, text: str, start: int) -> int:

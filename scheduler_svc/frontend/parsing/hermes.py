@@ -37,8 +37,10 @@ class HermesParser(CallParser):
         assert self._call is not None
         end = self._call.read(text, start)
         if self._call.has_ended:
-            self._is_open = self._call.is_call
-            self._state = self._behind_object if self._call.is_call else self._content
+            self._state = self._content
+            if self._call.is_call:
+                self._open()
+                self._state = self._behind_object
             self._call = None
         return end
 

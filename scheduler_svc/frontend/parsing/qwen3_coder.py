@@ -66,7 +66,8 @@ class Qwen3CoderParser(CallParser):
         name, end = _name_at(text, start)
         if name:
             self.output.begin_call(name)
-            self._tool, self._num_parameters, self._is_open = name, 0, True
+            self._open()
+            self._tool, self._num_parameters = name, 0
             self._state = self._function
         return self._give_back(start) if end < 0 else end
 

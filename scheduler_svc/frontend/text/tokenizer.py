@@ -21,6 +21,7 @@ from scheduler_svc.frontend.text.token_bound import characters_per_token
 from scheduler_svc.frontend.text.token_texts import TokenTexts
 
 CHARACTERS_AT_ONCE = 2**18
+MESSAGE_TAGS = frozenset({b"<think>", b"</think>", b"<tool_call>", b"</tool_call>"})
 
 
 class SamplingDefaults(msgspec.Struct, frozen=True):
@@ -40,6 +41,8 @@ class Tokenizer:
         path: of tokenizer.json.
         token_bytes: what each token stands for; special tokens are absent.
         all_token_bytes: the same with special tokens.
+        message_token_bytes: the same with those special tokens alone that divide a message: its text is taken apart at
+            them, whatever the tokenizer calls them.
         token_lengths: bytes of each of these, int32 [vocabulary].
         token_texts: single tokens as text.
         characters_per_token: at most; None if that cannot be known.
@@ -72,6 +75,8 @@ class Tokenizer:
         decoder = content.get("decoder") or {}
         self.token_bytes = token_byte_table(self._tokenizer.get_vocab(with_added_tokens=True), special, decoder)
         self.all_token_bytes = self.token_bytes | special
+        tags = {i: token for i, token in special.items() if token in MESSAGE_TAGS}
+        self.message_token_bytes = self.token_bytes | tags if tags else self.token_bytes
         self.token_texts = TokenTexts(self.all_token_bytes)
         self.characters_per_token = characters_per_token(content, self.token_bytes.values())
         self.max_positions: int = config.get("max_position_embeddings") or 0

@@ -1,0 +1,52 @@
+"""Answers as models write them, and a parser that is fed with their pieces."""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from scheduler_svc.frontend.parsing.message import MessageParser, MessagePart, MessageRules
+
+HERMES = '<tool_call>\n{"name": "f", "arguments": {"a": "x", "b": [1, {"c": "}"}]}}\n</tool_call>'
+HERMES_ARGUMENTS = '{"a": "x", "b": [1, {"c": "}"}]}'
+_PARAMETERS = "<parameter=a>\nx\n</parameter>\n<parameter=b>\n[1, 2]\n</parameter>\n"
+CODER = f"<tool_call>\n<function=f>\n{_PARAMETERS}</function>\n</tool_call>"
+CODER_ARGUMENTS = '{"a": "x", "b": [1, 2]}'
+JSON = '{"name": "f", "parameters": {"a": "x"}}'
+TEXTS = {"f": ("a",)}
+
+
+class Message(NamedTuple):
+    """A message's parts, joined.
+
+    Attributes:
+        calls: name and arguments of each.
+    """
+
+    thought: str
+    content: str
+    calls: list[tuple[str, str]]
+
+
+def parsed(rules: MessageRules, pieces: Iterable[str]) -> Message:
+    """The message that these pieces are. Checks that calls are numbered, and each is named once, when it begins."""
+    parser = MessageParser(rules)
+    return joined([*map(parser.feed, pieces), parser.flush()])
+
+
+def joined(parts: Iterable[MessagePart]) -> Message:
+    """One message of its parts."""
+    parts = list(parts)
+    names: list[str] = []
+    arguments: list[list[str]] = []
+    for call in (call for part in parts for call in part.calls):
+        assert bool(call.name) == (call.number == len(names)), call
+        assert call.name or call.number == len(names) - 1, call
+        if call.name:
+            names.append(call.name)
+            arguments.append([])
+        assert call.name or call.arguments, "a part that says nothing"
+        arguments[call.number].append(call.arguments)
+    return Message(
+        "".join(part.thought for part in parts),
+        "".join(part.content for part in parts),
+        list(zip(names, map("".join, arguments), strict=True)),
+    )

@@ -1,0 +1,374 @@
+"""Grammars of calls and of thoughts: what they let through, and that the parser of messages takes just that apart."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import tokenizers
+from jsonschema import Draft202012Validator
+from llguidance import LLTokenizer
+
+from common.model_files import DEMO_MODEL_DIR
+from scheduler_svc.frontend.grammars.checker import check
+from scheduler_svc.frontend.grammars.spec import GrammarSpec, ToolGrammar, ToolSchema
+from scheduler_svc.frontend.parsing.message import MessageRules
+from scheduler_svc.frontend.parsing.text_parameters import text_parameters
+from tests.frontend.messages import Message, parsed
+from tests.frontend.walks import goes_on_alike, is_allowed, walk
+
+FORMATS = ["hermes", "qwen3_coder", "json"]
+TAGS = ["<think>", "</think>", "<tool_call>", "</tool_call>"]
+WEATHER = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string"},
+        "days": {"type": "integer"},
+        "unit": {"enum": ["c", "f"]},
+        "tags": {"type": "array", "items": {"type": "string"}},
+    },
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}
+CODE = {
+    "type": "object",
+    "properties": {
+        "code": {"type": "string", "minLength": 3, "maxLength": 20},
+        "where": {"type": "object", "properties": {"x": {"type": ["string", "null"]}}, "required": ["x"]},
+    },
+    "required": ["code"],
+}
+TOOLS = [ToolSchema("weather", WEATHER), ToolSchema("we", CODE), ToolSchema("anything", None)]
+
+
+class Model:
+    """A tokenizer. It has the tags of thoughts and calls as text, or as tokens of their own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+        self.library = LLTokenizer(str(folder / "tokenizer.json"), eos_token=[self.tokenizer.token_to_id("<|im_end|>")])
+
+    def tokens(self, text: str) -> list[int]:
+        return self.tokenizer.encode(text, add_special_tokens=False).ids
+
+    def text(self, tokens: list[int]) -> str:
+        return self.tokenizer.decode(tokens, skip_special_tokens=False)
+
+    def may_write(self, grammar: str, text: str) -> bool:
+        return is_allowed(self.library, grammar, self.tokens(text))
+
+
+@pytest.fixture(scope="module", params=["text", "tokens"])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
+    if request.param == "text":
+        return Model(DEMO_MODEL_DIR)
+    folder = tmp_path_factory.mktemp("tokenizer")
+    tokenizer = tokenizers.Tokenizer.from_file(str(DEMO_MODEL_DIR / "tokenizer.json"))
+    tokenizer.add_tokens([tokenizers.AddedToken(tag, normalized=False) for tag in TAGS])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return Model(folder)
+
+
+def tools(
+    calls: Any, *, is_required: bool = True, is_one_call: bool = False, of: list[ToolSchema] = TOOLS, **thought: Any
+) -> GrammarSpec:
+    asked = ToolGrammar(calls, of, is_required, is_one_call)
+    return GrammarSpec("tools", json.dumps(msgspec.to_builtins(asked)), **thought)
+
+
+def grammar(spec: GrammarSpec, model: Model) -> str:
+    checked = check(spec, model.library)
+    assert not checked.reason, checked.reason
+    return checked.grammar
+
+
+def message(text: str, calls: Any, thought: Any = "none") -> Message:
+    texts = {tool.name: text_parameters(tool.parameters) for tool in TOOLS}
+    rules = MessageRules(thought=thought, calls=calls, text_parameters=texts)
+    whole = parsed(rules, [text])
+    assert parsed(rules, text) == whole
+    return whole
+
+
+def errors(calls: list[tuple[str, str]]) -> list[str]:
+    """What is wrong with these calls."""
+    schemas = {tool.name: tool.parameters or {"type": "object"} for tool in TOOLS}
+    return [
+        f"{name} {arguments}: {error.message}"
+        for name, arguments in calls
+        for error in Draft202012Validator(schemas[name]).iter_errors(json.loads(arguments))
+    ]
+
+
+# --- calls ---
+
+OF_WEATHER = '{"city": "Köln", "days": 2}'
+PARAMETERS = "<parameter=city>\nKöln\n</parameter>\n<parameter=days>\n2\n</parameter>\n"
+RIGHT = {
+    "hermes": [
+        f'<tool_call>\n{{"name": "weather", "arguments": {OF_WEATHER}}}\n</tool_call>',
+        '<tool_call>\n{"name": "anything", "arguments": {}}\n</tool_call>',
+    ],
+    "qwen3_coder": [
+        f"<tool_call>\n<function=weather>\n{PARAMETERS}</function>\n</tool_call>",
+        f"<tool_call>\n<function=weather>\n{PARAMETERS}<parameter=unit>\nc\n</parameter>\n</function>\n</tool_call>",
+        "<tool_call>\n<function=we>\n<parameter=code>\n\n</a>\n\n</parameter>\n</function>\n</tool_call>",
+        '<tool_call>\n<function=anything>\n<parameter=x>\n{"y\n</parameter>\n</function>\n</tool_call>',
+        "<tool_call>\n<function=anything>\n</function>\n</tool_call>",
+    ],
+    "json": [f'{{"name": "weather", "parameters": {OF_WEATHER}}}', '{"name": "anything", "arguments": {"a":1}}'],
+}
+WRONG = {
+    "hermes": [
+        '<tool_call>\n{"name": "other", "arguments": {}}\n</tool_call>',
+        '<tool_call>\n{"name": "weather", "arguments": {}}\n</tool_call>',
+        '<tool_call>\n{"name": "anything", "arguments": []}\n</tool_call>',
+        '<tool_call>\n{"name": "anything", "arguments": {}}',
+        "text",
+        "",
+    ],
+    "qwen3_coder": [
+        f"<tool_call>\n<function=weather>\n{PARAMETERS}<parameter=unit>\nk\n</parameter>\n</function>\n</tool_call>",
+        "<tool_call>\n<function=weather>\n<parameter=city>\nx\n</parameter>\n</function>\n</tool_call>",
+        "<tool_call>\n<function=we>\n<parameter=code>\nxx\n</parameter>\n</function>\n</tool_call>",
+        f"<tool_call>\n<function=weather>\n{PARAMETERS}</function>\n",
+        "text",
+        "",
+    ],
+    "json": ['{"name": "weather", "parameters": {}}', '{"name": "x", "parameters": {}}', "text", "", "[]"],
+}
+
+
+PHRASES = [
+    "\n</parameter>",
+    "</function>",
+    "\n</tool_call>",
+    "</think>",
+    '"',
+    "}",
+    "]",
+    "we",
+    "any",
+    "x",
+    "</",
+    '": ',
+    "5",
+]
+
+
+@pytest.mark.parametrize("calls", FORMATS)
+def test_required_calls(calls: str, model: Model):
+    compiled = grammar(tools(calls), model)
+    assert [text for text in RIGHT[calls] if not model.may_write(compiled, text)] == []
+    assert [text for text in WRONG[calls] if model.may_write(compiled, text)] == []
+    several = f"[{', '.join(RIGHT['json'])}]" if calls == "json" else "\n".join(RIGHT[calls])
+    assert model.may_write(compiled, several)
+    assert not model.may_write(grammar(tools(calls, is_one_call=True), model), several)
+    assert not model.may_write(compiled, f"So: {several}")
+
+
+@pytest.mark.parametrize("calls", FORMATS)
+def test_calls_in_free_text(calls: str, model: Model):
+    """Everything but the beginning of a call is text, and what begins as a call is one."""
+    compiled = grammar(tools(calls, is_required=False), model)
+    one = grammar(tools(calls, is_required=False, is_one_call=True), model)
+    for text in ["", "Yes.\n", "a < b, <tool>", " \n[x" if calls != "json" else "x [", RIGHT[calls][0]]:
+        assert model.may_write(compiled, text), text
+        assert model.may_write(one, text), text
+    for text in WRONG[calls]:
+        assert model.may_write(compiled, text) == (text in ("", "text")), text
+    if calls == "json":
+        return
+    texts = f"Well, {RIGHT[calls][0]}\n{RIGHT[calls][1]} so."
+    assert model.may_write(compiled, texts)
+    assert not model.may_write(one, texts)
+    assert not model.may_write(compiled, f"Well, {WRONG[calls][0]}")
+
+
+@pytest.mark.parametrize("calls", FORMATS)
+@pytest.mark.parametrize("is_required", [True, False])
+@pytest.mark.parametrize("thought", ["none", "may_open"])
+def test_what_a_model_writes_at_random_is_calls(calls: str, is_required: bool, thought: str, model: Model):
+    """With arguments that follow the schemas; if calls are required, there is nothing else."""
+    compiled = grammar(tools(calls, is_required=is_required, thought=thought), model)
+    phrases = [model.tokens(phrase) for phrase in PHRASES]
+    begin = "" if is_required else "{" if calls == "json" else "Well <tool_call>"
+    num_calls = 0
+    for seed in range(25):
+        tokens, is_whole = walk(model.library, compiled, phrases, seed, model.tokens(begin))
+        text = model.text(tokens)
+        thoughts, content, made = message(text, calls, thought)
+        if not is_whole:
+            continue
+        assert errors(made) == [], text
+        assert made or not is_required
+        assert content == "" or not is_required
+        assert "<tool_call>" not in content
+        assert "</think>" not in thoughts
+        num_calls += len(made)
+    assert num_calls >= 2, "texts that say nothing"
+
+
+def test_names_that_a_format_cannot_write(model: Model):
+    for calls, name in [("qwen3_coder", "a>b"), ("qwen3_coder", "a\nb"), ("qwen3_coder", ""), ("hermes", ""),
+                        ("json", "x" * 300)]:  # fmt: skip
+        assert "name of tool" in check(tools(calls, of=[ToolSchema(name, None)]), model.library).reason
+    assert model.may_write(
+        grammar(tools("hermes", of=[ToolSchema('q"ü\n', None)]), model),
+        '<tool_call>\n{"name": "q\\"ü\\n", "arguments": {}}\n</tool_call>',
+    )
+
+
+@pytest.mark.parametrize(
+    ("calls", "parameters", "reason"),
+    [
+        ("hermes", {"type": "string"}, "are no object: their type is 'string'"),
+        ("json", {"not": {"type": "null"}}, "Unimplemented keys"),
+        ("qwen3_coder", {"anyOf": [{"type": "object"}]}, "cannot follow 'anyOf'"),
+        ("qwen3_coder", {"properties": {"a": {"type": "string", "format": "uuid"}}}, "cannot follow 'format'"),
+        ("qwen3_coder", {"properties": {"a>": {}}}, "name of parameter 'a>'"),
+        ("qwen3_coder", {"properties": {"a": False}}, "no schema that a parameter can follow"),
+        ("qwen3_coder", {"properties": {"a": {"enum": ["</parameter>"]}}}, "no text in this format can be one of"),
+        ("qwen3_coder", {"properties": {"a": {"type": "string", "pattern": "(?=a)b"}}}, "look-around"),
+    ],
+)
+def test_schemas_that_are_refused(calls: str, parameters: dict[str, Any], reason: str, model: Model):
+    assert reason in check(tools(calls, of=[ToolSchema("f", parameters)]), model.library).reason
+
+
+def test_tools_that_are_none(model: Model):
+    assert "there are no tools" in check(tools("hermes", of=[]), model.library).reason
+    assert "not known" in check(tools("none"), model.library).reason
+
+
+@pytest.mark.parametrize("calls", FORMATS)
+def test_schemas_with_references(calls: str, model: Model):
+    parameters = {"properties": {"a": {"$ref": "#/$defs/n"}}, "required": ["a"], "$defs": {"n": {"type": "integer"}}}
+    compiled = grammar(tools(calls, of=[ToolSchema("f", parameters)]), model)
+    text = {
+        "hermes": '<tool_call>\n{"name": "f", "arguments": {"a": 5}}\n</tool_call>',
+        "qwen3_coder": "<tool_call>\n<function=f>\n<parameter=a>\n5\n</parameter>\n</function>\n</tool_call>",
+        "json": '{"name": "f", "arguments": {"a": 5}}',
+    }[calls]
+    assert model.may_write(compiled, text)
+    assert not model.may_write(compiled, text.replace("5", '"5"'))
+
+
+@pytest.mark.parametrize(
+    ("schema", "right", "wrong"),
+    [
+        ({"type": "string", "pattern": "^[a-c]/+$"}, ["a/", "b//"], ["a", "xa/", "a/x"]),
+        ({"type": "string", "pattern": "b+"}, ["b", "abc\nd"], ["a"]),
+        ({"type": "string", "maxLength": 2}, ["", "ab"], ["abc"]),
+        ({"const": "x y"}, ["x y"], ["x"]),
+        ({"type": ["string", "null"]}, ["", "null", "a\n"], []),
+        ({"type": ["integer", "string"]}, ["5", '"</parameter>"'], ["x"]),
+    ],
+)
+def test_values_of_qwen3_coder(schema: dict[str, Any], right: list[str], wrong: list[str], model: Model):
+    """A text is written as it is, other values as JSON."""
+    parameters = {"properties": {"a": schema}, "required": ["a"]}
+    compiled = grammar(tools("qwen3_coder", of=[ToolSchema("f", parameters)]), model)
+
+    def call(value: str) -> str:
+        return f"<tool_call>\n<function=f>\n<parameter=a>\n{value}\n</parameter>\n</function>\n</tool_call>"
+
+    assert [value for value in right if not model.may_write(compiled, call(value))] == []
+    assert [value for value in wrong if model.may_write(compiled, call(value))] == []
+    rules = MessageRules(calls="qwen3_coder", text_parameters={"f": text_parameters(parameters)})
+    for value in right:
+        [(_, arguments)] = parsed(rules, [call(value)]).calls
+        assert not list(Draft202012Validator(parameters).iter_errors(json.loads(arguments)))
+
+
+def test_lenient_schemas_are_followed_as_far_as_a_format_can(model: Model):
+    parameters = {"anyOf": [{}], "properties": {"a": {"type": "string", "format": "x"}}, "required": ["a"],
+                  "x-guidance": {"lenient": True}}  # fmt: skip
+    compiled = grammar(tools("qwen3_coder", of=[ToolSchema("f", parameters)]), model)
+    assert model.may_write(
+        compiled, "<tool_call>\n<function=f>\n<parameter=a>\nb\n</parameter>\n</function>\n</tool_call>"
+    )
+
+
+# --- thoughts ---
+
+POINT = json.dumps({"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]})
+KINDS = {
+    "json": (POINT, '{"x": 1}', "x"),
+    "choice": ('["yes", "no"]', "yes", "maybe"),
+    "regex": ("[a-c]+", "abc", "d"),
+    "grammar": ('start: "a" b*\nb: "(" b ")" | "x"', "a((x))", "b"),
+    "structural_tag": (
+        json.dumps(
+            {"structures": [{"begin": "<f>", "schema": {"type": "integer"}, "end": "</f>"}], "triggers": ["<f"]}
+        ),
+        "so <f>5</f>",
+        "<f>x</f>",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_grammar_begins_behind_the_thought(kind: Any, model: Model):
+    content, right, wrong = KINDS[kind]
+    opened = grammar(GrammarSpec(kind, content, "open"), model)
+    for gap in ["", "\n", "\n\n"]:
+        assert model.may_write(opened, f"any {wrong} <b>\n</think>{gap}{right}"), gap
+        assert not model.may_write(opened, f"any {right}\n</think>{gap}{wrong}")
+    assert model.may_write(opened, f"</think>{right}")
+    assert not model.may_write(opened, right) or kind == "structural_tag"
+    may_open = grammar(GrammarSpec(kind, content, "may_open"), model)
+    assert model.may_write(may_open, right)
+    assert model.may_write(may_open, f"<think>\nhm\n</think>\n\n{right}")
+    assert not model.may_write(may_open, f"<think>\nhm\n</think>\n\n{wrong}")
+    assert not model.may_write(may_open, wrong)
+
+
+@pytest.mark.parametrize("kind", ["any", "json", "tools"])
+@pytest.mark.parametrize("budget", [0, 1, 6])
+def test_a_thought_ends_with_its_budget(kind: Any, budget: int, model: Model):
+    """The thought has so many tokens at most, and then its end tag comes, and the answer."""
+    text = {"any": "", "json": POINT, "tools": tools("hermes").text}[kind]
+    answer = {"any": "Yes. <tool_call>", "json": '{"x": 1}', "tools": RIGHT["hermes"][0]}[kind]
+    words, end, behind = model.tokens(" a" * 20), model.tokens("</think>"), model.tokens(f"\n\n{answer}")
+    assert len(words) >= 20
+    for thought, begin in [("open", []), ("may_open", model.tokens("<think>"))]:
+        compiled = grammar(GrammarSpec(kind, text, thought, budget), model)
+        for num_words in range(budget + 1):
+            if 1 < len(end) > budget - num_words > 0:
+                continue  # a tag that is text has its own tokens in the budget
+            assert is_allowed(model.library, compiled, [*begin, *words[:num_words], *end, *behind])
+        assert not is_allowed(model.library, compiled, [*begin, *words[: budget + 1], *end, *behind])
+        assert goes_on_alike(model.library, compiled, [*begin, *words[:budget]])
+        assert goes_on_alike(model.library, compiled, [*begin, *words[:budget], *end])
+
+
+def test_a_budget_ends_a_thought_within_its_tags_and_characters(model: Model):
+    compiled = grammar(GrammarSpec("json", POINT, "open", 6), model)
+    end = model.tokens("</think>")
+    for cut in [
+        model.tokens("\U0001f9ab\U0001fae8")[:6],
+        model.library.tokenize_str("hello</think", parse_special=False)[:6],
+    ]:
+        assert len(cut) == 6
+        text = model.text([*cut, *end, *model.tokens('{"x": 1}')])
+        assert is_allowed(model.library, compiled, [*cut, *end, *model.tokens('{"x": 1}')])
+        assert message(text, "none", "open").content == '{"x": 1}'
+
+
+@pytest.mark.parametrize("thought", ["open", "may_open"])
+def test_with_any_answer_only_the_thought_is_held(thought: Any, model: Model):
+    compiled = grammar(GrammarSpec("any", "", thought, 12), model)
+    begin = "<think>" if thought == "may_open" else ""
+    for answer in ["", "Yes.", "<|im_start|> <tool_call>x", "a</think>b <think> c", " \n"]:
+        assert model.may_write(compiled, f"{begin}hm</think>{answer}"), answer
+    without = ["", "Yes. <think> a", "\n\nYes <|im_start|><think>", "<|im_start|>", "<thin", "  "]
+    assert [text for text in without if model.may_write(compiled, text)] == ([] if thought == "open" else without)
+    assert not model.may_write(compiled, f"\n{begin}{' a' * 30}") or thought == "open"
+
+
+def test_any_text_without_a_thought(model: Model):
+    compiled = grammar(GrammarSpec("any", ""), model)
+    assert model.may_write(compiled, "Yes. <think> <|im_start|>")
+    assert model.may_write(compiled, "")
