@@ -65,7 +65,7 @@ test-3.12: $(VENV312)/ready  ## The scheduler, its frontend and the client with 
 	$(VENV312)/bin/python -m pytest -n 2 --dist worksteal tests/common tests/scheduler tests/frontend tests/client
 endif
 
-$(CLIENTS)/ready: $(VENV)/ready $(wildcard tests/clients/install.py tests/clients/constraints.txt tests/clients/node/*)
+$(CLIENTS)/ready: $(VENV)/ready $(wildcard tests/clients/install.py tests/clients/constraints.txt tests/clients/node/*.json)
 	$(BIN)/python -m tests.clients.install $(CLIENTS)
 	@touch $@
 

@@ -40,7 +40,9 @@ def install(folder: Path) -> None:
             raise ModuleNotFoundError(f"{package} is not installed here")
         (folder / "lent").mkdir(exist_ok=True)
         (folder / "lent" / package).symlink_to(spec.submodule_search_locations[0])
-    shutil.copytree(HERE / "node", folder / "node")
+    (folder / "node").mkdir()
+    for name in ("package.json", "package-lock.json"):
+        shutil.copy(HERE / "node" / name, folder / "node")
     subprocess.run(["npm", "ci", "--silent", "--no-audit", "--no-fund"], cwd=folder / "node", check=True)
 
 

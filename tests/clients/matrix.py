@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -59,6 +59,8 @@ class Client:
         return [str(INSTALLED / "bin" / "python"), str(HERE / "scripts" / self.script)]
 
 
+QUICK = ("stream", "tools", "loop", "required", "schema", "thinking", "killed")
+"""Features that `make test` tries."""
 OPENAI_HERE = [sys.executable, str(HERE / "scripts" / "openai_python.py")]
 """The script of the `openai` package, with the one that is among our own packages."""
 CLIENTS = {
@@ -96,8 +98,16 @@ class Told:
     why: str
 
 
-def run_script(fleet: LocalFleet, command: list[str], env: Mapping[str, str]) -> dict[str, Told]:
-    """Run a client's script against the service, and kill executors when it asks for that."""
+def run_script(
+    fleet: LocalFleet, command: list[str], env: Mapping[str, str], features: Sequence[str] = ()
+) -> dict[str, Told]:
+    """Run a client's script against the service, and kill executors when it asks for that.
+
+    Args:
+        command: starts the script.
+        env: further variables of its environment.
+        features: which to try; all if none are named.
+    """
     env = {
         **os.environ,
         "PYTHONPATH": str(ROOT),
@@ -108,7 +118,7 @@ def run_script(fleet: LocalFleet, command: list[str], env: Mapping[str, str]) ->
         "NO_COLOR": "1",
         **env,
     }
-    arguments = [f"{fleet.spec.url}/v1", MODEL]
+    arguments = [f"{fleet.spec.url}/v1", MODEL, *features]
     pipe = subprocess.PIPE
     with subprocess.Popen([*command, *arguments], stdin=pipe, stdout=pipe, text=True, env=env, cwd=ROOT) as process:
         try:

@@ -5,21 +5,25 @@
 
 import os
 import re
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.clients.matrix import CLIENTS, FEATURES, INSTALLED, run_script
+from tests.clients.matrix import CLIENTS, FEATURES, INSTALLED, Told, run_script
 from tests.clients.table import PAGE, Found, page, versions
 
+NODE_SCRIPTS = Path(__file__).parent / "node"
 needs_packages = pytest.mark.clients
 
 
 @pytest.fixture(scope="module")
 def found(fleet) -> Iterator[Found]:
     """What is known of each client; the page is written when all is."""
+    for script in NODE_SCRIPTS.glob("*.js"):
+        shutil.copy(script, INSTALLED / "node")  # next to the packages: they are looked for from there
     found = Found()
     yield found
     if found.cells.keys() == CLIENTS.keys() and found.num_fuzzed and "BATON_COMPATIBILITY" in os.environ:
@@ -33,7 +37,8 @@ def found(fleet) -> Iterator[Found]:
 def test_client(fleet, found, name, feature):
     client = CLIENTS[name]
     if name not in found.cells:
-        found.cells[name] = run_script(fleet, client.command, client.env)
+        found.cells[name] = dict.fromkeys(FEATURES, Told(False, "its script did not end"))
+        found.cells[name] |= run_script(fleet, client.command, client.env)
     told = found.cells[name][feature]
     if told.ok is None:
         pytest.skip(told.why)

@@ -89,12 +89,12 @@ def recite(folder, tokenizer, plain_tokenizer, cases: list[Case], num_blocks: in
 
 
 def test_it_recites(folder, tokenizer, plain_tokenizer):
-    """Short answers; the long ones are recited by the services (`test_matrix.py`)."""
+    """Short answers; the long ones are recited by the services (`test_openai.py`)."""
     before = [{"role": "user", "content": "Tell me of the harbor."}, {"role": "assistant", "content": "No."}]
     answers = [answer for answer in (*ANSWERS, WITHOUT_WORD) if answer.word not in (" harbor", " ledger")]
     cases = [case for each in answers for case in cases_of(tokenizer, each, before=before if each.word else [])]
     assert len(cases) > 30
-    recite(folder, tokenizer, plain_tokenizer, cases[::3])
+    recite(folder, tokenizer, plain_tokenizer, cases[::4])
 
 
 @pytest.mark.slow

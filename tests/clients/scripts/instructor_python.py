@@ -39,7 +39,7 @@ def streamed(kill=False):
     parts = []
     for part in ask(instructor.Mode.TOOLS, LEDGER, write_file, "create_partial"):
         parts.append(part.model_dump())
-        if kill and len(parts) == 20:
+        if kill and len(parts) == 3:
             kill_the_executor()
     equal(parts[-1], FILE)
     equal(len(parts) > 20, True)

@@ -81,7 +81,7 @@ def streamed(kill: bool = False):
     for chunk in with_tools().stream(LEDGER.prompt):
         whole = chunk if whole is None else whole + chunk
         pieces += bool(chunk.tool_call_chunks)
-        if kill and pieces == 20:
+        if kill and pieces == 5:
             pieces += 1
             kill_the_executor()
     (call,) = whole.tool_calls

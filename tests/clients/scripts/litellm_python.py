@@ -102,7 +102,7 @@ def killed():
     for chunk in ask(LEDGER, tools=TOOLS, stream=True):
         chunks.append(chunk)
         pieces += bool(chunk.choices[0].delta.tool_calls)
-        if pieces == 20:
+        if pieces == 5:
             pieces += 1
             kill_the_executor()
     (call,) = litellm.stream_chunk_builder(chunks).choices[0].message.tool_calls

@@ -85,7 +85,7 @@ def streamed(kill=False):
     pieces = 0
     for part in llm().stream_chat_with_tools(TOOLS, user_msg=LEDGER.prompt):
         pieces += bool(part.raw.choices and part.raw.choices[0].delta.tool_calls)
-        if kill and pieces == 20:
+        if kill and pieces == 5:
             pieces += 1
             kill_the_executor()
     (call,) = llm().get_tool_calls_from_response(part)

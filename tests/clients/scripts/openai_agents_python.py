@@ -98,7 +98,7 @@ async def streamed(kill=False):
     async for event in run.stream_events():
         if event.type == "raw_response_event":
             pieces += event.data.type == "response.function_call_arguments.delta"
-            if kill and pieces == 20:
+            if kill and pieces == 5:
                 pieces += 1
                 kill_the_executor()
     equal((run.final_output, CALLS), (LEDGER.result, [FILE]))

@@ -165,7 +165,7 @@ def killed():
             arguments += call.function.arguments or ""
             pieces += 1
         reasons += [chunk.choices[0].finish_reason] if chunk.choices[0].finish_reason else []
-        if pieces == 20:
+        if pieces == 5:
             pieces += 1
             kill_the_executor()
     equal(json.loads(arguments), FILE)

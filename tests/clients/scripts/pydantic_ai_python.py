@@ -105,7 +105,7 @@ async def streamed(kill=False):
             async with node.stream(run.ctx) as events:
                 async for event in events:
                     pieces += isinstance(event, PartDeltaEvent) and isinstance(event.delta, ToolCallPartDelta)
-                    if kill and pieces == 20:
+                    if kill and pieces == 5:
                         pieces += 1
                         kill_the_executor()
     equal((run.result.output, calls), (LEDGER.result, [FILE]))

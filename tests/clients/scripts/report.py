@@ -8,6 +8,7 @@ line `{"kill": true}` asks for the executor to be killed and replaced; a line on
 import asyncio
 import inspect
 import json
+import os
 import sys
 import traceback
 from collections.abc import Callable
@@ -44,6 +45,9 @@ TOOLS = [
     tool("write_file", "Write a text file.", path="Where.", content="What."),
 ]
 Feature = Callable[[], Any]
+TELL = os.fdopen(os.dup(1), "w")
+"""To the test; what clients print goes to stderr."""
+os.dup2(2, 1)
 
 
 class DoesNotApply(Exception):
@@ -84,7 +88,7 @@ def equal(found: Any, wanted: Any) -> None:
 
 def kill_the_executor() -> None:
     """Returns once the executor is gone that has running sequences, and another is on its way."""
-    print(json.dumps({"kill": True}), flush=True)
+    print(json.dumps({"kill": True}), file=TELL, flush=True)
     if not sys.stdin.readline():
         raise EOFError("the test has gone")
 
@@ -105,4 +109,4 @@ def report(features: dict[str, Feature]) -> None:
         except BaseException as error:
             traceback.print_exc()
             line = {"ok": False, "told": f"{type(error).__name__}: {error}"[:600]}
-        print(json.dumps({"feature": name, **line}), flush=True)
+        print(json.dumps({"feature": name, **line}), file=TELL, flush=True)

@@ -88,7 +88,7 @@ def streamed(kill=False):
     parts = []
     for part in llm().generate_stream(question(LEDGER), tools_to_call_from=TOOLS):
         parts.append(part)
-        if kill and len(parts) == 20:
+        if kill and len(parts) == 5:
             kill_the_executor()
     equal(called(agglomerate_stream_deltas(parts)), ("write_file", FILE))
     equal(len(parts) > 20, True)

@@ -43,20 +43,17 @@ OSLO = call("get_weather", city="Oslo")
 PERSON = '{"name": "Ada", "age": 36}'
 MINUTES = (
     "Minutes of the second meeting\n\n"
-    "1. The committee met at noon; nine members were present and two had sent letters.\n"
-    '2. Mrs. Okafor read the accounts: 1,204.50 in hand, "a little more than last year", and no debts.\n'
-    "3. It was agreed to paint the boathouse before winter, in green, and to mend its roof with slate.\n"
-    "4. Mr. Lindqvist asked who keeps the keys. The secretary keeps one; the other hangs behind the door.\n"
-    "5. A path C:\\boats\\new and the word naïve were spelled out for the printer, as was 東京 in full.\n"
-    "6. The treasurer thanked everybody. There being nothing else to discuss, all went home at three o'clock."
+    '1. Mrs. Okafor read the accounts: 1,204.50 in hand, "a little more than last year", and no debts.\n'
+    "2. It was agreed to paint the boathouse before winter, in green, and to mend its roof with slate.\n"
+    "3. A path C:\\boats\\new and the word naïve were spelled out for the printer, as was 東京.\n"
+    "There being nothing else to discuss, all went home at three o'clock."
 )
 ANSWERS = (
     Answer(
         " harbor",
         "Tell me of the harbor.",
-        plain="Boats come in at dawn, when the tide allows it: trawlers first, then two ferries, then what the wind "
-        "has left. Gulls follow them — loudly 🐟. By nine o'clock everything is sold, and the quay smells of salt, "
-        "rope and coffee (港). Children count masts until somebody calls them home for lunch.",
+        plain="Boats come in at dawn, when the tide allows it: trawlers first, then two ferries. Gulls follow them — "
+        "loudly 🐟. By nine o'clock everything is sold, and the quay smells of salt, rope and coffee (港).",
         forced=OSLO,
     ),
     Answer(
@@ -74,7 +71,7 @@ ANSWERS = (
         "How warm is it by the lantern?",
         plain=thought("Without a thermometer I cannot know.", "I cannot know that."),
         tools=thought("The weather of Oslo is asked for.", OSLO),
-        result=thought("The result says 18.", "It is 18 degrees in Oslo."),
+        result=thought("The result is there.", "It is 18 degrees in Oslo."),
     ),
     Answer(
         " islands",
@@ -87,10 +84,10 @@ ANSWERS = (
     Answer(
         " captain",
         "Think of the captain, then answer in JSON.",
-        plain=thought("A person is wanted. Ada is 36.", PERSON),
-        tools=thought("A person is wanted. Ada is 36.", PERSON),
+        plain=thought("A person is wanted, with an age.", PERSON),
+        tools=thought("A person is wanted, with an age.", PERSON),
     ),
-    Answer(" whale", "Is a whale a fish?", plain=thought("It breathes air, so it is a mammal.", "No, a mammal.")),
+    Answer(" whale", "Is a whale a fish?", plain=thought("It breathes air and feeds its young.", "No, a mammal.")),
     Answer(
         " telescope",
         "What does the telescope show?",
