@@ -7,6 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 import tokenizers
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 from llguidance import LLTokenizer
 
@@ -17,6 +19,9 @@ from scheduler_svc.frontend.parsing.message import MessageRules
 from scheduler_svc.frontend.parsing.text_parameters import text_parameters
 from tests.frontend.messages import Message, parsed
 from tests.frontend.walks import goes_on_alike, is_allowed, walk
+from tests.support.effort import examples
+from tests.support.json_schemas import TREE, schemas
+from tests.support.json_schemas import errors as schema_errors
 
 FORMATS = ["hermes", "qwen3_coder", "json"]
 TAGS = ["<think>", "</think>", "<tool_call>", "</tool_call>"]
@@ -59,10 +64,13 @@ class Model:
         return is_allowed(self.library, grammar, self.tokens(text))
 
 
+DEMO = Model(DEMO_MODEL_DIR)
+
+
 @pytest.fixture(scope="module", params=["text", "tokens"])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
     if request.param == "text":
-        return Model(DEMO_MODEL_DIR)
+        return DEMO
     folder = tmp_path_factory.mktemp("tokenizer")
     tokenizer = tokenizers.Tokenizer.from_file(str(DEMO_MODEL_DIR / "tokenizer.json"))
     tokenizer.add_tokens([tokenizers.AddedToken(tag, normalized=False) for tag in TAGS])
@@ -280,6 +288,40 @@ def test_values_of_qwen3_coder(schema: dict[str, Any], right: list[str], wrong: 
     for value in right:
         [(_, arguments)] = parsed(rules, [call(value)]).calls
         assert not list(Draft202012Validator(parameters).iter_errors(json.loads(arguments)))
+
+
+def test_parameters_that_no_property_names(model: Model):
+    """Their values are JSON: the parser does not know that they are texts."""
+    parameters = {"additionalProperties": {"type": "string"}, "required": ["b"]}
+    compiled = grammar(tools("qwen3_coder", of=[ToolSchema("f", parameters)]), model)
+    call = "<tool_call>\n<function=f>\n<parameter=b>\n{}\n</parameter>\n</function>\n</tool_call>"
+    assert model.may_write(compiled, call.format('"5"'))
+    assert not model.may_write(compiled, call.format("5"))
+    assert not model.may_write(compiled, call.format('"5"').replace("=b", "=c"))
+
+
+@settings(max_examples=examples(120), deadline=None)
+@given(
+    st.dictionaries(st.sampled_from(["a", "b", "key"]), schemas(), max_size=2),
+    st.sampled_from(FORMATS),
+    st.integers(0, 99),
+)
+def test_arguments_follow_random_schemas(properties: dict[str, Any], calls: str, seed: int):
+    """Those that are refused are left out."""
+    parameters: dict[str, Any] = {"type": "object", "properties": properties, "required": [*properties][:1]}
+    if any("#/$defs/tree" in str(schema) for schema in properties.values()):
+        parameters["$defs"] = {"tree": TREE}
+    tool = ToolSchema("f", parameters)
+    checked = check(tools(calls, is_one_call=True, of=[tool]), DEMO.library)
+    assume(not checked.reason)
+    phrases = [DEMO.tokens(phrase) for phrase in PHRASES]
+    tokens, is_whole = walk(DEMO.library, checked.grammar, phrases, seed)
+    rules = MessageRules(calls=calls, text_parameters={"f": text_parameters(parameters)})  # type: ignore[arg-type]
+    _, content, made = parsed(rules, [DEMO.text(tokens)])
+    if is_whole:
+        [(_, arguments)] = made
+        assert content == ""
+        assert schema_errors(parameters, arguments) == []
 
 
 def test_lenient_schemas_are_followed_as_far_as_a_format_can(model: Model):

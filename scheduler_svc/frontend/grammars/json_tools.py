@@ -26,16 +26,17 @@ def hermes_tools(asked: ToolGrammar, tokenizer: LLTokenizer) -> str:
         [
             *in_tags(asked, BEGIN, "body", tokenizer),
             f"body: {body}",
-            f"object: {' | '.join(_object(tool, ARGUMENTS[0]) for tool in asked.tools)}",
+            f"object: {' | '.join(_object(tool, literal(_key(ARGUMENTS[0]))) for tool in asked.tools)}",
         ]
     )
 
 
 def plain_json_tools(asked: ToolGrammar) -> str:
     """One object, or a list of them. Where none is required, any text that does not begin as one of the two."""
-    objects = [_object(tool, key) for tool in asked.tools for key in ARGUMENTS]
+    objects = [_object(tool, "key") for tool in asked.tools]
     calls = "object" if asked.is_one_call else 'object | "[" object (", " object)* "]"'
-    rules = [f"calls: {calls}", f"object: {' | '.join(objects)}"]
+    keys = " | ".join(literal(_key(key)) for key in ARGUMENTS)
+    rules = [f"calls: {calls}", f"object: {' | '.join(objects)}", f"key: {keys}"]
     if asked.is_required:
         return grammar_of(["start: calls", *rules])
     return grammar_of(["start: calls | text", "text: TEXT", r"TEXT: /[ \t\r\n]*([^ \t\r\n{\[](?s:.*))?/", *rules])
@@ -72,5 +73,9 @@ def _object(tool: ToolSchema, key: str) -> str:
     if not 2 < len(name) <= MAX_NAME_CHARS:
         raise ValueError(f"the name of tool {tool.name[:64]!r} has {len(name) - 2} characters in JSON, "
                          f"not 1 to {MAX_NAME_CHARS - 2}")  # fmt: skip
-    begin = literal(f'{{"name": {name}, "{key}": ')
-    return f'{begin} {json_rule(object_schema(tool))} "}}"'
+    begin = literal(f'{{"name": {name}, ')
+    return f'{begin} {key} {json_rule(object_schema(tool))} "}}"'
+
+
+def _key(name: str) -> str:
+    return f'"{name}": '
