@@ -8,6 +8,7 @@ from scheduler_svc.frontend.grammars.lark import grammar_of, literal, term
 from scheduler_svc.frontend.grammars.spec import ToolGrammar, ToolSchema
 from scheduler_svc.frontend.parsing.call_object import MAX_NAME_CHARS
 from scheduler_svc.frontend.parsing.qwen3_coder import BEGIN, END, END_FUNCTION, FUNCTION, PARAMETER
+from scheduler_svc.frontend.parsing.thought import ThoughtStart
 
 # Of an object's schema, what says more than which parameters there are: parameters are written one by one.
 _OF_THE_WHOLE = (
@@ -18,7 +19,7 @@ _OF_THE_WHOLE = (
 _ANY_KEY = "/[A-Za-z_][A-Za-z0-9_.\\-]{0,63}/"
 
 
-def coder_tools(asked: ToolGrammar, tokenizer: LLTokenizer) -> str:
+def coder_tools(asked: ToolGrammar, thought: ThoughtStart, tokenizer: LLTokenizer) -> str:
     """Calls in tags; each has the tool's parameters in the schema's order, without those that it need not have.
 
     A parameter that no schema names is not written, unless the tool names none at all.
@@ -30,7 +31,7 @@ def coder_tools(asked: ToolGrammar, tokenizer: LLTokenizer) -> str:
     functions = " | ".join(_function(tool, values) for tool in asked.tools)
     return grammar_of(
         [
-            *in_tags(asked, BEGIN, "body", tokenizer),
+            *in_tags(asked, BEGIN, thought, tokenizer),
             f'body: "\\n" ({functions}) {literal(END_FUNCTION)} "\\n" {term(END, tokenizer)}',
             *values.rules(),
         ]
