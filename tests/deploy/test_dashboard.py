@@ -18,6 +18,9 @@ RULES = yaml.safe_load((ROOT / "deploy" / "prometheus" / "alerts.yaml").read_tex
 GUIDE = (ROOT / "docs" / "operations.md").read_text()
 PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
 CODES = set(re.findall(r"`(\w+)`", (ROOT / "docs" / "protocol.md").read_text().rpartition("Codes:")[2]))
+# Frontends refuse with codes of their own, which the API reference has in its tables of errors.
+ERRORS = re.findall(r"^\| \d+ \| (`.*?) \|", (ROOT / "docs" / "api.md").read_text(), flags=re.MULTILINE)
+CODES |= {code for row in ERRORS for code in re.findall(r"`(\w+)`", row)}
 QUERIES = [target["expr"] for panel in PANELS for target in panel["targets"]] + [rule["expr"] for rule in RULES]
 
 

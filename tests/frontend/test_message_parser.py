@@ -260,6 +260,8 @@ def test_what_is_no_qwen3_coder_call_is_content(text: str):
         ('[ {"a": 1}, 2]', '[ {"a": 1}, 2]', 0),
         ("[1, 2]", "[1, 2]", 0),
         ("[", "[", 0),
+        (f"[{' ' * 64}{JSON}]", "", 1),
+        (f"[{' ' * 65}{JSON}]", f"[{' ' * 65}{JSON}]", 0),
         ('{"name": "f", "para', '{"name": "f", "para', 0),
     ],
 )
@@ -418,6 +420,7 @@ LONG = {
     "parameters": ("qwen3_coder", CODER),
     "long value": ("qwen3_coder", "<function=f><parameter=b>[" + '"</parameter>",' * 20),
     "open tags": ("qwen3_coder", "<tool_call><function=f"),
+    "spaces in a list": ("json", "[" + " " * 50),
     "list": ("json", f"[{JSON}, "),
 }
 

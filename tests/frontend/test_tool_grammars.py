@@ -7,6 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 import tokenizers
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 from llguidance import LLTokenizer
 
@@ -17,6 +19,9 @@ from scheduler_svc.frontend.parsing.message import MessageRules
 from scheduler_svc.frontend.parsing.text_parameters import text_parameters
 from tests.frontend.messages import Message, parsed
 from tests.frontend.walks import goes_on_alike, is_allowed, walk
+from tests.support.effort import examples
+from tests.support.json_schemas import TREE, schemas
+from tests.support.json_schemas import errors as schema_errors
 
 FORMATS = ["hermes", "qwen3_coder", "json"]
 TAGS = ["<think>", "</think>", "<tool_call>", "</tool_call>"]
@@ -59,10 +64,13 @@ class Model:
         return is_allowed(self.library, grammar, self.tokens(text))
 
 
+DEMO = Model(DEMO_MODEL_DIR)
+
+
 @pytest.fixture(scope="module", params=["text", "tokens"])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
     if request.param == "text":
-        return Model(DEMO_MODEL_DIR)
+        return DEMO
     folder = tmp_path_factory.mktemp("tokenizer")
     tokenizer = tokenizers.Tokenizer.from_file(str(DEMO_MODEL_DIR / "tokenizer.json"))
     tokenizer.add_tokens([tokenizers.AddedToken(tag, normalized=False) for tag in TAGS])
@@ -187,6 +195,19 @@ def test_calls_in_free_text(calls: str, model: Model):
 
 
 @pytest.mark.parametrize("calls", FORMATS)
+def test_free_text_does_not_begin_as_a_thought(calls: str, model: Model):
+    """Where a thought may come, the parser would take it for one, also if the tag's letters are not its token."""
+    letters = DEMO.tokens("\n<think>")
+    for begin in [letters, letters[1:]]:
+        for rest in ["", RIGHT["hermes"][0]]:
+            tokens = [*begin, *model.tokens(rest)]
+            compiled = grammar(tools(calls, is_required=False, thought="may_open"), model)
+            assert not is_allowed(model.library, compiled, tokens)
+        compiled = grammar(tools(calls, is_required=False), model)
+        assert is_allowed(model.library, compiled, begin)
+
+
+@pytest.mark.parametrize("calls", FORMATS)
 @pytest.mark.parametrize("is_required", [True, False])
 @pytest.mark.parametrize("thought", ["none", "may_open"])
 def test_what_a_model_writes_at_random_is_calls(calls: str, is_required: bool, thought: str, model: Model):
@@ -195,7 +216,7 @@ def test_what_a_model_writes_at_random_is_calls(calls: str, is_required: bool, t
     phrases = [model.tokens(phrase) for phrase in PHRASES]
     begin = "" if is_required else "{" if calls == "json" else "Well <tool_call>"
     num_calls = 0
-    for seed in range(25):
+    for seed in range(14):
         tokens, is_whole = walk(model.library, compiled, phrases, seed, model.tokens(begin))
         text = model.text(tokens)
         thoughts, content, made = message(text, calls, thought)
@@ -282,6 +303,40 @@ def test_values_of_qwen3_coder(schema: dict[str, Any], right: list[str], wrong: 
         assert not list(Draft202012Validator(parameters).iter_errors(json.loads(arguments)))
 
 
+def test_parameters_that_no_property_names(model: Model):
+    """Their values are JSON: the parser does not know that they are texts."""
+    parameters = {"additionalProperties": {"type": "string"}, "required": ["b"]}
+    compiled = grammar(tools("qwen3_coder", of=[ToolSchema("f", parameters)]), model)
+    call = "<tool_call>\n<function=f>\n<parameter=b>\n{}\n</parameter>\n</function>\n</tool_call>"
+    assert model.may_write(compiled, call.format('"5"'))
+    assert not model.may_write(compiled, call.format("5"))
+    assert not model.may_write(compiled, call.format('"5"').replace("=b", "=c"))
+
+
+@settings(max_examples=examples(80), deadline=None)
+@given(
+    st.dictionaries(st.sampled_from(["a", "b", "key"]), schemas(), max_size=2),
+    st.sampled_from(FORMATS),
+    st.integers(0, 99),
+)
+def test_arguments_follow_random_schemas(properties: dict[str, Any], calls: str, seed: int):
+    """Those that are refused are left out."""
+    parameters: dict[str, Any] = {"type": "object", "properties": properties, "required": [*properties][:1]}
+    if any("#/$defs/tree" in str(schema) for schema in properties.values()):
+        parameters["$defs"] = {"tree": TREE}
+    tool = ToolSchema("f", parameters)
+    checked = check(tools(calls, is_one_call=True, of=[tool]), DEMO.library)
+    assume(not checked.reason)
+    phrases = [DEMO.tokens(phrase) for phrase in PHRASES]
+    tokens, is_whole = walk(DEMO.library, checked.grammar, phrases, seed)
+    rules = MessageRules(calls=calls, text_parameters={"f": text_parameters(parameters)})  # type: ignore[arg-type]
+    _, content, made = parsed(rules, [DEMO.text(tokens)])
+    if is_whole:
+        [(_, arguments)] = made
+        assert content == ""
+        assert schema_errors(parameters, arguments) == []
+
+
 def test_lenient_schemas_are_followed_as_far_as_a_format_can(model: Model):
     parameters = {"anyOf": [{}], "properties": {"a": {"type": "string", "format": "x"}}, "required": ["a"],
                   "x-guidance": {"lenient": True}}  # fmt: skip
@@ -349,7 +404,7 @@ def test_a_budget_ends_a_thought_within_its_tags_and_characters(model: Model):
     end = model.tokens("</think>")
     for cut in [
         model.tokens("\U0001f9ab\U0001fae8")[:6],
-        model.library.tokenize_str("hello</think", parse_special=False)[:6],
+        DEMO.tokens("hello</think")[:6],
     ]:
         assert len(cut) == 6
         text = model.text([*cut, *end, *model.tokens('{"x": 1}')])

@@ -28,6 +28,6 @@ def test_strangers_names_make_no_end_of_series():
         http = m.HttpCount(path=name, status=200, count=1)
         totals.add(m.FrontendCounts(http=(http,), refused=(count,), ignored=(count,)))
     for family in totals.families():
-        assert len(family.samples) == MAX_SERIES + 1
+        assert len(family.samples) <= MAX_SERIES + 1
         assert sum(sample.value for sample in family.samples) == 3 * MAX_SERIES
     assert totals.add(m.FrontendCounts(refused=(m.NamedCount(name="another", count=1),))) == {"other": 1}

@@ -17,12 +17,17 @@ REFUSAL_CODES = (
 )
 
 
+# Series that are there before anything happens: Prometheus sees no increase to a first 1.
+GENERATING = ("/v1/chat/completions", "/v1/completions")
+STATUSES = ("200", "400", "401", "404", "422", "429", "499", "500", "503", "504")
+
+
 class FrontendTotals:
     """Sums over all frontends, those that are gone included."""
 
     def __init__(self) -> None:
-        self._http: Counter[tuple[str, str]] = Counter()
-        self._ignored: Counter[str] = Counter()
+        self._http: Counter[tuple[str, str]] = Counter({(path, code): 0 for path in GENERATING for code in STATUSES})
+        self._ignored: Counter[str] = Counter({OTHER: 0})
         self._codes = set(REFUSAL_CODES)
 
     def add(self, counts: m.FrontendCounts) -> Counter[str]:

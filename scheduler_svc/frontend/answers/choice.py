@@ -102,16 +102,18 @@ class Choice:
         failure = _failure(delta)
         num_tokens = self.text.num_tokens
         token_ids = int32_array("token_ids", delta.token_ids).tolist()
-        pieces, finish_reason = self._read(token_ids, None if failure else delta.finish_reason)
+        reason = None if failure else delta.finish_reason
+        pieces, finish_reason = self._read(token_ids, reason)
         if self._logprobs is not None:
             self._logprobs.read(delta, self.text.num_tokens - num_tokens)
-        if failure is not None and not self.text.has_ended and self._is_delivered:
-            self.text.has_ended = True  # it ended without a failure, and the client knows
-            return delta.finish_reason, None
-        if not self._is_delivered:
+        if pieces and not self._is_delivered:
             self._add(pieces)
-        # The core was asked to cancel what comes after a stop string: that is no failure.
-        return finish_reason, None if self.text.has_ended else failure
+        if failure is None or self.text.has_ended:  # the core was asked to cancel what comes after a stop string
+            return finish_reason, None
+        if self._is_delivered:  # it ended without a failure, and the client knows
+            self.text.has_ended = True
+            return delta.finish_reason, None
+        return None, failure
 
     def take(self) -> list[Piece]:
         """The pieces since the last call; none before all has come that the choice shows of its prompt."""
@@ -127,35 +129,36 @@ class Choice:
 
     def _read(self, token_ids: list[int], finish_reason: str | None) -> tuple[list[Piece], str | None]:
         """What tokens add, without log-probabilities, and why the choice ended if it did."""
-        if self._message is None:
-            text, reason = self.text.feed(token_ids, finish_reason)
-            new = text or reason
-            return [Piece(self._number, text, reason, self.text.num_tokens, self._model)] if new else [], reason
-        additions, reason = self._message.feed(token_ids, finish_reason)
-        if reason == "stop" and self._message.has_calls:
+        if self._message is not None:
+            return self._parsed(self._message, token_ids, finish_reason)
+        text, reason = self.text.feed(token_ids, finish_reason)
+        if not (text or reason):
+            return [], None
+        return [Piece(self._number, text, reason, self.text.num_tokens, self._model)], reason
+
+    def _parsed(
+        self, message: MessageText, token_ids: list[int], finish_reason: str | None
+    ) -> tuple[list[Piece], str | None]:
+        """The same where the text is taken apart."""
+        additions, reason = message.feed(token_ids, finish_reason)
+        if reason == "stop" and message.has_calls:
             reason = "tool_calls"
-        pieces = [
-            Piece(
-                self._number,
-                part.content,
-                None,
-                num_tokens,
-                self._model,
-                thought="" if self._hides_thought else part.thought,
-                calls=part.calls,
-            )
-            for part, num_tokens in additions
-        ]
-        pieces = [piece for piece in pieces if piece.text or piece.thought or piece.calls]
+        pieces = []
+        for part, num_tokens in additions:
+            thought = "" if self._hides_thought else part.thought
+            if thought or part.content or part.calls:
+                piece = Piece(self._number, part.content, None, num_tokens, self._model)
+                pieces.append(piece._replace(thought=thought, calls=part.calls) if thought or part.calls else piece)
         if reason is not None:
             last = pieces.pop() if pieces else Piece(self._number, "", None, 0, self._model)
             pieces.append(last._replace(finish_reason=reason, num_tokens=self.text.num_tokens))
         return pieces, reason
 
     def _add(self, pieces: list[Piece]) -> None:
+        if self._logprobs is not None:
+            pieces = [piece._replace(logprobs=self._logprobs.take(piece.num_tokens)) for piece in pieces]
         for piece in pieces:
-            logprobs = None if self._logprobs is None else self._logprobs.take(piece.num_tokens)
-            self._pieces = _joined(self._pieces, piece if logprobs is None else piece._replace(logprobs=logprobs))
+            self._pieces = _joined(self._pieces, piece) if self._pieces else [piece]
 
 
 def text_rules(context: AnswerContext, tokenizer: Tokenizer) -> TextRules:

@@ -107,7 +107,7 @@ class Generation:
             for part in parts_of(await self._queue.get(), context.num_prompt_logprobs, are_parsed=are_parsed):
                 pieces, failure = self._read(part)
                 if pieces:
-                    yield self._with_usage(pieces)
+                    yield self._with_usage(pieces) if context.has_chunk_usage else pieces
                 if failure is not None:
                     raise failure
                 await asyncio.sleep(0)
@@ -158,9 +158,7 @@ class Generation:
         )
 
     def _with_usage(self, pieces: list[Piece]) -> list[Piece]:
-        """The same, each with the usage so far if the request asked for that."""
-        if not self.spec.context.has_chunk_usage:
-            return pieces
+        """The same, each with the usage so far."""
         usage = self.usage
         return [piece._replace(usage=usage) for piece in pieces]
 

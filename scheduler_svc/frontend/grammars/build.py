@@ -22,6 +22,7 @@ from scheduler_svc.frontend.grammars.lark import (
 )
 from scheduler_svc.frontend.grammars.spec import GrammarSpec, ToolGrammar
 from scheduler_svc.frontend.grammars.thought import any_behind_thought, behind_thought
+from scheduler_svc.frontend.parsing.thought import ThoughtStart
 
 
 def build_grammar(spec: GrammarSpec, tokenizer: LLTokenizer) -> str:
@@ -46,22 +47,22 @@ def _answer(spec: GrammarSpec, tokenizer: LLTokenizer) -> str:
         case "structural_tag":
             grammar = _tags(json.loads(spec.text), tokenizer)
         case "tools":
-            grammar = _tools(msgspec.json.decode(spec.text, type=ToolGrammar), tokenizer)
+            grammar = _tools(msgspec.json.decode(spec.text, type=ToolGrammar), spec.thought, tokenizer)
         case "any":
             grammar = grammar_of([f"start: {ANY_TOKENS}"])
     return grammar
 
 
-def _tools(asked: ToolGrammar, tokenizer: LLTokenizer) -> str:
+def _tools(asked: ToolGrammar, thought: ThoughtStart, tokenizer: LLTokenizer) -> str:
     if not asked.tools:
         raise ValueError("there are no tools")
     match asked.format:
         case "hermes":
-            return hermes_tools(asked, tokenizer)
+            return hermes_tools(asked, thought, tokenizer)
         case "qwen3_coder":
-            return coder_tools(asked, tokenizer)
+            return coder_tools(asked, thought, tokenizer)
         case "json":
-            return plain_json_tools(asked)
+            return plain_json_tools(asked, thought)
         case "none":
             raise ValueError("it is not known how the model writes calls")
 

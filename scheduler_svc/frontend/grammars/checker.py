@@ -40,7 +40,7 @@ def check(spec: GrammarSpec, tokenizer: LLTokenizer) -> Checked:
         matcher.compute_bitmask()
     if not matcher.is_error():
         return Checked(grammar)
-    reason = matcher.get_error()
+    reason = matcher.get_error().split("<backtrace>")[0]
     return Checked(reason="it matches no text" if reason.startswith("NoExtension") else reason)
 
 

@@ -15,47 +15,56 @@ from scheduler_svc.frontend.grammars.lark import (
     text_without,
 )
 from scheduler_svc.frontend.grammars.spec import ToolGrammar, ToolSchema
+from scheduler_svc.frontend.grammars.thought import not_as_thought
 from scheduler_svc.frontend.parsing.call_object import ARGUMENTS, MAX_NAME_CHARS
 from scheduler_svc.frontend.parsing.hermes import BEGIN, END
+from scheduler_svc.frontend.parsing.thought import ThoughtStart
 
 
-def hermes_tools(asked: ToolGrammar, tokenizer: LLTokenizer) -> str:
+def hermes_tools(asked: ToolGrammar, thought: ThoughtStart, tokenizer: LLTokenizer) -> str:
     """Calls in tags. The object is written as Qwen3's chat template writes it; only the arguments have a choice."""
     body = f'"\\n" object "\\n" {term(END, tokenizer)}'
     return grammar_of(
         [
-            *in_tags(asked, BEGIN, "body", tokenizer),
+            *in_tags(asked, BEGIN, thought, tokenizer),
             f"body: {body}",
-            f"object: {' | '.join(_object(tool, ARGUMENTS[0]) for tool in asked.tools)}",
+            f"object: {' | '.join(_object(tool, literal(_key(ARGUMENTS[0]))) for tool in asked.tools)}",
         ]
     )
 
 
-def plain_json_tools(asked: ToolGrammar) -> str:
+def plain_json_tools(asked: ToolGrammar, thought: ThoughtStart) -> str:
     """One object, or a list of them. Where none is required, any text that does not begin as one of the two."""
-    objects = [_object(tool, key) for tool in asked.tools for key in ARGUMENTS]
+    objects = [_object(tool, "key") for tool in asked.tools]
     calls = "object" if asked.is_one_call else 'object | "[" object (", " object)* "]"'
-    rules = [f"calls: {calls}", f"object: {' | '.join(objects)}"]
+    keys = " | ".join(literal(_key(key)) for key in ARGUMENTS)
+    rules = [f"calls: {calls}", f"object: {' | '.join(objects)}", f"key: {keys}"]
     if asked.is_required:
         return grammar_of([*_required("calls", asked), *rules])
-    return grammar_of(["start: calls | text", "text: TEXT", r"TEXT: /[ \t\r\n]*([^ \t\r\n{\[](?s:.*))?/", *rules])
+    text = r"/[ \t\r\n]*([^ \t\r\n{\[](?s:.*))?/" + not_as_thought(thought)
+    return grammar_of(["start: calls | text", "text: TEXT", f"TEXT: {text}", *rules])
 
 
-def in_tags(asked: ToolGrammar, begin: str, body: str, tokenizer: LLTokenizer) -> list[str]:
-    """Rules from `start` on for calls that begin with a tag and go on with a rule: nothing but them, or text with them
-    in it. Text does not have the tag's letters, also where the tag is a special token."""
+def in_tags(asked: ToolGrammar, begin: str, thought: ThoughtStart, tokenizer: LLTokenizer) -> list[str]:
+    """Rules from `start` on for calls that begin with a tag and go on with the rule `body`: nothing but them, or text
+    with them in it. Text does not have the tag's letters, also where the tag is a special token."""
     special = special_token(begin, tokenizer)
     if asked.is_required:
         more = "" if asked.is_one_call else ' ("\\n"? call)*'
-        return [*_required(f"call{more}", asked), f"call: {special or literal(begin)} {body}"]
-    call = f"text {special}" if special else "text_and_tag"
-    number = "?" if asked.is_one_call else "*"
-    return [
-        f"start: ({call} {body}){number} text",
+        return [*_required(f"call{more}", asked), f"call: {special or literal(begin)} body"]
+    more = "" if asked.is_one_call else "(call body)*"
+    rules = [
+        f"start: first_call body {more} text | first_text",
         "text: TEXT",
+        "first_text: FIRST",
         f"TEXT: {text_without(begin)}",
-        f"text_and_tag[lazy]: /(?s:.*){pattern(begin)}/",
+        f"FIRST: TEXT{not_as_thought(thought)}",
     ]
+    if special:
+        return [*rules, f"call: text {special}", f"first_call: first_text {special}"]
+    tag = f"/(?s:.*){pattern(begin)}/"
+    return [*rules, "call[lazy]: TAG", "first_call[lazy]: FIRST_TAG", f"TAG: {tag}",
+            f"FIRST_TAG: {tag}{not_as_thought(thought)}"]  # fmt: skip
 
 
 def object_schema(tool: ToolSchema) -> dict[str, Any]:
@@ -79,5 +88,9 @@ def _object(tool: ToolSchema, key: str) -> str:
     if not 2 < len(name) <= MAX_NAME_CHARS:
         raise ValueError(f"the name of tool {tool.name[:64]!r} has {len(name) - 2} characters in JSON, "
                          f"not 1 to {MAX_NAME_CHARS - 2}")  # fmt: skip
-    begin = literal(f'{{"name": {name}, "{key}": ')
-    return f'{begin} {json_rule(object_schema(tool))} "}}"'
+    begin = literal(f'{{"name": {name}, ')
+    return f'{begin} {key} {json_rule(object_schema(tool))} "}}"'
+
+
+def _key(name: str) -> str:
+    return f'"{name}": '

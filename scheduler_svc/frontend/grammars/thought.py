@@ -16,10 +16,16 @@ from scheduler_svc.frontend.grammars.lark import (
 )
 from scheduler_svc.frontend.grammars.spec import GrammarSpec
 from scheduler_svc.frontend.parsing.held_back import MAX_HELD_SPACES
-from scheduler_svc.frontend.parsing.thought import BEGIN, END
+from scheduler_svc.frontend.parsing.thought import BEGIN, END, ThoughtStart
 
 _ANSWER = "answer"
 _BLANK = rf"[ \t\r\n]{{0,{MAX_HELD_SPACES}}}"
+
+
+def not_as_thought(thought: ThoughtStart) -> str:
+    """What a terminal of free text at an answer's beginning ends with: where a thought may come, the text does not
+    begin as one, also where the tag is a token of its own."""
+    return f" & ~/{_BLANK}{pattern(BEGIN)}(?s:.*)/" if thought == "may_open" else ""
 
 
 def behind_thought(answer: str, spec: GrammarSpec, tokenizer: LLTokenizer) -> str:

@@ -82,7 +82,8 @@ class MessageParser:
         if self._calls is None or not text:
             return MessagePart(thought, text)
         self._calls.feed(text)
-        return self._output.take()._replace(thought=thought)
+        part = self._output.take()
+        return part._replace(thought=thought) if thought else part
 
 
 def _call_parser(rules: MessageRules, output: Output) -> CallParser | None:

@@ -3,6 +3,7 @@
 import re
 
 from scheduler_svc.frontend.parsing.call_parser import CallParser
+from scheduler_svc.frontend.parsing.held_back import MAX_HELD_SPACES
 from scheduler_svc.frontend.parsing.object_call import ObjectCall
 from scheduler_svc.frontend.parsing.output import Output
 
@@ -35,9 +36,19 @@ class JsonParser(CallParser):
     def _list(self, text: str, start: int) -> int:
         match = _NO_SPACE.search(text, start)
         end = match.start() if match else len(text)
-        self._opening += text[start:end]
+        num_spaces = len(self._opening) - 1 + end - start
+        self._opening += text[start : min(end, start + MAX_HELD_SPACES)]
+        if num_spaces > MAX_HELD_SPACES:
+            return self._give_back(min(end, start + MAX_HELD_SPACES))
         if match:
             self._begin_call_or_content(text, end, self._opening)
+        return end
+
+    def _give_back(self, end: int) -> int:
+        """Too much whitespace for a list of calls."""
+        opening, self._opening = self._opening, ""
+        self.output.add_content(opening)
+        self._state = self._content
         return end
 
     def _behind_call(self, text: str, start: int) -> int:

@@ -76,7 +76,7 @@ def decoded(raw: bytes) -> Any:
     except json.JSONDecodeError as error:
         raise _no_json(f"{error.msg} at character {error.pos}") from error
     except ValueError as error:  # Python's own limit, as reading a number takes the square of its length
-        raise too_much("has a number of", sys.get_int_max_str_digits(), "digits") from error
+        raise _no_json(f"it has a number of more than {sys.get_int_max_str_digits()} digits") from error
 
 
 def count_values(raw: bytes) -> None:
