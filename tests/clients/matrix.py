@@ -18,6 +18,8 @@ ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
 INSTALLED = ROOT / "build" / "clients"
 MODEL = "reciter"
+SERVED = ("--served-model-name", MODEL, "--openapi")
+"""The scheduler's options."""
 TIMEOUT_S = 60
 FEATURES = {
     "plain": "answer",
