@@ -83,7 +83,7 @@ def main(
         link = CoreLink(core_endpoint)
         try:
             app = create_app(link, tokenizer, api_settings)
-            gc.freeze()  # the model's tables stay; looking through them again takes 30 ms, in which no thread has a turn
+            gc.freeze()  # the model's tables stay; to look through them takes 30 ms, in which no thread has a turn
             return await serve(app, link, listener, server_settings)
         finally:
             link.close()
