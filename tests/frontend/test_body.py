@@ -170,10 +170,21 @@ def test_any_bytes_are_a_request_or_one_error(raw):
         (b'{"prompt": "\xff"}', "not UTF-8: invalid start byte, 0xff at byte 12"),
         (b'{"n": NaN}', "NaN is no number"),
         (b'{"n": -Infinity}', "-Infinity is no number"),
-        (b'{"n": ' + b"9" * 5000 + b"}", "a number of more than 4300 digits"),
+        (b'{"n": ' + b"9" * 257 + b"}", "a number of more than 256 characters"),
+        (b'{"n": 0.' + b"9" * 256 + b"}", "a number of more than 256 characters"),
         (b'{"a": ' * 20_000 + b"1" + b"}" * 20_000, "nested more than 64 levels"),
         (b'{"n": 1,}', "at character 8"),
     ],
 )
 def test_each_kind_of_what_is_no_json_is_told(raw: bytes, told: str):
     assert told in refusal(raw)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"stop": [1, 2, 3]}, {"guided_choice": [1, 2, 3]}, {"structured_outputs": {"choice": [1, 2, 3]}}],
+    ids=["stop", "guided_choice", "structured_outputs"],
+)
+def test_one_error_of_a_long_list_is_described(wrong: dict):
+    """A hundred thousand of them would take half a second, in which no thread has a turn."""
+    assert "more like it" not in refusal(json.dumps(COMPLETION | wrong).encode())

@@ -191,6 +191,8 @@ def test_calls_in_free_text(calls: str, model: Model):
     texts = f"Well, {RIGHT[calls][0]}\n{RIGHT[calls][1]} so."
     assert model.may_write(compiled, texts)
     assert not model.may_write(one, texts)
+    assert model.may_write(compiled, f"Well, {RIGHT[calls][0]} so.")
+    assert not model.may_write(one, f"Well, {RIGHT[calls][0]} so."), "behind its only call an answer ends"
     assert not model.may_write(compiled, f"Well, {WRONG[calls][0]}")
 
 

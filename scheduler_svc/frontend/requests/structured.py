@@ -109,7 +109,7 @@ class StructuredOutputs(Strict):
     json_schema: Annotated[dict[str, Any] | None, BeforeValidator(_parsed), Field(alias="json")] = None
     json_object: Literal[True] | None = None
     regex: str | None = None
-    choice: Annotated[list[str], Field(min_length=1)] | None = None
+    choice: Annotated[list[str], Field(min_length=1, fail_fast=True)] | None = None
     grammar: str | None = None
     structural_tag: Annotated[StructuralTag, BeforeValidator(_parsed)] | None = None
 
@@ -126,7 +126,7 @@ class GuidedDecoding(Strict):
 
     guided_json: Annotated[dict[str, Any] | None, BeforeValidator(_parsed)] = None
     guided_regex: str | None = None
-    guided_choice: Annotated[list[str], Field(min_length=1)] | None = None
+    guided_choice: Annotated[list[str], Field(min_length=1, fail_fast=True)] | None = None
     guided_grammar: str | None = None
     guided_decoding_backend: str | None = None  # which library masks tokens says nothing of the text
     guided_whitespace_pattern: Annotated[Any, AfterValidator(Only())] = None
