@@ -68,14 +68,21 @@ def decoded(raw: bytes) -> Any:
         raise _no_json("it is compressed (gzip), and has to be sent as it is")
     try:
         # Not the bytes themselves: they could be UTF-16, and were not counted as that.
-        text = raw.decode("utf-8-sig") or "{}"
-        return json.loads(text, parse_int=_integer, parse_float=_real, parse_constant=_no_constant)
+        return loads(raw.decode("utf-8-sig") or "{}", parse_constant=_no_constant)
     except RecursionError:
         raise too_much("is nested", MAX_DEPTH, "levels deep") from None
     except UnicodeDecodeError as error:
         raise _no_json(f"it is not UTF-8: {error.reason}, 0x{raw[error.start]:02x} at byte {error.start}") from error
     except json.JSONDecodeError as error:
         raise _no_json(f"{error.msg} at character {error.pos}") from error
+    except ValueError as error:
+        raise _no_json(f"it has {error}") from error
+
+
+def loads(text: str, **options: Any) -> Any:
+    """As `json.loads`, but numbers are read in Python and not in C, so that other threads have a turn between them.
+    Raises ValueError also for a number of more than `MAX_NUMBER_CHARACTERS`."""
+    return json.loads(text, parse_int=_integer, parse_float=_real, **options)
 
 
 def count_values(raw: bytes) -> None:
@@ -128,7 +135,6 @@ def _no_json(reason: str) -> ApiError:
     return ApiError(400, f"The body is not valid JSON: {reason}.", code="invalid_json")
 
 
-# In Python and not in C, so that other threads have a turn between two numbers.
 def _integer(text: str) -> int:
     return int(_short(text))
 
@@ -139,7 +145,7 @@ def _real(text: str) -> float:
 
 def _short(text: str) -> str:
     if len(text) > MAX_NUMBER_CHARACTERS:
-        raise _no_json(f"it has a number of more than {MAX_NUMBER_CHARACTERS} characters")
+        raise ValueError(f"a number of more than {MAX_NUMBER_CHARACTERS} characters")
     return text
 
 

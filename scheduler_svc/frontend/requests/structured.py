@@ -8,7 +8,7 @@ from pydantic_core import PydanticCustomError
 
 from scheduler_svc.frontend.errors import ApiError
 from scheduler_svc.frontend.grammars.spec import GrammarKind, GrammarSpec
-from scheduler_svc.frontend.requests.body import check_shape, count_values
+from scheduler_svc.frontend.requests.body import check_shape, count_values, loads
 from scheduler_svc.frontend.requests.fields import Only
 from scheduler_svc.frontend.requests.strict import Strict
 
@@ -31,7 +31,7 @@ def _parsed(value: Any) -> Any:
         return value
     try:
         count_values(value.encode())  # in the body it was one string
-        content = json.loads(value)
+        content = loads(value)
     except (ValueError, RecursionError):
         raise PydanticCustomError("json", "it is no valid JSON") from None
     if not isinstance(content, dict):
