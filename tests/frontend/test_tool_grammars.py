@@ -315,6 +315,16 @@ def test_parameters_that_no_property_names(model: Model):
     assert not model.may_write(compiled, call.format('"5"').replace("=b", "=c"))
 
 
+@pytest.mark.parametrize("calls", FORMATS)
+def test_a_refusal_shows_nothing_of_our_grammar(calls: str):
+    parameters = {"type": "object", "properties": {"a": {"not": {"type": "string"}}}, "required": ["a"]}
+    reason = check(tools(calls, of=[ToolSchema("f", parameters)]), DEMO.library).reason
+    assert "not" in reason
+    assert "\n" not in reason
+    assert "%json" not in reason
+    assert not reason.startswith("at ")
+
+
 @settings(max_examples=examples(80), deadline=None)
 @given(
     st.dictionaries(st.sampled_from(["a", "b", "key"]), schemas(), max_size=2),
