@@ -136,21 +136,24 @@ def _answers(fleet: LocalFleet, process: subprocess.Popen) -> Iterator[tuple[str
             continue
         told = json.loads(line)
         if told.get("kill"):
-            replace_busy_executor(fleet)
-            process.stdin.write("\n")
+            process.stdin.write("killed\n" if replace_busy_executor(fleet) else "none was busy\n")
             process.stdin.flush()
         else:
             yield told["feature"], Told(told["ok"], told["told"])
     assert process.wait(TIMEOUT_S) == 0, "the script failed"
 
 
-def replace_busy_executor(fleet: LocalFleet) -> None:
-    """SIGKILL the executor that has running sequences, and start it again."""
+def replace_busy_executor(fleet: LocalFleet) -> bool:
+    """SIGKILL the executor that has running sequences, and start it again. False if there is none for seconds."""
 
     def busy() -> str | None:
         executors = httpx.get(f"{fleet.spec.url}/status").json()["executors"]
         return next((executor["executor"] for executor in executors if executor["running"]), None)
 
-    index = int(eventually(busy, 20).rpartition("-")[2])
+    try:
+        index = int(eventually(busy, 10).rpartition("-")[2])
+    except AssertionError:
+        return False
     fleet.kill_executor(index)
     fleet.start_executor(index)
+    return True

@@ -18,7 +18,7 @@ const lines = readline.createInterface({ input: process.stdin })[Symbol.asyncIte
 /** Returns once the executor is gone that has running sequences. */
 export async function killTheExecutor() {
   console.log(JSON.stringify({ kill: true }))
-  if ((await lines.next()).done) throw new Error('the test has gone')
+  if ((await lines.next()).value !== 'killed') throw new Error('no executor was busy')
 }
 
 export class DoesNotApply extends Error {}

@@ -3,7 +3,7 @@
 import instructor
 import openai
 from pydantic import BaseModel
-from report import ADA, ANCHOR, FERRY, FILE, LEDGER, DoesNotApply, equal, kill_the_executor, model, report, url
+from report import ADA, ANCHOR, FERRY, FILE, LEDGER, DoesNotApply, equal, model, report, url, while_killing
 
 
 class Person(BaseModel):
@@ -35,14 +35,15 @@ def tools():
     equal(ask(instructor.Mode.TOOLS, ANCHOR, Person).model_dump(), ADA)
 
 
-def streamed(kill=False):
-    parts = []
-    for part in ask(instructor.Mode.TOOLS, LEDGER, write_file, "create_partial"):
-        parts.append(part.model_dump())
-        if kill and len(parts) == 3:
-            kill_the_executor()
+def streamed():
+    parts = [part.model_dump() for part in ask(instructor.Mode.TOOLS, LEDGER, write_file, "create_partial")]
     equal(parts[-1], FILE)
     equal(len(parts) > 20, True)
+
+
+def killed():
+    """The client shows parts late: the executor is killed as soon as it is busy."""
+    while_killing(streamed)
 
 
 def schema():
@@ -64,6 +65,6 @@ report(
         "schema": schema,
         "json": json_object,
         **dict.fromkeys(("thinking", "logprobs"), only_objects),
-        "killed": lambda: streamed(kill=True),
+        "killed": killed,
     }
 )

@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import threading
 from pathlib import Path
 
 from report import (
@@ -18,11 +17,11 @@ from report import (
     WHALE,
     DoesNotApply,
     equal,
-    kill_the_executor,
     model,
     report,
     said_in,
     url,
+    while_killing,
 )
 
 FOLDER = Path(tempfile.mkdtemp(prefix="llm-"))
@@ -91,20 +90,7 @@ def streamed():
 
 def killed():
     """The command tells nothing of a call before it is whole: the executor is killed as soon as it is busy."""
-    errors = []
-
-    def ask():
-        try:
-            streamed()
-        except Exception as error:
-            errors.append(error)
-
-    asking = threading.Thread(target=ask)
-    asking.start()
-    kill_the_executor()
-    asking.join()
-    if errors:
-        raise errors[0]
+    while_killing(streamed)
 
 
 def schema():

@@ -12,6 +12,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from tests.support.reciter.answers import ANSWERS
@@ -89,8 +90,16 @@ def equal(found: Any, wanted: Any) -> None:
 def kill_the_executor() -> None:
     """Returns once the executor is gone that has running sequences, and another is on its way."""
     print(json.dumps({"kill": True}), file=TELL, flush=True)
-    if not sys.stdin.readline():
-        raise EOFError("the test has gone")
+    if sys.stdin.readline() != "killed\n":
+        raise RuntimeError("no executor was busy")
+
+
+def while_killing(feature: Feature) -> None:
+    """Try a feature, and have the executor killed as soon as it is busy."""
+    with ThreadPoolExecutor(1) as thread:
+        done = thread.submit(feature)
+        kill_the_executor()
+        done.result()
 
 
 def report(features: dict[str, Feature]) -> None:
