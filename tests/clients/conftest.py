@@ -11,5 +11,8 @@ from tests.support.reciter.checkpoint import reciter_folder
 def fleet(tmp_path_factory):
     options = ("--served-model-name", MODEL, "--openapi")
     folder = tmp_path_factory.mktemp("logs")
-    with running_fleet(folder, model=reciter_folder(), executors=2, scheduler_options=options) as running:
+    # Longer than any prompt here; a fuzzer's request that forbids the end must not generate for minutes.
+    short = ("--max-model-len", "4096")
+    fleet = {"executors": 2, "scheduler_options": options, "executor_options": short}
+    with running_fleet(folder, model=reciter_folder(), **fleet) as running:
         yield running
