@@ -3,15 +3,17 @@
     python -m tests.support.reciter /tmp/reciter          a checkpoint that writes thoughts and calls
     python benchmarks/bench_chat.py --model /tmp/reciter
 
-Two pairs of services take turns, one with its parsers and one with `--tool-parser none --reasoning-parser none`. In
-each turn all streams are asked for at once, with tools, and they have the same prompts and the same tokens: a benchmark
-whose sides count different tokens fails. Without parsers thoughts and calls are content. One JSON line for each prompt:
-`tok_s_ratio` and `ttft_ratio` are with parsers over without, the medians of the rounds' own ratios; `ttft_ms` are
-medians of the time from the request to the first text of a stream. A thought's first text comes after its tag, so there
-the time to it has a token or two more with parsers.
+Two services take turns: one with its parsers, and one with `--tool-parser none --reasoning-parser none`, where thoughts
+and calls are content. That one serves the same weights with the tools written into the chat template, as requests with
+tools are refused there: so all prompts have the same tokens, and a benchmark whose sides count different tokens fails.
+In each turn all streams are asked for at once. One JSON line for each prompt: `tok_s_ratio` and `ttft_ratio` are with
+parsers over without, the medians of the rounds' own ratios; `ttft_ms` are medians of the time from the request to the
+first text of a stream. A thought's first text comes after its tag, so there the time to it has a token or two more with
+parsers.
 """
 
 import asyncio
+import contextlib
 import json
 import tempfile
 import time
@@ -26,9 +28,10 @@ import httpx
 from benchmarks.rig.machine import processor
 from scheduler_svc.client.processes.local_fleet import FleetSpec, LocalFleet, free_ports
 
+Json = dict[str, Any]
 WITHOUT = ("--tool-parser", "none", "--reasoning-parser", "none")
 PROMPTS = ("Tell me of the harbor.", "Write the minutes into the ledger.")  # content; a thought and a long call
-TOOLS = [
+TOOLS: list[Json] = [
     {
         "type": "function",
         "function": {
@@ -61,7 +64,7 @@ class Run:
         return self.num_tokens / self.seconds
 
 
-async def run_streams(url: str, prompt: str, num_streams: int, salt: str) -> Run:
+async def run_streams(url: str, prompt: str, tools: list[Json], num_streams: int, salt: str) -> Run:
     """Ask for all streams at once, and read them to their ends."""
     limits = httpx.Limits(max_connections=num_streams)
     async with httpx.AsyncClient(base_url=url, timeout=300.0, limits=limits) as http:
@@ -69,7 +72,7 @@ async def run_streams(url: str, prompt: str, num_streams: int, salt: str) -> Run
         body = {
             "model": model,
             "messages": [{"role": "user", "content": prompt}],
-            "tools": TOOLS,
+            "tools": tools,
             "stream": True,
             "stream_options": {"include_usage": True},
             "temperature": 0,
@@ -114,25 +117,39 @@ def _has_text(event: bytes) -> bool:
 @click.option("--repeats", default=5, type=click.IntRange(1), help="Rounds; in each, each side runs once.")
 def main(model: str, num_streams: int, prompts: tuple[str, ...], repeats: int) -> None:
     """Measure what the parsers of chats cost, and print the figures."""
-    with tempfile.TemporaryDirectory(prefix="baton-bench-") as name:
+    with tempfile.TemporaryDirectory(prefix="baton-bench-") as name, contextlib.ExitStack() as stack:
+        folder = Path(name)
+        with_parsers = _start(model, (), folder, stack)
+        without = _start(str(_with_tools(Path(model), TOOLS, folder / "model")), WITHOUT, folder, stack)
         for prompt in prompts:
-            with_parsers: list[Run] = []
-            without: list[Run] = []
-            for number in range(repeats):
-                sides = (((), with_parsers), (WITHOUT, without))
-                for options, runs in sides if number % 2 else sides[::-1]:
-                    with LocalFleet(_spec(model, options, Path(name)), Path(name)) as fleet:
-                        fleet.wait_ready()
-                        asyncio.run(run_streams(fleet.spec.url, prompt, num_streams, "warm-up"))
-                        run = asyncio.run(run_streams(fleet.spec.url, prompt, num_streams, "measured"))
-                    runs.append(run)
-            click.echo(json.dumps(_figures(prompt, num_streams, with_parsers, without)))
+            runs: dict[str, list[Run]] = {with_parsers: [], without: []}
+            for number in range(repeats + 1):  # the first round warms up
+                for url in runs if number % 2 else reversed(runs):
+                    tools = TOOLS if url == with_parsers else []
+                    run = asyncio.run(run_streams(url, prompt, tools, num_streams, f"{prompt} {number}"))
+                    runs[url] += [run] if number else []
+            click.echo(json.dumps(_figures(prompt, num_streams, runs[with_parsers], runs[without])))
 
 
-def _spec(model: str, options: tuple[str, ...], folder: Path) -> FleetSpec:
+def _start(model: str, options: tuple[str, ...], folder: Path, stack: contextlib.ExitStack) -> str:
+    """Start a service. Returns its URL."""
     port, executor_port = free_ports(2)
     journal = ("--journal", str(folder / f"journal-{port}.sqlite3"))
-    return FleetSpec(model, port=port, executor_port=executor_port, scheduler_options=(*options, *journal))
+    spec = FleetSpec(model, port=port, executor_port=executor_port, scheduler_options=(*options, *journal))
+    stack.enter_context(LocalFleet(spec, folder)).wait_ready()
+    return spec.url
+
+
+def _with_tools(model: Path, tools: list[Json], folder: Path) -> Path:
+    """The same checkpoint, whose chat template has the tools by itself."""
+    folder.mkdir()
+    template = "chat_template.jinja"
+    for path in model.iterdir():
+        if path.name != template:
+            (folder / path.name).symlink_to(path.resolve())
+    source = (model / template).read_text()
+    (folder / template).write_text(f"{{%- set tools = {json.dumps(tools)} %}}\n{source}")
+    return folder
 
 
 def _figures(prompt: str, num_streams: int, with_parsers: list[Run], without: list[Run]) -> dict[str, Any]:

@@ -125,7 +125,7 @@ class FrontendCounts(Message, frozen=True, tag="counts"):
     Attributes:
         http: answers, by endpoint and status.
         refused: requests that the frontend itself refused, by code; the core counts those that it refused.
-        ignored: fields of requests that were ignored, by their name.
+        ignored: fields of requests that were ignored, by their place in the body.
     """
 
     http: Annotated[tuple[HttpCount, ...], Meta(max_length=MAX_COUNTS_A_MESSAGE)] = ()

@@ -144,6 +144,9 @@ def test_a_conversation_has_so_many_messages():
         {"messages": [{"a": 1, "b": 2}] * MAX_MESSAGES},
         {"messages": [{"role": "user", "content": [{"type": "x"}] * 10_000}]},
         {"tools": [{"type": "x"}] * 10_000},
+        {"stop": [1] * 10_000},
+        {"guided_choice": [1] * 10_000},
+        {"structured_outputs": {"choice": [1] * 10_000}},
     ],
 )
 def test_of_a_long_list_that_is_wrong_one_item_is_described(change):
@@ -170,10 +173,20 @@ def test_any_bytes_are_a_request_or_one_error(raw):
         (b'{"prompt": "\xff"}', "not UTF-8: invalid start byte, 0xff at byte 12"),
         (b'{"n": NaN}', "NaN is no number"),
         (b'{"n": -Infinity}', "-Infinity is no number"),
-        (b'{"n": ' + b"9" * 5000 + b"}", "a number of more than 4300 digits"),
+        (b'{"n": ' + b"9" * 257 + b"}", "a number of more than 256 characters"),
+        (b'{"n": 0.' + b"9" * 256 + b"}", "a number of more than 256 characters"),
         (b'{"a": ' * 20_000 + b"1" + b"}" * 20_000, "nested more than 64 levels"),
         (b'{"n": 1,}', "at character 8"),
     ],
 )
 def test_each_kind_of_what_is_no_json_is_told(raw: bytes, told: str):
     assert told in refusal(raw)
+
+
+def test_long_numbers_in_strings_of_json_are_not_read_either():
+    number = "1" * 300
+    call = {"function": {"name": "f", "arguments": f'{{"a": {number}}}'}}
+    chat = CHAT | {"messages": [*CHAT["messages"], {"role": "assistant", "tool_calls": [call]}]}
+    [_, message] = parse(json.dumps(chat).encode(), ChatRequest).messages
+    assert message.plain()["tool_calls"][0]["function"]["arguments"] == f'{{"a": {number}}}'
+    assert "no valid JSON" in refusal(json.dumps(COMPLETION | {"guided_json": f'{{"const": {number}}}'}).encode())

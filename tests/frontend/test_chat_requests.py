@@ -12,9 +12,11 @@ from scheduler_svc.frontend.parsing.message import MessageRules
 from scheduler_svc.frontend.requests.body import Parsed, parse_noting
 from scheduler_svc.frontend.requests.chat import tokenize_chat
 from scheduler_svc.frontend.requests.chat_style import ChatStyle, style_of
-from scheduler_svc.frontend.requests.ignored import MAX_KNOWN, MAX_NAMES, IgnoredFields
+from scheduler_svc.frontend.requests.ignored import MAX_KNOWN, MAX_NAMES, PLACES, IgnoredFields, place_of
+from scheduler_svc.frontend.requests.messages import CalledFunction, ChatMessage, TextPart, ToolCall
 from scheduler_svc.frontend.requests.schemas import ChatRequest, CompletionRequest
 from scheduler_svc.frontend.requests.tokenized_request import TokenizedRequest, tokenize_completion
+from scheduler_svc.frontend.requests.tools import Function, Tool
 from scheduler_svc.frontend.text.chat_template import ChatTemplate
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
 from scheduler_svc.frontend_options import FrontendOptions
@@ -391,14 +393,20 @@ def test_each_field_is_logged_once_for_a_client(caplog: pytest.LogCaptureFixture
     )
     fields = IgnoredFields()
     for client in ("a", "b", "a"):
-        fields.count(client, ("x", "y"))
-    fields.count("a", ())
+        fields.log(client, ("x", "y"))
+    fields.log("a", ())
     assert [(line["client"], line["field"]) for line in logged] == [("a", "x"), ("a", "y"), ("b", "x"), ("b", "y")]
-    assert fields.total == 6
     for number in range(MAX_KNOWN + 10):
-        fields.count("c", (str(number),))
+        fields.log("c", (str(number),))
     assert len(logged) == MAX_KNOWN
-    assert fields.total == 6 + MAX_KNOWN + 10
+
+
+def test_a_field_counts_by_its_place_whatever_its_name_is():
+    names = ["messages.x", "messages.content.a.b", "messages.tool_calls.function.x", "tools.function.y", "tools.z", "x"]
+    places = ["messages", "messages.content", "messages.tool_calls.function", "tools.function", "tools", "request"]
+    assert [place_of(name) for name in names] == places
+    models = (ChatMessage, TextPart, ToolCall, CalledFunction, Tool, Function)
+    assert {model.place for model in models} == set(PLACES)
 
 
 # --- values that turn something off ---

@@ -118,6 +118,18 @@ def test_the_thought_is_a_part_by_itself():
     assert additions[1].part.calls == (CallPart(0, "f", '{"a": "<é🦊>"}'), CallPart(1, "g", "{}"))
 
 
+@pytest.mark.parametrize("size", [1, 2, 7, 1000])
+def test_a_second_call_that_is_left_out_ends_the_answer(size: int):
+    """However many calls the model would write, the first one is all that its client waits for."""
+    tokens = ids(f"Well: {CALL}\n" + SECOND * 50)
+    read = Reading(MessageRules(calls="hermes", is_one_call=True)).read(tokens, [size], "length")
+    assert (read.content, read.reason) == ("Well:", "stop")
+    assert read.calls == {0: ("f", '{"a": "<é🦊>"}')}
+    text = TOKENIZER._tokenizer.decode(tokens[: read.message.text.num_tokens])
+    assert text.startswith(f"Well: {CALL}")
+    assert len(text) < len(f"Well: {CALL}\n{SECOND}")
+
+
 PIECES = ["<think>", "</think>", "\n", "<", "a", "🦊", CALL, SECOND, CALL[:20], '{"name"', "é", " two", CODER_CALL]
 PIECES += [CODER_CALL[:50], JSON_CALL, JSON_CALL[:30]]
 TEXTS = st.lists(st.sampled_from(PIECES), max_size=8).map("".join) | st.sampled_from([ANSWER, ANSWER + " x", CALL])

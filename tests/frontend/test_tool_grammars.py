@@ -191,6 +191,8 @@ def test_calls_in_free_text(calls: str, model: Model):
     texts = f"Well, {RIGHT[calls][0]}\n{RIGHT[calls][1]} so."
     assert model.may_write(compiled, texts)
     assert not model.may_write(one, texts)
+    assert model.may_write(compiled, f"Well, {RIGHT[calls][0]} so.")
+    assert not model.may_write(one, f"Well, {RIGHT[calls][0]} so."), "behind its only call an answer ends"
     assert not model.may_write(compiled, f"Well, {WRONG[calls][0]}")
 
 
@@ -311,6 +313,16 @@ def test_parameters_that_no_property_names(model: Model):
     assert model.may_write(compiled, call.format('"5"'))
     assert not model.may_write(compiled, call.format("5"))
     assert not model.may_write(compiled, call.format('"5"').replace("=b", "=c"))
+
+
+@pytest.mark.parametrize("calls", FORMATS)
+def test_a_refusal_shows_nothing_of_our_grammar(calls: str):
+    parameters = {"type": "object", "properties": {"a": {"not": {"type": "string"}}}, "required": ["a"]}
+    reason = check(tools(calls, of=[ToolSchema("f", parameters)]), DEMO.library).reason
+    assert "not" in reason
+    assert "\n" not in reason
+    assert "%json" not in reason
+    assert not reason.startswith("at ")
 
 
 @settings(max_examples=examples(80), deadline=None)

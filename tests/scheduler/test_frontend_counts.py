@@ -11,14 +11,14 @@ def test_counts_of_all_frontends_are_added_up_and_stay():
         counts = m.FrontendCounts(
             http=(m.HttpCount(path="/v1/completions", status=400, count=2),),
             refused=(m.NamedCount(name="context_length_exceeded", count=2), m.NamedCount(name="new_code", count=1)),
-            ignored=(m.NamedCount(name="cache_control", count=5),),
+            ignored=(m.NamedCount(name="messages", count=5),),
         )
         service.say(counts, peer)
         service.core.frontend_gone(peer, service.now)
     assert service.metric('baton_http_requests_total{code="400",path="/v1/completions"}') == 4
     assert service.metric('baton_requests_refused_total{code="context_length_exceeded"}') == 4
     assert service.metric('baton_requests_refused_total{code="new_code"}') == 2
-    assert service.metric('baton_ignored_fields_total{field="cache_control"}') == 10
+    assert service.metric('baton_ignored_fields_total{place="messages"}') == 10
 
 
 def test_strangers_names_make_no_end_of_series():

@@ -35,9 +35,9 @@ class FrontendTotals:
         for http in counts.http:
             key = (http.path, str(http.status))
             self._http[key if key in self._http or len(self._http) < MAX_SERIES else (OTHER, OTHER)] += http.count
-        for field in counts.ignored:
-            known = field.name in self._ignored or len(self._ignored) < MAX_SERIES
-            self._ignored[field.name if known else OTHER] += field.count
+        for place in counts.ignored:
+            known = place.name in self._ignored or len(self._ignored) < MAX_SERIES
+            self._ignored[place.name if known else OTHER] += place.count
         refused: Counter[str] = Counter()
         for each in counts.refused:
             if len(self._codes) < MAX_SERIES:
@@ -53,7 +53,7 @@ class FrontendTotals:
         for (path, code), count in self._http.items():
             requests.add_metric([path, code], count)
         yield requests
-        ignored = CounterMetricFamily("baton_ignored_fields", "Fields of requests that were ignored.", labels=["field"])
-        for field, count in self._ignored.items():
-            ignored.add_metric([field], count)
+        ignored = CounterMetricFamily("baton_ignored_fields", "Fields of requests that were ignored.", labels=["place"])
+        for place, count in self._ignored.items():
+            ignored.add_metric([place], count)
         yield ignored

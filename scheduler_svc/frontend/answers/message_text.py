@@ -1,6 +1,6 @@
 """The message of one sequence: its text taken apart into thought, content and calls, its tokens counted."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from scheduler_svc.frontend.parsing.message import CallPart, MessageParser, MessagePart, MessageRules
@@ -24,7 +24,8 @@ class MessageText:
     """Takes tokens as they come and gives what they add to the message.
 
     What has been given after the first k tokens does not depend on how the tokens were grouped into calls, as with
-    `SequenceText`. Here the text that the client has is needed again: it says where the message stands.
+    `SequenceText`. Here the text that the client has is needed again: it says where the message stands. The sequence
+    ends where a call begins that is left out, or the model could go on with calls that nobody sees.
 
     Args:
         text_rules, rules: of the answer that the sequence belongs to.
@@ -41,6 +42,7 @@ class MessageText:
         self._parser = MessageParser(rules)
         self._num_delivered = num_delivered
         self._may_think = rules.thought != "none"
+        self._is_one_call = rules.is_one_call
 
     @property
     def has_calls(self) -> bool:
@@ -64,22 +66,34 @@ class MessageText:
 
     def _feed(self, token_ids: Sequence[int], finish_reason: str | None) -> tuple[list[Addition], str | None]:
         if not self._may_think:
-            part, reason = self._read(token_ids, finish_reason)
+            part, reason = self._read_answer(token_ids, finish_reason)
             return ([Addition(part, self.text.num_tokens)] if any(part) else []), reason
-        parts: list[MessagePart] = []
-        reason = None
-        num_read = 0
-        # Token by token: the thought's tokens are counted.
-        while self._may_think and num_read < len(token_ids) and not self.text.has_ended:
-            num_read += 1
-            is_last = num_read == len(token_ids)
-            part, reason = self._read(token_ids[num_read - 1 : num_read], finish_reason if is_last else None)
-            parts.append(part)
-        additions = [Addition(_joined(parts), self.text.num_tokens)] if parts else []
+        # The thought token by token: its tokens are counted.
+        thought, reason, num_read = self._read_singly(token_ids, finish_reason, lambda: self._may_think)
+        additions = [Addition(thought, self.text.num_tokens)]
         if not self.text.has_ended and (num_read < len(token_ids) or not token_ids):
-            part, reason = self._read(token_ids[num_read:], finish_reason)
+            part, reason = self._read_answer(token_ids[num_read:], finish_reason)
             additions.append(Addition(part, self.text.num_tokens))
         return [addition for addition in additions if any(addition.part)], reason
+
+    def _read_answer(self, token_ids: Sequence[int], finish_reason: str | None) -> tuple[MessagePart, str | None]:
+        """What is no thought: token by token if it may end by itself."""
+        if not (self._is_one_call and token_ids):
+            return self._read(token_ids, finish_reason)
+        part, reason, _ = self._read_singly(token_ids, finish_reason, lambda: True)
+        return part, reason
+
+    def _read_singly(
+        self, token_ids: Sequence[int], finish_reason: str | None, goes_on: Callable[[], bool]
+    ) -> tuple[MessagePart, str | None, int]:
+        """Read token by token while it goes on: what they add, why the sequence ended, and how many were read."""
+        parts: list[MessagePart] = []
+        reason = None
+        while goes_on() and len(parts) < len(token_ids) and not self.text.has_ended:
+            is_last = len(parts) + 1 == len(token_ids)
+            part, reason = self._read(token_ids[len(parts) : len(parts) + 1], finish_reason if is_last else None)
+            parts.append(part)
+        return _joined(parts), reason, len(parts)
 
     def _read(self, token_ids: Sequence[int], finish_reason: str | None) -> tuple[MessagePart, str | None]:
         text, reason = self.text.feed(token_ids, finish_reason)
@@ -90,6 +104,9 @@ class MessageText:
             if was_thinking or is_thinking:
                 self.num_thought_tokens = self.text.num_tokens
             self._may_think = is_thinking or not (was_thinking or part.content or part.calls)
+        if reason is None and self._parser.is_over:
+            self.text.has_ended = True
+            reason = "stop"
         return (part if reason is None else _joined([part, self._parser.flush()])), reason
 
 

@@ -9,6 +9,7 @@ It reads a `GrammarSpec` from each line of stdin and writes a `Checked` to stdou
 
 import io
 import os
+import re
 import resource
 import sys
 import threading
@@ -24,6 +25,7 @@ from scheduler_svc.frontend.grammars.spec import Checked, CheckerSettings, Gramm
 
 STACK_BYTES = 2**20  # an executor's threads have two to eight times that
 MAX_ADDRESS_SPACE = 4 * 2**30
+_PLACE = re.compile(r"^at \d+\(\d+\): ")  # in a grammar of ours, which its client has never seen
 
 
 def check(spec: GrammarSpec, tokenizer: LLTokenizer) -> Checked:
@@ -41,7 +43,9 @@ def check(spec: GrammarSpec, tokenizer: LLTokenizer) -> Checked:
     if not matcher.is_error():
         return Checked(grammar)
     reason = matcher.get_error().split("<backtrace>")[0]
-    return Checked(reason="it matches no text" if reason.startswith("NoExtension") else reason)
+    if reason.startswith("NoExtension"):
+        return Checked(reason="it matches no text")
+    return Checked(reason=_PLACE.sub("", reason.partition("\n")[0]) if spec.kind == "tools" else reason)
 
 
 def main() -> None:

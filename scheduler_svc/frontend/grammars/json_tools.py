@@ -52,9 +52,10 @@ def in_tags(asked: ToolGrammar, begin: str, thought: ThoughtStart, tokenizer: LL
     if asked.is_required:
         more = "" if asked.is_one_call else ' ("\\n"? call)*'
         return [*_required(f"call{more}", asked), f"call: {special or literal(begin)} body"]
-    more = "" if asked.is_one_call else "(call body)*"
+    # Behind its only call an answer ends: a model that may not write a second one would have to write something else.
+    more = "" if asked.is_one_call else "(call body)* text"
     rules = [
-        f"start: first_call body {more} text | first_text",
+        f"start: first_call body {more} | first_text",
         "text: TEXT",
         "first_text: FIRST",
         f"TEXT: {text_without(begin)}",

@@ -33,7 +33,7 @@ from scheduler_svc.frontend.requests.answer_context import answer_context
 from scheduler_svc.frontend.requests.body import Parsed, parse_noting
 from scheduler_svc.frontend.requests.chat import tokenize_chat
 from scheduler_svc.frontend.requests.chat_style import ChatStyle, style_of
-from scheduler_svc.frontend.requests.ignored import IgnoredFields
+from scheduler_svc.frontend.requests.ignored import IgnoredFields, place_of
 from scheduler_svc.frontend.requests.schemas import ChatRequest, CompletionRequest, GenerationRequest
 from scheduler_svc.frontend.requests.tokenized_request import TokenizedRequest, tokenize_completion
 from scheduler_svc.frontend.text.long_work import LongWork
@@ -139,9 +139,9 @@ class _Generate:
 
         try:
             (body, ignored), tokenized = await self._long_work.run(len(raw), work)
-            self._ignored.count(client_of(request).name, ignored)
+            self._ignored.log(client_of(request).name, ignored)
             for name in ignored:
-                self._link.counts.ignored(name)
+                self._link.counts.ignored(place_of(name))
             if (asked := tokenized.grammar) is not None:
                 grammar = await self._grammars.compile(asked.spec, asked.param, client_of(request).name)
                 tokenized = tokenized.compiled(grammar)

@@ -26,9 +26,9 @@ class RequestCounts:
         """This frontend refused a request; not the core, which counts for itself."""
         self._refused[_label(code, self._refused)] += 1
 
-    def ignored(self, field: str) -> None:
-        """A field of a request was ignored. Its name is a client's."""
-        self._ignored[_label(field, self._ignored)] += 1
+    def ignored(self, place: str) -> None:
+        """A field of a request was ignored; it stood in this place of the body."""
+        self._ignored[_label(place, self._ignored)] += 1
 
     def report(self) -> m.FrontendCounts | None:
         """What the core has to be told; None if nothing has been counted."""

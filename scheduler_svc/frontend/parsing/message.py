@@ -63,6 +63,11 @@ class MessageParser:
         """Calls that have begun."""
         return self._output.num_calls
 
+    @property
+    def is_over(self) -> bool:
+        """Whether a call has begun that is left out: what comes now is of no use."""
+        return self._output.has_left_out
+
     def feed(self, text: str) -> MessagePart:
         """What this piece adds. Text that could be the beginning of a tag is held back until that is clear."""
         thought, rest = self._thought.feed(text)

@@ -15,12 +15,13 @@ class Output:
 
     Attributes:
         num_calls: that have begun, without those that are left out.
+        has_left_out: whether a call has begun that is left out.
     """
 
     def __init__(self, *, is_one_call: bool) -> None:
         self.num_calls = 0
         self._is_one_call = is_one_call
-        self._is_left_out = False  # the call that goes on
+        self.has_left_out = False
         self._trailing = Trailing()
         self._has_content = False
         self._content: list[str] = []
@@ -35,14 +36,14 @@ class Output:
     def begin_call(self, name: str) -> None:
         """Another call begins."""
         self._end_part()
-        self._is_left_out = self._is_one_call and self.num_calls == 1
-        if not self._is_left_out:
+        self.has_left_out = self._is_one_call and self.num_calls == 1
+        if not self.has_left_out:
             self.num_calls += 1
             self._name = name
 
     def add_arguments(self, text: str) -> None:
         """The arguments of the last call go on."""
-        if text and not self._is_left_out:
+        if text and not self.has_left_out:
             self._arguments.append(text)
 
     def take(self) -> MessagePart:

@@ -3,7 +3,6 @@ validated: each of these steps costs far more for a byte than the one before.
 """
 
 import json
-import sys
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -17,6 +16,7 @@ MAX_CONTAINERS = 2**15  # objects and arrays
 MAX_FIELDS = 1024  # of one object
 MAX_DEPTH = 64
 MAX_MESSAGES = 4096
+MAX_NUMBER_CHARACTERS = 256  # of one: reading a long integer takes the square of its length
 GZIP = b"\x1f\x8b"
 
 _CODE_OF_PYDANTIC_TYPE = {
@@ -68,15 +68,21 @@ def decoded(raw: bytes) -> Any:
         raise _no_json("it is compressed (gzip), and has to be sent as it is")
     try:
         # Not the bytes themselves: they could be UTF-16, and were not counted as that.
-        return json.loads(raw.decode("utf-8-sig") or "{}", parse_constant=_no_constant)
+        return loads(raw.decode("utf-8-sig") or "{}", parse_constant=_no_constant)
     except RecursionError:
         raise too_much("is nested", MAX_DEPTH, "levels deep") from None
     except UnicodeDecodeError as error:
         raise _no_json(f"it is not UTF-8: {error.reason}, 0x{raw[error.start]:02x} at byte {error.start}") from error
     except json.JSONDecodeError as error:
         raise _no_json(f"{error.msg} at character {error.pos}") from error
-    except ValueError as error:  # Python's own limit, as reading a number takes the square of its length
-        raise _no_json(f"it has a number of more than {sys.get_int_max_str_digits()} digits") from error
+    except ValueError as error:
+        raise _no_json(f"it has {error}") from error
+
+
+def loads(text: str, **options: Any) -> Any:
+    """As `json.loads`, but numbers are read in Python and not in C, so that other threads have a turn between them.
+    Raises ValueError also for a number of more than `MAX_NUMBER_CHARACTERS`."""
+    return json.loads(text, parse_int=_integer, parse_float=_real, **options)
 
 
 def count_values(raw: bytes) -> None:
@@ -127,6 +133,20 @@ def too_much(verb: str, limit: int, what: str) -> ApiError:
 
 def _no_json(reason: str) -> ApiError:
     return ApiError(400, f"The body is not valid JSON: {reason}.", code="invalid_json")
+
+
+def _integer(text: str) -> int:
+    return int(_short(text))
+
+
+def _real(text: str) -> float:
+    return float(_short(text))
+
+
+def _short(text: str) -> str:
+    if len(text) > MAX_NUMBER_CHARACTERS:
+        raise ValueError(f"a number of more than {MAX_NUMBER_CHARACTERS} characters")
+    return text
 
 
 def _no_constant(name: str) -> Any:

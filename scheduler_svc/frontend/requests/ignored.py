@@ -1,4 +1,4 @@
-"""Fields of requests that are ignored: which they are, how many there were, and who is told of them."""
+"""Fields of requests that are ignored: which they are, where they stood, and who is told of them."""
 
 from collections.abc import Iterable, Sequence
 
@@ -9,6 +9,11 @@ log = get_logger(__name__)
 MAX_NAMES = 32  # of one body; a name more would say nothing new
 MAX_NAME_CHARACTERS = 64
 MAX_KNOWN = 4096  # names with their clients; what comes after them is counted, and not logged
+# Where they stand, what is inside of another place first. Counts are by these: names are clients', and have no end.
+PLACES = (
+    *("messages.tool_calls.function", "messages.tool_calls", "messages.content", "messages"),
+    *("tools.function", "tools"),
+)
 
 
 class IgnoredNames:
@@ -35,24 +40,27 @@ class IgnoredNames:
         return tuple(self._names)
 
 
-class IgnoredFields:
-    """Counts the fields that were ignored, and logs each once for each client.
+def place_of(name: str) -> str:
+    """Where a field stands; "request" for the body itself.
 
-    Attributes:
-        total: fields of all requests; a field counts once in a request.
+    Args:
+        name: of `IgnoredNames.names`.
     """
+    return next((place for place in PLACES if name.startswith(place + ".")), "request")
+
+
+class IgnoredFields:
+    """Logs the fields that were ignored, each once for each client."""
 
     def __init__(self) -> None:
-        self.total = 0
         self._known: set[tuple[str, str]] = set()
 
-    def count(self, client: str, names: Sequence[str]) -> None:
+    def log(self, client: str, names: Sequence[str]) -> None:
         """Fields of one request.
 
         Args:
             client: name of the API key that it came with, empty without keys.
         """
-        self.total += len(names)
         new = [name for name in names if (client, name) not in self._known]
         if new and len(self._known) + len(new) <= MAX_KNOWN:
             self._known.update((client, name) for name in new)

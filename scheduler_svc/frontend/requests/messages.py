@@ -1,12 +1,11 @@
 """The messages of a conversation, as clients write them: leniently read, and plain for chat templates."""
 
-import json
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator
 from pydantic_core import PydanticCustomError
 
-from scheduler_svc.frontend.requests.body import count_values
+from scheduler_svc.frontend.requests.body import count_values, loads
 from scheduler_svc.frontend.requests.fields import FirstError, Instead, Only
 from scheduler_svc.frontend.requests.strict import Lenient
 
@@ -108,6 +107,6 @@ def _parsed(arguments: str | dict[str, Any]) -> Any:
         return arguments
     try:
         count_values(arguments.encode())  # in the body they were one string
-        return json.loads(arguments) if arguments else {}
+        return loads(arguments) if arguments else {}
     except (ValueError, RecursionError):
         return arguments

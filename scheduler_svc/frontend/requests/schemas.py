@@ -72,7 +72,7 @@ class GenerationRequest(GuidedDecoding, OffForAll):
     top_k: Annotated[int, Field(ge=-1, le=INT32_MAX), AfterValidator(minus_one_is_off)] | None = None
     min_p: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
-    stop: Annotated[list[StopString], BeforeValidator(stop_list), Field(max_length=MAX_STOPS)] = []
+    stop: Annotated[FirstError[StopString], BeforeValidator(stop_list), Field(max_length=MAX_STOPS)] = []
     stop_token_ids: Annotated[list[TokenId], Field(max_length=64)] = []
     ignore_eos: bool = False
     min_tokens: Annotated[int, Field(ge=0, le=INT32_MAX)] = 0

@@ -8,7 +8,7 @@ from pydantic_core import PydanticCustomError
 
 from scheduler_svc.frontend.errors import ApiError
 from scheduler_svc.frontend.grammars.spec import GrammarKind, GrammarSpec
-from scheduler_svc.frontend.requests.body import check_shape, count_values
+from scheduler_svc.frontend.requests.body import check_shape, count_values, loads
 from scheduler_svc.frontend.requests.fields import Only
 from scheduler_svc.frontend.requests.strict import Strict
 
@@ -31,7 +31,7 @@ def _parsed(value: Any) -> Any:
         return value
     try:
         count_values(value.encode())  # in the body it was one string
-        content = json.loads(value)
+        content = loads(value)
     except (ValueError, RecursionError):
         raise PydanticCustomError("json", "it is no valid JSON") from None
     if not isinstance(content, dict):
@@ -109,7 +109,7 @@ class StructuredOutputs(Strict):
     json_schema: Annotated[dict[str, Any] | None, BeforeValidator(_parsed), Field(alias="json")] = None
     json_object: Literal[True] | None = None
     regex: str | None = None
-    choice: Annotated[list[str], Field(min_length=1)] | None = None
+    choice: Annotated[list[str], Field(min_length=1, fail_fast=True)] | None = None
     grammar: str | None = None
     structural_tag: Annotated[StructuralTag, BeforeValidator(_parsed)] | None = None
 
@@ -126,7 +126,7 @@ class GuidedDecoding(Strict):
 
     guided_json: Annotated[dict[str, Any] | None, BeforeValidator(_parsed)] = None
     guided_regex: str | None = None
-    guided_choice: Annotated[list[str], Field(min_length=1)] | None = None
+    guided_choice: Annotated[list[str], Field(min_length=1, fail_fast=True)] | None = None
     guided_grammar: str | None = None
     guided_decoding_backend: str | None = None  # which library masks tokens says nothing of the text
     guided_whitespace_pattern: Annotated[Any, AfterValidator(Only())] = None
