@@ -12,8 +12,9 @@ from common import __version__
 from common import messages as m
 from scheduler_svc.core.observability.histogram import WeightedHistogram
 from scheduler_svc.core.observability.vllm_names import ALIASES
+from scheduler_svc.core.requests.group_commit import JournalState
 from tests.support.effort import examples
-from tests.support.service import PROMPT, Service, undisturbed
+from tests.support.service import PROMPT, Service, restart, undisturbed
 
 STEP_S = 0.25  # a power of two, so that sums are exact
 
@@ -78,6 +79,24 @@ def test_a_pause_stands_between_two_tokens(how):
     took, count = of(service, "baton_inter_token_seconds")
     assert count == 7
     assert took == service.now - last + (landed - 1) * STEP_S
+
+
+def test_the_pause_by_a_restart_counts_from_the_new_life_on():
+    """An executor that goes before it has given any token changes nothing."""
+    before = Service(JournalState.OK, step_s=STEP_S)
+    before.join("one")
+    before.submit("a", max_tokens=8, is_resumable=True)
+    before.turn(num_answers=3)
+    after, _ = restart([before.write()], step_s=STEP_S)
+    after.now += 2.0
+    after.join("two")
+    after.do(after.core.plans(after.now))
+    after.lose("two")
+    after.now += 2.0
+    after.join("three")
+    after.turn()
+    assert of(after, "baton_inter_token_seconds") == (after.now, 5)
+    assert of(after, "baton_time_to_first_token_seconds")[1] == 0
 
 
 def test_the_time_in_the_queue_ends_with_the_first_admission():

@@ -25,6 +25,10 @@ class TokenBook:
         self._gaps_s = 0.0
         self._has_sat_out = False
 
+    def restored(self, sequences: list[Sequence]) -> None:
+        """The core has taken up sequences of an earlier life."""
+        self._last.update((sequence, self._world.now) for sequence in sequences if sequence.num_output > 0)
+
     def landed(self, output: StepOutput) -> None:
         """An answer gave tokens."""
         now = self._world.now

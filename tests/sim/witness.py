@@ -192,6 +192,7 @@ class Witness:
         """It has taken up what an earlier life had."""
         self._check_restored(core)
         restored = list(core.scheduler)
+        self.tokens.restored(restored)
         self.moments["restored"] += len(restored)
         # A request that has ended proves as well as an open one that an earlier life saw an executor of its length.
         # Without the restart the core would know of that executor, so what fits there is still accepted.

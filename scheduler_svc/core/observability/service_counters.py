@@ -72,7 +72,7 @@ class ServiceCounters:
         self._submitted: dict[Sequence, float] = {}
         self._first_at: dict[Sequence, float] = {}  # when the first token came
         self._paused: dict[Sequence, tuple[float, str]] = {}  # since an executor was lost: the time, and the cause
-        self._interrupted: dict[Sequence, float] = {}  # with tokens, and without a lane: when the last token came
+        self._interrupted: dict[Sequence, float] = {}  # with tokens, and waiting: since the last one, or the start
         self._next_sample = float("-inf")
 
     def executor_joined(self, epoch: int) -> None:
@@ -134,8 +134,11 @@ class ServiceCounters:
         self.metrics.requests_restored.inc(count)
 
     def submitted(self, sequences: Iterable[Sequence], now: float) -> None:
-        """Sequences of a request that was taken."""
-        self._submitted.update((sequence, now) for sequence in sequences)
+        """Sequences of a request that was taken, now or in an earlier life: then its pause is counted from now on."""
+        for sequence in sequences:
+            self._submitted[sequence] = now
+            if sequence.num_output > 0:
+                self._interrupted[sequence] = now
 
     def stepped(self, output: StepOutput, now: float) -> None:
         """Sequences have new tokens; some have ended."""
