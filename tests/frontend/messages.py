@@ -1,7 +1,7 @@
 """Answers as models write them, and a parser that is fed with their pieces."""
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from scheduler_svc.frontend.parsing.message import MessageParser, MessagePart, MessageRules
 
@@ -12,6 +12,8 @@ CODER = f"<tool_call>\n<function=f>\n{_PARAMETERS}</function>\n</tool_call>"
 CODER_ARGUMENTS = '{"a": "x", "b": [1, 2]}'
 JSON = '{"name": "f", "parameters": {"a": "x"}}'
 TEXTS = {"f": ("a",)}
+ARGUMENTS = {"hermes": HERMES_ARGUMENTS, "qwen3_coder": CODER_ARGUMENTS, "json": '{"a": "x"}'}
+CALLS = {"hermes": HERMES, "qwen3_coder": CODER, "json": JSON}
 
 
 class Message(NamedTuple):
@@ -50,3 +52,7 @@ def joined(parts: Iterable[MessagePart]) -> Message:
         "".join(part.content for part in parts),
         list(zip(names, map("".join, arguments), strict=True)),
     )
+
+
+def rules(calls: Any = "none", thought: Any = "none", *, is_one_call: bool = False) -> MessageRules:
+    return MessageRules(calls=calls, thought=thought, is_one_call=is_one_call, text_parameters=TEXTS)
