@@ -61,9 +61,9 @@ def test_plans_carry_the_columns_in_the_order_of_the_table() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_clients_can_say_it(name: str) -> None:
     assert GenerationRequest.model_fields[name].default is None, "absent: what the model recommends"
-    command = click.command()(sampling_options(lambda sampling: None))
+    command = click.command()(sampling_options(default_max_tokens=None)(lambda sampling: None))
     assert name in {parameter.name for parameter in command.params}
-    assert f"`{name}`" in (ROOT / "README.md").read_text()
+    assert f"`{name}`" in (ROOT / "docs" / "api.md").read_text()
     assert f"`{name}`" in (ROOT / "docs" / "protocol.md").read_text()
 
 
@@ -80,9 +80,9 @@ def test_what_a_model_recommends_is_a_parameter() -> None:
 def test_clients_can_say_constraints(name: str) -> None:
     assert name in m.Constraints.__struct_fields__
     assert name in GenerationRequest.model_fields
-    command = click.command()(sampling_options(lambda sampling: None))
+    command = click.command()(sampling_options(default_max_tokens=None)(lambda sampling: None))
     assert name in {parameter.name for parameter in command.params}
-    assert f"`{name}`" in (ROOT / "README.md").read_text()
+    assert f"`{name}`" in (ROOT / "docs" / "api.md").read_text()
 
 
 def test_all_samplers_take_the_same_inputs() -> None:

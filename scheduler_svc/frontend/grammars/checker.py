@@ -25,7 +25,7 @@ from scheduler_svc.frontend.grammars.spec import Checked, CheckerSettings, Gramm
 
 STACK_BYTES = 2**20  # an executor's threads have two to eight times that
 MAX_ADDRESS_SPACE = 4 * 2**30
-_PLACE = re.compile(r"^at \d+\(\d+\): ")  # in a grammar of ours, which its client has never seen
+_PLACE = re.compile(r"\Aat \d+\(\d+\): |\n +\d+ \| .*\Z", re.DOTALL)  # in a grammar of ours, that no client has seen
 
 
 def check(spec: GrammarSpec, tokenizer: LLTokenizer) -> Checked:
@@ -45,7 +45,7 @@ def check(spec: GrammarSpec, tokenizer: LLTokenizer) -> Checked:
     reason = matcher.get_error().split("<backtrace>")[0]
     if reason.startswith("NoExtension"):
         return Checked(reason="it matches no text")
-    return Checked(reason=_PLACE.sub("", reason.partition("\n")[0]) if spec.kind == "tools" else reason)
+    return Checked(reason=_PLACE.sub("", reason) if spec.kind == "tools" else reason)
 
 
 def main() -> None:
