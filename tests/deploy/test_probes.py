@@ -240,6 +240,7 @@ def test_the_hook_bears_a_scheduler_that_restarts(health_file):
         assert drain(health_file, url, 60) == "stopping: 2 executors are ready"
 
 
+@pytest.mark.slow
 def test_what_the_hook_bears_it_bears_anew_each_time(health_file):
     """A scheduler that answers in between is not one that has been away all the time."""
     touch(health_file)

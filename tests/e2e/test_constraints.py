@@ -60,7 +60,10 @@ def answer(fleet, asked, kill_at=None):
     return "".join(texts), tokens, values, tops, reason
 
 
-@pytest.mark.parametrize("asked", ASKED.values(), ids=ASKED)
+@pytest.mark.parametrize(
+    "asked",
+    [pytest.param(asked, id=name, marks=pytest.mark.slow if name == "schema" else ()) for name, asked in ASKED.items()],
+)
 def test_sigkill_in_the_middle_of_a_constrained_stream(fleet, asked):
     text, tokens, values, tops, reason = answer(fleet, asked)
     swapped = answer(fleet, asked, kill_at=40)
@@ -73,6 +76,7 @@ def test_sigkill_in_the_middle_of_a_constrained_stream(fleet, asked):
     assert "breach" not in text
 
 
+@pytest.mark.slow
 def test_a_document_matches_its_schema(fleet):
     text, *_, reason = answer(fleet, ASKED["schema"])
     assert reason == "stop"
@@ -113,6 +117,7 @@ def likelihoods(fleet, prompts, kill_at=None):
     return found
 
 
+@pytest.mark.slow
 def test_likelihoods_of_cached_prompts_and_of_those_whose_executor_is_killed(fleet):
     rng = random.Random(5)
     shared = rng.choices(range(300, 2000), k=100)

@@ -97,7 +97,9 @@ def test_a_file_that_is_lost_fails_the_next_batch_and_is_begun_anew(path, harm):
     assert load(path) == [(4, b"all"), (5, b"more")]
 
 
-@pytest.mark.parametrize("harm", HARMS)
+@pytest.mark.parametrize(
+    "harm", [pytest.param(harm, marks=() if harm in (delete, replace_log, cut) else pytest.mark.slow) for harm in HARMS]
+)
 def test_a_loss_is_noticed_while_nothing_is_written_and_told_once(path, harm):
     with writing(path) as journal:
         save(journal, 1, b"one")
