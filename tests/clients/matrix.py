@@ -61,7 +61,7 @@ class Client:
         return [str(INSTALLED / "bin" / "python"), str(HERE / "scripts" / self.script)]
 
 
-QUICK = ("stream", "tools", "loop", "required", "schema", "thinking", "killed")
+QUICK = ("tools", "loop", "schema", "thinking", "killed")
 """Features that `make test` tries."""
 OPENAI_HERE = [sys.executable, str(HERE / "scripts" / "openai_python.py")]
 """The script of the `openai` package, with the one that is among our own packages."""

@@ -4,6 +4,7 @@ import json
 from functools import cache
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
 
@@ -96,6 +97,7 @@ def test_documents_are_valid() -> None:
     assert num_ended > 0.4 * num_taken, "many documents end by themselves"
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(8, quick=2), **QUIETLY)
 @given(
     batch=batches,
