@@ -1,4 +1,4 @@
-"""What frontends leave for one another of a request, in the core."""
+"""The `AnswerContext` of a new request: what any frontend needs to write its answer."""
 
 import time
 from typing import Literal
