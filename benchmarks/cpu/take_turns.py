@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
-from benchmarks.cpu.process_times import children, cpu_time_s
+from benchmarks.rig.process_times import children, cpu_time_s
 from benchmarks.rig.runs import TimedRun
 
 SAME_MACHINE = 1.2

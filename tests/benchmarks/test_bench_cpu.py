@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.cpu import process_times, report, take_turns
+from benchmarks.cpu import report, take_turns
 from benchmarks.cpu.bench_cpu import vllm_side
 from benchmarks.cpu.report import steps_of
-from benchmarks.rig import workloads
+from benchmarks.rig import process_times, workloads
 from benchmarks.rig.runs import TimedRun
 from benchmarks.rig.step_records import RecordedStep
 from tests.support.eventually import eventually
