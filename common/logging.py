@@ -51,7 +51,6 @@ def setup_logging(service: str, level: str = "info", log_format: str = "logfmt")
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
     logging.getLogger("httpx").setLevel(logging.WARNING)  # one line a request is the client's business
-    logging.getLogger("uvicorn.error").filters[:] = [_Seldom()]  # it warns of every connection that is not HTTP
     structlog.configure(
         processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
         logger_factory=structlog.stdlib.LoggerFactory(),
@@ -115,19 +114,3 @@ def _printable(_logger: object, _method: str, line: Any) -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-
-
-class _Seldom(logging.Filter):
-    """Lets one warning a second pass, and every error."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._last_line = float("-inf")
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Whether the line is to be written."""
-        now = time.monotonic()
-        if record.levelno <= logging.WARNING and now - self._last_line < QUIET_S:
-            return False
-        self._last_line = now
-        return True

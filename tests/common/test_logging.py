@@ -113,18 +113,3 @@ def test_what_is_dropped_is_told_in_short(capsys):
     line = json.loads(capsys.readouterr().err)
     assert (line["event"], line["link"], line["sender"]) == ("message dropped", "frontends", "beef")
     assert len(line["reason"]) == 300
-
-
-def test_the_http_library_warns_once_a_second(capsys, clock):
-    setup_logging("frontend")
-    library = logging.getLogger("uvicorn.error")
-    for _ in range(50):
-        library.warning("Invalid HTTP request received.")
-        library.warning("Unsupported upgrade request.")
-    library.error("Exception in ASGI application")
-    clock.now += 1.0
-    library.warning("Invalid HTTP request received.")
-    shown = capsys.readouterr().err
-    assert shown.count("Invalid HTTP request received.") == 2
-    assert "Unsupported" not in shown
-    assert "Exception in ASGI application" in shown

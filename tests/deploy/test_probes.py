@@ -22,6 +22,7 @@ from common.heartbeats import HEARTBEAT_INTERVAL_S, LOSS_TIMEOUT_S
 from executor_svc.service.registration import LEAVE_TIMEOUT_S
 from scheduler_svc.frontend.http.connection_guard import ConnectionLimits
 from scheduler_svc.frontend.http.server import http_config
+from scheduler_svc.frontend.link.request_counts import RequestCounts
 from scheduler_svc.server.frontend_processes import STOP_TIMEOUT_S
 from tests.deploy.manifests import ROOT, container, exec_commands, options, pod, workloads
 from tests.support.core import running_core
@@ -107,7 +108,7 @@ def ask_scheduler(port, timeout_s=30):
 def frontend(max_connections):
     """HTTP as a frontend runs it, on a port that is the value."""
     listener = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(http_config(FastAPI(), ConnectionLimits(max_connections)))
+    server = uvicorn.Server(http_config(FastAPI(), ConnectionLimits(max_connections), RequestCounts()))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     try:

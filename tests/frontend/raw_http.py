@@ -10,6 +10,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from scheduler_svc.frontend.http.connection_guard import ConnectionLimits
 from scheduler_svc.frontend.http.server import http_config
+from scheduler_svc.frontend.link.request_counts import RequestCounts
 
 HEAD = b"POST /echo HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\n"
 ABORTED = (ConnectionError, asyncio.IncompleteReadError)
@@ -61,6 +62,7 @@ class Client:
         """Read a whole answer with a content-length. Raises one of ABORTED if there is none."""
         head = await asyncio.wait_for(self.reader.readuntil(b"\r\n\r\n"), 5)
         fields = dict(line.lower().split(b": ", 1) for line in head.split(b"\r\n")[1:] if line)
+        self.fields = fields
         self.body = await self.reader.readexactly(int(fields.get(b"content-length", 0)))
         return int(head.split()[1])
 
@@ -73,11 +75,13 @@ class Client:
 
 
 @asynccontextmanager
-async def serving(limits: ConnectionLimits, served: ASGIApp = app) -> AsyncIterator[Callable[[], Awaitable[Client]]]:
+async def serving(
+    limits: ConnectionLimits, served: ASGIApp = app, counts: RequestCounts | None = None
+) -> AsyncIterator[Callable[[], Awaitable[Client]]]:
     """A server, guarded; gives what connects to it."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-        server = uvicorn.Server(http_config(served, limits))
+        server = uvicorn.Server(http_config(served, limits, counts or RequestCounts()))
         task = asyncio.create_task(server.serve(sockets=[listener]))
         clients: list[Client] = []
 

@@ -9,10 +9,25 @@ from collections.abc import Awaitable, Callable
 import pytest
 import uvicorn
 
+from common import messages as m
 from scheduler_svc.frontend.http import connection_guard
 from scheduler_svc.frontend.http.connection_guard import MAX_HEAD_BYTES, ConnectionLimits
 from scheduler_svc.frontend.http.server import ACCEPTS_AT_ONCE, http_config
+from scheduler_svc.frontend.link.request_counts import RequestCounts
 from tests.frontend.raw_http import ABORTED, HEAD, Client, app, serving
+
+
+def noted(monkeypatch: pytest.MonkeyPatch, log: str) -> list[dict]:
+    """The lines of one of the guard's logs, which are not written."""
+    lines: list[dict] = []
+
+    class Noting:
+        def happened(self, **facts: object) -> None:
+            lines.append(facts)
+
+    monkeypatch.setattr(connection_guard, log, Noting())
+    return lines
+
 
 SHORT = ConnectionLimits(max_connections=100, head_timeout_s=0.3, body_timeout_s=0.3, stall_timeout_s=0.3)
 
@@ -174,6 +189,35 @@ def test_what_is_no_request(head: bytes):
     asyncio.run(run())
 
 
+@pytest.mark.parametrize(("limit", "status", "code"), [(100, 400, "invalid_http"), (0, 503, "unavailable")])
+def test_what_no_application_sees_leaves_traces_too(
+    monkeypatch: pytest.MonkeyPatch, limit: int, status: int, code: str
+):
+    lines = noted(monkeypatch, "refused_connections")
+    counts = RequestCounts()
+
+    async def run() -> None:
+        async with serving(ConnectionLimits(limit), counts=counts) as connect:
+            client = await connect()
+            if status == 400:
+                await client.send(b"no request\r\n\r\n")
+            assert await client.status() == status
+            assert json.loads(client.body)["error"]["code"] == code
+            assert client.fields[b"content-type"] == b"application/json"
+            assert client.fields[b"x-should-retry"] == (b"true" if status == 503 else b"false")
+            request_id = client.fields[b"x-request-id"].decode()
+            assert request_id.startswith("req-")
+            [line] = lines
+            assert (line["request"], line["status"], line["code"]) == (request_id, status, code)
+            assert line["client"][1] == client.writer.get_extra_info("sockname")[1]
+
+    asyncio.run(run())
+    report = counts.report()
+    assert report is not None
+    assert report.http == (m.HttpCount(path="other", status=status, count=1),)
+    assert report.refused == (m.NamedCount(name=code, count=1),)
+
+
 def test_requests_that_follow_one_another_at_once():
     async def run() -> None:
         async with serving(ConnectionLimits(max_connections=100)) as connect:
@@ -187,14 +231,7 @@ def test_requests_that_follow_one_another_at_once():
 @pytest.fixture
 def dropped(monkeypatch: pytest.MonkeyPatch) -> list[dict]:
     """What is logged of readers that were dropped."""
-    lines: list[dict] = []
-
-    class Noting:
-        def happened(self, **facts: object) -> None:
-            lines.append(facts)
-
-    monkeypatch.setattr(connection_guard, "dropped_readers", Noting())
-    return lines
+    return noted(monkeypatch, "dropped_readers")
 
 
 @pytest.mark.parametrize(
@@ -244,7 +281,7 @@ def test_connections_that_come_at_once_are_accepted_some_at_a_time():
 
     async def run() -> None:
         with socket.create_server(("127.0.0.1", 0), backlog=2048) as listener:
-            config = http_config(app, ConnectionLimits(max_connections=1000))
+            config = http_config(app, ConnectionLimits(max_connections=1000), RequestCounts())
             server = uvicorn.Server(config)
             listener.setblocking(False)
             accepted, rounds, counts = 0, 0, []

@@ -1,22 +1,27 @@
 """Limits on connections that send no complete request, or that stop reading."""
 
 import asyncio
+import secrets
 from dataclasses import dataclass
 from enum import Enum
+from http import HTTPStatus
 from typing import Any
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from common.logging import QuietLog, get_logger
-from scheduler_svc.frontend.errors import RETRY_AFTER_S, SHOULD_RETRY_HEADER, ApiError
+from scheduler_svc.frontend.errors import ApiError
+from scheduler_svc.frontend.http.responses import REQUEST_ID_HEADER, ErrorResponse
 from scheduler_svc.frontend.http.strict_h11 import StrictConnection
+from scheduler_svc.frontend.link.request_counts import OTHER, RequestCounts
 
 MAX_HEAD_BYTES = 32 * 1024  # request line and headers
 READ_BYTES = 16 * 1024  # at once: all of them are parsed before anything else has its turn; asyncio would read 256 KiB
 
 log = get_logger(__name__)
 dropped_readers = QuietLog(log, "reader dropped")
+refused_connections = QuietLog(log, "connection refused")
 
 
 @dataclass(frozen=True)
@@ -50,11 +55,13 @@ class ConnectionGuard(H11Protocol):
 
     uvicorn itself waits forever for a request that was begun, and an application that waits for a reader in `send`
     cannot close the connection: what is buffered would have to be delivered first. Here such a connection is aborted,
-    and the application sees that its client has gone.
+    and the application sees that its client has gone. What is refused before the application has a request has the same
+    traces as any refusal: an error's body, an id, a count and a log line.
     """
 
-    def __init__(self, *args: Any, limits: ConnectionLimits, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, limits: ConnectionLimits, counts: RequestCounts, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._counts = counts
         self.conn = StrictConnection(limits.max_head_bytes)
         self._limits = limits
         self._expected: _Part | None = None
@@ -67,8 +74,8 @@ class ConnectionGuard(H11Protocol):
         if hasattr(transport, "max_size"):  # asyncio's own has it, uvloop's has not
             transport.max_size = READ_BYTES
         if len(self.connections) > self._limits.max_connections:
-            transport.write(_refusal(self._limits.max_connections))
-            transport.close()
+            message = f"{self._limits.max_connections} connections are open already."
+            self._refuse(ApiError(503, message, code="unavailable", retry=True))
         else:
             self._expect(_Part.HEAD)
 
@@ -80,7 +87,8 @@ class ConnectionGuard(H11Protocol):
     def send_400_response(self, msg: str) -> None:
         """What has come is no request, or no body. Nothing can be said of it once an answer has begun."""
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            super().send_400_response(msg)
+            message = "This is no HTTP/1.1 request, or its head or the parts of its body are beyond the limits."
+            self._refuse(ApiError(400, message, code="invalid_http"))
             self._watch_the_last_bytes()
         else:
             self.transport.abort()
@@ -113,6 +121,22 @@ class ConnectionGuard(H11Protocol):
         self._stop(self._stall_check)
         self._stop(self._request_deadline)
         super().connection_lost(exc)
+
+    def _refuse(self, error: ApiError) -> None:
+        """Answer, without waiting for a request that may never come, and close the connection."""
+        request_id = "req-" + secrets.token_hex(12)
+        response = ErrorResponse(error)
+        headers = [*response.raw_headers, (REQUEST_ID_HEADER.encode(), request_id.encode()), (b"connection", b"close")]
+        reason = HTTPStatus(error.status).phrase.encode()
+        head = h11.Response(status_code=error.status, headers=headers, reason=reason)
+        for event in (head, h11.Data(data=error.body()), h11.EndOfMessage()):
+            self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
+        self._counts.answered(OTHER, error.status)
+        self._counts.refused(error.code or OTHER)
+        client = self.transport.get_extra_info("peername")
+        facts = {"client": client, "status": error.status, "code": error.code, "reason": error.message}
+        refused_connections.happened(request=request_id, **facts)
 
     def _missing_part(self) -> _Part | None:
         match self.conn.their_state:
@@ -155,18 +179,3 @@ class ConnectionGuard(H11Protocol):
     def _stop(timer: asyncio.TimerHandle | None) -> None:
         if timer is not None:
             timer.cancel()
-
-
-def _refusal(max_connections: int) -> bytes:
-    """A whole HTTP answer. It does not wait for the request, which may never come."""
-    message = f"{max_connections} connections are open already."
-    body = ApiError(503, message, code="unavailable").body()
-    head = [
-        "HTTP/1.1 503 Service Unavailable",
-        "content-type: application/json",
-        f"content-length: {len(body)}",
-        f"retry-after: {RETRY_AFTER_S}",
-        f"{SHOULD_RETRY_HEADER}: true",
-        "connection: close",
-    ]
-    return "\r\n".join([*head, "", ""]).encode() + body

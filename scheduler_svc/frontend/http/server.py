@@ -14,6 +14,7 @@ from starlette.types import ASGIApp
 from common.logging import get_logger
 from scheduler_svc.frontend.http.connection_guard import ConnectionGuard, ConnectionLimits
 from scheduler_svc.frontend.link.core_link import CoreLink
+from scheduler_svc.frontend.link.request_counts import RequestCounts
 
 log = get_logger(__name__)
 
@@ -49,9 +50,8 @@ async def serve(app: ASGIApp, link: CoreLink, listener: socket.socket, settings:
     Returns:
         True if a signal was the reason, False if the core or the parent is gone.
     """
-    server = uvicorn.Server(
-        http_config(app, ConnectionLimits(_max_connections(), stall_timeout_s=settings.stall_timeout_s))
-    )
+    limits = ConnectionLimits(_max_connections(), stall_timeout_s=settings.stall_timeout_s)
+    server = uvicorn.Server(http_config(app, limits, link.counts))
 
     def stop(*_: object) -> None:
         server.should_exit = True
@@ -74,15 +74,15 @@ async def serve(app: ASGIApp, link: CoreLink, listener: socket.socket, settings:
     return was_told
 
 
-def http_config(app: ASGIApp, limits: ConnectionLimits) -> uvicorn.Config:
+def http_config(app: ASGIApp, limits: ConnectionLimits, counts: RequestCounts) -> uvicorn.Config:
     """uvicorn as a frontend runs it."""
     return uvicorn.Config(
         app,
-        http=partial(ConnectionGuard, limits=limits),  # type: ignore[arg-type]  # makes protocols
+        http=partial(ConnectionGuard, limits=limits, counts=counts),  # type: ignore[arg-type]  # makes protocols
         ws="none",
         lifespan="off",
         log_config=None,
-        log_level="warning",
+        log_level="error",  # its warnings are of what clients send, which is logged here
         access_log=False,
         proxy_headers=False,
         server_header=False,
