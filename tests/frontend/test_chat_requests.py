@@ -61,6 +61,13 @@ def refusal(**asked: object) -> ApiError:
     return caught.value
 
 
+@pytest.mark.parametrize("name", ["messages", "tools", "eos_token", "add_generation_prompt"])
+def test_template_variables_cannot_replace_what_the_server_sets(name: str):
+    error = refusal(chat_template_kwargs={name: "x", "other": 1})
+    assert error.param == "chat_template_kwargs"
+    assert f"cannot set {name}" in error.message
+
+
 # --- tools ---
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}

@@ -157,12 +157,6 @@ def test_a_conversation_that_does_not_fit_is_refused(source: str, message: str):
         ChatTemplate(source, {}).render(MESSAGES, None, {})
 
 
-@pytest.mark.parametrize("name", ["messages", "tools", "eos_token", "add_generation_prompt"])
-def test_variables_cannot_replace_what_the_server_sets(name: str):
-    with pytest.raises(RequestRejected, match=name):
-        ChatTemplate("{{ messages }}", {}).render(MESSAGES, None, {name: "x"})
-
-
 def test_a_template_that_is_none_is_the_models_fault(tmp_path):
     with pytest.raises(CheckpointError, match="cannot be compiled"):
         ChatTemplate("{% if %}", {})

@@ -4,10 +4,11 @@ import json
 import re
 from typing import Annotated, Any, TypeVar
 
-from pydantic import FailFast, Field
+from pydantic import AfterValidator, FailFast, Field
 from pydantic_core import PydanticCustomError
 
 from common.messages import MAX_BIASES, MAX_LOGPROBS
+from scheduler_svc.frontend.text.chat_template import RESERVED_VARIABLES
 
 INT32_MAX = 2**31 - 1
 MAX_STOP_CHARACTERS = 256
@@ -45,6 +46,16 @@ class Instead:
     def __call__(self, value: Any) -> Any:
         """No value is allowed."""
         raise PydanticCustomError("unsupported_parameter", f"send '{self._name}' instead, which took its place")
+
+
+def _free_variables(variables: dict[str, Any]) -> dict[str, Any]:
+    """Variables of a chat template, if the server sets none of them."""
+    if reserved := sorted(RESERVED_VARIABLES & variables.keys()):
+        raise PydanticCustomError("template_variables", f"it cannot set {', '.join(reserved)}")
+    return variables
+
+
+TemplateVariables = Annotated[dict[str, Any], AfterValidator(_free_variables)]
 
 
 def stop_list(value: Any) -> Any:

@@ -27,6 +27,7 @@ from scheduler_svc.frontend.requests.fields import (
     Only,
     Penalty,
     StopString,
+    TemplateVariables,
     TokenId,
     biases,
     minus_one_is_off,
@@ -177,7 +178,7 @@ class ChatRequest(GenerationRequest, OffForChats):
     parallel_tool_calls: bool = True
     functions: Annotated[Any, AfterValidator(Instead("tools"))] = None
     function_call: Annotated[Any, AfterValidator(Instead("tool_choice"))] = None
-    chat_template_kwargs: dict[str, Any] = {}
+    chat_template_kwargs: TemplateVariables = {}
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
     reasoning_effort: Annotated[Any, AfterValidator(_effort)] = None

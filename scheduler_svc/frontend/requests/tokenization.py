@@ -10,7 +10,7 @@ from pydantic_core import PydanticCustomError
 from scheduler_svc.frontend.errors import ApiError
 from scheduler_svc.frontend.requests.chat import tokenize_chat
 from scheduler_svc.frontend.requests.chat_style import ChatStyle
-from scheduler_svc.frontend.requests.fields import FirstError
+from scheduler_svc.frontend.requests.fields import FirstError, TemplateVariables
 from scheduler_svc.frontend.requests.limits import check_characters, check_token_ids
 from scheduler_svc.frontend.requests.messages import ChatMessage
 from scheduler_svc.frontend.requests.schemas import ChatRequest
@@ -32,7 +32,7 @@ class TokenizeRequest(Strict):
     prompt: str | None = None
     messages: FirstError[ChatMessage] = Field(default_factory=list)
     tools: Annotated[FirstError[Tool], Field(max_length=MAX_TOOLS)] = Field(default_factory=list)
-    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    chat_template_kwargs: TemplateVariables = Field(default_factory=dict)
     add_special_tokens: bool | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False

@@ -68,8 +68,6 @@ class ChatTemplate:
         ending: Ending = "answer",
     ) -> str:
         """The conversation as text. Raises RequestRejected if that fails."""
-        if reserved := sorted(RESERVED_VARIABLES & variables.keys()):
-            raise RequestRejected(f"chat_template_kwargs cannot set {', '.join(reserved)}")
         if ending == "continued":
             return self._render_continued(messages, tools, variables)
         return self._render(messages, tools, variables, add_generation_prompt=ending == "answer")
