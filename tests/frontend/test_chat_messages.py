@@ -21,12 +21,24 @@ from scheduler_svc.frontend.answers.generation import AnswerSpec, Generation
 from scheduler_svc.frontend.answers.message_text import MessageText
 from scheduler_svc.frontend.answers.openai_objects import to_json
 from scheduler_svc.frontend.link.delta_queue import DeltaQueue
-from scheduler_svc.frontend.parsing.message import MessageRules
+from scheduler_svc.frontend.parsing.message import CallFormat, MessageRules
 from scheduler_svc.frontend.text.sequence_text import SequenceText
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
 from tests.frontend.fake_core import int32, logprob_columns
 from tests.frontend.test_going_on import Seen, Sequence, Service
-from tests.frontend.test_message_text import ANSWER, BOTH, CALL, EOS, PIECES, RULES, SECOND, TOKENIZER, ids
+from tests.frontend.test_message_text import (
+    ANSWER,
+    BOTH,
+    CALL,
+    CODER_CALL,
+    EOS,
+    JSON_CALL,
+    PIECES,
+    RULES,
+    SECOND,
+    TOKENIZER,
+    ids,
+)
 from tests.support.effort import examples
 
 ARGUMENTS = '{"a": "<é🦊>"}'
@@ -211,6 +223,20 @@ def test_why_it_ended(text: str, reason: m.FinishReason, expected: str):
     assert streamed(context_of(), tokens, reason)[-1]["choices"][0]["finish_reason"] == expected
 
 
+@pytest.mark.parametrize("size", [1, 4, 1000])
+@pytest.mark.parametrize(
+    ("calls", "text"), [("hermes", SECOND + CALL), ("qwen3_coder", CODER_CALL), ("json", JSON_CALL)]
+)
+def test_a_call_that_a_stop_string_cuts_is_none_to_carry_out(calls: CallFormat, text: str, size: int):
+    rules = MessageRules(calls=calls, text_parameters={"f": ("a",)} if calls == "qwen3_coder" else {})
+    tokens = [*ids(text + " The end."), EOS]
+    for stop, reason in (("🦊", "stop"), ("end", "tool_calls")):
+        [choice] = whole(context_of(rules, stop=(stop,)), tokens, size=size)["choices"]
+        assert choice["finish_reason"] == reason, stop
+    [choice] = whole(context_of(rules), [*ids(text)[:-8], EOS])["choices"]
+    assert choice["finish_reason"] == "tool_calls", "the model ended it"
+
+
 def test_calls_come_in_chunks():
     parts = [part["choices"][0]["delta"] for part in streamed(context_of(), [*ids(CALL), EOS])]
     calls = [delta["tool_calls"] for delta in parts if "tool_calls" in delta]
@@ -238,8 +264,10 @@ def test_chunks_together_are_the_whole_answer(rules: MessageRules, hides: bool, 
     deltas = [part["choices"][0]["delta"] for part in parts if not part["choices"][0]["finish_reason"]]
     assert all(deltas), "no chunk is empty"
     names = [entry["token"] for entry in expected["logprobs"]]
-    num_counted = whole(context, tokens)["usage"]["completion_tokens"]
-    assert names == [TOKENIZER.token_texts.of(token).text for token in tokens[:num_counted]]
+    usage = whole(context, tokens)["usage"]
+    num_hidden = usage["completion_tokens_details"]["reasoning_tokens"] if hides and rules.thought != "none" else 0
+    shown = tokens[num_hidden : usage["completion_tokens"]]
+    assert names == [TOKENIZER.token_texts.of(token).text for token in shown]
 
 
 def test_what_is_taken_apart_is_read_in_smaller_parts(monkeypatch: pytest.MonkeyPatch):

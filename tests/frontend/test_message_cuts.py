@@ -62,6 +62,22 @@ def test_no_cut_changes_anything(how: MessageRules, pieces: list[str], lengths: 
     assert parsed(how, [text[a:b] for a, b in itertools.pairwise(starts)]) == whole
 
 
+@pytest.mark.parametrize(
+    ("calls", "pieces"),
+    [
+        ("qwen3_coder", ["a", "<function=f>\n</function>", "  x"]),
+        ("hermes", ["a", HERMES, "x", "</tool_call>"]),
+        ("hermes", ["a", " " * 70, "x", " ", HERMES]),
+        ("none", ["<think>a", " " * 70, "x", " ", "</think>"]),
+    ],
+    ids=["whitespace behind a call", "a second end tag", "whitespace before a call", "whitespace before an end tag"],
+)
+def test_content_that_changes_what_comes_next(calls: str, pieces: list[str]):
+    """Content is shown without being read where reading it would change nothing; here it does."""
+    how = rules(calls, "may_open")
+    assert parsed(how, pieces) == parsed(how, ["".join(pieces)])
+
+
 @settings(max_examples=examples(200), deadline=None)
 @given(RULES, st.lists(PIECES, max_size=14))
 def test_content_and_thought_are_pieces_of_the_text_in_its_order(how: MessageRules, pieces: list[str]):

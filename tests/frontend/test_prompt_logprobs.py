@@ -122,8 +122,8 @@ def test_echo_with_log_probabilities(client: openai.OpenAI, core: FakeCore, stre
     answer = client.completions.create(
         model=MODEL, prompt=prompts, n=2, echo=True, logprobs=2, max_tokens=50, stream=stream
     )
-    assert [submit.params.prompt_logprobs for submit in core.submits] == [3, 3]
     choices = [choice for part in (answer if stream else [answer]) for choice in part.choices]
+    assert [submit.params.prompt_logprobs for submit in core.submits] == [3, 3]
     for index in range(4):
         parts = [choice for choice in choices if choice.index == index]
         prompt = prompts[index // 2]

@@ -28,10 +28,10 @@ class Piece(NamedTuple):
         finish_reason: why the choice ended with it, if it did.
         num_tokens: number of the choice's tokens up to the end of this text.
         model: the model that computed it, as in `TokenDelta.model`.
-        logprobs: of the tokens that came since the choice's last piece; None if the request asked for none.
-        echoed: of the prompt's tokens, which come before those; None if the text does not begin with the prompt's.
         thought: what the model thought before it answered.
         calls: of tools; a part of each at most.
+        logprobs: of the tokens that came since the choice's last piece; None if the request asked for none.
+        echoed: of the prompt's tokens, which come before those; None if the text does not begin with the prompt's.
         usage: of the whole answer so far, if each chunk has it.
     """
 
@@ -40,10 +40,10 @@ class Piece(NamedTuple):
     finish_reason: str | None
     num_tokens: int
     model: str
-    logprobs: list[Entry] | None = None
-    echoed: LogprobsJson | None = None
     thought: str = ""
     calls: tuple[CallPart, ...] = ()
+    logprobs: list[Entry] | None = None
+    echoed: LogprobsJson | None = None
     usage: Usage | None = None
 
 
@@ -106,6 +106,8 @@ class Choice:
         pieces, finish_reason = self._read(token_ids, reason)
         if self._logprobs is not None:
             self._logprobs.read(delta, self.text.num_tokens - num_tokens)
+            if self._hides_thought:
+                self._logprobs.take(self.num_thought_tokens)
         if pieces and not self._is_delivered:
             self._add(pieces)
         if failure is None or self.text.has_ended:  # the core was asked to cancel what comes after a stop string
@@ -147,8 +149,7 @@ class Choice:
         for part, num_tokens in additions:
             thought = "" if self._hides_thought else part.thought
             if thought or part.content or part.calls:
-                piece = Piece(self._number, part.content, None, num_tokens, self._model)
-                pieces.append(piece._replace(thought=thought, calls=part.calls) if thought or part.calls else piece)
+                pieces.append(Piece(self._number, part.content, None, num_tokens, self._model, thought, part.calls))
         if reason is not None:
             last = pieces.pop() if pieces else Piece(self._number, "", None, 0, self._model)
             pieces.append(last._replace(finish_reason=reason, num_tokens=self.text.num_tokens))

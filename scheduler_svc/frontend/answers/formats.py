@@ -111,10 +111,7 @@ class ChatFormat(Format):
 
     def chunk(self, piece: Piece) -> ChatCompletion:
         """A chunk of the stream."""
-        if piece.thought or piece.calls:
-            delta = self._delta(piece)
-        else:
-            delta = Delta(content=piece.text) if piece.text else Delta()
+        delta = self._delta(piece)
         logprobs = None if piece.logprobs is None else chat_logprobs(piece.logprobs)
         choice = ChatChunkChoice(piece.choice, delta, piece.finish_reason, logprobs)
         return self._chunk([choice], self.chunk_usage(piece), piece.model)
@@ -135,9 +132,11 @@ class ChatFormat(Format):
         return AssistantMessage(text, reasoning_content=thought, reasoning=thought, tool_calls=calls)
 
     def _delta(self, piece: Piece) -> Delta:
-        thought = piece.thought or UNSET
-        calls = [self._delta_call(piece.choice, part) for part in piece.calls] or UNSET
-        return Delta(content=piece.text or UNSET, reasoning_content=thought, reasoning=thought, tool_calls=calls)
+        text, thought = piece.text or UNSET, piece.thought or UNSET
+        if not piece.calls:
+            return Delta(content=text) if thought is UNSET else Delta(UNSET, text, thought, thought)
+        calls = [self._delta_call(piece.choice, part) for part in piece.calls]
+        return Delta(content=text, reasoning_content=thought, reasoning=thought, tool_calls=calls)
 
     def _delta_call(self, choice: int, part: CallPart) -> Call:
         if not part.name:

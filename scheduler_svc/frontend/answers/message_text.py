@@ -46,8 +46,9 @@ class MessageText:
 
     @property
     def has_calls(self) -> bool:
-        """Whether a call has begun."""
-        return self._parser.num_calls > 0
+        """Whether a call has begun, and no stop string has cut the last one: then it is not one to be carried out."""
+        is_cut = self.text.has_stop_string and self._parser.is_in_call
+        return self._parser.num_calls > 0 and not is_cut
 
     def feed(self, token_ids: Sequence[int], finish_reason: str | None) -> tuple[list[Addition], str | None]:
         """New parts of the message, none of them empty, and why the sequence ended if it did. A thought's part comes
@@ -65,7 +66,7 @@ class MessageText:
         return ([], reason) if self.text.has_ended else self._feed(token_ids[num_old:], finish_reason)
 
     def _feed(self, token_ids: Sequence[int], finish_reason: str | None) -> tuple[list[Addition], str | None]:
-        if not self._may_think:
+        if not self._may_think or len(token_ids) == 1:
             part, reason = self._read_answer(token_ids, finish_reason)
             return ([Addition(part, self.text.num_tokens)] if any(part) else []), reason
         # The thought token by token: its tokens are counted.
@@ -78,7 +79,7 @@ class MessageText:
 
     def _read_answer(self, token_ids: Sequence[int], finish_reason: str | None) -> tuple[MessagePart, str | None]:
         """What is no thought: token by token if it may end by itself."""
-        if not (self._is_one_call and token_ids):
+        if not self._is_one_call or len(token_ids) < 2:
             return self._read(token_ids, finish_reason)
         part, reason, _ = self._read_singly(token_ids, finish_reason, lambda: True)
         return part, reason

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from typing import ClassVar
 
 from scheduler_svc.frontend.parsing.held_back import SPACES
 from scheduler_svc.frontend.parsing.output import Output
@@ -12,7 +13,13 @@ State = Callable[[str, int], int]
 
 
 class CallParser(ABC):
-    """Reads content and calls. The states decide by the text alone, however it is cut."""
+    """Reads content and calls. The states decide by the text alone, however it is cut.
+
+    Attributes:
+        tag_begin: the first character of the tags in content; empty if content has none.
+    """
+
+    tag_begin: ClassVar[str] = "<"
 
     def __init__(self, output: Output) -> None:
         self.output = output
@@ -32,6 +39,15 @@ class CallParser(ABC):
             if position == before and self._state == state:
                 break
         self._held = text[position:]
+
+    def is_content(self, text: str) -> bool:
+        """Whether a piece is content, is shown as it is and changes nothing here: it need not be read. Most are."""
+        return (
+            not (self._held or self._is_between or self._has_closed)
+            and not (self.tag_begin and self.tag_begin in text)
+            and self._state == self._content
+            and self.output.is_shown(text)
+        )
 
     def flush(self) -> None:
         """The text ends: what was held back goes to the output, unless it is the beginning of a call."""

@@ -74,6 +74,10 @@ class Trailing:
             self._held, self._is_long = "", True
         return body
 
+    def is_shown(self, text: str) -> bool:
+        """Whether all of a piece may be shown, and nothing before it is held back: then `feed` need not see it."""
+        return not self._held and not self._is_long and text[-1:] not in SPACES
+
     def take(self) -> str:
         """What is held back."""
         held, self._held = self._held, ""

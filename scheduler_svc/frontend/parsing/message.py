@@ -64,6 +64,11 @@ class MessageParser:
         return self._output.num_calls
 
     @property
+    def is_in_call(self) -> bool:
+        """Whether the text so far ends inside a call."""
+        return self._output.is_in_call
+
+    @property
     def is_over(self) -> bool:
         """Whether a call has begun that is left out: what comes now is of no use."""
         return self._output.has_left_out
@@ -85,6 +90,8 @@ class MessageParser:
 
     def _rest(self, thought: str, text: str) -> MessagePart:
         if self._calls is None or not text:
+            return MessagePart(thought, text)
+        if self._calls.is_content(text):
             return MessagePart(thought, text)
         self._calls.feed(text)
         part = self._output.take()

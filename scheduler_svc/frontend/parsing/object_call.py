@@ -61,7 +61,11 @@ class ObjectCall:
 
     def _close(self) -> None:
         self.has_ended = self._is_over
-        if self.has_ended and not self.is_call:
+        if not self.has_ended:
+            return
+        if not self.is_call:
             self._output.add_content(self.undecided())
-        elif self._object.is_complete and not self._object.has_arguments:
+            return
+        if self._object.is_complete and not self._object.has_arguments:
             self._output.add_arguments("{}")
+        self._output.end_call()

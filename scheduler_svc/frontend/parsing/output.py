@@ -16,12 +16,14 @@ class Output:
     Attributes:
         num_calls: that have begun, without those that are left out.
         has_left_out: whether a call has begun that is left out.
+        is_in_call: whether the last call that is not left out has not ended.
     """
 
     def __init__(self, *, is_one_call: bool) -> None:
         self.num_calls = 0
         self._is_one_call = is_one_call
         self.has_left_out = False
+        self.is_in_call = False
         self._trailing = Trailing()
         self._has_content = False
         self._content: list[str] = []
@@ -33,18 +35,27 @@ class Output:
         """The content goes on."""
         self._show(self._trailing.feed(text))
 
+    def is_shown(self, text: str) -> bool:
+        """Whether a piece of content is shown as it is and changes nothing here: it need not be added."""
+        return self._has_content and self._trailing.is_shown(text)
+
     def begin_call(self, name: str) -> None:
         """Another call begins."""
         self._end_part()
         self.has_left_out = self._is_one_call and self.num_calls == 1
         if not self.has_left_out:
             self.num_calls += 1
+            self.is_in_call = True
             self._name = name
 
     def add_arguments(self, text: str) -> None:
         """The arguments of the last call go on."""
         if text and not self.has_left_out:
             self._arguments.append(text)
+
+    def end_call(self) -> None:
+        """The last call is whole."""
+        self.is_in_call = False
 
     def take(self) -> MessagePart:
         """What came since the last time."""

@@ -1,6 +1,7 @@
 """Calls as Llama 3 and others write them: the whole answer is a JSON object with name and parameters, or a list."""
 
 import re
+from typing import ClassVar
 
 from scheduler_svc.frontend.parsing.call_parser import CallParser
 from scheduler_svc.frontend.parsing.held_back import MAX_HELD_SPACES
@@ -14,6 +15,8 @@ _NO_SEPARATOR = re.compile(r"[^ \t\r\n,;\]]")
 class JsonParser(CallParser):
     """Reads them. An answer that begins with anything else is content, and so is an object without a name or without
     arguments, with all that follows it. More calls follow in the list, or behind commas, semicolons and whitespace."""
+
+    tag_begin: ClassVar[str] = ""
 
     def __init__(self, output: Output) -> None:
         super().__init__(output)

@@ -83,7 +83,7 @@ class Qwen3CoderParser(CallParser):
             self._opening = tag
             self._state = self._key
             return start + len(tag)
-        self.output.add_arguments("}" if self._num_parameters else "{}")
+        self._end_call()
         self._state = self._content
         return start
 
@@ -96,7 +96,7 @@ class Qwen3CoderParser(CallParser):
             self._value = ParameterValue(is_text=key in self._text_parameters.get(self._tool, ()))
             self._state = self._before_value
         elif end < 0:
-            self.output.add_arguments("}" if self._num_parameters else "{}")
+            self._end_call()
             return self._give_back(start)
         return end
 
@@ -113,6 +113,10 @@ class Qwen3CoderParser(CallParser):
             self.output.add_arguments(self._value.end())
             self._state = self._function
         return found.end
+
+    def _end_call(self) -> None:
+        self.output.add_arguments("}" if self._num_parameters else "{}")
+        self.output.end_call()
 
     def _give_back(self, start: int) -> int:
         """No call, and no parameter: the tags are content, and so is what follows."""

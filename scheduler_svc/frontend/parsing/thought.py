@@ -46,6 +46,8 @@ class ThoughtSplitter:
         """The thought and the rest that this piece adds."""
         if self._state is _State.ANSWER:
             return "", text
+        if self._is_inside(text):
+            return text, ""
         text, self._held = self._held + text, ""
         if self._state is _State.BEFORE:
             text = self._before(text)
@@ -62,6 +64,16 @@ class ThoughtSplitter:
         """What was held back, at the end of the text: it is no tag."""
         held, self._held = self._held, ""
         return (self._trimmed(held), "") if self.is_thinking else ("", held)
+
+    def _is_inside(self, text: str) -> bool:
+        """Whether a piece is thought, is shown as it is and changes nothing here. Most are."""
+        return (
+            self._state is _State.INSIDE
+            and self._has_begun
+            and not self._held
+            and END[0] not in text
+            and self._trailing.is_shown(text)
+        )
 
     def _before(self, text: str) -> str:
         """The text behind the begin tag; empty while it is not clear whether that comes."""

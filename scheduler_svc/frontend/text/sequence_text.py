@@ -38,6 +38,7 @@ class SequenceText:
     Attributes:
         num_tokens: tokens up to and including the one that ended the sequence, a stop token among them.
         has_ended: no more tokens may be fed.
+        has_stop_string: a stop string ended the text.
     """
 
     def __init__(self, rules: TextRules, num_delivered: int = 0) -> None:
@@ -47,6 +48,7 @@ class SequenceText:
         self._num_delivered = num_delivered
         self.num_tokens = 0
         self.has_ended = False
+        self.has_stop_string = False
 
     def feed(self, token_ids: Sequence[int], finish_reason: str | None) -> tuple[str, str | None]:
         """New text, and why the sequence ended if it did.
@@ -68,7 +70,7 @@ class SequenceText:
         if self._search is not None:
             text, found = self._feed_search(self._search, shown, is_last=finish_reason is not None)
             if found:
-                self.has_ended = True
+                self.has_ended = self.has_stop_string = True
                 return text, "stop"
             self.num_tokens += len(token_ids) - len(shown)
         else:
