@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -137,18 +138,25 @@ def _answers(fleet: LocalFleet, process: subprocess.Popen) -> Iterator[tuple[str
             print(line, end="")
             continue
         told = json.loads(line)
-        if told.get("kill"):
-            process.stdin.write("killed\n" if replace_busy_executor(fleet) else "none was busy\n")
+        if "kill" in told:
+            process.stdin.write("killed\n" if replace_busy_executor(fleet, told["kill"]) else "none was busy\n")
             process.stdin.flush()
         else:
             yield told["feature"], Told(told["ok"], told["told"])
     assert process.wait(TIMEOUT_S) == 0, "the script failed"
 
 
-def replace_busy_executor(fleet: LocalFleet) -> bool:
-    """SIGKILL the executor that has running sequences, and start it again. False if there is none for seconds."""
+def replace_busy_executor(fleet: LocalFleet, num_tokens: int) -> bool:
+    """SIGKILL the executor that has running sequences, and start it again. False if there is none for seconds.
+
+    Args:
+        num_tokens: that are generated first.
+    """
+    start = _num_generated(fleet) if num_tokens else 0
 
     def busy() -> str | None:
+        if num_tokens and _num_generated(fleet) < start + num_tokens:
+            return None
         executors = httpx.get(f"{fleet.spec.url}/status").json()["executors"]
         return next((executor["executor"] for executor in executors if executor["running"]), None)
 
@@ -159,3 +167,9 @@ def replace_busy_executor(fleet: LocalFleet) -> bool:
     fleet.kill_executor(index)
     fleet.start_executor(index)
     return True
+
+
+def _num_generated(fleet: LocalFleet) -> int:
+    """Tokens that the service has generated since it started."""
+    found = re.search(r"^baton_output_tokens_total (\S+)$", httpx.get(f"{fleet.spec.url}/metrics").text, re.MULTILINE)
+    return int(float(found[1])) if found else 0

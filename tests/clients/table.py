@@ -22,7 +22,7 @@ included (`tests/support/reciter/`). "yes" was measured, "-" does not apply, and
 - **JSON by schema**: `response_format` with a JSON schema, by the client's own way (`parse`, output types, ...).
 - **thoughts**: they come apart from the answer, as `reasoning_content`.
 - **`kill -9` in a call**: the executor is killed in the middle of a streamed tool call, which arrives whole and once.
-  instructor and llm show a call late or whole: there it is killed as soon as it is busy, perhaps before the call.
+  instructor and llm show a call late or whole: there it is killed when half of the call's tokens are generated.
 
 """
 

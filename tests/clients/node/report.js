@@ -17,7 +17,7 @@ const lines = readline.createInterface({ input: process.stdin })[Symbol.asyncIte
 
 /** Returns once the executor is gone that has running sequences. */
 export async function killTheExecutor() {
-  console.log(JSON.stringify({ kill: true }))
+  console.log(JSON.stringify({ kill: 0 }))
   if ((await lines.next()).value !== 'killed') throw new Error('no executor was busy')
 }
 

@@ -42,7 +42,7 @@ def streamed():
 
 
 def killed():
-    """The client shows parts late: the executor is killed as soon as it is busy."""
+    """The client shows parts late: the call's tokens are counted."""
     while_killing(streamed)
 
 

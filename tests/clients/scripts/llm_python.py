@@ -89,7 +89,7 @@ def streamed():
 
 
 def killed():
-    """The command tells nothing of a call before it is whole: the executor is killed as soon as it is busy."""
+    """The command tells nothing of a call before it is whole: its tokens are counted."""
     while_killing(streamed)
 
 

@@ -2,7 +2,8 @@
 
 A script is started with the service's URL (`http://HOST:PORT/v1`) and the model's name, in the environment of its
 client. It writes a JSON line for each feature: `feature`, `ok` (null: does not apply) and `told`, which says why. The
-line `{"kill": true}` asks for the executor to be killed and replaced; a line on stdin answers.
+line `{"kill": N}` asks for the executor to be killed and replaced when N more tokens have been generated; a line on stdin
+answers.
 """
 
 import asyncio
@@ -27,6 +28,8 @@ PERSON_SCHEMA = {
     "required": ["name", "age"],
     "additionalProperties": False,
 }
+INSIDE_THE_CALL = 80
+"""Tokens of `LEDGER`'s answer with tools: its call's arguments are half written then."""
 ADA = {"name": "Ada", "age": 36}
 
 
@@ -87,18 +90,22 @@ def equal(found: Any, wanted: Any) -> None:
         raise AssertionError(f"found {found!r:.300}, wanted {wanted!r:.300}")
 
 
-def kill_the_executor() -> None:
-    """Returns once the executor is gone that has running sequences, and another is on its way."""
-    print(json.dumps({"kill": True}), file=TELL, flush=True)
+def kill_the_executor(num_tokens: int = 0) -> None:
+    """Returns once the executor is gone that has running sequences, and another is on its way.
+
+    Args:
+        num_tokens: that are generated before it is killed.
+    """
+    print(json.dumps({"kill": num_tokens}), file=TELL, flush=True)
     if sys.stdin.readline() != "killed\n":
         raise RuntimeError("no executor was busy")
 
 
 def while_killing(feature: Feature) -> None:
-    """Try a feature, and have the executor killed as soon as it is busy."""
+    """Try a feature that asks `LEDGER`'s prompt, and have the executor killed in the middle of the call."""
     with ThreadPoolExecutor(1) as thread:
         done = thread.submit(feature)
-        kill_the_executor()
+        kill_the_executor(INSIDE_THE_CALL)
         done.result()
 
 
