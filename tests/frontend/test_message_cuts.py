@@ -69,11 +69,15 @@ def test_no_cut_changes_anything(how: MessageRules, pieces: list[str], lengths: 
         ("hermes", ["a", HERMES, "x", "</tool_call>"]),
         ("hermes", ["a", " " * 70, "x", " ", HERMES]),
         ("none", ["<think>a", " " * 70, "x", " ", "</think>"]),
+        ("hermes", ['<tool_call>{"name": "f", "other": "a', "b", '", "arguments": {}}</tool_call>']),
     ],
-    ids=["whitespace behind a call", "a second end tag", "whitespace before a call", "whitespace before an end tag"],
+    ids=[
+        *("whitespace behind a call", "a second end tag", "whitespace before a call", "whitespace before an end tag"),
+        "a value that is not the arguments",
+    ],
 )
-def test_content_that_changes_what_comes_next(calls: str, pieces: list[str]):
-    """Content is shown without being read where reading it would change nothing; here it does."""
+def test_pieces_that_look_as_if_they_need_not_be_read(calls: str, pieces: list[str]):
+    """Text is shown without being read where reading it would change nothing; here it does."""
     how = rules(calls, "may_open")
     assert parsed(how, pieces) == parsed(how, ["".join(pieces)])
 

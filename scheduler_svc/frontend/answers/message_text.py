@@ -66,8 +66,8 @@ class MessageText:
         return ([], reason) if self.text.has_ended else self._feed(token_ids[num_old:], finish_reason)
 
     def _feed(self, token_ids: Sequence[int], finish_reason: str | None) -> tuple[list[Addition], str | None]:
-        if not self._may_think or len(token_ids) == 1:
-            part, reason = self._read_answer(token_ids, finish_reason)
+        if len(token_ids) == 1 or not (self._may_think or self._is_one_call):
+            part, reason = self._read(token_ids, finish_reason)
             return ([Addition(part, self.text.num_tokens)] if any(part) else []), reason
         # The thought token by token: its tokens are counted.
         thought, reason, num_read = self._read_singly(token_ids, finish_reason, lambda: self._may_think)
@@ -79,7 +79,7 @@ class MessageText:
 
     def _read_answer(self, token_ids: Sequence[int], finish_reason: str | None) -> tuple[MessagePart, str | None]:
         """What is no thought: token by token if it may end by itself."""
-        if not self._is_one_call or len(token_ids) < 2:
+        if not (self._is_one_call and token_ids):
             return self._read(token_ids, finish_reason)
         part, reason, _ = self._read_singly(token_ids, finish_reason, lambda: True)
         return part, reason

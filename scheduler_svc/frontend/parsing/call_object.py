@@ -50,6 +50,10 @@ class CallObject:
             start = self._step(text, start)
         return start
 
+    def is_argument(self, text: str) -> bool:
+        """Whether a piece is a part of a string in the arguments and changes nothing here: it need not be read."""
+        return self._is_in_string and self._is_kept and not self._is_escaped and not ('"' in text or "\\" in text)
+
     def take_arguments(self) -> str:
         """What was read of the arguments since the last time."""
         arguments, self._arguments = "".join(self._arguments), []

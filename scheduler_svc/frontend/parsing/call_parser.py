@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import ClassVar
 
 from scheduler_svc.frontend.parsing.held_back import SPACES
+from scheduler_svc.frontend.parsing.object_call import ObjectCall
 from scheduler_svc.frontend.parsing.output import Output
 
 # A state reads from a position on, as far as it can, and returns how far it came. Where more text has to come before it
@@ -24,6 +25,7 @@ class CallParser(ABC):
     def __init__(self, output: Output) -> None:
         self.output = output
         self._state: State = self._content
+        self._call: ObjectCall | None = None  # that is being read, where calls are objects
         self._held = ""
         self._is_open = False  # an end tag belongs to the last call
         self._is_between = False  # and only whitespace has come since that call
@@ -48,6 +50,10 @@ class CallParser(ABC):
             and self._state == self._content
             and self.output.is_shown(text)
         )
+
+    def is_argument(self, text: str) -> bool:
+        """Whether a piece belongs to the arguments of the last call as it is and changes nothing here."""
+        return self._call is not None and self._call.is_argument(text) and not self.output.has_left_out
 
     def flush(self) -> None:
         """The text ends: what was held back goes to the output, unless it is the beginning of a call."""

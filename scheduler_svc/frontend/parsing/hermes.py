@@ -5,7 +5,6 @@ import re
 from scheduler_svc.frontend.parsing.call_parser import CallParser
 from scheduler_svc.frontend.parsing.held_back import Tags
 from scheduler_svc.frontend.parsing.object_call import ObjectCall
-from scheduler_svc.frontend.parsing.output import Output
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 _TAGS = Tags(BEGIN, END)
@@ -19,10 +18,6 @@ class HermesParser(CallParser):
     is an end tag that no call is before. Another object without tags between them is another call. Braces too many
     behind an object are left out. An object that the text ends in before its name is known is left out, too.
     """
-
-    def __init__(self, output: Output) -> None:
-        super().__init__(output)
-        self._call: ObjectCall | None = None
 
     def _content(self, text: str, start: int) -> int:
         begin, tag = found = _TAGS.find(text, start)

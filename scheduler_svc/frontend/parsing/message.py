@@ -93,6 +93,8 @@ class MessageParser:
             return MessagePart(thought, text)
         if self._calls.is_content(text):
             return MessagePart(thought, text)
+        if self._calls.is_argument(text):
+            return MessagePart(thought, "", (CallPart(self._output.num_calls - 1, "", text),))
         self._calls.feed(text)
         part = self._output.take()
         return part._replace(thought=thought) if thought else part

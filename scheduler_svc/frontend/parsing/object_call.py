@@ -37,6 +37,10 @@ class ObjectCall:
         self._close()
         return end
 
+    def is_argument(self, text: str) -> bool:
+        """Whether a piece belongs to the arguments as it is and changes nothing here: it need not be read."""
+        return self.is_call and self._object.is_argument(text)
+
     def undecided(self) -> str:
         """All of the text, if it is no call yet."""
         return "".join(self._undecided)

@@ -21,7 +21,6 @@ class JsonParser(CallParser):
     def __init__(self, output: Output) -> None:
         super().__init__(output)
         self._state = self._begin
-        self._call: ObjectCall | None = None
         self._opening = ""  # text that is content if no call follows
 
     def _begin(self, text: str, start: int) -> int:
