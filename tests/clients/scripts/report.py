@@ -2,8 +2,8 @@
 
 A script is started with the service's URL (`http://HOST:PORT/v1`) and the model's name, in the environment of its
 client. It writes a JSON line for each feature: `feature`, `ok` (null: does not apply) and `told`, which says why. The
-line `{"kill": N}` asks for the executor to be killed and replaced when N more tokens have been generated; a line on stdin
-answers.
+line `{"kill": N}` asks for the executor to be killed and replaced when N more tokens have been generated; a line on
+stdin answers.
 """
 
 import asyncio
