@@ -155,7 +155,7 @@ def main(model: str, num_streams: int, prompts: tuple[str, ...], sittings: int, 
                         if number:
                             results.append(run)
     for prompt in prompts:
-        click.echo(json.dumps(_figures(prompt, num_streams, *runs[prompt])))
+        click.echo(json.dumps(figures_of(prompt, num_streams, *runs[prompt])))
 
 
 @contextlib.contextmanager
@@ -196,7 +196,8 @@ def _with_tools(model: Path, tools: list[Json], folder: Path) -> Path:
     return folder
 
 
-def _figures(prompt: str, num_streams: int, with_parsers: list[Run], without: list[Run]) -> dict[str, Any]:
+def figures_of(prompt: str, num_streams: int, with_parsers: list[Run], without: list[Run]) -> dict[str, Any]:
+    """What is printed for a prompt. Raises RuntimeError if the sides had different tokens."""
     if {run.num_tokens for run in with_parsers} != {run.num_tokens for run in without}:
         raise RuntimeError(f"the sides had different tokens: {with_parsers} and {without}")
     pairs = list(zip(with_parsers, without, strict=True))

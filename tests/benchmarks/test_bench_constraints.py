@@ -178,6 +178,7 @@ def test_masks_are_timed(tiny, synthetic, tmp_path):
     assert GrammarMasks.begin is original
 
 
+@pytest.mark.slow
 def test_the_benchmark():
     sizes = ("--num-seqs", "3", "--max-prompt", "8", "--output", "6", "--repeats", "2")
     command = [sys.executable, BENCHMARKS / "bench_constraints.py", "--model", "tiny", *sizes]

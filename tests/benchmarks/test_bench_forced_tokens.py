@@ -35,6 +35,7 @@ def test_a_document_that_does_not_match_is_an_error(tokenizer):
         grouped(text, STYLES["compact"][0], tokenizer)
 
 
+@pytest.mark.slow
 def test_the_benchmark():
     command = [sys.executable, BENCHMARKS / "bench_forced_tokens.py", "--model", "tiny", "--repeats", "2"]
     options = ("--rows", "2", "--style", "free", "--style", "compact")

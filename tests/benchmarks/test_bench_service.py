@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.service.bench_chat import Run, figures_of
 from scheduler_svc.server.strangers import MAX_STRANGERS
+from tests.support.reciter.checkpoint import reciter_folder
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
@@ -42,3 +44,22 @@ def test_the_benchmark_of_floods():
     for each in floods:
         assert each["core_files_more"] <= MAX_STRANGERS + 8, each
         assert each["core_mb_more"] < 50, each
+
+
+@pytest.mark.slow
+def test_the_benchmark_of_chats():
+    sizes = ("--streams", "2", "--sittings", "1", "--repeats", "2")
+    content, call = lines("bench_chat.py", "--model", str(reciter_folder()), *sizes)
+    assert content["output_tokens"] < call["output_tokens"]
+    for each in (content, call):
+        assert (each["streams"], each["rounds"]) == (2, 2)
+        assert all(0 < cut < 10 for name in ("tok_s_ratio", "ttft_ratio") for cut in each[name])
+
+
+def test_chats_with_other_tokens_are_not_compared():
+    run = Run(num_tokens=100, seconds=2.0, ttft_s=0.5, cpu_s=0.1)
+    half = Run(num_tokens=100, seconds=4.0, ttft_s=0.25, cpu_s=0.2)
+    figures = figures_of("p", 2, [half, half], [run, run])
+    assert [figures[f"{name}_ratio"] for name in ("tok_s", "ttft", "cpu")] == [[0.5] * 3, [0.5] * 3, [2.0] * 3]
+    with pytest.raises(RuntimeError, match="different tokens"):
+        figures_of("p", 2, [run, run], [run, Run(num_tokens=99, seconds=2.0, ttft_s=0.5, cpu_s=0.1)])

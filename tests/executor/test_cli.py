@@ -42,7 +42,9 @@ def test_serving_imports_no_transformers() -> None:
     ("arguments", "complaint"),
     [
         (["--model", "/nowhere/at/all"], "there is no folder /nowhere/at/all"),
-        (["--max-model-len", "1000000"], "--max-model-len is 1000000, the model takes"),
+        pytest.param(
+            ["--max-model-len", "1000000"], "--max-model-len is 1000000, the model takes", marks=pytest.mark.slow
+        ),
         pytest.param(
             ["--num-blocks", "2", "--max-model-len", "100"],
             "the pool holds 32 positions (2 blocks of 16)",

@@ -196,6 +196,7 @@ def test_a_reader_that_stops_reading_is_dropped_and_a_slow_one_is_not():
         slow.close()
 
 
+@pytest.mark.slow
 def test_a_reader_that_is_dropped_twice_is_one_line():
     """It leaves more tokens unread than are kept for it, and then reads nothing for too long."""
     with running_frontend("--stall-timeout-s", "1") as frontend:

@@ -61,6 +61,7 @@ def test_a_report_is_part_of_the_result(tmp_path):
     assert result.report is None, "an earlier run's report is not this one's"
 
 
+@pytest.mark.slow
 def test_a_step_that_takes_too_long_is_ended_with_all_that_it_started(tmp_path):
     """It may clean up first; what it printed before counts."""
     began = time.monotonic()

@@ -103,6 +103,7 @@ def test_the_story_of_a_run_can_be_read(capsys):
     assert "fault" in story
 
 
+@pytest.mark.slow
 def test_fresh_seeds_stop_when_the_time_is_up(capsys, monkeypatch):
     day_one = SimpleNamespace(time=lambda: 0.0, monotonic=time.monotonic)
     monkeypatch.setattr(cli, "time", day_one)  # seeds that every run of this test has, for they must not fail
