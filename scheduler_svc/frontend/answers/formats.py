@@ -134,6 +134,7 @@ class ChatFormat(Format):
     def _delta(self, piece: Piece) -> Delta:
         text, thought = piece.text or UNSET, piece.thought or UNSET
         if not piece.calls:
+            # Most chunks are made here, and each argument costs.
             return Delta(content=text) if thought is UNSET else Delta(UNSET, text, thought, thought)
         calls = [self._delta_call(piece.choice, part) for part in piece.calls]
         return Delta(content=text, reasoning_content=thought, reasoning=thought, tool_calls=calls)

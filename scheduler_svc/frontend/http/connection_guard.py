@@ -129,7 +129,7 @@ class ConnectionGuard(H11Protocol):
         headers = [*response.raw_headers, (REQUEST_ID_HEADER.encode(), request_id.encode()), (b"connection", b"close")]
         reason = HTTPStatus(error.status).phrase.encode()
         head = h11.Response(status_code=error.status, headers=headers, reason=reason)
-        for event in (head, h11.Data(data=error.body()), h11.EndOfMessage()):
+        for event in (head, h11.Data(data=bytes(response.body)), h11.EndOfMessage()):
             self.transport.write(self.conn.send(event) or b"")
         self.transport.close()
         self._counts.answered(OTHER, error.status)
