@@ -145,11 +145,17 @@ def test_answers_are_as_it_says(frontend: Frontend):
                 "logprobs": 1 if "prompt" in body else True,
                 "stream_options": {"include_usage": True},
             }
-            lines = client.post(path, json=body | more).text.split("\n\n")
-            events = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
-            assert events[-1]["usage"]["total_tokens"]
+            lines = client.post(path, json=body | more).text.removesuffix("\n\n").split("\n\n")
+            events = [{"data": line.removeprefix("data: ")} for line in lines if line.startswith("data: ")]
+            described = DOCUMENT["paths"][path]["post"]["responses"]["200"]["content"]["text/event-stream"]["schema"]
+            assert described["properties"]["data"]["contentSchema"] == {"$ref": f"#/components/schemas/{name}"}
             for event in events:
-                check(name, event)
+                jsonschema.Draft202012Validator(described | {"components": DOCUMENT["components"]}).validate(event)
+            *chunks, done = (event["data"] for event in events)
+            assert done == "[DONE]"
+            assert json.loads(chunks[-1])["usage"]["total_tokens"]
+            for chunk in chunks:
+                check(name, json.loads(chunk))
 
 
 def test_document_and_page_need_no_key_and_no_other_server(frontend: Frontend):
