@@ -75,17 +75,31 @@ class Run:
 
 
 @dataclass(frozen=True)
+class Kind:
+    """What a side serves and is asked.
+
+    Attributes:
+        model: its checkpoint.
+        options: of its scheduler.
+        tools: in the requests.
+    """
+
+    model: Path
+    options: tuple[str, ...]
+    tools: tuple[Json, ...]
+
+
+@dataclass(frozen=True)
 class Side:
     """A service that takes its turns.
 
     Attributes:
         pid: of its scheduler.
-        tools: in the requests.
     """
 
     url: str
     pid: int
-    tools: tuple[Json, ...]
+    kind: Kind
 
 
 async def run_streams(side: Side, prompt: str, num_streams: int, salt: str) -> Run:
@@ -96,7 +110,7 @@ async def run_streams(side: Side, prompt: str, num_streams: int, salt: str) -> R
         body = {
             "model": model,
             "messages": [{"role": "user", "content": prompt}],
-            "tools": side.tools,
+            "tools": side.kind.tools,
             "stream": True,
             "stream_options": {"include_usage": True},
             "temperature": 0,
@@ -163,25 +177,21 @@ def _both_sides(model: Path, *, is_swapped: bool, same: bool) -> Iterator[tuple[
     """Services with parsers and without; the second one is started first if they are swapped."""
     with tempfile.TemporaryDirectory(prefix="baton-bench-") as name, contextlib.ExitStack() as stack:
         folder = Path(name)
-        with_tools = str(_with_tools(model, TOOLS, folder / "model"))
-        kinds: list[tuple[str, tuple[str, ...], tuple[Json, ...]]] = [
-            (with_tools, WITHOUT, ()) if same else (str(model), (), tuple(TOOLS)),
-            (with_tools, WITHOUT, ()),
-        ]
-        first, second = [_start(*kind, folder, stack) for kind in (reversed(kinds) if is_swapped else kinds)]
+        without = Kind(_with_tools(model, TOOLS, folder / "model"), WITHOUT, ())
+        kinds = (without if same else Kind(model, (), tuple(TOOLS)), without)
+        first, second = [_start(kind, folder, stack) for kind in (reversed(kinds) if is_swapped else kinds)]
         yield (second, first) if is_swapped else (first, second)
 
 
-def _start(
-    model: str, options: tuple[str, ...], tools: tuple[Json, ...], folder: Path, stack: contextlib.ExitStack
-) -> Side:
+def _start(kind: Kind, folder: Path, stack: contextlib.ExitStack) -> Side:
     """Start a service."""
     port, executor_port = free_ports(2)
     journal = ("--journal", str(folder / f"journal-{port}.sqlite3"))
-    spec = FleetSpec(model, port=port, executor_port=executor_port, scheduler_options=(*options, *journal))
+    options = (*kind.options, *journal)
+    spec = FleetSpec(str(kind.model), port=port, executor_port=executor_port, scheduler_options=options)
     fleet = stack.enter_context(LocalFleet(spec, folder))
     fleet.wait_ready()
-    return Side(spec.url, fleet.pids[SCHEDULER], tools)
+    return Side(spec.url, fleet.pids[SCHEDULER], kind)
 
 
 def _with_tools(model: Path, tools: list[Json], folder: Path) -> Path:

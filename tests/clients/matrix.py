@@ -2,12 +2,12 @@
 
 import json
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import httpx
 
@@ -152,13 +152,16 @@ def replace_busy_executor(fleet: LocalFleet, num_tokens: int) -> bool:
     Args:
         num_tokens: that are generated first.
     """
-    start = _num_generated(fleet) if num_tokens else 0
+
+    def status() -> dict[str, Any]:
+        return httpx.get(f"{fleet.spec.url}/status").json()
+
+    start = status()["output_tokens"]
 
     def busy() -> str | None:
-        if num_tokens and _num_generated(fleet) < start + num_tokens:
-            return None
-        executors = httpx.get(f"{fleet.spec.url}/status").json()["executors"]
-        return next((executor["executor"] for executor in executors if executor["running"]), None)
+        now = status()
+        running = (executor["executor"] for executor in now["executors"] if executor["running"])
+        return next(running, None) if now["output_tokens"] >= start + num_tokens else None
 
     try:
         index = int(eventually(busy, 10).rpartition("-")[2])
@@ -167,9 +170,3 @@ def replace_busy_executor(fleet: LocalFleet, num_tokens: int) -> bool:
     fleet.kill_executor(index)
     fleet.start_executor(index)
     return True
-
-
-def _num_generated(fleet: LocalFleet) -> int:
-    """Tokens that the service has generated since it started."""
-    found = re.search(r"^baton_output_tokens_total (\S+)$", httpx.get(f"{fleet.spec.url}/metrics").text, re.MULTILINE)
-    return int(float(found[1])) if found else 0

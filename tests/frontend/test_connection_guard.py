@@ -16,6 +16,8 @@ from scheduler_svc.frontend.http.server import ACCEPTS_AT_ONCE, http_config
 from scheduler_svc.frontend.link.request_counts import RequestCounts
 from tests.frontend.raw_http import ABORTED, HEAD, Client, app, serving
 
+SHORT = ConnectionLimits(max_connections=100, head_timeout_s=0.3, body_timeout_s=0.3, stall_timeout_s=0.3)
+
 
 def noted(monkeypatch: pytest.MonkeyPatch, log: str) -> list[dict]:
     """The lines of one of the guard's logs, which are not written."""
@@ -27,9 +29,6 @@ def noted(monkeypatch: pytest.MonkeyPatch, log: str) -> list[dict]:
 
     monkeypatch.setattr(connection_guard, log, Noting())
     return lines
-
-
-SHORT = ConnectionLimits(max_connections=100, head_timeout_s=0.3, body_timeout_s=0.3, stall_timeout_s=0.3)
 
 
 @pytest.mark.parametrize(

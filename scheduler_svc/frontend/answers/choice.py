@@ -143,7 +143,7 @@ class Choice:
     ) -> tuple[list[Piece], str | None]:
         """The same where the text is taken apart."""
         additions, reason = message.feed(token_ids, finish_reason)
-        if reason == "stop" and message.has_calls:
+        if reason == "stop" and message.has_calls and not message.is_cut_in_call:
             reason = "tool_calls"
         pieces = []
         for part, num_tokens in additions:

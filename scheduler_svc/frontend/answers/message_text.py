@@ -46,9 +46,13 @@ class MessageText:
 
     @property
     def has_calls(self) -> bool:
-        """Whether a call has begun, and no stop string has cut the last one: then it is not one to be carried out."""
-        is_cut = self.text.has_stop_string and self._parser.is_in_call
-        return self._parser.num_calls > 0 and not is_cut
+        """Whether a call has begun."""
+        return self._parser.num_calls > 0
+
+    @property
+    def is_cut_in_call(self) -> bool:
+        """Whether a stop string ended the sequence inside a call, which is not to be carried out then."""
+        return self.text.has_stop_string and self._parser.is_in_call
 
     def feed(self, token_ids: Sequence[int], finish_reason: str | None) -> tuple[list[Addition], str | None]:
         """New parts of the message, none of them empty, and why the sequence ended if it did. A thought's part comes

@@ -1,7 +1,6 @@
 """Limits on connections that send no complete request, or that stop reading."""
 
 import asyncio
-import secrets
 from dataclasses import dataclass
 from enum import Enum
 from http import HTTPStatus
@@ -12,7 +11,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from common.logging import QuietLog, get_logger
 from scheduler_svc.frontend.errors import ApiError
-from scheduler_svc.frontend.http.responses import REQUEST_ID_HEADER, ErrorResponse
+from scheduler_svc.frontend.http.responses import REQUEST_ID_HEADER, ErrorResponse, new_request_id
 from scheduler_svc.frontend.http.strict_h11 import StrictConnection
 from scheduler_svc.frontend.link.request_counts import OTHER, RequestCounts
 
@@ -124,7 +123,7 @@ class ConnectionGuard(H11Protocol):
 
     def _refuse(self, error: ApiError) -> None:
         """Answer, without waiting for a request that may never come, and close the connection."""
-        request_id = "req-" + secrets.token_hex(12)
+        request_id = new_request_id()
         response = ErrorResponse(error)
         headers = [*response.raw_headers, (REQUEST_ID_HEADER.encode(), request_id.encode()), (b"connection", b"close")]
         reason = HTTPStatus(error.status).phrase.encode()

@@ -1,5 +1,7 @@
 """HTTP answers that are not streamed: JSON of our structs, and errors."""
 
+import secrets
+
 from fastapi import Response
 from msgspec import Struct
 from starlette.types import Receive, Scope, Send
@@ -13,6 +15,11 @@ REQUEST_ID_HEADER = "x-request-id"
 ANSWER_ID = "baton.answer_id"  # of the answer that it asks for
 IS_SUBMITTED = "baton.is_submitted"  # the core has it, and counts if it is refused
 ERROR = "baton.error"  # the ApiError that it is answered with
+
+
+def new_request_id() -> str:
+    """An id for a request that has none, neither its client's nor that of an answer."""
+    return "req-" + secrets.token_hex(12)
 
 
 def json_response(value: Struct, headers: dict[str, str] | None = None) -> Response:

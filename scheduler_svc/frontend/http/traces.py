@@ -5,7 +5,6 @@ everything else, so that it sees every answer.
 """
 
 import re
-import secrets
 from collections.abc import Sequence
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -15,7 +14,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from common.logging import QuietLog, get_logger
 from scheduler_svc.frontend.errors import CLIENT_CLOSED_REQUEST, ApiError
 from scheduler_svc.frontend.http.middleware import OPEN_PATHS
-from scheduler_svc.frontend.http.responses import ANSWER_ID, ERROR, IS_SUBMITTED, REQUEST_ID_HEADER
+from scheduler_svc.frontend.http.responses import (
+    ANSWER_ID,
+    ERROR,
+    IS_SUBMITTED,
+    REQUEST_ID_HEADER,
+    new_request_id,
+)
 from scheduler_svc.frontend.link.request_counts import OTHER, RequestCounts
 
 MAX_LOGGED_CHARACTERS = 300
@@ -52,7 +57,7 @@ class Traces:
                 is_answered = True
                 headers = MutableHeaders(raw=list(message["headers"]))
                 headers[REQUEST_ID_HEADER] = request_id = (
-                    own_id or headers.get(REQUEST_ID_HEADER) or scope.get(ANSWER_ID) or "req-" + secrets.token_hex(12)
+                    own_id or headers.get(REQUEST_ID_HEADER) or scope.get(ANSWER_ID) or new_request_id()
                 )
                 self._answered(scope, message["status"], request_id)
                 message = {**message, "headers": headers.raw}

@@ -46,7 +46,7 @@ class ThoughtSplitter:
         """The thought and the rest that this piece adds."""
         if self._state is _State.ANSWER:
             return "", text
-        if self._is_inside(text):
+        if self._is_thought(text):
             return text, ""
         text, self._held = self._held + text, ""
         if self._state is _State.BEFORE:
@@ -65,7 +65,7 @@ class ThoughtSplitter:
         held, self._held = self._held, ""
         return (self._trimmed(held), "") if self.is_thinking else ("", held)
 
-    def _is_inside(self, text: str) -> bool:
+    def _is_thought(self, text: str) -> bool:
         """Whether a piece is thought, is shown as it is and changes nothing here. Most are."""
         return (
             self._state is _State.INSIDE
