@@ -10,4 +10,5 @@ field says about another is checked in `common.plan`.
 from common.messages.base import *  # noqa: F403
 from common.messages.executors import *  # noqa: F403
 from common.messages.frontends import *  # noqa: F403
+from common.messages.keeper import *  # noqa: F403
 from common.messages.steps import *  # noqa: F403

@@ -10,6 +10,22 @@ from common.messages.steps import Plan, StepFailed, StepResult
 # --- executor -> scheduler ---
 
 
+class Pool(Message, frozen=True):
+    """The KV memory that an executor computes in, if a keeper keeps it: it outlives the process.
+
+    Attributes:
+        pool: its name, a secret: a scheduler lets whoever knows it continue the pool.
+        lease: which holder this is; each later one has a greater number.
+        layout: what its bytes mean, beside what Hello says of the model and the blocks.
+        epoch: the last one whose plans may have written it; 0 if it is new.
+    """
+
+    pool: Annotated[str, Meta(min_length=32, max_length=32)]
+    lease: Epoch
+    layout: Annotated[str, Meta(min_length=1, max_length=256)]
+    epoch: Annotated[int, Meta(ge=0, le=2**53)]
+
+
 class Hello(Message, frozen=True, tag="hello"):
     """An executor that can take a plan at once: weights loaded, kernels warm. Answered by Welcome or Reject.
 
@@ -31,6 +47,8 @@ class Hello(Message, frozen=True, tag="hello"):
             file, as executors need none.
         grammars: name and version of the library that masks tokens by grammars; empty if there is no tokenizer.json.
             Other versions may allow other tokens.
+        start_s: how long its process took from its start to its first Hello; another one will take about as long.
+        pool: its KV memory; None if that ends with the process.
     """
 
     executor: Name
@@ -47,12 +65,19 @@ class Hello(Message, frozen=True, tag="hello"):
     pid: Count
     tokenizer: Annotated[str, Meta(max_length=64)]
     grammars: Annotated[str, Meta(max_length=64)]
+    start_s: Annotated[float, Meta(ge=0.0, le=1e6)] = 0.0
+    pool: Pool | None = None
 
 
 class ExecutorHeartbeat(Message, frozen=True, tag="alive"):
-    """Sent every `HEARTBEAT_INTERVAL_S`, by a thread of its own: the process lives, idle or not."""
+    """Sent every `HEARTBEAT_INTERVAL_S`, by a thread of its own: the process lives, idle or not.
+
+    Attributes:
+        has_standby: whether another process waits to continue its pool.
+    """
 
     epoch: Epoch
+    has_standby: bool = False
 
 
 class Leaving(Message, frozen=True, tag="leaving"):
