@@ -44,7 +44,7 @@ from benchmarks.rig.workloads import WorkloadRequest, upper_halves
 from common.logging import setup_logging
 from executor_svc.model.config import read_config
 from kernels.cpu import Loaded
-from scheduler_svc.core.scheduling.scheduler import SchedulerConfig
+from scheduler_svc.core.scheduling.config import SchedulerConfig
 
 WINDOW = 2
 WARM_UP_TOKENS = 4

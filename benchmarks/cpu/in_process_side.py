@@ -14,7 +14,7 @@ from benchmarks.rig.in_process import in_process
 from benchmarks.rig.service_load import submits, with_outputs
 from benchmarks.rig.workloads import WorkloadRequest
 from common.logging import setup_logging
-from scheduler_svc.core.scheduling.scheduler import SchedulerConfig
+from scheduler_svc.core.scheduling.config import SchedulerConfig
 
 
 def main(arguments: Sequence[str], fd: int) -> None:

@@ -43,7 +43,7 @@ from benchmarks.rig.step_records import between
 from benchmarks.rig.workloads import WorkloadRequest
 from common.logging import setup_logging
 from executor_svc.model.config import read_config
-from scheduler_svc.core.scheduling.scheduler import SchedulerConfig
+from scheduler_svc.core.scheduling.config import SchedulerConfig
 
 WARM_UP_TOKENS = 16
 CEILINGS_BUDGET_S = 0.5

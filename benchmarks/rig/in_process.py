@@ -21,7 +21,8 @@ from executor_svc.options import ExecutorOptions
 from executor_svc.runner.runner import Runner
 from executor_svc.startup import start_executor
 from scheduler_svc.core.fleet.membership import Membership
-from scheduler_svc.core.scheduling.scheduler import Scheduler, SchedulerConfig
+from scheduler_svc.core.scheduling.config import SchedulerConfig
+from scheduler_svc.core.scheduling.scheduler import Scheduler
 
 EPOCH = 1
 

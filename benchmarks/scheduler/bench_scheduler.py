@@ -26,8 +26,9 @@ from benchmarks.rig.workloads import WorkloadRequest
 from benchmarks.scheduler.timed_simulation import VOCAB_SIZE, TimedSimulation
 from common.plan import ExecutorLimits
 from scheduler_svc.core.executor.executor_state import ExecutorState
+from scheduler_svc.core.scheduling.config import SchedulerConfig
 from scheduler_svc.core.scheduling.placement import place
-from scheduler_svc.core.scheduling.scheduler import Scheduler, SchedulerConfig
+from scheduler_svc.core.scheduling.scheduler import Scheduler
 from scheduler_svc.core.sequence import Sequence
 
 MANY_ROWS = 200  # decode-only steps of at least this many rows count for us_decode_step_p50

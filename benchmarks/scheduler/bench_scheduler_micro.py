@@ -21,7 +21,8 @@ from common import messages as m
 from common.plan import ExecutorLimits
 from common.wire import Codec
 from scheduler_svc.core.fleet.membership import Membership
-from scheduler_svc.core.scheduling.scheduler import Scheduler, SchedulerConfig
+from scheduler_svc.core.scheduling.config import SchedulerConfig
+from scheduler_svc.core.scheduling.scheduler import Scheduler
 
 VOCAB_SIZE = 10_000
 BLOCKS_A_ROW = 64

@@ -25,7 +25,7 @@ from scheduler_svc.core.config import CoreConfig
 from scheduler_svc.core.core import Core
 from scheduler_svc.core.event_loop import EventLoop
 from scheduler_svc.core.requests.group_commit import BatchFailed, BatchSaved, JournalBatch, JournalState
-from scheduler_svc.core.scheduling.scheduler import SchedulerConfig
+from scheduler_svc.core.scheduling.config import SchedulerConfig
 
 RUNNING = 64
 BLOCK_SIZE = 16

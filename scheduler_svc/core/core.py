@@ -249,19 +249,8 @@ class Core:
         epoch = membership.epoch
         self._counters.executor_joined(epoch)
         ends = self.scheduler.add_executor(membership, now)
-        facts = {
-            "executor": hello.executor,
-            "epoch": epoch,
-            "device": hello.device,
-            "dtype": hello.dtype,
-            "blocks": hello.num_blocks,
-            "block_size": hello.block_size,
-            "build": hello.build,
-            "fingerprint": hello.fingerprint,
-            "pid": hello.pid,
-        }
         return [
-            log_line("info", "executor joined", **facts),
+            log_lines.joined(hello, self.scheduler.executor(epoch)),
             *self.requests.ended(ends, now),
             *self._fleet_changed(now),
         ]
@@ -272,13 +261,21 @@ class Core:
         actions: list[Action] = []
         if cause in f.BLAMABLE and now >= self._forgiving_until:
             actions += self.requests.ended(self.scheduler.blame(epoch, ended.step), now)
-        resumed = self.scheduler.remove_executor(epoch, now)
+        pool_wait_s = None if cause in f.UNSAFE else self._pool_wait_s(epoch, hello)
+        resumed = self.scheduler.remove_executor(epoch, now, pool_wait_s)
         self._counters.executor_ended(epoch, cause, resumed, now, is_failure=is_failure)
         level: Level = "warning" if is_failure else "info"
         what = "executor lost" if is_failure else "executor left"
         facts = {"executor": hello.executor, "epoch": epoch, "cause": cause, "reason": ended.reason[:MAX_LOGGED_REASON]}
         actions.append(log_line(level, what, **facts, sequences_moved=len(resumed)))
         return [*actions, *self._fleet_changed(now)]
+
+    def _pool_wait_s(self, epoch: int, hello: m.Hello) -> float:
+        """How long the sequences of an executor that is gone wait for the next one of its pool."""
+        model = self.scheduler.executor(epoch).model
+        others = [member for member in self.fleet if member.membership.model == model]
+        tokens_per_s = sum(member.steps.tokens_per_s for member in others if member.standing is Standing.READY)
+        return self.scheduler.pool_wait_s(epoch, hello.start_s, tokens_per_s)
 
     def _end_if_drained(self, epoch: int, now: float) -> list[Action]:
         member = self.fleet.member(epoch)

@@ -41,6 +41,27 @@ class Generated:
     prompt_logprobs: bytes = b""
 
 
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """Blocks in which a sequence left K and V that the index does not lead to: no other sequence can find them.
+
+    They are free, and still the sequence's as long as they have these uids.
+
+    Attributes:
+        origin: of the index of the pool that they are in (`ExecutorState`).
+        first: place of the first one in the sequence's table.
+        blocks, uids: their ids, and what names their content.
+        num_valid: of the sequence's positions, from 0 on, those that answered plans have written, as far as the blocks
+            go.
+    """
+
+    origin: int
+    first: int
+    blocks: "array[int]"
+    uids: tuple[int, ...]
+    num_valid: int
+
+
 @dataclass(slots=True, eq=False)
 class Sequence:
     """One stream of tokens. While it runs, the counts that change with each step are in its lane (`lanes.py`).
@@ -69,6 +90,8 @@ class Sequence:
         model: what computed its answer so far, or computes its beginning; a sequence with an answer goes on with this
             model as long as an executor has it.
         placed: epoch of the executor that it waits for, 0 while that is open.
+        tail: what it left in a pool when that lost its executor, and may take back there.
+        awaited: epoch whose pool it waits for, because it left much there; 0 for none.
         epoch, lane: where it runs (0 and -1 while it does not; a completing one has no lane).
         may_shorten: whether `max_tokens` is a default, and may become less.
         takes_any_library: whether executors may mask its tokens by another library, or version, than its grammar was
@@ -101,6 +124,8 @@ class Sequence:
     failed_on: str = ""
     model: str = ""
     placed: int = 0
+    tail: Tail | None = None
+    awaited: int = 0
     epoch: int = 0
     lane: int = -1
 
@@ -125,6 +150,16 @@ class Sequence:
         """Positions of the prompt, from 0 on, whose logits have told the log-probabilities of the next token."""
         width = self.num_prompt_logprobs
         return len(self.prompt_logprobs) // width if width else 0
+
+    def take_up(self, output: Generated) -> None:
+        """It had this in an earlier life of the scheduler."""
+        self.tokens.frombytes(output.token_ids)
+        self.logprob_ids.frombytes(output.logprob_ids)
+        self.logprobs.frombytes(output.logprobs)
+        self.prompt_logprob_ids.frombytes(output.prompt_logprob_ids)
+        self.prompt_logprobs.frombytes(output.prompt_logprobs)
+        self.largest_token = max(self.largest_token, *self.tokens)
+        self.num_written = len(self.tokens) - 1 if output.token_ids else 0
 
     def wanted_from(self, num_computed: int) -> int:
         """The first position whose logits are still to tell how likely the prompt's next token is, once so many are

@@ -20,7 +20,7 @@ from benchmarks.rig.runs import TimedRun
 from benchmarks.rig.workloads import upper_halves
 from common import messages as m
 from executor_svc.runner.grammar_masks import GrammarMasks
-from scheduler_svc.core.scheduling.scheduler import SchedulerConfig
+from scheduler_svc.core.scheduling.config import SchedulerConfig
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 VOCAB_SIZE = 10_240

@@ -13,7 +13,8 @@ import pytest
 
 from common import messages as m
 from common.model_files import DEMO_MODEL_DIR
-from scheduler_svc.core.scheduling.scheduler import Scheduler, SchedulerConfig
+from scheduler_svc.core.scheduling.config import SchedulerConfig
+from scheduler_svc.core.scheduling.scheduler import Scheduler
 from tests.support.checkpoints import reference_greedy
 from tests.support.core import running_core
 

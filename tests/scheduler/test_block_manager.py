@@ -203,7 +203,7 @@ def test_a_child_whose_parent_was_computed_anew_is_replaced():
         reserve(manager, sequence)
     head, old_child, _ = first.table
     release(manager, first)
-    manager._cached.move_to_end(head, last=False)  # evict the head before its tail, which the usual order avoids
+    manager._named.move_to_end(head, last=False)  # evict the head before its tail, which the usual order avoids
     assert reserve(manager, alive([77])).num_new == 1
     assert ALIVE[-1].table == [head]
     for sequence in others:

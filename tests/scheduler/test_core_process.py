@@ -12,7 +12,7 @@ from common import messages as m
 from common.wire import HEADER
 from scheduler_svc.core.fleet import fleet
 from scheduler_svc.core.requests import frontends
-from scheduler_svc.core.scheduling.scheduler import SchedulerConfig
+from scheduler_svc.core.scheduling.config import SchedulerConfig
 from tests.support.core import FakeExecutor, Peer, running_core
 from tests.support.eventually import eventually
 from tests.support.hello import LIMITS, hello

@@ -19,7 +19,8 @@ from scheduler_svc.core.executor.block_manager import BlockManager, hash_block
 from scheduler_svc.core.executor.capacity import capacity
 from scheduler_svc.core.fleet.membership import Membership, Standing
 from scheduler_svc.core.scheduling.admission import MAX_PREEMPTIONS
-from scheduler_svc.core.scheduling.scheduler import Scheduler, SchedulerConfig
+from scheduler_svc.core.scheduling.config import SchedulerConfig
+from scheduler_svc.core.scheduling.scheduler import Scheduler
 from scheduler_svc.core.sequence import Sequence, State
 from scheduler_svc.core.step_output import SequenceEnd, StepOutput
 from tests.support.effort import examples
@@ -333,12 +334,17 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_blocks = {"all": most, "one less": most - 1, "half": most // 2}[blocks]
         max_model_len = int(self.limits.max_model_len * length)
         limits = replace(self.limits, num_blocks=max(2, num_blocks), max_model_len=max_model_len)
+        self.enter(OracleExecutor(limits))
+
+    def enter(self, executor: OracleExecutor, pool: m.Pool | None = None) -> None:
+        """An executor begins its epoch."""
+        limits = executor.limits
         self.epochs += 1
-        self.executors[self.epochs] = OracleExecutor(limits)
+        self.executors[self.epochs] = executor
         self.sent[self.epochs] = deque()
         self.ends_of_rows[self.epochs] = deque()
         self.pools.joined(self.epochs, capacity(limits), self.now)
-        ends = self.scheduler.add_executor(Membership(self.epochs, "", "", limits), self.now)
+        ends = self.scheduler.add_executor(Membership(self.epochs, "", "", limits, pool=pool), self.now)
         for end in ends:
             sequence = end.sequence
             needed = sequence.num_prompt + 1 if sequence.may_shorten else sequence.max_length
@@ -377,9 +383,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert self.scheduler.is_idle(epoch)
         self.remove(epoch)
 
-    def remove(self, epoch: int) -> None:
+    def remove(self, epoch: int, pool_wait_s: float | None = None) -> None:
         self.pools.left(epoch, self.now)
-        self.scheduler.remove_executor(epoch, self.now)
+        self.scheduler.remove_executor(epoch, self.now, pool_wait_s)
         self.stay.pop(epoch, None)
         del self.executors[epoch], self.sent[epoch]
 
@@ -392,7 +398,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def check_stranded(self) -> None:
         """No sequence waits for longer than the grace beside executors that cannot hold it."""
         largest = self.pools.largest
-        waiting = [s for s in self.outputs if s.state is State.WAITING and s.max_length > largest > 0]
+        waiting = [s for s in self.outputs if s.state is State.WAITING and s.max_length > largest > 0 and not s.awaited]
         self.stranded = {sequence: self.stranded.get(sequence, self.now) for sequence in waiting}
         assert all(self.now < since + GRACE_S for since in self.stranded.values())
 

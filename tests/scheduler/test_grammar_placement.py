@@ -6,7 +6,8 @@ import pytest
 
 from common import messages as m
 from scheduler_svc.core.fleet.membership import Membership, Standing
-from scheduler_svc.core.scheduling.scheduler import Scheduler, SchedulerConfig
+from scheduler_svc.core.scheduling.config import SchedulerConfig
+from scheduler_svc.core.scheduling.scheduler import Scheduler
 from scheduler_svc.core.sequence import Sequence
 from tests.support.oracle import OracleExecutor, expected_output
 from tests.support.rig import limits

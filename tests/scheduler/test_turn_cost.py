@@ -6,7 +6,7 @@ import pytest
 
 from common import messages as m
 from scheduler_svc.core.requests.group_commit import JournalState
-from scheduler_svc.core.scheduling.scheduler import SchedulerConfig
+from scheduler_svc.core.scheduling.config import SchedulerConfig
 from tests.support.instructions import instructions_of
 from tests.support.service import PROMPT, Service, restart
 

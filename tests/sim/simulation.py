@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from common import messages as m
 from common.plan import ExecutorLimits
 from scheduler_svc.core.config import CoreConfig
-from scheduler_svc.core.scheduling.scheduler import SchedulerConfig
+from scheduler_svc.core.scheduling.config import SchedulerConfig
 from tests.sim.checks import check_abandoned, check_end, check_ghosts, is_quiet
 from tests.sim.clients import Client
 from tests.sim.disk import Disk

@@ -15,7 +15,7 @@ from common.heartbeats import HEARTBEAT_INTERVAL_S
 from common.plan import ExecutorLimits
 from common.wire import HEADER, Codec
 from scheduler_svc.core.config import CoreConfig
-from scheduler_svc.core.scheduling.scheduler import SchedulerConfig
+from scheduler_svc.core.scheduling.config import SchedulerConfig
 from scheduler_svc.server.core_process import CoreProcess
 from scheduler_svc.server.journal import Journal
 from tests.support.hello import LIMITS, hello

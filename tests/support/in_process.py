@@ -14,7 +14,8 @@ from common.plan import ExecutorLimits, parse_plan
 from common.wire import Codec
 from executor_svc.runner.runner import Runner
 from scheduler_svc.core.fleet.membership import Membership
-from scheduler_svc.core.scheduling.scheduler import Scheduler, SchedulerConfig
+from scheduler_svc.core.scheduling.config import SchedulerConfig
+from scheduler_svc.core.scheduling.scheduler import Scheduler
 from scheduler_svc.core.step_output import SequenceEnd
 
 

@@ -22,6 +22,7 @@ from common.step_result import ResultColumns
 from executor_svc.staging.constrained_lanes import ConstrainedLanes
 
 ROOT = 0
+TORN = -1  # no history
 
 
 def extend(history: int, token: int) -> int:
@@ -105,12 +106,13 @@ class OracleExecutor:
 
     Args:
         model: executors of different ones sample different tokens; `expected_output` finds them with `seed ^ model`.
+        slots: the memory of a pool that it continues; None for a new one.
     """
 
-    def __init__(self, limits: ExecutorLimits, model: int = 0) -> None:
+    def __init__(self, limits: ExecutorLimits, model: int = 0, slots: dict[int, Written] | None = None) -> None:
         self.limits = limits
         self.model = model
-        self.slots: dict[int, Written] = {}
+        self.slots: dict[int, Written] = {} if slots is None else slots
         self.last_tokens: dict[int, int] = {}
         self.computed_tokens = 0
         self._lanes = ConstrainedLanes(limits.vocab_size)
@@ -151,6 +153,12 @@ class OracleExecutor:
             np.array(prompt_values, np.float32),
         )
         return result.message(plan.epoch, plan.step, compute_us=1)
+
+    def tear(self, plan: m.Plan, num_slots: int | None = None) -> None:
+        """The executor dies in the middle of a plan: the first slots that it writes hold nothing of use."""
+        slots = parse_plan(plan, self.limits).slot_mapping
+        for slot in slots[slots >= 0][:num_slots].tolist():
+            self.slots[slot] = Written(TORN, -1)
 
     def _constraint_salts(self, columns: PlanColumns, histories: list[int]) -> dict[int, int]:
         """What constraints make of the samples that have some; their lanes' tokens must be those of the slots."""

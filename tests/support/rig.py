@@ -7,7 +7,8 @@ from typing import Any
 from common import messages as m
 from common.plan import ExecutorLimits
 from scheduler_svc.core.fleet.membership import Membership, Standing
-from scheduler_svc.core.scheduling.scheduler import Scheduler, SchedulerConfig
+from scheduler_svc.core.scheduling.config import SchedulerConfig
+from scheduler_svc.core.scheduling.scheduler import Scheduler
 from scheduler_svc.core.sequence import Sequence
 from scheduler_svc.core.step_output import SequenceEnd
 from tests.support.oracle import OracleExecutor, expected_output, expected_prompt_logprobs

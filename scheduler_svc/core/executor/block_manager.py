@@ -3,78 +3,38 @@
 Pure: no socket, clock or log. The scheme of hashed, reference-counted blocks is vLLM's; what differs is that
 counts are derived instead of triggered by an edge, that a hit is verified instead of trusted, and that matching
 the cache and allocating are one transaction (`reserve`). docs/architecture.md lists the invariants by number.
-
-A block is an index into parallel lists: with a few dozen blocks to a prompt and a prompt in every other step, one
-object a block would cost more than all the hashing.
 """
 
 from array import array
-from collections import OrderedDict
 from collections.abc import Callable, Iterable
 
 import xxhash
 
+from common.wire import IntArray
+from scheduler_svc.core.executor.block_books import NO_PARENT, BlockBooks
 from scheduler_svc.core.executor.block_table import TOKEN_BYTES, BlockTable, Grant
-from scheduler_svc.core.sequence import NO_POSITION
+from scheduler_svc.core.sequence import NO_POSITION, Tail
 
 Accept = Callable[[int], bool] | None
 HashFunction = Callable[[bytes, int], int]
-NO_PARENT = -1
-BOOKS_AT_ONCE = 1024  # blocks that books are made for when they run out: an executor's Hello may promise a million
 
 #: Key of a full block: 64 bits over its content, chained through its parent's key, which is the seed.
 hash_block: HashFunction = xxhash.xxh3_64_intdigest
 
 
-class BlockManager:
-    """Owns an executor's block ids.
+class BlockManager(BlockBooks):
+    """Owns the block ids of a pool.
 
     Args:
         num_blocks: ids run from 0 to num_blocks - 1.
         block_size: positions in a block.
         hash_function: (content, parent's key) -> key; tests force collisions with it.
-
-    Attributes:
-        ref_counts: tables each block stands in; 0 means free.
-        keys: each block's entry in the index, None while it is not published.
-        uids: name the content that a published block has now, and are never used again; 0 while unpublished.
-        contents: token ids of a published block as int32 bytes, behind the salt in the first block of a sequence;
-            whatever was there last in one that is not published.
-        parents, parent_uids: the block before it when it was published (NO_PARENT for a first block), and what that
-            one held. A parent that was handed out anew is told from the one the child was built on.
     """
 
     def __init__(self, num_blocks: int, block_size: int, hash_function: HashFunction = hash_block) -> None:
-        self.num_blocks = num_blocks
-        self.block_size = block_size
-        self.ref_counts: list[int] = []
-        self.keys: list[int | None] = []
-        self.uids: list[int] = []
-        self.contents: list[bytes] = []
-        self.parents: list[int] = []
-        self.parent_uids: list[int] = []
+        super().__init__(num_blocks, block_size)
         self._block_bytes = TOKEN_BYTES * block_size
         self._hash = hash_function
-        self._index: dict[int, int] = {}
-        # Free blocks, those to hand out first: blank, the last one freed; never used; cached, the least recently freed.
-        self._blank: list[int] = []
-        self._first_unused = 0
-        self._cached: OrderedDict[int, None] = OrderedDict()
-        self._last_uid = 0
-
-    @property
-    def num_free(self) -> int:
-        """Blocks that stand in no table."""
-        return len(self._blank) + self.num_blocks - self._first_unused + len(self._cached)
-
-    @property
-    def num_cached(self) -> int:
-        """Blocks that the index leads to, free or not."""
-        return len(self._index)
-
-    def blocks_for(self, num_tokens: int) -> int:
-        """Blocks that `num_tokens` positions take."""
-        return -(-num_tokens // self.block_size)
 
     def match(self, table: BlockTable, raw: bytes, end: int = NO_POSITION) -> list[int]:
         """Published blocks that continue a table with the sequence's known tokens (invariant 5).
@@ -112,8 +72,8 @@ class BlockManager:
     ) -> Grant | None:
         """Take the blocks for a prompt's next tokens, all or nothing (invariant 2).
 
-        Cached blocks that continue the table are pinned first and the rest is allocated, so how many tokens are left
-        to compute is known only here; blocks that the grant fills are published (invariant 6).
+        Cached blocks that continue the table are pinned first, then those of its tail, and the rest is allocated, so
+        how many tokens are left to compute is known only here; blocks that the grant fills are published (invariant 6).
 
         Args:
             table: of the sequence, `ceil(num_computed / block_size)` blocks.
@@ -136,50 +96,46 @@ class BlockManager:
         end = NO_POSITION if accept is not None else wanted_from + budget
         # After a block that is not full, or one of its own that collided, nothing can be hit.
         hits = self.match(table, raw, end) if table.num_published == held else []
+        own, num_valid = self._own(table, held + len(hits))
         # A published block is cached to its end, also one whose first positions only were computed, for their logits.
-        cached = max(num_computed, (table.num_published + len(hits)) * size)
+        cached = max(num_computed, (table.num_published + len(hits)) * size, num_valid)
         start = min(cached, length - 1, wanted_from)
         count = min(length - start, budget)
         needed = self.blocks_for(start + count)
         pinned = hits[: max(0, needed - held)]
-        num_new = max(0, needed - held - len(pinned))
-        counted = pinned if accept is None or is_promise else hits
+        taken = own[: max(0, needed - held - len(pinned))]
+        num_new = max(0, needed - held - len(pinned) - len(taken))
+        counted = [*pinned, *taken] if accept is None or is_promise else [*hits, *own]
         wanted = (num_new if accept is None else self.blocks_for(length) - held - len(counted)) + spare
         num_shared = sum([self.ref_counts[block] > 0 for block in counted])
         if wanted > self.num_free - (len(counted) - num_shared) or (accept is not None and not accept(num_shared)):
             return None
         for block in pinned:
             self._pin(block)
-        table.ids.extend(pinned)
         table.num_published += len(pinned)
+        for block in taken:
+            self._pin(block)
+            self.uids[block] = 0  # like every block that a table has and that is not published
+        table.ids.extend(pinned)
+        table.ids.extend(taken)
         if num_new:
             table.ids.extend(self.allocate(num_new))
+            table.tail = None  # what is left of it lies behind other blocks than those that it followed
         full = (start + count) // size
         self.publish(table, raw[: full * self._block_bytes], 0, may_merge=False)
-        return Grant(start=start, count=count, store_from=cached, num_hits=len(pinned), num_new=num_new)
+        return Grant(start, count, cached, num_hits=len(pinned), num_new=num_new, num_own=len(taken))
 
-    def allocate(self, count: int) -> list[int]:
-        """Hand out `count` free blocks, which there must be, for a table whose tokens need no look into the cache."""
-        blank = self._blank
-        blocks = [blank.pop() for _ in range(min(count, len(blank)))]
-        if (missing := count - len(blocks)) and (num_unused := min(missing, self.num_blocks - self._first_unused)):
-            blocks += self._take_unused(num_unused)
-            missing -= num_unused
-        ref_counts = self.ref_counts
-        for block in blocks:
-            ref_counts[block] = 1
-        if missing:
-            popitem, keys, uids, index = self._cached.popitem, self.keys, self.uids, self._index
-            for _ in range(missing):
-                block = popitem(last=False)[0]
-                blocks.append(block)
-                ref_counts[block] = 1
-                key = keys[block]
-                if key is not None:  # `_unpublish`, without the price of a call for each block
-                    del index[key]
-                    keys[block] = None
-                    uids[block] = 0
-        return blocks
+    def _own(self, table: BlockTable, reach: int) -> tuple[list[int], int]:
+        """What a table's tail adds to its first `reach` blocks: blocks, and how many positions are valid with them."""
+        tail = table.tail
+        if tail is None or reach < tail.first:
+            return [], 0
+        blocks: list[int] = []
+        for block, uid in zip(tail.blocks[reach - tail.first :], tail.uids[reach - tail.first :], strict=True):
+            if self.uids[block] != uid:
+                break
+            blocks.append(block)
+        return blocks, min(tail.num_valid, (reach + len(blocks)) * self.block_size)
 
     def publish(self, table: BlockTable, raw: bytes, first: int, *, may_merge: bool) -> bool:
         """Enter a sequence's full blocks into the index (invariants 4 and 6).
@@ -245,6 +201,40 @@ class BlockManager:
         table.ids = array("i")
         table.num_published = 0
         table.is_stuck = False
+        table.tail = None
+
+    def forget(self, written: IntArray) -> None:
+        """The content of these blocks is not known any more: plans without an answer write them."""
+        for block in written.tolist():
+            if self.keys[block] is not None:
+                self._unpublish(block)
+
+    def keep_tail(self, origin: int, ids: "array[int]", num_valid: int) -> Tail | None:
+        """Keep for a sequence what it leaves here and the index does not lead to, until its blocks are handed out.
+
+        To be called after `forget`, and while a sequence that runs still has its table.
+
+        Args:
+            origin: see `Tail`.
+            ids: of its table.
+            num_valid: of its positions, from 0 on, those whose K and V are known to be there.
+
+        Returns:
+            None if there is nothing, or another sequence keeps it already.
+        """
+        end = self.blocks_for(num_valid)
+        first = next((i for i in range(end) if self.keys[ids[i]] is None), end)
+        blocks = ids[first:end]
+        if not blocks or any(self.uids[block] for block in blocks):
+            return None
+        uids = tuple(range(self._last_uid + 1, self._last_uid + 1 + len(blocks)))
+        self._last_uid = uids[-1]
+        for block, uid in zip(blocks, uids, strict=True):
+            self.uids[block] = uid
+            if self.ref_counts[block] == 0:
+                self._blank.remove(block)
+                self._named[block] = None
+        return Tail(origin, first, blocks, uids, num_valid)
 
     def check(self, tables: Iterable[BlockTable]) -> None:
         """Assert invariants 3 and 4, given all tables that hold blocks here."""
@@ -255,24 +245,13 @@ class BlockManager:
                 held[block] += 1
                 assert (i < table.num_published) <= (self.keys[block] is not None)
         assert self.ref_counts == held[: len(self.ref_counts)], "a block is counted wrongly"
-        free = [*self._blank, *range(self._first_unused, self.num_blocks), *self._cached]
+        free = [*self._blank, *range(self._first_unused, self.num_blocks), *self._named]
         assert sorted(free) == [block for block, count in enumerate(held) if count == 0]
         for block, key in enumerate(self.keys):
-            assert (key is None) == (self.uids[block] == 0)
+            is_tail = key is None and block in self._named
+            assert (self.uids[block] == 0) == (key is None and not is_tail)
             assert key is None or self._index[key] == block
         assert all(self.keys[block] == key for key, block in self._index.items())
-
-    def _take_unused(self, count: int) -> range:
-        first, end = self._first_unused, self._first_unused + count
-        self._first_unused = end
-        if end > len(self.keys):
-            more = min(max(end - len(self.keys), BOOKS_AT_ONCE), self.num_blocks - len(self.keys))
-            for book in (self.ref_counts, self.uids, self.parent_uids):
-                book.extend([0] * more)
-            self.parents += [NO_PARENT] * more
-            self.keys += [None] * more
-            self.contents += [b""] * more
-        return range(first, end)
 
     def _holds(self, block: int, content: bytes, parent_uid: int) -> bool:
         """Whether a block's K and V are those of `content` after that parent (the key alone proves nothing)."""
@@ -282,23 +261,3 @@ class BlockManager:
         """Whether a block's parent still holds what it held when the block was published."""
         parent = self.parents[block]
         return parent == NO_PARENT or self.uids[parent] == self.parent_uids[block]
-
-    def _pin(self, block: int) -> None:
-        if self.ref_counts[block] == 0:
-            del self._cached[block]
-        self.ref_counts[block] += 1
-
-    def _drop(self, block: int) -> None:
-        self.ref_counts[block] -= 1
-        if self.ref_counts[block] == 0:
-            if self.keys[block] is None:
-                self._blank.append(block)
-            else:
-                self._cached[block] = None
-
-    def _unpublish(self, block: int) -> None:
-        key = self.keys[block]
-        assert key is not None
-        del self._index[key]
-        self.keys[block] = None
-        self.uids[block] = 0

@@ -3,6 +3,8 @@
 from array import array
 from dataclasses import dataclass, field
 
+from scheduler_svc.core.sequence import Tail
+
 TOKEN_BYTES = 4
 
 
@@ -15,12 +17,14 @@ class BlockTable:
         num_published: leading blocks that stand in the prefix cache's index.
         is_stuck: its next block's key is taken by other content, so nothing from there on can be published.
         salt: of the sequence's request; part of the first block's content.
+        tail: what the sequence left here when it ran here last, as far as it has not been taken back.
     """
 
     salt: bytes = b""
     ids: "array[int]" = field(default_factory=lambda: array("i"))
     num_published: int = 0
     is_stuck: bool = False
+    tail: Tail | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +38,7 @@ class Grant:
             only for its logits: the last one of a full-prompt hit, and those that say how likely the prompt is.
         num_hits: blocks that came from the prefix cache.
         num_new: blocks that were allocated.
+        num_own: blocks of its own tail.
     """
 
     start: int
@@ -41,3 +46,4 @@ class Grant:
     store_from: int
     num_hits: int
     num_new: int
+    num_own: int = 0

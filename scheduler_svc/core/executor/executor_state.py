@@ -7,6 +7,7 @@ An ExecutorState says what the executor can do, and does it: it builds a plan an
 from collections import deque
 from collections.abc import Sequence as Lists
 from enum import Enum
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from scheduler_svc.core.executor.block_manager import BlockManager, HashFunction
 from scheduler_svc.core.executor.block_table import BlockTable
 from scheduler_svc.core.executor.capacity import capacity
 from scheduler_svc.core.executor.inflight_plan import InflightPlan
+from scheduler_svc.core.executor.known_content import keep_what_is_known
 from scheduler_svc.core.executor.plan_answer import take_answer
 from scheduler_svc.core.executor.plan_builder import (
     DecodeRows,
@@ -58,15 +60,33 @@ class Intake(Enum):
         return self in (Intake.ENDING, Intake.STOPPED)
 
 
+class EarlierIndex(NamedTuple):
+    """What earlier epochs have left of a pool.
+
+    Attributes:
+        blocks: the index.
+        origin: the epoch in which it began.
+        epochs: those of which one was the last that may have written the pool.
+    """
+
+    blocks: BlockManager
+    origin: int
+    epochs: tuple[int, ...] = ()
+
+
 class ExecutorState:
-    """Everything that dies with an epoch (invariant 7).
+    """An epoch: everything here dies with it, except for the blocks of a pool that goes on (invariant 7).
 
     Args:
         membership: the executor's; the fleet changes its standing.
         hash_function: of the prefix cache.
+        earlier: of the pool that it continues; None for a new one.
 
     Attributes:
         blocks: its KV memory.
+        origin: the epoch in which the index of its pool began.
+        earlier_epochs: see `EarlierIndex`; none if it continues no pool.
+        not_adopted: why what was in its pool does not count, if so.
         running: sequences that hold a lane.
         completing: sequences that only wait for their last tokens.
         inflight: plans sent and not answered, in the order sent, which is the order they run in.
@@ -75,12 +95,19 @@ class ExecutorState:
     block_manager_type = BlockManager
     running_type = RunningSequences
 
-    def __init__(self, membership: Membership, hash_function: HashFunction = hash_block) -> None:
+    def __init__(
+        self, membership: Membership, hash_function: HashFunction = hash_block, earlier: "EarlierIndex | None" = None
+    ) -> None:
         self.membership = membership
         self.epoch = membership.epoch
         self.limits = limits = membership.limits
-        self.blocks = self.block_manager_type(limits.num_blocks, limits.block_size, hash_function)
-        self.running = self.running_type(self.epoch, limits, self.blocks)
+        if earlier is None:
+            earlier = EarlierIndex(
+                self.block_manager_type(limits.num_blocks, limits.block_size, hash_function), self.epoch
+            )
+        self.blocks, self.origin, self.earlier_epochs = earlier.blocks, earlier.origin, earlier.epochs
+        self.running = self.running_type(self.epoch, limits, self.blocks, self.origin)
+        self.not_adopted = ""
         self.completing: list[Sequence] = []
         self.inflight: deque[InflightPlan] = deque()
         self._intake = Intake.OPEN
@@ -97,6 +124,11 @@ class ExecutorState:
         return self.membership.model
 
     @property
+    def has_answered(self) -> bool:
+        """Whether a plan of this epoch was answered."""
+        return self._next_step > len(self.inflight)
+
+    @property
     def num_running(self) -> int:
         """Sequences that hold a lane, or wait for their last tokens."""
         return len(self.running) + len(self.completing)
@@ -110,9 +142,11 @@ class ExecutorState:
         return sequence.max_length <= capacity(self.limits) and sequence.largest_token < self.limits.vocab_size
 
     def cached_tokens(self, sequence: Sequence) -> int:
-        """Tokens of a waiting sequence that the prefix cache holds."""
-        table = BlockTable(sequence.cache_salt.encode())
-        return len(self.blocks.match(table, sequence.tokens.tobytes())) * self.limits.block_size
+        """Tokens of a waiting sequence that the prefix cache holds, or its tail behind that."""
+        table, tail = BlockTable(sequence.cache_salt.encode()), sequence.tail
+        num_hits = len(self.blocks.match(table, sequence.tokens.tobytes()))
+        in_tail = tail.num_valid if tail is not None and tail.origin == self.origin and num_hits >= tail.first else 0
+        return max(num_hits * self.limits.block_size, in_tail)
 
     # --- intake ---
 
@@ -152,8 +186,10 @@ class ExecutorState:
             self.running.leave(sequence)
             self.reopen()
 
-    def abandon(self) -> None:
-        """The epoch is over: tokens in flight will never arrive."""
+    def abandon(self, *, keeps_pool: bool) -> None:
+        """The epoch is over: tokens in flight will never arrive. What is in the pool counts on if it is kept."""
+        if keeps_pool:
+            keep_what_is_known(self.origin, self.blocks, self.inflight, self.running)
         self.running.lanes.inflight[:] = 0
         for plan in self.inflight:
             for sequence in plan.sequences:
@@ -198,13 +234,18 @@ class ExecutorState:
         returning = [row.sequence for row in sampled if row.sequence.num_output > 0]
         counts = _NO_COUNTS if asked is None or not asked.wants_logprobs else asked.logprob_counts
         self.inflight.append(
-            InflightPlan(step, planned, serials, sequences, len(decodes), returning, unsampled, counts, asked_prompts)
+            InflightPlan(
+                *(step, planned, serials, sequences, len(decodes), returning, unsampled, counts),
+                columns["slot_mapping"],
+                asked_prompts,
+            )
         )
         self._next_step += 1
         for row in sampled:
             self.running.prompt_done(row.sequence)
         # Those whose last token is in flight need no lane and no blocks any more: what gets them uses them later.
         for sequence in self.running.completed(planned):
+            self.inflight[-1].completed.append((sequence, self.running.table_of(sequence).ids))
             self.leave(sequence)
             sequence.state, sequence.epoch = State.COMPLETING, self.epoch
             self.completing.append(sequence)

@@ -1,6 +1,7 @@
 """What is kept of a plan for its answer. Pure."""
 
-from dataclasses import dataclass
+from array import array
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +21,9 @@ class InflightPlan:
         returning: sequences of the other sampled rows that have tokens from before they last waited.
         unsampled: sequences whose row does not reach their last token, and the position after the row.
         logprob_counts: of the sampled rows; empty if none wants any.
+        slot_mapping: its slots, int32 [tokens], -1 where it writes none.
         asked_prompts: what it asks of prompts; None if nothing.
+        completed: sequences whose last token it brings, and the tables that they gave back with it.
     """
 
     step: int
@@ -31,7 +34,9 @@ class InflightPlan:
     returning: list[Sequence]
     unsampled: list[tuple[Sequence, int]]
     logprob_counts: IntArray
+    slot_mapping: bytes
     asked_prompts: AskedPrompts | None = None
+    completed: list[tuple[Sequence, "array[int]"]] = field(default_factory=list)
 
     @property
     def everyone(self) -> list[Sequence]:

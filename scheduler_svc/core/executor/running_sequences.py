@@ -22,17 +22,19 @@ class RunningSequences:
 
     Args:
         epoch, limits, blocks: of the executor.
+        origin: see `ExecutorState`.
 
     Attributes:
         lanes: a column for each fact of a lane.
         order: lanes that are held, by the rank of their sequences.
     """
 
-    def __init__(self, epoch: int, limits: ExecutorLimits, blocks: BlockManager) -> None:
+    def __init__(self, epoch: int, limits: ExecutorLimits, blocks: BlockManager, origin: int = 0) -> None:
         budget = limits.max_batch_tokens
         self.lanes = Lanes(max(1, min(limits.max_num_seqs, budget - budget // PROMPT_SHARE)))
         self.order: list[int] = []
         self._epoch = epoch
+        self._origin = origin
         self._blocks = blocks
         self._block_size = limits.block_size
         self._num_prompts = 0  # lanes in LanePhase.PROMPT
@@ -83,6 +85,10 @@ class RunningSequences:
         self.lanes.phases[sequence.lane] = LanePhase.DECODE
         self._num_prompts -= 1
         self._decode_rows = None
+
+    def table_of(self, sequence: Sequence) -> BlockTable:
+        """The blocks of a sequence with a lane."""
+        return self.lanes.tables[sequence.lane]
 
     def num_computed(self, sequence: Sequence) -> int:
         """Tokens of a sequence with a lane that are computed once the plans in flight have run."""
@@ -211,13 +217,14 @@ class RunningSequences:
             accept: is asked last, with the number of its blocks that others hold already.
             protected: whether all blocks that it will ever need are set aside.
         """
-        table, raw = BlockTable(sequence.cache_salt.encode()), sequence.tokens.tobytes()
+        tail = sequence.tail if sequence.tail is not None and sequence.tail.origin == self._origin else None
+        table, raw = BlockTable(sequence.cache_salt.encode(), tail=tail), sequence.tokens.tobytes()
         wanted_from = sequence.wanted_from(0)
         grant = self._blocks.reserve(table, raw, 0, budget, spare, accept, wanted_from, is_promise=protected)
         if grant is None:
             return None
         lane = self.lanes.enter(sequence, table)
-        sequence.state, sequence.epoch, sequence.lane = State.RUNNING, self._epoch, lane
+        sequence.state, sequence.epoch, sequence.lane, sequence.tail = State.RUNNING, self._epoch, lane, None
         self._num_prompts += 1
         if self.order and sequence.rank < self.lanes.sequence(self.order[-1]).rank:
             insort(self.order, lane, key=lambda lane: self.lanes.sequence(lane).rank)

@@ -26,6 +26,7 @@ from scheduler_svc.core.fleet.step_clock import DEFAULT_FLOOR_S, StepClock
 MAX_MEMBERS = 256
 MAX_REMEMBERED = 1024  # executors that left
 FAILURES = ("step_failed", "hung", "untrusted", "disconnected", "silent")
+UNSAFE = ("step_failed", "untrusted")  # causes after which nothing that the executor's pool holds may count
 BLAMABLE = ("step_failed", "hung", "disconnected", "silent")  # failures that a sequence may have caused
 HELLO_AGAIN_S = 0.5  # a peer that has just joined need not join again, whatever became of its epoch
 
@@ -69,7 +70,7 @@ class StepAnswered:
 
 @dataclass(frozen=True, slots=True)
 class EpochEnded:
-    """An epoch is over, and with it all that its executor cached.
+    """An epoch is over, and with it all that its executor cached, unless its pool goes on.
 
     Attributes:
         cause: one word for metrics: `silent`, `disconnected`, `hung`, `step_failed`, `untrusted` (all of FAILURES),
@@ -172,7 +173,8 @@ class Fleet:
             return [SendToExecutor(peer, m.EpochOver(epoch=message.epoch, reason="this epoch is unknown here"))]
         member.last_heard = now
         match message:
-            case m.ExecutorHeartbeat():
+            case m.ExecutorHeartbeat(has_standby=has_standby):
+                member.membership.has_standby = has_standby
                 return []
             case m.StepResult():
                 return [StepAnswered(message)]
@@ -228,9 +230,7 @@ class Fleet:
         member = self._members.get(peer)
         if member is None:
             return []
-        # An executor that was asked to leave, and does not wait for its last step, has left in order.
-        cause = "drained" if member.standing is Standing.DRAINING else "disconnected"
-        return self._end(member, cause, "connection broke", now, tell=False)
+        return self._lost(member, "connection broke", now)
 
     def tick(self, now: float) -> list[Consequence]:
         """Ends epochs that have been silent or computing for too long, and sends heartbeats when they are due."""
@@ -260,10 +260,17 @@ class Fleet:
             return [*consequences, ExecutorRejected(hello, full)]
         if self._probation.is_out(hello.executor, now):
             return consequences
+        if hello.pool is not None and (older := self._holder(hello.pool.pool)) is not None:
+            if older.hello.pool is not None and hello.pool.lease < older.hello.pool.lease:
+                return consequences  # said by a process that is gone, before its successor spoke
+            # The keeper has seen the end of the older process, or it is the same one over another connection.
+            consequences += self._lost(older, "its pool has another holder", now)
         model = model_of(hello)
         steps = StepClock(self._step_floor_s, self._earlier.get((hello.executor, model)))
         limits = ExecutorLimits.of(hello)
-        membership = Membership(self._next_epoch, hello.executor, model, limits, grammars=hello.grammars)
+        membership = Membership(
+            self._next_epoch, hello.executor, model, limits, grammars=hello.grammars, pool=hello.pool
+        )
         self._next_epoch += 1
         member = Member(peer, membership, hello, joined_at=now, last_heard=now, steps=steps)
         self._members[peer] = self._by_epoch[member.epoch] = member
@@ -274,6 +281,15 @@ class Fleet:
             AdmitExecutor(peer),
             SendToExecutor(peer, m.Welcome(epoch=membership.epoch)),
         ]
+
+    def _holder(self, pool: str) -> Member | None:
+        """The member that has a pool."""
+        return next((m for m in self._members.values() if m.hello.pool is not None and m.hello.pool.pool == pool), None)
+
+    def _lost(self, member: Member, reason: str, now: float) -> list[Consequence]:
+        """An executor is gone. One that was asked to leave, and does not wait for its last step, has left in order."""
+        cause = "drained" if member.standing is Standing.DRAINING else "disconnected"
+        return self._end(member, cause, reason, now, tell=False)
 
     @staticmethod
     def _drain(member: Member) -> list[Consequence]:

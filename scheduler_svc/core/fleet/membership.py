@@ -7,6 +7,7 @@ stands is written in one place.
 from dataclasses import dataclass
 from enum import Enum
 
+from common.messages import Pool
 from common.plan import ExecutorLimits
 
 
@@ -27,6 +28,8 @@ class Membership:
         model: what it computes with: executors of one model give a sequence the same tokens.
         limits: what it said in its Hello.
         grammars: the library that it masks tokens by, likewise; empty for none.
+        pool: its KV memory; None if that ends with the process.
+        has_standby: whether another process waits to continue its pool.
         is_late: whether its answer to a plan is late, though not so late that it counts as hung.
     """
 
@@ -37,3 +40,5 @@ class Membership:
     standing: Standing = Standing.READY
     is_late: bool = False
     grammars: str = ""
+    pool: Pool | None = None
+    has_standby: bool = False

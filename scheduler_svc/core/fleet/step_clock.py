@@ -87,6 +87,12 @@ class StepClock:
         self._longest_s[oldest.size] = max(self._longest_s[oldest.size], 2 * limit_s / PATIENCE)
         return Overdue(oldest.step, oldest.num_tokens, took_s, limit_s)
 
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens that a second of large steps computes at least, as far as is known; 0 before the first answer."""
+        known = [2.0 ** (size - 1) / longest_s for size, longest_s in enumerate(self._longest_s) if longest_s]
+        return max(known, default=0.0)
+
     def is_late(self, now: float) -> bool:
         """Whether the oldest plan has taken longer than other sequences should wait for."""
         return bool(self._sent) and self._took_s(now) > LATE_S

@@ -1,8 +1,10 @@
-"""Lines that tell the operator what became of sequences. Pure."""
+"""Lines that tell the operator what became of sequences and executors. Pure."""
 
 from collections.abc import Iterable
 
-from scheduler_svc.core.actions import Action, log_line
+from common import messages as m
+from scheduler_svc.core.actions import Action, WriteLog, log_line
+from scheduler_svc.core.executor.executor_state import ExecutorState
 from scheduler_svc.core.sequence import Sequence
 from scheduler_svc.core.step_output import SequenceEnd
 
@@ -22,3 +24,25 @@ def relaxed(sequences: Iterable[Sequence], library: str) -> list[Action]:
         log_line("warning", "grammar goes on with any library", request=sequence.request_id, compiled_with=library)
         for sequence in sequences
     ]
+
+
+def joined(hello: m.Hello, executor: ExecutorState) -> WriteLog:
+    """An executor joins. Of its pool's name, which is a secret, the first characters."""
+    facts: dict[str, object] = {
+        "executor": hello.executor,
+        "epoch": executor.epoch,
+        "device": hello.device,
+        "dtype": hello.dtype,
+        "blocks": hello.num_blocks,
+        "block_size": hello.block_size,
+        "build": hello.build,
+        "fingerprint": hello.fingerprint,
+        "pid": hello.pid,
+    }
+    if hello.pool is not None:
+        facts |= {"pool": hello.pool.pool[:8], "lease": hello.pool.lease, "adopted": bool(executor.earlier_epochs)}
+    if executor.earlier_epochs:
+        facts["blocks_cached"] = executor.blocks.num_cached
+    if executor.not_adopted:
+        facts["not_adopted"] = executor.not_adopted
+    return log_line("info", "executor joined", **facts)

@@ -6,44 +6,23 @@ difference (vLLM V1's unified count), so prefill, chunked prefill and decode are
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
 from common.errors import WireError
 from common.messages import Plan, StepResult, Submit
 from common.step_result import parse_result
 from scheduler_svc.core.executor.block_manager import HashFunction, hash_block
-from scheduler_svc.core.executor.capacity import POOL_GRACE_S
 from scheduler_svc.core.executor.executor_state import ExecutorState, Intake
 from scheduler_svc.core.executor.memory_forecast import LengthHistory
 from scheduler_svc.core.executor.plan_builder import PromptRow
 from scheduler_svc.core.fleet.membership import Membership
 from scheduler_svc.core.scheduling.admission import MAX_PREEMPTIONS, Admission
+from scheduler_svc.core.scheduling.config import SchedulerConfig
 from scheduler_svc.core.scheduling.placement import PlacementRule, place
 from scheduler_svc.core.scheduling.plan_budget import PlanBudget
 from scheduler_svc.core.scheduling.sequences import Sequences
 from scheduler_svc.core.scheduling.stats import Moves, SchedulerStats
 from scheduler_svc.core.sequence import Generated, Sequence, State
 from scheduler_svc.core.step_output import SequenceEnd, StepOutput
-
-
-@dataclass(frozen=True)
-class SchedulerConfig:
-    """How the scheduler works.
-
-    Attributes:
-        window: plans in flight to one executor.
-        max_waiting: sequences that may wait; a request beyond is refused (`queue_full`).
-        look_ahead: whether admission asks what memory running sequences will still take, and not only what is free.
-        pool_grace_s: how long a sequence waits for an executor that fits it (its length, its grammar's library), while
-            others are there.
-        grammars: the library that frontends compile grammars with; empty for none.
-    """
-
-    window: int = 2
-    max_waiting: int = 4096
-    look_ahead: bool = True
-    pool_grace_s: float = POOL_GRACE_S
-    grammars: str = ""
 
 
 class Scheduler:
@@ -231,7 +210,7 @@ class Scheduler:
         return self.sequences.expire(now)
 
     def take_relaxed(self) -> list[Sequence]:
-        """Sequences that may be masked by another library than their grammar was compiled with, since the last call."""
+        """Sequences that may be masked by another library than their grammar's, since the last call."""
         return self.sequences.take_relaxed()
 
     def output_of(self, sequence: Sequence) -> Generated:
@@ -251,19 +230,36 @@ class Scheduler:
         Returns:
             The ends of waiting sequences that do not fit it, nor any executor before it.
         """
-        return self.sequences.add_executor(self.executor_type(membership, self._hash_function), now)
+        vacant, reason = self.sequences.pools.take(membership, now)
+        executor = self.executor_type(membership, self._hash_function, None if vacant is None else vacant.index)
+        executor.not_adopted = reason
+        return self.sequences.add_executor(executor, now)
 
     def executor_leaves(self, epoch: int, now: float = 0.0) -> None:
         """The standing of an executor has changed: it takes no more sequences."""
         self.sequences.executor_leaves(epoch, now)
 
-    def remove_executor(self, epoch: int, now: float = 0.0) -> list[Sequence]:
+    def remove_executor(self, epoch: int, now: float = 0.0, pool_wait_s: float | None = None) -> list[Sequence]:
         """End an epoch: its sequences wait again, at their places, with all tokens that have arrived.
+
+        Args:
+            pool_wait_s: how long they wait for the next executor of its pool, if a keeper keeps it; None if what is in
+                it must not count any more.
 
         Returns:
             The sequences that were running there.
         """
-        return self.sequences.remove_executor(epoch, now)
+        return self.sequences.remove_executor(epoch, now, pool_wait_s)
+
+    def pool_wait_s(self, epoch: int, start_s: float, others_tokens_per_s: float) -> float:
+        """How long the sequences of an executor that is gone should wait for the next one of its pool.
+
+        Args:
+            start_s: what its own start took.
+            others_tokens_per_s: what the others of its model compute.
+        """
+        pools, executor = self.sequences.pools, self.sequences.executors[epoch]
+        return pools.wait_s(executor, start_s, others_tokens_per_s, self.config.adoption_wait_s)
 
     def is_spent(self, epoch: int) -> bool:
         """Whether the executor runs no sequence and has answered every plan."""

@@ -9,14 +9,16 @@ from itertools import compress
 
 import msgspec
 
-from common.errors import RequestRejected, WireError
+from common.errors import RequestRejected
 from common.messages import FinishReason, Submit
 from common.wire import int32_array
 from scheduler_svc.core.executor.capacity import Capacities, capacity
 from scheduler_svc.core.executor.executor_state import ExecutorState
+from scheduler_svc.core.scheduling.arrivals import checked_prompt, with_max_tokens
 from scheduler_svc.core.scheduling.deadlines import Deadlines
+from scheduler_svc.core.scheduling.pools import Pools
 from scheduler_svc.core.scheduling.stats import Moves, SchedulerStats
-from scheduler_svc.core.scheduling.suspects import MAX_STRIKES, Suspects
+from scheduler_svc.core.scheduling.suspects import MAX_STRIKES, Suspects, is_suspect
 from scheduler_svc.core.scheduling.waiting_queue import Epochs, WaitingQueue
 from scheduler_svc.core.sequence import Generated, Sequence, State, largest_token, new_sequences
 from scheduler_svc.core.step_output import SequenceEnd
@@ -36,6 +38,7 @@ class Sequences:
         waiting: sequences that hold no lane; for reading.
         suspects: sequences with strikes.
         capacities: what the fleet can hold; for reading.
+        pools: those that wait for an executor.
         moves: since `take_moves` was called.
     """
 
@@ -44,11 +47,13 @@ class Sequences:
         self.waiting = WaitingQueue(self.epochs_for)
         self.suspects = Suspects()
         self.capacities = Capacities(pool_grace_s)
+        self.pools = Pools()
         self.moves = Moves()
         self._open: dict[Sequence, None] = {}
         self._deadlines = Deadlines()
         self._stranded: dict[Sequence, float] = {}  # since when no executor fits it, though there are some
         self._relaxed: list[Sequence] = []
+        self._awaited: list[int] = []  # epochs that ended, and whose pools sequences wait for
         self._now = 0.0
         self._max_waiting = max_waiting
         self._grammars = grammars
@@ -66,21 +71,10 @@ class Sequences:
 
     def add(self, submit: Submit, now: float) -> list[Sequence]:
         """See `Scheduler.add`."""
-        try:
-            prompt = int32_array("prompt", submit.prompt)
-        except WireError as error:
-            raise RequestRejected(str(error)) from error
-        if len(prompt) == 0:
-            raise RequestRejected("the prompt is empty; it needs at least 1 token")
-        if prompt.min() < 0:
-            raise RequestRejected(f"prompt has token id {prompt.min()}; ids start at 0")
-        try:
-            largest = largest_token(submit, prompt)
-        except WireError as error:
-            raise RequestRejected(f"the request's constraints are malformed: {error}") from error
+        prompt, largest = checked_prompt(submit)
         self._now = now
         if submit.may_shorten:
-            submit = _with_max_tokens(submit, self.capacities.default_max_tokens(len(prompt), submit.params.max_tokens))
+            submit = with_max_tokens(submit, self.capacities.default_max_tokens(len(prompt), submit.params.max_tokens))
         deadline = None if submit.timeout_s is None else now + submit.timeout_s
         one = new_sequences(msgspec.structs.replace(submit, n=1), prompt, largest, self._arrivals, deadline)[0]
         if (refusal := self.capacities.refusal(one, now)) is not None:  # before n copies of the prompt are made
@@ -112,13 +106,7 @@ class Sequences:
         sequences = new_sequences(submit, prompt, largest, arrival, deadline, place)
         self._arrivals = max(self._arrivals, arrival + submit.n)
         for sequence, output in zip(sequences, outputs, strict=True):
-            sequence.tokens.frombytes(output.token_ids)
-            sequence.logprob_ids.frombytes(output.logprob_ids)
-            sequence.logprobs.frombytes(output.logprobs)
-            sequence.prompt_logprob_ids.frombytes(output.prompt_logprob_ids)
-            sequence.prompt_logprobs.frombytes(output.prompt_logprobs)
-            sequence.largest_token = max(largest, *sequence.tokens)
-            sequence.num_written = len(sequence.tokens) - 1 if output.token_ids else 0
+            sequence.take_up(output)
             if fits:
                 self.capacities.has_fitted(sequence)
             self._enter(sequence)
@@ -128,8 +116,7 @@ class Sequences:
 
     def leave_queue(self, sequence: Sequence) -> None:
         """The sequence waits no longer. It may have been the one that an executor refused."""
-        for epoch in self.waiting.epochs_for(sequence):
-            self.executors[epoch].reopen()
+        self._reopen(self.waiting.epochs_for(sequence))
         self.waiting.remove(sequence)
         self._stranded.pop(sequence, None)
 
@@ -164,6 +151,7 @@ class Sequences:
         """An epoch begins. Returns the ends of waiting sequences that turn out never to fit."""
         self._now = max(self._now, now)
         self.executors[executor.epoch] = executor
+        self._stop_awaiting(executor)
         self.capacities.joined(executor.epoch, executor.limits, self._now)
         refused = [(s, refusal) for s in self.waiting if (refusal := self.capacities.never_fits(s)) is not None]
         ends = [self.end(s, "error", str(refusal), refusal.code) for s, refusal in refused]
@@ -172,7 +160,10 @@ class Sequences:
 
     def epochs_for(self, sequence: Sequence) -> Epochs:
         """The executors that may run a sequence. One with a grammar goes where it is masked by the library that it was
-        compiled with. One with an answer goes on with the model that computed it, if any executor has it."""
+        compiled with. One with an answer goes on with the model that computed it, if any executor has it. One that
+        waits for a pool has the epoch of the pool's last executor, so no executor looks at it."""
+        if sequence.awaited:
+            return (sequence.awaited,)
         able = [e for e in self.executors.values() if not e.intake.is_leaving and e.can_hold(sequence)]
         if sequence.has_grammar:
             libraries = [e.membership.grammars for e in able]
@@ -188,11 +179,16 @@ class Sequences:
         self.capacities.left(epoch, now)
         self._regroup()
 
-    def remove_executor(self, epoch: int, now: float) -> list[Sequence]:
-        """An epoch is over. Returns the sequences that ran there; they wait again."""
+    def remove_executor(self, epoch: int, now: float, pool_wait_s: float | None = None) -> list[Sequence]:
+        """See `Scheduler.remove_executor`."""
         executor = self.executors.pop(epoch)
-        executor.abandon()
         resumed = executor.sequences()
+        keeps_pool = pool_wait_s is not None and executor.membership.pool is not None
+        executor.abandon(keeps_pool=keeps_pool)
+        if pool_wait_s is not None and keeps_pool:
+            self.pools.vacate(executor, now, pool_wait_s)
+            if pool_wait_s > 0:
+                self._await_pool(epoch, resumed)
         self.executor_leaves(epoch, now)
         for sequence in resumed:
             self.requeue(executor, sequence)
@@ -208,6 +204,8 @@ class Sequences:
     def expire(self, now: float) -> list[SequenceEnd]:
         """End what has passed its deadline."""
         self._now = now
+        self.pools.expire(now)
+        self._stop_awaiting()
         late = self._deadlines.passed(now)
         ends = [self.end(s, "error", "the request's time is up", "deadline_exceeded") for s in late]
         while self._stranded and now >= (first := next(iter(self._stranded.items())))[1] + self.capacities.grace_s:
@@ -251,8 +249,11 @@ class Sequences:
         if not epochs and self.capacities.ready:
             self._stranded.setdefault(sequence, self._now)
         elif is_first:
-            for epoch in epochs:
-                self.executors[epoch].reopen()
+            self._reopen(epochs)
+
+    def _reopen(self, epochs: Epochs) -> None:
+        for epoch in self.executors.keys() & epochs:  # one that is over is that of a pool that is waited for
+            self.executors[epoch].reopen()
 
     def _regroup(self) -> None:
         """The executors that take sequences have changed."""
@@ -262,6 +263,25 @@ class Sequences:
         stranded = self.waiting.stranded() if self.capacities.ready else []
         since = {sequence: self._stranded.get(sequence, self._now) for sequence in stranded}
         self._stranded = dict(sorted(since.items(), key=lambda item: item[1]))
+
+    def _await_pool(self, epoch: int, resumed: Iterable[Sequence]) -> None:
+        """Those that ran in an epoch that has ended, or were to run there, wait for the next executor of its pool. A
+        suspect had better run elsewhere."""
+        self._awaited.append(epoch)
+        for sequence in [*resumed, *(s for s in self.waiting if s.placed == epoch)]:
+            sequence.awaited = 0 if is_suspect(sequence) else epoch
+
+    def _stop_awaiting(self, joined: ExecutorState | None = None) -> None:
+        """Sequences wait no longer for pools that an executor has now, or that they have waited for long enough."""
+        over = [epoch for epoch in self._awaited if not self.pools.is_awaited(epoch, self._now)]
+        if not over:
+            return
+        self._awaited = [epoch for epoch in self._awaited if epoch not in over]
+        for sequence in [s for s in self.waiting if s.awaited in over]:
+            self.waiting.remove(sequence)
+            is_back = joined is not None and sequence.awaited in joined.earlier_epochs
+            sequence.awaited, sequence.placed = 0, joined.epoch if joined is not None and is_back else 0
+            self._join_queue(sequence)
 
     def _give_up_waiting(self, sequence: Sequence) -> list[SequenceEnd]:
         """No executor that fits a sequence has been there for too long."""
@@ -298,8 +318,3 @@ class Sequences:
             f"has come back within {self.capacities.grace_s:.0f} s"
         )
         return [self.end(sequence, "error", message, "capacity_lost")]
-
-
-def _with_max_tokens(submit: Submit, max_tokens: int) -> Submit:
-    params = msgspec.structs.replace(submit.params, max_tokens=max_tokens)
-    return msgspec.structs.replace(submit, params=params)

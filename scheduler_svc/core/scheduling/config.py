@@ -1,0 +1,29 @@
+"""What an operator can choose about scheduling."""
+
+from dataclasses import dataclass
+
+from scheduler_svc.core.executor.capacity import POOL_GRACE_S
+from scheduler_svc.core.scheduling.pools import LONGEST_WAIT_S
+
+
+@dataclass(frozen=True)
+class SchedulerConfig:
+    """How the scheduler works.
+
+    Attributes:
+        window: plans in flight to one executor.
+        max_waiting: sequences that may wait; a request beyond is refused (`queue_full`).
+        look_ahead: whether admission asks what memory running sequences will still take, and not only what is free.
+        pool_grace_s: how long a sequence waits for an executor that fits it (its length, its grammar's library), while
+            others are there.
+        grammars: the library that frontends compile grammars with; empty for none.
+        adoption_wait_s: how long sequences wait at most for the next executor of a pool that holds their K and V, while
+            others could compute these anew.
+    """
+
+    window: int = 2
+    max_waiting: int = 4096
+    look_ahead: bool = True
+    pool_grace_s: float = POOL_GRACE_S
+    grammars: str = ""
+    adoption_wait_s: float = LONGEST_WAIT_S
