@@ -102,6 +102,8 @@ def _start(options: ExecutorOptions) -> tuple[Runner[Any], m.Hello, RankGroup]:
         pid=os.getpid(),
         tokenizer=model.tokenizer,
         grammars="" if model.grammars is None else grammar_library(),
+        start_s=0.0,
+        pool=None,
         **vars(limits),
     )
     return runner, hello, group

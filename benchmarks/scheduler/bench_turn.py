@@ -162,6 +162,8 @@ class BusyCore:
             pid=1,
             tokenizer="",
             grammars="",
+            start_s=1.0,
+            pool=None,
         )
         self._executors.incoming.append((name, hello))
 

@@ -65,8 +65,8 @@ class Hello(Message, frozen=True, tag="hello"):
     pid: Count
     tokenizer: Annotated[str, Meta(max_length=64)]
     grammars: Annotated[str, Meta(max_length=64)]
-    start_s: Annotated[float, Meta(ge=0.0, le=1e6)] = 0.0
-    pool: Pool | None = None
+    start_s: Annotated[float, Meta(ge=0.0, le=1e6)]
+    pool: Pool | None
 
 
 class ExecutorHeartbeat(Message, frozen=True, tag="alive"):

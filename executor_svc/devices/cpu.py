@@ -13,7 +13,7 @@ from executor_svc.devices.cpu_share import cgroup_cpus, own_cpus
 from executor_svc.devices.platform import PlatformDefaults
 from executor_svc.devices.pool_size import available_memory
 from executor_svc.devices.torch_kernels import TorchBackend, TorchKernels
-from executor_svc.model.attention import AttentionBackend, KVGeometry
+from executor_svc.model.attention import AttentionBackend, KVGeometry, PoolMemory
 from executor_svc.model.config import Qwen3Config
 from executor_svc.model.kernel_set import KernelSet
 from executor_svc.model.sharding import Shard
@@ -61,13 +61,19 @@ class CpuPlatform:
             raise BatonError("--quantization int8 is for dense models: experts have no such kernels")
         return TorchKernels() if kernels is None else CppKernels(kernels, int8=self._int8)
 
-    def attention(self, shard: Shard, geometry: KVGeometry, limits: ExecutorLimits) -> AttentionBackend[Any]:
+    def kv_layout(self, geometry: KVGeometry) -> str:
+        """See `Platform.kv_layout`: the C++ kernels' is that of plain torch."""
+        return f"cpu-1 {geometry.shape_name}"
+
+    def attention(
+        self, shard: Shard, geometry: KVGeometry, limits: ExecutorLimits, memory: PoolMemory | None = None
+    ) -> AttentionBackend[Any]:
         """See `Platform.attention`."""
         kernels = self._choose(geometry.dtype, geometry.head_dim)
         try:
             if kernels is not None:
-                return CppBackend(kernels, geometry, limits)
-            return TorchBackend(geometry, limits, self.device)
+                return CppBackend(kernels, geometry, limits, memory)
+            return TorchBackend(geometry, limits, self.device, memory)
         except RuntimeError as error:  # torch's error for out of memory on a CPU
             gib = limits.num_blocks * geometry.block_bytes / 2**30
             raise BatonError(f"the KV pool of {gib:.2f} GiB cannot be allocated; ask for fewer blocks") from error

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from common.plan import ExecutorLimits, PlanColumns
-from executor_svc.model.attention import KVGeometry
+from executor_svc.model.attention import KVGeometry, PoolMemory, new_cache
 from executor_svc.model.kernel_set import GatedProjection, Projection
 from executor_svc.staging.batch import Planned, padded_tables
 from kernels import reference
@@ -62,19 +62,20 @@ class CppBackend:
     Args:
         kernels: of `kernels.cpu`.
         geometry: of the cache.
-        limits: of the executor; one block more is allocated, for padding rows. The cache is left uninitialised, as
-            `TorchBackend`'s is.
+        limits: of the executor; one block more is allocated, for padding rows.
+        memory: of the cache, see `new_cache`.
     """
 
-    def __init__(self, kernels: CpuKernels, geometry: KVGeometry, limits: ExecutorLimits) -> None:
+    def __init__(
+        self, kernels: CpuKernels, geometry: KVGeometry, limits: ExecutorLimits, memory: PoolMemory | None = None
+    ) -> None:
         tables = limits.max_num_seqs * -(-limits.max_model_len // limits.block_size)
         self.max_planned = [limits.max_num_seqs + 1, limits.max_num_seqs, tables]
         self._paged_attention = kernels.paged_attention
         self._scale = geometry.head_dim**-0.5
         inside = (geometry.num_kv_heads, geometry.block_size, geometry.head_dim)
-        self._cache = torch.empty(
-            (geometry.num_layers, 2, limits.num_blocks + 1, *inside), dtype=geometry.dtype, device="cpu"
-        )
+        shape = (geometry.num_layers, 2, limits.num_blocks + 1, *inside)
+        self._cache = new_cache(shape, geometry.dtype, torch.device("cpu"), memory)
         self._caches = [KVCache(layer[0], layer[1]) for layer in self._cache]
         kernels.advise_huge_pages(self._cache)
 

@@ -13,7 +13,7 @@ from executor_svc.devices.attention_choice import AttentionKind, choose_attentio
 from executor_svc.devices.gpu_attention import make_backend
 from executor_svc.devices.platform import PlatformDefaults
 from executor_svc.devices.torch_kernels import PlainProjections
-from executor_svc.model.attention import AttentionBackend, KVGeometry
+from executor_svc.model.attention import AttentionBackend, KVGeometry, PoolMemory
 from executor_svc.model.config import Qwen3Config
 from executor_svc.model.kernel_set import KernelSet
 from executor_svc.model.sharding import Shard
@@ -112,12 +112,19 @@ class GpuPlatform:
         """See `Platform.kernels`."""
         return GpuKernels(config, shard, limits, dtype, self.device)
 
-    def attention(self, shard: Shard, geometry: KVGeometry, limits: ExecutorLimits) -> AttentionBackend[Any]:
+    def kv_layout(self, geometry: KVGeometry) -> str:
+        """See `Platform.kv_layout`."""
+        assert self._attention is not None
+        return f"{self._attention.name}-1 {geometry.shape_name}"
+
+    def attention(
+        self, shard: Shard, geometry: KVGeometry, limits: ExecutorLimits, memory: PoolMemory | None = None
+    ) -> AttentionBackend[Any]:
         """See `Platform.attention`."""
         assert self._attention is not None
         num_sms = torch.cuda.get_device_properties(self.device).multi_processor_count
         try:
-            return make_backend(self._attention, shard.num_heads, geometry, limits, self.device, num_sms)
+            return make_backend(self._attention, shard.num_heads, geometry, limits, self.device, num_sms, memory)
         except (ImportError, ValueError) as error:
             raise BatonError(f"attention by {self._attention.name} cannot serve this model: {error}") from error
         except torch.OutOfMemoryError as error:

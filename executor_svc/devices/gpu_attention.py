@@ -11,7 +11,7 @@ from torch import Tensor
 from common.plan import ExecutorLimits, PlanColumns
 from common.wire import IntArray
 from executor_svc.devices.attention_choice import FLASH_ATTN, AttentionKind
-from executor_svc.model.attention import KVGeometry
+from executor_svc.model.attention import KVGeometry, PoolMemory, new_cache
 from executor_svc.staging.batch import Planned
 from kernels.arguments import KVCache
 from kernels.gpu.attention.block_tables import expand_block_tables
@@ -62,6 +62,7 @@ class GpuBackend(Generic[Plan]):
         device: where the cache lives.
         heads_side_by_side: in memory, the heads of a position follow each other, as flash-attn wants it, and not the
             positions of a head.
+        memory: of the cache, see `new_cache`.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class GpuBackend(Generic[Plan]):
         device: torch.device,
         *,
         heads_side_by_side: bool,
+        memory: PoolMemory | None = None,
     ) -> None:
         self._attention = attention
         self._scale = geometry.head_dim**-0.5
@@ -79,11 +81,8 @@ class GpuBackend(Generic[Plan]):
         block = (geometry.num_kv_heads, geometry.block_size)
         if heads_side_by_side:
             block = block[::-1]
-        self._cache = torch.empty(
-            (geometry.num_layers, 2, limits.num_blocks + 1, *block, geometry.head_dim),
-            dtype=geometry.dtype,
-            device=device,
-        )
+        shape = (geometry.num_layers, 2, limits.num_blocks + 1, *block, geometry.head_dim)
+        self._cache = new_cache(shape, geometry.dtype, device, memory)
         if heads_side_by_side:
             self._cache = self._cache.transpose(3, 4)
         self._caches = [KVCache(layer[0], layer[1]) for layer in self._cache]
@@ -124,6 +123,7 @@ def make_backend(
     limits: ExecutorLimits,
     device: torch.device,
     num_sms: int,
+    memory: PoolMemory | None = None,
 ) -> GpuBackend[Any]:
     """A KV cache, and the kernels of `kind`.
 
@@ -135,4 +135,4 @@ def make_backend(
     shape = AttentionShape(num_heads, geometry.num_kv_heads, geometry.head_dim, geometry.block_size, geometry.dtype)
     kernels: AttentionKernels[Any]
     kernels = FlashAttention(shape, num_sms) if kind is FLASH_ATTN else PagedAttention(shape, num_sms, device)
-    return GpuBackend(kernels, geometry, limits, device, heads_side_by_side=kind.heads_side_by_side)
+    return GpuBackend(kernels, geometry, limits, device, heads_side_by_side=kind.heads_side_by_side, memory=memory)

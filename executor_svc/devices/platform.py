@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 
 from common.plan import ExecutorLimits
-from executor_svc.model.attention import AttentionBackend, KVGeometry
+from executor_svc.model.attention import AttentionBackend, KVGeometry, PoolMemory
 from executor_svc.model.config import Qwen3Config
 from executor_svc.model.kernel_set import KernelSet
 from executor_svc.model.sharding import Shard
@@ -47,8 +47,17 @@ class Platform(Protocol):
         """Kernels for a model's shard in `dtype`, with workspaces for steps within `limits`."""
         ...
 
-    def attention(self, shard: Shard, geometry: KVGeometry, limits: ExecutorLimits) -> AttentionBackend[Any]:
+    def kv_layout(self, geometry: KVGeometry) -> str:
+        """Names how a KV cache lies in memory, the number of its blocks aside: with the same name, its bytes mean the
+        same. To be called after `block_size`."""
+        ...
+
+    def attention(
+        self, shard: Shard, geometry: KVGeometry, limits: ExecutorLimits, memory: PoolMemory | None = None
+    ) -> AttentionBackend[Any]:
         """A KV cache of `limits.num_blocks` blocks and one more for padding rows, and what attends to it.
+
+        `memory`: of the cache, see `new_cache`.
 
         Raises:
             BatonError: it cannot be allocated, or there are no kernels for it.

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from common.plan import ExecutorLimits, PlanColumns
-from executor_svc.model.attention import KVGeometry
+from executor_svc.model.attention import KVGeometry, PoolMemory, new_cache
 from executor_svc.model.kernel_set import GatedProjection, Projection
 from executor_svc.staging.batch import Planned, padded_tables
 from kernels import reference
@@ -56,26 +56,19 @@ class TorchBackend:
 
     Args:
         geometry: of the cache.
-        limits: of the executor; one block more is allocated, for padding rows. The cache is left uninitialised: nothing
-            reads a slot before it is written, and memory that was never touched costs nothing.
+        limits: of the executor; one block more is allocated, for padding rows.
         device: where it lives.
+        memory: of the cache, see `new_cache`.
     """
 
-    def __init__(self, geometry: KVGeometry, limits: ExecutorLimits, device: torch.device) -> None:
+    def __init__(
+        self, geometry: KVGeometry, limits: ExecutorLimits, device: torch.device, memory: PoolMemory | None = None
+    ) -> None:
         self.max_planned = [limits.max_num_seqs * -(-limits.max_model_len // limits.block_size)]
         self._geometry = geometry
-        self._cache = torch.empty(
-            (
-                geometry.num_layers,
-                2,
-                limits.num_blocks + 1,
-                geometry.num_kv_heads,
-                geometry.block_size,
-                geometry.head_dim,
-            ),
-            dtype=geometry.dtype,
-            device=device,
-        )
+        inside = (geometry.num_kv_heads, geometry.block_size, geometry.head_dim)
+        shape = (geometry.num_layers, 2, limits.num_blocks + 1, *inside)
+        self._cache = new_cache(shape, geometry.dtype, device, memory)
         self._caches = [KVCache(layer[0], layer[1]) for layer in self._cache]
         self._scratch = self._cache.new_empty(2, 0, geometry.head_dim)
 

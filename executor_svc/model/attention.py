@@ -1,5 +1,7 @@
 """The interface of attention backends. A backend owns the KV cache and its layout; nothing else indexes it."""
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -24,9 +26,26 @@ class KVGeometry:
     dtype: torch.dtype
 
     @property
+    def shape_name(self) -> str:
+        """Its counts, for the name of a layout."""
+        return f"layers={self.num_layers} kv_heads={self.num_kv_heads} block={self.block_size} head_dim={self.head_dim}"
+
+    @property
     def block_bytes(self) -> int:
         """Bytes of one block: K and V of `block_size` positions in every layer."""
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.block_size * self.dtype.itemsize
+
+
+PoolMemory = Callable[[int], Tensor]
+"""Gives memory for a KV cache that outlives the process: uint8 of so many bytes, at an address that stays."""
+
+
+def new_cache(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, memory: PoolMemory | None) -> Tensor:
+    """An uninitialised KV cache: nothing reads a slot before it is written, and on a CPU memory that was never touched
+    costs nothing. `memory` None takes memory that ends with the process."""
+    if memory is None:
+        return torch.empty(shape, dtype=dtype, device=device)
+    return memory(math.prod(shape) * dtype.itemsize).view(dtype).view(shape)
 
 
 class AttentionBackend(Protocol[Metadata]):

@@ -137,43 +137,46 @@ class Runner(Generic[Metadata]):
         for length in self._warm_up_lengths:
             rows = -(-length // limits.max_model_len)
             if rows <= limits.max_num_seqs:
-                self.run(trial_plan(_spread(length, rows), limits.block_size))
+                self.run(self._trial(_spread(length, rows)))
         if self._lanes.last_tokens.is_cuda:
-            self.run(trial_plan([1], limits.block_size, computed=limits.max_model_len - 1))
+            self.run(self._trial([1], limits.max_model_len - 1))
             for power in range(min(limits.max_num_seqs, limits.max_batch_tokens).bit_length()):
-                self.run(trial_plan([1] * (1 << power), limits.block_size))
+                self.run(self._trial([1] * (1 << power)))
             self.run_largest_step()
             self._capture_graphs()
             self._take_spare_memory()
         self._lanes.last_tokens.zero_()
 
     def run_largest_step(self) -> None:
-        """Run steps that take as much memory as any will. What is in block 0 is lost."""
+        """Run steps that take as much memory as any will."""
         for columns in self._largest_plans():
             self.run(columns)
+
+    def _trial(self, query_lens: Sequence[int], computed: Sequence[int] | int = 0) -> PlanColumns:
+        """A trial plan in the padding block: what is in the others may be another executor's, and count."""
+        return trial_plan(query_lens, self.limits.block_size, computed, block=self.limits.num_blocks)
 
     def _largest_plans(self) -> list[PlanColumns]:
         """Most tokens; and one long row among short ones, whose attention flash-attn cuts into the most pieces."""
         limits = self.limits
         rows = min(limits.max_num_seqs, limits.max_batch_tokens)
         query_lens = np.minimum(_spread(limits.max_batch_tokens, rows), limits.max_model_len)
-        plans = [trial_plan(query_lens.tolist(), limits.block_size)]
+        plans = [self._trial(query_lens.tolist())]
         return [*plans, *self._long_rows([min(rows, limits.max_batch_tokens - 1)])]
 
     def _long_rows(self, sizes: Sequence[int]) -> list[PlanColumns]:
         """Steps of so many rows, the first one as long as can be. The last has two tokens: a decode step is a graph."""
         limits = self.limits
         return [
-            trial_plan([*[1] * (rows - 1), 2], limits.block_size, [limits.max_model_len - 1, *[0] * (rows - 1)])
+            self._trial([*[1] * (rows - 1), 2], [limits.max_model_len - 1, *[0] * (rows - 1)])
             for rows in sizes
             if 2 <= rows < limits.max_batch_tokens and limits.max_model_len > 1
         ]
 
     def _take_spare_memory(self) -> None:
         """Hold what steps in flight take besides: capturing graphs has given all of it back, pinned memory, too."""
-        limits = self.limits
         sizes = self._decode_sizes.tolist()
-        rows = [trial_plan([1] * size, limits.block_size) for size in sizes]
+        rows = [self._trial([1] * size) for size in sizes]
         # Fewer rows are cut into more pieces, and what they take comes out of torch's pool for small pieces.
         for columns in [*rows, *self._largest_plans(), *self._long_rows(sizes), *self._asking_plans()]:
             for pending in [self.launch(columns) for _ in range(_IN_FLIGHT)]:
@@ -191,12 +194,12 @@ class Runner(Generic[Metadata]):
         sizes = {most, *(1 << power for power in range(most.bit_length()))}
         behind = min(most, _PLAIN_ROWS)
         for rows, num_plain in [*((size, 0) for size in sorted(sizes)), *((behind, n) for n in range(1, behind))]:
-            yield asking(trial_plan([1] * rows, limits.block_size), num_plain, limits.vocab_size)
+            yield asking(self._trial([1] * rows), num_plain, limits.vocab_size)
         # The chunks of their targets begin at addresses of all kinds, too, the first four and one row of the next.
         num_tokens = min(limits.max_batch_tokens, 4 * limits.max_num_seqs + 1)
         prompts = _spread(num_tokens, min(limits.max_num_seqs, -(-num_tokens // limits.max_model_len)))
         for count in (1, 2, min(m.MAX_LOGPROBS, 1 + limits.vocab_size)):
-            yield asking_of_prompts(trial_plan(prompts, limits.block_size), count)
+            yield asking_of_prompts(self._trial(prompts), count)
 
     def _capture_graphs(self) -> None:
         if not len(self._decode_sizes):
@@ -213,7 +216,7 @@ class Runner(Generic[Metadata]):
 
     @torch.inference_mode()
     def _record_steps(self) -> None:
-        one_row = trial_plan([1], self.limits.block_size)
+        one_row = self._trial([1])
         for num_tokens in self._token_sizes[::-1].tolist():
             batch = stage(one_row, self._arena, self._backend, padded_tokens=num_tokens)
             self._graphs.capture_parts(num_tokens, self._model.parts(batch, self._lanes.last_tokens))

@@ -12,8 +12,10 @@ from common.prompt_targets import PromptTargets
 from common.sampling_columns import SAMPLING_COLUMNS, SamplingColumns
 
 
-def trial_plan(query_lens: Sequence[int], block_size: int, computed: Sequence[int] | int = 0) -> PlanColumns:
-    """Prompts of these lengths, each sampled with every filter, all in block 0: their tokens mean nothing.
+def trial_plan(
+    query_lens: Sequence[int], block_size: int, computed: Sequence[int] | int = 0, block: int = 0
+) -> PlanColumns:
+    """Prompts of these lengths, each sampled with every filter, all in one block: their tokens mean nothing.
 
     Prompts longer than a block write its slots several times. Before each come its `computed` positions.
     """
@@ -29,9 +31,9 @@ def trial_plan(query_lens: Sequence[int], block_size: int, computed: Sequence[in
         context_lens=contexts,
         token_ids=np.zeros(len(positions), dtype=np.int32),
         positions=positions,
-        slot_mapping=positions % np.int32(block_size),
+        slot_mapping=block * np.int32(block_size) + positions % np.int32(block_size),
         block_counts=counts,
-        block_ids=np.zeros(int(counts.sum()), dtype=np.int32),
+        block_ids=np.full(int(counts.sum()), block, dtype=np.int32),
         sample_rows=np.arange(rows, dtype=np.int32),
         sampling=SamplingColumns(
             **{name: np.full(rows, parameter.trial, parameter.dtype) for name, parameter in SAMPLING_COLUMNS.items()}

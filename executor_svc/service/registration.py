@@ -17,6 +17,8 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from common import messages as m
 from common.heartbeats import HEARTBEAT_INTERVAL_S, LOSS_TIMEOUT_S
 
@@ -53,6 +55,13 @@ class RunPlan:
 
 
 @dataclass(frozen=True)
+class TagPool:
+    """Write into the pool's tag that plans of this epoch may write the pool, before any of them runs."""
+
+    epoch: int
+
+
+@dataclass(frozen=True)
 class Reconnect:
     """Replace the connection by a fresh one."""
 
@@ -79,7 +88,7 @@ class LogEvent:
     facts: dict[str, Any] = field(default_factory=dict)
 
 
-RegistrationAction = SendToScheduler | RunPlan | Reconnect | StopProcess | DropMessage | LogEvent
+RegistrationAction = SendToScheduler | RunPlan | TagPool | Reconnect | StopProcess | DropMessage | LogEvent
 
 
 class Registration:
@@ -88,10 +97,14 @@ class Registration:
     Args:
         hello: what this executor says about itself.
         now: the current time.
+
+    Attributes:
+        has_standby: whether another process waits to continue this one's pool; the scheduler is told.
     """
 
     def __init__(self, hello: m.Hello, now: float) -> None:
         self.state = RegistrationState.SEEKING
+        self.has_standby = False
         self._hello = hello
         self._epoch: int | None = None
         self._plans_waiting = 0
@@ -105,6 +118,13 @@ class Registration:
     def epoch(self) -> int | None:
         """The epoch that lives; plans of any other are not worth running."""
         return self._epoch
+
+    @property
+    def holder_state(self) -> m.HolderState:
+        """What the keeper of its pool is told."""
+        if self._epoch is not None:
+            return "serving"
+        return "stuck" if self._plans_waiting else "seeking"
 
     @property
     def leaving(self) -> bool:
@@ -141,7 +161,7 @@ class Registration:
             actions = self._end_epoch(f"not released within {LEAVE_TIMEOUT_S:.0f} s", now)
         elif now >= self._beat_due:
             self._beat_due = now + HEARTBEAT_INTERVAL_S
-            actions = [SendToScheduler(m.ExecutorHeartbeat(epoch=self._epoch))]
+            actions = [SendToScheduler(m.ExecutorHeartbeat(epoch=self._epoch, has_standby=self.has_standby))]
         return actions
 
     def message_received(self, message: m.SchedulerToExecutor, now: float) -> list[RegistrationAction]:
@@ -194,10 +214,17 @@ class Registration:
             return [DropMessage("a Welcome while leaving")]
         if epoch == self._epoch:  # two Hellos crossed one Welcome
             return []
-        actions = [] if self._epoch is None else self._end_epoch("the scheduler began another", now)
+        actions: list[RegistrationAction] = []
+        if self._epoch is not None:
+            actions += self._end_epoch("the scheduler began another", now)
         self.state = RegistrationState.JOINED
         self._epoch = epoch
         self._beat_due = now
+        if self._hello.pool is not None:
+            self._hello = msgspec.structs.replace(
+                self._hello, pool=msgspec.structs.replace(self._hello.pool, epoch=epoch)
+            )
+            actions.append(TagPool(epoch))
         return [*actions, LogEvent("joined", {"epoch": epoch})]
 
     def _on_reject(self, reason: str) -> list[RegistrationAction]:

@@ -22,7 +22,7 @@ def test_every_message_has_its_row(message):
 
 
 @pytest.mark.parametrize(
-    "part", [m.SamplingParams, m.Constraints, m.LaneStart, m.TokenDelta], ids=lambda part: part.__name__
+    "part", [m.SamplingParams, m.Constraints, m.LaneStart, m.Pool, m.TokenDelta], ids=lambda part: part.__name__
 )
 def test_nested_structs_are_listed(part):
     listed = re.search(rf"`{part.__name__}` \(in `\w+`\): (.*?)\.", DOC, re.DOTALL)

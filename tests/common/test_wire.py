@@ -12,7 +12,7 @@ from tests.support.effort import examples
 from tests.support.hello import hello
 
 DIRECTIONS = (m.ExecutorToScheduler, m.SchedulerToExecutor, m.FrontendToCore, m.CoreToFrontend)
-HELLO = hello()
+HELLO = hello(pool=m.Pool(pool="0" * 32, lease=1, layout="x", epoch=0))
 
 
 def members(direction):
@@ -37,6 +37,7 @@ def test_round_trip_of_every_message(direction):
         m.Hello: HELLO,
         m.StepResult: m.StepResult(epoch=1, step=2, token_ids=b"abcd", compute_us=3),
         m.StepFailed: m.StepFailed(epoch=1, step=2, error="x"),
+        m.ExecutorHeartbeat: m.ExecutorHeartbeat(epoch=1, has_standby=True),
         m.Reject: m.Reject(reason="x"),
         m.EpochOver: m.EpochOver(epoch=1, reason="x"),
         m.Plan: m.Plan(epoch=1, step=2, **{f: f.encode() for f in PLAN_COLUMNS}, lane_starts=(START,)),

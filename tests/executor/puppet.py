@@ -31,6 +31,8 @@ HELLO = m.Hello(
     pid=1,
     tokenizer="",
     grammars="",
+    start_s=1.0,
+    pool=None,
     **vars(LIMITS),
 )
 SLOW_STEP_S = 2.0

@@ -103,7 +103,8 @@ class ExecutorProcess:
         """What it says about itself."""
         build = self.build
         facts = {"executor": self.name, "build": "sim", "fingerprint": build.fingerprint, "dtype": build.dtype}
-        return m.Hello(**facts, device="cpu", pid=1, tokenizer="", grammars=build.library, **vars(build.limits))
+        facts |= {"device": "cpu", "pid": 1, "tokenizer": "", "start_s": 0.3, "pool": None}
+        return m.Hello(**facts, grammars=build.library, **vars(build.limits))
 
     @property
     def is_alive(self) -> bool:

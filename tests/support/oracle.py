@@ -22,7 +22,7 @@ from common.step_result import ResultColumns
 from executor_svc.staging.constrained_lanes import ConstrainedLanes
 
 ROOT = 0
-TORN = -1  # no history
+TORN = 2**64 - 1  # the history of no token
 
 
 def extend(history: int, token: int) -> int:
@@ -158,7 +158,7 @@ class OracleExecutor:
         """The executor dies in the middle of a plan: the first slots that it writes hold nothing of use."""
         slots = parse_plan(plan, self.limits).slot_mapping
         for slot in slots[slots >= 0][:num_slots].tolist():
-            self.slots[slot] = Written(TORN, -1)
+            self.slots[slot] = Written(TORN, 0)
 
     def _constraint_salts(self, columns: PlanColumns, histories: list[int]) -> dict[int, int]:
         """What constraints make of the samples that have some; their lanes' tokens must be those of the slots."""

@@ -49,19 +49,27 @@ class Rig:
         for each in executors or (limits(),):
             self.join(each)
 
-    def join(self, each: ExecutorLimits, name: str = "", model: str = "", now: float = 0.0) -> int:
-        """Add an executor and return its epoch."""
+    def join(
+        self,
+        each: ExecutorLimits,
+        name: str = "",
+        model: str = "",
+        now: float = 0.0,
+        pool: m.Pool | None = None,
+        memory: OracleExecutor | None = None,
+    ) -> int:
+        """Add an executor and return its epoch. It continues the memory of an earlier one, or has its own."""
         epoch = len(self.plans) + 1
-        self.executors[epoch] = OracleExecutor(each)
+        self.executors[epoch] = OracleExecutor(each, slots=None if memory is None else memory.slots)
         self.sent[epoch], self.plans[epoch] = deque(), []
-        self.memberships[epoch] = Membership(epoch, name, model, each)
+        self.memberships[epoch] = Membership(epoch, name, model, each, pool=pool)
         self.end(self.scheduler.add_executor(self.memberships[epoch], now))
         return epoch
 
-    def lose(self, epoch: int) -> list[Sequence]:
+    def lose(self, epoch: int, pool_wait_s: float | None = None, now: float = 0.0) -> list[Sequence]:
         """An executor is gone, with all that it was sent. Returns the sequences that it ran."""
         del self.executors[epoch], self.sent[epoch]
-        return self.scheduler.remove_executor(epoch)
+        return self.scheduler.remove_executor(epoch, now, pool_wait_s)
 
     def drain(self, epoch: int) -> None:
         """An executor gets no more plans."""

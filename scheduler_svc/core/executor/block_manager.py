@@ -209,6 +209,27 @@ class BlockManager(BlockBooks):
             if self.keys[block] is not None:
                 self._unpublish(block)
 
+    def spare(self, table: BlockTable) -> list[tuple[int, int]]:
+        """Let what is not published of a table be handed out last, once it is released.
+
+        Returns:
+            These blocks and what names their content, for `unspare`.
+        """
+        spared = []
+        for block in table.ids[table.num_published :]:
+            self._last_uid += 1
+            self.uids[block] = self._last_uid
+            spared.append((block, self._last_uid))
+        return spared
+
+    def unspare(self, spared: Iterable[tuple[int, int]]) -> None:
+        """What was spared is needed no more."""
+        for block, uid in spared:
+            if self.uids[block] == uid:
+                self.uids[block] = 0
+                del self._named[block]
+                self._blank.append(block)
+
     def keep_tail(self, origin: int, ids: "array[int]", num_valid: int) -> Tail | None:
         """Keep for a sequence what it leaves here and the index does not lead to, until its blocks are handed out.
 

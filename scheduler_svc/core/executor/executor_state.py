@@ -16,7 +16,7 @@ from common.step_result import ResultColumns
 from scheduler_svc.core.executor.block_manager import BlockManager, HashFunction, hash_block
 from scheduler_svc.core.executor.block_table import BlockTable
 from scheduler_svc.core.executor.capacity import capacity
-from scheduler_svc.core.executor.inflight_plan import InflightPlan
+from scheduler_svc.core.executor.inflight_plan import Completed, InflightPlan
 from scheduler_svc.core.executor.known_content import keep_what_is_known
 from scheduler_svc.core.executor.plan_answer import take_answer
 from scheduler_svc.core.executor.plan_builder import (
@@ -245,7 +245,9 @@ class ExecutorState:
             self.running.prompt_done(row.sequence)
         # Those whose last token is in flight need no lane and no blocks any more: what gets them uses them later.
         for sequence in self.running.completed(planned):
-            self.inflight[-1].completed.append((sequence, self.running.table_of(sequence).ids))
+            if self.membership.pool is not None:
+                table = self.running.table_of(sequence)
+                self.inflight[-1].completed.append(Completed(sequence, table.ids, self.blocks.spare(table)))
             self.leave(sequence)
             sequence.state, sequence.epoch = State.COMPLETING, self.epoch
             self.completing.append(sequence)
@@ -256,7 +258,10 @@ class ExecutorState:
 
         Sequences that end with it still hold what they hold; the caller ends them.
         """
-        output = take_answer(self.inflight.popleft(), result, self.running.lanes, self.model)
+        plan = self.inflight.popleft()
+        for completed in plan.completed:
+            self.blocks.unspare(completed.spared)
+        output = take_answer(plan, result, self.running.lanes, self.model)
         if self.running.publish():
             self.reopen()
         return output

@@ -2,6 +2,7 @@
 
 from array import array
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -9,6 +10,19 @@ import numpy.typing as npt
 from common.wire import IntArray
 from scheduler_svc.core.executor.prompt_logprobs import AskedPrompts
 from scheduler_svc.core.sequence import Sequence
+
+
+class Completed(NamedTuple):
+    """A sequence whose last token is in flight.
+
+    Attributes:
+        ids: of the table that it has given back.
+        spared: see `BlockManager.spare`.
+    """
+
+    sequence: Sequence
+    ids: "array[int]"
+    spared: list[tuple[int, int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +37,7 @@ class InflightPlan:
         logprob_counts: of the sampled rows; empty if none wants any.
         slot_mapping: its slots, int32 [tokens], -1 where it writes none.
         asked_prompts: what it asks of prompts; None if nothing.
-        completed: sequences whose last token it brings, and the tables that they gave back with it.
+        completed: sequences whose last token it brings, if their pool outlives the executor.
     """
 
     step: int
@@ -36,7 +50,7 @@ class InflightPlan:
     logprob_counts: IntArray
     slot_mapping: bytes
     asked_prompts: AskedPrompts | None = None
-    completed: list[tuple[Sequence, "array[int]"]] = field(default_factory=list)
+    completed: list[Completed] = field(default_factory=list)
 
     @property
     def everyone(self) -> list[Sequence]:

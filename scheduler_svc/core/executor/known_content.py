@@ -46,7 +46,8 @@ def keep_what_is_known(
         sequence.tail = blocks.keep_tail(origin, ids, num_valid(ids, running.num_computed(sequence)))
     # Those whose last token was in flight have given their tables back. What was handed out since is written by later
     # plans, none of which is answered.
-    for sequence, ids in [completed for plan in plans for completed in plan.completed]:
+    for sequence, ids, spared in [completed for plan in plans for completed in plan.completed]:
+        blocks.unspare(spared)
         if sequence.state is State.COMPLETING:
             sequence.tail = blocks.keep_tail(origin, ids, num_valid(ids, sequence.max_length - 1))
 
