@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from random import Random
+from typing import Any
 
 from common import messages as m
 from executor_svc.service.registration import (
@@ -102,7 +103,12 @@ class ExecutorProcess:
     def hello(self) -> m.Hello:
         """What it says about itself."""
         build = self.build
-        facts = {"executor": self.name, "build": "sim", "fingerprint": build.fingerprint, "dtype": build.dtype}
+        facts: dict[str, Any] = {
+            "executor": self.name,
+            "build": "sim",
+            "fingerprint": build.fingerprint,
+            "dtype": build.dtype,
+        }
         facts |= {"device": "cpu", "pid": 1, "tokenizer": "", "start_s": 0.3, "pool": None}
         return m.Hello(**facts, grammars=build.library, **vars(build.limits))
 
