@@ -154,5 +154,7 @@ def test_largest_step_and_warm_up_fit_the_smallest_pool(checkpoint: Make) -> Non
     with torch.inference_mode():
         runner._backend._cache.fill_(float("nan"))
     runner.run_largest_step()
-    assert runner._backend._cache[:, :, 0].isfinite().all()
-    assert not runner._backend._cache[:, :, 1].isfinite().any()
+    runner.warm_up()
+    cache = runner._backend._cache
+    assert cache[:, :, 1].isfinite().all(), "the padding block is written"
+    assert not cache[:, :, 0].isfinite().any(), "another executor may still own what is in the others"
