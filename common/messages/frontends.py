@@ -234,7 +234,13 @@ class DrainReply(Message, frozen=True, tag="drain"):
 
 
 class ExecutorStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One executor as `baton status` shows it. `state` is `ready`, `finishing` (takes nothing new) or `draining`."""
+    """One executor as `baton status` shows it.
+
+    Attributes:
+        state: `ready`, `finishing` (takes nothing new) or `draining`.
+        keeps_pool: whether its KV memory outlives its process.
+        has_standby: whether another process waits to continue that.
+    """
 
     executor: str
     epoch: int
@@ -253,6 +259,8 @@ class ExecutorStatus(msgspec.Struct, frozen=True, kw_only=True):
     max_num_seqs: int
     steps: int
     step_ms: float
+    keeps_pool: bool
+    has_standby: bool
 
 
 class StatusReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -278,6 +286,7 @@ class StatusReport(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens: int
     recomputed_tokens: int
     sequences_resumed: int
+    pools_adopted: int
     journal: str
     journal_lag_s: float
     output_tokens_per_s: float

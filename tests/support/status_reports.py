@@ -25,6 +25,8 @@ def executor_status(**fields: Any) -> ExecutorStatus:
         "max_num_seqs": 1,
         "steps": 0,
         "step_ms": 0.0,
+        "keeps_pool": False,
+        "has_standby": False,
     }
     return ExecutorStatus(**(usual | fields))
 
@@ -39,7 +41,7 @@ def status_report(**fields: Any) -> StatusReport:
         "uptime_s": 1.5,
         "journal": "off",
         "journal_lag_s": 0.0,
-        **dict.fromkeys((*counts, *totals, "sequences_resumed"), 0),
+        **dict.fromkeys((*counts, *totals, "sequences_resumed", "pools_adopted"), 0),
         "output_tokens_per_s": 0.0,
         "prefill_tokens_per_s": 0.0,
         "executors": [],

@@ -41,7 +41,8 @@ def _facts(report: StatusReport) -> str:
         "requests": f"{report.requests_finished} finished, {report.requests_failed} failed",
         "tokens": f"{report.output_tokens} output, {report.prompt_tokens} prompt ({cached:.0%} from the prefix cache)",
         "trouble": f"{report.executors_lost} executors lost, {report.sequences_resumed} sequences resumed "
-        f"({report.recomputed_tokens} tokens computed again), {report.preemptions} preemptions, "
+        f"({report.recomputed_tokens} tokens computed again), {report.pools_adopted} pools continued, "
+        f"{report.preemptions} preemptions, "
         f"{report.messages_dropped} messages dropped",
         "journal": report.journal + (f", {report.journal_lag_s:.1f} s behind" if report.journal == "ok" else ""),
     }
@@ -60,6 +61,8 @@ class _ExecutorTable:
             return
         rows = [_cells(executor) for executor in self._executors]
         hidden = set() if options.max_width >= _WIDE else set(_FIXED_FACTS)
+        if not any(executor.keeps_pool for executor in self._executors):
+            hidden.add("pool")
         if len({executor.build for executor in self._executors}) == 1:  # and not in the middle of an upgrade
             hidden.add("build")
         shown = [header for header in rows[0] if header not in hidden]
@@ -87,4 +90,5 @@ def _cells(executor: ExecutorStatus) -> dict[str, str | Text]:
         "running": f"{executor.running}/{executor.max_num_seqs}",
         "step ms": f"{executor.step_ms:.1f}",
         "uptime": duration(executor.uptime_s),
+        "pool": ("kept, standby" if executor.has_standby else "kept") if executor.keeps_pool else "own",
     }

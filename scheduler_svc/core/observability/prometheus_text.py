@@ -164,6 +164,7 @@ def _states(gauges: Gauges) -> Iterator[Metric]:
         ("baton_prompt_tokens", "Prompt tokens accepted.", report.prompt_tokens),
         ("baton_queried_prompt_tokens", "Prompt tokens looked up in the prefix cache.", gauges.queried_prompt_tokens),
         ("baton_cached_prompt_tokens", "Prompt tokens found in the prefix cache.", report.cached_prompt_tokens),
+        ("baton_pools_adopted", "Pools that another epoch continued with what was in them.", report.pools_adopted),
         ("baton_recomputed_tokens", "Positions written before, and computed again.", report.recomputed_tokens),
         ("baton_output_tokens", "Tokens generated.", report.output_tokens),
     ):

@@ -72,6 +72,7 @@ class StatusReporter:
             output_tokens=stats.output_tokens,
             recomputed_tokens=stats.recomputed_tokens,
             sequences_resumed=stats.resumed,
+            pools_adopted=stats.pools_adopted,
             journal=group_commit.state.value,
             journal_lag_s=group_commit.lag_s(now),
             output_tokens_per_s=counters.output_rate.per_second(),
@@ -119,4 +120,6 @@ class StatusReporter:
             max_num_seqs=hello.max_num_seqs,
             steps=steps.count,
             step_ms=steps.mean_ms,
+            keeps_pool=hello.pool is not None,
+            has_standby=member.membership.has_standby,
         )

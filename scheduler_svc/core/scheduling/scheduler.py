@@ -233,6 +233,7 @@ class Scheduler:
         vacant, reason = self.sequences.pools.take(membership, now)
         executor = self.executor_type(membership, self._hash_function, None if vacant is None else vacant.index)
         executor.not_adopted = reason
+        self.stats.pools_adopted += vacant is not None
         return self.sequences.add_executor(executor, now)
 
     def executor_leaves(self, epoch: int, now: float = 0.0) -> None:

@@ -32,6 +32,7 @@ class SchedulerStats:
             model, because no executor had theirs any more.
         recomputed_tokens: positions that an answered plan had written and that are computed again, because their
             sequence lost its blocks, or the scheduler was restarted.
+        pools_adopted: pools that another epoch continued with what was in them.
         queried_prompt_tokens: prompt tokens of sequences at their first admission, which asks the prefix cache.
         cached_prompt_tokens: prompt tokens that the prefix cache held at a sequence's first admission.
         cached_resumed_tokens: tokens that it held when a preempted or resumed sequence came back.
@@ -45,6 +46,7 @@ class SchedulerStats:
     struck_out: int = 0
     model_changes: int = 0
     recomputed_tokens: int = 0
+    pools_adopted: int = 0
     prompt_tokens: int = 0
     queried_prompt_tokens: int = 0
     cached_prompt_tokens: int = 0
