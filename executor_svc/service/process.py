@@ -23,6 +23,7 @@ from common.errors import WireError
 from common.logging import DropLog, get_logger
 from common.plan import parse_plan
 from common.wire import MAX_MESSAGE_BYTES, Codec, VersionError
+from executor_svc.keeper.kept_pool import KeptPool
 from executor_svc.service.handshakes import Handshakes
 from executor_svc.service.health_file import HealthFile
 from executor_svc.service.registration import (
@@ -34,6 +35,7 @@ from executor_svc.service.registration import (
     RunPlan,
     SendToScheduler,
     StopProcess,
+    TagPool,
 )
 from executor_svc.service.step_loop import QueuedPlan, StepAnswer, StepLoop, StepRunner
 
@@ -53,6 +55,7 @@ def serve(
     endpoint: str,
     health_file: HealthFile,
     curve: ClientCurve | None = None,
+    pool: KeptPool | None = None,
 ) -> int:
     """Serve plans until told to stop, and return the process's exit code. Call it in the main thread.
 
@@ -62,6 +65,7 @@ def serve(
         endpoint: the scheduler's, such as `tcp://127.0.0.1:5555`.
         health_file: for probes.
         curve: this executor's keys, and the scheduler's public one; None connects without encryption.
+        pool: the runner's memory, if a keeper keeps it.
     """
     wake_io, woken = socket.socketpair()
     wake_io.setblocking(False)
@@ -69,7 +73,7 @@ def serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)  # the I/O thread acts on it; here it must only not kill
     signal.set_wakeup_fd(wake_io.fileno(), warn_on_full_buffer=False)
-    io = _SocketThread(runner, hello, endpoint, curve, woken, health_file)
+    io = _SocketThread(runner, hello, endpoint, curve, woken, health_file, pool)
 
     def answer(answer: StepAnswer) -> None:
         io.answers.put(answer)
@@ -106,6 +110,7 @@ class _SocketThread(threading.Thread):
         curve: ClientCurve | None,
         woken: socket.socket,
         health_file: HealthFile,
+        pool: KeptPool | None,
     ) -> None:
         super().__init__(name="socket", daemon=True)
         self.steps: queue.SimpleQueue[QueuedPlan | None] = queue.SimpleQueue()
@@ -119,6 +124,7 @@ class _SocketThread(threading.Thread):
         self._curve = curve
         self._woken = woken
         self._health_file = health_file
+        self._pool = pool
         self._registration = Registration(hello, time.monotonic())
         self._codec: Codec[m.SchedulerToExecutor] = Codec(m.SchedulerToExecutor)
         self._drops = DropLog(log, "scheduler")
@@ -147,7 +153,12 @@ class _SocketThread(threading.Thread):
         poller.register(self._woken, zmq.POLLIN)
         hello_due = self._registration.hello_due(now)
         poller.register(self._socket, zmq.POLLIN | (zmq.POLLOUT if hello_due else 0))
-        wait_s = MAX_WAIT_S if hello_due else min(MAX_WAIT_S, max(0.0, self._registration.next_tick() - now))
+        due = now + MAX_WAIT_S if hello_due else self._registration.next_tick()
+        if self._pool is not None:
+            due = min(due, self._pool.link.next_tick())
+            if self._pool.link.fileno() >= 0:
+                poller.register(self._pool.link.fileno(), zmq.POLLIN)
+        wait_s = min(MAX_WAIT_S, max(0.0, due - now))
         events = dict(poller.poll(int(wait_s * 1000) + 1))
         socket_events = events.get(self._socket, 0)
         if self._woken.fileno() in events:
@@ -159,6 +170,7 @@ class _SocketThread(threading.Thread):
         if self._handshakes.retry_is_due(now):
             self._reconnect()
         self._do(self._registration.tick(now, writable=bool(socket_events & zmq.POLLOUT)))
+        self._talk_to_keeper(now)
 
     def _on_wakeup(self) -> None:
         for byte in self._woken.recv(4096):
@@ -170,6 +182,12 @@ class _SocketThread(threading.Thread):
                 os._exit(128 + byte)
             else:
                 self._do(self._registration.leave_requested(now))
+
+    def _talk_to_keeper(self, now: float) -> None:
+        if self._pool is not None:
+            for standbys in self._pool.link.receive():
+                self._registration.has_standby = standbys.count > 0
+            self._pool.link.tick(now, self._registration.holder_state)
 
     def _receive(self) -> None:
         """Take in what has arrived, a bounded number of messages so that heartbeats keep going out."""
@@ -197,6 +215,9 @@ class _SocketThread(threading.Thread):
                     self._send(message)
                 case RunPlan(plan):
                     self._hand_over(plan)
+                case TagPool(epoch):
+                    assert self._pool is not None and self._pool.tag is not None, "a Hello without a pool"  # noqa: PT018
+                    self._pool.tag.epoch = epoch
                 case Reconnect():
                     self._reconnect()
                 case DropMessage(reason):
