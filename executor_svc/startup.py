@@ -19,13 +19,15 @@ from executor_svc.devices.choose_platform import choose_platform
 from executor_svc.devices.platform import Platform
 from executor_svc.devices.pool_size import choose_max_model_len, choose_num_blocks
 from executor_svc.model.attention import KVGeometry
+from executor_svc.model.checkpoint import Checkpoint, stored_dtype
 from executor_svc.model.config import Qwen3Config, read_config
 from executor_svc.model.draw import TokenDraw, WholeDraw
-from executor_svc.model.model import Qwen3, Qwen3Weights
+from executor_svc.model.model import Qwen3
+from executor_svc.model.prepared import Weights
 from executor_svc.model.rank_group import RankGroup, join_group, smallest
 from executor_svc.model.sharding import Shard
 from executor_svc.model.vocab_parallel import VocabParallelDraw
-from executor_svc.model.weights import Checkpoint, load_weights, stored_dtype
+from executor_svc.model.weights import load_weights
 from executor_svc.options import ExecutorOptions
 from executor_svc.runner.grammar_masks import GrammarMasks, load_grammar_masks
 from executor_svc.runner.runner import Runner
@@ -39,17 +41,25 @@ log = get_logger("executor")
 class LoadedModel:
     """A model's weights, or a rank's part of them; its tokenizer's hash, and masks by its tokens."""
 
-    config: Qwen3Config
-    shard: Shard
-    weights: Qwen3Weights
+    weights: Weights
     fingerprint: str
     tokenizer: str
     grammars: GrammarMasks | None
 
     @property
+    def config(self) -> Qwen3Config:
+        """Of the whole model."""
+        return self.weights.layout.config
+
+    @property
+    def shard(self) -> Shard:
+        """This rank's part."""
+        return self.weights.layout.shard
+
+    @property
     def dtype(self) -> torch.dtype:
-        """Of weights and activations."""
-        return self.weights.embedding.dtype
+        """Of activations, and of weights that are not quantized."""
+        return self.weights.layout.dtype
 
 
 def start_executor(options: ExecutorOptions) -> tuple[Runner[Any], m.Hello, RankGroup]:
@@ -148,7 +158,6 @@ def _make_runner(
     kernels = platform.kernels(model.config, model.shard, limits, model.dtype)
     backend = platform.attention(model.shard, geometry, limits)
     forward = Qwen3(
-        model.config,
         model.weights,
         kernels,
         backend,
@@ -175,23 +184,24 @@ def _load_model(options: ExecutorOptions, platform: Platform, group: RankGroup) 
     start = time.monotonic()
     folder = resolve_model(options.model, weights=True)
     config = read_config(folder)
+    grammars = load_grammar_masks(folder, config.vocab_size)  # before the platform chooses kernels: it binds threads
     with Checkpoint(folder) as checkpoint:
         dtype = _choose_dtype(options, platform, checkpoint, config)
-        weights, fingerprint = load_weights(checkpoint, config, dtype, platform.device, group)
+        weights, fingerprint = load_weights(
+            checkpoint, config, dtype, platform.device, group, platform.packing(config, dtype)
+        )
     log.info(
         "model loaded",
         model=model_name(options.model),
         seconds=round(time.monotonic() - start, 2),
-        parameters=weights.num_parameters,
+        parameters=weights.layout.num_parameters,
         dtype=str(dtype).removeprefix("torch."),
         quantization=options.quantization,
         device=platform.description,
         ranks=group.size,
         fingerprint=fingerprint,
     )
-    shard = Shard.of(config, group.rank, group.size)
-    grammars = load_grammar_masks(folder, config.vocab_size)
-    return LoadedModel(config, shard, weights, fingerprint, tokenizer_hash(folder), grammars)
+    return LoadedModel(weights, fingerprint, tokenizer_hash(folder), grammars)
 
 
 def _choose_dtype(
