@@ -35,6 +35,7 @@ class Checkpoint:
     """
 
     def __init__(self, folder: Path) -> None:
+        self.folder = folder
         self._files = ExitStack()
         self._source: dict[str, Any] = {}
         with ExitStack() as on_error:

@@ -31,11 +31,14 @@ def load_weights(
     group: RankGroup = SINGLE_RANK,
     packing: Packing = AS_IS,
 ) -> tuple[Weights, str]:
-    """`read_weights` into memory of this process."""
+    """`read_weights` into memory of this process alone."""
     layout = WeightLayout(config, Shard.of(config, group.rank, group.size), dtype, packing)
-    return read_weights(
-        checkpoint, layout, device, group, lambda _, spec: torch.empty(spec.shape, dtype=spec.dtype, device=device)
-    )
+    return read_weights(checkpoint, layout, device, group, new_in_process(device))
+
+
+def new_in_process(device: torch.device) -> NewTensor:
+    """Makes tensors in memory of this process alone."""
+    return lambda _, spec: torch.empty(spec.shape, dtype=spec.dtype, device=device)
 
 
 def read_weights(

@@ -33,8 +33,8 @@ def test_a_checkpoint_can_be_served(tiny, name):
     with Checkpoint(folder) as checkpoint:  # each shard must hold what the index says
         weights, _ = load_weights(checkpoint, read_config(folder), torch.bfloat16, torch.device("cpu"))
     assert weights.layout.num_parameters == checkpoints.SHAPES[name].num_bytes() // 2
-    assert weights.embedding.float().std() == pytest.approx(0.02, rel=0.05)
-    assert weights.norm.float().mean() == pytest.approx(1, abs=0.02)
+    assert weights.tensor("embedding").float().std() == pytest.approx(0.02, rel=0.05)
+    assert weights.tensor("norm").float().mean() == pytest.approx(1, abs=0.02)
 
 
 def test_transformers_reads_the_same_shapes():
