@@ -110,6 +110,11 @@ def _check_name(_context: click.Context, _parameter: click.Parameter, value: str
     "--pin-threads/--no-pin-threads", default=True, help="Bind a thread to each CPU, if there are as many threads."
 )
 @click.option(
+    "--verify-weights",
+    is_flag=True,
+    help="Read and hash the checkpoint even if a keeper has the weights of files that look the same.",
+)
+@click.option(
     "--health-file",
     type=click.Path(dir_okay=False, path_type=Path),
     help="File to touch while the scheduler is heard, for probes.",

@@ -28,6 +28,7 @@ class ExecutorOptions:
         threads: of a CPU to compute with; None is one for each CPU that this process may use, or has the quota for.
         pin_threads: bind each thread to a CPU, if there are as many threads as CPUs. Threads that the process starts
             later run on the main thread's CPU, so this is for processes that do nothing else.
+        verify_weights: read and hash the checkpoint even if the weights that were read from its files are kept.
     """
 
     name: str = "executor"
@@ -47,3 +48,4 @@ class ExecutorOptions:
     is_standby: bool = False
     threads: int | None = None
     pin_threads: bool = False
+    verify_weights: bool = False

@@ -19,13 +19,15 @@ from executor_svc.devices.choose_platform import choose_platform
 from executor_svc.devices.platform import Platform
 from executor_svc.devices.pool_size import choose_max_model_len, choose_num_blocks
 from executor_svc.model.attention import KVGeometry
+from executor_svc.model.checkpoint import Checkpoint, stored_dtype
 from executor_svc.model.config import Qwen3Config, read_config
 from executor_svc.model.draw import TokenDraw, WholeDraw
-from executor_svc.model.model import Qwen3, Qwen3Weights
+from executor_svc.model.kept_weights import LoadedWeights, WeightKeeper, obtain_weights
+from executor_svc.model.model import Qwen3
+from executor_svc.model.prepared import WeightLayout
 from executor_svc.model.rank_group import RankGroup, join_group, smallest
 from executor_svc.model.sharding import Shard
 from executor_svc.model.vocab_parallel import VocabParallelDraw
-from executor_svc.model.weights import Checkpoint, load_weights, stored_dtype
 from executor_svc.options import ExecutorOptions
 from executor_svc.runner.grammar_masks import GrammarMasks, load_grammar_masks
 from executor_svc.runner.runner import Runner
@@ -39,21 +41,34 @@ log = get_logger("executor")
 class LoadedModel:
     """A model's weights, or a rank's part of them; its tokenizer's hash, and masks by its tokens."""
 
-    config: Qwen3Config
-    shard: Shard
-    weights: Qwen3Weights
-    fingerprint: str
+    loaded: LoadedWeights
     tokenizer: str
     grammars: GrammarMasks | None
 
     @property
+    def config(self) -> Qwen3Config:
+        """Of the whole model."""
+        return self.loaded.weights.layout.config
+
+    @property
+    def shard(self) -> Shard:
+        """This rank's part."""
+        return self.loaded.weights.layout.shard
+
+    @property
     def dtype(self) -> torch.dtype:
-        """Of weights and activations."""
-        return self.weights.embedding.dtype
+        """Of activations, and of weights that are not quantized."""
+        return self.loaded.weights.layout.dtype
 
 
-def start_executor(options: ExecutorOptions) -> tuple[Runner[Any], m.Hello, RankGroup]:
+def start_executor(
+    options: ExecutorOptions, keeper: WeightKeeper | None = None
+) -> tuple[Runner[Any], m.Hello, RankGroup]:
     """Load the model, allocate the pool, warm up. In a group, every rank does so at the same time.
+
+    Args:
+        options: the operator's.
+        keeper: of this machine; None to keep nothing.
 
     Returns:
         A runner that can take a plan at once, what to tell a scheduler about it, and the group.
@@ -63,7 +78,7 @@ def start_executor(options: ExecutorOptions) -> tuple[Runner[Any], m.Hello, Rank
         BatonError: memory runs out, or the options contradict the model or the machine.
     """
     try:
-        return _start(options)
+        return _start(options, keeper)
     except RuntimeError as error:
         # torch.OutOfMemoryError of device memory; the same words in another RuntimeError of pinned memory
         if not any(words in str(error) for words in ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED")):
@@ -72,10 +87,10 @@ def start_executor(options: ExecutorOptions) -> tuple[Runner[Any], m.Hello, Rank
         raise BatonError(f"memory runs out while the executor starts, see --gpu-memory-utilization: {said}") from error
 
 
-def _start(options: ExecutorOptions) -> tuple[Runner[Any], m.Hello, RankGroup]:
+def _start(options: ExecutorOptions, keeper: WeightKeeper | None) -> tuple[Runner[Any], m.Hello, RankGroup]:
     platform = choose_platform(options)
     group = join_group(platform.device)
-    model = _load_model(options, platform, group)
+    model = _load_model(options, platform, group, keeper)
     geometry = KVGeometry(
         num_layers=model.config.num_layers,
         num_kv_heads=model.shard.num_kv_heads,
@@ -96,7 +111,7 @@ def _start(options: ExecutorOptions) -> tuple[Runner[Any], m.Hello, RankGroup]:
     hello = m.Hello(
         executor=options.name,
         build=__version__,
-        fingerprint=model.fingerprint,
+        fingerprint=model.loaded.fingerprint,
         dtype=str(model.dtype).removeprefix("torch.") + quantized,
         device=platform.description if group.size == 1 else f"{group.size} x {platform.description}"[:128],
         pid=os.getpid(),
@@ -150,8 +165,7 @@ def _make_runner(
     kernels = platform.kernels(model.config, model.shard, limits, model.dtype)
     backend = platform.attention(model.shard, geometry, limits)
     forward = Qwen3(
-        model.config,
-        model.weights,
+        model.loaded.weights,
         kernels,
         backend,
         max_model_len=limits.max_model_len,
@@ -173,27 +187,39 @@ def _make_runner(
     return Runner(forward, draw, backend, limits, platform.device, *sizes, model.grammars)
 
 
-def _load_model(options: ExecutorOptions, platform: Platform, group: RankGroup) -> LoadedModel:
+def _load_model(
+    options: ExecutorOptions, platform: Platform, group: RankGroup, keeper: WeightKeeper | None
+) -> LoadedModel:
     start = time.monotonic()
     folder = resolve_model(options.model, weights=True)
     config = read_config(folder)
+    grammars = load_grammar_masks(folder, config.vocab_size)  # before the platform chooses kernels: it binds threads
     with Checkpoint(folder) as checkpoint:
         dtype = _choose_dtype(options, platform, checkpoint, config)
-        weights, fingerprint = load_weights(checkpoint, config, dtype, platform.device, group)
+        shard = Shard.of(config, group.rank, group.size)
+        layout = WeightLayout(config, shard, dtype, platform.packing(config, dtype))
+        loaded = obtain_weights(
+            checkpoint,
+            layout,
+            platform.device,
+            group,
+            keeper,
+            quantization=options.quantization,
+            verify=options.verify_weights,
+        )
     log.info(
         "model loaded",
         model=model_name(options.model),
         seconds=round(time.monotonic() - start, 2),
-        parameters=weights.num_parameters,
+        weights="kept" if loaded.kept else "read",
+        parameters=layout.num_parameters,
         dtype=str(dtype).removeprefix("torch."),
         quantization=options.quantization,
         device=platform.description,
         ranks=group.size,
-        fingerprint=fingerprint,
+        fingerprint=loaded.fingerprint,
     )
-    shard = Shard.of(config, group.rank, group.size)
-    grammars = load_grammar_masks(folder, config.vocab_size)
-    return LoadedModel(config, shard, weights, fingerprint, tokenizer_hash(folder), grammars)
+    return LoadedModel(loaded, tokenizer_hash(folder), grammars)
 
 
 def _choose_dtype(

@@ -17,6 +17,7 @@ from benchmarks.rig.step_profiler import StepProfiler
 from benchmarks.rig.step_records import RecordedRunner, recording
 from common import messages as m
 from executor_svc.__main__ import main as executor
+from executor_svc.model.kept_weights import WeightKeeper
 from executor_svc.model.rank_group import RankGroup
 from executor_svc.options import ExecutorOptions
 
@@ -32,9 +33,9 @@ def main() -> None:
     start_executor = executor_svc.startup.start_executor
     with recording() as recorder:
 
-        def start(options: ExecutorOptions) -> tuple[Any, m.Hello, RankGroup]:
+        def start(options: ExecutorOptions, keeper: WeightKeeper | None = None) -> tuple[Any, m.Hello, RankGroup]:
             profiler = StepProfiler(folder, num_rows, num_steps) if num_steps else None  # before graphs are captured
-            runner, hello, group = start_executor(options)
+            runner, hello, group = start_executor(options, keeper)
             return RecordedRunner(runner, recorder, profiler), hello, group
 
         executor_svc.startup.start_executor = start  # the command line calls it there

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from executor_svc.model.attention import AttentionBackend
 from executor_svc.model.kernel_set import GatedProjection, KernelSet, Projection
+from executor_svc.model.packing import Matrix
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -56,12 +57,12 @@ class TimedKernels:
         self._vocab_size = vocab_size
         self._stopwatch = stopwatch
 
-    def projection(self, weight: Tensor, bias: Tensor | None, *, shared: bool = False) -> Projection:
+    def projection(self, weight: Matrix, bias: Tensor | None) -> Projection:
         """See `KernelSet.projection`."""
-        kind = "head" if weight.shape[0] == self._vocab_size else "linear"
-        return self._stopwatch.timed(kind, self._kernels.projection(weight, bias, shared=shared))
+        kind = "head" if weight.shape.out_size == self._vocab_size else "linear"
+        return self._stopwatch.timed(kind, self._kernels.projection(weight, bias))
 
-    def gated_projection(self, gate_up: Tensor) -> GatedProjection:
+    def gated_projection(self, gate_up: Matrix) -> GatedProjection:
         """See `KernelSet.gated_projection`."""
         return self._stopwatch.timed("linear", self._kernels.gated_projection(gate_up))
 

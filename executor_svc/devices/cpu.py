@@ -8,7 +8,7 @@ import torch
 from common.errors import BatonError
 from common.logging import get_logger
 from common.plan import ExecutorLimits
-from executor_svc.devices.cpu_kernels import CppBackend, CppKernels
+from executor_svc.devices.cpu_kernels import CppBackend, CppKernels, CppPacking
 from executor_svc.devices.cpu_share import cgroup_cpus, own_cpus
 from executor_svc.devices.platform import PlatformDefaults
 from executor_svc.devices.pool_size import available_memory
@@ -16,8 +16,9 @@ from executor_svc.devices.torch_kernels import TorchBackend, TorchKernels
 from executor_svc.model.attention import AttentionBackend, KVGeometry, PoolMemory
 from executor_svc.model.config import Qwen3Config
 from executor_svc.model.kernel_set import KernelSet
+from executor_svc.model.packing import AS_IS, Packing
 from executor_svc.model.sharding import Shard
-from kernels.cpu import CpuKernels, IsaError, Loaded, load
+from kernels.cpu import IsaError, Loaded, load
 from kernels.cpu.checks import HEAD_DIMS
 
 log = get_logger("executor")
@@ -44,22 +45,27 @@ class CpuPlatform:
         # With fewer threads than CPUs, other executors may use the rest: the system places the threads better.
         self._cpus_to_pin = cpus if pin_threads and self._threads == len(cpus) else []
         self._int8 = int8
-        self._chosen: dict[tuple[torch.dtype, int], CpuKernels | None] = {}
+        self._chosen: dict[tuple[torch.dtype, int], Loaded] = {}
         torch.set_num_threads(self._threads)
 
     def block_size(self, config: Qwen3Config, dtype: torch.dtype, wanted: int | None) -> int:
         """See `Platform.block_size`."""
         return wanted or _BLOCK_SIZE
 
-    def kernels(self, config: Qwen3Config, shard: Shard, limits: ExecutorLimits, dtype: torch.dtype) -> KernelSet:
-        """See `Platform.kernels`."""
-        kernels = self._choose(dtype, config.head_dim)
-        if self._int8 and kernels is None:
+    def packing(self, config: Qwen3Config, dtype: torch.dtype) -> Packing:
+        """See `Platform.packing`."""
+        loaded = self._choose(dtype, config.head_dim)
+        if self._int8 and loaded.kernels is None:
             kind = f"{str(dtype)[6:]} with head_dim {config.head_dim}"
             raise BatonError(f"--quantization int8 takes the C++ kernels, and here are none for {kind}")
         if self._int8 and config.moe is not None:
             raise BatonError("--quantization int8 is for dense models: experts have no such kernels")
-        return TorchKernels() if kernels is None else CppKernels(kernels, int8=self._int8)
+        return AS_IS if loaded.kernels is None else CppPacking(loaded.kernels, loaded.isa, int8=self._int8)
+
+    def kernels(self, config: Qwen3Config, shard: Shard, limits: ExecutorLimits, dtype: torch.dtype) -> KernelSet:
+        """See `Platform.kernels`."""
+        kernels = self._choose(dtype, config.head_dim).kernels
+        return TorchKernels() if kernels is None else CppKernels(kernels)
 
     def kv_layout(self, geometry: KVGeometry) -> str:
         """See `Platform.kv_layout`: the C++ kernels' is that of plain torch."""
@@ -69,7 +75,7 @@ class CpuPlatform:
         self, shard: Shard, geometry: KVGeometry, limits: ExecutorLimits, memory: PoolMemory | None = None
     ) -> AttentionBackend[Any]:
         """See `Platform.attention`."""
-        kernels = self._choose(geometry.dtype, geometry.head_dim)
+        kernels = self._choose(geometry.dtype, geometry.head_dim).kernels
         try:
             if kernels is not None:
                 return CppBackend(kernels, geometry, limits, memory)
@@ -94,8 +100,8 @@ class CpuPlatform:
         """See `Platform.token_sizes`, and `decode_sizes`."""
         return []
 
-    def _choose(self, dtype: torch.dtype, head_dim: int) -> CpuKernels | None:
-        """The C++ kernels for a model, or None for plain torch. The first call for a model logs which, and why."""
+    def _choose(self, dtype: torch.dtype, head_dim: int) -> Loaded:
+        """The C++ kernels for a model, or plain torch. The first call for a model logs which, and why."""
         key = (dtype, head_dim)
         if key not in self._chosen:
             loaded = self._load(dtype, head_dim)
@@ -105,7 +111,7 @@ class CpuPlatform:
             log.info("cpu kernels", isa=loaded.isa, reason=loaded.reason, threads=self._threads, pinned=pinned)
             if loaded.problem is not None:
                 log.warning("not the fastest cpu kernels", isa=loaded.isa, problem=loaded.problem)
-            self._chosen[key] = loaded.kernels
+            self._chosen[key] = loaded
         return self._chosen[key]
 
     def _load(self, dtype: torch.dtype, head_dim: int) -> Loaded:

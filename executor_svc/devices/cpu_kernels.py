@@ -1,4 +1,4 @@
-"""Baton's C++ kernels as the model wants them: a set of kernels, and an attention backend."""
+"""Baton's C++ kernels as the model wants them: a layout of matrices, a set of kernels, and an attention backend."""
 
 from collections.abc import Sequence
 
@@ -9,25 +9,51 @@ from torch import Tensor
 from common.plan import ExecutorLimits, PlanColumns
 from executor_svc.model.attention import KVGeometry, PoolMemory, new_cache
 from executor_svc.model.kernel_set import GatedProjection, Projection
+from executor_svc.model.packing import Matrix, MatrixShape, TensorSpec
 from executor_svc.staging.batch import Planned, padded_tables
 from kernels import reference
 from kernels.arguments import AttentionRows, KVCache
-from kernels.cpu import CpuKernels, PackedWeight
+from kernels.cpu import PACKING_VERSION, CpuKernels, PackedWeight
+
+
+class CppPacking:
+    """Panels, in bfloat16 or int8.
+
+    Args:
+        kernels: that the panels are for.
+        isa: whose kernels they are.
+        int8: quantize matrices when they are packed.
+    """
+
+    as_is = False
+
+    def __init__(self, kernels: CpuKernels, isa: str, *, int8: bool = False) -> None:
+        self.name = f"panels-{PACKING_VERSION}-{isa}"
+        self._kernels = kernels
+        self._int8 = int8
+
+    def parts(self, shape: MatrixShape, dtype: torch.dtype) -> dict[str, TensorSpec]:
+        """See `Packing.parts`."""
+        packed = self._kernels.empty_packed(
+            shape.in_size, shape.out_size, gated=shape.gated, int8=self._int8, device="meta"
+        )
+        parts = {"panels": packed.panels} | ({} if packed.scales is None else {"scales": packed.scales})
+        return {name: TensorSpec.of(tensor) for name, tensor in parts.items()}
+
+    def pack(self, weight: Tensor, matrix: Matrix) -> None:
+        """See `Packing.pack`."""
+        self._kernels.pack_into(weight, _packed(matrix))
 
 
 class CppKernels:
     """The kernels of `kernels.cpu`, for bfloat16. Mixtures of experts have none: plain torch computes them.
 
-    A weight is packed, and its own memory given back, before the next one is: there are never two copies of a model.
-
     Args:
-        kernels: to compute with.
-        int8: quantize all weights of linear layers when they are packed.
+        kernels: to compute with; the matrices are those of a `CppPacking`.
     """
 
-    def __init__(self, kernels: CpuKernels, *, int8: bool = False) -> None:
+    def __init__(self, kernels: CpuKernels) -> None:
         self._kernels = kernels
-        self._int8 = int8
         self.rms_norm = kernels.rms_norm
         self.add_rms_norm = kernels.add_rms_norm
         self.qk_norm_rope_store = kernels.qk_norm_rope_store
@@ -41,18 +67,14 @@ class CppKernels:
         """See `KernelSet.warm_up_lengths`: a prompt and a decode step set up all that there is to set up."""
         return sorted({1, min(2, most)})
 
-    def projection(self, weight: Tensor, bias: Tensor | None, *, shared: bool = False) -> Projection:
+    def projection(self, weight: Matrix, bias: Tensor | None) -> Projection:
         """See `KernelSet.projection`."""
-        linear, packed = self._kernels.linear, self._kernels.pack(weight, int8=self._int8)
-        if not shared:
-            _give_back(weight)
+        linear, packed = self._kernels.linear, _packed(weight)
         return lambda x, out: linear(x, packed, bias, out)
 
-    def gated_projection(self, gate_up: Tensor) -> GatedProjection:
+    def gated_projection(self, gate_up: Matrix) -> GatedProjection:
         """See `KernelSet.gated_projection`."""
-        packed: PackedWeight = self._kernels.pack_gate_up(gate_up, int8=self._int8)
-        linear_silu_and_mul = self._kernels.linear_silu_and_mul
-        _give_back(gate_up)
+        linear_silu_and_mul, packed = self._kernels.linear_silu_and_mul, _packed(gate_up)
         return lambda x, _, out: linear_silu_and_mul(x, packed, out)
 
 
@@ -98,6 +120,8 @@ def _bind(arrays: Sequence[Tensor]) -> AttentionRows:
     return AttentionRows(*arrays)
 
 
-def _give_back(weight: Tensor) -> None:
-    """Free a tensor's memory, also while other code holds the tensor."""
-    weight.untyped_storage().resize_(0)
+def _packed(matrix: Matrix) -> PackedWeight:
+    """A matrix as the kernels take it, over the same memory."""
+    shape, parts = matrix.shape, matrix.parts
+    out_size = shape.out_size // 2 if shape.gated else shape.out_size
+    return PackedWeight(parts["panels"], parts.get("scales"), shape.in_size, out_size, shape.gated)

@@ -16,6 +16,7 @@ from executor_svc.devices.torch_kernels import PlainProjections
 from executor_svc.model.attention import AttentionBackend, KVGeometry, PoolMemory
 from executor_svc.model.config import Qwen3Config
 from executor_svc.model.kernel_set import KernelSet
+from executor_svc.model.packing import AS_IS, Packing
 from executor_svc.model.sharding import Shard
 from executor_svc.options import ExecutorOptions
 from executor_svc.runner import graphs
@@ -107,6 +108,10 @@ class GpuPlatform:
         """See `Platform.block_size`."""
         self._attention = choose_attention(self._wanted_attention, config.head_dim, dtype, wanted)
         return wanted or self._attention.default_block_size
+
+    def packing(self, config: Qwen3Config, dtype: torch.dtype) -> Packing:
+        """See `Platform.packing`."""
+        return AS_IS
 
     def kernels(self, config: Qwen3Config, shard: Shard, limits: ExecutorLimits, dtype: torch.dtype) -> KernelSet:
         """See `Platform.kernels`."""

@@ -14,6 +14,7 @@ from common.plan import ExecutorLimits
 from executor_svc.model.attention import AttentionBackend, KVGeometry, PoolMemory
 from executor_svc.model.config import Qwen3Config
 from executor_svc.model.kernel_set import KernelSet
+from executor_svc.model.packing import Packing
 from executor_svc.model.sharding import Shard
 
 
@@ -40,6 +41,14 @@ class Platform(Protocol):
 
         Raises:
             BatonError: the operator wants kernels that do not take the model or the number.
+        """
+        ...
+
+    def packing(self, config: Qwen3Config, dtype: torch.dtype) -> Packing:
+        """The layout of matrices that `kernels` take.
+
+        Raises:
+            BatonError: there are no kernels as the operator wants them for such a model.
         """
         ...
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from common.plan import ExecutorLimits, PlanColumns
 from executor_svc.model.attention import KVGeometry, PoolMemory, new_cache
 from executor_svc.model.kernel_set import GatedProjection, Projection
+from executor_svc.model.packing import Matrix
 from executor_svc.staging.batch import Planned, padded_tables
 from kernels import reference
 from kernels.arguments import KVCache
@@ -20,19 +21,21 @@ class PlainProjections:
 
     silu_and_mul: Callable[[Tensor, Tensor], None] = staticmethod(reference.silu_and_mul)
 
-    def projection(self, weight: Tensor, bias: Tensor | None, *, shared: bool = False) -> Projection:
+    def projection(self, weight: Matrix, bias: Tensor | None) -> Projection:
         """See `KernelSet.projection`."""
-        return lambda x, out: reference.linear(x, weight, bias, out)
+        matrix = weight.parts["weight"]
+        return lambda x, out: reference.linear(x, matrix, bias, out)
 
     def warm_up_lengths(self, most: int) -> list[int]:
         """See `KernelSet.warm_up_lengths`: a prompt and a decode step set up all that there is to set up."""
         return sorted({1, min(2, most)})
 
-    def gated_projection(self, gate_up: Tensor) -> GatedProjection:
+    def gated_projection(self, gate_up: Matrix) -> GatedProjection:
         """See `KernelSet.gated_projection`."""
+        matrix = gate_up.parts["weight"]
 
         def project(x: Tensor, both: Tensor, out: Tensor) -> None:
-            reference.linear(x, gate_up, None, both)
+            reference.linear(x, matrix, None, both)
             self.silu_and_mul(both, out)
 
         return project

@@ -1,93 +1,162 @@
-"""The tensors of a Hugging Face checkpoint of Qwen3: their names and shapes, and where each goes."""
+"""A rank's parameters, and which tensors of a Hugging Face checkpoint of Qwen3 each of them is made of."""
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from enum import Enum
 
-from torch import Tensor
+import torch
 
 from executor_svc.model.config import Qwen3Config
-from executor_svc.model.mlp import DenseMlp, Mlp
-from executor_svc.model.model import LayerWeights, Qwen3Weights
+from executor_svc.model.packing import MatrixShape
 from executor_svc.model.sharding import Shard
+
+Slices = tuple[slice | int, ...]
+
+
+class Role(Enum):
+    """What kernels do with a parameter: they read it, or they multiply by it, and may want it in a layout of theirs."""
+
+    TENSOR = "tensor"
+    MATRIX = "matrix"
+    GATED_MATRIX = "gated matrix"
 
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor of a checkpoint, and the part of it that a rank keeps.
+    """A tensor of a checkpoint, and the part of it that a parameter has.
 
     Attributes:
         shape: of the stored tensor.
-        target: a view into the parameters, or None if this rank keeps nothing.
-        part: the slices of the stored tensor that go to `target`.
+        part: of the stored tensor.
+        target: of the parameter, where the part goes.
     """
 
+    name: str
     shape: tuple[int, ...]
-    target: Tensor | None
-    part: tuple[slice, ...] = ()
+    part: Slices = ()
+    target: Slices = ()
 
 
-def stored_tensors(config: Qwen3Config, shard: Shard, weights: Qwen3Weights) -> dict[str, StoredTensor]:
-    """Every tensor that a checkpoint of `config` holds, by name. `weights` are those of `shard`."""
-    vocab = slice(shard.vocab.start, shard.vocab.stop)
-    table = (config.vocab_size, config.hidden_size)
-    found = {
-        "model.embed_tokens.weight": StoredTensor(table, weights.embedding[: len(shard.vocab)], (vocab,)),
-        "model.norm.weight": _whole(weights.norm),
-    }
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter of a rank. Matrices are [out, in].
+
+    Attributes:
+        stored: what it is made of.
+        kept: False where other ranks have it: of what is summed over the ranks, only the first one adds the bias.
+        padding: the rows from here on are zeros, which no stored tensor has.
+        same_as: the parameter whose values it has, which is in no checkpoint: the head of a tied model.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    stored: tuple[StoredTensor, ...]
+    role: Role = Role.TENSOR
+    kept: bool = True
+    padding: int | None = None
+    same_as: str | None = None
+
+    @property
+    def matrix_shape(self) -> MatrixShape:
+        """Of one that kernels multiply by."""
+        out_size, in_size = self.shape
+        return MatrixShape(out_size, in_size, gated=self.role is Role.GATED_MATRIX)
+
+    @property
+    def num_elements(self) -> int:
+        """Elements that are this parameter's own."""
+        return 0 if self.same_as is not None or not self.kept else torch.Size(self.shape).numel()
+
+
+def parameters(config: Qwen3Config, shard: Shard) -> list[Parameter]:
+    """All parameters of a rank, in the order in which a step needs them."""
+    table = _table("embedding", "model.embed_tokens.weight", config, shard)
+    head = replace(table, name="head", stored=(), role=Role.MATRIX, same_as="embedding")
     if not config.tied:
-        found["lm_head.weight"] = StoredTensor(table, weights.head[: len(shard.vocab)], (vocab,))
-    for index, layer in enumerate(weights.layers):
-        prefix = f"model.layers.{index}."
-        found[prefix + "input_layernorm.weight"] = _whole(layer.input_norm)
-        found[prefix + "post_attention_layernorm.weight"] = _whole(layer.post_attention_norm)
-        found.update((f"{prefix}self_attn.{name}", stored) for name, stored in _attention(config, shard, layer).items())
-        found.update((f"{prefix}mlp.{name}", stored) for name, stored in _mlp(config, shard, layer.mlp).items())
-    return found
+        head = replace(_table("head", "lm_head.weight", config, shard), role=Role.MATRIX)
+    layers = [parameter for index in range(config.num_layers) for parameter in _layer(config, shard, index)]
+    return [table, *layers, _whole("norm", "model.norm.weight", config.hidden_size), head]
 
 
-def _attention(config: Qwen3Config, shard: Shard, layer: LayerWeights) -> dict[str, StoredTensor]:
+def _table(name: str, stored_name: str, config: Qwen3Config, shard: Shard) -> Parameter:
+    rows = len(shard.vocab)
+    vocab = slice(shard.vocab.start, shard.vocab.stop)
+    stored = StoredTensor(stored_name, (config.vocab_size, config.hidden_size), (vocab,), (slice(rows),))
+    return Parameter(name, (shard.vocab_size, config.hidden_size), (stored,), padding=rows)
+
+
+def _layer(config: Qwen3Config, shard: Shard, index: int) -> Iterator[Parameter]:
+    prefix, stored_prefix = f"layers.{index}.", f"model.layers.{index}."
+    hidden = config.hidden_size
+    yield _whole(f"{prefix}input_norm", f"{stored_prefix}input_layernorm.weight", hidden)
+    yield from _attention(config, shard, prefix, f"{stored_prefix}self_attn.")
+    yield _whole(f"{prefix}post_attention_norm", f"{stored_prefix}post_attention_layernorm.weight", hidden)
+    if config.moe is not None and index in config.moe.sparse_layers:
+        yield from _experts(config, shard, prefix, f"{stored_prefix}mlp.")
+    else:
+        gate_up, down = _swiglu(
+            f"{stored_prefix}mlp.", hidden, config.intermediate_size, shard.intermediate_size, shard
+        )
+        width = shard.intermediate_size
+        yield Parameter(f"{prefix}gate_up", (2 * width, hidden), gate_up, Role.GATED_MATRIX)
+        yield Parameter(f"{prefix}down", (hidden, width), (down,), Role.MATRIX)
+
+
+def _attention(config: Qwen3Config, shard: Shard, prefix: str, stored_prefix: str) -> Iterator[Parameter]:
     hidden, head_dim = config.hidden_size, config.head_dim
     heads = _slice(shard.rank * shard.num_heads * head_dim, shard.num_heads * head_dim)
     kv_heads = _slice(shard.first_kv_head * head_dim, shard.num_kv_heads * head_dim)
-    parts = {"q": (config.num_heads, heads), "k": (config.num_kv_heads, kv_heads), "v": (config.num_kv_heads, kv_heads)}
-    sizes = [part.stop - part.start for _, part in parts.values()]
-    found = {
-        "q_norm.weight": _whole(layer.q_norm),
-        "k_norm.weight": _whole(layer.k_norm),
-        "o_proj.weight": StoredTensor((hidden, config.num_heads * head_dim), layer.output, (slice(None), heads)),
-    }
-    for (name, (count, part)), target in zip(parts.items(), layer.qkv.split_with_sizes(sizes), strict=True):
-        found[f"{name}_proj.weight"] = StoredTensor((count * head_dim, hidden), target, (part,))
-    if layer.qkv_bias is not None:
-        found["o_proj.bias"] = StoredTensor((hidden,), layer.output_bias)
-        for (name, (count, part)), target in zip(parts.items(), layer.qkv_bias.split_with_sizes(sizes), strict=True):
-            found[f"{name}_proj.bias"] = StoredTensor((count * head_dim,), target, (part,))
-    return found
+    width = shard.num_heads * head_dim
+    matrix, bias, end = [], [], 0
+    for name, count, part in (
+        ("q", config.num_heads, heads),
+        ("k", config.num_kv_heads, kv_heads),
+        ("v", config.num_kv_heads, kv_heads),
+    ):
+        start, end = end, end + part.stop - part.start
+        own = ((part,), (slice(start, end),))
+        matrix.append(StoredTensor(f"{stored_prefix}{name}_proj.weight", (count * head_dim, hidden), *own))
+        bias.append(StoredTensor(f"{stored_prefix}{name}_proj.bias", (count * head_dim,), *own))
+    output = StoredTensor(f"{stored_prefix}o_proj.weight", (hidden, config.num_heads * head_dim), (slice(None), heads))
+    yield Parameter(f"{prefix}qkv", (end, hidden), tuple(matrix), Role.MATRIX)
+    yield _whole(f"{prefix}q_norm", f"{stored_prefix}q_norm.weight", head_dim)
+    yield _whole(f"{prefix}k_norm", f"{stored_prefix}k_norm.weight", head_dim)
+    yield Parameter(f"{prefix}output", (hidden, width), (output,), Role.MATRIX)
+    if config.attention_bias:
+        yield Parameter(f"{prefix}qkv_bias", (end,), tuple(bias))
+        output_bias = _whole(f"{prefix}output_bias", f"{stored_prefix}o_proj.bias", hidden)
+        yield replace(output_bias, kept=shard.rank == 0)
 
 
-def _mlp(config: Qwen3Config, shard: Shard, mlp: Mlp) -> dict[str, StoredTensor]:
-    if isinstance(mlp, DenseMlp):
-        return _swiglu("", config.hidden_size, config.intermediate_size, shard, mlp.gate_up, mlp.down)
-    found = {"gate.weight": _whole(mlp.router)}
-    for index, (gate_up, down) in enumerate(zip(mlp.gate_up, mlp.down, strict=True)):
-        prefix = f"experts.{index}."
-        found.update(_swiglu(prefix, config.hidden_size, mlp.config.intermediate_size, shard, gate_up, down))
-    return found
+def _experts(config: Qwen3Config, shard: Shard, prefix: str, stored_prefix: str) -> Iterator[Parameter]:
+    assert config.moe is not None
+    hidden, count, width = config.hidden_size, config.moe.num_experts, shard.expert_intermediate_size
+    gate_up: list[StoredTensor] = []
+    down = []
+    for index in range(count):
+        of_expert = f"{stored_prefix}experts.{index}."
+        both, one = _swiglu(of_expert, hidden, config.moe.intermediate_size, width, shard)
+        gate_up += [replace(stored, target=(index, *stored.target)) for stored in both]
+        down.append(replace(one, target=(index,)))
+    router = StoredTensor(f"{stored_prefix}gate.weight", (count, hidden))
+    yield Parameter(f"{prefix}router", router.shape, (router,), Role.MATRIX)
+    yield Parameter(f"{prefix}experts_gate_up", (count, 2 * width, hidden), tuple(gate_up))
+    yield Parameter(f"{prefix}experts_down", (count, hidden, width), tuple(down))
 
 
 def _swiglu(
-    prefix: str, hidden: int, intermediate: int, shard: Shard, gate_up: Tensor, down: Tensor
-) -> dict[str, StoredTensor]:
-    gate, up = gate_up.chunk(2)
-    part = _slice(shard.rank * len(gate), len(gate))
-    return {
-        f"{prefix}gate_proj.weight": StoredTensor((intermediate, hidden), gate, (part,)),
-        f"{prefix}up_proj.weight": StoredTensor((intermediate, hidden), up, (part,)),
-        f"{prefix}down_proj.weight": StoredTensor((hidden, intermediate), down, (slice(None), part)),
-    }
+    prefix: str, hidden: int, intermediate: int, width: int, shard: Shard
+) -> tuple[tuple[StoredTensor, ...], StoredTensor]:
+    """Gate over up, and down; `width` is this rank's part of `intermediate`."""
+    part = _slice(shard.rank * width, width)
+    shape = (intermediate, hidden)
+    gate = StoredTensor(f"{prefix}gate_proj.weight", shape, (part,), (slice(0, width),))
+    up = StoredTensor(f"{prefix}up_proj.weight", shape, (part,), (slice(width, 2 * width),))
+    return (gate, up), StoredTensor(f"{prefix}down_proj.weight", (hidden, intermediate), (slice(None), part))
 
 
-def _whole(target: Tensor) -> StoredTensor:
-    return StoredTensor(tuple(target.shape), target)
+def _whole(name: str, stored_name: str, size: int) -> Parameter:
+    return Parameter(name, (size,), (StoredTensor(stored_name, (size,)),))
 
 
 def _slice(start: int, length: int) -> slice:

@@ -5,6 +5,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from executor_svc.model.packing import Matrix
 from kernels.arguments import Adjustments, ExpertLayer, RopeStoreLayer
 from kernels.reference import SamplingInputs
 
@@ -37,15 +38,12 @@ class Sampler(Protocol):
 class KernelSet(Sampler, Protocol):
     """Kernels with the signatures of their twins in `kernels.reference`, where each is documented."""
 
-    def projection(self, weight: Tensor, bias: Tensor | None, *, shared: bool = False) -> Projection:
-        """`kernels.reference.linear` with a weight, in the layout of these kernels.
-
-        Unless the weight is `shared`, the kernels own it from now on: its memory may be given back at once.
-        """
+    def projection(self, weight: Matrix, bias: Tensor | None) -> Projection:
+        """`kernels.reference.linear` with a weight, in the layout of these kernels."""
         ...
 
-    def gated_projection(self, gate_up: Tensor) -> GatedProjection:
-        """`silu_and_mul` of a `linear` without a bias; they own gate_up [2 * size, in], gate over up, from now on."""
+    def gated_projection(self, gate_up: Matrix) -> GatedProjection:
+        """`silu_and_mul` of a `linear` without a bias, with gate_up [2 * size, in], gate over up."""
         ...
 
     def warm_up_lengths(self, most: int) -> list[int]:

@@ -1,6 +1,6 @@
-"""Qwen3: parameters and the forward pass of a rank. The attention backend decides which K and V a token sees."""
+"""Qwen3: the forward pass of a rank. The attention backend decides which K and V a token sees."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Generic, TypeVar
@@ -10,12 +10,11 @@ from torch import Tensor
 
 from executor_svc.model.activations import Activations
 from executor_svc.model.attention import AttentionBackend
-from executor_svc.model.config import Qwen3Config
 from executor_svc.model.kernel_set import KernelSet, Projection
-from executor_svc.model.mlp import DenseMlp, Mlp, MoeMlp, RunMlp
+from executor_svc.model.mlp import RunMlp, run_mlp
+from executor_svc.model.prepared import Weights
 from executor_svc.model.rank_group import SINGLE_RANK, RankGroup
 from executor_svc.model.rope import cos_sin_table
-from executor_svc.model.sharding import Shard
 from executor_svc.model.vocab_parallel import embed_tokens
 from executor_svc.staging.batch import StepBatch
 from kernels.arguments import KVCache, RopeStoreLayer
@@ -24,83 +23,11 @@ Metadata = TypeVar("Metadata")
 
 
 @dataclass(frozen=True)
-class LayerWeights:
-    """One decoder layer. Matrices are [out, in]; `qkv` is q over k over v.
-
-    The results of `output` are summed over the ranks, so only the first rank has `output_bias`.
-    """
-
-    input_norm: Tensor
-    qkv: Tensor
-    qkv_bias: Tensor | None
-    q_norm: Tensor
-    k_norm: Tensor
-    output: Tensor
-    output_bias: Tensor | None
-    post_attention_norm: Tensor
-    mlp: Mlp
-
-
-@dataclass(frozen=True)
-class Qwen3Weights:
-    """All parameters of a shard, in one dtype on one device. `head` is `embedding` itself in a tied model."""
-
-    embedding: Tensor
-    layers: tuple[LayerWeights, ...]
-    norm: Tensor
-    head: Tensor
-
-    @classmethod
-    def empty(cls, config: Qwen3Config, dtype: torch.dtype, device: torch.device, shard: Shard) -> "Qwen3Weights":
-        """Uninitialised parameters in the shapes of `shard`, which is one of `config`."""
-
-        def new(*shape: int) -> Tensor:
-            return torch.empty(shape, dtype=dtype, device=device)
-
-        def new_mlp(index: int) -> Mlp:
-            if config.moe is not None and index in config.moe.sparse_layers:
-                return MoeMlp.empty(config.moe, hidden, shard.expert_intermediate_size, dtype, device)
-            return DenseMlp.empty(hidden, shard.intermediate_size, dtype, device)
-
-        hidden, head_dim = config.hidden_size, config.head_dim
-        qkv_size = (shard.num_heads + 2 * shard.num_kv_heads) * head_dim
-        layers = tuple(
-            LayerWeights(
-                input_norm=new(hidden),
-                qkv=new(qkv_size, hidden),
-                qkv_bias=new(qkv_size) if config.attention_bias else None,
-                q_norm=new(head_dim),
-                k_norm=new(head_dim),
-                output=new(hidden, shard.num_heads * head_dim),
-                output_bias=new(hidden) if config.attention_bias and shard.rank == 0 else None,
-                post_attention_norm=new(hidden),
-                mlp=new_mlp(index),
-            )
-            for index in range(config.num_layers)
-        )
-        embedding = new(shard.vocab_size, hidden)
-        head = embedding if config.tied else new(shard.vocab_size, hidden)
-        return cls(embedding=embedding, layers=layers, norm=new(hidden), head=head)
-
-    def tensors(self) -> Iterator[Tensor]:
-        """Every parameter once."""
-        yield self.embedding
-        for layer in self.layers:
-            yield from (tensor for tensor in vars(layer).values() if isinstance(tensor, Tensor))
-            yield from layer.mlp.tensors()
-        yield self.norm
-        if self.head is not self.embedding:
-            yield self.head
-
-    @property
-    def num_parameters(self) -> int:
-        """Elements in all parameters; tied ones count once."""
-        return sum(tensor.numel() for tensor in self.tensors())
-
-
-@dataclass(frozen=True)
 class _Layer:
-    """A decoder layer, ready to run: the kernels own its matrices."""
+    """A decoder layer, ready to run.
+
+    `qkv` is q over k over v. The results of `output` are summed over the ranks.
+    """
 
     input_norm: Tensor
     qkv: Projection
@@ -110,14 +37,16 @@ class _Layer:
     mlp: RunMlp
 
     @classmethod
-    def of(cls, weights: LayerWeights, kernels: KernelSet, eps: float, cos_sin: Tensor, cache: KVCache) -> "_Layer":
+    def of(cls, weights: Weights, index: int, kernels: KernelSet, cos_sin: Tensor, cache: KVCache) -> "_Layer":
+        config, prefix = weights.layout.config, f"layers.{index}."
+        q_norm, k_norm = (weights.tensor(f"{prefix}{name}_norm") for name in "qk")
         return cls(
-            input_norm=weights.input_norm,
-            qkv=kernels.projection(weights.qkv, weights.qkv_bias),
-            rope_store=RopeStoreLayer(weights.q_norm, weights.k_norm, eps, cos_sin, cache),
-            output=kernels.projection(weights.output, weights.output_bias),
-            post_attention_norm=weights.post_attention_norm,
-            mlp=weights.mlp.on(kernels),
+            input_norm=weights.tensor(f"{prefix}input_norm"),
+            qkv=kernels.projection(weights.matrix(f"{prefix}qkv"), weights.optional(f"{prefix}qkv_bias")),
+            rope_store=RopeStoreLayer(q_norm, k_norm, config.rms_norm_eps, cos_sin, cache),
+            output=kernels.projection(weights.matrix(f"{prefix}output"), weights.optional(f"{prefix}output_bias")),
+            post_attention_norm=weights.tensor(f"{prefix}post_attention_norm"),
+            mlp=run_mlp(weights, index, kernels),
         )
 
 
@@ -125,8 +54,7 @@ class Qwen3(Generic[Metadata]):
     """Qwen3 over a paged KV cache (Yang et al. 2025, arXiv:2505.09388), or a rank's part of it.
 
     Args:
-        config: of the model.
-        weights: the shard's; the kernels own their matrices from now on (`KernelSet.projection`), layer by layer.
+        weights: the rank's shard, in the layout of the kernels.
         kernels: for the weights' device and dtype.
         backend: owns the KV cache of the shard's heads, and attends.
         max_model_len: positions the rotary table is made for.
@@ -136,8 +64,7 @@ class Qwen3(Generic[Metadata]):
 
     def __init__(
         self,
-        config: Qwen3Config,
-        weights: Qwen3Weights,
+        weights: Weights,
         kernels: KernelSet,
         backend: AttentionBackend[Metadata],
         *,
@@ -146,17 +73,17 @@ class Qwen3(Generic[Metadata]):
         max_num_seqs: int,
         group: RankGroup = SINGLE_RANK,
     ) -> None:
+        layout, device = weights.layout, weights.device
+        config, dtype = layout.config, layout.dtype
         self.config = config
         self._group = group
-        self._shard = Shard.of(config, group.rank, group.size)
-        self._embedding, self._norm = weights.embedding, weights.norm
-        dtype, device = weights.embedding.dtype, weights.embedding.device
+        self._shard = layout.shard
+        self._embedding, self._norm = weights.tensor("embedding"), weights.tensor("norm")
         cos_sin = cos_sin_table(config.rope, config.head_dim, max_model_len).to(device)
         self._layers = [
-            _Layer.of(layer, kernels, config.rms_norm_eps, cos_sin, backend.cache(index))
-            for index, layer in enumerate(weights.layers)
+            _Layer.of(weights, index, kernels, cos_sin, backend.cache(index)) for index in range(config.num_layers)
         ]
-        self._head = kernels.projection(weights.head, None, shared=weights.head is weights.embedding)
+        self._head = kernels.projection(weights.matrix("head"), None)
         self._kernels = kernels
         self._backend = backend
         self._activations = Activations.empty(config, self._shard, max_batch_tokens, dtype, device)

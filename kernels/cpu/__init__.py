@@ -3,6 +3,6 @@
 from kernels.cpu.isa import ISA_VARIABLE, IsaError
 from kernels.cpu.kernels import CpuKernels
 from kernels.cpu.loading import Loaded, load
-from kernels.cpu.packing import PackedWeight
+from kernels.cpu.packing import PACKING_VERSION, PackedWeight
 
-__all__ = ["ISA_VARIABLE", "CpuKernels", "IsaError", "Loaded", "PackedWeight", "load"]
+__all__ = ["ISA_VARIABLE", "PACKING_VERSION", "CpuKernels", "IsaError", "Loaded", "PackedWeight", "load"]

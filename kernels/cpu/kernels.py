@@ -23,7 +23,7 @@ from kernels.cpu.checks import (
     check_logits,
 )
 from kernels.cpu.library import Library
-from kernels.cpu.packing import PackedWeight, pack
+from kernels.cpu.packing import PackedWeight, empty_packed, pack
 from kernels.reference.sampling import INPUT_DTYPES, SamplingInputs
 
 
@@ -61,13 +61,27 @@ class CpuKernels:
 
     def pack(self, weight: Tensor, *, int8: bool = False) -> PackedWeight:
         """Lay out weight [out, in] (contiguous) for `linear`, in bfloat16 or quantized to int8. It is a copy."""
-        return pack(self._library, self._threads, [weight], int8)
+        packed = self.empty_packed(weight.shape[1], weight.shape[0], gated=False, int8=int8)
+        self.pack_into(weight, packed)
+        return packed
 
     def pack_gate_up(self, weight: Tensor, *, int8: bool = False) -> PackedWeight:
         """Lay out weight [2 * size, in] (contiguous), gate over up, for `linear_silu_and_mul`. It is a copy."""
-        if weight.shape[0] % 2:
-            raise ValueError(f"weight has {weight.shape[0]} rows, which are no gate and up")
-        return pack(self._library, self._threads, list(weight.chunk(2)), int8)
+        packed = self.empty_packed(weight.shape[1], weight.shape[0], gated=True, int8=int8)
+        self.pack_into(weight, packed)
+        return packed
+
+    def empty_packed(
+        self, in_size: int, out_size: int, *, gated: bool, int8: bool = False, device: str = "cpu"
+    ) -> PackedWeight:
+        """Memory for a weight [out, in] that `pack_into` fills; on the device `meta` only its dtypes and shapes."""
+        if gated and out_size % 2:
+            raise ValueError(f"weight has {out_size} rows, which are no gate and up")
+        return empty_packed(self._library, in_size, out_size, gated=gated, int8=int8, device=device)
+
+    def pack_into(self, weight: Tensor, packed: PackedWeight) -> None:
+        """`pack` or `pack_gate_up` into memory that is there."""
+        pack(self._library, self._threads, weight, packed)
 
     def linear(self, x: Tensor, weight: PackedWeight, bias: Tensor | None, out: Tensor) -> None:
         """See `reference.linear`, or `reference.linear_int8`; the weight is one that `pack` made."""

@@ -8,6 +8,8 @@ from torch import Tensor
 from kernels.cpu.checks import BF16, FLOAT32, UINT8, check_dense
 from kernels.cpu.library import Library
 
+PACKING_VERSION = 1
+"""Of the layouts: what one process packed, another one of the same version and instruction set computes with."""
 PANEL = 16
 """Output channels that lie together."""
 
@@ -30,24 +32,32 @@ class PackedWeight:
     gated: bool
 
 
-def pack(library: Library, threads: int, weights: list[Tensor], int8: bool) -> PackedWeight:
-    """Lay out one matrix [out, in], or a gate and an up projection whose panels alternate; all contiguous bfloat16.
+def empty_packed(
+    library: Library, in_size: int, out_size: int, *, gated: bool, int8: bool, device: str
+) -> PackedWeight:
+    """Uninitialised memory for a matrix [out, in], of which a gated one has an even number of rows."""
+    count = 2 if gated else 1
+    out_size //= count
+    packed_size: int = (library.packed_int8_size if int8 else library.packed_size)(in_size, out_size)
+    panels = torch.empty(count * packed_size, dtype=UINT8 if int8 else BF16, device=device)
+    num_scales = count * -(-out_size // PANEL) * PANEL
+    scales = torch.empty(num_scales, dtype=FLOAT32, device=device) if int8 else None
+    return PackedWeight(panels, scales, in_size, out_size, gated)
+
+
+def pack(library: Library, threads: int, weight: Tensor, packed: PackedWeight) -> None:
+    """Lay out a matrix [out, in], contiguous and bfloat16; the panels of a gate and an up projection alternate.
 
     Raises:
-        ValueError: a matrix is something else, or its memory was given back.
+        ValueError: the matrix is something else than what the memory is for.
     """
-    out_size, in_size = weights[0].shape
-    packed_size: int = (library.packed_int8_size if int8 else library.packed_size)(in_size, out_size)
-    panels = torch.empty(len(weights) * packed_size, dtype=UINT8 if int8 else BF16)
-    scales = torch.empty(len(weights) * -(-out_size // PANEL) * PANEL, dtype=FLOAT32) if int8 else None
-    library.advise_huge_pages(panels.data_ptr(), panels.nbytes)
-    for index, weight in enumerate(weights):
-        check_dense("weight", weight, BF16, (out_size, in_size))
-        if weight.untyped_storage().nbytes() < weight.nbytes:
-            raise ValueError("the weight's memory was given back, as after it was packed")
-        shared = (weight.data_ptr(), in_size, out_size, index, len(weights), panels.data_ptr())
-        if scales is None:
+    weights = weight.chunk(2) if packed.gated else (weight,)
+    library.advise_huge_pages(packed.panels.data_ptr(), packed.panels.nbytes)
+    for index, half in enumerate(weights):
+        check_dense("weight", half, BF16, (packed.out_size, packed.in_size))
+        where = (index, len(weights), packed.panels.data_ptr())
+        shared = (half.data_ptr(), packed.in_size, packed.out_size, *where)
+        if packed.scales is None:
             library.pack_weight(*shared, threads)
         else:
-            library.pack_int8_weight(*shared, scales.data_ptr(), threads)
-    return PackedWeight(panels, scales, in_size, out_size, gated=len(weights) == 2)
+            library.pack_int8_weight(*shared, packed.scales.data_ptr(), threads)

@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from benchmarks.rig import checkpoints, service_load
+from executor_svc.model.checkpoint import Checkpoint
 from executor_svc.model.config import read_config
-from executor_svc.model.weights import Checkpoint, load_weights
+from executor_svc.model.weights import load_weights
 
 PUBLISHED = {
     "0.6B": 596_049_920,
@@ -31,9 +32,9 @@ def test_a_checkpoint_can_be_served(tiny, name):
     assert len(list(folder.glob("*.safetensors"))) > 1
     with Checkpoint(folder) as checkpoint:  # each shard must hold what the index says
         weights, _ = load_weights(checkpoint, read_config(folder), torch.bfloat16, torch.device("cpu"))
-    assert weights.num_parameters == checkpoints.SHAPES[name].num_bytes() // 2
-    assert weights.embedding.float().std() == pytest.approx(0.02, rel=0.05)
-    assert weights.norm.float().mean() == pytest.approx(1, abs=0.02)
+    assert weights.layout.num_parameters == checkpoints.SHAPES[name].num_bytes() // 2
+    assert weights.tensor("embedding").float().std() == pytest.approx(0.02, rel=0.05)
+    assert weights.tensor("norm").float().mean() == pytest.approx(1, abs=0.02)
 
 
 def test_transformers_reads_the_same_shapes():

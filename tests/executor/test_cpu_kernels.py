@@ -1,5 +1,6 @@
 """The executor on the C++ kernels: its scores are as near to float32 as transformers' own, however a plan is cut."""
 
+import gc
 import os
 import random
 import subprocess
@@ -16,7 +17,14 @@ from executor_svc.devices.cpu_kernels import CppBackend, CppKernels
 from executor_svc.devices.cpu_share import cgroup_cpus, own_cpus
 from executor_svc.devices.torch_kernels import TorchBackend
 from executor_svc.model.attention import KVGeometry
-from executor_svc.model.model import Qwen3Weights
+from executor_svc.model.checkpoint import Checkpoint
+from executor_svc.model.checkpoint_layout import Role
+from executor_svc.model.config import read_config
+from executor_svc.model.packing import TensorSpec
+from executor_svc.model.prepared import WeightLayout
+from executor_svc.model.rank_group import SINGLE_RANK
+from executor_svc.model.sharding import Shard
+from executor_svc.model.weights import read_weights
 from kernels.cpu import ISA_VARIABLE, load
 from kernels.cpu.isa import ISAS, processor_flags
 from tests.executor.conftest import Make
@@ -138,25 +146,31 @@ def test_instruction_sets_agree(checkpoint: Make, tokens: list[int], monkeypatch
         assert torch.equal(other.argmax(-1)[clear], first.argmax(-1)[clear]), name
 
 
-def test_memory_of_packed_weights_is_given_back(checkpoint: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept: list[Qwen3Weights] = []
-    empty = Qwen3Weights.empty
+@pytest.mark.parametrize("tied", [True, False])
+def test_there_are_never_two_copies_of_a_model(checkpoint: Make, tied: bool) -> None:
+    """While weights are read, memory holds what is prepared so far and one matrix that is not packed yet."""
+    folder = checkpoint(preset="0.6B", dtype=torch.bfloat16, tied=tied, num_layers=1)
+    config = read_config(folder)
+    layout = WeightLayout(config, Shard.of(config), torch.bfloat16, CpuPlatform(1).packing(config, torch.bfloat16))
+    largest = 2 * max(parameter.num_elements for parameter in layout.parameters if parameter.role is not Role.TENSOR)
+    before, prepared = tensor_bytes(), 0
 
-    def remember(*arguments: Any) -> Qwen3Weights:
-        kept.append(empty(*arguments))
-        return kept[-1]
+    def new(name: str, spec: TensorSpec) -> torch.Tensor:
+        nonlocal prepared
+        assert tensor_bytes() - before <= prepared + largest
+        prepared += spec.num_bytes
+        return torch.empty(spec.shape, dtype=spec.dtype)
 
-    monkeypatch.setattr(Qwen3Weights, "empty", remember)
-    for tied in (True, False):
-        kept.clear()
-        runner, limits = start_cpp(checkpoint(preset="0.6B", dtype=torch.bfloat16, tied=tied))
-        (weights,) = [weights for weights in kept if weights.norm.device.type == "cpu"]
-        held = {id(tensor): tensor.untyped_storage().nbytes() for tensor in weights.tensors()}
-        matrices = [tensor for tensor in weights.tensors() if tensor.ndim > 1 and tensor is not weights.embedding]
-        assert len(matrices) == 4 * 4 + (not tied)
-        assert not any(held[id(matrix)] for matrix in matrices)
-        assert held[id(weights.embedding)], "the lookup needs it"
-        assert len(Driver(runner, limits).generate([[1, 2, 3]], 2)[0]) == 2
+    with Checkpoint(folder) as opened:
+        weights, _ = read_weights(opened, layout, torch.device("cpu"), SINGLE_RANK, new)
+    assert list(weights.tensors) == list(layout.specs)
+    assert tensor_bytes() - before == prepared == sum(spec.num_bytes for spec in layout.specs.values())
+
+
+def tensor_bytes() -> int:
+    """Memory of all tensors that live."""
+    found = [item for item in gc.get_objects() if type(item) is torch.Tensor and item.device.type == "cpu"]
+    return sum({tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in found}.values())
 
 
 @pytest.mark.parametrize(
@@ -206,7 +220,7 @@ def chosen() -> Any:
     """What a platform takes for bfloat16; it is asked twice, as at a start."""
     platform = CpuPlatform(threads=1)
     assert platform._choose(torch.bfloat16, 64) is platform._choose(torch.bfloat16, 64)
-    return platform._choose(torch.bfloat16, 64)
+    return platform._choose(torch.bfloat16, 64).kernels
 
 
 def test_what_is_chosen_is_said_once(log: Log, isa: str) -> None:

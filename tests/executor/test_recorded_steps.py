@@ -14,11 +14,12 @@ import torch
 
 from common.plan import ExecutorLimits
 from executor_svc.model.attention import KVGeometry
+from executor_svc.model.checkpoint import Checkpoint
 from executor_svc.model.config import read_config
 from executor_svc.model.draw import WholeDraw
 from executor_svc.model.model import Qwen3
 from executor_svc.model.sharding import Shard
-from executor_svc.model.weights import Checkpoint, load_weights
+from executor_svc.model.weights import load_weights
 from executor_svc.runner.runner import Runner
 from tests.executor import harness
 from tests.executor.conftest import Make
@@ -82,7 +83,7 @@ def start_on_gpu_kernels(
     kernels = GpuKernels(config, shard, limits, torch.float32, device)
     backend = make_backend(TRITON, config.num_heads, geometry, limits, device, num_sms=4)
     lengths = {name: OPTIONS[name] for name in ("max_model_len", "max_batch_tokens", "max_num_seqs")}
-    model = Qwen3(config, weights, kernels, backend, **lengths)
+    model = Qwen3(weights, kernels, backend, **lengths)
     draw = WholeDraw(kernels, limits.max_num_seqs, limits.vocab_size, device)
     runner = Runner(model, draw, backend, limits, device, decode_sizes, token_sizes)
     harness.poison_cache(runner)

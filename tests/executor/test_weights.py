@@ -5,17 +5,18 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from common.errors import CheckpointError
+from executor_svc.model.checkpoint import INDEX_FILE, SINGLE_FILE, Checkpoint, stored_dtype
 from executor_svc.model.config import read_config
-from executor_svc.model.mlp import DenseMlp, MoeMlp
-from executor_svc.model.model import Qwen3Weights
+from executor_svc.model.prepared import Weights
 from executor_svc.model.rank_group import SINGLE_RANK, RankGroup
-from executor_svc.model.weights import INDEX_FILE, SINGLE_FILE, Checkpoint, load_weights, stored_dtype
+from executor_svc.model.weights import load_weights
 from tests.executor.conftest import Make
 from tests.executor.ranks import in_threads
 from tests.support.checkpoints import EXPERTS
@@ -23,10 +24,20 @@ from tests.support.checkpoints import EXPERTS
 Edit = Callable[[dict[str, torch.Tensor]], object]
 
 
-def load(folder: Path, dtype: torch.dtype = torch.float32, group: RankGroup = SINGLE_RANK) -> tuple[Qwen3Weights, str]:
+def load(folder: Path, dtype: torch.dtype = torch.float32, group: RankGroup = SINGLE_RANK) -> tuple[Weights, str]:
     config = read_config(folder)
     with Checkpoint(folder) as checkpoint:
         return load_weights(checkpoint, config, dtype, torch.device("cpu"), group)
+
+
+def layer_of(weights: Weights, index: int) -> SimpleNamespace:
+    """A layer's parameters by their names."""
+    names = {name: name.removeprefix(f"layers.{index}.").removesuffix(".weight") for name in weights.tensors}
+    return SimpleNamespace(**{short: weights.tensors[name] for name, short in names.items() if "." not in short})
+
+
+def table_of(weights: Weights, name: str) -> torch.Tensor:
+    return weights.tensors[name if name == "embedding" else f"{name}.weight"]
 
 
 @pytest.fixture
@@ -64,10 +75,11 @@ def test_every_tensor_is_where_it_belongs(checkpoint: Make) -> None:
     folder = checkpoint(preset="tiny", num_layers=2, tied=False, attention_bias=True)
     stored = load_file(folder / SINGLE_FILE)
     weights, _ = load(folder)
-    assert (weights.embedding == stored["model.embed_tokens.weight"]).all()
-    assert (weights.head == stored["lm_head.weight"]).all()
-    assert (weights.norm == stored["model.norm.weight"]).all()
-    for index, layer in enumerate(weights.layers):
+    assert (weights.tensor("embedding") == stored["model.embed_tokens.weight"]).all()
+    assert (weights.matrix("head").parts["weight"] == stored["lm_head.weight"]).all()
+    assert (weights.tensor("norm") == stored["model.norm.weight"]).all()
+    for index in range(2):
+        layer = layer_of(weights, index)
 
         def tensor(name: str, index: int = index) -> torch.Tensor:
             return stored[f"model.layers.{index}.{name}"]
@@ -75,30 +87,28 @@ def test_every_tensor_is_where_it_belongs(checkpoint: Make) -> None:
         assert layer.qkv_bias is not None
         assert (layer.qkv == torch.cat([tensor(f"self_attn.{part}_proj.weight") for part in "qkv"])).all()
         assert (layer.qkv_bias == torch.cat([tensor(f"self_attn.{part}_proj.bias") for part in "qkv"])).all()
-        assert isinstance(layer.mlp, DenseMlp)
-        assert (layer.mlp.gate_up == torch.cat([tensor(f"mlp.{part}_proj.weight") for part in ("gate", "up")])).all()
+        assert (layer.gate_up == torch.cat([tensor(f"mlp.{part}_proj.weight") for part in ("gate", "up")])).all()
         assert (layer.q_norm == tensor("self_attn.q_norm.weight")).all()
         assert (layer.k_norm == tensor("self_attn.k_norm.weight")).all()
         assert (layer.input_norm == tensor("input_layernorm.weight")).all()
         assert (layer.post_attention_norm == tensor("post_attention_layernorm.weight")).all()
         assert (layer.output == tensor("self_attn.o_proj.weight")).all()
-        assert (layer.mlp.down == tensor("mlp.down_proj.weight")).all()
-    assert weights.num_parameters == sum(tensor.numel() for tensor in stored.values())
+        assert (layer.down == tensor("mlp.down_proj.weight")).all()
+    assert weights.layout.num_parameters == sum(tensor.numel() for tensor in stored.values())
 
 
 def test_every_expert_is_where_it_belongs(checkpoint: Make) -> None:
     folder = checkpoint(preset="tiny", num_layers=2, experts=True, mlp_only_layers=[0])
     stored = load_file(folder / SINGLE_FILE)
     weights, _ = load(folder)
-    assert isinstance(weights.layers[0].mlp, DenseMlp)
-    mlp = weights.layers[1].mlp
-    assert isinstance(mlp, MoeMlp)
+    assert "layers.0.gate_up.weight" in weights.tensors
+    mlp = layer_of(weights, 1)
     assert (mlp.router == stored["model.layers.1.mlp.gate.weight"]).all()
     for index in range(EXPERTS["num_experts"]):
         gate, up, down = (stored[f"model.layers.1.mlp.experts.{index}.{x}_proj.weight"] for x in ("gate", "up", "down"))
-        assert (mlp.gate_up[index] == torch.cat([gate, up])).all()
-        assert (mlp.down[index] == down).all()
-    assert weights.num_parameters == sum(tensor.numel() for tensor in stored.values())
+        assert (mlp.experts_gate_up[index] == torch.cat([gate, up])).all()
+        assert (mlp.experts_down[index] == down).all()
+    assert weights.layout.num_parameters == sum(tensor.numel() for tensor in stored.values())
 
 
 @pytest.mark.parametrize("size", [2, 4])
@@ -111,15 +121,15 @@ def test_shards_put_together_are_the_whole(checkpoint: Make, size: int) -> None:
     assert [hashed for _, hashed in loaded] == [fingerprint] * size
     parts = [weights for weights, _ in loaded]
     for name in ("embedding", "head"):
-        table = torch.cat([getattr(part, name) for part in parts])
-        assert (table[:301] == getattr(whole, name)).all()
+        table = torch.cat([table_of(part, name) for part in parts])
+        assert (table[:301] == table_of(whole, name)).all()
         assert not table[301:].any()
-    for index, layer in enumerate(whole.layers):
-        layers = [part.layers[index] for part in parts]
+    for index in range(2):
+        layer, layers = layer_of(whole, index), [layer_of(part, index) for part in parts]
         for name in ("input_norm", "post_attention_norm", "q_norm", "k_norm"):
             assert all((getattr(part, name) == getattr(layer, name)).all() for part in layers)
         assert (torch.cat([part.output for part in layers], 1) == layer.output).all()
-        assert [part.output_bias is None for part in layers] == [False, *[True] * (size - 1)]
+        assert [not hasattr(part, "output_bias") for part in layers] == [False, *[True] * (size - 1)]
         assert (layers[0].output_bias == layer.output_bias).all()
         q, k, v = layer.qkv.split_with_sizes([64, 32, 32])
         for rank, part in enumerate(layers):
@@ -128,16 +138,18 @@ def test_shards_put_together_are_the_whole(checkpoint: Make, size: int) -> None:
             own_q = q[rank * heads * 16 : (rank + 1) * heads * 16]
             own_k, own_v = (x[first * 16 : (first + kv_heads) * 16] for x in (k, v))
             assert (part.qkv == torch.cat([own_q, own_k, own_v])).all()
-        gates, ups = zip(*(part.mlp.gate_up.chunk(2, -2) for part in layers), strict=True)
-        assert (torch.cat([*gates, *ups], -2) == layer.mlp.gate_up).all()
-        assert (torch.cat([part.mlp.down for part in layers], -1) == layer.mlp.down).all()
-    assert all((part.layers[1].mlp.router == whole.layers[1].mlp.router).all() for part in parts)
+        prefix = "experts_" if index else ""
+        gate_ups, downs = ([getattr(part, prefix + name) for part in layers] for name in ("gate_up", "down"))
+        gates, ups = zip(*(gate_up.chunk(2, -2) for gate_up in gate_ups), strict=True)
+        assert (torch.cat([*gates, *ups], -2) == getattr(layer, f"{prefix}gate_up")).all()
+        assert (torch.cat(downs, -1) == getattr(layer, f"{prefix}down")).all()
+    assert all((layer_of(part, 1).router == layer_of(whole, 1).router).all() for part in parts)
 
 
 def test_tied_head_is_the_embedding_even_if_a_copy_is_stored(edited: Callable[[Edit], Path]) -> None:
     folder = edited(lambda tensors: tensors.update({"lm_head.weight": tensors["model.embed_tokens.weight"] + 1}))
     weights, _ = load(folder)
-    assert weights.head is weights.embedding
+    assert weights.matrix("head").parts["weight"] is weights.tensor("embedding")
 
 
 def test_fingerprint_is_of_content_not_of_layout(checkpoint: Make, edited: Callable[[Edit], Path]) -> None:

@@ -1,0 +1,162 @@
+"""The safetensors files of a checkpoint: what is in them is checked before a byte of a tensor is read."""
+
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from common.errors import CheckpointError
+from executor_svc.model.checkpoint_layout import Parameter
+from executor_svc.model.config import Qwen3Config
+
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+READABLE_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+_NAMES_SHOWN = 10
+
+
+class _Index(msgspec.Struct, frozen=True):
+    weight_map: dict[str, str]
+
+
+class Checkpoint:
+    """The opened safetensors files of a folder. A context manager; the files stay mapped until it exits.
+
+    Args:
+        folder: holds `model.safetensors`, or the shards that `model.safetensors.index.json` names.
+
+    Raises:
+        CheckpointError: a file is missing, truncated or no safetensors file, or the index and the shards disagree.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._files = ExitStack()
+        self._source: dict[str, Any] = {}
+        with ExitStack() as on_error:
+            on_error.callback(self._files.close)
+            for path, expected in stored_files(folder).items():
+                shard = self._open(path)
+                held = set(shard.keys())
+                if missing := (expected or set()) - held:
+                    raise CheckpointError(_complaint(f"{path} lacks what its index says it has", missing))
+                self._source.update(dict.fromkeys(held if expected is None else sorted(expected), shard))
+            on_error.pop_all()
+
+    def __enter__(self) -> "Checkpoint":
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._files.close()
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the tensors in all files, sorted."""
+        return sorted(self._source)
+
+    def header(self, name: str) -> tuple[tuple[int, ...], str]:
+        """Shape and stored dtype (`BF16`, ...) of a tensor."""
+        entry = self._source[name].get_slice(name)
+        return tuple(entry.get_shape()), entry.get_dtype()
+
+    def read(self, name: str) -> Tensor:
+        """A tensor as it is stored, on the CPU. Its memory is the mapped file: a part is read when it is accessed."""
+        tensor: Tensor = self._source[name].get_tensor(name)
+        return tensor
+
+    def _open(self, path: Path) -> Any:
+        try:
+            return self._files.enter_context(safe_open(path, framework="pt", device="cpu"))
+        except FileNotFoundError as error:
+            raise CheckpointError(f"there is no {path}, which the index names") from error
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(f"{path} is truncated or no safetensors file: {error}") from error
+
+
+def stored_dtype(checkpoint: Checkpoint, config: Qwen3Config) -> torch.dtype:
+    """The dtype a checkpoint was saved in: what its configuration says, else that of its embedding table.
+
+    Raises:
+        CheckpointError: it is not one that can be computed in.
+    """
+    by_name = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+    name = "model.embed_tokens.weight"
+    if not config.dtype and name in checkpoint.names:
+        found, table = checkpoint.header(name)[1], READABLE_DTYPES
+    else:
+        found, table = config.dtype, by_name
+    if found not in table:
+        raise CheckpointError(f"the checkpoint's dtype is {found!r}; float32, bfloat16 and float16 can be served")
+    return table[found]
+
+
+def stored_files(folder: Path) -> dict[Path, set[str] | None]:
+    """The files of a folder's weights, each with the tensors to take from it (None: all of them).
+
+    Raises:
+        CheckpointError: there are none, or the index is malformed.
+    """
+    if (folder / SINGLE_FILE).is_file():
+        return {folder / SINGLE_FILE: None}
+    index_path = folder / INDEX_FILE
+    if not index_path.is_file():
+        others = sorted(path.name for path in folder.glob("*.bin"))
+        hint = f" (only safetensors are read, not {others[0]})" if others else ""
+        raise CheckpointError(f"{folder} has neither {SINGLE_FILE} nor {INDEX_FILE}{hint}")
+    try:
+        weight_map = msgspec.json.decode(index_path.read_bytes(), type=_Index).weight_map
+    except msgspec.MsgspecError as error:
+        raise CheckpointError(f"{index_path} is no index of safetensors: {error}") from error
+    shards: dict[Path, set[str] | None] = {}
+    for name, file in weight_map.items():
+        if Path(file).name != file or not file.endswith(".safetensors"):
+            raise CheckpointError(f"{index_path} names {file!r}, which is not a safetensors file of that folder")
+        expected = shards.setdefault(folder / file, set())
+        assert expected is not None
+        expected.add(name)
+    if not shards:
+        raise CheckpointError(f"{index_path} names no tensors")
+    return shards
+
+
+def check_tensors(checkpoint: Checkpoint, names: Sequence[str], wanted: Iterable[Parameter]) -> None:
+    """Hold what a checkpoint has against what parameters are made of.
+
+    Raises:
+        CheckpointError: tensors are missing, unexpected, of another shape, or stored in a dtype that is not supported.
+    """
+    expected = {stored.name: stored.shape for parameter in wanted for stored in parameter.stored}
+    misshaped, unreadable = [], []
+    for name in names:
+        shape, stored = checkpoint.header(name)
+        if name in expected and shape != expected[name]:
+            misshaped.append(f"{name} is {list(shape)}, not {list(expected[name])}")
+        if stored not in READABLE_DTYPES:
+            unreadable.append(f"{name} is {stored}")
+    complaints = [
+        _complaint("it lacks", expected.keys() - set(names)),
+        _complaint("no Qwen3 of this configuration has", set(names) - expected.keys()),
+        _complaint("the configuration gives other shapes", misshaped),
+        _complaint(f"only {', '.join(READABLE_DTYPES)} can be read", unreadable),
+    ]
+    if any(complaints):
+        raise CheckpointError(f"the checkpoint cannot be loaded: {'; '.join(filter(None, complaints))}")
+
+
+def _complaint(what: str, found: Iterable[str]) -> str:
+    """`what`, with the first ten findings and the number of the others; empty if nothing was found."""
+    items = sorted(found, key=_natural_order)
+    if not items:
+        return ""
+    more = f" and {len(items) - _NAMES_SHOWN} more" if len(items) > _NAMES_SHOWN else ""
+    return f"{what}: {', '.join(items[:_NAMES_SHOWN])}{more}"
+
+
+def _natural_order(name: str) -> list[tuple[int, str]]:
+    """Layer 2 before layer 10."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in name.replace(" ", ".").split(".")]

@@ -1,0 +1,41 @@
+"""Which files weights would be read from, and in which state: if that is as it was, so are the weights."""
+
+from pathlib import Path
+
+import xxhash
+
+from common.errors import CheckpointError
+from executor_svc.model.checkpoint import INDEX_FILE, stored_files
+from executor_svc.model.config import Qwen3Config
+from executor_svc.model.weights import identity
+
+_VERSION = 1
+_MAX_HEADER_BYTES = 100_000_000  # of the format: safetensors itself reads no longer one
+
+
+def source_key(folder: Path, config: Qwen3Config) -> str:
+    """Hash over the configuration, and over each file of weights: name, device, inode, size, times, and its header.
+
+    The time of the last change of an inode is among them, which no program can set back: who writes into a file in
+    place and restores its modification time is noticed, too. Anything that differs means other weights, perhaps.
+
+    Raises:
+        CheckpointError: a file is missing or cannot be read.
+    """
+    key = xxhash.xxh3_128(f"baton source {_VERSION}\n".encode())
+    key.update(identity(config))
+    index = folder / INDEX_FILE
+    if index.is_file():
+        key.update(index.read_bytes())
+    for path in sorted(stored_files(folder)):
+        try:
+            with path.open("rb") as file:
+                length = int.from_bytes(file.read(8), "little")
+                header = file.read(min(length, _MAX_HEADER_BYTES))
+                state = path.stat()
+        except OSError as error:
+            raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+        times = (state.st_mtime_ns, state.st_ctime_ns)
+        key.update(repr((path.name, state.st_dev, state.st_ino, state.st_size, *times, length)).encode())
+        key.update(header)
+    return key.hexdigest()
