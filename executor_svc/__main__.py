@@ -3,7 +3,9 @@
 import os
 import re
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -124,6 +126,22 @@ def _check_name(_context: click.Context, _parameter: click.Parameter, value: str
     type=click.Path(file_okay=False, path_type=Path),
     help="Folder with this executor's secret key and the scheduler's public one (baton keys executor NAME).",
 )
+@click.option(
+    "--keeper",
+    "keeper_socket",
+    type=click.Path(dir_okay=False, path_type=Path),
+    envvar="BATON_KEEPER_SOCKET",
+    show_envvar=True,
+    help="Socket of the keeper, which lets weights and KV cache outlive this process.  [default: baton-keeper's own, "
+    "if one runs there]",
+)
+@click.option("--no-keep", is_flag=True, help="Weights and KV cache end with this process.")
+@click.option(
+    "--standby",
+    "is_standby",
+    is_flag=True,
+    help="Do all but take a KV cache, and go on with that of another executor of this machine as soon as it has ended.",
+)
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info")
 @click.option(
     "--log-format",
@@ -137,19 +155,24 @@ def main(
     endpoint: str,
     health_file: Path | None,
     curve_keys: Path | None,
+    keeper_socket: Path | None,
+    no_keep: bool,
     log_level: str,
     log_format: str,
-    **options: object,
+    **options: Any,
 ) -> None:
     """Serve a Qwen3 model's forward passes to a Baton scheduler.
 
     Weights and KV cache live in this process; the scheduler decides what is computed. An executor may be started before
-    the scheduler, and finds a scheduler that was restarted.
+    the scheduler, and finds a scheduler that was restarted. Where a keeper runs (baton-keeper), weights and KV cache
+    outlive this process, and another one goes on with them.
     """
+    started_at = time.monotonic()
     setup_logging("executor", log_level, log_format)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1 and (die_with_torchrun := killed_with(os.getppid())):
         die_with_torchrun()  # which starts each rank in a session of its own, where a kill of its group finds no rank
     health = HealthFile(health_file)  # before minutes of loading: removes the file of an earlier process
+    from executor_svc.keeper.finding import become_active, find_keeper  # noqa: PLC0415
     from executor_svc.service.process import serve  # noqa: PLC0415  (torch takes seconds to import; --help need not wait)
     from executor_svc.startup import start_executor  # noqa: PLC0415
 
@@ -164,20 +187,32 @@ def main(
             options["name"] = claim.name
     try:
         curve = ClientCurve.load(curve_keys) if curve_keys is not None else None
-        runner, hello, group = start_executor(ExecutorOptions(**options))  # type: ignore[arg-type]  # click checked them
+        keeper = None
+        if not no_keep:
+            keeper = find_keeper(keeper_socket, str(options.get("name")), is_required=options["is_standby"])
+        started = start_executor(ExecutorOptions(**options), None, keeper)
+        start_s = time.monotonic() - started_at
+        if options["is_standby"] and not become_active(started.pool):
+            log.info("stopped", exit_code=0)
+            sys.exit(0)
     except BatonError as error:
         click.echo(f"baton-executor: {error}", err=True)
         sys.exit(2)
+    hello, group, pool = started.hello_after(start_s), started.group, started.pool
     log.info("ready", executor=hello.executor, rank=group.rank, scheduler=endpoint, encrypted=curve is not None)
     if group.size == 1:
-        exit_code = serve(runner, hello, endpoint, health, curve)
+        exit_code = serve(started.runner, hello, endpoint, health, curve, pool)
     else:
         from executor_svc.runner.group_runner import run_in_group  # noqa: PLC0415  (torch again)
 
-        exit_code = run_in_group(runner, group, lambda leader: serve(leader, hello, endpoint, health, curve))
+        exit_code = run_in_group(started.runner, group, lambda leader: serve(leader, hello, endpoint, health, curve))
     if claim is not None:
         claim.release()
     log.info("stopped", exit_code=exit_code)
+    if pool is not None:  # its next holder waits for the end of this process, and nothing here is left to be done
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(exit_code)
     sys.exit(exit_code)
 
 

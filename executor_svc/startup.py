@@ -3,8 +3,10 @@
 import os
 import time
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
+import msgspec
 import torch
 
 from common import __version__
@@ -16,9 +18,12 @@ from common.model_files import model_name, resolve_model
 from common.plan import ExecutorLimits
 from common.vocabulary import tokenizer_hash
 from executor_svc.devices.choose_platform import choose_platform
+from executor_svc.devices.kept_memory import memory_at
 from executor_svc.devices.platform import Platform
 from executor_svc.devices.pool_size import choose_max_model_len, choose_num_blocks
-from executor_svc.model.attention import KVGeometry
+from executor_svc.keeper.kept_pool import KeptPool, find_pool_size
+from executor_svc.keeper.link import KeeperLink
+from executor_svc.model.attention import KVGeometry, PoolMemory
 from executor_svc.model.checkpoint import Checkpoint, stored_dtype
 from executor_svc.model.config import Qwen3Config, read_config
 from executor_svc.model.draw import TokenDraw, WholeDraw
@@ -61,24 +66,44 @@ class LoadedModel:
         return self.loaded.weights.layout.dtype
 
 
+@dataclass(frozen=True)
+class Started:
+    """An executor that can take a plan at once; a standby that could if it had a pool.
+
+    Attributes:
+        runner: runs plans.
+        hello: what to tell a scheduler about it.
+        group: its ranks.
+        pool: the runner's memory, if a keeper keeps it.
+    """
+
+    runner: Runner[Any]
+    hello: m.Hello
+    group: RankGroup
+    pool: KeptPool | None
+
+    def hello_after(self, start_s: float) -> m.Hello:
+        """The Hello of an executor whose start took so long; a standby has its pool by now."""
+        pool = None if self.pool is None else self.pool.named
+        return msgspec.structs.replace(self.hello, start_s=start_s, pool=pool)
+
+
 def start_executor(
-    options: ExecutorOptions, keeper: WeightKeeper | None = None
-) -> tuple[Runner[Any], m.Hello, RankGroup]:
-    """Load the model, allocate the pool, warm up. In a group, every rank does so at the same time.
+    options: ExecutorOptions, weight_keeper: WeightKeeper | None = None, pool_keeper: KeeperLink | None = None
+) -> Started:
+    """Load the model, take or allocate the pool, warm up. In a group, every rank does so at the same time.
 
     Args:
         options: the operator's.
-        keeper: of this machine; None to keep nothing.
-
-    Returns:
-        A runner that can take a plan at once, what to tell a scheduler about it, and the group.
+        weight_keeper: keeps the weights; None to keep none.
+        pool_keeper: keeps the pool, likewise.
 
     Raises:
         CheckpointError: the model cannot be served.
         BatonError: memory runs out, or the options contradict the model or the machine.
     """
     try:
-        return _start(options, keeper)
+        return _start(options, weight_keeper, pool_keeper)
     except RuntimeError as error:
         # torch.OutOfMemoryError of device memory; the same words in another RuntimeError of pinned memory
         if not any(words in str(error) for words in ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED")):
@@ -87,10 +112,12 @@ def start_executor(
         raise BatonError(f"memory runs out while the executor starts, see --gpu-memory-utilization: {said}") from error
 
 
-def _start(options: ExecutorOptions, keeper: WeightKeeper | None) -> tuple[Runner[Any], m.Hello, RankGroup]:
+def _start(options: ExecutorOptions, weight_keeper: WeightKeeper | None, pool_keeper: KeeperLink | None) -> Started:
     platform = choose_platform(options)
     group = join_group(platform.device)
-    model = _load_model(options, platform, group, keeper)
+    model = _load_model(options, platform, group, weight_keeper)
+    quantized = "" if options.quantization == "none" else f"-{options.quantization}"
+    dtype = str(model.dtype).removeprefix("torch.") + quantized
     geometry = KVGeometry(
         num_layers=model.config.num_layers,
         num_kv_heads=model.shard.num_kv_heads,
@@ -98,6 +125,13 @@ def _start(options: ExecutorOptions, keeper: WeightKeeper | None) -> tuple[Runne
         block_size=platform.block_size(model.config, model.dtype, options.block_size),
         dtype=model.dtype,
     )
+    if pool_keeper is not None and (platform.device.type != "cpu" or group.size > 1):
+        log.warning("KV memory is not kept: that is for executors of one process on a CPU", ranks=group.size)
+        pool_keeper = None
+    kind = m.PoolKind(fingerprint=model.loaded.fingerprint, dtype=dtype, layout=platform.kv_layout(geometry))
+    if pool_keeper is not None and options.num_blocks is None and options.kv_cache_memory_gib is None:
+        num_blocks = find_pool_size(pool_keeper, kind, is_awaited=options.is_standby)
+        options = replace(options, num_blocks=num_blocks or None)
     limits = _choose_limits(options, platform, model, geometry, group)
     pool_bytes = limits.num_blocks * geometry.block_bytes
     pool = {"blocks": limits.num_blocks, "block_size": limits.block_size, "gib": round(pool_bytes / 2**30, 3)}
@@ -105,14 +139,19 @@ def _start(options: ExecutorOptions, keeper: WeightKeeper | None) -> tuple[Runne
     memory_left = platform.memory_left()
     if pool_bytes > memory_left:  # the system still grants it, and kills the process once the pool is filled
         log.warning("the pool is larger than the memory", available_gib=round(memory_left / 2**30, 3))
-    runner = _make_runner(platform, model, geometry, limits, group)
+    kept = None
+    if pool_keeper is not None:
+        kept = KeptPool(pool_keeper, kind, limits.num_blocks, (limits.num_blocks + 1) * geometry.block_bytes)
+        if not options.is_standby and not kept.take():
+            kept = None
+    memory = None if kept is None else partial(memory_at, kept.mapping)
+    runner = _make_runner(platform, model, geometry, limits, group, memory)
     runner.warm_up()
-    quantized = "" if options.quantization == "none" else f"-{options.quantization}"
     hello = m.Hello(
         executor=options.name,
         build=__version__,
         fingerprint=model.loaded.fingerprint,
-        dtype=str(model.dtype).removeprefix("torch.") + quantized,
+        dtype=dtype,
         device=platform.description if group.size == 1 else f"{group.size} x {platform.description}"[:128],
         pid=os.getpid(),
         tokenizer=model.tokenizer,
@@ -121,7 +160,7 @@ def _start(options: ExecutorOptions, keeper: WeightKeeper | None) -> tuple[Runne
         pool=None,
         **vars(limits),
     )
-    return runner, hello, group
+    return Started(runner, hello, group, kept)
 
 
 def _choose_limits(
@@ -160,10 +199,15 @@ def _choose_limits(
 
 
 def _make_runner(
-    platform: Platform, model: LoadedModel, geometry: KVGeometry, limits: ExecutorLimits, group: RankGroup
+    platform: Platform,
+    model: LoadedModel,
+    geometry: KVGeometry,
+    limits: ExecutorLimits,
+    group: RankGroup,
+    memory: PoolMemory | None = None,
 ) -> Runner[Any]:
     kernels = platform.kernels(model.config, model.shard, limits, model.dtype)
-    backend = platform.attention(model.shard, geometry, limits)
+    backend = platform.attention(model.shard, geometry, limits, memory)
     forward = Qwen3(
         model.loaded.weights,
         kernels,

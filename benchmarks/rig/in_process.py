@@ -74,8 +74,8 @@ def start_runner(arguments: Sequence[str]) -> tuple[Runner[Any], m.Hello]:
     """A runner as the executor starts it with these arguments, and what the executor would say of it."""
     with executor.make_context("baton-executor", list(arguments)) as context:
         options = ExecutorOptions(**{name: context.params[name] for name in ExecutorOptions.__dataclass_fields__})
-    runner, hello, _ = start_executor(options)
-    return runner, hello
+    started = start_executor(options)
+    return started.runner, started.hello
 
 
 @contextmanager

@@ -9,17 +9,16 @@ only the first one records.
 
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import executor_svc.startup
 from benchmarks.rig.step_profiler import StepProfiler
 from benchmarks.rig.step_records import RecordedRunner, recording
-from common import messages as m
 from executor_svc.__main__ import main as executor
-from executor_svc.model.kept_weights import WeightKeeper
-from executor_svc.model.rank_group import RankGroup
 from executor_svc.options import ExecutorOptions
+from executor_svc.startup import Started
 
 STEPS_FILE = "steps.msgpack"
 
@@ -33,12 +32,13 @@ def main() -> None:
     start_executor = executor_svc.startup.start_executor
     with recording() as recorder:
 
-        def start(options: ExecutorOptions, keeper: WeightKeeper | None = None) -> tuple[Any, m.Hello, RankGroup]:
+        def start(options: ExecutorOptions, *keepers: Any) -> Started:
             profiler = StepProfiler(folder, num_rows, num_steps) if num_steps else None  # before graphs are captured
-            runner, hello, group = start_executor(options, keeper)
-            return RecordedRunner(runner, recorder, profiler), hello, group
+            started = start_executor(options, *keepers)
+            recorded: Any = RecordedRunner(started.runner, recorder, profiler)
+            return replace(started, runner=recorded)
 
-        executor_svc.startup.start_executor = start  # the command line calls it there
+        executor_svc.startup.start_executor = start  # type: ignore[assignment]  # the command line calls it there
         try:
             executor(arguments)
         finally:

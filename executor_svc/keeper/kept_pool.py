@@ -1,6 +1,7 @@
 """This executor's KV memory, where a keeper keeps it: leased or made, mapped, and named for the scheduler."""
 
 import os
+import time
 
 from common import messages as m
 from common.errors import KeeperError
@@ -9,7 +10,26 @@ from executor_svc.keeper.link import KeeperLink
 from executor_svc.keeper.memory import Mapping, check_memory, create_memory
 from executor_svc.keeper.tag import PoolTag
 
+FIND_INTERVAL_S = 0.2
+
 log = get_logger("executor")
+
+
+def find_pool_size(link: KeeperLink, kind: m.PoolKind, *, is_awaited: bool) -> int:
+    """Number of blocks of a pool of this kind that is kept; 0 if there is none.
+
+    Args:
+        is_awaited: wait until there is one.
+
+    Raises:
+        KeeperError: the keeper has gone.
+    """
+    num_blocks = link.find_pool(kind)
+    if is_awaited and not num_blocks:
+        log.info("waits for an executor of its kind")
+        while not (num_blocks := link.find_pool(kind)):
+            time.sleep(FIND_INTERVAL_S)
+    return num_blocks
 
 
 class KeptPool:
@@ -39,26 +59,24 @@ class KeptPool:
         self._num_blocks = num_blocks
         self._num_bytes = num_bytes
 
-    def take(self) -> None:
-        """Hold a pool: one that an executor of this kind has left, else a new one.
+    def take(self) -> bool:
+        """Hold a pool: one that an executor of this kind has left, else a new one. False if the keeper keeps none."""
+        try:
+            if self.link.lease_pool(self._kind, self._num_blocks) is None:
+                self._make()
+            self._map()
+        except KeeperError as error:
+            log.warning("no pool is kept for this executor", reason=str(error))
+            return False
+        return True
 
-        Raises:
-            KeeperError: the keeper refuses to keep one.
-        """
-        if self.link.lease_pool(self._kind, self._num_blocks) is not None:
-            try:
-                self._map()
-            except KeeperError as error:
-                log.warning("the pool that the keeper had cannot be used", reason=str(error))
-            else:
-                return
+    def _make(self) -> None:
         memory_fd, tag_fd = create_memory("baton-pool", self._num_bytes), PoolTag.create()
         try:
             self.link.deposit_pool(self._kind, self._num_blocks, self._num_bytes, memory_fd, tag_fd)
         finally:
             os.close(memory_fd)
             os.close(tag_fd)
-        self._map()
 
     def wait(self, interrupt_fd: int) -> bool:
         """Be a standby until another executor's pool is this one's. False if the descriptor is readable before.

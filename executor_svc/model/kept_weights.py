@@ -12,7 +12,7 @@ import torch
 
 from common.errors import BatonError, CheckpointError
 from common.logging import get_logger
-from common.messages.keeper import WeightsKind
+from common.messages import WeightsKind
 from executor_svc.model.checkpoint import Checkpoint
 from executor_svc.model.prepared import WeightLayout, Weights
 from executor_svc.model.rank_group import RankGroup, smallest

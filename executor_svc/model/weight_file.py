@@ -13,7 +13,7 @@ import torch
 import xxhash
 from torch import Tensor
 
-from common.messages.keeper import WeightsKind
+from common.messages import WeightsKind
 from executor_svc.model.memory_file import HUGE_PAGE_BYTES, create_memory, is_sealed, seal_read_only
 from executor_svc.model.memory_file import Mapping as MemoryMapping
 from executor_svc.model.packing import TensorSpec

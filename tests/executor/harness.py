@@ -22,10 +22,10 @@ from executor_svc.startup import start_executor
 def start(model_dir: Path | None, *, poison: bool = True, **options: Any) -> tuple[Runner[Any], ExecutorLimits]:
     """A runner on `model_dir` whose KV cache is full of NaN, so that reading an unwritten slot shows."""
     model = None if model_dir is None else str(model_dir)
-    runner, hello, _ = start_executor(ExecutorOptions(**{"model": model, "dtype": "float32", "threads": 1, **options}))
+    started = start_executor(ExecutorOptions(**{"model": model, "dtype": "float32", "threads": 1, **options}))
     if poison:
-        poison_cache(runner)
-    return runner, ExecutorLimits.of(hello)
+        poison_cache(started.runner)
+    return started.runner, ExecutorLimits.of(started.hello)
 
 
 def poison_cache(runner: Runner[Any]) -> None:

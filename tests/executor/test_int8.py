@@ -75,7 +75,7 @@ def test_a_plan_may_be_cut_anywhere(checkpoint: Make) -> None:
 def test_it_is_another_model_to_a_fleet() -> None:
     """As executors with other weights are: a sequence goes on with those that it began with while there are any."""
     options = {"num_blocks": 8, "threads": 1, "dtype": "bfloat16"}
-    plain, int8 = (start_executor(ExecutorOptions(**options, quantization=kind))[1] for kind in ("none", "int8"))
+    plain, int8 = (start_executor(ExecutorOptions(**options, quantization=kind)).hello for kind in ("none", "int8"))
     assert (plain.dtype, int8.dtype) == ("bfloat16", "bfloat16-int8")
     assert plain.fingerprint == int8.fingerprint
 

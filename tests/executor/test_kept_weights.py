@@ -100,7 +100,8 @@ def test_scores_and_tokens_are_the_same(checkpoint: Make, config: dict[str, Any]
     keeper, found = Keeper(), []
     for given in (None, keeper, keeper):
         asked = ExecutorOptions(model=str(folder), device="cpu", num_blocks=16, threads=1, **options)
-        runner, hello, _ = start_executor(asked, given)
+        started = start_executor(asked, given)
+        runner, hello = started.runner, started.hello
         limits = ExecutorLimits.of(hello)
         scores = logits(runner, [Row(0, prompts[1], 40, Pool(16, 16).grow([], 40))], limits)
         found.append((scores, Driver(runner, limits).generate(prompts, 6), hello.fingerprint))

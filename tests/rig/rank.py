@@ -52,7 +52,8 @@ def main() -> None:
         max_model_len=512,
         kv_cache_memory_gib=0.25,
     )
-    runner, hello, group = start_executor(options)
+    executor = start_executor(options)
+    runner, hello, group = executor.runner, executor.hello, executor.group
     # Half of them ask for more than tokens.
     grammar = LLMatcher.grammar_from_regex("(?s:.)*") if hello.grammars else ""
     plans = random_plans(ExecutorLimits.of(hello), random.Random(1), grammar=grammar)

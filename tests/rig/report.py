@@ -57,7 +57,8 @@ def report(rig: StandIn, folder: str, attention: str) -> dict[str, Any]:
     """One line."""
     before = rig.counts()
     options = ExecutorOptions(model=folder, device="cuda", attention=attention, max_model_len=4096)
-    runner, hello, _ = start_executor(options)
+    executor = start_executor(options)
+    runner, hello = executor.runner, executor.hello
     limits = ExecutorLimits.of(hello)
     started = difference(rig.counts(), before)
     rig.take_hazards()

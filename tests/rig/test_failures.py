@@ -45,7 +45,7 @@ def test_memory_runs_out_at_each_allocation_of_a_start(rig: StandIn, small: Path
         before = rig.count("allocation_failed_on_purpose")
         rig.set("allocations_until_failure", allocation)
         try:
-            runner, _, _ = start_executor(options)
+            runner = start_executor(options).runner
         except BatonError as error:
             said.add(str(error).partition(":")[0])
             continue

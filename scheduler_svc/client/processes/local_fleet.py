@@ -18,6 +18,7 @@ from scheduler_svc.client.errors import FleetError, FleetMisconfigured
 from scheduler_svc.client.processes.child import Child, ChildEnd, end_children, wait_children
 
 SCHEDULER = "scheduler"
+KEEPER = "keeper"
 STOP_TIMEOUT_S = 10.0
 
 _POLL_INTERVAL_S = 0.05
@@ -32,6 +33,9 @@ class FleetSpec:
         host, port: where the scheduler serves HTTP.
         executor_port: port on loopback where executors connect.
         executors: how many `LocalFleet.start` starts.
+        standbys: executors beside them that only wait for the memory of one that ends.
+        keeper: socket of the keeper that executors leave their memory with; None for none.
+        starts_keeper: whether the keeper is one of the children; otherwise it runs already.
         ranks: processes of each executor; torchrun starts them if there is more than one.
         gpus: numbers of the GPUs that executors divide among them, one for each rank; none if all see all.
         scheduler_options, executor_options: further command-line options. A scheduler keeps its journal in the user's
@@ -44,11 +48,15 @@ class FleetSpec:
     port: int = 8000
     executor_port: int = 5555
     executors: int = 1
+    standbys: int = 0
+    keeper: Path | None = None
+    starts_keeper: bool = True
     ranks: int = 1
     gpus: tuple[str, ...] = ()
     scheduler_options: tuple[str, ...] = ()
     executor_options: tuple[str, ...] = ()
     scheduler_command: tuple[str, ...] = (sys.executable, "-m", "scheduler_svc")
+    keeper_command: tuple[str, ...] = (sys.executable, "-m", "keeper_svc")
     executor_command: tuple[str, ...] = (sys.executable, "-m", "executor_svc")
 
     @property
@@ -62,8 +70,10 @@ class FleetSpec:
         host = f"[{self.connect_host}]" if ":" in self.connect_host else self.connect_host
         return f"http://{host}:{self.port}"
 
-    def command(self, name: str) -> list[str]:
-        """The command line of the child called `name` (`scheduler`, `executor-0`, ...)."""
+    def command(self, name: str, *, is_standby: bool = False) -> list[str]:
+        """The command line of the child called `name` (`scheduler`, `keeper`, `executor-0`, ...)."""
+        if name == KEEPER:
+            return [*self.keeper_command, "--socket", str(self.keeper)]
         model = [] if self.model is None else ["--model", self.model]
         endpoint = f"tcp://127.0.0.1:{self.executor_port}"
         if name == SCHEDULER:
@@ -72,11 +82,13 @@ class FleetSpec:
         python, *program = self.executor_command
         torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={self.ranks}"]
         start = [python, *(torchrun if self.ranks > 1 else ()), *program]
-        return [*start, *model, "--scheduler", endpoint, "--name", name, *self.executor_options]
+        keeps = ["--no-keep"] if self.keeper is None else ["--keeper", str(self.keeper)]
+        waits = ["--standby"] if is_standby else []
+        return [*start, *model, "--scheduler", endpoint, "--name", name, *keeps, *waits, *self.executor_options]
 
     def environment(self, name: str) -> dict[str, str]:
         """Variables of that child beside this process's own."""
-        if name == SCHEDULER or not self.gpus:
+        if name in (SCHEDULER, KEEPER) or not self.gpus:
             return {}
         first = int(name.rpartition("-")[2]) * self.ranks
         return {"CUDA_VISIBLE_DEVICES": ",".join(self.gpus[first : first + self.ranks])}
@@ -133,9 +145,12 @@ class LocalFleet:
         return {name: child.pid for name, child in self._children.items()}
 
     def start(self) -> None:
-        """Start the scheduler and the executors the spec asks for."""
+        """Start the scheduler, the keeper and the executors that the spec asks for."""
+        if self.spec.keeper is not None and self.spec.starts_keeper:
+            self.start_child(KEEPER)
+            self._wait_for_keeper(self.spec.keeper)
         self.start_child(SCHEDULER)
-        for index in range(self.spec.executors):
+        for index in range(self.spec.executors + self.spec.standbys):
             self.start_executor(index)
 
     def start_executor(self, index: int) -> int:
@@ -143,9 +158,15 @@ class LocalFleet:
         return self.start_child(executor_name(index))
 
     def start_child(self, name: str) -> int:
-        """Start the child called `name`, which must not be running. Returns its pid."""
+        """Start the child called `name`, which must not be running. Returns its pid.
+
+        With standbys, an executor is one as long as so many others live as the spec asks for.
+        """
         assert name not in self._children, f"{name} is running already"
-        child = Child(name, self.spec.command(name), self._log_path(name), self.spec.environment(name))
+        num_others = len(self._children.keys() - {SCHEDULER, KEEPER})
+        is_standby = name not in (SCHEDULER, KEEPER) and self.spec.standbys > 0 and num_others >= self.spec.executors
+        command = self.spec.command(name, is_standby=is_standby)
+        child = Child(name, command, self._log_path(name), self.spec.environment(name))
         self._children[name] = child
         return child.pid
 
@@ -201,6 +222,16 @@ class LocalFleet:
                 raise FleetError(f"the service at {self.spec.url} was not ready after {timeout_s:.0f} s")
             time.sleep(_POLL_INTERVAL_S)
 
+    def _wait_for_keeper(self, socket_path: Path) -> None:
+        """An executor that comes before the keeper would go on without one."""
+        deadline = time.monotonic() + STOP_TIMEOUT_S
+        while not socket_path.exists():
+            for end in self.poll():
+                raise self.failure(end)
+            if time.monotonic() > deadline:
+                raise FleetError(f"the keeper did not listen at {socket_path} within {STOP_TIMEOUT_S:.0f} s")
+            time.sleep(_POLL_INTERVAL_S)
+
     def failure(self, end: ChildEnd) -> FleetError:
         """The error that says how a child ended, with the end of its log."""
         said = self.log_tail(end.name)
@@ -215,12 +246,12 @@ class LocalFleet:
         return "\n".join(path.read_text(errors="replace").splitlines()[-lines:])
 
     def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
-        """Stop the executors, then the scheduler; each group gets SIGTERM and, after `timeout_s`, SIGKILL."""
-        executors = [child for name, child in self._children.items() if name != SCHEDULER]
-        schedulers = [child for name, child in self._children.items() if name == SCHEDULER]
+        """Stop the executors, then the others; each group gets SIGTERM and, after `timeout_s`, SIGKILL."""
+        executors = [child for name, child in self._children.items() if name not in (SCHEDULER, KEEPER)]
+        others = [child for name, child in self._children.items() if name in (SCHEDULER, KEEPER)]
         try:
             end_children(executors, timeout_s)
-            end_children(schedulers, timeout_s)
+            end_children(others, timeout_s)
         finally:  # a second Ctrl-C must not leave anything behind
             for child in self._children.values():
                 child.kill()
