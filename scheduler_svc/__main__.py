@@ -25,6 +25,7 @@ from scheduler_svc.core.fleet.step_clock import DEFAULT_FLOOR_S
 from scheduler_svc.core.requests.request_manager import RECONNECT_GRACE_S
 from scheduler_svc.core.requests.returning_clients import RETURN_WITHIN_S
 from scheduler_svc.core.scheduling.config import SchedulerConfig
+from scheduler_svc.core.scheduling.pools import LONGEST_WAIT_S
 from scheduler_svc.frontend_options import FrontendOptions, frontend_options
 from scheduler_svc.server.addresses import listen, private_endpoint
 from scheduler_svc.server.core_process import CoreProcess
@@ -66,6 +67,9 @@ log = get_logger(__name__)
 @click.option("--step-timeout", "step_floor_s", default=DEFAULT_FLOOR_S, type=click.FloatRange(0.1), metavar="SECONDS",
               help="Shortest time after which an executor counts as hung that lives and does not answer a plan; "
               "10 times its longest comparable step, if that is more.")  # fmt: skip
+@click.option("--adoption-wait", "adoption_wait_s", default=LONGEST_WAIT_S, type=click.FloatRange(0.0),
+              metavar="SECONDS", help="How long at most sequences wait for the next executor of the memory that they "
+              "are in, while others could compute them anew; with a standby half a second.")  # fmt: skip
 @click.option("--reconnect-grace", "reconnect_grace_s", default=RECONNECT_GRACE_S, type=click.FloatRange(0.0),
               metavar="SECONDS", help="How long a request goes on whose client's connection broke; after a restart, "
               f"{RETURN_WITHIN_S:.0f} s at least.")  # fmt: skip
@@ -92,6 +96,7 @@ def main(
     window: int,
     max_waiting: int,
     step_floor_s: float,
+    adoption_wait_s: float,
     reconnect_grace_s: float,
     journal_path: Path | None,
     journal_durable: bool,
@@ -128,7 +133,12 @@ def main(
                 model=name,
                 # Without frontends and a model nothing here gives token ids a meaning.
                 vocabulary=read_vocabulary(folder) if frontends or model is not None else None,
-                scheduler=SchedulerConfig(window=window, max_waiting=max_waiting, grammars=grammar_library()),
+                scheduler=SchedulerConfig(
+                    window=window,
+                    max_waiting=max_waiting,
+                    grammars=grammar_library(),
+                    adoption_wait_s=adoption_wait_s,
+                ),
                 step_floor_s=step_floor_s,
                 reconnect_grace_s=reconnect_grace_s,
             )

@@ -27,6 +27,11 @@ os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="baton-tests-")
 atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
 
 
+# Where executors look for a keeper if no option says: not where the user's own one listens.
+os.environ["XDG_RUNTIME_DIR"] = tempfile.mkdtemp(prefix="baton-tests-")
+atexit.register(shutil.rmtree, os.environ["XDG_RUNTIME_DIR"], ignore_errors=True)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """A test of the GPU that would skip because this file took a machine with a GPU for one without fails instead."""

@@ -21,7 +21,9 @@ def test_command_lines_name_model_ports_and_options():
     assert " ".join(scheduler[1:]) == (
         "-m scheduler_svc --model m --host 127.0.0.1 --port 1 --executor-endpoint tcp://127.0.0.1:2 -s"
     )
-    assert " ".join(executor[1:]) == ("-m executor_svc --model m --scheduler tcp://127.0.0.1:2 --name executor-3 -e 1")
+    assert " ".join(executor[1:]) == (
+        "-m executor_svc --model m --scheduler tcp://127.0.0.1:2 --name executor-3 --no-keep -e 1"
+    )
     assert "--model" not in FleetSpec().command("scheduler"), "the services know the demo model themselves"
 
 

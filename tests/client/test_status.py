@@ -84,7 +84,7 @@ def test_the_journal_and_what_was_resumed(baton, server):
     server.status_report.update(journal="ok", journal_lag_s=0.04, sequences_resumed=7, recomputed_tokens=90)
     shown = baton("status").stdout
     assert "journal   ok, 0.0 s behind" in shown
-    assert "4 executors lost, 7 sequences resumed (90 tokens computed again), 2 preemptions" in shown
+    assert "4 executors lost, 7 sequences resumed (90 tokens computed again), 0 pools continued, 2 preemptions" in shown
     server.status_report.update(journal="off")
     assert "journal   off\n" in baton("status").stdout
     server.status_report.update(journal="failed")

@@ -60,7 +60,7 @@ class Spec(FleetSpec):
     def fault_file(self, index: int) -> Path:
         return self.root / f"fault-{index}"
 
-    def command(self, name: str) -> list[str]:
+    def command(self, name: str, *, is_standby: bool = False) -> list[str]:
         if name == SCHEDULER:
             return super().command(name)
         index = int(name.rsplit("-", 1)[1])

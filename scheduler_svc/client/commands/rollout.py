@@ -70,12 +70,14 @@ def command(
 
     Each one (or each EXECUTOR) is told to leave when as many executors are ready as at the start, and the next one's
     turn comes when it has a successor that is ready. No request is lost, and none is ended early; with a single
-    executor and no --replace-with, streams pause until its successor is there.
+    executor and no --replace-with, streams pause until its successor is there. A standby waits until an executor has
+    left, and goes on with what that one has computed: nothing is computed again.
 
     \b
     Example:
       baton rollout --expect-build 0.2.0
       baton rollout --replace-with "baton-executor --model Qwen/Qwen3-0.6B --dtype bfloat16"
+      baton rollout --replace-with "baton-executor --model Qwen/Qwen3-0.6B --standby"
     """
     from scheduler_svc.client.processes.successor import Launcher  # noqa: PLC0415
     from scheduler_svc.client.rollout.plan import Rollout, RolloutSettings  # noqa: PLC0415  (none is needed for --help)
@@ -86,6 +88,7 @@ def command(
         timeout_s=timeout_s,
         finish=finish,
         starts_successors=launcher is not None,
+        starts_standbys=launcher is not None and "--standby" in _words(replace_with or ""),
         build=expect_build,
         fingerprint=expect_fingerprint,
     )

@@ -4,6 +4,7 @@ import contextlib
 import os
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,10 +13,11 @@ from types import FrameType
 
 import click
 
+from common.keeper_socket import default_socket
 from common.model_files import model_name
 from scheduler_svc.client.commands.executor_options import ExecutorChoices, executor_options
 from scheduler_svc.client.errors import EXIT_CODES_HELP, FleetMisconfigured
-from scheduler_svc.client.processes.local_fleet import SCHEDULER, FleetSpec, LocalFleet
+from scheduler_svc.client.processes.local_fleet import KEEPER, SCHEDULER, FleetSpec, LocalFleet, keeper_listens
 from scheduler_svc.client.processes.supervisor import Supervisor
 from scheduler_svc.client.processes.words import words
 from scheduler_svc.client.service_address import DEFAULT_URL
@@ -50,6 +52,12 @@ class Welcome:
     "--executor-port", default=5555, show_default=True, type=click.IntRange(1, 65535), help="Where executors connect."
 )
 @executor_options
+@click.option("--standby", "standbys", count=True, help="Start one executor more, which goes on with the memory of one "
+              "that ends. May be given several times.")  # fmt: skip
+@click.option("--keeper", "keeper_socket", type=click.Path(dir_okay=False, path_type=Path),
+              envvar="BATON_KEEPER_SOCKET", show_envvar=True,
+              help="Socket of the keeper.  [default: baton-keeper's]")  # fmt: skip
+@click.option("--no-keep", is_flag=True, help="Weights and KV cache of an executor end with it: no keeper.")
 @click.option(
     "--journal",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -72,6 +80,9 @@ def command(
     api_keys: Path | None,
     executor_port: int,
     executors: ExecutorChoices,
+    standbys: int,
+    keeper_socket: Path | None,
+    no_keep: bool,
     journal: Path | None,
     no_journal: bool,
     log_level: str | None,
@@ -80,24 +91,32 @@ def command(
 ) -> None:
     """Run the scheduler and executors on this machine.
 
-    A service that dies is started again, and answers in progress go on. Ctrl-C or SIGTERM stops everything in order:
-    executors first, then the scheduler, each with SIGTERM and 10 seconds (a second Ctrl-C: at once). Options without a
-    default here have that of `baton-scheduler` and `baton-executor`, whose --help says more.
+    A service that dies is started again, and answers in progress go on. A keeper holds weights and KV cache of the
+    executors meanwhile, so that nothing is computed again; on Linux, one is started unless one runs already. Ctrl-C or
+    SIGTERM stops everything in order: executors first, then the others, each with SIGTERM and 10 seconds (a second
+    Ctrl-C: at once). Options without a default here have that of `baton-scheduler` and `baton-executor`, whose --help
+    says more.
 
     \b
     Example:
       baton up --model Qwen/Qwen3-0.6B --executors 2 --port 8000
     """
+    if standbys and no_keep:
+        raise click.UsageError("--standby and --no-keep contradict each other")
     if journal is not None and no_journal:
         raise click.UsageError("--journal and --no-journal contradict each other")
     logs = words(log_level=log_level, log_format=log_format)
     kept = (*words(api_keys=api_keys, journal=journal), *(("--no-journal",) if no_journal else ()))
+    keeper = None if no_keep or sys.platform != "linux" else keeper_socket or default_socket()
     spec = FleetSpec(
         model=model,
         host=host,
         port=port,
         executor_port=executor_port,
         executors=executors.count,
+        standbys=standbys,
+        keeper=keeper,
+        starts_keeper=keeper is not None and not keeper_listens(keeper),
         ranks=executors.ranks,
         gpus=executors.gpus,
         scheduler_options=(*frontend.arguments(), *kept, *logs),
@@ -155,7 +174,7 @@ def _stop_signals() -> Iterator[threading.Event]:
 def _banner(fleet: LocalFleet, welcome: Welcome) -> str:
     spec, pids = fleet.spec, fleet.pids
     about = " (the small demo model inside Baton; --model takes another)" if welcome.is_demo else ""
-    executors = ", ".join(f"{child} (pid {pid})" for child, pid in pids.items() if child != SCHEDULER)
+    executors = ", ".join(f"{child} (pid {pid})" for child, pid in pids.items() if child not in (SCHEDULER, KEEPER))
     options = "" if spec.url == DEFAULT_URL else f" --url {spec.url}"
     headers = "-H 'Content-Type: application/json'"
     if welcome.needs_key:

@@ -14,6 +14,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from common.errors import KeeperError
+from common.keeper_socket import connect_to_keeper
 from scheduler_svc.client.errors import FleetError, FleetMisconfigured
 from scheduler_svc.client.processes.child import Child, ChildEnd, end_children, wait_children
 
@@ -22,6 +24,7 @@ KEEPER = "keeper"
 STOP_TIMEOUT_S = 10.0
 
 _POLL_INTERVAL_S = 0.05
+_KEEPER_TIMEOUT_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -97,6 +100,15 @@ class FleetSpec:
 def executor_name(index: int) -> str:
     """Name of the executor with this index, as the scheduler knows it too."""
     return f"executor-{index}"
+
+
+def keeper_listens(socket_path: Path) -> bool:
+    """Whether a keeper runs there."""
+    try:
+        connect_to_keeper(socket_path, _KEEPER_TIMEOUT_S).close()
+    except KeeperError:
+        return False
+    return True
 
 
 def free_ports(count: int) -> list[int]:
@@ -225,7 +237,7 @@ class LocalFleet:
     def _wait_for_keeper(self, socket_path: Path) -> None:
         """An executor that comes before the keeper would go on without one."""
         deadline = time.monotonic() + STOP_TIMEOUT_S
-        while not socket_path.exists():
+        while not keeper_listens(socket_path):
             for end in self.poll():
                 raise self.failure(end)
             if time.monotonic() > deadline:

@@ -5,6 +5,9 @@ Each executor in turn:
     GATHERING ──as many ready as at the start──▶ LEAVING ──its epoch is gone──▶ SUCCESSION ──▶ the next one
         └─(--replace-with)─▶ JOINING ──a new one is ready──▶┘           a new one is ready, and as many as at the start
 
+Where standbys wait for the memory of executors, one that is new is ready when the executor's status says that a standby
+waits. A standby that waited before the rollout began is the first successor; it is old, so its turn comes at the end.
+
 Reports and the time go in, actions come out; `commands/rollout.py` carries them out.
 """
 
@@ -25,6 +28,7 @@ class RolloutSettings:
         timeout_s: limit for each executor, from its turn to its successor.
         finish: let the sequences of each end there, instead of handing them over.
         starts_successors: whether this rollout starts a successor for each; otherwise a supervisor does.
+        starts_standbys: whether these successors are standbys, which do not join before the executor has left.
         build: build that each successor must have; empty for any.
         fingerprint: start of the fingerprint that each successor must have; empty for any.
     """
@@ -32,6 +36,7 @@ class RolloutSettings:
     timeout_s: float
     finish: bool = False
     starts_successors: bool = False
+    starts_standbys: bool = False
     build: str = ""
     fingerprint: str = ""
 
@@ -122,6 +127,8 @@ class Rollout:
         self._num_targets = len(self.queue)
         self._first_epochs = {process: process.epoch for process in self.queue}
         self._spares: list[ExecutorProcess] = []
+        self._has_old_standby = any(process.status.has_standby for process in ready)
+        self._waits_for_standbys = self._has_old_standby or settings.starts_standbys
         self._turn = _Turn(now_s)
         self.replaced: list[Replaced] = []
         self.stopped = ""
@@ -191,7 +198,7 @@ class Rollout:
             case TurnState.GATHERING if self._is_complete(now_s) and (target.is_present or is_gone):
                 turn.state = TurnState.JOINING
                 return [StartSuccessor()] if starts else []
-            case TurnState.JOINING if spare is not None or not starts:
+            case TurnState.JOINING if self._has_joined(target, spare):
                 turn.state = TurnState.LEAVING
                 return [self._progress("is leaving" if target.is_present else "has gone by itself")]
             case TurnState.LEAVING if target.is_present:
@@ -203,6 +210,12 @@ class Rollout:
             case TurnState.SUCCESSION if spare is not None and self._is_complete(now_s):
                 return self._succeeded(target, spare, now_s)
         return []
+
+    def _has_joined(self, target: ExecutorProcess, spare: ExecutorProcess | None) -> bool:
+        """Whether the executor may leave: its successor is ready, or comes when it has left."""
+        if self._waits_for_standbys:
+            return target.status.has_standby
+        return spare is not None or not self._settings.starts_successors
 
     def _is_complete(self, now_s: float) -> bool:
         """Whether as many executors are ready as at the start; where this rollout starts the successors, less those
@@ -226,6 +239,11 @@ class Rollout:
         seconds = now_s - self._turn.begun_s
         said = self._progress(f"→ {_named(successor)}, build {successor.status.build}, ready after {seconds:.1f} s")
         self._spares.remove(successor)
+        if self._has_old_standby:
+            self._has_old_standby = False
+            self._num_targets += 1
+            self._first_epochs[successor] = successor.epoch
+            self.queue.append(successor)
         self.replaced.append(Replaced(target.name, self._first_epochs[target], successor, seconds))
         del self.queue[0]
         self._turn = _Turn(now_s)
