@@ -1,21 +1,32 @@
-"""How long the streams of an executor have no token after its SIGKILL, as their clients see it.
+"""What streams see when the executor that computes them goes away: without a keeper, with one, and with a standby.
 
-The services are real processes on this machine and serve the embedded demo model on the CPU; `--model` and
-`--executor-option` choose another model or device, such as `--executor-option=--device=cuda`. In the setting `sibling`
-the busier of two executors is killed, and started again when all streams go on. In the setting `alone` the only
-executor is killed, and its successor is started at once, so the start-up time is part of the pause (`startup_ms_p50`:
-from the start of a process until it is ready). The next token of a stream comes when all its tokens so far have been
-computed again, one stream after the other, so the pause depends on the number of tokens (`--max-tokens`). One JSON line
-is printed for each setting.
+The services are real processes on this machine. `--model` is a folder of a checkpoint with a tokenizer, or a shape such
+as 0.6B with random weights and the demo model's vocabulary; `--executor-option` chooses a device, such as
+`--executor-option=--device=cuda`. Streams run without end; the fault strikes again and again while all of them get
+tokens. In each setting the next fault comes when everything is as it was before the first one.
 
-Example: python benchmarks/bench_failover.py --kills 20 --streams 16
+| setting | executors | fault |
+|---|---|---|
+| sibling | two, no keeper | SIGKILL of the busier one, started again when all streams go on |
+| alone | one, no keeper | SIGKILL; its successor is started at once |
+| keeper | one and a keeper | SIGKILL; its successor is started at once, and finds weights and KV memory |
+| keeper+sibling | two and a keeper | SIGKILL of the busier one; its successor is started at once |
+| standby | one, a keeper and a standby | SIGKILL; the process that was killed is started again as the standby |
+| rollout | one, a keeper and a standby | it is told to leave, and started again as the standby |
+
+A stream's gap is the longest time between two of its tokens that the fault lies in or before; its pause is the gap less
+two of its median times between tokens, since one step is lost and one repeated. `recomputed_tokens` are positions that
+were computed again although they had been computed before. `start_ms_p50` is from a process's start until it is ready.
+One JSON line is printed for each setting.
+
+Example: python benchmarks/bench_failover.py --kills 20 --streams 16 --prompt-tokens 1000
 """
 
 import asyncio
 import json
+import os
 import tempfile
 import time
-from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from statistics import median, quantiles
@@ -23,184 +34,163 @@ from statistics import median, quantiles
 import click
 import httpx
 
+from benchmarks.service.disturbed_fleet import DisturbedFleet, Setting
+from benchmarks.service.endless_streams import EndlessStreams
 from scheduler_svc.client.http.api import Api
-from scheduler_svc.client.http.event_stream import EventStreams
-from scheduler_svc.client.processes.local_fleet import FleetSpec, LocalFleet, executor_name, free_ports
+from scheduler_svc.client.processes.local_fleet import FleetSpec, LocalFleet, free_ports
 from scheduler_svc.client.service_address import ServiceAddress
 
-ON_A_CPU = ("--threads", "1", "--num-blocks", "4096")
-WARM_UP_S = 1.0  # of streaming before a kill
-SETTLED_S = 3.0  # within which a sibling has gone on: a loss is noticed within 2
-PAUSE_LIMIT_S = 60.0
-
-
-@dataclass
-class Streams:
-    """Streams without end: each is started again when it ends.
-
-    Attributes:
-        arrivals: when each stream's tokens came since `watch`, newest last.
-    """
-
-    url: str
-    model: str
-    count: int
-    max_tokens: int
-    arrivals: list[list[float]] = field(default_factory=list)
-
-    async def run(self) -> None:
-        """Stream until cancelled."""
-        self.arrivals = [[] for _ in range(self.count)]
-        streams = EventStreams(ServiceAddress(self.url, timeout_s=PAUSE_LIMIT_S))
-        await asyncio.gather(*(self._one(streams, i) for i in range(self.count)))
-
-    def watch(self) -> None:
-        """Forget the tokens that came so far."""
-        for arrivals in self.arrivals:
-            arrivals.clear()
-
-    async def _one(self, streams: EventStreams, i: int) -> None:
-        body = {"model": self.model, "max_tokens": self.max_tokens, "ignore_eos": True, "stream": True}
-        while True:
-            prompt = f"The {i}th citizen, at {time.monotonic()}:\n"
-            await streams.post(
-                "/v1/completions", body | {"prompt": prompt}, lambda _: self.arrivals[i].append(time.monotonic())
-            )
+POOL_TOKENS = 65_536
+NUM_BEFORE = 24  # tokens of each stream before a fault, from which its median time between tokens comes
+NUM_AFTER = 8
 
 
 @click.command(context_settings={"show_default": True})
-@click.option("--kills", default=20, type=click.IntRange(1), help="How often an executor is killed in each setting.")
+@click.option("--kills", default=20, type=click.IntRange(1), help="How often the fault strikes in each setting.")
 @click.option("--streams", "num_streams", default=16, type=click.IntRange(1), help="Streams that run at once.")
-@click.option("--max-tokens", default=300, type=click.IntRange(1), help="Tokens of each stream.")
+@click.option("--prompt-tokens", default=1000, type=click.IntRange(1), help="Of each stream; all differ.")
+@click.option("--max-tokens", default=900, type=click.IntRange(1), help="Of each answer; then the next one begins.")
 @click.option(
     "--setting",
     "settings",
     multiple=True,
-    type=click.Choice(["sibling", "alone"]),
-    help="What to measure.  [default: both]",
+    type=click.Choice([setting.value for setting in Setting]),
+    help="What to measure.  [default: all]",
 )
-@click.option("--model", help="Folder of a checkpoint with a tokenizer.  [default: the embedded demo model]")
+@click.option(
+    "--model", help="Folder of a checkpoint with a tokenizer, or a shape.  [default: the embedded demo model]"
+)
+@click.option("--dtype", default="auto", help="Of the executors.")
+@click.option(
+    "--threads", type=click.IntRange(1), help="Of each executor.  [default: CPUs, shared by two that compute]"
+)
 @click.option(
     "--executor-option",
     "executor_options",
     multiple=True,
-    help="An option of the executors, instead of those for the demo model on a CPU, e.g. --device=cuda.",
+    help="A further option of the executors, e.g. --device=cuda; with one, none for CPUs is given.",
 )
 def main(
     kills: int,
     num_streams: int,
+    prompt_tokens: int,
     max_tokens: int,
     settings: tuple[str, ...],
     model: str | None,
+    dtype: str,
+    threads: int | None,
     executor_options: tuple[str, ...],
 ) -> None:
-    """Kill executors under streams, and measure the pauses."""
-    for setting in settings or ("sibling", "alone"):
-        figures = measure(setting, kills, num_streams, max_tokens, model, executor_options or ON_A_CPU)
-        print(json.dumps(figures), flush=True)
+    """Let executors go away under streams, and measure what the streams see."""
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = _checkpoint(model, Path(scratch))
+        for name in settings or [setting.value for setting in Setting]:
+            setting = Setting(name)
+            shared = max(1, (os.cpu_count() or 1) // setting.num_executors)
+            on_a_cpu = ("--threads", str(threads or shared), "--num-blocks", str(POOL_TOKENS // 16))
+            options = ("--dtype", dtype, *(executor_options or on_a_cpu))
+            figures = _measure(setting, kills, (num_streams, prompt_tokens, max_tokens), folder, options)
+            about = {"model": model or "baton-demo", "dtype": dtype, "streams": num_streams}
+            sizes = {"prompt_tokens": prompt_tokens, "faults": kills}
+            print(json.dumps({"setting": name} | about | sizes | figures), flush=True)
 
 
-def measure(
-    setting: str, kills: int, num_streams: int, max_tokens: int, model: str | None, executor_options: tuple[str, ...]
-) -> dict[str, float | str]:
-    """One setting's figures; pauses in milliseconds."""
-    num_executors = 2 if setting == "sibling" else 1
+def _checkpoint(model: str | None, scratch: Path) -> str | None:
+    """The model's folder; a shape gets random weights."""
+    if model is None or Path(model).is_dir():
+        return model
+    from benchmarks.rig.text_checkpoint import write_text_checkpoint  # noqa: PLC0415  (torch)
+
+    return str(write_text_checkpoint(scratch / model, model))
+
+
+def _measure(
+    setting: Setting, kills: int, load: tuple[int, int, int], model: str | None, options: tuple[str, ...]
+) -> dict[str, float | int]:
+    """One setting's figures."""
     port, executor_port = free_ports(2)
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
         spec = FleetSpec(
+            model=model,
             port=port,
             executor_port=executor_port,
-            executors=num_executors,
-            scheduler_options=("--journal", f"{folder}/journal.sqlite3"),
-            model=model,
-            executor_options=executor_options,
+            executors=setting.num_executors,
+            standbys=setting.num_standbys,
+            keeper=folder / "keeper.sock" if setting.has_keeper else None,
+            scheduler_options=("--journal", str(folder / "journal.sqlite3")),
+            executor_options=options,
         )
-        with LocalFleet(spec, Path(folder)) as fleet:
-            fleet.wait_ready()
+        with LocalFleet(spec, folder) as fleet:
+            fleet.wait_ready(600.0)
             with Api(ServiceAddress(spec.url)) as api:
-                name = api.model_name(None)
-            streams = Streams(spec.url, name, num_streams, max_tokens)
-            pauses, startups = asyncio.run(_kill_repeatedly(fleet, kills, streams))
-    percentiles = quantiles(pauses, n=100, method="inclusive") if len(pauses) > 1 else pauses * 99
-    return {
-        "setting": setting,
-        "executors": num_executors,
-        "streams": num_streams,
-        "max_tokens": max_tokens,
-        "kills": kills,
-        "pauses": len(pauses),
-        "pause_ms_p50": round(1000 * percentiles[49], 1),
-        "pause_ms_p99": round(1000 * percentiles[98], 1),
-        "startup_ms_p50": round(1000 * median(startups), 1),
-    }
+                served = api.model_name(None)
+            streams = EndlessStreams(spec.url, served, *load)
+            gaps, pauses, figures = asyncio.run(_disturb(DisturbedFleet(fleet, setting), kills, streams))
+            teardowns = _teardowns(folder) if setting is Setting.ROLLOUT else []
+    figures |= {"gaps": len(gaps), **_percentiles("gap_ms", gaps), **_percentiles("pause_ms", pauses)}
+    if teardowns:
+        figures |= _percentiles("teardown_ms", teardowns)
+    return figures
 
 
-async def _kill_repeatedly(fleet: LocalFleet, kills: int, streams: Streams) -> tuple[list[float], list[float]]:
-    """Kill an executor `kills` times; seconds of each stream's pause, and of each successor's start."""
+async def _disturb(
+    fleet: DisturbedFleet, kills: int, streams: EndlessStreams
+) -> tuple[list[float], list[float], dict[str, float | int]]:
+    """Let the fault strike `kills` times. Returns gaps and pauses in milliseconds, and other figures."""
+    gaps: list[float] = []
     pauses: list[float] = []
-    startups: list[float] = []
-    async with httpx.AsyncClient(base_url=fleet.spec.url, trust_env=False) as http:
+    starts: list[float] = []
+    async with httpx.AsyncClient(base_url=fleet.url, trust_env=False) as http:
         streaming = asyncio.create_task(streams.run())
+        recomputed = adopted = 0
         for _ in range(kills):
-            await _all_ready(http, fleet.spec.executors, streams)
-            running = await _running(http)
-            index = max(range(fleet.spec.executors), key=lambda i: running.get(executor_name(i), 0))
-            num_affected = running[executor_name(index)]
-            streams.watch()
-            killed_at = time.monotonic()
-            fleet.kill_executor(index)
-            if fleet.spec.executors > 1:
-                await asyncio.sleep(SETTLED_S)
-                seen = await _pauses(streams, killed_at)  # before the successor's start takes CPU from the sibling
-                startups.append(await _start(fleet, http, index))
-            else:
-                startups.append(await _start(fleet, http, index))
-                seen = await _pauses(streams, killed_at)
-            pauses += sorted(seen)[-num_affected:]
-            assert not streaming.done(), streaming.exception()
+            await fleet.wait_until_whole(http)
+            await streams.progress(NUM_BEFORE, streaming)
+            before = await fleet.status(http)
+            steady = [median(later - earlier for earlier, later in pairwise(times)) for times in streams.arrivals]
+            at, num_affected = time.monotonic(), await fleet.strike(http)
+            await streams.progress(NUM_AFTER, streaming)
+            seen = streams.longest_since(at)
+            affected = sorted(range(len(seen)), key=seen.__getitem__)[-num_affected:]
+            gaps += [1000 * seen[i] for i in affected]
+            pauses += [1000 * max(0.0, seen[i] - 2 * steady[i]) for i in affected]
+            starts.append(1000 * await fleet.mend(http))
+            after = await fleet.status(http)
+            recomputed += after["recomputed_tokens"] - before["recomputed_tokens"]
+            adopted += after["pools_adopted"] - before["pools_adopted"]
         streaming.cancel()
         await asyncio.wait([streaming])
-    return pauses, startups
+    figures: dict[str, float | int] = {"recomputed_tokens": recomputed, "pools_adopted": adopted}
+    return gaps, pauses, figures | {"start_ms_p50": round(median(starts), 1)}
 
 
-async def _pauses(streams: Streams, since: float) -> list[float]:
-    """Each stream's longest time without a token, in seconds, from `since` to the first token that comes from now on.
-
-    A client that reads late still gets tokens of the killed executor, so the first token does not end the pause. If a
-    stream has ended meanwhile, the one in its place counts.
-    """
-    now = time.monotonic()
-    while not all(arrivals and arrivals[-1] > now for arrivals in streams.arrivals):
-        await asyncio.sleep(0.005)
-    return [
-        max(later - earlier for earlier, later in pairwise([since, *(at for at in arrivals if at > since)]))
-        for arrivals in streams.arrivals
-    ]
+def _percentiles(name: str, values: list[float]) -> dict[str, float]:
+    percentiles = quantiles(values, n=100, method="inclusive") if len(values) > 1 else values * 99
+    return {f"{name}_p50": round(percentiles[49], 1), f"{name}_p99": round(percentiles[98], 1)}
 
 
-async def _start(fleet: LocalFleet, http: httpx.AsyncClient, index: int) -> float:
-    """Start an executor and wait until it is ready. Returns the seconds in between."""
-    started_at = time.monotonic()
-    fleet.start_executor(index)
-    while executor_name(index) not in await _running(http):
-        await asyncio.sleep(0.01)
-    return time.monotonic() - started_at
+def _teardowns(folder: Path) -> list[float]:
+    """Milliseconds from the end of each drained epoch to the end of its process, as the logs have them."""
+    released: dict[str, list[float]] = {}
+    for log in folder.glob("executor-*.log"):
+        lines = [line for line in log.read_text().splitlines() if 'event="epoch over"' in line and "drained" in line]
+        released[log.stem] = [_time_of(line) for line in lines]
+    found = []
+    for line in (folder / "keeper.log").read_text().splitlines():
+        if 'event="executor gone"' not in line:
+            continue
+        name, at = line.partition("executor=executor-")[2].split()[0], _time_of(line)
+        earlier = [over for over in released.get(f"executor-{name}", []) if over <= at]
+        if earlier and at - earlier[-1] < 10.0:
+            found.append(1000 * (at - earlier[-1]))
+    return found
 
 
-async def _all_ready(http: httpx.AsyncClient, num_executors: int, streams: Streams) -> None:
-    """Wait until all executors are ready and all streams get tokens."""
-    while len(await _running(http)) < num_executors:
-        await asyncio.sleep(0.05)
-    streams.watch()
-    await asyncio.sleep(WARM_UP_S)
-    while not all(streams.arrivals):
-        await asyncio.sleep(0.05)
-
-
-async def _running(http: httpx.AsyncClient) -> dict[str, int]:
-    """How many sequences each executor runs."""
-    status = (await http.get("/status")).json()
-    return {executor["executor"]: executor["running"] for executor in status["executors"]}
+def _time_of(line: str) -> float:
+    """Seconds of the day at which a line was written."""
+    hours, minutes, seconds = line.partition("T")[2].partition("Z")[0].split(":")
+    return int(hours) * 3600 + int(minutes) * 60 + float(seconds)
 
 
 if __name__ == "__main__":

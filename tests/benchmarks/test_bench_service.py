@@ -27,11 +27,16 @@ def test_the_journals_benchmark():
 
 
 @pytest.mark.slow
-def test_the_benchmark_of_failover():
-    (figures,) = lines("bench_failover.py", "--kills", "1", "--streams", "2", "--setting", "sibling")
-    assert figures["pauses"] in (1, 2), "of the streams that ran on the one that was killed"
-    assert 0 < figures["pause_ms_p50"] < 1000 * 60
-    assert figures["startup_ms_p50"] > 0
+@pytest.mark.parametrize("setting", ["sibling", "alone", "keeper", "keeper+sibling", "standby", "rollout"])
+def test_the_benchmark_of_failover(setting):
+    sizes = ("--kills", "1", "--streams", "2", "--prompt-tokens", "50", "--threads", "1")
+    (figures,) = lines("bench_failover.py", *sizes, "--setting", setting)
+    assert figures["gaps"] in (1, 2), "of the streams that ran on the one that went"
+    assert 0 <= figures["pause_ms_p50"] < figures["gap_ms_p50"] < 1000 * 60
+    assert figures["start_ms_p50"] > 0
+    is_kept = setting not in ("sibling", "alone")
+    assert figures["pools_adopted"] == is_kept or setting == "keeper+sibling"
+    assert (figures["recomputed_tokens"] == 0) == is_kept or setting == "keeper+sibling"
 
 
 @pytest.mark.slow

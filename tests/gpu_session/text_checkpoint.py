@@ -5,13 +5,9 @@ python -m tests.gpu_session.text_checkpoint FOLDER
 
 import json
 import sys
-from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.rig.checkpoints import SHAPES, write_checkpoint
-from tests.support.checkpoints import copy_tokenizer, demo_vocab_size
+from benchmarks.rig.text_checkpoint import write_text_checkpoint
 
 if __name__ == "__main__":
-    folder = write_checkpoint(Path(sys.argv[1]), replace(SHAPES["0.6B"], vocab_size=demo_vocab_size()))
-    copy_tokenizer(folder)
-    print(json.dumps({"folder": str(folder)}))
+    print(json.dumps({"folder": str(write_text_checkpoint(Path(sys.argv[1]), "0.6B"))}))

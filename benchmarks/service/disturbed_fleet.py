@@ -1,0 +1,97 @@
+"""A fleet on this machine whose executors go away, and come again."""
+
+import asyncio
+import time
+from enum import Enum
+from typing import Any
+
+import httpx
+
+from scheduler_svc.client.processes.local_fleet import LocalFleet, executor_name
+
+
+class Setting(Enum):
+    """What runs, and how an executor goes: see `bench_failover.py`."""
+
+    SIBLING = "sibling"
+    ALONE = "alone"
+    KEEPER = "keeper"
+    KEEPER_AND_SIBLING = "keeper+sibling"
+    STANDBY = "standby"
+    ROLLOUT = "rollout"
+
+    @property
+    def num_executors(self) -> int:
+        """That compute at a time."""
+        return 2 if self in (Setting.SIBLING, Setting.KEEPER_AND_SIBLING) else 1
+
+    @property
+    def num_standbys(self) -> int:
+        """That wait beside them."""
+        return int(self in (Setting.STANDBY, Setting.ROLLOUT))
+
+    @property
+    def has_keeper(self) -> bool:
+        """Whether weights and KV memory are kept."""
+        return self not in (Setting.SIBLING, Setting.ALONE)
+
+
+class DisturbedFleet:
+    """Strikes one executor at a time."""
+
+    def __init__(self, fleet: LocalFleet, setting: Setting) -> None:
+        self.url = fleet.spec.url
+        self._fleet = fleet
+        self._setting = setting
+        self._index = 0  # of the executor that goes
+        self._started_at = 0.0
+        self._is_started = False
+
+    async def status(self, http: httpx.AsyncClient) -> dict[str, Any]:
+        """The scheduler's report."""
+        report: dict[str, Any] = (await http.get("/status")).json()
+        return report
+
+    async def wait_until_whole(self, http: httpx.AsyncClient) -> None:
+        """Wait until all executors are ready, and a standby waits if there is to be one."""
+        while True:
+            executors = (await self.status(http))["executors"]
+            waits = [executor["has_standby"] for executor in executors]
+            if len(executors) == self._setting.num_executors and (all(waits) or not self._setting.num_standbys):
+                return
+            await asyncio.sleep(0.05)
+
+    async def strike(self, http: httpx.AsyncClient) -> int:
+        """Let the busiest executor go. Returns how many sequences it ran."""
+        busiest = max((await self.status(http))["executors"], key=lambda executor: executor["running"])
+        self._index = int(busiest["executor"].rpartition("-")[2])
+        self._is_started = False
+        if self._setting is Setting.ROLLOUT:
+            self._fleet.terminate_executor(self._index)
+            return int(busiest["running"])
+        self._fleet.kill_executor(self._index)
+        if self._setting not in (Setting.SIBLING, Setting.STANDBY):
+            self._start()
+        return int(busiest["running"])
+
+    async def mend(self, http: httpx.AsyncClient) -> float:
+        """See to it that everything is as before. Returns how long the new process's start took, in seconds."""
+        if self._setting is Setting.ROLLOUT:
+            code = await asyncio.to_thread(self._fleet.wait_executor, self._index)
+            assert code == 0, f"it left with exit code {code}"
+        if not self._is_started:
+            self._start()
+        name = executor_name(self._index)
+        while True:
+            executors = {executor["executor"]: executor for executor in (await self.status(http))["executors"]}
+            if name in executors or any(executor["has_standby"] for executor in executors.values()):
+                return self._ready_at(executors.get(name)) - self._started_at
+            await asyncio.sleep(0.01)
+
+    def _ready_at(self, executor: dict[str, Any] | None) -> float:
+        now = time.monotonic()
+        return now if executor is None else now - executor["uptime_s"]
+
+    def _start(self) -> None:
+        self._started_at, self._is_started = time.monotonic(), True
+        self._fleet.start_executor(self._index)
