@@ -2,6 +2,7 @@
 
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import click
@@ -22,14 +23,14 @@ class ActResult:
 
     Attributes:
         text: the whole answer.
-        num_before, num_after: number of tokens before and after the executor went.
-        pause_s: the longest time that the client then waited for a piece of text.
+        num_before, num_after: number of tokens before and after the first executor went.
+        pauses_s: the longest time that the client waited for a piece of text after each of them went.
     """
 
     text: str
     num_before: int
     num_after: int
-    pause_s: float
+    pauses_s: tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -39,10 +40,17 @@ class Stage:
     fleet: LocalFleet
     api: Api
 
+    def report(self) -> StatusReport:
+        """The scheduler's."""
+        return msgspec.json.decode(self.api.get("/status"), type=StatusReport)
+
     def executors(self) -> dict[str, int]:
         """Executors that take part, as the scheduler sees them, and how many sequences each is running."""
-        report = msgspec.json.decode(self.api.get("/status"), type=StatusReport)
-        return {executor.executor: executor.running for executor in report.executors}
+        return {executor.executor: executor.running for executor in self.report().executors}
+
+    def wait_for_standby(self) -> None:
+        """Wait until another process waits for the memory of each executor."""
+        self._wait("no standby waits", lambda: all(each.has_standby for each in self.report().executors))
 
     def busiest(self) -> str:
         """The executor that runs the most sequences: the one that has the answer."""
@@ -51,12 +59,16 @@ class Stage:
 
     def wait_for_executor(self, index: int) -> None:
         """Wait until executor `index` takes part."""
+        name = executor_name(index)
+        self._wait(f"{name} has not joined", lambda: name in self.executors())
+
+    def _wait(self, failure: str, is_so: Callable[[], bool]) -> None:
         deadline = time.monotonic() + _JOIN_TIMEOUT_S
-        while executor_name(index) not in self.executors():
+        while not is_so():
             for end in self.fleet.poll():
                 raise self.fleet.failure(end)
             if time.monotonic() > deadline:
-                raise click.ClickException(f"{executor_name(index)} has not joined after {_JOIN_TIMEOUT_S:.0f} s")
+                raise click.ClickException(f"{failure} after {_JOIN_TIMEOUT_S:.0f} s")
             time.sleep(0.1)
 
 
@@ -65,10 +77,10 @@ class Act(ABC):
 
     Args:
         salt: of the request, as in `Question.stream`.
-        intervene_after: number of pieces after which the disturbance happens.
+        intervene_after: numbers of pieces after which a disturbance happens.
     """
 
-    def __init__(self, stage: Stage, question: Question, salt: str, intervene_after: int) -> None:
+    def __init__(self, stage: Stage, question: Question, salt: str, *intervene_after: int) -> None:
         self._stage = stage
         self._question = question
         self._salt = salt
@@ -78,25 +90,26 @@ class Act(ABC):
     def play(self) -> ActResult:
         """Stream the answer to stdout."""
         pieces: list[str] = []
-        pause_s = 0.0
+        pauses_s: list[float] = []
         last_s = time.perf_counter()
         for piece in self._question.stream(self._salt):
             now_s = time.perf_counter()
-            if len(pieces) >= self._intervene_after:
-                pause_s = max(pause_s, now_s - last_s)
+            if pauses_s:
+                pauses_s[-1] = max(pauses_s[-1], now_s - last_s)
                 self.after_intervention()
-            last_s = now_s
+            last_s = time.perf_counter() if pauses_s else now_s
             pieces.append(piece)
             self._write(piece)
-            if len(pieces) == self._intervene_after:
+            if len(pieces) in self._intervene_after:
+                pauses_s.append(0.0)
                 self.intervene()
         self.end()
-        num_before = min(self._intervene_after, self._question.num_tokens)
-        return ActResult("".join(pieces), num_before, self._question.num_tokens - num_before, pause_s)
+        num_before = min(self._intervene_after[0], self._question.num_tokens)
+        return ActResult("".join(pieces), num_before, self._question.num_tokens - num_before, tuple(pauses_s))
 
     @abstractmethod
     def intervene(self) -> None:
-        """Called once, in the middle of the answer."""
+        """Called at each disturbance, in the middle of the answer."""
 
     @abstractmethod
     def after_intervention(self) -> None:
@@ -150,34 +163,47 @@ class KillAct(Act):
             raise click.ClickException("the answer ended without the new executor")
 
 
-class SwapAct(Act):
-    """SIGTERM the executor that has the answer, and see the answer move to the other one."""
+class RelayAct(Act):
+    """One executor after the other goes away in the middle of an answer, and a standby goes on each time: the first
+    ones are killed, the last one is told to leave. Nothing is computed again."""
 
-    def __init__(self, stage: Stage, question: Question, salt: str, intervene_after: int) -> None:
-        super().__init__(stage, question, salt, intervene_after)
-        self._leaving = ""
-        self._left = False
+    def __init__(self, stage: Stage, question: Question, salt: str, intervene_after: Sequence[int]) -> None:
+        super().__init__(stage, question, salt, *intervene_after)
+        self._num_turns = len(intervene_after)
+        self._gone: list[str] = []
+        self._gone_at = 0.0
+        self._before = stage.report()
+
+    @property
+    def num_recomputed(self) -> int:
+        """Tokens that were computed again during the act."""
+        return self._stage.report().recomputed_tokens - self._before.recomputed_tokens
 
     def intervene(self) -> None:
-        """Drain the executor that has the answer."""
-        self._leaving = self._stage.busiest()
-        self.mark(
-            f"SIGTERM {self._leaving} (pid {self._stage.fleet.pids[self._leaving]}): hand over and leave", "yellow"
-        )
-        self._stage.fleet.terminate_executor(_index(self._leaving))
+        """Kill the executor that has the answer, or tell it to leave if it is the last one's turn."""
+        name = self._stage.busiest()
+        pid = self._stage.fleet.pids[name]
+        self._gone_at = time.perf_counter()
+        if len(self._gone) == self._num_turns - 1:
+            self._stage.fleet.terminate_executor(_index(name))
+            self.mark(f"rollout: {name} (pid {pid}) is told to leave", "yellow")
+        else:
+            self._stage.fleet.kill_executor(_index(name))
+            self.mark(f"kill -9 {name} (pid {pid})", "red")
+        self._gone.append(name)
 
     def after_intervention(self) -> None:
-        """Report when it has handed over."""
-        if not self._left and self._leaving not in (executors := self._stage.executors()):
-            self._left = True
-            self.mark(f"{', '.join(executors)} goes on", "green")
+        """Report which executor goes on."""
+        if self._gone_at and (present := [name for name in self._stage.executors() if name not in self._gone]):
+            self.mark(f"{present[0]} goes on", "green")
+            self._gone_at = 0.0
 
     def end(self) -> None:
-        """Check that it left in order."""
+        """Check that the last one left in order."""
         super().end()
-        exit_code = self._stage.fleet.wait_executor(_index(self._leaving))
+        exit_code = self._stage.fleet.wait_executor(_index(self._gone[-1]))
         if exit_code != 0:
-            raise click.ClickException(f"{self._leaving} left with exit code {exit_code} instead of 0")
+            raise click.ClickException(f"{self._gone[-1]} left with exit code {exit_code} instead of 0")
 
 
 def _index(executor: str) -> int:
