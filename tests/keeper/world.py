@@ -131,7 +131,7 @@ class Executor:
         hello = m.Register(version=m.KEEPER_VERSION, instance=self.instance, name=self.name, pid=self.number)
         self.world.send(self.connection, hello, self.processes[-1])
 
-    def send(self, message: m.ToKeeper, *beside: a.Descriptor) -> m.FromKeeper | None:
+    def send(self, message: m.ToKeeper, *beside: a.Descriptor) -> m.FromKeeper:
         """Returns what the last packet says."""
         self.world.send(self.connection, message, *beside)
         return self.last
