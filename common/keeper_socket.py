@@ -63,10 +63,15 @@ def connect_to_keeper(socket_path: Path, timeout_s: float) -> socket.socket:
     check_folder(socket_path)
     connecting = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
-        connecting.settimeout(timeout_s)
+        # Python's own timeout would make the socket non-blocking, and such a one fails at once if the backlog is full.
+        connecting.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(timeout_s))
         connecting.connect(str(socket_path))
+        connecting.settimeout(timeout_s)
         if (uid := peer_of(connecting)[1]) != os.geteuid():
             raise KeeperError(f"{socket_path} is of user {uid}, this process runs as user {os.geteuid()}")
+    except BlockingIOError as error:
+        connecting.close()
+        raise KeeperError(f"the keeper at {socket_path} has taken no connection for {timeout_s:g} s") from error
     except OSError as error:
         connecting.close()
         raise KeeperError(f"no keeper at {socket_path}: {error.strerror or error}") from error
@@ -74,3 +79,8 @@ def connect_to_keeper(socket_path: Path, timeout_s: float) -> socket.socket:
         connecting.close()
         raise
     return connecting
+
+
+def _timeval(seconds: float) -> bytes:
+    """As setsockopt takes it: whole seconds, and the microseconds beyond them."""
+    return struct.pack("ll", int(seconds), int(seconds % 1.0 * 1e6))

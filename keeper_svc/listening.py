@@ -11,7 +11,6 @@ from common.errors import KeeperError
 from common.keeper_socket import check_folder, require_linux
 
 BACKLOG = 64
-_PROBE_TIMEOUT_S = 1.0
 
 
 class Listening:
@@ -78,10 +77,10 @@ class Listening:
 
     def _answers(self) -> bool:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
-            probe.settimeout(_PROBE_TIMEOUT_S)
+            probe.setblocking(False)
             try:
                 probe.connect(str(self._path))
-            except TimeoutError:  # its backlog is full
+            except BlockingIOError:  # its backlog is full
                 return True
             except OSError:
                 return False

@@ -10,7 +10,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *s
 # Folders from which pages name files; a name without a folder is that of some file.
 FOLDERS = ["", "scheduler_svc", "scheduler_svc/core", "executor_svc"]
 SOURCE = re.compile(r"(?:[\w.-]+/)*[\w.-]+\.(?:py|md|yaml|toml|cpp|h|sh)|(?:[\w.-]+/)+")
-HOUSES = ["common", "kernels", "scheduler_svc", "executor_svc", "benchmarks", "tools", "tests", "deploy"]
+HOUSES = ["common", "kernels", "scheduler_svc", "executor_svc", "keeper_svc", "benchmarks", "tools", "tests", "deploy"]
 NAMES = {path.name for house in HOUSES for path in (ROOT / house).rglob("*.*")}
 ON_PAGES = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 

@@ -9,6 +9,7 @@ import secrets
 import select
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from common import messages as m
@@ -52,6 +53,8 @@ class KeeperLink:
         self._connection: PacketConnection[m.FromKeeper] | None = None
         self._alive_at = self._retry_at = 0.0
         self._events: list[m.Standbys] = []
+        self._is_lost = False  # and the log says so
+        self._refusal = ""  # the last one that the log has
         self._num_unanswered = 0  # of what was sent without waiting; answers come in the order of requests
         self._connect()
         self._num_unanswered = 0
@@ -180,11 +183,8 @@ class KeeperLink:
 
     def _reconnect(self, now: float) -> None:
         self._retry_at = now + RETRY_INTERVAL_S
-        try:
+        with suppress(KeeperError):  # the line that said that it is gone is enough
             self._connect()
-        except KeeperError:
-            return  # the line that said that it is gone is enough
-        log.info("keeper found", socket=str(self._path))
 
     def _disconnect(self) -> None:
         if self._connection is not None:
@@ -193,7 +193,9 @@ class KeeperLink:
             self._retry_at = time.monotonic() + RETRY_INTERVAL_S
 
     def _lost(self, reason: str) -> None:
-        log.warning("keeper lost, trying again", socket=str(self._path), reason=reason)
+        if not self._is_lost:
+            log.warning("keeper lost, trying again", socket=str(self._path), reason=reason)
+        self._is_lost = True
         self._disconnect()
 
     def _send(self, message: m.ToKeeper, fds: Sequence[int] = ()) -> None:
@@ -265,13 +267,21 @@ class KeeperLink:
             self._events.append(message)
             return
         self._num_unanswered = max(0, self._num_unanswered - 1)
-        if isinstance(message, m.Registered) and not message.can_kill:
+        if isinstance(message, m.Registered):
+            self._registered(message)
+        elif isinstance(message, m.Refused) and message.reason != self._refusal:
+            self._refusal = message.reason
+            log.warning("keeper refuses this executor, or what it holds", reason=message.reason)
+
+    def _registered(self, message: m.Registered) -> None:
+        if self._is_lost:
+            log.info("keeper found", socket=str(self._path), keeper=message.keeper)
+            self._is_lost = False
+        if not message.can_kill:
             try:
                 self._watchdog.start(CONNECT_TIMEOUT_S)
             except KeeperError as error:
-                log.warning("no watchdog: if this process hangs, its pool is not handed on", reason=str(error))
-        elif isinstance(message, m.Refused):
-            log.warning("keeper refuses this executor, or what it holds", reason=message.reason)
+                log.warning("no watchdog, so the pool is not handed on if this process hangs", reason=str(error))
 
     # --- what is held ---
 

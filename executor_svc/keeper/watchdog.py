@@ -1,7 +1,7 @@
 """Kills an executor when its keeper says so, for a keeper that cannot: it is in another PID namespace.
 
 A program of its own, beside an executor and in its PID namespace: `python -I -S watchdog.py SOCKET PIDFD ORDER`. It
-imports next to nothing, so that it starts in 20 ms and takes 8 MB. It ends when the executor or the connection ends.
+imports next to nothing, so that it starts in 20 ms and takes 10 MB. It ends when the executor or the connection ends.
 
     SOCKET  descriptor of a connection to the keeper that has sent Watch
     PIDFD   descriptor of the executor

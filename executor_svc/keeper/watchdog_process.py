@@ -33,9 +33,11 @@ class WatchdogProcess:
         """Start it, in place of the one before.
 
         Raises:
-            KeeperError: the keeper is gone again, or no process can be started.
+            KeeperError: the keeper is gone again, or no process can be started, or none could kill this one.
         """
         self.stop()
+        if os.getpid() == 1:  # the kernel spares the first process of a namespace from signals of the others
+            raise KeeperError("this is process 1 of its PID namespace: start it under an init, or beside the keeper")
         connection: PacketConnection[m.FromKeeper] = PacketConnection(
             connect_to_keeper(self._path, timeout_s), m.FromKeeper, m.MAX_ANSWER_BYTES
         )

@@ -13,6 +13,7 @@ COMMANDS = {  # name (also of its module, where the command is called `command`)
     "chat": "Talk with the model.",
     "batch": "Answer a file of requests; goes on where it stopped.",
     "status": "Show the executors, the queue and the throughput.",
+    "keeper": "Show what this machine's keeper keeps, or have it drop some.",
     "keys": "Make, list and revoke the keys of executors and clients.",
     "drain": "Let an executor leave; its sequences go on elsewhere.",
     "rollout": "Replace all executors, one by one, while they serve.",

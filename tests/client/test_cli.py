@@ -100,7 +100,12 @@ def test_a_missing_key_is_1_and_names_the_options(baton, server):
 
 
 @pytest.mark.parametrize(
-    ("module", "name"), [("scheduler_svc.__main__", "baton-scheduler"), ("executor_svc.__main__", "baton-executor")]
+    ("module", "name"),
+    [
+        ("scheduler_svc.__main__", "baton-scheduler"),
+        ("executor_svc.__main__", "baton-executor"),
+        ("keeper_svc.__main__", "baton-keeper"),
+    ],
 )
 def test_services_say_their_version_as_the_client_does(module, name):
     said = CliRunner().invoke(main, ["--version"]).output

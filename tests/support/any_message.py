@@ -40,8 +40,9 @@ class AnyMessage:
                 value = float(rng.choice([low, high if high is not None else 1e9, rng.random()]))
                 return max(value, low + 1e-9) if gt is not None else value
             case mi.StrType(min_length=low, max_length=high):
-                low = low or 0
-                length = rng.choice([low, max(low, min(high or 0, 10)), rng.randint(low, min(high or 99, 99))])
+                length = rng.choice(
+                    [low or 0, max(low or 0, min(high or 0, 10)), rng.randint(low or 0, min(high or 99, 99))]
+                )
                 return "".join(rng.choices(string.printable + "äß\u2028\0", k=length))
             case mi.BytesType(max_length=high):
                 return rng.randbytes(min(high or 999, rng.choice([0, 1, 4, 8, 12, 400])))

@@ -1,0 +1,147 @@
+"""The executor's link: what it asks, and that it needs no keeper once the executor serves."""
+
+import os
+import signal
+import time
+
+import pytest
+
+from common import messages as m
+from common.errors import KeeperError
+from executor_svc.keeper import link as link_module
+from executor_svc.keeper.link import KeeperLink
+from executor_svc.keeper.memory import check_memory, create_memory, seal_read_only
+from executor_svc.keeper.tag import PoolTag
+from tests.keeper.world import NUM_BLOCKS, POOL, WEIGHTS
+from tests.support.eventually import eventually
+
+NUM_BYTES = 2**20
+
+
+@pytest.fixture
+def link(keeper):
+    made = KeeperLink(keeper.path, "executor")
+    yield made
+    made.close()
+
+
+def weights_of(content: bytes) -> int:
+    fd = create_memory("weights", NUM_BYTES, to_be_read_only=True)
+    os.pwrite(fd, content, 0)
+    seal_read_only(fd)
+    return fd
+
+
+def deposit(link: KeeperLink):
+    memory, tag = create_memory("pool", NUM_BYTES), PoolTag.create()
+    held = link.deposit_pool(POOL, NUM_BLOCKS, NUM_BYTES, memory, tag)
+    os.close(memory)
+    os.close(tag)
+    return held
+
+
+def serve_until(link, condition, state="serving"):
+    def turn():
+        link.receive()
+        link.tick(time.monotonic(), state)
+        return condition()
+
+    return eventually(turn, 10.0)
+
+
+def test_weights_are_shared_by_fingerprint_and_by_source(keeper, link):
+    other = KeeperLink(keeper.path, "other")
+    assert other.find_weights(WEIGHTS, fingerprint="f") is None
+    fd = weights_of(b"weights")
+    link.deposit_weights(WEIGHTS, "f", NUM_BYTES, fd, source="files 1")
+    os.close(fd)
+    for wish in ({"fingerprint": "f"}, {"source": "files 1"}):
+        found = other.find_weights(WEIGHTS, **wish)
+        check_memory(found.memory_fd, NUM_BYTES, read_only=True)
+        assert (found.fingerprint, os.pread(found.memory_fd, 7, 0)) == ("f", b"weights")
+    other.close()
+
+
+def test_a_pool_is_found_and_leased(keeper, link):
+    assert link.find_pool(POOL) == 0
+    assert link.lease_pool(POOL, NUM_BLOCKS) is None
+    held = deposit(link)
+    assert (held.lease, held.num_blocks, held.num_bytes) == (1, NUM_BLOCKS, NUM_BYTES)
+    assert held.pool not in repr(held)
+    assert link.find_pool(POOL) == link.find_pool(POOL, NUM_BLOCKS) == NUM_BLOCKS
+    assert link.find_pool(POOL, NUM_BLOCKS + 1) == 0
+
+
+def test_no_keeper_is_an_error_that_names_the_path(folder):
+    with pytest.raises(KeeperError, match=f"no keeper at {folder}/keeper.sock: No such file"):
+        KeeperLink(folder / "keeper.sock", "executor")
+
+
+def test_what_a_keeper_refuses_is_an_error(link):
+    with pytest.raises(KeeperError, match="refuses: it has 1125899906842624 bytes"):
+        link.deposit_pool(POOL, 1, 2**50, create_memory("huge", 2**50), PoolTag.create())
+    assert link.find_pool(POOL) == 0  # the link goes on
+
+
+def test_a_keeper_that_hangs_is_not_waited_for(keeper, link, monkeypatch):
+    monkeypatch.setattr(link_module, "ANSWER_TIMEOUT_S", 0.1)
+    keeper.process.send_signal(signal.SIGSTOP)
+    with pytest.raises(KeeperError, match="did not answer within"):
+        link.find_pool(POOL)
+    keeper.process.send_signal(signal.SIGCONT)
+    monkeypatch.undo()
+    assert link.find_pool(POOL) == 0  # over a new connection
+
+
+def test_an_executor_brings_all_it_has_to_the_next_keeper(keeper, link):
+    held = deposit(link)
+    link.deposit_weights(WEIGHTS, "f", NUM_BYTES, weights_of(b"w"), source="files 1")
+    keeper.kill()
+    serve_until(link, lambda: link.fileno() < 0)
+    with pytest.raises(KeeperError, match="no keeper at"):
+        link.find_pool(POOL)
+    keeper.start()
+    serve_until(link, lambda: keeper.report().weights)
+    report = keeper.report()
+    assert [(pool.pool, pool.lease, pool.holder) for pool in report.pools] == [(held.pool[:8], 1, "executor")]
+    assert [weights.users for weights in report.weights] == [("executor",)]
+    assert link.find_pool(POOL) == NUM_BLOCKS
+
+
+def test_a_connection_that_broke_changes_nothing_for_the_same_keeper(keeper, link):
+    held = deposit(link)
+    link._disconnect()
+    assert link.lease_pool(POOL, NUM_BLOCKS).pool == held.pool
+    assert keeper.report().pools[0].lease == 1
+    link._disconnect()
+    link._retry_at = 0.0
+    serve_until(link, lambda: link.fileno() >= 0 and link._num_unanswered == 0)
+    assert keeper.log().count('event="executor registered"') == 1
+
+
+def test_a_holder_is_told_of_standbys(keeper, link):
+    deposit(link)
+    with_standby = KeeperLink(keeper.path, "standby")
+    reading, writing = os.pipe()
+    os.write(writing, b"x")  # interrupted at once: but then it was no standby
+    assert with_standby.wait_for_pool(POOL, NUM_BLOCKS, reading) is None
+    with_standby._connect()
+    with_standby._send(m.LeasePool(kind=POOL, num_blocks=NUM_BLOCKS, wait=True))
+    told: list[m.Standbys] = []
+    eventually(lambda: told.extend(link.receive()) or told, 10.0)
+    assert told == [m.Standbys(count=1)]
+    with_standby.close()
+    os.close(reading)
+    os.close(writing)
+
+
+def test_files_are_closed_with_the_link(keeper):
+    before = len(os.listdir("/proc/self/fd"))
+    made = KeeperLink(keeper.path, "executor")
+    deposit(made)
+    fd = weights_of(b"w")
+    made.deposit_weights(WEIGHTS, "f", NUM_BYTES, fd)
+    os.close(fd)
+    made.find_weights(WEIGHTS, fingerprint="f")
+    made.close()
+    assert len(os.listdir("/proc/self/fd")) == before

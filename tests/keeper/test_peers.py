@@ -1,0 +1,177 @@
+"""A real keeper and peers that misbehave: each harms nobody but itself."""
+
+import array
+import os
+import random
+import resource
+import signal
+import socket
+import subprocess
+import sys
+from collections import deque
+
+import msgspec
+import pytest
+
+from common import messages as m
+from common.errors import KeeperError
+from common.keeper_socket import connect_to_keeper, default_socket
+from keeper_svc.server import MAX_CONNECTIONS
+from tests.keeper.processes import ROOT
+from tests.support.any_message import AnyMessage
+from tests.support.eventually import eventually
+
+
+@pytest.fixture
+def raw(keeper):
+    """A connection that says anything."""
+    with connect_to_keeper(keeper.path, 10.0) as connected:
+        yield connected
+
+
+def send(connected: socket.socket, packet: bytes, fds: list[int]) -> None:
+    connected.sendmsg([packet], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))])
+
+
+def register(**changes: object) -> bytes:
+    fields = {"version": m.KEEPER_VERSION, "instance": "i" * 32, "name": "n", "pid": 1, **changes}
+    return msgspec.msgpack.encode(m.Register(**fields))
+
+
+def is_closed(connected: socket.socket) -> bool:
+    """Read what comes until the end."""
+    try:
+        while connected.recv(m.MAX_ANSWER_BYTES):
+            pass
+    except ConnectionResetError:
+        pass
+    return True
+
+
+@pytest.mark.parametrize("packet", [b"\xc1", b"x" * (m.MAX_REQUEST_BYTES + 1), b"\x91\xa5other", b"\x91" * 4000])
+def test_a_malformed_packet_ends_its_connection_alone(keeper, raw, packet):
+    other = keeper.connect()
+    raw.send(packet)
+    assert is_closed(raw)
+    other.send(m.KeeperQuery())
+    assert other.receive() is not None
+    other.close()
+    assert "message dropped" in keeper.log()
+
+
+def test_files_that_do_not_belong_there_are_closed(keeper, raw):
+    before = keeper.num_files()
+    zero = os.open("/dev/zero", os.O_RDONLY)
+    for count in (1, 2, 3, 250):
+        with connect_to_keeper(keeper.path, 10.0) as connected:
+            send(connected, msgspec.msgpack.encode(m.KeeperQuery()), [zero] * count)
+            assert is_closed(connected)
+    send(raw, register(), [zero])
+    assert is_closed(raw)
+    os.close(zero)
+    assert eventually(lambda: keeper.num_files() == before - 1, 10.0)  # raw's is closed, too
+
+
+def test_a_pidfd_of_another_process_is_no_proof(keeper, raw):
+    child = subprocess.Popen(["sleep", "60"])
+    try:
+        pidfd = os.pidfd_open(child.pid)
+        send(raw, register(), [pidfd])
+        os.close(pidfd)
+        assert is_closed(raw)
+    finally:
+        child.kill()
+        child.wait()
+    assert "a pidfd of process" in keeper.log()
+
+
+def test_a_peer_that_does_not_read_is_closed(keeper, raw):
+    raw.settimeout(10.0)
+    query = msgspec.msgpack.encode(m.KeeperQuery())
+    with pytest.raises(ConnectionError):  # what it sends is read, until the answers fill its buffer
+        deque((raw.send(query) for _ in range(100_000)), maxlen=0)
+    assert "it takes no message" in keeper.log()
+    assert keeper.report().pools == ()
+
+
+def test_connections_are_bounded(keeper):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < MAX_CONNECTIONS + 200:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4096), hard))
+    connected = [connect_to_keeper(keeper.path, 10.0) for _ in range(MAX_CONNECTIONS + 10)]
+    try:
+        eventually(lambda: "which is the limit" in keeper.log(), 10.0)
+        assert all(is_closed(late) for late in connected[MAX_CONNECTIONS:])
+    finally:
+        for one in connected:
+            one.close()
+    eventually(lambda: keeper.num_files() < 50, 10.0)
+    assert keeper.report().pools == ()
+
+
+def test_random_messages_end_no_keeper(keeper):
+    rng = random.Random(5)
+    make = AnyMessage(m.ToKeeper, rng, {"version": [m.KEEPER_VERSION], "instance": ["i" * 32]})
+    pidfd, zero = os.pidfd_open(os.getpid()), os.open("/dev/zero", os.O_RDONLY)
+    for _ in range(60):
+        with connect_to_keeper(keeper.path, 10.0) as connected:
+            try:
+                send(connected, register(), [pidfd])
+                for _ in range(rng.randrange(12)):
+                    packet = bytearray(msgspec.msgpack.encode(make()))
+                    if rng.random() < 0.3:
+                        packet[rng.randrange(len(packet))] = rng.randrange(256)
+                    send(connected, bytes(packet), rng.choice([[], [zero], [zero, zero], [pidfd]]))
+            except (BrokenPipeError, ConnectionResetError):
+                continue
+    os.close(pidfd)
+    os.close(zero)
+    assert keeper.report().max_bytes > 0
+    assert "Traceback" not in keeper.log()
+
+
+def test_only_one_keeper_listens_at_a_path(keeper):
+    command = [sys.executable, "-m", "keeper_svc", "--socket", str(keeper.path)]
+    second = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (second.returncode, "another keeper listens at" in second.stderr) == (2, True)
+    keeper.path.with_name("keeper.sock.lock").unlink()  # as something that tidies up might do
+    third = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (third.returncode, "another keeper listens at" in third.stderr) == (2, True)
+    assert keeper.kill(signal.SIGTERM) == 0
+    assert not keeper.path.exists()
+
+
+def test_the_socket_is_this_users_alone(keeper):
+    assert keeper.path.stat().st_mode & 0o777 == 0o600
+    assert keeper.path.parent.stat().st_mode & 0o777 == 0o700
+    keeper.path.parent.chmod(0o750)
+    with pytest.raises(KeeperError, match="is open to other users"):
+        connect_to_keeper(keeper.path, 1.0)
+    keeper.path.parent.chmod(0o700)
+
+
+@pytest.mark.parametrize("what", ["mode", "link", "file", "parent"])
+def test_a_folder_that_others_could_change_is_refused(folder, what):
+    place = folder / "baton"
+    match what:
+        case "mode":
+            place.mkdir(mode=0o777)
+            place.chmod(0o777)
+        case "link":
+            place.symlink_to(folder)
+        case "file":
+            place.touch()
+        case "parent":
+            place = folder / "not" / "there"
+    command = [sys.executable, "-m", "keeper_svc", "--socket", str(place / "keeper.sock")]
+    refused = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert refused.returncode == 2
+    assert refused.stderr.startswith("baton-keeper: ")
+    assert str(place) in refused.stderr
+
+
+def test_where_the_socket_is(monkeypatch):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/user/7")
+    assert str(default_socket()) == "/run/user/7/baton/keeper.sock"
+    monkeypatch.delenv("XDG_RUNTIME_DIR")
+    assert str(default_socket()) == f"/tmp/baton-{os.geteuid()}/keeper.sock"

@@ -1,0 +1,197 @@
+"""Room, weights, strangers and reports: the pure keeper."""
+
+import msgspec
+import pytest
+
+from common import messages as m
+from keeper_svc.registry import MAX_EXECUTORS, STRANGER_TIMEOUT_S
+from keeper_svc.shelf import MAX_POOLS, MAX_WEIGHTS
+from tests.keeper.world import NUM_BLOCKS, POOL, POOL_BYTES, WEIGHTS, Executor, World
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def test_the_one_unused_for_longest_goes_when_room_is_needed(world):
+    ended = [Executor(world) for _ in range(3)]
+    for executor in ended:
+        executor.deposit(num_bytes=200)
+    ended[1].end()
+    world.now += 0.1
+    ended[0].end()
+    user = Executor(world)
+    user.deposit_weights(num_bytes=300)
+    world.now += 0.1
+    user.end()
+    kept = Executor(world)
+    assert isinstance(kept.deposit(num_bytes=400), m.PoolLeased)  # 900 of 1000 bytes are there
+    assert [pool.holder is None for pool in world.keeper.shelf.pools] == [False, False]
+    assert len(world.keeper.shelf.weights) == 1
+    assert [facts["cause"] for event, facts in world.log if event == "pool dropped"] == ["room was needed"] * 2
+
+
+def test_what_is_held_never_goes(world):
+    holder, user, third = Executor(world), Executor(world), Executor(world)
+    holder.deposit(num_bytes=500)
+    user.deposit_weights(num_bytes=300)
+    refused = third.deposit(num_bytes=201)
+    assert refused == m.Refused(reason="it has 201 bytes, 800 are in use, the limit is 1000")
+    assert isinstance(third.deposit(num_bytes=200), m.PoolLeased)
+
+
+def test_a_pool_that_cannot_fit_drives_nothing_out(world):
+    ended = Executor(world)
+    ended.deposit()
+    ended.end()
+    assert isinstance(Executor(world).deposit(num_bytes=1001), m.Refused)
+    assert len(world.keeper.shelf.pools) == 1
+
+
+def test_counts_are_bounded():
+    world = World(max_bytes=10**9)
+    holders = [Executor(world) for _ in range(MAX_POOLS)]
+    for holder in holders:
+        holder.deposit()
+    one_more = Executor(world)
+    assert one_more.deposit() == m.Refused(reason="64 of them are in use, the limit is 64")
+    holders[5].end()
+    assert isinstance(one_more.deposit(), m.PoolLeased)
+    for number in range(MAX_WEIGHTS):
+        one_more.deposit_weights(f"model {number}")
+    assert isinstance(one_more.deposit_weights("one more"), m.Refused)
+    for _ in range(MAX_EXECUTORS - MAX_POOLS):
+        Executor(world)
+    late = world.connect()
+    world.send(late, m.Register(version=m.KEEPER_VERSION, instance="y" * 32, name="late", pid=1), world.process())
+    assert "the limit is 256" in world.ended[late]
+
+
+def test_nothing_is_kept_for_ever():
+    world = World(keep_for_s=60.0)
+    holder, user = Executor(world), Executor(world)
+    holder.deposit()
+    user.deposit_weights()
+    world.pass_time(100.0)
+    assert len(list(world.keeper.shelf)) == 2
+    holder.end()
+    user.end()
+    world.pass_time(59.0)
+    assert len(list(world.keeper.shelf)) == 2
+    world.pass_time(2.0)
+    assert world.open == set()
+
+
+def test_weights_are_found_by_fingerprint_and_by_source(world):
+    reader, user = Executor(world), Executor(world)
+    assert user.find_weights("f") == m.WeightsAbsent()
+    reader.deposit_weights("f", source="files 1")
+    assert user.deposit_weights("f", source="files 2") == m.WeightsKept()  # the same, from a copy of the files
+    found = m.WeightsFound(fingerprint="f", num_bytes=POOL_BYTES)
+    for wish in ({"fingerprint": "f"}, {"source": "files 1"}, {"source": "files 2"}):
+        assert user.find_weights(**wish) == found
+    assert user.find_weights(source="files 3") == m.WeightsAbsent()
+    assert isinstance(user.find_weights(), m.Refused)
+    other = m.WeightsKind(dtype="float32", quantization="none", packing="plain 1")
+    assert user.send(m.FindWeights(kind=other, fingerprint="f")) == m.WeightsAbsent()
+
+
+def test_an_operator_drops_what_is_not_used(world):
+    gone, holder = Executor(world), Executor(world)
+    pool = gone.deposit().pool
+    gone.end()
+    holder.deposit()
+    holder.deposit_weights("abc")
+    operator = world.connect()
+
+    def drop(name=""):
+        world.send(operator, m.DropKept(name=name))
+        return world.inboxes[operator][-1][0]
+
+    assert drop("no such") == m.Dropped(num_pools=0, num_weights=0, num_bytes=0)
+    assert drop(pool[:31]) == m.Dropped(num_pools=1, num_weights=0, num_bytes=POOL_BYTES)
+    assert drop() == m.Dropped(num_pools=0, num_weights=0, num_bytes=0)
+    assert drop("ab") == m.Dropped(num_pools=0, num_weights=1, num_bytes=POOL_BYTES)  # named: used or not
+    assert len(world.keeper.shelf.pools) == 1
+
+
+def test_the_report_tells_who_holds_what_and_no_secret(world):
+    holder, standby = Executor(world, "holder"), Executor(world, "standby")
+    pool = holder.deposit().pool
+    standby.lease(wait=True)
+    standby.deposit_weights()
+    operator = world.connect()
+    world.now += 0.5
+    world.send(operator, m.KeeperQuery())
+    report = world.inboxes[operator][-1][0]
+    (kept,), (weights,) = report.pools, report.weights
+    assert (kept.holder, kept.num_standbys, kept.since_s, kept.num_blocks) == ("holder", 1, 0.5, NUM_BLOCKS)
+    assert (weights.users, weights.num_users, weights.idle_s) == (("standby",), 1, 0.0)
+    assert (report.num_bytes, report.max_bytes) == (2 * POOL_BYTES, 1000)
+    assert pool.encode() not in msgspec.msgpack.encode(report)
+
+
+def test_the_largest_report_fits_into_a_packet():
+    world = World(max_bytes=10**12)
+    name = "n" * m.MAX_NAME_CHARS
+    holders = [Executor(world, name) for _ in range(MAX_POOLS)]
+    kind = m.PoolKind(fingerprint=name, dtype=name, layout="l" * 256, device=name)
+    for holder in holders:
+        holder.deposit(kind=kind)
+    for number in range(MAX_WEIGHTS):
+        for holder in holders:
+            holder.send(
+                m.DepositWeights(
+                    kind=m.WeightsKind(dtype=name, quantization=name, packing=name, device=name),
+                    fingerprint=f"{number:0128}",
+                    num_bytes=POOL_BYTES,
+                ),
+                world.memory(),
+            )
+    operator = world.connect()
+    world.send(operator, m.KeeperQuery())
+    assert len(msgspec.msgpack.encode(world.inboxes[operator][-1][0])) <= m.MAX_ANSWER_BYTES
+
+
+@pytest.mark.parametrize(
+    ("message", "why"),
+    [
+        (m.Alive(state="serving"), "Alive came before Register"),
+        (m.LeasePool(kind=POOL, num_blocks=1, wait=True), "LeasePool came before Register"),
+        (m.FindWeights(kind=WEIGHTS, source="s"), "FindWeights came before Register"),
+        (m.Register(version=0, instance="i" * 32, name="n", pid=1), "nothing came beside Register"),
+        (m.Watch(version=m.KEEPER_VERSION, instance="i" * 32), "no executor of this instance is registered"),
+        (m.Watch(version=9, instance="i" * 32), "it speaks version 9 of the keeper's protocol, this keeper 1"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, m.Message) else "",
+)
+def test_a_stranger_that_makes_no_sense_is_turned_away(world, message, why):
+    connection = world.connect()
+    world.send(connection, message)
+    assert world.ended[connection] == why
+    assert world.open == set()
+
+
+def test_wrong_descriptors_end_the_connection_and_are_closed(world):
+    executor = Executor(world)
+    world.send(executor.connection, m.Alive(state="serving"), world.memory(), world.memory())
+    assert world.ended[executor.connection] == "MemoryHandle, MemoryHandle came beside Alive"
+    assert world.open == set()  # its pidfd, too: nothing is kept for it
+
+
+def test_a_stranger_that_says_nothing_is_turned_away(world):
+    connection, executor = world.connect(), Executor(world)
+    world.pass_time(STRANGER_TIMEOUT_S + 0.4)
+    assert connection in world.ended
+    assert executor.connection in world.inboxes
+
+
+def test_memory_of_another_size_than_said_is_refused(world):
+    executor = Executor(world)
+    message = m.DepositPool(kind=POOL, num_blocks=1, num_bytes=100)
+    refused = executor.send(message, world.memory(99), world.memory(4096))
+    assert refused == m.Refused(reason="the memory has 99 bytes, the message says 100")
+    assert isinstance(executor.send(message, world.memory(None), world.memory(4096)), m.PoolLeased)  # of a GPU
+    assert isinstance(executor.deposit("short", 1), m.Refused)
+    assert isinstance(executor.deposit("x" * 32, 0), m.Refused)
