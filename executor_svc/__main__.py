@@ -1,5 +1,6 @@
 """`baton-executor`: the command line of the executor service."""
 
+import gc
 import os
 import re
 import sys
@@ -149,6 +150,7 @@ def main(
     setup_logging("executor", log_level, log_format)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1 and (die_with_torchrun := killed_with(os.getppid())):
         die_with_torchrun()  # which starts each rank in a session of its own, where a kill of its group finds no rank
+    gc.disable()  # what a start makes stays: to look through it again and again takes a fifth of the start
     health = HealthFile(health_file)  # before minutes of loading: removes the file of an earlier process
     from executor_svc.service.process import serve  # noqa: PLC0415  (torch takes seconds to import; --help need not wait)
     from executor_svc.startup import start_executor  # noqa: PLC0415
@@ -168,6 +170,8 @@ def main(
     except BatonError as error:
         click.echo(f"baton-executor: {error}", err=True)
         sys.exit(2)
+    gc.enable()
+    gc.freeze()
     log.info("ready", executor=hello.executor, rank=group.rank, scheduler=endpoint, encrypted=curve is not None)
     if group.size == 1:
         exit_code = serve(runner, hello, endpoint, health, curve)
