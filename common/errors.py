@@ -24,3 +24,7 @@ class RequestRejected(BatonError):
 
 class CheckpointError(BatonError):
     """A model folder cannot be served: something is missing, unexpected or unsupported in it."""
+
+
+class KeeperError(BatonError):
+    """A keeper cannot be reached, or does not do what was asked: the message names its socket, or the limit."""

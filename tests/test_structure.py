@@ -9,17 +9,20 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-OURS = {"common", "kernels", "scheduler_svc", "executor_svc", "tests", "benchmarks", "tools"}
+OURS = {"common", "kernels", "scheduler_svc", "executor_svc", "keeper_svc", "tests", "benchmarks", "tools"}
 MAY_IMPORT = {
     "common": {"common"},
     "kernels": {"kernels"},
     "scheduler_svc": {"scheduler_svc", "common"},
     "executor_svc": {"executor_svc", "common", "kernels"},
+    "keeper_svc": {"keeper_svc", "common"},
 }
 # No socket, clock, thread, process, file or log: in any module of these folders, and in these modules.
 PURE = [
     *("scheduler_svc/core", "scheduler_svc/frontend/parsing"),
     *("executor_svc/staging", "executor_svc/service/registration.py"),
+    *(f"keeper_svc/{name}.py" for name in ("keeper", "report", "deposits", "leases", "registry", "shelf", "executor")),
+    "keeper_svc/actions.py",
 ]
 IMPURE_MODULES = {
     *("zmq", "socket", "ssl", "http", "select", "selectors", "signal", "time", "datetime", "random", "secrets", "uuid"),
@@ -36,8 +39,13 @@ FLOORS = {
         "model",
         "staging",
         "service",
+        "keeper",
         "name_claim",
         "options",
+    ],
+    "keeper_svc": [
+        *("__main__", "server", "listening", "descriptors", "keeper", "report", "deposits", "leases", "registry"),
+        *("shelf", "executor", "actions"),
     ],
     "scheduler_svc/core": [
         *("event_loop", "core", "config", "observability", "requests", "scheduling", "executor", "fleet"),
@@ -57,7 +65,17 @@ FLOORS = {
     ],
     "scheduler_svc/client": [
         *("cli", "commands"),
-        *("batch", "bench", "demo", "generate", "chat", "keys", "rollout", "status"),  # each the work of one command
+        *(
+            "batch",
+            "bench",
+            "demo",
+            "generate",
+            "chat",
+            "keeper",
+            "keys",
+            "rollout",
+            "status",
+        ),  # each the work of one command
         *("http", "processes", "options", "request_files", "service_address", "progress", "output", "errors"),
     ],
     "kernels": ["gpu", "cpu", "reference", "arguments"],
@@ -68,7 +86,7 @@ FLOORS = {
 }
 # Houses that share the scheduler service and nothing else: what crosses between them is messages, HTTP or files.
 APART = ["core", "server", "frontend", "client"]
-NO_TORCH = ["executor_svc/service"]
+NO_TORCH = ["executor_svc/service", "executor_svc/keeper"]
 
 
 def imports(path: Path) -> set[str]:
@@ -91,7 +109,7 @@ def test_who_imports_whom(package):
         assert ours <= MAY_IMPORT[package], f"{path} imports {ours - MAY_IMPORT[package]}"
 
 
-@pytest.mark.parametrize("package", ["common", "scheduler_svc"])
+@pytest.mark.parametrize("package", ["common", "scheduler_svc", "keeper_svc"])
 def test_the_scheduler_side_never_imports_torch_or_models(package):
     for path in (ROOT / package).rglob("*.py"):
         foreign = {name.split(".")[0] for name in imports(path)} & {"torch", "transformers", "triton", "safetensors"}
@@ -161,6 +179,12 @@ def test_importing_the_core_brings_neither_torch_nor_the_tokenizer():
     code = "import scheduler_svc.server.core_process, sys; print(*sys.modules)"
     modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert not {"torch", "transformers", "tokenizers", "fastapi", "kernels", "executor_svc"} & set(modules)
+
+
+def test_importing_the_keeper_brings_next_to_nothing():
+    code = "import keeper_svc.__main__, sys; print(*sys.modules)"
+    modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"torch", "numpy", "zmq", "scheduler_svc", "executor_svc"} & set(modules)
 
 
 @pytest.mark.parametrize("package", [*MAY_IMPORT, "benchmarks", "tools"])

@@ -8,69 +8,52 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from common.messages.base import Count, Message, Name, Positive, Text
+from common.messages.kept import (
+    Bytes,
+    DropKept,
+    Dropped,
+    KeeperQuery,
+    KeeperReport,
+    PoolKind,
+    WeightsKind,
+)
 
 KEEPER_VERSION = 1
-MAX_PACKET_BYTES = 2**16
-MAX_POOLS_REPORTED = 256
+MAX_DESCRIPTORS = 2  # beside one message
+MAX_REQUEST_BYTES = 2**13  # to the keeper
+MAX_ANSWER_BYTES = 2**17  # a report; every other answer is short
 
-Bytes = Annotated[int, Meta(ge=0, le=2**53)]
 Lease = Annotated[int, Meta(ge=1, le=2**53)]
 PoolName = Annotated[str, Meta(min_length=32, max_length=32)]
+Instance = Annotated[str, Meta(min_length=32, max_length=32)]
 SourceKey = Annotated[str, Meta(max_length=64)]
 HolderState = Literal["serving", "seeking", "stuck"]
-
-
-class PoolKind(Message, frozen=True):
-    """What the bytes of a pool mean: an executor continues a pool of its own kind only.
-
-    Attributes:
-        fingerprint, dtype: of the model, as in Hello.
-        layout: of the attention backend: its name and version, and the sizes of a block.
-        rank, num_ranks: which part of the model's heads.
-        device: `cpu`, or the unique id of a GPU: memory of one is of no use to another.
-    """
-
-    fingerprint: Name
-    dtype: Name
-    layout: Annotated[str, Meta(min_length=1, max_length=256)]
-    rank: Count = 0
-    num_ranks: Positive = 1
-    device: Name = "cpu"
-
-
-class WeightsKind(Message, frozen=True):
-    """What weights have in common that can be shared, whatever files they were read from.
-
-    Attributes:
-        dtype, quantization: that they are kept in.
-        rank, num_ranks: which part of the model.
-        packing: how they are laid out, with its version, and the instruction set that this is for.
-        device: as of a pool.
-    """
-
-    dtype: Name
-    quantization: Name
-    packing: Name
-    rank: Count = 0
-    num_ranks: Positive = 1
-    device: Name = "cpu"
 
 
 # --- to the keeper ---
 
 
 class Register(Message, frozen=True, tag="register"):
-    """The first message of a connection. Beside it: a pidfd of the sender, made by itself.
+    """The first message of an executor's connection. Beside it: a pidfd of the sender, made by itself.
 
     Attributes:
         version: `KEEPER_VERSION` of the sender.
+        instance: random and secret, made once by each process. A process whose connection broke takes its place again.
         name: of the executor, for operators.
         pid: in its own namespace, for operators.
     """
 
     version: Count
+    instance: Instance
     name: Name
     pid: Count
+
+
+class Watch(Message, frozen=True, tag="watch"):
+    """The first message of a watchdog's connection: I can kill the executor of this instance."""
+
+    version: Count
+    instance: Instance
 
 
 class FindPool(Message, frozen=True, tag="find_pool"):
@@ -141,21 +124,18 @@ class Alive(Message, frozen=True, tag="holder_alive"):
     state: HolderState
 
 
-class KeeperQuery(Message, frozen=True, tag="keeper_query"):
-    """What is kept, for whom, since when? Operators need not register."""
-
-
-class DropKept(Message, frozen=True, tag="drop_kept"):
-    """An operator wants memory back: pools without a holder, and weights. Beside no descriptor.
-
-    Attributes:
-        name: beginning of a pool's name or of a fingerprint; empty for all.
-    """
-
-    name: Annotated[str, Meta(max_length=128)] = ""
-
-
-ToKeeper = Register | FindPool | LeasePool | DepositPool | FindWeights | DepositWeights | Alive | KeeperQuery | DropKept
+ToKeeper = (
+    Register
+    | Watch
+    | FindPool
+    | LeasePool
+    | DepositPool
+    | FindWeights
+    | DepositWeights
+    | Alive
+    | KeeperQuery
+    | DropKept
+)
 
 
 # --- from the keeper ---
@@ -167,11 +147,19 @@ class Registered(Message, frozen=True, tag="registered"):
     Attributes:
         keeper: random, another one in each life of a keeper.
         can_kill: whether the keeper can signal the sender; if not, a pool whose holder hangs is not handed on unless a
-            watchdog (see `keeper_svc`) of the sender's own namespace is there.
+            watchdog (`executor_svc/keeper/watchdog.py`) of the sender's own namespace is there.
     """
 
     keeper: Name
     can_kill: bool
+
+
+class Watching(Message, frozen=True, tag="watching"):
+    """Answer to Watch."""
+
+
+class KillHolder(Message, frozen=True, tag="kill_holder"):
+    """To a watchdog: kill the executor that you watch."""
 
 
 class PoolFound(Message, frozen=True, tag="pool_found"):
@@ -181,7 +169,7 @@ class PoolFound(Message, frozen=True, tag="pool_found"):
 
 
 class PoolLeased(Message, frozen=True, tag="pool_leased"):
-    """Answer to LeasePool and DepositPool: the sender holds the pool. Beside it, to LeasePool: the memory and its tag
+    """Answer to LeasePool and DepositPool: the receiver holds the pool. Beside it, to LeasePool: the memory and its tag
     page.
 
     Attributes:
@@ -226,63 +214,10 @@ class Standbys(Message, frozen=True, tag="standbys"):
     count: Count
 
 
-class KeptPool(Message, frozen=True):
-    """A pool in a report.
-
-    Attributes:
-        pool: the first characters of its name.
-        holder: name of the executor that holds it; empty if none does.
-        since_s: how long it has been held, or without a holder.
-    """
-
-    pool: str
-    kind: PoolKind
-    lease: Count
-    num_blocks: Count
-    num_bytes: Bytes
-    holder: str
-    holder_pid: Count
-    since_s: float
-    num_standbys: Count
-
-
-class KeptWeights(Message, frozen=True):
-    """Weights in a report.
-
-    Attributes:
-        users: names of the executors that got or deposited them and still live.
-        idle_s: since when there is no user; 0 while there is one.
-    """
-
-    fingerprint: str
-    kind: WeightsKind
-    num_bytes: Bytes
-    users: tuple[str, ...]
-    idle_s: float
-
-
-class KeeperReport(Message, frozen=True, tag="keeper_report"):
-    """Answer to KeeperQuery. Bytes are sizes of files: of a pool, memory is taken for the blocks that were used."""
-
-    keeper: Name
-    pid: Count
-    uptime_s: float
-    max_bytes: Bytes
-    num_bytes: Bytes
-    pools: tuple[KeptPool, ...]
-    weights: tuple[KeptWeights, ...]
-
-
-class Dropped(Message, frozen=True, tag="dropped"):
-    """Answer to DropKept."""
-
-    num_pools: Count
-    num_weights: Count
-    num_bytes: Bytes
-
-
 FromKeeper = (
     Registered
+    | Watching
+    | KillHolder
     | PoolFound
     | PoolLeased
     | PoolAbsent

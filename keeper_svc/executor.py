@@ -1,0 +1,93 @@
+"""One executor as its keeper sees it."""
+
+from dataclasses import dataclass
+
+from common import messages as m
+from common.heartbeats import LOSS_TIMEOUT_S
+from keeper_svc.actions import Connection, Handle
+
+TAKEOVER_S = 10.0
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What a standby waits for. The standby of the lowest `order` has waited longest."""
+
+    kind: m.PoolKind
+    num_blocks: int
+    order: int
+
+
+@dataclass(eq=False)
+class Executor:
+    """A process that registered. It is known until it has provably ended, whether it is connected or not.
+
+    Attributes:
+        instance: what it calls itself when it registers again.
+        name, pid: for operators.
+        process: its pidfd.
+        can_kill: whether the keeper can signal it.
+        connection: to it; None while there is none.
+        watchdog: the connection to its watchdog, if there is one.
+        wish: what it waits for, while it is a standby.
+        heard_at: when it last said that it lives; None before it first did as the holder of its pool: until then it is
+            busy with its start. A standby that gets a pool has done all that before, and has `TAKEOVER_S`.
+        stuck_at: since when it says that it is stuck; None if it does not.
+        is_condemned: whether its kill was asked for, or the log says that none can be.
+        told_standbys: the last number of standbys that it was told.
+    """
+
+    instance: str
+    name: str
+    pid: int
+    process: Handle
+    can_kill: bool
+    connection: Connection | None = None
+    watchdog: Connection | None = None
+    wish: Wish | None = None
+    heard_at: float | None = None
+    stuck_at: float | None = None
+    is_condemned: bool = False
+    told_standbys: int = 0
+
+    def alive(self, state: m.HolderState, now: float) -> None:
+        """It says that it lives."""
+        self.heard_at = now
+        if state != "stuck":
+            self.stuck_at = None
+        elif self.stuck_at is None:
+            self.stuck_at = now
+
+    def loses_connection(self) -> None:
+        """Its connection is gone, and with it its place among the standbys."""
+        self.connection = self.wish = None
+        self.told_standbys = 0
+
+    def waits(self, wish: Wish, now: float) -> None:
+        """It has become a standby."""
+        self.wish = wish
+        self.heard_at = now
+
+    def holds(self, now: float) -> None:
+        """It has just become the holder of a pool."""
+        self.heard_at = now + TAKEOVER_S if self.wish is not None else None
+        self.wish = self.stuck_at = None
+
+    def paused(self, seconds: float, now: float) -> None:
+        """The keeper has not run for so long: the executor may have spoken in that time."""
+        if self.heard_at is not None:
+            self.heard_at = max(self.heard_at, min(self.heard_at + seconds, now))
+        if self.stuck_at is not None:
+            self.stuck_at = min(self.stuck_at + seconds, now)
+
+    def is_standby(self, now: float) -> bool:
+        """Whether it waits for a pool, and lives as far as anybody can tell."""
+        return self.wish is not None and self.heard_at is not None and now - self.heard_at <= LOSS_TIMEOUT_S
+
+    def hangs_because(self, now: float) -> str | None:
+        """Why a holder counts as hung; None if it does not."""
+        if self.heard_at is not None and now - self.heard_at > LOSS_TIMEOUT_S:
+            return f"not heard for {now - self.heard_at:.1f} s"
+        if self.stuck_at is not None and now - self.stuck_at > LOSS_TIMEOUT_S:
+            return f"stuck in a step for {now - self.stuck_at:.1f} s"
+        return None
