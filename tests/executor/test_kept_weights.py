@@ -4,6 +4,8 @@ import multiprocessing
 import os
 import random
 import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,10 +17,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from common.errors import KeeperError
+from executor_svc.keeper.link import KeeperLink
 from executor_svc.model import kept_weights
 from executor_svc.model.checkpoint import SINGLE_FILE, Checkpoint
 from executor_svc.model.config import read_config
-from executor_svc.model.kept_weights import LoadedWeights, obtain_weights
+from executor_svc.model.kept_weights import LoadedWeights, WeightKeeper, obtain_weights
 from executor_svc.model.packing import TensorSpec
 from executor_svc.model.prepared import WeightLayout
 from executor_svc.model.rank_group import SINGLE_RANK, RankGroup
@@ -33,6 +36,7 @@ from tests.executor.harness import Driver, ExecutorLimits, Pool, Row, logits
 from tests.executor.kept import Keeper, Kept
 from tests.executor.ranks import in_threads
 from tests.support.checkpoints import VOCAB_SIZE
+from tests.support.eventually import eventually
 
 CPU = torch.device("cpu")
 needs_cpp = pytest.mark.skipif(
@@ -66,7 +70,7 @@ def folder(checkpoint: Make, tmp_path: Path) -> Path:
     return tmp_path / "model"
 
 
-def obtain(folder: Path, keeper: Keeper | None, group: RankGroup = SINGLE_RANK, **options: Any) -> LoadedWeights:
+def obtain(folder: Path, keeper: WeightKeeper | None, group: RankGroup = SINGLE_RANK, **options: Any) -> LoadedWeights:
     config = read_config(folder)
     layout = WeightLayout(config, Shard.of(config, group.rank, group.size), torch.float32)
     with Checkpoint(folder) as checkpoint:
@@ -161,6 +165,33 @@ def _map(first: LoadedWeights, pipe: Any) -> None:
     assert head[1] == "r--p"
     anonymous = next(line for line in lines if line.startswith("Anonymous:"))
     pipe.send((int(head[4]), int(anonymous.split()[1]), total))
+
+
+OBTAIN = """
+import os, sys
+from pathlib import Path
+from executor_svc.keeper.link import KeeperLink
+from tests.executor.test_kept_weights import obtain
+loaded = obtain(Path(sys.argv[1]), KeeperLink(Path(sys.argv[2]), "second"))
+print(loaded.kept, loaded.fingerprint, os.fstat(loaded.held.memory_fd).st_ino)
+"""
+
+
+def test_a_real_keeper_hands_them_to_another_process(folder: Path, tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    socket = tmp_path / "keeper.sock"
+    keeper = subprocess.Popen([sys.executable, "-m", "keeper_svc", "--socket", str(socket)])
+    try:
+        eventually(socket.exists)
+        link = KeeperLink(socket, "first")
+        first = obtain(folder, link)
+        arguments = [sys.executable, "-c", OBTAIN, str(folder), str(socket)]
+        second = subprocess.run(arguments, capture_output=True, check=True, text=True).stdout.split()
+        assert second == ["True", first.fingerprint, str(file_of(first))]
+        link.close()
+    finally:
+        keeper.kill()
+        keeper.wait()
 
 
 def test_without_a_keeper_there_is_no_file(folder: Path) -> None:
