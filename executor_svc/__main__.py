@@ -1,5 +1,6 @@
 """`baton-executor`: the command line of the executor service."""
 
+import gc
 import os
 import re
 import sys
@@ -171,6 +172,7 @@ def main(
     setup_logging("executor", log_level, log_format)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1 and (die_with_torchrun := killed_with(os.getppid())):
         die_with_torchrun()  # which starts each rank in a session of its own, where a kill of its group finds no rank
+    gc.disable()  # what a start makes stays: to look through it again and again takes a fifth of the start
     health = HealthFile(health_file)  # before minutes of loading: removes the file of an earlier process
     from executor_svc.keeper.finding import become_active, find_keeper  # noqa: PLC0415
     from executor_svc.service.process import serve  # noqa: PLC0415  (torch takes seconds to import; --help need not wait)
@@ -190,8 +192,10 @@ def main(
         keeper = None
         if not no_keep:
             keeper = find_keeper(keeper_socket, str(options.get("name")), is_required=options["is_standby"])
-        started = start_executor(ExecutorOptions(**options), None, keeper)
+        started = start_executor(ExecutorOptions(**options), keeper, keeper)
         start_s = time.monotonic() - started_at
+        gc.enable()
+        gc.freeze()
         if options["is_standby"] and not become_active(started.pool):
             log.info("stopped", exit_code=0)
             sys.exit(0)
@@ -201,11 +205,13 @@ def main(
     hello, group, pool = started.hello_after(start_s), started.group, started.pool
     log.info("ready", executor=hello.executor, rank=group.rank, scheduler=endpoint, encrypted=curve is not None)
     if group.size == 1:
-        exit_code = serve(started.runner, hello, endpoint, health, curve, pool)
+        exit_code = serve(started.runner, hello, endpoint, health, curve, keeper, pool)
     else:
         from executor_svc.runner.group_runner import run_in_group  # noqa: PLC0415  (torch again)
 
-        exit_code = run_in_group(started.runner, group, lambda leader: serve(leader, hello, endpoint, health, curve))
+        exit_code = run_in_group(
+            started.runner, group, lambda leader: serve(leader, hello, endpoint, health, curve, keeper)
+        )
     if claim is not None:
         claim.release()
     log.info("stopped", exit_code=exit_code)

@@ -114,7 +114,10 @@ class Mapping:
         if (size := os.fstat(fd).st_size) < self.num_bytes:
             raise KeeperError(f"a file of {size} bytes cannot be mapped over {self.num_bytes}")
         protection = mmap.PROT_READ if read_only else mmap.PROT_READ | mmap.PROT_WRITE
-        self._mmap(self.address, self.num_bytes, protection, mmap.MAP_SHARED | _MAP_FIXED, fd)
+        # Linux before 6.7 takes no shared mapping of a sealed file, not even for reading, and seals no file that has
+        # one. A private mapping has the same pages as long as none is written, and with this protection none can be.
+        sharing = mmap.MAP_PRIVATE if read_only else mmap.MAP_SHARED
+        self._mmap(self.address, self.num_bytes, protection, sharing | _MAP_FIXED, fd)
 
     def map_scratch(self) -> None:
         """Map zeros that are this process's alone, in place of what was there."""

@@ -112,16 +112,15 @@ def stored_files(folder: Path) -> dict[Path, set[str] | None]:
         weight_map = msgspec.json.decode(index_path.read_bytes(), type=_Index).weight_map
     except msgspec.MsgspecError as error:
         raise CheckpointError(f"{index_path} is no index of safetensors: {error}") from error
-    shards: dict[Path, set[str] | None] = {}
+    names_in: dict[str, set[str]] = {}
     for name, file in weight_map.items():
+        names_in.setdefault(file, set()).add(name)
+    for file in names_in:
         if Path(file).name != file or not file.endswith(".safetensors"):
             raise CheckpointError(f"{index_path} names {file!r}, which is not a safetensors file of that folder")
-        expected = shards.setdefault(folder / file, set())
-        assert expected is not None
-        expected.add(name)
-    if not shards:
+    if not names_in:
         raise CheckpointError(f"{index_path} names no tensors")
-    return shards
+    return {folder / file: names for file, names in names_in.items()}
 
 
 def check_tensors(checkpoint: Checkpoint, names: Sequence[str], wanted: Iterable[Parameter]) -> None:

@@ -4,15 +4,15 @@ On a GPU weights are read into its memory, as without a keeper. A store there wo
 `WeightWriter` and `map_tensors`; nothing else here would differ.
 """
 
-import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
-from common.errors import BatonError, CheckpointError
+from common.errors import CheckpointError, KeeperError
 from common.logging import get_logger
 from common.messages import WeightsKind
+from executor_svc.keeper.held import HeldWeights
 from executor_svc.model.checkpoint import Checkpoint
 from executor_svc.model.prepared import WeightLayout, Weights
 from executor_svc.model.rank_group import RankGroup, smallest
@@ -24,41 +24,17 @@ log = get_logger("executor")
 
 
 class WeightKeeper(Protocol):
-    """The keeper of a machine, as far as weights go. Calls raise BatonError or OSError if it cannot be reached."""
+    """What is needed of a `KeeperLink`. Its calls raise KeeperError if the keeper refuses or is gone."""
 
-    def find_weights(self, kind: WeightsKind, *, fingerprint: str = "", source: str = "") -> int | None:
-        """A file of weights of this kind, by the model's fingerprint or by the key of what it was read from.
-
-        The caller closes it. None if there is none.
-        """
+    def find_weights(self, kind: WeightsKind, *, fingerprint: str = "", source: str = "") -> HeldWeights | None:
+        """See `KeeperLink.find_weights`."""
         ...
 
-    def deposit_weights(self, kind: WeightsKind, fingerprint: str, memory: int, num_bytes: int, source: str) -> None:
-        """Keep a sealed file; one that is kept already gets another key. The caller still has to close the file."""
+    def deposit_weights(
+        self, kind: WeightsKind, fingerprint: str, num_bytes: int, memory_fd: int, source: str = ""
+    ) -> HeldWeights:
+        """See `KeeperLink.deposit_weights`: the file stays the caller's."""
         ...
-
-
-@dataclass(frozen=True)
-class WeightDeposit:
-    """What a keeper keeps for this rank, or another one could.
-
-    Attributes:
-        source: key of the files that the weights were read from; empty if they changed meanwhile.
-        memory: the sealed file, which stays open.
-    """
-
-    kind: WeightsKind
-    fingerprint: str
-    source: str
-    memory: int
-
-    def give(self, keeper: WeightKeeper) -> None:
-        """Deposit the weights, or their key if they are there; what goes wrong is logged."""
-        num_bytes = os.fstat(self.memory).st_size
-        try:
-            keeper.deposit_weights(self.kind, self.fingerprint, self.memory, num_bytes, self.source)
-        except (BatonError, OSError) as error:
-            log.warning("weights not deposited", reason=str(error))
 
 
 @dataclass(frozen=True)
@@ -67,16 +43,14 @@ class LoadedWeights:
 
     Attributes:
         fingerprint: of the model.
-        kept: whether no checkpoint was read for them.
-        mapped: whether they are memory that another process prepared.
-        deposit: None if they are in memory that no other process can map.
+        held: the file that they are in; None if they are in memory of this process alone.
+        kept: whether they were kept, and no checkpoint was read for them.
     """
 
     weights: Weights
     fingerprint: str
+    held: HeldWeights | None = None
     kept: bool = False
-    mapped: bool = False
-    deposit: WeightDeposit | None = None
 
 
 def obtain_weights(
@@ -113,10 +87,8 @@ def obtain_weights(
     if store is None:
         weights, fingerprint = read_weights(checkpoint, layout, device, group, new_in_process(device))
         return LoadedWeights(weights, fingerprint)
-    read = store.read(checkpoint, group, source)
-    if verify:
-        log.info("weights verified", fingerprint=read.fingerprint, kept=read.mapped)
-    return read
+    del found
+    return store.read(checkpoint, group, source, verify=verify)
 
 
 class _Store:
@@ -136,50 +108,48 @@ class _Store:
     def find(self, *, fingerprint: str = "", source: str = "") -> LoadedWeights | None:
         """What is kept, mapped; None if nothing is, or nothing that can be used."""
         try:
-            memory = self._keeper.find_weights(self._kind, fingerprint=fingerprint, source=source)
-        except (BatonError, OSError) as error:
+            held = self._keeper.find_weights(self._kind, fingerprint=fingerprint, source=source)
+        except KeeperError as error:
             log.warning("kept weights not found", reason=str(error))
             return None
-        if memory is None:
+        if held is None:
             return None
         try:
-            tensors, manifest = map_tensors(memory, self._layout.specs, self._kind)
-            if fingerprint and manifest.fingerprint != fingerprint:
-                raise WeightFileError(f"it holds the model {manifest.fingerprint}, not {fingerprint}")
+            tensors, of_model = map_tensors(held.memory_fd, held.num_bytes, self._layout.specs, self._kind)
+            if of_model != held.fingerprint:
+                raise WeightFileError(f"it holds the model {of_model}, not {held.fingerprint}")
         except WeightFileError as error:
-            os.close(memory)
             log.warning("kept weights not used", reason=str(error))
             return None
-        deposit = WeightDeposit(self._kind, manifest.fingerprint, source, memory)
-        weights = Weights(self._layout, tensors)
-        return LoadedWeights(weights, manifest.fingerprint, kept=True, mapped=True, deposit=deposit)
+        return LoadedWeights(Weights(self._layout, tensors), of_model, held, kept=True)
 
-    def read(self, checkpoint: Checkpoint, group: RankGroup, source: str) -> LoadedWeights:
+    def read(self, checkpoint: Checkpoint, group: RankGroup, source: str, *, verify: bool) -> LoadedWeights:
         """Read a checkpoint, and deposit its weights or find that they are kept."""
         cpu = torch.device("cpu")
         try:
-            writer = WeightWriter(self._layout.specs)
-        except OSError as error:
+            writer = WeightWriter(self._layout.specs, self._kind)
+        except KeeperError as error:
             log.warning("weights cannot be shared", reason=str(error))
             return LoadedWeights(*read_weights(checkpoint, self._layout, cpu, group, new_in_process(cpu)))
         with writer:
             weights, fingerprint = read_weights(checkpoint, self._layout, cpu, group, writer.new)
-            loaded = self.find(fingerprint=fingerprint) or self._seal(writer, weights, fingerprint)
-        if loaded.deposit is None:
-            return loaded
-        if not _is_unchanged(checkpoint, self._layout, source):
-            source = ""
-        deposit = replace(loaded.deposit, source=source)
-        deposit.give(self._keeper)
-        return replace(loaded, kept=False, deposit=deposit)
-
-    def _seal(self, writer: WeightWriter, weights: Weights, fingerprint: str) -> LoadedWeights:
-        try:
-            memory = writer.seal(self._kind, fingerprint)
-        except OSError as error:
-            log.warning("weights cannot be shared", reason=str(error))
-            return LoadedWeights(weights, fingerprint)
-        return LoadedWeights(weights, fingerprint, deposit=WeightDeposit(self._kind, fingerprint, "", memory))
+            if not _is_unchanged(checkpoint, self._layout, source):
+                source = ""  # the files are not those that were read
+            same = self.find(fingerprint=fingerprint)
+            if verify:
+                log.info("weights verified", fingerprint=fingerprint, kept=same is not None)
+            try:
+                if same is not None and same.held is not None:
+                    memory = (same.held.num_bytes, same.held.memory_fd)
+                    weights = same.weights
+                else:
+                    writer.seal(fingerprint)
+                    memory = (writer.num_bytes, writer.memory)
+                held = self._keeper.deposit_weights(self._kind, fingerprint, *memory, source)
+            except KeeperError as error:
+                log.warning("weights not deposited", reason=str(error))
+                held = None
+        return LoadedWeights(weights, fingerprint, held)
 
 
 def _is_unchanged(checkpoint: Checkpoint, layout: WeightLayout, source: str) -> bool:

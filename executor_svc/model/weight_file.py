@@ -6,21 +6,25 @@ a trailer with the manifest's length and hash.
 
 import os
 import struct
+import weakref
 from collections.abc import Mapping
+from mmap import PAGESIZE
 
 import msgspec
 import torch
 import xxhash
 from torch import Tensor
 
+from common.errors import KeeperError
 from common.messages import WeightsKind
-from executor_svc.model.memory_file import HUGE_PAGE_BYTES, create_memory, is_sealed, seal_read_only
-from executor_svc.model.memory_file import Mapping as MemoryMapping
+from executor_svc.keeper.memory import HUGE_PAGE_BYTES, check_memory, create_memory, seal_read_only
+from executor_svc.keeper.memory import Mapping as MemoryMapping
 from executor_svc.model.packing import TensorSpec
 
 FORMAT_VERSION = 1
 ALIGNMENT = 64
 """Bytes: a cache line, and what the widest loads want."""
+FINGERPRINT_CHARS = 32
 
 _MAGIC = b"BatonWts"
 _TRAILER = struct.Struct("<8sQQ")  # magic, the manifest's length, its xxh3_64
@@ -60,101 +64,115 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def place_tensors(specs: Mapping[str, TensorSpec]) -> tuple[tuple[Entry, ...], int]:
-    """Where tensors go, in their order, and the bytes of all."""
+    """Where tensors go, in their order, and the bytes of all: whole pages, so that they can be mapped alone."""
     entries, end = [], 0
     for name, spec in specs.items():
-        offset = _aligned(end)
+        offset = _aligned(end, ALIGNMENT)
         entries.append(Entry(name, str(spec.dtype).removeprefix("torch."), spec.shape, offset))
         end = offset + spec.num_bytes
-    return tuple(entries), _aligned(end)
+    return tuple(entries), _aligned(end, PAGESIZE)
 
 
 class WeightWriter:
-    """A file whose tensors are being written. A context manager, which closes a file that was not sealed.
+    """A file whose tensors are being written. A context manager, which closes the file.
 
     Args:
         specs: of all its tensors.
+        kind: of the weights.
 
     Raises:
-        OSError: the system does not give so much memory.
+        KeeperError: the system does not give so much memory.
+
+    Attributes:
+        memory: the file.
+        num_bytes: of the file.
     """
 
-    def __init__(self, specs: Mapping[str, TensorSpec]) -> None:
-        self._entries, self._data_bytes = place_tensors(specs)
-        self._offsets = {entry.name: entry.offset for entry in self._entries}
+    def __init__(self, specs: Mapping[str, TensorSpec], kind: WeightsKind) -> None:
+        entries, self._data_bytes = place_tensors(specs)
+        self._manifest = Manifest(FORMAT_VERSION, "0" * FINGERPRINT_CHARS, kind, entries)
+        self._offsets = {entry.name: entry.offset for entry in entries}
         self._huge_until = 0
-        self._sealed = False
-        self._memory = create_memory("baton-weights", self._data_bytes)
+        self.num_bytes = self._data_bytes + len(_encoded(self._manifest))  # the file cannot grow
+        self.memory = create_memory("baton-weights", self.num_bytes, to_be_read_only=True)
         try:
-            self._mapping = MemoryMapping(self._memory, self._data_bytes, writable=True)
-        except OSError:
-            os.close(self._memory)
+            self._mapping = MemoryMapping(self._data_bytes)
+            self._mapping.map(self.memory)
+        except KeeperError:
+            os.close(self.memory)
             raise
-        self._bytes = torch.frombuffer(self._mapping.buffer(), dtype=torch.uint8)
-
-    def new(self, name: str, spec: TensorSpec) -> Tensor:
-        """The memory of a tensor; after `seal` it can only be read."""
-        offset = self._offsets[name]
-        pages = min(-(-(offset + spec.num_bytes) // HUGE_PAGE_BYTES), self._data_bytes // HUGE_PAGE_BYTES)
-        end = pages * HUGE_PAGE_BYTES
-        if end > self._huge_until:
-            self._mapping.use_huge_pages(self._huge_until, end)
-            self._huge_until = end
-        return _view(self._bytes, spec, offset)
+        self._content = _content(self._mapping)
 
     def __enter__(self) -> "WeightWriter":
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        if not self._sealed:
-            os.close(self._memory)
+        os.close(self.memory)
 
-    def seal(self, kind: WeightsKind, fingerprint: str) -> int:
-        """Write the manifest, and make the file what nobody can change. Returns the file; the caller closes it."""
-        manifest = msgspec.msgpack.encode(Manifest(FORMAT_VERSION, fingerprint, kind, self._entries))
-        trailer = _TRAILER.pack(_MAGIC, len(manifest), xxhash.xxh3_64_intdigest(manifest))
-        _write(self._memory, manifest + trailer, self._data_bytes)
-        self._mapping.make_read_only(self._memory)
-        seal_read_only(self._memory)
-        self._sealed = True
-        return self._memory
+    def new(self, name: str, spec: TensorSpec) -> Tensor:
+        """The memory of a tensor, whose values stay after `seal`."""
+        offset = self._offsets[name]
+        pages = min(-(-(offset + spec.num_bytes) // HUGE_PAGE_BYTES), self._data_bytes // HUGE_PAGE_BYTES)
+        end = pages * HUGE_PAGE_BYTES
+        if end > self._huge_until:  # before anything is written there
+            self._mapping.collapse(self._huge_until, end - self._huge_until)
+            self._huge_until = end
+        return _view(self._content, spec, offset)
+
+    def seal(self, fingerprint: str) -> None:
+        """Write the manifest, and make the file one that nobody can change.
+
+        Raises:
+            KeeperError: it cannot be sealed; its tensors are good all the same.
+        """
+        assert len(fingerprint) == FINGERPRINT_CHARS
+        manifest = msgspec.structs.replace(self._manifest, fingerprint=fingerprint)
+        _write(self.memory, _encoded(manifest), self._data_bytes)
+        self._mapping.map(self.memory, read_only=True)  # at the same addresses: the tensors stay where they are
+        seal_read_only(self.memory)
 
 
-def map_tensors(memory: int, specs: Mapping[str, TensorSpec], kind: WeightsKind) -> tuple[dict[str, Tensor], Manifest]:
+def map_tensors(
+    memory: int, num_bytes: int, specs: Mapping[str, TensorSpec], kind: WeightsKind
+) -> tuple[dict[str, Tensor], str]:
     """Map a file for reading. Its tensors keep the mapping; the file may be closed.
 
     Args:
+        num_bytes: that the file has to have.
         specs: the tensors that it has to have, and no other ones.
         kind: that it has to be of.
+
+    Returns:
+        The tensors by name, and the model's fingerprint.
 
     Raises:
         WeightFileError: the file holds something else.
     """
-    manifest, data_bytes = _read_manifest(memory)
-    if manifest.kind != kind:
-        raise WeightFileError(f"it is of another kind: {manifest.kind}, not {kind}")
-    _check_entries(manifest.tensors, specs, data_bytes)
     try:
-        mapping = MemoryMapping(memory, data_bytes, writable=False)
-    except OSError as error:
+        check_memory(memory, num_bytes, read_only=True)
+        manifest, data_bytes = _read_manifest(memory, num_bytes)
+        if manifest.kind != kind:
+            raise WeightFileError(f"it is of another kind: {manifest.kind}, not {kind}")
+        _check_entries(manifest.tensors, specs, data_bytes)
+        mapping = MemoryMapping(data_bytes)
+        mapping.map(memory, read_only=True)
+    except KeeperError as error:
         raise WeightFileError(str(error)) from error
-    content = torch.frombuffer(mapping.buffer(), dtype=torch.uint8)
-    return {entry.name: _view(content, specs[entry.name], entry.offset) for entry in manifest.tensors}, manifest
+    content = _content(mapping)
+    tensors = {entry.name: _view(content, specs[entry.name], entry.offset) for entry in manifest.tensors}
+    return tensors, manifest.fingerprint
 
 
-def _read_manifest(memory: int) -> tuple[Manifest, int]:
+def _read_manifest(memory: int, num_bytes: int) -> tuple[Manifest, int]:
     """The manifest, and how many bytes lie before it."""
-    if not is_sealed(memory):
-        raise WeightFileError("it is not sealed")
-    size = os.fstat(memory).st_size
-    if size < _TRAILER.size:
-        raise WeightFileError(f"it has {size} bytes, which are no file of weights")
-    magic, length, digest = _TRAILER.unpack(os.pread(memory, _TRAILER.size, size - _TRAILER.size))
+    if num_bytes < _TRAILER.size:
+        raise WeightFileError(f"it has {num_bytes} bytes, which are no file of weights")
+    magic, length, digest = _TRAILER.unpack(os.pread(memory, _TRAILER.size, num_bytes - _TRAILER.size))
     if magic != _MAGIC:
         raise WeightFileError(f"it ends with {magic!r}, which is no file of weights")
-    data_bytes = size - _TRAILER.size - length
-    if not 0 < length <= _MAX_MANIFEST_BYTES or data_bytes <= 0:
-        raise WeightFileError(f"its manifest has {length} bytes, and the file {size}")
+    data_bytes = num_bytes - _TRAILER.size - length
+    if not 0 < length <= _MAX_MANIFEST_BYTES or data_bytes <= 0 or data_bytes % PAGESIZE:
+        raise WeightFileError(f"its manifest has {length} bytes, and the file {num_bytes}")
     encoded = os.pread(memory, length, data_bytes)
     if xxhash.xxh3_64_intdigest(encoded) != digest:
         raise WeightFileError("its manifest is damaged")
@@ -187,6 +205,19 @@ def _check_entries(entries: tuple[Entry, ...], specs: Mapping[str, TensorSpec], 
             )
 
 
+def _encoded(manifest: Manifest) -> bytes:
+    """A manifest with its trailer."""
+    encoded = msgspec.msgpack.encode(manifest)
+    return encoded + _TRAILER.pack(_MAGIC, len(encoded), xxhash.xxh3_64_intdigest(encoded))
+
+
+def _content(mapping: MemoryMapping) -> Tensor:
+    """A mapping's bytes; it lasts as long as they or a view of them."""
+    buffer = mapping.buffer()
+    weakref.finalize(buffer, mapping.unmap).atexit = False
+    return torch.frombuffer(buffer, dtype=torch.uint8)
+
+
 def _view(content: Tensor, spec: TensorSpec, offset: int) -> Tensor:
     return content[offset : offset + spec.num_bytes].view(spec.dtype).view(spec.shape)
 
@@ -197,5 +228,5 @@ def _write(memory: int, data: bytes, offset: int) -> None:
         written += os.pwrite(memory, data[written:], offset + written)
 
 
-def _aligned(num_bytes: int) -> int:
-    return -(-num_bytes // ALIGNMENT) * ALIGNMENT
+def _aligned(num_bytes: int, unit: int) -> int:
+    return -(-num_bytes // unit) * unit

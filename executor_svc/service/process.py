@@ -24,6 +24,7 @@ from common.logging import DropLog, get_logger
 from common.plan import parse_plan
 from common.wire import MAX_MESSAGE_BYTES, Codec, VersionError
 from executor_svc.keeper.kept_pool import KeptPool
+from executor_svc.keeper.link import KeeperLink
 from executor_svc.service.handshakes import Handshakes
 from executor_svc.service.health_file import HealthFile
 from executor_svc.service.registration import (
@@ -55,6 +56,7 @@ def serve(
     endpoint: str,
     health_file: HealthFile,
     curve: ClientCurve | None = None,
+    keeper: KeeperLink | None = None,
     pool: KeptPool | None = None,
 ) -> int:
     """Serve plans until told to stop, and return the process's exit code. Call it in the main thread.
@@ -65,7 +67,8 @@ def serve(
         endpoint: the scheduler's, such as `tcp://127.0.0.1:5555`.
         health_file: for probes.
         curve: this executor's keys, and the scheduler's public one; None connects without encryption.
-        pool: the runner's memory, if a keeper keeps it.
+        keeper: keeps what this executor has; None if nothing is kept.
+        pool: the runner's memory, if the keeper keeps it.
     """
     wake_io, woken = socket.socketpair()
     wake_io.setblocking(False)
@@ -73,7 +76,7 @@ def serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)  # the I/O thread acts on it; here it must only not kill
     signal.set_wakeup_fd(wake_io.fileno(), warn_on_full_buffer=False)
-    io = _SocketThread(runner, hello, endpoint, curve, woken, health_file, pool)
+    io = _SocketThread(runner, hello, endpoint, curve, woken, health_file, keeper, pool)
 
     def answer(answer: StepAnswer) -> None:
         io.answers.put(answer)
@@ -110,6 +113,7 @@ class _SocketThread(threading.Thread):
         curve: ClientCurve | None,
         woken: socket.socket,
         health_file: HealthFile,
+        keeper: KeeperLink | None,
         pool: KeptPool | None,
     ) -> None:
         super().__init__(name="socket", daemon=True)
@@ -124,6 +128,7 @@ class _SocketThread(threading.Thread):
         self._curve = curve
         self._woken = woken
         self._health_file = health_file
+        self._keeper = keeper
         self._pool = pool
         self._registration = Registration(hello, time.monotonic())
         self._codec: Codec[m.SchedulerToExecutor] = Codec(m.SchedulerToExecutor)
@@ -154,10 +159,10 @@ class _SocketThread(threading.Thread):
         hello_due = self._registration.hello_due(now)
         poller.register(self._socket, zmq.POLLIN | (zmq.POLLOUT if hello_due else 0))
         due = now + MAX_WAIT_S if hello_due else self._registration.next_tick()
-        if self._pool is not None:
-            due = min(due, self._pool.link.next_tick())
-            if self._pool.link.fileno() >= 0:
-                poller.register(self._pool.link.fileno(), zmq.POLLIN)
+        if self._keeper is not None:
+            due = min(due, self._keeper.next_tick())
+            if self._keeper.fileno() >= 0:
+                poller.register(self._keeper.fileno(), zmq.POLLIN)
         wait_s = min(MAX_WAIT_S, max(0.0, due - now))
         events = dict(poller.poll(int(wait_s * 1000) + 1))
         socket_events = events.get(self._socket, 0)
@@ -184,10 +189,10 @@ class _SocketThread(threading.Thread):
                 self._do(self._registration.leave_requested(now))
 
     def _talk_to_keeper(self, now: float) -> None:
-        if self._pool is not None:
-            for standbys in self._pool.link.receive():
+        if self._keeper is not None:
+            for standbys in self._keeper.receive():
                 self._registration.has_standby = standbys.count > 0
-            self._pool.link.tick(now, self._registration.holder_state)
+            self._keeper.tick(now, self._registration.holder_state)
 
     def _receive(self) -> None:
         """Take in what has arrived, a bounded number of messages so that heartbeats keep going out."""

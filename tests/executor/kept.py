@@ -1,47 +1,53 @@
-"""A keeper of weights in this process, and what tests say of one."""
+"""A keeper of weights without a process."""
 
 import os
 from dataclasses import dataclass, field
 
-from common.errors import BatonError
-from common.messages.keeper import WeightsKind
+from common.errors import KeeperError
+from common.messages import WeightsKind
+from executor_svc.keeper.held import HeldWeights
 
 
 @dataclass
-class Held:
+class Kept:
     kind: WeightsKind
     fingerprint: str
+    num_bytes: int
     memory: int
     sources: set[str]
 
 
 @dataclass
 class Keeper:
-    """What `executor_svc.model.kept_weights.WeightKeeper` says, without a process."""
+    """What `executor_svc.model.kept_weights.WeightKeeper` says."""
 
-    held: list[Held] = field(default_factory=list)
+    kept: list[Kept] = field(default_factory=list)
     calls: list[str] = field(default_factory=list)
     fails: bool = False
 
-    def find_weights(self, kind: WeightsKind, *, fingerprint: str = "", source: str = "") -> int | None:
+    def find_weights(self, kind: WeightsKind, *, fingerprint: str = "", source: str = "") -> HeldWeights | None:
         self._called(f"find {'source' if source else 'fingerprint'}")
-        for held in self.held:
-            if held.kind == kind and (source in held.sources if source else fingerprint == held.fingerprint):
-                return os.dup(held.memory)
+        for kept in self.kept:
+            if kept.kind == kind and (source in kept.sources if source else fingerprint == kept.fingerprint):
+                return HeldWeights(kind, kept.fingerprint, source, kept.num_bytes, os.dup(kept.memory))
         return None
 
-    def deposit_weights(self, kind: WeightsKind, fingerprint: str, memory: int, num_bytes: int, source: str) -> None:
+    def deposit_weights(
+        self, kind: WeightsKind, fingerprint: str, num_bytes: int, memory_fd: int, source: str = ""
+    ) -> HeldWeights:
         self._called("deposit")
-        assert num_bytes == os.fstat(memory).st_size
-        for held in self.held:
-            held.sources.discard(source)
-        for held in self.held:
-            if (held.kind, held.fingerprint) == (kind, fingerprint):
-                held.sources |= {source} - {""}
-                return
-        self.held.append(Held(kind, fingerprint, os.dup(memory), {source} - {""}))
+        assert num_bytes == os.fstat(memory_fd).st_size
+        held = HeldWeights(kind, fingerprint, source, num_bytes, os.dup(memory_fd))
+        for kept in self.kept:
+            kept.sources.discard(source)
+        for kept in self.kept:
+            if (kept.kind, kept.fingerprint) == (kind, fingerprint):
+                kept.sources |= {source} - {""}
+                return held
+        self.kept.append(Kept(kind, fingerprint, num_bytes, held.memory_fd, {source} - {""}))
+        return held
 
     def _called(self, call: str) -> None:
         self.calls.append(call)
         if self.fails:
-            raise BatonError("the keeper is gone")
+            raise KeeperError("the keeper is gone")

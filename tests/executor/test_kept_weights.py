@@ -4,7 +4,10 @@ import multiprocessing
 import os
 import random
 import shutil
+import subprocess
+import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +16,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from common.errors import KeeperError
+from executor_svc.keeper.link import KeeperLink
 from executor_svc.model import kept_weights
 from executor_svc.model.checkpoint import SINGLE_FILE, Checkpoint
 from executor_svc.model.config import read_config
-from executor_svc.model.kept_weights import LoadedWeights, obtain_weights
+from executor_svc.model.kept_weights import LoadedWeights, WeightKeeper, obtain_weights
+from executor_svc.model.packing import TensorSpec
 from executor_svc.model.prepared import WeightLayout
 from executor_svc.model.rank_group import SINGLE_RANK, RankGroup
 from executor_svc.model.sharding import Shard
@@ -27,9 +33,10 @@ from executor_svc.startup import start_executor
 from kernels.cpu.isa import ISAS, processor_flags
 from tests.executor.conftest import Make
 from tests.executor.harness import Driver, ExecutorLimits, Pool, Row, logits
-from tests.executor.kept import Keeper
+from tests.executor.kept import Keeper, Kept
 from tests.executor.ranks import in_threads
 from tests.support.checkpoints import VOCAB_SIZE
+from tests.support.eventually import eventually
 
 CPU = torch.device("cpu")
 needs_cpp = pytest.mark.skipif(
@@ -63,7 +70,7 @@ def folder(checkpoint: Make, tmp_path: Path) -> Path:
     return tmp_path / "model"
 
 
-def obtain(folder: Path, keeper: Keeper | None, group: RankGroup = SINGLE_RANK, **options: Any) -> LoadedWeights:
+def obtain(folder: Path, keeper: WeightKeeper | None, group: RankGroup = SINGLE_RANK, **options: Any) -> LoadedWeights:
     config = read_config(folder)
     layout = WeightLayout(config, Shard.of(config, group.rank, group.size), torch.float32)
     with Checkpoint(folder) as checkpoint:
@@ -120,7 +127,7 @@ def test_who_computes_otherwise_has_other_weights(checkpoint: Make, monkeypatch:
     monkeypatch.setenv("BATON_CPU_ISA", "torch")
     start_executor(ExecutorOptions(**options), keeper)
     assert keeper.calls == 5 * ["find source", "find fingerprint", "deposit"]
-    assert len({(held.kind.dtype, held.kind.quantization, held.kind.packing) for held in keeper.held}) == 5
+    assert len({(kept.kind.dtype, kept.kind.quantization, kept.kind.packing) for kept in keeper.kept}) == 5
 
 
 def test_the_demo_model_takes_the_same_road() -> None:
@@ -136,22 +143,22 @@ def test_the_demo_model_takes_the_same_road() -> None:
 def test_processes_share_the_memory(folder: Path) -> None:
     """What another process maps are the pages of the same file: it has none of its own."""
     first = obtain(folder, Keeper())
-    assert first.deposit is not None
+    assert first.held is not None
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe()
     process = context.Process(target=_map, args=(first, theirs))
     process.start()
     inode, anonymous, total = ours.recv()
     process.join()
-    assert inode == os.fstat(first.deposit.memory).st_ino
+    assert inode == os.fstat(first.held.memory_fd).st_ino
     assert anonymous == 0
     assert total == sum(float(tensor.double().sum()) for tensor in first.weights.tensors.values())
 
 
 def _map(first: LoadedWeights, pipe: Any) -> None:
-    assert first.deposit is not None
-    layout = first.weights.layout
-    tensors, _ = map_tensors(first.deposit.memory, layout.specs, first.deposit.kind)
+    held = first.held
+    assert held is not None
+    tensors, _ = map_tensors(held.memory_fd, held.num_bytes, first.weights.layout.specs, held.kind)
     total = sum(float(tensor.double().sum()) for tensor in tensors.values())
     address = f"{tensors['embedding'].data_ptr() // 4096 * 4096:x}-"
     lines = iter(Path("/proc/self/smaps").read_text().splitlines())
@@ -161,19 +168,46 @@ def _map(first: LoadedWeights, pipe: Any) -> None:
     pipe.send((int(head[4]), int(anonymous.split()[1]), total))
 
 
+OBTAIN = """
+import os, sys
+from pathlib import Path
+from executor_svc.keeper.link import KeeperLink
+from tests.executor.test_kept_weights import obtain
+loaded = obtain(Path(sys.argv[1]), KeeperLink(Path(sys.argv[2]), "second"))
+print(loaded.kept, loaded.fingerprint, os.fstat(loaded.held.memory_fd).st_ino)
+"""
+
+
+def test_a_real_keeper_hands_them_to_another_process(folder: Path, tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    socket = tmp_path / "keeper.sock"
+    keeper = subprocess.Popen([sys.executable, "-m", "keeper_svc", "--socket", str(socket)])
+    try:
+        eventually(socket.exists)
+        link = KeeperLink(socket, "first")
+        first = obtain(folder, link)
+        arguments = [sys.executable, "-c", OBTAIN, str(folder), str(socket)]
+        second = subprocess.run(arguments, capture_output=True, check=True, text=True).stdout.split()
+        assert second == ["True", first.fingerprint, str(file_of(first))]
+        link.close()
+    finally:
+        keeper.kill()
+        keeper.wait()
+
+
 def test_without_a_keeper_there_is_no_file(folder: Path) -> None:
     loaded = obtain(folder, None)
-    assert (loaded.kept, loaded.mapped, loaded.deposit) == (False, False, None)
+    assert (loaded.kept, loaded.held) == (False, None)
 
 
 def test_a_system_that_gives_no_such_memory(folder: Path, log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(name: str, num_bytes: int) -> int:
-        raise OSError(12, "Cannot allocate memory")
+    def refuse(name: str, num_bytes: int, **_: Any) -> int:
+        raise KeeperError(f"no memory file of {num_bytes} bytes")
 
     monkeypatch.setattr("executor_svc.model.weight_file.create_memory", refuse)
     loaded = obtain(folder, Keeper())
-    assert loaded.deposit is None
-    assert log.lines == [("weights cannot be shared", {"reason": "[Errno 12] Cannot allocate memory"})]
+    assert loaded.held is None
+    assert [event for event, _ in log.lines] == ["weights cannot be shared"]
     assert_equal(loaded, obtain(folder, None))
 
 
@@ -183,12 +217,15 @@ def test_a_system_that_gives_no_such_memory(folder: Path, log: Log, monkeypatch:
 def test_weights_are_read_once(folder: Path) -> None:
     keeper = Keeper()
     first, second = obtain(folder, keeper), obtain(folder, keeper)
-    assert (first.kept, first.mapped, second.kept, second.mapped) == (False, False, True, True)
+    assert (first.kept, second.kept) == (False, True)
     assert_equal(first, second)
     assert_equal(first, obtain(folder, None))
-    assert first.deposit is not None
-    assert second.deposit is not None
-    assert os.fstat(first.deposit.memory).st_ino == os.fstat(second.deposit.memory).st_ino
+    assert file_of(first) == file_of(second)
+
+
+def file_of(loaded: LoadedWeights) -> int:
+    assert loaded.held is not None
+    return os.fstat(loaded.held.memory_fd).st_ino
 
 
 def touch(path: Path) -> None:
@@ -223,8 +260,9 @@ def test_files_that_look_otherwise_are_read(folder: Path, change: Any) -> None:
     time.sleep(0.02)  # a file's times are as exact as the kernel's clock ticks
     change(folder / SINGLE_FILE)
     second, third = obtain(folder, keeper), obtain(folder, keeper)
-    assert (second.kept, second.mapped, third.kept) == (False, True, True)
-    assert len(keeper.held) == 1
+    assert (second.kept, third.kept) == (False, True)
+    assert file_of(first) == file_of(second) == file_of(third)
+    assert len(keeper.kept) == 1
     assert_equal(first, second)
     assert_equal(first, third)
 
@@ -234,9 +272,9 @@ def test_other_content_is_another_model(folder: Path, checkpoint: Make) -> None:
     first = obtain(folder, keeper)
     shutil.copy(checkpoint(preset="tiny", num_layers=2, seed=1) / SINGLE_FILE, folder)
     second = obtain(folder, keeper)
-    assert (second.kept, second.mapped) == (False, False)
+    assert not second.kept
     assert second.fingerprint != first.fingerprint
-    assert [held.fingerprint for held in keeper.held] == [first.fingerprint, second.fingerprint]
+    assert [kept.fingerprint for kept in keeper.kept] == [first.fingerprint, second.fingerprint]
 
 
 def test_another_configuration_is_another_source(folder: Path) -> None:
@@ -257,16 +295,17 @@ def test_files_that_change_while_they_are_read_are_no_source(folder: Path, monke
 
     monkeypatch.setattr(kept_weights, "read_weights", read_and_touch)
     obtain(folder, keeper)
-    assert [held.sources for held in keeper.held] == [set()]
+    assert [kept.sources for kept in keeper.kept] == [set()]
 
 
 def test_verifying_reads_all_the_same(folder: Path, log: Log) -> None:
     keeper = Keeper()
     first, second = obtain(folder, keeper), obtain(folder, keeper, verify=True)
-    assert (second.kept, second.mapped) == (False, True)
+    assert not second.kept
+    assert file_of(first) == file_of(second)
     assert_equal(first, second)
     assert log.lines == [("weights verified", {"fingerprint": first.fingerprint, "kept": True})]
-    assert len(keeper.held) == 1
+    assert len(keeper.kept) == 1
 
 
 def test_verifying_finds_kept_weights_of_other_content(folder: Path, log: Log) -> None:
@@ -276,12 +315,18 @@ def test_verifying_finds_kept_weights_of_other_content(folder: Path, log: Log) -
     tensors = load_file(folder / SINGLE_FILE)
     tensors["model.norm.weight"][0] += 1
     save_file(tensors, folder / SINGLE_FILE)
-    keeper.held[0].sources = {source_key(folder, read_config(folder))}
+    keeper.kept[0].sources = {source_key(folder, read_config(folder))}
     assert obtain(folder, keeper).fingerprint == first.fingerprint, "the state is believed"
     verified = obtain(folder, keeper, verify=True)
-    assert not verified.mapped
+    assert file_of(verified) != file_of(first)
     assert log.lines == [("weights verified", {"fingerprint": verified.fingerprint, "kept": False})]
     assert obtain(folder, keeper).fingerprint == verified.fingerprint != first.fingerprint
+
+
+def replace_file(kept: Kept, specs: Mapping[str, TensorSpec], fingerprint: str) -> None:
+    with WeightWriter(specs, kept.kind) as writer:
+        writer.seal(fingerprint)
+        kept.memory, kept.num_bytes = os.dup(writer.memory), writer.num_bytes
 
 
 def test_kept_weights_that_cannot_be_used_are_read_anew(folder: Path, log: Log, checkpoint: Make) -> None:
@@ -290,10 +335,9 @@ def test_kept_weights_that_cannot_be_used_are_read_anew(folder: Path, log: Log, 
     good = obtain(folder, keeper)
     specs = dict(good.weights.layout.specs)
     specs["layers.0.qkv"] = specs.pop("layers.0.qkv.weight")
-    with WeightWriter(specs) as writer:
-        keeper.held[0].memory = writer.seal(keeper.held[0].kind, good.fingerprint)
+    replace_file(keeper.kept[0], specs, good.fingerprint)
     again = obtain(folder, keeper)
-    assert (again.kept, again.mapped) == (False, False)
+    assert not again.kept
     assert_equal(good, again)
     reason = "it has other tensors: layers.0.qkv, layers.0.qkv.weight (2 differ)"
     assert log.lines == [("kept weights not used", {"reason": reason})] * 2
@@ -302,8 +346,7 @@ def test_kept_weights_that_cannot_be_used_are_read_anew(folder: Path, log: Log, 
 def test_kept_weights_of_another_fingerprint_than_they_are_kept_for(folder: Path, log: Log) -> None:
     keeper = Keeper()
     good = obtain(folder, keeper)
-    with WeightWriter(good.weights.layout.specs) as writer:
-        keeper.held[0].memory = writer.seal(keeper.held[0].kind, "e" * 32)
+    replace_file(keeper.kept[0], good.weights.layout.specs, "e" * 32)
     touch(folder / SINGLE_FILE)
     assert_equal(good, obtain(folder, keeper))
     assert log.lines == [
@@ -315,10 +358,7 @@ def test_a_keeper_that_is_gone(folder: Path, log: Log) -> None:
     loaded = obtain(folder, Keeper(fails=True))
     assert_equal(loaded, obtain(folder, None))
     assert [event for event, _ in log.lines] == ["kept weights not found"] * 2 + ["weights not deposited"]
-    assert loaded.deposit is not None
-    keeper = Keeper()
-    loaded.deposit.give(keeper)
-    assert obtain(folder, keeper).kept, "what could not be deposited can be later"
+    assert loaded.held is None
 
 
 # --- ranks ---
@@ -329,17 +369,16 @@ def test_all_ranks_map_or_all_read(folder: Path, lost: int | None) -> None:
     keepers = [Keeper(), Keeper()]
     first = in_threads(2, lambda group: obtain(folder, keepers[group.rank], group))
     if lost is not None:
-        keepers[lost].held.clear()
+        keepers[lost].kept.clear()
     second = in_threads(2, lambda group: obtain(folder, keepers[group.rank], group))
     assert [loaded.kept for loaded in second] == [lost is None] * 2
     for one, other in zip(first, second, strict=True):
         assert_equal(one, other)
-    assert {keeper.held[0].kind.rank for keeper in keepers} == {0, 1}
+    assert {keeper.kept[0].kind.rank for keeper in keepers} == {0, 1}
 
 
 def test_a_rank_without_a_keeper_reads_with_the_others(folder: Path) -> None:
     keepers = [Keeper(), Keeper()]
     in_threads(2, lambda group: obtain(folder, keepers[group.rank], group))
     loaded = in_threads(2, lambda group: obtain(folder, keepers[0] if group.rank == 0 else None, group))
-    assert [rank.kept for rank in loaded] == [False, False]
-    assert [rank.mapped for rank in loaded] == [True, False]
+    assert [(rank.kept, rank.held is not None) for rank in loaded] == [(False, True), (False, False)]
