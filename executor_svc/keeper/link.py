@@ -183,7 +183,7 @@ class KeeperLink:
 
     def _reconnect(self, now: float) -> None:
         self._retry_at = now + RETRY_INTERVAL_S
-        with suppress(KeeperError):  # the line that said that it is gone is enough
+        with suppress(KeeperError, OSError):  # the line that said that it is gone is enough
             self._connect()
 
     def _disconnect(self) -> None:

@@ -41,20 +41,13 @@ class WatchdogProcess:
         connection: PacketConnection[m.FromKeeper] = PacketConnection(
             connect_to_keeper(self._path, timeout_s), m.FromKeeper, m.MAX_ANSWER_BYTES
         )
-        pidfd = os.pidfd_open(os.getpid())
         try:
             connection.send(m.Watch(version=m.KEEPER_VERSION, instance=self._instance))
-            order = msgspec.msgpack.encode(m.KillHolder()).hex()
-            os.set_blocking(connection.fileno(), True)  # settimeout made it non-blocking
-            self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(_PROGRAM), str(connection.fileno()), str(pidfd), order],
-                pass_fds=(connection.fileno(), pidfd),
-                stdin=subprocess.DEVNULL,
-            )
+            os.set_blocking(connection.fileno(), True)  # its timeout made it non-blocking
+            self._process = _start_program(connection.fileno())
         except OSError as error:
             raise KeeperError(f"no watchdog can be started for the keeper at {self._path}: {error}") from error
         finally:
-            os.close(pidfd)
             connection.close()
 
     def stop(self) -> None:
@@ -64,3 +57,13 @@ class WatchdogProcess:
                 self._process.kill()
             self._process.wait()
             self._process = None
+
+
+def _start_program(connection: int) -> "subprocess.Popen[bytes]":
+    pidfd = os.pidfd_open(os.getpid())
+    try:
+        order = msgspec.msgpack.encode(m.KillHolder()).hex()
+        command = [sys.executable, "-I", "-S", str(_PROGRAM), str(connection), str(pidfd), order]
+        return subprocess.Popen(command, pass_fds=(connection, pidfd), stdin=subprocess.DEVNULL)
+    finally:
+        os.close(pidfd)

@@ -12,6 +12,7 @@ from executor_svc.keeper import link as link_module
 from executor_svc.keeper.link import KeeperLink
 from executor_svc.keeper.memory import check_memory, create_memory, seal_read_only
 from executor_svc.keeper.tag import PoolTag
+from executor_svc.keeper.watchdog_process import WatchdogProcess
 from tests.keeper.world import NUM_BLOCKS, POOL, WEIGHTS
 from tests.support.eventually import eventually
 
@@ -145,3 +146,9 @@ def test_files_are_closed_with_the_link(keeper):
     made.find_weights(WEIGHTS, fingerprint="f")
     made.close()
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_process_1_cannot_be_watched_and_says_so(keeper, monkeypatch):
+    monkeypatch.setattr(os, "getpid", lambda: 1)
+    with pytest.raises(KeeperError, match="process 1 of its PID namespace"):
+        WatchdogProcess(keeper.path, "i" * 32).start(1.0)
