@@ -17,7 +17,7 @@ from torch import Tensor
 
 from common.errors import KeeperError
 from common.messages import WeightsKind
-from executor_svc.keeper.memory import HUGE_PAGE_BYTES, check_memory, create_memory, seal_read_only
+from executor_svc.keeper.memory import check_memory, create_memory, seal_read_only
 from executor_svc.keeper.memory import Mapping as MemoryMapping
 from executor_svc.model.packing import TensorSpec
 
@@ -92,7 +92,6 @@ class WeightWriter:
         entries, self._data_bytes = place_tensors(specs)
         self._manifest = Manifest(FORMAT_VERSION, "0" * FINGERPRINT_CHARS, kind, entries)
         self._offsets = {entry.name: entry.offset for entry in entries}
-        self._huge_until = 0
         self.num_bytes = self._data_bytes + len(_encoded(self._manifest))  # the file cannot grow
         self.memory = create_memory("baton-weights", self.num_bytes, to_be_read_only=True)
         try:
@@ -102,6 +101,7 @@ class WeightWriter:
             os.close(self.memory)
             raise
         self._content = _content(self._mapping)
+        self._mapping.collapse()  # while it is empty, which is when that is cheap
 
     def __enter__(self) -> "WeightWriter":
         return self
@@ -111,13 +111,7 @@ class WeightWriter:
 
     def new(self, name: str, spec: TensorSpec) -> Tensor:
         """The memory of a tensor, whose values stay after `seal`."""
-        offset = self._offsets[name]
-        pages = min(-(-(offset + spec.num_bytes) // HUGE_PAGE_BYTES), self._data_bytes // HUGE_PAGE_BYTES)
-        end = pages * HUGE_PAGE_BYTES
-        if end > self._huge_until:  # before anything is written there
-            self._mapping.collapse(self._huge_until, end - self._huge_until)
-            self._huge_until = end
-        return _view(self._content, spec, offset)
+        return _view(self._content, spec, self._offsets[name])
 
     def seal(self, fingerprint: str) -> None:
         """Write the manifest, and make the file one that nobody can change.
