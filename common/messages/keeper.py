@@ -155,9 +155,7 @@ class DropKept(Message, frozen=True, tag="drop_kept"):
     name: Annotated[str, Meta(max_length=128)] = ""
 
 
-ToKeeper = (
-    Register | FindPool | LeasePool | DepositPool | FindWeights | DepositWeights | Alive | KeeperQuery | DropKept
-)
+ToKeeper = Register | FindPool | LeasePool | DepositPool | FindWeights | DepositWeights | Alive | KeeperQuery | DropKept
 
 
 # --- from the keeper ---
