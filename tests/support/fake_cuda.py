@@ -90,7 +90,7 @@ class FakeCuda:
     Args:
         granularity: in bytes.
         fail: the call that fails once: its name, or its name and how often it was called with it (`cuMemMap:2`).
-        loses: imported memory is empty: it has not outlived its maker.
+        loses: memory does not outlive the process that made it: what is imported later is empty.
         supported: what the GPU says of memory that can be handed on, 1 or 0.
         name: of the memfds; processes whose drivers have the same name share a GPU.
     """
@@ -193,7 +193,7 @@ class FakeCuda:
         self._check_multiple(num_bytes)
         if num_bytes > TOTAL_BYTES:
             raise Refused(CUresult.CUDA_ERROR_OUT_OF_MEMORY)
-        fd = os.memfd_create(self.name)
+        fd = os.memfd_create(f"{self.name}.{os.getpid()}")
         os.ftruncate(fd, num_bytes)
         return (self._new_handle(fd),)
 
@@ -205,9 +205,12 @@ class FakeCuda:
     @call
     def cuMemImportFromShareableHandle(self, fd, kind):
         assert kind == CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
-        if f"memfd:{self.name} " not in os.readlink(f"/proc/self/fd/{fd}"):
+        link = os.readlink(f"/proc/self/fd/{fd}")
+        if f"memfd:{self.name}." not in link:
             raise Refused
-        own = os.memfd_create(self.name) if self.loses else os.dup(fd)
+        maker = link.split()[0].rsplit(".", 1)[1]
+        is_lost = self.loses and not _read(Path("/proc", maker, "maps"))
+        own = os.memfd_create(f"{self.name}.{maker}") if is_lost else os.dup(fd)
         os.ftruncate(own, os.fstat(fd).st_size)
         return (self._new_handle(own),)
 
@@ -315,13 +318,13 @@ def bytes_of_all_processes(name):
     for process in Path("/proc").glob("[0-9]*"):
         for descriptor in _listed(process / "fd"):
             try:
-                if f"memfd:{name} " in str(descriptor.readlink()):
+                if f"memfd:{name}." in str(descriptor.readlink()):
                     stat = descriptor.stat()
                     found[str(stat.st_ino)] = stat.st_size
             except OSError:
                 continue  # it was closed meanwhile
         for line in _read(process / "maps").splitlines():
-            if f"memfd:{name} " in line:
+            if f"memfd:{name}." in line:
                 place, _, _, _, inode, *_ = line.split()
                 start, end = (int(part, 16) for part in place.split("-"))
                 found[inode] = max(found.get(inode, 0), end - start)
