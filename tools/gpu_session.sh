@@ -10,7 +10,7 @@
 #
 #   bash tools/gpu_session.sh first     # versions, flash-attn's smoke test, a tiny generation, all tests marked gpu
 #   bash tools/gpu_session.sh second    # bench_gpu.py with Triton's attention and with flash-attn, bench_kernels.py
-#   bash tools/gpu_session.sh third     # a probe of exported memory, failed tests again, transformers, swaps
+#   bash tools/gpu_session.sh third     # what a keeper rests on, failed tests again, transformers, swaps
 #
 # As device tool: run(command="bash tools/gpu_session.sh first", carry=[".gpu"], timeout_s=600). Each step's JSON is in
 # $OUT, and $OUT/session.json has all of them. A call goes on where the last one stopped: by /tmp/baton-gpu on a machine
@@ -34,7 +34,8 @@ MOST_BYTES=$((64 * 2**20))                 # of what travels: the tree and .gpu
 
 # Packages that the services and the tests need and the machine lacks, in constraints.txt's versions.
 PACKAGES=(structlog llguidance pynacl cffi pycparser fastapi starlette uvicorn pydantic pydantic_core annotated-types
-  typing-inspection click h11 httpx pytest pluggy iniconfig pytest-timeout hypothesis sortedcontainers)
+  typing-inspection click h11 httpx pytest pluggy iniconfig pytest-timeout hypothesis sortedcontainers
+  cuda-bindings cuda-pathfinder)
 
 pack() {  # FOLDER: with wheels/ and flash_attn_smoke_test.py
   local tags=() glibc
