@@ -3,7 +3,6 @@
 import os
 import time
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -18,7 +17,7 @@ from common.model_files import model_name, resolve_model
 from common.plan import ExecutorLimits
 from common.vocabulary import tokenizer_hash
 from executor_svc.devices.choose_platform import choose_platform
-from executor_svc.devices.kept_memory import memory_at
+from executor_svc.devices.kept_memory import KeptMemory
 from executor_svc.devices.platform import Platform
 from executor_svc.devices.pool_size import choose_max_model_len, choose_num_blocks
 from executor_svc.keeper.kept_pool import KeptPool, find_pool_size
@@ -144,7 +143,7 @@ def _start(options: ExecutorOptions, weight_keeper: WeightKeeper | None, pool_ke
         kept = KeptPool(pool_keeper, kind, limits.num_blocks, (limits.num_blocks + 1) * geometry.block_bytes)
         if not options.is_standby and not kept.take():
             kept = None
-    memory = None if kept is None else partial(memory_at, kept.mapping)
+    memory = None if kept is None else KeptMemory(kept.mapping, geometry, limits.num_blocks)
     runner = _make_runner(platform, model, geometry, limits, group, memory)
     runner.warm_up()
     hello = m.Hello(

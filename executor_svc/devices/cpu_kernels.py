@@ -98,11 +98,14 @@ class CppBackend:
         inside = (geometry.num_kv_heads, geometry.block_size, geometry.head_dim)
         shape = (geometry.num_layers, 2, limits.num_blocks + 1, *inside)
         self._cache = new_cache(shape, geometry.dtype, torch.device("cpu"), memory)
+        self._memory = memory
         self._caches = [KVCache(layer[0], layer[1]) for layer in self._cache]
         kernels.advise_huge_pages(self._cache)
 
     def plan(self, columns: PlanColumns, *, fixed: bool) -> Planned[AttentionRows]:
         """See `AttentionBackend.plan`."""
+        if self._memory is not None:
+            self._memory.reach(int(columns.block_ids.max()))
         query_starts = np.zeros(columns.num_rows + 1, dtype=np.int32)
         np.cumsum(columns.query_lens, out=query_starts[1:])
         return [query_starts, columns.context_lens, padded_tables(columns)], _bind

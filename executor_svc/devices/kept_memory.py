@@ -1,11 +1,63 @@
-"""Memory that a keeper keeps, as tensors."""
+"""Memory of a KV pool that a keeper keeps, as a tensor, in huge pages as far as it is used."""
+
+import time
 
 import torch
 from torch import Tensor
 
-from executor_svc.keeper.memory import Mapping
+from common.logging import get_logger
+from executor_svc.keeper.memory import HUGE_PAGE_BYTES, Mapping
+from executor_svc.model.attention import KVGeometry
+
+SLOW_S = 0.5
+
+log = get_logger("executor")
 
 
-def memory_at(mapping: Mapping, num_bytes: int) -> Tensor:
-    """The first bytes of a mapping, uint8. The mapping has to outlive the tensor."""
-    return torch.frombuffer(mapping.buffer(), dtype=torch.uint8, count=num_bytes)
+class KeptMemory:
+    """The memory of a cache [layers, 2, blocks, ...].
+
+    Files of memory have small pages on most systems. They cost a step a twentieth, and the end of a process a tenth of
+    a second for each GiB. So huge pages are asked for where a plan writes for the first time (`Mapping.collapse`; the
+    kernel makes one of nothing in 0.1 ms): the scheduler hands out blocks that no sequence had in ascending order.
+
+    Args:
+        mapping: has to outlive the tensor.
+        geometry, num_blocks: of the cache; it has one block more, for padding rows.
+    """
+
+    def __init__(self, mapping: Mapping, geometry: KVGeometry, num_blocks: int) -> None:
+        self._mapping = mapping
+        self._num_blocks = num_blocks
+        self._num_parts = 2 * geometry.num_layers
+        self._block_bytes = geometry.block_bytes // self._num_parts  # in one layer's keys, or values
+        self._reached = 0
+
+    def __call__(self, num_bytes: int) -> Tensor:
+        """The first bytes, uint8."""
+        return torch.frombuffer(self._mapping.buffer(), dtype=torch.uint8, count=num_bytes)
+
+    def reach(self, block: int) -> None:
+        """A plan is about to use blocks up to this one."""
+        if not self._reached <= block < self._num_blocks:
+            return
+        per_page = -(-HUGE_PAGE_BYTES // self._block_bytes)
+        end = min(self._num_blocks, (block // per_page + 1) * per_page)
+        started_at, is_huge = time.monotonic(), True
+        for part in range(self._num_parts):
+            start = (part * (self._num_blocks + 1) + self._reached) * self._block_bytes
+            is_huge &= self._collapse(start, start + (end - self._reached) * self._block_bytes)
+        self._reached = end
+        if not is_huge or (took_s := time.monotonic() - started_at) > SLOW_S:
+            reason = "the kernel makes none" if not is_huge else f"they took {took_s:.1f} s"
+            log.info("no more huge pages for the pool", reason=reason, blocks=end)
+            self._reached = self._num_blocks
+
+    def _collapse(self, start: int, end: int) -> bool:
+        """Huge pages for these bytes, without the first page if what comes before has it already."""
+        round_up = HUGE_PAGE_BYTES - 1
+        first = (start + round_up if self._reached else start) // HUGE_PAGE_BYTES
+        last = min((end + round_up) // HUGE_PAGE_BYTES, self._mapping.num_bytes // HUGE_PAGE_BYTES)
+        if last <= first:
+            return True
+        return self._mapping.collapse(first * HUGE_PAGE_BYTES, (last - first) * HUGE_PAGE_BYTES)

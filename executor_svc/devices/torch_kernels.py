@@ -72,11 +72,14 @@ class TorchBackend:
         inside = (geometry.num_kv_heads, geometry.block_size, geometry.head_dim)
         shape = (geometry.num_layers, 2, limits.num_blocks + 1, *inside)
         self._cache = new_cache(shape, geometry.dtype, device, memory)
+        self._memory = memory
         self._caches = [KVCache(layer[0], layer[1]) for layer in self._cache]
         self._scratch = self._cache.new_empty(2, 0, geometry.head_dim)
 
     def plan(self, columns: PlanColumns, *, fixed: bool) -> Planned[list[reference.Tile]]:
         """See `AttentionBackend.plan`."""
+        if self._memory is not None:
+            self._memory.reach(int(columns.block_ids.max()))
         return [padded_tables(columns)], partial(self._make_tiles, columns)
 
     def _make_tiles(self, columns: PlanColumns, arrays: Sequence[Tensor]) -> list[reference.Tile]:

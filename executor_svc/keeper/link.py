@@ -190,6 +190,7 @@ class KeeperLink:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
+            self._events.append(m.Standbys(count=0))  # that any keeper knows of
             self._retry_at = time.monotonic() + RETRY_INTERVAL_S
 
     def _lost(self, reason: str) -> None:

@@ -1,7 +1,6 @@
 """The interface of attention backends. A backend owns the KV cache and its layout; nothing else indexes it."""
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -36,8 +35,16 @@ class KVGeometry:
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.block_size * self.dtype.itemsize
 
 
-PoolMemory = Callable[[int], Tensor]
-"""Gives memory for a KV cache that outlives the process: uint8 of so many bytes, at an address that stays."""
+class PoolMemory(Protocol):
+    """Memory for a KV cache that outlives the process."""
+
+    def __call__(self, num_bytes: int) -> Tensor:
+        """So many bytes, uint8, at an address that stays."""
+        ...
+
+    def reach(self, block: int) -> None:
+        """A plan is about to use blocks up to this one."""
+        ...
 
 
 def new_cache(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, memory: PoolMemory | None) -> Tensor:

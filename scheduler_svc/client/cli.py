@@ -8,7 +8,7 @@ from scheduler_svc.client.errors import EXIT_CODES_HELP, EXIT_INTERRUPTED
 
 COMMANDS = {  # name (also of its module, where the command is called `command`): first line of its help
     "up": "Run the scheduler and executors on this machine.",
-    "demo": "Kill an executor in mid-answer, and watch the answer go on.",
+    "demo": "Kill executors in mid-answer, and watch the answer go on.",
     "generate": "Continue a prompt.",
     "chat": "Talk with the model.",
     "batch": "Answer a file of requests; goes on where it stopped.",

@@ -9,15 +9,29 @@ from scheduler_svc.client.processes.local_fleet import FleetSpec, LocalFleet, fr
 
 @contextlib.contextmanager
 def running_fleet(
-    log_dir: Path, *, model: Path | None = None, executors: int = 1, executor_options=(), scheduler_options=()
+    log_dir: Path,
+    *,
+    model: Path | None = None,
+    executors: int = 1,
+    standbys: int = 0,
+    keeps: bool = False,
+    executor_options=(),
+    scheduler_options=(),
 ) -> Iterator[LocalFleet]:
-    """Scheduler and executors on free ports; their logs are printed if the test fails."""
+    """Scheduler and executors on free ports; their logs are printed if the test fails.
+
+    Args:
+        standbys: executors beside the others that wait for their pools.
+        keeps: whether a keeper is there for the executors.
+    """
     port, executor_port = free_ports(2)
     spec = FleetSpec(
         model=None if model is None else str(model),
         port=port,
         executor_port=executor_port,
         executors=executors,
+        standbys=standbys,
+        keeper=log_dir / "keeper.sock" if keeps or standbys else None,
         scheduler_options=("--journal", str(log_dir / "journal.sqlite3"), *scheduler_options),
         executor_options=("--threads", "1", "--num-blocks", "2048", *executor_options),
     )

@@ -1,0 +1,185 @@
+"""KV memory and weights outlive their executor: processes are killed, frozen and told to leave, and texts are the same,
+with nothing computed again.
+"""
+
+import asyncio
+import os
+import random
+import signal
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+
+from scheduler_svc.client.processes.local_fleet import KEEPER, executor_name
+from tests.e2e.streams import keep_streaming, requests
+from tests.support.eventually import eventually
+from tests.support.fleets import running_fleet
+
+FEW = 8
+SECONDS = 120
+
+
+def report(fleet):
+    return httpx.get(f"{fleet.spec.url}/status").json()
+
+
+def active(fleet):
+    """Index of the only executor that computes."""
+    (executor,) = report(fleet)["executors"]
+    return int(executor["executor"].rpartition("-")[2])
+
+
+def standby_waits(fleet):
+    executors = report(fleet)["executors"]
+    return bool(executors) and all(executor["has_standby"] for executor in executors)
+
+
+def pool_bytes(fleet):
+    """What is in the pool that the keeper holds: it is read through the keeper's own descriptor."""
+    folder = f"/proc/{fleet.pids[KEEPER]}/fd"
+    (path,) = [path for path in Path(folder).iterdir() if os.readlink(path).startswith("/memfd:baton-pool (")]
+    return path.read_bytes()
+
+
+async def texts(fleet, disturb=None):
+    """The texts of a few streams, with something done to the service when they are under way."""
+    under_way = asyncio.Event()
+    num_pieces = 0
+
+    async def one(client, request):
+        nonlocal num_pieces
+        text = ""
+        async for chunk in await client.completions.create(**request, stream=True):
+            text += chunk.choices[0].text if chunk.choices else ""
+            num_pieces += 1
+            if num_pieces == 20 * FEW:
+                under_way.set()
+        return text
+
+    async with openai.AsyncOpenAI(base_url=f"{fleet.spec.url}/v1", api_key="x", max_retries=0, timeout=120) as client:
+        streaming = asyncio.gather(*(one(client, request) for request in list(requests())[:FEW]))
+        if disturb is not None:
+            await under_way.wait()
+            await asyncio.to_thread(disturb)
+        return await streaming
+
+
+def wait_for_standby(fleet):
+    eventually(lambda: standby_waits(fleet), timeout_s=60)
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory):
+    with running_fleet(tmp_path_factory.mktemp("kept"), standbys=1) as running:
+        wait_for_standby(running)
+        yield running
+
+
+@pytest.fixture(scope="module")
+def calm(fleet):
+    return asyncio.run(texts(fleet))
+
+
+def test_a_standby_goes_on_where_a_killed_executor_stopped(fleet, calm):
+    wait_for_standby(fleet)
+    before, gone = report(fleet), active(fleet)
+    assert asyncio.run(texts(fleet, lambda: fleet.kill_executor(gone))) == calm
+    after = report(fleet)
+    assert after["recomputed_tokens"] == before["recomputed_tokens"]
+    assert after["pools_adopted"] == before["pools_adopted"] + 1
+    assert active(fleet) != gone
+    fleet.start_executor(gone)
+
+
+def test_a_frozen_executor_is_ended_before_its_pool_is_handed_on(fleet, calm):
+    """SIGSTOP in the middle of a step. When the standby has the pool, the frozen process is gone: SIGCONT reaches no
+    one, and no byte of the pool changes any more."""
+    wait_for_standby(fleet)
+    before, frozen = report(fleet), active(fleet)
+    pid = fleet.pids[executor_name(frozen)]
+    ended = []
+
+    def freeze():
+        os.kill(pid, signal.SIGSTOP)
+        eventually(lambda: report(fleet)["pools_adopted"] > before["pools_adopted"], timeout_s=30)
+        ended.extend(fleet.poll())
+
+    assert asyncio.run(texts(fleet, freeze)) == calm
+    assert [(end.name, end.returncode) for end in ended] == [(executor_name(frozen), -signal.SIGKILL)]
+    content = pool_bytes(fleet)
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, signal.SIGCONT)
+    assert pool_bytes(fleet) == content
+    assert report(fleet)["recomputed_tokens"] == before["recomputed_tokens"]
+    fleet.start_executor(frozen)
+
+
+def test_an_executor_that_leaves_hands_its_pool_over(fleet, calm):
+    wait_for_standby(fleet)
+    before, leaving = report(fleet), active(fleet)
+    assert asyncio.run(texts(fleet, lambda: fleet.terminate_executor(leaving))) == calm
+    assert fleet.wait_executor(leaving) == 0
+    assert report(fleet)["recomputed_tokens"] == before["recomputed_tokens"]
+    assert active(fleet) != leaving
+    fleet.start_executor(leaving)
+
+
+def test_what_is_held_outlives_the_keeper_too(fleet, calm):
+    """The keeper is killed, and started again as a supervisor would; the executor brings it what it holds."""
+    wait_for_standby(fleet)
+    os.kill(fleet.pids[KEEPER], signal.SIGKILL)
+    eventually(lambda: [end.name for end in fleet.poll()] == [KEEPER])
+    eventually(lambda: not standby_waits(fleet))
+    fleet.start_child(KEEPER)
+    wait_for_standby(fleet)
+    before, gone = report(fleet), active(fleet)
+    assert asyncio.run(texts(fleet, lambda: fleet.kill_executor(gone))) == calm
+    assert report(fleet)["recomputed_tokens"] == before["recomputed_tokens"]
+    fleet.start_executor(gone)
+
+
+def test_without_a_standby_the_next_process_finds_everything(tmp_path):
+    with running_fleet(tmp_path, keeps=True) as fleet:
+        calm = asyncio.run(texts(fleet))
+
+        def replace():
+            fleet.kill_executor(0)
+            fleet.start_executor(0)
+
+        assert asyncio.run(texts(fleet, replace)) == calm
+        assert (report(fleet)["recomputed_tokens"], report(fleet)["pools_adopted"]) == (0, 1)
+        assert "weights=kept" in fleet.log_tail(executor_name(0))
+
+
+@pytest.mark.chaos
+def test_64_streams_while_three_executors_and_a_standby_are_killed_and_frozen(tmp_path):
+    """At random, for two minutes: with standbys most of it is nothing but a pause."""
+    rng = random.Random(1)
+    with running_fleet(tmp_path, executors=3, standbys=1) as fleet:
+        wait_for_standby(fleet)
+
+        async def disturb():
+            deadline = asyncio.get_running_loop().time() + SECONDS
+            while asyncio.get_running_loop().time() < deadline:
+                await asyncio.sleep(rng.uniform(1.0, 6.0))
+                for end in fleet.poll():  # frozen ones that the keeper has killed
+                    fleet.start_child(end.name)
+                name = rng.choice([name for name in fleet.pids if name.startswith("executor-")])
+                os.kill(fleet.pids[name], rng.choice([signal.SIGKILL, signal.SIGSTOP]))
+            await asyncio.sleep(5.0)
+            for name in [name for name in fleet.pids if name.startswith("executor-")]:
+                os.kill(fleet.pids[name], signal.SIGCONT)
+
+        async def run():
+            url = f"{fleet.spec.url}/v1"
+            async with openai.AsyncOpenAI(base_url=url, api_key="x", max_retries=0, timeout=300) as client:
+
+                async def text_of(request):
+                    stream = await client.completions.create(**request, stream=True)
+                    return "".join([chunk.choices[0].text async for chunk in stream if chunk.choices])
+
+                return await keep_streaming(text_of, disturb)
+
+        print(f"{asyncio.run(run())} streams ended as if nothing had happened; {report(fleet)}")
