@@ -29,6 +29,8 @@ class FleetModel:
         restart_s: from an executor's end to its successor's Hello; None if there is no supervisor.
         leave_s: from a drain to an executor's end.
         same_pid: successors have the pid of who was there before, as in a container.
+        standby: build of an executor that waits for the memory of another one, and is there as soon as that has ended;
+            the supervisor starts standbys only. Empty for none.
     """
 
     names: tuple[str, ...] = ("a", "b", "c")
@@ -36,6 +38,7 @@ class FleetModel:
     restart_s: float | None = 4.0
     leave_s: float = 1.0
     same_pid: bool = False
+    standby: str = ""
     now: float = 1000.0
     scheduler_since: float = 0.0
     executors: list[Executor] = field(default_factory=list)
@@ -45,6 +48,9 @@ class FleetModel:
     def __post_init__(self):
         self._pids = itertools.count(100)
         self._epochs = itertools.count(1)
+        self.waiting: list[Executor] = []
+        if self.standby:
+            self.waiting.append(Executor("standby", next(self._pids), build=self.standby))
         for name in self.names:
             self.executors.append(Executor(name, next(self._pids), build="1", epoch=next(self._epochs)))
 
@@ -63,10 +69,14 @@ class FleetModel:
             executors=[self._status(one) for one in self.executors if one.epoch],
         )
 
+    @property
+    def has_standby(self):
+        return any(one.joins_at <= self.now for one in self.waiting)
+
     def _status(self, one):
         state = "ready" if one in self.ready else "finishing" if one.is_finishing else "draining"
         facts = {"executor": one.name, "epoch": one.epoch, "pid": one.pid, "build": one.build}
-        return executor_status(**facts, state=state, fingerprint=f"f{one.build}")
+        return executor_status(**facts, state=state, fingerprint=f"f{one.build}", has_standby=self.has_standby)
 
     def tick(self, seconds=0.5):
         """Let time pass."""
@@ -91,7 +101,14 @@ class FleetModel:
     def kill(self, one):
         """End a process; the supervisor takes notice."""
         self.executors.remove(one)
-        if self.restart_s is not None:
+        if self.has_standby:
+            heir = next(heir for heir in self.waiting if heir.joins_at <= self.now)
+            self.waiting.remove(heir)
+            heir.epoch = next(self._epochs)
+            self.executors.append(heir)
+        if self.standby and self.restart_s is not None:
+            self.start_standby(one.name, after_s=self.restart_s)
+        elif self.restart_s is not None:
             self.start(one.name, pid=one.pid if self.same_pid else None, after_s=self.restart_s)
 
     def start(self, name, *, pid=None, after_s=2.0, build=None):
@@ -99,6 +116,10 @@ class FleetModel:
         one = Executor(name, pid or next(self._pids), build or self.build, joins_at=self.now + after_s)
         self.executors.append(one)
         return one
+
+    def start_standby(self, name, *, after_s=2.0):
+        """Start a process that waits for the memory of another one."""
+        self.waiting.append(Executor(name, next(self._pids), self.build, joins_at=self.now + after_s))
 
     def blink(self, one, seconds=1.0):
         """A failed step or a broken connection: it leaves its epoch, and says Hello again."""

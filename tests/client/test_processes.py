@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 
 from scheduler_svc.client.errors import EXIT_UNREACHABLE, EXIT_USAGE, FleetError
-from scheduler_svc.client.processes.local_fleet import FleetSpec, LocalFleet, executor_name, free_ports
+from scheduler_svc.client.processes.local_fleet import KEEPER, FleetSpec, LocalFleet, executor_name, free_ports
 from tests.client.fleets import FAKE, fake_spec
 from tests.support.eventually import eventually
 from tests.support.processes import is_running
@@ -25,6 +25,29 @@ def test_command_lines_name_model_ports_and_options():
         "-m executor_svc --model m --scheduler tcp://127.0.0.1:2 --name executor-3 --no-keep -e 1"
     )
     assert "--model" not in FleetSpec().command("scheduler"), "the services know the demo model themselves"
+
+
+def test_executors_wait_and_find_memory_at_the_keeper(tmp_path):
+    spec = FleetSpec(keeper=tmp_path / "keeper.sock")
+    assert " ".join(spec.command(KEEPER)[1:]) == f"-m keeper_svc --socket {tmp_path}/keeper.sock"
+    assert f"--keeper {tmp_path}/keeper.sock" in " ".join(spec.command("executor-0"))
+    assert "--standby" not in spec.command("executor-0")
+    assert "--standby" in spec.command("executor-0", is_standby=True)
+
+
+def test_a_process_is_a_standby_as_long_as_enough_others_live(tmp_path):
+    with LocalFleet(fake_spec(executors=2, standbys=1), tmp_path) as fleet:
+        waits = lambda index: "--standby" in fleet.log_tail(executor_name(index))  # noqa: E731
+        eventually(lambda: all(fleet.log_tail(executor_name(index)) for index in range(3)))
+        assert [waits(index) for index in range(3)] == [False, False, True]
+        fleet.kill_executor(0)
+        fleet.start_executor(0)
+        eventually(lambda: waits(0))
+        for index in (1, 2):
+            fleet.kill_executor(index)
+        fleet.start_executor(1)
+        eventually(lambda: fleet.log_tail(executor_name(1)).count("executor --scheduler") == 2)
+        assert not waits(1), "one other lives, and two are wanted"
 
 
 @pytest.mark.parametrize(

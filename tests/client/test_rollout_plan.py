@@ -27,7 +27,8 @@ class Operator:
                     if self.fleet.drain(epoch, finish=self.settings.finish):
                         self.rollout.drain_accepted(epoch)
                 case StartSuccessor():
-                    self.fleet.start("started")
+                    start = self.fleet.start_standby if self.settings.starts_standbys else self.fleet.start
+                    start("started")
 
     def run(self, disturb=None):
         """To the end. `disturb(step)` is called before each look."""
@@ -78,6 +79,26 @@ def test_successors_that_we_start_join_before_anyone_leaves():
     assert pairs(rollout) == [("a", "started"), ("b", "started"), ("c", "started")]
     assert fleet.min_ready == 3
     assert len(fleet.ready) == 3
+
+
+@pytest.mark.parametrize("names", [("a",), ("a", "b", "c")])
+def test_a_standby_of_the_old_release_is_replaced_as_well(names):
+    """Each executor leaves only while a standby waits. The old standby is the first successor, and its turn the last."""
+    fleet = FleetModel(names=names, standby="1")
+    rollout = Operator(fleet).run()
+    assert rollout.stopped == ""
+    assert pairs(rollout)[0] == ("a", "standby")
+    assert [one.name for one in rollout.replaced] == [*names, "standby"]
+    assert {one.build for one in fleet.executors} == {"2"}
+    assert fleet.min_ready >= len(names) - 1
+
+
+def test_standbys_that_we_start_wait_before_anyone_leaves():
+    fleet = FleetModel(names=("a", "b"), restart_s=None)
+    rollout = Operator(fleet, starts_successors=True, starts_standbys=True).run()
+    assert rollout.stopped == ""
+    assert pairs(rollout) == [("a", "started"), ("b", "started")]
+    assert {one.build for one in fleet.executors} == {"2"}
 
 
 def test_a_single_executor():

@@ -22,6 +22,7 @@ from executor_svc.service.registration import (
     RunPlan,
     SendToScheduler,
     StopProcess,
+    TagPool,
 )
 from tests.support.effort import examples
 from tests.support.hello import hello
@@ -298,3 +299,42 @@ class RegistrationMachine(RuleBasedStateMachine):
 
 TestRegistrationMachine = RegistrationMachine.TestCase
 TestRegistrationMachine.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)
+
+
+# --- a pool that a keeper keeps ---
+
+POOL = m.Pool(pool="0" * 32, lease=3, layout="x", epoch=4)
+
+
+def test_the_pool_is_tagged_before_a_plan_may_write_it_and_the_next_hello_says_so() -> None:
+    registration = Registration(hello(pool=POOL), 0.0)
+    assert sent(registration.tick(0.0, writable=True))[0].pool == POOL
+    actions = registration.message_received(m.Welcome(epoch=9), 0.1)
+    assert actions[0] == TagPool(9)
+    assert kinds(registration.message_received(plan(epoch=9), 0.1)) == [RunPlan]
+    registration.plan_answered(result(epoch=9), 0.2)
+    registration.message_received(m.EpochOver(epoch=9, reason="x"), 0.3)
+    (said,) = sent(registration.tick(0.3, writable=True))
+    assert (said.pool.epoch, said.pool.lease) == (9, 3)
+
+
+def test_a_hello_without_a_pool_tags_none(joined: Registration) -> None:
+    assert TagPool not in kinds(joined.message_received(m.Welcome(epoch=2), 0.1))
+
+
+def test_the_keeper_is_told_what_its_holder_does(registration: Registration) -> None:
+    assert registration.holder_state == "seeking"
+    registration.message_received(m.Welcome(epoch=1), 0.0)
+    registration.message_received(plan(), 0.0)
+    assert registration.holder_state == "serving"
+    registration.message_received(m.EpochOver(epoch=1, reason="hung"), 0.1)
+    assert registration.holder_state == "stuck", "its step is not over"
+    registration.plan_answered(None, 0.2)
+    assert registration.holder_state == "seeking"
+
+
+def test_heartbeats_say_whether_a_standby_waits(joined: Registration) -> None:
+    for has_standby in (False, True):
+        joined.has_standby = has_standby
+        (beat,) = sent(joined.tick(joined.next_tick(), writable=True))
+        assert beat.has_standby is has_standby

@@ -1,0 +1,70 @@
+"""A pool's memory in huge pages, as far as plans have come."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from executor_svc.devices import kept_memory
+from executor_svc.devices.kept_memory import KeptMemory
+from executor_svc.keeper.memory import HUGE_PAGE_BYTES, Mapping, create_memory
+from executor_svc.model.attention import KVGeometry, new_cache
+
+GEOMETRY = KVGeometry(num_layers=2, num_kv_heads=2, head_dim=64, block_size=16, dtype=torch.float32)  # 8 KiB a part
+NUM_BLOCKS = 1000
+
+
+@pytest.fixture
+def mapping() -> Mapping:
+    num_bytes = (NUM_BLOCKS + 1) * GEOMETRY.block_bytes
+    mapping = Mapping(num_bytes)
+    mapping.map(create_memory("test", num_bytes))
+    return mapping
+
+
+def huge_kb(mapping: Mapping) -> int:
+    """KiB of the mapping that are in huge pages."""
+    smaps = Path("/proc/self/smaps").read_text()
+    (found,) = re.findall(rf"^{mapping.address:x}-.*?^ShmemPmdMapped: +(\d+) kB", smaps, re.DOTALL | re.MULTILINE)
+    return int(found)
+
+
+def test_huge_pages_reach_as_far_as_blocks_are_used(mapping: Mapping) -> None:
+    if not mapping.collapse(0, HUGE_PAGE_BYTES):
+        pytest.skip("this kernel makes no huge pages of memory files (MADV_COLLAPSE, Linux 6.1)")
+    memory = KeptMemory(mapping, GEOMETRY, NUM_BLOCKS)
+    shape = (2, 2, NUM_BLOCKS + 1, 2, 16, 64)
+    cache = new_cache(shape, torch.float32, torch.device("cpu"), memory)
+    assert cache.data_ptr() == mapping.address
+    memory.reach(NUM_BLOCKS)  # the padding block, of trial steps
+    assert huge_kb(mapping) == HUGE_PAGE_BYTES // 1024
+    memory.reach(0)
+    first = huge_kb(mapping)
+    assert 4 * 2048 <= first <= 8 * 2048, "one or two for each of four parts"
+    memory.reach(255)
+    assert huge_kb(mapping) == first, "of 256 blocks' 2 MiB"
+    memory.reach(NUM_BLOCKS - 1)
+    whole = mapping.num_bytes // HUGE_PAGE_BYTES * 2048
+    assert huge_kb(mapping) == whole
+    cache.fill_(1.0)
+    assert cache.sum().item() == cache.numel()
+
+
+@pytest.mark.parametrize("fault", ["refused", "slow"])
+def test_it_stops_asking_where_the_kernel_makes_none_or_is_slow(
+    mapping: Mapping, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    asked: list[tuple[int, ...]] = []
+
+    def collapse(_: Mapping, *part: int) -> bool:
+        asked.append(part)
+        return fault != "refused"
+
+    monkeypatch.setattr(Mapping, "collapse", collapse)
+    monkeypatch.setattr(kept_memory, "SLOW_S", -1.0 if fault == "slow" else 60.0)
+    memory = KeptMemory(mapping, GEOMETRY, NUM_BLOCKS)
+    memory.reach(0)
+    num_asked = len(asked)
+    memory.reach(NUM_BLOCKS - 1)
+    assert 0 < len(asked) == num_asked
