@@ -143,7 +143,7 @@ def _start(options: ExecutorOptions, weight_keeper: WeightKeeper | None, pool_ke
         kept = KeptPool(pool_keeper, kind, limits.num_blocks, (limits.num_blocks + 1) * geometry.block_bytes)
         if not options.is_standby and not kept.take():
             kept = None
-    memory = None if kept is None else KeptMemory(kept.mapping, geometry, limits.num_blocks)
+    memory = None if kept is None else KeptMemory(kept, geometry, limits.num_blocks)
     runner = _make_runner(platform, model, geometry, limits, group, memory)
     runner.warm_up()
     hello = m.Hello(

@@ -15,8 +15,9 @@ tokens. In each setting the next fault comes when everything is as it was before
 | rollout | one, a keeper and a standby | it is told to leave, and started again as the standby |
 
 A stream's gap is the longest time between two of its tokens that the fault lies in or before; its pause is the gap less
-two of its median times between tokens, since one step is lost and one repeated. `recomputed_tokens` are positions that
-were computed again although they had been computed before. `gap_ms_worst` is the longest gap of each fault. `start_ms_p50` is from a process's start until it is ready.
+two of its median times between tokens, since one step is lost and one repeated. `gap_ms_worst` has one gap of each
+fault, the longest. `recomputed_tokens` are positions that were computed again although they had been computed before.
+`start_ms_p50` is from a process's start until it is ready.
 One JSON line is printed for each setting.
 
 Example: python benchmarks/bench_failover.py --kills 20 --streams 16 --prompt-tokens 1000

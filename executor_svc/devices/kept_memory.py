@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from common.logging import get_logger
-from executor_svc.keeper.memory import HUGE_PAGE_BYTES, Mapping
+from executor_svc.keeper.kept_pool import KeptPool
+from executor_svc.keeper.memory import HUGE_PAGE_BYTES
 from executor_svc.model.attention import KVGeometry
 
 SLOW_S = 0.5
@@ -22,16 +23,17 @@ class KeptMemory:
     kernel makes one of nothing in 0.1 ms): the scheduler hands out blocks that no sequence had in ascending order.
 
     Args:
-        mapping: has to outlive the tensor.
+        kept: the pool, whose mapping has to outlive the tensor.
         geometry, num_blocks: of the cache; it has one block more, for padding rows.
     """
 
-    def __init__(self, mapping: Mapping, geometry: KVGeometry, num_blocks: int) -> None:
-        self._mapping = mapping
+    def __init__(self, kept: KeptPool, geometry: KVGeometry, num_blocks: int) -> None:
+        self._kept = kept
+        self._mapping = kept.mapping
         self._num_blocks = num_blocks
         self._num_parts = 2 * geometry.num_layers
         self._block_bytes = geometry.block_bytes // self._num_parts  # in one layer's keys, or values
-        self._reached = 0
+        self._is_over = False
 
     def __call__(self, num_bytes: int) -> Tensor:
         """The first bytes, uint8."""
@@ -39,24 +41,25 @@ class KeptMemory:
 
     def reach(self, block: int) -> None:
         """A plan is about to use blocks up to this one."""
-        if not self._reached <= block < self._num_blocks:
+        tag = self._kept.tag
+        if tag is None or self._is_over or not (reached := tag.num_huge_blocks) <= block < self._num_blocks:
             return
         per_page = -(-HUGE_PAGE_BYTES // self._block_bytes)
         end = min(self._num_blocks, (block // per_page + 1) * per_page)
         started_at, is_huge = time.monotonic(), True
         for part in range(self._num_parts):
-            start = (part * (self._num_blocks + 1) + self._reached) * self._block_bytes
-            is_huge &= self._collapse(start, start + (end - self._reached) * self._block_bytes)
-        self._reached = end
+            first = part * (self._num_blocks + 1)
+            is_huge &= self._collapse((first + reached) * self._block_bytes, (first + end) * self._block_bytes, reached)
+        tag.num_huge_blocks = end
         if not is_huge or (took_s := time.monotonic() - started_at) > SLOW_S:
             reason = "the kernel makes none" if not is_huge else f"they took {took_s:.1f} s"
             log.info("no more huge pages for the pool", reason=reason, blocks=end)
-            self._reached = self._num_blocks
+            self._is_over = True
 
-    def _collapse(self, start: int, end: int) -> bool:
-        """Huge pages for these bytes, without the first page if what comes before has it already."""
+    def _collapse(self, start: int, end: int, reached: int) -> bool:
+        """Huge pages for these bytes, without the first page if the blocks before have it already."""
         round_up = HUGE_PAGE_BYTES - 1
-        first = (start + round_up if self._reached else start) // HUGE_PAGE_BYTES
+        first = (start + round_up if reached else start) // HUGE_PAGE_BYTES
         last = min((end + round_up) // HUGE_PAGE_BYTES, self._mapping.num_bytes // HUGE_PAGE_BYTES)
         if last <= first:
             return True

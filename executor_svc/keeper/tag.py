@@ -1,4 +1,4 @@
-"""A pool's tag page: under which epoch its blocks were written last.
+"""A pool's tag page: under which epoch its blocks were written last, and how many are in huge pages.
 
 It travels with the pool's memory. A successor that is told by the scheduler to continue the blocks of an epoch finds
 here whether the pool was written under another one since.
@@ -16,9 +16,9 @@ _MAGIC = int.from_bytes(b"batontag", "little")
 
 
 class _Page(ctypes.LittleEndianStructure):
-    """Two aligned words: each is stored in one instruction, so a process that is killed leaves the old or the new."""
+    """Aligned words: each is stored in one instruction, so a process that is killed leaves the old or the new."""
 
-    _fields_ = (("magic", ctypes.c_uint64), ("epoch", ctypes.c_uint64))
+    _fields_ = (("magic", ctypes.c_uint64), ("epoch", ctypes.c_uint64), ("num_huge_blocks", ctypes.c_uint64))
 
 
 class PoolTag:
@@ -55,3 +55,12 @@ class PoolTag:
     def epoch(self, epoch: int) -> None:
         """Set it before a plan of this epoch may write the pool."""
         self._page.epoch = epoch
+
+    @property
+    def num_huge_blocks(self) -> int:
+        """So many blocks, from the first one on, are in huge pages, which belong to the memory and not to a process."""
+        return int(self._page.num_huge_blocks)
+
+    @num_huge_blocks.setter
+    def num_huge_blocks(self, count: int) -> None:
+        self._page.num_huge_blocks = count

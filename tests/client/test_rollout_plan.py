@@ -83,7 +83,7 @@ def test_successors_that_we_start_join_before_anyone_leaves():
 
 @pytest.mark.parametrize("names", [("a",), ("a", "b", "c")])
 def test_a_standby_of_the_old_release_is_replaced_as_well(names):
-    """Each executor leaves only while a standby waits. The old standby is the first successor, and its turn the last."""
+    """An executor leaves only while a standby waits. The old standby is the first successor, and its turn the last."""
     fleet = FleetModel(names=names, standby="1")
     rollout = Operator(fleet).run()
     assert rollout.stopped == ""

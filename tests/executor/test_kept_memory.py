@@ -1,6 +1,7 @@
 """A pool's memory in huge pages, as far as plans have come."""
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -9,18 +10,27 @@ import torch
 from executor_svc.devices import kept_memory
 from executor_svc.devices.kept_memory import KeptMemory
 from executor_svc.keeper.memory import HUGE_PAGE_BYTES, Mapping, create_memory
+from executor_svc.keeper.tag import PoolTag
 from executor_svc.model.attention import KVGeometry, new_cache
 
 GEOMETRY = KVGeometry(num_layers=2, num_kv_heads=2, head_dim=64, block_size=16, dtype=torch.float32)  # 8 KiB a part
 NUM_BLOCKS = 1000
 
 
+@dataclass
+class Kept:
+    """A pool without a keeper."""
+
+    mapping: Mapping
+    tag: PoolTag
+
+
 @pytest.fixture
-def mapping() -> Mapping:
+def kept() -> Kept:
     num_bytes = (NUM_BLOCKS + 1) * GEOMETRY.block_bytes
     mapping = Mapping(num_bytes)
     mapping.map(create_memory("test", num_bytes))
-    return mapping
+    return Kept(mapping, PoolTag(PoolTag.create()))
 
 
 def huge_kb(mapping: Mapping) -> int:
@@ -30,10 +40,11 @@ def huge_kb(mapping: Mapping) -> int:
     return int(found)
 
 
-def test_huge_pages_reach_as_far_as_blocks_are_used(mapping: Mapping) -> None:
+def test_huge_pages_reach_as_far_as_blocks_are_used(kept: Kept) -> None:
+    mapping = kept.mapping
     if not mapping.collapse(0, HUGE_PAGE_BYTES):
         pytest.skip("this kernel makes no huge pages of memory files (MADV_COLLAPSE, Linux 6.1)")
-    memory = KeptMemory(mapping, GEOMETRY, NUM_BLOCKS)
+    memory = KeptMemory(kept, GEOMETRY, NUM_BLOCKS)  # type: ignore[arg-type]
     shape = (2, 2, NUM_BLOCKS + 1, 2, 16, 64)
     cache = new_cache(shape, torch.float32, torch.device("cpu"), memory)
     assert cache.data_ptr() == mapping.address
@@ -47,13 +58,14 @@ def test_huge_pages_reach_as_far_as_blocks_are_used(mapping: Mapping) -> None:
     memory.reach(NUM_BLOCKS - 1)
     whole = mapping.num_bytes // HUGE_PAGE_BYTES * 2048
     assert huge_kb(mapping) == whole
+    assert kept.tag.num_huge_blocks == NUM_BLOCKS, "the next holder need not ask"
     cache.fill_(1.0)
     assert cache.sum().item() == cache.numel()
 
 
 @pytest.mark.parametrize("fault", ["refused", "slow"])
 def test_it_stops_asking_where_the_kernel_makes_none_or_is_slow(
-    mapping: Mapping, monkeypatch: pytest.MonkeyPatch, fault: str
+    kept: Kept, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
     asked: list[tuple[int, ...]] = []
 
@@ -63,7 +75,7 @@ def test_it_stops_asking_where_the_kernel_makes_none_or_is_slow(
 
     monkeypatch.setattr(Mapping, "collapse", collapse)
     monkeypatch.setattr(kept_memory, "SLOW_S", -1.0 if fault == "slow" else 60.0)
-    memory = KeptMemory(mapping, GEOMETRY, NUM_BLOCKS)
+    memory = KeptMemory(kept, GEOMETRY, NUM_BLOCKS)  # type: ignore[arg-type]
     memory.reach(0)
     num_asked = len(asked)
     memory.reach(NUM_BLOCKS - 1)
