@@ -19,7 +19,10 @@ from executor_svc.service.registration import (
     RunPlan,
     SendToScheduler,
     StopProcess,
+    TagPool,
 )
+from tests.sim.keeper_link import SimLink
+from tests.sim.keepers import KeeperHost
 from tests.sim.models import Build, ModelOracle
 from tests.sim.sockets import Dealer, Port
 from tests.sim.world import World
@@ -55,6 +58,9 @@ class ExecutorProcess:
     Args:
         name: what it is called in the fleet.
         on_exit: is called with the exit code.
+        keeper: keeps its pool; None if there is no keeper on its machine.
+        number: which no other process has.
+        is_standby: it waits until another one's pool is free.
 
     Attributes:
         fates: of its next steps; FINE when there are none.
@@ -72,6 +78,10 @@ class ExecutorProcess:
         pace: Pace,
         rng: Random,
         on_exit: Callable[["ExecutorProcess", int], None],
+        keeper: KeeperHost | None = None,
+        number: int = 0,
+        *,
+        is_standby: bool = False,
     ) -> None:
         self.name = name
         self.build = build
@@ -85,14 +95,43 @@ class ExecutorProcess:
         self._on_exit = on_exit
         self._oracle = ModelOracle(build)
         self._dealer = Dealer(port, m.SchedulerToExecutor, self._receive, self._connection_changed)
+        self._link: SimLink | None = None
         self._registration = Registration(self.hello, world.now)
         self._steps: deque[m.Plan] = deque()
+        self._computing: m.Plan | None = None
         self._fate: Fate | None = None  # of the step that is computed now
         self._failed_epoch: int | None = None
         self._is_alive = True
         self._frozen_until = 0.0
         self._tick_at = 0.0
+        self._is_serving = False
+        if keeper is None:
+            self._serve()
+        else:
+            self._link = SimLink(
+                world,
+                keeper,
+                self,
+                name,
+                number,
+                build,
+                is_standby=is_standby,
+                when_awake=self._when_awake,
+                start=self._serve,
+                holder_state=lambda: self._registration.holder_state,
+                on_standbys=self._standbys,
+            )
+
+    def _serve(self) -> None:
+        """It has its pool, or none: from now on it talks to the scheduler."""
+        if self._link is not None and self._link.memory is not None:
+            self._oracle.slots = self._link.memory.slots
+            self._registration = Registration(self.hello, self._world.now)
+        self._is_serving = True
         self._plan_tick()
+
+    def _standbys(self, count: int) -> None:
+        self._registration.has_standby = count > 0
 
     @property
     def epoch(self) -> int | None:
@@ -109,13 +148,19 @@ class ExecutorProcess:
             "fingerprint": build.fingerprint,
             "dtype": build.dtype,
         }
-        facts |= {"device": "cpu", "pid": 1, "tokenizer": "", "start_s": 0.3, "pool": None}
+        pool = None if self._link is None else self._link.pool
+        facts |= {"device": "cpu", "pid": 1, "tokenizer": "", "start_s": 0.3, "pool": pool}
         return m.Hello(**facts, grammars=build.library, **vars(build.limits))
 
     @property
     def is_alive(self) -> bool:
         """Whether the process runs."""
         return self._is_alive
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it is a standby that waits for a pool."""
+        return self._link is not None and self._link.is_waiting
 
     @property
     def is_stuck(self) -> bool:
@@ -172,6 +217,8 @@ class ExecutorProcess:
             self._plan_tick()
 
     def _tick(self) -> None:
+        if not self._is_serving:
+            return
         self._do(self._registration.tick(self._world.now, writable=self._dealer.is_writable))
         self._plan_tick()
 
@@ -198,6 +245,10 @@ class ExecutorProcess:
                 case RunPlan(plan):
                     self._steps.append(plan)
                     self._compute_next()
+                case TagPool(epoch):
+                    assert self._link is not None
+                    assert self._link.tag is not None
+                    self._link.tag.epoch = epoch
                 case Reconnect():
                     self._dealer.renew()
                 case DropMessage(reason):
@@ -212,7 +263,26 @@ class ExecutorProcess:
             self._world.say(self.name, "exits with", code)
             self._is_alive = False
             self._dealer.close()
+            if self._link is not None:
+                if self._link.memory is not None:
+                    self._tear()
+                self._link.close()
             self._on_exit(self, code)
+
+    def _tear(self) -> None:
+        """The step that it computes may have run, or in part, or not at all; then the next one may have begun."""
+        if (plan := self._computing) is None:
+            return
+        match self._rng.randrange(4):
+            case 0:
+                self._oracle.run(plan)
+                later = [step for step in self._steps if step.epoch == plan.epoch != self._failed_epoch]
+                for step in later[:1]:
+                    self._oracle.tear(step, self._rng.choice([0, 1, 3, None]))
+            case 1:
+                self._oracle.tear(plan)
+            case 2:
+                self._oracle.tear(plan, self._rng.randint(1, 4))
 
     def _when_awake(self, do: Callable[[], object]) -> None:
         """Do something now, or when the process is awake; not at all if it is dead then."""
@@ -230,7 +300,7 @@ class ExecutorProcess:
                 self._do(self._registration.plan_answered(None, self._world.now))
                 continue
             fate = self._fate = self.fates.popleft() if self.fates else Fate.FINE
-            self.step = plan.step
+            self.step, self._computing = plan.step, plan
             self._world.say(self.name, "computes", plan.epoch, plan.step, fate.value)
             if fate is Fate.HANGS:
                 return
@@ -241,7 +311,7 @@ class ExecutorProcess:
 
     def _computed(self, plan: m.Plan) -> None:
         """The step has ended."""
-        fate, self._fate = self._fate, None
+        fate, self._fate, self._computing = self._fate, None, None
         result = self._oracle.run(plan)
         answer: m.StepResult | m.StepFailed = result
         if self._oracle.is_poisoned(plan):

@@ -6,6 +6,7 @@ from functools import partial
 from common import messages as m
 from scheduler_svc.core.core import Core
 from scheduler_svc.core.fleet.membership import Standing
+from scheduler_svc.core.scheduling.pools import LONGEST_WAIT_S
 from scheduler_svc.core.scheduling.scheduler import Scheduler
 from scheduler_svc.core.scheduling.suspects import is_suspect
 from scheduler_svc.core.sequence import Sequence, State
@@ -45,6 +46,7 @@ class PoolBook:
         """A scheduler begins to live: it has seen no executor."""
         self._limits = PoolLimits(self._grace_s)
         self._stranded: dict[Sequence, float] = {}  # since when no executor that takes sequences fits it
+        self._awaited: dict[Sequence, float] = {}  # since when it waits for a pool
         self._beside: dict[Sequence, float] = {}  # since when it waits and could run on an idle executor
 
     def restored(self, fitted_length: int, accepted: dict[str, int], *, is_certain: bool) -> None:
@@ -85,7 +87,9 @@ class PoolBook:
                 limits.joined(epoch, capacity(member.membership.limits), now)
         self._libraries.follow(core)
         waiting = [
-            s for s in core.scheduler if s.state is State.WAITING and not any(map(partial(self._fits, s), members))
+            s
+            for s in core.scheduler
+            if s.state is State.WAITING and not s.awaited and not any(map(partial(self._fits, s), members))
         ]
         self._stranded = {s: self._stranded.get(s, now) for s in waiting} if limits.taking else {}
 
@@ -139,10 +143,16 @@ class PoolBook:
                 f"{sequence.request_id} needs {sequence.max_length} of {self._limits.largest} positions, or a library,"
             )
             assert waited_s < self._grace_s + ROUNDING_S, f"{what} and waits for {waited_s:.2f} s"
+        awaited = {s: self._awaited.get(s, now) for s in core.scheduler if s.awaited}
+        for sequence, since in awaited.items():
+            assert now - since <= LONGEST_WAIT_S + ROUNDING_S, f"{sequence.request_id} waits for a pool for ever"
+        self._awaited = awaited
         takes = [e for e in core.scheduler.executors if e.epoch in self._limits.taking]
         beside: dict[Sequence, float] = {}
         if any(e.num_running == 0 and not e.inflight for e in takes):
-            for sequence in [s for s in core.scheduler if s.state is State.WAITING and s not in self._stranded]:
+            for sequence in [
+                s for s in core.scheduler if s.state is State.WAITING and not s.awaited and s not in self._stranded
+            ]:
                 able = [e for e in takes if self._fits(sequence, e.epoch)]
                 if sequence.num_output:  # it goes on with its model as long as an executor has that
                     able = [e for e in able if e.model == sequence.model] or able

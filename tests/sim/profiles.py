@@ -44,6 +44,7 @@ HOSTILE = {
     "second_hello": 1.0,
     "old_words": 2.0,
 }
+KEEPERS = {"kill_keeper": 2.0, "freeze_keeper": 1.0}
 EVERYTHING = {
     **KILLS,
     **HANGS,
@@ -79,6 +80,7 @@ class Profile:
         num_poisoned: requests that kill whatever computes them, at most.
         pools: how many of the runs have executors whose pools differ, down to what holds few prompts.
         libraries: how many of the runs have executors that mask tokens by different libraries, and more grammars.
+        keeps: how many of the runs have a keeper, and standbys perhaps.
         pool_grace_s: how long sequences wait for an executor that fits.
     """
 
@@ -96,6 +98,7 @@ class Profile:
     num_poisoned: int = 0
     pools: float = 0.0
     libraries: float = 0.0
+    keeps: float = 0.0
     pool_grace_s: float = POOL_GRACE_S
 
     @property
@@ -184,6 +187,24 @@ PROFILES = {
     ),
     "flood": Profile({**CLIENTS, "flood": 6.0, "kill": 1.0}, max_waiting=6, requests=(3, 8), max_tokens=8),
     "hostile": Profile({**HOSTILE, "kill": 1.0}, num_faults=(2, 6)),
+    "keepers": Profile(
+        {
+            **KEEPERS,
+            "kill": 6.0,
+            "freeze": 4.0,
+            "hang": 1.0,
+            "late_step": 2.0,
+            "step_failure": 1.0,
+            "sigterm": 1.0,
+            "reset": 1.0,
+            "garbled_answer": 1.0,
+            "kill_scheduler": 1.0,
+        },
+        num_faults=(2, 6),
+        max_tokens=60,
+        step_s=(0.01, 0.02, 0.08),
+        keeps=1.0,
+    ),
     "everything": Profile(
         {**EVERYTHING, "flood": 1.0},
         num_faults=(2, 8),

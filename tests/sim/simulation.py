@@ -16,6 +16,7 @@ from tests.sim.executors import Pace
 from tests.sim.faults.injector import Injector
 from tests.sim.frontends import FrontendProcess
 from tests.sim.intruder import Intruder
+from tests.sim.keepers import KeeperHost
 from tests.sim.machine import Machine
 from tests.sim.models import LIBRARIES, LIBRARY, VOCAB_SIZE, Build, capacity
 from tests.sim.network import Network
@@ -114,7 +115,10 @@ class Simulation:
         self.service = Service(world, self._config(), *ports, *processes)
         builds = [self.builds[i % len(self.builds)] for i in range(rng.randint(*profile.executors))]
         pace = Pace(rng.choice(profile.step_s), rng.choice([0.0, 0.0005]), late_s=rng.uniform(0.3, 3.0))
-        self.rack = Rack(world, self.executor_port, builds, pace)
+        keeps = world.stream("keeps")
+        self.keeper = KeeperHost(world) if keeps.random() < profile.keeps else None
+        num_standbys = keeps.randint(0, len(builds)) if self.keeper is not None else 0
+        self.rack = Rack(world, self.executor_port, builds, pace, self.keeper, num_standbys)
         self.frontends = [FrontendProcess(world, self.frontend_port, i) for i in range(rng.randint(1, 3))]
         self.clients: list[Client] = []
         sizes = sorted((capacity(build.limits) for build in self.builds), reverse=True) if has_pools else []

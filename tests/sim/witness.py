@@ -248,7 +248,14 @@ class Witness:
         """A life is over, or the run: add its numbers."""
         self.tokens.check(core)
         stats = core.scheduler.stats
-        for name in ("preemptions", "model_changes", "resumed", "cached_prompt_tokens", "cached_resumed_tokens"):
+        for name in (
+            "preemptions",
+            "model_changes",
+            "resumed",
+            "cached_prompt_tokens",
+            "cached_resumed_tokens",
+            "pools_adopted",
+        ):
             self.moments[name] += getattr(stats, name)
 
     # --- requests ---
@@ -346,6 +353,8 @@ class Witness:
     def look(self, core: Core, now: float) -> None:
         """A look at a moment between two turns."""
         core.scheduler.check()
+        pools = [member.hello.pool.pool for member in core.fleet if member.hello.pool is not None]
+        assert len(set(pools)) == len(pools), "a pool has two members"
         for member in core.fleet:
             silence_s = now - self._heard[member.peer]
             assert silence_s <= LOSS_TIMEOUT_S, f"{member.hello.executor} is silent for {silence_s:.1f} s"

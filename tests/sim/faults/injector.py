@@ -2,14 +2,16 @@
 
 from random import Random
 
-from tests.sim.faults import executors, hostile, readers, scheduler
+from tests.sim.faults import executors, hostile, keepers, readers, scheduler
 from tests.sim.faults.scene import Kind, Scene
 from tests.sim.profiles import Profile
 
 CLUSTERED = 0.3  # of the faults come right after another
 WITHIN_S = 0.02
 KINDS: dict[str, Kind] = {
-    kind.__name__.rstrip("_"): kind for module in (executors, hostile, readers, scheduler) for kind in module.KINDS
+    kind.__name__.rstrip("_"): kind
+    for module in (executors, hostile, keepers, readers, scheduler)
+    for kind in module.KINDS
 }
 
 

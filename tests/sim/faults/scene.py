@@ -8,6 +8,7 @@ from tests.sim.clients import Client
 from tests.sim.disk import Disk
 from tests.sim.executors import ExecutorProcess
 from tests.sim.frontends import FrontendProcess
+from tests.sim.keepers import KeeperHost
 from tests.sim.machine import Machine
 from tests.sim.models import Build
 from tests.sim.rack import Rack
@@ -23,6 +24,7 @@ class Scene(Protocol):
     service: Service
     disk: Disk | None
     machine: Machine
+    keeper: KeeperHost | None
     rack: Rack
     frontends: list[FrontendProcess]
     clients: list[Client]

@@ -1,0 +1,155 @@
+"""A process's link to its keeper: what `KeeperLink` and `KeptPool` do, without a socket."""
+
+from collections import deque
+from collections.abc import Callable
+
+from common import messages as m
+from common.heartbeats import HEARTBEAT_INTERVAL_S
+from tests.sim.keepers import File, KeeperHost, Memory, Process, Tag, Wire
+from tests.sim.models import Build
+from tests.sim.world import World
+
+RETRY_INTERVAL_S = 1.0
+ANSWER_TIMEOUT_S = 5.0
+
+
+class SimLink:
+    """The link.
+
+    Args:
+        name: of the executor.
+        number: of the process, which no other has.
+        is_standby: it waits until another one's pool is free.
+        when_awake: does something now, or when the process is awake; not at all if it is dead then.
+        start: is called once, when the process has a pool, or is to serve without one.
+        holder_state: what the keeper is told.
+        on_standbys: is told how many wait for the pool.
+
+    Attributes:
+        memory, tag: of the pool that this process holds; None before it holds one.
+        pool: what the scheduler is told of it; None without one.
+        is_waiting: whether it is a standby.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        host: KeeperHost,
+        process: Process,
+        name: str,
+        number: int,
+        build: Build,
+        *,
+        is_standby: bool,
+        when_awake: Callable[[Callable[[], object]], None],
+        start: Callable[[], None],
+        holder_state: Callable[[], m.HolderState],
+        on_standbys: Callable[[int], None],
+    ) -> None:
+        self.memory: Memory | None = None
+        self.tag: Tag | None = None
+        self.is_waiting = is_standby
+        self._leased: m.PoolLeased | None = None
+        self._world = world
+        self._host = host
+        self._process = process
+        self._name = name
+        self._instance = f"{number:032}"
+        self._layout = f"oracle {build.limits.block_size}"
+        self._kind = m.PoolKind(fingerprint=build.fingerprint, dtype=build.dtype, layout=self._layout)
+        self._num_blocks = build.limits.num_blocks
+        self._new_memory = Memory(build.limits.num_blocks * build.limits.block_size)
+        self._new_tag = Tag()
+        self._when_awake = when_awake
+        self._start = start
+        self._holder_state = holder_state
+        self._on_standbys = on_standbys
+        self._inbox: deque[tuple[Wire, m.FromKeeper | None, tuple[File, ...]]] = deque()
+        self._wire: Wire | None = None
+        self._has_started = False
+        self._connect()
+        if not is_standby:
+            world.after(ANSWER_TIMEOUT_S, self._begin)
+        world.after(HEARTBEAT_INTERVAL_S, self._tick)
+
+    @property
+    def pool(self) -> m.Pool | None:
+        """What the scheduler is told of the pool."""
+        if self._leased is None or self.tag is None:
+            return None
+        return m.Pool(pool=self._leased.pool, lease=self._leased.lease, layout=self._layout, epoch=self.tag.epoch)
+
+    def close(self) -> None:
+        """The process has ended."""
+        if self._wire is not None:
+            self._host.hang_up(self._wire)
+        self._host.ended(self._process)
+
+    def _begin(self) -> None:
+        if not self._has_started and self._process.is_alive:
+            self._has_started = True
+            self.is_waiting = False
+            self._start()
+
+    def _connect(self) -> None:
+        self._wire = self._host.connect(self._arrived)
+        if self._wire is None:
+            if not self.is_waiting:
+                self._begin()
+            return
+        self._say(m.Register(version=m.KEEPER_VERSION, instance=self._instance, name=self._name, pid=1), self._process)
+        if self._leased is not None and self.memory is not None and self.tag is not None:
+            self._deposit(self.memory, self.tag, self._leased.pool, self._leased.lease)
+        elif not self._has_started:
+            self._say(m.LeasePool(kind=self._kind, num_blocks=self._num_blocks, wait=self.is_waiting))
+
+    def _deposit(self, memory: Memory, tag: Tag, pool: str = "", lease: int = 0) -> None:
+        message = m.DepositPool(
+            kind=self._kind, num_blocks=self._num_blocks, num_bytes=memory.num_bytes, pool=pool, lease=lease
+        )
+        self._say(message, memory, tag)
+
+    def _say(self, message: m.ToKeeper, *files: File) -> None:
+        if self._wire is not None:
+            self._host.send(self._wire, message, *files)
+
+    def _tick(self) -> None:
+        if self._process.is_alive:
+            self._when_awake(lambda: self._say(m.Alive(state=self._holder_state())))
+            self._world.after(HEARTBEAT_INTERVAL_S, self._tick)
+
+    def _retry(self) -> None:
+        if self._wire is None and self._process.is_alive:
+            self._connect()
+            if self._wire is None:
+                self._world.after(RETRY_INTERVAL_S, self._when_awake, self._retry)
+
+    def _arrived(self, message: m.FromKeeper | None, files: tuple[File, ...]) -> None:
+        assert self._wire is not None
+        self._inbox.append((self._wire, message, files))
+        self._when_awake(self._take)
+
+    def _take(self) -> None:
+        wire, message, files = self._inbox.popleft()
+        if wire is not self._wire:
+            return
+        match message, files:
+            case None, _:
+                self._wire = None
+                if not self.is_waiting:
+                    self._begin()
+                self._world.after(RETRY_INTERVAL_S, self._when_awake, self._retry)
+            case m.Standbys(count=count), _:
+                self._on_standbys(count)
+            case m.PoolAbsent(), _ if not self._has_started:
+                self._deposit(self._new_memory, self._new_tag)
+            case m.PoolLeased(), (Memory() as memory, Tag() as tag) if not self._has_started:
+                self._hold(message, memory, tag)
+            case m.PoolLeased(), () if not self._has_started:
+                self._hold(message, self._new_memory, self._new_tag)
+            case m.Refused(), _ if not self._has_started:
+                self._begin()
+
+    def _hold(self, leased: m.PoolLeased, memory: Memory, tag: Tag) -> None:
+        self._leased, self.memory, self.tag = leased, memory, tag
+        self._begin()
