@@ -17,8 +17,8 @@ from torch import Tensor
 
 from common.errors import KeeperError
 from common.messages import WeightsKind
-from executor_svc.keeper.memory import check_memory, create_memory, seal_read_only
 from executor_svc.keeper.memory import Mapping as MemoryMapping
+from executor_svc.keeper.memory import check_memory, create_memory, seal_read_only
 from executor_svc.model.packing import TensorSpec
 
 FORMAT_VERSION = 1
