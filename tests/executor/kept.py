@@ -1,11 +1,23 @@
-"""A keeper of weights without a process."""
+"""A keeper of weights without a process, and how tests obtain weights from one."""
 
 import os
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
 
 from common.errors import KeeperError
 from common.messages import WeightsKind
 from executor_svc.keeper.held import HeldWeights
+from executor_svc.model.checkpoint import Checkpoint
+from executor_svc.model.config import read_config
+from executor_svc.model.kept_weights import LoadedWeights, WeightKeeper, obtain_weights
+from executor_svc.model.prepared import WeightLayout
+from executor_svc.model.rank_group import SINGLE_RANK, RankGroup
+from executor_svc.model.sharding import Shard
+
+CPU = torch.device("cpu")
 
 
 @dataclass
@@ -51,3 +63,33 @@ class Keeper:
         self.calls.append(call)
         if self.fails:
             raise KeeperError("the keeper is gone")
+
+
+class Log:
+    """Takes what is logged."""
+
+    def __init__(self) -> None:
+        self.lines: list[tuple[str, dict[str, Any]]] = []
+
+    def info(self, event: str, **fields: Any) -> None:
+        self.lines.append((event, fields))
+
+    warning = info
+
+
+def obtain(folder: Path, keeper: WeightKeeper | None, group: RankGroup = SINGLE_RANK, **options: Any) -> LoadedWeights:
+    config = read_config(folder)
+    layout = WeightLayout(config, Shard.of(config, group.rank, group.size), torch.float32)
+    with Checkpoint(folder) as checkpoint:
+        return obtain_weights(checkpoint, layout, CPU, group, keeper, **options)
+
+
+def assert_equal(one: LoadedWeights, other: LoadedWeights) -> None:
+    assert one.fingerprint == other.fingerprint
+    assert list(one.weights.tensors) == list(other.weights.tensors)
+    assert all(torch.equal(tensor, other.weights.tensors[name]) for name, tensor in one.weights.tensors.items())
+
+
+def file_of(loaded: LoadedWeights) -> int:
+    assert loaded.held is not None
+    return os.fstat(loaded.held.memory_fd).st_ino
