@@ -67,7 +67,7 @@ class Deposits:
                 return [*refuse(executor, removed), unused]
             facts = {"executor": executor.name, "fingerprint": known.fingerprint, "num_bytes": known.num_bytes}
             actions = [*_made_room(removed), WriteLog("info", "weights deposited", facts)]
-        known.read_from(message.source)
+        self._shelf.read_from(known, message.source)
         known.used_by(executor)
         return [*actions, *answer(executor, m.WeightsKept())]
 

@@ -137,6 +137,13 @@ class Shelf:
                 return weights
         return None
 
+    def read_from(self, weights: Weights, source: str) -> None:
+        """Weights were read from these files, too. What is known as read from them, and differs, was other content."""
+        for other in self.weights:
+            if other is not weights and other.kind == weights.kind and source in other.sources:
+                other.sources.remove(source)
+        weights.read_from(source)
+
     def end_use(self, executor: Executor, now: float) -> None:
         """An executor, which has ended, uses no weights any more."""
         for weights in self.weights:

@@ -97,6 +97,16 @@ def test_weights_are_found_by_fingerprint_and_by_source(world):
     assert user.send(m.FindWeights(kind=other, fingerprint="f")) == m.WeightsAbsent()
 
 
+def test_a_source_leads_to_what_was_read_from_it_last(world):
+    """A checkpoint was changed behind its key, which `--verify-weights` has noticed."""
+    reader, user = Executor(world), Executor(world)
+    reader.deposit_weights("old", source="files")
+    reader.deposit_weights("new", source="files")
+    found = user.find_weights(source="files")
+    assert found.fingerprint == "new"
+    assert user.find_weights("old").fingerprint == "old", "they are kept, and found by what they are"
+
+
 def test_an_operator_drops_what_is_not_used(world):
     gone, holder = Executor(world), Executor(world)
     pool = gone.deposit().pool
