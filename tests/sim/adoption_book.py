@@ -52,8 +52,10 @@ class AdoptionBook:
         """A scheduler begins to live: it knows of no pool."""
         self._last: dict[str, Life] = {}  # of each pool
         self._lives: dict[int, Life] = {}  # of the epochs that live
+        self._pools: dict[int, str] = {}  # of all epochs
         self._written: dict[Sequence, tuple[int, int]] = {}  # content, and positions in it that answered plans wrote
         self._interrupted: dict[Sequence, int] = {}  # sequences that wait for what they have in a content
+        self._sharing: dict[Sequence, None] = {}  # those that may have lost a block to another sequence
 
     def joined(self, executor: ExecutorState) -> None:
         """An epoch begins."""
@@ -74,18 +76,23 @@ class AdoptionBook:
             content = self._num_contents
         life = Life(executor.epoch, pool, kind, content, tags)
         self._last[pool.pool] = self._lives[executor.epoch] = life
+        self._pools[executor.epoch] = pool.pool
 
     def follow(self, core: Core) -> None:
         """Something has happened in the fleet."""
         pools = Counter(member.hello.pool.pool for member in core.fleet if member.hello.pool is not None)
         assert all(count == 1 for count in pools.values()), "a pool has two members"
+        for sequence in core.scheduler:
+            is_back = sequence.awaited and self._pools[sequence.awaited] in pools
+            assert not is_back, f"{sequence.request_id} waits for a pool that is back"
 
     def planned(self, executor: ExecutorState, plan: m.Plan) -> None:
         """A plan was made."""
         life = self._lives.get(executor.epoch)
         rows = _rows(executor, plan)
         for sequence, start, end in rows:
-            content = self._interrupted.pop(sequence, None)
+            content, is_sharing = self._interrupted.pop(sequence, None), sequence in self._sharing
+            self._sharing.pop(sequence, None)
             if life is None or content != life.content:
                 continue
             self.moments["resumed where they were"] += 1
@@ -93,7 +100,7 @@ class AdoptionBook:
             if num_again > 0:
                 self.moments["positions computed again after an adoption"] += num_again
                 name = f"{sequence.request_id}[{sequence.index}]"
-                assert not self._is_roomy, f"{name} computes {num_again} positions again from {start} on"
+                assert is_sharing or not self._is_roomy, f"{name} computes {num_again} positions again from {start} on"
         if life is not None:
             life.rows.append(rows)
 
@@ -116,6 +123,7 @@ class AdoptionBook:
         for sequence in executor.sequences():
             if self._written.get(sequence, (0, 0))[0] == life.content:
                 self._interrupted[sequence] = life.content
+        self._sharing |= dict.fromkeys(_sharing(executor))
 
 
 def _why_not(before: Life | None, kind: tuple[object, ...], tag: int) -> str:
@@ -127,6 +135,17 @@ def _why_not(before: Life | None, kind: tuple[object, ...], tag: int) -> str:
     if before.kind != kind:
         return "another kind"
     return "" if tag in before.tags else "another writer"
+
+
+def _sharing(executor: ExecutorState) -> list[Sequence]:
+    """Sequences with a block that a plan without an answer writes, and that another one has, too: of two sequences in
+    one unfinished block, one keeps it."""
+    tables = [(sequence, set(executor.running.table_of(sequence).ids)) for sequence in executor.running]
+    tables += [(each.sequence, set(each.ids)) for plan in executor.inflight for each in plan.completed]
+    slots = memoryview(b"".join([plan.slot_mapping for plan in executor.inflight])).cast("i")
+    written = {slot // executor.limits.block_size for slot in slots if slot >= 0}
+    held = Counter(block for _, table in tables for block in table & written)
+    return [sequence for sequence, table in tables if any(held[block] > 1 for block in table)]
 
 
 def _rows(executor: ExecutorState, plan: m.Plan) -> list[Row]:

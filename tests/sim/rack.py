@@ -110,8 +110,11 @@ class Rack:
         self._world.after(self._rng.uniform(*RESTART_S), self._start, slot)
 
     def _watch(self) -> None:
-        """Kill processes that the scheduler gave up because their step never ended."""
-        for process in self.alive:
-            if process.is_stuck and process.epoch is None:
+        """Kill processes that the scheduler gave up because their step never ended. Where a standby waits, a keeper
+        does."""
+        for slot in self.slots:
+            process, team = slot.process, [each.process for each in self.slots if each.team == slot.team]
+            has_standby = any(each is not None and each.is_waiting for each in team)
+            if process is not None and process.is_stuck and process.epoch is None and not has_standby:
                 process.kill()
         self._world.after(WATCH_S, self._watch)

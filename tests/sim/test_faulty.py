@@ -1,7 +1,7 @@
 """Services with a known fault each: the simulator finds it within some hundred runs, or it would prove nothing."""
 
-from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import msgspec
 import pytest
@@ -29,22 +29,10 @@ from scheduler_svc.core.scheduling.stats import Moves
 from scheduler_svc.core.scheduling.suspects import MAX_STRIKES, Suspects
 from scheduler_svc.core.sequence import Sequence
 from tests.sim.disk import Disk
-from tests.sim.simulation import simulate
+from tests.sim.planting import Faults, check_found, enter
 
-MAX_RUNS = 400
-
-Patch = Callable[[pytest.MonkeyPatch], None]
-FAULTS: list[tuple[str, Patch]] = []
-
-
-def fault(profile: str) -> Callable[[Patch], Patch]:
-    """A fault, and the mix that has to find it."""
-
-    def enter(patch: Patch) -> Patch:
-        FAULTS.append((profile, patch))
-        return patch
-
-    return enter
+FAULTS: Faults = []
+fault = partial(enter, FAULTS)
 
 
 # --- the journal ---
@@ -427,8 +415,4 @@ def remembers_what_has_ended_for_ever(monkeypatch):
 @pytest.mark.parametrize(("profile", "patch"), FAULTS, ids=[patch.__name__ for _, patch in FAULTS])
 def test_the_fault_is_found(profile, patch, monkeypatch):
     patch(monkeypatch)
-    for seed in range(MAX_RUNS):
-        if failure := simulate(seed, profile).failure:
-            assert not failure.startswith(("TypeError", "AttributeError")), f"the fault itself is faulty: {failure}"
-            return
-    pytest.fail(f"{MAX_RUNS} runs of {profile} do not find it")
+    check_found(profile)
