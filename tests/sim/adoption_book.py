@@ -101,6 +101,7 @@ class AdoptionBook:
                 self.moments["positions computed again after an adoption"] += num_again
                 name = f"{sequence.request_id}[{sequence.index}]"
                 assert is_sharing or not self._is_roomy, f"{name} computes {num_again} positions again from {start} on"
+                self._written[sequence] = (life.content, start)
         if life is not None:
             life.rows.append(rows)
 

@@ -179,8 +179,8 @@ class ExecutorProcess:
         return None if self._link is None else self._link.memory
 
     def say(self, message: m.ExecutorToScheduler) -> None:
-        """Something its code would never say here."""
-        if self._is_alive:
+        """Something its code would never say here. One that does not serve yet says nothing."""
+        if self._is_alive and self._is_serving:
             self._dealer.send(message)
 
     # --- the socket thread ---

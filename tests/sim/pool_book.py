@@ -47,7 +47,7 @@ class PoolBook:
         """A scheduler begins to live: it has seen no executor."""
         self._limits = PoolLimits(self._grace_s)
         self._stranded: dict[Sequence, float] = {}  # since when no executor that takes sequences fits it
-        self._awaited: dict[Sequence, float] = {}  # since when it waits for a pool
+        self._awaited: dict[tuple[Sequence, int], float] = {}  # since when it waits for the pool of an epoch
         self._beside: dict[Sequence, float] = {}  # since when it waits and could run on an idle executor
 
     def restored(self, fitted_length: int, accepted: dict[str, int], *, is_certain: bool) -> None:
@@ -144,8 +144,9 @@ class PoolBook:
                 f"{sequence.request_id} needs {sequence.max_length} of {self._limits.largest} positions, or a library,"
             )
             assert waited_s < self._grace_s + ROUNDING_S, f"{what} and waits for {waited_s:.2f} s"
-        awaited = {s: self._awaited.get(s, now) for s in core.scheduler if s.awaited}
-        for sequence, since in awaited.items():
+        # A pool that came back and lost its executor once more is waited for anew.
+        awaited = {(s, s.awaited): self._awaited.get((s, s.awaited), now) for s in core.scheduler if s.awaited}
+        for (sequence, _), since in awaited.items():
             assert now - since <= self._adoption_wait_s + ROUNDING_S, f"{sequence.request_id} waits for a pool for ever"
         self._awaited = awaited
         takes = [e for e in core.scheduler.executors if e.epoch in self._limits.taking]

@@ -56,7 +56,7 @@ def test_a_seed_that_has_failed_once_no_longer_fails(seed, profile):
 def test_everything_that_can_happen_happens():
     """A simulator that injects nothing finds nothing."""
     tally = check(range(100_000, 100_300), "everything") + check(range(100_300, 100_450), "flood")
-    tally += check(range(100_450, 100_500), "grammars")
+    tally += check(range(100_450, 100_500), "grammars") + check(range(100_500, 100_650), "keepers")
     missing = [kind for kind in {**EVERYTHING, **LIBRARIES} if not tally.faults[kind]]
     assert not missing, f"these faults never came: {missing}"
     assert tally.moments["strikes"] > 0
@@ -65,6 +65,9 @@ def test_everything_that_can_happen_happens():
     moments = ("preemptions", "model_changes", "resumed", "restored", "attached", "restored in the prompt")
     moments += ("prompt positions asked", "told of acceptance")
     moments += ("rows of grammars in another library", "rows without a library", "grammars relaxed", "grammars lost")
+    moments += ("adopted", "resumed where they were", "not adopted: another kind", "not adopted: another writer")
+    moments += ("not adopted: step_failed", "not adopted: untrusted")
+    moments += ("keeper: holder is killed", "keeper: pool dropped", "keeper: executor refused")
     assert all(tally.moments[moment] for moment in moments)
     codes = ("queue_full", "too_many_requests", "request_exists", "context_length_exceeded", "invalid_value")
     assert all(tally.moments[f"refused: {code}"] for code in codes)
