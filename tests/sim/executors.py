@@ -1,11 +1,8 @@
 """An executor's process: the real `Registration` and a KV oracle, driven as `executor_svc.service.process` does it."""
 
 import math
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import Enum
-from functools import partial
 from random import Random
 from typing import Any
 
@@ -21,35 +18,25 @@ from executor_svc.service.registration import (
     StopProcess,
     TagPool,
 )
-from tests.sim.keeper_link import SimLink
-from tests.sim.keepers import KeeperHost
-from tests.sim.models import Build, ModelOracle
+from tests.sim.keeper_link import Keeping, SimLink
+from tests.sim.keepers import Memory
+from tests.sim.models import Build
 from tests.sim.sockets import Dealer, Port
+from tests.sim.steps import Answer, Fate, Pace, StepThread
 from tests.sim.world import World
 
 EXIT_KILLED = 137
 POLL_S = 0.1  # until a connection is looked at again that takes nothing
+ELSEWHERE = 5  # an epoch of another scheduler
 
 
-class Fate(Enum):
-    """What becomes of the next step."""
+class Ending(Enum):
+    """How a process ends that has just got a pool."""
 
-    FINE = "fine"
-    FAILS = "fails"  # out of memory
-    LATE = "late"
-    HANGS = "hangs"  # until the process is killed
-    REPEATED = "repeated"  # answered twice
-    GARBLED = "garbled"  # too many tokens
-    ANOTHER = "another"  # the answer is to a step that was not sent
-
-
-@dataclass(frozen=True)
-class Pace:
-    """How long steps take, in seconds."""
-
-    step_s: float
-    token_s: float
-    late_s: float = 1.0
+    LEASED = "leased"  # before it has said Hello
+    WELCOMED = "welcomed"  # in an epoch, before it has written that into the pool's tag
+    TAGGED = "tagged"  # just after that
+    ELSEWHERE = "elsewhere"  # after another scheduler had it compute something
 
 
 class ExecutorProcess:
@@ -58,15 +45,11 @@ class ExecutorProcess:
     Args:
         name: what it is called in the fleet.
         on_exit: is called with the exit code.
-        keeper: keeps its pool; None if there is no keeper on its machine.
-        number: which no other process has.
-        is_standby: it waits until another one's pool is free.
+        keeping: how its pool is kept; None if there is no keeper on its machine.
+        next_ending: how it ends when it has just got a pool, None if it does not; is asked then.
 
     Attributes:
-        fates: of its next steps; FINE when there are none.
-        is_broken: every step fails.
-        step: that it computes, or computed last.
-        poison_kills: whether a poisoned request kills the process; else its step fails.
+        thread: computes its steps.
     """
 
     def __init__(
@@ -78,57 +61,46 @@ class ExecutorProcess:
         pace: Pace,
         rng: Random,
         on_exit: Callable[["ExecutorProcess", int], None],
-        keeper: KeeperHost | None = None,
-        number: int = 0,
-        *,
-        is_standby: bool = False,
+        keeping: Keeping | None = None,
+        next_ending: Callable[[], Ending | None] = lambda: None,
     ) -> None:
         self.name = name
         self.build = build
-        self.fates: deque[Fate] = deque()
-        self.is_broken = False
-        self.poison_kills = True
-        self.step = 0
         self._world = world
-        self._pace = pace
-        self._rng = rng
         self._on_exit = on_exit
-        self._oracle = ModelOracle(build)
+        self._next_ending = next_ending
+        self._ending: Ending | None = None
         self._dealer = Dealer(port, m.SchedulerToExecutor, self._receive, self._connection_changed)
         self._link: SimLink | None = None
         self._registration = Registration(self.hello, world.now)
-        self._steps: deque[m.Plan] = deque()
-        self._computing: m.Plan | None = None
-        self._fate: Fate | None = None  # of the step that is computed now
-        self._failed_epoch: int | None = None
+        socket = (self._when_awake, lambda: self.epoch, self._answered, self.kill)
+        self.thread = StepThread(world, name, build, pace, rng, *socket)
         self._is_alive = True
         self._frozen_until = 0.0
         self._tick_at = 0.0
         self._is_serving = False
-        if keeper is None:
+        if keeping is None:
             self._serve()
         else:
-            self._link = SimLink(
-                world,
-                keeper,
-                self,
-                name,
-                number,
-                build,
-                is_standby=is_standby,
-                when_awake=self._when_awake,
-                start=self._serve,
-                holder_state=lambda: self._registration.holder_state,
-                on_standbys=self._standbys,
-            )
+            state = lambda: self._registration.holder_state  # noqa: E731
+            self._link = SimLink(world, keeping, self, self._when_awake, self._serve, state, self._standbys)
 
     def _serve(self) -> None:
         """It has its pool, or none: from now on it talks to the scheduler."""
-        if self._link is not None and self._link.memory is not None:
-            self._oracle.slots = self._link.memory.slots
-            self._registration = Registration(self.hello, self._world.now)
         self._is_serving = True
-        self._plan_tick()
+        if self._link is not None and self._link.memory is not None:
+            self.thread.use(self._link.memory.slots)
+            self._registration = Registration(self.hello, self._world.now)
+            self._ending = self._next_ending()
+            self._world.say(self.name, "has", self._link.shown, "" if self._ending is None else self._ending.value)
+        if self._ending is Ending.LEASED:
+            self.kill()
+        elif self._ending is Ending.ELSEWHERE:
+            self._do(self._registration.message_received(m.Welcome(epoch=ELSEWHERE), self._world.now))
+            self.thread.overwrite()
+            self.kill()
+        else:
+            self._plan_tick()
 
     def _standbys(self, count: int) -> None:
         self._registration.has_standby = count > 0
@@ -165,7 +137,7 @@ class ExecutorProcess:
     @property
     def is_stuck(self) -> bool:
         """Whether it computes a step that never ends."""
-        return self._fate is Fate.HANGS
+        return self.thread.is_stuck
 
     # --- what happens to it ---
 
@@ -195,6 +167,16 @@ class ExecutorProcess:
     def reset(self) -> None:
         """The connection breaks."""
         self._dealer.reset()
+
+    def reset_link(self) -> None:
+        """The connection to the keeper breaks."""
+        if self._link is not None and self._is_alive:
+            self._link.reset()
+
+    @property
+    def memory(self) -> Memory | None:
+        """Of its pool, if that is kept."""
+        return None if self._link is None else self._link.memory
 
     def say(self, message: m.ExecutorToScheduler) -> None:
         """Something its code would never say here."""
@@ -243,12 +225,9 @@ class ExecutorProcess:
                     if not self._dealer.send(message):
                         self._do(self._registration.connection_lost(self._world.now))
                 case RunPlan(plan):
-                    self._steps.append(plan)
-                    self._compute_next()
+                    self.thread.put(plan)
                 case TagPool(epoch):
-                    assert self._link is not None
-                    assert self._link.tag is not None
-                    self._link.tag.epoch = epoch
+                    self._tag(epoch)
                 case Reconnect():
                     self._dealer.renew()
                 case DropMessage(reason):
@@ -264,25 +243,17 @@ class ExecutorProcess:
             self._is_alive = False
             self._dealer.close()
             if self._link is not None:
-                if self._link.memory is not None:
-                    self._tear()
+                self.thread.tear()
                 self._link.close()
             self._on_exit(self, code)
 
-    def _tear(self) -> None:
-        """The step that it computes may have run, or in part, or not at all; then the next one may have begun."""
-        if (plan := self._computing) is None:
-            return
-        match self._rng.randrange(4):
-            case 0:
-                self._oracle.run(plan)
-                later = [step for step in self._steps if step.epoch == plan.epoch != self._failed_epoch]
-                for step in later[:1]:
-                    self._oracle.tear(step, self._rng.choice([0, 1, 3, None]))
-            case 1:
-                self._oracle.tear(plan)
-            case 2:
-                self._oracle.tear(plan, self._rng.randint(1, 4))
+    def _tag(self, epoch: int) -> None:
+        assert self._link is not None
+        assert self._link.tag is not None
+        if self._ending is not Ending.WELCOMED:
+            self._link.tag.epoch = epoch
+        if self._ending in (Ending.WELCOMED, Ending.TAGGED):
+            self.kill()
 
     def _when_awake(self, do: Callable[[], object]) -> None:
         """Do something now, or when the process is awake; not at all if it is dead then."""
@@ -293,43 +264,15 @@ class ExecutorProcess:
 
     # --- the main thread ---
 
-    def _compute_next(self) -> None:
-        while self._steps and self._fate is None:
-            plan = self._steps.popleft()
-            if plan.epoch != self._registration.epoch or plan.epoch == self._failed_epoch:
-                self._do(self._registration.plan_answered(None, self._world.now))
-                continue
-            fate = self._fate = self.fates.popleft() if self.fates else Fate.FINE
-            self.step, self._computing = plan.step, plan
-            self._world.say(self.name, "computes", plan.epoch, plan.step, fate.value)
-            if fate is Fate.HANGS:
-                return
-            pace = self._pace
-            took_s = (pace.step_s + pace.token_s * (len(plan.token_ids) // 4)) * self._rng.uniform(0.7, 1.5)
-            took_s += (fate is Fate.LATE) * pace.late_s
-            self._world.after(took_s, self._when_awake, partial(self._computed, plan))
-
-    def _computed(self, plan: m.Plan) -> None:
-        """The step has ended."""
-        fate, self._fate, self._computing = self._fate, None, None
-        result = self._oracle.run(plan)
-        answer: m.StepResult | m.StepFailed = result
-        if self._oracle.is_poisoned(plan):
-            if self.poison_kills:
-                self._exit(EXIT_KILLED)
-                return
-            fate = Fate.FAILS
-        if fate is Fate.FAILS or self.is_broken:
-            self._failed_epoch = plan.epoch
-            answer = m.StepFailed(epoch=plan.epoch, step=plan.step, error="out of memory")
+    def _answered(self, answer: Answer | None, fate: Fate) -> None:
+        """A step has ended, or was left out."""
         self._do(self._registration.plan_answered(answer, self._world.now))
         if isinstance(answer, m.StepResult):
             self._misbehave(fate, answer)
-        self._compute_next()
         if self._is_alive:
             self._plan_tick()
 
-    def _misbehave(self, fate: Fate | None, answer: m.StepResult) -> None:
+    def _misbehave(self, fate: Fate, answer: m.StepResult) -> None:
         """Say something after an answer that no sound executor says."""
         epoch, step = answer.epoch, answer.step
         if fate is Fate.REPEATED:

@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from common import messages as m
 from common.heartbeats import HEARTBEAT_INTERVAL_S
@@ -11,15 +12,32 @@ from tests.sim.world import World
 
 RETRY_INTERVAL_S = 1.0
 ANSWER_TIMEOUT_S = 5.0
+FIRST_WORD_S = 0.001  # from the start of a process
+
+
+@dataclass(frozen=True)
+class Keeping:
+    """How a process's pool is kept.
+
+    Attributes:
+        host: the keeper of its machine.
+        name: of the executor, for operators.
+        number: of the process, which no other one has.
+        kept_as: the build whose kind of pool it asks for, which is its own unless something is wrong with it.
+        is_standby: whether it waits until another one's pool is free.
+    """
+
+    host: KeeperHost
+    name: str
+    number: int
+    kept_as: Build
+    is_standby: bool
 
 
 class SimLink:
     """The link.
 
     Args:
-        name: of the executor.
-        number: of the process, which no other has.
-        is_standby: it waits until another one's pool is free.
         when_awake: does something now, or when the process is awake; not at all if it is dead then.
         start: is called once, when the process has a pool, or is to serve without one.
         holder_state: what the keeper is told.
@@ -27,20 +45,14 @@ class SimLink:
 
     Attributes:
         memory, tag: of the pool that this process holds; None before it holds one.
-        pool: what the scheduler is told of it; None without one.
         is_waiting: whether it is a standby.
     """
 
     def __init__(
         self,
         world: World,
-        host: KeeperHost,
+        keeping: Keeping,
         process: Process,
-        name: str,
-        number: int,
-        build: Build,
-        *,
-        is_standby: bool,
         when_awake: Callable[[Callable[[], object]], None],
         start: Callable[[], None],
         holder_state: Callable[[], m.HolderState],
@@ -48,17 +60,18 @@ class SimLink:
     ) -> None:
         self.memory: Memory | None = None
         self.tag: Tag | None = None
-        self.is_waiting = is_standby
+        self.is_waiting = keeping.is_standby
         self._leased: m.PoolLeased | None = None
         self._world = world
-        self._host = host
+        self._host = keeping.host
         self._process = process
-        self._name = name
-        self._instance = f"{number:032}"
+        self._name = keeping.name
+        self._instance = f"{keeping.number:032}"
+        build = keeping.kept_as
         self._layout = f"oracle {build.limits.block_size}"
         self._kind = m.PoolKind(fingerprint=build.fingerprint, dtype=build.dtype, layout=self._layout)
         self._num_blocks = build.limits.num_blocks
-        self._new_memory = Memory(build.limits.num_blocks * build.limits.block_size)
+        self._new_memory = Memory(pool_bytes(build))
         self._new_tag = Tag()
         self._when_awake = when_awake
         self._start = start
@@ -67,9 +80,9 @@ class SimLink:
         self._inbox: deque[tuple[Wire, m.FromKeeper | None, tuple[File, ...]]] = deque()
         self._wire: Wire | None = None
         self._has_started = False
-        self._connect()
-        if not is_standby:
-            world.after(ANSWER_TIMEOUT_S, self._begin)
+        world.after(FIRST_WORD_S, when_awake, self._connect)
+        if not self.is_waiting:
+            world.after(ANSWER_TIMEOUT_S, when_awake, self._begin)
         world.after(HEARTBEAT_INTERVAL_S, self._tick)
 
     @property
@@ -79,6 +92,18 @@ class SimLink:
             return None
         return m.Pool(pool=self._leased.pool, lease=self._leased.lease, layout=self._layout, epoch=self.tag.epoch)
 
+    @property
+    def shown(self) -> str:
+        """The pool and its lease, for the story."""
+        return "" if self._leased is None else f"pool {self._leased.pool}, lease {self._leased.lease}"
+
+    def reset(self) -> None:
+        """The connection breaks."""
+        if (wire := self._wire) is not None:
+            self._host.hang_up(wire)
+            self._inbox.append((wire, None, ()))
+            self._when_awake(self._take)
+
     def close(self) -> None:
         """The process has ended."""
         if self._wire is not None:
@@ -86,16 +111,20 @@ class SimLink:
         self._host.ended(self._process)
 
     def _begin(self) -> None:
-        if not self._has_started and self._process.is_alive:
-            self._has_started = True
+        """Serve, with a pool or without one. A standby that is refused has nothing to do."""
+        if self._has_started:
+            return
+        self._has_started = True
+        if self.is_waiting and self._leased is None:
+            self._process.kill()
+        else:
             self.is_waiting = False
             self._start()
 
     def _connect(self) -> None:
         self._wire = self._host.connect(self._arrived)
         if self._wire is None:
-            if not self.is_waiting:
-                self._begin()
+            self._begin()
             return
         self._say(m.Register(version=m.KEEPER_VERSION, instance=self._instance, name=self._name, pid=1), self._process)
         if self._leased is not None and self.memory is not None and self.tag is not None:
@@ -119,10 +148,10 @@ class SimLink:
             self._world.after(HEARTBEAT_INTERVAL_S, self._tick)
 
     def _retry(self) -> None:
-        if self._wire is None and self._process.is_alive:
+        if self._host.keeper is not None:
             self._connect()
-            if self._wire is None:
-                self._world.after(RETRY_INTERVAL_S, self._when_awake, self._retry)
+        else:
+            self._world.after(RETRY_INTERVAL_S, self._when_awake, self._retry)
 
     def _arrived(self, message: m.FromKeeper | None, files: tuple[File, ...]) -> None:
         assert self._wire is not None
@@ -136,6 +165,7 @@ class SimLink:
         match message, files:
             case None, _:
                 self._wire = None
+                self._on_standbys(0)  # that any keeper knows of
                 if not self.is_waiting:
                     self._begin()
                 self._world.after(RETRY_INTERVAL_S, self._when_awake, self._retry)
@@ -153,3 +183,8 @@ class SimLink:
     def _hold(self, leased: m.PoolLeased, memory: Memory, tag: Tag) -> None:
         self._leased, self.memory, self.tag = leased, memory, tag
         self._begin()
+
+
+def pool_bytes(build: Build) -> int:
+    """Size of a build's pool, as a keeper counts it."""
+    return build.limits.num_blocks * build.limits.block_size

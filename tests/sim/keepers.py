@@ -4,7 +4,7 @@ Behind a handle stands a simulated process, or the memory of a pool, or its tag.
 order, and a process that has ended is noticed by its pidfd, whatever became of its connection.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -18,7 +18,7 @@ from tests.sim.world import World
 from tests.support.oracle import Written
 
 LATENCY_S = (10e-6, 200e-6)
-MAX_BYTES = 2**40
+ROOM_FOR_ALL = 2**40  # bytes
 
 
 class Process(Protocol):
@@ -67,14 +67,22 @@ class Wire:
 class KeeperHost:
     """The keeper's process.
 
+    Args:
+        machine: its number.
+        max_bytes: that it keeps at most.
+        moments: what happened, and how often.
+
     Attributes:
         keeper: of the present life; None while the process is dead.
     """
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, machine: int, max_bytes: int, moments: Counter[str]) -> None:
         self.keeper: Keeper | None = None
+        self._machine = machine
+        self._max_bytes = max_bytes
+        self._moments = moments
         self._world = world
-        self._rng = world.stream("keeper")
+        self._rng = world.stream(f"keeper {machine}")
         self._frozen_until = 0.0
         self._num_lives = 0
         self._num_names = 0
@@ -89,16 +97,16 @@ class KeeperHost:
         """Begin a life, in which nothing is known of the ones before."""
         if self.keeper is None:
             self._num_lives += 1
-            config, name = KeeperConfig(MAX_BYTES), f"life {self._num_lives}"
+            config, name = KeeperConfig(self._max_bytes), f"life {self._num_lives}"
             self.keeper = Keeper(config, name, self._num_lives, self._new_name, self._world.now)
-            self._world.say("keeper", "starts")
+            self._world.say(f"keeper {self._machine}", "starts")
             self._tick(self._num_lives)
 
     def kill(self) -> None:
         """kill -9: what only it had open is gone, and every connection ends."""
         if self.keeper is None:
             return
-        self._world.say("keeper", "is killed")
+        self._world.say(f"keeper {self._machine}", "is killed")
         self.keeper, self._frozen_until = None, 0.0
         wires, self._wires, self._files = list(self._wires.values()), {}, {}
         self._inbox.clear()
@@ -109,6 +117,13 @@ class KeeperHost:
         """SIGSTOP, and SIGCONT at a time."""
         if self.keeper is not None:
             self._frozen_until = max(self._frozen_until, until)
+
+    def drop_unused(self) -> None:
+        """`baton keeper drop`: an operator wants all back that no process uses."""
+        if (wire := self.connect(lambda message, files: None)) is not None:
+            self.send(wire, m.KeeperQuery())
+            self.send(wire, m.DropKept(name=""))
+            self.hang_up(wire)
 
     # --- what processes do ---
 
@@ -167,7 +182,7 @@ class KeeperHost:
 
     def _new_name(self) -> str:
         self._num_names += 1
-        return f"{self._num_names:032}"
+        return f"{self._machine:016}{self._num_names:016}"
 
     def _take(self, file: File) -> a.Descriptor:
         self._num_handles += 1
@@ -203,6 +218,13 @@ class KeeperHost:
                 self._do(event())
 
     def _do(self, actions: list[a.KeeperAction]) -> None:
+        self._carry_out(actions)
+        if (keeper := self.keeper) is not None:
+            executors = keeper._registry.executors.values()
+            kept = [handle for each in keeper.shelf for handle in each.handles] + [each.process for each in executors]
+            assert sorted(kept) == list(self._files), "a file stays open that the keeper does not keep, or is closed"
+
+    def _carry_out(self, actions: list[a.KeeperAction]) -> None:
         for action in actions:
             match action:
                 case a.Send(connection, message, handles):
@@ -219,7 +241,8 @@ class KeeperHost:
                     assert not isinstance(process, Memory | Tag), "memory cannot be killed"
                     process.kill()
                 case a.WriteLog(_, event, facts):
-                    self._world.say("keeper", event, facts)
+                    self._moments[f"keeper: {event}"] += 1
+                    self._world.say(f"keeper {self._machine}", event, facts)
 
     def _close(self, wire: Wire) -> None:
         self._deliver(wire, None, ())

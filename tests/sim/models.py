@@ -1,12 +1,13 @@
 """What executors compute: the KV oracle of `tests/support`, with a model whose tokens are its own."""
 
 from dataclasses import dataclass
+from random import Random
 
 import xxhash
 
 from common import messages as m
 from common.plan import ExecutorLimits
-from tests.support.oracle import OracleExecutor, expected_output, extend, next_token
+from tests.support.oracle import TORN, OracleExecutor, Written, expected_output, extend, next_token
 
 VOCAB_SIZE = 500
 LIBRARY = "sim 2"  # that frontends compile grammars with
@@ -76,3 +77,9 @@ class ModelOracle(OracleExecutor):
                 return True
             first += count
         return False
+
+    def damage(self, rng: Random, share: float) -> None:
+        """Some of what the slots hold becomes something else."""
+        for slot in self.slots:
+            if rng.random() < share:
+                self.slots[slot] = Written(TORN, 0)

@@ -6,7 +6,6 @@ from functools import partial
 from common import messages as m
 from scheduler_svc.core.core import Core
 from scheduler_svc.core.fleet.membership import Standing
-from scheduler_svc.core.scheduling.pools import LONGEST_WAIT_S
 from scheduler_svc.core.scheduling.scheduler import Scheduler
 from scheduler_svc.core.scheduling.suspects import is_suspect
 from scheduler_svc.core.sequence import Sequence, State
@@ -24,6 +23,7 @@ class PoolBook:
 
     Args:
         grace_s: how long a sequence waits for an executor that fits it, beside others.
+        adoption_wait_s: how long one waits for a pool's next executor, beside others.
         libraries: which executors mask tokens as a sequence needs it.
 
     Attributes:
@@ -33,12 +33,13 @@ class PoolBook:
         moments: what happened, and how often.
     """
 
-    def __init__(self, grace_s: float, moments: Counter[str], libraries: LibraryBook) -> None:
+    def __init__(self, grace_s: float, adoption_wait_s: float, moments: Counter[str], libraries: LibraryBook) -> None:
         self.accepted: dict[str, int] = {}
         self.shortened: defaultdict[tuple[str, int], set[int]] = defaultdict(set)
         self.lost: set[tuple[str, int]] = set()
         self.moments = moments
         self._grace_s = grace_s
+        self._adoption_wait_s = adoption_wait_s
         self._libraries = libraries
         self.started()
 
@@ -145,7 +146,7 @@ class PoolBook:
             assert waited_s < self._grace_s + ROUNDING_S, f"{what} and waits for {waited_s:.2f} s"
         awaited = {s: self._awaited.get(s, now) for s in core.scheduler if s.awaited}
         for sequence, since in awaited.items():
-            assert now - since <= LONGEST_WAIT_S + ROUNDING_S, f"{sequence.request_id} waits for a pool for ever"
+            assert now - since <= self._adoption_wait_s + ROUNDING_S, f"{sequence.request_id} waits for a pool for ever"
         self._awaited = awaited
         takes = [e for e in core.scheduler.executors if e.epoch in self._limits.taking]
         beside: dict[Sequence, float] = {}

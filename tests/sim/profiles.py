@@ -44,7 +44,15 @@ HOSTILE = {
     "second_hello": 1.0,
     "old_words": 2.0,
 }
-KEEPERS = {"kill_keeper": 2.0, "freeze_keeper": 1.0}
+SWAPS = {"zombie": 4.0, "lose_lease": 3.0, "swap_again": 4.0, "reset_link": 1.0, "freeze_keeper": 1.0}
+KEEPERS = {
+    **SWAPS,
+    "kill_keeper": 3.0,
+    "kill_keeper_and_holder": 2.0,
+    "drop_pools": 2.0,
+    "compute_elsewhere": 3.0,
+    "mistake_kind": 3.0,
+}
 EVERYTHING = {
     **KILLS,
     **HANGS,
@@ -58,6 +66,7 @@ EVERYTHING = {
     **JOURNAL,
     **SCHEDULER,
     **HOSTILE,
+    **dict.fromkeys(KEEPERS, 1.0),
 }
 
 
@@ -80,7 +89,9 @@ class Profile:
         num_poisoned: requests that kill whatever computes them, at most.
         pools: how many of the runs have executors whose pools differ, down to what holds few prompts.
         libraries: how many of the runs have executors that mask tokens by different libraries, and more grammars.
-        keeps: how many of the runs have a keeper, and standbys perhaps.
+        keeps: how many of the runs have a keeper on each machine.
+        standbys: of an executor whose machine has one, the fewest and the most.
+        is_roomy: every pool has room for all sequences of the run.
         pool_grace_s: how long sequences wait for an executor that fits.
     """
 
@@ -99,6 +110,8 @@ class Profile:
     pools: float = 0.0
     libraries: float = 0.0
     keeps: float = 0.0
+    standbys: tuple[int, int] = (0, 1)
+    is_roomy: bool = False
     pool_grace_s: float = POOL_GRACE_S
 
     @property
@@ -190,20 +203,46 @@ PROFILES = {
     "keepers": Profile(
         {
             **KEEPERS,
-            "kill": 6.0,
-            "freeze": 4.0,
+            "kill": 4.0,
+            "freeze": 2.0,
             "hang": 1.0,
             "late_step": 2.0,
             "step_failure": 1.0,
-            "sigterm": 1.0,
+            "sigterm": 2.0,
+            "drain_finish": 1.0,
             "reset": 1.0,
+            "upgrade": 2.0,
             "garbled_answer": 1.0,
             "kill_scheduler": 1.0,
+            "cancel": 1.0,
         },
         num_faults=(2, 6),
+        num_builds=3,
         max_tokens=60,
         step_s=(0.01, 0.02, 0.08),
         keeps=1.0,
+        standbys=(0, 2),
+    ),
+    "standbys": Profile(
+        {
+            **SWAPS,
+            "kill": 4.0,
+            "late_step": 2.0,
+            "sigterm": 2.0,
+            "drain": 2.0,
+            "reset": 2.0,
+            "half_open": 1.0,
+            "cut_both": 1.0,
+            "cancel": 1.0,
+            "hang_up": 1.0,
+        },
+        num_faults=(2, 6),
+        executors=(1, 2),
+        max_tokens=60,
+        step_s=(0.01, 0.02, 0.08),
+        keeps=1.0,
+        standbys=(1, 2),
+        is_roomy=True,
     ),
     "everything": Profile(
         {**EVERYTHING, "flood": 1.0},
@@ -213,6 +252,7 @@ PROFILES = {
         journal=0.7,
         pools=0.4,
         libraries=0.25,
+        keeps=0.3,
         pool_grace_s=SHORT_POOL_GRACE_S,
     ),
 }

@@ -1,12 +1,15 @@
 """Where executors' processes run: a supervisor starts each again when it has ended."""
 
-from dataclasses import dataclass
+from collections import deque
+from dataclasses import dataclass, replace
 from random import Random
 
-from tests.sim.executors import ExecutorProcess, Pace
+from tests.sim.executors import Ending, ExecutorProcess
+from tests.sim.keeper_link import Keeping
 from tests.sim.keepers import KeeperHost
 from tests.sim.models import Build
 from tests.sim.sockets import Port
+from tests.sim.steps import Pace
 from tests.sim.world import World
 
 RESTART_S = (0.02, 0.4)
@@ -20,40 +23,48 @@ class Slot:
     Attributes:
         build: of the next process.
         must_be_large: one has to hold what the others cannot.
+        host: the keeper of its machine, if there is one.
+        team: number of the executor that its process is, or is a standby of: one of a team serves.
+        kept_as: the next process asks for a pool of this build's kind; None for its own.
         down_until: none is started before.
-        partner: name of the slot that it shares work with: only one of the two serves if both could.
     """
 
     name: str
     build: Build
     must_be_large: bool
+    host: KeeperHost | None
+    team: int
+    kept_as: Build | None = None
     process: ExecutorProcess | None = None
     down_until: float = 0.0
-    partner: str = ""
+
+
+@dataclass(frozen=True)
+class Machines:
+    """Where executors run.
+
+    Attributes:
+        hosts: a keeper for each machine; empty if nothing is kept.
+        num_standbys: of each executor.
+    """
+
+    hosts: tuple[KeeperHost, ...] = ()
+    num_standbys: tuple[int, ...] = ()
 
 
 class Rack:
     """All executors.
 
-    Args:
-        keeper: of the machine that all of them run on; None if it has none.
-        num_standbys: how many of the executors have a standby.
+    Attributes:
+        endings: of the next processes that get a pool.
     """
 
-    def __init__(
-        self,
-        world: World,
-        port: Port,
-        builds: list[Build],
-        pace: Pace,
-        keeper: KeeperHost | None = None,
-        num_standbys: int = 0,
-    ) -> None:
-        self.slots = [Slot(f"ex{i}", build, must_be_large=i == 0) for i, build in enumerate(builds)]
-        for slot in self.slots[:num_standbys]:
-            slot.partner = f"{slot.name}b"
-            self.slots.append(Slot(slot.partner, slot.build, slot.must_be_large, partner=slot.name))
-        self._keeper = keeper
+    def __init__(self, world: World, port: Port, builds: list[Build], pace: Pace, machines: Machines) -> None:
+        hosts = machines.hosts or (None,)
+        self.slots = [Slot(f"ex{i}", build, i == 0, hosts[i % len(hosts)], i) for i, build in enumerate(builds)]
+        for slot, num_standbys in zip(list(self.slots), machines.num_standbys, strict=False):
+            self.slots += [replace(slot, name=f"{slot.name}{letter}") for letter in "bcd"[:num_standbys]]
+        self.endings: deque[Ending] = deque()
         self._num_started = 0
         self._world = world
         self._port = port
@@ -77,14 +88,21 @@ class Rack:
         if self._world.now < slot.down_until:
             self._world.at(slot.down_until, self._start, slot)
             return
-        others = [other.process for other in self.slots if other.name == slot.partner and other.process is not None]
-        is_standby = any(not other.is_waiting and other.build == slot.build for other in others)
-        self._num_started += 1
+        team = [each.process for each in self.slots if each.team == slot.team and each.process is not None]
+        is_standby = slot.host is not None and any(not each.is_waiting and each.build == slot.build for each in team)
         what = "waits with" if is_standby else "starts with"
         self._world.say(slot.name, what, slot.build.model, slot.build.library)
+        self._num_started += 1
+        keeping = None
+        if slot.host is not None:
+            kept_as, slot.kept_as = slot.kept_as or slot.build, None
+            keeping = Keeping(slot.host, slot.name, self._num_started, kept_as, is_standby)
         process = (self._world, self._port, slot.name, slot.build, self._pace, self._rng, self._exited)
-        slot.process = ExecutorProcess(*process, self._keeper, self._num_started, is_standby=is_standby)
-        slot.process.poison_kills = self.poison_kills
+        slot.process = ExecutorProcess(*process, keeping, self._next_ending)
+        slot.process.thread.poison_kills = self.poison_kills
+
+    def _next_ending(self) -> Ending | None:
+        return self.endings.popleft() if self.endings else None
 
     def _exited(self, process: ExecutorProcess, code: int) -> None:
         slot = self.slot(process)

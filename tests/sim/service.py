@@ -244,7 +244,12 @@ class _WatchedCore(Core):
         self._witness.planned(self, actions, now)
         return actions
 
+    def _ended(self, ended: f.EpochEnded, now: float) -> list[Action]:
+        self._witness.adoptions.ended(self.scheduler.executor(ended.epoch), ended.cause)
+        return super()._ended(ended, now)
+
     def _follow(self, consequences: list[f.Consequence], now: float) -> list[Action]:
         actions = super()._follow(consequences, now)
         self._witness.pools.follow(self, now)
+        self._witness.adoptions.follow(self)
         return actions

@@ -4,26 +4,29 @@ import traceback
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from random import Random
 
 from common import messages as m
 from common.plan import ExecutorLimits
 from scheduler_svc.core.config import CoreConfig
 from scheduler_svc.core.scheduling.config import SchedulerConfig
+from scheduler_svc.core.scheduling.pools import LONGEST_WAIT_S
 from tests.sim.checks import check_abandoned, check_end, check_ghosts, is_quiet
 from tests.sim.clients import Client
 from tests.sim.disk import Disk
-from tests.sim.executors import Pace
 from tests.sim.faults.injector import Injector
 from tests.sim.frontends import FrontendProcess
 from tests.sim.intruder import Intruder
-from tests.sim.keepers import KeeperHost
+from tests.sim.keeper_link import pool_bytes
+from tests.sim.keepers import ROOM_FOR_ALL, KeeperHost
 from tests.sim.machine import Machine
 from tests.sim.models import LIBRARIES, LIBRARY, VOCAB_SIZE, Build, capacity
 from tests.sim.network import Network
 from tests.sim.profiles import PROFILES, Profile
-from tests.sim.rack import Rack
+from tests.sim.rack import Machines, Rack
 from tests.sim.service import Service
 from tests.sim.sockets import Port
+from tests.sim.steps import Pace
 from tests.sim.witness import Patience, Witness
 from tests.sim.workload import LONGEST_PROMPT, Workload
 from tests.sim.world import World
@@ -31,6 +34,7 @@ from tests.sim.world import World
 LIMIT_S = 400.0  # of virtual time: by then the longest wait is over, that for a first step that never ends
 LOOK_S = 0.15  # between two looks whether the run is over
 NEAR_CAPACITIES = (6, 1000)  # messages on their way to a frontend
+ROOMS = 40  # more sequences than come
 SPAN_S = 1.2  # in which requests and faults come
 
 
@@ -98,7 +102,10 @@ class Simulation:
         self._rng = rng = world.stream("settings")
         grace_s = rng.choice([0.0, 0.1, 0.1, 0.5, 2.0, 5.0, 5.0])
         self.patience = Patience(grace_s, world.stream("returns").choice([0.1, 0.4, 1.0, 5.0]))
-        self.witness = Witness(world, self.patience, profile.pool_grace_s)
+        keeps = world.stream("keeps")
+        self._adoption_wait_s = keeps.choice([0.2, 1.0, LONGEST_WAIT_S])
+        waits_s = (profile.pool_grace_s, self._adoption_wait_s)
+        self.witness = Witness(world, self.patience, *waits_s, is_roomy=profile.is_roomy)
         has_pools = world.stream("pools").random() < profile.pools
         has_libraries = world.stream("libraries").random() < profile.libraries
         self.builds = self._pools() if has_pools else self._builds()
@@ -115,10 +122,10 @@ class Simulation:
         self.service = Service(world, self._config(), *ports, *processes)
         builds = [self.builds[i % len(self.builds)] for i in range(rng.randint(*profile.executors))]
         pace = Pace(rng.choice(profile.step_s), rng.choice([0.0, 0.0005]), late_s=rng.uniform(0.3, 3.0))
-        keeps = world.stream("keeps")
-        self.keeper = KeeperHost(world) if keeps.random() < profile.keeps else None
-        num_standbys = keeps.randint(0, len(builds)) if self.keeper is not None else 0
-        self.rack = Rack(world, self.executor_port, builds, pace, self.keeper, num_standbys)
+        self.keepers = self._keepers(keeps, builds) if keeps.random() < profile.keeps else []
+        num_standbys = tuple(keeps.randint(*profile.standbys) for _ in builds) if self.keepers else ()
+        machines = Machines(tuple(self.keepers), num_standbys)
+        self.rack = Rack(world, self.executor_port, builds, pace, machines)
         self.frontends = [FrontendProcess(world, self.frontend_port, i) for i in range(rng.randint(1, 3))]
         self.clients: list[Client] = []
         sizes = sorted((capacity(build.limits) for build in self.builds), reverse=True) if has_pools else []
@@ -187,7 +194,7 @@ class Simulation:
             positions = longest + rng.choice([0, 8, 40, 100]) if is_large else longest * 2 // 3
             block_size = rng.choice([1, 2, 3, 4, 8, 16])
             limits = ExecutorLimits(
-                num_blocks=-(-positions // block_size) + rng.randint(0, 3),
+                num_blocks=-(-positions // block_size) * (ROOMS if self.profile.is_roomy else 1) + rng.randint(0, 3),
                 block_size=block_size,
                 max_num_seqs=rng.choice([1, 2, 4, 8]),
                 max_batch_tokens=rng.choice(self.profile.budgets),
@@ -225,6 +232,12 @@ class Simulation:
         versions = rng.sample(LIBRARIES, rng.randint(1, 3))
         return [replace(build, library=rng.choice(versions)) for build in builds]
 
+    def _keepers(self, rng: Random, builds: list[Build]) -> list[KeeperHost]:
+        """A keeper on each machine; some have no room for all pools."""
+        largest = max(map(pool_bytes, self.builds))
+        max_bytes = [rng.choice([ROOM_FOR_ALL] * 5 + [largest, 2 * largest]) for _ in builds[: rng.randint(1, 2)]]
+        return [KeeperHost(self.world, i, each, self.witness.moments) for i, each in enumerate(max_bytes)]
+
     def _config(self) -> CoreConfig:
         rng, profile = self._rng, self.profile
         scheduler = SchedulerConfig(
@@ -233,6 +246,7 @@ class Simulation:
             look_ahead=rng.random() < 0.7,
             pool_grace_s=profile.pool_grace_s,
             grammars=LIBRARY,
+            adoption_wait_s=self._adoption_wait_s,
         )
         return CoreConfig(
             model="sim",

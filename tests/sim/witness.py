@@ -15,6 +15,7 @@ from scheduler_svc.core.requests.group_commit import STUCK_AFTER_S, JournalState
 from scheduler_svc.core.requests.recovery import Legacy
 from scheduler_svc.core.sequence import Sequence, State
 from scheduler_svc.core.step_output import SequenceEnd, StepOutput
+from tests.sim.adoption_book import AdoptionBook
 from tests.sim.library_book import LibraryBook
 from tests.sim.models import LIBRARY, VOCAB_SIZE, capacity
 from tests.sim.pool_book import PoolBook
@@ -77,9 +78,12 @@ class Witness:
         libraries: what is known of those that executors mask tokens by.
         tokens: what is known of the times between tokens.
         pools: what is known of executors of different sizes.
+        adoptions: what is known of pools that outlive executors.
     """
 
-    def __init__(self, world: World, patience: Patience, pool_grace_s: float) -> None:
+    def __init__(
+        self, world: World, patience: Patience, pool_grace_s: float, adoption_wait_s: float, *, is_roomy: bool
+    ) -> None:
         self.life_began = 0.0
         self.deaths: list[Death] = []
         self.refused: set[tuple[str, str]] = set()
@@ -88,7 +92,8 @@ class Witness:
         self.moments: Counter[str] = Counter()
         self.libraries = LibraryBook(LIBRARY, self.moments)
         self.tokens = TokenBook(world, self.moments)
-        self.pools = PoolBook(pool_grace_s, self.moments, self.libraries)
+        self.pools = PoolBook(pool_grace_s, adoption_wait_s, self.moments, self.libraries)
+        self.adoptions = AdoptionBook(self.moments, is_roomy=is_roomy)
         self._told: dict[tuple[str, int], _Told] = {}
         self._world = world
         self._patience = patience
@@ -149,6 +154,7 @@ class Witness:
         self._last_turn, self._forgiving_until = now, -math.inf
         self.libraries.started()
         self.pools.started()
+        self.adoptions.started()
         self.pools.watch(scheduler)
         commit, add_executor = scheduler.commit, scheduler.add_executor
 
@@ -160,6 +166,7 @@ class Witness:
         def watched_add(membership: Membership, *now: float) -> list[SequenceEnd]:
             self._plans[membership.epoch] = deque()
             ends = add_executor(membership, *now)
+            self.adoptions.joined(scheduler.executor(membership.epoch))
             longest = max(self.pools.largest_seen, capacity(membership.limits))
             for sequence in [end.sequence for end in ends]:
                 assert sequence not in self._fitted, f"{sequence.request_id} fitted before the restart"
@@ -248,14 +255,7 @@ class Witness:
         """A life is over, or the run: add its numbers."""
         self.tokens.check(core)
         stats = core.scheduler.stats
-        for name in (
-            "preemptions",
-            "model_changes",
-            "resumed",
-            "cached_prompt_tokens",
-            "cached_resumed_tokens",
-            "pools_adopted",
-        ):
+        for name in ("preemptions", "model_changes", "resumed", "cached_prompt_tokens", "cached_resumed_tokens"):
             self.moments[name] += getattr(stats, name)
 
     # --- requests ---
@@ -311,6 +311,7 @@ class Witness:
             for sequence in everyone:
                 self._check_model(core, sequence, executor.model)
                 self.libraries.planned(sequence, epoch)
+            self.adoptions.planned(executor, action.message)
             asked = next(plan.asked_prompts for plan in executor.inflight if plan.step == step)
             for sequence, positions in asked.rows if asked is not None else ():
                 self._check_asked(sequence, positions)
@@ -353,8 +354,6 @@ class Witness:
     def look(self, core: Core, now: float) -> None:
         """A look at a moment between two turns."""
         core.scheduler.check()
-        pools = [member.hello.pool.pool for member in core.fleet if member.hello.pool is not None]
-        assert len(set(pools)) == len(pools), "a pool has two members"
         for member in core.fleet:
             silence_s = now - self._heard[member.peer]
             assert silence_s <= LOSS_TIMEOUT_S, f"{member.hello.executor} is silent for {silence_s:.1f} s"
@@ -371,6 +370,7 @@ class Witness:
 
     def _landed(self, result: m.StepResult, output: StepOutput) -> None:
         self.tokens.landed(output)
+        self.adoptions.answered(result.epoch)
         step, everyone = self._plans[result.epoch].popleft()
         assert step == result.step, f"step {result.step} was answered, {step} is the oldest"
         for sequence in output.sequences:

@@ -5,9 +5,10 @@ from dataclasses import replace
 from random import Random
 
 from common import messages as m
-from tests.sim.executors import ExecutorProcess, Fate
+from tests.sim.executors import ExecutorProcess
 from tests.sim.faults.scene import Scene, moment, to_an_executor
 from tests.sim.models import LIBRARIES, Build, capacity
+from tests.sim.steps import Fate
 
 FATE_S = 0.5  # after which a fault of a step has not happened
 
@@ -16,8 +17,8 @@ def fate(scene: Scene, rng: Random, *fates: Fate) -> bool:
     """What becomes of an executor's next steps, if they come soon."""
 
     def do(executor: ExecutorProcess) -> None:
-        executor.fates.extend(fates)
-        scene.world.after(FATE_S, executor.fates.clear)
+        executor.thread.fates.extend(fates)
+        scene.world.after(FATE_S, executor.thread.fates.clear)
 
     return to_an_executor(scene, rng, do)
 
@@ -66,7 +67,7 @@ def broken_gpu(scene: Scene, rng: Random) -> bool:
     """Every step fails, until an operator replaces the machine."""
 
     def do(executor: ExecutorProcess) -> None:
-        executor.is_broken = True
+        executor.thread.is_broken = True
         scene.world.at(moment(scene, rng, 0.3, 3.0), executor.kill)
 
     return to_an_executor(scene, rng, do)

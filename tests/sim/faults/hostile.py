@@ -3,11 +3,12 @@
 from random import Random
 
 from common import messages as m
-from tests.sim.executors import ExecutorProcess, Fate
+from tests.sim.executors import ExecutorProcess
 from tests.sim.faults.executors import fate
 from tests.sim.faults.scene import Scene, to_an_executor
 from tests.sim.models import VOCAB_SIZE
 from tests.sim.sockets import Dealer
+from tests.sim.steps import Fate
 
 
 def repeated_answer(scene: Scene, rng: Random) -> bool:
@@ -72,7 +73,7 @@ def odd_vocabulary(scene: Scene, rng: Random) -> bool:
 
 def _nonsense(rng: Random, executor: ExecutorProcess, away: int = 0) -> m.ExecutorToScheduler:
     """Something that the executor might say if it were in an epoch that is so many away."""
-    epoch, step = (executor.epoch or 2) + away, executor.step
+    epoch, step = (executor.epoch or 2) + away, executor.thread.step
     words: list[m.ExecutorToScheduler] = [
         m.ExecutorHeartbeat(epoch=epoch),
         m.StepResult(epoch=epoch, step=step, token_ids=b"\1\0\0\0", compute_us=1),

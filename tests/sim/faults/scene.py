@@ -24,7 +24,7 @@ class Scene(Protocol):
     service: Service
     disk: Disk | None
     machine: Machine
-    keeper: KeeperHost | None
+    keepers: list[KeeperHost]
     rack: Rack
     frontends: list[FrontendProcess]
     clients: list[Client]

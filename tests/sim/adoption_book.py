@@ -1,0 +1,142 @@
+"""Which pools may be continued, and what sequences have in them: a book that the core does not write."""
+
+from collections import Counter, deque
+from dataclasses import dataclass, field
+
+from common import messages as m
+from common.plan import parse_plan
+from scheduler_svc.core.core import Core
+from scheduler_svc.core.executor.executor_state import ExecutorState
+from scheduler_svc.core.sequence import Sequence
+
+HARMFUL = ("step_failed", "untrusted")  # ends of an epoch after which nobody knows what is in its pool
+Row = tuple[Sequence, int, int]  # the positions of a row: the first, and that after the last
+
+
+@dataclass(eq=False)
+class Life:
+    """An epoch of an executor that has a pool.
+
+    Attributes:
+        kind: all that has to stay the same.
+        content: number of the index that it goes on with; an epoch that adopts nothing begins another one.
+        tags: epochs of which one must be in the pool's tag when the pool is continued.
+        rows: of its plans in flight.
+    """
+
+    epoch: int
+    pool: m.Pool
+    kind: tuple[object, ...]
+    content: int
+    tags: tuple[int, ...]
+    rows: deque[list[Row]] = field(default_factory=deque)
+    has_answered: bool = False
+    cause: str = ""
+
+
+class AdoptionBook:
+    """Of one life of the scheduler.
+
+    Args:
+        is_roomy: no pool is ever full, so that nothing has to be computed again.
+        moments: what happened, and how often.
+    """
+
+    def __init__(self, moments: Counter[str], *, is_roomy: bool) -> None:
+        self.moments = moments
+        self._is_roomy = is_roomy
+        self._num_contents = 0
+        self.started()
+
+    def started(self) -> None:
+        """A scheduler begins to live: it knows of no pool."""
+        self._last: dict[str, Life] = {}  # of each pool
+        self._lives: dict[int, Life] = {}  # of the epochs that live
+        self._written: dict[Sequence, tuple[int, int]] = {}  # content, and positions in it that answered plans wrote
+        self._interrupted: dict[Sequence, int] = {}  # sequences that wait for what they have in a content
+
+    def joined(self, executor: ExecutorState) -> None:
+        """An epoch begins."""
+        membership = executor.membership
+        if (pool := membership.pool) is None:
+            return
+        before, is_adopted = self._last.get(pool.pool), bool(executor.earlier_epochs)
+        limits = membership.limits
+        kind = (membership.model, pool.layout, limits.block_size, limits.num_blocks)
+        reason = _why_not(before, kind, pool.epoch)
+        assert is_adopted == (reason == ""), f"epoch {executor.epoch} adopts: {is_adopted}; against it: {reason!r}"
+        self.moments["adopted" if is_adopted else f"not adopted: {reason}"] += 1
+        tags: tuple[int, ...] = (executor.epoch,)
+        if before is not None and is_adopted:
+            content, tags = before.content, (*before.tags, executor.epoch)
+        else:
+            self._num_contents += 1
+            content = self._num_contents
+        life = Life(executor.epoch, pool, kind, content, tags)
+        self._last[pool.pool] = self._lives[executor.epoch] = life
+
+    def follow(self, core: Core) -> None:
+        """Something has happened in the fleet."""
+        pools = Counter(member.hello.pool.pool for member in core.fleet if member.hello.pool is not None)
+        assert all(count == 1 for count in pools.values()), "a pool has two members"
+
+    def planned(self, executor: ExecutorState, plan: m.Plan) -> None:
+        """A plan was made."""
+        life = self._lives.get(executor.epoch)
+        rows = _rows(executor, plan)
+        for sequence, start, end in rows:
+            content = self._interrupted.pop(sequence, None)
+            if life is None or content != life.content:
+                continue
+            self.moments["resumed where they were"] += 1
+            num_again = min(self._written[sequence][1], end) - start
+            if num_again > 0:
+                self.moments["positions computed again after an adoption"] += num_again
+                name = f"{sequence.request_id}[{sequence.index}]"
+                assert not self._is_roomy, f"{name} computes {num_again} positions again from {start} on"
+        if life is not None:
+            life.rows.append(rows)
+
+    def answered(self, epoch: int) -> None:
+        """The oldest plan in flight was answered."""
+        if (life := self._lives.get(epoch)) is None:
+            return
+        life.has_answered = True
+        for sequence, _, end in life.rows.popleft():
+            content, num_written = self._written.get(sequence, (0, 0))
+            self._written[sequence] = (life.content, max(end, num_written if content == life.content else 0))
+
+    def ended(self, executor: ExecutorState, cause: str) -> None:
+        """An epoch is over."""
+        if (life := self._lives.pop(executor.epoch, None)) is None:
+            return
+        life.cause = cause
+        if life.has_answered:
+            life.tags = (life.epoch,)
+        for sequence in executor.sequences():
+            if self._written.get(sequence, (0, 0))[0] == life.content:
+                self._interrupted[sequence] = life.content
+
+
+def _why_not(before: Life | None, kind: tuple[object, ...], tag: int) -> str:
+    """Why a pool must not be continued; empty if it has to be."""
+    if before is None:
+        return "never seen"
+    if before.cause in HARMFUL:
+        return before.cause
+    if before.kind != kind:
+        return "another kind"
+    return "" if tag in before.tags else "another writer"
+
+
+def _rows(executor: ExecutorState, plan: m.Plan) -> list[Row]:
+    """The rows of a plan."""
+    inflight = next(each for each in executor.inflight if each.step == plan.step)
+    columns = parse_plan(plan, executor.limits)
+    sampled, unsampled = iter(inflight.sequences), iter(inflight.unsampled)
+    samples = set(columns.sample_rows.tolist())
+    rows: list[Row] = []
+    for row, (count, end) in enumerate(zip(columns.query_lens.tolist(), columns.context_lens.tolist(), strict=True)):
+        sequence = next(sampled) if row in samples else next(unsampled)[0]
+        rows.append((sequence, end - count, end))
+    return rows
