@@ -65,10 +65,10 @@ class Pools:
         """
         if executor.membership.has_standby:
             return min(STANDBY_WAIT_S, longest_s)
-        if not others_tokens_per_s:
-            return longest_s
-        recompute_s = sum(len(sequence.tokens) for sequence in executor.sequences()) / others_tokens_per_s
         expected_s = start_s if self.last_gap_s is None else self.last_gap_s
+        if not others_tokens_per_s:  # one may join that has another pool
+            return min(expected_s, longest_s)
+        recompute_s = sum(len(sequence.tokens) for sequence in executor.sequences()) / others_tokens_per_s
         return min(recompute_s, longest_s) if expected_s < recompute_s else 0.0
 
     def vacate(self, executor: ExecutorState, now: float, wait_s: float) -> None:
