@@ -11,13 +11,15 @@ from typing import Any
 import click
 
 from common.curve import ClientCurve
-from common.errors import BatonError
+from common.errors import BatonError, KeeperError
 from common.logging import LOG_FORMAT_VARIABLE, LOG_FORMATS, get_logger, setup_logging
 from common.messages import MAX_NAME_CHARS
 from common.parent_death import killed_with
 from executor_svc.name_claim import NameClaim
 from executor_svc.options import ExecutorOptions
 from executor_svc.service.health_file import HealthFile
+
+EXIT_NO_KEEPER = 75  # EX_TEMPFAIL of sysexits.h: a keeper that ended is started again, and so should this process be
 
 EPILOG = """\b
 Example, two executors of one model for a scheduler on this machine:
@@ -201,7 +203,7 @@ def main(
             sys.exit(0)
     except BatonError as error:
         click.echo(f"baton-executor: {error}", err=True)
-        sys.exit(2)
+        sys.exit(EXIT_NO_KEEPER if isinstance(error, KeeperError) else 2)
     hello, group, pool = started.hello_after(start_s), started.group, started.pool
     log.info("ready", executor=hello.executor, rank=group.rank, scheduler=endpoint, encrypted=curve is not None)
     if group.size == 1:

@@ -4,7 +4,7 @@ import signal
 import socket
 from pathlib import Path
 
-from common.errors import KeeperError
+from common.errors import BatonError, KeeperError
 from common.keeper_socket import default_socket
 from common.logging import get_logger
 from executor_svc.keeper.kept_pool import KeptPool
@@ -35,9 +35,13 @@ def find_keeper(socket_path: Path | None, executor_name: str, *, is_required: bo
 
 
 def become_active(pool: KeptPool | None) -> bool:
-    """Wait until this standby has a pool. False if SIGTERM or SIGINT comes before."""
+    """Wait until this standby has a pool. False if SIGTERM or SIGINT comes before.
+
+    Raises:
+        BatonError: no keeper keeps pools of this executor's kind.
+    """
     if pool is None:
-        raise KeeperError("a standby needs a keeper that keeps pools")
+        raise BatonError("a standby needs a keeper that keeps pools")
     wake, woken = socket.socketpair()
     wake.setblocking(False)
     previous = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGTERM, signal.SIGINT)}

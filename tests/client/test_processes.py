@@ -8,8 +8,20 @@ from functools import partial
 
 import pytest
 
+from common import messages as m
+from executor_svc.keeper.link import KeeperLink
+from executor_svc.keeper.memory import create_memory
+from executor_svc.keeper.tag import PoolTag
 from scheduler_svc.client.errors import EXIT_UNREACHABLE, EXIT_USAGE, FleetError
-from scheduler_svc.client.processes.local_fleet import KEEPER, FleetSpec, LocalFleet, executor_name, free_ports
+from scheduler_svc.client.processes import local_fleet
+from scheduler_svc.client.processes.local_fleet import (
+    KEEPER,
+    FleetSpec,
+    LocalFleet,
+    executor_name,
+    free_ports,
+    pool_holders,
+)
 from tests.client.fleets import FAKE, fake_spec
 from tests.support.eventually import eventually
 from tests.support.processes import is_running
@@ -35,19 +47,59 @@ def test_executors_wait_and_find_memory_at_the_keeper(tmp_path):
     assert "--standby" in spec.command("executor-0", is_standby=True)
 
 
-def test_a_process_is_a_standby_as_long_as_enough_others_live(tmp_path):
-    with LocalFleet(fake_spec(executors=2, standbys=1), tmp_path) as fleet:
-        waits = lambda index: "--standby" in fleet.log_tail(executor_name(index))  # noqa: E731
-        eventually(lambda: all(fleet.log_tail(executor_name(index)) for index in range(3)))
-        assert [waits(index) for index in range(3)] == [False, False, True]
+@pytest.fixture
+def holders(monkeypatch) -> list[int]:
+    """Processes that hold pools, as a keeper says that is not there."""
+    pids: list[int] = []
+    monkeypatch.setattr(local_fleet, "pool_holders", lambda socket_path: pids)
+    return pids
+
+
+def waits(fleet: LocalFleet, index: int, life: int = 1) -> bool:
+    """Whether an executor is a standby in this life of its process."""
+    lines = lambda: [line for line in fleet.log_tail(executor_name(index)).splitlines() if "--scheduler" in line]  # noqa: E731
+    eventually(lambda: len(lines()) >= life)
+    return "--standby" in lines()[life - 1]
+
+
+def test_a_process_is_a_standby_as_long_as_enough_others_serve(tmp_path, holders):
+    spec = fake_spec(executors=2, standbys=1, keeper=tmp_path / "keeper.sock", starts_keeper=False)
+    with LocalFleet(spec, tmp_path) as fleet:
+        assert [waits(fleet, index) for index in range(3)] == [False, False, True]
         fleet.kill_executor(0)
+        holders += [fleet.pids["executor-2"]]
         fleet.start_executor(0)
-        eventually(lambda: waits(0))
+        assert waits(fleet, 0, life=2), "the standby has the pool of the one that was killed"
         for index in (1, 2):
             fleet.kill_executor(index)
         fleet.start_executor(1)
-        eventually(lambda: fleet.log_tail(executor_name(1)).count("executor --scheduler") == 2)
-        assert not waits(1), "one other lives, and two are wanted"
+        assert not waits(fleet, 1, life=2), "nobody serves, and two are wanted"
+
+
+def test_where_a_pool_and_the_keeper_ended_together_not_all_wait(tmp_path, holders):
+    spec = fake_spec(executors=1, standbys=1, keeper=tmp_path / "keeper.sock", starts_keeper=False)
+    with LocalFleet(spec, tmp_path) as fleet:
+        assert waits(fleet, 1)
+        fleet.kill_executor(0)
+        fleet.start_executor(0)
+        assert not waits(fleet, 0, life=2), "no pool is left that the standby could get"
+
+
+def test_a_keeper_says_who_holds_pools(tmp_path, monkeypatch):
+    folder = tmp_path / "own"
+    folder.mkdir(mode=0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
+    socket_path = folder / "keeper.sock"
+    assert pool_holders(socket_path) == []
+    spec = fake_spec(executors=0, keeper=socket_path)
+    with LocalFleet(spec, tmp_path):
+        link = KeeperLink(socket_path, "ex")
+        memory_fd, tag_fd = create_memory("pool", 4096), PoolTag.create()
+        link.deposit_pool(m.PoolKind(fingerprint="f", dtype="d", layout="l"), 1, 4096, memory_fd, tag_fd)
+        assert pool_holders(socket_path) == [os.getpid()]
+        link.close()
+        os.close(memory_fd)
+        os.close(tag_fd)
 
 
 @pytest.mark.parametrize(

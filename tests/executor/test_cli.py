@@ -75,6 +75,12 @@ def test_broken_checkpoint_is_one_line(checkpoint: Make, tmp_path: Path) -> None
     )
 
 
+def test_a_standby_whose_keeper_is_not_there_is_worth_starting_again(tmp_path: Path) -> None:
+    done = baton_executor("--standby", "--keeper", str(tmp_path / "keeper.sock"))
+    assert done.returncode == 75
+    assert "a standby needs one" in done.stderr
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -14,8 +14,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from common.errors import KeeperError
+from common import messages as m
+from common.errors import KeeperError, WireError
 from common.keeper_socket import connect_to_keeper
+from common.packets import PacketConnection
 from scheduler_svc.client.errors import FleetError, FleetMisconfigured
 from scheduler_svc.client.processes.child import Child, ChildEnd, end_children, wait_children
 
@@ -25,6 +27,7 @@ STOP_TIMEOUT_S = 10.0
 
 _POLL_INTERVAL_S = 0.05
 _KEEPER_TIMEOUT_S = 1.0
+_HAND_OVER_S = 0.05  # from a process's end until the keeper has given its pool to a standby
 
 
 @dataclass(frozen=True)
@@ -111,6 +114,20 @@ def keeper_listens(socket_path: Path) -> bool:
     return True
 
 
+def pool_holders(socket_path: Path) -> list[int]:
+    """Process ids of the executors that hold a pool; none if no keeper answers there."""
+    try:
+        connected = connect_to_keeper(socket_path, _KEEPER_TIMEOUT_S)
+        with contextlib.closing(PacketConnection[m.FromKeeper](connected, m.FromKeeper, m.MAX_ANSWER_BYTES)) as keeper:
+            keeper.send(m.KeeperQuery())
+            answer = keeper.receive()
+    except (KeeperError, WireError, OSError):
+        return []
+    if answer is None or not isinstance(answer[0], m.KeeperReport):
+        return []
+    return [pool.holder_pid for pool in answer[0].pools if pool.holder]
+
+
 def free_ports(count: int) -> list[int]:
     """Different TCP ports of loopback that are free now."""
     with contextlib.ExitStack() as stack:
@@ -135,6 +152,7 @@ class LocalFleet:
         self.spec = spec
         self._log_dir = log_dir
         self._children: dict[str, Child] = {}
+        self._standbys: list[Child] = []  # children that were started as standbys
 
     def __enter__(self) -> Self:
         """Start everything; the caller decides whether to wait for it."""
@@ -172,15 +190,28 @@ class LocalFleet:
     def start_child(self, name: str) -> int:
         """Start the child called `name`, which must not be running. Returns its pid.
 
-        With standbys, an executor is one as long as so many others live as the spec asks for.
+        With standbys, an executor is one as long as so many others serve as the spec asks for.
         """
         assert name not in self._children, f"{name} is running already"
-        num_others = len(self._children.keys() - {SCHEDULER, KEEPER})
-        is_standby = name not in (SCHEDULER, KEEPER) and self.spec.standbys > 0 and num_others >= self.spec.executors
+        is_standby = name not in (SCHEDULER, KEEPER) and self.spec.standbys > 0 and self._enough_serve()
         command = self.spec.command(name, is_standby=is_standby)
         child = Child(name, command, self._log_path(name), self.spec.environment(name))
         self._children[name] = child
+        if is_standby:
+            self._standbys.append(child)
         return child.pid
+
+    def _enough_serve(self) -> bool:
+        """Whether so many executors serve, or will when they have started, as the spec asks for. A standby serves once
+        it has a pool: where a pool and the keeper ended together, those that wait would wait for ever."""
+        executors = [child for name, child in self._children.items() if name not in (SCHEDULER, KEEPER)]
+        self._standbys = [child for child in self._standbys if child in executors]
+        holders: list[int] = []
+        if self._standbys and self.spec.keeper is not None:
+            time.sleep(_HAND_OVER_S)
+            holders = pool_holders(self.spec.keeper)
+        serving = [child for child in executors if child not in self._standbys or child.pid in holders]
+        return len(serving) >= self.spec.executors
 
     def kill_executor(self, index: int) -> None:
         """SIGKILL executor `index`; returns when the kernel has removed it."""
