@@ -301,8 +301,8 @@ def never_forgets_a_strike(monkeypatch):
 def forgets_the_last_token_of_a_resumed_sequence(monkeypatch):
     remove_executor = Scheduler.remove_executor
 
-    def forgetful(self, epoch, now):
-        resumed = remove_executor(self, epoch, now)
+    def forgetful(self, epoch, now, pool_wait_s=None):
+        resumed = remove_executor(self, epoch, now, pool_wait_s)
         for sequence in resumed:
             if sequence.num_output:
                 sequence.tokens.pop()
