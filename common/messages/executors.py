@@ -17,7 +17,7 @@ class Pool(Message, frozen=True):
         pool: its name, a secret: a scheduler lets whoever knows it continue the pool.
         lease: which holder this is; each later one has a greater number.
         layout: what its bytes mean, beside what Hello says of the model and the blocks.
-        epoch: the last one whose plans may have written it; 0 if it is new.
+        epoch: the last one whose plans may have written it; 0 if it is new, or a step in it failed.
     """
 
     pool: Annotated[str, Meta(min_length=32, max_length=32)]

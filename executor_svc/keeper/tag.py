@@ -48,7 +48,7 @@ class PoolTag:
 
     @property
     def epoch(self) -> int:
-        """The last one; 0 if the pool was never written."""
+        """The last one; 0 if the pool was never written, or a step in it failed."""
         return int(self._page.epoch)
 
     @epoch.setter

@@ -56,7 +56,8 @@ class RunPlan:
 
 @dataclass(frozen=True)
 class TagPool:
-    """Write into the pool's tag that plans of this epoch may write the pool, before any of them runs."""
+    """Write into the pool's tag that plans of this epoch may write the pool, before any of them runs; 0 after a failed
+    step: nobody knows what is in the pool."""
 
     epoch: int
 
@@ -190,9 +191,10 @@ class Registration:
     def plan_answered(self, answer: m.StepResult | m.StepFailed | None, now: float) -> list[RegistrationAction]:
         """The plan of a `RunPlan` has its answer, or None if it was not run because its epoch had ended."""
         self._plans_waiting -= 1
-        if answer is None or answer.epoch != self._epoch:
-            return []
-        return self._fail(answer, now) if isinstance(answer, m.StepFailed) else [SendToScheduler(answer)]
+        if isinstance(answer, m.StepFailed):
+            # The pool's next holder may be heard of before this answer, or instead of it.
+            return [*self._tag(0), *(self._fail(answer, now) if answer.epoch == self._epoch else [])]
+        return [] if answer is None or answer.epoch != self._epoch else [SendToScheduler(answer)]
 
     def connection_lost(self, now: float) -> list[RegistrationAction]:
         """A message could not be sent: the connection is down, or its peer has stopped reading."""
@@ -220,12 +222,13 @@ class Registration:
         self.state = RegistrationState.JOINED
         self._epoch = epoch
         self._beat_due = now
-        if self._hello.pool is not None:
-            self._hello = msgspec.structs.replace(
-                self._hello, pool=msgspec.structs.replace(self._hello.pool, epoch=epoch)
-            )
-            actions.append(TagPool(epoch))
-        return [*actions, LogEvent("joined", {"epoch": epoch})]
+        return [*actions, *self._tag(epoch), LogEvent("joined", {"epoch": epoch})]
+
+    def _tag(self, epoch: int) -> list[RegistrationAction]:
+        if self._hello.pool is None:
+            return []
+        self._hello = msgspec.structs.replace(self._hello, pool=msgspec.structs.replace(self._hello.pool, epoch=epoch))
+        return [TagPool(epoch)]
 
     def _on_reject(self, reason: str) -> list[RegistrationAction]:
         if self.state is not RegistrationState.SEEKING:

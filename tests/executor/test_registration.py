@@ -318,6 +318,22 @@ def test_the_pool_is_tagged_before_a_plan_may_write_it_and_the_next_hello_says_s
     assert (said.pool.epoch, said.pool.lease) == (9, 3)
 
 
+@pytest.mark.parametrize("is_over", [False, True])
+def test_after_a_failed_step_the_tag_names_no_epoch(is_over: bool) -> None:
+    """Also if the epoch ended before: its scheduler did not hear of the failure, and would go on with the pool."""
+    pool = m.Pool(pool="0" * 32, lease=3, layout="x", epoch=4)
+    registration = Registration(hello(pool=pool), 0.0)
+    registration.message_received(m.Welcome(epoch=9), 0.0)
+    registration.message_received(plan(epoch=9), 0.1)
+    if is_over:
+        registration.message_received(m.EpochOver(epoch=9, reason="x"), 0.2)
+    actions = registration.plan_answered(m.StepFailed(epoch=9, step=0, error="x"), 0.3)
+    assert actions[0] == TagPool(0), "before anything is said"
+    assert bool(sent(actions)) is not is_over
+    (said,) = sent(registration.tick(0.3, writable=True))
+    assert said.pool.epoch == 0
+
+
 def test_a_hello_without_a_pool_tags_none(joined: Registration) -> None:
     assert TagPool not in kinds(joined.message_received(m.Welcome(epoch=2), 0.1))
 

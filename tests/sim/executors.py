@@ -269,6 +269,8 @@ class ExecutorProcess:
         self._do(self._registration.plan_answered(answer, self._world.now))
         if isinstance(answer, m.StepResult):
             self._misbehave(fate, answer)
+        if fate is Fate.FATAL:
+            self.kill()
         if self._is_alive:
             self._plan_tick()
 

@@ -51,7 +51,8 @@ KEEPERS = {
     "kill_keeper_and_holder": 2.0,
     "drop_pools": 2.0,
     "compute_elsewhere": 3.0,
-    "mistake_kind": 3.0,
+    "fail_and_end": 3.0,
+    "mistake_kind": 4.0,
 }
 EVERYTHING = {
     **KILLS,
@@ -212,7 +213,7 @@ PROFILES = {
             "drain_finish": 1.0,
             "reset": 1.0,
             "upgrade": 2.0,
-            "garbled_answer": 1.0,
+            "garbled_answer": 2.0,
             "kill_scheduler": 1.0,
             "cancel": 1.0,
         },

@@ -20,6 +20,7 @@ class Fate(Enum):
 
     FINE = "fine"
     FAILS = "fails"  # out of memory
+    FATAL = "fatal"  # the same, and the process ends when it has said so
     LATE = "late"
     HANGS = "hangs"  # until the process is killed
     REPEATED = "repeated"  # answered twice
@@ -144,7 +145,7 @@ class StepThread:
                 self._crash()
                 return
             fate = Fate.FAILS
-        if fate is Fate.FAILS or self.is_broken:
+        if fate in (Fate.FAILS, Fate.FATAL) or self.is_broken:
             self._failed_epoch = plan.epoch
             self._oracle.damage(self._damage, 0.2)  # nobody knows what a failed step has written where
             answer = m.StepFailed(epoch=plan.epoch, step=plan.step, error="out of memory")

@@ -83,8 +83,14 @@ def adopts_what_another_scheduler_wrote(monkeypatch):
 
 
 @fault("keepers")
+def adopts_after_an_answer_that_cannot_be_true(monkeypatch):
+    monkeypatch.setattr(core.f, "UNSAFE", ("step_failed",))
+
+
+@fault("keepers")
 def adopts_after_a_failed_step(monkeypatch):
-    monkeypatch.setattr(core.f, "UNSAFE", ())
+    monkeypatch.setattr(core.f, "UNSAFE", ("untrusted",))
+    tells_the_scheduler_alone_that_a_step_failed(monkeypatch)
 
 
 @fault("keepers")
@@ -143,6 +149,12 @@ def warms_up_in_block_0_of_its_pool(monkeypatch):
         hold(self, leased, memory, tag)
 
     monkeypatch.setattr(SimLink, "_hold", careless)
+
+
+@fault("keepers")
+def tells_the_scheduler_alone_that_a_step_failed(monkeypatch):
+    tag = Registration._tag
+    monkeypatch.setattr(Registration, "_tag", lambda self, epoch: tag(self, epoch) if epoch else [])
 
 
 @fault("keepers")

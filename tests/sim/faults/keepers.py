@@ -6,8 +6,10 @@ from collections.abc import Callable
 from random import Random
 
 from tests.sim.executors import Ending, ExecutorProcess
+from tests.sim.faults.executors import fate
 from tests.sim.faults.scene import Scene, moment, to_an_executor
 from tests.sim.keepers import KeeperHost
+from tests.sim.steps import Fate
 
 ENDINGS = (Ending.LEASED, Ending.WELCOMED, Ending.TAGGED)
 
@@ -101,6 +103,11 @@ def swap_again(scene: Scene, rng: Random) -> bool:
     return bool(scene.keepers)
 
 
+def fail_and_end(scene: Scene, rng: Random) -> bool:
+    """A step fails, and the process with it: the scheduler may never hear of the failed step."""
+    return fate(scene, rng, Fate.FATAL)
+
+
 def mistake_kind(scene: Scene, rng: Random) -> bool:
     """An executor is replaced by one of another model or size, and that one takes the pool for one of its kind."""
 
@@ -115,5 +122,5 @@ def mistake_kind(scene: Scene, rng: Random) -> bool:
 
 KINDS = (
     *(kill_keeper, kill_keeper_and_holder, freeze_keeper, reset_link, drop_pools),
-    *(zombie, lose_lease, compute_elsewhere, swap_again, mistake_kind),
+    *(zombie, lose_lease, compute_elsewhere, swap_again, fail_and_end, mistake_kind),
 )
