@@ -14,10 +14,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from common import messages as m
 from common.errors import KeeperError, WireError
 from common.keeper_socket import connect_to_keeper
-from common.packets import PacketConnection
 from scheduler_svc.client.errors import FleetError, FleetMisconfigured
 from scheduler_svc.client.processes.child import Child, ChildEnd, end_children, wait_children
 
@@ -116,6 +114,9 @@ def keeper_listens(socket_path: Path) -> bool:
 
 def pool_holders(socket_path: Path) -> list[int]:
     """Process ids of the executors that hold a pool; none if no keeper answers there."""
+    from common import messages as m  # noqa: PLC0415  (--help needs no messages)
+    from common.packets import PacketConnection  # noqa: PLC0415
+
     try:
         connected = connect_to_keeper(socket_path, _KEEPER_TIMEOUT_S)
         with contextlib.closing(PacketConnection[m.FromKeeper](connected, m.FromKeeper, m.MAX_ANSWER_BYTES)) as keeper:
