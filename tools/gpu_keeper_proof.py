@@ -50,8 +50,8 @@ THEN = {
     "kernel by kernel until then",
 }
 ANCHOR = (
-    "a bare descriptor is not enough: the keeper needs a process for each GPU that has called cuInit and imported each "
-    "descriptor (no context, no mapping), as Dynamo's GPU memory service has; see docs/gpu.md"
+    "a bare descriptor is not enough: the keeper needs a process for each GPU that uses CUDA and has imported each "
+    "descriptor, without a mapping, as Dynamo's GPU memory service does; see docs/gpu.md"
 )
 EXIT_CODES = {"failed": 1, "refuted": 3, "unsupported": 2, "skipped": 2, "proven": 0}
 
