@@ -154,11 +154,13 @@ def watcher(stage: Stage) -> None:
     time.sleep(WATCH_S)
     stage.tell({"writes": before != stage.read(pool)})
     stage.wait()
-    before = stage.read(pool)
+    began_s = time.monotonic()
+    before = stage.read(pool)  # what is written until now is not seen: an heir takes longer to come
+    looked_ms = _ms(began_s)
     time.sleep(SETTLE_S)
     after = stage.read(pool)
     changed = np.frombuffer(before, np.uint8) != np.frombuffer(after, np.uint8)
-    stage.tell({"changed_bytes": int(np.count_nonzero(changed))})
+    stage.tell({"changed_bytes": int(np.count_nonzero(changed)), "look_ms": looked_ms})
 
 
 def grapher(stage: Stage) -> None:

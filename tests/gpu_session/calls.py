@@ -96,7 +96,7 @@ def _third(sizes: Sizes, carried: Path, state: Path, scratch: Path) -> list[Step
     failover = (*_script("bench_failover.py"), "--model", str(named), *options, *sizes.failover)
     make, make_named = _module("benchmarks.rig.checkpoints", "0.6B"), _module("tests.gpu_session.text_checkpoint")
     return [
-        Step("keeper_proof", (sys.executable, str(ROOT / "tools" / "gpu_keeper_proof.py")), 180, settled=(0, 2, 3)),
+        Step("keeper_proof", (sys.executable, str(ROOT / "tools" / "gpu_keeper_proof.py")), 180, 60, settled=(0, 2, 3)),
         _tests("gpu_tests_again", state, (*sizes.tests, "--rerun"), 110),
         Step("peer_transformers", _with_checkpoint(weights, make, peer), 180, 50),
         Step("swap_alone", _with_checkpoint(named, make_named, (*failover, "--setting", "alone")), 140, 50),

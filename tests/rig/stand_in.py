@@ -93,6 +93,10 @@ class StandIn:
         if self._library.rig_set(name.encode(), ctypes.c_int64(value)):
             raise ValueError(f"the rig has no setting {name}")
 
+    def adopt(self, address: int, num_bytes: int) -> None:
+        """Take memory that a driver of the test's own has mapped for device memory; with no bytes, no longer."""
+        self._library.rig_adopt(ctypes.c_void_p(address), ctypes.c_size_t(num_bytes))
+
     @contextmanager
     def schedule(self, name: str, seed: int = 1) -> Iterator[None]:
         """Carry out copies as `name` says: eager, lazy or random."""

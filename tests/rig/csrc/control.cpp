@@ -61,6 +61,12 @@ int rig_record(const char* path) {  // null ends it
   return path && !it.recording;
 }
 
+void rig_adopt(void* pointer, size_t bytes) {  // device memory that another driver has mapped; no bytes: unmapped
+  Locked lock;
+  if (bytes) state().allocations[(uintptr_t)pointer] = {bytes, Memory::device};
+  else state().allocations.erase((uintptr_t)pointer);
+}
+
 void rig_unmodelled(const char* function) { unmodelled(function); }
 
 }  // extern "C"
