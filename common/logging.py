@@ -11,6 +11,7 @@ import structlog
 
 Logger = structlog.stdlib.BoundLogger
 
+LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("logfmt", "json")
 LOG_FORMAT_VARIABLE = "BATON_LOG_FORMAT"
 QUIET_S = 1.0  # between two lines about one thing
@@ -21,7 +22,7 @@ def setup_logging(service: str, level: str = "info", log_format: str = "logfmt")
 
     Args:
         service: stands in every line (`scheduler`, `frontend`, `executor`).
-        level: lowest level shown (`debug`, `info`, `warning`, `error`).
+        level: lowest level shown, of LOG_LEVELS.
         log_format: of LOG_FORMATS.
     """
 

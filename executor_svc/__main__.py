@@ -12,7 +12,8 @@ import click
 
 from common.curve import ClientCurve
 from common.errors import BatonError, KeeperError
-from common.logging import LOG_FORMAT_VARIABLE, LOG_FORMATS, get_logger, setup_logging
+from common.log_options import log_options
+from common.logging import get_logger, setup_logging
 from common.messages import MAX_NAME_CHARS
 from common.parent_death import killed_with
 from executor_svc.name_claim import NameClaim
@@ -145,15 +146,7 @@ def _check_name(_context: click.Context, _parameter: click.Parameter, value: str
     is_flag=True,
     help="Do all but take a KV cache, and go on with that of another executor of this machine as soon as it has ended.",
 )
-@click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info")
-@click.option(
-    "--log-format",
-    type=click.Choice(LOG_FORMATS),
-    default="logfmt",
-    envvar=LOG_FORMAT_VARIABLE,
-    show_envvar=True,
-    help="Format of log lines.",
-)
+@log_options
 def main(
     endpoint: str,
     health_file: Path | None,

@@ -22,7 +22,7 @@ from executor_svc.devices.platform import Platform
 from executor_svc.devices.pool_size import choose_max_model_len, choose_num_blocks
 from executor_svc.keeper.kept_pool import KeptPool, find_pool_size
 from executor_svc.keeper.link import KeeperLink
-from executor_svc.model.attention import KVGeometry, PoolMemory
+from executor_svc.model.attention import CacheMemory, KVGeometry
 from executor_svc.model.checkpoint import Checkpoint, stored_dtype
 from executor_svc.model.config import Qwen3Config, read_config
 from executor_svc.model.draw import TokenDraw, WholeDraw
@@ -203,7 +203,7 @@ def _make_runner(
     geometry: KVGeometry,
     limits: ExecutorLimits,
     group: RankGroup,
-    memory: PoolMemory | None = None,
+    memory: CacheMemory | None = None,
 ) -> Runner[Any]:
     kernels = platform.kernels(model.config, model.shard, limits, model.dtype)
     backend = platform.attention(model.shard, geometry, limits, memory)

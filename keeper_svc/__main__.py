@@ -13,7 +13,8 @@ import click
 
 from common.errors import KeeperError
 from common.keeper_socket import default_socket
-from common.logging import LOG_FORMAT_VARIABLE, LOG_FORMATS, get_logger, setup_logging
+from common.log_options import log_options
+from common.logging import get_logger, setup_logging
 from keeper_svc.keeper import DEFAULT_KEEP_FOR_S, Keeper, KeeperConfig
 from keeper_svc.listening import Listening
 from keeper_svc.server import Server
@@ -51,15 +52,7 @@ log = get_logger("keeper")
     metavar="SECONDS",
     help="How long a pool without a holder, and weights without a user, are kept.",
 )
-@click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info")
-@click.option(
-    "--log-format",
-    type=click.Choice(LOG_FORMATS),
-    default="logfmt",
-    envvar=LOG_FORMAT_VARIABLE,
-    show_envvar=True,
-    help="Format of log lines.",
-)
+@log_options
 def main(
     socket_path: Path | None, max_memory_gib: float | None, keep_for_s: float, log_level: str, log_format: str
 ) -> None:

@@ -17,7 +17,7 @@ class Listening:
     """Listens at a path until it is closed. Makes the folder, if only that is missing.
 
     Args:
-        path: of the socket. Beside it is a lock file, which stays: whoever removed it would let in a second keeper.
+        path: of the socket. Beside it is a lock file, which stays: without it a second keeper would come in.
 
     Attributes:
         socket: does not block.

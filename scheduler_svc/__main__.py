@@ -16,7 +16,8 @@ import click
 from common.curve import ServerCurve
 from common.errors import BatonError
 from common.grammars import grammar_library
-from common.logging import LOG_FORMAT_VARIABLE, LOG_FORMATS, get_logger, setup_logging
+from common.log_options import log_options
+from common.logging import get_logger, setup_logging
 from common.model_files import model_name, resolve_model
 from common.vocabulary import read_vocabulary
 from scheduler_svc.api_key_file import read_key_file
@@ -78,9 +79,7 @@ log = get_logger(__name__)
               "[default: journal-PORT.sqlite3 in $XDG_STATE_HOME/baton]")  # fmt: skip
 @click.option("--journal-durable", is_flag=True, help="Wait for the disk at each batch: survives a power cut as well.")
 @click.option("--no-journal", is_flag=True, help="Lose open requests when the scheduler ends.")
-@click.option("--log-level", default="info", type=click.Choice(["debug", "info", "warning", "error"]))
-@click.option("--log-format", default="logfmt", type=click.Choice(LOG_FORMATS), envvar=LOG_FORMAT_VARIABLE,
-              show_envvar=True, help="Of log lines.")  # fmt: skip
+@log_options
 def main(
     model: str | None,
     frontend: FrontendOptions,

@@ -14,7 +14,7 @@ class Pool(Message, frozen=True):
     """The KV memory that an executor computes in, if a keeper keeps it: it outlives the process.
 
     Attributes:
-        pool: its name, a secret: a scheduler lets whoever knows it continue the pool.
+        pool: its name, a secret: a scheduler lets each peer that knows it continue the pool.
         lease: which holder this is; each later one has a greater number.
         layout: what its bytes mean, beside what Hello says of the model and the blocks.
         epoch: the last one whose plans may have written it; 0 if it is new, or a step in it failed.

@@ -13,7 +13,7 @@ from executor_svc.devices.cpu_share import cgroup_cpus, own_cpus
 from executor_svc.devices.platform import PlatformDefaults
 from executor_svc.devices.pool_size import available_memory
 from executor_svc.devices.torch_kernels import TorchBackend, TorchKernels
-from executor_svc.model.attention import AttentionBackend, KVGeometry, PoolMemory
+from executor_svc.model.attention import AttentionBackend, CacheMemory, KVGeometry
 from executor_svc.model.config import Qwen3Config
 from executor_svc.model.kernel_set import KernelSet
 from executor_svc.model.packing import AS_IS, Packing
@@ -72,7 +72,7 @@ class CpuPlatform:
         return f"cpu-1 {geometry.shape_name}"
 
     def attention(
-        self, shard: Shard, geometry: KVGeometry, limits: ExecutorLimits, memory: PoolMemory | None = None
+        self, shard: Shard, geometry: KVGeometry, limits: ExecutorLimits, memory: CacheMemory | None = None
     ) -> AttentionBackend[Any]:
         """See `Platform.attention`."""
         kernels = self._choose(geometry.dtype, geometry.head_dim).kernels

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from common.plan import ExecutorLimits, PlanColumns
-from executor_svc.model.attention import KVGeometry, PoolMemory, new_cache
+from executor_svc.model.attention import CacheMemory, KVGeometry, new_cache
 from executor_svc.model.kernel_set import GatedProjection, Projection
 from executor_svc.model.packing import Matrix, MatrixShape, TensorSpec
 from executor_svc.staging.batch import Planned, padded_tables
@@ -89,7 +89,7 @@ class CppBackend:
     """
 
     def __init__(
-        self, kernels: CpuKernels, geometry: KVGeometry, limits: ExecutorLimits, memory: PoolMemory | None = None
+        self, kernels: CpuKernels, geometry: KVGeometry, limits: ExecutorLimits, memory: CacheMemory | None = None
     ) -> None:
         tables = limits.max_num_seqs * -(-limits.max_model_len // limits.block_size)
         self.max_planned = [limits.max_num_seqs + 1, limits.max_num_seqs, tables]

@@ -13,7 +13,7 @@ from executor_svc.devices.attention_choice import AttentionKind, choose_attentio
 from executor_svc.devices.gpu_attention import make_backend
 from executor_svc.devices.platform import PlatformDefaults
 from executor_svc.devices.torch_kernels import PlainProjections
-from executor_svc.model.attention import AttentionBackend, KVGeometry, PoolMemory
+from executor_svc.model.attention import AttentionBackend, CacheMemory, KVGeometry
 from executor_svc.model.config import Qwen3Config
 from executor_svc.model.kernel_set import KernelSet
 from executor_svc.model.packing import AS_IS, Packing
@@ -123,7 +123,7 @@ class GpuPlatform:
         return f"{self._attention.name}-1 {geometry.shape_name}"
 
     def attention(
-        self, shard: Shard, geometry: KVGeometry, limits: ExecutorLimits, memory: PoolMemory | None = None
+        self, shard: Shard, geometry: KVGeometry, limits: ExecutorLimits, memory: CacheMemory | None = None
     ) -> AttentionBackend[Any]:
         """See `Platform.attention`."""
         assert self._attention is not None

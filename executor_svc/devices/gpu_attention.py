@@ -11,7 +11,7 @@ from torch import Tensor
 from common.plan import ExecutorLimits, PlanColumns
 from common.wire import IntArray
 from executor_svc.devices.attention_choice import FLASH_ATTN, AttentionKind
-from executor_svc.model.attention import KVGeometry, PoolMemory, new_cache
+from executor_svc.model.attention import CacheMemory, KVGeometry, new_cache
 from executor_svc.staging.batch import Planned
 from kernels.arguments import KVCache
 from kernels.gpu.attention.block_tables import expand_block_tables
@@ -73,7 +73,7 @@ class GpuBackend(Generic[Plan]):
         device: torch.device,
         *,
         heads_side_by_side: bool,
-        memory: PoolMemory | None = None,
+        memory: CacheMemory | None = None,
     ) -> None:
         self._attention = attention
         self._scale = geometry.head_dim**-0.5
@@ -123,7 +123,7 @@ def make_backend(
     limits: ExecutorLimits,
     device: torch.device,
     num_sms: int,
-    memory: PoolMemory | None = None,
+    memory: CacheMemory | None = None,
 ) -> GpuBackend[Any]:
     """A KV cache, and the kernels of `kind`.
 

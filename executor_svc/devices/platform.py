@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 
 from common.plan import ExecutorLimits
-from executor_svc.model.attention import AttentionBackend, KVGeometry, PoolMemory
+from executor_svc.model.attention import AttentionBackend, CacheMemory, KVGeometry
 from executor_svc.model.config import Qwen3Config
 from executor_svc.model.kernel_set import KernelSet
 from executor_svc.model.packing import Packing
@@ -62,7 +62,7 @@ class Platform(Protocol):
         ...
 
     def attention(
-        self, shard: Shard, geometry: KVGeometry, limits: ExecutorLimits, memory: PoolMemory | None = None
+        self, shard: Shard, geometry: KVGeometry, limits: ExecutorLimits, memory: CacheMemory | None = None
     ) -> AttentionBackend[Any]:
         """A KV cache of `limits.num_blocks` blocks and one more for padding rows, and what attends to it.
 

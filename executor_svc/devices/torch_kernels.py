@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from common.plan import ExecutorLimits, PlanColumns
-from executor_svc.model.attention import KVGeometry, PoolMemory, new_cache
+from executor_svc.model.attention import CacheMemory, KVGeometry, new_cache
 from executor_svc.model.kernel_set import GatedProjection, Projection
 from executor_svc.model.packing import Matrix
 from executor_svc.staging.batch import Planned, padded_tables
@@ -65,7 +65,7 @@ class TorchBackend:
     """
 
     def __init__(
-        self, geometry: KVGeometry, limits: ExecutorLimits, device: torch.device, memory: PoolMemory | None = None
+        self, geometry: KVGeometry, limits: ExecutorLimits, device: torch.device, memory: CacheMemory | None = None
     ) -> None:
         self.max_planned = [limits.max_num_seqs * -(-limits.max_model_len // limits.block_size)]
         self._geometry = geometry

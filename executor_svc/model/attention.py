@@ -35,7 +35,7 @@ class KVGeometry:
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.block_size * self.dtype.itemsize
 
 
-class PoolMemory(Protocol):
+class CacheMemory(Protocol):
     """Memory for a KV cache that outlives the process."""
 
     def __call__(self, num_bytes: int) -> Tensor:
@@ -47,7 +47,7 @@ class PoolMemory(Protocol):
         ...
 
 
-def new_cache(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, memory: PoolMemory | None) -> Tensor:
+def new_cache(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, memory: CacheMemory | None) -> Tensor:
     """An uninitialised KV cache: nothing reads a slot before it is written, and on a CPU memory that was never touched
     costs nothing. `memory` None takes memory that ends with the process."""
     if memory is None:

@@ -117,7 +117,7 @@ class WeightWriter:
         """Write the manifest, and make the file one that nobody can change.
 
         Raises:
-            KeeperError: it cannot be sealed; its tensors are good all the same.
+            KeeperError: it cannot be sealed; its tensors are good.
         """
         assert len(fingerprint) == FINGERPRINT_CHARS
         manifest = msgspec.structs.replace(self._manifest, fingerprint=fingerprint)

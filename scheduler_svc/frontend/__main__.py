@@ -11,7 +11,8 @@ from pathlib import Path
 import click
 
 from common.errors import BatonError
-from common.logging import LOG_FORMAT_VARIABLE, LOG_FORMATS, get_logger, setup_logging
+from common.log_options import log_options
+from common.logging import get_logger, setup_logging
 from common.model_files import model_name, resolve_model
 from common.parent_death import killed_with
 from scheduler_svc.frontend.api_keys import ApiKeys
@@ -42,8 +43,7 @@ API_KEYS_VARIABLE = "BATON_API_KEYS"  # not an option: every user of the machine
               help="Exit when the core has been silent for so long.")  # fmt: skip
 @click.option("--stall-timeout-s", type=click.FloatRange(min=1), default=30.0, show_default=True,
               help="Drop a client that has read nothing for so long.")  # fmt: skip
-@click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info")
-@click.option("--log-format", type=click.Choice(LOG_FORMATS), default="logfmt", envvar=LOG_FORMAT_VARIABLE)
+@log_options
 def main(
     *,
     core_endpoint: str,

@@ -14,13 +14,13 @@ from executor_svc.keeper.memory import create_memory
 from executor_svc.keeper.tag import PoolTag
 from scheduler_svc.client.errors import EXIT_UNREACHABLE, EXIT_USAGE, FleetError
 from scheduler_svc.client.processes import local_fleet
+from scheduler_svc.client.processes.keeper import pool_holders
 from scheduler_svc.client.processes.local_fleet import (
     KEEPER,
     FleetSpec,
     LocalFleet,
     executor_name,
     free_ports,
-    pool_holders,
 )
 from tests.client.fleets import FAKE, fake_spec
 from tests.support.eventually import eventually
@@ -79,7 +79,7 @@ def test_a_process_is_a_standby_as_long_as_enough_others_serve(tmp_path, holders
 def test_where_a_pool_and_the_keeper_ended_together_not_all_wait(tmp_path, holders):
     spec = fake_spec(executors=1, standbys=1, keeper=tmp_path / "keeper.sock", starts_keeper=False)
     with LocalFleet(spec, tmp_path) as fleet:
-        assert waits(fleet, 1)
+        assert [waits(fleet, index) for index in range(2)] == [False, True]
         fleet.kill_executor(0)
         fleet.start_executor(0)
         assert not waits(fleet, 0, life=2), "no pool is left that the standby could get"

@@ -1,5 +1,6 @@
 """Checkpoints that many tests of the executor read; written once a test process."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from executor_svc.model import kept_weights
+from tests.executor.kept import Log
 from tests.support.checkpoints import make_checkpoint
 
 Make = Callable[..., Path]
@@ -34,3 +37,18 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Make:
         return made[key]
 
     return make
+
+
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch) -> Log:
+    """What is logged of kept weights."""
+    log = Log()
+    monkeypatch.setattr(kept_weights, "log", log)
+    return log
+
+
+@pytest.fixture
+def folder(checkpoint: Make, tmp_path: Path) -> Path:
+    """A checkpoint that may be changed."""
+    shutil.copytree(checkpoint(preset="tiny", num_layers=2), tmp_path / "model")
+    return tmp_path / "model"

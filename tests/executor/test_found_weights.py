@@ -2,8 +2,7 @@
 
 import os
 import shutil
-import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,21 +19,7 @@ from executor_svc.model.weight_file import WeightWriter
 from tests.executor.conftest import Make
 from tests.executor.kept import Keeper, Kept, Log, assert_equal, file_of, obtain
 from tests.executor.ranks import in_threads
-
-
-@pytest.fixture
-def log(monkeypatch: pytest.MonkeyPatch) -> Log:
-    log = Log()
-    monkeypatch.setattr(kept_weights, "log", log)
-    return log
-
-
-@pytest.fixture
-def folder(checkpoint: Make, tmp_path: Path) -> Path:
-    """A checkpoint that may be changed."""
-    shutil.copytree(checkpoint(preset="tiny", num_layers=2), tmp_path / "model")
-    return tmp_path / "model"
-
+from tests.support.eventually import eventually
 
 # --- when they are used ---
 
@@ -72,13 +57,23 @@ def new_header(path: Path) -> None:
     save_file(load_file(path), path, metadata={"format": "pt", "note": "another"})
 
 
+def until_it_shows(change: Callable[[Path], None], path: Path) -> None:
+    """Change a file until its times differ, which are as exact as the kernel's clock ticks."""
+    before = path.stat().st_ctime_ns
+
+    def shows() -> bool:
+        change(path)
+        return path.stat().st_ctime_ns != before
+
+    eventually(shows)
+
+
 @pytest.mark.parametrize("change", [touch, copy, write_in_place, new_header])
 def test_files_that_look_otherwise_are_read(folder: Path, change: Any) -> None:
-    """The content is the same, so what is kept is mapped all the same, and found at once from now on."""
+    """The content is the same, so what is kept is mapped in spite of it, and found at once from now on."""
     keeper = Keeper()
     first = obtain(folder, keeper)
-    time.sleep(0.02)  # a file's times are as exact as the kernel's clock ticks
-    change(folder / SINGLE_FILE)
+    until_it_shows(change, folder / SINGLE_FILE)
     second, third = obtain(folder, keeper), obtain(folder, keeper)
     assert (second.kept, third.kept) == (False, True)
     assert file_of(first) == file_of(second) == file_of(third)
@@ -109,8 +104,7 @@ def test_files_that_change_while_they_are_read_are_no_source(folder: Path, monke
 
     def read_and_touch(*arguments: Any) -> Any:
         result = read(*arguments)
-        time.sleep(0.02)
-        touch(folder / SINGLE_FILE)
+        until_it_shows(touch, folder / SINGLE_FILE)
         return result
 
     monkeypatch.setattr(kept_weights, "read_weights", read_and_touch)
@@ -118,7 +112,7 @@ def test_files_that_change_while_they_are_read_are_no_source(folder: Path, monke
     assert [kept.sources for kept in keeper.kept] == [set()]
 
 
-def test_verifying_reads_all_the_same(folder: Path, log: Log) -> None:
+def test_verifying_reads_what_is_kept(folder: Path, log: Log) -> None:
     keeper = Keeper()
     first, second = obtain(folder, keeper), obtain(folder, keeper, verify=True)
     assert not second.kept

@@ -3,7 +3,6 @@
 import multiprocessing
 import os
 import random
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +13,6 @@ import torch
 
 from common.errors import KeeperError
 from executor_svc.keeper.link import KeeperLink
-from executor_svc.model import kept_weights
 from executor_svc.model.kept_weights import LoadedWeights
 from executor_svc.model.weight_file import map_tensors
 from executor_svc.options import ExecutorOptions
@@ -29,20 +27,6 @@ from tests.support.eventually import eventually
 needs_cpp = pytest.mark.skipif(
     not any(processor_flags().issuperset(isa.needs) for isa in ISAS), reason="needs a processor with AVX2 or more"
 )
-
-
-@pytest.fixture
-def log(monkeypatch: pytest.MonkeyPatch) -> Log:
-    log = Log()
-    monkeypatch.setattr(kept_weights, "log", log)
-    return log
-
-
-@pytest.fixture
-def folder(checkpoint: Make, tmp_path: Path) -> Path:
-    """A checkpoint that may be changed."""
-    shutil.copytree(checkpoint(preset="tiny", num_layers=2), tmp_path / "model")
-    return tmp_path / "model"
 
 
 # --- a model computes the same with them ---

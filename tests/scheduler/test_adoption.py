@@ -254,11 +254,16 @@ def test_an_epoch_without_an_answer_does_not_hide_the_one_before():
     assert service.tokens[b"web", "a", 0] == undisturbed(30)
 
 
-def test_a_standbys_pool_is_waited_for_and_not_for_ever():
-    service, _ = begun()
+def lose_with_standby(service: Service) -> None:
+    """A sibling is there, and a standby waits for the pool of the executor that dies."""
     join(service, "sibling")
     service.do(service.core.from_executor(b"one", m.ExecutorHeartbeat(epoch=1, has_standby=True), service.now))
     service.lose("one")
+
+
+def test_a_standbys_pool_is_waited_for_and_not_for_ever():
+    service, _ = begun()
+    lose_with_standby(service)
     service.turn()
     assert service.executors["sibling"].computed_tokens == 0, "the sibling does not compute it anew"
     service.wait(STANDBY_WAIT_S)
@@ -269,9 +274,7 @@ def test_a_standbys_pool_is_waited_for_and_not_for_ever():
 
 def test_a_standby_that_comes_in_time_gets_its_sequences_back():
     service, memory = begun()
-    join(service, "sibling")
-    service.do(service.core.from_executor(b"one", m.ExecutorHeartbeat(epoch=1, has_standby=True), service.now))
-    service.lose("one")
+    lose_with_standby(service)
     service.turn()
     service.now += 0.1
     join(service, "two", memory, pool=pool(1, lease=2))
@@ -307,9 +310,7 @@ def test_without_a_standby_they_wait_if_the_next_start_is_sooner_than_the_work(s
 
 def test_a_cancelled_request_leaves_the_pool_that_it_waits_for():
     service, memory = begun()
-    join(service, "sibling")
-    service.do(service.core.from_executor(b"one", m.ExecutorHeartbeat(epoch=1, has_standby=True), service.now))
-    service.lose("one")
+    lose_with_standby(service)
     service.say(m.Cancel(request_id="a"))
     assert service.endings[b"web", "a", 0] == "cancelled"
     join(service, "two", memory, pool=pool(1, lease=2))

@@ -17,7 +17,8 @@ from common.keeper_socket import default_socket
 from common.model_files import model_name
 from scheduler_svc.client.commands.executor_options import ExecutorChoices, executor_options
 from scheduler_svc.client.errors import EXIT_CODES_HELP, FleetMisconfigured
-from scheduler_svc.client.processes.local_fleet import KEEPER, SCHEDULER, FleetSpec, LocalFleet, keeper_listens
+from scheduler_svc.client.processes.keeper import keeper_listens
+from scheduler_svc.client.processes.local_fleet import KEEPER, SCHEDULER, FleetSpec, LocalFleet
 from scheduler_svc.client.processes.supervisor import Supervisor
 from scheduler_svc.client.processes.words import words
 from scheduler_svc.client.service_address import DEFAULT_URL

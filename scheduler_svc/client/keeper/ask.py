@@ -5,10 +5,9 @@ from pathlib import Path
 import click
 
 from common import messages as m
-from common.errors import KeeperError, WireError
-from common.keeper_socket import connect_to_keeper
-from common.packets import PacketConnection
+from common.errors import KeeperError
 from scheduler_svc.client.errors import EXIT_UNREACHABLE, RequestFailed
+from scheduler_svc.client.processes.keeper import ask_keeper
 
 TIMEOUT_S = 10.0
 
@@ -27,20 +26,9 @@ def ask(socket_path: Path, message: m.KeeperQuery | m.DropKept) -> m.FromKeeper:
         RequestFailed: it refuses.
     """
     try:
-        connection: PacketConnection[m.FromKeeper] = PacketConnection(
-            connect_to_keeper(socket_path, TIMEOUT_S), m.FromKeeper, m.MAX_ANSWER_BYTES
-        )
+        answer = ask_keeper(socket_path, message, TIMEOUT_S)
     except KeeperError as error:
         raise KeeperUnreachable(f"{error}; start one with `baton-keeper`, or name another by --socket") from error
-    try:
-        connection.send(message)
-        answer = connection.receive()
-    except (OSError, WireError) as error:
-        raise KeeperUnreachable(f"the keeper at {socket_path} does not answer: {error}") from error
-    finally:
-        connection.close()
-    if answer is None:
-        raise KeeperUnreachable(f"the keeper at {socket_path} closed the connection")
-    if isinstance(answer[0], m.Refused):
-        raise RequestFailed(f"the keeper refuses: {answer[0].reason}")
-    return answer[0]
+    if isinstance(answer, m.Refused):
+        raise RequestFailed(f"the keeper refuses: {answer.reason}")
+    return answer

@@ -14,17 +14,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from common.errors import KeeperError, WireError
-from common.keeper_socket import connect_to_keeper
 from scheduler_svc.client.errors import FleetError, FleetMisconfigured
 from scheduler_svc.client.processes.child import Child, ChildEnd, end_children, wait_children
+from scheduler_svc.client.processes.keeper import keeper_listens, pool_holders
 
 SCHEDULER = "scheduler"
 KEEPER = "keeper"
 STOP_TIMEOUT_S = 10.0
 
 _POLL_INTERVAL_S = 0.05
-_KEEPER_TIMEOUT_S = 1.0
 _HAND_OVER_S = 0.05  # from a process's end until the keeper has given its pool to a standby
 
 
@@ -101,32 +99,6 @@ class FleetSpec:
 def executor_name(index: int) -> str:
     """Name of the executor with this index, as the scheduler knows it too."""
     return f"executor-{index}"
-
-
-def keeper_listens(socket_path: Path) -> bool:
-    """Whether a keeper runs there."""
-    try:
-        connect_to_keeper(socket_path, _KEEPER_TIMEOUT_S).close()
-    except KeeperError:
-        return False
-    return True
-
-
-def pool_holders(socket_path: Path) -> list[int]:
-    """Process ids of the executors that hold a pool; none if no keeper answers there."""
-    from common import messages as m  # noqa: PLC0415  (--help needs no messages)
-    from common.packets import PacketConnection  # noqa: PLC0415
-
-    try:
-        connected = connect_to_keeper(socket_path, _KEEPER_TIMEOUT_S)
-        with contextlib.closing(PacketConnection[m.FromKeeper](connected, m.FromKeeper, m.MAX_ANSWER_BYTES)) as keeper:
-            keeper.send(m.KeeperQuery())
-            answer = keeper.receive()
-    except (KeeperError, WireError, OSError):
-        return []
-    if answer is None or not isinstance(answer[0], m.KeeperReport):
-        return []
-    return [pool.holder_pid for pool in answer[0].pools if pool.holder]
 
 
 def free_ports(count: int) -> list[int]:

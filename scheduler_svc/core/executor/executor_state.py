@@ -81,6 +81,7 @@ class ExecutorState:
         membership: the executor's; the fleet changes its standing.
         hash_function: of the prefix cache.
         earlier: of the pool that it continues; None for a new one.
+        not_adopted: why what was in its pool does not count, if so.
 
     Attributes:
         blocks: its KV memory.
@@ -96,7 +97,11 @@ class ExecutorState:
     running_type = RunningSequences
 
     def __init__(
-        self, membership: Membership, hash_function: HashFunction = hash_block, earlier: "EarlierIndex | None" = None
+        self,
+        membership: Membership,
+        hash_function: HashFunction = hash_block,
+        earlier: EarlierIndex | None = None,
+        not_adopted: str = "",
     ) -> None:
         self.membership = membership
         self.epoch = membership.epoch
@@ -107,7 +112,7 @@ class ExecutorState:
             )
         self.blocks, self.origin, self.earlier_epochs = earlier.blocks, earlier.origin, earlier.epochs
         self.running = self.running_type(self.epoch, limits, self.blocks, self.origin)
-        self.not_adopted = ""
+        self.not_adopted = not_adopted
         self.completing: list[Sequence] = []
         self.inflight: deque[InflightPlan] = deque()
         self._intake = Intake.OPEN

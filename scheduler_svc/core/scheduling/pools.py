@@ -109,7 +109,8 @@ class Pools:
             if is_now != was:
                 return None, f"its {what} is {is_now}, and was {was}"
         if pool.epoch not in vacant.index.epochs:
-            return None, f"epoch {pool.epoch} wrote it last, not {vacant.last_epoch}"
+            writer = f"epoch {pool.epoch}" if pool.epoch else "no epoch, or one whose step failed,"
+            return None, f"{writer} wrote it last, not {vacant.last_epoch}"
         self.last_gap_s = now - vacant.since
         return vacant, ""
 

@@ -231,8 +231,8 @@ class Scheduler:
             The ends of waiting sequences that do not fit it, nor any executor before it.
         """
         vacant, reason = self.sequences.pools.take(membership, now)
-        executor = self.executor_type(membership, self._hash_function, None if vacant is None else vacant.index)
-        executor.not_adopted = reason
+        index = None if vacant is None else vacant.index
+        executor = self.executor_type(membership, self._hash_function, index, reason)
         self.stats.pools_adopted += vacant is not None
         return self.sequences.add_executor(executor, now)
 
