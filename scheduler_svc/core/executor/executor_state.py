@@ -87,7 +87,7 @@ class ExecutorState:
         blocks: its KV memory.
         origin: the epoch in which the index of its pool began.
         earlier_epochs: see `EarlierIndex`; none if it continues no pool.
-        not_adopted: why what was in its pool does not count, if so.
+        not_adopted: as given.
         running: sequences that hold a lane.
         completing: sequences that only wait for their last tokens.
         inflight: plans sent and not answered, in the order sent, which is the order they run in.
