@@ -7,6 +7,8 @@ import sys
 import uuid
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
 import sys
@@ -48,6 +50,7 @@ def test_memory_that_outlives_its_maker():
     assert not any("then" in line for line in found.values())
 
 
+@pytest.mark.slow
 def test_memory_that_does_not_says_what_to_do():
     code, found = prove(loses=True)
     assert code == 3
@@ -56,6 +59,7 @@ def test_memory_that_does_not_says_what_to_do():
     assert "--no-keep" in found["anchored"]["then"]
 
 
+@pytest.mark.slow
 def test_a_descriptor_that_can_no_longer_be_imported_refutes_as_well():
     code, found = prove(fail="cuMemImportFromShareableHandle")
     assert code == 3
@@ -63,12 +67,14 @@ def test_a_descriptor_that_can_no_longer_be_imported_refutes_as_well():
     assert found["outlives"]["call"] == "cuMemImportFromShareableHandle"
 
 
+@pytest.mark.slow
 def test_a_call_that_the_driver_refuses_is_named():
     code, found = prove(fail="cuMemExportToShareableHandle")
     assert (code, found["outlives"]["outcome"]) == (2, "unsupported")
     assert found["outlives"]["call"] == "cuMemExportToShareableHandle"
 
 
+@pytest.mark.slow
 def test_a_machine_without_a_gpu():
     code, found = run(sys.executable, "tools/gpu_keeper_proof.py", CUDA_VISIBLE_DEVICES="")
     assert code == 2
