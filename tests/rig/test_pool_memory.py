@@ -10,7 +10,6 @@ import random
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -77,7 +76,7 @@ def test_graphs_captured_over_scratch_memory_are_replayed_on_the_pool(
 ) -> None:
     pools: list[tuple[MappedForTheRig, CudaPool]] = []
 
-    def empty(shape: tuple[int, ...], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    def scratch_cache(shape: tuple[int, ...], dtype: torch.dtype, *_: object) -> torch.Tensor:
         """A standby's cache: memory is behind the last block of each layer's keys and values alone."""
         count = torch.Size(shape).numel()
         pools.append(made := make_pool(rig, count * dtype.itemsize))
@@ -87,7 +86,7 @@ def test_graphs_captured_over_scratch_memory_are_replayed_on_the_pool(
         made[1].map_scratch([Span(end - block_bytes, block_bytes) for end in ends])
         return made[1].tensor()[: count * dtype.itemsize].view(dtype).view(shape)
 
-    monkeypatch.setattr(gpu_attention, "torch", SimpleNamespace(empty=empty, zeros=torch.zeros, int32=torch.int32))
+    monkeypatch.setattr(gpu_attention, "new_cache", scratch_cache)
     runner, limits = harness.start(
         small,
         attention=attention,
