@@ -10,7 +10,7 @@ from executor_svc.keeper.kept_pool import KeptPool
 from executor_svc.keeper.memory import HUGE_PAGE_BYTES
 from executor_svc.model.attention import KVGeometry
 
-SLOW_S = 0.5
+SLOW_S = 2.0  # for what one step needs; a machine that gives its memory for the first time takes half of that
 
 log = get_logger("executor")
 
@@ -33,7 +33,6 @@ class KeptMemory:
         self._num_blocks = num_blocks
         self._num_parts = 2 * geometry.num_layers
         self._block_bytes = geometry.block_bytes // self._num_parts  # in one layer's keys, or values
-        self._is_over = False
 
     def __call__(self, num_bytes: int) -> Tensor:
         """The first bytes, uint8."""
@@ -42,7 +41,7 @@ class KeptMemory:
     def reach(self, block: int) -> None:
         """A plan is about to use blocks up to this one."""
         tag = self._kept.tag
-        if tag is None or self._is_over or not (reached := tag.num_huge_blocks) <= block < self._num_blocks:
+        if tag is None or not (reached := tag.num_asked_blocks) <= block < self._num_blocks:
             return
         per_page = -(-HUGE_PAGE_BYTES // self._block_bytes)
         end = min(self._num_blocks, (block // per_page + 1) * per_page)
@@ -50,11 +49,11 @@ class KeptMemory:
         for part in range(self._num_parts):
             first = part * (self._num_blocks + 1)
             is_huge &= self._collapse((first + reached) * self._block_bytes, (first + end) * self._block_bytes, reached)
-        tag.num_huge_blocks = end
+        tag.num_asked_blocks = end
         if not is_huge or (took_s := time.monotonic() - started_at) > SLOW_S:
             reason = "the kernel makes none" if not is_huge else f"they took {took_s:.1f} s"
             log.info("no more huge pages for the pool", reason=reason, blocks=end)
-            self._is_over = True
+            tag.num_asked_blocks = self._num_blocks
 
     def _collapse(self, start: int, end: int, reached: int) -> bool:
         """Huge pages for these bytes, without the first page if the blocks before have it already."""

@@ -1,4 +1,4 @@
-"""A pool's tag page: under which epoch its blocks were written last, and how many are in huge pages.
+"""A pool's tag page: under which epoch its blocks were written last, and for how many huge pages were asked for.
 
 It travels with the pool's memory. A successor that is told by the scheduler to continue the blocks of an epoch finds
 here whether the pool was written under another one since.
@@ -18,7 +18,7 @@ _MAGIC = int.from_bytes(b"batontag", "little")
 class _Page(ctypes.LittleEndianStructure):
     """Aligned words: each is stored in one instruction, so a process that is killed leaves the old or the new."""
 
-    _fields_ = (("magic", ctypes.c_uint64), ("epoch", ctypes.c_uint64), ("num_huge_blocks", ctypes.c_uint64))
+    _fields_ = (("magic", ctypes.c_uint64), ("epoch", ctypes.c_uint64), ("num_asked_blocks", ctypes.c_uint64))
 
 
 class PoolTag:
@@ -57,10 +57,11 @@ class PoolTag:
         self._page.epoch = epoch
 
     @property
-    def num_huge_blocks(self) -> int:
-        """So many blocks, from the first one on, are in huge pages, which belong to the memory and not to a process."""
-        return int(self._page.num_huge_blocks)
+    def num_asked_blocks(self) -> int:
+        """For so many blocks, from the first one on, huge pages were asked for, or will not be any more: they belong to
+        the memory, and what has been written in small pages would have to be copied."""
+        return int(self._page.num_asked_blocks)
 
-    @num_huge_blocks.setter
-    def num_huge_blocks(self, count: int) -> None:
-        self._page.num_huge_blocks = count
+    @num_asked_blocks.setter
+    def num_asked_blocks(self, count: int) -> None:
+        self._page.num_asked_blocks = count
