@@ -14,8 +14,6 @@ from tests.scheduler.test_fuzz import SchedulerMachine, effort
 from tests.support.effort import examples
 from tests.support.oracle import OracleExecutor
 
-LAYOUT = "oracle"
-
 
 class AdoptionMachine(SchedulerMachine):
     """Executors with pools join, vanish in the middle of a step, are drained, and are succeeded."""
@@ -25,6 +23,7 @@ class AdoptionMachine(SchedulerMachine):
         self.pool_of: dict[int, str] = {}  # of live epochs
         self.vacant: dict[str, OracleExecutor] = {}
         self.tags: dict[str, int] = {}  # the epoch that wrote a pool last
+        self.layouts: dict[str, int] = {}  # of the executor that had a pool last
         self.num_pools = 0
         self.zombies: list[tuple[OracleExecutor, m.Plan]] = []
         self.num_adopted = 0
@@ -33,11 +32,11 @@ class AdoptionMachine(SchedulerMachine):
     @rule()
     def join(self):
         self.num_pools += 1
-        self.take_pool(f"{self.num_pools:032d}", OracleExecutor(self.limits), tag=0)
+        self.take_pool(f"{self.num_pools:032d}", OracleExecutor(self.limits), tag=0, layout=0)
 
-    def take_pool(self, name: str, executor: OracleExecutor, tag: int, layout: str = LAYOUT) -> None:
-        self.enter(executor, m.Pool(pool=name, lease=self.epochs + 1, layout=layout, epoch=tag))
-        self.pool_of[self.epochs], self.tags[name] = name, tag
+    def take_pool(self, name: str, executor: OracleExecutor, tag: int, layout: int) -> None:
+        self.enter(executor, m.Pool(pool=name, lease=self.epochs + 1, layout=f"oracle-{layout}", epoch=tag))
+        self.pool_of[self.epochs], self.tags[name], self.layouts[name] = name, tag, layout
         self.num_adopted += bool(self.scheduler.executor(self.epochs).earlier_epochs)
 
     def send(self, epoch: int) -> m.Plan | None:
@@ -103,12 +102,13 @@ class AdoptionMachine(SchedulerMachine):
     def succeed(self, data, other):
         """The next executor of a pool, which may be another one than the scheduler would adopt."""
         name = data.draw(st.sampled_from(list(self.vacant)))
-        memory, tag, layout, limits = self.vacant.pop(name), self.tags[name], LAYOUT, self.limits
+        memory, tag, layout = self.vacant.pop(name), self.tags[name], self.layouts[name]
+        limits = memory.limits
         if other == "writer":  # another scheduler has had it meanwhile
             tag += 1000
             memory.slots.clear()
         if other == "layout":
-            layout = "another"
+            layout += 1
             memory.slots.clear()
         if other == "size":
             limits = replace(limits, num_blocks=limits.num_blocks + 1)
