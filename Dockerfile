@@ -30,7 +30,9 @@ gpu = [*extras["executor"], *(name for name in extras["gpu"] if not name.startsw
 for file, names in {"base": project["dependencies"], "executor": extras["executor"], "gpu": gpu}.items():
     pathlib.Path(f"{file}.txt").write_text("\n".join(names) + "\n")
 pins = pathlib.Path("constraints.txt").read_text().splitlines()
-pathlib.Path("gpu-pins.txt").write_text("\n".join(pin for pin in pins if not pin.startswith("torch==")) + "\n")
+# Each CUDA build of torch takes one version of triton, and says which.
+gpu_pins = (pin for pin in pins if not pin.startswith(("torch==", "triton==")))
+pathlib.Path("gpu-pins.txt").write_text("\n".join(gpu_pins) + "\n")
 PYTHON
 
 # ---- Our own code, installed over an environment that has its dependencies.
@@ -72,12 +74,14 @@ FROM scheduler-env AS scheduler-bytecode
 COPY --from=scheduler-code /code /opt/baton
 RUN PYTHONPYCACHEPREFIX=/bytecode PATH=/opt/baton/bin:$PATH timeout 120 sh -c \
     'baton keys init --dir /tmp/keys --executor x; \
-     baton-scheduler --no-journal & until baton status; do sleep 0.5; done; kill $! && wait $!'
+     baton-keeper --socket /tmp/keeper/keeper.sock & keeper=$!; \
+     baton-scheduler --no-journal & until baton status; do sleep 0.5; done; \
+     baton keeper status --socket /tmp/keeper/keeper.sock && kill $keeper $! && wait $!'
 
 FROM executor-env AS executor-bytecode
 COPY --from=code /code /opt/baton
 RUN PYTHONPYCACHEPREFIX=/bytecode /opt/baton/bin/python -c \
-    'import executor_svc.__main__, executor_svc.service.process, executor_svc.startup'
+    'import executor_svc.__main__, executor_svc.service.process, executor_svc.startup, executor_svc.keeper.finding'
 
 # ---- The C++ kernels, for every processor: the executor's image has no compiler. The executor finds them if its
 # sources and its torch are the same, and torch lies at the same path.
@@ -92,7 +96,7 @@ FROM ${PYTHON_IMAGE} AS service
 # A volume that is mounted empty gets its owner from the folder in the image.
 RUN useradd --uid 10001 --no-create-home --home-dir /tmp baton \
  && install --directory --owner=baton --mode=0700 \
-        /etc/baton/keys /etc/baton/keys/scheduler /etc/baton/keys/executors /var/lib/baton
+        /etc/baton/keys /etc/baton/keys/scheduler /etc/baton/keys/executors /run/baton /var/lib/baton
 ENV PATH=/opt/baton/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 PYTHONPYCACHEPREFIX=/opt/bytecode \
     BATON_KEYS_DIR=/etc/baton/keys
 USER baton
@@ -102,6 +106,7 @@ FROM service AS scheduler
 COPY --from=scheduler-env /opt/baton /opt/baton
 COPY --from=scheduler-code /code /opt/baton
 COPY --from=scheduler-bytecode /bytecode /opt/bytecode
+COPY deploy/keeper_health.py /opt/baton/
 EXPOSE 8000
 CMD ["baton-scheduler", "--host", "0.0.0.0"]
 
@@ -125,7 +130,7 @@ RUN apt-get update \
  && rm -rf /var/lib/apt/lists/* \
  && python3 -m venv /opt/baton \
  && useradd --uid 10001 --no-create-home --home-dir /tmp baton \
- && install --directory --owner=baton --mode=0700 /etc/baton/keys /etc/baton/keys/executors
+ && install --directory --owner=baton --mode=0700 /etc/baton/keys /etc/baton/keys/executors /run/baton
 ENV PATH=/opt/baton/bin:$PATH PYTHONUNBUFFERED=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 COPY --from=requirements /requirements/base.txt /requirements/gpu.txt /requirements/gpu-pins.txt /requirements/
 ARG GPU_TORCH="torch==2.11.0"

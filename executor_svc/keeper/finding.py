@@ -2,6 +2,7 @@
 
 import signal
 import socket
+import time
 from pathlib import Path
 
 from common.errors import BatonError, KeeperError
@@ -10,6 +11,9 @@ from common.logging import get_logger
 from executor_svc.keeper.kept_pool import KeptPool
 from executor_svc.keeper.link import KeeperLink
 
+WAIT_S = 5.0  # for a keeper that an operator names: a supervisor may be starting it at this moment
+RETRY_INTERVAL_S = 0.1
+
 log = get_logger("executor")
 
 
@@ -17,7 +21,7 @@ def find_keeper(socket_path: Path | None, executor_name: str, *, is_required: bo
     """A link to the keeper, if there is one.
 
     Args:
-        socket_path: None looks where a keeper listens that was told nothing else.
+        socket_path: None looks where a keeper listens that was told nothing else; one that is named is waited for.
         is_required: without a keeper there is nothing to do.
 
     Raises:
@@ -25,13 +29,24 @@ def find_keeper(socket_path: Path | None, executor_name: str, *, is_required: bo
     """
     path = default_socket() if socket_path is None else socket_path
     try:
-        return KeeperLink(path, executor_name)
+        return _link(path, executor_name, 0.0 if socket_path is None else WAIT_S)
     except KeeperError as error:
         if is_required:
             raise KeeperError(f"{error}; a standby needs one (baton-keeper)") from error
         level = log.info if socket_path is None else log.warning
         level("no keeper: weights and KV cache end with this process", reason=str(error))
         return None
+
+
+def _link(path: Path, executor_name: str, wait_s: float) -> KeeperLink:
+    deadline = time.monotonic() + wait_s
+    while True:
+        try:
+            return KeeperLink(path, executor_name)
+        except KeeperError:
+            if time.monotonic() >= deadline:
+                raise
+        time.sleep(RETRY_INTERVAL_S)
 
 
 def become_active(pool: KeptPool | None) -> bool:

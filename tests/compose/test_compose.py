@@ -2,7 +2,12 @@
 
 import itertools
 import json
+import os
 import shutil
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
 
 import httpx
 import pytest
@@ -225,6 +230,79 @@ def test_a_model_from_the_mounted_folder(stack, tmp_path):
     for key in ("other", alice):
         answer = stack.baton("generate", PROMPT, "--max-tokens", "10", "--api-key", key, "--json")
         assert json.loads(answer)["model"] == "my model"
+
+
+def test_a_new_container_goes_on_with_the_memory_of_the_old_one(stack):
+    """What an upgrade does: the only executor is drained, and its successor, of another name, recomputes nothing."""
+    stack.wait_for(lambda: {*map(stack.health, stack.containers("executor"))} == {"healthy"}, "all are healthy")
+    stack.up(executors=1)
+    old, keeper = stack.containers("executor"), stack.containers("keeper")
+    with nothing_recomputed(stack, num_adopted=1):
+        stack.compose("up", "--detach", "--wait", "--force-recreate", "executor")
+    assert stack.containers("executor") != old
+    assert stack.containers("keeper") == keeper
+
+
+def test_a_new_keeper_has_what_the_old_one_had(stack):
+    """Executors bring it what they hold: a killed one finds it there again."""
+    (executor,) = stack.containers("executor")
+    stack.compose("up", "--detach", "--wait", "--force-recreate", "keeper")
+    held = lambda: "held" in stack.compose("exec", "keeper", "baton", "keeper", "status")  # noqa: E731
+    stack.wait_for(held, "the executor has brought its pool")
+    with nothing_recomputed(stack, num_adopted=1):
+        stack.crash(executor)
+    stack.wait_for(lambda: stack.health(executor) == "healthy", "it is healthy again")
+
+
+@contextmanager
+def nothing_recomputed(stack, num_adopted):
+    """A stream that goes on meanwhile ends with the text that it would have had."""
+    before = stack.status()
+    undisturbed = "".join(stream(stack, **LONG))
+    pieces = stream(stack, **LONG)
+    start = list(itertools.islice(pieces, 20))
+    with ThreadPoolExecutor() as pool:
+        reading = pool.submit("".join, pieces)
+        yield
+        assert "".join(start) + reading.result() == undisturbed
+    after = stack.status()
+    assert after["pools_adopted"] == before["pools_adopted"] + num_adopted
+    assert after["recomputed_tokens"] == before["recomputed_tokens"]
+
+
+def test_a_standby_takes_over_from_a_container_that_hangs(stack):
+    """The keeper has another PID namespace: the process beside the hung one kills it, and then the pool moves."""
+    (hung,) = stack.containers("executor")
+    before, pid = stack.status(), stack.inspect(hung, "{{.State.Pid}}")
+    command = json.loads(stack.inspect(hung, "{{json .Config.Cmd}}"))
+    standby = stack.compose("run", "--detach", "executor", *command, "--standby").splitlines()[-1]
+    try:
+        has_standby = lambda: [e["has_standby"] for e in stack.status()["executors"]] == [True]  # noqa: E731
+        stack.wait_for(has_standby, "the standby waits")
+        pieces = stream(stack, **LONG)
+        start = list(itertools.islice(pieces, 20))
+        (executor,) = children(int(pid))
+        os.kill(executor, signal.SIGSTOP)
+        text = "".join([*start, *pieces])
+        assert len(text) > len("".join(start))
+        stack.wait_for(lambda: not Path(f"/proc/{executor}").exists(), "the hung process is gone")
+        status = stack.status()
+        assert standby[:12] in {executor["executor"][:12] for executor in status["executors"]}
+        assert status["pools_adopted"] == before["pools_adopted"] + 1
+        assert status["recomputed_tokens"] == before["recomputed_tokens"]
+    finally:
+        stack.docker("rm", "--force", standby)
+
+
+def children(pid: int) -> list[int]:
+    """Processes that a process has started, as this machine counts them."""
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_the_keeper_shows_what_it_keeps_and_for_whom(stack):
+    shown = stack.compose("exec", "keeper", "baton", "keeper", "status")
+    (executor,) = stack.containers("executor")
+    assert f"{executor[:12]}-0" in shown, shown
 
 
 def test_stopping_is_orderly(stack):

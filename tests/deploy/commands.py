@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import click
 
 from executor_svc.__main__ import main as baton_executor
+from keeper_svc.__main__ import main as baton_keeper
 from scheduler_svc.__main__ import main as baton_scheduler
 from scheduler_svc.client.cli import main as baton
 
@@ -13,6 +14,7 @@ COMMANDS: dict[str, click.Command] = {
     "baton": baton,
     "baton-scheduler": baton_scheduler,
     "baton-executor": baton_executor,
+    "baton-keeper": baton_keeper,
 }
 
 

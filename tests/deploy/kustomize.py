@@ -38,7 +38,7 @@ def _apply(folder: Path, manifests: list[Manifest]) -> list[Manifest]:
     for manifest in manifests:
         if "namespace" in recipe and manifest["kind"] not in CLUSTER_WIDE:
             manifest["metadata"]["namespace"] = recipe["namespace"]
-        for container in containers(manifest):
+        for container in all_containers(manifest):
             for image in recipe.get("images", []):
                 container["image"] = _with_image(container["image"], image)
     return manifests
@@ -49,17 +49,16 @@ def load(path: Path) -> list[Any]:
     return list(yaml.safe_load_all(path.read_text()))
 
 
-def containers(manifest: Manifest) -> list[Manifest]:
-    """The containers of a workload; none of anything else."""
-    template = manifest.get("spec", {}).get("template", {})
-    found: list[Manifest] = template.get("spec", {}).get("containers", [])
-    return found
+def all_containers(manifest: Manifest) -> list[Manifest]:
+    """The containers of a workload, those that prepare its pods with them; none of anything else."""
+    spec = manifest.get("spec", {}).get("template", {}).get("spec", {})
+    return [*spec.get("initContainers", []), *spec.get("containers", [])]
 
 
 def patched(manifest: Manifest, operations: list[Manifest]) -> None:
-    """Carry a JSON patch (RFC 6902) out, as far as ours go: add and replace."""
+    """Carry a JSON patch (RFC 6902) out, as far as ours go."""
     for operation in operations:
-        *parents, last = operation["path"].strip("/").split("/")
+        *parents, last = (part.replace("~1", "/") for part in operation["path"].strip("/").split("/"))
         place: Any = manifest
         for name in parents:
             place = place[int(name)] if isinstance(place, list) else place[name]
@@ -70,6 +69,12 @@ def patched(manifest: Manifest, operations: list[Manifest]) -> None:
                 place[last] = operation["value"]
             case "replace", dict() if last in place:
                 place[last] = operation["value"]
+            case "replace", list():
+                place[int(last)] = operation["value"]
+            case "remove", dict() if last in place:
+                del place[last]
+            case "remove", list():
+                del place[int(last)]
             case _:
                 raise AssertionError(f"{operation['op']} {operation['path']} is not done here, or has no place")
 

@@ -4,17 +4,21 @@ import functools
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.deploy.kustomize import Manifest, containers, render
+from tests.deploy.kustomize import Manifest, render
 
 ROOT = Path(__file__).parents[2]
 KUBERNETES = ROOT / "deploy" / "kubernetes"
-OVERLAYS = ("base", "cpu", "gpu")
+FOLDERS = {
+    **{name: KUBERNETES / name for name in ("base", "cpu", "gpu")},
+    "node-keeper": ROOT / "tests" / "deploy" / "node_keeper",
+}
+OVERLAYS = tuple(FOLDERS)
 
 
 @functools.cache
 def manifests(overlay: str) -> tuple[Manifest, ...]:
     """What `kubectl apply -k` would send; for reading."""
-    return tuple(render(KUBERNETES / overlay))
+    return tuple(render(FOLDERS[overlay]))
 
 
 def of_kind(overlay: str, *kinds: str) -> list[Manifest]:
@@ -24,7 +28,7 @@ def of_kind(overlay: str, *kinds: str) -> list[Manifest]:
 
 def workloads(overlay: str) -> dict[str, Manifest]:
     """The manifests that have pods, by name."""
-    return {m["metadata"]["name"]: m for m in of_kind(overlay, "StatefulSet", "Deployment")}
+    return {m["metadata"]["name"]: m for m in of_kind(overlay, "StatefulSet", "Deployment", "DaemonSet")}
 
 
 def pod(workload: Manifest) -> Manifest:
@@ -34,9 +38,9 @@ def pod(workload: Manifest) -> Manifest:
 
 
 def container(workload: Manifest) -> Manifest:
-    """Its one container."""
-    (only,) = containers(workload)
-    return only
+    """The container that its pods are for; behind it is the keeper's, if the pods have one of their own."""
+    first: Manifest = pod(workload)["containers"][0]
+    return first
 
 
 def options(workload: Manifest) -> dict[str, str]:

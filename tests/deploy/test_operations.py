@@ -64,7 +64,7 @@ def test_options_are_there():
 
 
 def every_command(context: click.Context):
-    yield from (commands.baton_scheduler, commands.baton_executor)
+    yield from (commands.baton_scheduler, commands.baton_executor, commands.baton_keeper)
     for name in client_cli.COMMANDS:
         command = commands.baton.get_command(context, name)
         yield command

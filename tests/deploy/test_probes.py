@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shlex
+import signal
 import socket
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from scheduler_svc.frontend.http.server import http_config
 from scheduler_svc.frontend.link.request_counts import RequestCounts
 from scheduler_svc.server.frontend_processes import STOP_TIMEOUT_S
 from tests.deploy.manifests import ROOT, container, exec_commands, options, pod, workloads
+from tests.keeper.processes import KeeperProcess
 from tests.support.core import running_core
 from tests.support.eventually import eventually
 
@@ -104,6 +106,12 @@ def ask_scheduler(port, timeout_s=30):
     return run([*local(python, ""), code])
 
 
+def ask_keeper(path):
+    """What the keeper's probe runs, for one at this path."""
+    *command, _ = pod(EXECUTOR)["containers"][1]["livenessProbe"]["exec"]["command"]
+    return run([*local(command, ""), str(path)])
+
+
 @contextmanager
 def frontend(max_connections):
     """HTTP as a frontend runs it, on a port that is the value."""
@@ -140,6 +148,25 @@ def test_a_scheduler_that_hangs_is_found():
         port = listener.getsockname()[1]
     assert "TimeoutError" in silent.stderr
     assert "ConnectionRefusedError" in ask_scheduler(port).stderr
+
+
+def test_a_keeper_that_answers_is_alive(tmp_path):
+    keeper = KeeperProcess(tmp_path)
+    try:
+        assert ask_keeper(keeper.path).returncode == 0
+    finally:
+        keeper.kill()
+    assert "Connection refused" in ask_keeper(keeper.path).stderr
+
+
+@pytest.mark.slow
+def test_a_keeper_that_hangs_is_found(tmp_path):
+    keeper = KeeperProcess(tmp_path)
+    try:
+        keeper.process.send_signal(signal.SIGSTOP)
+        assert "timed out" in ask_keeper(keeper.path).stderr
+    finally:
+        keeper.kill()
 
 
 def test_all_probes_of_the_scheduler_ask_the_same_and_wait_for_the_answer():

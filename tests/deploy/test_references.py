@@ -15,6 +15,7 @@ from scheduler_svc.frontend.http.api import ApiSettings, create_app
 from scheduler_svc.frontend.link.request_counts import RequestCounts
 from scheduler_svc.frontend_options import FrontendOptions
 from tests.deploy import commands
+from tests.deploy.kustomize import all_containers
 from tests.deploy.manifests import (
     OVERLAYS,
     ROOT,
@@ -38,7 +39,8 @@ ON_OVERLAYS = pytest.mark.parametrize("overlay", OVERLAYS)
 @ON_OVERLAYS
 def test_commands_take_their_arguments(overlay):
     for name, workload in workloads(overlay).items():
-        assert commands.complaints(container(workload)["args"]) == [], name
+        for one in all_containers(workload):
+            assert "command" in one or commands.complaints(one["args"]) == [], name
 
 
 def test_commands_of_compose_take_their_arguments():
@@ -102,8 +104,10 @@ def test_executors_find_the_scheduler(overlay):
     assert endpoint.port in [port["port"] for port in services[endpoint.hostname]["ports"]]
     assert services[endpoint.hostname]["clusterIP"] == "None"
     assert scheduler["spec"]["serviceName"] in services
-    (ready,) = map(urlsplit, urls(executor))
-    assert ready.port in [port["port"] for port in services[ready.hostname]["ports"]]
+    hooks = [urlsplit(url) for url in urls(executor)]
+    assert len(hooks) == (overlay != "node-keeper")  # an executor whose successor waits for it waits for none
+    for ready in hooks:
+        assert ready.port in [port["port"] for port in services[ready.hostname]["ports"]]
 
 
 @ON_OVERLAYS
@@ -116,7 +120,7 @@ def test_what_probes_ask_is_there_and_needs_no_key(overlay):
     assert not any("httpGet" in probe for probe in probes)  # it would take a 503 for a death
     asked = {urlsplit(url).path for workload in workloads(overlay).values() for url in urls(workload)}
     asked |= set(re.findall(r"GET (/\S+) HTTP", str(probes)))
-    assert asked == {"/health", "/ready"}
+    assert asked == ({"/health"} if overlay == "node-keeper" else {"/health", "/ready"})
     for path in asked:
         assert app.get(path).status_code == 200
 
@@ -177,7 +181,10 @@ def test_volumes_are_there_and_mounted(overlay):
         templates = {claim["metadata"]["name"] for claim in workload["spec"].get("volumeClaimTemplates", [])}
         mounts = container(workload)["volumeMounts"]
         assert {mount["name"] for mount in mounts} == volumes.keys() | templates
-        assert len({mount["mountPath"] for mount in mounts}) == len(mounts)
+        for one in all_containers(workload):
+            paths = [mount["mountPath"] for mount in one["volumeMounts"]]
+            assert len(set(paths)) == len(paths)
+            assert {mount["name"] for mount in one["volumeMounts"]} <= volumes.keys() | templates
         for volume in volumes.values():
             if "persistentVolumeClaim" in volume:
                 assert volume["persistentVolumeClaim"]["claimName"] in claims
@@ -215,17 +222,47 @@ def test_pods_are_confined(overlay):
         spec = pod(workload)
         context = spec["securityContext"]
         assert context["runAsNonRoot"]
-        assert context["runAsUser"] == context["fsGroup"] == int(uid)
+        assert context["runAsUser"] == context.get("fsGroup", context["runAsGroup"]) == int(uid)
         assert context["seccompProfile"] == {"type": "RuntimeDefault"}
-        assert container(workload)["securityContext"] == {
-            "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
-            "capabilities": {"drop": ["ALL"]},
-        }
+        for one in spec["containers"]:
+            assert one["securityContext"] == {
+                "allowPrivilegeEscalation": False,
+                "readOnlyRootFilesystem": True,
+                "capabilities": {"drop": ["ALL"]},
+            }
         assert not spec["automountServiceAccountToken"]
         assert not spec.keys() & {"hostNetwork", "hostPID", "hostIPC"}
-        assert not any("hostPath" in volume for volume in spec["volumes"])
-        assert container(workload)["resources"].keys() == {"requests", "limits"}
+        paths = [volume["hostPath"]["path"] for volume in spec["volumes"] if "hostPath" in volume]
+        assert set(paths) <= ({"/run/baton"} if overlay == "node-keeper" else set())
+        assert all(one["resources"].keys() == {"requests", "limits"} for one in all_containers(workload))
+
+
+@ON_OVERLAYS
+def test_the_namespace_lets_pods_in(overlay):
+    """Kubernetes refuses folders of the node where it enforces a standard for pods."""
+    (namespace,) = of_kind(overlay, "Namespace")
+    volumes = [volume for workload in workloads(overlay).values() for volume in pod(workload)["volumes"]]
+    enforced = namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"]
+    assert enforced == ("privileged" if any("hostPath" in volume for volume in volumes) else "restricted")
+
+
+@ON_OVERLAYS
+def test_executors_and_their_keeper_meet(overlay):
+    """At one path of one volume, as one user; and where they share the process namespace, it can kill them."""
+    (executor,) = (w for w in workloads(overlay).values() if container(w)["args"][0] == "baton-executor")
+    (keeper,) = (w for w in workloads(overlay).values() if pod(w)["containers"][-1]["args"] == ["baton-keeper"])
+    assert (keeper is executor) == (overlay != "node-keeper")
+    places = []
+    for workload, one in ((executor, container(executor)), (keeper, pod(keeper)["containers"][-1])):
+        (path,) = (v["value"] for v in one["env"] if v["name"] == "BATON_KEEPER_SOCKET")
+        (mount,) = (m for m in one["volumeMounts"] if PurePosixPath(path).is_relative_to(m["mountPath"]))
+        (volume,) = (v for v in pod(workload)["volumes"] if v["name"] == mount["name"])
+        assert not mount.get("readOnly")
+        assert PurePosixPath(path).parent.parent == PurePosixPath(mount["mountPath"])  # a folder of its own: mode 0700
+        assert path in str(one.get("livenessProbe")) or one is container(executor)
+        places.append((path, volume, pod(workload)["securityContext"]["runAsUser"]))
+    assert places[0] == places[1]
+    assert pod(executor)["shareProcessNamespace"]
 
 
 def test_every_manifest_is_part_of_something():

@@ -10,7 +10,8 @@ import kubernetes_validate  # type: ignore[import-untyped]
 import pytest
 import yaml
 
-from tests.deploy.manifests import KUBERNETES, OVERLAYS, ROOT, container, manifests, workloads
+from tests.deploy.kustomize import all_containers
+from tests.deploy.manifests import FOLDERS, KUBERNETES, OVERLAYS, ROOT, container, manifests, workloads
 
 OLDEST = "1.28"
 VERSIONS = (OLDEST, kubernetes_validate.latest_version().rpartition(".")[0])
@@ -58,7 +59,7 @@ def test_a_value_of_another_type_is_found():
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_kubectl_renders_the_same(overlay):
     """What these tests look at is what kustomize makes of the folder."""
-    command = ["kubectl", "kustomize", str(KUBERNETES / overlay)]
+    command = ["kubectl", "kustomize", str(FOLDERS[overlay])]
     theirs = subprocess.run(command, capture_output=True, check=True, timeout=60).stdout
     assert sorted(yaml.safe_load_all(theirs), key=_name) == sorted(manifests(overlay), key=_name)
 
@@ -70,7 +71,7 @@ def test_the_documented_version_is_the_tested_one():
 
 def test_images_are_those_of_this_version():
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
-    images = {container(w)["image"] for overlay in OVERLAYS for w in workloads(overlay).values()}
+    images = {c["image"] for overlay in OVERLAYS for w in workloads(overlay).values() for c in all_containers(w)}
     assert images == {f"{name}:{version}" for name in ("baton-scheduler", "baton-executor", "baton-executor-gpu")}
 
 

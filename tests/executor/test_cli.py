@@ -1,6 +1,7 @@
 """The command line: what it prints when asked, and when something is wrong."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,9 +15,9 @@ ROOT = Path(__file__).parents[2]
 HAS_GPU = torch.cuda.is_available()
 
 
-def baton_executor(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "executor_svc", *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+def baton_executor(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    command, env = [sys.executable, "-m", "executor_svc", *arguments], {**os.environ, **variables}
+    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=60, check=False)
 
 
 def test_help_is_quick_and_has_an_example() -> None:
@@ -76,7 +77,7 @@ def test_broken_checkpoint_is_one_line(checkpoint: Make, tmp_path: Path) -> None
 
 
 def test_a_standby_whose_keeper_is_not_there_is_worth_starting_again(tmp_path: Path) -> None:
-    done = baton_executor("--standby", "--keeper", str(tmp_path / "keeper.sock"))
+    done = baton_executor("--standby", XDG_RUNTIME_DIR=str(tmp_path))
     assert done.returncode == 75
     assert "a standby needs one" in done.stderr
 

@@ -3,16 +3,20 @@
 import os
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from common import messages as m
 from common.errors import KeeperError
+from executor_svc.keeper import finding as finding_module
 from executor_svc.keeper import link as link_module
+from executor_svc.keeper.finding import find_keeper
 from executor_svc.keeper.link import KeeperLink
 from executor_svc.keeper.memory import check_memory, create_memory, seal_read_only
 from executor_svc.keeper.tag import PoolTag
 from executor_svc.keeper.watchdog_process import WatchdogProcess
+from tests.keeper.processes import KeeperProcess
 from tests.keeper.world import NUM_BLOCKS, POOL, WEIGHTS
 from tests.support.eventually import eventually
 
@@ -76,6 +80,25 @@ def test_a_pool_is_found_and_leased(keeper, link):
 def test_no_keeper_is_an_error_that_names_the_path(folder):
     with pytest.raises(KeeperError, match=f"no keeper at {folder}/keeper.sock: No such file"):
         KeeperLink(folder / "keeper.sock", "executor")
+
+
+def test_a_keeper_that_is_named_is_waited_for(folder):
+    """A supervisor starts both at once."""
+    path = folder / "baton" / "keeper.sock"
+    with ThreadPoolExecutor() as pool:
+        finding = pool.submit(find_keeper, path, "executor", is_required=False)
+        keeper = KeeperProcess(folder)
+        link = finding.result(20.0)
+    assert link.find_pool(POOL) == 0
+    link.close()
+    keeper.kill()
+
+
+def test_a_keeper_that_does_not_come_is_done_without(folder, monkeypatch):
+    monkeypatch.setattr(finding_module, "WAIT_S", 0.3)
+    assert find_keeper(folder / "keeper.sock", "executor", is_required=False) is None
+    with pytest.raises(KeeperError, match="a standby needs one"):
+        find_keeper(folder / "keeper.sock", "executor", is_required=True)
 
 
 def test_what_a_keeper_refuses_is_an_error(link):
