@@ -21,6 +21,7 @@ HANGS_AFTER_S = 300.0  # longer than planned: a seed that never ends is a fault,
 ADVICE = "Mend it with the next change, and add the case (CASES in tests/sim/test_sim.py, or an @example)."
 DRAWN = (  # what the tests of these files can find is far from used up
     "tests/scheduler/test_fuzz.py",
+    "tests/scheduler/test_adoption_fuzz.py",
     "tests/scheduler/test_group_commit_fuzz.py",
     "tests/scheduler/test_outbox_fuzz.py",
     "tests/scheduler/test_journal_records.py",
