@@ -9,10 +9,7 @@ from common.errors import BatonError, KeeperError
 from common.keeper_socket import default_socket
 from common.logging import get_logger
 from executor_svc.keeper.kept_pool import KeptPool
-from executor_svc.keeper.link import KeeperLink
-
-WAIT_S = 5.0  # for a keeper that an operator names: a supervisor may be starting it at this moment
-RETRY_INTERVAL_S = 0.1
+from executor_svc.keeper.link import START_RETRY_S, START_TIMEOUT_S, KeeperLink
 
 log = get_logger("executor")
 
@@ -29,7 +26,7 @@ def find_keeper(socket_path: Path | None, executor_name: str, *, is_required: bo
     """
     path = default_socket() if socket_path is None else socket_path
     try:
-        return _link(path, executor_name, 0.0 if socket_path is None else WAIT_S)
+        return _link(path, executor_name, 0.0 if socket_path is None else START_TIMEOUT_S)
     except KeeperError as error:
         if is_required:
             raise KeeperError(f"{error}; a standby needs one (baton-keeper)") from error
@@ -46,7 +43,7 @@ def _link(path: Path, executor_name: str, wait_s: float) -> KeeperLink:
         except KeeperError:
             if time.monotonic() >= deadline:
                 raise
-        time.sleep(RETRY_INTERVAL_S)
+        time.sleep(START_RETRY_S)
 
 
 def become_active(pool: KeptPool | None) -> bool:

@@ -1,7 +1,8 @@
 """The link to this machine's keeper.
 
-While an executor starts, each call waits for its answer. While it serves, nothing here waits: the link is polled and
-ticked by the thread that owns the scheduler's socket. A keeper that dies is found again, and brought what it had.
+While an executor starts, each call waits for its answer, and asks the next keeper if the first one ends. While it
+serves, nothing here waits: the link is polled and ticked by the thread that owns the scheduler's socket. A keeper that
+dies is found again, and brought what it had.
 """
 
 import os
@@ -24,6 +25,8 @@ from executor_svc.keeper.watchdog_process import WatchdogProcess
 ANSWER_TIMEOUT_S = 5.0
 CONNECT_TIMEOUT_S = 0.2
 RETRY_INTERVAL_S = 1.0
+START_TIMEOUT_S = 5.0  # of a keeper that a supervisor may be starting at this moment
+START_RETRY_S = 0.1
 MAX_PACKETS = 16  # in a turn
 
 log = get_logger("executor")
@@ -58,7 +61,10 @@ class KeeperLink:
         self._num_unanswered = 0  # of what was sent without waiting; answers come in the order of requests
         self._connect()
         self._num_unanswered = 0
-        self._background(*self._await(m.Registered))
+        registered = self._await(m.Registered)
+        if registered is None:
+            raise self._gone()
+        self._background(*registered)
 
     # --- at the start; each raises KeeperError if the keeper refuses, ends or takes ANSWER_TIMEOUT_S ---
 
@@ -209,13 +215,29 @@ class KeeperLink:
     def _ask(
         self, message: m.ToKeeper, *answers: type[m.FromKeeper], fds: Sequence[int] = ()
     ) -> tuple[m.FromKeeper, list[int]]:
-        """Send a message, and wait for one of these answers."""
-        if self._connection is None:
-            self._connect()
-        self._send(message, fds)
-        return self._await(*answers)
+        """Send a message, and wait for one of these answers; send it again to the next keeper if this one ends."""
+        until = time.monotonic() + START_TIMEOUT_S
+        while True:
+            try:
+                if self._connection is None:
+                    self._connect()
+            except KeeperError:
+                if time.monotonic() >= until:
+                    raise
+            else:
+                self._send(message, fds)
+                answer = self._await(*answers)
+                if answer is not None:
+                    return answer
+                if time.monotonic() >= until:
+                    raise self._gone()
+            time.sleep(START_RETRY_S)
 
-    def _await(self, *answers: type[m.FromKeeper]) -> tuple[m.FromKeeper, list[int]]:
+    def _gone(self) -> KeeperError:
+        return KeeperError(f"the keeper at {self._path} has gone")
+
+    def _await(self, *answers: type[m.FromKeeper]) -> tuple[m.FromKeeper, list[int]] | None:
+        """None if the keeper has gone."""
         deadline = time.monotonic() + ANSWER_TIMEOUT_S
         while self._connection is not None:
             if time.monotonic() >= deadline:
@@ -232,7 +254,7 @@ class KeeperLink:
                 else:
                     self._background(message, fds)
                     self._lost(f"it answered with {type(message).__name__}")
-        raise KeeperError(f"the keeper at {self._path} has gone")
+        return None
 
     def _wait(self, interrupt_fd: int | None, until: float) -> bool:
         """Wait for a packet, until a time at the latest. True if the other descriptor is readable."""

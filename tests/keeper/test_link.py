@@ -1,7 +1,9 @@
 """The executor's link: what it asks, and that it needs no keeper once the executor serves."""
 
+import fcntl
 import os
 import signal
+import termios
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -95,7 +97,7 @@ def test_a_keeper_that_is_named_is_waited_for(folder):
 
 
 def test_a_keeper_that_does_not_come_is_done_without(folder, monkeypatch):
-    monkeypatch.setattr(finding_module, "WAIT_S", 0.3)
+    monkeypatch.setattr(finding_module, "START_TIMEOUT_S", 0.3)
     assert find_keeper(folder / "keeper.sock", "executor", is_required=False) is None
     with pytest.raises(KeeperError, match="a standby needs one"):
         find_keeper(folder / "keeper.sock", "executor", is_required=True)
@@ -117,7 +119,30 @@ def test_a_keeper_that_hangs_is_not_waited_for(keeper, link, monkeypatch):
     assert link.find_pool(POOL) == 0  # over a new connection
 
 
-def test_an_executor_brings_all_it_has_to_the_next_keeper(keeper, link):
+def test_what_a_starting_executor_asks_it_asks_the_next_keeper_again(keeper, link):
+    """The first one ends before it has answered, and is started again, as a supervisor does."""
+    deposit(link)
+    keeper.process.send_signal(signal.SIGSTOP)
+    with ThreadPoolExecutor() as pool:
+        keeping = pool.submit(link.deposit_weights, WEIGHTS, "f", NUM_BYTES, weights_of(b"w"))
+        eventually(lambda: waiting_bytes(link) > 0)
+        keeper.kill()
+        keeper.start()
+        keeping.result(20.0)
+    report = keeper.report()
+    assert ([pool.holder for pool in report.pools], [w.users for w in report.weights]) == (
+        ["executor"],
+        [("executor",)],
+    )
+
+
+def waiting_bytes(link: KeeperLink) -> int:
+    """Of what the link sent and its keeper has not read (SIOCOUTQ)."""
+    return int.from_bytes(fcntl.ioctl(link.fileno(), termios.TIOCOUTQ, bytes(4)), "little")
+
+
+def test_an_executor_brings_all_it_has_to_the_next_keeper(keeper, link, monkeypatch):
+    monkeypatch.setattr(link_module, "START_TIMEOUT_S", 0.0)
     held = deposit(link)
     link.deposit_weights(WEIGHTS, "f", NUM_BYTES, weights_of(b"w"), source="files 1")
     keeper.kill()
