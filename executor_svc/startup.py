@@ -17,7 +17,7 @@ from common.model_files import model_name, resolve_model
 from common.plan import ExecutorLimits
 from common.vocabulary import tokenizer_hash
 from executor_svc.devices.choose_platform import choose_platform
-from executor_svc.devices.kept_memory import KeptMemory
+from executor_svc.devices.kept_cache import kept_cache, kept_device
 from executor_svc.devices.platform import Platform
 from executor_svc.devices.pool_size import choose_max_model_len, choose_num_blocks
 from executor_svc.keeper.kept_pool import KeptPool, find_pool_size
@@ -124,10 +124,19 @@ def _start(options: ExecutorOptions, weight_keeper: WeightKeeper | None, pool_ke
         block_size=platform.block_size(model.config, model.dtype, options.block_size),
         dtype=model.dtype,
     )
-    if pool_keeper is not None and (platform.device.type != "cpu" or group.size > 1):
-        log.warning("KV memory is not kept: that is for executors of one process on a CPU", ranks=group.size)
+    pool_device = None
+    if pool_keeper is not None and group.size > 1:
+        log.warning("KV memory is not kept: that is for executors of one process", ranks=group.size)
+    elif pool_keeper is not None:
+        pool_device = kept_device(platform, is_standby=options.is_standby)
+    if pool_device is None:
         pool_keeper = None
-    kind = m.PoolKind(fingerprint=model.loaded.fingerprint, dtype=dtype, layout=platform.kv_layout(geometry))
+    kind = m.PoolKind(
+        fingerprint=model.loaded.fingerprint,
+        dtype=dtype,
+        layout=platform.kv_layout(geometry),
+        device=pool_device or "cpu",
+    )
     if pool_keeper is not None and options.num_blocks is None and options.kv_cache_memory_gib is None:
         num_blocks = find_pool_size(pool_keeper, kind, is_awaited=options.is_standby)
         options = replace(options, num_blocks=num_blocks or None)
@@ -136,14 +145,13 @@ def _start(options: ExecutorOptions, weight_keeper: WeightKeeper | None, pool_ke
     pool = {"blocks": limits.num_blocks, "block_size": limits.block_size, "gib": round(pool_bytes / 2**30, 3)}
     log.info("pool", **pool, max_model_len=limits.max_model_len)
     memory_left = platform.memory_left()
-    if pool_bytes > memory_left:  # the system still grants it, and kills the process once the pool is filled
-        log.warning("the pool is larger than the memory", available_gib=round(memory_left / 2**30, 3))
-    kept = None
+    memory = None
     if pool_keeper is not None:
-        kept = KeptPool(pool_keeper, kind, limits.num_blocks, (limits.num_blocks + 1) * geometry.block_bytes)
-        if not options.is_standby and not kept.take():
-            kept = None
-    memory = None if kept is None else KeptMemory(kept, geometry, limits.num_blocks)
+        memory = kept_cache(platform, pool_keeper, kind, geometry, limits.num_blocks, is_standby=options.is_standby)
+    kept = None if memory is None else memory.pool
+    takes_memory = not options.is_standby and (kept is None or kept.is_new)
+    if takes_memory and pool_bytes > memory_left:  # a host grants it, and kills the process once the pool is filled
+        log.warning("the pool is larger than the memory", available_gib=round(memory_left / 2**30, 3))
     runner = _make_runner(platform, model, geometry, limits, group, memory)
     runner.warm_up()
     hello = m.Hello(

@@ -19,7 +19,7 @@ from common.errors import BatonError
 from executor_svc.devices import gpu_attention
 from executor_svc.devices.cuda_memory import CudaMemory
 from executor_svc.devices.cuda_pool import CudaPool
-from executor_svc.devices.pool_memory import Span
+from executor_svc.keeper.pool_memory import Span
 from tests.executor import harness
 from tests.rig.drive import random_plans, serve
 from tests.rig.stand_in import StandIn
