@@ -16,21 +16,36 @@ FIND_INTERVAL_S = 0.2
 log = get_logger("executor")
 
 
-def find_pool_size(link: KeeperLink, kind: m.PoolKind, *, is_awaited: bool) -> int:
+def find_pool_size(link: KeeperLink, kind: m.PoolKind, num_blocks: int = 0, *, is_awaited: bool) -> int:
     """Number of blocks of a pool of this kind that is kept; 0 if there is none.
 
     Args:
+        link: to the keeper.
+        kind: of the pool.
+        num_blocks: only a pool of so many; 0 for any.
         is_awaited: wait until there is one.
 
     Raises:
         KeeperError: the keeper has gone.
     """
-    num_blocks = link.find_pool(kind)
-    if is_awaited and not num_blocks:
+    found = link.find_pool(kind, num_blocks)
+    if is_awaited and not found:
         log.info("waits for an executor of its kind")
-        while not (num_blocks := link.find_pool(kind)):
+        while not (found := link.find_pool(kind, num_blocks)):
             time.sleep(FIND_INTERVAL_S)
-    return num_blocks
+    return found
+
+
+def make_room(link: KeeperLink, device: str) -> int:
+    """Give back what pools without a holder have of a GPU's memory. Returns how many bytes these are.
+
+    For the machine's memory the keeper does so by itself: it has a limit there, and memory that nobody touches costs
+    nothing. On a GPU a pool takes all of its memory as long as it is kept, though another model has no use for it.
+    """
+    num_bytes = 0 if device == "cpu" else link.drop_left_pools(device)
+    if num_bytes:
+        log.info("pools without a holder were dropped", device=device, gib=round(num_bytes / 2**30, 3))
+    return num_bytes
 
 
 class KeptPool:

@@ -8,14 +8,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+import torch
 
 from common.errors import BatonError, KeeperError
 from common.messages import PoolKind
+from executor_svc import startup
 from executor_svc.devices import kept_cache as kept_cache_module
 from executor_svc.devices.cpu import CpuPlatform
 from executor_svc.devices.cuda_memory import CudaMemory
 from executor_svc.devices.cuda_pool import CudaPool
-from executor_svc.devices.kept_cache import kept_cache, kept_device
+from executor_svc.devices.kept_cache import KeptCache
 from executor_svc.devices.memfd_pool import MemfdPool
 from executor_svc.devices.tensor_memory import TensorMemory
 from executor_svc.keeper import kept_pool
@@ -23,6 +25,7 @@ from executor_svc.keeper.held import HeldPool
 from executor_svc.keeper.kept_pool import KeptPool
 from executor_svc.keeper.memory import create_memory
 from executor_svc.keeper.pool_memory import Span
+from executor_svc.options import ExecutorOptions
 from executor_svc.service import step_loop
 from executor_svc.service.step_loop import QueuedPlan, StepLoop
 from tests.executor.kept import Log
@@ -228,16 +231,65 @@ class Platform(CpuPlatform):
         raise BatonError(self.fault)
 
 
-def cache_of(platform: Platform, *, is_standby: bool) -> object:
-    kind = PoolKind(fingerprint="f", dtype="float32", layout="l")
-    return kept_cache(platform, Link(Keeper()), kind, GEOMETRY, 4, is_standby=is_standby)  # type: ignore[arg-type]
+KIND = PoolKind(fingerprint="f", dtype="float32", layout="l")
 
 
-@pytest.mark.parametrize("begin", [kept_device, cache_of])
-def test_memory_that_cannot_be_kept_is_said_and_a_standby_does_not_start(
-    begin: Callable[..., object], log: Log
-) -> None:
+def cache_on(platform: CpuPlatform, *, is_standby: bool) -> object:
+    return KeptCache.on(platform, Link(Keeper()), KIND, GEOMETRY, is_standby=is_standby)  # type: ignore[arg-type]
+
+
+def memory_of(platform: CpuPlatform, *, is_standby: bool) -> object:
+    return KeptCache(platform, Link(Keeper()), KIND, GEOMETRY, is_standby).memory(4)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("begin", [cache_on, memory_of])
+def test_memory_that_cannot_be_kept_is_said_and_no_standby_starts(begin: Callable[..., object], log: Log) -> None:
     assert begin(Platform(1), is_standby=False) is None
     assert log.lines == [("KV memory is not kept", {"reason": Platform.fault})]
     with pytest.raises(BatonError, match=f"a standby needs KV memory that outlives its process: {Platform.fault}"):
         begin(Platform(1), is_standby=True)
+
+
+@pytest.mark.parametrize(("on", "num_found", "dropped"), [("cpu", 0, []), ("GPU-1", 0, ["GPU-1"]), ("GPU-1", 9, [])])
+def test_an_executor_that_finds_no_pool_gives_back_what_others_have_left_on_its_gpu(
+    on: str, num_found: int, dropped: list[str]
+) -> None:
+    asked: list[str] = []
+
+    class Finds(Link):
+        def find_pool(self, kind: PoolKind, num_blocks: int = 0) -> int:
+            return num_found
+
+        def drop_left_pools(self, device: str) -> int:
+            asked.append(device)
+            return 2**30
+
+    class OnDevice(CpuPlatform):
+        def pool_device(self) -> str:
+            return on
+
+    cache = KeptCache.on(OnDevice(1), Finds(Keeper()), KIND, GEOMETRY, is_standby=False)  # type: ignore[arg-type]
+    assert cache is not None
+    assert cache.find(0) == num_found
+    assert asked == dropped
+
+
+@pytest.mark.parametrize(("left", "error"), [(0, BatonError), (2**30, KeeperError)])
+def test_memory_that_runs_out_is_taken_from_pools_without_a_holder(
+    left: int, error: type[BatonError], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process ends in either case; with KeeperError its supervisor starts it again."""
+
+    class Drops(Link):
+        def drop_left_pools(self, device: str) -> int:
+            return left
+
+    def runs_out(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB")
+
+    monkeypatch.setattr(startup, "_start", runs_out)
+    monkeypatch.setattr(CpuPlatform, "pool_device", lambda _: "GPU-1")
+    with pytest.raises(error, match="memory runs out while the executor starts") as raised:
+        startup.start_executor(ExecutorOptions(device="cpu"), None, Drops(Keeper()))  # type: ignore[arg-type]
+    assert type(raised.value) is error
+    assert ("start again" in str(raised.value)) == bool(left)
