@@ -10,17 +10,17 @@ import torch
 
 from common import __version__
 from common import messages as m
-from common.errors import BatonError
+from common.errors import BatonError, KeeperError
 from common.grammars import grammar_library
 from common.logging import get_logger
 from common.model_files import model_name, resolve_model
 from common.plan import ExecutorLimits
 from common.vocabulary import tokenizer_hash
 from executor_svc.devices.choose_platform import choose_platform
-from executor_svc.devices.kept_memory import KeptMemory
+from executor_svc.devices.kept_cache import KeptCache, room_was_made
 from executor_svc.devices.platform import Platform
-from executor_svc.devices.pool_size import choose_max_model_len, choose_num_blocks
-from executor_svc.keeper.kept_pool import KeptPool, find_pool_size
+from executor_svc.devices.pool_size import blocks_in, choose_max_model_len, choose_num_blocks
+from executor_svc.keeper.kept_pool import KeptPool
 from executor_svc.keeper.link import KeeperLink
 from executor_svc.model.attention import CacheMemory, KVGeometry
 from executor_svc.model.checkpoint import Checkpoint, stored_dtype
@@ -101,18 +101,22 @@ def start_executor(
         CheckpointError: the model cannot be served.
         BatonError: memory runs out, or the options contradict the model or the machine.
     """
+    platform = choose_platform(options)
     try:
-        return _start(options, weight_keeper, pool_keeper)
+        return _start(options, platform, weight_keeper, pool_keeper)
     except RuntimeError as error:
         # torch.OutOfMemoryError of device memory; the same words in another RuntimeError of pinned memory
         if not any(words in str(error) for words in ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED")):
             raise
-        said = str(error).splitlines()[0]
-        raise BatonError(f"memory runs out while the executor starts, see --gpu-memory-utilization: {said}") from error
+        said = f"memory runs out while the executor starts, see --gpu-memory-utilization: {str(error).splitlines()[0]}"
+        if pool_keeper is not None and room_was_made(platform, pool_keeper):
+            raise KeeperError(f"{said}; pools without a holder had some, which are dropped: start again") from error
+        raise BatonError(said) from error
 
 
-def _start(options: ExecutorOptions, weight_keeper: WeightKeeper | None, pool_keeper: KeeperLink | None) -> Started:
-    platform = choose_platform(options)
+def _start(
+    options: ExecutorOptions, platform: Platform, weight_keeper: WeightKeeper | None, pool_keeper: KeeperLink | None
+) -> Started:
     group = join_group(platform.device)
     model = _load_model(options, platform, group, weight_keeper)
     quantized = "" if options.quantization == "none" else f"-{options.quantization}"
@@ -124,26 +128,25 @@ def _start(options: ExecutorOptions, weight_keeper: WeightKeeper | None, pool_ke
         block_size=platform.block_size(model.config, model.dtype, options.block_size),
         dtype=model.dtype,
     )
-    if pool_keeper is not None and (platform.device.type != "cpu" or group.size > 1):
-        log.warning("KV memory is not kept: that is for executors of one process on a CPU", ranks=group.size)
-        pool_keeper = None
-    kind = m.PoolKind(fingerprint=model.loaded.fingerprint, dtype=dtype, layout=platform.kv_layout(geometry))
-    if pool_keeper is not None and options.num_blocks is None and options.kv_cache_memory_gib is None:
-        num_blocks = find_pool_size(pool_keeper, kind, is_awaited=options.is_standby)
-        options = replace(options, num_blocks=num_blocks or None)
+    kept_cache = None
+    if pool_keeper is not None and group.size > 1:
+        log.warning("KV memory is not kept: that is for executors of one process", ranks=group.size)
+    elif pool_keeper is not None:
+        layout = platform.kv_layout(geometry)
+        kind = m.PoolKind(fingerprint=model.loaded.fingerprint, dtype=dtype, layout=layout)
+        kept_cache = KeptCache.on(platform, pool_keeper, kind, geometry, is_standby=options.is_standby)
+    if kept_cache is not None:
+        options = _with_kept_size(options, kept_cache)
     limits = _choose_limits(options, platform, model, geometry, group)
     pool_bytes = limits.num_blocks * geometry.block_bytes
     pool = {"blocks": limits.num_blocks, "block_size": limits.block_size, "gib": round(pool_bytes / 2**30, 3)}
     log.info("pool", **pool, max_model_len=limits.max_model_len)
     memory_left = platform.memory_left()
-    if pool_bytes > memory_left:  # the system still grants it, and kills the process once the pool is filled
+    memory = None if kept_cache is None else kept_cache.memory(limits.num_blocks)
+    kept = None if memory is None else memory.pool
+    takes_memory = not options.is_standby and (kept is None or kept.is_new)
+    if takes_memory and pool_bytes > memory_left:  # a host grants it, and kills the process once the pool is filled
         log.warning("the pool is larger than the memory", available_gib=round(memory_left / 2**30, 3))
-    kept = None
-    if pool_keeper is not None:
-        kept = KeptPool(pool_keeper, kind, limits.num_blocks, (limits.num_blocks + 1) * geometry.block_bytes)
-        if not options.is_standby and not kept.take():
-            kept = None
-    memory = None if kept is None else KeptMemory(kept, geometry, limits.num_blocks)
     runner = _make_runner(platform, model, geometry, limits, group, memory)
     runner.warm_up()
     hello = m.Hello(
@@ -160,6 +163,17 @@ def _start(options: ExecutorOptions, weight_keeper: WeightKeeper | None, pool_ke
         **vars(limits),
     )
     return Started(runner, hello, group, kept)
+
+
+def _with_kept_size(options: ExecutorOptions, kept_cache: KeptCache) -> ExecutorOptions:
+    """Options with the size of the pool to go on with, if the operator chose none."""
+    num_blocks = options.num_blocks or 0
+    if not num_blocks and options.kv_cache_memory_gib is not None:
+        num_blocks = blocks_in(options.kv_cache_memory_gib, kept_cache.geometry)
+    if options.is_standby and num_blocks:  # it need not wait for a pool to know its size
+        return options
+    found = kept_cache.find(num_blocks)
+    return options if num_blocks else replace(options, num_blocks=found or None)
 
 
 def _choose_limits(

@@ -42,7 +42,7 @@ log = get_logger("keeper")
     "max_memory_gib",
     type=click.FloatRange(0, min_open=True),
     metavar="GIB",
-    help="Memory of all pools and weights.  [default: half of this machine's]",
+    help="Of this machine's memory, for all pools and weights there.  [default: half of it]",
 )
 @click.option(
     "--keep-for",

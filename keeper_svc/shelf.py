@@ -109,7 +109,8 @@ class Shelf:
     """All pools and weights, in the order in which they came.
 
     Args:
-        max_bytes: of all together. Files of pools are counted in full, though memory is only taken for what is used.
+        max_bytes: of all that is in the machine's memory; what is on a GPU takes none of it, and the GPU itself
+            is its limit. Files of pools are counted in full, though memory is only taken for what is used.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -123,8 +124,8 @@ class Shelf:
 
     @property
     def num_bytes(self) -> int:
-        """Of all together."""
-        return sum(kept.num_bytes for kept in self)
+        """Of all together that is in the machine's memory."""
+        return sum(map(_taken, self))
 
     def held_by(self, executor: Executor) -> Pool | None:
         """The pool that an executor holds."""
@@ -165,13 +166,13 @@ class Shelf:
             gone = [other for other in idle if type(other) is type(kept)][:1]
             if not gone:
                 return f"{len(same)} of them are in use, the limit is {limit}"
-        excess = self.num_bytes + kept.num_bytes - sum(other.num_bytes for other in gone) - self.max_bytes
+        excess = self.num_bytes + _taken(kept) - sum(map(_taken, gone)) - self.max_bytes
         for other in idle:
-            if excess > 0 and other not in gone:
+            if excess > 0 and other not in gone and _taken(other):
                 gone.append(other)
-                excess -= other.num_bytes
+                excess -= _taken(other)
         if excess > 0:
-            used = self.num_bytes - sum(other.num_bytes for other in idle)
+            used = self.num_bytes - sum(map(_taken, idle))
             return f"it has {kept.num_bytes} bytes, {used} are in use, the limit is {self.max_bytes}"
         for other in gone:
             self.remove(other)
@@ -212,3 +213,8 @@ class Shelf:
         for one in kept:
             self.remove(one)
         return kept
+
+
+def _taken(kept: Kept) -> int:
+    """Bytes of the machine's memory."""
+    return kept.num_bytes if kept.kind.device == "cpu" else 0

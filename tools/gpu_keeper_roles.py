@@ -17,7 +17,7 @@ import torch
 from common.errors import BatonError
 from executor_svc.devices.cuda_memory import CudaError, CudaMemory
 from executor_svc.devices.cuda_pool import CudaPool
-from executor_svc.devices.pool_memory import Span
+from executor_svc.keeper.pool_memory import Span
 
 PAGE_BYTES = 2**21
 SEED = 0x9E3779B97F4A7C15  # of the pattern

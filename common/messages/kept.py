@@ -101,7 +101,11 @@ class KeptWeights(Message, frozen=True):
 
 
 class KeeperReport(Message, frozen=True, tag="keeper_report"):
-    """Answer to KeeperQuery. Bytes are sizes of files: of a pool, memory is taken for the blocks that were used."""
+    """Answer to KeeperQuery. Bytes are sizes of files: of a pool, memory is taken for the blocks that were used.
+
+    Attributes:
+        max_bytes, num_bytes: the limit, and what counts for it: what is in the machine's memory, not on a GPU.
+    """
 
     keeper: Name
     pid: Count

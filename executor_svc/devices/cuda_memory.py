@@ -72,7 +72,9 @@ class CudaMemory:
         ):
             if not self.call("cuDeviceGetAttribute", attribute, self._ordinal):
                 raise BatonError(f"GPU {index} cannot hand memory to other processes: {attribute.name} is 0")
-        self.device = f"GPU-{uuid.UUID(bytes=bytes(self.call('cuDeviceGetUuid', self._ordinal).bytes))}"
+        # Before CUDA 13 the call without a version gives the instances of a GPU (MIG) one id.
+        get_uuid = "cuDeviceGetUuid_v2" if hasattr(self._driver, "cuDeviceGetUuid_v2") else "cuDeviceGetUuid"
+        self.device = f"GPU-{uuid.UUID(bytes=bytes(self.call(get_uuid, self._ordinal).bytes))}"
         recommended = self._driver.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_RECOMMENDED
         self.granularity = int(self.call("cuMemGetAllocationGranularity", self._properties(), recommended))
         context = self.call("cuDevicePrimaryCtxRetain", self._ordinal)
@@ -145,6 +147,11 @@ class CudaMemory:
     def unmap(self, address: int, num_bytes: int) -> None:
         """Undo one `map`, as a whole. The addresses stay reserved; what runs on the GPU must not touch them."""
         self.call("cuMemUnmap", address, num_bytes)
+
+    def clear(self, address: int, num_bytes: int) -> None:
+        """Fill memory with zeros, before anything else uses it."""
+        self.call("cuMemsetD8", address, 0, num_bytes)
+        self.synchronize()  # streams of torch's do not wait for the one that fills
 
     def synchronize(self) -> None:
         """Wait until the GPU has done all that this process has asked for."""

@@ -1,4 +1,4 @@
-"""A KV pool's memory on a GPU: see `PoolMemory`.
+"""A KV pool's memory on a GPU: see `PoolMemory`. **It has not run on a GPU.**
 
 Memory is changed behind the same addresses by cuMemUnmap and cuMemMap. CUDA documents that the addresses stay reserved
 and may be mapped again, with access to be set anew; it says nothing about graphs. A captured kernel holds addresses as
@@ -22,7 +22,7 @@ from torch import Tensor
 
 from common.errors import BatonError
 from executor_svc.devices.cuda_memory import CudaMemory
-from executor_svc.devices.pool_memory import Span
+from executor_svc.keeper.pool_memory import Span
 
 
 class _Bytes:
@@ -70,8 +70,12 @@ class CudaPool:
         return view
 
     def tensor(self) -> Tensor:
-        """See `PoolMemory.tensor`."""
+        """See `TensorMemory.tensor`."""
         return torch.as_tensor(self.view(), device=torch.device("cuda", self._memory.index))
+
+    def collapse(self, start: int, num_bytes: int) -> bool:
+        """See `TensorMemory.collapse`: a GPU's memory comes in large pages, so there is nothing to ask for."""
+        return True
 
     def map_scratch(self, spans: Sequence[Span]) -> None:
         """See `PoolMemory.map_scratch`. It takes as much memory as the longest part, and the first addresses get some.
@@ -95,6 +99,9 @@ class CudaPool:
             self._close_descriptor()
             self.descriptor = self._memory.export(handle)
             self._replace(handle, [Span(0, self.num_bytes)])
+            # Nothing reads a position before it is written. But CUDA does not say that new memory is empty, and what
+            # another process has left there has no business in a pool that is handed on.
+            self._memory.clear(self._base, self.num_bytes)
 
     def map(self, fd: int) -> None:
         """See `PoolMemory.map`.

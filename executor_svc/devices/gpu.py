@@ -10,6 +10,8 @@ import torch
 from common.errors import BatonError
 from common.plan import ExecutorLimits
 from executor_svc.devices.attention_choice import AttentionKind, choose_attention
+from executor_svc.devices.cuda_memory import CudaMemory
+from executor_svc.devices.cuda_pool import CudaPool
 from executor_svc.devices.gpu_attention import make_backend
 from executor_svc.devices.platform import PlatformDefaults
 from executor_svc.devices.torch_kernels import PlainProjections
@@ -102,6 +104,7 @@ class GpuPlatform:
         self._attention: AttentionKind | None = None  # `block_size` chooses it
         self._utilization = options.gpu_memory_utilization
         self._eager = options.enforce_eager
+        self._cuda_memory: CudaMemory | None = None  # for a pool that is kept
         self.defaults = PlatformDefaults(max_num_seqs=256, max_batch_tokens=8192)
 
     def block_size(self, config: Qwen3Config, dtype: torch.dtype, wanted: int | None) -> int:
@@ -121,6 +124,14 @@ class GpuPlatform:
         """See `Platform.kv_layout`."""
         assert self._attention is not None
         return f"{self._attention.name}-1 {geometry.shape_name}"
+
+    def pool_device(self) -> str:
+        """See `Platform.pool_device`."""
+        return self._shared_memory().device
+
+    def pool_memory(self, num_bytes: int) -> CudaPool:
+        """See `Platform.pool_memory`."""
+        return CudaPool(self._shared_memory(), num_bytes)
 
     def attention(
         self, shard: Shard, geometry: KVGeometry, limits: ExecutorLimits, memory: CacheMemory | None = None
@@ -163,6 +174,11 @@ class GpuPlatform:
     def memory_left(self) -> int:
         """See `Platform.memory_left`."""
         return torch.cuda.mem_get_info(self.device)[0]
+
+    def _shared_memory(self) -> CudaMemory:
+        if self._cuda_memory is None:
+            self._cuda_memory = CudaMemory(self.device.index)
+        return self._cuda_memory
 
     def decode_sizes(self, max_rows: int) -> list[int]:
         """See `Platform.decode_sizes`."""

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import torch
 
 from common.plan import ExecutorLimits
+from executor_svc.devices.tensor_memory import TensorMemory
 from executor_svc.model.attention import AttentionBackend, CacheMemory, KVGeometry
 from executor_svc.model.config import Qwen3Config
 from executor_svc.model.kernel_set import KernelSet
@@ -59,6 +60,22 @@ class Platform(Protocol):
     def kv_layout(self, geometry: KVGeometry) -> str:
         """Names how a KV cache lies in memory, the number of its blocks aside: with the same name, its bytes mean the
         same. To be called after `block_size`."""
+        ...
+
+    def pool_device(self) -> str:
+        """Where the memory of `pool_memory` is, as `PoolKind.device` says.
+
+        Raises:
+            BatonError: memory of this device cannot be handed to another process; the message says why.
+        """
+        ...
+
+    def pool_memory(self, num_bytes: int) -> TensorMemory:
+        """Addresses for a KV cache whose memory outlives the process.
+
+        Raises:
+            BatonError: as `pool_device` does; so many addresses cannot be had.
+        """
         ...
 
     def attention(

@@ -45,6 +45,11 @@ def choose_num_blocks(
     return affordable
 
 
+def blocks_in(memory_gib: float, geometry: KVGeometry) -> int:
+    """How many blocks so much memory holds."""
+    return int(memory_gib * _GIB) // geometry.block_bytes
+
+
 def choose_max_model_len(requested: int | None, model_limit: int, num_blocks: int, block_size: int) -> int:
     """Positions a sequence may have: the operator's number, or the model's limit cut to what the pool holds.
 

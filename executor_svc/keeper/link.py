@@ -112,6 +112,17 @@ class KeeperLink:
         assert isinstance(leased, m.PoolLeased)
         return self._hold(kind, leased, [os.dup(memory_fd), os.dup(tag_fd)])
 
+    def drop_left_pools(self, device: str) -> int:
+        """Have the pools on a device dropped that no executor holds. Returns how many bytes they had."""
+        report, _ = self._ask(m.KeeperQuery(), m.KeeperReport)
+        assert isinstance(report, m.KeeperReport)
+        num_bytes = 0
+        for left in [pool for pool in report.pools if pool.kind.device == device and not pool.holder]:
+            dropped, _ = self._ask(m.DropKept(name=left.pool), m.Dropped)
+            assert isinstance(dropped, m.Dropped)
+            num_bytes += dropped.num_bytes
+        return num_bytes
+
     def find_weights(self, kind: m.WeightsKind, *, fingerprint: str = "", source: str = "") -> HeldWeights | None:
         """Weights of this fingerprint, or read from this source, if they are kept."""
         found, fds = self._ask(

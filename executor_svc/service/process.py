@@ -84,7 +84,8 @@ def serve(
 
     io.start()
     try:
-        StepLoop(runner, io.steps, lambda: io.live_epoch, answer).run()
+        distrust_pool = (lambda: None) if pool is None else pool.distrust
+        StepLoop(runner, io.steps, lambda: io.live_epoch, answer, distrust_pool).run()
     finally:
         io.computing_ended.set()
         io.join()

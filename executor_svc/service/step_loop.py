@@ -74,6 +74,8 @@ class StepLoop:
         steps: in the order to run them; None is the end.
         live_epoch: the epoch that lives right now; steps of any other need not be run.
         answer: takes each answer, in the collector's thread.
+        distrust_pool: is called when a step has failed, before anything is said of it, in either thread: what is in the
+            pool is not known any more, and this process may not live until its answer is taken.
     """
 
     def __init__(
@@ -82,11 +84,13 @@ class StepLoop:
         steps: queue.SimpleQueue[QueuedPlan | None],
         live_epoch: Callable[[], int | None],
         answer: Callable[[StepAnswer], None],
+        distrust_pool: Callable[[], None] = lambda: None,
     ) -> None:
         self._runner = runner
         self._steps = steps
         self._live_epoch = live_epoch
         self._answer = answer
+        self._distrust_pool = distrust_pool
         self._launched: queue.SimpleQueue[_Launched | None] = queue.SimpleQueue()
         self._failed_epoch: int | None = None
 
@@ -130,6 +134,7 @@ class StepLoop:
 
     def _failure(self, step: QueuedPlan, error: Exception) -> m.StepFailed:
         """Any error of a step, such as out of memory, ends its epoch; the process only if the device is unusable."""
+        self._distrust_pool()
         self._failed_epoch = step.epoch
         log.error("step failed", epoch=step.epoch, step=step.step, exc_info=error)
         if not self._runner.usable():

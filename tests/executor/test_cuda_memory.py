@@ -6,13 +6,16 @@ import inspect
 import itertools
 import os
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 from common.errors import BatonError
 from executor_svc.devices.cuda_memory import CudaError, CudaMemory, load_driver
 from executor_svc.devices.cuda_pool import CudaPool, granules
-from executor_svc.devices.pool_memory import PoolMemory, Span
+from executor_svc.devices.memfd_pool import MemfdPool
+from executor_svc.devices.tensor_memory import TensorMemory
+from executor_svc.keeper.pool_memory import PoolMemory, Span
 from tests.support.fake_cuda import FakeCuda, bytes_of_all_processes
 
 GRANULE = 2**16
@@ -70,7 +73,7 @@ def test_calls_in_their_order():
     pool.create()
     assert cuda.calls == [
         "cuMemCreate", "cuMemExportToShareableHandle", "cuCtxSynchronize", "cuMemUnmap", "cuMemMap", "cuMemSetAccess",
-        "cuMemRelease",
+        "cuMemsetD8", "cuCtxSynchronize", "cuMemRelease",
     ]  # fmt: skip
     cuda.calls.clear()
     pool.map(pool.descriptor)
@@ -207,6 +210,24 @@ def test_a_pool_is_not_closed_under_a_tensor():
     assert set(cuda.books) == {"context"}
 
 
+@pytest.mark.parametrize("call", ["cuMemImportFromShareableHandle", "cuCtxSynchronize", "cuMemUnmap", "cuMemMap"])
+def test_after_a_pool_could_not_be_mapped_another_one_can_be_made(call):
+    cuda = driver()
+    maker, pool = CudaPool(CudaMemory(0, cuda), 4 * GRANULE), CudaPool(CudaMemory(0, cuda), 4 * GRANULE)
+    maker.create()
+    fill(cuda, maker, 3)
+    pool.map_scratch([Span(2 * GRANULE, 8)])
+    cuda.fail = call
+    with pytest.raises(CudaError, match=f"{call} failed: CUDA_ERROR_UNKNOWN"):
+        pool.map(maker.descriptor)
+    pool.create()
+    assert content(cuda, pool) == {0}
+    assert content(cuda, maker) == {3}
+    pool.close()
+    maker.close()
+    assert bytes_of_all_processes(cuda.name) == 0
+
+
 def test_a_descriptor_is_not_inherited():
     cuda = driver()
     pool = CudaPool(CudaMemory(0, cuda), GRANULE)
@@ -226,6 +247,16 @@ def test_the_device_is_named_by_its_unique_id():
 def test_a_gpu_that_cannot_hand_memory_on():
     with pytest.raises(BatonError, match="GPU 0 cannot hand memory to other processes: CU_DEVICE_ATTRIBUTE_VIRTUAL"):
         CudaMemory(0, driver(supported=0))
+
+
+def test_instances_of_a_gpu_have_ids_of_their_own():
+    class Older(FakeCuda):
+        """CUDA 12: the call without a version gives the GPU's id."""
+
+        def cuDeviceGetUuid_v2(self, device):
+            return (self.CUresult.CUDA_SUCCESS, SimpleNamespace(bytes=b"instance" * 2))
+
+    assert CudaMemory(0, Older()).device == "GPU-696e7374-616e-6365-696e-7374616e6365"
 
 
 def test_a_gpu_that_is_not_there():
@@ -248,16 +279,22 @@ def test_bindings_that_are_not_installed(monkeypatch):
         load_driver()
 
 
-def test_the_pool_has_the_interface():
-    def takes(pool: PoolMemory) -> str:
+@pytest.mark.parametrize("kind", [CudaPool, MemfdPool])
+def test_the_pools_have_the_interface(kind):
+    def takes(pool: TensorMemory) -> str:
         return pool.device
 
-    pool = CudaPool(CudaMemory(0, driver()), GRANULE)
+    pool = CudaPool(CudaMemory(0, driver()), GRANULE) if kind is CudaPool else MemfdPool(GRANULE)
     assert takes(pool)
-    methods = [name for name, member in vars(PoolMemory).items() if inspect.isfunction(member) and name[0] != "_"]
-    assert methods == ["tensor", "map_scratch", "create", "map", "close"]
-    for name in methods:
-        assert inspect.signature(getattr(CudaPool, name)) == inspect.signature(getattr(PoolMemory, name))
+    methods = [
+        (name, member)
+        for interface in (PoolMemory, TensorMemory)
+        for name, member in vars(interface).items()
+        if inspect.isfunction(member) and name[0] != "_"
+    ]
+    assert [name for name, _ in methods] == ["map_scratch", "create", "map", "close", "tensor", "collapse"]
+    for name, member in methods:
+        assert inspect.signature(getattr(kind, name)) == inspect.signature(member)
 
 
 def documented_parameters(function):

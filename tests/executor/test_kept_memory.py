@@ -9,7 +9,8 @@ import torch
 
 from executor_svc.devices import kept_memory
 from executor_svc.devices.kept_memory import KeptMemory
-from executor_svc.keeper.memory import HUGE_PAGE_BYTES, Mapping, create_memory
+from executor_svc.devices.memfd_pool import MemfdPool
+from executor_svc.keeper.memory import HUGE_PAGE_BYTES, Mapping
 from executor_svc.keeper.tag import PoolTag
 from executor_svc.model.attention import KVGeometry, new_cache
 
@@ -21,16 +22,18 @@ NUM_BLOCKS = 1000
 class Kept:
     """A pool without a keeper."""
 
-    mapping: Mapping
+    memory: MemfdPool
     tag: PoolTag
+
+    def cache(self) -> KeptMemory:
+        return KeptMemory(self, self.memory, GEOMETRY, NUM_BLOCKS)  # type: ignore[arg-type]
 
 
 @pytest.fixture
 def kept() -> Kept:
-    num_bytes = (NUM_BLOCKS + 1) * GEOMETRY.block_bytes
-    mapping = Mapping(num_bytes)
-    mapping.map(create_memory("test", num_bytes))
-    return Kept(mapping, PoolTag(PoolTag.create()))
+    memory = MemfdPool((NUM_BLOCKS + 1) * GEOMETRY.block_bytes)
+    memory.create()
+    return Kept(memory, PoolTag(PoolTag.create()))
 
 
 def huge_kb(mapping: Mapping) -> int:
@@ -41,10 +44,10 @@ def huge_kb(mapping: Mapping) -> int:
 
 
 def test_huge_pages_reach_as_far_as_blocks_are_used(kept: Kept) -> None:
-    mapping = kept.mapping
+    mapping = kept.memory.mapping
     if not mapping.collapse(0, HUGE_PAGE_BYTES):
         pytest.skip("this kernel makes no huge pages of memory files (MADV_COLLAPSE, Linux 6.1)")
-    memory = KeptMemory(kept, GEOMETRY, NUM_BLOCKS)  # type: ignore[arg-type]
+    memory = kept.cache()
     shape = (2, 2, NUM_BLOCKS + 1, 2, 16, 64)
     cache = new_cache(shape, torch.float32, torch.device("cpu"), memory)
     assert cache.data_ptr() == mapping.address
@@ -75,9 +78,9 @@ def test_it_stops_asking_where_the_kernel_makes_none_or_is_slow(
 
     monkeypatch.setattr(Mapping, "collapse", collapse)
     monkeypatch.setattr(kept_memory, "SLOW_S", -1.0 if fault == "slow" else 60.0)
-    memory = KeptMemory(kept, GEOMETRY, NUM_BLOCKS)  # type: ignore[arg-type]
+    memory = kept.cache()
     memory.reach(0)
     num_asked = len(asked)
-    for each in (memory, KeptMemory(kept, GEOMETRY, NUM_BLOCKS)):  # type: ignore[arg-type]
+    for each in (memory, kept.cache()):
         each.reach(NUM_BLOCKS - 1)
         assert 0 < len(asked) == num_asked, "a successor would have to copy what was written since"

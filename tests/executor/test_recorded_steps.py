@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from common.plan import ExecutorLimits
-from executor_svc.model.attention import KVGeometry
+from executor_svc.model.attention import CacheMemory, KVGeometry
 from executor_svc.model.checkpoint import Checkpoint
 from executor_svc.model.config import read_config
 from executor_svc.model.draw import WholeDraw
@@ -66,9 +66,10 @@ class CalledAgain:
 
 
 def start_on_gpu_kernels(
-    folder: Path, decode_sizes: list[int], token_sizes: list[int]
+    folder: Path, decode_sizes: list[int], token_sizes: list[int], memory: CacheMemory | None = None
 ) -> tuple[Runner[Any], ExecutorLimits]:
-    """A runner of the Triton kernels, in float32, on a GPU or in the interpreter."""
+    """A runner of the Triton kernels, in float32, on a GPU or in the interpreter; its cache is full of NaN, or in the
+    given memory."""
     from executor_svc.devices.attention_choice import TRITON
     from executor_svc.devices.gpu import GpuKernels
     from executor_svc.devices.gpu_attention import make_backend
@@ -81,12 +82,13 @@ def start_on_gpu_kernels(
         weights, _ = load_weights(checkpoint, config, torch.float32, device)
     geometry = KVGeometry(config.num_layers, config.num_kv_heads, config.head_dim, BLOCK_SIZE, torch.float32)
     kernels = GpuKernels(config, shard, limits, torch.float32, device)
-    backend = make_backend(TRITON, config.num_heads, geometry, limits, device, num_sms=4)
+    backend = make_backend(TRITON, config.num_heads, geometry, limits, device, num_sms=4, memory=memory)
     lengths = {name: OPTIONS[name] for name in ("max_model_len", "max_batch_tokens", "max_num_seqs")}
     model = Qwen3(weights, kernels, backend, **lengths)
     draw = WholeDraw(kernels, limits.max_num_seqs, limits.vocab_size, device)
     runner = Runner(model, draw, backend, limits, device, decode_sizes, token_sizes)
-    harness.poison_cache(runner)
+    if memory is None:
+        harness.poison_cache(runner)
     return runner, limits
 
 

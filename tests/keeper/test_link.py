@@ -200,3 +200,16 @@ def test_process_1_cannot_be_watched_and_says_so(keeper, monkeypatch):
     monkeypatch.setattr(os, "getpid", lambda: 1)
     with pytest.raises(KeeperError, match="process 1 of its PID namespace"):
         WatchdogProcess(keeper.path, "i" * 32).start(1.0)
+
+
+def test_pools_that_were_left_on_a_device_are_dropped(keeper, link, puppet):
+    left, holder = puppet(keeper, "left"), puppet(keeper, "holder")
+    for each in (left, holder):
+        each.tell("deposit")
+        assert each.hear().startswith("holds 1 ")
+    left.kill()
+    eventually(lambda: [pool.holder for pool in keeper.report().pools] == ["", "holder"], 10.0)
+    assert link.drop_left_pools("GPU-1") == 0
+    assert link.drop_left_pools(POOL.device) == 4 * 2**20
+    assert link.drop_left_pools(POOL.device) == 0
+    assert [pool.holder for pool in keeper.report().pools] == ["holder"]

@@ -49,6 +49,21 @@ def test_a_pool_that_cannot_fit_drives_nothing_out(world):
     assert len(world.keeper.shelf.pools) == 1
 
 
+def test_what_is_on_a_gpu_takes_none_of_the_machines_memory(world):
+    on_gpu = msgspec.structs.replace(POOL, device="GPU-1")
+    left = Executor(world)
+    assert isinstance(left.deposit(kind=on_gpu, num_bytes=5000), m.PoolLeased)
+    left.end()
+    assert isinstance(Executor(world).deposit(num_bytes=1000), m.PoolLeased)
+    assert len(world.keeper.shelf.pools) == 2, "to drop the GPU's would give the machine nothing"
+    operator = world.connect()
+    world.send(operator, m.KeeperQuery())
+    report = world.inboxes[operator][-1][0]
+    assert (report.num_bytes, report.max_bytes) == (1000, 1000)
+    assert [pool.num_bytes for pool in report.pools] == [5000, 1000]
+    assert isinstance(Executor(world).deposit(num_bytes=1), m.Refused)
+
+
 def test_counts_are_bounded():
     world = World(max_bytes=10**9)
     holders = [Executor(world) for _ in range(MAX_POOLS)]

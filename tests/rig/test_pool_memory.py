@@ -10,7 +10,6 @@ import random
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -19,34 +18,18 @@ from common.errors import BatonError
 from executor_svc.devices import gpu_attention
 from executor_svc.devices.cuda_memory import CudaMemory
 from executor_svc.devices.cuda_pool import CudaPool
-from executor_svc.devices.pool_memory import Span
+from executor_svc.keeper.pool_memory import Span
 from tests.executor import harness
 from tests.rig.drive import random_plans, serve
+from tests.rig.mapped_memory import MappedForTheRig
 from tests.rig.stand_in import StandIn
-from tests.support.fake_cuda import FakeCuda
 
 NUM_BLOCKS = 256
 MIB = 2**20
 
 
-class MappedForTheRig(FakeCuda):
-    """Tells the rig of each mapping."""
-
-    def __init__(self, rig: StandIn) -> None:
-        super().__init__()
-        self._rig = rig
-
-    def cuMemMap(self, address: int, num_bytes: int, *rest: Any) -> Any:
-        self._rig.adopt(address, num_bytes)
-        return super().cuMemMap(address, num_bytes, *rest)
-
-    def cuMemUnmap(self, address: int, num_bytes: int) -> Any:
-        self._rig.adopt(address, 0)
-        return super().cuMemUnmap(address, num_bytes)
-
-
 def make_pool(rig: StandIn, num_bytes: int) -> tuple[MappedForTheRig, CudaPool]:
-    cuda = MappedForTheRig(rig)
+    cuda = MappedForTheRig(rig.adopt)
     return cuda, CudaPool(CudaMemory(0, cuda), num_bytes)
 
 
@@ -114,9 +97,9 @@ sys.path[:0] = ["tools", "."]
 import gpu_keeper_proof
 from tests.rig import build
 from tests.rig.stand_in import StandIn
-from tests.rig.test_pool_memory import MappedForTheRig
+from tests.rig.mapped_memory import MappedForTheRig
 def driver():
-    return MappedForTheRig(StandIn(build.libraries() / "librig.so"))
+    return MappedForTheRig(StandIn(build.libraries() / "librig.so").adopt)
 gpu_keeper_proof.ROUNDS = 1
 sys.exit(gpu_keeper_proof.main(driver))
 """

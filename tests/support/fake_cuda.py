@@ -273,6 +273,10 @@ class FakeCuda:
         del self.mapped[address]
 
     @call
+    def cuMemsetD8(self, address, value, num_bytes):
+        ctypes.memset(self.bytes_at(address, num_bytes), value, num_bytes)
+
+    @call
     def cuMemcpyHtoD(self, address, source, num_bytes):
         ctypes.memmove(self.bytes_at(address, num_bytes), source, num_bytes)
 

@@ -1,13 +1,12 @@
 """The interface of a KV pool's memory: addresses that stay, and memory behind them that outlives the process.
 
-`cuda_pool.py` is that of a GPU. A keeper keeps the memory by its descriptor (`common/messages/keeper.py`).
+`devices/memfd_pool.py` is that of a CPU, `devices/cuda_pool.py` that of a GPU. A keeper keeps the memory by its
+descriptor (`common/messages/keeper.py`).
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
-
-from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -27,7 +26,8 @@ class PoolMemory(Protocol):
     """Addresses for a pool. No memory is behind them at first.
 
     The addresses stay until `close`: tensors over them, and CUDA graphs that were captured with them, stay valid when
-    other memory comes behind them. After a method has raised, only `close` may be called.
+    other memory comes behind them. After `map` has raised, `create` may be called, which takes all away that is there;
+    after another method has, only `close` may.
     """
 
     num_bytes: int
@@ -36,11 +36,7 @@ class PoolMemory(Protocol):
     """Where the memory is, as `PoolKind.device` says: memory of one device is of no use to another."""
     descriptor: int | None
     """A file descriptor of the memory that `create` or `map` has put behind the addresses, open until `close`. A keeper
-    that starts again gets the memory by it."""
-
-    def tensor(self) -> Tensor:
-        """All bytes, as uint8, without a copy. Memory has to be there; `close` wants no such tensor to be left."""
-        ...
+    gets the memory by it."""
 
     def map_scratch(self, spans: Sequence[Span]) -> None:
         """Put some little memory behind parts of the addresses, for a standby to warm up and capture graphs with.
@@ -53,7 +49,7 @@ class PoolMemory(Protocol):
         ...
 
     def create(self) -> None:
-        """Put new memory behind all addresses.
+        """Put new memory behind all addresses. It is full of zeros.
 
         Raises:
             BatonError: it cannot be had.
@@ -64,7 +60,7 @@ class PoolMemory(Protocol):
         """Put the memory of a descriptor behind all addresses, in place of what is there. `fd` stays the caller's.
 
         Raises:
-            BatonError: it is no such memory, is too small, or belongs to another device.
+            BatonError: it is no such memory, has another size, or belongs to another device.
         """
         ...
 

@@ -1,0 +1,295 @@
+"""A pool over the memory of a CPU, and over that of a GPU whose driver keeps books (`tests/support/fake_cuda.py`)."""
+
+import itertools
+import os
+import queue
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+
+from common.errors import BatonError, KeeperError
+from common.messages import PoolKind
+from executor_svc import startup
+from executor_svc.devices import kept_cache as kept_cache_module
+from executor_svc.devices.cpu import CpuPlatform
+from executor_svc.devices.cuda_memory import CudaMemory
+from executor_svc.devices.cuda_pool import CudaPool
+from executor_svc.devices.kept_cache import KeptCache
+from executor_svc.devices.memfd_pool import MemfdPool
+from executor_svc.devices.tensor_memory import TensorMemory
+from executor_svc.keeper import kept_pool
+from executor_svc.keeper.held import HeldPool
+from executor_svc.keeper.kept_pool import KeptPool
+from executor_svc.keeper.memory import create_memory
+from executor_svc.keeper.pool_memory import Span
+from executor_svc.options import ExecutorOptions
+from executor_svc.service import step_loop
+from executor_svc.service.step_loop import QueuedPlan, StepLoop
+from tests.executor.kept import Log
+from tests.executor.test_kept_memory import GEOMETRY
+from tests.support.fake_cuda import FakeCuda, bytes_of_all_processes
+
+GRANULE = 2**16
+NUM_BYTES = 3 * GRANULE
+NUM_BLOCKS = 5
+_numbers = itertools.count()
+
+
+@dataclass
+class Keeper:
+    """What is kept, without a process; the last pool that was brought is given to each that asks."""
+
+    kept: list[HeldPool] = field(default_factory=list)
+    refuses: bool = False
+
+
+@dataclass
+class Link:
+    """What `KeptPool` needs of a `KeeperLink`."""
+
+    keeper: Keeper
+    pool: HeldPool | None = None
+
+    def lease_pool(self, kind: PoolKind, num_blocks: int) -> HeldPool | None:
+        if not self.keeper.kept:
+            return None
+        last = self.keeper.kept[-1]
+        assert (last.kind, last.num_blocks) == (kind, num_blocks)
+        fds = os.dup(last.memory_fd), os.dup(last.tag_fd)
+        self.pool = HeldPool(kind, last.pool, last.lease + 1, num_blocks, last.num_bytes, *fds)
+        return self.pool
+
+    def wait_for_pool(self, kind: PoolKind, num_blocks: int, interrupt_fd: int | None = None) -> HeldPool | None:
+        return self.lease_pool(kind, num_blocks)
+
+    def deposit_pool(self, kind: PoolKind, num_blocks: int, num_bytes: int, memory_fd: int, tag_fd: int) -> HeldPool:
+        if self.keeper.refuses:
+            raise KeeperError("the keeper refuses: it is full")
+        name = f"{next(_numbers):032}"
+        self.pool = HeldPool(kind, name, 1, num_blocks, num_bytes, os.dup(memory_fd), os.dup(tag_fd))
+        self.keeper.kept.append(self.pool)
+        return self.pool
+
+
+@dataclass
+class Device:
+    """Makes memory of one kind. Each process has a driver of its own."""
+
+    name: str
+    cudas: list[FakeCuda] = field(default_factory=list)
+
+    def memory(self, num_bytes: int = NUM_BYTES) -> TensorMemory:
+        if self.name == "cpu":
+            return MemfdPool(num_bytes)
+        self.cudas.append(FakeCuda(granularity=GRANULE, name=f"fake_cuda_{os.getpid()}_{id(self)}"))
+        return CudaPool(CudaMemory(0, self.cudas[-1]), num_bytes)
+
+    def address(self, memory: Any) -> int:
+        if self.name == "cpu":
+            return int(memory.mapping.address)
+        return int(memory.view().__cuda_array_interface__["data"][0])
+
+    def bytes_at(self, memory: Any) -> Any:
+        if self.name == "cpu":
+            return memory.mapping.buffer()
+        address = self.address(memory)
+        return next(cuda for cuda in self.cudas if address in cuda.mapped).bytes_at(address, memory.num_bytes)
+
+    def pool(self, keeper: Keeper, memory: TensorMemory) -> KeptPool:
+        kind = PoolKind(fingerprint="f", dtype="float32", layout="l", device=memory.device)
+        return KeptPool(Link(keeper), kind, NUM_BLOCKS, memory)  # type: ignore[arg-type]
+
+
+@pytest.fixture(params=["cpu", "gpu"])
+def device(request: pytest.FixtureRequest) -> Device:
+    return Device(request.param)
+
+
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch) -> Log:
+    log = Log()
+    monkeypatch.setattr(kept_pool, "log", log)
+    monkeypatch.setattr(kept_cache_module, "log", log)
+    return log
+
+
+def left_pool(device: Device, keeper: Keeper) -> None:
+    """An executor has written a pool under epoch 7, and is gone."""
+    memory = device.memory()
+    pool = device.pool(keeper, memory)
+    assert pool.take()
+    assert pool.is_new
+    assert pool.tag is not None
+    assert not any(device.bytes_at(memory)), "new memory is empty"
+    pool.tag.epoch = 7
+    device.bytes_at(memory)[NUM_BYTES - 1] = 9
+    memory.close()
+
+
+def test_the_next_executor_goes_on_with_what_the_last_one_wrote(device: Device) -> None:
+    left_pool(device, keeper := Keeper())
+    memory = device.memory()
+    pool = device.pool(keeper, memory)
+    assert pool.take()
+    assert not pool.is_new
+    assert device.bytes_at(memory)[NUM_BYTES - 1] == 9
+    assert (pool.named.pool, pool.named.lease, pool.named.epoch) == (keeper.kept[0].pool, 2, 7)
+
+
+def test_a_standby_has_the_pool_at_the_addresses_of_its_scratch_memory(device: Device) -> None:
+    left_pool(device, keeper := Keeper())
+    memory = device.memory()
+    pool = device.pool(keeper, memory)
+    memory.map_scratch([Span(2 * GRANULE, 16)])
+    address = device.address(memory)
+    assert pool.tag is None
+    assert pool.wait(-1)
+    assert device.address(memory) == address
+    assert device.bytes_at(memory)[NUM_BYTES - 1] == 9
+
+
+def other_file(held: HeldPool) -> dict[str, Any]:
+    return {"memory_fd": os.memfd_create("no_pool")}
+
+
+def other_size(held: HeldPool) -> dict[str, Any]:
+    return {"num_bytes": held.num_bytes + GRANULE}
+
+
+def other_tag(held: HeldPool) -> dict[str, Any]:
+    return {"tag_fd": create_memory("no_tag", 4096)}
+
+
+@pytest.mark.parametrize("fault", [other_file, other_size, other_tag])
+@pytest.mark.parametrize("is_standby", [False, True])
+def test_a_pool_that_cannot_be_used_is_replaced(
+    device: Device, fault: Callable[[HeldPool], dict[str, Any]], is_standby: bool, log: Log
+) -> None:
+    left_pool(device, keeper := Keeper())
+    left = keeper.kept.pop()
+    keeper.kept.append(HeldPool(**{**vars(left), **fault(left)}))
+    memory = device.memory()
+    pool = device.pool(keeper, memory)
+    if is_standby:
+        memory.map_scratch([Span(0, 1)])
+    assert pool.wait(-1) if is_standby else pool.take()
+    assert pool.is_new
+    assert (pool.named.pool, pool.named.epoch) == (keeper.kept[-1].pool, 0)
+    assert not any(device.bytes_at(memory))
+    assert [event for event, _ in log.lines] == ["holds a pool", "a kept pool is not used", "holds a pool"]
+
+
+def test_without_room_at_the_keeper_nothing_is_taken(device: Device, log: Log) -> None:
+    memory = device.memory()
+    assert not device.pool(Keeper(refuses=True), memory).take()
+    ((event, facts),) = log.lines
+    assert event == "no pool is kept for this executor"
+    assert facts["reason"].endswith("it is full")
+    if device.name == "gpu":
+        assert set(device.cudas[-1].books) == {"context"}
+        assert bytes_of_all_processes(device.cudas[-1].name) == 0
+
+
+@pytest.mark.parametrize("is_usable", [True, False])
+def test_a_pool_is_distrusted_before_a_failed_step_can_end_the_process(
+    device: Device, is_usable: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left_pool(device, keeper := Keeper())
+    pool = device.pool(keeper, device.memory())
+    assert pool.take()
+    exits: list[tuple[int, int]] = []
+    monkeypatch.setattr(step_loop.os, "_exit", lambda code: exits.append((code, pool.named.epoch)))
+    assert pool.named.epoch == 7
+
+    class Runner:
+        def launch(self, columns: object) -> None:
+            raise RuntimeError("an illegal memory access was encountered")
+
+        def usable(self) -> bool:
+            return is_usable
+
+    steps: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    steps.put(QueuedPlan(7, 0, None))  # type: ignore[arg-type]
+    steps.put(None)
+    StepLoop(Runner(), steps, lambda: 7, lambda _: None, pool.distrust).run()  # type: ignore[arg-type]
+    assert exits == ([] if is_usable else [(70, 0)])
+    assert pool.named.epoch == 0
+
+
+class Platform(CpuPlatform):
+    """A platform whose memory cannot be handed on, or cannot be had."""
+
+    fault = "its GPU shares no memory"
+
+    def pool_device(self) -> str:
+        raise BatonError(self.fault)
+
+    def pool_memory(self, num_bytes: int) -> MemfdPool:
+        raise BatonError(self.fault)
+
+
+KIND = PoolKind(fingerprint="f", dtype="float32", layout="l")
+
+
+def cache_on(platform: CpuPlatform, *, is_standby: bool) -> object:
+    return KeptCache.on(platform, Link(Keeper()), KIND, GEOMETRY, is_standby=is_standby)  # type: ignore[arg-type]
+
+
+def memory_of(platform: CpuPlatform, *, is_standby: bool) -> object:
+    return KeptCache(platform, Link(Keeper()), KIND, GEOMETRY, is_standby).memory(4)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("begin", [cache_on, memory_of])
+def test_memory_that_cannot_be_kept_is_said_and_no_standby_starts(begin: Callable[..., object], log: Log) -> None:
+    assert begin(Platform(1), is_standby=False) is None
+    assert log.lines == [("KV memory is not kept", {"reason": Platform.fault})]
+    with pytest.raises(BatonError, match=f"a standby needs KV memory that outlives its process: {Platform.fault}"):
+        begin(Platform(1), is_standby=True)
+
+
+@pytest.mark.parametrize(("on", "num_found", "dropped"), [("cpu", 0, []), ("GPU-1", 0, ["GPU-1"]), ("GPU-1", 9, [])])
+def test_an_executor_that_finds_no_pool_gives_back_what_others_have_left_on_its_gpu(
+    on: str, num_found: int, dropped: list[str]
+) -> None:
+    asked: list[str] = []
+
+    class Finds(Link):
+        def find_pool(self, kind: PoolKind, num_blocks: int = 0) -> int:
+            return num_found
+
+        def drop_left_pools(self, device: str) -> int:
+            asked.append(device)
+            return 2**30
+
+    class OnDevice(CpuPlatform):
+        def pool_device(self) -> str:
+            return on
+
+    cache = KeptCache.on(OnDevice(1), Finds(Keeper()), KIND, GEOMETRY, is_standby=False)  # type: ignore[arg-type]
+    assert cache is not None
+    assert cache.find(0) == num_found
+    assert asked == dropped
+
+
+@pytest.mark.parametrize(("left", "error"), [(0, BatonError), (2**30, KeeperError)])
+def test_memory_that_runs_out_is_taken_from_pools_without_a_holder(
+    left: int, error: type[BatonError], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process ends in either case; with KeeperError its supervisor starts it again."""
+
+    class Drops(Link):
+        def drop_left_pools(self, device: str) -> int:
+            return left
+
+    def runs_out(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB")
+
+    monkeypatch.setattr(startup, "_start", runs_out)
+    monkeypatch.setattr(CpuPlatform, "pool_device", lambda _: "GPU-1")
+    with pytest.raises(error, match="memory runs out while the executor starts") as raised:
+        startup.start_executor(ExecutorOptions(device="cpu"), None, Drops(Keeper()))  # type: ignore[arg-type]
+    assert type(raised.value) is error
+    assert ("start again" in str(raised.value)) == bool(left)

@@ -1,0 +1,93 @@
+"""Real services on the pretended GPU whose KV memory is kept: an executor is killed, and a standby goes on with it.
+
+Tokens mean nothing here; that each answer has all of its tokens does, and that none was computed again.
+"""
+
+import os
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from scheduler_svc.client.processes.local_fleet import LocalFleet, executor_name
+from tests.e2e.conftest import client_of, running_fleet
+from tests.rig.mapped_memory import write_bindings
+from tests.rig.test_service import NEW_TOKENS, stream
+from tests.support.eventually import eventually
+
+NUM_STREAMS = 12
+OPTIONS = ("--device", "cuda", "--max-num-seqs", "16", "--max-batch-tokens", "256", "--num-blocks", "64")
+
+
+@pytest.fixture
+def hazards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder that hazards of all processes are written to; they find bindings of CUDA's driver."""
+    write_bindings(tmp_path / "bindings")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'bindings'}:{os.environ['PYTHONPATH']}")
+    folder = tmp_path / "hazards"
+    folder.mkdir()
+    monkeypatch.setenv("RIG_HAZARDS", str(folder))
+    return folder
+
+
+def report(fleet: LocalFleet) -> dict[str, Any]:
+    found: dict[str, Any] = httpx.get(f"{fleet.spec.url}/status").json()
+    return found
+
+
+def has_standby(fleet: LocalFleet) -> bool:
+    executors = report(fleet)["executors"]
+    return bool(executors) and all(each["has_standby"] for each in executors)
+
+
+def holder(fleet: LocalFleet) -> int:
+    (executor,) = report(fleet)["executors"]
+    return int(executor["executor"].rpartition("-")[2])
+
+
+@pytest.mark.parametrize("attention", ["triton", "flash_attn"])
+def test_a_standby_goes_on_with_the_memory_of_a_killed_executor(attention: str, tmp_path: Path, hazards: Path) -> None:
+    options = (*OPTIONS, "--attention", attention)
+    with running_fleet(tmp_path, standbys=1, executor_options=options) as fleet:
+        eventually(lambda: has_standby(fleet), timeout_s=120)
+        client, counts, begun = client_of(fleet), dict[str, int](), threading.Semaphore(0)
+        threads = [
+            threading.Thread(target=stream, args=(client, f"Line {number}:", counts, begun))
+            for number in range(NUM_STREAMS)
+        ]
+        for thread in threads:
+            thread.start()
+        for _ in threads:
+            assert begun.acquire(timeout=120)
+        gone = holder(fleet)
+        fleet.kill_executor(gone)
+        for thread in threads:
+            thread.join(timeout=200)
+        after = report(fleet)
+        assert (after["pools_adopted"], after["recomputed_tokens"]) == (1, 0)
+        assert holder(fleet) != gone
+        log = fleet.log_tail(executor_name(holder(fleet)), lines=10**6)
+        assert "device=GPU-00010203-0405-0607-0809-0a0b0c0d0e0f" in log
+        assert log.index("graphs captured") < log.index("holds a pool"), "the graphs are those of the scratch memory"
+        assert "no pool is kept" not in log
+    assert counts == {f"Line {number}:": NEW_TOKENS for number in range(NUM_STREAMS)}
+    assert not (found := "".join(each.read_text() for each in hazards.iterdir())), found[:2000]
+
+
+def test_without_a_standby_the_next_process_finds_the_memory(tmp_path: Path, hazards: Path) -> None:
+    with running_fleet(tmp_path, keeps=True, executor_options=(*OPTIONS[:-2], "--kv-cache-memory", "0.25")) as fleet:
+        client, counts = client_of(fleet), dict[str, int]()
+        thread = threading.Thread(target=stream, args=(client, "Line:", counts, begun := threading.Semaphore(0)))
+        thread.start()
+        assert begun.acquire(timeout=120)
+        os.kill(fleet.pids[executor_name(0)], signal.SIGKILL)
+        eventually(lambda: [end.name for end in fleet.poll()] == [executor_name(0)])
+        fleet.start_executor(0)
+        thread.join(timeout=200)
+        after = report(fleet)
+        assert (after["pools_adopted"], after["recomputed_tokens"]) == (1, 0)
+    assert counts == {"Line:": NEW_TOKENS}
+    assert not (found := "".join(each.read_text() for each in hazards.iterdir())), found[:2000]
