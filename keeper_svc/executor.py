@@ -18,6 +18,14 @@ class Wish:
     order: int
 
 
+@dataclass(frozen=True)
+class Role:
+    """What an executor that starts was told to be: one that waits for a pool of a kind, or one that serves in one."""
+
+    kind: m.PoolKind
+    waits: bool
+
+
 @dataclass(eq=False)
 class Executor:
     """A process that registered. It is known until it has provably ended, whether it is connected or not.
@@ -29,6 +37,7 @@ class Executor:
         can_kill: whether the keeper can signal it.
         connection: to it; None while there is none.
         watchdog: the connection to its watchdog, if there is one.
+        role: what it was told to be, until it is that.
         wish: what it waits for, while it is a standby.
         heard_at: when it last said that it lives; None before it first did as the holder of its pool: until then it is
             busy with its start. A standby that gets a pool has done all that before, and has `TAKEOVER_S`.
@@ -44,6 +53,7 @@ class Executor:
     can_kill: bool
     connection: Connection | None = None
     watchdog: Connection | None = None
+    role: Role | None = None
     wish: Wish | None = None
     heard_at: float | None = None
     stuck_at: float | None = None
@@ -60,18 +70,18 @@ class Executor:
 
     def loses_connection(self) -> None:
         """Its connection is gone, and with it its place among the standbys."""
-        self.connection = self.wish = None
+        self.connection = self.wish = self.role = None
         self.told_standbys = 0
 
     def waits(self, wish: Wish, now: float) -> None:
         """It has become a standby."""
-        self.wish = wish
+        self.wish, self.role = wish, None
         self.heard_at = now
 
     def holds(self, now: float) -> None:
         """It has just become the holder of a pool."""
         self.heard_at = now + TAKEOVER_S if self.wish is not None else None
-        self.wish = self.stuck_at = None
+        self.wish = self.role = self.stuck_at = None
 
     def paused(self, seconds: float, now: float) -> None:
         """The keeper has not run for so long: the executor may have spoken in that time."""

@@ -24,6 +24,7 @@ from keeper_svc.deposits import Deposits, dropped
 from keeper_svc.leases import Leases
 from keeper_svc.registry import Registry
 from keeper_svc.report import kept_pool, kept_weights
+from keeper_svc.roles import Roles
 from keeper_svc.shelf import Pool, Shelf
 
 TICK_INTERVAL_S = 0.2
@@ -69,6 +70,7 @@ class Keeper:
         self._started_at = self._last_call = now
         self._registry = Registry(self.shelf, name)
         self._leases = Leases(self.shelf, self._registry.executors, new_name)
+        self._roles = Roles(self.shelf, self._registry.executors)
         self._deposits = Deposits(self.shelf, self._leases)
 
     # --- events ---
@@ -159,6 +161,8 @@ class Keeper:
                 outcome = self._leases.alive(executor, state, now)
             case m.FindPool(), _:
                 outcome = [Send(connection, m.PoolFound(num_blocks=self._leases.find(message, now)))]
+            case m.AskRole(kind=kind), _:
+                outcome = self._roles.ask(executor, kind, now)
             case m.LeasePool(), _:
                 outcome = self._leases.lease(executor, message, now)
             case m.DepositPool(), (MemoryHandle() as memory, MemoryHandle() as tag):

@@ -67,6 +67,12 @@ class FindPool(Message, frozen=True, tag="find_pool"):
     num_blocks: Count = 0
 
 
+class AskRole(Message, frozen=True, tag="ask_role"):
+    """Shall I serve, or wait for the pool of another executor of this kind? I can do both."""
+
+    kind: PoolKind
+
+
 class LeasePool(Message, frozen=True, tag="lease_pool"):
     """Give me a pool that has no holder.
 
@@ -128,6 +134,7 @@ ToKeeper = (
     Register
     | Watch
     | FindPool
+    | AskRole
     | LeasePool
     | DepositPool
     | FindWeights
@@ -166,6 +173,12 @@ class PoolFound(Message, frozen=True, tag="pool_found"):
     """Answer to FindPool; 0 blocks for none."""
 
     num_blocks: Count
+
+
+class RoleGiven(Message, frozen=True, tag="role_given"):
+    """Answer to AskRole. One executor waits for each kind that others on the machine serve."""
+
+    waits: bool
 
 
 class PoolLeased(Message, frozen=True, tag="pool_leased"):
@@ -219,6 +232,7 @@ FromKeeper = (
     | Watching
     | KillHolder
     | PoolFound
+    | RoleGiven
     | PoolLeased
     | PoolAbsent
     | WeightsFound

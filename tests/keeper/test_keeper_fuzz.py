@@ -46,6 +46,11 @@ class Events(RuleBasedStateMachine):
         self._some(data).lease(kind=kind, wait=wait)
 
     @precondition(lambda self: self.living)
+    @rule(data=st.data(), kind=KINDS)
+    def ask_role(self, data, kind):
+        self._some(data).send(m.AskRole(kind=kind))
+
+    @precondition(lambda self: self.living)
     @rule(data=st.data(), kind=KINDS, num_bytes=SIZES)
     def deposit(self, data, kind, num_bytes):
         executor = self._some(data)
