@@ -5,8 +5,6 @@ to it that one of each kind waits once another one serves. An answer counts from
 that start together are not all told the same.
 """
 
-from collections.abc import Iterable
-
 from common import messages as m
 from keeper_svc.actions import KeeperAction, WriteLog
 from keeper_svc.executor import Executor, Role
@@ -34,14 +32,14 @@ class Roles:
         log = WriteLog("info", "role given", {"executor": executor.name, "waits": waits})
         return [*answer(executor, m.RoleGiven(waits=waits)), log]
 
-    def _is_served(self, kind: m.PoolKind, others: Iterable[Executor]) -> bool:
+    def _is_served(self, kind: m.PoolKind, others: list[Executor]) -> bool:
         """Whether others have such pools, or will, and leave none behind that this one could have at once."""
-        held = sum(pool.kind == kind and pool.holder in others for pool in self._shelf.pools)
+        held = sum(pool.kind == kind and any(pool.holder is other for other in others) for pool in self._shelf.pools)
         free = sum(pool.kind == kind and pool.holder is None for pool in self._shelf.pools)
         to_serve = sum(other.role == Role(kind, waits=False) for other in others)
         return held + to_serve > 0 and free <= to_serve
 
-    def _has_standby(self, kind: m.PoolKind, others: Iterable[Executor], now: float) -> bool:
+    def _has_standby(self, kind: m.PoolKind, others: list[Executor], now: float) -> bool:
         """Whether another one waits for such a pool, or will."""
         return any(
             other.role == Role(kind, waits=True)

@@ -156,7 +156,7 @@ class PoolBook:
                 s for s in core.scheduler if s.state is State.WAITING and not s.awaited and s not in self._stranded
             ]:
                 able = [e for e in takes if self._fits(sequence, e.epoch)]
-                if sequence.num_output:  # it goes on with its model as long as an executor has that
+                if sequence.has_answer:  # it goes on with its model as long as an executor has that
                     able = [e for e in able if e.model == sequence.model] or able
                 if is_suspect(sequence):  # it waits for an executor that it has not failed on, also for one that hangs
                     able = [e for e in able if e.name != sequence.failed_on] or able
