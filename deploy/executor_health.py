@@ -4,7 +4,8 @@
     python -S executor_health.py FILE MAX_AGE_S --alive    alive: its loop has not stopped
 
 FILE is what `baton-executor --health-file` names: the executor touches it at every heartbeat of the scheduler and
-removes it when it is not, or no longer, in the fleet. So an executor is ready while the file is there and fresh.
+removes it when it is not, or no longer, in the fleet. So an executor is ready while the file is there and fresh. A
+standby, which is in no fleet, touches it while a keeper knows that it waits, and is ready so.
 
 An executor need not be ready to be alive. While it loads its weights, or has no scheduler to talk to, there is no file;
 restarting it would only lose the weights that it has loaded. But a file that is there and old belongs to an executor

@@ -142,9 +142,13 @@ def _check_name(_context: click.Context, _parameter: click.Parameter, value: str
 @click.option("--no-keep", is_flag=True, help="Weights and KV cache end with this process.")
 @click.option(
     "--standby",
-    "is_standby",
-    is_flag=True,
-    help="Do all but take a KV cache, and go on with that of another executor of this machine as soon as it has ended.",
+    is_flag=False,
+    flag_value="always",
+    type=click.Choice(["never", "always", "auto"]),
+    default="never",
+    help="Do all but take a KV cache, and go on with that of another executor of this machine as soon as it has ended. "
+    "`--standby` alone is always; auto does so if others serve and none waits, so that of several processes with one "
+    "command line one is in reserve.",
 )
 @log_options
 def main(
@@ -186,17 +190,18 @@ def main(
         curve = ClientCurve.load(curve_keys) if curve_keys is not None else None
         keeper = None
         if not no_keep:
-            keeper = find_keeper(keeper_socket, str(options.get("name")), is_required=options["is_standby"])
+            keeper = find_keeper(keeper_socket, str(options.get("name")), is_required=options["standby"] == "always")
         started = start_executor(ExecutorOptions(**options), keeper, keeper)
         start_s = time.monotonic() - started_at
         gc.enable()
         gc.freeze()
-        if options["is_standby"] and not become_active(started.pool):
+        if started.is_standby and started.pool is not None and not become_active(started.pool, health.set):
             log.info("stopped", exit_code=0)
             sys.exit(0)
     except BatonError as error:
         click.echo(f"baton-executor: {error}", err=True)
         sys.exit(EXIT_NO_KEEPER if isinstance(error, KeeperError) else 2)
+    health.remove()
     hello, group, pool = started.hello_after(start_s), started.group, started.pool
     log.info("ready", executor=hello.executor, rank=group.rank, scheduler=endpoint, encrypted=curve is not None)
     if group.size == 1:

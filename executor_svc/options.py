@@ -24,7 +24,8 @@ class ExecutorOptions:
         max_batch_tokens: tokens in a plan.
         max_model_len: positions in a sequence; None is the model's own limit, or the pool if that is smaller.
         enforce_eager: on a GPU: no CUDA graphs.
-        is_standby: it waits for the pool of another executor, and has none of its own.
+        standby: whether it waits for the pool of another executor, and has none of its own: `never`, `always`, or
+            `auto`, if the keeper finds that executors of its kind have no standby.
         threads: of a CPU to compute with; None is one for each CPU that this process may use, or has the quota for.
         pin_threads: bind each thread to a CPU, if there are as many threads as CPUs. Threads that the process starts
             later run on the main thread's CPU, so this is for processes that do nothing else.
@@ -45,7 +46,7 @@ class ExecutorOptions:
     max_batch_tokens: int | None = None
     max_model_len: int | None = None
     enforce_eager: bool = False
-    is_standby: bool = False
+    standby: str = "never"
     threads: int | None = None
     pin_threads: bool = False
     verify_weights: bool = False

@@ -74,12 +74,14 @@ class Started:
         hello: what to tell a scheduler about it.
         group: its ranks.
         pool: the runner's memory, if a keeper keeps it.
+        is_standby: whether another executor has that memory still.
     """
 
     runner: Runner[Any]
     hello: m.Hello
     group: RankGroup
     pool: KeptPool | None
+    is_standby: bool
 
     def hello_after(self, start_s: float) -> m.Hello:
         """The Hello of an executor whose start took so long; a standby has its pool by now."""
@@ -134,7 +136,9 @@ def _start(
     elif pool_keeper is not None:
         layout = platform.kv_layout(geometry)
         kind = m.PoolKind(fingerprint=model.loaded.fingerprint, dtype=dtype, layout=layout)
-        kept_cache = KeptCache.on(platform, pool_keeper, kind, geometry, is_standby=options.is_standby)
+        kept_cache = KeptCache.on(platform, pool_keeper, kind, geometry, standby=options.standby)
+    if kept_cache is None and options.standby == "always":
+        raise BatonError("a standby needs a keeper that keeps its KV memory")
     if kept_cache is not None:
         options = _with_kept_size(options, kept_cache)
     limits = _choose_limits(options, platform, model, geometry, group)
@@ -144,7 +148,8 @@ def _start(
     memory_left = platform.memory_left()
     memory = None if kept_cache is None else kept_cache.memory(limits.num_blocks)
     kept = None if memory is None else memory.pool
-    takes_memory = not options.is_standby and (kept is None or kept.is_new)
+    is_standby = kept_cache is not None and kept_cache.is_standby
+    takes_memory = not is_standby and (kept is None or kept.is_new)
     if takes_memory and pool_bytes > memory_left:  # a host grants it, and kills the process once the pool is filled
         log.warning("the pool is larger than the memory", available_gib=round(memory_left / 2**30, 3))
     runner = _make_runner(platform, model, geometry, limits, group, memory)
@@ -162,7 +167,7 @@ def _start(
         pool=None,
         **vars(limits),
     )
-    return Started(runner, hello, group, kept)
+    return Started(runner, hello, group, kept, is_standby)
 
 
 def _with_kept_size(options: ExecutorOptions, kept_cache: KeptCache) -> ExecutorOptions:
@@ -170,7 +175,7 @@ def _with_kept_size(options: ExecutorOptions, kept_cache: KeptCache) -> Executor
     num_blocks = options.num_blocks or 0
     if not num_blocks and options.kv_cache_memory_gib is not None:
         num_blocks = blocks_in(options.kv_cache_memory_gib, kept_cache.geometry)
-    if options.is_standby and num_blocks:  # it need not wait for a pool to know its size
+    if kept_cache.is_standby and num_blocks:  # it need not wait for a pool to know its size
         return options
     found = kept_cache.find(num_blocks)
     return options if num_blocks else replace(options, num_blocks=found or None)

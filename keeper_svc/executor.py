@@ -1,5 +1,6 @@
 """One executor as its keeper sees it."""
 
+import math
 from dataclasses import dataclass
 
 from common import messages as m
@@ -11,19 +12,26 @@ TAKEOVER_S = 10.0
 
 @dataclass(frozen=True)
 class Wish:
-    """What a standby waits for. The standby of the lowest `order` has waited longest."""
+    """What a standby waits for.
+
+    Attributes:
+        order: the standby of the lowest one has waited longest.
+        freed_since: pools that lost their holder before are none of its business.
+    """
 
     kind: m.PoolKind
     num_blocks: int
     order: int
+    freed_since: float
 
 
 @dataclass(frozen=True)
 class Role:
-    """What an executor that starts was told to be: one that waits for a pool of a kind, or one that serves in one."""
+    """What an executor was told to be when it started, and when: one that waits for a pool, or one that serves."""
 
     kind: m.PoolKind
     waits: bool
+    given_at: float
 
 
 @dataclass(eq=False)
@@ -67,6 +75,11 @@ class Executor:
             self.stuck_at = None
         elif self.stuck_at is None:
             self.stuck_at = now
+
+    @property
+    def freed_since(self) -> float:
+        """Pools that lost their holder before are not for this executor: it was told to wait until one does."""
+        return self.role.given_at if self.role is not None and self.role.waits else -math.inf
 
     def loses_connection(self) -> None:
         """Its connection is gone, and with it its place among the standbys."""

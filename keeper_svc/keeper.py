@@ -160,7 +160,7 @@ class Keeper:
             case m.Alive(state=state), _:
                 outcome = self._leases.alive(executor, state, now)
             case m.FindPool(), _:
-                outcome = [Send(connection, m.PoolFound(num_blocks=self._leases.find(message, now)))]
+                outcome = [Send(connection, m.PoolFound(num_blocks=self._leases.find(executor, message, now)))]
             case m.AskRole(kind=kind), _:
                 outcome = self._roles.ask(executor, kind, now)
             case m.LeasePool(), _:

@@ -6,6 +6,7 @@ has waited longest.
                          +-- a standby waits, and the holder hangs: the holder is killed, which is no end of the lease
 """
 
+import math
 from collections.abc import Callable, Iterable
 
 from common import messages as m
@@ -29,9 +30,13 @@ class Leases:
         self._new_name = new_name
         self._next_order = 1
 
-    def find(self, message: m.FindPool, now: float) -> int:
+    def find(self, executor: Executor, message: m.FindPool, now: float) -> int:
         """Number of blocks of the pool that an executor should ask for: a free one, then one with few standbys."""
-        fitting = [pool for pool in self._shelf.pools if pool.fits(message.kind, message.num_blocks)]
+        fitting = [
+            pool
+            for pool in self._shelf.pools
+            if pool.fits(message.kind, message.num_blocks) and not pool.is_left_since(executor.freed_since)
+        ]
         if not fitting:
             return 0
         best = min(fitting, key=lambda pool: (pool.holder is not None, len(self.standbys(pool, now)), -pool.since))
@@ -44,7 +49,8 @@ class Leases:
             if held.fits(message.kind, message.num_blocks):
                 return [_leased(held, held.handles)]  # the first answer was lost with its connection
             return refuse(executor, f"{executor.name} holds pool {held.shown} already")
-        if (free := self._best_free(message.kind, message.num_blocks)) is not None:
+        freed_since = executor.freed_since if message.wait else -math.inf
+        if (free := self._best_free(message.kind, message.num_blocks, freed_since)) is not None:
             return self._give(free, executor, now)
         if not message.wait:
             executor.wish = None
@@ -52,14 +58,16 @@ class Leases:
         before = executor.wish
         if before is not None and (before.kind, before.num_blocks) == (message.kind, message.num_blocks):
             return []
-        executor.waits(Wish(message.kind, message.num_blocks, self._next_order), now)
+        executor.waits(Wish(message.kind, message.num_blocks, self._next_order, freed_since), now)
         self._next_order += 1
         return [WriteLog("info", "standby waits", {"executor": executor.name, "num_blocks": message.num_blocks})]
 
     def alive(self, executor: Executor, state: m.HolderState, now: float) -> list[KeeperAction]:
         """An executor says that it lives. A standby that was silent when its pool became free gets the pool now."""
         executor.alive(state, now)
-        if executor.wish is None or (free := self._best_free(executor.wish.kind, executor.wish.num_blocks)) is None:
+        if (wish := executor.wish) is None:
+            return []
+        if (free := self._best_free(wish.kind, wish.num_blocks, wish.freed_since)) is None:
             return []
         return self._give(free, executor, now)
 
@@ -143,9 +151,13 @@ class Leases:
     def _held(self) -> Iterable[tuple[Executor, Pool]]:
         return [(pool.holder, pool) for pool in self._shelf.pools if pool.holder is not None]
 
-    def _best_free(self, kind: m.PoolKind, num_blocks: int) -> Pool | None:
+    def _best_free(self, kind: m.PoolKind, num_blocks: int, freed_since: float) -> Pool | None:
         """The last one used: its content is most likely to be worth something."""
-        free = [pool for pool in self._shelf.pools if pool.holder is None and pool.fits(kind, num_blocks)]
+        free = [
+            pool
+            for pool in self._shelf.pools
+            if pool.holder is None and not pool.is_left_since(freed_since) and pool.fits(kind, num_blocks)
+        ]
         return max(free, key=lambda pool: pool.since, default=None)
 
     def _give(self, pool: Pool, executor: Executor, now: float) -> list[KeeperAction]:

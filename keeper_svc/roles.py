@@ -28,21 +28,23 @@ class Roles:
         """An executor that can do both asks what is wanted of it."""
         others = [other for other in self._executors.values() if other is not executor]
         waits = self._is_served(kind, others) and not self._has_standby(kind, others, now)
-        executor.role = Role(kind, waits)
+        executor.role = Role(kind, waits, now)
         log = WriteLog("info", "role given", {"executor": executor.name, "waits": waits})
         return [*answer(executor, m.RoleGiven(waits=waits)), log]
 
     def _is_served(self, kind: m.PoolKind, others: list[Executor]) -> bool:
-        """Whether others have such pools, or will, and leave none behind that this one could have at once."""
-        held = sum(pool.kind == kind and any(pool.holder is other for other in others) for pool in self._shelf.pools)
-        free = sum(pool.kind == kind and pool.holder is None for pool in self._shelf.pools)
-        to_serve = sum(other.role == Role(kind, waits=False) for other in others)
-        return held + to_serve > 0 and free <= to_serve
+        """Whether others have such a pool, or will. One that is left over does not count: it may be of an executor that
+        nobody starts again."""
+        return any(
+            (other.role is not None and other.role.kind == kind and not other.role.waits)
+            or ((held := self._shelf.held_by(other)) is not None and held.kind == kind)
+            for other in others
+        )
 
     def _has_standby(self, kind: m.PoolKind, others: list[Executor], now: float) -> bool:
         """Whether another one waits for such a pool, or will."""
         return any(
-            other.role == Role(kind, waits=True)
+            (other.role is not None and other.role.kind == kind and other.role.waits)
             or (other.is_standby(now) and other.wish is not None and other.wish.kind == kind)
             for other in others
         )

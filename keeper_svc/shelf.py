@@ -51,6 +51,10 @@ class Pool:
         """Since when it has no holder; None if it has one."""
         return self.since if self.holder is None else None
 
+    def is_left_since(self, time: float) -> bool:
+        """Whether it had no holder then, and has none yet."""
+        return self.holder is None and self.since < time
+
     def fits(self, kind: m.PoolKind, num_blocks: int) -> bool:
         """Whether an executor that wants such a pool can go on with this one; 0 blocks stand for any number."""
         return self.kind == kind and num_blocks in (0, self.num_blocks)

@@ -37,21 +37,24 @@ class KeptCache:
 
     @staticmethod
     def on(
-        platform: Platform, link: KeeperLink, kind: PoolKind, geometry: KVGeometry, *, is_standby: bool
+        platform: Platform, link: KeeperLink, kind: PoolKind, geometry: KVGeometry, *, standby: str
     ) -> "KeptCache | None":
         """None, with the reason in the log, if memory of this device cannot be kept.
 
         Args:
             kind: of the pool; its device is the platform's.
+            standby: as `ExecutorOptions` has it.
 
         Raises:
             BatonError: it is for a standby, which would wait for ever.
+            KeeperError: the keeper has gone.
         """
         try:
             kind = msgspec.structs.replace(kind, device=platform.pool_device())
         except BatonError as error:
-            _not_kept(error, is_standby=is_standby)
+            _not_kept(error, is_standby=standby == "always")
             return None
+        is_standby = standby == "always" or (standby == "auto" and link.ask_role(kind))
         return KeptCache(platform, link, kind, geometry, is_standby)
 
     def find(self, num_blocks: int) -> int:

@@ -3,9 +3,10 @@
 import signal
 import socket
 import time
+from collections.abc import Callable
 from pathlib import Path
 
-from common.errors import BatonError, KeeperError
+from common.errors import KeeperError
 from common.keeper_socket import default_socket
 from common.logging import get_logger
 from executor_svc.keeper.kept_pool import KeptPool
@@ -46,21 +47,22 @@ def _link(path: Path, executor_name: str, wait_s: float) -> KeeperLink:
         time.sleep(START_RETRY_S)
 
 
-def become_active(pool: KeptPool | None) -> bool:
+def become_active(pool: KeptPool, waiting: Callable[[bool], None]) -> bool:
     """Wait until this standby has a pool. False if SIGTERM or SIGINT comes before.
 
+    Args:
+        waiting: is told twice a second whether a keeper is there.
+
     Raises:
-        BatonError: no keeper keeps pools of this executor's kind.
+        BatonError: as `KeptPool.wait` does.
     """
-    if pool is None:
-        raise BatonError("a standby needs a keeper that keeps pools")
     wake, woken = socket.socketpair()
     wake.setblocking(False)
     previous = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGTERM, signal.SIGINT)}
     signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
     try:
         log.info("standby ready")
-        return pool.wait(woken.fileno())
+        return pool.wait(woken.fileno(), waiting)
     finally:
         signal.set_wakeup_fd(-1)
         for number, handler in previous.items():

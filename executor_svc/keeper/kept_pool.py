@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections.abc import Callable
 
 from common import messages as m
 from common.errors import BatonError, KeeperError
@@ -89,13 +90,17 @@ class KeptPool:
             return False
         return True
 
-    def wait(self, interrupt_fd: int) -> bool:
+    def wait(self, interrupt_fd: int, waiting: Callable[[bool], None] = lambda _: None) -> bool:
         """Be a standby until another executor's pool is this one's. False if the descriptor is readable before.
+
+        Args:
+            interrupt_fd: the descriptor.
+            waiting: is told twice a second whether a keeper is there.
 
         Raises:
             BatonError: the keeper refuses, or the pool cannot be used, nor a new one be made.
         """
-        held = self.link.wait_for_pool(self._kind, self._num_blocks, interrupt_fd)
+        held = self.link.wait_for_pool(self._kind, self._num_blocks, interrupt_fd, waiting)
         if held is None:
             return False
         if not self._map(held):

@@ -9,7 +9,7 @@ import os
 import secrets
 import select
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -78,16 +78,29 @@ class KeeperLink:
         assert isinstance(found, m.PoolFound)
         return found.num_blocks
 
+    def ask_role(self, kind: m.PoolKind) -> bool:
+        """Whether this executor had better wait for the pool of another one: some serve, and none waits."""
+        role, _ = self._ask(m.AskRole(kind=kind), m.RoleGiven)
+        assert isinstance(role, m.RoleGiven)
+        return role.waits
+
     def lease_pool(self, kind: m.PoolKind, num_blocks: int) -> HeldPool | None:
         """A pool that has no holder, if there is one: this process holds it from now on, until it ends."""
         leased, fds = self._ask(m.LeasePool(kind=kind, num_blocks=num_blocks), m.PoolLeased, m.PoolAbsent)
         return self._hold(kind, leased, fds) if isinstance(leased, m.PoolLeased) else None
 
-    def wait_for_pool(self, kind: m.PoolKind, num_blocks: int, interrupt_fd: int | None = None) -> HeldPool | None:
+    def wait_for_pool(
+        self,
+        kind: m.PoolKind,
+        num_blocks: int,
+        interrupt_fd: int | None = None,
+        waiting: Callable[[bool], None] = lambda _: None,
+    ) -> HeldPool | None:
         """Be a standby until a pool's holder is provably gone, through any number of lives of the keeper.
 
         Args:
             interrupt_fd: returns None when this descriptor is readable, and is no standby any more.
+            waiting: is told twice a second whether a keeper is there.
         """
         wish = m.LeasePool(kind=kind, num_blocks=num_blocks, wait=True)
         waits_at: PacketConnection[m.FromKeeper] | None = None
@@ -102,6 +115,7 @@ class KeeperLink:
             if self._connection is not None and self._connection is not waits_at:  # a keeper that does not know yet
                 waits_at = self._connection
                 self._send(wish)
+            waiting(self._connection is not None)
         self._disconnect()  # a standby is one as long as it is connected
         return None
 

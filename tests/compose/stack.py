@@ -70,8 +70,13 @@ class Stack:
         self.compose("build", timeout_s=1500, **env)
         print(f"\nimages built in {time.monotonic() - start:.0f} s")
 
-    def up(self, executors: int, **env: str) -> None:
-        """Start what is not running or not as it should be, and wait until it is healthy."""
+    def up(self, executors: int, num_serving: int | None = None, **env: str) -> None:
+        """Start what is not running or not as it should be, and wait until it is healthy.
+
+        Args:
+            executors: containers.
+            num_serving: how many of them serve; None for all.
+        """
         start = time.monotonic()
         self.compose(
             *("up", "--detach", "--wait", "--wait-timeout", "240", "--scale", f"executor={executors}"),
@@ -79,7 +84,8 @@ class Stack:
             **env,
         )
         print(f"\nup with {executors} executors in {time.monotonic() - start:.0f} s")
-        self.wait_for(lambda: self.num_joined() == executors, "all executors joined")
+        wanted = executors if num_serving is None else num_serving
+        self.wait_for(lambda: self.num_joined() == wanted, f"{wanted} executors joined")
 
     def remove(self) -> None:
         """Remove containers, networks, volumes and images."""

@@ -299,6 +299,20 @@ def children(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
+def test_of_two_equal_containers_one_waits(stack):
+    """Docker starts the killed one again with the command that it had, and it becomes the other one's standby."""
+    stack.up(executors=2, num_serving=1, BATON_EXECUTOR_ARGS="--threads 1 --num-blocks 2048 --standby auto")
+    first = stack.status()["executors"][0]["executor"]
+    (killed,) = (container for container in stack.containers("executor") if first.startswith(container[:12]))
+    with nothing_recomputed(stack, num_adopted=1):
+        stack.crash(killed)
+    (serving,) = stack.status()["executors"]
+    assert serving["executor"] != first
+    stack.wait_for(lambda: stack.status()["executors"][0]["has_standby"], "the killed one waits")
+    stack.wait_for(lambda: stack.health(killed) == "healthy", "and is healthy so")
+    stack.up(executors=1)
+
+
 def test_the_keeper_shows_what_it_keeps_and_for_whom(stack):
     shown = stack.compose("exec", "keeper", "baton", "keeper", "status")
     (executor,) = stack.containers("executor")

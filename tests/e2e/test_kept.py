@@ -153,6 +153,21 @@ def test_without_a_standby_the_next_process_finds_everything(tmp_path):
         assert "weights=kept" in fleet.log_tail(executor_name(0))
 
 
+def test_of_executors_with_one_command_line_one_is_in_reserve(tmp_path):
+    """As a supervisor runs them that starts each process again as it was: nobody says whose turn it is."""
+    with running_fleet(tmp_path, keeps=True, executor_options=("--standby", "auto")) as fleet:
+        fleet.start_executor(1)
+        wait_for_standby(fleet)
+        calm = asyncio.run(texts(fleet))
+        for _ in range(2):
+            gone = active(fleet)
+            assert asyncio.run(texts(fleet, lambda gone=gone: fleet.kill_executor(gone))) == calm
+            assert active(fleet) == 1 - gone
+            fleet.start_executor(gone)
+            wait_for_standby(fleet)
+        assert (report(fleet)["recomputed_tokens"], report(fleet)["pools_adopted"]) == (0, 2)
+
+
 @pytest.mark.chaos
 def test_64_streams_while_three_executors_and_a_standby_are_killed_and_frozen(tmp_path):
     """At random, for two minutes: with standbys most of it is nothing but a pause."""

@@ -62,7 +62,9 @@ class Link:
         self.pool = HeldPool(kind, last.pool, last.lease + 1, num_blocks, last.num_bytes, *fds)
         return self.pool
 
-    def wait_for_pool(self, kind: PoolKind, num_blocks: int, interrupt_fd: int | None = None) -> HeldPool | None:
+    def wait_for_pool(
+        self, kind: PoolKind, num_blocks: int, interrupt_fd: int | None = None, waiting: object = None
+    ) -> HeldPool | None:
         return self.lease_pool(kind, num_blocks)
 
     def deposit_pool(self, kind: PoolKind, num_blocks: int, num_bytes: int, memory_fd: int, tag_fd: int) -> HeldPool:
@@ -235,7 +237,8 @@ KIND = PoolKind(fingerprint="f", dtype="float32", layout="l")
 
 
 def cache_on(platform: CpuPlatform, *, is_standby: bool) -> object:
-    return KeptCache.on(platform, Link(Keeper()), KIND, GEOMETRY, is_standby=is_standby)  # type: ignore[arg-type]
+    standby = "always" if is_standby else "auto"
+    return KeptCache.on(platform, Link(Keeper()), KIND, GEOMETRY, standby=standby)  # type: ignore[arg-type]
 
 
 def memory_of(platform: CpuPlatform, *, is_standby: bool) -> object:
@@ -268,7 +271,7 @@ def test_an_executor_that_finds_no_pool_gives_back_what_others_have_left_on_its_
         def pool_device(self) -> str:
             return on
 
-    cache = KeptCache.on(OnDevice(1), Finds(Keeper()), KIND, GEOMETRY, is_standby=False)  # type: ignore[arg-type]
+    cache = KeptCache.on(OnDevice(1), Finds(Keeper()), KIND, GEOMETRY, standby="never")  # type: ignore[arg-type]
     assert cache is not None
     assert cache.find(0) == num_found
     assert asked == dropped

@@ -3,6 +3,7 @@
 import fcntl
 import os
 import signal
+import socket
 import termios
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -101,6 +102,22 @@ def test_a_keeper_that_does_not_come_is_done_without(folder, monkeypatch):
     assert find_keeper(folder / "keeper.sock", "executor", is_required=False) is None
     with pytest.raises(KeeperError, match="a standby needs one"):
         find_keeper(folder / "keeper.sock", "executor", is_required=True)
+
+
+def test_a_standby_says_whether_a_keeper_knows_of_it(keeper, link):
+    told: list[bool] = []
+    wake, woken = socket.socketpair()
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(link.wait_for_pool, POOL, NUM_BLOCKS, woken.fileno(), told.append)
+        eventually(lambda: told[-1:] == [True])
+        keeper.kill()
+        eventually(lambda: told[-1:] == [False])
+        keeper.start()
+        eventually(lambda: told[-1:] == [True])
+        wake.send(b"x")
+        assert waiting.result(20.0) is None
+    wake.close()
+    woken.close()
 
 
 def test_what_a_keeper_refuses_is_an_error(link):
