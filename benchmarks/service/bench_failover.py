@@ -36,6 +36,7 @@ from typing import Any
 import click
 import httpx
 
+from benchmarks.rig.named_model import model_folder
 from benchmarks.service.disturbed_fleet import DisturbedFleet, Setting
 from benchmarks.service.endless_streams import EndlessStreams
 from scheduler_svc.client.http.api import Api
@@ -85,7 +86,7 @@ def main(
 ) -> None:
     """Let executors go away under streams, and measure what the streams see."""
     with tempfile.TemporaryDirectory() as scratch:
-        folder = _checkpoint(model, Path(scratch))
+        folder = model_folder(model, Path(scratch))
         for name in settings or [setting.value for setting in Setting]:
             setting = Setting(name)
             shared = max(1, (os.cpu_count() or 1) // setting.num_executors)
@@ -95,15 +96,6 @@ def main(
             about = {"model": model or "baton-demo", "dtype": dtype, "streams": num_streams}
             sizes = {"prompt_tokens": prompt_tokens, "faults": kills}
             print(json.dumps({"setting": name} | about | sizes | figures), flush=True)
-
-
-def _checkpoint(model: str | None, scratch: Path) -> str | None:
-    """The model's folder; a shape gets random weights."""
-    if model is None or Path(model).is_dir():
-        return model
-    from benchmarks.rig.text_checkpoint import write_text_checkpoint  # noqa: PLC0415  (torch)
-
-    return str(write_text_checkpoint(scratch / model, model))
 
 
 def _measure(

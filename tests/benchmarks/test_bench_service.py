@@ -40,6 +40,14 @@ def test_the_benchmark_of_failover(setting):
 
 
 @pytest.mark.slow
+def test_the_benchmark_of_a_keeper():
+    sizes = ("--requests", "2", "--prompt-tokens", "20", "--max-tokens", "5", "--sittings", "1", "--rounds", "2")
+    (figures,) = lines("bench_keeper.py", *sizes)
+    assert figures["rounds"] == len(figures["tok_s_ratio"]) - 1 == 2
+    assert figures["tok_s"] > 0 < figures["tok_s_without"]
+
+
+@pytest.mark.slow
 def test_the_benchmark_of_floods():
     """What it prints of the executors' port is bounded work: files and memory, whatever is sent."""
     idle, computing, *floods = lines("bench_flood.py", "--seconds", "1", "--only", "executors")

@@ -17,6 +17,7 @@ NAMES = [
     "forced_tokens",
     "gpu",
     "journal",
+    "keeper",
     "kernels",
     "scheduler",
     "scheduler_micro",
