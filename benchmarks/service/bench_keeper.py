@@ -1,5 +1,5 @@
-"""What a keeper costs while nothing goes away: the same requests to a service whose executor has its memory kept, and to
-one whose executor does not.
+"""What a keeper costs while nothing goes away: the same requests to a service whose executor has its memory kept, and
+to one whose executor does not.
 
 Two services take turns, all requests at once in each turn; nothing is cached between turns. Two processes of one
 program differ in speed for as long as they live, by several percent, so both services are started anew for each
