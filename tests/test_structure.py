@@ -21,7 +21,10 @@ MAY_IMPORT = {
 PURE = [
     *("scheduler_svc/core", "scheduler_svc/frontend/parsing"),
     *("executor_svc/staging", "executor_svc/service/registration.py"),
-    *(f"keeper_svc/{name}.py" for name in ("keeper", "report", "deposits", "leases", "registry", "shelf", "executor")),
+    *(
+        f"keeper_svc/{name}.py"
+        for name in ("keeper", "report", "deposits", "roles", "leases", "registry", "shelf", "executor")
+    ),
     "keeper_svc/actions.py",
 ]
 IMPURE_MODULES = {
@@ -44,7 +47,18 @@ FLOORS = {
         "options",
     ],
     "keeper_svc": [
-        *("__main__", "server", "listening", "descriptors", "keeper", "report", "deposits", "leases", "registry"),
+        *(
+            "__main__",
+            "server",
+            "listening",
+            "descriptors",
+            "keeper",
+            "report",
+            "deposits",
+            "roles",
+            "leases",
+            "registry",
+        ),
         *("shelf", "executor", "actions"),
     ],
     "scheduler_svc/core": [
