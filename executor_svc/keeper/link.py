@@ -4,6 +4,7 @@ While an executor starts, each call waits for its answer. While it serves, nothi
 ticked by the thread that owns the scheduler's socket. A keeper that dies is found again, and brought what it had.
 """
 
+import math
 import os
 import secrets
 import select
@@ -51,6 +52,7 @@ class KeeperLink:
         self._instance = secrets.token_hex(16)
         self._watchdog = WatchdogProcess(socket_path, self._instance)
         self._connection: PacketConnection[m.FromKeeper] | None = None
+        self._waits_at: PacketConnection[m.FromKeeper] | None = None  # the keeper there knows this standby
         self._alive_at = self._retry_at = 0.0
         self._events: list[m.Standbys] = []
         self._is_lost = False  # and the log says so
@@ -68,24 +70,26 @@ class KeeperLink:
         Args:
             num_blocks: only a pool of so many; 0 for any.
         """
-        found, _ = self._ask(m.FindPool(kind=kind, num_blocks=num_blocks), m.PoolFound)
+        found, _ = self.ask(m.FindPool(kind=kind, num_blocks=num_blocks), m.PoolFound)
         assert isinstance(found, m.PoolFound)
         return found.num_blocks
 
     def lease_pool(self, kind: m.PoolKind, num_blocks: int) -> HeldPool | None:
         """A pool that has no holder, if there is one: this process holds it from now on, until it ends."""
-        leased, fds = self._ask(m.LeasePool(kind=kind, num_blocks=num_blocks), m.PoolLeased, m.PoolAbsent)
+        leased, fds = self.ask(m.LeasePool(kind=kind, num_blocks=num_blocks), m.PoolLeased, m.PoolAbsent)
         return self._hold(kind, leased, fds) if isinstance(leased, m.PoolLeased) else None
 
-    def wait_for_pool(self, kind: m.PoolKind, num_blocks: int, interrupt_fd: int | None = None) -> HeldPool | None:
+    def wait_for_pool(
+        self, kind: m.PoolKind, num_blocks: int, interrupt_fd: int | None = None, until: float = math.inf
+    ) -> HeldPool | None:
         """Be a standby until a pool's holder is provably gone, through any number of lives of the keeper.
 
         Args:
-            interrupt_fd: returns None when this descriptor is readable, and is no standby any more.
+            interrupt_fd: returns None when this descriptor is readable.
+            until: returns None at this time, too. The process is a standby all the same, until `stop_waiting`.
         """
         wish = m.LeasePool(kind=kind, num_blocks=num_blocks, wait=True)
-        waits_at: PacketConnection[m.FromKeeper] | None = None
-        while not self._wait(interrupt_fd, self.next_tick()):
+        while not self._wait(interrupt_fd, min(until, self.next_tick())):
             for message, fds in self._take_packets(1):
                 if isinstance(message, m.PoolLeased) and fds:
                     return self._hold(kind, message, fds)
@@ -93,33 +97,27 @@ class KeeperLink:
                     raise KeeperError(f"the keeper at {self._path} refuses: {message.reason}")
                 self._background(message, fds)
             self.tick(time.monotonic(), "seeking")
-            if self._connection is not None and self._connection is not waits_at:  # a keeper that does not know yet
-                waits_at = self._connection
+            if self._connection is not None and self._connection is not self._waits_at:  # a keeper that does not know
+                self._waits_at = self._connection
                 self._send(wish)
-        self._disconnect()  # a standby is one as long as it is connected
+            if time.monotonic() >= until:
+                break
         return None
+
+    def stop_waiting(self) -> None:
+        """Be no standby any more: one is one as long as it is connected."""
+        self._disconnect()
 
     def deposit_pool(self, kind: m.PoolKind, num_blocks: int, num_bytes: int, memory_fd: int, tag_fd: int) -> HeldPool:
         """Have a new pool kept. This process holds it until it ends; one that it held before is dropped."""
         message = m.DepositPool(kind=kind, num_blocks=num_blocks, num_bytes=num_bytes)
-        leased, _ = self._ask(message, m.PoolLeased, fds=(memory_fd, tag_fd))
+        leased, _ = self.ask(message, m.PoolLeased, fds=(memory_fd, tag_fd))
         assert isinstance(leased, m.PoolLeased)
         return self._hold(kind, leased, [os.dup(memory_fd), os.dup(tag_fd)])
 
-    def drop_left_pools(self, device: str) -> int:
-        """Have the pools on a device dropped that no executor holds. Returns how many bytes they had."""
-        report, _ = self._ask(m.KeeperQuery(), m.KeeperReport)
-        assert isinstance(report, m.KeeperReport)
-        num_bytes = 0
-        for left in [pool for pool in report.pools if pool.kind.device == device and not pool.holder]:
-            dropped, _ = self._ask(m.DropKept(name=left.pool), m.Dropped)
-            assert isinstance(dropped, m.Dropped)
-            num_bytes += dropped.num_bytes
-        return num_bytes
-
     def find_weights(self, kind: m.WeightsKind, *, fingerprint: str = "", source: str = "") -> HeldWeights | None:
         """Weights of this fingerprint, or read from this source, if they are kept."""
-        found, fds = self._ask(
+        found, fds = self.ask(
             m.FindWeights(kind=kind, fingerprint=fingerprint, source=source), m.WeightsFound, m.WeightsAbsent
         )
         if not isinstance(found, m.WeightsFound):
@@ -133,7 +131,7 @@ class KeeperLink:
     ) -> HeldWeights:
         """Have weights kept for every executor of their kind. Seal them before: see `seal_read_only`."""
         weights = HeldWeights(kind, fingerprint, source, num_bytes, memory_fd)
-        self._ask(weights.deposit(), m.WeightsKept, fds=(memory_fd,))
+        self.ask(weights.deposit(), m.WeightsKept, fds=(memory_fd,))
         return self._use(HeldWeights(kind, fingerprint, source, num_bytes, os.dup(memory_fd)))
 
     # --- while it serves: nothing waits, nothing is raised ---
@@ -217,7 +215,7 @@ class KeeperLink:
             except OSError as error:
                 self._lost(str(error))
 
-    def _ask(
+    def ask(
         self, message: m.ToKeeper, *answers: type[m.FromKeeper], fds: Sequence[int] = ()
     ) -> tuple[m.FromKeeper, list[int]]:
         """Send a message, and wait for one of these answers."""

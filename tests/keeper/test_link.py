@@ -11,6 +11,7 @@ from common.errors import KeeperError
 from executor_svc.keeper import link as link_module
 from executor_svc.keeper.link import KeeperLink
 from executor_svc.keeper.memory import check_memory, create_memory, seal_read_only
+from executor_svc.keeper.room import drop_left_pools
 from executor_svc.keeper.tag import PoolTag
 from executor_svc.keeper.watchdog_process import WatchdogProcess
 from tests.keeper.world import NUM_BLOCKS, POOL, WEIGHTS
@@ -161,7 +162,7 @@ def test_pools_that_were_left_on_a_device_are_dropped(keeper, link, puppet):
         assert each.hear().startswith("holds 1 ")
     left.kill()
     eventually(lambda: [pool.holder for pool in keeper.report().pools] == ["", "holder"], 10.0)
-    assert link.drop_left_pools("GPU-1") == 0
-    assert link.drop_left_pools(POOL.device) == 4 * 2**20
-    assert link.drop_left_pools(POOL.device) == 0
+    assert drop_left_pools(link, "GPU-1") == 0
+    assert drop_left_pools(link, POOL.device) == 4 * 2**20
+    assert drop_left_pools(link, POOL.device) == 0
     assert [pool.holder for pool in keeper.report().pools] == ["holder"]
