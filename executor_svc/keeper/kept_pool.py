@@ -126,7 +126,7 @@ class KeptPool:
             if all(held):
                 break
             if any(late):
-                log.warning(NOT_USED, reason=f"{without(held)} have none")
+                log.warning(NOT_USED, reason=f"there is none for {without(held)}")
                 self.link.stop_waiting()
                 break
         if not (all(held) and self._go_on()) and not self._renew():
@@ -166,13 +166,17 @@ class KeptPool:
             if all(held) or not any(held):
                 return all(held)
             if not all(map(any, rows)):
-                log.warning(NOT_USED, reason=f"{without(held)} have none")
+                log.warning(NOT_USED, reason=f"there is none for {without(held)}")
                 return False
             time.sleep(FIND_INTERVAL_S)
 
     def _go_on(self) -> bool:
         """Use the pools that are held. If that cannot be, new ones take their place: no one else could use them."""
-        return self._share_a_tag(self._map, NOT_USED) and self._use()
+        if not self._share_a_tag(self._map, NOT_USED):
+            return False
+        if self._ranks.rank == 0 and self._next_tag is not None:
+            self._next_tag.begin()
+        return self._use()
 
     def _renew(self) -> bool:
         """Make pools of a new set, and hold them. The keeper drops those that were held before."""
@@ -209,7 +213,7 @@ class KeptPool:
         could = [row[0] for row in rows]
         if all(could):
             return [(first, second) for _, first, second in rows]
-        log.warning(otherwise, reason=reason or f"{without(could)} could not use, make or deposit one")
+        log.warning(otherwise, reason=reason or f"it failed on {without(could)}")
         return None
 
     # --- one rank's part ---

@@ -77,8 +77,15 @@ class PoolTag:
         self._page.epoch = epoch
 
     def spoil(self) -> None:
-        """The epoch is 0 from now on, whatever another thread or rank sets: this process ends after a failed step."""
+        """The epoch is 0 from now on, whatever another thread or rank sets, until the pool's next holder calls `begin`:
+        this process ends after a failed step."""
         self._page.is_spoiled = 1
+
+    def begin(self) -> None:
+        """The pool has a new holder, and no process of an earlier one is left: what is spoiled can be written anew."""
+        if self._page.is_spoiled:
+            self._page.epoch = 0  # before: a process that is killed in between leaves it spoiled
+            self._page.is_spoiled = 0
 
     @property
     def num_asked_blocks(self) -> int:

@@ -32,7 +32,7 @@ def wait_for_end(fleet, index):
     eventually(lambda: [end.name for end in fleet.poll()] == [executor_name(index)], timeout_s=60)
 
 
-@pytest.mark.parametrize("rank", range(RANKS))
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_a_group_that_starts_again_finds_everything(tmp_path, rank):
     with running_fleet(tmp_path, keeps=True, ranks=RANKS) as fleet:
         calm = asyncio.run(texts(fleet))
@@ -46,16 +46,28 @@ def test_a_group_that_starts_again_finds_everything(tmp_path, rank):
         assert (report(fleet)["recomputed_tokens"], report(fleet)["pools_adopted"]) == (0, 1)
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_standby_group_goes_on_where_a_rank_was_killed_or_frozen(tmp_path, number):
+@pytest.mark.parametrize(
+    ("number", "ranks"),
+    [
+        (signal.SIGKILL, [1]),
+        pytest.param(signal.SIGKILL, [0], marks=pytest.mark.slow),
+        pytest.param(signal.SIGSTOP, [1], marks=pytest.mark.slow),
+        pytest.param(signal.SIGTERM, [0, 1], marks=pytest.mark.slow),  # as torchrun passes it on
+    ],
+    ids=["killed", "first killed", "frozen", "told to leave"],
+)
+def test_a_standby_group_goes_on_where_another_one_stopped(tmp_path, number, ranks):
     """The ranks of the standby get their pools one after the other, when each rank of the old group is gone."""
     with running_fleet(tmp_path, standbys=1, ranks=RANKS) as fleet:
         wait_for_standby(fleet)
         calm = asyncio.run(texts(fleet))
 
         def disturb():
-            os.kill(rank_pids(fleet, 0)[1], number)
-            wait_for_end(fleet, 0)
+            pids = rank_pids(fleet, 0)
+            for rank in ranks:
+                os.kill(pids[rank], number)
+            (end,) = eventually(fleet.poll)
+            assert (end.name, end.returncode == 0) == (executor_name(0), number == signal.SIGTERM)
 
         assert asyncio.run(texts(fleet, disturb)) == calm
         after = report(fleet)
