@@ -17,7 +17,7 @@ from executor_svc.keeper.tag import PoolTag
 
 FIND_INTERVAL_S = 0.2
 TURN_S = 0.05  # in which a rank of a standby group waits for itself, before it hears of the others
-OTHERS_TIMEOUT_S = 10.0  # from the first rank's pool to the last one's
+OTHERS_TIMEOUT_S = 15.0  # from the first rank's pool to the last one's: a rank that leaves in a step takes 12 s
 
 NOT_USED = "a kept pool is not used"
 NOT_KEPT = "no pool is kept for this executor"
