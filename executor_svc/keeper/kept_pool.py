@@ -97,6 +97,8 @@ class KeptPool:
         if (self._lease() and self._go_on()) or self._renew():
             return True
         self._memory.close()
+        with contextlib.suppress(KeeperError):  # on a GPU what one rank has kept in vain would be missing
+            self.link.give_pool_up()
         return False
 
     def wait(self, interrupt_fd: int) -> bool:
@@ -179,7 +181,7 @@ class KeptPool:
         return self._use()
 
     def _renew(self) -> bool:
-        """Make pools of a new set, and hold them. The keeper drops those that were held before."""
+        """Make pools of a new set, and hold them. Those that are held go first: a GPU may have no room for both."""
         try:
             made = self._together(self._make, NOT_KEPT)
             if made is None or not self._share_a_tag(lambda: self._open_tag(*made[0]), NOT_KEPT):
@@ -228,6 +230,8 @@ class KeptPool:
         return self._next_tag.set_id, 0
 
     def _make(self) -> Told:
+        self._memory.clear()
+        self.link.give_pool_up()
         self._memory.create()
         if self._ranks.rank > 0:
             return 0, 0

@@ -115,6 +115,12 @@ class KeeperLink:
         assert isinstance(leased, m.PoolLeased)
         return self._hold(kind, leased, [os.dup(memory_fd), os.dup(tag_fd)])
 
+    def give_pool_up(self) -> None:
+        """Have the pool dropped that this process holds, if it does; it has unmapped the pool."""
+        if self.pool is not None:
+            self._close_pool()
+            self.ask(m.GivePoolUp(), m.PoolGivenUp)
+
     def find_weights(self, kind: m.WeightsKind, *, fingerprint: str = "", source: str = "") -> HeldWeights | None:
         """Weights of this fingerprint, or read from this source, if they are kept."""
         found, fds = self.ask(
@@ -163,12 +169,10 @@ class KeeperLink:
         """End the link, not the lease: that ends with the process."""
         self._disconnect()
         self._watchdog.stop()
-        if self.pool is not None:
-            os.close(self.pool.memory_fd)
-            os.close(self.pool.tag_fd)
+        self._close_pool()
         for weights in self._weights:
             os.close(weights.memory_fd)
-        self.pool, self._weights = None, []
+        self._weights = []
 
     # --- connection ---
 
@@ -298,12 +302,15 @@ class KeeperLink:
     def _hold(self, kind: m.PoolKind, leased: m.PoolLeased, fds: list[int]) -> HeldPool:
         if len(fds) != 2:
             raise KeeperError(f"the keeper at {self._path} sent {len(fds)} files of a pool, which has 2")
-        earlier = self.pool
+        self._close_pool()
         self.pool = HeldPool(kind, leased.pool, leased.lease, leased.num_blocks, leased.num_bytes, *fds)
-        if earlier is not None:
-            os.close(earlier.memory_fd)
-            os.close(earlier.tag_fd)
         return self.pool
+
+    def _close_pool(self) -> None:
+        if self.pool is not None:
+            os.close(self.pool.memory_fd)
+            os.close(self.pool.tag_fd)
+            self.pool = None
 
     def _use(self, weights: HeldWeights) -> HeldWeights:
         self._weights.append(weights)

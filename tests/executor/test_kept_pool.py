@@ -63,6 +63,11 @@ class Link:
         self.pool = HeldPool(kind, last.pool, last.lease + 1, num_blocks, last.num_bytes, *fds)
         return self.pool
 
+    def give_pool_up(self) -> None:
+        if self.pool is not None:
+            self.keeper.kept = [kept for kept in self.keeper.kept if kept.pool != self.pool.pool]
+            self.pool = None
+
     def find_pool(self, kind: PoolKind, num_blocks: int = 0) -> int:
         return num_blocks if self.keeper.kept else 0
 
@@ -192,7 +197,8 @@ def test_a_pool_that_cannot_be_used_is_replaced(
         memory.map_scratch([Span(0, 1)])
     assert pool.wait(never) if is_standby else pool.take()
     assert pool.is_new
-    assert (pool.named.pool, pool.named.epoch) == (keeper.kept[-1].pool, 0)
+    (kept,) = keeper.kept
+    assert (pool.named.pool, pool.named.epoch) == (kept.pool, 0)
     assert not any(device.bytes_at(memory))
     assert [event for event, _ in log.lines] == ["holds a pool", "a kept pool is not used", "holds a pool"]
 

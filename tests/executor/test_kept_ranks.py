@@ -240,6 +240,7 @@ def test_where_the_keeper_refuses_one_rank_none_has_a_pool(rank: int, log: Log) 
     assert machine.take() == [False, False]
     assert {event for event, _ in log.lines} == {kept_pool.NOT_KEPT}
     assert [memory.descriptor for memory in machine.memories] == [None, None]
+    assert [keeper.kept for keeper in machine.keepers] == [[], []], "what the other one has deposited is given up"
 
 
 def test_ranks_that_do_not_see_each_others_files_have_no_pools(monkeypatch: pytest.MonkeyPatch, log: Log) -> None:

@@ -166,3 +166,15 @@ def test_pools_that_were_left_on_a_device_are_dropped(keeper, link, puppet):
     assert drop_left_pools(link, POOL.device) == 4 * 2**20
     assert drop_left_pools(link, POOL.device) == 0
     assert [pool.holder for pool in keeper.report().pools] == ["holder"]
+
+
+def test_a_pool_that_cannot_be_used_is_given_up(keeper, link):
+    link.give_pool_up()
+    assert link.fileno() >= 0, "there was none, and nothing to say"
+    held = deposit(link)
+    link.give_pool_up()
+    assert link.pool is None
+    assert keeper.report().pools == ()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(held.memory_fd)
+    assert deposit(link).pool != held.pool
