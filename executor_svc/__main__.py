@@ -181,16 +181,19 @@ def main(
     if options["model"] is None:
         log.info("no --model given, serving the embedded demo model")
     claim = None
+    rank = os.environ.get("RANK", "0")
     if options["name"] is None:
         del options["name"]
-        if os.environ.get("RANK", "0") == "0":  # a group has the name of its first rank
+        if rank == "0":  # a group has the name of its first rank
             claim = NameClaim()
             options["name"] = claim.name
     try:
         curve = ClientCurve.load(curve_keys) if curve_keys is not None else None
         keeper = None
         if not no_keep:
-            keeper = find_keeper(keeper_socket, str(options.get("name")), is_required=options["standby"] == "always")
+            name = options.get("name", "") + ("" if rank == "0" else f" rank {rank}")
+            is_required = options["standby"] == "always"
+            keeper = find_keeper(keeper_socket, name[:MAX_NAME_CHARS].strip(), is_required=is_required)
         started = start_executor(ExecutorOptions(**options), keeper, keeper)
         start_s = time.monotonic() - started_at
         gc.enable()
@@ -210,7 +213,7 @@ def main(
         from executor_svc.runner.group_runner import run_in_group  # noqa: PLC0415  (torch again)
 
         exit_code = run_in_group(
-            started.runner, group, lambda leader: serve(leader, hello, endpoint, health, curve, keeper)
+            started.runner, group, lambda leader: serve(leader, hello, endpoint, health, curve, keeper, pool), pool
         )
     if claim is not None:
         claim.release()

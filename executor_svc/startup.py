@@ -130,15 +130,8 @@ def _start(
         block_size=platform.block_size(model.config, model.dtype, options.block_size),
         dtype=model.dtype,
     )
-    kept_cache = None
-    if pool_keeper is not None and group.size > 1:
-        log.warning("KV memory is not kept: that is for executors of one process", ranks=group.size)
-    elif pool_keeper is not None:
-        layout = platform.kv_layout(geometry)
-        kind = m.PoolKind(fingerprint=model.loaded.fingerprint, dtype=dtype, layout=layout)
-        kept_cache = KeptCache.on(platform, pool_keeper, kind, geometry, standby=options.standby)
-    if kept_cache is None and options.standby == "always":
-        raise BatonError("a standby needs a keeper that keeps its KV memory")
+    kind = m.PoolKind(fingerprint=model.loaded.fingerprint, dtype=dtype, layout=platform.kv_layout(geometry))
+    kept_cache = KeptCache.on(platform, pool_keeper, kind, geometry, group, standby=options.standby)
     if kept_cache is not None:
         options = _with_kept_size(options, kept_cache)
     limits = _choose_limits(options, platform, model, geometry, group)

@@ -31,14 +31,15 @@ class Deposits:
             return [*refuse(executor, known), *unused]
         if known is not None:  # only the connection was lost
             return [*self._leases.told_again(known), *unused]
-        actions: list[KeeperAction] = []
-        if (earlier := self._shelf.held_by(executor)) is not None:  # which it does not want: nobody else may have it
-            self._shelf.remove(earlier)
-            actions += dropped(earlier, "its holder has another one")
+        actions = self._drop_held(executor, "its holder has another one")
         pool = self._leases.new_pool(executor, message, memory, tag, now)
         if isinstance(removed := self._shelf.put(pool), str):
             return [*actions, *refuse(executor, removed), *unused]
         return [*actions, *_made_room(removed), *self._leases.deposited(pool)]
+
+    def give_up_pool(self, executor: Executor) -> list[KeeperAction]:
+        """An executor can make nothing of the pool that it holds."""
+        return [*self._drop_held(executor, "its holder cannot use it"), *answer(executor, m.PoolGivenUp())]
 
     def find_weights(self, executor: Executor, message: m.FindWeights) -> list[KeeperAction]:
         """An executor looks for weights, and uses those that it gets."""
@@ -70,6 +71,13 @@ class Deposits:
         self._shelf.read_from(known, message.source)
         known.used_by(executor)
         return [*actions, *answer(executor, m.WeightsKept())]
+
+    def _drop_held(self, executor: Executor, cause: str) -> list[KeeperAction]:
+        """An executor does not want what it holds: nobody else may have it."""
+        if (held := self._shelf.held_by(executor)) is None:
+            return []
+        self._shelf.remove(held)
+        return dropped(held, cause)
 
 
 def _made_room(removed: list[Kept]) -> list[KeeperAction]:

@@ -167,6 +167,8 @@ class Keeper:
                 outcome = self._leases.lease(executor, message, now)
             case m.DepositPool(), (MemoryHandle() as memory, MemoryHandle() as tag):
                 outcome = self._deposits.pool(executor, message, memory, tag, now)
+            case m.GivePoolUp(), _:
+                outcome = self._deposits.give_up_pool(executor)
             case m.FindWeights(), _:
                 outcome = self._deposits.find_weights(executor, message)
             case m.DepositWeights(), (MemoryHandle() as memory,):

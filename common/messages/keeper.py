@@ -99,6 +99,10 @@ class DepositPool(Message, frozen=True, tag="deposit_pool"):
     lease: Annotated[int, Meta(ge=0, le=2**53)] = 0
 
 
+class GivePoolUp(Message, frozen=True, tag="give_pool_up"):
+    """Drop the pool that I hold: I write it no more, and nobody else could use it."""
+
+
 class FindWeights(Message, frozen=True, tag="find_weights"):
     """Give me weights, by the model's fingerprint or by the files they would be read from; the other one is empty."""
 
@@ -137,6 +141,7 @@ ToKeeper = (
     | AskRole
     | LeasePool
     | DepositPool
+    | GivePoolUp
     | FindWeights
     | DepositWeights
     | Alive
@@ -200,6 +205,10 @@ class PoolAbsent(Message, frozen=True, tag="pool_absent"):
     """Answer to LeasePool without `wait`: none of this kind is without a holder."""
 
 
+class PoolGivenUp(Message, frozen=True, tag="pool_given_up"):
+    """Answer to GivePoolUp, also where there was none."""
+
+
 class WeightsFound(Message, frozen=True, tag="weights_found"):
     """Answer to FindWeights. Beside it: the memory."""
 
@@ -235,6 +244,7 @@ FromKeeper = (
     | RoleGiven
     | PoolLeased
     | PoolAbsent
+    | PoolGivenUp
     | WeightsFound
     | WeightsAbsent
     | WeightsKept

@@ -89,14 +89,23 @@ class CudaPool:
             self._replace(handle, parts)
         self._close_descriptor()
 
+    def clear(self) -> None:
+        """See `PoolMemory.clear`.
+
+        Raises:
+            CudaError: a call failed.
+        """
+        self._close_descriptor()
+        self._take_away()
+
     def create(self) -> None:
         """See `PoolMemory.create`.
 
         Raises:
             CudaError: a call failed.
         """
+        self.clear()  # before: the GPU may have no room for both
         with self._handle(lambda: self._memory.allocate(self.num_bytes)) as handle:
-            self._close_descriptor()
             self.descriptor = self._memory.export(handle)
             self._replace(handle, [Span(0, self.num_bytes)])
             # Nothing reads a position before it is written. But CUDA does not say that new memory is empty, and what
@@ -145,14 +154,17 @@ class CudaPool:
             self._release()
 
     def _replace(self, handle: int, parts: Sequence[Span]) -> None:
-        if self._mapped:
-            self._memory.synchronize()
-            self._unmap()
+        self._take_away()
         for part in parts:
             address = self._base + part.start
             self._memory.map(address, part.num_bytes, handle)
             self._mapped.append(part)
             self._memory.allow_access(address, part.num_bytes)
+
+    def _take_away(self) -> None:
+        if self._mapped:
+            self._memory.synchronize()
+            self._unmap()
 
     def _unmap(self) -> None:
         while self._mapped:

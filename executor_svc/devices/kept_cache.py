@@ -1,18 +1,28 @@
-"""At the start: whether this executor's KV cache is kept, and the pool that it is in."""
+"""At the start: whether this executor's KV cache is kept, and the pool that it is in.
+
+Of several ranks all make the same calls at the same time, and all have a pool that is kept, or none has.
+"""
 
 import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import msgspec
 
-from common.errors import BatonError
+from common.errors import BatonError, KeeperError
 from common.logging import get_logger
 from common.messages import PoolKind
 from executor_svc.devices.kept_memory import KeptMemory
 from executor_svc.devices.platform import Platform
-from executor_svc.keeper.kept_pool import KeptPool, find_pool_size, make_room
+from executor_svc.keeper.kept_pool import KeptPool, find_pool_size
 from executor_svc.keeper.link import KeeperLink
+from executor_svc.keeper.pool_ranks import without
+from executor_svc.keeper.room import make_room
 from executor_svc.model.attention import KVGeometry
+from executor_svc.model.rank_group import RankGroup
+
+Had = TypeVar("Had")
 
 log = get_logger("executor")
 
@@ -26,6 +36,7 @@ class KeptCache:
         link: to the keeper.
         kind: of its pool.
         geometry: of the cache.
+        ranks: of the executor.
         is_standby: whether the pool is that of another executor, once that one has gone.
     """
 
@@ -33,29 +44,36 @@ class KeptCache:
     link: KeeperLink
     kind: PoolKind
     geometry: KVGeometry
+    ranks: RankGroup
     is_standby: bool
 
     @staticmethod
     def on(
-        platform: Platform, link: KeeperLink, kind: PoolKind, geometry: KVGeometry, *, standby: str
+        platform: Platform,
+        link: KeeperLink | None,
+        kind: PoolKind,
+        geometry: KVGeometry,
+        ranks: RankGroup,
+        *,
+        standby: str,
     ) -> "KeptCache | None":
-        """None, with the reason in the log, if memory of this device cannot be kept.
+        """None, with the reason in the log, if memory of this device cannot be kept, or there is no keeper.
 
         Args:
-            kind: of the pool; its device is the platform's.
+            kind: of the pool; its device and ranks are those of the other arguments.
             standby: as `ExecutorOptions` has it.
 
         Raises:
             BatonError: it is for a standby, which would wait for ever.
             KeeperError: the keeper has gone.
         """
-        try:
-            kind = msgspec.structs.replace(kind, device=platform.pool_device())
-        except BatonError as error:
-            _not_kept(error, is_standby=standby == "always")
+        must_wait = standby == "always"
+        device = _all_have(ranks, lambda: "" if link is None else platform.pool_device(), is_standby=must_wait)
+        if not device or link is None:
             return None
-        is_standby = standby == "always" or (standby == "auto" and link.ask_role(kind))
-        return KeptCache(platform, link, kind, geometry, is_standby)
+        kind = msgspec.structs.replace(kind, rank=ranks.rank, num_ranks=ranks.size, device=device)
+        is_standby = must_wait or (standby == "auto" and _is_wanted_as_standby(ranks, link, kind))
+        return KeptCache(platform, link, kind, geometry, ranks, is_standby)
 
     def find(self, num_blocks: int) -> int:
         """Number of blocks of the pool to go on with; 0 if there is none.
@@ -66,7 +84,7 @@ class KeptCache:
         Raises:
             KeeperError: the keeper has gone.
         """
-        found = find_pool_size(self.link, self.kind, num_blocks, is_awaited=self.is_standby)
+        found = find_pool_size(self.link, self.kind, self.ranks, num_blocks, is_awaited=self.is_standby)
         if not found:
             make_room(self.link, self.kind.device)
         return found
@@ -80,16 +98,18 @@ class KeptCache:
         Raises:
             BatonError: a standby cannot have it.
         """
-        try:
-            memory = self.platform.pool_memory((num_blocks + 1) * self.geometry.block_bytes)
-            cache = KeptMemory(KeptPool(self.link, self.kind, num_blocks, memory), memory, self.geometry, num_blocks)
-            if self.is_standby:
-                cache.map_scratch()
-                return cache
-        except BatonError as error:
-            _not_kept(error, is_standby=self.is_standby)
-            return None
-        return cache if cache.pool.take() else None
+        cache = _all_have(self.ranks, lambda: self._addresses(num_blocks), is_standby=self.is_standby)
+        if cache is None or self.is_standby or cache.pool.take():
+            return cache
+        return None
+
+    def _addresses(self, num_blocks: int) -> KeptMemory:
+        memory = self.platform.pool_memory((num_blocks + 1) * self.geometry.block_bytes)
+        pool = KeptPool(self.link, self.kind, num_blocks, memory, self.ranks)
+        cache = KeptMemory(pool, memory, self.geometry, num_blocks)
+        if self.is_standby:
+            cache.map_scratch()
+        return cache
 
 
 def room_was_made(platform: Platform, link: KeeperLink) -> bool:
@@ -99,7 +119,27 @@ def room_was_made(platform: Platform, link: KeeperLink) -> bool:
     return False
 
 
-def _not_kept(error: BatonError, *, is_standby: bool) -> None:
+def _is_wanted_as_standby(ranks: RankGroup, link: KeeperLink, kind: PoolKind) -> bool:
+    """Whether the keeper has told every rank that it had better wait."""
+    waits = False
+    with contextlib.suppress(KeeperError):
+        waits = link.ask_role(kind)
+    return all(row[0] for row in ranks.gather([waits]))
+
+
+def _all_have(ranks: RankGroup, get: Callable[[], Had], *, is_standby: bool) -> Had | None:
+    """What `get` gives, if it gives something on every rank."""
+    had, problem = None, None
+    try:
+        had = get()
+    except BatonError as error:
+        problem = error
+    flags = [row[0] for row in ranks.gather([bool(had)])]
+    if all(flags):
+        return had
+    reason = str(problem) if problem is not None else f"{without(flags)} cannot keep it"
     if is_standby:
-        raise BatonError(f"a standby needs KV memory that outlives its process: {error}") from error
-    log.warning("KV memory is not kept", reason=str(error))
+        raise BatonError(f"a standby needs KV memory that outlives its process: {reason}") from problem
+    if problem is not None or any(flags):  # that there is no keeper has been said
+        log.warning("KV memory is not kept", reason=reason)
+    return None

@@ -42,6 +42,10 @@ class MemfdPool:
         self.mapping.map_scratch()
         self._close_descriptor()
 
+    def clear(self) -> None:
+        """See `PoolMemory.clear`."""
+        self.map_scratch([])
+
     def create(self) -> None:
         """See `PoolMemory.create`.
 

@@ -9,8 +9,9 @@ from pathlib import Path
 from common.errors import KeeperError
 from common.keeper_socket import default_socket
 from common.logging import get_logger
+from executor_svc.keeper.conversation import START_RETRY_S, START_TIMEOUT_S
 from executor_svc.keeper.kept_pool import KeptPool
-from executor_svc.keeper.link import START_RETRY_S, START_TIMEOUT_S, KeeperLink
+from executor_svc.keeper.link import KeeperLink
 
 log = get_logger("executor")
 

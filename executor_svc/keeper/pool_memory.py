@@ -26,8 +26,8 @@ class PoolMemory(Protocol):
     """Addresses for a pool. No memory is behind them at first.
 
     The addresses stay until `close`: tensors over them, and CUDA graphs that were captured with them, stay valid when
-    other memory comes behind them. After `map` has raised, `create` may be called, which takes all away that is there;
-    after another method has, only `close` may.
+    other memory comes behind them. After `map` has raised, `clear` or `create` may be called; after another method has,
+    only `close` may.
     """
 
     num_bytes: int
@@ -48,8 +48,16 @@ class PoolMemory(Protocol):
         """
         ...
 
+    def clear(self) -> None:
+        """Take away what is behind the addresses: this process does not keep that memory any more.
+
+        Raises:
+            BatonError: something could not be taken away.
+        """
+        ...
+
     def create(self) -> None:
-        """Put new memory behind all addresses. It is full of zeros.
+        """Put new memory behind all addresses, in place of what is there. It is full of zeros.
 
         Raises:
             BatonError: it cannot be had.

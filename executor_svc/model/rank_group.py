@@ -1,12 +1,15 @@
 """The ranks of a tensor-parallel executor, and their collective operations."""
 
 import os
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from executor_svc.service.step_loop import RankGone
 
 
 class RankGroup(Protocol):
@@ -36,6 +39,10 @@ class RankGroup(Protocol):
         """
         ...
 
+    def gather(self, values: Sequence[int]) -> list[list[int]]:
+        """What every rank gives, in order of rank: as many whole numbers of 64 bits on each. No GPU takes part."""
+        ...
+
     def close(self) -> None:
         """Leave the group. A rank that ends without leaving may crash while it exits."""
         ...
@@ -53,6 +60,10 @@ class _SingleRank:
     def all_to_all(self, sent: Tensor, sent_rows: list[int], received: Tensor, received_rows: list[int]) -> None:
         """See `RankGroup.all_to_all`."""
         received.copy_(sent)
+
+    def gather(self, values: Sequence[int]) -> list[list[int]]:
+        """See `RankGroup.gather`."""
+        return [list(values)]
 
     def close(self) -> None:
         """There is nothing to leave."""
@@ -73,18 +84,40 @@ class ProcessGroup:
     def __init__(self) -> None:
         self.rank = dist.get_rank()
         self.size = dist.get_world_size()
+        self._on_host = dist.get_backend() == "gloo"
+        self._host_group = None if self._on_host else dist.new_group(backend="gloo")
 
     def all_reduce(self, tensor: Tensor) -> None:
         """See `RankGroup.all_reduce`."""
-        dist.all_reduce(tensor)
+        try:
+            dist.all_reduce(tensor)
+        except RuntimeError as error:
+            raise self._failure(error) from error
 
     def all_to_all(self, sent: Tensor, sent_rows: list[int], received: Tensor, received_rows: list[int]) -> None:
         """See `RankGroup.all_to_all`."""
-        dist.all_to_all_single(received, sent, received_rows, sent_rows)
+        try:
+            dist.all_to_all_single(received, sent, received_rows, sent_rows)
+        except RuntimeError as error:
+            raise self._failure(error) from error
+
+    def gather(self, values: Sequence[int]) -> list[list[int]]:
+        """See `RankGroup.gather`."""
+        rows = torch.zeros((self.size, len(values)), dtype=torch.int64)
+        rows[self.rank] = torch.tensor(values, dtype=torch.int64)
+        try:
+            dist.all_reduce(rows, group=self._host_group)
+        except RuntimeError as error:
+            raise RankGone(str(error)) from error
+        return [[int(value) for value in row] for row in rows.tolist()]
 
     def close(self) -> None:
         """See `RankGroup.close`."""
         dist.destroy_process_group()
+
+    def _failure(self, error: RuntimeError) -> RuntimeError:
+        """On a host a call fails when a rank is gone; on a GPU also when an earlier kernel has failed."""
+        return RankGone(str(error)) if self._on_host else error
 
 
 def smallest(group: RankGroup, value: int, device: torch.device) -> int:

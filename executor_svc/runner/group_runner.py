@@ -1,8 +1,13 @@
-"""One executor of several ranks: rank 0 owns the socket, and hands every plan to the others before it runs it."""
+"""One executor of several ranks: rank 0 owns the socket, and hands every plan to the others before it runs it.
+
+The others run plans as rank 0 does, with two threads (`StepLoop`), though nobody hears their answers: the thread that
+waits for each step's end notices a kernel that failed.
+"""
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import fields
 from datetime import timedelta
 from typing import Any
@@ -19,10 +24,13 @@ from common.plan import PlanColumns
 from common.prompt_targets import PromptTargets
 from common.sampling_columns import SAMPLING_COLUMNS, SamplingColumns
 from common.wire import IntArray
+from executor_svc.keeper.follower import FollowerThread
+from executor_svc.keeper.kept_pool import KeptPool
 from executor_svc.model.rank_group import RankGroup
 from executor_svc.runner.asked_steps import PendingStep
 from executor_svc.runner.runner import Runner
 from executor_svc.service.registration import EXIT_CRASHED, EXIT_OK
+from executor_svc.service.step_loop import QueuedPlan, RankGone, StepLoop
 
 log = get_logger("executor")
 
@@ -37,7 +45,7 @@ _WORDS = [np.dtype(parameter.dtype).itemsize // 4 for parameter in SAMPLING_COLU
 class PlanChannel:
     """Carries plans from rank 0 to the others, over gloo whatever the model's tensors go over.
 
-    All ranks make one at the same time. If a rank ends, the others' next call raises RuntimeError.
+    All ranks make one at the same time. If a rank ends, the others' next call raises RankGone.
     """
 
     def __init__(self) -> None:
@@ -46,19 +54,29 @@ class PlanChannel:
     def send(self, columns: PlanColumns | None) -> None:
         """Rank 0: send the others a plan; None is the end."""
         packed = np.empty(0, dtype=np.int32) if columns is None else pack(columns)
-        dist.broadcast(torch.tensor([len(packed)]), 0, group=self._group)
-        if len(packed):
-            dist.broadcast(torch.from_numpy(packed), 0, group=self._group)
+        with _others_are_there():
+            dist.broadcast(torch.tensor([len(packed)]), 0, group=self._group)
+            if len(packed):
+                dist.broadcast(torch.from_numpy(packed), 0, group=self._group)
 
     def receive(self) -> PlanColumns | None:
         """The others: the next plan, or None at the end."""
         length = torch.empty(1, dtype=torch.int64)
-        dist.broadcast(length, 0, group=self._group)
-        if not length.item():
-            return None
-        packed = torch.empty(int(length.item()), dtype=torch.int32)
-        dist.broadcast(packed, 0, group=self._group)
+        with _others_are_there():
+            dist.broadcast(length, 0, group=self._group)
+            if not length.item():
+                return None
+            packed = torch.empty(int(length.item()), dtype=torch.int32)
+            dist.broadcast(packed, 0, group=self._group)
         return unpack(packed.numpy())
+
+
+@contextmanager
+def _others_are_there() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        raise RankGone(str(error)) from error
 
 
 class GroupLeader:
@@ -88,35 +106,84 @@ class GroupLeader:
         self._channel.send(None)
 
 
-def run_in_group(runner: Runner[Any], group: RankGroup, serve: Callable[[GroupLeader], int]) -> int:
+class _Follower:
+    """Another rank's runner, and the plans that rank 0 hands to it."""
+
+    def __init__(self, runner: Runner[Any], channel: PlanChannel) -> None:
+        self.limits = runner.limits
+        self.launch = runner.launch
+        self.epoch: int | None = None
+        self._channel = channel
+
+    def get(self) -> QueuedPlan | None:
+        """See `StepSource.get`."""
+        columns = self._channel.receive()
+        if columns is None:
+            return None
+        self.epoch = columns.epoch
+        return QueuedPlan(columns.epoch, 0, columns)
+
+    def usable(self) -> bool:
+        """See `GroupLeader.usable`."""
+        return False
+
+
+def run_in_group(
+    runner: Runner[Any], group: RankGroup, serve: Callable[[GroupLeader], int], pool: KeptPool | None = None
+) -> int:
     """This rank's part in an executor of several: rank 0 runs `serve`, the others follow.
 
-    Returns the process's exit code, when rank 0 has been told to end or the group is broken.
+    Args:
+        runner: of this rank.
+        group: the ranks.
+        serve: rank 0's part.
+        pool: this rank's memory, if it is kept.
+
+    Returns:
+        The process's exit code, when rank 0 has been told to end or the group is broken.
     """
     channel = PlanChannel()
+    watch = None
+    if pool is not None:
+        places = group.gather([os.getpid(), os.stat("/proc/self/ns/pid").st_ino])
+        if group.rank > 0:
+            can_see = places[0][1] == places[group.rank][1]
+            watch = FollowerThread(pool.link, places[0][0] if can_see else None)
     if group.rank == 0:
         leader = GroupLeader(runner, channel)
         exit_code = serve(leader)
-        leader.close()
+        try:
+            leader.close()
+        except RankGone:
+            exit_code = EXIT_CRASHED
     else:
         for number in (signal.SIGTERM, signal.SIGINT):  # torchrun passes them on to every rank; rank 0 acts on them
             signal.signal(number, signal.SIG_IGN)
-        exit_code = follow(runner, channel)
-        if exit_code == EXIT_CRASHED:  # other ranks may be in an operation that leaving in order would wait for
-            os._exit(exit_code)
+        exit_code = follow(runner, channel, pool, watch)
+    if exit_code == EXIT_CRASHED:  # other ranks may be in an operation that leaving in order would wait for
+        os._exit(exit_code)
     runner.close()
     group.close()
     return exit_code
 
 
-def follow(runner: Runner[Any], channel: PlanChannel) -> int:
-    """Run what rank 0 runs until it sends the end. Returns the exit code of this rank's process."""
+def follow(
+    runner: Runner[Any], channel: PlanChannel, pool: KeptPool | None = None, watch: FollowerThread | None = None
+) -> int:
+    """Run what rank 0 runs until it sends the end. Returns the exit code of this rank's process.
+
+    A step that fails ends the process at once, as it does on rank 0.
+    """
+    if watch is not None:
+        watch.start()
+    follower = _Follower(runner, channel)
     try:
-        while (columns := channel.receive()) is not None:
-            runner.launch(columns)
-    except RuntimeError as error:  # out of memory here, or another rank is gone: either way the group is unusable
+        StepLoop(follower, follower, lambda: follower.epoch, lambda _: None, pool).run()
+    except RankGone as error:
         log.error("the group is broken", error=str(error))
         return EXIT_CRASHED
+    if watch is not None:
+        watch.leaves()
     return EXIT_OK
 
 

@@ -84,8 +84,7 @@ def serve(
 
     io.start()
     try:
-        distrust_pool = (lambda: None) if pool is None else pool.distrust
-        StepLoop(runner, io.steps, lambda: io.live_epoch, answer, distrust_pool).run()
+        StepLoop(runner, io.steps, lambda: io.live_epoch, answer, pool).run()
     finally:
         io.computing_ended.set()
         io.join()

@@ -24,6 +24,11 @@ StepAnswer = m.StepResult | m.StepFailed | None
 """None for a step that was not run, because its epoch had ended."""
 
 
+class RankGone(RuntimeError):
+    """Another process of this executor has ended, or cannot be reached. The step that was being computed has no answer;
+    what it has written is as good, and as bad, as what a killed executor has written."""
+
+
 class StepTokens(Protocol):
     """The tokens of a step that was launched; on a GPU they are still on their way to the host."""
 
@@ -50,6 +55,18 @@ class StepRunner(Protocol):
         ...
 
 
+class DistrustedPool(Protocol):
+    """The pool that the runner computes in, if a keeper keeps it: see `executor_svc.keeper.kept_pool.KeptPool`."""
+
+    def distrust(self) -> None:
+        """See `KeptPool.distrust`."""
+        ...
+
+    def spoil(self) -> None:
+        """See `KeptPool.spoil`."""
+        ...
+
+
 @dataclass(frozen=True)
 class QueuedPlan:
     """A plan that waits to be launched."""
@@ -57,6 +74,14 @@ class QueuedPlan:
     epoch: int
     step: int
     columns: PlanColumns
+
+
+class StepSource(Protocol):
+    """Where steps come from: a queue, or rank 0."""
+
+    def get(self) -> QueuedPlan | None:
+        """Wait for the next one; None is the end."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -74,23 +99,22 @@ class StepLoop:
         steps: in the order to run them; None is the end.
         live_epoch: the epoch that lives right now; steps of any other need not be run.
         answer: takes each answer, in the collector's thread.
-        distrust_pool: is called when a step has failed, before anything is said of it, in either thread: what is in the
-            pool is not known any more, and this process may not live until its answer is taken.
+        pool: is told when what is in it is not known any more.
     """
 
     def __init__(
         self,
         runner: StepRunner,
-        steps: queue.SimpleQueue[QueuedPlan | None],
+        steps: StepSource,
         live_epoch: Callable[[], int | None],
         answer: Callable[[StepAnswer], None],
-        distrust_pool: Callable[[], None] = lambda: None,
+        pool: DistrustedPool | None = None,
     ) -> None:
         self._runner = runner
         self._steps = steps
         self._live_epoch = live_epoch
         self._answer = answer
-        self._distrust_pool = distrust_pool
+        self._pool = pool
         self._launched: queue.SimpleQueue[_Launched | None] = queue.SimpleQueue()
         self._failed_epoch: int | None = None
 
@@ -134,10 +158,17 @@ class StepLoop:
 
     def _failure(self, step: QueuedPlan, error: Exception) -> m.StepFailed:
         """Any error of a step, such as out of memory, ends its epoch; the process only if the device is unusable."""
-        self._distrust_pool()
+        # Before anything is said of it: this process may not live until its answer is taken.
+        is_own = not isinstance(error, RankGone)
+        pool = self._pool if is_own else None
+        if pool is not None:
+            pool.distrust()
         self._failed_epoch = step.epoch
-        log.error("step failed", epoch=step.epoch, step=step.step, exc_info=error)
+        cause = {"exc_info": error} if is_own else {"error": f"another rank has gone: {error}"}
+        log.error("step failed", epoch=step.epoch, step=step.step, **cause)
         if not self._runner.usable():
+            if pool is not None:
+                pool.spoil()
             log.critical("cannot go on after it", exit_code=EXIT_CRASHED)
             os._exit(EXIT_CRASHED)
         text = f"{type(error).__name__}: {error}"[:4096]

@@ -4,7 +4,7 @@ import multiprocessing
 import os
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -71,6 +71,9 @@ class ThreadGroup:
         incoming = [parts[self.rank] for parts in self._meeting.exchange(self.rank, parts)]
         assert [len(part) for part in incoming] == received_rows
         received.copy_(torch.cat(incoming))
+
+    def gather(self, values: Sequence[int]) -> list[list[int]]:
+        return [list(row) for row in self._meeting.exchange(self.rank, [int(value) for value in values])]
 
     def close(self) -> None:
         pass

@@ -58,11 +58,12 @@ def greedy(scheduler: Scheduler, prompt: list[int], num_tokens: int) -> list[int
 
 
 def test_two_ranks_are_one_executor_and_leave_together(group: Scheduler, checkpoint: Make) -> None:
+    prompt = list(range(20))
+    expected = reference_greedy(checkpoint(preset="0.6B"), prompt, 8)  # it takes longer than heartbeats may
     hello = group.expect(m.Hello, timeout_s=60)
     assert (hello.executor, hello.device) == ("pair", "2 x cpu")
     group.send(m.Welcome(epoch=1))
-    prompt = list(range(20))
-    assert greedy(group, prompt, 8) == reference_greedy(checkpoint(preset="0.6B"), prompt, 8)
+    assert greedy(group, prompt, 8) == expected
     for pid in ranks_of(group):
         os.kill(pid, signal.SIGTERM)
     group.expect(m.Leaving, beat=1)

@@ -3,7 +3,7 @@
 import itertools
 import os
 import queue
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,11 +20,12 @@ from executor_svc.devices.cuda_pool import CudaPool
 from executor_svc.devices.kept_cache import KeptCache
 from executor_svc.devices.memfd_pool import MemfdPool
 from executor_svc.devices.tensor_memory import TensorMemory
-from executor_svc.keeper import kept_pool
+from executor_svc.keeper import kept_pool, room
 from executor_svc.keeper.held import HeldPool
 from executor_svc.keeper.kept_pool import KeptPool
 from executor_svc.keeper.memory import create_memory
 from executor_svc.keeper.pool_memory import Span
+from executor_svc.model.rank_group import SINGLE_RANK
 from executor_svc.options import ExecutorOptions
 from executor_svc.service import step_loop
 from executor_svc.service.step_loop import QueuedPlan, StepLoop
@@ -62,8 +63,21 @@ class Link:
         self.pool = HeldPool(kind, last.pool, last.lease + 1, num_blocks, last.num_bytes, *fds)
         return self.pool
 
+    def give_pool_up(self) -> None:
+        if self.pool is not None:
+            self.keeper.kept = [kept for kept in self.keeper.kept if kept.pool != self.pool.pool]
+            self.pool = None
+
+    def find_pool(self, kind: PoolKind, num_blocks: int = 0) -> int:
+        return num_blocks if self.keeper.kept else 0
+
     def wait_for_pool(
-        self, kind: PoolKind, num_blocks: int, interrupt_fd: int | None = None, waiting: object = None
+        self,
+        kind: PoolKind,
+        num_blocks: int,
+        interrupt_fd: int | None = None,
+        waiting: object = None,
+        until: float = 0.0,
     ) -> HeldPool | None:
         return self.lease_pool(kind, num_blocks)
 
@@ -102,12 +116,21 @@ class Device:
 
     def pool(self, keeper: Keeper, memory: TensorMemory) -> KeptPool:
         kind = PoolKind(fingerprint="f", dtype="float32", layout="l", device=memory.device)
-        return KeptPool(Link(keeper), kind, NUM_BLOCKS, memory)  # type: ignore[arg-type]
+        return KeptPool(Link(keeper), kind, NUM_BLOCKS, memory, SINGLE_RANK)  # type: ignore[arg-type]
 
 
 @pytest.fixture(params=["cpu", "gpu"])
 def device(request: pytest.FixtureRequest) -> Device:
     return Device(request.param)
+
+
+@pytest.fixture
+def never() -> Iterator[int]:
+    """A descriptor that is never readable."""
+    ends = os.pipe()
+    yield ends[0]
+    for end in ends:
+        os.close(end)
 
 
 @pytest.fixture
@@ -141,14 +164,14 @@ def test_the_next_executor_goes_on_with_what_the_last_one_wrote(device: Device) 
     assert (pool.named.pool, pool.named.lease, pool.named.epoch) == (keeper.kept[0].pool, 2, 7)
 
 
-def test_a_standby_has_the_pool_at_the_addresses_of_its_scratch_memory(device: Device) -> None:
+def test_a_standby_has_the_pool_at_the_addresses_of_its_scratch_memory(device: Device, never: int) -> None:
     left_pool(device, keeper := Keeper())
     memory = device.memory()
     pool = device.pool(keeper, memory)
     memory.map_scratch([Span(2 * GRANULE, 16)])
     address = device.address(memory)
     assert pool.tag is None
-    assert pool.wait(-1)
+    assert pool.wait(never)
     assert device.address(memory) == address
     assert device.bytes_at(memory)[NUM_BYTES - 1] == 9
 
@@ -168,7 +191,7 @@ def other_tag(held: HeldPool) -> dict[str, Any]:
 @pytest.mark.parametrize("fault", [other_file, other_size, other_tag])
 @pytest.mark.parametrize("is_standby", [False, True])
 def test_a_pool_that_cannot_be_used_is_replaced(
-    device: Device, fault: Callable[[HeldPool], dict[str, Any]], is_standby: bool, log: Log
+    device: Device, fault: Callable[[HeldPool], dict[str, Any]], is_standby: bool, log: Log, never: int
 ) -> None:
     left_pool(device, keeper := Keeper())
     left = keeper.kept.pop()
@@ -177,9 +200,10 @@ def test_a_pool_that_cannot_be_used_is_replaced(
     pool = device.pool(keeper, memory)
     if is_standby:
         memory.map_scratch([Span(0, 1)])
-    assert pool.wait(-1) if is_standby else pool.take()
+    assert pool.wait(never) if is_standby else pool.take()
     assert pool.is_new
-    assert (pool.named.pool, pool.named.epoch) == (keeper.kept[-1].pool, 0)
+    (kept,) = keeper.kept
+    assert (pool.named.pool, pool.named.epoch) == (kept.pool, 0)
     assert not any(device.bytes_at(memory))
     assert [event for event, _ in log.lines] == ["holds a pool", "a kept pool is not used", "holds a pool"]
 
@@ -216,7 +240,7 @@ def test_a_pool_is_distrusted_before_a_failed_step_can_end_the_process(
     steps: queue.SimpleQueue[Any] = queue.SimpleQueue()
     steps.put(QueuedPlan(7, 0, None))  # type: ignore[arg-type]
     steps.put(None)
-    StepLoop(Runner(), steps, lambda: 7, lambda _: None, pool.distrust).run()  # type: ignore[arg-type]
+    StepLoop(Runner(), steps, lambda: 7, lambda _: None, pool).run()  # type: ignore[arg-type]
     assert exits == ([] if is_usable else [(70, 0)])
     assert pool.named.epoch == 0
 
@@ -237,12 +261,13 @@ KIND = PoolKind(fingerprint="f", dtype="float32", layout="l")
 
 
 def cache_on(platform: CpuPlatform, *, is_standby: bool) -> object:
-    standby = "always" if is_standby else "auto"
-    return KeptCache.on(platform, Link(Keeper()), KIND, GEOMETRY, standby=standby)  # type: ignore[arg-type]
+    link: Any = Link(Keeper())
+    return KeptCache.on(platform, link, KIND, GEOMETRY, SINGLE_RANK, standby="always" if is_standby else "auto")
 
 
 def memory_of(platform: CpuPlatform, *, is_standby: bool) -> object:
-    return KeptCache(platform, Link(Keeper()), KIND, GEOMETRY, is_standby).memory(4)  # type: ignore[arg-type]
+    link: Any = Link(Keeper())
+    return KeptCache(platform, link, KIND, GEOMETRY, SINGLE_RANK, is_standby).memory(4)
 
 
 @pytest.mark.parametrize("begin", [cache_on, memory_of])
@@ -255,23 +280,26 @@ def test_memory_that_cannot_be_kept_is_said_and_no_standby_starts(begin: Callabl
 
 @pytest.mark.parametrize(("on", "num_found", "dropped"), [("cpu", 0, []), ("GPU-1", 0, ["GPU-1"]), ("GPU-1", 9, [])])
 def test_an_executor_that_finds_no_pool_gives_back_what_others_have_left_on_its_gpu(
-    on: str, num_found: int, dropped: list[str]
+    on: str, num_found: int, dropped: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []
+
+    def drop(_: object, device: str) -> int:
+        asked.append(device)
+        return 2**30
+
+    monkeypatch.setattr(room, "drop_left_pools", drop)
 
     class Finds(Link):
         def find_pool(self, kind: PoolKind, num_blocks: int = 0) -> int:
             return num_found
 
-        def drop_left_pools(self, device: str) -> int:
-            asked.append(device)
-            return 2**30
-
     class OnDevice(CpuPlatform):
         def pool_device(self) -> str:
             return on
 
-    cache = KeptCache.on(OnDevice(1), Finds(Keeper()), KIND, GEOMETRY, standby="never")  # type: ignore[arg-type]
+    link: Any = Finds(Keeper())
+    cache = KeptCache.on(OnDevice(1), link, KIND, GEOMETRY, SINGLE_RANK, standby="never")
     assert cache is not None
     assert cache.find(0) == num_found
     assert asked == dropped
@@ -283,16 +311,13 @@ def test_memory_that_runs_out_is_taken_from_pools_without_a_holder(
 ) -> None:
     """The process ends in either case; with KeeperError its supervisor starts it again."""
 
-    class Drops(Link):
-        def drop_left_pools(self, device: str) -> int:
-            return left
-
     def runs_out(*_: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB")
 
+    monkeypatch.setattr(room, "drop_left_pools", lambda *_: left)
     monkeypatch.setattr(startup, "_start", runs_out)
     monkeypatch.setattr(CpuPlatform, "pool_device", lambda _: "GPU-1")
     with pytest.raises(error, match="memory runs out while the executor starts") as raised:
-        startup.start_executor(ExecutorOptions(device="cpu"), None, Drops(Keeper()))  # type: ignore[arg-type]
+        startup.start_executor(ExecutorOptions(device="cpu"), None, Link(Keeper()))  # type: ignore[arg-type]
     assert type(raised.value) is error
     assert ("start again" in str(raised.value)) == bool(left)

@@ -37,6 +37,7 @@ class Puppet:
                 self._say("waiting")
                 leased = self.link.wait_for_pool(POOL, NUM_BLOCKS, sys.stdin.fileno())
                 if leased is None:
+                    self.link.stop_waiting()
                     self._say("interrupted")
                 else:
                     self._hold(leased)

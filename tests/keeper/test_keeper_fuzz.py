@@ -57,6 +57,13 @@ class Events(RuleBasedStateMachine):
         self.holds.pop(executor, None)  # the process lets go of the old one
         executor.deposit(kind=kind, num_bytes=num_bytes)
 
+    @precondition(lambda self: self.living)
+    @rule(data=st.data())
+    def give_up(self, data):
+        executor = self._some(data)
+        self.holds.pop(executor, None)
+        executor.send(m.GivePoolUp())
+
     @precondition(lambda self: self.living and self.leases)
     @rule(data=st.data(), lease=st.integers(1, 9))
     def deposit_a_name_that_was_seen(self, data, lease):

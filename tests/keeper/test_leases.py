@@ -26,6 +26,17 @@ def test_a_pool_goes_to_the_next_one_when_its_holder_is_gone(world):
     assert len(handles) == 2
 
 
+def test_what_its_holder_cannot_use_nobody_gets(world):
+    holder, standby = Executor(world), Executor(world)
+    holder.deposit()
+    standby.lease(wait=True)
+    assert holder.send(m.GivePoolUp()) == m.PoolGivenUp()
+    assert world.keeper.shelf.pools == []
+    assert standby.send(m.FindPool(kind=POOL)) == m.PoolFound(num_blocks=0)
+    assert holder.send(m.GivePoolUp()) == m.PoolGivenUp()
+    assert [facts["cause"] for event, facts in world.log if event == "pool dropped"] == ["its holder cannot use it"]
+
+
 def test_the_end_of_a_connection_ends_no_lease(world):
     first, second = Executor(world), Executor(world)
     first.deposit()

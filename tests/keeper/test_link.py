@@ -12,11 +12,12 @@ import pytest
 
 from common import messages as m
 from common.errors import KeeperError
+from executor_svc.keeper import conversation
 from executor_svc.keeper import finding as finding_module
-from executor_svc.keeper import link as link_module
 from executor_svc.keeper.finding import find_keeper
 from executor_svc.keeper.link import KeeperLink
 from executor_svc.keeper.memory import check_memory, create_memory, seal_read_only
+from executor_svc.keeper.room import drop_left_pools
 from executor_svc.keeper.tag import PoolTag
 from executor_svc.keeper.watchdog_process import WatchdogProcess
 from tests.keeper.processes import KeeperProcess
@@ -127,7 +128,7 @@ def test_what_a_keeper_refuses_is_an_error(link):
 
 
 def test_a_keeper_that_hangs_is_not_waited_for(keeper, link, monkeypatch):
-    monkeypatch.setattr(link_module, "ANSWER_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(conversation, "ANSWER_TIMEOUT_S", 0.1)
     keeper.process.send_signal(signal.SIGSTOP)
     with pytest.raises(KeeperError, match="did not answer within"):
         link.find_pool(POOL)
@@ -159,7 +160,7 @@ def waiting_bytes(link: KeeperLink) -> int:
 
 
 def test_an_executor_brings_all_it_has_to_the_next_keeper(keeper, link, monkeypatch):
-    monkeypatch.setattr(link_module, "START_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(conversation, "START_TIMEOUT_S", 0.0)
     held = deposit(link)
     link.deposit_weights(WEIGHTS, "f", NUM_BYTES, weights_of(b"w"), source="files 1")
     keeper.kill()
@@ -176,12 +177,12 @@ def test_an_executor_brings_all_it_has_to_the_next_keeper(keeper, link, monkeypa
 
 def test_a_connection_that_broke_changes_nothing_for_the_same_keeper(keeper, link):
     held = deposit(link)
-    link._disconnect()
+    link._talk.disconnect()
     assert link.lease_pool(POOL, NUM_BLOCKS).pool == held.pool
     assert keeper.report().pools[0].lease == 1
-    link._disconnect()
-    link._retry_at = 0.0
-    serve_until(link, lambda: link.fileno() >= 0 and link._num_unanswered == 0)
+    link._talk.disconnect()
+    link._talk._retry_at = 0.0
+    serve_until(link, lambda: link.fileno() >= 0 and link._talk.is_up_to_date)
     assert keeper.log().count('event="executor registered"') == 1
 
 
@@ -226,7 +227,19 @@ def test_pools_that_were_left_on_a_device_are_dropped(keeper, link, puppet):
         assert each.hear().startswith("holds 1 ")
     left.kill()
     eventually(lambda: [pool.holder for pool in keeper.report().pools] == ["", "holder"], 10.0)
-    assert link.drop_left_pools("GPU-1") == 0
-    assert link.drop_left_pools(POOL.device) == 4 * 2**20
-    assert link.drop_left_pools(POOL.device) == 0
+    assert drop_left_pools(link, "GPU-1") == 0
+    assert drop_left_pools(link, POOL.device) == 4 * 2**20
+    assert drop_left_pools(link, POOL.device) == 0
     assert [pool.holder for pool in keeper.report().pools] == ["holder"]
+
+
+def test_a_pool_that_cannot_be_used_is_given_up(keeper, link):
+    link.give_pool_up()
+    assert link.fileno() >= 0, "there was none, and nothing to say"
+    held = deposit(link)
+    link.give_pool_up()
+    assert link.pool is None
+    assert keeper.report().pools == ()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(held.memory_fd)
+    assert deposit(link).pool != held.pool

@@ -1,6 +1,7 @@
 """A driver with virtual memory, which the pretended GPU's own does not have."""
 
 import ctypes
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,10 @@ class MappedForTheRig(FakeCuda):
 
     Args:
         adopt: see `StandIn.adopt`.
-        name: see `FakeCuda`.
     """
 
-    def __init__(self, adopt: Callable[[int, int], None], name: str = "fake_cuda") -> None:
-        super().__init__(name=name)
+    def __init__(self, adopt: Callable[[int, int], None]) -> None:
+        super().__init__(devices=int(os.environ.get("RIG_DEVICES", "1")))
         self._adopt = adopt
 
     def cuMemMap(self, address: int, num_bytes: int, *rest: Any) -> Any:

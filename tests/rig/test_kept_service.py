@@ -14,6 +14,7 @@ import pytest
 
 from scheduler_svc.client.processes.local_fleet import LocalFleet, executor_name
 from tests.e2e.conftest import client_of, running_fleet
+from tests.e2e.test_kept_ranks import rank_pids
 from tests.rig.mapped_memory import write_bindings
 from tests.rig.test_service import NEW_TOKENS, stream
 from tests.support.eventually import eventually
@@ -84,6 +85,24 @@ def test_without_a_standby_the_next_process_finds_the_memory(tmp_path: Path, haz
         thread.start()
         assert begun.acquire(timeout=120)
         os.kill(fleet.pids[executor_name(0)], signal.SIGKILL)
+        eventually(lambda: [end.name for end in fleet.poll()] == [executor_name(0)])
+        fleet.start_executor(0)
+        thread.join(timeout=200)
+        after = report(fleet)
+        assert (after["pools_adopted"], after["recomputed_tokens"]) == (1, 0)
+    assert counts == {"Line:": NEW_TOKENS}
+    assert not (found := "".join(each.read_text() for each in hazards.iterdir())), found[:2000]
+
+
+def test_two_ranks_find_their_memory(tmp_path: Path, hazards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RIG_DEVICES", "2")
+    monkeypatch.setenv("RIG_COLLECTIVES", str(tmp_path))
+    with running_fleet(tmp_path, keeps=True, ranks=2, executor_options=OPTIONS) as fleet:
+        client, counts = client_of(fleet), dict[str, int]()
+        thread = threading.Thread(target=stream, args=(client, "Line:", counts, begun := threading.Semaphore(0)))
+        thread.start()
+        assert begun.acquire(timeout=120)
+        os.kill(rank_pids(fleet, 0)[1], signal.SIGKILL)
         eventually(lambda: [end.name for end in fleet.poll()] == [executor_name(0)])
         fleet.start_executor(0)
         thread.join(timeout=200)

@@ -93,6 +93,7 @@ class FakeCuda:
         loses: memory does not outlive the process that made it: what is imported later is empty.
         supported: what the GPU says of memory that can be handed on, 1 or 0.
         name: of the memfds; processes whose drivers have the same name share a GPU.
+        devices: how many GPUs there are; all have the same memory.
     """
 
     CUresult = CUresult
@@ -103,12 +104,13 @@ class FakeCuda:
     CUmemAllocationGranularity_flags = CUmemAllocationGranularity_flags
     CUmemAccess_flags = CUmemAccess_flags
 
-    def __init__(self, granularity=2**21, fail="", loses=False, supported=1, name="fake_cuda"):
+    def __init__(self, granularity=2**21, fail="", loses=False, supported=1, name="fake_cuda", devices=1):
         self.granularity = granularity
         self.fail = fail
         self.loses = loses
         self.supported = supported
         self.name = name
+        self.devices = devices
         self.calls: list[str] = []
         self.contexts = 0
         self.has_current = False
@@ -145,9 +147,9 @@ class FakeCuda:
 
     @call
     def cuDeviceGet(self, ordinal):
-        if ordinal != 0:
+        if ordinal >= self.devices:
             raise Refused(CUresult.CUDA_ERROR_INVALID_DEVICE)
-        return (0,)
+        return (ordinal,)
 
     @call
     def cuDeviceGetAttribute(self, attribute, device):
@@ -256,7 +258,8 @@ class FakeCuda:
     @call
     def cuMemSetAccess(self, address, num_bytes, descriptions, count):
         (access,) = descriptions
-        assert (count, access.location.id, access.flags) == (1, 0, CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE)
+        assert (count, access.flags) == (1, CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE)
+        assert access.location.id < self.devices
         assert access.location.type == CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
         if self.mapped.get(address, (0, False))[0] != num_bytes:
             raise Refused
@@ -306,7 +309,7 @@ class FakeCuda:
     def _check_properties(self, properties):
         assert properties.type == CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
         assert properties.location.type == CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
-        assert properties.location.id == 0
+        assert properties.location.id < self.devices
         assert properties.requestedHandleTypes == CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 
 

@@ -15,6 +15,7 @@ def running_fleet(
     executors: int = 1,
     standbys: int = 0,
     keeps: bool = False,
+    ranks: int = 1,
     executor_options=(),
     scheduler_options=(),
 ) -> Iterator[LocalFleet]:
@@ -23,6 +24,7 @@ def running_fleet(
     Args:
         standbys: executors beside the others that wait for their pools.
         keeps: whether a keeper is there for the executors.
+        ranks: processes of each executor.
     """
     port, executor_port = free_ports(2)
     spec = FleetSpec(
@@ -31,6 +33,7 @@ def running_fleet(
         executor_port=executor_port,
         executors=executors,
         standbys=standbys,
+        ranks=ranks,
         keeper=log_dir / "keeper.sock" if keeps or standbys else None,
         scheduler_options=("--journal", str(log_dir / "journal.sqlite3"), *scheduler_options),
         executor_options=("--threads", "1", "--num-blocks", "2048", *executor_options),

@@ -43,6 +43,15 @@ def keeper_listens(socket_path: Path) -> bool:
     return True
 
 
+def parent_of(pid: int) -> int:
+    """Process id of a process's parent; 0 if the process cannot be seen."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in status.splitlines() if line.startswith("PPid:")), 0)
+
+
 def pool_holders(socket_path: Path) -> list[int]:
     """Process ids of the executors that hold a pool; none if no keeper answers there."""
     from common import messages as m  # noqa: PLC0415  (--help needs no messages)

@@ -16,7 +16,7 @@ from typing import Self
 
 from scheduler_svc.client.errors import FleetError, FleetMisconfigured
 from scheduler_svc.client.processes.child import Child, ChildEnd, end_children, wait_children
-from scheduler_svc.client.processes.keeper import keeper_listens, pool_holders
+from scheduler_svc.client.processes.keeper import keeper_listens, parent_of, pool_holders
 
 SCHEDULER = "scheduler"
 KEEPER = "keeper"
@@ -183,6 +183,8 @@ class LocalFleet:
         if self._standbys and self.spec.keeper is not None:
             time.sleep(_HAND_OVER_S)
             holders = pool_holders(self.spec.keeper)
+        # A pool is held by a rank, which torchrun has started, if there are several.
+        holders = [*holders, *map(parent_of, holders)]
         serving = [child for child in executors if child not in self._standbys or child.pid in holders]
         return len(serving) >= self.spec.executors
 

@@ -1,0 +1,77 @@
+"""KV memory of a group of two ranks: a rank is killed, and the next group computes nothing again."""
+
+import asyncio
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from scheduler_svc.client.processes.local_fleet import executor_name
+from tests.e2e.test_kept import report, texts, wait_for_standby
+from tests.support.eventually import eventually
+from tests.support.fleets import running_fleet
+
+RANKS = 2
+
+
+def rank_pids(fleet, index):
+    """Process ids of an executor's ranks, in their order."""
+    torchrun = fleet.pids[executor_name(index)]
+    found = subprocess.run(["pgrep", "--parent", str(torchrun)], capture_output=True, text=True, check=True)
+    ranks = {}
+    for pid in map(int, found.stdout.split()):
+        environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        ranks[next(int(line[5:]) for line in environment if line.startswith(b"RANK="))] = pid
+    return [ranks[rank] for rank in range(RANKS)]
+
+
+def wait_for_end(fleet, index):
+    """Of an executor's group, which ends itself when one rank is gone."""
+    eventually(lambda: [end.name for end in fleet.poll()] == [executor_name(index)], timeout_s=60)
+
+
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 1])
+def test_a_group_that_starts_again_finds_everything(tmp_path, rank):
+    with running_fleet(tmp_path, keeps=True, ranks=RANKS) as fleet:
+        calm = asyncio.run(texts(fleet))
+
+        def disturb():
+            os.kill(rank_pids(fleet, 0)[rank], signal.SIGKILL)
+            wait_for_end(fleet, 0)
+            fleet.start_executor(0)
+
+        assert asyncio.run(texts(fleet, disturb)) == calm
+        assert (report(fleet)["recomputed_tokens"], report(fleet)["pools_adopted"]) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("number", "ranks"),
+    [
+        (signal.SIGKILL, [1]),
+        pytest.param(signal.SIGKILL, [0], marks=pytest.mark.slow),
+        pytest.param(signal.SIGSTOP, [1], marks=pytest.mark.slow),
+        pytest.param(signal.SIGTERM, [0, 1], marks=pytest.mark.slow),  # as torchrun passes it on
+    ],
+    ids=["killed", "first killed", "frozen", "told to leave"],
+)
+def test_a_standby_group_goes_on_where_another_one_stopped(tmp_path, number, ranks):
+    """The ranks of the standby get their pools one after the other, when each rank of the old group is gone."""
+    with running_fleet(tmp_path, standbys=1, ranks=RANKS) as fleet:
+        wait_for_standby(fleet)
+        calm = asyncio.run(texts(fleet))
+
+        def disturb():
+            pids = rank_pids(fleet, 0)
+            for rank in ranks:
+                os.kill(pids[rank], number)
+            (end,) = eventually(fleet.poll)
+            assert (end.name, end.returncode == 0) == (executor_name(0), number == signal.SIGTERM)
+
+        assert asyncio.run(texts(fleet, disturb)) == calm
+        after = report(fleet)
+        assert (after["recomputed_tokens"], after["pools_adopted"]) == (0, 1)
+        assert [each["executor"] for each in after["executors"]] == [executor_name(1)]
+        fleet.start_executor(0)
+        wait_for_standby(fleet)  # it is a standby again: the fleet knows that the other group serves
