@@ -192,7 +192,7 @@ def test_a_holder_is_told_of_standbys(keeper, link):
     reading, writing = os.pipe()
     os.write(writing, b"x")  # interrupted at once: but then it was no standby
     assert with_standby.wait_for_pool(POOL, NUM_BLOCKS, reading) is None
-    with_standby._connect()
+    with_standby._talk._connect()
     with_standby._send(m.LeasePool(kind=POOL, num_blocks=NUM_BLOCKS, wait=True))
     told: list[m.Standbys] = []
     eventually(lambda: told.extend(link.receive()) or told, 10.0)
