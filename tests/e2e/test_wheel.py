@@ -5,13 +5,15 @@ import shutil
 import site
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("common", "executor_svc", "kernels", "scheduler_svc")
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PACKAGES = [name.rstrip("*") for name in PROJECT["tool"]["setuptools"]["packages"]["find"]["include"]]
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
