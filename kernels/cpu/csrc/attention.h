@@ -7,6 +7,8 @@
 // the last, in a value from the first position of the chunk to the last. Chunks are merged in their order.
 #pragma once
 
+#include <cstring>
+
 #include "simd.h"
 
 namespace baton {
@@ -38,15 +40,26 @@ struct Attention {
     return out + (token * heads + kv_head * group()) * head_dim;
   }
 
-  // Where in the caches the vectors of `count` positions from `first` on lie, in elements.
+  // Where in the caches the vectors of `count` positions from `first` on lie, in elements. The last one is repeated until
+  // their number is a multiple of kPadding.
   void locate(int64_t row, int64_t kv_head, int64_t first, int64_t count, int64_t* offsets) const {
     const int32_t* table = block_tables + row * table_stride + first / block_size;
-    int64_t in_block = first % block_size;
-    for (int64_t done = 0; done < count; ++table, in_block = 0) {
+    int64_t in_block = first % block_size, done = 0;
+    for (; done < count; ++table, in_block = 0) {
       const int64_t cache_row = (*table * kv_heads + kv_head) * block_size;
       for (; in_block < block_size && done < count; ++in_block, ++done)
         offsets[done] = (cache_row + in_block) * head_dim;
     }
+    for (; done % kPadding != 0; ++done) offsets[done] = offsets[count - 1];
+  }
+
+  // K of kPadding positions, the first of which is a multiple of it in the row: where it lies together, or together in
+  // `copy`. What is beyond the row's positions can be anything.
+  const bf16* keys_together(const int64_t* offsets, bf16* copy) const {
+    if (block_size % kPadding == 0) return key_cache + *offsets;
+    for (int64_t i = 0; i < kPadding; ++i)
+      std::memcpy(copy + i * head_dim, key_cache + offsets[i], static_cast<size_t>(head_dim) * sizeof(bf16));
+    return copy;
   }
 };
 

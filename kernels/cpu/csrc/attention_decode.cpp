@@ -11,8 +11,6 @@
 #if !defined(BATON_TILES)
 
 #include <algorithm>
-#include <array>
-#include <utility>
 
 namespace baton {
 
@@ -20,53 +18,58 @@ namespace {
 
 constexpr int64_t kHeadsAtOnce = 4;
 constexpr int64_t kLine = 32;   // elements in a line of the caches
-constexpr int64_t kAhead = 32;  // positions that K is fetched into the L1 cache ahead of its use
+constexpr int kVectorsAtOnce = 4;  // vectors of products, for each head an accumulator
 #if defined(__AVX512BF16__)
-constexpr int kSpans = 2;        // pairs of vectors of a head that are summed at once, 4 accumulators for each head
-constexpr int kPanelsInRow = 4;  // panels of K that are multiplied at once, for each head an accumulator
+constexpr int kSpans = 2;  // pairs of vectors of a head that are summed at once, 4 accumulators for each head
 #else
 constexpr int kSpans = 1;
-constexpr int kPanelsInRow = 1;  // two accumulators
 #endif
 
-void prefetch(const bf16* vector, int64_t begin, int64_t end) {  // into the L2 cache
-  for (int64_t i = begin; i < end; i += kLine) __builtin_prefetch(vector + i, 0, 2);
+template <int Locality>  // 3 is the L1 cache, 2 the L2 cache
+void prefetch(const bf16* vector, int64_t size) {
+  for (int64_t i = 0; i < size; i += kLine) __builtin_prefetch(vector + i, 0, Locality);
 }
 
-// K of `num_panels` times 16 positions as panels of 16. What is wanted next is asked for on the way, so that it comes
-// evenly: all of it at once would fill the queue of misses, and leave it idle afterwards.
-void pack_keys(const Attention& attention, const int64_t* offsets, int64_t first, int64_t count, int num_panels,
-               bf16* panels) {
-  for (int panel = 0; panel < num_panels; ++panel, first += kPanel, panels += kPanel * attention.head_dim)
-    transpose_rows(attention.key_cache, offsets + first, attention.head_dim, panels, [&](int64_t element) {
-#pragma GCC unroll 16
-      for (int lane = 0; lane < kPanel; ++lane) {
-        __builtin_prefetch(attention.key_cache + offsets[std::min(first + lane + kAhead, count - 1)] + element, 0, 3);
-        __builtin_prefetch(attention.value_cache + offsets[first + lane] + element, 0, 2);
-      }
-    });
-}
+// Some positions of a chunk: kPadding of them at each of `keys`, the first at `first` of all `count`.
+struct Positions {
+  const bf16* const* keys;
+  const int64_t* offsets;
+  int64_t first, count;
+};
 
-// Products of query heads and packed K, summed in the order of `vector_product`.
-template <int Heads, int Panels>
-void multiply_keys(const bf16* query, const bf16* panels, int64_t head_dim, float* products) {
-  constexpr int kParts = kPanel / kFloats, kVectors = Panels * kParts;
-  Floats totals[Heads][kVectors];
+// Products of query heads and K at Vectors * kFloats positions, summed in the order of `vector_product`.
+//
+// What is wanted next is asked for on the way, so that it comes evenly: all of it at once would fill the queue of misses,
+// and leave it idle afterwards. These are the V of the same positions, and the K of those that come as many later.
+template <int HeadDim, int Heads, int Vectors>
+void multiply_keys(const Attention& attention, const bf16* query, const Positions& at, float* products) {
+  constexpr int kEight = 8, kAtOnce = Vectors * kFloats;
+  constexpr int kFetched = std::min(kFloats * kEight, HeadDim);  // elements of a vector of K or V that are asked for
+  Floats totals[Heads][Vectors];
   for (int head = 0; head < Heads; ++head)
-    for (int vector = 0; vector < kVectors; ++vector) totals[head][vector] = zeros();
-  for (int64_t element = 0; element < head_dim; element += 2, panels += 2 * kPanel) {
-    Pairs columns[kVectors];
-    for (int vector = 0; vector < kVectors; ++vector)
-      columns[vector] = load_pairs(panels + vector / kParts * kPanel * head_dim + vector % kParts * 2 * kFloats);
-    for (int head = 0; head < Heads; ++head) {
-      const Pairs pair = broadcast_pair(query + head * head_dim + element);
-      for (int vector = 0; vector < kVectors; ++vector)
-        totals[head][vector] = dot(totals[head][vector], columns[vector], pair);
+    for (int vector = 0; vector < Vectors; ++vector) totals[head][vector] = zeros();
+  int64_t next = 0;
+  for (int element = 0; element < HeadDim; element += kEight) {
+#pragma GCC unroll 4
+    for (int vector = 0; vector < Vectors; ++vector) {
+      for (int fetched = 0; fetched < kFloats * kEight; fetched += kFetched, next += kFetched) {
+        const int64_t position = at.first + next / HeadDim, from = next % HeadDim;
+        prefetch<3>(attention.key_cache + at.offsets[std::min(position + kAtOnce, at.count - 1)] + from, kFetched);
+        prefetch<2>(attention.value_cache + at.offsets[std::min(position, at.count - 1)] + from, kFetched);
+      }
+      constexpr int kPerPointer = kPadding / kFloats;
+      PairBits keys[4];
+      transpose_four<HeadDim>(at.keys[vector / kPerPointer] + vector % kPerPointer * kFloats * HeadDim + element, keys);
+#pragma GCC unroll 4
+      for (int pair = 0; pair < 4; ++pair)
+        for (int head = 0; head < Heads; ++head)
+          totals[head][vector] = dot(totals[head][vector], widen_pairs(keys[pair]),
+                                     broadcast_pair(query + head * HeadDim + element + 2 * pair));
     }
   }
   for (int head = 0; head < Heads; ++head)
-    for (int vector = 0; vector < kVectors; ++vector)
-      store(products + head * kChunk + vector * kFloats, totals[head][vector]);
+    for (int vector = 0; vector < Vectors; ++vector)
+      store(products + head * kChunk + at.first + vector * kFloats, totals[head][vector]);
 }
 
 template <int Heads>
@@ -81,8 +84,8 @@ void add_values(const bf16* weights, const bf16* value_cache, const bf16* next_k
       const bf16* first = value_cache + offsets[position] + start;
       const bf16* second = value_cache + offsets[position + 1] + start;
       if (next_keys != nullptr) {
-        prefetch(next_keys + offsets[position], start, start + kSpans * kSpan);
-        prefetch(next_keys + offsets[position + 1], start, start + kSpans * kSpan);
+        prefetch<2>(next_keys + offsets[position] + start, kSpans * kSpan);
+        prefetch<2>(next_keys + offsets[position + 1] + start, kSpans * kSpan);
       }
       for (int span = 0; span < kSpans; ++span) {
         const Interleaved pairs = interleave(first + span * kSpan, second + span * kSpan);
@@ -99,16 +102,17 @@ void add_values(const bf16* weights, const bf16* value_cache, const bf16* next_k
   }
 }
 
-using MultiplyKeys = void (*)(const bf16*, const bf16*, int64_t, float*);
+using MultiplyKeys = decltype(&multiply_keys<64, 1, 1>);
 
-template <int Heads, int... Panels>
-constexpr std::array<MultiplyKeys, kPanelsInRow> multiply_keys_of(std::integer_sequence<int, Panels...>) {
-  return {multiply_keys<Heads, Panels + 1>...};
+template <int Vectors>
+MultiplyKeys multiply_keys_of(int64_t head_dim, int64_t heads) {
+  static constexpr MultiplyKeys kOf64[] = {multiply_keys<64, 1, Vectors>, multiply_keys<64, 2, Vectors>,
+                                           multiply_keys<64, 3, Vectors>, multiply_keys<64, 4, Vectors>};
+  static constexpr MultiplyKeys kOf128[] = {multiply_keys<128, 1, Vectors>, multiply_keys<128, 2, Vectors>,
+                                            multiply_keys<128, 3, Vectors>, multiply_keys<128, 4, Vectors>};
+  return (head_dim == 64 ? kOf64 : kOf128)[heads - 1];
 }
-constexpr std::make_integer_sequence<int, kPanelsInRow> kEachNumber;
-constexpr std::array<MultiplyKeys, kPanelsInRow> kMultiplyKeys[] = {
-    multiply_keys_of<1>(kEachNumber), multiply_keys_of<2>(kEachNumber), multiply_keys_of<3>(kEachNumber),
-    multiply_keys_of<4>(kEachNumber)};
+
 constexpr decltype(&add_values<1>) kAddValues[] = {add_values<1>, add_values<2>, add_values<3>, add_values<4>};
 
 }  // namespace
@@ -117,25 +121,30 @@ void attend_chunk(const Attention& attention, int64_t row, int64_t kv_head, int6
                   bool next_head_follows, const Partial& partial) {
   thread_local Scratch<float> products_memory;
   thread_local Scratch<bf16> weights_memory;
+  constexpr int64_t kAtOnce = kVectorsAtOnce * kFloats;
   const int64_t head_dim = attention.head_dim, group = attention.group();
-  const int64_t padded = (count + kPadding - 1) / kPadding * kPadding;
   int64_t offsets[kChunk];
   attention.locate(row, kv_head, first, count, offsets);
-  std::fill(offsets + count, offsets + padded, offsets[count - 1]);
   const bf16* query = attention.query_at(attention.query_starts[row], kv_head);
   float* products = products_memory.get(group * kChunk);
   bf16* weights = weights_memory.get(group * kChunk);
 
-  alignas(64) bf16 panels[kPanelsInRow * kPanel * kMaxHeadDim];
-  for (int64_t position = 0; position < padded; position += kPanelsInRow * kPanel) {
-    const int num_panels = static_cast<int>(std::min<int64_t>(kPanelsInRow, (padded - position) / kPanel));
-    pack_keys(attention, offsets, position, count, num_panels, panels);
-    for (int64_t head = 0; head < group; head += kHeadsAtOnce)
-      kMultiplyKeys[std::min(kHeadsAtOnce, group - head) - 1][num_panels - 1](
-          query + head * head_dim, panels, head_dim, products + head * kChunk + position);
+  alignas(64) bf16 copies[kAtOnce * kMaxHeadDim];
+  for (int64_t position = 0; position < count; position += kAtOnce) {
+    const bf16* keys[kAtOnce / kPadding];
+    for (int64_t i = 0; i < kAtOnce; i += kPadding)
+      keys[i / kPadding] = position + i < count
+                               ? attention.keys_together(offsets + position + i, copies + i * head_dim)
+                               : keys[0];  // these products count for nothing
+    const bool are_few = count - position <= kAtOnce / 2;
+    for (int64_t head = 0; head < group; head += kHeadsAtOnce) {
+      const int64_t heads = std::min(kHeadsAtOnce, group - head);
+      (are_few ? multiply_keys_of<kVectorsAtOnce / 2> : multiply_keys_of<kVectorsAtOnce>)(head_dim, heads)(
+          attention, query + head * head_dim, {keys, offsets, position, count}, products + head * kChunk);
+    }
   }
   for (int64_t head = 0; head < group; ++head)
-    partial.sums[head] = weigh(products + head * kChunk, count, padded, attention.scale, partial.maxima + head,
+    partial.sums[head] = weigh(products + head * kChunk, count, round_up(count, kPadding), attention.scale, partial.maxima + head,
                                weights + head * kChunk);
   // The next head's vectors lie a whole block of this one's further on.
   const bf16* next_keys = next_head_follows ? attention.key_cache + attention.block_size * head_dim : nullptr;

@@ -48,15 +48,16 @@ const bf16* pack_queries(const Attention& attention, const Block& block, int64_t
   return packed;
 }
 
-// K of a chunk as panels of 16 positions, V as panels of 16 dimensions. Where the last panel of K is not full, the last
-// position fills it up; V is 0 there.
-void pack_keys_and_values(const Attention& attention, int64_t* offsets, int64_t count, int64_t padded, bf16* keys,
+// K of a chunk as panels of 16 positions, V as panels of 16 dimensions, which is 0 beyond `count`.
+void pack_keys_and_values(const Attention& attention, const int64_t* offsets, int64_t count, int64_t padded, bf16* keys,
                           bf16* values) {
   static constexpr bf16 kZeros[kMaxHeadDim] = {};
   const int64_t head_dim = attention.head_dim;
-  std::fill(offsets + count, offsets + padded, offsets[count - 1]);
-  for (int64_t first = 0; first < padded; first += kPanel)
-    transpose_rows(attention.key_cache, offsets + first, head_dim, keys + first * head_dim, [](int64_t) {});
+  bf16 copy[kPanel * kMaxHeadDim];
+  for (int64_t first = 0; first < padded; first += kPanel) {
+    const bf16* from = attention.keys_together(offsets + std::min(first, (count - 1) / kPanel * kPanel), copy);
+    (head_dim == 64 ? transpose_rows<64> : transpose_rows<128>)(from, keys + first * head_dim);
+  }
   for (int64_t position = 0; position < padded; position += 2) {
     const bf16* first = position < count ? attention.value_cache + offsets[position] : kZeros;
     const bf16* second = position + 1 < count ? attention.value_cache + offsets[position + 1] : kZeros;
