@@ -1,10 +1,10 @@
 // The arguments of one batch's attention over a paged KV cache, for decode rows and for prompts.
 //
-// A query's result is the same to the last bit whether it is the only one of its row or one of many: so a token that was
-// decoded can be computed again as part of a prompt, and a prompt can be cut anywhere. For that both kinds of rows take
-// the same steps in the same order. Positions are attended to in chunks that begin at multiples of kChunk, and each chunk
-// gives a partial result from nothing. In a score the products of K and a query are summed from the first dimension to
-// the last, in a value from the first position of the chunk to the last. Chunks are merged in their order.
+// A query's result is the same to the last bit whether it is the only one of its row or one of many: so what was decoded
+// can be computed again as part of a prompt, and a prompt can be cut anywhere. For that both kinds of rows take the same
+// steps in the same order. Positions are attended to in chunks that begin at multiples of kChunk, and each chunk gives a
+// partial result from nothing. In a score the products of K and a query are summed from the first dimension to the last,
+// in a value from the chunk's first position to its last. Chunks are merged in their order.
 #pragma once
 
 #include <cstring>
@@ -40,8 +40,8 @@ struct Attention {
     return out + (token * heads + kv_head * group()) * head_dim;
   }
 
-  // Where in the caches the vectors of `count` positions from `first` on lie, in elements. The last one is repeated until
-  // their number is a multiple of kPadding.
+  // Where in the caches the vectors of `count` positions from `first` on lie, in elements. The last one is repeated
+  // until their number is a multiple of kPadding.
   void locate(int64_t row, int64_t kv_head, int64_t first, int64_t count, int64_t* offsets) const {
     const int32_t* table = block_tables + row * table_stride + first / block_size;
     int64_t in_block = first % block_size, done = 0;

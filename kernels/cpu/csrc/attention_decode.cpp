@@ -17,8 +17,9 @@ namespace baton {
 namespace {
 
 constexpr int64_t kHeadsAtOnce = 4;
-constexpr int64_t kLine = 32;   // elements in a line of the caches
-constexpr int kVectorsAtOnce = 4;  // vectors of products, for each head an accumulator
+constexpr int64_t kLine = 32;  // elements in a line of the caches
+constexpr int kAtOnce = 32;     // positions. More of them would drive each other out of the L1 cache.
+constexpr int kVectors = kAtOnce / kFloats;
 #if defined(__AVX512BF16__)
 constexpr int kSpans = 2;  // pairs of vectors of a head that are summed at once, 4 accumulators for each head
 #else
@@ -37,21 +38,21 @@ struct Positions {
   int64_t first, count;
 };
 
-// Products of query heads and K at Vectors * kFloats positions, summed in the order of `vector_product`.
+// Products of query heads and K at kAtOnce positions, summed in the order of `vector_product`.
 //
-// What is wanted next is asked for on the way, so that it comes evenly: all of it at once would fill the queue of misses,
-// and leave it idle afterwards. These are the V of the same positions, and the K of those that come as many later.
-template <int HeadDim, int Heads, int Vectors>
+// What is wanted next is asked for on the way, so that it comes evenly: all of it at once would fill the memory's queue,
+// and leave it idle afterwards. These are the V of the same positions, and the K of the kAtOnce positions behind them.
+template <int HeadDim, int Heads>
 void multiply_keys(const Attention& attention, const bf16* query, const Positions& at, float* products) {
-  constexpr int kEight = 8, kAtOnce = Vectors * kFloats;
+  constexpr int kEight = 8;
   constexpr int kFetched = std::min(kFloats * kEight, HeadDim);  // elements of a vector of K or V that are asked for
-  Floats totals[Heads][Vectors];
+  Floats totals[Heads][kVectors];
   for (int head = 0; head < Heads; ++head)
-    for (int vector = 0; vector < Vectors; ++vector) totals[head][vector] = zeros();
+    for (int vector = 0; vector < kVectors; ++vector) totals[head][vector] = zeros();
   int64_t next = 0;
   for (int element = 0; element < HeadDim; element += kEight) {
 #pragma GCC unroll 4
-    for (int vector = 0; vector < Vectors; ++vector) {
+    for (int vector = 0; vector < kVectors; ++vector) {
       for (int fetched = 0; fetched < kFloats * kEight; fetched += kFetched, next += kFetched) {
         const int64_t position = at.first + next / HeadDim, from = next % HeadDim;
         prefetch<3>(attention.key_cache + at.offsets[std::min(position + kAtOnce, at.count - 1)] + from, kFetched);
@@ -68,7 +69,7 @@ void multiply_keys(const Attention& attention, const bf16* query, const Position
     }
   }
   for (int head = 0; head < Heads; ++head)
-    for (int vector = 0; vector < Vectors; ++vector)
+    for (int vector = 0; vector < kVectors; ++vector)
       store(products + head * kChunk + at.first + vector * kFloats, totals[head][vector]);
 }
 
@@ -102,17 +103,11 @@ void add_values(const bf16* weights, const bf16* value_cache, const bf16* next_k
   }
 }
 
-using MultiplyKeys = decltype(&multiply_keys<64, 1, 1>);
-
-template <int Vectors>
-MultiplyKeys multiply_keys_of(int64_t head_dim, int64_t heads) {
-  static constexpr MultiplyKeys kOf64[] = {multiply_keys<64, 1, Vectors>, multiply_keys<64, 2, Vectors>,
-                                           multiply_keys<64, 3, Vectors>, multiply_keys<64, 4, Vectors>};
-  static constexpr MultiplyKeys kOf128[] = {multiply_keys<128, 1, Vectors>, multiply_keys<128, 2, Vectors>,
-                                            multiply_keys<128, 3, Vectors>, multiply_keys<128, 4, Vectors>};
-  return (head_dim == 64 ? kOf64 : kOf128)[heads - 1];
-}
-
+using MultiplyKeys = decltype(&multiply_keys<64, 1>);
+constexpr MultiplyKeys kMultiplyKeys64[] = {multiply_keys<64, 1>, multiply_keys<64, 2>, multiply_keys<64, 3>,
+                                            multiply_keys<64, 4>};
+constexpr MultiplyKeys kMultiplyKeys128[] = {multiply_keys<128, 1>, multiply_keys<128, 2>, multiply_keys<128, 3>,
+                                             multiply_keys<128, 4>};
 constexpr decltype(&add_values<1>) kAddValues[] = {add_values<1>, add_values<2>, add_values<3>, add_values<4>};
 
 }  // namespace
@@ -121,7 +116,6 @@ void attend_chunk(const Attention& attention, int64_t row, int64_t kv_head, int6
                   bool next_head_follows, const Partial& partial) {
   thread_local Scratch<float> products_memory;
   thread_local Scratch<bf16> weights_memory;
-  constexpr int64_t kAtOnce = kVectorsAtOnce * kFloats;
   const int64_t head_dim = attention.head_dim, group = attention.group();
   int64_t offsets[kChunk];
   attention.locate(row, kv_head, first, count, offsets);
@@ -129,6 +123,9 @@ void attend_chunk(const Attention& attention, int64_t row, int64_t kv_head, int6
   float* products = products_memory.get(group * kChunk);
   bf16* weights = weights_memory.get(group * kChunk);
 
+  // No product asks for the K of the first positions. It comes from the L2 cache while the memory's queue is not full.
+  for (int64_t i = 0; i < std::min<int64_t>(count, kAtOnce); ++i)
+    prefetch<3>(attention.key_cache + offsets[i], head_dim);
   alignas(64) bf16 copies[kAtOnce * kMaxHeadDim];
   for (int64_t position = 0; position < count; position += kAtOnce) {
     const bf16* keys[kAtOnce / kPadding];
@@ -136,16 +133,15 @@ void attend_chunk(const Attention& attention, int64_t row, int64_t kv_head, int6
       keys[i / kPadding] = position + i < count
                                ? attention.keys_together(offsets + position + i, copies + i * head_dim)
                                : keys[0];  // these products count for nothing
-    const bool are_few = count - position <= kAtOnce / 2;
     for (int64_t head = 0; head < group; head += kHeadsAtOnce) {
-      const int64_t heads = std::min(kHeadsAtOnce, group - head);
-      (are_few ? multiply_keys_of<kVectorsAtOnce / 2> : multiply_keys_of<kVectorsAtOnce>)(head_dim, heads)(
-          attention, query + head * head_dim, {keys, offsets, position, count}, products + head * kChunk);
+      const MultiplyKeys* multiply = head_dim == 64 ? kMultiplyKeys64 : kMultiplyKeys128;
+      multiply[std::min(kHeadsAtOnce, group - head) - 1](attention, query + head * head_dim,
+                                                         {keys, offsets, position, count}, products + head * kChunk);
     }
   }
   for (int64_t head = 0; head < group; ++head)
-    partial.sums[head] = weigh(products + head * kChunk, count, round_up(count, kPadding), attention.scale, partial.maxima + head,
-                               weights + head * kChunk);
+    partial.sums[head] = weigh(products + head * kChunk, count, round_up(count, kPadding), attention.scale,
+                               partial.maxima + head, weights + head * kChunk);
   // The next head's vectors lie a whole block of this one's further on.
   const bf16* next_keys = next_head_follows ? attention.key_cache + attention.block_size * head_dim : nullptr;
   for (int64_t head = 0; head < group; head += kHeadsAtOnce)
