@@ -1,10 +1,10 @@
 // The arguments of one batch's attention over a paged KV cache, for decode rows and for prompts.
 //
-// A query's result is the same to the last bit whether it is the only one of its row or one of many: so what was decoded
-// can be computed again as part of a prompt, and a prompt can be cut anywhere. For that both kinds of rows take the same
-// steps in the same order. Positions are attended to in chunks that begin at multiples of kChunk, and each chunk gives a
-// partial result from nothing. In a score the products of K and a query are summed from the first dimension to the last,
-// in a value from the chunk's first position to its last. Chunks are merged in their order.
+// A query's result is the same to the last bit whether it is the only one of its row or one of many: so what was
+// decoded can be computed again as part of a prompt, and a prompt can be cut anywhere. For that both kinds of rows take
+// the same steps in the same order. Positions are attended to in chunks that begin at multiples of kChunk, and each
+// chunk gives a partial result from nothing. In a score the products of K and a query are summed from the first
+// dimension to the last, in a value from the chunk's first position to its last. Chunks are merged in their order.
 #pragma once
 
 #include <cstring>

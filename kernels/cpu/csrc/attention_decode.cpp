@@ -40,8 +40,9 @@ struct Positions {
 
 // Products of query heads and K at kAtOnce positions, summed in the order of `vector_product`.
 //
-// What is wanted next is asked for on the way, so that it comes evenly: all of it at once would fill the memory's queue,
-// and leave it idle afterwards. These are the V of the same positions, and the K of the kAtOnce positions behind them.
+// What is wanted next is asked for on the way, so that it comes evenly: all of it at once would fill the memory's
+// queue, and leave it idle afterwards. These are the V of the same positions, and the K of the kAtOnce positions behind
+// them.
 template <int HeadDim, int Heads>
 void multiply_keys(const Attention& attention, const bf16* query, const Positions& at, float* products) {
   constexpr int kEight = 8;
