@@ -54,9 +54,9 @@ struct Attention {
   }
 
   // K of kPadding positions, the first of which is a multiple of it in the row: where it lies together, or together in
-  // `copy`. What is beyond the row's positions can be anything.
-  const bf16* keys_together(const int64_t* offsets, bf16* copy) const {
-    if (block_size % kPadding == 0) return key_cache + *offsets;
+  // `copy`. Of fewer than kPadding, what is not there is not read, as it would have to come from memory.
+  const bf16* keys_together(const int64_t* offsets, int64_t count, bf16* copy) const {
+    if (block_size % kPadding == 0 && count >= kPadding) return key_cache + *offsets;
     for (int64_t i = 0; i < kPadding; ++i)
       std::memcpy(copy + i * head_dim, key_cache + offsets[i], static_cast<size_t>(head_dim) * sizeof(bf16));
     return copy;

@@ -132,7 +132,8 @@ void attend_chunk(const Attention& attention, int64_t row, int64_t kv_head, int6
     const bf16* keys[kAtOnce / kPadding];
     for (int64_t i = 0; i < kAtOnce; i += kPadding)
       keys[i / kPadding] = position + i < count
-                               ? attention.keys_together(offsets + position + i, copies + i * head_dim)
+                               ? attention.keys_together(offsets + position + i, count - position - i,
+                                                         copies + i * head_dim)
                                : keys[0];  // these products count for nothing
     for (int64_t head = 0; head < group; head += kHeadsAtOnce) {
       const MultiplyKeys* multiply = head_dim == 64 ? kMultiplyKeys64 : kMultiplyKeys128;

@@ -55,7 +55,8 @@ void pack_keys_and_values(const Attention& attention, const int64_t* offsets, in
   const int64_t head_dim = attention.head_dim;
   bf16 copy[kPanel * kMaxHeadDim];
   for (int64_t first = 0; first < padded; first += kPanel) {
-    const bf16* from = attention.keys_together(offsets + std::min(first, (count - 1) / kPanel * kPanel), copy);
+    const int64_t present = std::min(first, (count - 1) / kPanel * kPanel);  // beyond it any K does
+    const bf16* from = attention.keys_together(offsets + present, count - present, copy);
     (head_dim == 64 ? transpose_rows<64> : transpose_rows<128>)(from, keys + first * head_dim);
   }
   for (int64_t position = 0; position < padded; position += 2) {
