@@ -2,7 +2,8 @@
 
 Activations, weights and caches are bfloat16, other numbers float32 and int32; a sampler's logits may be of either
 float. Rows may have any stride where a docstring does not say otherwise. Every function has a twin of its name in
-`kernels.reference`, whose docstring has the rest. A row's result never depends on the rows beside it.
+`kernels.reference`, whose docstring has the rest. A row's result never depends on the rows beside it, nor a query's on
+the queries beside it: bit for bit.
 """
 
 import ctypes

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.service.bench_chat import Run, figures_of
+from common.model_files import resolve_model
 from scheduler_svc.server.strangers import MAX_STRANGERS
 from tests.support.reciter.checkpoint import reciter_folder
 
@@ -45,6 +46,23 @@ def test_the_benchmark_of_a_keeper():
     (figures,) = lines("bench_keeper.py", *sizes)
     assert figures["rounds"] == len(figures["tok_s_ratio"]) - 1 == 2
     assert figures["tok_s"] > 0 < figures["tok_s_without"]
+
+
+@pytest.mark.slow
+def test_the_benchmark_of_bits():
+    """What is kept is the same, and what is computed again is, too: in bfloat16 and in other batches."""
+    sizes = ("--kills", "1", "--requests", "4", "--streams", "2", "--prompt-tokens", "40", "--max-tokens", "60")
+    model = ("--model", str(resolve_model(None, weights=True)), "--executor-option=--threads=1")
+    batches, chunks, alone, standby = lines(
+        "bench_bits.py", *sizes, *model, *(f"--run={run}" for run in ("batches", "chunks", "alone", "standby"))
+    )
+    assert (batches["answers"], chunks["answers"]) == (8, 4)
+    assert batches["faulty"] == chunks["faulty"] == 0
+    assert 0 < alone["faulty"] <= alone["answers"]
+    assert alone["recomputed_tokens"] > 0 == standby["recomputed_tokens"]
+    assert (alone["pools_adopted"], standby["pools_adopted"]) == (0, 1)
+    for run in (batches, chunks, alone, standby):
+        assert (run["differ"], run["logprobs_differ"]) == (0, 0), run
 
 
 @pytest.mark.slow

@@ -68,9 +68,10 @@ def test_the_wheel_has_our_packages_and_nothing_else(wheel):
 
 
 def test_the_demo_runs_outside_the_checkout(installed, tmp_path):
-    where = "import common, executor_svc, kernels, scheduler_svc as s; print(s.__file__)"
+    where = "import common, executor_svc, keeper_svc, kernels, scheduler_svc as s; print(s.__file__)"
     assert run(installed / "python", "-c", where, cwd=tmp_path).startswith(str(installed.parent))
     said = run(installed / "baton", "demo", "--max-tokens", "60", cwd=tmp_path)
-    assert said.count("identical to the undisturbed run      yes") == 4
+    assert said.count("identical to the undisturbed run      yes") == 3
     assert "--scheduler" in run(installed / "baton-executor", "--help", cwd=tmp_path)
+    assert "--keep-for" in run(installed / "baton-keeper", "--help", cwd=tmp_path)
     assert "--executor-endpoint" in run(installed / "baton-scheduler", "--help", cwd=tmp_path)

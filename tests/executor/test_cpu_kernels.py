@@ -96,7 +96,7 @@ def test_not_further_from_float32_than_transformers(
 
 
 def test_a_plan_may_be_cut_anywhere(checkpoint: Make, isa: str) -> None:
-    """Greedy tokens of whole prompts and of chunks agree but where bfloat16 makes a near tie; here is none."""
+    """Greedy tokens of whole prompts and of chunks agree; `test_same_bits.py` has the bits."""
     folder = checkpoint(preset="0.6B", dtype=torch.bfloat16, num_layers=2)
     rng = random.Random(1)
     prompts = [rng.choices(range(VOCAB_SIZE), k=length) for length in (1, 5, 16, 33, 60)]

@@ -60,9 +60,10 @@ class Partials {
   Partials(float* memory, const Attention& attention)
       : memory_(memory), kv_heads_(attention.kv_heads), group_(attention.group()), head_dim_(attention.head_dim) {}
   static int64_t size(const Attention& attention) { return attention.heads * (attention.head_dim + 2); }
-  Partial at(int64_t partial, int64_t kv_head) const {
+  // From one of the KV head's query heads on.
+  Partial at(int64_t partial, int64_t kv_head, int64_t head = 0) const {
     float* start = memory_ + (partial * kv_heads_ + kv_head) * group_ * (head_dim_ + 2);
-    return {start, start + group_, start + 2 * group_};
+    return {start + head, start + group_ + head, start + 2 * group_ + head * head_dim_};
   }
 
  private:
@@ -70,27 +71,13 @@ class Partials {
   int64_t kv_heads_, group_, head_dim_;
 };
 
-float exp_of(float x) {
-  float lanes[kFloats];
-  store(lanes, exp(set(x)));
-  return lanes[0];
-}
-
-void merge(const Attention& attention, const Single& single, int64_t kv_head, const Partials& partials) {
+void merge_chunks(const Attention& attention, const Single& single, int64_t kv_head, const Partials& partials) {
   bf16* out = attention.out_at(attention.query_starts[single.row], kv_head);
   for (int64_t head = 0; head < attention.group(); ++head) {
-    float maximum = -kInfinity, total = 0.0f, sums[kMaxHeadDim] = {};
-    for (int64_t chunk = 0; chunk < single.num_partials; ++chunk)
-      maximum = std::max(maximum, partials.at(single.first_partial + chunk, kv_head).maxima[head]);
-    for (int64_t chunk = 0; chunk < single.num_partials; ++chunk) {
-      const Partial partial = partials.at(single.first_partial + chunk, kv_head);
-      const float factor = exp_of(partial.maxima[head] - maximum);
-      total += factor * partial.sums[head];
-      for (int64_t i = 0; i < attention.head_dim; i += kFloats)
-        store(sums + i, fma(set(factor), load(partial.values + head * attention.head_dim + i), load(sums + i)));
-    }
-    for (int64_t i = 0; i < attention.head_dim; i += kFloats)
-      store_bf16(out + head * attention.head_dim + i, load(sums + i) / set(total));
+    const Partial whole = partials.at(single.first_partial, kv_head, head);
+    for (int64_t chunk = 1; chunk < single.num_partials; ++chunk)
+      merge(whole, partials.at(single.first_partial + chunk, kv_head, head), attention.head_dim);
+    finish(whole, attention.head_dim, out + head * attention.head_dim);
   }
 }
 
@@ -122,6 +109,6 @@ extern "C" void baton_paged_attention(const bf16* query, int64_t query_stride, c
   const double cost_ns = num_singles == 0 ? 0.0 : 0.1 * head_dim * heads / kv_heads * work.num_partials / num_singles;
   parallel_for_small(num_singles * kv_heads, cost_ns, threads, [&](int64_t begin, int64_t end) {
     for (int64_t item = begin; item < end; ++item)
-      merge(attention, work.singles[static_cast<size_t>(item / kv_heads)], item % kv_heads, partials);
+      merge_chunks(attention, work.singles[static_cast<size_t>(item / kv_heads)], item % kv_heads, partials);
   });
 }

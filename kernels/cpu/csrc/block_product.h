@@ -35,7 +35,7 @@ inline void pack_panel(const bf16* from, int64_t from_stride, int columns, int64
   transpose_pairs(from, from_stride, columns, size, to, kPanel, padded_size);
 }
 
-#if defined(__AMX_BF16__) || defined(BATON_EMULATE_AMX)
+#if defined(BATON_TILES)
 
 constexpr int kBlockRows = 2 * kTileRows;
 

@@ -42,22 +42,6 @@ inline bool any_equal(Floats x, Floats y) { return _mm512_cmp_ps_mask(x, y, _CMP
 inline float sum(Floats x) { return _mm512_reduce_add_ps(x); }
 inline float max_of(Floats x) { return _mm512_reduce_max_ps(x); }
 
-// The sum of each of 16 vectors, in their order: each stage adds halves of two vectors and puts both sums into one.
-inline Floats sums_of(Floats (&x)[kFloats]) {
-  const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-#pragma GCC unroll 4
-  for (int distance = 1; distance < kFloats; distance *= 2) {
-    const __m512i bit = _mm512_set1_epi32(distance);
-    const __mmask16 second = _mm512_test_epi32_mask(lanes, bit);
-    const __m512i own = _mm512_mask_add_epi32(lanes, second, lanes, _mm512_set1_epi32(kFloats));
-    const __m512i other = _mm512_xor_si512(own, bit);
-#pragma GCC unroll 16
-    for (int i = 0; i < kFloats; i += 2 * distance)
-      x[i] = _mm512_permutex2var_ps(x[i], own, x[i + distance]) + _mm512_permutex2var_ps(x[i], other, x[i + distance]);
-  }
-  return x[0];
-}
-
 inline Floats load_bf16(const bf16* from) {
   __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
   return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
@@ -72,6 +56,8 @@ inline Floats round_to_int(Floats x) { return _mm512_roundscale_ps(x, _MM_FROUND
 
 // kFloats lanes of two bf16 each: what one vdpbf16ps multiplies.
 using Pairs = __m512bh;
+using PairBits = __m512i;  // as they lie in memory
+inline Pairs widen_pairs(__m512i bits) { return reinterpret_cast<Pairs>(bits); }
 inline Pairs load_pairs(const bf16* from) { return reinterpret_cast<Pairs>(_mm512_loadu_si512(from)); }
 inline Pairs broadcast_pair(const bf16* from) {
   int32_t pair;
@@ -152,13 +138,6 @@ inline float max_of(Floats x) {
   return _mm_cvtss_f32(_mm_max_ss(half, _mm_movehdup_ps(half)));
 }
 
-// The sum of each of 8 vectors, in their order.
-inline Floats sums_of(Floats (&x)[kFloats]) {
-  const Floats low = _mm256_hadd_ps(_mm256_hadd_ps(x[0], x[1]), _mm256_hadd_ps(x[2], x[3]));
-  const Floats high = _mm256_hadd_ps(_mm256_hadd_ps(x[4], x[5]), _mm256_hadd_ps(x[6], x[7]));
-  return _mm256_permute2f128_ps(low, high, 0x20) + _mm256_permute2f128_ps(low, high, 0x31);
-}
-
 inline Floats load_bf16(const bf16* from) {
   __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
   return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
@@ -184,6 +163,7 @@ inline Floats round_to_int(Floats x) { return _mm256_round_ps(x, _MM_FROUND_TO_N
 struct Pairs {
   Floats first, second;
 };
+using PairBits = __m256i;  // as they lie in memory
 inline Pairs widen_pairs(__m256i bits) {
   return {_mm256_castsi256_ps(_mm256_slli_epi32(bits, 16)),
           _mm256_castsi256_ps(_mm256_and_si256(bits, _mm256_set1_epi32(static_cast<int>(0xffff0000))))};
@@ -191,7 +171,11 @@ inline Pairs widen_pairs(__m256i bits) {
 inline Pairs load_pairs(const bf16* from) {
   return widen_pairs(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
 }
-inline Pairs broadcast_pair(const bf16* from) { return {set(to_float(from[0])), set(to_float(from[1]))}; }
+inline Pairs broadcast_pair(const bf16* from) {
+  int32_t pair;
+  std::memcpy(&pair, from, sizeof(pair));
+  return widen_pairs(_mm256_set1_epi32(pair));
+}
 inline Floats dot(Floats sums, const Pairs& a, const Pairs& b) {
   return fma(a.second, b.second, fma(a.first, b.first, sums));
 }

@@ -1,13 +1,13 @@
 // What products of bf16 and of int8 do differently: how their operands are loaded, and what becomes of their totals.
 #pragma once
 
-#include "simd.h"
+#include "tiles.h"
 
 namespace baton {
 
 constexpr int kGroup = 256;  // int8 elements of a row that have a scale of their own
 
-#if defined(__AMX_BF16__) || defined(BATON_EMULATE_AMX)
+#if defined(BATON_TILES)
 constexpr int kSizeChunk = 512;  // bf16 that are multiplied at once: 32 KiB of two panels stay in the L1 cache
 #else
 constexpr int kSizeChunk = 256;  // 16 KiB

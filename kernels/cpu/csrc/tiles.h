@@ -6,6 +6,10 @@
 
 namespace baton {
 
+#if defined(__AMX_BF16__) || defined(BATON_EMULATE_AMX)
+#define BATON_TILES  // products are computed by tiles
+#endif
+
 constexpr int kTileRows = 16, kTileBytes = 64;
 
 #if defined(BATON_EMULATE_AMX)

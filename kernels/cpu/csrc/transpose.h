@@ -73,6 +73,48 @@ inline void interleave_panel(const bf16* first, const bf16* second, bf16* to) {
 #endif
 }
 
+// Four pairs of kFloats rows, which lie one after the other: lane `row` of x[pair] is that row's pair. Vectors are put
+// together from 16 bytes of each row, which takes half of the shuffles of `transpose_tile`.
+template <int RowSize>
+[[gnu::always_inline]] inline void transpose_four(const bf16* from, PairBits (&x)[4]) {
+  const auto four_of = [&](int row) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + row * RowSize)); };
+  PairBits rows[4];
+#if defined(__AVX512BF16__)
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    rows[i] = _mm512_inserti32x4(_mm512_castsi128_si512(four_of(i)), four_of(i + 4), 1);
+    rows[i] = _mm512_inserti32x4(_mm512_inserti32x4(rows[i], four_of(i + 8), 2), four_of(i + 12), 3);
+  }
+  const __m512i low = _mm512_unpacklo_epi32(rows[0], rows[1]), high = _mm512_unpackhi_epi32(rows[0], rows[1]);
+  const __m512i low2 = _mm512_unpacklo_epi32(rows[2], rows[3]), high2 = _mm512_unpackhi_epi32(rows[2], rows[3]);
+  x[0] = _mm512_unpacklo_epi64(low, low2);
+  x[1] = _mm512_unpackhi_epi64(low, low2);
+  x[2] = _mm512_unpacklo_epi64(high, high2);
+  x[3] = _mm512_unpackhi_epi64(high, high2);
+#else
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) rows[i] = _mm256_inserti128_si256(_mm256_castsi128_si256(four_of(i)), four_of(i + 4), 1);
+  const __m256i low = _mm256_unpacklo_epi32(rows[0], rows[1]), high = _mm256_unpackhi_epi32(rows[0], rows[1]);
+  const __m256i low2 = _mm256_unpacklo_epi32(rows[2], rows[3]), high2 = _mm256_unpackhi_epi32(rows[2], rows[3]);
+  x[0] = _mm256_unpacklo_epi64(low, low2);
+  x[1] = _mm256_unpackhi_epi64(low, low2);
+  x[2] = _mm256_unpacklo_epi64(high, high2);
+  x[3] = _mm256_unpackhi_epi64(high, high2);
+#endif
+}
+
+// to[pair][row] of 16 rows, which lie one after the other.
+template <int RowSize>
+inline void transpose_rows(const bf16* from, bf16* to) {
+  for (int element = 0; element < RowSize; element += 8)
+    for (int row = 0; row < kTile; row += kFloats) {
+      PairBits x[4];
+      transpose_four<RowSize>(from + row * RowSize + element, x);
+      for (int pair = 0; pair < 4; ++pair)
+        std::memcpy(to + (element / 2 + pair) * 2 * kTile + 2 * row, &x[pair], sizeof(x[pair]));
+    }
+}
+
 // to[pair][row] for up to 16 rows of `size` elements each, padded with zeros to `padded_size` elements (even) and to
 // `padded_rows` rows; so `to` gets padded_size / 2 * padded_rows pairs.
 inline void transpose_pairs(const bf16* from, int64_t from_stride, int rows, int64_t size, bf16* to, int padded_rows,

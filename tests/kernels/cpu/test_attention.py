@@ -130,6 +130,39 @@ def test_a_row_does_not_depend_on_its_batch(kernels: CpuKernels) -> None:
         assert torch.equal(attend(kernels, alone), together[first:last]), row
 
 
+def part_of(batch: Batch, cuts: list[int]) -> Batch:
+    """A batch of one row as several: those of its queries and of its context between two cuts."""
+    num_rows = len(cuts) - 1
+    tables = batch.rows.block_tables.expand(num_rows, -1).contiguous()
+    before = int(batch.rows.context_lens) - len(batch.query)
+    contexts = torch.tensor([before + cut for cut in cuts[1:]], dtype=torch.int32)
+    return Batch(batch.query, batch.cache, AttentionRows(torch.tensor(cuts, dtype=torch.int32), contexts, tables))
+
+
+@settings(max_examples=examples(40), deadline=None)
+@given(
+    data=st.data(),
+    context_len=st.one_of(st.integers(1, 70), st.integers(240, 300), st.integers(505, 540)),
+    group=st.sampled_from([1, 2, 3, 4, 5, 8]),
+    head_dim=st.sampled_from([64, 128]),
+    scale=st.sampled_from([1.0, 20.0]),
+    seed=st.integers(0, 2**16),
+)
+def test_a_query_gives_the_same_bits_alone_and_in_any_part_of_a_prompt(
+    kernels: CpuKernels, data: st.DataObject, context_len: int, group: int, head_dim: int, scale: float, seed: int
+) -> None:
+    """So what was decoded may be computed again as part of a prompt, and a prompt may be cut anywhere."""
+    num_queries = data.draw(st.integers(1, min(context_len, 150)))
+    cuts = data.draw(st.sets(st.integers(1, num_queries)))
+    batch = make([(num_queries, context_len)], 16, 2, group, head_dim, seed, scale)
+    whole = attend(kernels, batch)
+    assert torch.equal(
+        attend(kernels, part_of(batch, sorted({0, num_queries} | cuts))).view(torch.int16), whole.view(torch.int16)
+    )
+    singly = attend(kernels, part_of(batch, list(range(num_queries + 1))))
+    assert torch.equal(singly.view(torch.int16), whole.view(torch.int16))
+
+
 def test_what_does_not_fit_is_refused(kernels: CpuKernels) -> None:
     batch = make([(1, 5)], 16, 2, 2, 64, seed=0)
     cache, rows, out = batch.cache, batch.rows, torch.empty_like(batch.query)
