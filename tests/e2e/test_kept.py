@@ -153,6 +153,7 @@ def test_without_a_standby_the_next_process_finds_everything(tmp_path):
         assert "weights=kept" in fleet.log_tail(executor_name(0))
 
 
+@pytest.mark.slow
 def test_of_executors_with_one_command_line_one_is_in_reserve(tmp_path):
     """As a supervisor runs them that starts each process again as it was: nobody says whose turn it is."""
     with running_fleet(tmp_path, keeps=True, executor_options=("--standby", "auto")) as fleet:

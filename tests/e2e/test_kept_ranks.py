@@ -46,13 +46,14 @@ def test_a_group_that_starts_again_finds_everything(tmp_path, rank):
         assert (report(fleet)["recomputed_tokens"], report(fleet)["pools_adopted"]) == (0, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "ranks"),
     [
         (signal.SIGKILL, [1]),
-        pytest.param(signal.SIGKILL, [0], marks=pytest.mark.slow),
-        pytest.param(signal.SIGSTOP, [1], marks=pytest.mark.slow),
-        pytest.param(signal.SIGTERM, [0, 1], marks=pytest.mark.slow),  # as torchrun passes it on
+        (signal.SIGKILL, [0]),
+        (signal.SIGSTOP, [1]),
+        (signal.SIGTERM, [0, 1]),  # as torchrun passes it on
     ],
     ids=["killed", "first killed", "frozen", "told to leave"],
 )

@@ -52,6 +52,7 @@ def make_pool(cuda: FakeCuda) -> HostPool:
     return HostPool(CudaMemory(0, cuda), (NUM_BLOCKS + 1) * GEOMETRY.block_bytes)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are interpreted where there is no GPU")
 @pytest.mark.filterwarnings("ignore:(invalid value|divide by zero) encountered:RuntimeWarning")  # of logits left out
 def test_trial_steps_touch_the_padding_block_alone_and_their_graphs_go_on_with_the_pool(checkpoint: Make) -> None:
