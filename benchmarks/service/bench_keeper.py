@@ -1,7 +1,10 @@
 """What a keeper costs while nothing goes away: the same requests to a service whose executor has its memory kept, and
 to one whose executor does not.
 
-Two services take turns, all requests at once in each turn; nothing is cached between turns. Two processes of one
+Two services take turns, all requests at once in each turn; no prompt is asked twice. The pool has room for two turns,
+and `WARM_UP` turns come before those that count: memory is taken from the system when it is first used, which costs a
+service with a keeper and one without different amounts, once (`--first-use` counts these turns, in a pool that is never
+used up). Two processes of one
 program differ in speed for as long as they live, by several percent, so both services are started anew for each
 sitting. `--model` is a folder of a checkpoint with a tokenizer, or a shape such as 0.6B with random weights. One JSON
 line: ratios are with a keeper over without, the medians of the rounds' own ratios with their quartiles.
@@ -24,11 +27,12 @@ import httpx
 
 from benchmarks.rig.machine import processor
 from benchmarks.rig.named_model import model_folder
-from benchmarks.service.bench_failover import POOL_TOKENS
 from benchmarks.service.endless_streams import VOCABULARY
 from scheduler_svc.client.processes.local_fleet import FleetSpec, LocalFleet, free_ports
 
 TIMEOUT_S = 600.0
+BLOCK_SIZE = 16
+WARM_UP = 3  # turns
 
 
 async def tokens_per_s(url: str, num_requests: int, prompt_tokens: int, max_tokens: int, seed: int) -> float:
@@ -50,7 +54,7 @@ async def tokens_per_s(url: str, num_requests: int, prompt_tokens: int, max_toke
 
 
 @contextlib.contextmanager
-def _service(model: str | None, dtype: str, *, keeps: bool) -> Iterator[str]:
+def _service(model: str | None, dtype: str, num_blocks: int, *, keeps: bool) -> Iterator[str]:
     port, executor_port = free_ports(2)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -64,7 +68,7 @@ def _service(model: str | None, dtype: str, *, keeps: bool) -> Iterator[str]:
                 "--dtype",
                 dtype,
                 "--num-blocks",
-                str(POOL_TOKENS // 16),
+                str(num_blocks),
                 *([] if keeps else ["--no-keep"]),
             ),
         )
@@ -81,6 +85,7 @@ def _service(model: str | None, dtype: str, *, keeps: bool) -> Iterator[str]:
 @click.option("--rounds", default=5, type=click.IntRange(2), help="Of a sitting; in each, each service has a turn.")
 @click.option("--model", help="Folder of a checkpoint, or a shape.  [default: the embedded demo model]")
 @click.option("--dtype", default="auto", help="Of the executors.")
+@click.option("--first-use", is_flag=True, help="Count turns in memory that was not used before.")
 @click.option("--same", is_flag=True, help="Neither side has a keeper: what the machine makes of no difference.")
 def main(
     num_requests: int,
@@ -92,8 +97,12 @@ def main(
     dtype: str,
     *,
     same: bool,
+    first_use: bool,
 ) -> None:
     """Measure what a keeper costs, and print the figures."""
+    warm_up = 1 if first_use else WARM_UP
+    num_turns = warm_up + rounds if first_use else 2
+    num_blocks = num_turns * num_requests * -(-(prompt_tokens + max_tokens) // BLOCK_SIZE)
     found: tuple[list[float], list[float]] = ([], [])
     with tempfile.TemporaryDirectory() as scratch:
         folder = model_folder(model, Path(scratch))
@@ -101,13 +110,14 @@ def main(
             with contextlib.ExitStack() as stack:
                 order = (0, 1) if sitting % 2 else (1, 0)
                 urls = {
-                    side: stack.enter_context(_service(folder, dtype, keeps=side == 0 and not same)) for side in order
+                    side: stack.enter_context(_service(folder, dtype, num_blocks, keeps=side == 0 and not same))
+                    for side in order
                 }
-                for number in range(rounds + 1):  # the first one warms up
+                for number in range(warm_up + rounds):
                     for side in order if number % 2 else reversed(order):
                         load = (num_requests, prompt_tokens, max_tokens, sitting * 100 + number)
                         speed = asyncio.run(tokens_per_s(urls[side], *load))
-                        if number:
+                        if number >= warm_up:
                             found[side].append(speed)
     ratios = [kept / plain for kept, plain in zip(*found, strict=True)]
     figures = {
@@ -117,6 +127,7 @@ def main(
         "prompt_tokens": prompt_tokens,
         "max_tokens": max_tokens,
         "rounds": len(ratios),
+        "first_use": first_use,
         "tok_s_ratio": [round(cut, 4) for cut in quantiles(ratios, n=4, method="inclusive")],
         "tok_s": round(median(found[0]), 1),
         "tok_s_without": round(median(found[1]), 1),

@@ -22,8 +22,8 @@ def test_rows_say_what_was_measured() -> None:
     figures = [line(Setting.ALONE, 3000, 60_000, 87_917), line(Setting.STANDBY, 20, 100, 0, model="0.6B")]
     root = ElementTree.fromstring(picture(figures))
     texts = [text.text for text in root.iter(f"{SVG}text")]
-    assert [text for text in texts if re.fullmatch(r"[\d,]+ tokens", text)] == ["87,917 tokens", "0 tokens"]
-    assert [text.partition(",")[0] for text in texts if "faults" in text] == ["demo <1>", "0.6B"]
+    assert [text for text in texts if re.fullmatch(r"[\d,]+ tokens", text)] == ["17,583 tokens", "0 tokens"]
+    assert [text.partition(",")[0] for text in texts if "streams" in text] == ["demo <1>", "0.6B"]
     (alone, standby) = [r for r in root.iter(f"{SVG}line") if r.get("class") == "range"]
     assert LEFT == float(standby.get("x1")) < float(standby.get("x2")) < float(alone.get("x1"))
     assert float(alone.get("x1")) < float(alone.get("x2")) < RIGHT
