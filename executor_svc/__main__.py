@@ -198,9 +198,11 @@ def main(
         start_s = time.monotonic() - started_at
         gc.enable()
         gc.freeze()
-        if started.is_standby and started.pool is not None and not become_active(started.pool, health.set):
-            log.info("stopped", exit_code=0)
-            sys.exit(0)
+        if started.is_standby:
+            assert started.pool is not None
+            if not become_active(started.pool, health.set):
+                log.info("stopped", exit_code=0)
+                sys.exit(0)
     except BatonError as error:
         click.echo(f"baton-executor: {error}", err=True)
         sys.exit(EXIT_NO_KEEPER if isinstance(error, KeeperError) else 2)

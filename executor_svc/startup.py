@@ -74,7 +74,7 @@ class Started:
         hello: what to tell a scheduler about it.
         group: its ranks.
         pool: the runner's memory, if a keeper keeps it.
-        is_standby: whether another executor has that memory still.
+        is_standby: whether another executor has that memory still; then there is a pool.
     """
 
     runner: Runner[Any]

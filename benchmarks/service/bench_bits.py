@@ -32,7 +32,7 @@ import itertools
 import json
 import random
 import tempfile
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -42,18 +42,16 @@ import click
 import httpx
 
 from benchmarks.rig.named_model import model_folder
-from benchmarks.service.disturbed_fleet import DisturbedFleet, Setting
+from benchmarks.service.disturbed_fleet import DisturbedFleet, Setting, served_model, started
 from benchmarks.service.endless_streams import PAUSE_LIMIT_S
 from benchmarks.service.fixed_streams import Answer, FixedStreams, RequestSizes
-from scheduler_svc.client.http.api import Api
-from scheduler_svc.client.processes.local_fleet import FleetSpec, LocalFleet, free_ports
-from scheduler_svc.client.service_address import ServiceAddress
+from scheduler_svc.client.processes.local_fleet import LocalFleet
 
 POOL_TOKENS = 65_536
 MOST_BETWEEN = 8  # tokens of each open stream between two faults
 SETTINGS = [setting.value for setting in Setting]
 
-Ask = Callable[[FixedStreams, LocalFleet], Awaitable[list[Answer]]]
+Ask = Callable[[FixedStreams, LocalFleet], Coroutine[Any, Any, list[Answer]]]
 
 
 @dataclass(frozen=True)
@@ -202,28 +200,9 @@ async def _strike(fleet: DisturbedFleet, kills: int, streams: FixedStreams, at_o
 
 def _in_fleet(served: Served, setting: Setting, ask: Ask, further_options: tuple[str, ...] = ()) -> list[Answer]:
     """What services that were started for this answer."""
-    port, executor_port = free_ports(2)
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        spec = FleetSpec(
-            model=served.model,
-            port=port,
-            executor_port=executor_port,
-            executors=setting.num_executors,
-            standbys=setting.num_standbys,
-            keeper=folder / "keeper.sock" if setting.has_keeper else None,
-            scheduler_options=("--journal", str(folder / "journal.sqlite3"), "--step-timeout", str(PAUSE_LIMIT_S)),
-            executor_options=(*served.executor_options, *further_options),
-        )
-        with LocalFleet(spec, folder) as fleet:
-            fleet.wait_ready(600.0)
-            with Api(ServiceAddress(spec.url)) as api:
-                model_name = api.model_name(None)
-            return asyncio.run(_asked(ask, FixedStreams(spec.url, model_name, served.sizes), fleet))
-
-
-async def _asked(ask: Ask, streams: FixedStreams, fleet: LocalFleet) -> list[Answer]:
-    return await ask(streams, fleet)
+    options = (*served.executor_options, *further_options)
+    with started(setting, served.model, options, ("--step-timeout", str(PAUSE_LIMIT_S))) as (fleet, _):
+        return asyncio.run(ask(FixedStreams(fleet.spec.url, served_model(fleet), served.sizes), fleet))
 
 
 if __name__ == "__main__":

@@ -37,11 +37,8 @@ import click
 import httpx
 
 from benchmarks.rig.named_model import model_folder
-from benchmarks.service.disturbed_fleet import DisturbedFleet, Setting
+from benchmarks.service.disturbed_fleet import DisturbedFleet, Setting, served_model, started
 from benchmarks.service.endless_streams import EndlessStreams
-from scheduler_svc.client.http.api import Api
-from scheduler_svc.client.processes.local_fleet import FleetSpec, LocalFleet, free_ports
-from scheduler_svc.client.service_address import ServiceAddress
 
 POOL_TOKENS = 65_536
 NUM_BEFORE = 24  # tokens of each stream before a fault, from which its median time between tokens comes
@@ -102,26 +99,10 @@ def _measure(
     setting: Setting, kills: int, load: tuple[int, int, int], model: str | None, options: tuple[str, ...]
 ) -> dict[str, Any]:
     """One setting's figures."""
-    port, executor_port = free_ports(2)
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        spec = FleetSpec(
-            model=model,
-            port=port,
-            executor_port=executor_port,
-            executors=setting.num_executors,
-            standbys=setting.num_standbys,
-            keeper=folder / "keeper.sock" if setting.has_keeper else None,
-            scheduler_options=("--journal", str(folder / "journal.sqlite3")),
-            executor_options=options,
-        )
-        with LocalFleet(spec, folder) as fleet:
-            fleet.wait_ready(600.0)
-            with Api(ServiceAddress(spec.url)) as api:
-                served = api.model_name(None)
-            streams = EndlessStreams(spec.url, served, *load)
-            gaps, pauses, figures = asyncio.run(_disturb(DisturbedFleet(fleet, setting), kills, streams))
-            teardowns = _teardowns(folder) if setting is Setting.ROLLOUT else []
+    with started(setting, model, options) as (fleet, folder):
+        streams = EndlessStreams(fleet.spec.url, served_model(fleet), *load)
+        gaps, pauses, figures = asyncio.run(_disturb(DisturbedFleet(fleet, setting), kills, streams))
+        teardowns = _teardowns(folder) if setting is Setting.ROLLOUT else []
     figures |= {"gaps": len(gaps), **_percentiles("gap_ms", gaps), **_percentiles("pause_ms", pauses)}
     if teardowns:
         figures |= _percentiles("teardown_ms", teardowns)

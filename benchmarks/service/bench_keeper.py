@@ -18,7 +18,6 @@ import json
 import random
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from statistics import median, quantiles
 
@@ -27,21 +26,21 @@ import httpx
 
 from benchmarks.rig.machine import processor
 from benchmarks.rig.named_model import model_folder
+from benchmarks.service.disturbed_fleet import Setting, served_model, started
 from benchmarks.service.endless_streams import VOCABULARY
-from scheduler_svc.client.processes.local_fleet import FleetSpec, LocalFleet, free_ports
+from scheduler_svc.client.processes.local_fleet import LocalFleet
 
 TIMEOUT_S = 600.0
 BLOCK_SIZE = 16
 WARM_UP = 3  # turns
 
 
-async def tokens_per_s(url: str, num_requests: int, prompt_tokens: int, max_tokens: int, seed: int) -> float:
+async def tokens_per_s(fleet: LocalFleet, num_requests: int, prompt_tokens: int, max_tokens: int, seed: int) -> float:
     """Output tokens a second of so many requests at once, from the first request to the last answer."""
     rng = random.Random(seed)
     limits = httpx.Limits(max_connections=num_requests)
-    async with httpx.AsyncClient(base_url=url, timeout=TIMEOUT_S, limits=limits, trust_env=False) as http:
-        model = (await http.get("/v1/models")).json()["data"][0]["id"]
-        asked = {"model": model, "max_tokens": max_tokens, "ignore_eos": True, "temperature": 0.8}
+    async with httpx.AsyncClient(base_url=fleet.spec.url, timeout=TIMEOUT_S, limits=limits, trust_env=False) as http:
+        asked = {"model": served_model(fleet), "max_tokens": max_tokens, "ignore_eos": True, "temperature": 0.8}
         prompts = [rng.choices(VOCABULARY, k=prompt_tokens) for _ in range(num_requests)]
         start = time.perf_counter()
         bodies = [asked | {"prompt": prompt, "seed": i} for i, prompt in enumerate(prompts)]
@@ -51,30 +50,6 @@ async def tokens_per_s(url: str, num_requests: int, prompt_tokens: int, max_toke
     if counts != [max_tokens] * num_requests:
         raise RuntimeError(f"answers have {counts} tokens instead of {max_tokens}")
     return sum(counts) / seconds
-
-
-@contextlib.contextmanager
-def _service(model: str | None, dtype: str, num_blocks: int, *, keeps: bool) -> Iterator[str]:
-    port, executor_port = free_ports(2)
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        spec = FleetSpec(
-            model=model,
-            port=port,
-            executor_port=executor_port,
-            keeper=folder / "keeper.sock" if keeps else None,
-            scheduler_options=("--journal", str(folder / "journal.sqlite3")),
-            executor_options=(
-                "--dtype",
-                dtype,
-                "--num-blocks",
-                str(num_blocks),
-                *([] if keeps else ["--no-keep"]),
-            ),
-        )
-        with LocalFleet(spec, folder) as fleet:
-            fleet.wait_ready(600.0)
-            yield spec.url
 
 
 @click.command(context_settings={"show_default": True})
@@ -103,20 +78,19 @@ def main(
     warm_up = 1 if first_use else WARM_UP
     num_turns = warm_up + rounds if first_use else 2
     num_blocks = num_turns * num_requests * -(-(prompt_tokens + max_tokens) // BLOCK_SIZE)
+    options = ("--dtype", dtype, "--num-blocks", str(num_blocks))
+    settings = (Setting.ALONE if same else Setting.KEEPER, Setting.ALONE)
     found: tuple[list[float], list[float]] = ([], [])
     with tempfile.TemporaryDirectory() as scratch:
         folder = model_folder(model, Path(scratch))
         for sitting in range(sittings):
             with contextlib.ExitStack() as stack:
                 order = (0, 1) if sitting % 2 else (1, 0)
-                urls = {
-                    side: stack.enter_context(_service(folder, dtype, num_blocks, keeps=side == 0 and not same))
-                    for side in order
-                }
+                fleets = {side: stack.enter_context(started(settings[side], folder, options))[0] for side in order}
                 for number in range(warm_up + rounds):
                     for side in order if number % 2 else reversed(order):
                         load = (num_requests, prompt_tokens, max_tokens, sitting * 100 + number)
-                        speed = asyncio.run(tokens_per_s(urls[side], *load))
+                        speed = asyncio.run(tokens_per_s(fleets[side], *load))
                         if number >= warm_up:
                             found[side].append(speed)
     ratios = [kept / plain for kept, plain in zip(*found, strict=True)]

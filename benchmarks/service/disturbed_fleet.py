@@ -1,13 +1,21 @@
 """A fleet on this machine whose executors go away, and come again."""
 
 import asyncio
+import contextlib
+import tempfile
 import time
+from collections.abc import Iterator
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 import httpx
 
-from scheduler_svc.client.processes.local_fleet import LocalFleet, executor_name
+from scheduler_svc.client.http.api import Api
+from scheduler_svc.client.processes.local_fleet import FleetSpec, LocalFleet, executor_name, free_ports
+from scheduler_svc.client.service_address import ServiceAddress
+
+START_TIMEOUT_S = 600.0
 
 
 class Setting(Enum):
@@ -34,6 +42,39 @@ class Setting(Enum):
     def has_keeper(self) -> bool:
         """Whether weights and KV memory are kept."""
         return self not in (Setting.SIBLING, Setting.ALONE)
+
+
+@contextlib.contextmanager
+def started(
+    setting: Setting, model: str | None, executor_options: tuple[str, ...], scheduler_options: tuple[str, ...] = ()
+) -> Iterator[tuple[LocalFleet, Path]]:
+    """The processes of a setting on free ports, ready, and the folder of their logs. Both end with the context.
+
+    Args:
+        model: folder of a checkpoint; None for the demo model.
+    """
+    port, executor_port = free_ports(2)
+    with tempfile.TemporaryDirectory(prefix="baton-bench-") as name:
+        folder = Path(name)
+        spec = FleetSpec(
+            model=model,
+            port=port,
+            executor_port=executor_port,
+            executors=setting.num_executors,
+            standbys=setting.num_standbys,
+            keeper=folder / "keeper.sock" if setting.has_keeper else None,
+            scheduler_options=("--journal", str(folder / "journal.sqlite3"), *scheduler_options),
+            executor_options=executor_options,
+        )
+        with LocalFleet(spec, folder) as fleet:
+            fleet.wait_ready(START_TIMEOUT_S)
+            yield fleet, folder
+
+
+def served_model(fleet: LocalFleet) -> str:
+    """The name by which requests ask for the model."""
+    with Api(ServiceAddress(fleet.spec.url)) as api:
+        return api.model_name(None)
 
 
 class DisturbedFleet:

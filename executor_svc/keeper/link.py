@@ -78,7 +78,7 @@ class KeeperLink:
         Args:
             interrupt_fd: returns None when this descriptor is readable.
             waiting: is told twice a second whether a keeper is there.
-            until: returns None at this time, too. The process is a standby all the same, until `stop_waiting`.
+            until: returns None at this time, too. The process stays a standby until `stop_waiting`.
         """
         wish = m.LeasePool(kind=kind, num_blocks=num_blocks, wait=True)
         talk = self._talk

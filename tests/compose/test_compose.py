@@ -247,8 +247,7 @@ def test_a_new_keeper_has_what_the_old_one_had(stack):
     """Executors bring it what they hold: a killed one finds it there again."""
     (executor,) = stack.containers("executor")
     stack.compose("up", "--detach", "--wait", "--force-recreate", "keeper")
-    held = lambda: "held" in stack.compose("exec", "keeper", "baton", "keeper", "status")  # noqa: E731
-    stack.wait_for(held, "the executor has brought its pool")
+    stack.wait_for(lambda: " held " in kept(stack), "the executor has brought its pool")
     with nothing_recomputed(stack, num_adopted=1):
         stack.crash(executor)
     stack.wait_for(lambda: stack.health(executor) == "healthy", "it is healthy again")
@@ -277,8 +276,7 @@ def test_a_standby_takes_over_from_a_container_that_hangs(stack):
     command = json.loads(stack.inspect(hung, "{{json .Config.Cmd}}"))
     standby = stack.compose("run", "--detach", "executor", *command, "--standby").splitlines()[-1]
     try:
-        has_standby = lambda: [e["has_standby"] for e in stack.status()["executors"]] == [True]  # noqa: E731
-        stack.wait_for(has_standby, "the standby waits")
+        stack.wait_for(lambda: has_standby(stack), "the standby waits")
         pieces = stream(stack, **LONG)
         start = list(itertools.islice(pieces, 20))
         (executor,) = children(int(pid))
@@ -292,6 +290,16 @@ def test_a_standby_takes_over_from_a_container_that_hangs(stack):
         assert status["recomputed_tokens"] == before["recomputed_tokens"]
     finally:
         stack.docker("rm", "--force", standby)
+
+
+def kept(stack) -> str:
+    """What the keeper says that it keeps."""
+    return stack.compose("exec", "keeper", "baton", "keeper", "status")
+
+
+def has_standby(stack) -> bool:
+    """Whether one executor serves, and another one waits for its memory."""
+    return [executor["has_standby"] for executor in stack.status()["executors"]] == [True]
 
 
 def children(pid: int) -> list[int]:
@@ -308,13 +316,13 @@ def test_of_two_equal_containers_one_waits(stack):
         stack.crash(killed)
     (serving,) = stack.status()["executors"]
     assert serving["executor"] != first
-    stack.wait_for(lambda: stack.status()["executors"][0]["has_standby"], "the killed one waits")
+    stack.wait_for(lambda: has_standby(stack), "the killed one waits")
     stack.wait_for(lambda: stack.health(killed) == "healthy", "and is healthy so")
     stack.up(executors=1)
 
 
 def test_the_keeper_shows_what_it_keeps_and_for_whom(stack):
-    shown = stack.compose("exec", "keeper", "baton", "keeper", "status")
+    shown = kept(stack)
     (executor,) = stack.containers("executor")
     assert f"{executor[:12]}-0" in shown, shown
 

@@ -1,7 +1,8 @@
 """Checkpoints that many tests of the executor read; written once a test process."""
 
+import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,15 @@ def log(monkeypatch: pytest.MonkeyPatch) -> Log:
     log = Log()
     monkeypatch.setattr(kept_weights, "log", log)
     return log
+
+
+@pytest.fixture
+def never() -> Iterator[int]:
+    """A descriptor that is never readable."""
+    ends = os.pipe()
+    yield ends[0]
+    for end in ends:
+        os.close(end)
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 import itertools
 import os
 import queue
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -122,15 +122,6 @@ class Device:
 @pytest.fixture(params=["cpu", "gpu"])
 def device(request: pytest.FixtureRequest) -> Device:
     return Device(request.param)
-
-
-@pytest.fixture
-def never() -> Iterator[int]:
-    """A descriptor that is never readable."""
-    ends = os.pipe()
-    yield ends[0]
-    for end in ends:
-        os.close(end)
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -141,15 +141,6 @@ def log(monkeypatch: pytest.MonkeyPatch) -> Log:
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kept_pool, "OTHERS_TIMEOUT_S", 0.2)
     monkeypatch.setattr(kept_pool, "FIND_INTERVAL_S", 0.01)
-
-
-@pytest.fixture
-def never() -> Iterator[int]:
-    """A descriptor that is never readable."""
-    ends = os.pipe()
-    yield ends[0]
-    for end in ends:
-        os.close(end)
 
 
 def reasons(log: Log) -> list[str]:
@@ -388,7 +379,7 @@ def test_a_rank_that_hears_no_more_of_rank_0_leaves_its_pool_as_it_is(machine: M
 
 
 FOLLOWER = """
-import sys, time
+import sys, threading, time
 from executor_svc.keeper import follower
 class Link:
     def receive(self): pass
@@ -402,7 +393,7 @@ if sys.argv[2] == "leaves":
     thread.leaves()
     thread.join()
 else:
-    time.sleep(60)
+    threading.Event().wait(60)
 """
 
 

@@ -1,4 +1,4 @@
-"""Tokens become thought, content and calls: the same however they are grouped, and whoever goes on with them."""
+"""Tokens become thought, content and calls: the same however they are grouped, and in whatever process they go on."""
 
 import json
 

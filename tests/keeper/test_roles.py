@@ -33,7 +33,7 @@ def test_the_one_that_is_started_again_takes_the_place_of_its_standby(world):
     assert [ask(first), ask(second)] == [SERVE, WAIT]
     pool = first.deposit().pool
     second.lease(wait=True)
-    for _ in range(3):  # whoever serves is killed, and started again
+    for _ in range(3):  # the one that serves is killed, and started again
         first.end()
         assert world.inboxes[second.connection][-1][0].pool == pool
         first, second = second, Executor(world)

@@ -6,6 +6,7 @@ Tokens mean nothing here; that each answer has all of its tokens does, and that 
 import os
 import signal
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -75,38 +76,37 @@ def test_a_standby_goes_on_with_the_memory_of_a_killed_executor(attention: str, 
         assert log.index("graphs captured") < log.index("holds a pool"), "the graphs are those of the scratch memory"
         assert "no pool is kept" not in log
     assert counts == {f"Line {number}:": NEW_TOKENS for number in range(NUM_STREAMS)}
+    assert_none(hazards)
+
+
+def stream_over(fleet: LocalFleet, kill: Callable[[], None]) -> None:
+    """A stream whose executor is killed, and started again: it goes on with what is kept."""
+    client, counts, begun = client_of(fleet), dict[str, int](), threading.Semaphore(0)
+    thread = threading.Thread(target=stream, args=(client, "Line:", counts, begun))
+    thread.start()
+    assert begun.acquire(timeout=120)
+    kill()
+    eventually(lambda: [end.name for end in fleet.poll()] == [executor_name(0)])
+    fleet.start_executor(0)
+    thread.join(timeout=200)
+    after = report(fleet)
+    assert (after["pools_adopted"], after["recomputed_tokens"]) == (1, 0)
+    assert counts == {"Line:": NEW_TOKENS}
+
+
+def assert_none(hazards: Path) -> None:
     assert not (found := "".join(each.read_text() for each in hazards.iterdir())), found[:2000]
 
 
 def test_without_a_standby_the_next_process_finds_the_memory(tmp_path: Path, hazards: Path) -> None:
     with running_fleet(tmp_path, keeps=True, executor_options=(*OPTIONS[:-2], "--kv-cache-memory", "0.25")) as fleet:
-        client, counts = client_of(fleet), dict[str, int]()
-        thread = threading.Thread(target=stream, args=(client, "Line:", counts, begun := threading.Semaphore(0)))
-        thread.start()
-        assert begun.acquire(timeout=120)
-        os.kill(fleet.pids[executor_name(0)], signal.SIGKILL)
-        eventually(lambda: [end.name for end in fleet.poll()] == [executor_name(0)])
-        fleet.start_executor(0)
-        thread.join(timeout=200)
-        after = report(fleet)
-        assert (after["pools_adopted"], after["recomputed_tokens"]) == (1, 0)
-    assert counts == {"Line:": NEW_TOKENS}
-    assert not (found := "".join(each.read_text() for each in hazards.iterdir())), found[:2000]
+        stream_over(fleet, lambda: os.kill(fleet.pids[executor_name(0)], signal.SIGKILL))
+    assert_none(hazards)
 
 
 def test_two_ranks_find_their_memory(tmp_path: Path, hazards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RIG_DEVICES", "2")
     monkeypatch.setenv("RIG_COLLECTIVES", str(tmp_path))
     with running_fleet(tmp_path, keeps=True, ranks=2, executor_options=OPTIONS) as fleet:
-        client, counts = client_of(fleet), dict[str, int]()
-        thread = threading.Thread(target=stream, args=(client, "Line:", counts, begun := threading.Semaphore(0)))
-        thread.start()
-        assert begun.acquire(timeout=120)
-        os.kill(rank_pids(fleet, 0)[1], signal.SIGKILL)
-        eventually(lambda: [end.name for end in fleet.poll()] == [executor_name(0)])
-        fleet.start_executor(0)
-        thread.join(timeout=200)
-        after = report(fleet)
-        assert (after["pools_adopted"], after["recomputed_tokens"]) == (1, 0)
-    assert counts == {"Line:": NEW_TOKENS}
-    assert not (found := "".join(each.read_text() for each in hazards.iterdir())), found[:2000]
+        stream_over(fleet, lambda: os.kill(rank_pids(fleet, 0)[1], signal.SIGKILL))
+    assert_none(hazards)

@@ -278,7 +278,7 @@ def never_runs_a_suspect_alone(monkeypatch):
 
 
 @fault("poison")
-def ends_whoever_was_there(monkeypatch):
+def ends_the_earlier_one(monkeypatch):
     strike = Suspects.strike
 
     def hasty(self, involved, executor):

@@ -57,6 +57,10 @@ inline Floats round_to_int(Floats x) { return _mm512_roundscale_ps(x, _MM_FROUND
 // kFloats lanes of two bf16 each: what one vdpbf16ps multiplies.
 using Pairs = __m512bh;
 using PairBits = __m512i;  // as they lie in memory
+inline PairBits low_pairs(PairBits a, PairBits b) { return _mm512_unpacklo_epi32(a, b); }
+inline PairBits high_pairs(PairBits a, PairBits b) { return _mm512_unpackhi_epi32(a, b); }
+inline PairBits low_twos(PairBits a, PairBits b) { return _mm512_unpacklo_epi64(a, b); }
+inline PairBits high_twos(PairBits a, PairBits b) { return _mm512_unpackhi_epi64(a, b); }
 inline Pairs widen_pairs(__m512i bits) { return reinterpret_cast<Pairs>(bits); }
 inline Pairs load_pairs(const bf16* from) { return reinterpret_cast<Pairs>(_mm512_loadu_si512(from)); }
 inline Pairs broadcast_pair(const bf16* from) {
@@ -164,6 +168,10 @@ struct Pairs {
   Floats first, second;
 };
 using PairBits = __m256i;  // as they lie in memory
+inline PairBits low_pairs(PairBits a, PairBits b) { return _mm256_unpacklo_epi32(a, b); }
+inline PairBits high_pairs(PairBits a, PairBits b) { return _mm256_unpackhi_epi32(a, b); }
+inline PairBits low_twos(PairBits a, PairBits b) { return _mm256_unpacklo_epi64(a, b); }
+inline PairBits high_twos(PairBits a, PairBits b) { return _mm256_unpackhi_epi64(a, b); }
 inline Pairs widen_pairs(__m256i bits) {
   return {_mm256_castsi256_ps(_mm256_slli_epi32(bits, 16)),
           _mm256_castsi256_ps(_mm256_and_si256(bits, _mm256_set1_epi32(static_cast<int>(0xffff0000))))};

@@ -85,22 +85,16 @@ template <int RowSize>
     rows[i] = _mm512_inserti32x4(_mm512_castsi128_si512(four_of(i)), four_of(i + 4), 1);
     rows[i] = _mm512_inserti32x4(_mm512_inserti32x4(rows[i], four_of(i + 8), 2), four_of(i + 12), 3);
   }
-  const __m512i low = _mm512_unpacklo_epi32(rows[0], rows[1]), high = _mm512_unpackhi_epi32(rows[0], rows[1]);
-  const __m512i low2 = _mm512_unpacklo_epi32(rows[2], rows[3]), high2 = _mm512_unpackhi_epi32(rows[2], rows[3]);
-  x[0] = _mm512_unpacklo_epi64(low, low2);
-  x[1] = _mm512_unpackhi_epi64(low, low2);
-  x[2] = _mm512_unpacklo_epi64(high, high2);
-  x[3] = _mm512_unpackhi_epi64(high, high2);
 #else
 #pragma GCC unroll 4
   for (int i = 0; i < 4; ++i) rows[i] = _mm256_inserti128_si256(_mm256_castsi128_si256(four_of(i)), four_of(i + 4), 1);
-  const __m256i low = _mm256_unpacklo_epi32(rows[0], rows[1]), high = _mm256_unpackhi_epi32(rows[0], rows[1]);
-  const __m256i low2 = _mm256_unpacklo_epi32(rows[2], rows[3]), high2 = _mm256_unpackhi_epi32(rows[2], rows[3]);
-  x[0] = _mm256_unpacklo_epi64(low, low2);
-  x[1] = _mm256_unpackhi_epi64(low, low2);
-  x[2] = _mm256_unpacklo_epi64(high, high2);
-  x[3] = _mm256_unpackhi_epi64(high, high2);
 #endif
+  const PairBits low = low_pairs(rows[0], rows[1]), high = high_pairs(rows[0], rows[1]);
+  const PairBits low2 = low_pairs(rows[2], rows[3]), high2 = high_pairs(rows[2], rows[3]);
+  x[0] = low_twos(low, low2);
+  x[1] = high_twos(low, low2);
+  x[2] = low_twos(high, high2);
+  x[3] = high_twos(high, high2);
 }
 
 // to[pair][row] of 16 rows, which lie one after the other.

@@ -28,7 +28,7 @@ class ConnectionEvent(Enum):
 class CoreSocket:
     """A DEALER that connects again and again, and queues nothing while there is no connection.
 
-    Libzmq does not say by which connection a message came. So whoever reads asks for `events` after each message, and
+    Libzmq does not say by which connection a message came. So a reader asks for `events` after each message, and
     passes it over if there is one: it is from a connection that has ended, or from before the first hello on a new one.
     What else had come before an event is passed over here.
 

@@ -237,7 +237,7 @@ static const char* counted_as(Work::Kind kind, bool captured) {
   return names[(int)kind][captured];
 }
 
-// What was captured or called, one JSON object a line, for whoever compares.
+// What was captured or called, one JSON object a line, for a test that compares.
 static void record(const Work& work, bool captured, uint64_t capture_id) {
   FILE* file = state().recording;
   if (!file) return;

@@ -100,7 +100,7 @@ static std::function<void()> from_pinned(void* to, const void* from, size_t byte
   };
 }
 
-// To pinned memory: whoever reads before the copy has run reads poison.
+// To pinned memory: what reads before the copy has run reads poison.
 static std::function<void()> to_pinned(void* to, const void* from, size_t bytes) {
   memset(to, poison, bytes);
   return [=] {
