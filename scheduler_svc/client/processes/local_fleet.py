@@ -241,7 +241,7 @@ class LocalFleet:
             time.sleep(_POLL_INTERVAL_S)
 
     def _wait_for_keeper(self, socket_path: Path) -> None:
-        """Executors would go on without a keeper that cannot start; of a fleet that was to have one this is an error."""
+        """Executors would go on without a keeper that cannot start; for a fleet that was to have one it is an error."""
         deadline = time.monotonic() + STOP_TIMEOUT_S
         while not keeper_listens(socket_path):
             for end in self.poll():
