@@ -26,7 +26,7 @@ from executor_svc.model.attention import CacheMemory, KVGeometry
 from executor_svc.model.checkpoint import Checkpoint, stored_dtype
 from executor_svc.model.config import Qwen3Config, read_config
 from executor_svc.model.draw import TokenDraw, WholeDraw
-from executor_svc.model.kept_weights import LoadedWeights, WeightKeeper, obtain_weights
+from executor_svc.model.kept_weights import LoadedWeights, WeightKeeper, WeightStore, obtain_weights
 from executor_svc.model.model import Qwen3
 from executor_svc.model.prepared import WeightLayout
 from executor_svc.model.rank_group import RankGroup, join_group, smallest
@@ -112,7 +112,7 @@ def start_executor(
             raise
         said = f"memory runs out while the executor starts, see --gpu-memory-utilization: {str(error).splitlines()[0]}"
         if pool_keeper is not None and room_was_made(platform, pool_keeper):
-            raise KeeperError(f"{said}; pools without a holder had some, which are dropped: start again") from error
+            raise KeeperError(f"{said}; what no executor uses had some, which is dropped: start again") from error
         raise BatonError(said) from error
 
 
@@ -258,7 +258,7 @@ def _load_model(
             layout,
             platform.device,
             group,
-            keeper,
+            _weight_store(platform, keeper),
             quantization=options.quantization,
             verify=options.verify_weights,
         )
@@ -275,6 +275,17 @@ def _load_model(
         fingerprint=loaded.fingerprint,
     )
     return LoadedModel(loaded, tokenizer_hash(folder), grammars)
+
+
+def _weight_store(platform: Platform, keeper: WeightKeeper | None) -> WeightStore | None:
+    """Where weights outlive the process, if there is such a place."""
+    if keeper is None:
+        return None
+    try:
+        return WeightStore(keeper, platform.weight_memories())
+    except BatonError as error:
+        log.warning("weights cannot be shared", reason=str(error))
+        return None
 
 
 def _choose_dtype(

@@ -42,7 +42,7 @@ log = get_logger("keeper")
     "max_memory_gib",
     type=click.FloatRange(0, min_open=True),
     metavar="GIB",
-    help="Of this machine's memory, for all pools and weights there.  [default: half of it]",
+    help="Of this machine's memory, for all pools and weights there.  [default: four fifths of it]",
 )
 @click.option(
     "--keep-for",
@@ -64,7 +64,7 @@ def main(
     setup_logging("keeper", log_level, log_format)
     path = socket_path if socket_path is not None else default_socket()
     machine_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    max_bytes = int(max_memory_gib * 2**30) if max_memory_gib is not None else machine_bytes // 2
+    max_bytes = int(max_memory_gib * 2**30) if max_memory_gib is not None else machine_bytes * 4 // 5
     _allow_many_files()
     config = KeeperConfig(max_bytes, keep_for_s)
     try:

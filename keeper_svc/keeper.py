@@ -143,8 +143,8 @@ class Keeper:
                 outcome = self._registry.watch(connection, message)
             case m.KeeperQuery(), _:
                 outcome = [Send(connection, self._report(now))]
-            case m.DropKept(name=name), _:
-                outcome = self._drop(connection, name)
+            case m.DropKept(), _:
+                outcome = self._drop(connection, message)
             case _:
                 outcome = self._from_executor(connection, message, beside, now)
         return outcome
@@ -175,11 +175,12 @@ class Keeper:
                 outcome = self._deposits.weights(executor, message, memory)
         return outcome
 
-    def _drop(self, connection: Connection, name: str) -> list[KeeperAction]:
+    def _drop(self, connection: Connection, message: m.DropKept) -> list[KeeperAction]:
         actions: list[KeeperAction] = []
-        taken = self.shelf.take_unused(name)
+        taken = self.shelf.take_wanted(message)
+        executor = self._registry.executor_at(connection)
         for kept in taken:
-            actions += dropped(kept, "an operator dropped it")
+            actions += dropped(kept, f"{'an operator' if executor is None else executor.name} wanted it gone")
         num_pools = sum(isinstance(kept, Pool) for kept in taken)
         num_bytes = sum(kept.num_bytes for kept in taken)
         answer = m.Dropped(num_pools=num_pools, num_weights=len(taken) - num_pools, num_bytes=num_bytes)

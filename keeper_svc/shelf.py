@@ -194,13 +194,13 @@ class Shelf:
         """Keep no longer, and return, what nobody has used since then."""
         return self._take([kept for kept in self._idle() if (kept.idle_since or 0.0) <= idle_before])
 
-    def take_unused(self, name: str) -> list[Kept]:
-        """Keep no longer, and return, what an operator wants gone: see DropKept."""
-        idle = self._idle()
-        if not name:
-            return self._take(idle)
-        pools: list[Kept] = [pool for pool in self.pools if pool in idle and pool.name.startswith(name)]
-        return self._take([*pools, *(weights for weights in self.weights if weights.fingerprint.startswith(name))])
+    def take_wanted(self, message: m.DropKept) -> list[Kept]:
+        """Keep no longer, and return, what somebody wants gone."""
+        gone = idle = self._idle()
+        if message.name:
+            pools: list[Kept] = [pool for pool in self.pools if pool in idle and pool.name.startswith(message.name)]
+            gone = [*pools, *(each for each in self.weights if each.fingerprint.startswith(message.name))]
+        return self._take([kept for kept in gone if message.device in ("", kept.kind.device)])
 
     def _add(self, kept: Kept) -> None:
         if isinstance(kept, Pool):

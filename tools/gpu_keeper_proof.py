@@ -4,13 +4,15 @@
 
 This process plays the keeper: it never loads CUDA, and holds file descriptors of GPU memory that its children made.
 The children (`gpu_keeper_roles.py`) play executors, with the code that executors have
-(`executor_svc/devices/cuda_memory.py`, `cuda_pool.py`). The statements:
+(`executor_svc/devices/cuda_memory.py`, `cuda_mapping.py`). The statements:
 
     outlives    memory keeps its content after SIGKILL of the process that made it, if a process without CUDA has a
                 descriptor of it; another process maps it by that descriptor
     anchored    only if `outlives` is refuted: the same, if a process with CUDA has imported it, too
     freed       the GPU has the memory back when the last descriptor is closed
     silent      once the pidfd of a killed writer is readable, no byte changes any more, though kernels were running
+    guarded     memory that is mapped for reading alone can be read, and a kernel that writes there fails and changes
+                nothing
     remapped    a CUDA graph that was captured over scratch memory replays on the pool that comes to its addresses
 
 Prints a JSON line for each: `outcome` ("proven", "refuted", "unsupported": a call is refused or a package is missing,
@@ -46,6 +48,8 @@ THEN = {
     "the GPU) must be started again after each drop",
     "silent": "an executor's pidfd is no proof that its kernels have ended: before the keeper hands a pool on, it has "
     "to wait until the driver's list of processes (NVML) no longer has the executor",
+    "guarded": "a stray kernel of one executor can spoil the weights of all: until the driver guards them, executors on "
+    "GPUs keep their weights to themselves",
     "remapped": "a standby cannot capture its graphs before it has the pool: it captures them after the lease, or runs "
     "kernel by kernel until then",
 }
@@ -213,6 +217,18 @@ def silent(keeper: Keeper) -> Iterator[Figures]:
     yield {"statement": "silent", "outcome": outcome, "writes": how, "kill_ms": kills_ms, **figures}
 
 
+def guarded(keeper: Keeper) -> Iterator[Figures]:
+    """`guarded`: a process reads what it may only read, and tries to write it."""
+    with keeper.child("maker") as maker:
+        _, (fd,) = maker.heard()
+        with keeper.child("reader", (fd,)) as reader:
+            told, _ = reader.heard()
+        found = _inherited(keeper, fd)
+        os.close(fd)
+    is_proven = told["reads"] and told["refused"] and found["outcome"] == "proven"
+    yield {"statement": "guarded", **told, "outcome": "proven" if is_proven else "refuted"}
+
+
 def remapped(keeper: Keeper) -> Iterator[Figures]:
     """`remapped`, in one process."""
     with keeper.child("grapher") as grapher:
@@ -244,6 +260,7 @@ def proofs(keeper: Keeper) -> Iterator[Figures]:
         ("outlives", outlives),
         ("anchored", lambda keeper: outlives(keeper, anchored=True)),
         ("silent", silent),
+        ("guarded", guarded),
         ("remapped", remapped),
     ):
         if name == "anchored" and outcomes.get("outlives") != "refuted":

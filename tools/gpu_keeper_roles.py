@@ -15,8 +15,8 @@ import numpy as np
 import torch
 
 from common.errors import BatonError
+from executor_svc.devices.cuda_mapping import CudaMapping
 from executor_svc.devices.cuda_memory import CudaError, CudaMemory
-from executor_svc.devices.cuda_pool import CudaPool
 from executor_svc.keeper.pool_memory import Span
 
 PAGE_BYTES = 2**21
@@ -57,19 +57,19 @@ class Stage:
         """Free bytes of the GPU."""
         return int(self.memory.call("cuMemGetInfo")[0])
 
-    def pool(self) -> CudaPool:
+    def pool(self) -> CudaMapping:
         """Addresses, with the keeper's memory behind them if there is one."""
-        pool = CudaPool(self.memory, self.num_bytes)
+        pool = CudaMapping(self.memory, self.num_bytes)
         if self.fds:
             pool.map(self.fds[0])
         return pool
 
-    def write(self, pool: CudaPool, content: bytes) -> None:
+    def write(self, pool: CudaMapping, content: bytes) -> None:
         """Write all of a pool."""
         self.memory.call("cuMemcpyHtoD", _address(pool), content, len(content))
         self.memory.synchronize()
 
-    def read(self, pool: CudaPool) -> bytes:
+    def read(self, pool: CudaMapping) -> bytes:
         """Read all of a pool."""
         return self.read_at(_address(pool))
 
@@ -163,6 +163,27 @@ def watcher(stage: Stage) -> None:
     stage.tell({"changed_bytes": int(np.count_nonzero(changed)), "look_ms": looked_ms})
 
 
+def reader(stage: Stage) -> None:
+    """Map the keeper's memory for reading alone, read it, and try to write it."""
+    pool = stage.pool()
+    pool.protect()
+    reads = stage.read(pool) == pattern(stage.num_bytes)
+    try:
+        if torch.cuda.is_available():
+            how = "a kernel"
+            pool.tensor().add_(1)
+            torch.cuda.synchronize()
+        else:
+            how = "a copy"
+            stage.write(pool, bytes(stage.num_bytes))
+        stage.tell({"reads": reads, "refused": False, "writes": how})
+    except (
+        BatonError,
+        RuntimeError,
+    ) as error:  # a kernel's fault is torch's error, and ends this process's use of CUDA
+        stage.tell({"reads": reads, "refused": True, "writes": how, "error": str(error).splitlines()[0]})
+
+
 def grapher(stage: Stage) -> None:
     """Capture a graph over scratch memory, and replay it on the pool that comes to the same addresses."""
     if not torch.cuda.is_available():
@@ -199,7 +220,7 @@ def grapher(stage: Stage) -> None:
     )
 
 
-ROLES = {role.__name__: role for role in (maker, heir, anchor, scale, writer, watcher, grapher)}
+ROLES = {role.__name__: role for role in (maker, heir, anchor, scale, writer, watcher, reader, grapher)}
 
 
 @functools.cache
@@ -210,7 +231,7 @@ def pattern(num_bytes: int) -> bytes:
     return b"".join(pages)[:num_bytes]
 
 
-def _address(pool: CudaPool) -> int:
+def _address(pool: CudaMapping) -> int:
     return int(pool.view().__cuda_array_interface__["data"][0])
 
 

@@ -9,6 +9,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+import click
 import httpx
 
 from scheduler_svc.client.http.api import Api
@@ -94,11 +95,17 @@ class DisturbedFleet:
         return report
 
     async def wait_until_whole(self, http: httpx.AsyncClient) -> None:
-        """Wait until all executors are ready, and a standby waits if there is to be one."""
+        """Wait until all executors are ready, and a standby waits if there is to be one.
+
+        Raises:
+            click.ClickException: there is a keeper, and it does not keep the pool of each executor.
+        """
         while True:
             executors = (await self.status(http))["executors"]
             waits = [executor["has_standby"] for executor in executors]
             if len(executors) == self._setting.num_executors and (all(waits) or not self._setting.num_standbys):
+                if self._setting.has_keeper and not all(executor["keeps_pool"] for executor in executors):
+                    raise click.ClickException("the keeper has no room for the pool of each executor")
                 return
             await asyncio.sleep(0.05)
 

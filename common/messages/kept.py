@@ -53,14 +53,16 @@ class KeeperQuery(Message, frozen=True, tag="keeper_query"):
 
 
 class DropKept(Message, frozen=True, tag="drop_kept"):
-    """An operator wants memory back.
+    """Memory is wanted back.
 
     Attributes:
         name: beginning of the name of pools without a holder, or of the fingerprint of weights, in use or not; empty
             for all pools without a holder and all weights without a user.
+        device: only what is on this device; empty for all devices.
     """
 
     name: Annotated[str, Meta(max_length=128)] = ""
+    device: Annotated[str, Meta(max_length=128)] = ""
 
 
 class KeptPool(Message, frozen=True):

@@ -11,6 +11,7 @@ from common.plan import ExecutorLimits
 from executor_svc.devices.cpu_kernels import CppBackend, CppKernels, CppPacking
 from executor_svc.devices.cpu_share import cgroup_cpus, own_cpus
 from executor_svc.devices.memfd_pool import MemfdPool
+from executor_svc.devices.memfd_weights import MemfdWeights
 from executor_svc.devices.platform import PlatformDefaults
 from executor_svc.devices.pool_size import available_memory
 from executor_svc.devices.torch_kernels import TorchBackend, TorchKernels
@@ -72,13 +73,17 @@ class CpuPlatform:
         """See `Platform.kv_layout`: the C++ kernels' is that of plain torch."""
         return f"cpu-1 {geometry.shape_name}"
 
-    def pool_device(self) -> str:
-        """See `Platform.pool_device`."""
+    def kept_device(self) -> str:
+        """See `Platform.kept_device`."""
         return "cpu"
 
     def pool_memory(self, num_bytes: int) -> MemfdPool:
         """See `Platform.pool_memory`."""
         return MemfdPool(num_bytes)
+
+    def weight_memories(self) -> MemfdWeights:
+        """See `Platform.weight_memories`."""
+        return MemfdWeights()
 
     def attention(
         self, shard: Shard, geometry: KVGeometry, limits: ExecutorLimits, memory: CacheMemory | None = None

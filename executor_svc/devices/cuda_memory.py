@@ -136,12 +136,13 @@ class CudaMemory:
         """Put an allocation's first bytes behind addresses that have no memory. Next comes `allow_access`."""
         self.call("cuMemMap", address, num_bytes, 0, handle, 0)
 
-    def allow_access(self, address: int, num_bytes: int) -> None:
-        """Let this GPU read and write what was mapped."""
+    def allow_access(self, address: int, num_bytes: int, *, read_only: bool = False) -> None:
+        """Let this GPU read what was mapped, and write it unless it is `read_only`. It may be called again."""
         access = self._driver.CUmemAccessDesc()
         access.location.type = self._driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
         access.location.id = self.index
-        access.flags = self._driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+        flags = self._driver.CUmemAccess_flags
+        access.flags = flags.CU_MEM_ACCESS_FLAGS_PROT_READ if read_only else flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
         self.call("cuMemSetAccess", address, num_bytes, [access], 1)
 
     def unmap(self, address: int, num_bytes: int) -> None:

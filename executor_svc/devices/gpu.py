@@ -10,8 +10,9 @@ import torch
 from common.errors import BatonError
 from common.plan import ExecutorLimits
 from executor_svc.devices.attention_choice import AttentionKind, choose_attention
+from executor_svc.devices.cuda_mapping import CudaMapping
 from executor_svc.devices.cuda_memory import CudaMemory
-from executor_svc.devices.cuda_pool import CudaPool
+from executor_svc.devices.cuda_weights import CudaWeights
 from executor_svc.devices.gpu_attention import make_backend
 from executor_svc.devices.platform import PlatformDefaults
 from executor_svc.devices.torch_kernels import PlainProjections
@@ -104,7 +105,8 @@ class GpuPlatform:
         self._attention: AttentionKind | None = None  # `block_size` chooses it
         self._utilization = options.gpu_memory_utilization
         self._eager = options.enforce_eager
-        self._cuda_memory: CudaMemory | None = None  # for a pool that is kept
+        self._cuda_memory: CudaMemory | None = None  # for what is kept
+        self._kept_weights: CudaWeights | None = None
         self.defaults = PlatformDefaults(max_num_seqs=256, max_batch_tokens=8192)
 
     def block_size(self, config: Qwen3Config, dtype: torch.dtype, wanted: int | None) -> int:
@@ -125,13 +127,19 @@ class GpuPlatform:
         assert self._attention is not None
         return f"{self._attention.name}-1 {geometry.shape_name}"
 
-    def pool_device(self) -> str:
-        """See `Platform.pool_device`."""
+    def kept_device(self) -> str:
+        """See `Platform.kept_device`."""
         return self._shared_memory().device
 
-    def pool_memory(self, num_bytes: int) -> CudaPool:
+    def pool_memory(self, num_bytes: int) -> CudaMapping:
         """See `Platform.pool_memory`."""
-        return CudaPool(self._shared_memory(), num_bytes)
+        return CudaMapping(self._shared_memory(), num_bytes)
+
+    def weight_memories(self) -> CudaWeights:
+        """See `Platform.weight_memories`."""
+        if self._kept_weights is None:
+            self._kept_weights = CudaWeights(self._shared_memory())
+        return self._kept_weights
 
     def attention(
         self, shard: Shard, geometry: KVGeometry, limits: ExecutorLimits, memory: CacheMemory | None = None
@@ -150,7 +158,8 @@ class GpuPlatform:
     def default_pool_bytes(self, useful_bytes: int, run_largest_step: Callable[[], None]) -> int:
         """See `Platform.default_pool_bytes`: what this executor's share of the GPU leaves. The prefix cache uses any.
 
-        What others on the GPU have does not count, but cannot be taken.
+        What others on the GPU have does not count, but cannot be taken. Weights that a keeper keeps count for each
+        executor that uses them.
         """
         before = _collect()
         torch.cuda.reset_peak_memory_stats(self.device)
@@ -160,6 +169,8 @@ class GpuPlatform:
         _collect()
         free, total = torch.cuda.mem_get_info(self.device)
         ours = torch.cuda.memory_reserved(self.device)
+        if self._kept_weights is not None:
+            ours += self._kept_weights.num_bytes
         share = int(total * self._utilization)
         pool = min(share - ours, free - int(total * _LEFT_FREE)) - for_steps
         if pool <= 0:

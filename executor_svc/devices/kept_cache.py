@@ -18,7 +18,6 @@ from executor_svc.devices.platform import Platform
 from executor_svc.keeper.kept_pool import KeptPool, find_pool_size
 from executor_svc.keeper.link import KeeperLink
 from executor_svc.keeper.pool_ranks import without
-from executor_svc.keeper.room import make_room
 from executor_svc.model.attention import KVGeometry
 from executor_svc.model.rank_group import RankGroup
 
@@ -68,7 +67,7 @@ class KeptCache:
             KeeperError: the keeper has gone.
         """
         must_wait = standby == "always"
-        device = _all_have(ranks, lambda: "" if link is None else platform.pool_device(), is_standby=must_wait)
+        device = _all_have(ranks, lambda: "" if link is None else platform.kept_device(), is_standby=must_wait)
         if not device or link is None:
             return None
         kind = msgspec.structs.replace(kind, rank=ranks.rank, num_ranks=ranks.size, device=device)
@@ -86,7 +85,7 @@ class KeptCache:
         """
         found = find_pool_size(self.link, self.kind, self.ranks, num_blocks, is_awaited=self.is_standby)
         if not found:
-            make_room(self.link, self.kind.device)
+            self.link.make_room(self.kind.device)
         return found
 
     def memory(self, num_blocks: int) -> KeptMemory | None:
@@ -113,9 +112,9 @@ class KeptCache:
 
 
 def room_was_made(platform: Platform, link: KeeperLink) -> bool:
-    """Give back what pools without a holder have of the device's memory; False if they had none."""
+    """Give back what no executor uses of the device's memory; False if that is nothing."""
     with contextlib.suppress(BatonError):
-        return make_room(link, platform.pool_device()) > 0
+        return link.make_room(platform.kept_device()) > 0
     return False
 
 

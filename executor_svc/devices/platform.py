@@ -17,6 +17,7 @@ from executor_svc.model.config import Qwen3Config
 from executor_svc.model.kernel_set import KernelSet
 from executor_svc.model.packing import Packing
 from executor_svc.model.sharding import Shard
+from executor_svc.model.weight_memory import WeightMemories
 
 
 @dataclass(frozen=True)
@@ -62,8 +63,8 @@ class Platform(Protocol):
         same. To be called after `block_size`."""
         ...
 
-    def pool_device(self) -> str:
-        """Where the memory of `pool_memory` is, as `PoolKind.device` says.
+    def kept_device(self) -> str:
+        """Where memory is that outlives the process, as `PoolKind.device` and `WeightsKind.device` say.
 
         Raises:
             BatonError: memory of this device cannot be handed to another process; the message says why.
@@ -74,7 +75,15 @@ class Platform(Protocol):
         """Addresses for a KV cache whose memory outlives the process.
 
         Raises:
-            BatonError: as `pool_device` does; so many addresses cannot be had.
+            BatonError: as `kept_device` does; so many addresses cannot be had.
+        """
+        ...
+
+    def weight_memories(self) -> WeightMemories:
+        """Memory for weights that outlives the process.
+
+        Raises:
+            BatonError: as `kept_device` does.
         """
         ...
 

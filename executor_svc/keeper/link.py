@@ -12,8 +12,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from common import messages as m
+from common.logging import get_logger
 from executor_svc.keeper.conversation import Conversation, Deposit
 from executor_svc.keeper.held import HeldPool, HeldWeights
+
+log = get_logger("executor")
 
 
 class KeeperLink:
@@ -114,6 +117,21 @@ class KeeperLink:
         if self.pool is not None:
             self._close_pool()
             self.ask(m.GivePoolUp(), m.PoolGivenUp)
+
+    def make_room(self, device: str) -> int:
+        """Give back what no executor uses of a GPU's memory. Returns how many bytes these are.
+
+        For the machine's memory the keeper does so by itself: it has a limit there, and a pool's memory that nobody
+        touches costs nothing. On a GPU a pool takes all of its memory as long as it is kept.
+        """
+        if device == "cpu":
+            return 0
+        dropped, _ = self.ask(m.DropKept(device=device), m.Dropped)
+        assert isinstance(dropped, m.Dropped)
+        if dropped.num_bytes:
+            facts = {"pools": dropped.num_pools, "weights": dropped.num_weights}
+            log.info("unused memory was dropped", device=device, **facts, gib=round(dropped.num_bytes / 2**30, 3))
+        return dropped.num_bytes
 
     def find_weights(self, kind: m.WeightsKind, *, fingerprint: str = "", source: str = "") -> HeldWeights | None:
         """Weights of this fingerprint, or read from this source, if they are kept."""

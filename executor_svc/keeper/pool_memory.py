@@ -1,6 +1,6 @@
 """The interface of a KV pool's memory: addresses that stay, and memory behind them that outlives the process.
 
-`devices/memfd_pool.py` is that of a CPU, `devices/cuda_pool.py` that of a GPU. A keeper keeps the memory by its
+`devices/memfd_pool.py` is that of a CPU, `devices/cuda_mapping.py` that of a GPU. A keeper keeps the memory by its
 descriptor (`common/messages/keeper.py`).
 """
 

@@ -1,15 +1,11 @@
-"""Prepared weights that outlive the process: found at a machine's keeper and mapped, or read once and deposited there.
-
-On a GPU weights are read into its memory, as without a keeper. A store there would hand out device memory in place of
-`WeightWriter` and `map_tensors`; nothing else here would differ.
-"""
+"""Prepared weights that outlive the process: found at a keeper and mapped, or read once and deposited there."""
 
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
-from common.errors import CheckpointError, KeeperError
+from common.errors import BatonError, CheckpointError, KeeperError
 from common.logging import get_logger
 from common.messages import WeightsKind
 from executor_svc.keeper.held import HeldWeights
@@ -17,7 +13,8 @@ from executor_svc.model.checkpoint import Checkpoint
 from executor_svc.model.prepared import WeightLayout, Weights
 from executor_svc.model.rank_group import RankGroup, smallest
 from executor_svc.model.source_key import source_key
-from executor_svc.model.weight_file import WeightFileError, WeightWriter, map_tensors
+from executor_svc.model.weight_file import WeightFileError, WeightWriter, read_tensors
+from executor_svc.model.weight_memory import WeightMemories
 from executor_svc.model.weights import new_in_process, read_weights
 
 log = get_logger("executor")
@@ -35,6 +32,23 @@ class WeightKeeper(Protocol):
     ) -> HeldWeights:
         """See `KeeperLink.deposit_weights`: the file stays the caller's."""
         ...
+
+    def make_room(self, device: str) -> int:
+        """See `KeeperLink.make_room`."""
+        ...
+
+
+@dataclass(frozen=True)
+class WeightStore:
+    """Where weights outlive the process.
+
+    Attributes:
+        keeper: keeps them.
+        memories: what they are in.
+    """
+
+    keeper: WeightKeeper
+    memories: WeightMemories
 
 
 @dataclass(frozen=True)
@@ -58,7 +72,7 @@ def obtain_weights(
     layout: WeightLayout,
     device: torch.device,
     group: RankGroup,
-    keeper: WeightKeeper | None,
+    store: WeightStore | None,
     *,
     quantization: str = "none",
     verify: bool = False,
@@ -72,37 +86,40 @@ def obtain_weights(
         layout: of the rank's weights.
         device: where they are to be.
         group: the ranks.
-        keeper: None to have them in memory of this process alone.
+        store: of the same device; None to have them in memory of this process alone.
         quantization: as `ExecutorOptions` has it.
         verify: read and hash the checkpoint even if it is in the state in which it was read before.
 
     Raises:
         CheckpointError: as `read_weights` does.
     """
-    store = None if keeper is None or device.type != "cpu" else _Store(keeper, layout, quantization)
-    source = "" if store is None else source_key(checkpoint.folder, layout.config)
-    found = None if store is None or verify else store.find(source=source)
+    kept = None if store is None else _OneKind(store, layout, device, quantization)
+    source = "" if kept is None else source_key(checkpoint.folder, layout.config)
+    found = None if kept is None or verify else kept.find(source=source)
     if smallest(group, int(found is not None), device) and found is not None:
         return found
-    if store is None:
+    if kept is None:
         weights, fingerprint = read_weights(checkpoint, layout, device, group, new_in_process(device))
         return LoadedWeights(weights, fingerprint)
     del found
-    return store.read(checkpoint, group, source, verify=verify)
+    return kept.read(checkpoint, group, source, verify=verify)
 
 
-class _Store:
+class _OneKind:
     """The keeper's weights of one kind."""
 
-    def __init__(self, keeper: WeightKeeper, layout: WeightLayout, quantization: str) -> None:
-        self._keeper = keeper
+    def __init__(self, store: WeightStore, layout: WeightLayout, device: torch.device, quantization: str) -> None:
+        self._keeper = store.keeper
+        self._memories = store.memories
         self._layout = layout
+        self._device = device
         self._kind = WeightsKind(
             dtype=str(layout.dtype).removeprefix("torch."),
             quantization=quantization,
             packing=layout.packing.name,
             rank=layout.shard.rank,
             num_ranks=layout.shard.size,
+            device=store.memories.device,
         )
 
     def find(self, *, fingerprint: str = "", source: str = "") -> LoadedWeights | None:
@@ -115,24 +132,25 @@ class _Store:
         if held is None:
             return None
         try:
-            tensors, of_model = map_tensors(held.memory_fd, held.num_bytes, self._layout.specs, self._kind)
+            content = self._memories.map(held.memory_fd, held.num_bytes)
+            tensors, of_model = read_tensors(content, self._layout.specs, self._kind)
             if of_model != held.fingerprint:
                 raise WeightFileError(f"it holds the model {of_model}, not {held.fingerprint}")
-        except WeightFileError as error:
+        except BatonError as error:
             log.warning("kept weights not used", reason=str(error))
             return None
         return LoadedWeights(Weights(self._layout, tensors), of_model, held, kept=True)
 
     def read(self, checkpoint: Checkpoint, group: RankGroup, source: str, *, verify: bool) -> LoadedWeights:
         """Read a checkpoint, and deposit its weights or find that they are kept."""
-        cpu = torch.device("cpu")
         try:
-            writer = WeightWriter(self._layout.specs, self._kind)
-        except KeeperError as error:
+            writer = self._writer()
+        except BatonError as error:
             log.warning("weights cannot be shared", reason=str(error))
-            return LoadedWeights(*read_weights(checkpoint, self._layout, cpu, group, new_in_process(cpu)))
+            new = new_in_process(self._device)
+            return LoadedWeights(*read_weights(checkpoint, self._layout, self._device, group, new))
         with writer:
-            weights, fingerprint = read_weights(checkpoint, self._layout, cpu, group, writer.new)
+            weights, fingerprint = read_weights(checkpoint, self._layout, self._device, group, writer.new)
             if not _is_unchanged(checkpoint, self._layout, source):
                 source = ""  # the files are not those that were read
             same = self.find(fingerprint=fingerprint)
@@ -144,12 +162,21 @@ class _Store:
                     weights = same.weights
                 else:
                     writer.seal(fingerprint)
-                    memory = (writer.num_bytes, writer.memory)
+                    memory = (writer.num_bytes, writer.descriptor)
                 held = self._keeper.deposit_weights(self._kind, fingerprint, *memory, source)
-            except KeeperError as error:
+            except BatonError as error:
                 log.warning("weights not deposited", reason=str(error))
                 held = None
         return LoadedWeights(weights, fingerprint, held)
+
+    def _writer(self) -> WeightWriter:
+        """A new file; what no executor uses of the device's memory goes if there is no room for it."""
+        try:
+            return WeightWriter(self._layout.specs, self._kind, self._memories)
+        except BatonError:
+            if not self._keeper.make_room(self._kind.device):
+                raise
+            return WeightWriter(self._layout.specs, self._kind, self._memories)
 
 
 def _is_unchanged(checkpoint: Checkpoint, layout: WeightLayout, source: str) -> bool:

@@ -1,29 +1,25 @@
-"""Prepared weights in a sealed memory file, which says itself what is in it.
+"""Prepared weights in one piece of memory that says itself what is in it: a file, whatever device it is on.
 
-The tensors lie one after the other. Behind them is a manifest of their names, dtypes, shapes and places, and at the end
-a trailer with the manifest's length and hash.
+The tensors lie one after the other from the beginning. At the end are a manifest of their names, dtypes, shapes and
+places, and behind it a trailer with the manifest's length and hash.
 """
 
-import os
 import struct
-import weakref
 from collections.abc import Mapping
-from mmap import PAGESIZE
 
 import msgspec
 import torch
 import xxhash
 from torch import Tensor
 
-from common.errors import KeeperError
+from common.errors import BatonError
 from common.messages import WeightsKind
-from executor_svc.keeper.memory import Mapping as MemoryMapping
-from executor_svc.keeper.memory import check_memory, create_memory, seal_read_only
 from executor_svc.model.packing import TensorSpec
+from executor_svc.model.weight_memory import WeightMemories
 
-FORMAT_VERSION = 1
-ALIGNMENT = 64
-"""Bytes: a cache line, and what the widest loads want."""
+FORMAT_VERSION = 2
+ALIGNMENT = 256
+"""Bytes: what CUDA's own allocations have at least, and kernels may count on. A CPU's cache line is 64."""
 FINGERPRINT_CHARS = 32
 
 _MAGIC = b"BatonWts"
@@ -31,7 +27,7 @@ _TRAILER = struct.Struct("<8sQQ")  # magic, the manifest's length, its xxh3_64
 _MAX_MANIFEST_BYTES = 2**26
 
 
-class WeightFileError(Exception):
+class WeightFileError(BatonError):
     """A file does not hold the weights that are wanted; the message says why."""
 
 
@@ -64,75 +60,71 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def place_tensors(specs: Mapping[str, TensorSpec]) -> tuple[tuple[Entry, ...], int]:
-    """Where tensors go, in their order, and the bytes of all: whole pages, so that they can be mapped alone."""
+    """Where tensors go, in their order, and the bytes of all."""
     entries, end = [], 0
     for name, spec in specs.items():
-        offset = _aligned(end, ALIGNMENT)
+        offset = -(-end // ALIGNMENT) * ALIGNMENT
         entries.append(Entry(name, str(spec.dtype).removeprefix("torch."), spec.shape, offset))
         end = offset + spec.num_bytes
-    return tuple(entries), _aligned(end, PAGESIZE)
+    return tuple(entries), end
 
 
 class WeightWriter:
-    """A file whose tensors are being written. A context manager, which closes the file.
+    """A file whose tensors are being written. A context manager, which closes the descriptor.
 
     Args:
         specs: of all its tensors.
         kind: of the weights.
+        memories: where it is made.
 
     Raises:
-        KeeperError: the system does not give so much memory.
-
-    Attributes:
-        memory: the file.
-        num_bytes: of the file.
+        BatonError: the memory cannot be had.
     """
 
-    def __init__(self, specs: Mapping[str, TensorSpec], kind: WeightsKind) -> None:
-        entries, self._data_bytes = place_tensors(specs)
+    def __init__(self, specs: Mapping[str, TensorSpec], kind: WeightsKind, memories: WeightMemories) -> None:
+        entries, data_bytes = place_tensors(specs)
         self._manifest = Manifest(FORMAT_VERSION, "0" * FINGERPRINT_CHARS, kind, entries)
         self._offsets = {entry.name: entry.offset for entry in entries}
-        self.num_bytes = self._data_bytes + len(_encoded(self._manifest))  # the file cannot grow
-        self.memory = create_memory("baton-weights", self.num_bytes, to_be_read_only=True)
-        try:
-            self._mapping = MemoryMapping(self._data_bytes)
-            self._mapping.map(self.memory)
-        except KeeperError:
-            os.close(self.memory)
-            raise
-        self._content = _content(self._mapping)
-        self._mapping.collapse()  # while it is empty, which is when that is cheap
+        self._memory = memories.create(data_bytes + len(_encoded(self._manifest)))
+        self._content = self._memory.tensor()
 
     def __enter__(self) -> "WeightWriter":
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        os.close(self.memory)
+        self._memory.close()
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the file."""
+        return self._memory.num_bytes
+
+    @property
+    def descriptor(self) -> int:
+        """Of the file."""
+        return self._memory.descriptor
 
     def new(self, name: str, spec: TensorSpec) -> Tensor:
         """The memory of a tensor, whose values stay after `seal`."""
         return _view(self._content, spec, self._offsets[name])
 
     def seal(self, fingerprint: str) -> None:
-        """Write the manifest, and make the file one that nobody can change.
+        """Write the manifest, and no more from then on.
 
         Raises:
-            KeeperError: it cannot be sealed; its tensors are good.
+            BatonError: it cannot be sealed; its tensors are good.
         """
         assert len(fingerprint) == FINGERPRINT_CHARS
-        manifest = msgspec.structs.replace(self._manifest, fingerprint=fingerprint)
-        _write(self.memory, _encoded(manifest), self._data_bytes)
-        self._mapping.map(self.memory, read_only=True)  # at the same addresses: the tensors stay where they are
-        seal_read_only(self.memory)
+        encoded = _encoded(msgspec.structs.replace(self._manifest, fingerprint=fingerprint))
+        self._content[-len(encoded) :].copy_(torch.frombuffer(bytearray(encoded), dtype=torch.uint8))
+        self._memory.seal()
 
 
-def map_tensors(
-    memory: int, num_bytes: int, specs: Mapping[str, TensorSpec], kind: WeightsKind
-) -> tuple[dict[str, Tensor], str]:
-    """Map a file for reading. Its tensors keep the mapping; the file may be closed.
+def read_tensors(content: Tensor, specs: Mapping[str, TensorSpec], kind: WeightsKind) -> tuple[dict[str, Tensor], str]:
+    """The tensors of a file, which are views of its memory.
 
     Args:
-        num_bytes: that the file has to have.
+        content: all of its bytes, uint8.
         specs: the tensors that it has to have, and no other ones.
         kind: that it has to be of.
 
@@ -142,32 +134,26 @@ def map_tensors(
     Raises:
         WeightFileError: the file holds something else.
     """
-    try:
-        check_memory(memory, num_bytes, read_only=True)
-        manifest, data_bytes = _read_manifest(memory, num_bytes)
-        if manifest.kind != kind:
-            raise WeightFileError(f"it is of another kind: {manifest.kind}, not {kind}")
-        _check_entries(manifest.tensors, specs, data_bytes)
-        mapping = MemoryMapping(data_bytes)
-        mapping.map(memory, read_only=True)
-    except KeeperError as error:
-        raise WeightFileError(str(error)) from error
-    content = _content(mapping)
+    manifest, data_bytes = _read_manifest(content)
+    if manifest.kind != kind:
+        raise WeightFileError(f"it is of another kind: {manifest.kind}, not {kind}")
+    _check_entries(manifest.tensors, specs, data_bytes)
     tensors = {entry.name: _view(content, specs[entry.name], entry.offset) for entry in manifest.tensors}
     return tensors, manifest.fingerprint
 
 
-def _read_manifest(memory: int, num_bytes: int) -> tuple[Manifest, int]:
+def _read_manifest(content: Tensor) -> tuple[Manifest, int]:
     """The manifest, and how many bytes lie before it."""
+    num_bytes = len(content)
     if num_bytes < _TRAILER.size:
         raise WeightFileError(f"it has {num_bytes} bytes, which are no file of weights")
-    magic, length, digest = _TRAILER.unpack(os.pread(memory, _TRAILER.size, num_bytes - _TRAILER.size))
+    magic, length, digest = _TRAILER.unpack(_bytes(content[-_TRAILER.size :]))
     if magic != _MAGIC:
         raise WeightFileError(f"it ends with {magic!r}, which is no file of weights")
     data_bytes = num_bytes - _TRAILER.size - length
-    if not 0 < length <= _MAX_MANIFEST_BYTES or data_bytes <= 0 or data_bytes % PAGESIZE:
+    if not 0 < length <= _MAX_MANIFEST_BYTES or data_bytes <= 0:
         raise WeightFileError(f"its manifest has {length} bytes, and the file {num_bytes}")
-    encoded = os.pread(memory, length, data_bytes)
+    encoded = _bytes(content[data_bytes : data_bytes + length])
     if xxhash.xxh3_64_intdigest(encoded) != digest:
         raise WeightFileError("its manifest is damaged")
     try:
@@ -205,22 +191,9 @@ def _encoded(manifest: Manifest) -> bytes:
     return encoded + _TRAILER.pack(_MAGIC, len(encoded), xxhash.xxh3_64_intdigest(encoded))
 
 
-def _content(mapping: MemoryMapping) -> Tensor:
-    """A mapping's bytes; it lasts as long as they or a view of them."""
-    buffer = mapping.buffer()
-    weakref.finalize(buffer, mapping.unmap).atexit = False
-    return torch.frombuffer(buffer, dtype=torch.uint8)
-
-
 def _view(content: Tensor, spec: TensorSpec, offset: int) -> Tensor:
     return content[offset : offset + spec.num_bytes].view(spec.dtype).view(spec.shape)
 
 
-def _write(memory: int, data: bytes, offset: int) -> None:
-    written = 0
-    while written < len(data):
-        written += os.pwrite(memory, data[written:], offset + written)
-
-
-def _aligned(num_bytes: int, unit: int) -> int:
-    return -(-num_bytes // unit) * unit
+def _bytes(content: Tensor) -> bytes:
+    return content.cpu().numpy().tobytes()

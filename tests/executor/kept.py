@@ -9,15 +9,18 @@ import torch
 
 from common.errors import KeeperError
 from common.messages import WeightsKind
+from executor_svc.devices.memfd_weights import MemfdWeights
 from executor_svc.keeper.held import HeldWeights
 from executor_svc.model.checkpoint import Checkpoint
 from executor_svc.model.config import read_config
-from executor_svc.model.kept_weights import LoadedWeights, WeightKeeper, obtain_weights
+from executor_svc.model.kept_weights import LoadedWeights, WeightKeeper, WeightStore, obtain_weights
 from executor_svc.model.prepared import WeightLayout
 from executor_svc.model.rank_group import SINGLE_RANK, RankGroup
 from executor_svc.model.sharding import Shard
+from executor_svc.model.weight_memory import WeightMemories
 
 CPU = torch.device("cpu")
+MEMFDS = MemfdWeights()
 
 
 @dataclass
@@ -36,12 +39,14 @@ class Keeper:
     kept: list[Kept] = field(default_factory=list)
     calls: list[str] = field(default_factory=list)
     fails: bool = False
+    room: int = 0
+    descriptors: list[int] = field(default_factory=list)
 
     def find_weights(self, kind: WeightsKind, *, fingerprint: str = "", source: str = "") -> HeldWeights | None:
         self._called(f"find {'source' if source else 'fingerprint'}")
         for kept in self.kept:
             if kept.kind == kind and (source in kept.sources if source else fingerprint == kept.fingerprint):
-                return HeldWeights(kind, kept.fingerprint, source, kept.num_bytes, os.dup(kept.memory))
+                return HeldWeights(kind, kept.fingerprint, source, kept.num_bytes, self._duplicate(kept.memory))
         return None
 
     def deposit_weights(
@@ -49,7 +54,7 @@ class Keeper:
     ) -> HeldWeights:
         self._called("deposit")
         assert num_bytes == os.fstat(memory_fd).st_size
-        held = HeldWeights(kind, fingerprint, source, num_bytes, os.dup(memory_fd))
+        held = HeldWeights(kind, fingerprint, source, num_bytes, self._duplicate(memory_fd))
         for kept in self.kept:
             kept.sources.discard(source)
         for kept in self.kept:
@@ -58,6 +63,19 @@ class Keeper:
                 return held
         self.kept.append(Kept(kind, fingerprint, num_bytes, held.memory_fd, {source} - {""}))
         return held
+
+    def make_room(self, device: str) -> int:
+        self._called(f"make room on {device}")
+        return self.room
+
+    def close(self) -> None:
+        """Close what it and executors have."""
+        while self.descriptors:
+            os.close(self.descriptors.pop())
+
+    def _duplicate(self, descriptor: int) -> int:
+        self.descriptors.append(os.dup(descriptor))
+        return self.descriptors[-1]
 
     def _called(self, call: str) -> None:
         self.calls.append(call)
@@ -77,11 +95,19 @@ class Log:
     warning = info
 
 
-def obtain(folder: Path, keeper: WeightKeeper | None, group: RankGroup = SINGLE_RANK, **options: Any) -> LoadedWeights:
+def obtain(
+    folder: Path,
+    keeper: WeightKeeper | None,
+    group: RankGroup = SINGLE_RANK,
+    memories: WeightMemories = MEMFDS,
+    device: torch.device = CPU,
+    **options: Any,
+) -> LoadedWeights:
     config = read_config(folder)
     layout = WeightLayout(config, Shard.of(config, group.rank, group.size), torch.float32)
     with Checkpoint(folder) as checkpoint:
-        return obtain_weights(checkpoint, layout, CPU, group, keeper, **options)
+        store = None if keeper is None else WeightStore(keeper, memories)
+        return obtain_weights(checkpoint, layout, device, group, store, **options)
 
 
 def assert_equal(one: LoadedWeights, other: LoadedWeights) -> None:

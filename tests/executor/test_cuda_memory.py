@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import pytest
 
 from common.errors import BatonError
+from executor_svc.devices.cuda_mapping import CudaMapping, granules
 from executor_svc.devices.cuda_memory import CudaError, CudaMemory, load_driver
-from executor_svc.devices.cuda_pool import CudaPool, granules
 from executor_svc.devices.memfd_pool import MemfdPool
 from executor_svc.devices.tensor_memory import TensorMemory
 from executor_svc.keeper.pool_memory import PoolMemory, Span
@@ -41,14 +41,14 @@ def content(cuda, pool):
 def test_one_process_makes_memory_and_the_next_one_finds_it():
     first, second = driver(), driver()
     second.name = first.name
-    maker = CudaPool(CudaMemory(0, first), 3 * GRANULE - 100)
+    maker = CudaMapping(CudaMemory(0, first), 3 * GRANULE - 100)
     maker.create()
     assert maker.num_bytes == 3 * GRANULE
     fill(first, maker, 7)
     kept = os.dup(maker.descriptor)  # what a keeper has
     maker.close()
     assert +first.books == {"context": 1}  # its `CudaMemory` is still there
-    heir = CudaPool(CudaMemory(0, second), 3 * GRANULE)
+    heir = CudaMapping(CudaMemory(0, second), 3 * GRANULE)
     heir.map(kept)
     os.close(kept)
     assert content(second, heir) == {7}
@@ -61,7 +61,7 @@ def test_one_process_makes_memory_and_the_next_one_finds_it():
 def test_calls_in_their_order():
     cuda = driver()
     memory = CudaMemory(0, cuda)
-    pool = CudaPool(memory, GRANULE)
+    pool = CudaMapping(memory, GRANULE)
     assert cuda.calls == [
         "cuInit", "cuDeviceGet", "cuDeviceGetAttribute", "cuDeviceGetAttribute", "cuDeviceGetUuid",
         "cuMemGetAllocationGranularity", "cuDevicePrimaryCtxRetain", "cuCtxSetCurrent", "cuMemAddressReserve",
@@ -91,11 +91,11 @@ def test_calls_in_their_order():
 
 def test_a_standby_takes_little_memory_until_the_pool_comes_to_its_addresses():
     cuda = driver()
-    other = CudaPool(CudaMemory(0, cuda), 40 * GRANULE)
+    other = CudaMapping(CudaMemory(0, cuda), 40 * GRANULE)
     other.create()
     fill(cuda, other, 5)
     before = bytes_of_all_processes(cuda.name)
-    standby = CudaPool(CudaMemory(0, cuda), 40 * GRANULE)
+    standby = CudaMapping(CudaMemory(0, cuda), 40 * GRANULE)
     padding = [Span(9 * GRANULE + 100, 50), Span(20 * GRANULE - 8, 16), Span(39 * GRANULE, GRANULE)]
     standby.map_scratch(padding)
     address = address_of(standby)
@@ -125,7 +125,7 @@ def test_parts_that_are_mapped_are_whole_granules():
 def life(cuda, fd, made):
     """All that a process may do with a pool, to the end; noted in `made` as it comes."""
     made.append(CudaMemory(0, cuda))
-    made.append(pool := CudaPool(made[0], 4 * GRANULE))
+    made.append(pool := CudaMapping(made[0], 4 * GRANULE))
     pool.map_scratch([Span(3 * GRANULE, 8)])
     pool.map(fd)
     pool.create()
@@ -139,7 +139,7 @@ def end(made):
 
 def number_of_calls():
     cuda = driver()
-    keeper = CudaPool(CudaMemory(0, cuda), 4 * GRANULE)
+    keeper = CudaMapping(CudaMemory(0, cuda), 4 * GRANULE)
     keeper.create()
     cuda.calls.clear()
     life(cuda, keeper.descriptor, [])
@@ -153,13 +153,13 @@ def test_each_call_fails_once_and_nothing_is_left(place):
     name = place.split(":")[0]
     maker, cuda = driver(), driver(fail=place)
     cuda.name = maker.name
-    keeper = CudaPool(CudaMemory(0, maker), 4 * GRANULE)
+    keeper = CudaMapping(CudaMemory(0, maker), 4 * GRANULE)
     keeper.create()
     made = []
     with pytest.raises(CudaError, match=f"{name} failed: CUDA_ERROR_UNKNOWN") as failed:
         life(cuda, keeper.descriptor, made)
     assert (failed.value.call, failed.value.result) == (name, "CUDA_ERROR_UNKNOWN")
-    end([each for each in made if isinstance(each, CudaPool)])  # what could not be given back is, the second time
+    end([each for each in made if isinstance(each, CudaMapping)])  # what could not be given back is, the second time
     if cuda.contexts:
         made[0].close()
     assert not cuda.books
@@ -176,10 +176,10 @@ def test_each_call_fails_once_and_nothing_is_left(place):
 )
 def test_a_descriptor_of_something_else_or_of_less_memory(fd_of, result):
     cuda = driver()
-    smaller = CudaPool(CudaMemory(0, cuda), GRANULE)
+    smaller = CudaMapping(CudaMemory(0, cuda), GRANULE)
     smaller.create()
     fd = fd_of() if fd_of else os.dup(smaller.descriptor)
-    pool = CudaPool(CudaMemory(0, cuda), 2 * GRANULE)
+    pool = CudaMapping(CudaMemory(0, cuda), 2 * GRANULE)
     with pytest.raises(CudaError, match=result):
         pool.map(fd)
     os.close(fd)
@@ -190,7 +190,7 @@ def test_a_descriptor_of_something_else_or_of_less_memory(fd_of, result):
 
 def test_more_memory_than_there_is():
     cuda = driver()
-    pool = CudaPool(CudaMemory(0, cuda), 2**37)
+    pool = CudaMapping(CudaMemory(0, cuda), 2**37)
     with pytest.raises(CudaError, match="cuMemCreate failed: CUDA_ERROR_OUT_OF_MEMORY"):
         pool.create()
     pool.close()
@@ -199,7 +199,7 @@ def test_more_memory_than_there_is():
 
 def test_a_pool_is_not_closed_under_a_tensor():
     cuda = driver()
-    pool = CudaPool(CudaMemory(0, cuda), GRANULE)
+    pool = CudaMapping(CudaMemory(0, cuda), GRANULE)
     pool.create()
     view = pool.view()
     with pytest.raises(BatonError, match="1 tensors over a pool are left"):
@@ -213,7 +213,7 @@ def test_a_pool_is_not_closed_under_a_tensor():
 @pytest.mark.parametrize("call", ["cuMemImportFromShareableHandle", "cuCtxSynchronize", "cuMemUnmap", "cuMemMap"])
 def test_after_a_pool_could_not_be_mapped_another_one_can_be_made(call):
     cuda = driver()
-    maker, pool = CudaPool(CudaMemory(0, cuda), 4 * GRANULE), CudaPool(CudaMemory(0, cuda), 4 * GRANULE)
+    maker, pool = CudaMapping(CudaMemory(0, cuda), 4 * GRANULE), CudaMapping(CudaMemory(0, cuda), 4 * GRANULE)
     maker.create()
     fill(cuda, maker, 3)
     pool.map_scratch([Span(2 * GRANULE, 8)])
@@ -232,7 +232,7 @@ def test_after_a_pool_could_not_be_mapped_another_one_can_be_made(call):
 
 def test_a_descriptor_is_not_inherited():
     cuda = driver()
-    pool = CudaPool(CudaMemory(0, cuda), GRANULE)
+    pool = CudaMapping(CudaMemory(0, cuda), GRANULE)
     pool.create()
     assert not os.get_inheritable(pool.descriptor)
     pool.map(pool.descriptor)
@@ -243,7 +243,7 @@ def test_a_descriptor_is_not_inherited():
 def test_the_device_is_named_by_its_unique_id():
     memory = CudaMemory(0, driver())
     assert memory.device == "GPU-00010203-0405-0607-0809-0a0b0c0d0e0f"
-    assert CudaPool(memory, 1).device == memory.device
+    assert CudaMapping(memory, 1).device == memory.device
 
 
 def test_a_gpu_that_cannot_hand_memory_on():
@@ -281,12 +281,12 @@ def test_bindings_that_are_not_installed(monkeypatch):
         load_driver()
 
 
-@pytest.mark.parametrize("kind", [CudaPool, MemfdPool])
+@pytest.mark.parametrize("kind", [CudaMapping, MemfdPool])
 def test_the_pools_have_the_interface(kind):
     def takes(pool: TensorMemory) -> str:
         return pool.device
 
-    pool = CudaPool(CudaMemory(0, driver()), GRANULE) if kind is CudaPool else MemfdPool(GRANULE)
+    pool = CudaMapping(CudaMemory(0, driver()), GRANULE) if kind is CudaMapping else MemfdPool(GRANULE)
     assert takes(pool)
     methods = [
         (name, member)

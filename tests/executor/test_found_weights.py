@@ -17,7 +17,7 @@ from executor_svc.model.packing import TensorSpec
 from executor_svc.model.source_key import source_key
 from executor_svc.model.weight_file import WeightWriter
 from tests.executor.conftest import Make
-from tests.executor.kept import Keeper, Kept, Log, assert_equal, file_of, obtain
+from tests.executor.kept import MEMFDS, Keeper, Kept, Log, assert_equal, file_of, obtain
 from tests.executor.ranks import in_threads
 from tests.support.eventually import eventually
 
@@ -138,9 +138,9 @@ def test_verifying_finds_kept_weights_of_other_content(folder: Path, log: Log) -
 
 
 def replace_file(kept: Kept, specs: Mapping[str, TensorSpec], fingerprint: str) -> None:
-    with WeightWriter(specs, kept.kind) as writer:
+    with WeightWriter(specs, kept.kind, MEMFDS) as writer:
         writer.seal(fingerprint)
-        kept.memory, kept.num_bytes = os.dup(writer.memory), writer.num_bytes
+        kept.memory, kept.num_bytes = os.dup(writer.descriptor), writer.num_bytes
 
 
 def test_kept_weights_that_cannot_be_used_are_read_anew(folder: Path, log: Log, checkpoint: Make) -> None:

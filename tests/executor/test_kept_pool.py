@@ -15,12 +15,12 @@ from common.messages import PoolKind
 from executor_svc import startup
 from executor_svc.devices import kept_cache as kept_cache_module
 from executor_svc.devices.cpu import CpuPlatform
+from executor_svc.devices.cuda_mapping import CudaMapping
 from executor_svc.devices.cuda_memory import CudaMemory
-from executor_svc.devices.cuda_pool import CudaPool
 from executor_svc.devices.kept_cache import KeptCache
 from executor_svc.devices.memfd_pool import MemfdPool
 from executor_svc.devices.tensor_memory import TensorMemory
-from executor_svc.keeper import kept_pool, room
+from executor_svc.keeper import kept_pool
 from executor_svc.keeper.held import HeldPool
 from executor_svc.keeper.kept_pool import KeptPool
 from executor_svc.keeper.memory import create_memory
@@ -101,7 +101,7 @@ class Device:
         if self.name == "cpu":
             return MemfdPool(num_bytes)
         self.cudas.append(FakeCuda(granularity=GRANULE, name=f"fake_cuda_{os.getpid()}_{id(self)}"))
-        return CudaPool(CudaMemory(0, self.cudas[-1]), num_bytes)
+        return CudaMapping(CudaMemory(0, self.cudas[-1]), num_bytes)
 
     def address(self, memory: Any) -> int:
         if self.name == "cpu":
@@ -241,7 +241,7 @@ class Platform(CpuPlatform):
 
     fault = "its GPU shares no memory"
 
-    def pool_device(self) -> str:
+    def kept_device(self) -> str:
         raise BatonError(self.fault)
 
     def pool_memory(self, num_bytes: int) -> MemfdPool:
@@ -269,35 +269,33 @@ def test_memory_that_cannot_be_kept_is_said_and_no_standby_starts(begin: Callabl
         begin(Platform(1), is_standby=True)
 
 
-@pytest.mark.parametrize(("on", "num_found", "dropped"), [("cpu", 0, []), ("GPU-1", 0, ["GPU-1"]), ("GPU-1", 9, [])])
+@pytest.mark.parametrize(("on", "num_found", "asked_for"), [("GPU-1", 0, ["GPU-1"]), ("GPU-1", 9, [])])
 def test_an_executor_that_finds_no_pool_gives_back_what_others_have_left_on_its_gpu(
-    on: str, num_found: int, dropped: list[str], monkeypatch: pytest.MonkeyPatch
+    on: str, num_found: int, asked_for: list[str]
 ) -> None:
     asked: list[str] = []
 
-    def drop(_: object, device: str) -> int:
-        asked.append(device)
-        return 2**30
-
-    monkeypatch.setattr(room, "drop_left_pools", drop)
-
     class Finds(Link):
+        def make_room(self, device: str) -> int:
+            asked.append(device)
+            return 2**30
+
         def find_pool(self, kind: PoolKind, num_blocks: int = 0) -> int:
             return num_found
 
     class OnDevice(CpuPlatform):
-        def pool_device(self) -> str:
+        def kept_device(self) -> str:
             return on
 
     link: Any = Finds(Keeper())
     cache = KeptCache.on(OnDevice(1), link, KIND, GEOMETRY, SINGLE_RANK, standby="never")
     assert cache is not None
     assert cache.find(0) == num_found
-    assert asked == dropped
+    assert asked == asked_for
 
 
 @pytest.mark.parametrize(("left", "error"), [(0, BatonError), (2**30, KeeperError)])
-def test_memory_that_runs_out_is_taken_from_pools_without_a_holder(
+def test_memory_that_runs_out_is_taken_from_what_no_executor_uses(
     left: int, error: type[BatonError], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The process ends in either case; with KeeperError its supervisor starts it again."""
@@ -305,10 +303,14 @@ def test_memory_that_runs_out_is_taken_from_pools_without_a_holder(
     def runs_out(*_: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB")
 
-    monkeypatch.setattr(room, "drop_left_pools", lambda *_: left)
+    class Gives(Link):
+        def make_room(self, device: str) -> int:
+            assert device == "GPU-1"
+            return left
+
     monkeypatch.setattr(startup, "_start", runs_out)
-    monkeypatch.setattr(CpuPlatform, "pool_device", lambda _: "GPU-1")
+    monkeypatch.setattr(CpuPlatform, "kept_device", lambda _: "GPU-1")
     with pytest.raises(error, match="memory runs out while the executor starts") as raised:
-        startup.start_executor(ExecutorOptions(device="cpu"), None, Link(Keeper()))  # type: ignore[arg-type]
+        startup.start_executor(ExecutorOptions(device="cpu"), None, Gives(Keeper()))  # type: ignore[arg-type]
     assert type(raised.value) is error
     assert ("start again" in str(raised.value)) == bool(left)

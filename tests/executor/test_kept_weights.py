@@ -14,13 +14,13 @@ import torch
 from common.errors import KeeperError
 from executor_svc.keeper.link import KeeperLink
 from executor_svc.model.kept_weights import LoadedWeights
-from executor_svc.model.weight_file import map_tensors
+from executor_svc.model.weight_file import read_tensors
 from executor_svc.options import ExecutorOptions
 from executor_svc.startup import start_executor
 from kernels.cpu.isa import ISAS, processor_flags
 from tests.executor.conftest import Make
 from tests.executor.harness import Driver, ExecutorLimits, Pool, Row, logits
-from tests.executor.kept import Keeper, Log, assert_equal, file_of, obtain
+from tests.executor.kept import MEMFDS, Keeper, Log, assert_equal, file_of, obtain
 from tests.support.checkpoints import VOCAB_SIZE
 from tests.support.eventually import eventually
 
@@ -104,7 +104,8 @@ def test_processes_share_the_memory(folder: Path) -> None:
 def _map(first: LoadedWeights, pipe: Any) -> None:
     held = first.held
     assert held is not None
-    tensors, _ = map_tensors(held.memory_fd, held.num_bytes, first.weights.layout.specs, held.kind)
+    content = MEMFDS.map(held.memory_fd, held.num_bytes)
+    tensors, _ = read_tensors(content, first.weights.layout.specs, held.kind)
     total = sum(float(tensor.double().sum()) for tensor in tensors.values())
     address = f"{tensors['embedding'].data_ptr() // 4096 * 4096:x}-"
     lines = iter(Path("/proc/self/smaps").read_text().splitlines())
@@ -150,7 +151,7 @@ def test_a_system_that_gives_no_such_memory(folder: Path, log: Log, monkeypatch:
     def refuse(name: str, num_bytes: int, **_: Any) -> int:
         raise KeeperError(f"no memory file of {num_bytes} bytes")
 
-    monkeypatch.setattr("executor_svc.model.weight_file.create_memory", refuse)
+    monkeypatch.setattr("executor_svc.devices.memfd_weights.create_memory", refuse)
     loaded = obtain(folder, Keeper())
     assert loaded.held is None
     assert [event for event, _ in log.lines] == ["weights cannot be shared"]

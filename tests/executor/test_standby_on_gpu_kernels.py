@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 
+from executor_svc.devices.cuda_mapping import CudaMapping
 from executor_svc.devices.cuda_memory import CudaMemory
-from executor_svc.devices.cuda_pool import CudaPool
 from executor_svc.devices.kept_memory import KeptMemory
 from executor_svc.model.attention import KVGeometry
 from tests.executor import harness
@@ -26,7 +26,7 @@ GEOMETRY = KVGeometry(num_layers=2, num_kv_heads=2, head_dim=64, block_size=BLOC
 PAGE = 4096  # two in each block of a layer's keys
 
 
-class HostPool(CudaPool):
+class HostPool(CudaMapping):
     """A pool whose tensors are the host's, since that is where the interpreter computes."""
 
     def tensor(self) -> torch.Tensor:

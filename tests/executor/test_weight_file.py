@@ -15,11 +15,13 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
+from common.errors import BatonError
 from common.messages import WeightsKind
 from executor_svc.keeper.memory import HUGE_PAGE_BYTES, create_memory, seal_read_only
 from executor_svc.model import weight_file
 from executor_svc.model.packing import TensorSpec
-from executor_svc.model.weight_file import ALIGNMENT, WeightFileError, WeightWriter, map_tensors, place_tensors
+from executor_svc.model.weight_file import ALIGNMENT, WeightFileError, WeightWriter, place_tensors, read_tensors
+from tests.executor.kept import MEMFDS
 
 KIND = WeightsKind(dtype="bfloat16", quantization="none", packing="plain-1")
 SPECS = {
@@ -44,25 +46,29 @@ def content(spec: TensorSpec, seed: int) -> torch.Tensor:
 
 def write(specs: dict[str, TensorSpec] = SPECS, kind: WeightsKind = KIND) -> tuple[int, dict[str, torch.Tensor]]:
     """A file, and the tensors that its writer has."""
-    with WeightWriter(specs, kind) as writer:
+    with WeightWriter(specs, kind, MEMFDS) as writer:
         tensors = {name: writer.new(name, spec) for name, spec in specs.items()}
         for seed, (name, tensor) in enumerate(tensors.items()):
             tensor.view(-1).view(torch.uint8).copy_(content(specs[name], seed))
         writer.seal("f" * 32)
-        return os.dup(writer.memory), tensors
+        return os.dup(writer.descriptor), tensors
 
 
 def read(memory: int, specs: dict[str, TensorSpec] = SPECS) -> dict[str, torch.Tensor]:
-    return map_tensors(memory, os.fstat(memory).st_size, specs, KIND)[0]
+    return read_tensors(MEMFDS.map(memory, os.fstat(memory).st_size), specs, KIND)[0]
+
+
+def read_bytes(data: bytes) -> dict[str, torch.Tensor]:
+    return read_tensors(torch.tensor(list(data), dtype=torch.uint8), SPECS, KIND)[0]
 
 
 @given(specs=specs_of_any_weights)
 def test_what_goes_in_comes_out(specs: dict[str, TensorSpec]) -> None:
     memory, written = write(specs)
-    num_bytes = os.fstat(memory).st_size
-    manifest, _ = weight_file._read_manifest(memory, num_bytes)
-    tensors, fingerprint = map_tensors(memory, num_bytes, specs, KIND)
+    whole_file = MEMFDS.map(memory, os.fstat(memory).st_size)
     os.close(memory)
+    manifest, _ = weight_file._read_manifest(whole_file)
+    tensors, fingerprint = read_tensors(whole_file, specs, KIND)
     assert (fingerprint, manifest.fingerprint, manifest.kind) == ("f" * 32, "f" * 32, KIND)
     assert list(manifest.tensors) == list(place_tensors(specs)[0])
     for seed, (name, spec) in enumerate(specs.items()):
@@ -75,11 +81,11 @@ def test_what_goes_in_comes_out(specs: dict[str, TensorSpec]) -> None:
 def test_tensors_that_meet_in_a_huge_page() -> None:
     """Making one does not touch what stands in the one before it."""
     specs = {name: TensorSpec(torch.uint8, (HUGE_PAGE_BYTES * 2 // 3,)) for name in "abcdefg"}
-    with WeightWriter(specs, KIND) as writer:
+    with WeightWriter(specs, KIND, MEMFDS) as writer:
         for seed, (name, spec) in enumerate(specs.items()):
             writer.new(name, spec).copy_(content(spec, seed))
         writer.seal("f" * 32)
-        tensors = read(writer.memory, specs)
+        tensors = read(writer.descriptor, specs)
     assert all(torch.equal(tensors[name], content(spec, seed)) for seed, (name, spec) in enumerate(specs.items()))
 
 
@@ -88,8 +94,7 @@ def test_tensors_do_not_overlap(specs: dict[str, TensorSpec]) -> None:
     entries, num_bytes = place_tensors(specs)
     ends = [entry.offset + specs[entry.name].num_bytes for entry in entries]
     assert all(entry.offset >= end for entry, end in zip(entries[1:], ends, strict=False))
-    assert ends[-1] <= num_bytes < ends[-1] + mmap.PAGESIZE
-    assert num_bytes % mmap.PAGESIZE == 0
+    assert ends[-1] == num_bytes
 
 
 def test_nobody_changes_it() -> None:
@@ -163,13 +168,12 @@ def huge_bytes(address: int) -> int:
 # --- what is no such file ---
 
 
-def forged(change: Callable[[weight_file.Manifest], object]) -> int:
-    """A sealed file with another manifest."""
-    memory, _ = write()
-    manifest, data_bytes = weight_file._read_manifest(memory, os.fstat(memory).st_size)
+def forged(change: Callable[[weight_file.Manifest], object]) -> bytes:
+    """A file with another manifest."""
+    manifest, data_bytes = weight_file._read_manifest(torch.tensor(list(whole()), dtype=torch.uint8))
     encoded = msgspec.msgpack.encode(change(manifest))
     trailer = weight_file._TRAILER.pack(b"BatonWts", len(encoded), xxhash.xxh3_64_intdigest(encoded))
-    return sealed(os.pread(memory, data_bytes, 0) + encoded + trailer)
+    return whole()[:data_bytes] + encoded + trailer
 
 
 def sealed(data: bytes) -> int:
@@ -212,14 +216,27 @@ def garbled() -> bytes:
         (unsealed, "that can be cut short"),
         (lambda: create_memory("written", 4096), "that can be written"),
         (lambda: os.open("/proc/self/exe", os.O_RDONLY), "is no memory"),
-        (lambda: sealed(b""), "it has 0 bytes"),
-        (lambda: sealed(whole()[:-1]), "no file of weights"),
-        (lambda: sealed(whole()[64:]), "its manifest has [0-9]+ bytes, and the file [0-9]+"),
-        (lambda: sealed(bytes(1000)), "no file of weights"),
-        (lambda: sealed(whole()[-24:]), "its manifest has [0-9]+ bytes, and the file 24"),
-        (lambda: sealed(garbled()), "its manifest is damaged"),
-        (lambda: forged(lambda manifest: msgspec.structs.replace(manifest, version=2)), "version 2, not 1"),
-        (lambda: forged(lambda _: {"version": 1}), "cannot be read: .* missing required field"),
+        (lambda: sealed(b""), "0 bytes cannot be mapped"),
+        (lambda: sealed(whole()[:-1]), "a file of 4095 bytes cannot be mapped over 4096"),
+        (lambda: sealed(bytes(4096)), "no file of weights"),
+    ],
+)
+def test_no_other_file_is_taken_for_one(make: Callable[[], int], reason: str) -> None:
+    with pytest.raises(BatonError, match=reason):
+        read(make())
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda: b"", "it has 0 bytes"),
+        (lambda: whole()[:-1], "no file of weights"),
+        (lambda: whole()[-100:], "its manifest has [0-9]+ bytes, and the file 100"),
+        (lambda: bytes(1000), "no file of weights"),
+        (lambda: whole()[-24:], "its manifest has [0-9]+ bytes, and the file 24"),
+        (garbled, "its manifest is damaged"),
+        (lambda: forged(lambda manifest: msgspec.structs.replace(manifest, version=1)), "version 1, not 2"),
+        (lambda: forged(lambda _: {"version": 2}), "cannot be read: .* missing required field"),
         (lambda: forged(lambda manifest: [1]), "cannot be read"),
         (lambda: forged(lambda manifest: msgspec.structs.replace(manifest, kind=replace_kind(rank=1))), "another kind"),
         (lambda: forged(entry(0, name="emb")), r"other tensors: emb, embedding \(2 differ\)"),
@@ -227,13 +244,13 @@ def garbled() -> bytes:
         (lambda: forged(entry(0, dtype="float16")), r"embedding is float16 \[7, 3\], not bfloat16 \[7, 3\]"),
         (lambda: forged(entry(0, shape=(3, 7))), r"embedding is bfloat16 \[3, 7\], not"),
         (lambda: forged(entry(2, offset=2**40)), "layers.0.qkv.scales lies at 1099511627776"),
-        (lambda: forged(entry(0, offset=-64)), "embedding lies at -64"),
+        (lambda: forged(entry(0, offset=-256)), "embedding lies at -256"),
         (lambda: forged(entry(0, offset=2)), "embedding lies at 2"),
     ],
 )
-def test_nothing_else_is_taken_for_one(make: Callable[[], int], reason: str) -> None:
+def test_nothing_else_is_taken_for_one(make: Callable[[], bytes], reason: str) -> None:
     with pytest.raises(WeightFileError, match=reason):
-        read(make())
+        read_bytes(make())
 
 
 def replace_kind(**fields: int) -> WeightsKind:
@@ -241,8 +258,8 @@ def replace_kind(**fields: int) -> WeightsKind:
 
 
 def test_the_writer_closes_the_file() -> None:
-    with WeightWriter(SPECS, KIND) as writer:
-        memory = writer.memory
+    with WeightWriter(SPECS, KIND, MEMFDS) as writer:
+        memory = writer.descriptor
         os.fstat(memory)
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(memory)

@@ -40,13 +40,14 @@ def outcomes(found):
 
 def test_memory_that_outlives_its_maker():
     code, found = prove()
-    wanted = {"outlives": "proven", "freed": "proven", "silent": "proven", "remapped": "skipped"}
+    wanted = {"outlives": "proven", "freed": "proven", "silent": "proven", "guarded": "proven", "remapped": "skipped"}
     assert (code, outcomes(found)) == (2, wanted), found  # no graph without torch's CUDA build
     assert found["outlives"]["keeper_without_cuda"] is True
     assert found["outlives"]["kill_ms"] > 0
     assert found["freed"]["free_before"] - found["freed"]["free_while_held"] == 2**22
     assert found["freed"]["free_after"] == found["freed"]["free_before"]
     assert found["silent"]["changed_bytes"] == [0, 0]
+    assert found["guarded"]["error"] == "cuMemcpyHtoD failed: CUDA_ERROR_INVALID_VALUE"
     assert not any("then" in line for line in found.values())
 
 
@@ -78,4 +79,4 @@ def test_a_call_that_the_driver_refuses_is_named():
 def test_a_machine_without_a_gpu():
     code, found = run(sys.executable, "tools/gpu_keeper_proof.py", CUDA_VISIBLE_DEVICES="")
     assert code == 2
-    assert outcomes(found) == {"outlives": "unsupported", "silent": "unsupported", "remapped": "unsupported"}
+    assert outcomes(found) == dict.fromkeys(("outlives", "silent", "guarded", "remapped"), "unsupported")

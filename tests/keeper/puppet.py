@@ -7,6 +7,8 @@ import sys
 import time
 from pathlib import Path
 
+import msgspec
+
 from common.logging import setup_logging
 from executor_svc.keeper.held import HeldPool
 from executor_svc.keeper.link import KeeperLink
@@ -29,10 +31,9 @@ class Puppet:
     def obey(self, order: str) -> None:
         match order.split():
             case ["deposit"]:
-                held = self.link.deposit_pool(
-                    POOL, NUM_BLOCKS, POOL_BYTES, create_memory("pool", POOL_BYTES), PoolTag.create()
-                )
-                self._hold(held)
+                self._deposit("cpu")
+            case ["deposit", "on", device]:
+                self._deposit(device)
             case ["wait"]:
                 self._say("waiting")
                 leased = self.link.wait_for_pool(POOL, NUM_BLOCKS, sys.stdin.fileno())
@@ -59,6 +60,11 @@ class Puppet:
             for event in self.link.receive():
                 self._say(f"{STANDBYS} {event.count}")
             self.link.tick(time.monotonic(), "serving")
+
+    def _deposit(self, device: str) -> None:
+        kind = msgspec.structs.replace(POOL, device=device)
+        memory, tag = create_memory("pool", POOL_BYTES), PoolTag.create()
+        self._hold(self.link.deposit_pool(kind, NUM_BLOCKS, POOL_BYTES, memory, tag))
 
     def _hold(self, held: HeldPool) -> None:
         check_memory(held.memory_fd, POOL_BYTES, read_only=False)

@@ -127,10 +127,10 @@ class Events(RuleBasedStateMachine):
         )
         self.world.send(executor.connection, message, *(self.world.process() for _ in range(num_beside)))
 
-    @rule(name=st.sampled_from(["", "0", "f"]))
-    def drop(self, name):
+    @rule(name=st.sampled_from(["", "0", "f"]), device=st.sampled_from(["", "cpu", "GPU-1"]))
+    def drop(self, name, device):
         connection = self.world.connect()
-        self.world.send(connection, m.DropKept(name=name))
+        self.world.send(connection, m.DropKept(name=name, device=device))
         self.world.send(connection, m.KeeperQuery())
         self.world.close(connection)
 

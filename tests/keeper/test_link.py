@@ -17,7 +17,6 @@ from executor_svc.keeper import finding as finding_module
 from executor_svc.keeper.finding import find_keeper
 from executor_svc.keeper.link import KeeperLink
 from executor_svc.keeper.memory import check_memory, create_memory, seal_read_only
-from executor_svc.keeper.room import drop_left_pools
 from executor_svc.keeper.tag import PoolTag
 from executor_svc.keeper.watchdog_process import WatchdogProcess
 from tests.keeper.processes import KeeperProcess
@@ -214,16 +213,16 @@ def test_process_1_cannot_be_watched_and_says_so(keeper, monkeypatch):
         WatchdogProcess(keeper.path, "i" * 32).start(1.0)
 
 
-def test_pools_that_were_left_on_a_device_are_dropped(keeper, link, puppet):
+def test_what_no_executor_uses_of_a_gpu_is_given_back(keeper, link, puppet):
     left, holder = puppet(keeper, "left"), puppet(keeper, "holder")
     for each in (left, holder):
-        each.tell("deposit")
+        each.tell("deposit on GPU-1")
         assert each.hear().startswith("holds 1 ")
     left.kill()
     eventually(lambda: [pool.holder for pool in keeper.report().pools] == ["", "holder"], 10.0)
-    assert drop_left_pools(link, "GPU-1") == 0
-    assert drop_left_pools(link, POOL.device) == 4 * 2**20
-    assert drop_left_pools(link, POOL.device) == 0
+    assert link.make_room("GPU-2") == 0
+    assert link.make_room("GPU-1") == 4 * 2**20
+    assert link.make_room("GPU-1") == 0
     assert [pool.holder for pool in keeper.report().pools] == ["holder"]
 
 

@@ -130,10 +130,11 @@ def test_an_operator_drops_what_is_not_used(world):
     holder.deposit_weights("abc")
     operator = world.connect()
 
-    def drop(name=""):
-        world.send(operator, m.DropKept(name=name))
+    def drop(name="", device=""):
+        world.send(operator, m.DropKept(name=name, device=device))
         return world.inboxes[operator][-1][0]
 
+    assert drop(device="GPU-1") == m.Dropped(num_pools=0, num_weights=0, num_bytes=0)
     assert drop("no such") == m.Dropped(num_pools=0, num_weights=0, num_bytes=0)
     assert drop(pool[:31]) == m.Dropped(num_pools=1, num_weights=0, num_bytes=POOL_BYTES)
     assert drop() == m.Dropped(num_pools=0, num_weights=0, num_bytes=0)

@@ -13,12 +13,15 @@ from typing import Any
 import httpx
 import pytest
 
+from common import messages as m
+from scheduler_svc.client.processes.keeper import ask_keeper
 from scheduler_svc.client.processes.local_fleet import LocalFleet, executor_name
 from tests.e2e.conftest import client_of, running_fleet
 from tests.e2e.test_kept_ranks import rank_pids
 from tests.rig.mapped_memory import write_bindings
 from tests.rig.test_service import NEW_TOKENS, stream
 from tests.support.eventually import eventually
+from tests.support.fake_cuda import bytes_of_all_processes
 
 NUM_STREAMS = 12
 OPTIONS = ("--device", "cuda", "--max-num-seqs", "16", "--max-batch-tokens", "256", "--num-blocks", "64")
@@ -72,6 +75,8 @@ def test_a_standby_goes_on_with_the_memory_of_a_killed_executor(attention: str, 
         assert (after["pools_adopted"], after["recomputed_tokens"]) == (1, 0)
         assert holder(fleet) != gone
         log = fleet.log_tail(executor_name(holder(fleet)), lines=10**6)
+        assert "weights=kept" in log
+        assert_one_copy(fleet)
         assert "device=GPU-00010203-0405-0607-0809-0a0b0c0d0e0f" in log
         assert log.index("graphs captured") < log.index("holds a pool"), "the graphs are those of the scratch memory"
         assert "no pool is kept" not in log
@@ -92,6 +97,15 @@ def stream_over(fleet: LocalFleet, kill: Callable[[], None]) -> None:
     after = report(fleet)
     assert (after["pools_adopted"], after["recomputed_tokens"]) == (1, 0)
     assert counts == {"Line:": NEW_TOKENS}
+
+
+def assert_one_copy(fleet: LocalFleet) -> None:
+    """Of the weights and the pool: nobody has memory of CUDA's besides."""
+    assert fleet.spec.keeper is not None
+    kept = ask_keeper(fleet.spec.keeper, m.KeeperQuery(), timeout_s=10)
+    assert isinstance(kept, m.KeeperReport)
+    assert [(len(each), each[0].kind.device[:4]) for each in (kept.weights, kept.pools)] == [(1, "GPU-")] * 2
+    assert bytes_of_all_processes("fake_cuda") == sum(each.num_bytes for each in (*kept.weights, *kept.pools))
 
 
 def assert_none(hazards: Path) -> None:

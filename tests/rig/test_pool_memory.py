@@ -16,21 +16,26 @@ import torch
 
 from common.errors import BatonError
 from executor_svc.devices import gpu_attention
+from executor_svc.devices.choose_platform import choose_platform
+from executor_svc.devices.cuda_mapping import CudaMapping
 from executor_svc.devices.cuda_memory import CudaMemory
-from executor_svc.devices.cuda_pool import CudaPool
+from executor_svc.devices.cuda_weights import CudaWeights
 from executor_svc.keeper.pool_memory import Span
+from executor_svc.options import ExecutorOptions
 from tests.executor import harness
+from tests.executor.kept import Keeper, obtain
 from tests.rig.drive import random_plans, serve
 from tests.rig.mapped_memory import MappedForTheRig
 from tests.rig.stand_in import StandIn
+from tests.support.fake_cuda import READ, READ_WRITE
 
 NUM_BLOCKS = 256
 MIB = 2**20
 
 
-def make_pool(rig: StandIn, num_bytes: int) -> tuple[MappedForTheRig, CudaPool]:
+def make_pool(rig: StandIn, num_bytes: int) -> tuple[MappedForTheRig, CudaMapping]:
     cuda = MappedForTheRig(rig.adopt)
-    return cuda, CudaPool(CudaMemory(0, cuda), num_bytes)
+    return cuda, CudaMapping(CudaMemory(0, cuda), num_bytes)
 
 
 def test_a_tensor_is_the_memory_itself_and_keeps_it(rig: StandIn) -> None:
@@ -57,7 +62,7 @@ def test_a_tensor_is_the_memory_itself_and_keeps_it(rig: StandIn) -> None:
 def test_graphs_captured_over_scratch_memory_are_replayed_on_the_pool(
     rig: StandIn, small: Path, attention: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pools: list[tuple[MappedForTheRig, CudaPool]] = []
+    pools: list[tuple[MappedForTheRig, CudaMapping]] = []
 
     def scratch_cache(shape: tuple[int, ...], dtype: torch.dtype, *_: object) -> torch.Tensor:
         """A standby's cache: memory is behind the last block of each layer's keys and values alone."""
@@ -84,11 +89,39 @@ def test_graphs_captured_over_scratch_memory_are_replayed_on_the_pool(
     assert sum(num_bytes for num_bytes, _ in cuda.mapped.values()) < pool.num_bytes
     before = rig.count("graph_launch")
     pool.create()
-    assert list(cuda.mapped.values()) == [(pool.num_bytes, True)]
+    assert list(cuda.mapped.values()) == [(pool.num_bytes, READ_WRITE)]
     with rig.schedule("lazy"), rig.serving():
         serve(runner, random_plans(limits, random.Random(1)), steps=100, window=2)
     assert rig.count("graph_launch") - before > 20
     assert rig.count("unmodelled_call") == 0
+
+
+def test_weights_are_read_into_memory_that_the_next_executor_maps(rig: StandIn, small: Path) -> None:
+    cuda, keeper, device = MappedForTheRig(rig.adopt), Keeper(), torch.device("cuda", 0)
+    memories = CudaWeights(CudaMemory(0, cuda))
+    loaded = [obtain(small, keeper, memories=memories, device=device) for _ in range(2)]
+    assert [each.kept for each in loaded] == [False, True]
+    assert list(cuda.mapped.values()) == [(memories.num_bytes // 2, READ)] * 2
+    alone = obtain(small, None)
+    for each in loaded:
+        assert each.fingerprint == alone.fingerprint
+        for name, tensor in each.weights.tensors.items():
+            assert tensor.device == device
+            assert torch.equal(tensor.cpu(), alone.weights.tensors[name]), name
+    del loaded, each, tensor
+    gc.collect()
+    assert not cuda.mapped
+
+
+def test_a_pool_is_smaller_by_weights_that_torch_does_not_know_of(
+    rig: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("executor_svc.devices.cuda_memory.load_driver", lambda: MappedForTheRig(rig.adopt))
+    platform = choose_platform(ExecutorOptions(device="cuda"))
+    before = platform.default_pool_bytes(0, lambda: None)
+    weights = platform.weight_memories().create(64 * MIB)
+    assert platform.default_pool_bytes(0, lambda: None) == before - 64 * MIB
+    del weights
 
 
 PROOF = """
@@ -113,6 +146,7 @@ def test_the_proof_for_the_first_gpu_runs_with_torchs_cuda_build() -> None:
         "outlives": "proven",
         "freed": "proven",
         "silent": "failed",
+        "guarded": "refuted",
         "remapped": "refuted",
     }, done.stdout + done.stderr
     assert found["silent"]["error"] == "the writer writes nothing, so its end says nothing"

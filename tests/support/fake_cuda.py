@@ -55,7 +55,13 @@ class CUmemAllocationGranularity_flags(enum.IntEnum):
 
 
 class CUmemAccess_flags(enum.IntEnum):
+    CU_MEM_ACCESS_FLAGS_PROT_NONE = 0
+    CU_MEM_ACCESS_FLAGS_PROT_READ = 1
     CU_MEM_ACCESS_FLAGS_PROT_READWRITE = 3
+
+
+READ = CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READ
+READ_WRITE = CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
 
 
 class Refused(Exception):
@@ -116,7 +122,7 @@ class FakeCuda:
         self.has_current = False
         self.handles: dict[int, int] = {}  # the memfd of each
         self.reserved: dict[int, int] = {}  # bytes, by the first address
-        self.mapped: dict[int, tuple[int, bool]] = {}  # bytes, and whether access is allowed
+        self.mapped: dict[int, tuple[int, CUmemAccess_flags]] = {}  # bytes, and the access that is allowed
         self._next_handle = 1
 
     def CUmemAllocationProp(self):
@@ -131,12 +137,12 @@ class FakeCuda:
         kinds = {"context": self.contexts, "handle": len(self.handles), "reservation": len(self.reserved)}
         return +Counter(kinds | {"mapping": len(self.mapped)})
 
-    def bytes_at(self, address, num_bytes):
-        """Memory as the GPU may touch it: all of it is mapped, with access."""
+    def bytes_at(self, address, num_bytes, access=READ_WRITE):
+        """Memory as the GPU may touch it: all of it is mapped, with this access."""
         at = address
         while at < address + num_bytes:
             start = max((start for start in self.mapped if start <= at), default=None)
-            if start is None or at >= start + self.mapped[start][0] or not self.mapped[start][1]:
+            if start is None or at >= start + self.mapped[start][0] or self.mapped[start][1] < access:
                 raise AssertionError(f"{at - address} bytes from the start there is nothing that may be touched")
             at = start + self.mapped[start][0]
         return (ctypes.c_ubyte * num_bytes).from_address(address)
@@ -253,18 +259,19 @@ class FakeCuda:
         if not inside or taken or num_bytes > os.fstat(fd).st_size:
             raise Refused
         _map(address, num_bytes, _NO_ACCESS, mmap.MAP_SHARED | _FIXED, fd)
-        self.mapped[address] = (num_bytes, False)
+        self.mapped[address] = (num_bytes, CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_NONE)
 
     @call
     def cuMemSetAccess(self, address, num_bytes, descriptions, count):
         (access,) = descriptions
-        assert (count, access.flags) == (1, CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE)
+        assert count == 1
+        assert access.flags in (READ, READ_WRITE)
         assert access.location.id < self.devices
         assert access.location.type == CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
         if self.mapped.get(address, (0, False))[0] != num_bytes:
             raise Refused
-        _LIBC.mprotect(address, num_bytes, mmap.PROT_READ | mmap.PROT_WRITE)
-        self.mapped[address] = (num_bytes, True)
+        _LIBC.mprotect(address, num_bytes, mmap.PROT_READ | (mmap.PROT_WRITE if access.flags == READ_WRITE else 0))
+        self.mapped[address] = (num_bytes, access.flags)
 
     @call
     def cuMemUnmap(self, address, num_bytes):
@@ -281,11 +288,13 @@ class FakeCuda:
 
     @call
     def cuMemcpyHtoD(self, address, source, num_bytes):
+        if any(start <= address < start + size and access == READ for start, (size, access) in self.mapped.items()):
+            raise Refused
         ctypes.memmove(self.bytes_at(address, num_bytes), source, num_bytes)
 
     @call
     def cuMemcpyDtoH(self, target, address, num_bytes):
-        ctypes.memmove(target, self.bytes_at(address, num_bytes), num_bytes)
+        ctypes.memmove(target, self.bytes_at(address, num_bytes, READ), num_bytes)
 
     def _new_handle(self, fd):
         handle = self._next_handle

@@ -1,4 +1,6 @@
-"""A KV pool's memory on a GPU: see `PoolMemory`. **It has not run on a GPU.**
+"""Addresses on a GPU, and the memory behind them just now: of a KV pool (see `PoolMemory`), or of weights.
+
+**It has not run on a GPU.**
 
 Memory is changed behind the same addresses by cuMemUnmap and cuMemMap. CUDA documents that the addresses stay reserved
 and may be mapped again, with access to be set anew; it says nothing about graphs. A captured kernel holds addresses as
@@ -25,10 +27,16 @@ from executor_svc.devices.cuda_memory import CudaMemory
 from executor_svc.keeper.pool_memory import Span
 
 
-class _Bytes:
-    """A pool's bytes for torch, which keeps this object while a tensor over them lives."""
+class MappedBytes:
+    """The bytes behind addresses, for torch and others (CUDA array interface).
 
-    def __init__(self, address: int, num_bytes: int) -> None:
+    Args:
+        address: of the first one.
+        index: of the GPU among those that this process sees.
+    """
+
+    def __init__(self, address: int, num_bytes: int, index: int) -> None:
+        self._index = index
         self.__cuda_array_interface__: dict[str, Any] = {
             "shape": (num_bytes,),
             "typestr": "|u1",
@@ -37,13 +45,17 @@ class _Bytes:
             "version": 3,
         }
 
+    def tensor(self) -> Tensor:
+        """All bytes, as uint8. It keeps this object as long as it or a view of it lives."""
+        return torch.as_tensor(self, device=torch.device("cuda", self._index))
 
-class CudaPool:
-    """Addresses on a GPU, and the memory behind them.
+
+class CudaMapping:
+    """Addresses, and the memory behind them. No memory is behind them at first.
 
     Args:
         memory: the GPU's.
-        num_bytes: of the pool.
+        num_bytes: how many; they are rounded up to what can be mapped.
 
     Raises:
         CudaError: so many addresses cannot be had.
@@ -58,20 +70,20 @@ class CudaPool:
         self._handles: list[int] = []
         self._mapped: list[Span] = []
         self._address: int | None = memory.reserve(self.num_bytes)
-        self._views: weakref.WeakSet[_Bytes] = weakref.WeakSet()
+        self._views: weakref.WeakSet[MappedBytes] = weakref.WeakSet()
 
-    def view(self) -> _Bytes:
-        """All bytes, as an object that torch and others can read (CUDA array interface)."""
+    def view(self) -> MappedBytes:
+        """All bytes, which have to be mapped."""
         # torch asks the driver on which device the first address lies, and the driver says so of mapped ones alone.
         assert self._mapped
         assert self._mapped[0].start == 0
-        view = _Bytes(self._base, self.num_bytes)
+        view = MappedBytes(self._base, self.num_bytes, self._memory.index)
         self._views.add(view)
         return view
 
     def tensor(self) -> Tensor:
         """See `TensorMemory.tensor`."""
-        return torch.as_tensor(self.view(), device=torch.device("cuda", self._memory.index))
+        return self.view().tensor()
 
     def collapse(self, start: int, num_bytes: int) -> bool:
         """See `TensorMemory.collapse`: a GPU's memory comes in large pages, so there is nothing to ask for."""
@@ -87,7 +99,7 @@ class CudaPool:
         assert parts[-1].start + parts[-1].num_bytes <= self.num_bytes
         with self._handle(lambda: self._memory.allocate(max(part.num_bytes for part in parts))) as handle:
             self._replace(handle, parts)
-        self._close_descriptor()
+        self.close_descriptor()
 
     def clear(self) -> None:
         """See `PoolMemory.clear`.
@@ -95,7 +107,7 @@ class CudaPool:
         Raises:
             CudaError: a call failed.
         """
-        self._close_descriptor()
+        self.close_descriptor()
         self._take_away()
 
     def create(self) -> None:
@@ -121,15 +133,31 @@ class CudaPool:
         # Imported before anything is taken away: most of what can be wrong with a descriptor shows here.
         with self._handle(lambda: self._memory.import_(fd)) as handle:
             kept = os.dup(fd)
-            self._close_descriptor()
+            self.close_descriptor()
             self.descriptor = kept
             self._replace(handle, [Span(0, self.num_bytes)])
 
+    def protect(self) -> None:
+        """Let kernels of this process write no more: one that does is an illegal access.
+
+        Raises:
+            CudaError: a call failed.
+        """
+        self._memory.synchronize()
+        for part in self._mapped:
+            self._memory.allow_access(self._base + part.start, part.num_bytes, read_only=True)
+
+    def close_descriptor(self) -> None:
+        """Close the descriptor: who was given one of the memory keeps it."""
+        if self.descriptor is not None:
+            os.close(self.descriptor)
+            self.descriptor = None
+
     def close(self) -> None:
         """See `PoolMemory.close`."""
-        if self._views:
-            raise BatonError(f"{len(self._views)} tensors over a pool are left when its memory is given back")
-        self._close_descriptor()
+        if views := list(self._views):
+            raise BatonError(f"{len(views)} tensors over a pool are left when its memory is given back")
+        self.close_descriptor()
         errors: list[BatonError] = []
         for give_back in (self._unmap, self._release, self._free):
             try:
@@ -181,11 +209,6 @@ class CudaPool:
         if self._address is not None and not self._mapped:
             self._memory.free(self._address, self.num_bytes)
             self._address = None
-
-    def _close_descriptor(self) -> None:
-        if self.descriptor is not None:
-            os.close(self.descriptor)
-            self.descriptor = None
 
 
 def granules(spans: Sequence[Span], granularity: int) -> list[Span]:
