@@ -1,5 +1,7 @@
 """Pools and weights come in and are found; what has to go for them goes."""
 
+from collections.abc import Mapping
+
 from common import messages as m
 from keeper_svc.actions import CloseHandle, KeeperAction, MemoryHandle, WriteLog
 from keeper_svc.executor import Executor
@@ -13,11 +15,13 @@ class Deposits:
     Args:
         shelf: where all of it is kept.
         leases: makes the depositor of a pool its holder.
+        executors: all that are known, by instance.
     """
 
-    def __init__(self, shelf: Shelf, leases: Leases) -> None:
+    def __init__(self, shelf: Shelf, leases: Leases, executors: Mapping[str, Executor]) -> None:
         self._shelf = shelf
         self._leases = leases
+        self._executors = executors
 
     def pool(
         self, executor: Executor, message: m.DepositPool, memory: MemoryHandle, tag: MemoryHandle, now: float
@@ -47,7 +51,11 @@ class Deposits:
             return refuse(executor, "weights are found either by a fingerprint or by a source")
         weights = self._shelf.find_weights(message.kind, message.fingerprint, message.source)
         if weights is None:
-            return answer(executor, m.WeightsAbsent())
+            wanted = (message.kind, message.source)
+            is_read = any(other.reads == wanted for other in self._executors.values() if other is not executor)
+            if message.reads and not is_read:
+                executor.reads = wanted
+            return answer(executor, m.WeightsAbsent(is_read=is_read))
         is_new = executor not in weights.users
         weights.used_by(executor)
         found = m.WeightsFound(fingerprint=weights.fingerprint, num_bytes=weights.num_bytes)

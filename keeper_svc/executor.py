@@ -46,6 +46,7 @@ class Executor:
         connection: to it; None while there is none.
         watchdog: the connection to its watchdog, if there is one.
         role: what it was told to be, until it is that.
+        reads: which weights it reads, and from which source, as far as the keeper knows.
         wish: what it waits for, while it is a standby.
         heard_at: when it last said that it lives; None before it first did as the holder of its pool: until then it is
             busy with its start. A standby that gets a pool has done all that before, and has `TAKEOVER_S`.
@@ -62,6 +63,7 @@ class Executor:
     connection: Connection | None = None
     watchdog: Connection | None = None
     role: Role | None = None
+    reads: tuple[m.WeightsKind, str] | None = None
     wish: Wish | None = None
     heard_at: float | None = None
     stuck_at: float | None = None
@@ -83,7 +85,7 @@ class Executor:
 
     def loses_connection(self) -> None:
         """Its connection is gone, and with it its place among the standbys."""
-        self.connection = self.wish = self.role = None
+        self.connection = self.wish = self.role = self.reads = None
         self.told_standbys = 0
 
     def waits(self, wish: Wish, now: float) -> None:

@@ -71,7 +71,7 @@ class Keeper:
         self._registry = Registry(self.shelf, name)
         self._leases = Leases(self.shelf, self._registry.executors, new_name)
         self._roles = Roles(self.shelf, self._registry.executors)
-        self._deposits = Deposits(self.shelf, self._leases)
+        self._deposits = Deposits(self.shelf, self._leases, self._registry.executors)
 
     # --- events ---
 
@@ -155,6 +155,8 @@ class Keeper:
         executor = self._registry.executor_at(connection)
         if executor is None:
             return f"{type(message).__name__} came before Register"
+        if not isinstance(message, m.FindWeights):
+            executor.reads = None  # whether it brings what it read, or goes on with its start without that
         outcome: list[KeeperAction] = []
         match message, beside:
             case m.Alive(state=state), _:

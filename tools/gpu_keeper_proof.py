@@ -48,7 +48,7 @@ THEN = {
     "the GPU) must be started again after each drop",
     "silent": "an executor's pidfd is no proof that its kernels have ended: before the keeper hands a pool on, it has "
     "to wait until the driver's list of processes (NVML) no longer has the executor",
-    "guarded": "a stray kernel of one executor can spoil the weights of all: until the driver guards them, executors on "
+    "guarded": "a stray kernel of one executor can spoil the weights of all: until a driver guards them, executors on "
     "GPUs keep their weights to themselves",
     "remapped": "a standby cannot capture its graphs before it has the pool: it captures them after the lease, or runs "
     "kernel by kernel until then",

@@ -104,11 +104,16 @@ class GivePoolUp(Message, frozen=True, tag="give_pool_up"):
 
 
 class FindWeights(Message, frozen=True, tag="find_weights"):
-    """Give me weights, by the model's fingerprint or by the files they would be read from; the other one is empty."""
+    """Give me weights, by the model's fingerprint or by the files they would be read from; the other one is empty.
+
+    Attributes:
+        reads: the sender reads the files if no such weights are kept and nobody else reads them.
+    """
 
     kind: WeightsKind
     fingerprint: Annotated[str, Meta(max_length=128)] = ""
     source: SourceKey = ""
+    reads: bool = False
 
 
 class DepositWeights(Message, frozen=True, tag="deposit_weights"):
@@ -217,7 +222,13 @@ class WeightsFound(Message, frozen=True, tag="weights_found"):
 
 
 class WeightsAbsent(Message, frozen=True, tag="weights_absent"):
-    """Answer to FindWeights: no such weights are kept."""
+    """Answer to FindWeights: no such weights are kept.
+
+    Attributes:
+        is_read: another executor reads them from the same files at this moment. Ask again.
+    """
+
+    is_read: bool = False
 
 
 class WeightsKept(Message, frozen=True, tag="weights_kept"):

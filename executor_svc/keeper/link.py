@@ -16,6 +16,9 @@ from common.logging import get_logger
 from executor_svc.keeper.conversation import Conversation, Deposit
 from executor_svc.keeper.held import HeldPool, HeldWeights
 
+READER_TIMEOUT_S = 300.0  # half of what ranks wait for each other
+READER_INTERVAL_S = 0.1
+
 log = get_logger("executor")
 
 
@@ -133,13 +136,28 @@ class KeeperLink:
             log.info("unused memory was dropped", device=device, **facts, gib=round(dropped.num_bytes / 2**30, 3))
         return dropped.num_bytes
 
-    def find_weights(self, kind: m.WeightsKind, *, fingerprint: str = "", source: str = "") -> HeldWeights | None:
-        """Weights of this fingerprint, or read from this source, if they are kept."""
-        found, fds = self.ask(
-            m.FindWeights(kind=kind, fingerprint=fingerprint, source=source), m.WeightsFound, m.WeightsAbsent
-        )
-        if not isinstance(found, m.WeightsFound):
-            return None
+    def find_weights(
+        self, kind: m.WeightsKind, *, fingerprint: str = "", source: str = "", reads: bool = False
+    ) -> HeldWeights | None:
+        """Weights of this fingerprint, or read from this source, if they are kept.
+
+        Args:
+            reads: if they are not, this process reads the source. So this call waits for another process that does so
+                already, `READER_TIMEOUT_S` at the longest: the source is read once, and no memory is taken twice.
+        """
+        wish = m.FindWeights(kind=kind, fingerprint=fingerprint, source=source, reads=reads)
+        until, has_said = time.monotonic() + READER_TIMEOUT_S, False
+        while True:
+            found, fds = self.ask(wish, m.WeightsFound, m.WeightsAbsent)
+            if isinstance(found, m.WeightsFound):
+                break
+            assert isinstance(found, m.WeightsAbsent)
+            if not (reads and found.is_read) or time.monotonic() >= until:
+                return None
+            if not has_said:
+                log.info("waits for weights that another executor reads")
+                has_said = True
+            time.sleep(READER_INTERVAL_S)
         if len(fds) != 1:
             raise self._talk.error(f"sent {len(fds)} files of weights, which have 1")
         return self._use(HeldWeights(kind, found.fingerprint, source, found.num_bytes, fds[0]))

@@ -11,7 +11,7 @@ from common.messages import WeightsKind
 from executor_svc.keeper.held import HeldWeights
 from executor_svc.model.checkpoint import Checkpoint
 from executor_svc.model.prepared import WeightLayout, Weights
-from executor_svc.model.rank_group import RankGroup, smallest
+from executor_svc.model.rank_group import RankGroup
 from executor_svc.model.source_key import source_key
 from executor_svc.model.weight_file import WeightFileError, WeightWriter, read_tensors
 from executor_svc.model.weight_memory import WeightMemories
@@ -23,7 +23,9 @@ log = get_logger("executor")
 class WeightKeeper(Protocol):
     """What is needed of a `KeeperLink`. Its calls raise KeeperError if the keeper refuses or is gone."""
 
-    def find_weights(self, kind: WeightsKind, *, fingerprint: str = "", source: str = "") -> HeldWeights | None:
+    def find_weights(
+        self, kind: WeightsKind, *, fingerprint: str = "", source: str = "", reads: bool = False
+    ) -> HeldWeights | None:
         """See `KeeperLink.find_weights`."""
         ...
 
@@ -79,7 +81,8 @@ def obtain_weights(
 ) -> LoadedWeights:
     """Map what the keeper has, or read the checkpoint and give the keeper what was prepared.
 
-    All ranks map, or all read: they share out the hashing of what they read.
+    All ranks map, or all read: they share out the hashing of what they read. The first rank looks first, and only it
+    waits for another executor that reads the same, so that no two groups wait for each other's ranks.
 
     Args:
         checkpoint: to read from.
@@ -95,8 +98,13 @@ def obtain_weights(
     """
     kept = None if store is None else _OneKind(store, layout, device, quantization)
     source = "" if kept is None else source_key(checkpoint.folder, layout.config)
-    found = None if kept is None or verify else kept.find(source=source)
-    if smallest(group, int(found is not None), device) and found is not None:
+    found = None
+    if group.rank == 0 and kept is not None and not verify:
+        found = kept.find(source=source, reads=True)
+    (is_found,), *_ = group.gather([found is not None])
+    if group.rank > 0 and kept is not None and is_found:
+        found = kept.find(source=source)
+    if all(row[0] for row in group.gather([found is not None])) and found is not None:
         return found
     if kept is None:
         weights, fingerprint = read_weights(checkpoint, layout, device, group, new_in_process(device))
@@ -122,10 +130,14 @@ class _OneKind:
             device=store.memories.device,
         )
 
-    def find(self, *, fingerprint: str = "", source: str = "") -> LoadedWeights | None:
-        """What is kept, mapped; None if nothing is, or nothing that can be used."""
+    def find(self, *, fingerprint: str = "", source: str = "", reads: bool = False) -> LoadedWeights | None:
+        """What is kept, mapped; None if nothing is, or nothing that can be used.
+
+        Args:
+            reads: see `KeeperLink.find_weights`.
+        """
         try:
-            held = self._keeper.find_weights(self._kind, fingerprint=fingerprint, source=source)
+            held = self._keeper.find_weights(self._kind, fingerprint=fingerprint, source=source, reads=reads)
         except KeeperError as error:
             log.warning("kept weights not found", reason=str(error))
             return None

@@ -42,7 +42,9 @@ class Keeper:
     room: int = 0
     descriptors: list[int] = field(default_factory=list)
 
-    def find_weights(self, kind: WeightsKind, *, fingerprint: str = "", source: str = "") -> HeldWeights | None:
+    def find_weights(
+        self, kind: WeightsKind, *, fingerprint: str = "", source: str = "", reads: bool = False
+    ) -> HeldWeights | None:
         self._called(f"find {'source' if source else 'fingerprint'}")
         for kept in self.kept:
             if kept.kind == kind and (source in kept.sources if source else fingerprint == kept.fingerprint):

@@ -71,6 +71,9 @@ class Link:
     def find_pool(self, kind: PoolKind, num_blocks: int = 0) -> int:
         return num_blocks if self.keeper.kept else 0
 
+    def make_room(self, device: str) -> int:
+        return 0
+
     def wait_for_pool(
         self,
         kind: PoolKind,

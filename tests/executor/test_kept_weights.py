@@ -1,10 +1,15 @@
 """Weights that a keeper has are the same weights, in the same memory."""
 
+import contextlib
 import multiprocessing
 import os
+import queue
 import random
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +17,9 @@ import pytest
 import torch
 
 from common.errors import KeeperError
+from executor_svc.keeper import link
 from executor_svc.keeper.link import KeeperLink
+from executor_svc.model import kept_weights
 from executor_svc.model.kept_weights import LoadedWeights
 from executor_svc.model.weight_file import read_tensors
 from executor_svc.options import ExecutorOptions
@@ -125,21 +132,53 @@ print(loaded.kept, loaded.fingerprint, os.fstat(loaded.held.memory_fd).st_ino)
 """
 
 
-def test_a_real_keeper_hands_them_to_another_process(folder: Path, tmp_path: Path) -> None:
+@pytest.fixture
+def socket(tmp_path: Path) -> Iterator[Path]:
+    """Of a real keeper."""
     tmp_path.chmod(0o700)
-    socket = tmp_path / "keeper.sock"
-    keeper = subprocess.Popen([sys.executable, "-m", "keeper_svc", "--socket", str(socket)])
+    path = tmp_path / "keeper.sock"
+    keeper = subprocess.Popen([sys.executable, "-m", "keeper_svc", "--socket", str(path)])
     try:
-        eventually(socket.exists)
-        link = KeeperLink(socket, "first")
-        first = obtain(folder, link)
-        arguments = [sys.executable, "-c", OBTAIN, str(folder), str(socket)]
-        second = subprocess.run(arguments, capture_output=True, check=True, text=True).stdout.split()
-        assert second == ["True", first.fingerprint, str(file_of(first))]
-        link.close()
+        eventually(path.exists)
+        yield path
     finally:
         keeper.kill()
         keeper.wait()
+
+
+def test_a_real_keeper_hands_them_to_another_process(folder: Path, socket: Path) -> None:
+    with contextlib.closing(KeeperLink(socket, "first")) as first_link:
+        first = obtain(folder, first_link)
+        arguments = [sys.executable, "-c", OBTAIN, str(folder), str(socket)]
+        second = subprocess.run(arguments, capture_output=True, check=True, text=True).stdout.split()
+        assert second == ["True", first.fingerprint, str(file_of(first))]
+
+
+def test_executors_that_start_at_once_read_a_checkpoint_once(
+    folder: Path, socket: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads, go_on, read = queue.SimpleQueue[None](), threading.Event(), kept_weights.read_weights
+
+    def read_slowly(*arguments: Any) -> Any:
+        reads.put(None)
+        assert go_on.wait(30.0)
+        return read(*arguments)
+
+    class Said(Log):
+        def info(self, event: str, **fields: Any) -> None:
+            super().info(event, **fields)
+            if len(self.lines) == 2:  # both of those that do not read
+                go_on.set()
+
+    monkeypatch.setattr(kept_weights, "read_weights", read_slowly)
+    monkeypatch.setattr(link, "log", said := Said())
+    with contextlib.ExitStack() as stack, ThreadPoolExecutor(3) as threads:
+        links = [stack.enter_context(contextlib.closing(KeeperLink(socket, name))) for name in ("a", "b", "c")]
+        loaded = list(threads.map(lambda each: obtain(folder, each), links))
+        assert len({file_of(each) for each in loaded}) == 1
+    assert reads.qsize() == 1
+    assert sorted(each.kept for each in loaded) == [False, True, True]
+    assert [event for event, _ in said.lines] == ["waits for weights that another executor reads"] * 2
 
 
 def test_without_a_keeper_there_is_no_file(folder: Path) -> None:

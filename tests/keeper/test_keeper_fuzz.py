@@ -83,7 +83,7 @@ class Events(RuleBasedStateMachine):
     def weights(self, data, fingerprint, source, num_bytes, find):
         executor = self._some(data)
         if find:
-            executor.find_weights("" if source else fingerprint, source)
+            executor.find_weights("" if source else fingerprint, source, reads=data.draw(st.booleans()))
         else:
             executor.deposit_weights(fingerprint, source, num_bytes)
 
@@ -164,6 +164,12 @@ class Events(RuleBasedStateMachine):
         kept = {pool.name: pool.holder.instance for pool in shelf.pools if pool.holder is not None}
         for executor, pool in self.holds.items():
             assert kept[pool] == executor.instance
+
+    @invariant()
+    def a_source_is_read_by_one_connected_executor(self):
+        readers = [executor for executor in self.world.keeper._registry.executors.values() if executor.reads]
+        assert all(executor.connection is not None for executor in readers)
+        assert len({executor.reads for executor in readers}) == len(readers)
 
     @invariant()
     def handles_are_closed_when_nothing_needs_them(self):

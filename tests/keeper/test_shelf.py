@@ -122,6 +122,41 @@ def test_a_source_leads_to_what_was_read_from_it_last(world):
     assert user.find_weights("old").fingerprint == "old", "they are kept, and found by what they are"
 
 
+def test_one_executor_reads_what_several_look_for(world):
+    reader, second, third = Executor(world), Executor(world), Executor(world)
+    absent, wait = m.WeightsAbsent(), m.WeightsAbsent(is_read=True)
+    assert second.find_weights(source="files") == absent, "it does not say that it reads"
+    assert reader.find_weights(source="files", reads=True) == absent
+    assert reader.find_weights(source="files", reads=True) == absent, "it asks again"
+    assert second.find_weights(source="files", reads=True) == wait
+    assert second.find_weights(source="other files", reads=True) == absent
+    assert third.find_weights(source="other files", reads=True) == wait
+    assert reader.find_weights("f") == absent
+    assert third.find_weights(source="files", reads=True) == wait, "it has only looked whether they are kept"
+    reader.deposit_weights("f", source="files")
+    assert third.find_weights(source="files", reads=True).fingerprint == "f"
+
+
+@pytest.mark.parametrize(
+    "stops",
+    [
+        Executor.end,
+        Executor.disconnect,
+        lambda reader: reader.deposit(),
+        lambda reader: reader.lease(),
+        lambda reader: reader.send(m.Alive(state="serving")),
+        lambda reader: reader.deposit_weights("f"),  # of files that have changed meanwhile
+        lambda reader: reader.find_weights(source="other files", reads=True),
+    ],
+)
+def test_an_executor_that_reads_no_more_is_not_waited_for(world, stops):
+    reader, second = Executor(world), Executor(world)
+    reader.find_weights(source="files", reads=True)
+    assert second.find_weights(source="files", reads=True) == m.WeightsAbsent(is_read=True)
+    stops(reader)
+    assert second.find_weights(source="files", reads=True) == m.WeightsAbsent()
+
+
 def test_an_operator_drops_what_is_not_used(world):
     gone, holder = Executor(world), Executor(world)
     pool = gone.deposit().pool

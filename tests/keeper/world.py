@@ -149,8 +149,8 @@ class Executor:
         message = m.DepositWeights(kind=WEIGHTS, fingerprint=fingerprint, num_bytes=num_bytes, source=source)
         return self.send(message, self.world.memory(num_bytes))
 
-    def find_weights(self, fingerprint: str = "", source: str = "") -> m.FromKeeper:
-        return self.send(m.FindWeights(kind=WEIGHTS, fingerprint=fingerprint, source=source))
+    def find_weights(self, fingerprint: str = "", source: str = "", *, reads: bool = False) -> m.FromKeeper:
+        return self.send(m.FindWeights(kind=WEIGHTS, fingerprint=fingerprint, source=source, reads=reads))
 
     def disconnect(self) -> None:
         self.world.close(self.connection)

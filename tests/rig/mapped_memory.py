@@ -18,7 +18,9 @@ class MappedForTheRig(FakeCuda):
     """
 
     def __init__(self, adopt: Callable[[int, int], None]) -> None:
-        super().__init__(devices=int(os.environ.get("RIG_DEVICES", "1")))
+        super().__init__(
+            name=os.environ.get("RIG_MEMORY", "fake_cuda"), devices=int(os.environ.get("RIG_DEVICES", "1"))
+        )
         self._adopt = adopt
 
     def cuMemMap(self, address: int, num_bytes: int, *rest: Any) -> Any:

@@ -35,6 +35,7 @@ def hazards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "hazards"
     folder.mkdir()
     monkeypatch.setenv("RIG_HAZARDS", str(folder))
+    monkeypatch.setenv("RIG_MEMORY", f"fake_cuda_{os.getpid()}_{tmp_path.name}")  # no other test's GPU
     return folder
 
 
@@ -75,7 +76,6 @@ def test_a_standby_goes_on_with_the_memory_of_a_killed_executor(attention: str, 
         assert (after["pools_adopted"], after["recomputed_tokens"]) == (1, 0)
         assert holder(fleet) != gone
         log = fleet.log_tail(executor_name(holder(fleet)), lines=10**6)
-        assert "weights=kept" in log
         assert_one_copy(fleet)
         assert "device=GPU-00010203-0405-0607-0809-0a0b0c0d0e0f" in log
         assert log.index("graphs captured") < log.index("holds a pool"), "the graphs are those of the scratch memory"
@@ -105,7 +105,9 @@ def assert_one_copy(fleet: LocalFleet) -> None:
     kept = ask_keeper(fleet.spec.keeper, m.KeeperQuery(), timeout_s=10)
     assert isinstance(kept, m.KeeperReport)
     assert [(len(each), each[0].kind.device[:4]) for each in (kept.weights, kept.pools)] == [(1, "GPU-")] * 2
-    assert bytes_of_all_processes("fake_cuda") == sum(each.num_bytes for each in (*kept.weights, *kept.pools))
+    assert bytes_of_all_processes(os.environ["RIG_MEMORY"]) == sum(
+        each.num_bytes for each in (*kept.weights, *kept.pools)
+    )
 
 
 def assert_none(hazards: Path) -> None:
