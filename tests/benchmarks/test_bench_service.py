@@ -49,6 +49,14 @@ def test_the_benchmark_of_a_keeper():
 
 
 @pytest.mark.slow
+def test_the_benchmark_of_starts():
+    model = ("--model", str(resolve_model(None, weights=True)), "--num-blocks", "64")
+    (figures,) = lines("bench_start.py", *model, "--rounds", "1", "--executor-option=--threads=1")
+    assert figures["kept_weights_s"] < figures["kept_s"] > 0
+    assert figures["from_disk_over_kept"] > 0 < figures["from_cache_over_kept"]
+
+
+@pytest.mark.slow
 def test_the_benchmark_of_bits():
     """What is kept is the same, and what is computed again is, too: in bfloat16 and in other batches."""
     sizes = ("--kills", "4", "--requests", "4", "--streams", "2", "--prompt-tokens", "40", "--max-tokens", "100")
