@@ -24,14 +24,14 @@ class Keeping:
         name: of the executor, for operators.
         number: of the process, which no other one has.
         kept_as: the build whose kind of pool it asks for, which is its own unless something is wrong with it.
-        is_standby: whether it waits until another one's pool is free.
+        is_standby: whether it waits until another one's pool is free; None to do what the keeper says.
     """
 
     host: KeeperHost
     name: str
     number: int
     kept_as: Build
-    is_standby: bool
+    is_standby: bool | None
 
 
 class SimLink:
@@ -60,7 +60,8 @@ class SimLink:
     ) -> None:
         self.memory: Memory | None = None
         self.tag: Tag | None = None
-        self.is_waiting = keeping.is_standby
+        self.is_waiting = bool(keeping.is_standby)
+        self._knows_role = keeping.is_standby is not None
         self._leased: m.PoolLeased | None = None
         self._world = world
         self._host = keeping.host
@@ -81,8 +82,7 @@ class SimLink:
         self._wire: Wire | None = None
         self._has_started = False
         world.after(FIRST_WORD_S, when_awake, self._connect)
-        if not self.is_waiting:
-            world.after(ANSWER_TIMEOUT_S, when_awake, self._begin)
+        world.after(ANSWER_TIMEOUT_S, when_awake, self._give_up)
         world.after(HEARTBEAT_INTERVAL_S, self._tick)
 
     @property
@@ -110,6 +110,11 @@ class SimLink:
             self._host.hang_up(self._wire)
         self._host.ended(self._process)
 
+    def _give_up(self) -> None:
+        """No answer: serve without a pool. A standby waits on."""
+        if not self.is_waiting:
+            self._begin()
+
     def _begin(self) -> None:
         """Serve, with a pool or without one. A standby that is refused has nothing to do."""
         if self._has_started:
@@ -130,7 +135,14 @@ class SimLink:
         if self._leased is not None and self.memory is not None and self.tag is not None:
             self._deposit(self.memory, self.tag, self._leased.pool, self._leased.lease)
         elif not self._has_started:
+            self._seek()
+
+    def _seek(self) -> None:
+        """Ask for a pool, once it is known how."""
+        if self._knows_role:
             self._say(m.LeasePool(kind=self._kind, num_blocks=self._num_blocks, wait=self.is_waiting))
+        else:
+            self._say(m.AskRole(kind=self._kind))
 
     def _deposit(self, memory: Memory, tag: Tag, pool: str = "", lease: int = 0) -> None:
         message = m.DepositPool(
@@ -166,11 +178,13 @@ class SimLink:
             case None, _:
                 self._wire = None
                 self._on_standbys(0)  # that any keeper knows of
-                if not self.is_waiting:
-                    self._begin()
+                self._give_up()
                 self._world.after(RETRY_INTERVAL_S, self._when_awake, self._retry)
             case m.Standbys(count=count), _:
                 self._on_standbys(count)
+            case m.RoleGiven(waits=waits), _ if not self._has_started:
+                self.is_waiting, self._knows_role = waits, True
+                self._seek()
             case m.PoolAbsent(), _ if not self._has_started:
                 self._deposit(self._new_memory, self._new_tag)
             case m.PoolLeased(), (Memory() as memory, Tag() as tag) if not self._has_started:

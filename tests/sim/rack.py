@@ -46,10 +46,13 @@ class Machines:
     Attributes:
         hosts: a keeper for each machine; empty if nothing is kept.
         num_standbys: of each executor.
+        asks: whether processes ask the keeper which of them wait; otherwise those do that start while one of their team
+            serves.
     """
 
     hosts: tuple[KeeperHost, ...] = ()
     num_standbys: tuple[int, ...] = ()
+    asks: bool = False
 
 
 class Rack:
@@ -69,6 +72,7 @@ class Rack:
         self._world = world
         self._port = port
         self._pace = pace
+        self._asks = machines.asks
         self._rng: Random = world.stream("executors")
         self.poison_kills = self._rng.random() < 0.6
         for slot in self.slots:
@@ -89,7 +93,8 @@ class Rack:
             self._world.at(slot.down_until, self._start, slot)
             return
         team = [each.process for each in self.slots if each.team == slot.team and each.process is not None]
-        is_standby = slot.host is not None and any(not each.is_waiting and each.build == slot.build for each in team)
+        serves = any(not each.is_waiting and each.build == slot.build for each in team)
+        is_standby = None if self._asks else slot.host is not None and serves
         what = "waits with" if is_standby else "starts with"
         self._world.say(slot.name, what, slot.build.model, slot.build.library)
         self._num_started += 1

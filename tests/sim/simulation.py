@@ -124,7 +124,8 @@ class Simulation:
         pace = Pace(rng.choice(profile.step_s), rng.choice([0.0, 0.0005]), late_s=rng.uniform(0.3, 3.0))
         self.keepers = self._keepers(keeps, builds) if keeps.random() < profile.keeps else []
         num_standbys = tuple(keeps.randint(*profile.standbys) for _ in builds) if self.keepers else ()
-        machines = Machines(tuple(self.keepers), num_standbys)
+        asks = bool(self.keepers) and world.stream("roles").random() < 0.3
+        machines = Machines(tuple(self.keepers), num_standbys, asks)
         self.rack = Rack(world, self.executor_port, builds, pace, machines)
         self.frontends = [FrontendProcess(world, self.frontend_port, i) for i in range(rng.randint(1, 3))]
         self.clients: list[Client] = []
