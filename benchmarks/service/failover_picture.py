@@ -50,14 +50,14 @@ def main(figures: TextIO) -> None:
 
 
 def picture(figures: list[dict[str, Any]]) -> str:
-    """The picture; a line of figures for each row, by model in the order of their first lines."""
+    """The picture; a line of figures for each row, by model and dtype in the order of their first lines."""
     most = max(line["gap_ms_p99"] for line in figures) * 1.1
     parts: list[str] = []
     y = 20
-    for model in dict.fromkeys(line["model"] for line in figures):
-        lines = [line for line in figures if line["model"] == model]
+    for model, dtype in dict.fromkeys((line["model"], line["dtype"]) for line in figures):
+        lines = [line for line in figures if (line["model"], line["dtype"]) == (model, dtype)]
         about = lines[0]
-        head = f"{model}, {about['streams']} streams, prompts of {about['prompt_tokens']:,} tokens"
+        head = f"{model}, dtype {dtype}, {about['streams']} streams, prompts of {about['prompt_tokens']:,} tokens"
         parts.append(_text(10, y, head, "head"))
         parts.append(_text(RIGHT + 30, y, "again, for each fault", "dim"))
         bottom = y + 14 + ROW * len(lines)

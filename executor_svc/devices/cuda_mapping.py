@@ -156,7 +156,7 @@ class CudaMapping:
     def close(self) -> None:
         """See `PoolMemory.close`."""
         if views := list(self._views):
-            raise BatonError(f"{len(views)} tensors over a pool are left when its memory is given back")
+            raise BatonError(f"{len(views)} tensors over memory are left when it is given back")
         self.close_descriptor()
         errors: list[BatonError] = []
         for give_back in (self._unmap, self._release, self._free):

@@ -10,7 +10,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 def line(setting: Setting, p50: float, p99: float, recomputed: int, model: str = "demo <1>") -> dict[str, object]:
-    about = {"model": model, "streams": 16, "prompt_tokens": 1000, "faults": 5}
+    about = {"model": model, "dtype": "bfloat16", "streams": 16, "prompt_tokens": 1000, "faults": 5}
     return {"setting": setting.value, **about, "gap_ms_p50": p50, "gap_ms_p99": p99, "recomputed_tokens": recomputed}
 
 

@@ -202,7 +202,7 @@ def test_a_pool_is_not_closed_under_a_tensor():
     pool = CudaMapping(CudaMemory(0, cuda), GRANULE)
     pool.create()
     view = pool.view()
-    with pytest.raises(BatonError, match="1 tensors over a pool are left"):
+    with pytest.raises(BatonError, match="1 tensors over memory are left"):
         pool.close()
     del view
     gc.collect()

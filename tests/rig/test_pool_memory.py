@@ -50,7 +50,7 @@ def test_a_tensor_is_the_memory_itself_and_keeps_it(rig: StandIn) -> None:
     part = tensor[5:].view(-1)[:1]
     del tensor
     gc.collect()
-    with pytest.raises(BatonError, match="1 tensors over a pool are left"):
+    with pytest.raises(BatonError, match="1 tensors over memory are left"):
         pool.close()
     del part
     gc.collect()
