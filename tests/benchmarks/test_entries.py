@@ -23,6 +23,7 @@ NAMES = [
     "scheduler",
     "scheduler_micro",
     "service",
+    "start",
     "turn",
 ]
 
