@@ -1,11 +1,10 @@
 """Pools and weights come in and are found; what has to go for them goes."""
 
-from collections.abc import Mapping
-
 from common import messages as m
 from keeper_svc.actions import CloseHandle, KeeperAction, MemoryHandle, WriteLog
 from keeper_svc.executor import Executor
 from keeper_svc.leases import Leases, answer, refuse
+from keeper_svc.readers import Readers
 from keeper_svc.shelf import NAME_CHARS, Kept, Pool, Shelf, Weights
 
 
@@ -15,13 +14,13 @@ class Deposits:
     Args:
         shelf: where all of it is kept.
         leases: makes the depositor of a pool its holder.
-        executors: all that are known, by instance.
+        readers: tell which executor reads weights that are not there.
     """
 
-    def __init__(self, shelf: Shelf, leases: Leases, executors: Mapping[str, Executor]) -> None:
+    def __init__(self, shelf: Shelf, leases: Leases, readers: Readers) -> None:
         self._shelf = shelf
         self._leases = leases
-        self._executors = executors
+        self._readers = readers
 
     def pool(
         self, executor: Executor, message: m.DepositPool, memory: MemoryHandle, tag: MemoryHandle, now: float
@@ -45,17 +44,13 @@ class Deposits:
         """An executor can make nothing of the pool that it holds."""
         return [*self._drop_held(executor, "its holder cannot use it"), *answer(executor, m.PoolGivenUp())]
 
-    def find_weights(self, executor: Executor, message: m.FindWeights) -> list[KeeperAction]:
+    def find_weights(self, executor: Executor, message: m.FindWeights, now: float) -> list[KeeperAction]:
         """An executor looks for weights, and uses those that it gets."""
         if bool(message.fingerprint) == bool(message.source):
             return refuse(executor, "weights are found either by a fingerprint or by a source")
         weights = self._shelf.find_weights(message.kind, message.fingerprint, message.source)
         if weights is None:
-            wanted = (message.kind, message.source)
-            is_read = any(other.reads == wanted for other in self._executors.values() if other is not executor)
-            if message.reads and not is_read:
-                executor.reads = wanted
-            return answer(executor, m.WeightsAbsent(is_read=is_read))
+            return answer(executor, m.WeightsAbsent(is_read=self._readers.must_wait(executor, message, now)))
         is_new = executor not in weights.users
         weights.used_by(executor)
         found = m.WeightsFound(fingerprint=weights.fingerprint, num_bytes=weights.num_bytes)

@@ -34,6 +34,14 @@ class Role:
     given_at: float
 
 
+@dataclass(frozen=True)
+class Reading:
+    """Weights that an executor reads, by their kind and source, and since when."""
+
+    wanted: tuple[m.WeightsKind, str]
+    since: float
+
+
 @dataclass(eq=False)
 class Executor:
     """A process that registered. It is known until it has provably ended, whether it is connected or not.
@@ -46,7 +54,7 @@ class Executor:
         connection: to it; None while there is none.
         watchdog: the connection to its watchdog, if there is one.
         role: what it was told to be, until it is that.
-        reads: which weights it reads, and from which source, as far as the keeper knows.
+        reads: what it reads for all, as far as the keeper knows.
         wish: what it waits for, while it is a standby.
         heard_at: when it last said that it lives; None before it first did as the holder of its pool: until then it is
             busy with its start. A standby that gets a pool has done all that before, and has `TAKEOVER_S`.
@@ -63,7 +71,7 @@ class Executor:
     connection: Connection | None = None
     watchdog: Connection | None = None
     role: Role | None = None
-    reads: tuple[m.WeightsKind, str] | None = None
+    reads: Reading | None = None
     wish: Wish | None = None
     heard_at: float | None = None
     stuck_at: float | None = None

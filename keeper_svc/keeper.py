@@ -22,6 +22,7 @@ from keeper_svc.actions import (
 )
 from keeper_svc.deposits import Deposits, dropped
 from keeper_svc.leases import Leases
+from keeper_svc.readers import Readers
 from keeper_svc.registry import Registry
 from keeper_svc.report import kept_pool, kept_weights
 from keeper_svc.roles import Roles
@@ -71,7 +72,8 @@ class Keeper:
         self._registry = Registry(self.shelf, name)
         self._leases = Leases(self.shelf, self._registry.executors, new_name)
         self._roles = Roles(self.shelf, self._registry.executors)
-        self._deposits = Deposits(self.shelf, self._leases, self._registry.executors)
+        self._readers = Readers(self.shelf, self._registry.executors)
+        self._deposits = Deposits(self.shelf, self._leases, self._readers)
 
     # --- events ---
 
@@ -155,8 +157,6 @@ class Keeper:
         executor = self._registry.executor_at(connection)
         if executor is None:
             return f"{type(message).__name__} came before Register"
-        if not isinstance(message, m.FindWeights):
-            executor.reads = None  # whether it brings what it read, or goes on with its start without that
         outcome: list[KeeperAction] = []
         match message, beside:
             case m.Alive(state=state), _:
@@ -172,9 +172,11 @@ class Keeper:
             case m.GivePoolUp(), _:
                 outcome = self._deposits.give_up_pool(executor)
             case m.FindWeights(), _:
-                outcome = self._deposits.find_weights(executor, message)
+                outcome = self._deposits.find_weights(executor, message, now)
             case m.DepositWeights(), (MemoryHandle() as memory,):
                 outcome = self._deposits.weights(executor, message, memory)
+        if not isinstance(message, m.FindWeights):
+            self._readers.end(executor)
         return outcome
 
     def _drop(self, connection: Connection, message: m.DropKept) -> list[KeeperAction]:

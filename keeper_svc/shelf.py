@@ -200,7 +200,8 @@ class Shelf:
         if message.name:
             pools: list[Kept] = [pool for pool in self.pools if pool in idle and pool.name.startswith(message.name)]
             gone = [*pools, *(each for each in self.weights if each.fingerprint.startswith(message.name))]
-        return self._take([kept for kept in gone if message.device in ("", kept.kind.device)])
+        on_device = [kept for kept in gone if message.device in ("", kept.kind.device)]
+        return self._take([kept for kept in on_device if message.pools or isinstance(kept, Weights)])
 
     def _add(self, kept: Kept) -> None:
         if isinstance(kept, Pool):

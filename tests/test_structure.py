@@ -23,7 +23,7 @@ PURE = [
     *("executor_svc/staging", "executor_svc/service/registration.py"),
     *(
         f"keeper_svc/{name}.py"
-        for name in ("keeper", "report", "deposits", "roles", "leases", "registry", "shelf", "executor")
+        for name in ("keeper", "report", "deposits", "readers", "roles", "leases", "registry", "shelf", "executor")
     ),
     "keeper_svc/actions.py",
 ]
@@ -55,6 +55,7 @@ FLOORS = {
             "keeper",
             "report",
             "deposits",
+            "readers",
             "roles",
             "leases",
             "registry",

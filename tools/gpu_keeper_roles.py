@@ -164,24 +164,31 @@ def watcher(stage: Stage) -> None:
 
 
 def reader(stage: Stage) -> None:
-    """Map the keeper's memory for reading alone, read it, and try to write it."""
+    """Write the keeper's memory, restore it, map it for reading alone, read it, and try to write it again."""
     pool = stage.pool()
+    how = "a kernel" if torch.cuda.is_available() else "a copy"
+    _invert(stage, pool)
+    if stage.read(pool) == pattern(stage.num_bytes):
+        stage.tell({"outcome": "failed", "error": f"{how} writes nothing, so its refusal says nothing"})
+        return
+    stage.write(pool, pattern(stage.num_bytes))
     pool.protect()
-    reads = stage.read(pool) == pattern(stage.num_bytes)
+    told = {"reads": stage.read(pool) == pattern(stage.num_bytes), "writes": how}
     try:
-        if torch.cuda.is_available():
-            how = "a kernel"
-            pool.tensor().add_(1)
-            torch.cuda.synchronize()
-        else:
-            how = "a copy"
-            stage.write(pool, bytes(stage.num_bytes))
-        stage.tell({"reads": reads, "refused": False, "writes": how})
-    except (
-        BatonError,
-        RuntimeError,
-    ) as error:  # a kernel's fault is torch's error, and ends this process's use of CUDA
-        stage.tell({"reads": reads, "refused": True, "writes": how, "error": str(error).splitlines()[0]})
+        _invert(stage, pool)
+        stage.tell(told | {"refused": False})
+    # A kernel's fault is torch's error, and the end of CUDA in this process.
+    except (BatonError, RuntimeError) as error:
+        stage.tell(told | {"refused": True, "error": str(error).splitlines()[0]})
+
+
+def _invert(stage: Stage, pool: CudaMapping) -> None:
+    """Change all bytes: by a kernel, or by a copy where torch has no GPU."""
+    if torch.cuda.is_available():
+        pool.tensor().bitwise_not_()
+        torch.cuda.synchronize()
+    else:
+        stage.write(pool, bytes(byte ^ 255 for byte in pattern(stage.num_bytes)))
 
 
 def grapher(stage: Stage) -> None:

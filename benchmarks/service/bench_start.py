@@ -3,7 +3,8 @@ the next one, which finds the weights of the first at a keeper.
 
 A round has three starts, and each executor is killed when it is ready. `from_disk` reads a checkpoint that is not in
 the page cache, as after the machine's start. `from_cache` is the same once more, with another keeper. `kept` starts
-beside the keeper of the one before. torch's own files are in the page cache in all three.
+beside the keeper of the one before, and finds its weights and its pool. torch's own files are in the page cache in all
+three. Files in memory (tmpfs) are never on a disk: see to it that the checkpoint's folder is on one.
 `--model` is a folder of a checkpoint with a tokenizer, or a shape such as 0.6B with random weights. One JSON line, with
 medians in seconds; `weights` is the part in which weights are read or found, as the executor's log says.
 
@@ -68,6 +69,8 @@ def keeper() -> Iterator[Path]:
         ) as process:
             try:
                 while not keeper_listens(socket):
+                    if process.poll() is not None:
+                        raise click.ClickException(f"the keeper has ended with exit code {process.returncode}")
                     time.sleep(0.01)
                 yield socket
             finally:

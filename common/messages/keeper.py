@@ -18,7 +18,7 @@ from common.messages.kept import (
     WeightsKind,
 )
 
-KEEPER_VERSION = 1
+KEEPER_VERSION = 2
 MAX_DESCRIPTORS = 2  # beside one message
 MAX_REQUEST_BYTES = 2**13  # to the keeper
 MAX_ANSWER_BYTES = 2**17  # a report; every other answer is short
@@ -107,7 +107,7 @@ class FindWeights(Message, frozen=True, tag="find_weights"):
     """Give me weights, by the model's fingerprint or by the files they would be read from; the other one is empty.
 
     Attributes:
-        reads: the sender reads the files if no such weights are kept and nobody else reads them.
+        reads: with a source: the sender reads the files if no such weights are kept and no other executor reads them.
     """
 
     kind: WeightsKind

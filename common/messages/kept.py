@@ -45,7 +45,7 @@ class WeightsKind(Message, frozen=True):
     device: Name = "cpu"
 
 
-# --- for operators ---
+# --- for operators, and for an executor that needs room on its GPU ---
 
 
 class KeeperQuery(Message, frozen=True, tag="keeper_query"):
@@ -59,10 +59,12 @@ class DropKept(Message, frozen=True, tag="drop_kept"):
         name: beginning of the name of pools without a holder, or of the fingerprint of weights, in use or not; empty
             for all pools without a holder and all weights without a user.
         device: only what is on this device; empty for all devices.
+        pools: whether pools, too, and not only weights.
     """
 
     name: Annotated[str, Meta(max_length=128)] = ""
     device: Annotated[str, Meta(max_length=128)] = ""
+    pools: bool = True
 
 
 class KeptPool(Message, frozen=True):

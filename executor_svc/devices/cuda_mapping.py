@@ -120,8 +120,8 @@ class CudaMapping:
         with self._handle(lambda: self._memory.allocate(self.num_bytes)) as handle:
             self.descriptor = self._memory.export(handle)
             self._replace(handle, [Span(0, self.num_bytes)])
-            # Nothing reads a position before it is written. But CUDA does not say that new memory is empty, and what
-            # another process has left there has no business in a pool that is handed on.
+            # Nothing reads what was not written. But CUDA does not say that new memory is empty, and what another
+            # process has left there has no business in memory that is handed on.
             self._memory.clear(self._base, self.num_bytes)
 
     def map(self, fd: int) -> None:
@@ -130,15 +130,26 @@ class CudaMapping:
         Raises:
             CudaError: a call failed.
         """
+        self._import(fd)
+
+    def map_read_only(self, fd: int) -> None:
+        """The same for reading: a kernel of this process that writes there is an illegal access.
+
+        Raises:
+            CudaError: a call failed.
+        """
+        self._import(fd, read_only=True)
+
+    def _import(self, fd: int, *, read_only: bool = False) -> None:
         # Imported before anything is taken away: most of what can be wrong with a descriptor shows here.
         with self._handle(lambda: self._memory.import_(fd)) as handle:
             kept = os.dup(fd)
             self.close_descriptor()
             self.descriptor = kept
-            self._replace(handle, [Span(0, self.num_bytes)])
+            self._replace(handle, [Span(0, self.num_bytes)], read_only=read_only)
 
     def protect(self) -> None:
-        """Let kernels of this process write no more: one that does is an illegal access.
+        """Let kernels of this process write no more, as with `map_read_only`.
 
         Raises:
             CudaError: a call failed.
@@ -155,7 +166,7 @@ class CudaMapping:
 
     def close(self) -> None:
         """See `PoolMemory.close`."""
-        if views := list(self._views):
+        if views := list(self._views):  # not the set: one that is being finalized still counts there
             raise BatonError(f"{len(views)} tensors over memory are left when it is given back")
         self.close_descriptor()
         errors: list[BatonError] = []
@@ -169,7 +180,7 @@ class CudaMapping:
 
     @property
     def _base(self) -> int:
-        assert self._address is not None, "the pool is closed"
+        assert self._address is not None, "the addresses were given back"
         return self._address
 
     @contextlib.contextmanager
@@ -181,13 +192,13 @@ class CudaMapping:
         finally:
             self._release()
 
-    def _replace(self, handle: int, parts: Sequence[Span]) -> None:
+    def _replace(self, handle: int, parts: Sequence[Span], *, read_only: bool = False) -> None:
         self._take_away()
         for part in parts:
             address = self._base + part.start
             self._memory.map(address, part.num_bytes, handle)
             self._mapped.append(part)
-            self._memory.allow_access(address, part.num_bytes)
+            self._memory.allow_access(address, part.num_bytes, read_only=read_only)
 
     def _take_away(self) -> None:
         if self._mapped:

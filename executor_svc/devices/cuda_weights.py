@@ -5,14 +5,17 @@ reading alone: a stray kernel ends its own process and harms no other one. (Dyna
 A process of the same user that maps them otherwise can write them; no executor does.
 """
 
+import contextlib
 import weakref
+from collections.abc import Callable
 
 from torch import Tensor
 
 from common.errors import BatonError
 from common.logging import get_logger
 from executor_svc.devices.cuda_mapping import CudaMapping
-from executor_svc.devices.cuda_memory import CudaMemory
+from executor_svc.devices.cuda_memory import CudaError, CudaMemory
+from executor_svc.model.weight_memory import NoRoom
 
 log = get_logger("executor")
 
@@ -70,15 +73,15 @@ class CudaWeights:
         """See `WeightMemories.create`.
 
         Raises:
+            NoRoom: the GPU has too little memory left.
             CudaError: a call failed.
         """
-        mapping = CudaMapping(self._memory, num_bytes)
         try:
-            mapping.create()
-        except BatonError:
-            mapping.close()
+            mapping = self._mapping(num_bytes, CudaMapping.create)
+        except CudaError as error:
+            if error.result == "CUDA_ERROR_OUT_OF_MEMORY":
+                raise NoRoom(str(error)) from error
             raise
-        self._mapped.add(mapping)
         return NewCudaMemory(self._memory, mapping)
 
     def map(self, fd: int, num_bytes: int) -> Tensor:
@@ -87,16 +90,20 @@ class CudaWeights:
         Raises:
             CudaError: a call failed: it is no memory of this GPU, or is shorter.
         """
+        mapping = self._mapping(num_bytes, lambda mapping: mapping.map_read_only(fd))
+        mapping.close_descriptor()
+        return _tensor(self._memory, mapping)
+
+    def _mapping(self, num_bytes: int, fill: Callable[[CudaMapping], None]) -> CudaMapping:
+        """Addresses, with what `fill` puts behind them."""
         mapping = CudaMapping(self._memory, num_bytes)
         try:
-            mapping.map(fd)
-            mapping.protect()
+            fill(mapping)
         except BatonError:
-            mapping.close()
+            _close(mapping)
             raise
-        mapping.close_descriptor()
         self._mapped.add(mapping)
-        return _tensor(self._memory, mapping)
+        return mapping
 
 
 def _tensor(memory: CudaMemory, mapping: CudaMapping) -> Tensor:
@@ -107,8 +114,13 @@ def _tensor(memory: CudaMemory, mapping: CudaMapping) -> Tensor:
 
 
 def _give_back(memory: CudaMemory, mapping: CudaMapping) -> None:
-    try:
+    with contextlib.suppress(BatonError):
         memory.synchronize()  # what runs on the GPU may still read them
+    _close(mapping)
+
+
+def _close(mapping: CudaMapping) -> None:
+    try:
         mapping.close()
     except BatonError as error:
         log.warning("weights not given back", reason=str(error))

@@ -25,8 +25,7 @@ class NewMemfd:
         self.num_bytes = -(-num_bytes // PAGESIZE) * PAGESIZE
         self.descriptor = create_memory("baton-weights", self.num_bytes, to_be_read_only=True)
         try:
-            self._mapping = Mapping(self.num_bytes)
-            self._mapping.map(self.descriptor)
+            self._mapping = _mapped(self.descriptor, self.num_bytes)
         except KeeperError:
             self.close()
             raise
@@ -67,9 +66,17 @@ class MemfdWeights:
             KeeperError: it is no memory file, has another size, can be cut short, or can be written.
         """
         check_memory(fd, num_bytes, read_only=True)
-        mapping = Mapping(num_bytes)
-        mapping.map(fd, read_only=True)
-        return _tensor(mapping)
+        return _tensor(_mapped(fd, num_bytes, read_only=True))
+
+
+def _mapped(fd: int, num_bytes: int, *, read_only: bool = False) -> Mapping:
+    mapping = Mapping(num_bytes)
+    try:
+        mapping.map(fd, read_only=read_only)
+    except KeeperError:
+        mapping.unmap()
+        raise
+    return mapping
 
 
 def _tensor(mapping: Mapping) -> Tensor:

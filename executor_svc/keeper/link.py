@@ -16,7 +16,7 @@ from common.logging import get_logger
 from executor_svc.keeper.conversation import Conversation, Deposit
 from executor_svc.keeper.held import HeldPool, HeldWeights
 
-READER_TIMEOUT_S = 300.0  # half of what ranks wait for each other
+READER_TIMEOUT_S = 500.0  # ranks wait 600 s for each other
 READER_INTERVAL_S = 0.1
 
 log = get_logger("executor")
@@ -121,15 +121,18 @@ class KeeperLink:
             self._close_pool()
             self.ask(m.GivePoolUp(), m.PoolGivenUp)
 
-    def make_room(self, device: str) -> int:
+    def make_room(self, device: str, *, pools: bool = True) -> int:
         """Give back what no executor uses of a GPU's memory. Returns how many bytes these are.
+
+        Args:
+            pools: whether pools, too, and not only weights.
 
         For the machine's memory the keeper does so by itself: it has a limit there, and a pool's memory that nobody
         touches costs nothing. On a GPU a pool takes all of its memory as long as it is kept.
         """
         if device == "cpu":
             return 0
-        dropped, _ = self.ask(m.DropKept(device=device), m.Dropped)
+        dropped, _ = self.ask(m.DropKept(device=device, pools=pools), m.Dropped)
         assert isinstance(dropped, m.Dropped)
         if dropped.num_bytes:
             facts = {"pools": dropped.num_pools, "weights": dropped.num_weights}
@@ -143,7 +146,8 @@ class KeeperLink:
 
         Args:
             reads: if they are not, this process reads the source. So this call waits for another process that does so
-                already, `READER_TIMEOUT_S` at the longest: the source is read once, and no memory is taken twice.
+                already, as long as the keeper says that one does: the source is read once, and no memory is taken
+                twice.
         """
         wish = m.FindWeights(kind=kind, fingerprint=fingerprint, source=source, reads=reads)
         until, has_said = time.monotonic() + READER_TIMEOUT_S, False
@@ -161,6 +165,10 @@ class KeeperLink:
         if len(fds) != 1:
             raise self._talk.error(f"sent {len(fds)} files of weights, which have 1")
         return self._use(HeldWeights(kind, found.fingerprint, source, found.num_bytes, fds[0]))
+
+    def reads_for_itself(self) -> None:
+        """Others need not wait for the weights that this process reads: it cannot bring them."""
+        self._talk.send(m.Alive(state="seeking"))  # the keeper takes any other message than FindWeights for that
 
     def deposit_weights(
         self, kind: m.WeightsKind, fingerprint: str, num_bytes: int, memory_fd: int, source: str = ""

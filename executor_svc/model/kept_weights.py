@@ -1,5 +1,6 @@
 """Prepared weights that outlive the process: found at a keeper and mapped, or read once and deposited there."""
 
+import time
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,9 +14,11 @@ from executor_svc.model.checkpoint import Checkpoint
 from executor_svc.model.prepared import WeightLayout, Weights
 from executor_svc.model.rank_group import RankGroup
 from executor_svc.model.source_key import source_key
-from executor_svc.model.weight_file import WeightFileError, WeightWriter, read_tensors
-from executor_svc.model.weight_memory import WeightMemories
+from executor_svc.model.weight_file import FORMAT_VERSION, WeightFileError, WeightWriter, read_tensors
+from executor_svc.model.weight_memory import NoRoom, WeightMemories
 from executor_svc.model.weights import new_in_process, read_weights
+
+OTHER_PARTS_S = 5.0  # from a group's first part at the keeper to its last one
 
 log = get_logger("executor")
 
@@ -35,8 +38,12 @@ class WeightKeeper(Protocol):
         """See `KeeperLink.deposit_weights`: the file stays the caller's."""
         ...
 
-    def make_room(self, device: str) -> int:
+    def make_room(self, device: str, *, pools: bool = True) -> int:
         """See `KeeperLink.make_room`."""
+        ...
+
+    def reads_for_itself(self) -> None:
+        """See `KeeperLink.reads_for_itself`."""
         ...
 
 
@@ -91,7 +98,8 @@ def obtain_weights(
         group: the ranks.
         store: of the same device; None to have them in memory of this process alone.
         quantization: as `ExecutorOptions` has it.
-        verify: read and hash the checkpoint even if it is in the state in which it was read before.
+        verify: read and hash the checkpoint even if it is in the state in which it was read before. While that lasts
+            there are two copies.
 
     Raises:
         CheckpointError: as `read_weights` does.
@@ -103,7 +111,7 @@ def obtain_weights(
         found = kept.find(source=source, reads=True)
     (is_found,), *_ = group.gather([found is not None])
     if group.rank > 0 and kept is not None and is_found:
-        found = kept.find(source=source)
+        found = kept.find_soon(source)
     if all(row[0] for row in group.gather([found is not None])) and found is not None:
         return found
     if kept is None:
@@ -124,7 +132,7 @@ class _OneKind:
         self._kind = WeightsKind(
             dtype=str(layout.dtype).removeprefix("torch."),
             quantization=quantization,
-            packing=layout.packing.name,
+            packing=f"{layout.packing.name} file-{FORMAT_VERSION}",
             rank=layout.shard.rank,
             num_ranks=layout.shard.size,
             device=store.memories.device,
@@ -153,12 +161,20 @@ class _OneKind:
             return None
         return LoadedWeights(Weights(self._layout, tensors), of_model, held, kept=True)
 
+    def find_soon(self, source: str) -> LoadedWeights | None:
+        """What is kept, as the first rank has found its part. A group brings its parts one after the other."""
+        until = time.monotonic() + OTHER_PARTS_S
+        while (found := self.find(source=source)) is None and time.monotonic() < until:
+            time.sleep(0.1)
+        return found
+
     def read(self, checkpoint: Checkpoint, group: RankGroup, source: str, *, verify: bool) -> LoadedWeights:
         """Read a checkpoint, and deposit its weights or find that they are kept."""
         try:
             writer = self._writer()
         except BatonError as error:
             log.warning("weights cannot be shared", reason=str(error))
+            self._keeper.reads_for_itself()
             new = new_in_process(self._device)
             return LoadedWeights(*read_weights(checkpoint, self._layout, self._device, group, new))
         with writer:
@@ -182,13 +198,13 @@ class _OneKind:
         return LoadedWeights(weights, fingerprint, held)
 
     def _writer(self) -> WeightWriter:
-        """A new file; what no executor uses of the device's memory goes if there is no room for it."""
-        try:
-            return WeightWriter(self._layout.specs, self._kind, self._memories)
-        except BatonError:
-            if not self._keeper.make_room(self._kind.device):
-                raise
-            return WeightWriter(self._layout.specs, self._kind, self._memories)
+        """A new file. If there is no room, weights that no executor uses go, and then pools: one may be this one's."""
+        for pools in (False, True):
+            try:
+                return WeightWriter(self._layout.specs, self._kind, self._memories)
+            except NoRoom:
+                self._keeper.make_room(self._kind.device, pools=pools)
+        return WeightWriter(self._layout.specs, self._kind, self._memories)
 
 
 def _is_unchanged(checkpoint: Checkpoint, layout: WeightLayout, source: str) -> bool:

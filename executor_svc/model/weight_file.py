@@ -18,6 +18,7 @@ from executor_svc.model.packing import TensorSpec
 from executor_svc.model.weight_memory import WeightMemories
 
 FORMAT_VERSION = 2
+"""Also of what tensors are called: files of other versions are never found."""
 ALIGNMENT = 256
 """Bytes: what CUDA's own allocations have at least, and kernels may count on. A CPU's cache line is 64."""
 FINGERPRINT_CHARS = 32

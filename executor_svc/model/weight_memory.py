@@ -8,6 +8,12 @@ from typing import Protocol
 
 from torch import Tensor
 
+from common.errors import BatonError
+
+
+class NoRoom(BatonError):
+    """The device has too little memory left."""
+
 
 class NewMemory(Protocol):
     """Memory that this process has made and may write until it is sealed."""
@@ -44,6 +50,7 @@ class WeightMemories(Protocol):
         """New memory of so many bytes, or somewhat more.
 
         Raises:
+            NoRoom: there is too little memory left.
             BatonError: it cannot be had.
         """
         ...
@@ -58,6 +65,6 @@ class WeightMemories(Protocol):
             All bytes, uint8. The memory stays as long as the tensor or a view of it lives.
 
         Raises:
-            BatonError: it is no such memory, has another size, or belongs to another device.
+            BatonError: it is no such memory, is shorter, or belongs to another device.
         """
         ...

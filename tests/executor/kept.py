@@ -39,13 +39,14 @@ class Keeper:
     kept: list[Kept] = field(default_factory=list)
     calls: list[str] = field(default_factory=list)
     fails: bool = False
-    room: int = 0
+    num_readers: int = 0
     descriptors: list[int] = field(default_factory=list)
 
     def find_weights(
         self, kind: WeightsKind, *, fingerprint: str = "", source: str = "", reads: bool = False
     ) -> HeldWeights | None:
         self._called(f"find {'source' if source else 'fingerprint'}")
+        self.num_readers += reads
         for kept in self.kept:
             if kept.kind == kind and (source in kept.sources if source else fingerprint == kept.fingerprint):
                 return HeldWeights(kind, kept.fingerprint, source, kept.num_bytes, self._duplicate(kept.memory))
@@ -66,9 +67,12 @@ class Keeper:
         self.kept.append(Kept(kind, fingerprint, num_bytes, held.memory_fd, {source} - {""}))
         return held
 
-    def make_room(self, device: str) -> int:
-        self._called(f"make room on {device}")
-        return self.room
+    def make_room(self, device: str, *, pools: bool = True) -> int:
+        self._called(f"drop {'pools' if pools else 'weights'} on {device}")
+        return 0
+
+    def reads_for_itself(self) -> None:
+        self._called("reads for itself")
 
     def close(self) -> None:
         """Close what it and executors have."""

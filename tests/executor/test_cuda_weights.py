@@ -19,7 +19,7 @@ from executor_svc.devices.cuda_weights import CudaWeights, NewCudaMemory
 from executor_svc.devices.memfd_weights import MemfdWeights, NewMemfd
 from executor_svc.model.weight_memory import NewMemory, WeightMemories
 from tests.executor.kept import Keeper, Log, assert_equal, file_of, obtain
-from tests.support.fake_cuda import READ, FakeCuda, bytes_of_all_processes
+from tests.support.fake_cuda import READ, CUresult, FakeCuda, bytes_of_all_processes
 
 GRANULE = 2**16
 _numbers = itertools.count()
@@ -41,7 +41,7 @@ def _tensors_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def cuda() -> FakeCuda:
-    return FakeCuda(granularity=GRANULE, name=f"fake_cuda_{os.getpid()}_{next(_numbers)}")
+    return FakeCuda(granularity=GRANULE, name=f"cuda_weights_{os.getpid()}_{next(_numbers)}")
 
 
 def weights_of(cuda: FakeCuda) -> CudaWeights:
@@ -111,7 +111,6 @@ CALLS = [
     "cuMemAddressReserve:1", "cuMemCreate:1", "cuMemExportToShareableHandle:1", "cuMemMap:1", "cuMemSetAccess:1",
     "cuMemsetD8:1", "cuCtxSynchronize:1", "cuMemRelease:1", "cuCtxSynchronize:2", "cuMemSetAccess:2",
     "cuMemAddressReserve:2", "cuMemImportFromShareableHandle:1", "cuMemMap:2", "cuMemSetAccess:3", "cuMemRelease:2",
-    "cuCtxSynchronize:3", "cuMemSetAccess:4",
 ]  # fmt: skip
 
 
@@ -147,13 +146,29 @@ def test_each_call_fails_once_and_the_weights_are_there_in_spite_of_it(
     assert bytes_of_all_processes(cuda.name) == 0
 
 
-def test_memory_that_no_executor_uses_makes_room(folder: Path, cuda: FakeCuda, log: Log) -> None:
-    keeper, memories = Keeper(room=2**30), weights_of(cuda)
-    cuda.fail = "cuMemCreate"
+@pytest.mark.parametrize("num_full", [0, 1, 2, 3])
+def test_weights_that_no_executor_uses_make_room_and_pools_if_that_is_not_enough(
+    folder: Path, cuda: FakeCuda, log: Log, monkeypatch: pytest.MonkeyPatch, num_full: int
+) -> None:
+    keeper, memories, create = Keeper(), weights_of(cuda), FakeCuda.cuMemCreate
+
+    def is_full(*arguments: object) -> object:
+        if cuda.calls.count("cuMemCreate") < num_full:
+            cuda.calls.append("cuMemCreate")
+            return (CUresult.CUDA_ERROR_OUT_OF_MEMORY, None)
+        return create(*arguments)
+
+    monkeypatch.setattr(FakeCuda, "cuMemCreate", is_full)
     loaded = obtain(folder, keeper, memories=memories)
-    assert loaded.held is not None
-    assert keeper.calls == ["find source", f"make room on {memories.device}", "find fingerprint", "deposit"]
-    assert log.lines == []
+    assert_equal(loaded, obtain(folder, None))
+    room = [f"drop {what} on {memories.device}" for what in ("weights", "pools")][:num_full]
+    if num_full < 3:
+        assert keeper.calls == ["find source", *room, "find fingerprint", "deposit"]
+        assert log.lines == []
+    else:
+        assert keeper.calls == ["find source", *room, "reads for itself"]
+        reason = "cuMemCreate failed: CUDA_ERROR_OUT_OF_MEMORY"
+        assert log.lines == [("weights cannot be shared", {"reason": reason})]
 
 
 @pytest.mark.parametrize("what", ["a file", "less"])

@@ -179,7 +179,8 @@ def test_a_keeper_that_is_gone(folder: Path, log: Log) -> None:
 
 
 @pytest.mark.parametrize("lost", [None, 0, 1])
-def test_all_ranks_map_or_all_read(folder: Path, lost: int | None) -> None:
+def test_all_ranks_map_or_all_read(folder: Path, lost: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept_weights, "OTHER_PARTS_S", 0.2)
     keepers = [Keeper(), Keeper()]
     first = in_threads(2, lambda group: obtain(folder, keepers[group.rank], group))
     if lost is not None:
@@ -189,6 +190,7 @@ def test_all_ranks_map_or_all_read(folder: Path, lost: int | None) -> None:
     for one, other in zip(first, second, strict=True):
         assert_equal(one, other)
     assert {keeper.kept[0].kind.rank for keeper in keepers} == {0, 1}
+    assert [keeper.num_readers for keeper in keepers] == [2, 0], "ranks that wait could wait for each other's groups"
 
 
 def test_a_rank_without_a_keeper_reads_with_the_others(folder: Path) -> None:

@@ -71,7 +71,7 @@ class Link:
     def find_pool(self, kind: PoolKind, num_blocks: int = 0) -> int:
         return num_blocks if self.keeper.kept else 0
 
-    def make_room(self, device: str) -> int:
+    def make_room(self, device: str, *, pools: bool = True) -> int:
         return 0
 
     def wait_for_pool(
@@ -272,14 +272,14 @@ def test_memory_that_cannot_be_kept_is_said_and_no_standby_starts(begin: Callabl
         begin(Platform(1), is_standby=True)
 
 
-@pytest.mark.parametrize(("on", "num_found", "asked_for"), [("GPU-1", 0, ["GPU-1"]), ("GPU-1", 9, [])])
+@pytest.mark.parametrize(("num_found", "asked_for"), [(0, ["GPU-1"]), (9, [])])
 def test_an_executor_that_finds_no_pool_gives_back_what_others_have_left_on_its_gpu(
-    on: str, num_found: int, asked_for: list[str]
+    num_found: int, asked_for: list[str]
 ) -> None:
     asked: list[str] = []
 
     class Finds(Link):
-        def make_room(self, device: str) -> int:
+        def make_room(self, device: str, *, pools: bool = True) -> int:
             asked.append(device)
             return 2**30
 
@@ -288,7 +288,7 @@ def test_an_executor_that_finds_no_pool_gives_back_what_others_have_left_on_its_
 
     class OnDevice(CpuPlatform):
         def kept_device(self) -> str:
-            return on
+            return "GPU-1"
 
     link: Any = Finds(Keeper())
     cache = KeptCache.on(OnDevice(1), link, KIND, GEOMETRY, SINGLE_RANK, standby="never")
@@ -307,8 +307,8 @@ def test_memory_that_runs_out_is_taken_from_what_no_executor_uses(
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB")
 
     class Gives(Link):
-        def make_room(self, device: str) -> int:
-            assert device == "GPU-1"
+        def make_room(self, device: str, *, pools: bool = True) -> int:
+            assert (device, pools) == ("GPU-1", True)
             return left
 
     monkeypatch.setattr(startup, "_start", runs_out)

@@ -3,7 +3,6 @@
 import contextlib
 import multiprocessing
 import os
-import queue
 import random
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from executor_svc.keeper import link
 from executor_svc.keeper.link import KeeperLink
 from executor_svc.model import kept_weights
 from executor_svc.model.kept_weights import LoadedWeights
+from executor_svc.model.rank_group import RankGroup
 from executor_svc.model.weight_file import read_tensors
 from executor_svc.options import ExecutorOptions
 from executor_svc.startup import start_executor
@@ -28,6 +28,7 @@ from kernels.cpu.isa import ISAS, processor_flags
 from tests.executor.conftest import Make
 from tests.executor.harness import Driver, ExecutorLimits, Pool, Row, logits
 from tests.executor.kept import MEMFDS, Keeper, Log, assert_equal, file_of, obtain
+from tests.executor.ranks import in_threads
 from tests.support.checkpoints import VOCAB_SIZE
 from tests.support.eventually import eventually
 
@@ -154,31 +155,56 @@ def test_a_real_keeper_hands_them_to_another_process(folder: Path, socket: Path)
         assert second == ["True", first.fingerprint, str(file_of(first))]
 
 
+class SlowReading:
+    """A checkpoint is read once as many links as there are to be say that they wait for that."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, num_waiting: int) -> None:
+        self.num = 0
+        self.log = Log()
+        self._go_on = threading.Event()
+        self._num_waiting = num_waiting
+        self._read = kept_weights.read_weights
+        monkeypatch.setattr(kept_weights, "read_weights", self._read_slowly)
+        monkeypatch.setattr(self.log, "info", self._said, raising=False)
+        monkeypatch.setattr(link, "log", self.log)
+
+    def _read_slowly(self, *arguments: Any) -> Any:
+        self.num += 1
+        assert self._go_on.wait(30.0)
+        return self._read(*arguments)
+
+    def _said(self, event: str, **fields: Any) -> None:
+        self.log.lines.append((event, fields))
+        if len(self.log.lines) == self._num_waiting:
+            self._go_on.set()
+
+
 def test_executors_that_start_at_once_read_a_checkpoint_once(
     folder: Path, socket: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reads, go_on, read = queue.SimpleQueue[None](), threading.Event(), kept_weights.read_weights
-
-    def read_slowly(*arguments: Any) -> Any:
-        reads.put(None)
-        assert go_on.wait(30.0)
-        return read(*arguments)
-
-    class Said(Log):
-        def info(self, event: str, **fields: Any) -> None:
-            super().info(event, **fields)
-            if len(self.lines) == 2:  # both of those that do not read
-                go_on.set()
-
-    monkeypatch.setattr(kept_weights, "read_weights", read_slowly)
-    monkeypatch.setattr(link, "log", said := Said())
+    reading = SlowReading(monkeypatch, num_waiting=2)
     with contextlib.ExitStack() as stack, ThreadPoolExecutor(3) as threads:
         links = [stack.enter_context(contextlib.closing(KeeperLink(socket, name))) for name in ("a", "b", "c")]
         loaded = list(threads.map(lambda each: obtain(folder, each), links))
         assert len({file_of(each) for each in loaded}) == 1
-    assert reads.qsize() == 1
+    assert reading.num == 1
     assert sorted(each.kept for each in loaded) == [False, True, True]
-    assert [event for event, _ in said.lines] == ["waits for weights that another executor reads"] * 2
+    assert [event for event, _ in reading.log.lines] == ["waits for weights that another executor reads"] * 2
+
+
+def test_groups_that_start_at_once_read_a_checkpoint_once(
+    folder: Path, socket: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reading = SlowReading(monkeypatch, num_waiting=1)
+
+    def start(group: RankGroup) -> bool:
+        with contextlib.closing(KeeperLink(socket, f"rank {group.rank}")) as own:
+            return obtain(folder, own, group).kept
+
+    with ThreadPoolExecutor(2) as groups:
+        kept = list(groups.map(lambda _: in_threads(2, start), range(2)))
+    assert sorted(kept) == [[False, False], [True, True]]
+    assert reading.num == 2  # ranks of one group
 
 
 def test_without_a_keeper_there_is_no_file(folder: Path) -> None:

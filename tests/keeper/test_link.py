@@ -213,6 +213,16 @@ def test_process_1_cannot_be_watched_and_says_so(keeper, monkeypatch):
         WatchdogProcess(keeper.path, "i" * 32).start(1.0)
 
 
+def test_what_no_executor_uses_of_the_machines_memory_is_left_to_the_keeper(keeper, link, puppet):
+    left = puppet(keeper, "left")
+    left.tell("deposit")
+    assert left.hear().startswith("holds 1 ")
+    left.kill()
+    eventually(lambda: [pool.holder for pool in keeper.report().pools] == [""], 10.0)
+    assert link.make_room("cpu") == 0
+    assert len(keeper.report().pools) == 1
+
+
 def test_what_no_executor_uses_of_a_gpu_is_given_back(keeper, link, puppet):
     left, holder = puppet(keeper, "left"), puppet(keeper, "holder")
     for each in (left, holder):
@@ -220,7 +230,7 @@ def test_what_no_executor_uses_of_a_gpu_is_given_back(keeper, link, puppet):
         assert each.hear().startswith("holds 1 ")
     left.kill()
     eventually(lambda: [pool.holder for pool in keeper.report().pools] == ["", "holder"], 10.0)
-    assert link.make_room("GPU-2") == 0
+    assert link.make_room("GPU-2") == link.make_room("GPU-1", pools=False) == 0
     assert link.make_room("GPU-1") == 4 * 2**20
     assert link.make_room("GPU-1") == 0
     assert [pool.holder for pool in keeper.report().pools] == ["holder"]

@@ -4,6 +4,7 @@ import msgspec
 import pytest
 
 from common import messages as m
+from keeper_svc.readers import READER_TIMEOUT_S
 from keeper_svc.registry import MAX_EXECUTORS, STRANGER_TIMEOUT_S
 from keeper_svc.shelf import MAX_POOLS, MAX_WEIGHTS
 from tests.keeper.world import NUM_BLOCKS, POOL, POOL_BYTES, WEIGHTS, Executor, World
@@ -131,7 +132,7 @@ def test_one_executor_reads_what_several_look_for(world):
     assert second.find_weights(source="files", reads=True) == wait
     assert second.find_weights(source="other files", reads=True) == absent
     assert third.find_weights(source="other files", reads=True) == wait
-    assert reader.find_weights("f") == absent
+    assert reader.find_weights("f", reads=True) == second.find_weights("f", reads=True) == absent, "no source to read"
     assert third.find_weights(source="files", reads=True) == wait, "it has only looked whether they are kept"
     reader.deposit_weights("f", source="files")
     assert third.find_weights(source="files", reads=True).fingerprint == "f"
@@ -142,19 +143,35 @@ def test_one_executor_reads_what_several_look_for(world):
     [
         Executor.end,
         Executor.disconnect,
-        lambda reader: reader.deposit(),
-        lambda reader: reader.lease(),
-        lambda reader: reader.send(m.Alive(state="serving")),
-        lambda reader: reader.deposit_weights("f"),  # of files that have changed meanwhile
         lambda reader: reader.find_weights(source="other files", reads=True),
+        lambda reader: reader.world.pass_time(READER_TIMEOUT_S + 1.0),
     ],
 )
-def test_an_executor_that_reads_no_more_is_not_waited_for(world, stops):
-    reader, second = Executor(world), Executor(world)
+def test_an_executor_that_reads_no_more_has_a_successor(world, stops):
+    reader, second, third = Executor(world), Executor(world), Executor(world)
     reader.find_weights(source="files", reads=True)
     assert second.find_weights(source="files", reads=True) == m.WeightsAbsent(is_read=True)
     stops(reader)
     assert second.find_weights(source="files", reads=True) == m.WeightsAbsent()
+    assert third.find_weights(source="files", reads=True) == m.WeightsAbsent(is_read=True)
+
+
+@pytest.mark.parametrize(
+    "goes_on",
+    [
+        lambda reader: reader.deposit(),
+        lambda reader: reader.lease(),
+        lambda reader: reader.send(m.Alive(state="seeking")),
+        lambda reader: reader.deposit_weights("f"),  # of files that have changed meanwhile
+        lambda reader: reader.deposit_weights("f", "files", num_bytes=2**30),  # which is refused
+    ],
+)
+def test_what_cannot_be_brought_each_reads_for_itself(world, goes_on):
+    reader, second, third = Executor(world), Executor(world), Executor(world)
+    reader.find_weights(source="files", reads=True)
+    goes_on(reader)
+    for each in (second, third):
+        assert each.find_weights(source="files", reads=True) == m.WeightsAbsent()
 
 
 def test_an_operator_drops_what_is_not_used(world):
@@ -169,12 +186,31 @@ def test_an_operator_drops_what_is_not_used(world):
         world.send(operator, m.DropKept(name=name, device=device))
         return world.inboxes[operator][-1][0]
 
-    assert drop(device="GPU-1") == m.Dropped(num_pools=0, num_weights=0, num_bytes=0)
     assert drop("no such") == m.Dropped(num_pools=0, num_weights=0, num_bytes=0)
     assert drop(pool[:31]) == m.Dropped(num_pools=1, num_weights=0, num_bytes=POOL_BYTES)
     assert drop() == m.Dropped(num_pools=0, num_weights=0, num_bytes=0)
     assert drop("ab") == m.Dropped(num_pools=0, num_weights=1, num_bytes=POOL_BYTES)  # named: used or not
     assert len(world.keeper.shelf.pools) == 1
+
+
+def test_an_executor_has_room_made_on_its_device(world):
+    user, ended = Executor(world), Executor(world)
+    on_gpus = [msgspec.structs.replace(WEIGHTS, device=device) for device in ("cpu", "GPU-1", "GPU-2")]
+    for kind in on_gpus:
+        ended.deposit_weights("f", kind=kind)
+    ended.deposit(kind=msgspec.structs.replace(POOL, device="GPU-1"))
+    ended.end()
+    assert user.find_weights("f", kind=on_gpus[2])
+
+    def drop(**wish):
+        return user.send(m.DropKept(**wish))
+
+    nothing = m.Dropped(num_pools=0, num_weights=0, num_bytes=0)
+    assert drop(device="GPU-2") == nothing, "they are in use"
+    assert drop(device="GPU-1", name="g") == nothing
+    assert drop(device="GPU-1", pools=False) == m.Dropped(num_pools=0, num_weights=1, num_bytes=POOL_BYTES)
+    assert drop(device="GPU-1") == m.Dropped(num_pools=1, num_weights=0, num_bytes=POOL_BYTES)
+    assert [kept.kind.device for kept in world.keeper.shelf] == ["cpu", "GPU-2"]
 
 
 def test_the_report_tells_who_holds_what_and_no_secret(world):
@@ -223,7 +259,7 @@ def test_the_largest_report_fits_into_a_packet():
         (m.FindWeights(kind=WEIGHTS, source="s"), "FindWeights came before Register"),
         (m.Register(version=0, instance="i" * 32, name="n", pid=1), "nothing came beside Register"),
         (m.Watch(version=m.KEEPER_VERSION, instance="i" * 32), "no executor of this instance is registered"),
-        (m.Watch(version=9, instance="i" * 32), "it speaks version 9 of the keeper's protocol, this keeper 1"),
+        (m.Watch(version=9, instance="i" * 32), "it speaks version 9 of the keeper's protocol, this keeper 2"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, m.Message) else "",
 )

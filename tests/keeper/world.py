@@ -145,12 +145,16 @@ class Executor:
     def lease(self, *, wait: bool = False, kind: m.PoolKind = POOL) -> m.FromKeeper:
         return self.send(m.LeasePool(kind=kind, num_blocks=NUM_BLOCKS, wait=wait))
 
-    def deposit_weights(self, fingerprint: str = "f", source: str = "", num_bytes: int = POOL_BYTES) -> m.FromKeeper:
-        message = m.DepositWeights(kind=WEIGHTS, fingerprint=fingerprint, num_bytes=num_bytes, source=source)
+    def deposit_weights(
+        self, fingerprint: str = "f", source: str = "", num_bytes: int = POOL_BYTES, kind: m.WeightsKind = WEIGHTS
+    ) -> m.FromKeeper:
+        message = m.DepositWeights(kind=kind, fingerprint=fingerprint, num_bytes=num_bytes, source=source)
         return self.send(message, self.world.memory(num_bytes))
 
-    def find_weights(self, fingerprint: str = "", source: str = "", *, reads: bool = False) -> m.FromKeeper:
-        return self.send(m.FindWeights(kind=WEIGHTS, fingerprint=fingerprint, source=source, reads=reads))
+    def find_weights(
+        self, fingerprint: str = "", source: str = "", *, reads: bool = False, kind: m.WeightsKind = WEIGHTS
+    ) -> m.FromKeeper:
+        return self.send(m.FindWeights(kind=kind, fingerprint=fingerprint, source=source, reads=reads))
 
     def disconnect(self) -> None:
         self.world.close(self.connection)
