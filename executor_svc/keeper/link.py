@@ -16,8 +16,8 @@ from common.logging import get_logger
 from executor_svc.keeper.conversation import Conversation, Deposit
 from executor_svc.keeper.held import HeldPool, HeldWeights
 
-READER_TIMEOUT_S = 500.0  # ranks wait 600 s for each other
-READER_INTERVAL_S = 0.1
+LONGEST_WAIT_S = 500.0  # for weights; ranks wait 600 s for each other
+ASK_AGAIN_S = 0.1
 
 log = get_logger("executor")
 
@@ -124,11 +124,11 @@ class KeeperLink:
     def make_room(self, device: str, *, pools: bool = True) -> int:
         """Give back what no executor uses of a GPU's memory. Returns how many bytes these are.
 
-        Args:
-            pools: whether pools, too, and not only weights.
-
         For the machine's memory the keeper does so by itself: it has a limit there, and a pool's memory that nobody
         touches costs nothing. On a GPU a pool takes all of its memory as long as it is kept.
+
+        Args:
+            pools: whether pools, too, and not only weights.
         """
         if device == "cpu":
             return 0
@@ -150,7 +150,7 @@ class KeeperLink:
                 twice.
         """
         wish = m.FindWeights(kind=kind, fingerprint=fingerprint, source=source, reads=reads)
-        until, has_said = time.monotonic() + READER_TIMEOUT_S, False
+        until, has_said = time.monotonic() + LONGEST_WAIT_S, False
         while True:
             found, fds = self.ask(wish, m.WeightsFound, m.WeightsAbsent)
             if isinstance(found, m.WeightsFound):
@@ -161,7 +161,7 @@ class KeeperLink:
             if not has_said:
                 log.info("waits for weights that another executor reads")
                 has_said = True
-            time.sleep(READER_INTERVAL_S)
+            time.sleep(ASK_AGAIN_S)
         if len(fds) != 1:
             raise self._talk.error(f"sent {len(fds)} files of weights, which have 1")
         return self._use(HeldWeights(kind, found.fingerprint, source, found.num_bytes, fds[0]))

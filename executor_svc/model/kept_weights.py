@@ -111,7 +111,7 @@ def obtain_weights(
         found = kept.find(source=source, reads=True)
     (is_found,), *_ = group.gather([found is not None])
     if group.rank > 0 and kept is not None and is_found:
-        found = kept.find_soon(source)
+        found = kept.find(source=source, wait_s=OTHER_PARTS_S)
     if all(row[0] for row in group.gather([found is not None])) and found is not None:
         return found
     if kept is None:
@@ -138,18 +138,23 @@ class _OneKind:
             device=store.memories.device,
         )
 
-    def find(self, *, fingerprint: str = "", source: str = "", reads: bool = False) -> LoadedWeights | None:
+    def find(
+        self, *, fingerprint: str = "", source: str = "", reads: bool = False, wait_s: float = 0.0
+    ) -> LoadedWeights | None:
         """What is kept, mapped; None if nothing is, or nothing that can be used.
 
         Args:
             reads: see `KeeperLink.find_weights`.
+            wait_s: for weights that are not there yet.
         """
+        until, wanted = time.monotonic() + wait_s, {"fingerprint": fingerprint, "source": source}
         try:
-            held = self._keeper.find_weights(self._kind, fingerprint=fingerprint, source=source, reads=reads)
+            while (held := self._keeper.find_weights(self._kind, **wanted, reads=reads)) is None:
+                if time.monotonic() >= until:
+                    return None
+                time.sleep(0.1)
         except KeeperError as error:
             log.warning("kept weights not found", reason=str(error))
-            return None
-        if held is None:
             return None
         try:
             content = self._memories.map(held.memory_fd, held.num_bytes)
@@ -160,13 +165,6 @@ class _OneKind:
             log.warning("kept weights not used", reason=str(error))
             return None
         return LoadedWeights(Weights(self._layout, tensors), of_model, held, kept=True)
-
-    def find_soon(self, source: str) -> LoadedWeights | None:
-        """What is kept, as the first rank has found its part. A group brings its parts one after the other."""
-        until = time.monotonic() + OTHER_PARTS_S
-        while (found := self.find(source=source)) is None and time.monotonic() < until:
-            time.sleep(0.1)
-        return found
 
     def read(self, checkpoint: Checkpoint, group: RankGroup, source: str, *, verify: bool) -> LoadedWeights:
         """Read a checkpoint, and deposit its weights or find that they are kept."""
