@@ -140,7 +140,13 @@ class KeeperLink:
         return dropped.num_bytes
 
     def find_weights(
-        self, kind: m.WeightsKind, *, fingerprint: str = "", source: str = "", reads: bool = False
+        self,
+        kind: m.WeightsKind,
+        *,
+        fingerprint: str = "",
+        source: str = "",
+        reads: bool = False,
+        wait_s: float = 0.0,
     ) -> HeldWeights | None:
         """Weights of this fingerprint, or read from this source, if they are kept.
 
@@ -148,17 +154,18 @@ class KeeperLink:
             reads: if they are not, this process reads the source. So this call waits for another process that does so
                 already, as long as the keeper says that one does: the source is read once, and no memory is taken
                 twice.
+            wait_s: for weights that another process is about to bring.
         """
         wish = m.FindWeights(kind=kind, fingerprint=fingerprint, source=source, reads=reads)
-        until, has_said = time.monotonic() + LONGEST_WAIT_S, False
+        begun, has_said = time.monotonic(), False
         while True:
             found, fds = self.ask(wish, m.WeightsFound, m.WeightsAbsent)
             if isinstance(found, m.WeightsFound):
                 break
             assert isinstance(found, m.WeightsAbsent)
-            if not (reads and found.is_read) or time.monotonic() >= until:
+            if time.monotonic() >= begun + (LONGEST_WAIT_S if found.is_read else wait_s):
                 return None
-            if not has_said:
+            if found.is_read and not has_said:
                 log.info("waits for weights that another executor reads")
                 has_said = True
             time.sleep(ASK_AGAIN_S)

@@ -1,6 +1,5 @@
 """Prepared weights that outlive the process: found at a keeper and mapped, or read once and deposited there."""
 
-import time
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -27,7 +26,13 @@ class WeightKeeper(Protocol):
     """What is needed of a `KeeperLink`. Its calls raise KeeperError if the keeper refuses or is gone."""
 
     def find_weights(
-        self, kind: WeightsKind, *, fingerprint: str = "", source: str = "", reads: bool = False
+        self,
+        kind: WeightsKind,
+        *,
+        fingerprint: str = "",
+        source: str = "",
+        reads: bool = False,
+        wait_s: float = 0.0,
     ) -> HeldWeights | None:
         """See `KeeperLink.find_weights`."""
         ...
@@ -144,17 +149,16 @@ class _OneKind:
         """What is kept, mapped; None if nothing is, or nothing that can be used.
 
         Args:
-            reads: see `KeeperLink.find_weights`.
-            wait_s: for weights that are not there yet.
+            reads, wait_s: see `KeeperLink.find_weights`.
         """
-        until, wanted = time.monotonic() + wait_s, {"fingerprint": fingerprint, "source": source}
         try:
-            while (held := self._keeper.find_weights(self._kind, **wanted, reads=reads)) is None:
-                if time.monotonic() >= until:
-                    return None
-                time.sleep(0.1)
+            held = self._keeper.find_weights(
+                self._kind, fingerprint=fingerprint, source=source, reads=reads, wait_s=wait_s
+            )
         except KeeperError as error:
             log.warning("kept weights not found", reason=str(error))
+            return None
+        if held is None:
             return None
         try:
             content = self._memories.map(held.memory_fd, held.num_bytes)

@@ -43,7 +43,13 @@ class Keeper:
     descriptors: list[int] = field(default_factory=list)
 
     def find_weights(
-        self, kind: WeightsKind, *, fingerprint: str = "", source: str = "", reads: bool = False
+        self,
+        kind: WeightsKind,
+        *,
+        fingerprint: str = "",
+        source: str = "",
+        reads: bool = False,
+        wait_s: float = 0.0,
     ) -> HeldWeights | None:
         self._called(f"find {'source' if source else 'fingerprint'}")
         self.num_readers += reads

@@ -179,8 +179,7 @@ def test_a_keeper_that_is_gone(folder: Path, log: Log) -> None:
 
 
 @pytest.mark.parametrize("lost", [None, 0, 1])
-def test_all_ranks_map_or_all_read(folder: Path, lost: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept_weights, "OTHER_PARTS_S", 0.2)
+def test_all_ranks_map_or_all_read(folder: Path, lost: int | None) -> None:
     keepers = [Keeper(), Keeper()]
     first = in_threads(2, lambda group: obtain(folder, keepers[group.rank], group))
     if lost is not None:

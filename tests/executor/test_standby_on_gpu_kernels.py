@@ -4,7 +4,6 @@ Triton's interpreter runs the kernels on the host's memory, which `tests/support
 would. Where nothing is mapped, an access ends this process (SIGSEGV), as it ends a kernel on a GPU.
 """
 
-import ctypes
 import os
 from collections.abc import Callable, Sequence
 
@@ -18,6 +17,7 @@ from executor_svc.model.attention import KVGeometry
 from tests.executor import harness
 from tests.executor.conftest import Make
 from tests.executor.recorded import BLOCK_SIZE, OPTIONS, record
+from tests.executor.test_cuda_weights import on_the_host
 from tests.executor.test_recorded_steps import CalledAgain, assert_same_tokens, start_on_gpu_kernels
 from tests.support.fake_cuda import FakeCuda
 
@@ -30,8 +30,7 @@ class HostPool(CudaMapping):
     """A pool whose tensors are the host's, since that is where the interpreter computes."""
 
     def tensor(self) -> torch.Tensor:
-        address = self.view().__cuda_array_interface__["data"][0]
-        return torch.frombuffer((ctypes.c_ubyte * self.num_bytes).from_address(address), dtype=torch.uint8)
+        return on_the_host(self.view())
 
 
 class CalledOnceBefore(CalledAgain):

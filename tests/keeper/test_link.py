@@ -5,6 +5,7 @@ import os
 import signal
 import socket
 import termios
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -67,6 +68,25 @@ def test_weights_are_shared_by_fingerprint_and_by_source(keeper, link):
         found = other.find_weights(WEIGHTS, **wish)
         check_memory(found.memory_fd, NUM_BYTES, read_only=True)
         assert (found.fingerprint, os.pread(found.memory_fd, 7, 0)) == ("f", b"weights")
+    other.close()
+
+
+def test_weights_that_are_about_to_come_are_waited_for(keeper, link, monkeypatch):
+    other, has_asked = KeeperLink(keeper.path, "other"), threading.Event()
+    ask = other.ask
+
+    def noticed(*arguments, **options):
+        answer = ask(*arguments, **options)
+        has_asked.set()
+        return answer
+
+    monkeypatch.setattr(other, "ask", noticed)
+    with ThreadPoolExecutor() as pool:
+        found = pool.submit(other.find_weights, WEIGHTS, source="files 1", wait_s=30.0)
+        assert has_asked.wait(10.0)
+        link.deposit_weights(WEIGHTS, "f", NUM_BYTES, weights_of(b"w"), source="files 1")
+        assert found.result().fingerprint == "f"
+    assert other.find_weights(WEIGHTS, source="files 2", wait_s=0.01) is None
     other.close()
 
 
