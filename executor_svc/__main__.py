@@ -2,7 +2,6 @@
 
 import gc
 import os
-import re
 import sys
 import time
 from pathlib import Path
@@ -19,6 +18,7 @@ from common.parent_death import killed_with
 from executor_svc.name_claim import NameClaim
 from executor_svc.options import ExecutorOptions
 from executor_svc.service.health_file import HealthFile
+from executor_svc.service.scheduler_address import ENDPOINT, FILE_PREFIX, SchedulerAddress
 
 EXIT_NO_KEEPER = 75  # EX_TEMPFAIL of sysexits.h: a keeper that ended is started again, and so should this process be
 
@@ -35,7 +35,7 @@ SIGTERM hands the sequences over to other executors and exits with code 0; a sec
 
 
 def _check_endpoint(_context: click.Context, _parameter: click.Parameter, value: str) -> str:
-    if not re.fullmatch(r"tcp://[^:/\s]+:\d{1,5}|tcp://\[[0-9a-fA-F:.]+\]:\d{1,5}|ipc://.+", value):
+    if not ENDPOINT.fullmatch(value) and not value.startswith(FILE_PREFIX):
         raise click.BadParameter(f"{value!r} is no endpoint such as tcp://127.0.0.1:5555")
     return value
 
@@ -46,6 +46,10 @@ def _check_name(_context: click.Context, _parameter: click.Parameter, value: str
     return value
 
 
+def _check_node(_context: click.Context, _parameter: click.Parameter, value: str) -> str:
+    return _check_name(_context, _parameter, value) or "" if value else ""
+
+
 @click.command(epilog=EPILOG, context_settings={"show_default": True, "max_content_width": 110})
 @click.version_option(package_name="baton", prog_name="baton-executor")
 @click.option("--model", help="Folder or hub id of a Qwen3 or Qwen3-MoE model.  [default: the embedded demo model]")
@@ -54,12 +58,21 @@ def _check_name(_context: click.Context, _parameter: click.Parameter, value: str
     "endpoint",
     default="tcp://127.0.0.1:5555",
     callback=_check_endpoint,
-    help="Where the scheduler listens.",
+    metavar="ENDPOINT|file:PATH",
+    help="Where the scheduler listens, or a file that says so, which is read again when the scheduler is gone.",
 )
 @click.option(
     "--name",
     callback=_check_name,
     help="Name in the fleet, better unique and the same after a restart.  [default: host and the lowest free number]",
+)
+@click.option(
+    "--node",
+    default="",
+    envvar="BATON_NODE",
+    show_envvar=True,
+    callback=_check_node,
+    help="Machine that it runs on, as a cluster calls it: `baton status` shows it.",
 )
 @click.option(
     "--dtype",
@@ -188,6 +201,7 @@ def main(
             claim = NameClaim()
             options["name"] = claim.name
     try:
+        address = SchedulerAddress(endpoint)
         curve = ClientCurve.load(curve_keys) if curve_keys is not None else None
         keeper = None
         if not no_keep:
@@ -208,14 +222,14 @@ def main(
         sys.exit(EXIT_NO_KEEPER if isinstance(error, KeeperError) else 2)
     health.remove()
     hello, group, pool = started.hello_after(start_s), started.group, started.pool
-    log.info("ready", executor=hello.executor, rank=group.rank, scheduler=endpoint, encrypted=curve is not None)
+    log.info("ready", executor=hello.executor, rank=group.rank, scheduler=address.endpoint, encrypted=curve is not None)
     if group.size == 1:
-        exit_code = serve(started.runner, hello, endpoint, health, curve, keeper, pool)
+        exit_code = serve(started.runner, hello, address, health, curve, keeper, pool)
     else:
         from executor_svc.runner.group_runner import run_in_group  # noqa: PLC0415  (torch again)
 
         exit_code = run_in_group(
-            started.runner, group, lambda leader: serve(leader, hello, endpoint, health, curve, keeper, pool), pool
+            started.runner, group, lambda leader: serve(leader, hello, address, health, curve, keeper, pool), pool
         )
     if claim is not None:
         claim.release()

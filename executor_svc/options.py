@@ -9,6 +9,7 @@ class ExecutorOptions:
 
     Attributes:
         name: in the fleet.
+        node: the machine, as a cluster calls it.
         model: folder or hub id; None is the embedded demo model.
         dtype: of weights, activations and KV cache: `auto`, `float32`, `bfloat16` or `float16`.
         quantization: of the layers' and the output's matrices, `none` or `int8`; the checkpoint's are quantized at the
@@ -33,6 +34,7 @@ class ExecutorOptions:
     """
 
     name: str = "executor"
+    node: str = ""
     model: str | None = None
     dtype: str = "auto"
     quantization: str = "none"

@@ -158,6 +158,7 @@ def _start(
         grammars="" if model.grammars is None else grammar_library(),
         start_s=0.0,
         pool=None,
+        node=options.node,
         **vars(limits),
     )
     return Started(runner, hello, group, kept, is_standby)

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from common.messages.base import Count, Epoch, Message, Name, Positive, Text
+from common.messages.base import MAX_NAME_CHARS, Count, Epoch, Message, Name, Positive, Text
 from common.messages.steps import Plan, StepFailed, StepResult
 
 # --- executor -> scheduler ---
@@ -49,6 +49,7 @@ class Hello(Message, frozen=True, tag="hello"):
             Other versions may allow other tokens.
         start_s: how long its process took from its start to its first Hello; another one will take about as long.
         pool: its KV memory; None if that ends with the process.
+        node: the machine that it runs on, as a cluster calls it; empty if none was said.
     """
 
     executor: Name
@@ -67,6 +68,7 @@ class Hello(Message, frozen=True, tag="hello"):
     grammars: Annotated[str, Meta(max_length=64)]
     start_s: Annotated[float, Meta(ge=0.0, le=1e6)]
     pool: Pool | None
+    node: Annotated[str, Meta(max_length=MAX_NAME_CHARS)] = ""
 
 
 class ExecutorHeartbeat(Message, frozen=True, tag="alive"):

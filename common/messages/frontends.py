@@ -238,11 +238,13 @@ class ExecutorStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         state: `ready`, `finishing` (takes nothing new) or `draining`.
+        node: the machine that it runs on, as a cluster calls it; empty if none was said.
         keeps_pool: whether its KV memory outlives its process.
         has_standby: whether another process waits to continue that.
     """
 
     executor: str
+    node: str
     epoch: int
     state: str
     build: str

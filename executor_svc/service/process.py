@@ -38,6 +38,7 @@ from executor_svc.service.registration import (
     StopProcess,
     TagPool,
 )
+from executor_svc.service.scheduler_address import SchedulerAddress
 from executor_svc.service.step_loop import QueuedPlan, StepAnswer, StepLoop, StepRunner
 
 RECONNECT_INTERVAL_MS = 100
@@ -53,7 +54,7 @@ log = get_logger("executor")
 def serve(
     runner: StepRunner,
     hello: m.Hello,
-    endpoint: str,
+    address: SchedulerAddress,
     health_file: HealthFile,
     curve: ClientCurve | None = None,
     keeper: KeeperLink | None = None,
@@ -64,7 +65,7 @@ def serve(
     Args:
         runner: ready to run a plan at once.
         hello: what to tell the scheduler; its limits are the runner's.
-        endpoint: the scheduler's, such as `tcp://127.0.0.1:5555`.
+        address: the scheduler's.
         health_file: for probes.
         curve: this executor's keys, and the scheduler's public one; None connects without encryption.
         keeper: keeps what this executor has; None if nothing is kept.
@@ -76,7 +77,7 @@ def serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)  # the I/O thread acts on it; here it must only not kill
     signal.set_wakeup_fd(wake_io.fileno(), warn_on_full_buffer=False)
-    io = _SocketThread(runner, hello, endpoint, curve, woken, health_file, keeper, pool)
+    io = _SocketThread(runner, hello, address, curve, woken, health_file, keeper, pool)
 
     def answer(answer: StepAnswer) -> None:
         io.answers.put(answer)
@@ -109,7 +110,7 @@ class _SocketThread(threading.Thread):
         self,
         runner: StepRunner,
         hello: m.Hello,
-        endpoint: str,
+        address: SchedulerAddress,
         curve: ClientCurve | None,
         woken: socket.socket,
         health_file: HealthFile,
@@ -124,7 +125,7 @@ class _SocketThread(threading.Thread):
         self.exit_code = EXIT_CRASHED
         self._stopping = False
         self._limits = runner.limits
-        self._endpoint = endpoint
+        self._address = address
         self._curve = curve
         self._woken = woken
         self._health_file = health_file
@@ -173,6 +174,9 @@ class _SocketThread(threading.Thread):
         now = time.monotonic()
         self._handshakes.take(self._monitor, now)
         if self._handshakes.retry_is_due(now):
+            self._reconnect()
+        elif hello_due and self._address.has_changed():
+            log.info("the scheduler has moved", scheduler=self._address.endpoint)
             self._reconnect()
         self._do(self._registration.tick(now, writable=bool(socket_events & zmq.POLLOUT)))
         self._talk_to_keeper(now)
@@ -271,7 +275,7 @@ class _SocketThread(threading.Thread):
         if self._curve is not None:
             self._curve.protect(self._socket)
         self._monitor = self._handshakes.watch(self._socket)
-        self._socket.connect(self._endpoint)
+        self._socket.connect(self._address.endpoint)
 
     def _disconnect(self, linger_ms: int) -> None:
         self._socket.disable_monitor()

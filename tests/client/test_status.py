@@ -152,3 +152,12 @@ def test_narrow_terminal_shows_what_changes_in_full(report):
     assert "…" not in shown
     assert "600/1000" in shown
     assert "H200" not in shown
+
+
+def test_nodes_are_shown_where_some_are_known(baton, server: FakeServer, report: StatusReport):
+    assert "node" not in baton("status").stdout.split("executor")[-1].splitlines()[0]
+    executors = [executor_status(executor="a", node="10.0.0.7"), executor_status(executor="b")]
+    server.status_report.update(msgspec.to_builtins(status_report(executors=executors)))
+    header, *lines = baton("status").stdout.splitlines()[-3:]
+    assert header.split()[:2] == ["executor", "node"]
+    assert [line.split()[:2] for line in lines] == [["a", "10.0.0.7"], ["b", "ready"]]

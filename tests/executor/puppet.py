@@ -18,6 +18,7 @@ from common.plan import ExecutorLimits, PlanColumns
 from common.step_result import ResultColumns
 from executor_svc.service.health_file import HealthFile
 from executor_svc.service.process import serve
+from executor_svc.service.scheduler_address import SchedulerAddress
 
 LIMITS = ExecutorLimits(
     num_blocks=64, block_size=4, max_num_seqs=8, max_batch_tokens=64, max_model_len=100, vocab_size=128
@@ -87,4 +88,4 @@ class PuppetRunner:
 
 if __name__ == "__main__":
     setup_logging("executor")
-    sys.exit(serve(PuppetRunner(), HELLO, sys.argv[1], HealthFile(None)))  # type: ignore[arg-type]
+    sys.exit(serve(PuppetRunner(), HELLO, SchedulerAddress(sys.argv[1]), HealthFile(None)))  # type: ignore[arg-type]

@@ -9,6 +9,7 @@ def executor_status(**fields: Any) -> ExecutorStatus:
     """One executor's part of a report: an executor that is ready and has done nothing, but for `fields`."""
     usual = {
         "executor": "gpu-a",
+        "node": "",
         "epoch": 1,
         "state": "ready",
         "build": "0.1.0",

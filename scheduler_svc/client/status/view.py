@@ -63,6 +63,8 @@ class _ExecutorTable:
         hidden = set() if options.max_width >= _WIDE else set(_FIXED_FACTS)
         if not any(executor.keeps_pool for executor in self._executors):
             hidden.add("pool")
+        if not any(executor.node for executor in self._executors):
+            hidden.add("node")
         if len({executor.build for executor in self._executors}) == 1:  # and not in the middle of an upgrade
             hidden.add("build")
         shown = [header for header in rows[0] if header not in hidden]
@@ -78,6 +80,7 @@ def _cells(executor: ExecutorStatus) -> dict[str, str | Text]:
     """Header and content of each column."""
     return {
         "executor": executor.executor,
+        "node": executor.node,
         "state": Text(executor.state, style=_STATE_STYLES.get(executor.state, "")),
         "device": executor.device,
         "dtype": executor.dtype,

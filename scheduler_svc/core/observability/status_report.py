@@ -104,6 +104,7 @@ class StatusReporter:
         hello = member.hello
         return ExecutorStatus(
             executor=hello.executor,
+            node=hello.node,
             epoch=member.epoch,
             state=member.standing.value,
             build=hello.build,
