@@ -16,6 +16,7 @@ COMMANDS = {  # name (also of its module, where the command is called `command`)
     "keeper": "Show what this machine's keeper keeps, or have it drop some.",
     "keys": "Make, list and revoke the keys of executors and clients.",
     "drain": "Let an executor leave; its sequences go on elsewhere.",
+    "ray": "Run a fleet on a Ray cluster.",
     "rollout": "Replace all executors, one by one, while they serve.",
     "bench": "Measure throughput and latency of a running service.",
     "completion": "Write the script that completes `baton` in a shell.",

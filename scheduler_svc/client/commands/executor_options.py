@@ -50,6 +50,25 @@ def executor_options(command: Callable[..., Any]) -> Callable[..., Any]:
                   help="Processes (GPUs) of each executor, which share its model.")  # fmt: skip
     @click.option("--gpus", metavar="N,N,...", help="Numbers of the GPUs, one for each process of each executor.  "
                   "[default: all executors see all]")  # fmt: skip
+    @engine_options
+    @click.option("--threads", type=count, help="CPU threads of each executor's process. Default: its share.")
+    @wraps(command)
+    def with_executors(
+        num_executors: int, ranks: int, gpus: str | None, threads: int | None, engine: tuple[str, ...], **options: Any
+    ) -> Any:
+        numbers = tuple(gpus.split(",")) if gpus else ()
+        if numbers and len(numbers) != num_executors * ranks:
+            needed = f"{num_executors} executors of {ranks} processes need {num_executors * ranks}"
+            raise click.UsageError(f"--gpus {gpus} names {len(numbers)} GPUs, {needed}")
+        return command(executors=ExecutorChoices(num_executors, ranks, numbers, threads, engine), **options)
+
+    return with_executors
+
+
+def engine_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add options of how each executor computes; the command gets them as words for baton-executor, as `engine`."""
+    count = click.IntRange(min=1)
+
     @click.option("--dtype", type=click.Choice(["auto", "float32", "bfloat16", "float16"]),
                   help="Of weights, activations and KV cache.")  # fmt: skip
     @click.option("--quantization", type=click.Choice(["none", "int8"]),
@@ -66,20 +85,12 @@ def executor_options(command: Callable[..., Any]) -> Callable[..., Any]:
     @click.option("--block-size", type=count, help="Tokens in a KV block.")
     @click.option("--max-num-seqs", type=count, help="Sequences an executor runs at once.")
     @click.option("--max-batch-tokens", type=count, help="Tokens an executor computes in a step.")
-    @click.option("--threads", type=count, help="CPU threads of each executor's process. Default: its share.")
     @wraps(command)
-    def with_executors(
-        num_executors: int, ranks: int, gpus: str | None, threads: int | None, *, enforce_eager: bool, **options: Any
-    ) -> Any:
-        numbers = tuple(gpus.split(",")) if gpus else ()
-        if numbers and len(numbers) != num_executors * ranks:
-            needed = f"{num_executors} executors of {ranks} processes need {num_executors * ranks}"
-            raise click.UsageError(f"--gpus {gpus} names {len(numbers)} GPUs, {needed}")
+    def with_engine(*, enforce_eager: bool, **options: Any) -> Any:
         given = words(**{name: options.pop(name) for name in _PASSED_ON})
-        arguments = (*given, *(("--enforce-eager",) if enforce_eager else ()))
-        return command(executors=ExecutorChoices(num_executors, ranks, numbers, threads, arguments), **options)
+        return command(engine=(*given, *(("--enforce-eager",) if enforce_eager else ())), **options)
 
-    return with_executors
+    return with_engine
 
 
 def num_cpus() -> int:

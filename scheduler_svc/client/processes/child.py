@@ -48,20 +48,30 @@ class Child:
     of the group takes the processes that the child started too.
 
     Args:
-        log_path: file to which its stdout and stderr are appended; None passes them on to the parent's stderr.
+        log_path: file to which its stdout and stderr are appended; None passes them on to `output`.
         environment: variables that it has beside the parent's.
+        without: variables of the parent's that it does not have.
+        output: descriptor; 2 is the parent's stderr.
     """
 
     def __init__(
-        self, name: str, command: list[str], log_path: Path | None, environment: Mapping[str, str] | None = None
+        self,
+        name: str,
+        command: list[str],
+        log_path: Path | None,
+        environment: Mapping[str, str] | None = None,
+        without: Sequence[str] = (),
+        output: int = 2,
     ) -> None:
         self.name = name
         self._started_s = time.monotonic()
         with contextlib.ExitStack() as stack:
-            output = 2 if log_path is None else stack.enter_context(log_path.open("ab")).fileno()
+            if log_path is not None:
+                output = stack.enter_context(log_path.open("ab")).fileno()
+            inherited = {name: value for name, value in os.environ.items() if name not in without}
             self._process = subprocess.Popen(
                 command,
-                env={**os.environ, **(environment or {})},
+                env={**inherited, **(environment or {})},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

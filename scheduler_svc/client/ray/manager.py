@@ -1,0 +1,178 @@
+"""The manager of a fleet on Ray, an actor: it looks at the cluster, decides by `plan.py`, and acts. Ray restarts it."""
+
+import contextlib
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+import ray
+from ray.exceptions import RayError
+
+from common.logging import get_logger, setup_logging
+from common.messages import StatusReport
+from scheduler_svc.client.ray.cluster import RayCluster
+from scheduler_svc.client.ray.facts import Action, HostName, Leave, Life, Remove, Say, Seen, StartExecutor
+from scheduler_svc.client.ray.hands import Hands, scheduler_address
+from scheduler_svc.client.ray.journal_probe import JournalProbe
+from scheduler_svc.client.ray.plan import FleetPlan
+from scheduler_svc.client.ray.spec import RayFleetSpec
+
+MANAGER_PREFIX = "manager-r"
+
+_LOOK_INTERVAL_S = 0.25
+_NUM_EVENTS = 200
+
+log = get_logger("fleet")
+
+
+@dataclass(frozen=True)
+class FleetView:
+    """What `baton ray` shows.
+
+    Attributes:
+        url: of the HTTP interface; empty while there is no scheduler.
+        wanted: how many executors there are to be.
+        seen: the last look.
+        is_complete: all is as asked for.
+        is_down: nothing is left.
+        failures: why processes cannot run as they are configured.
+        journal_blind: addresses of nodes that do not see the journal; None if it is not known, or it is on one node.
+        events: what was done last, each with the time.
+    """
+
+    url: str
+    wanted: int
+    seen: Seen
+    is_complete: bool
+    is_down: bool
+    failures: list[str]
+    journal_blind: list[str] | None
+    events: list[tuple[str, str]]
+
+
+class Manager:
+    """Starts at once. Managers of older revisions are ended first: what they have started is this one's now.
+
+    Args:
+        spec: what the operator asked for.
+    """
+
+    def __init__(self, spec: RayFleetSpec) -> None:
+        setup_logging("fleet")
+        self._spec = spec
+        self._cluster = RayCluster(spec.name)
+        self._plan = FleetPlan(spec.goal(journal_is_shared=False), spec.scheduler_node)
+        self._hands = Hands(self._cluster, spec)
+        self._probe = JournalProbe(spec.journal)
+        self._seen = Seen()
+        self._has_looked = False
+        self._status: StatusReport | None = None
+        self._status_asked: tuple[HostName, Any] | None = None
+        self._events: deque[tuple[str, str]] = deque(maxlen=_NUM_EVENTS)
+        for revision in range(spec.revision):
+            with contextlib.suppress(ValueError):
+                ray.kill(ray.get_actor(f"{MANAGER_PREFIX}{revision}"))
+        threading.Thread(target=self._run, name="manager", daemon=True).start()
+
+    def __repr__(self) -> str:
+        """What Ray's dashboard and logs call it."""
+        return "manager"
+
+    def view(self) -> FleetView:
+        """How the fleet is."""
+        seen, address = self._seen, scheduler_address(self._seen)
+        return FleetView(
+            url=f"http://{address}:{self._spec.port}" if address else "",
+            wanted=self._plan.wanted(seen),
+            seen=seen,
+            is_complete=self._has_looked and self._plan.is_complete(seen),
+            is_down=self._has_looked and self._plan.is_stopping and self._plan.is_down(seen),
+            failures=self._plan.failures(seen),
+            journal_blind=self._probe.blind,
+            events=list(self._events),
+        )
+
+    def spec(self) -> RayFleetSpec:
+        """What the operator asked for last."""
+        return self._spec
+
+    def stop(self) -> None:
+        """Let everything go."""
+        self._plan.is_stopping = True
+
+    def _run(self) -> None:
+        while True:
+            try:
+                self._look()
+                for action in self._plan.see(self._seen, time.monotonic()):
+                    self._say(action)
+                    self._hands.do(action, self._seen)
+                self._hands.keep_told(self._seen)
+            except Exception:  # Ray may be out of reach for a moment; what was left undone is seen the next time
+                log.exception("a look at the cluster failed")
+            time.sleep(_LOOK_INTERVAL_S)
+
+    def _look(self) -> None:
+        nodes, hosts = self._cluster.nodes(), self._cluster.hosts()
+        self._ask_for_status(hosts)
+        seen = Seen(nodes=nodes, places=self._cluster.places(), hosts=hosts)
+        if self._status is not None:
+            ready = [executor for executor in self._status.executors if executor.state == "ready"]
+            scale = getattr(self._status, "scale", None)
+            seen = replace(
+                seen,
+                ready=frozenset(executor.executor for executor in ready),
+                with_standby=frozenset(executor.executor for executor in ready if executor.has_standby),
+                wanted=None if scale is None else scale.wanted,
+                drain_first=() if scale is None else tuple(scale.drain_first),
+            )
+        self._seen, self._has_looked = seen, True
+        schedulers = [host for host in hosts if host.name.role == "scheduler" and host.report is not None]
+        scheduler_node = next((host.report.node for host in schedulers if host.report is not None), "")
+        self._probe.see({node.id: node.address for node in nodes.values()}, scheduler_node)
+        if self._plan.goal.journal_is_shared != self._probe.is_shared:
+            self._plan.goal = replace(self._plan.goal, journal_is_shared=self._probe.is_shared)
+
+    def _ask_for_status(self, hosts: list[Any]) -> None:
+        """The scheduler's report as it was when it was last asked; None when it did not answer."""
+        running = [host.name for host in hosts if host.name.role == "scheduler" and host.life is Life.RUNNING]
+        if self._status_asked is not None:
+            name, asked = self._status_asked
+            if name in running and not ray.wait([asked], timeout=0)[0]:
+                return
+            self._status_asked = None
+            self._status = _report(asked) if name in running else None
+        if running:
+            spec = self._spec
+            asked = self._cluster.call(running[0], "get", spec.connect_host, spec.port, "/status", spec.status_key)
+            self._status_asked = running[0], asked
+        else:
+            self._status = None
+
+    def _say(self, action: Action) -> None:
+        """Tell the operator what is done, in the manager's log and in what `baton ray` shows."""
+        match action:
+            case Say(line):
+                words = line
+            case StartExecutor(slot, number, beside):
+                role = "" if beside is None else f" beside {beside.name}"
+                words = f"start executor-{slot}-{number} of revision {self._spec.revision}{role}"
+            case Leave(name) | Remove(name):
+                words = f"{type(action).__name__.lower()} {name}"
+            case _:
+                facts = " ".join(str(value) for value in vars(action).values())
+                words = f"{type(action).__name__} {facts}"
+        log.info(words)
+        self._events.append((datetime.now(UTC).isoformat(timespec="milliseconds"), words))
+
+
+def _report(asked: Any) -> StatusReport | None:
+    try:
+        answer = ray.get(asked)
+        return None if answer is None else msgspec.json.decode(answer, type=StatusReport)
+    except (RayError, msgspec.MsgspecError):
+        return None

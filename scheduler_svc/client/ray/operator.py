@@ -1,0 +1,178 @@
+"""What `baton ray` does to a fleet: finds its manager, replaces it by one of another revision, waits."""
+
+import json
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+import ray
+from ray.exceptions import RayActorError, RayError
+
+from scheduler_svc.client.errors import FleetError, FleetMisconfigured, RequestFailed, ServiceUnreachable
+from scheduler_svc.client.ray.manager import MANAGER_PREFIX, FleetView, Manager
+from scheduler_svc.client.ray.spec import RayFleetSpec, namespace_of
+
+_POLL_INTERVAL_S = 0.1
+_ANSWER_TIMEOUT_S = 20.0
+_CONCURRENCY = 4
+
+
+class Operator:
+    """A connection to a Ray cluster, and one fleet on it.
+
+    Args:
+        address: of the cluster, as `ray.init` takes it.
+        fleet: its name.
+        runtime_env: for the executors; what it names on this machine is uploaded.
+
+    Raises:
+        ServiceUnreachable: there is no cluster.
+        FleetMisconfigured: the runtime environment is no good.
+    """
+
+    def __init__(self, address: str, fleet: str, runtime_env: Mapping[str, Any] | None = None) -> None:
+        self.fleet = fleet
+        try:
+            ray.init(
+                address=address,
+                namespace=namespace_of(fleet),
+                runtime_env=dict(runtime_env or {}),
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+            )
+        except ConnectionError as error:
+            message = f"there is no Ray cluster at {address} ({error}); start one with `ray start --head`"
+            raise FleetError(message) from error
+        except (ValueError, TypeError) as error:
+            raise FleetMisconfigured(f"the runtime environment: {error}") from error
+
+    @property
+    def runtime_env(self) -> dict[str, Any]:
+        """The one given, with addresses in the cluster for what was uploaded."""
+        return dict(ray.get_runtime_context().runtime_env)
+
+    def node(self) -> str:
+        """Id of the node that this process is connected by."""
+        return str(ray.get_runtime_context().get_node_id())
+
+    def start(self, spec: RayFleetSpec) -> None:
+        """Start a fleet. Raises RequestFailed if one of this name is there."""
+        if self._revision() is not None:
+            hint = f"`baton ray status{_named(self.fleet)}` shows it, and `baton ray down{_named(self.fleet)}` ends it"
+            raise RequestFailed(f"there is a fleet {self.fleet} already; {hint}")
+        self._start_manager(spec)
+
+    def change(self, change: Callable[[RayFleetSpec], RayFleetSpec]) -> RayFleetSpec:
+        """Give the fleet a manager of the next revision, which ends this one. Returns what is asked of it."""
+        spec = self.spec()
+        changed = replace(change(spec), revision=spec.revision + 1)
+        self._start_manager(changed)
+        return changed
+
+    def spec(self) -> RayFleetSpec:
+        """What was asked of the fleet last."""
+        spec: RayFleetSpec = self._ask("spec")
+        return spec
+
+    def view(self) -> FleetView:
+        """How the fleet is."""
+        view: FleetView = self._ask("view")
+        return view
+
+    def stop(self) -> None:
+        """Let everything leave; `remove_manager` when it is down."""
+        self._ask("stop")
+
+    def remove_manager(self) -> None:
+        """End the manager of a fleet that is down."""
+        revision = self._revision()
+        if revision is not None:
+            ray.kill(ray.get_actor(f"{MANAGER_PREFIX}{revision}"))
+
+    def wait(self, is_done: Callable[[FleetView], bool], timeout_s: float, say: Callable[[str], None]) -> FleetView:
+        """Wait, and tell what is done meanwhile.
+
+        Raises:
+            FleetMisconfigured: a process cannot run as it is configured.
+            FleetError: it takes too long.
+        """
+        deadline, told = time.monotonic() + timeout_s, ""
+        while True:
+            view = self.view()
+            for at, words in view.events:
+                if at > told:
+                    say(words)
+                    told = at
+            if is_done(view):
+                return view
+            if view.failures:
+                raise FleetMisconfigured("\n".join(view.failures))
+            if time.monotonic() > deadline:
+                waiting = [f"{place.slot}" for place in view.seen.places if not place.node]
+                short = f"; executors {', '.join(waiting)} wait for resources" if waiting else ""
+                raise FleetError(f"not done after {timeout_s:.0f} s{short}; the fleet goes on, see `baton ray status`")
+            time.sleep(_POLL_INTERVAL_S)
+
+    def _start_manager(self, spec: RayFleetSpec) -> None:
+        actor = ray.remote(Manager).options(
+            name=f"{MANAGER_PREFIX}{spec.revision}",
+            lifetime="detached",
+            max_restarts=-1,
+            num_cpus=0,
+            max_concurrency=_CONCURRENCY,
+            runtime_env=dict(spec.scheduler_env),
+        )
+        try:
+            manager: Any = actor.remote(spec)
+            ray.get(manager.spec.remote(), timeout=_ANSWER_TIMEOUT_S)
+        except RayError as error:
+            raise FleetError(f"the manager cannot be started: {error}") from error
+
+    def _ask(self, method: str) -> Any:
+        """Call the manager, which Ray may be restarting."""
+        deadline = time.monotonic() + _ANSWER_TIMEOUT_S
+        while True:
+            revision = self._revision()
+            if revision is None:
+                hint = "`baton ray up` starts one"
+                raise ServiceUnreachable(f"ray namespace {namespace_of(self.fleet)}", f"there is no such fleet: {hint}")
+            try:
+                manager = ray.get_actor(f"{MANAGER_PREFIX}{revision}")
+                return ray.get(getattr(manager, method).remote(), timeout=_ANSWER_TIMEOUT_S)
+            except (RayActorError, ValueError) as error:
+                if time.monotonic() > deadline:
+                    raise FleetError(f"the fleet's manager does not answer: {error}") from error
+            time.sleep(_POLL_INTERVAL_S)
+
+    def _revision(self) -> int | None:
+        """Of the manager; None if there is none."""
+        names = [name for name in ray.util.list_named_actors() if name.startswith(MANAGER_PREFIX)]
+        return max((int(name.removeprefix(MANAGER_PREFIX)) for name in names), default=None)
+
+
+def read_runtime_env(text: str | None) -> dict[str, Any]:
+    """The runtime environment in JSON text, or in a file of JSON. Raises FleetMisconfigured."""
+    if text is None:
+        return {}
+    try:
+        read = json.loads(text if text.lstrip().startswith("{") else Path(text).read_text())
+    except OSError as error:
+        raise FleetMisconfigured(f"--runtime-env {text}: {error.strerror}") from error
+    except ValueError as error:
+        raise FleetMisconfigured(f"--runtime-env {text[:100]}: this is no JSON: {error}") from error
+    if not isinstance(read, dict):
+        raise FleetMisconfigured(f"--runtime-env {text[:100]}: this is no JSON object")
+    return read
+
+
+def _named(fleet: str) -> str:
+    return "" if fleet == "baton" else f" --fleet {fleet}"
+
+
+def say(line: str) -> None:
+    """A line for the operator, on stderr."""
+    click.echo(f"  {line}", err=True)

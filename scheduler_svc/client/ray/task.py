@@ -1,0 +1,31 @@
+"""What a host is told to run. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+HEALTH_FILE = "health"
+ADDRESS_FILE = "scheduler"
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a host runs.
+
+    `{python}`, `{folder}`, `{shared}` and `{address}` in a command are replaced: by the interpreter, by a folder of
+    this host's own, by one that all hosts of the fleet on this node share, and by the node's address.
+
+    Attributes:
+        command: of the process.
+        again: of the process when it is started again.
+        environment: variables that it has beside the host's own.
+        without: variables that it does not inherit.
+        files: what is to lie in `{folder}`, by path; only this user can read it.
+        public_key: of the executor, for the scheduler's list.
+    """
+
+    command: tuple[str, ...]
+    again: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    without: tuple[str, ...] = ()
+    files: Mapping[str, str] = field(default_factory=dict, repr=False)
+    public_key: str = ""
