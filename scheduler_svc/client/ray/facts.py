@@ -136,6 +136,11 @@ class Node:
     address: str
     drain_by_s: float | None = None
 
+    @property
+    def is_going(self) -> bool:
+        """Whether it is to go."""
+        return self.drain_by_s is not None
+
 
 @dataclass(frozen=True)
 class Goal:

@@ -65,9 +65,10 @@ class FleetPlan:
         actions += self._keepers(seen)
         if not any(host.life is Life.RUNNING for host in seen.of_role("scheduler")):
             return actions  # executors are told where it is
-        for place in open_places:
+        tended = [place for place in open_places if place.node and (_keeper_runs(seen, place) or not self.goal.keeps)]
+        for place in tended:
             actions += self._executors(seen, place, now_s)
-        return actions + successions(seen, open_places, self.goal)
+        return actions + (successions(seen, tended, self.goal) if tended == open_places else [])
 
     def wanted(self, seen: Seen) -> int:
         """How many executors there are to be."""
@@ -79,7 +80,9 @@ class FleetPlan:
         ready = [host for host in executors if seen.is_ready(host)]
         standbys = {host.name.in_fleet for host in ready} <= seen.with_standby or not self.goal.standby
         current = all(host.name.revision == self.goal.revision and host.is_live for host in executors)
-        return seen.ready is not None and len(ready) == len(seen.places) == self.wanted(seen) and current and standbys
+        stays = all(place.node in seen.nodes and not seen.nodes[place.node].is_going for place in seen.places)
+        counted = len(ready) == len(seen.places) == self.wanted(seen)
+        return seen.ready is not None and counted and stays and current and standbys
 
     def failures(self, seen: Seen) -> list[str]:
         """Why processes cannot run as they are configured."""
@@ -98,7 +101,7 @@ class FleetPlan:
                 continue
             self._scheduler_node = host.report.node
             node = seen.nodes.get(host.report.node)
-            is_going = node is not None and node.drain_by_s is not None
+            is_going = node is not None and node.is_going
             # Open requests may end where no successor could know of them.
             waits = (
                 not self.goal.journal_is_shared and node is not None and now_s < (node.drain_by_s or 0.0) - HAND_OVER_S
@@ -110,7 +113,7 @@ class FleetPlan:
         if not hosts and self._delays.is_due("scheduler", now_s):
             self._delays.started("scheduler", now_s)
             node = seen.nodes.get(self._scheduler_node)
-            stays = node is not None and node.drain_by_s is None
+            stays = node is not None and not node.is_going
             if not stays and self._scheduler_node and not self.goal.journal_is_shared:
                 actions.append(
                     Say("the scheduler's node is gone, and its journal with it: requests that were open are lost")
@@ -139,7 +142,7 @@ class FleetPlan:
             elif self._is_closing(seen, place):
                 if not any(host.life in (Life.PENDING, Life.RUNNING) for host in seen.in_place(place.slot)):
                     actions.append(RemovePlace(place.slot))
-            elif node is not None and node.drain_by_s is not None:
+            elif node is not None and node.is_going:
                 going.append(place)
             else:
                 open_places.append(place)
@@ -163,9 +166,7 @@ class FleetPlan:
             return True
         hosts = seen.in_place(place.slot)
         node = seen.nodes.get(place.node)
-        ends = (node is not None and node.drain_by_s is not None) or all(
-            host.name.revision == self.goal.revision for host in hosts
-        )
+        ends = (node is not None and node.is_going) or all(host.name.revision == self.goal.revision for host in hosts)
         return bool(hosts) and ends and all(host.is_leaving for host in hosts)
 
     def _leave_node(self, seen: Seen, place: Place, now_s: float, *, is_replaced: bool) -> list[Action]:
@@ -202,8 +203,6 @@ class FleetPlan:
 
     def _executors(self, seen: Seen, place: Place, now_s: float) -> list[Action]:
         """Keep a place that stays complete."""
-        if not place.node or (self.goal.keeps and not _keeper_runs(seen, place)):
-            return []
         hosts = seen.in_place(place.slot)
         gone = [host for host in hosts if _is_over(host, self.goal.revision)]
         actions: list[Action] = [Remove(host.name) for host in gone]
@@ -214,9 +213,13 @@ class FleetPlan:
             if self._delays.is_due(key, now_s):
                 self._delays.started(key, now_s)
                 actions.append(StartExecutor(place.slot, _free_number(hosts)))
-        elif self.goal.standby and len(live) == 1 and seen.is_ready(live[0]) and len(hosts) == 1:
+        elif self.goal.standby and hosts == live and len(live) == 1 and self._has_come(seen, live[0]):
             actions.append(StartExecutor(place.slot, _free_number(hosts), beside=live[0]))
         return actions + self._stray_standby(seen, place, live, now_s)
+
+    def _has_come(self, seen: Seen, host: Host) -> bool:
+        """Whether an executor is there to stay."""
+        return host.name.revision == self.goal.revision and seen.is_ready(host)
 
     def _stray_standby(self, seen: Seen, place: Place, live: list[Host], now_s: float) -> list[Action]:
         """A standby whose executor has ended, and whose memory is gone as well, would wait for ever."""
@@ -253,7 +256,7 @@ def _keeper_runs(seen: Seen, place: Place) -> bool:
 
 
 def _another_node(seen: Seen) -> bool:
-    return any(node.drain_by_s is None for node in seen.nodes.values())
+    return any(not node.is_going for node in seen.nodes.values())
 
 
 def _is_over(host: Host, revision: int) -> bool:

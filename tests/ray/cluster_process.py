@@ -1,0 +1,85 @@
+"""A Ray cluster of several raylets on this machine, in a process of its own; told what to do by lines of JSON.
+
+`python -m tests.ray.cluster_process CPUS...`: a node for each number of CPUs, the first being the head. Answers, lines of
+JSON too, say what was asked for, or what went wrong.
+"""
+
+import json
+import sys
+import time
+
+import ray
+from ray._raylet import GcsClient
+from ray.cluster_utils import Cluster
+from ray.core.generated.autoscaler_pb2 import DrainNodeReason
+
+
+class Commands:
+    """What the lines name."""
+
+    def __init__(self, cpus):
+        self.cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": cpus[0], "include_dashboard": False})
+        self.nodes = [self.cluster.head_node, *(self.cluster.add_node(num_cpus=count) for count in cpus[1:])]
+        ray.init(address=self.cluster.address, namespace="baton-baton", log_to_driver=False)
+
+    def address(self):
+        """Where the cluster is."""
+        return self.cluster.address
+
+    def add_node(self, cpus):
+        """One more node. Returns its number."""
+        self.nodes.append(self.cluster.add_node(num_cpus=cpus))
+        return len(self.nodes) - 1
+
+    def node_id(self, number):
+        """Ray's id of a node."""
+        return self.nodes[number].node_id
+
+    def kill_node(self, number):
+        """SIGKILL a raylet, and with it all that Ray runs there."""
+        self.nodes[number].kill_raylet(check_alive=False)
+
+    def drain_node(self, number, seconds):
+        """Give notice that a node will be preempted."""
+        deadline_ms = (time.time_ns() // 10**6) + int(seconds * 1000)
+        reason = DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
+        accepted, why = GcsClient(self.cluster.address).drain_node(self.node_id(number), reason, "a test", deadline_ms)
+        assert accepted, why
+
+    def actors(self):
+        """The names of the fleet's actors."""
+        return sorted(ray.util.list_named_actors())
+
+    def kill_actor(self, name):
+        """End an actor as a crash would; Ray restarts those that it is to."""
+        ray.kill(ray.get_actor(name), no_restart=False)
+
+    def report(self, name):
+        """What a host says of itself."""
+        report = ray.get(ray.get_actor(name).report.remote(), timeout=20)
+        return {key: getattr(value, "value", value) for key, value in vars(report).items()}
+
+    def view(self):
+        """The manager's, in short."""
+        manager = max(name for name in self.actors() if name.startswith("manager-"))
+        view = ray.get(ray.get_actor(manager).view.remote(), timeout=20)
+        return {"is_complete": view.is_complete, "url": view.url, "wanted": view.wanted, "events": view.events}
+
+
+def main():
+    """Carry out lines until there are no more."""
+    commands = Commands([int(count) for count in sys.argv[1:]])
+    print(json.dumps({"answer": None}), flush=True)
+    for line in sys.stdin:
+        name, *arguments = json.loads(line)
+        try:
+            answer = {"answer": getattr(commands, name)(*arguments)}
+        except Exception as error:
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        print(json.dumps(answer), flush=True)
+    ray.shutdown()
+    commands.cluster.shutdown()
+
+
+if __name__ == "__main__":
+    main()

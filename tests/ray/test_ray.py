@@ -1,0 +1,58 @@
+"""`baton ray` on a real cluster of two raylets: up, a crash, a rollout, down."""
+
+import asyncio
+import os
+import signal
+
+import pytest
+
+from tests.e2e.service import output_of, start_baton, status
+from tests.ray.cluster import RayCluster
+from tests.ray.streams import Readers
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    cluster = RayCluster(tmp_path_factory.mktemp("ray"), 2, 1)
+    yield cluster
+    cluster.close()
+
+
+def test_a_fleet_from_up_to_down(cluster: RayCluster):
+    said = cluster.baton("up", *cluster.up_options(2))
+    url = cluster.ask("view")["url"]
+    assert f"Baton is ready at {url}" in said
+    assert f"{cluster.journal}, which every node sees" in said
+    executors = status(url)["executors"]
+    assert [executor["executor"] for executor in executors] == ["executor-0-0", "executor-1-0"]
+    assert {executor["node"] for executor in executors} == {url.removeprefix("http://").partition(":")[0]}
+    assert all(executor["keeps_pool"] for executor in executors)
+    assert len(output_of(start_baton(url, "generate", "ROMEO:", "--max-tokens", 20))) > 20
+
+    refused = cluster.baton("up", *cluster.up_options(2), expected=1)
+    assert "there is a fleet baton already" in refused
+
+    async def disturb():
+        pid = cluster.ask("report", "executor-0-0-r1")["pid"]
+        os.kill(pid, signal.SIGKILL)  # its host starts it again
+        await readers.progress()
+        cluster.ask("kill_actor", "executor-1-0-r1")  # the manager starts another one
+        await readers.progress()
+        await asyncio.to_thread(cluster.wait_until_complete)
+        await asyncio.to_thread(cluster.baton, "rollout", "--standby", "--runtime-env", '{"env_vars": {"NEW": "1"}}')
+
+    readers = Readers(url, 8)
+    asyncio.run(readers.while_(disturb))
+    report = status(url)
+    assert report["requests_failed"] == 0
+    assert cluster.executors() == ["executor-0-1-r2", "executor-1-1-r2"]
+    pid = cluster.ask("report", "executor-0-1-r2")["pid"]
+    with open(f"/proc/{pid}/environ") as file:
+        assert "NEW=1" in file.read().split("\0")
+
+    shown = cluster.baton("status")
+    assert "2 ready, 2 wanted, 0 waiting for resources" in shown
+    assert "leave executor-1-0-r1" in shown
+    assert "is down" in cluster.baton("down")
+    assert cluster.ask("actors") == []
+    assert "there is no such fleet" in cluster.baton("status", expected=3)
