@@ -1,7 +1,7 @@
 """A Ray cluster of several raylets on this machine, in a process of its own; told what to do by lines of JSON.
 
-`python -m tests.ray.cluster_process CPUS...`: a node for each number of CPUs, the first being the head. Answers, lines of
-JSON too, say what was asked for, or what went wrong.
+`python -m tests.ray.cluster_process CPUS...`: a node for each number of CPUs, the first being the head. Answers, lines
+of JSON too, say what was asked for, or what went wrong.
 """
 
 import json
@@ -12,13 +12,22 @@ import ray
 from ray._raylet import GcsClient
 from ray.cluster_utils import Cluster
 from ray.core.generated.autoscaler_pb2 import DrainNodeReason
+from ray.exceptions import RayActorError
+
+# Ray takes 15 to 25 seconds to notice by itself that a node is gone.
+NOTICES_SOON = {
+    "health_check_initial_delay_ms": 500,
+    "health_check_period_ms": 500,
+    "health_check_failure_threshold": 4,
+}
 
 
 class Commands:
     """What the lines name."""
 
     def __init__(self, cpus):
-        self.cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": cpus[0], "include_dashboard": False})
+        head = {"num_cpus": cpus[0], "include_dashboard": False, "_system_config": NOTICES_SOON}
+        self.cluster = Cluster(initialize_head=True, head_node_args=head)
         self.nodes = [self.cluster.head_node, *(self.cluster.add_node(num_cpus=count) for count in cpus[1:])]
         ray.init(address=self.cluster.address, namespace="baton-baton", log_to_driver=False)
 
@@ -61,8 +70,16 @@ class Commands:
 
     def view(self):
         """The manager's, in short."""
-        manager = max(name for name in self.actors() if name.startswith("manager-"))
-        view = ray.get(ray.get_actor(manager).view.remote(), timeout=20)
+        give_up_at = time.monotonic() + 60
+        while True:
+            try:
+                manager = max(name for name in self.actors() if name.startswith("manager-"))
+                view = ray.get(ray.get_actor(manager).view.remote(), timeout=20)
+                break
+            except RayActorError:  # Ray is restarting it
+                if time.monotonic() > give_up_at:
+                    raise
+                time.sleep(0.1)
         return {"is_complete": view.is_complete, "url": view.url, "wanted": view.wanted, "events": view.events}
 
 

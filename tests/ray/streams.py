@@ -1,4 +1,4 @@
-"""Streams that are read while things happen to a fleet, each started anew when it ends; their texts, and their pauses."""
+"""Streams that are read while things happen to a fleet, each started anew when it ends: their texts and pauses."""
 
 import asyncio
 import json

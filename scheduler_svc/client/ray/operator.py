@@ -11,6 +11,7 @@ from typing import Any
 import click
 import ray
 from ray.exceptions import RayActorError, RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from scheduler_svc.client.errors import FleetError, FleetMisconfigured, RequestFailed, ServiceUnreachable
 from scheduler_svc.client.ray.manager import MANAGER_PREFIX, FleetView, Manager
@@ -124,6 +125,7 @@ class Operator:
             max_restarts=-1,
             num_cpus=0,
             max_concurrency=_CONCURRENCY,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(spec.scheduler_node, soft=True),
             runtime_env=dict(spec.scheduler_env),
         )
         try:

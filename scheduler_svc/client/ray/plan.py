@@ -17,6 +17,7 @@ from scheduler_svc.client.ray.facts import (
     Action,
     Goal,
     Host,
+    HostName,
     Leave,
     Life,
     MakePlace,
@@ -100,26 +101,29 @@ class FleetPlan:
             if host.report is None:
                 continue
             self._scheduler_node = host.report.node
-            node = seen.nodes.get(host.report.node)
-            is_going = node is not None and node.is_going
-            # Open requests may end where no successor could know of them.
-            waits = (
-                not self.goal.journal_is_shared and node is not None and now_s < (node.drain_by_s or 0.0) - HAND_OVER_S
-            )
             if host.life is Life.LEFT:
                 actions.append(Remove(host.name))
-            elif is_going and not waits and not host.is_leaving and _another_node(seen):
-                actions += [Say(f"the scheduler leaves {seen.nodes[host.report.node].address}"), Leave(host.name)]
+            elif not host.is_leaving:
+                actions += self._move_scheduler(seen, host.name, host.report.node, now_s)
         if not hosts and self._delays.is_due("scheduler", now_s):
             self._delays.started("scheduler", now_s)
             node = seen.nodes.get(self._scheduler_node)
             stays = node is not None and not node.is_going
             if not stays and self._scheduler_node and not self.goal.journal_is_shared:
-                actions.append(
-                    Say("the scheduler's node is gone, and its journal with it: requests that were open are lost")
-                )
+                actions.append(Say("the scheduler starts without its journal: requests that were open are lost"))
             actions.append(StartScheduler(self._scheduler_node if stays else ""))
         return actions
+
+    def _move_scheduler(self, seen: Seen, name: HostName, node_id: str, now_s: float) -> list[Action]:
+        """Away from a node that is to go, if there is another one."""
+        node = seen.nodes.get(node_id)
+        if node is None or node.drain_by_s is None or all(other.is_going for other in seen.nodes.values()):
+            return []
+        if self.goal.journal_is_shared:  # its successor goes on with what is open, the sooner the better
+            return [Say(f"the scheduler moves away from {node.address}"), Remove(name)]
+        if now_s < node.drain_by_s - HAND_OVER_S:
+            return []  # what is open may end
+        return [Say(f"the scheduler leaves {node.address}"), Leave(name)]
 
     def _keepers(self, seen: Seen) -> list[Action]:
         """One on each node that has places."""
@@ -253,10 +257,6 @@ def _serves(seen: Seen, place: Place) -> bool:
 
 def _keeper_runs(seen: Seen, place: Place) -> bool:
     return any(host.name.where == place.node[:8] and host.life is Life.RUNNING for host in seen.of_role("keeper"))
-
-
-def _another_node(seen: Seen) -> bool:
-    return any(not node.is_going for node in seen.nodes.values())
 
 
 def _is_over(host: Host, revision: int) -> bool:

@@ -12,7 +12,7 @@ MAX_EXECUTORS = 6
 
 
 class Cluster(RuleBasedStateMachine):
-    """Nodes come and go, actors and managers die, operators scale and roll out; the fake asserts what must not happen."""
+    """Nodes come and go, actors and managers die, operators scale and roll out; the fake asserts what must not be."""
 
     def __init__(self):
         super().__init__()

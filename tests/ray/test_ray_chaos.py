@@ -1,0 +1,126 @@
+"""32 streams over three nodes of a real Ray cluster, while actors, nodes, the scheduler and the manager go.
+
+Run it with `-s` to see what was done when, and the longest pause of each stream after that.
+"""
+
+import asyncio
+import os
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.service import status
+from tests.ray.cluster import RayCluster
+from tests.ray.streams import Readers
+
+pytestmark = pytest.mark.chaos
+
+NUM_STREAMS = 32
+NUM_EXECUTORS = 3
+DRAIN_S = 25.0
+
+
+class Upheaval:
+    """Everything that can be done to the fleet, and the log of it."""
+
+    def __init__(self, cluster: RayCluster, readers: Readers) -> None:
+        self.cluster = cluster
+        self.readers = readers
+        self.log: list[str] = []
+
+    async def run(self) -> None:
+        for disturb in (
+            self.kill_an_executors_actor,
+            self.drain_a_node,
+            self.kill_a_raylet,
+            self.kill_the_schedulers_actor,
+            self.kill_the_manager,
+            self.roll_out_by_standby,
+            self.roll_out_one_by_one,
+        ):
+            await self.readers.progress()
+            began = time.monotonic()
+            self.note(disturb.__name__.replace("_", " "))
+            await disturb()
+            await self.readers.progress()
+            await asyncio.to_thread(self.cluster.wait_until_complete)
+            pauses = self.readers.pauses_since(began)
+            in_order = " ".join(f"{pause * 1000:.0f}" for pause in pauses)
+            self.note(f"longest pause of each stream, ms: {in_order}; median {statistics.median(pauses) * 1000:.0f}")
+
+    def note(self, line: str) -> None:
+        self.log.append(f"{time.strftime('%X')} {line}")
+        print(self.log[-1], flush=True)
+
+    async def ask(self, *command: object) -> object:
+        return await asyncio.to_thread(self.cluster.ask, *command)
+
+    async def kill(self, strike: Callable[[], object]) -> None:
+        """Return when the manager has begun to mend it."""
+        before = self.cluster.ask("view")["events"]
+        await asyncio.to_thread(strike)
+        while self.cluster.ask("view")["events"] == before:
+            await asyncio.sleep(0.1)
+
+    def worker_with_executors(self) -> int:
+        """Number of a node that executors are on, and that is not the head."""
+        return max({self.cluster.node_of(name) for name in self.cluster.executors()} - {0})
+
+    async def kill_an_executors_actor(self) -> None:
+        await self.kill(lambda: self.cluster.ask("kill_actor", self.cluster.executors()[0]))
+
+    async def drain_a_node(self) -> None:
+        """Its executors have left before the node goes."""
+        number = self.worker_with_executors()
+        await self.ask("drain_node", number, DRAIN_S)
+        gone_at = time.monotonic() + DRAIN_S
+        node = self.cluster.ask("node_id", number)
+        while any(self.cluster.ask("report", name)["node"] == node for name in self.cluster.executors()):
+            assert time.monotonic() < gone_at, self.cluster.story()
+            await asyncio.sleep(0.2)
+        self.note(f"its executors have left {gone_at - time.monotonic():.0f} s before the node goes")
+        await self.ask("kill_node", number)
+        await self.ask("add_node", 2)
+
+    async def kill_a_raylet(self) -> None:
+        await self.kill(lambda: self.cluster.ask("kill_node", self.worker_with_executors()))
+        await self.ask("add_node", 2)
+
+    async def kill_the_schedulers_actor(self) -> None:
+        (name,) = (name for name in await self.ask("actors") if name.startswith("scheduler-"))
+        await self.kill(lambda: self.cluster.ask("kill_actor", name))
+
+    async def kill_the_manager(self) -> None:
+        (name,) = (name for name in await self.ask("actors") if name.startswith("manager-"))
+        await self.ask("kill_actor", name)
+
+    async def roll_out_by_standby(self) -> None:
+        await asyncio.to_thread(self.cluster.baton, "rollout", "--standby")
+
+    async def roll_out_one_by_one(self) -> None:
+        await asyncio.to_thread(self.cluster.baton, "rollout")
+
+
+def test_32_streams_over_three_nodes(tmp_path: Path):
+    cluster = RayCluster(tmp_path, 1, 1, 2)
+    try:
+        cluster.baton("up", *cluster.up_options(NUM_EXECUTORS), "--journal", cluster.journal)
+        url = cluster.ask("view")["url"]
+        readers = Readers(url, NUM_STREAMS)
+        upheaval = Upheaval(cluster, readers)
+        asyncio.run(readers.while_(upheaval.run))
+        report = status(url)
+        upheaval.note(
+            f"{readers.finished} answers as if nothing had happened; since the scheduler's last start: "
+            f"{report['executors_lost']} executors lost, {report['sequences_resumed']} sequences resumed, "
+            f"{report['recomputed_tokens']} tokens computed again"
+        )
+        assert report["requests_failed"] == 0
+        if path := os.environ.get("BATON_RAY_LOG"):
+            Path(path).write_text("\n".join(upheaval.log) + "\n")
+        cluster.baton("down")
+    finally:
+        cluster.close()
