@@ -1,6 +1,8 @@
 """deploy/kubernetes/keda and tensor-parallel; and what holds of these and of gateways alike."""
 
 import re
+import shlex
+import textwrap
 from urllib.parse import urlsplit
 
 import pytest
@@ -8,12 +10,13 @@ import pytest
 from common.heartbeats import LOSS_TIMEOUT_S
 from executor_svc.service.registration import LEAVE_TIMEOUT_S
 from tests.deploy import commands
-from tests.deploy.kustomize import all_containers, pod_templates
-from tests.deploy.manifests import manifests, of_kind, only, options, workloads
+from tests.deploy.kustomize import all_containers, pod_templates, render
+from tests.deploy.manifests import ROOT, manifests, of_kind, only, options, workloads
 
 GATEWAYS = ("gateway", "gateway-gpu")
 GROUPS = ("tensor-parallel", "tensor-parallel-gpu")
 ON_GROUPS = pytest.mark.parametrize("overlay", GROUPS)
+PAGES = sorted((ROOT / "docs").glob("scale*.md"))
 TORCHRUN = ["python", "-m", "torch.distributed.run"]
 
 
@@ -107,3 +110,22 @@ def test_ranks_reach_each_other_and_no_one_else_reaches_them(overlay):
             assert not other["spec"].get("ingress")
     (budget,) = of_kind(overlay, "PodDisruptionBudget")
     assert budget["spec"]["selector"]["matchLabels"] == own
+
+
+def test_what_the_pages_say_to_type_would_be_taken():
+    calls = [call for page in PAGES for call in commands.in_blocks(page.read_text())]
+    assert any(call.startswith("baton generate") for call in calls)
+    for call in calls:
+        assert commands.complaints(shlex.split(call, comments=True)) == []
+
+
+def test_what_the_pages_say_to_apply_can_be_rendered(tmp_path):
+    blocks = re.findall(
+        r"^ *```yaml\n(.*?)^ *```", "".join(page.read_text() for page in PAGES), re.DOTALL | re.MULTILINE
+    )
+    recipes = [textwrap.dedent(block) for block in blocks if "kind: Kustomization" in block]
+    kinds = set()
+    for recipe in recipes:
+        (tmp_path / "kustomization.yaml").write_text(recipe.replace("- deploy/", f"- {ROOT}/deploy/"))
+        kinds |= {manifest["kind"] for manifest in render(tmp_path)}
+    assert kinds >= {"ScaledObject", "InferencePool", "HTTPRoute", "LeaderWorkerSet"}
