@@ -22,6 +22,7 @@ class FrontendOptions:
         allow_unknown: whether unknown parameters of a request are ignored instead of refused.
         cors_origin: origins whose pages may send requests; "*" for all.
         openapi: whether /openapi.json and /docs are there.
+        open_metrics: whether /metrics needs no API key.
         keep_alive_s: seconds of silence of a stream after which it gets a comment.
     """
 
@@ -31,6 +32,7 @@ class FrontendOptions:
     allow_unknown: bool = False
     cors_origin: tuple[str, ...] = ()
     openapi: bool = False
+    open_metrics: bool = False
     keep_alive_s: float = 5.0
 
     def arguments(self) -> list[str]:
@@ -60,6 +62,8 @@ def frontend_options(command: Callable[..., Any]) -> Callable[..., Any]:
     @click.option("--cors-origin", multiple=True, help="Origin whose pages may use the API, or * for all; may be given "
                   "several times.")  # fmt: skip
     @click.option("--openapi", is_flag=True, help="Serve /openapi.json and /docs.")
+    @click.option("--open-metrics", is_flag=True, help="Let /metrics be read without an API key, for gateways that "
+                  "send none; it names clients.")  # fmt: skip
     @click.option("--keep-alive", "keep_alive_s", type=click.FloatRange(0.1), default=default.keep_alive_s,
                   metavar="SECONDS", help="A stream that is silent for so long gets a comment.")  # fmt: skip
     @wraps(command)

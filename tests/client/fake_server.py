@@ -66,6 +66,8 @@ class FakeServer:
         comment_interval_s: between the comments of a stream that waits for a token; 0 sends none.
         requests: bodies that came, with `path` and `authorization` put in.
         resumed: id and Last-Event-ID of each request that was resumed, and what is known by its id.
+        session: header by which a gateway before several services says which one answers; empty for no gateway.
+        sessions: what requests that were resumed or cancelled brought back of it.
         open_now, open_most: requests being answered, now and at most so far.
         cancelled: streams whose client hung up for good, or said so.
         fleet: what /status shows and who drains executors changes; half a second of its time passes with each look.
@@ -87,6 +89,8 @@ class FakeServer:
     requests: list = field(default_factory=list)
     resumed: list = field(default_factory=list)
     known: dict = field(default_factory=dict)
+    session: str = ""
+    sessions: list = field(default_factory=list)
     open_now: int = 0
     open_most: int = 0
     cancelled: int = 0
@@ -161,6 +165,7 @@ class FakeServer:
     async def _resume(self, request_id: str, request: Request):
         last = request.headers.get("last-event-id")
         self.resumed.append((request_id, last))
+        self.sessions.append(request.headers.get("x-session-token", ""))
         action = self.resume_script.popleft() if self.resume_script else None
         if isinstance(action, Refuse):
             return _refusal(action)
@@ -169,7 +174,8 @@ class FakeServer:
         path, body = self.known[request_id]
         return self._stream(path, body, action, 0 if last is None else int(last) + 1)
 
-    async def _cancel(self, request_id: str):
+    async def _cancel(self, request_id: str, request: Request):
+        self.sessions.append(request.headers.get("x-session-token", ""))
         self.cancelled += self.known.pop(request_id, None) is not None
         return {}
 
@@ -184,7 +190,8 @@ class FakeServer:
         return _refusal(Refuse(404, f"no executor {executor!r} is in the fleet", code="executor_not_found"))
 
     def _stream(self, path, body, drop, first):
-        return StreamingResponse(self._events(path, body, drop, first), media_type="text/event-stream")
+        headers = {"x-session-token": self.session} if self.session else {}
+        return StreamingResponse(self._events(path, body, drop, first), media_type="text/event-stream", headers=headers)
 
     async def _events(self, path, body, drop, first):
         """Events from number `first` on; an event's number is its id."""

@@ -70,6 +70,7 @@ def test_concurrency_is_bounded(baton, server):
 
 def test_failures_are_counted_and_named(baton, server):
     warm_up = None
+    server.session = "c2VydmljZS0x"
     server.script.extend([warm_up, Refuse(429, "busy"), Drop(after_tokens=5), None, Refuse(429, "busy")])
     result = baton("bench", *SMALL, "--json", "--reconnect-timeout", 0)
     assert result.exit_code == 1
@@ -92,6 +93,7 @@ def test_broken_streams_go_on_and_count_everything_once(baton, server, monkeypat
     assert (report["num_failed"], report["output_tokens"]) == (0, 400)
     assert result.stderr.count("the service is away") == result.stderr.count("the service is back") >= 1
     assert len(server.requests) == 5, "none was sent twice"
+    assert server.session in server.sessions, "one that had begun to answer is asked again"
 
 
 @pytest.mark.timeout(30)

@@ -156,6 +156,7 @@ def test_an_error_without_json_shows_the_text(baton, server):
 
 def test_ctrl_c_is_130_and_cancels(start_baton, server):
     server.token_delay_s = 0.05
+    server.session = "c2VydmljZS0x"
     process = start_baton("generate", "x")
     assert process.stdout.read(3) == "w0 "
     process.send_signal(signal.SIGINT)
@@ -163,3 +164,4 @@ def test_ctrl_c_is_130_and_cancels(start_baton, server):
     assert "Traceback" not in process.stderr.read()
     eventually(lambda: server.cancelled == 1)
     assert server.known == {}, "not left to go on for one who comes back"
+    assert server.sessions == [server.session], "behind a gateway only one service knows the request"

@@ -48,6 +48,15 @@ def test_a_broken_stream_goes_on(baton, server, command, drop, resumes):
     assert server.resumed == [(request_id, last) for last in resumes]
 
 
+@pytest.mark.parametrize("command", ["generate", "chat"])
+def test_a_broken_stream_goes_on_at_the_service_that_answered(baton, server, command):
+    """Behind a gateway the others do not know the request."""
+    server.session = "c2VydmljZS0x"
+    server.script.append(Drop(after_tokens=5))
+    assert_resumed(baton(command, "--max-tokens", 16, input="x"))
+    assert server.sessions == [server.session]
+
+
 def test_a_stream_that_breaks_again_and_again_goes_on(baton, server):
     server.script.append(Drop(after_tokens=1))
     server.resume_script.extend([Refuse(503), Drop(after_tokens=1), Drop(after_tokens=7, cut=True), Refuse(502), None])

@@ -41,6 +41,19 @@ def test_it_asks_for_what_follows_the_last_event(request_):
     assert request_.headers == {"Last-Event-ID": "4"}
 
 
+def test_it_goes_back_to_the_service_that_answered(request_):
+    """Behind a gateway over several services only one of them knows the request."""
+    assert request_.session_headers == {}
+    request_.answered_by("c2VydmljZS0x")
+    request_.take(b"3")
+    request_.delay_after(BROKE, 0.0)
+    assert request_.headers == {"Last-Event-ID": "3", "x-session-token": "c2VydmljZS0x"}
+    request_.answered_by("")
+    assert request_.session_headers == {"x-session-token": "c2VydmljZS0x"}, "a gateway may say it once"
+    request_.answered_by("c2VydmljZS0y")
+    assert request_.session_headers == {"x-session-token": "c2VydmljZS0y"}
+
+
 def test_a_post_that_broke_is_looked_for_before_it_is_sent_again(request_):
     request_.delay_after(BROKE, 0.0)
     assert request_.events_path is not None

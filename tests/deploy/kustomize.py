@@ -5,6 +5,8 @@ installed, a test compares the two.
 """
 
 import copy
+import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ import yaml
 
 Manifest = dict[str, Any]
 
-KNOWN = {"apiVersion", "kind", "namespace", "resources", "components", "patches", "images"}
+KNOWN = {"apiVersion", "kind", "namespace", "nameSuffix", "labels", "resources", "components", "patches", "images"}
 CLUSTER_WIDE = {"Namespace"}
 
 
@@ -36,8 +38,14 @@ def _apply(folder: Path, manifests: list[Manifest]) -> list[Manifest]:
         for manifest in _targets(manifests, patch["target"]):
             patched(manifest, operations)
     for manifest in manifests:
+        manifest["metadata"]["name"] += recipe.get("nameSuffix", "")  # nothing of ours refers to such a name
+        for added in recipe.get("labels", []):
+            assert added.keys() == {"pairs", "includeSelectors"}, added
+            for labels in _labels(manifest):
+                labels.update(added["pairs"])
         if "namespace" in recipe and manifest["kind"] not in CLUSTER_WIDE:
-            manifest["metadata"]["namespace"] = recipe["namespace"]
+            for place in [manifest["metadata"], *manifest.get("subjects", [])]:
+                place["namespace"] = recipe["namespace"]
         for container in all_containers(manifest):
             for image in recipe.get("images", []):
                 container["image"] = _with_image(container["image"], image)
@@ -45,14 +53,22 @@ def _apply(folder: Path, manifests: list[Manifest]) -> list[Manifest]:
 
 
 def load(path: Path) -> list[Any]:
-    """The documents in a file."""
-    return list(yaml.safe_load_all(path.read_text()))
+    """The documents in a file, each part of its own: where one refers to another (YAML's anchors) it has a copy."""
+    return [json.loads(json.dumps(document)) for document in yaml.safe_load_all(path.read_text())]
 
 
 def all_containers(manifest: Manifest) -> list[Manifest]:
     """The containers of a workload, those that prepare its pods with them; none of anything else."""
-    spec = manifest.get("spec", {}).get("template", {}).get("spec", {})
-    return [*spec.get("initContainers", []), *spec.get("containers", [])]
+    specs = [template["spec"] for template in pod_templates(manifest)]
+    return [container for spec in specs for container in [*spec.get("initContainers", []), *spec["containers"]]]
+
+
+def pod_templates(manifest: Manifest) -> list[Manifest]:
+    """What a workload makes its pods of: one, or the leader's and the workers'; none of anything else."""
+    spec = manifest.get("spec", {})
+    groups = spec.get("leaderWorkerTemplate", {})
+    found = (spec.get("template"), groups.get("leaderTemplate"), groups.get("workerTemplate"))
+    return [template for template in found if template is not None]
 
 
 def patched(manifest: Manifest, operations: list[Manifest]) -> None:
@@ -80,10 +96,19 @@ def patched(manifest: Manifest, operations: list[Manifest]) -> None:
 
 
 def _targets(manifests: list[Manifest], target: Manifest) -> Iterator[Manifest]:
+    """What a patch is for. A component may bring patches for what only others have."""
     assert target.keys() == {"kind", "name"}, target
-    found = [m for m in manifests if (m["kind"], m["metadata"]["name"]) == (target["kind"], target["name"])]
-    assert found, f"a patch is for {target}, which is not there"
-    return iter(found)
+    return (m for m in manifests if m["kind"] == target["kind"] and re.fullmatch(target["name"], m["metadata"]["name"]))
+
+
+def _labels(manifest: Manifest) -> Iterator[Manifest]:
+    """The labels of a workload or a budget and of its pods, and those that select them."""
+    yield manifest["metadata"]["labels"]
+    yield manifest["spec"]["selector"]["matchLabels"]
+    for template in pod_templates(manifest):
+        yield template["metadata"]["labels"]
+        for spread in template["spec"].get("topologySpreadConstraints", []):
+            yield spread["labelSelector"]["matchLabels"]
 
 
 def _with_image(image: str, change: Manifest) -> str:

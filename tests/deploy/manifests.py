@@ -1,5 +1,6 @@
 """Our manifests, rendered once, and ways to find one's way in them."""
 
+import copy
 import functools
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,10 +10,13 @@ from tests.deploy.kustomize import Manifest, render
 ROOT = Path(__file__).parents[2]
 KUBERNETES = ROOT / "deploy" / "kubernetes"
 FOLDERS = {
-    **{name: KUBERNETES / name for name in ("base", "cpu", "gpu")},
-    "node-keeper": ROOT / "tests" / "deploy" / "node_keeper",
+    **{name: KUBERNETES / name for name in ("base", "cpu", "gpu", "gateway", "tensor-parallel")},
+    **{name: ROOT / "tests" / "deploy" / name.replace("-", "_") for name in ("node-keeper", "keda", "gateway-gpu")},
+    "tensor-parallel-gpu": ROOT / "tests" / "deploy" / "tensor_parallel_gpu",
 }
-OVERLAYS = tuple(FOLDERS)
+ALL = tuple(FOLDERS)
+OVERLAYS = ("base", "cpu", "gpu", "node-keeper", "keda")
+"""Those with one scheduler, and executors in a pod each."""
 
 
 @functools.cache
@@ -24,6 +28,12 @@ def manifests(overlay: str) -> tuple[Manifest, ...]:
 def of_kind(overlay: str, *kinds: str) -> list[Manifest]:
     """The manifests of some kinds."""
     return [manifest for manifest in manifests(overlay) if manifest["kind"] in kinds]
+
+
+def only(overlay: str, kind: str) -> Manifest:
+    """The one manifest of a kind; a copy, to write to."""
+    (manifest,) = of_kind(overlay, kind)
+    return copy.deepcopy(manifest)
 
 
 def workloads(overlay: str) -> dict[str, Manifest]:
@@ -44,8 +54,9 @@ def container(workload: Manifest) -> Manifest:
 
 
 def options(workload: Manifest) -> dict[str, str]:
-    """What it passes to its command: name to value."""
-    return dict(word.split("=", 1) for word in container(workload)["args"][1:])
+    """What it passes to its command: name to value, which is empty for a flag."""
+    given = (word.partition("=") for word in container(workload)["args"][1:])
+    return {name: value for name, _, value in given}
 
 
 def selected(overlay: str, selector: dict[str, str]) -> list[Manifest]:

@@ -17,6 +17,8 @@ from scheduler_svc.frontend_options import FrontendOptions
 from tests.deploy import commands
 from tests.deploy.kustomize import all_containers
 from tests.deploy.manifests import (
+    ALL,
+    KUBERNETES,
     OVERLAYS,
     ROOT,
     container,
@@ -36,7 +38,10 @@ READ = {"--curve-keys", "--api-keys", "--model"}  # and those that name what it 
 ON_OVERLAYS = pytest.mark.parametrize("overlay", OVERLAYS)
 
 
-@ON_OVERLAYS
+AUTOSCALING = pytest.mark.xfail(strict=True, reason="--min-executors and its siblings are not merged yet")
+
+
+@pytest.mark.parametrize("overlay", [pytest.param(o, marks=AUTOSCALING) if o == "keda" else o for o in OVERLAYS])
 def test_commands_take_their_arguments(overlay):
     for name, workload in workloads(overlay).items():
         for one in all_containers(workload):
@@ -265,13 +270,25 @@ def test_executors_and_their_keeper_meet(overlay):
     assert pod(executor)["shareProcessNamespace"]
 
 
+RECIPES = {path.parent: next(yaml.safe_load_all(path.read_text())) for path in KUBERNETES.rglob("kustomization.yaml")}
+
+
 def test_every_manifest_is_part_of_something():
     """No file is forgotten by all kustomizations."""
-    folder = ROOT / "deploy" / "kubernetes"
     named = set()
-    for recipe in folder.rglob("kustomization.yaml"):
-        (content,) = yaml.safe_load_all(recipe.read_text())
-        named |= {(recipe.parent / name).resolve() for name in content.get("resources", [])}
-        named |= {(recipe.parent / patch["path"]).resolve() for patch in content.get("patches", [])}
-    assert {path for path in folder.rglob("*.yaml") if path.name != "kustomization.yaml"} <= named
+    for folder, content in RECIPES.items():
+        named |= {(folder / name).resolve() for name in content.get("resources", [])}
+        named |= {(folder / patch["path"]).resolve() for patch in content.get("patches", [])}
+    assert {path for path in KUBERNETES.rglob("*.yaml") if path.name != "kustomization.yaml"} <= named
     assert {name for overlay in OVERLAYS for name in [m["kind"] for m in manifests(overlay)]} >= {"NetworkPolicy"}
+
+
+def test_every_patch_is_for_something():
+    """Kustomize says nothing of a patch whose target is nowhere."""
+    there = {(m["kind"], m["metadata"]["name"]) for overlay in ALL for m in manifests(overlay)}
+    for folder, content in RECIPES.items():
+        for patch in content.get("patches", []):
+            kind, name = patch["target"]["kind"], patch["target"]["name"]
+            # `gateway` gives its executors a suffix after they are patched.
+            found = [one for one in there if one[0] == kind and re.fullmatch(name, one[1])]
+            assert found, f"{folder}: {patch['target']}"

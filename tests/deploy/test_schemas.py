@@ -10,32 +10,38 @@ import kubernetes_validate  # type: ignore[import-untyped]
 import pytest
 import yaml
 
+from tests.deploy import custom_resources
 from tests.deploy.kustomize import all_containers
-from tests.deploy.manifests import FOLDERS, KUBERNETES, OVERLAYS, ROOT, container, manifests, workloads
+from tests.deploy.manifests import ALL, FOLDERS, KUBERNETES, ROOT, container, manifests, workloads
 
 OLDEST = "1.28"
 VERSIONS = (OLDEST, kubernetes_validate.latest_version().rpartition(".")[0])
+SCHEDULER, EXECUTOR = ("StatefulSet", "baton-scheduler"), ("Deployment", "baton-executor")
+POD = "spec.template.spec"
 MISTAKES = {  # what is easily written: where, what stands there, what would stand there
-    "misspelt": ("baton-scheduler", "spec.template.spec", "terminationGracePeriodSeconds", "terminationGracePeriod"),
-    "in the wrong place": ("baton-executor", "spec.template.spec", "securityContext", "readOnlyRootFilesystem"),
-    "misspelt, deep down": ("baton-executor", "spec.template.spec.containers.0.livenessProbe.exec", "command", "cmd"),
-    "in a network policy": ("baton-nothing-else", "spec", "policyTypes", "policyType"),
-    "in a volume claim": ("baton-scheduler", "spec.volumeClaimTemplates.0.spec", "accessModes", "accessMode"),
+    "misspelt": (SCHEDULER, POD, "terminationGracePeriodSeconds", "terminationGracePeriod"),
+    "in the wrong place": (EXECUTOR, POD, "securityContext", "readOnlyRootFilesystem"),
+    "misspelt, deep down": (EXECUTOR, f"{POD}.containers.0.livenessProbe.exec", "command", "cmd"),
+    "in a network policy": (("NetworkPolicy", "baton-nothing-else"), "spec", "policyTypes", "policyType"),
+    "in a volume claim": (SCHEDULER, "spec.volumeClaimTemplates.0.spec", "accessModes", "accessMode"),
 }
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("overlay", OVERLAYS)
+@pytest.mark.parametrize("overlay", ALL)
 def test_kubernetes_would_take_them(overlay, version):
     for manifest in manifests(overlay):
+        if custom_resources.is_custom(manifest):
+            custom_resources.validate(manifest, version)
+            continue
         assert kubernetes_validate.validate(manifest, version, strict=True) == version
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_field_that_does_not_exist_is_found(mistake):
-    name, path, right, wrong = MISTAKES[mistake]
+    named, path, right, wrong = MISTAKES[mistake]
     for original in manifests("base"):
-        if original["metadata"]["name"] != name or original["kind"] == "Service":
+        if _name(original) != named:
             continue
         manifest = copy.deepcopy(original)
         place = manifest
@@ -45,7 +51,7 @@ def test_a_field_that_does_not_exist_is_found(mistake):
         with pytest.raises(kubernetes_validate.ValidationError, match=wrong):
             kubernetes_validate.validate(manifest, OLDEST, strict=True)
         return
-    raise AssertionError(f"there is no {name}")
+    raise AssertionError(f"there is no {named}")
 
 
 def test_a_value_of_another_type_is_found():
@@ -56,7 +62,7 @@ def test_a_value_of_another_type_is_found():
 
 
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="needs kubectl on the path, to compare with")
-@pytest.mark.parametrize("overlay", OVERLAYS)
+@pytest.mark.parametrize("overlay", ALL)
 def test_kubectl_renders_the_same(overlay):
     """What these tests look at is what kustomize makes of the folder."""
     command = ["kubectl", "kustomize", str(FOLDERS[overlay])]
@@ -71,8 +77,11 @@ def test_the_documented_version_is_the_tested_one():
 
 def test_images_are_those_of_this_version():
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
-    images = {c["image"] for overlay in OVERLAYS for w in workloads(overlay).values() for c in all_containers(w)}
-    assert images == {f"{name}:{version}" for name in ("baton-scheduler", "baton-executor", "baton-executor-gpu")}
+    images = {c["image"] for overlay in ALL for manifest in manifests(overlay) for c in all_containers(manifest)}
+    (others,) = (image for image in images if not image.startswith("baton-"))
+    assert others.startswith("ghcr.io/llm-d/llm-d-router-endpoint-picker:v")
+    ours = ("baton-scheduler", "baton-executor", "baton-executor-gpu")
+    assert images - {others} == {f"{name}:{version}" for name in ours}
 
 
 def _name(manifest):

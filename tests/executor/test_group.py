@@ -34,15 +34,13 @@ def group(checkpoint: Make) -> Iterator[Scheduler]:
     options = "--scheduler ENDPOINT --threads 1 --num-blocks 32 --max-num-seqs 4 --dtype float32 --name pair"
     scheduler = Scheduler(*torchrun.split(), *options.split(), "--model", str(checkpoint(preset="0.6B")))
     yield scheduler
-    for pid in ranks_of(scheduler):
+    for pid in ranks_of(scheduler.process):
         os.kill(pid, signal.SIGKILL)
     scheduler.close()
 
 
-def ranks_of(scheduler: Scheduler) -> list[int]:
-    found = subprocess.run(
-        ["pgrep", "--parent", str(scheduler.process.pid)], capture_output=True, text=True, check=False
-    )
+def ranks_of(torchrun: "subprocess.Popen[str]") -> list[int]:
+    found = subprocess.run(["pgrep", "--parent", str(torchrun.pid)], capture_output=True, text=True, check=False)
     return [int(pid) for pid in found.stdout.split()]
 
 
@@ -64,7 +62,7 @@ def test_two_ranks_are_one_executor_and_leave_together(group: Scheduler, checkpo
     assert (hello.executor, hello.device) == ("pair", "2 x cpu")
     group.send(m.Welcome(epoch=1))
     assert greedy(group, prompt, 8) == expected
-    for pid in ranks_of(group):
+    for pid in ranks_of(group.process):
         os.kill(pid, signal.SIGTERM)
     group.expect(m.Leaving, beat=1)
     group.send(m.EpochOver(epoch=1, reason="left"))
@@ -74,7 +72,7 @@ def test_two_ranks_are_one_executor_and_leave_together(group: Scheduler, checkpo
 @pytest.mark.slow
 def test_ranks_do_not_outlive_torchrun(group: Scheduler) -> None:
     group.join()
-    ranks = ranks_of(group)
+    ranks = ranks_of(group.process)
     assert len(ranks) == RANKS
     group.process.kill()
     eventually(lambda: not any(map(is_running, ranks)))
@@ -84,10 +82,10 @@ def test_ranks_do_not_outlive_torchrun(group: Scheduler) -> None:
 def test_death_of_a_rank_ends_the_group(group: Scheduler, rank: int) -> None:
     group.join()
     greedy(group, [1, 2, 3], 1)
-    os.kill(ranks_of(group)[rank], signal.SIGKILL)
+    os.kill(ranks_of(group.process)[rank], signal.SIGKILL)
     start = time.monotonic()
     assert group.exit_code(30) != 0
-    assert ranks_of(group) == []
+    assert ranks_of(group.process) == []
     assert time.monotonic() - start < 10
 
 

@@ -1,6 +1,7 @@
 """What differs between clients: whose a request is, how many each may have, and who may do an operator's work."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import msgspec
@@ -23,11 +24,16 @@ EXECUTOR = executor_status(executor="host/gpu 0", epoch=7)
 
 
 @pytest.fixture(scope="module")
-def shared_frontend(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Frontend]:
+def keys_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("keys") / "keys.json"
     path.write_bytes(encode_key_file(KEYS))
     path.chmod(0o600)
-    with running_frontend("--api-keys", str(path)) as frontend:
+    return path
+
+
+@pytest.fixture(scope="module")
+def shared_frontend(keys_file: Path) -> Iterator[Frontend]:
+    with running_frontend("--api-keys", str(keys_file)) as frontend:
         frontend.core.report = msgspec.structs.replace(REPORT, executors=[EXECUTOR])
         yield frontend
 
@@ -86,6 +92,17 @@ def test_what_tells_of_all_clients_is_not_for_each_of_them(frontend: Frontend, p
     assert "baton keys api NAME --metrics" in error["message"]
     assert_openai_shape(httpx.get(frontend.url + path), 401)
     assert httpx.get(f"{frontend.url}/v1/models", headers=PROMETHEUS).status_code == 200
+
+
+def test_metrics_can_be_opened_and_nothing_else_with_them(keys_file: Path):
+    """An endpoint picker of a gateway sends no key."""
+    with running_frontend("--open-metrics", "--api-keys", str(keys_file)) as frontend:
+        for key in ({}, ALICE, PROMETHEUS):
+            assert httpx.get(f"{frontend.url}/metrics", headers=key).status_code == 200
+        for path in ("/status", "/v1/models"):
+            assert_openai_shape(httpx.get(frontend.url + path), 401)
+        assert_openai_shape(httpx.get(f"{frontend.url}/status", headers=ALICE), 403)
+        assert_openai_shape(post(frontend, "/metrics", {}, {}), 401)  # only reading
 
 
 def test_without_keys_operators_are_on_this_machine():

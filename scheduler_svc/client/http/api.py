@@ -21,7 +21,7 @@ from scheduler_svc.client.errors import (
     ServiceUnreachable,
 )
 from scheduler_svc.client.http.keepalive import KEEPALIVE_OPTIONS
-from scheduler_svc.client.http.resume import Resumption, is_outage
+from scheduler_svc.client.http.resume import SESSION_HEADER, Resumption, is_outage
 from scheduler_svc.client.http.sse import DONE, EventParser
 from scheduler_svc.client.http.whole_answer import WholeAnswer
 from scheduler_svc.client.output import OutageNotice
@@ -170,6 +170,7 @@ class Api:
             if response.is_error:
                 response.read()
             raise_for_error(response)
+            request.answered_by(response.headers.get(SESSION_HEADER, ""))
             for received in response.iter_bytes():
                 for data, event_id in parser.feed(received):
                     event: Json = {} if data == DONE else msgspec.json.decode(data)
@@ -196,7 +197,7 @@ class Api:
         """Try to cancel a request, so that it does not continue without a reader."""
         if request.fields:
             with contextlib.suppress(httpx.HTTPError):
-                self._http.delete(request.request_path, timeout=CANCEL_TIMEOUT_S)
+                self._http.delete(request.request_path, headers=request.session_headers, timeout=CANCEL_TIMEOUT_S)
 
 
 def client_settings(service: ServiceAddress) -> dict[str, Any]:

@@ -21,7 +21,7 @@ import msgspec
 from scheduler_svc.client.errors import ConnectionBroke, RequestFailed, ServiceSilent, ServiceUnreachable
 from scheduler_svc.client.http.api import CANCEL_TIMEOUT_S, CONNECT_TIMEOUT_S, Json, failure
 from scheduler_svc.client.http.keepalive import KEEPALIVE_OPTIONS
-from scheduler_svc.client.http.resume import Resumption
+from scheduler_svc.client.http.resume import SESSION_HEADER, Resumption
 from scheduler_svc.client.http.sse import DONE, EventParser
 from scheduler_svc.client.output import OutageNotice
 from scheduler_svc.client.service_address import ServiceAddress
@@ -67,7 +67,7 @@ class EventStreams:
                 events_path = request.events_path
                 method, url, sent = ("GET", events_path, b"") if events_path else ("POST", path, content)
                 try:
-                    await self._exchange(method, url, sent, request.headers, take)
+                    await self._exchange(method, url, sent, request, take)
                     return
                 except (RequestFailed, ServiceUnreachable) as error:
                     delay_s = request.delay_after(error, time.monotonic())
@@ -78,15 +78,15 @@ class EventStreams:
             raise
 
     async def _exchange(
-        self, method: str, path: str, body: bytes, headers: dict[str, str], take: Callable[[bytes, bytes], None]
+        self, method: str, path: str, body: bytes, request: Resumption, take: Callable[[bytes, bytes], None]
     ) -> None:
         """One request and its answer, which is a stream or an error."""
         head = h11.Request(
             method=method,
             target=self._path + path,
-            headers=[*self._headers, *headers.items(), ("Content-Length", str(len(body)))],
+            headers=[*self._headers, *request.headers.items(), ("Content-Length", str(len(body)))],
         )
-        protocol = _StreamProtocol(self._service.url, head, body, take)
+        protocol = _StreamProtocol(self._service.url, head, body, request.answered_by, take)
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
@@ -103,16 +103,24 @@ class EventStreams:
         if request.fields:
             with contextlib.suppress(click.ClickException, TimeoutError):
                 async with asyncio.timeout(CANCEL_TIMEOUT_S):
-                    await self._exchange("DELETE", request.request_path, b"", {}, lambda *_: None)
+                    await self._exchange("DELETE", request.request_path, b"", request, lambda *_: None)
 
 
 class _StreamProtocol(asyncio.Protocol):
     """Sends one request and passes on the events of its answer."""
 
-    def __init__(self, url: str, head: h11.Request, body: bytes, take: Callable[[bytes, bytes], None]) -> None:
+    def __init__(
+        self,
+        url: str,
+        head: h11.Request,
+        body: bytes,
+        answered_by: Callable[[str], None],
+        take: Callable[[bytes, bytes], None],
+    ) -> None:
         self._url = url
         self._connection = h11.Connection(h11.CLIENT)
         self._request = (head, h11.Data(data=body), h11.EndOfMessage())
+        self._answered_by = answered_by
         self._take_event = take
         self._events = EventParser()
         self._has_all = False
@@ -178,6 +186,7 @@ class _StreamProtocol(asyncio.Protocol):
                 self._error_body += event.data
             case h11.Response():
                 self._status = event.status_code
+                self._answered_by(dict(event.headers).get(SESSION_HEADER.encode(), b"").decode())
             case h11.EndOfMessage():
                 self._finish(self._ending())
                 return False

@@ -14,6 +14,9 @@ from scheduler_svc.client.http.backoff import backoff_s
 
 _FIRST_DELAY_S = 0.1
 _MAX_DELAY_S = 2.0
+SESSION_HEADER = "x-session-token"
+"""Where a gateway over several services says which of them answers: llm-d's `session-affinity-scorer` sends this header
+with an answer, and a request that brings it back is for the same service (docs/scale-kubernetes.draft.md)."""
 _AWAY_STATUSES = frozenset({502, 503, 504})  # what a proxy, or a frontend without its core, says of a restart
 
 
@@ -36,6 +39,7 @@ class Resumption:
         self._is_answered = False  # an event has come since the last failure
         self._may_overtake = False  # an attach that has lost its reader may be in flight
         self._last_event_id = b""
+        self._session = ""
         self._broke_s: float | None = None
         self._num_failures = 0
 
@@ -56,13 +60,23 @@ class Resumption:
 
     @property
     def headers(self) -> dict[str, str]:
-        """Headers of that GET."""
-        return {"Last-Event-ID": self._last_event_id.decode()} if self._last_event_id else {}
+        """Headers of what is sent next."""
+        headers = {"Last-Event-ID": self._last_event_id.decode()} if self._last_event_id else {}
+        return headers | self.session_headers
+
+    @property
+    def session_headers(self) -> dict[str, str]:
+        """Headers that lead to the service that has the request, where there are several."""
+        return {SESSION_HEADER: self._session} if self._session else {}
 
     @property
     def is_broken(self) -> bool:
         """Whether no event has come since the last failure."""
         return self._broke_s is not None
+
+    def answered_by(self, session: str) -> None:
+        """An answer has begun, and this is its session header; empty if it has none."""
+        self._session = session or self._session
 
     def take(self, event_id: bytes) -> None:
         """An event with this id (empty if it had none) came and was handled. It ends an outage."""

@@ -20,7 +20,7 @@ from scheduler_svc.frontend.http.cors import with_cors
 from scheduler_svc.frontend.http.describe_api import DescribeApi, check_model
 from scheduler_svc.frontend.http.error_handlers import install_error_handlers
 from scheduler_svc.frontend.http.json_body import json_body
-from scheduler_svc.frontend.http.middleware import OPEN_PATHS, RequireApiKey
+from scheduler_svc.frontend.http.middleware import METRICS_PATH, OPEN_PATHS, RequireApiKey
 from scheduler_svc.frontend.http.openapi import OPENAPI_PATHS, OpenApi
 from scheduler_svc.frontend.http.permissions import client_of
 from scheduler_svc.frontend.http.responses import ANSWER_ID, IS_SUBMITTED, REQUEST_ID_HEADER, json_response
@@ -83,6 +83,8 @@ def create_app(link: CoreLink, tokenizer: Tokenizer, settings: ApiSettings) -> A
         needs_keys, allow_unknown = settings.api_keys.are_required, settings.options.allow_unknown
         routers.append(OpenApi(needs_keys=needs_keys, allow_unknown=allow_unknown).router)
         open_paths += OPENAPI_PATHS
+    if settings.options.open_metrics:
+        open_paths += (METRICS_PATH,)
     for router in routers:
         app.include_router(router)
     app.add_middleware(LimitBody, max_body_bytes=settings.max_body_bytes)

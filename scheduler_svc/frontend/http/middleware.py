@@ -14,6 +14,7 @@ from scheduler_svc.frontend.errors import ApiError
 from scheduler_svc.frontend.http.responses import ErrorResponse
 
 OPEN_PATHS = ("/health", "/ready")  # for probes, which have no keys
+METRICS_PATH = "/metrics"
 OPEN_METHODS = ("GET", "HEAD")  # those that take no body
 ON_BEHALF_HEADERS = ("forwarded", "x-forwarded-for", "origin")  # a proxy sends these, or a browser on behalf of a page
 
@@ -25,7 +26,7 @@ class RequireApiKey:
     is not read, and its connection is closed.
 
     Args:
-        open_paths: those that need no key.
+        open_paths: those that need no key. If that of the metrics is one, what it tells of all clients is told to all.
     """
 
     def __init__(self, app: ASGIApp, api_keys: ApiKeys, open_paths: Sequence[str] = OPEN_PATHS) -> None:
@@ -49,8 +50,10 @@ class RequireApiKey:
             return ApiClient("", 0, is_admin=_is_this_machine(scope, headers), may_read_status=True)
         scheme, _, key = headers.get("authorization", "").partition(" ")
         client = self._keys.client_of(key.strip()) if scheme.lower() == "bearer" else None
-        if client is None and scope["path"] in self._open_paths and scope["method"] in OPEN_METHODS:
-            return ApiClient("", 0, is_admin=False, may_read_status=False)
+        if scope["path"] in self._open_paths and scope["method"] in OPEN_METHODS:
+            tells_of_all = scope["path"] == METRICS_PATH
+            if client is None or (tells_of_all and not client.may_read_status):
+                return ApiClient("", 0, is_admin=False, may_read_status=tells_of_all)
         return client
 
 
