@@ -26,6 +26,7 @@ PURE = [
         for name in ("keeper", "report", "deposits", "readers", "roles", "leases", "registry", "shelf", "executor")
     ),
     "keeper_svc/actions.py",
+    *(f"scheduler_svc/client/ray/{name}.py" for name in ("delays", "facts", "plan", "succession", "task")),
 ]
 IMPURE_MODULES = {
     *("zmq", "socket", "ssl", "http", "select", "selectors", "signal", "time", "datetime", "random", "secrets", "uuid"),
@@ -88,6 +89,7 @@ FLOORS = {
             "chat",
             "keeper",
             "keys",
+            "ray",
             "rollout",
             "status",
         ),  # each the work of one command
@@ -101,6 +103,8 @@ FLOORS = {
 }
 # Houses that share the scheduler service and nothing else: what crosses between them is messages, HTTP or files.
 APART = ["core", "server", "frontend", "client"]
+# The only modules that import Ray: what runs in its actors does not know of it.
+RAY = [f"scheduler_svc/client/ray/{name}.py" for name in ("cluster", "journal_probe", "manager", "operator")]
 NO_TORCH = ["executor_svc/service", "executor_svc/keeper"]
 
 
@@ -129,6 +133,13 @@ def test_the_scheduler_side_never_imports_torch_or_models(package):
     for path in (ROOT / package).rglob("*.py"):
         foreign = {name.split(".")[0] for name in imports(path)} & {"torch", "transformers", "triton", "safetensors"}
         assert not foreign, f"{path} imports {foreign}"
+
+
+def test_only_what_talks_to_ray_imports_it():
+    packages = sorted(OURS & MAY_IMPORT.keys())
+    paths = [path for package in packages for path in (ROOT / package).rglob("*.py")]
+    found = [path for path in paths if "ray" in {name.split(".")[0] for name in imports(path)}]
+    assert {str(path.relative_to(ROOT)) for path in found} == {*RAY, "scheduler_svc/client/commands/ray.py"}
 
 
 @pytest.mark.parametrize("pure", PURE)

@@ -1,4 +1,4 @@
-"""Where the scheduler listens: an endpoint, or a file that names it, for a scheduler that may move to another machine."""
+"""Where the scheduler listens: an endpoint, or a file that names it, for a scheduler that moves to other machines."""
 
 import re
 from pathlib import Path

@@ -23,9 +23,9 @@ _POSITIVE = click.IntRange(min=1)
 
 @click.group(epilog=EXIT_CODES_HELP)
 def command() -> None:
-    """Run a fleet on a Ray cluster, which places, replaces and scales it.
+    """Run a fleet on a Ray cluster.
 
-    What runs is the same scheduler and the same executors as everywhere else, each in an actor. Baton has to be
+    Ray places, replaces and scales it. What runs is the same scheduler and the same executors as everywhere else, each in an actor. Baton has to be
     installed on every node (pip install 'baton[executor,ray]', or a runtime environment).
 
     \b

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import socket
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -18,6 +19,7 @@ from scheduler_svc.client.ray.manager import MANAGER_PREFIX, FleetView, Manager
 from scheduler_svc.client.ray.spec import RayFleetSpec, namespace_of
 
 _POLL_INTERVAL_S = 0.1
+_CONNECT_TIMEOUT_S = 5.0
 _ANSWER_TIMEOUT_S = 20.0
 _CONCURRENCY = 4
 
@@ -38,6 +40,7 @@ class Operator:
     def __init__(self, address: str, fleet: str, runtime_env: Mapping[str, Any] | None = None) -> None:
         self.fleet = fleet
         try:
+            _require_listener(address)
             ray.init(
                 address=address,
                 namespace=namespace_of(fleet),
@@ -45,7 +48,7 @@ class Operator:
                 log_to_driver=False,
                 logging_level=logging.ERROR,
             )
-        except ConnectionError as error:
+        except (ConnectionError, TimeoutError, socket.gaierror) as error:
             message = f"there is no Ray cluster at {address} ({error}); start one with `ray start --head`"
             raise FleetError(message) from error
         except (ValueError, TypeError) as error:
@@ -169,6 +172,13 @@ def read_runtime_env(text: str | None) -> dict[str, Any]:
     if not isinstance(read, dict):
         raise FleetMisconfigured(f"--runtime-env {text[:100]}: this is no JSON object")
     return read
+
+
+def _require_listener(address: str) -> None:
+    """Fail now, where Ray would try for minutes. Raises OSError."""
+    host, _, port = address.rpartition(":")
+    if host and port.isdecimal() and "/" not in host:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_TIMEOUT_S).close()
 
 
 def _named(fleet: str) -> str:

@@ -1,0 +1,64 @@
+"""`baton ray` where there is no Ray, or no cluster."""
+
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from scheduler_svc.client.cli import main
+
+SUBCOMMANDS = [["up"], ["status"], ["scale", "2"], ["rollout"], ["down"]]
+EVERY_ENTRY = """
+import importlib, pkgutil, sys
+sys.modules["ray"] = None
+import scheduler_svc.client.commands as commands
+for module in ("scheduler_svc", "scheduler_svc.frontend", "keeper_svc", "executor_svc"):
+    importlib.import_module(f"{module}.__main__")
+for command in pkgutil.iter_modules(commands.__path__):
+    importlib.import_module(f"scheduler_svc.client.commands.{command.name}")
+for module in ("host", "plan", "spec", "facts"):
+    importlib.import_module(f"scheduler_svc.client.ray.{module}")
+"""
+
+
+def run_without_ray(code):
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+
+def test_nothing_else_needs_ray():
+    done = run_without_ray(EVERY_ENTRY)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("subcommand", SUBCOMMANDS, ids=" ".join)
+def test_without_ray_a_message_says_what_to_install(subcommand):
+    done = run_without_ray(
+        f"import sys; sys.modules['ray'] = None\n"
+        f"from scheduler_svc.client.cli import main; main(['ray', *{subcommand!r}])"
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("Error: Ray is not installed here (")
+    assert done.stderr.endswith("pip install 'baton[ray]'\n")
+
+
+@pytest.mark.parametrize("subcommand", SUBCOMMANDS, ids=" ".join)
+def test_help_of_each_has_an_example(subcommand):
+    result = CliRunner().invoke(main, ["ray", subcommand[0], "--help"])
+    assert result.exit_code == 0
+    assert f"baton ray {subcommand[0]}" in result.output.split("Example:")[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["up", "--standby", "--no-keep"], "--standby and --no-keep contradict each other"),
+        (["up", "--journal", "j", "--no-journal"], "--journal and --no-journal contradict each other"),
+        (["up", "--fleet", "A b"], "'A b' is no name"),
+        (["status", "--fleet", "-x"], "no name"),
+    ],
+)
+def test_wrong_usage_is_2(arguments, message):
+    result = CliRunner().invoke(main, ["ray", *arguments])
+    assert result.exit_code == 2
+    assert message in result.output
