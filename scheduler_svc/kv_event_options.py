@@ -1,0 +1,33 @@
+"""Options of `baton-scheduler` about what routers are told."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from scheduler_svc.server.kv_events import KvEventOptions
+
+
+def kv_event_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command these options, which it gets as `kv_events`: KvEventOptions, or None without an endpoint."""
+
+    @click.option("--kv-events", "kv_events_endpoint", metavar="ENDPOINT",
+                  help="ZeroMQ address at which routers are told which blocks are cached, as vLLM tells them "
+                  "(tcp://127.0.0.1:5557).  [default: off]")  # fmt: skip
+    @click.option("--kv-events-replay", "kv_events_replay", metavar="ENDPOINT",
+                  help="ZeroMQ address at which routers ask for what they have missed.  [default: off]")  # fmt: skip
+    @click.option("--kv-events-topic", default="", show_default=False, metavar="TEXT",
+                  help="Topic of these messages; llm-d wants kv@POD@MODEL.  [default: an empty one]")  # fmt: skip
+    @functools.wraps(command)
+    def with_options(
+        *args: Any, kv_events_endpoint: str | None, kv_events_replay: str | None, kv_events_topic: str, **rest: Any
+    ) -> Any:
+        if kv_events_endpoint is None and (kv_events_replay is not None or kv_events_topic):
+            raise click.UsageError("--kv-events-replay and --kv-events-topic need --kv-events")
+        options = None
+        if kv_events_endpoint is not None:
+            options = KvEventOptions(kv_events_endpoint, kv_events_topic, kv_events_replay)
+        return command(*args, kv_events=options, **rest)
+
+    return with_options
