@@ -1,9 +1,9 @@
 """Tells routers in front of several schedulers what this one has cached: the port that they subscribe at.
 
 A batch goes out once a turn to all subscribers, and nothing waits for one of them: what a subscriber does not read is
-kept up to a limit, and then left out. A gap in the numbers shows that to it. A router that asks at the replay port gets
-what it has missed; one that does not is told all anew, like every one that has just subscribed, so it need not have
-listened from the beginning.
+kept up to a limit, and then it is sent nothing more. A gap in the numbers shows that to it, and a router that asks at
+the replay port gets what it has missed. As soon as a subscriber has room again, all is told anew, and so it is for one
+that has just subscribed: what a subscriber hears begins with `AllBlocksCleared`.
 """
 
 import time
@@ -23,7 +23,7 @@ from scheduler_svc.server.zmtp.connection import SUBSCRIBE
 from scheduler_svc.server.zmtp.frames import encode_message
 from scheduler_svc.server.zmtp.mechanisms import Role
 
-TELL_ANEW_EVERY_S = 5.0  # at most: all subscribers get it
+TELL_ANEW_EVERY_S = 5.0  # at most, because all subscribers get it
 MAX_SUBSCRIPTIONS = 16  # of one subscriber
 PUBLISHER = Role(b"PUB", (b"SUB", b"XSUB"))
 
@@ -78,7 +78,7 @@ class KvEventPublisher:
             self._replay = ReplayPort(options.replay_endpoint, self._topic, self._log, drops, clock)
             self.replay_endpoint = self._replay.endpoint
         self._subscriptions: dict[bytes, list[bytes]] = {}  # by peer, the topics that it wants
-        self._behind: set[bytes] = set()  # peers that something was left out for
+        self._behind: set[bytes] = set()  # peers that are sent nothing before all is told anew
         self._must_tell_anew = False
         self._told_anew_at = float("-inf")
 
@@ -100,9 +100,11 @@ class KvEventPublisher:
         if self._replay is not None and self._replay.turn():
             self._must_tell_anew = True
         subscribers = self._subscribers()
+        can_follow = {peer.number for peer in subscribers if not peer.has_unsent} & self._behind
         now = self._clock()
-        if self._must_tell_anew and now - self._told_anew_at >= TELL_ANEW_EVERY_S:
+        if (can_follow or self._must_tell_anew) and now - self._told_anew_at >= TELL_ANEW_EVERY_S:
             self._must_tell_anew, self._told_anew_at = False, now
+            self._behind -= can_follow
             self._events.tell_anew()
         if self._events.has_more and (events := self._events.take()):
             self._publish(events, subscribers)
@@ -116,37 +118,34 @@ class KvEventPublisher:
 
     def _subscribe(self, peer: PeerConnection, frames: list[bytes]) -> None:
         topics = self._subscriptions.setdefault(peer.number, [])
-        topic = frames[0][1:]
+        topic, had_ours = frames[0][1:], self._has_ours(topics)
         if frames[0][:1] != SUBSCRIBE:
             if topic in topics:
                 topics.remove(topic)
         elif len(topics) < MAX_SUBSCRIPTIONS:
             topics.append(topic)
-            self._must_tell_anew = self._must_tell_anew or self._topic.startswith(topic)
+            if self._has_ours(topics) and not had_ours:
+                self._behind.add(peer.number)
         else:
             self._port.refuse(peer, f"more than {MAX_SUBSCRIPTIONS} subscriptions")
 
+    def _has_ours(self, topics: list[bytes]) -> bool:
+        return any(self._topic.startswith(topic) for topic in topics)
+
     def _subscribers(self) -> list[PeerConnection]:
-        """Those that want our topic. One that had to do without something, and has room again, is told all anew."""
+        """Those that want our topic."""
         members = {peer.number: peer for peer in self._port.members()}
         self._subscriptions = {number: topics for number, topics in self._subscriptions.items() if number in members}
         self._behind &= members.keys()
-        for number in [number for number in self._behind if not members[number].has_unsent]:
-            self._behind.remove(number)
-            self._must_tell_anew = True
-        return [
-            members[number]
-            for number, topics in self._subscriptions.items()
-            if any(self._topic.startswith(topic) for topic in topics)
-        ]
+        return [members[number] for number, topics in self._subscriptions.items() if self._has_ours(topics)]
 
     def _publish(self, events: list[CacheEvent], subscribers: list[PeerConnection]) -> None:
         batch = encode_batch(events, self._wall_clock())
         number = self._log.append(batch)
-        if not subscribers:
-            return
         message = encode_message((self._topic, encode_number(number), batch))
         for peer in subscribers:
+            if peer.number in self._behind:
+                continue
             if self._port.has_room(peer):
                 self._port.send(peer, message)
             else:

@@ -26,7 +26,7 @@ class KvListener:
         self.socket.set(zmq.RECONNECT_IVL, 20)
         self.socket.subscribe(topic)
         self.socket.connect(endpoint)
-        self.known = Subscriber(is_strict=False)
+        self.known = Subscriber(is_strict=False)  # until all is told anew, and that may be at any time
         self.numbers: list[int] = []
 
     def __enter__(self) -> "KvListener":
