@@ -108,8 +108,10 @@ class OpenPort:
 
     def _admit(self, peer: PeerConnection) -> bool:
         """Whether the peer is a member, from now on at the latest."""
+        if not peer.is_open:  # it broke when its handshake was answered, and has said something before
+            return False
         if peer.is_admitted:
-            return peer.is_open
+            return True
         if len(self.members()) >= MAX_MEMBERS:
             self.refuse(peer, f"{MAX_MEMBERS} are served already")
             return False

@@ -1,5 +1,6 @@
 """KV events over real sockets: routers that subscribe, come late, lag behind, ask again, or are none."""
 
+import select
 import time
 from contextlib import ExitStack, contextmanager
 from itertools import pairwise
@@ -17,6 +18,7 @@ from tests.support.eventually import eventually
 from tests.support.hello import LIMITS
 from tests.support.kv_listener import KvListener, replay
 from tests.support.kv_readers import Subscriber
+from tests.support.raw_zmtp import MORE, RawPeer, frame, greeting, ready
 
 ANY = "tcp://127.0.0.1:0"
 PREFIX = list(range(8))
@@ -337,6 +339,28 @@ def test_who_subscribes_without_end_is_cut_off():
             listener.socket.subscribe(b"long topic %d" % i)
         turning.turn_until(lambda: bool(monitor.poll(0)))
         listener.socket.disable_monitor()
+
+
+@pytest.mark.parametrize("port", ["endpoint", "replay_endpoint"])
+def test_who_breaks_off_before_the_handshake_is_answered_harms_nobody(port):
+    """What it said has come, and the answer finds a closed connection (benchmarks/bench_flood.py)."""
+    with Turning() as turning:
+        said = frame(b"\x01") if port == "endpoint" else frame(b"", MORE) + frame(bytes(8))
+        kind = b"SUB" if port == "endpoint" else b"DEALER"
+        for _ in range(20):
+            peer = RawPeer(getattr(turning, port), greeting())
+            turning.turn_until(lambda peer=peer: readable(peer.socket))
+            peer.send(ready(socket_type=kind) + said)
+            peer.socket.close()  # with something unread, so the connection is reset
+            turning.publisher.turn()
+        with KvListener(turning.endpoint) as listener:
+            turning.now += kv_events.TELL_ANEW_EVERY_S
+            turning.store(1, 2)
+            turning.listens(listener)
+
+
+def readable(connection):
+    return bool(select.select([connection], [], [], 0)[0])
 
 
 def test_limits_of_the_fake_executor_evict():
