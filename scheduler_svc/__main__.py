@@ -147,7 +147,7 @@ def main(
                     max_waiting=max_waiting,
                     grammars=grammar_library(),
                     adoption_wait_s=adoption_wait_s,
-                    announces_blocks=kv_events is not None,
+                    announced_salt=None if kv_events is None else kv_events.salt,
                 ),
                 step_floor_s=step_floor_s,
                 reconnect_grace_s=reconnect_grace_s,

@@ -74,7 +74,7 @@ class Setup:
             window=self.window,
             max_waiting=len(requests),
             look_ahead=self.look_ahead,
-            announces_blocks=self.kv_events,
+            announced_salt="" if self.kv_events else None,
         )
         scheduler = Scheduler(config, placement=in_turn if self.placement == "round-robin" else place)
         simulation = TimedSimulation(scheduler, limits, self.executors, requests)

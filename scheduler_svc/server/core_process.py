@@ -37,7 +37,7 @@ class CoreProcess:
         journal: opened and not started; None runs without.
         curve: keys of this service, and of the executors that may connect; None asks for no keys.
         kill_frontend: kills the process of a frontend that hangs; None where frontends are not ours.
-        kv_events: where routers are told what is cached; None tells nobody. Goes with `announces_blocks` of the config.
+        kv_events: where routers are told what is cached; None tells nobody. Goes with `announced_salt` of the config.
 
     Attributes:
         core: for reading.

@@ -38,11 +38,13 @@ class KvEventOptions:
         endpoint: where routers subscribe.
         topic: of the messages; llm-d wants `kv@POD@MODEL`, and Dynamo any.
         replay_endpoint: where they ask for what they have missed; None for no such port.
+        salt: the `cache_salt` of the requests whose blocks are told of.
     """
 
     endpoint: str
     topic: str = ""
     replay_endpoint: str | None = None
+    salt: str = ""
 
 
 class KvEventPublisher:

@@ -7,6 +7,7 @@ from common import messages as m
 from scheduler_svc.core.executor.announced_blocks import AnnouncedBlocks
 from scheduler_svc.core.executor.cache_events import MAX_EVENT_TOKENS, CacheEvents, Cleared, Removed, Stored
 from scheduler_svc.core.scheduling.pools import KEPT_S, MAX_KEPT
+from scheduler_svc.kv_event_options import salt_of_group
 from scheduler_svc.server.kv_event_format import encode_batch
 from tests.support.announced import Announced
 from tests.support.kv_readers import Event, read
@@ -17,8 +18,8 @@ PREFIX = list(range(8))  # two blocks
 
 
 def rig_of(*executors, **config):
-    rig = Rig(*executors, announces_blocks=True, **config)
-    rig.announced = Announced(rig.scheduler)
+    rig = Rig(*executors, **({"announced_salt": ""} | config))
+    rig.announced = Announced(rig.scheduler, rig.scheduler.config.announced_salt)
     return rig
 
 
@@ -96,7 +97,7 @@ def test_no_block_of_a_salted_request_is_told_of(salts):
     told(rig)
     blocks = rig.scheduler.executor(1).blocks
     assert len(rig.announced.subscriber.blocks) == blocks.num_cached // 2 * salts.count("")
-    assert rig.announced.num_salted
+    assert rig.announced.num_hidden
     tokens = [token for block in rig.announced.subscriber.blocks.values() for token in block.tokens]
     assert bool(tokens) == ("" in salts)
 
@@ -115,6 +116,18 @@ def test_a_salted_prompt_that_shares_its_beginning_takes_nothing_away():
         rig.finish()
     assert told(rig) == []
     assert rig.announced.subscriber.blocks == known
+
+
+def test_the_blocks_of_one_group_may_be_told_of_instead():
+    """Without the salt, which a router does not have; those of requests without a salt are then hidden."""
+    salt = salt_of_group("all of us")
+    rig = rig_of(announced_salt=salt)
+    for name in (salt, "group others/", ""):
+        rig.add(name or "none", [*PREFIX, 1, 2, 3, 4, 5], cache_salt=name, max_tokens=1)
+    rig.finish()
+    told(rig)
+    assert len(rig.announced.subscriber.blocks) == 3 == rig.scheduler.executor(1).blocks.num_cached // 3
+    assert rig.announced.subscriber.match([*PREFIX, 1, 2, 3, 4], 4) == 12
 
 
 class TestPools:

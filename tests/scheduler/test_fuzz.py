@@ -51,7 +51,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         collide=st.booleans(),
         look_ahead=st.booleans(),
         is_early=st.booleans(),
-        announces=st.booleans(),
+        announces=st.sampled_from([None, "", "", "tenant"]),
     )
     def start(self, block_size, window, pool_tokens, budget, max_num_seqs, collide, look_ahead, is_early, announces):
         self.limits = ExecutorLimits(
@@ -68,11 +68,11 @@ class SchedulerMachine(RuleBasedStateMachine):
                 max_waiting=50,
                 look_ahead=look_ahead,
                 pool_grace_s=GRACE_S,
-                announces_blocks=announces,
+                announced_salt=announces,
             ),
             colliding_hash if collide else hash_block,
         )
-        self.announced = Announced(self.scheduler, collides=collide) if announces else None
+        self.announced = None if announces is None else Announced(self.scheduler, announces, collides=collide)
         self.codec: Codec[m.Plan] = Codec(m.SchedulerToExecutor)
         self.executors: dict[int, OracleExecutor] = {}
         self.sent: dict[int, deque[m.Plan]] = {}

@@ -16,17 +16,19 @@ class Announced:
     """A subscriber, and what it should know.
 
     Args:
+        salt: of the requests whose blocks are told of.
         collides: whether keys collide: then some blocks are not told of.
         blocks_at_once: told anew in one call.
     """
 
     scheduler: Scheduler
+    salt: str = ""
     collides: bool = False
     blocks_at_once: int = 3
     subscriber: Subscriber = field(default_factory=Subscriber)
     num_told: int = 0
-    num_salted: int = 0
-    _salted: dict[tuple[int, int], bool] = field(default_factory=dict)  # by index and name of the content
+    num_hidden: int = 0
+    _hidden: dict[tuple[int, int], bool] = field(default_factory=dict)  # by index and name of the content
     _indexes: list[AnnouncedBlocks] = field(default_factory=list)  # kept, so that no other gets the id of one
 
     @property
@@ -46,20 +48,21 @@ class Announced:
             self.subscriber.take(encode_batch(events, 1.5))
             self.num_told += len(events)
         counted: dict[int, Block] = {}
-        unsalted: set[int] = set()
+        open_keys: set[int] = set()
         for index in indexes:
             for block, key in enumerate(index.keys):
                 if key is None:
                     continue
-                is_salted = self._is_salted(index, block)
-                self.num_salted += is_salted
-                assert not (is_salted and block in index.announced), "a tenant's block is told of"
-                if not is_salted:
-                    unsalted.add(key)
+                is_hidden = self._is_hidden(index, block)
+                self.num_hidden += is_hidden
+                assert not (is_hidden and block in index.announced), "a tenant's block is told of"
+                if not is_hidden:
+                    open_keys.add(key)
             for block, key in index.announced.items():
                 assert index.keys[block] == key
                 parent = index.parents[block]
-                tokens = tuple(int32_array("content", index.contents[block]).tolist())
+                content = index.contents[block][len(self.salt) if parent == NO_PARENT else 0 :]
+                tokens = tuple(int32_array("content", content).tolist())
                 first = counted.setdefault(key, Block(None, tokens))
                 assert first.tokens == tokens, "one key for two contents"
                 if parent == NO_PARENT:
@@ -71,7 +74,7 @@ class Announced:
             assert told.keys() == counted.keys(), "what was told is not what is there"
             self.subscriber.is_strict = True
         assert all(told[key].tokens == counted[key].tokens for key in told)
-        assert self.collides or counted.keys() == unsalted, "something without a salt is not told of"
+        assert self.collides or counted.keys() == open_keys, "something with that salt is not told of"
 
     def _live(self) -> list[AnnouncedBlocks]:
         vacant = [pool.index.blocks for pool in self.scheduler.sequences.pools._vacant.values()]
@@ -82,15 +85,15 @@ class Announced:
                 self._indexes.append(index)
         return indexes  # type: ignore[return-value]  # narrowed one by one
 
-    def _is_salted(self, index: AnnouncedBlocks, block: int) -> bool:
-        """Of a block's whole sequence. Its parent may be gone later, so the answer is kept."""
+    def _is_hidden(self, index: AnnouncedBlocks, block: int) -> bool:
+        """Whether a block's sequence has another salt. Its parent may be gone later, so the answer is kept."""
         name = (id(index), index.uids[block])
-        if (known := self._salted.get(name)) is None:
+        if (known := self._hidden.get(name)) is None:
             parent = index.parents[block]
             if parent == NO_PARENT:
-                known = len(index.contents[block]) > 4 * index.block_size
+                known = index.contents[block][: -4 * index.block_size] != self.salt.encode()
             else:
                 assert index.uids[parent] == index.parent_uids[block], "the parent is gone before the child was seen"
-                known = self._is_salted(index, parent)
-            self._salted[name] = known
+                known = self._is_hidden(index, parent)
+            self._hidden[name] = known
         return known

@@ -206,7 +206,7 @@ def running_core(
     kv_events: KvEventOptions | None = None,
     **settings: Any,
 ) -> Iterator[RunningCore]:
-    config = config or SchedulerConfig(announces_blocks=kv_events is not None)
+    config = config or SchedulerConfig(announced_salt=None if kv_events is None else "")
     core = RunningCore(run_dir, CoreConfig("test-model", config, **settings), journal, kv_events)
     try:
         yield core

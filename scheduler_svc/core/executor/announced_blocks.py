@@ -30,14 +30,18 @@ class AnnouncedBlocks(BlockManager):
     Args:
         num_blocks, block_size, hash_function: as for `BlockManager`.
         listener: is told.
+        salt: of the sequences whose blocks count.
 
     Attributes:
-        announced: the key of each block that counts. A first block counts if it has no salt, and another one if the
+        announced: the key of each block that counts. A first block counts if it has that salt, and another one if the
             block before it does.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, hash_function: HashFunction, listener: Listener) -> None:
+    def __init__(
+        self, num_blocks: int, block_size: int, hash_function: HashFunction, listener: Listener, salt: bytes = b""
+    ) -> None:
         super().__init__(num_blocks, block_size, hash_function)
+        self._salt = salt
         self.announced: dict[int, int] = {}
         self._listener = listener
 
@@ -45,7 +49,7 @@ class AnnouncedBlocks(BlockManager):
         """As for `BlockManager`; what is new in the index is counted."""
         before = table.num_published
         merged = super().publish(table, raw, first, may_merge=may_merge)
-        if table.salt:
+        if table.salt != self._salt:
             return merged
         announced, ids = self.announced, table.ids
         for i in range(before, table.num_published):
@@ -57,8 +61,10 @@ class AnnouncedBlocks(BlockManager):
                 break
             key = self.keys[block]
             assert key is not None
-            parent_key = None if parent == NO_PARENT else announced[parent]
-            if not self._listener.store(key, parent_key, self.contents[block], self.block_size):
+            parent_key, content = announced.get(parent), self.contents[block]
+            if parent == NO_PARENT:
+                content = content[len(self._salt) :]
+            if not self._listener.store(key, parent_key, content, self.block_size):
                 break
             announced[block] = key
         return merged

@@ -5,8 +5,9 @@ when the last one loses it; how many have it is counted as it changes, so the co
 counted until it is discarded, so also while its pool has no executor: what is in it is found again when the pool is
 adopted (`scheduling/pools.py`). The idea of such events, and their names, are vLLM's.
 
-Blocks of requests with a `cache_salt` are never told of: no request without that salt could hit them, and their tokens
-are one tenant's business. Neither are blocks whose key means another content already, nor what follows on either.
+Blocks of requests with another `cache_salt` than one are never told of: no request with that one could hit them, and
+their tokens are a tenant's business. Neither are blocks whose key means another content already, nor what follows on
+either.
 """
 
 from collections.abc import Mapping
@@ -65,10 +66,14 @@ class _Block:
 class CacheEvents:
     """Counts which blocks are in some index, and keeps what has to be told.
 
-    It begins with `Cleared`, because whoever listened to an earlier life may know blocks of that.
+    It begins with `Cleared`, because a reader who listened to an earlier life may know blocks of that.
+
+    Args:
+        salt: the `cache_salt` of the requests whose blocks are told of.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, salt: str = "") -> None:
+        self._salt = salt.encode()
         self._blocks: dict[int, _Block] = {}
         self._num_indexes = 0
         self._untold: dict[int, None] = {}  # of the blocks, those that are still to be told anew
@@ -78,7 +83,7 @@ class CacheEvents:
     def index(self, limits: ExecutorLimits, hash_function: HashFunction) -> AnnouncedBlocks:
         """The index of a new pool, whose blocks are counted here."""
         self._num_indexes += 1
-        return AnnouncedBlocks(limits.num_blocks, limits.block_size, hash_function, self)
+        return AnnouncedBlocks(limits.num_blocks, limits.block_size, hash_function, self, self._salt)
 
     @property
     def has_more(self) -> bool:

@@ -53,7 +53,7 @@ class Scheduler:
         self.sequences = Sequences(
             self.config.max_waiting, self.config.pool_grace_s, self.stats, grammars=self.config.grammars
         )
-        self.cache_events = CacheEvents() if self.config.announces_blocks else None
+        self.cache_events = None if self.config.announced_salt is None else CacheEvents(self.config.announced_salt)
         self._hash_function = hash_function
         self._history = LengthHistory()
         self._suspects = self.sequences.suspects
