@@ -28,11 +28,17 @@ from scheduler_svc.core.requests.returning_clients import RETURN_WITHIN_S
 from scheduler_svc.core.scheduling.config import SchedulerConfig
 from scheduler_svc.core.scheduling.pools import LONGEST_WAIT_S
 from scheduler_svc.frontend_options import FrontendOptions, frontend_options
+from scheduler_svc.kv_event_options import kv_event_options
 from scheduler_svc.server.addresses import listen, private_endpoint
 from scheduler_svc.server.core_process import CoreProcess
-from scheduler_svc.server.exposure import is_beyond_loopback_host, require_keys_beyond_loopback
+from scheduler_svc.server.exposure import (
+    is_beyond_loopback_host,
+    require_keys_beyond_loopback,
+    require_trust_in_routers,
+)
 from scheduler_svc.server.frontend_processes import STOP_TIMEOUT_S, FrontendProcesses
 from scheduler_svc.server.journal import Journal
+from scheduler_svc.server.kv_events import KvEventOptions
 
 EXIT_CRASHED = 70  # EX_SOFTWARE of sysexits.h
 
@@ -60,6 +66,7 @@ log = get_logger(__name__)
               help="Folder with the scheduler's secret key and the keys of executors that may connect (baton keys); "
               "these are read again when they change.")  # fmt: skip
 @click.option("--insecure", is_flag=True, help="Bind ZeroMQ beyond loopback without keys: the network is trusted.")
+@kv_event_options
 @click.option(
     "--window", default=SchedulerConfig.window, type=click.IntRange(1, 8), help="Plans in flight to one executor."
 )
@@ -92,6 +99,7 @@ def main(
     api_keys_file: Path | None,
     curve_keys: Path | None,
     insecure: bool,
+    kv_events: KvEventOptions | None,
     window: int,
     max_waiting: int,
     step_floor_s: float,
@@ -110,6 +118,8 @@ def main(
     require_keys_beyond_loopback(
         executor_endpoint, frontend_endpoint, has_keys=curve_keys is not None, insecure=insecure
     )
+    if kv_events is not None:
+        require_trust_in_routers(kv_events.endpoint, kv_events.replay_endpoint, insecure=insecure)
     setup_logging("scheduler", log_level, log_format)
     frontend = replace(frontend, served_model_name=frontend.served_model_name or (model_name(model),))
     name = frontend.served_model_name[0]
@@ -137,6 +147,7 @@ def main(
                     max_waiting=max_waiting,
                     grammars=grammar_library(),
                     adoption_wait_s=adoption_wait_s,
+                    announced_salt=None if kv_events is None else kv_events.salt,
                 ),
                 step_floor_s=step_floor_s,
                 reconnect_grace_s=reconnect_grace_s,
@@ -152,11 +163,13 @@ def main(
                 processes = FrontendProcesses(frontends, listener, arguments)
                 stack.callback(processes.kill)
             kill_frontend = processes.end if processes is not None else None
-            core_process = CoreProcess(executor_endpoint, front, config, journal, curve, kill_frontend)
+            core_process = CoreProcess(executor_endpoint, front, config, journal, curve, kill_frontend, kv_events)
         except (BatonError, OSError) as error:
             raise click.UsageError(str(error)) from error  # exit code 2: starting again without a change is pointless
         where = {"executors": core_process.executor_endpoint, "encrypted": curve is not None, "frontends": front}
         log.info("core started", **where, window=window, journal="off" if journal is None else str(journal.path))
+        if (events := core_process.kv_events) is not None:
+            log.info("telling routers what is cached", endpoint=events.endpoint, replay=events.replay_endpoint or "off")
         if listener is not None:
             if is_beyond_loopback_host(host) and api_keys_file is None and not os.environ.get("BATON_API_KEYS"):
                 log.warning("HTTP can be reached from other machines and asks nobody for a key", host=host)

@@ -53,6 +53,7 @@ class Setup:
     max_num_seqs: int
     placement: str
     look_ahead: bool
+    kv_events: bool
 
     def simulate(self, requests: list[WorkloadRequest], num_blocks: int | None) -> TimedSimulation:
         """Run the requests through executors with `num_blocks` each; None is as many as the requests could ever use."""
@@ -69,7 +70,12 @@ class Setup:
             max_model_len=longest,
             vocab_size=VOCAB_SIZE,
         )
-        config = SchedulerConfig(window=self.window, max_waiting=len(requests), look_ahead=self.look_ahead)
+        config = SchedulerConfig(
+            window=self.window,
+            max_waiting=len(requests),
+            look_ahead=self.look_ahead,
+            announced_salt="" if self.kv_events else None,
+        )
         scheduler = Scheduler(config, placement=in_turn if self.placement == "round-robin" else place)
         simulation = TimedSimulation(scheduler, limits, self.executors, requests)
         gc.collect()
@@ -147,6 +153,7 @@ def summary(simulation: TimedSimulation, wall_s: float, cpu_s: float) -> dict[st
 @click.option("--max-num-seqs", default=512, help="Sequences that run at once on one executor.")
 @click.option("--placement", type=click.Choice(["cache", "round-robin"]), default="cache")
 @click.option("--look-ahead/--no-look-ahead", default=True, help="Whether admission forecasts memory.")
+@click.option("--kv-events", is_flag=True, help="Count what routers are told, and encode it, in the time of a commit.")
 def main(
     workload: str,
     case: str | None,
@@ -162,9 +169,10 @@ def main(
     max_num_seqs: int,
     placement: str,
     look_ahead: bool,
+    kv_events: bool,
 ) -> None:
     """Measure the scheduler on a workload."""
-    setup = Setup(block_size, window, executors, max_batch_tokens, max_num_seqs, placement, look_ahead)
+    setup = Setup(block_size, window, executors, max_batch_tokens, max_num_seqs, placement, look_ahead, kv_events)
     what: dict[str, object] = {"workload": workload}
     match workload:
         case "nano":

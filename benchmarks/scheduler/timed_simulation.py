@@ -20,6 +20,7 @@ from common.wire import Codec
 from scheduler_svc.core.fleet.membership import Membership
 from scheduler_svc.core.scheduling.scheduler import Scheduler
 from scheduler_svc.core.sequence import Sequence
+from scheduler_svc.server.kv_event_format import encode_batch
 
 STEP_S, TOKEN_S, CONTEXT_TOKEN_S = 1e-3, 3e-6, 29e-9
 STOP_TOKEN = MAX_TOKEN_ID + 1
@@ -140,6 +141,8 @@ class TimedSimulation:
         result = self._to_executor.decode(frames)
         t1 = time.perf_counter()
         output = self.scheduler.commit(result)  # type: ignore[arg-type]
+        if (events := self.scheduler.cache_events) is not None and events.has_more:
+            encode_batch(events.take(), self.now)
         t2 = time.perf_counter()
         self.timings.decode.append(t1 - t0)
         self.timings.commit.append(t2 - t1)

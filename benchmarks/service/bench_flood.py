@@ -34,6 +34,7 @@ from scheduler_svc.client.processes.local_fleet import SCHEDULER, FleetSpec, Loc
 MIB = 2**20
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\0NULL" + bytes(48)
 READY = b"\x04\x1c\x05READY\x0bSocket-Type\0\0\0\x06DEALER"
+READY_SUB = b"\x04\x19\x05READY\x0bSocket-Type\0\0\0\x03SUB"
 TICKS = os.sysconf("SC_CLK_TCK")
 Flood = Callable[[int, "multiprocessing.sharedctypes.Synchronized[int]"], None]
 
@@ -105,6 +106,7 @@ ABSURD = m.Hello(
 )  # fmt: skip
 MODEST = msgspec.structs.replace(ABSURD, executor="modest", num_blocks=64, max_num_seqs=4, max_model_len=64)
 BEAT = frames(m.ExecutorHeartbeat(epoch=1))
+REPLAY = b"\x01\0\0\x08" + bytes(8)
 TEXT = b"To be, or not to be, that is the question. "
 CHAT = b'{"model":"baton-demo","messages":[' + b'{"role":"user","content":"x"},' * 90_000 + b'{"role":"user"}]}'
 FLOODS: dict[str, tuple[str, Flood]] = {
@@ -115,6 +117,11 @@ FLOODS: dict[str, tuple[str, Flood]] = {
     "executors: messages": ("executors", one_connection(GREETING + READY, BEAT * 1000)),
     "executors: absurd Hellos": ("executors", many_connections(GREETING + READY + frames(ABSURD), 200)),
     "executors: joining and breaking off": ("executors", many_connections(GREETING + READY + frames(MODEST), 1)),
+    "kv events: subscriptions": ("events", one_connection(GREETING + READY_SUB, b"\0\x01\x01\0\x01\0" * 1000)),
+    "kv events: subscribing and breaking off": ("events", many_connections(GREETING + READY_SUB + b"\0\x01\x01", 1)),
+    "kv events: subscribers that never read": ("events", many_connections(GREETING + READY_SUB + b"\0\x01\x01", 200)),
+    "kv events: replays": ("replay", one_connection(GREETING + READY, REPLAY * 1000)),
+    "kv events: replays that are never read": ("replay", many_connections(GREETING + READY + REPLAY, 200)),
     "http: silent connections": ("http", many_connections(b"", 2000)),
     "http: endless head": ("http", one_connection(b"GET / HTTP/1.1\r\nx: ", b"a" * 65536)),
     "http: tiny chunks": (
@@ -241,13 +248,16 @@ def measure(name: str, flood: Flood | None, port: int, seconds: float, pids: dic
 @click.option("--only", default="", help="Floods with this in their names.")
 def main(seconds: float, only: str) -> None:
     """Flood each port of a service, and measure what it costs."""
-    port, executor_port = free_ports(2)
-    ports = {"executors": executor_port, "http": port}
+    port, executor_port, events, replay = free_ports(4)
+    ports = {"executors": executor_port, "http": port, "events": events, "replay": replay}
     with tempfile.TemporaryDirectory() as folder:
         spec = FleetSpec(
             port=port,
             executor_port=executor_port,
-            scheduler_options=("--journal", f"{folder}/journal.sqlite3"),
+            scheduler_options=(
+                *("--journal", f"{folder}/journal.sqlite3", "--kv-events", f"tcp://127.0.0.1:{events}"),
+                *("--kv-events-replay", f"tcp://127.0.0.1:{replay}"),
+            ),
             executor_options=("--threads", "1", "--num-blocks", "4096"),
         )
         with LocalFleet(spec, Path(folder)) as fleet:

@@ -21,6 +21,7 @@ from scheduler_svc.server.strangers import (
     StrangerBudget,
     Strangers,
 )
+from scheduler_svc.server.zmtp.mechanisms import ROUTER, Role
 
 ACCEPTS_A_TURN = 8
 LINGER_S = 0.2
@@ -35,13 +36,14 @@ class Connections:
         endpoint: to bind.
         curve: keys that peers have to prove; None for none.
         budget: how much work strangers may cause.
+        role: what this port is to its peers.
 
     Attributes:
         endpoint: with the port that was picked.
     """
 
-    def __init__(self, endpoint: str, curve: ServerCurve | None, budget: StrangerBudget) -> None:
-        self._doorway = Doorway(endpoint, curve)
+    def __init__(self, endpoint: str, curve: ServerCurve | None, budget: StrangerBudget, role: Role = ROUTER) -> None:
+        self._doorway = Doorway(endpoint, curve, role)
         self.endpoint = self._doorway.endpoint
         self._budget = budget
         self._peers: dict[Peer, PeerConnection] = {}

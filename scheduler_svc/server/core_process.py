@@ -19,6 +19,7 @@ from scheduler_svc.core.observability.status_report import IoCounts
 from scheduler_svc.core.requests.group_commit import JournalState
 from scheduler_svc.core.requests.recovery import RESUME_WITHIN_S, Legacy, Loaded
 from scheduler_svc.server.journal import Journal
+from scheduler_svc.server.kv_events import KvEventOptions, KvEventPublisher
 from scheduler_svc.server.router import Router
 
 SETTLE_MS = 10  # between looks at the journal while the process closes
@@ -36,9 +37,11 @@ class CoreProcess:
         journal: opened and not started; None runs without.
         curve: keys of this service, and of the executors that may connect; None asks for no keys.
         kill_frontend: kills the process of a frontend that hangs; None where frontends are not ours.
+        kv_events: where routers are told what is cached; None tells nobody. Goes with `announced_salt` of the config.
 
     Attributes:
         core: for reading.
+        kv_events: who tells them, for reading.
     """
 
     def __init__(
@@ -49,6 +52,7 @@ class CoreProcess:
         journal: Journal | None = None,
         curve: ServerCurve | None = None,
         kill_frontend: Callable[[int], object] | None = None,
+        kv_events: KvEventOptions | None = None,
     ) -> None:
         now = time.monotonic()
         loaded = Loaded([], 0.0, time.time() - now) if journal is None else journal.load()
@@ -60,7 +64,8 @@ class CoreProcess:
             wall_offset_s=loaded.wall_offset_s,
         )
         self.core = Core(config, now, self._io_counts)
-        self._drops = {link: DropLog(log, link) for link in ("executors", "frontends")}
+        links = ("executors", "frontends", *(["routers"] if kv_events is not None else []))
+        self._drops = {link: DropLog(log, link) for link in links}
         self._executors: Router[m.ExecutorToScheduler] = Router(
             executor_endpoint,
             m.ExecutorToScheduler,
@@ -75,6 +80,10 @@ class CoreProcess:
         self._poller = zmq.Poller()
         for router in (self._executors, self._fronts):
             self._poller.register(router.fileno(), zmq.POLLIN)
+        self.kv_events: KvEventPublisher | None = None
+        if kv_events is not None and self.core.scheduler.cache_events is not None:
+            self.kv_events = KvEventPublisher(kv_events, self.core.scheduler.cache_events, self._drops["routers"])
+            self.kv_events.register(self._poller)
         self._journal = journal
         routers = (self._executors, self._fronts)
         self._event_loop = EventLoop(self.core, *routers, journal, time.monotonic, _LogWriter(), kill_frontend)
@@ -89,8 +98,11 @@ class CoreProcess:
     def turn(self) -> None:
         """Wait for something to happen (at most a tick) and do all that follows from it."""
         has_unread = self._executors.has_unread or self._fronts.has_unread
+        has_unread = has_unread or (self.kv_events is not None and self.kv_events.has_more)
         self._poller.poll(0 if has_unread else ceil(1000 * self._event_loop.max_wait_s))
         self._event_loop.turn()
+        if self.kv_events is not None:
+            self.kv_events.turn()
 
     def crashed(self) -> None:
         """A turn has raised an error of ours: write to the journal that this life has crashed, and nothing else."""
@@ -108,6 +120,8 @@ class CoreProcess:
             self._journal.close()
         self._executors.close()
         self._fronts.close()
+        if self.kv_events is not None:
+            self.kv_events.close()
 
     def _wrong_version(self, peer: Peer, error: VersionError) -> None:
         self._executors.send(peer, m.Reject(reason=str(error)))

@@ -9,7 +9,7 @@ from scheduler_svc.server.curve_auth import AllowList, AllowListReader
 from scheduler_svc.server.listener import Listener
 from scheduler_svc.server.peer import PeerConnection
 from scheduler_svc.server.zmtp.connection import Connection
-from scheduler_svc.server.zmtp.mechanisms import CurveMechanism, Mechanism, NullMechanism
+from scheduler_svc.server.zmtp.mechanisms import ROUTER, CurveMechanism, Mechanism, NullMechanism, Role
 
 STRANGER_MESSAGE_BYTES = 2**13  # a Hello has 3,000 at most
 
@@ -20,13 +20,16 @@ class Doorway:
     Args:
         endpoint: to bind.
         curve: lets only those in whose key is in its folder; None asks for no keys.
+        role: what this port is to its peers; with keys always a ROUTER.
 
     Attributes:
         endpoint: with the port that was picked.
     """
 
-    def __init__(self, endpoint: str, curve: ServerCurve | None) -> None:
+    def __init__(self, endpoint: str, curve: ServerCurve | None, role: Role = ROUTER) -> None:
+        assert curve is None or role is ROUTER
         self._curve = curve
+        self._role = role
         self._allowed = AllowList(curve) if curve is not None else None
         self._allowed_version = 0
         self._numbers = itertools.count(1)
@@ -55,7 +58,8 @@ class Doorway:
         if accepted is None:
             return None
         connected, address = accepted
-        connection = Connection(self._mechanism(), STRANGER_MESSAGE_BYTES)
+        is_publisher = self._role.socket_type == b"PUB"
+        connection = Connection(self._mechanism(), STRANGER_MESSAGE_BYTES, takes_subscriptions=is_publisher)
         return PeerConnection(next(self._numbers).to_bytes(8, "big"), connected, address, connection, now)
 
     def revoked(self, peers: Iterable[PeerConnection]) -> list[PeerConnection]:
@@ -73,5 +77,5 @@ class Doorway:
 
     def _mechanism(self) -> Mechanism:
         if self._curve is None or self._allowed is None:
-            return NullMechanism()
+            return NullMechanism(self._role)
         return CurveMechanism(self._curve.keys, self._allowed.__contains__)

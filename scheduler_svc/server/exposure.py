@@ -51,3 +51,19 @@ def require_keys_beyond_loopback(
             f"--frontend-endpoint {frontend_endpoint} could be reached from other machines, and has no keys. Bind it "
             "to loopback or to an ipc:// socket file, or say --insecure if no other machine is on this network."
         )
+
+
+def require_trust_in_routers(kv_events: str | None, replay: str | None, *, insecure: bool) -> None:
+    """Refuse, with a click.UsageError, endpoints of KV events at which any machine could read prompts.
+
+    Args:
+        kv_events, replay: endpoints; None for none.
+        insecure: whether the operator wants no check.
+    """
+    for option, endpoint in (("--kv-events", kv_events), ("--kv-events-replay", replay)):
+        if endpoint is not None and not insecure and is_beyond_loopback(endpoint):
+            raise click.UsageError(
+                f"{option} {endpoint} could be reached from other machines, and each of them could read the token ids "
+                "of all prompts and answers without a cache_salt: routers know no keys. Bind it to loopback, or say "
+                "--insecure if no machine but the routers' can reach it; executors need their keys as before."
+            )

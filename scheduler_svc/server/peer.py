@@ -55,6 +55,11 @@ class PeerConnection:
         return bool(self._unsent)
 
     @property
+    def num_unsent_bytes(self) -> int:
+        """That wait to be sent."""
+        return self._unsent_bytes
+
+    @property
     def is_full(self) -> bool:
         """Whether so much waits to be sent that no more is taken. For a stranger nothing waits."""
         num_messages = len(self._unsent)

@@ -19,6 +19,7 @@ from scheduler_svc.frontend.http.middleware import RequireApiKey
 from scheduler_svc.frontend.requests.schemas import CompletionRequest
 from scheduler_svc.frontend.requests.tokenized_request import tokenize_completion
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
+from scheduler_svc.kv_event_options import salt_of_group
 from tests.frontend.harness import COMPLETION, assert_openai_shape, running_frontend
 from tests.support.clock import Clock
 from tests.support.eventually import eventually
@@ -308,6 +309,7 @@ def test_no_key_shares_a_cached_prefix_with_another_unless_an_operator_says_so(f
     }
     assert salts["one"] == salts["two"]
     assert len(set(salts.values())) == 4
+    assert Asked(one).submit.cache_salt == salt_of_group("team"), "routers are told of another group's blocks"
     assert Asked(alone).submit.cache_salt != Asked(alone, cache_salt="s").submit.cache_salt
     for one_salt, other_salt in (("", "key other/"), ("/", ""), ("x", "x")):
         assert (

@@ -78,6 +78,25 @@ def test_frontends_socket_has_no_keys(tmp_path):
         assert part in result.stderr
 
 
+@pytest.mark.parametrize("option", ["--kv-events", "--kv-events-replay"])
+def test_routers_have_no_keys(tmp_path, option):
+    """Keys for executors do not make it safe."""
+    folder = key_ring(tmp_path / "keys").scheduler
+    options = {"--kv-events": "tcp://127.0.0.1:5557", option: "tcp://*:5558"}
+    arguments = [word for each in options.items() for word in each]
+    result = CliRunner().invoke(main, [*arguments, "--curve-keys", str(folder)])
+    assert result.exit_code == 2
+    for part in (f"{option} tcp://*:5558", "token ids", "--insecure"):
+        assert part in result.stderr
+
+
+@pytest.mark.parametrize("option", [["--kv-events-replay", "tcp://127.0.0.1:1"], ["--kv-events-topic", "kv@a@b"]])
+def test_options_of_kv_events_need_the_first_of_them(option):
+    result = CliRunner().invoke(main, option)
+    assert result.exit_code == 2
+    assert "need --kv-events" in result.stderr
+
+
 @pytest.mark.parametrize(
     ("option", "name", "content", "complaint"),
     [

@@ -23,6 +23,7 @@ from scheduler_svc.core.scheduling.config import SchedulerConfig
 from scheduler_svc.core.scheduling.scheduler import Scheduler
 from scheduler_svc.core.sequence import Sequence, State
 from scheduler_svc.core.step_output import SequenceEnd, StepOutput
+from tests.support.announced import Announced
 from tests.support.effort import examples
 from tests.support.oracle import OracleExecutor, expected_logprobs, expected_output, expected_prompt_logprobs
 from tests.support.pool_limits import PoolLimits
@@ -50,8 +51,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         collide=st.booleans(),
         look_ahead=st.booleans(),
         is_early=st.booleans(),
+        announces=st.sampled_from([None, "", "", "tenant"]),
     )
-    def start(self, block_size, window, pool_tokens, budget, max_num_seqs, collide, look_ahead, is_early):
+    def start(self, block_size, window, pool_tokens, budget, max_num_seqs, collide, look_ahead, is_early, announces):
         self.limits = ExecutorLimits(
             num_blocks=max(2, -(-pool_tokens // block_size)),
             block_size=block_size,
@@ -61,9 +63,16 @@ class SchedulerMachine(RuleBasedStateMachine):
             vocab_size=VOCAB_SIZE,
         )
         self.scheduler = Scheduler(
-            SchedulerConfig(window=window, max_waiting=50, look_ahead=look_ahead, pool_grace_s=GRACE_S),
+            SchedulerConfig(
+                window=window,
+                max_waiting=50,
+                look_ahead=look_ahead,
+                pool_grace_s=GRACE_S,
+                announced_salt=announces,
+            ),
             colliding_hash if collide else hash_block,
         )
+        self.announced = None if announces is None else Announced(self.scheduler, announces, collides=collide)
         self.codec: Codec[m.Plan] = Codec(m.SchedulerToExecutor)
         self.executors: dict[int, OracleExecutor] = {}
         self.sent: dict[int, deque[m.Plan]] = {}
@@ -91,6 +100,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         executor = self.scheduler.executor(epoch)
         published = list(executor.blocks.uids)
         plan = self.scheduler.plan(epoch)
+        self.check_announced()
         if plan is None:
             return None
         self.check_writes(plan, executor.blocks, published)
@@ -121,6 +131,17 @@ class SchedulerMachine(RuleBasedStateMachine):
             is_kept = block < len(published) and published[block] and blocks.uids[block] == published[block]
             assert not is_kept, f"block {block} is in the prefix cache and is written"
 
+    def check_announced(self) -> None:
+        """What routers were told is what is in the indexes."""
+        if self.announced is not None:
+            self.announced.check()
+
+    @precondition(lambda self: self.announced is not None)
+    @rule()
+    def tell_anew(self):
+        """A router subscribes, or has missed something."""
+        self.announced.tell_anew()
+
     def num_covered(self, sequence: Sequence) -> int:
         """Prompt tokens whose log-probabilities were told."""
         return len(self.prompt_logprobs[sequence]) // max(1, sequence.params.prompt_logprobs)
@@ -134,6 +155,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def commit(self, result: m.StepResult) -> None:
         output: StepOutput = self.scheduler.commit(result)
+        self.check_announced()
         logprobs = output.logprobs
         if logprobs is not None:
             ends = np.cumsum(logprobs.counts)
@@ -394,6 +416,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         if hasattr(self, "scheduler"):
             self.scheduler.check()
             self.check_stranded()
+            self.check_announced()
 
     def check_stranded(self) -> None:
         """No sequence waits for longer than the grace beside executors that cannot hold it."""

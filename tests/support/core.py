@@ -18,6 +18,7 @@ from scheduler_svc.core.config import CoreConfig
 from scheduler_svc.core.scheduling.config import SchedulerConfig
 from scheduler_svc.server.core_process import CoreProcess
 from scheduler_svc.server.journal import Journal
+from scheduler_svc.server.kv_events import KvEventOptions
 from tests.support.hello import LIMITS, hello
 from tests.support.oracle import OracleExecutor
 
@@ -114,9 +115,15 @@ class FakeExecutor(threading.Thread):
 class RunningCore:
     """A CoreProcess that turns in a thread."""
 
-    def __init__(self, run_dir: Path, config: CoreConfig, journal: Journal | None = None) -> None:
+    def __init__(
+        self,
+        run_dir: Path,
+        config: CoreConfig,
+        journal: Journal | None = None,
+        kv_events: KvEventOptions | None = None,
+    ) -> None:
         self.front = f"ipc://{run_dir}/core"
-        self.core_process = CoreProcess("tcp://127.0.0.1:0", self.front, config, journal)
+        self.core_process = CoreProcess("tcp://127.0.0.1:0", self.front, config, journal, kv_events=kv_events)
         self.back = self.core_process.executor_endpoint
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -193,9 +200,14 @@ class FakeFrontend(Peer):
 
 @contextmanager
 def running_core(
-    run_dir: Path, config: SchedulerConfig | None = None, journal: Journal | None = None, **settings: Any
+    run_dir: Path,
+    config: SchedulerConfig | None = None,
+    journal: Journal | None = None,
+    kv_events: KvEventOptions | None = None,
+    **settings: Any,
 ) -> Iterator[RunningCore]:
-    core = RunningCore(run_dir, CoreConfig("test-model", config or SchedulerConfig(), **settings), journal)
+    config = config or SchedulerConfig(announced_salt=None if kv_events is None else "")
+    core = RunningCore(run_dir, CoreConfig("test-model", config, **settings), journal, kv_events)
     try:
         yield core
     finally:

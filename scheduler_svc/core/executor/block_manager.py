@@ -203,6 +203,9 @@ class BlockManager(BlockBooks):
         table.is_stuck = False
         table.tail = None
 
+    def discard(self) -> None:
+        """Nothing of this index is used any more; to be called when it is given up."""
+
     def forget(self, written: IntArray) -> None:
         """The content of these blocks is not known any more: plans without an answer write them."""
         for block in written.tolist():

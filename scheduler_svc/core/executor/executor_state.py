@@ -195,6 +195,8 @@ class ExecutorState:
         """The epoch is over: tokens in flight will never arrive. What is in the pool counts on if it is kept."""
         if keeps_pool:
             keep_what_is_known(self.origin, self.blocks, self.inflight, self.running)
+        else:
+            self.blocks.discard()
         self.running.lanes.inflight[:] = 0
         for plan in self.inflight:
             for sequence in plan.sequences:

@@ -59,6 +59,7 @@ def vllm_metrics(ours: Iterable[Metric], report: StatusReport) -> Iterator[Metri
     usage = GaugeMetricFamily("vllm:kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.", labels=["model_name"])
     usage.add_metric([report.model], _used_share(report))
     yield usage
+    yield _cache_config(report)
 
 
 def _renamed(ours: Metric, alias: Alias, model: str) -> Metric:
@@ -84,3 +85,24 @@ def _used_share(report: StatusReport) -> float:
     """Of the blocks of all executors; 0 without any."""
     total = sum(executor.num_blocks for executor in report.executors)
     return 1.0 - sum(executor.free_blocks for executor in report.executors) / total if total else 0.0
+
+
+def _cache_config(report: StatusReport) -> Metric:
+    """How large the KV memory is: a series for each block size, with the blocks of all executors that have it.
+
+    vLLM has one, with a value of 1 and the facts in labels, which is what the Gateway API inference extension's model
+    server protocol reads block size and number of blocks from. Its endpoint picker takes the first series that it
+    finds (llm-d-router, `extractor/metrics/spec.go`), so the block size with the most positions comes first. Without
+    executors there is no series: what the next one will have is not known.
+    """
+    num_blocks: dict[int, int] = {}
+    for executor in report.executors:
+        num_blocks[executor.block_size] = num_blocks.get(executor.block_size, 0) + executor.num_blocks
+    info = GaugeMetricFamily(
+        "vllm:cache_config_info",
+        "1; size and number of KV blocks are in the labels.",
+        labels=["model_name", "block_size", "num_gpu_blocks"],
+    )
+    for size, count in sorted(num_blocks.items(), key=lambda each: (-each[0] * each[1], each[0])):
+        info.add_metric([report.model, str(size), str(count)], 1.0)
+    return info

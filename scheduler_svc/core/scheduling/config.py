@@ -19,6 +19,7 @@ class SchedulerConfig:
         grammars: the library that frontends compile grammars with; empty for none.
         adoption_wait_s: how long sequences wait at most for the next executor of a pool that holds their K and V, while
             others could compute these anew.
+        announced_salt: routers are told which blocks of requests with this `cache_salt` are cached; None tells nothing.
     """
 
     window: int = 2
@@ -27,3 +28,4 @@ class SchedulerConfig:
     pool_grace_s: float = POOL_GRACE_S
     grammars: str = ""
     adoption_wait_s: float = LONGEST_WAIT_S
+    announced_salt: str | None = None

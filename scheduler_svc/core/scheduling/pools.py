@@ -7,6 +7,7 @@ sees to that). `docs/failure.md` has the whole road.
 from collections import OrderedDict
 from dataclasses import dataclass
 
+from common.messages import Pool
 from common.plan import ExecutorLimits
 from scheduler_svc.core.executor.executor_state import EarlierIndex, ExecutorState
 from scheduler_svc.core.fleet.membership import Membership
@@ -77,6 +78,7 @@ class Pools:
         assert pool is not None
         # Before its first answer the epoch may not have written the pool: the pool's tag tells of the one before.
         epochs = (executor.epoch,) if executor.has_answered else (*executor.earlier_epochs, executor.epoch)
+        _discard(self._vacant.pop(pool.pool, None))
         self._vacant[pool.pool] = VacantPool(
             layout=pool.layout,
             model=executor.model,
@@ -87,7 +89,7 @@ class Pools:
             awaited_until=now + wait_s,
         )
         if len(self._vacant) > MAX_KEPT:
-            self._vacant.popitem(last=False)
+            _discard(self._vacant.popitem(last=False)[1])
 
     def take(self, membership: Membership, now: float) -> tuple[VacantPool | None, str]:
         """The vacant pool that an executor brings, which is vacant no more, or why its content does not count.
@@ -99,26 +101,40 @@ class Pools:
             return None, ""
         if (vacant := self._vacant.pop(pool.pool, None)) is None:
             return None, f"epoch {pool.epoch} is not known here" if pool.epoch else ""
-        limits = membership.limits
-        for what, is_now, was in (
-            ("layout", pool.layout, vacant.layout),
-            ("model", membership.model, vacant.model),
-            ("block_size", limits.block_size, vacant.limits.block_size),
-            ("num_blocks", limits.num_blocks, vacant.limits.num_blocks),
-        ):
-            if is_now != was:
-                return None, f"its {what} is {is_now}, and was {was}"
-        if pool.epoch not in vacant.index.epochs:
-            writer = f"epoch {pool.epoch}" if pool.epoch else "no epoch, or one whose step failed,"
-            return None, f"{writer} wrote it last, not {vacant.last_epoch}"
+        if reason := _objection(vacant, pool, membership):
+            _discard(vacant)
+            return None, reason
         self.last_gap_s = now - vacant.since
         return vacant, ""
 
     def expire(self, now: float) -> None:
         """Drop pools that no successor has continued for so long that none will."""
         while self._vacant and now >= next(iter(self._vacant.values())).since + KEPT_S:
-            self._vacant.popitem(last=False)
+            _discard(self._vacant.popitem(last=False)[1])
 
     def is_awaited(self, epoch: int, now: float) -> bool:
         """Whether sequences that ran in an epoch may still wait for its pool's next executor."""
         return any(pool.last_epoch == epoch and now < pool.awaited_until for pool in self._vacant.values())
+
+
+def _objection(vacant: VacantPool, pool: Pool, membership: Membership) -> str:
+    """Why what is known of a pool does not count; empty if it does."""
+    limits = membership.limits
+    for what, is_now, was in (
+        ("layout", pool.layout, vacant.layout),
+        ("model", membership.model, vacant.model),
+        ("block_size", limits.block_size, vacant.limits.block_size),
+        ("num_blocks", limits.num_blocks, vacant.limits.num_blocks),
+    ):
+        if is_now != was:
+            return f"its {what} is {is_now}, and was {was}"
+    if pool.epoch not in vacant.index.epochs:
+        writer = f"epoch {pool.epoch}" if pool.epoch else "no epoch, or one whose step failed,"
+        return f"{writer} wrote it last, not {vacant.last_epoch}"
+    return ""
+
+
+def _discard(vacant: VacantPool | None) -> None:
+    """Nothing that is known of this pool will count any more."""
+    if vacant is not None:
+        vacant.index.blocks.discard()

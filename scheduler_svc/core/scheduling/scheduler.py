@@ -11,7 +11,8 @@ from common.errors import WireError
 from common.messages import Plan, StepResult, Submit
 from common.step_result import parse_result
 from scheduler_svc.core.executor.block_manager import HashFunction, hash_block
-from scheduler_svc.core.executor.executor_state import ExecutorState, Intake
+from scheduler_svc.core.executor.cache_events import CacheEvents
+from scheduler_svc.core.executor.executor_state import EarlierIndex, ExecutorState, Intake
 from scheduler_svc.core.executor.memory_forecast import LengthHistory
 from scheduler_svc.core.executor.plan_builder import PromptRow
 from scheduler_svc.core.fleet.membership import Membership
@@ -36,6 +37,7 @@ class Scheduler:
     Attributes:
         stats: counts since the start.
         sequences: all that have not ended; for reading, and for tests that preempt at will.
+        cache_events: what routers are to be told; None unless the config asks for it.
     """
 
     executor_type = ExecutorState
@@ -51,6 +53,7 @@ class Scheduler:
         self.sequences = Sequences(
             self.config.max_waiting, self.config.pool_grace_s, self.stats, grammars=self.config.grammars
         )
+        self.cache_events = None if self.config.announced_salt is None else CacheEvents(self.config.announced_salt)
         self._hash_function = hash_function
         self._history = LengthHistory()
         self._suspects = self.sequences.suspects
@@ -204,9 +207,8 @@ class Scheduler:
         return ends
 
     def expire(self, now: float) -> list[SequenceEnd]:
-        """End what has passed its deadline, and what has waited for `pool_grace_s` for an executor that fits it; if its
-        `max_tokens` is a default, that is shortened instead, and of grammars any library will do from then on
-        (`take_relaxed`). To be called at least ten times a second."""
+        """End what has passed its deadline, and what has waited `pool_grace_s` for an executor that fits it; instead, a
+        default `max_tokens` is shortened, and any grammar library will do (`take_relaxed`). To be called each 0.1 s."""
         return self.sequences.expire(now)
 
     def take_relaxed(self) -> list[Sequence]:
@@ -232,6 +234,8 @@ class Scheduler:
         """
         vacant, reason = self.sequences.pools.take(membership, now)
         index = None if vacant is None else vacant.index
+        if index is None and self.cache_events is not None:
+            index = EarlierIndex(self.cache_events.index(membership.limits, self._hash_function), membership.epoch)
         executor = self.executor_type(membership, self._hash_function, index, reason)
         self.stats.pools_adopted += vacant is not None
         return self.sequences.add_executor(executor, now)

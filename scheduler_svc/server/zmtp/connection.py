@@ -16,6 +16,8 @@ from scheduler_svc.server.zmtp.mechanisms import CURVE_OVERHEAD_BYTES, Mechanism
 
 MAX_FRAMES = 4  # of a message; Baton's have two, and a peer that sends some more is told what it does wrong
 MAX_PING_CONTEXT_BYTES = 16
+SUBSCRIBE, CANCEL = b"\x01", b"\x00"
+SUBSCRIPTIONS = {b"SUBSCRIBE": SUBSCRIBE, b"CANCEL": CANCEL}  # commands of ZMTP 3.1 -> first byte of 3.0's messages
 MAX_COMMANDS = 16  # in a row, in one read: heartbeats of libzmq are far apart
 
 
@@ -29,13 +31,15 @@ class Connection:
         mechanism: of this connection alone.
         max_message_bytes: that all frames of a message may have together. At most as much, and one read's bytes, are
             kept of what has not become a message.
+        takes_subscriptions: whether this is a publisher's end; elsewhere such commands are ignored like any other.
 
     Attributes:
         num_handshake_steps: commands of the handshake that the mechanism has had to look at.
     """
 
-    def __init__(self, mechanism: Mechanism, max_message_bytes: int) -> None:
+    def __init__(self, mechanism: Mechanism, max_message_bytes: int, *, takes_subscriptions: bool = False) -> None:
         self._mechanism = mechanism
+        self._takes_subscriptions = takes_subscriptions
         self._reader = FrameReader(MAX_COMMAND_BYTES)
         self._max_message_bytes = max_message_bytes
         self.num_handshake_steps = 0
@@ -93,7 +97,8 @@ class Connection:
                 continue
             frame = self._mechanism.open(sent)
             if frame.flags & COMMAND:
-                self._obey(frame, answers)
+                if (subscription := self._obey(frame, answers)) is not None:
+                    return subscription
                 continue
             self._frames.append(frame.body)
             self._num_bytes += len(frame.body)
@@ -136,8 +141,12 @@ class Connection:
         self._output += encode_frame(COMMAND, answer)
         self.limit(self._max_message_bytes)
 
-    def _obey(self, frame: Frame, answers: bool) -> None:
-        """A command between messages: heartbeats of libzmq are answered, and others ignored."""
+    def _obey(self, frame: Frame, answers: bool) -> list[bytes] | None:
+        """A command between messages: heartbeats of libzmq are answered, and others ignored.
+
+        Returns:
+            A subscription, or the end of one, as the message that ZMTP 3.0 has for it.
+        """
         self._num_commands += 1
         if self._num_commands > MAX_COMMANDS:
             raise ZmtpError("commands without end")
@@ -145,3 +154,4 @@ class Connection:
         if name == b"PING" and answers:
             pong = command(b"PONG", data[2 : 2 + MAX_PING_CONTEXT_BYTES])
             self._output += encode_frame(*self._mechanism.seal(COMMAND, pong))
+        return [SUBSCRIPTIONS[name] + data] if name in SUBSCRIPTIONS and self._takes_subscriptions else None

@@ -1,5 +1,6 @@
 """Framing of ZMTP 3.1 (RFC 37, https://rfc.zeromq.org/spec/37): bytes that arrive <-> greeting, commands, frames."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 SIGNATURE_BYTES = 10
@@ -34,6 +35,12 @@ def encode_frame(flags: int, body: bytes) -> bytes:
     if len(body) < 256:
         return bytes((flags, len(body))) + body
     return bytes((flags | LONG,)) + len(body).to_bytes(8, "big") + body
+
+
+def encode_message(frames: Sequence[bytes]) -> bytes:
+    """A message as it is sent without encryption: the same bytes for all peers."""
+    last = len(frames) - 1
+    return b"".join([encode_frame(MORE if i < last else 0, frame) for i, frame in enumerate(frames)])
 
 
 def command(name: bytes, data: bytes) -> bytes:

@@ -5,7 +5,7 @@ CURVE's boxes are those of libsodium, which PyNaCl calls. https://rfc.zeromq.org
 
 import secrets
 from collections.abc import Callable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from nacl import bindings as sodium
 from nacl.exceptions import CryptoError
@@ -23,7 +23,6 @@ from scheduler_svc.server.zmtp.frames import (
     parse_properties,
 )
 
-OUR_PROPERTIES = encode_properties({b"Socket-Type": b"ROUTER", b"Identity": b""})
 SOCKET_TYPE = b"socket-type"
 MAC_BYTES = 16
 CURVE_OVERHEAD_BYTES = 64  # that CURVE adds to a frame at most: a name, a nonce, a MAC and the inner flags
@@ -31,6 +30,32 @@ CURVE_OVERHEAD_BYTES = 64  # that CURVE adds to a frame at most: a name, a nonce
 _KEY = 32
 _VERSION_1_0 = bytes((1, 0))
 _HELLO_BYTES, _COOKIE_BYTES, _VOUCH_BYTES = 194, 96, 96
+
+
+class Role(NamedTuple):
+    """What kind of ZeroMQ socket this end is, and which kinds may talk to it (RFC 28 and 29)."""
+
+    socket_type: bytes
+    peers: tuple[bytes, ...]
+
+    @property
+    def properties(self) -> bytes:
+        """What this end says of itself."""
+        return encode_properties({b"Socket-Type": self.socket_type, b"Identity": b""})
+
+    def check(self, properties: bytes) -> None:
+        """Only some peers are of use. The identity that one asks for is not even looked at: here no peer chooses one.
+
+        Raises:
+            ZmtpError: it is another one.
+        """
+        found = parse_properties(properties).get(SOCKET_TYPE, b"")
+        if found not in self.peers:
+            wanted = " or ".join(peer.decode() for peer in self.peers)
+            raise ZmtpError(f"a {found[:16].decode(errors='replace')!r} socket, not a {wanted}")
+
+
+ROUTER = Role(b"ROUTER", (b"DEALER",))
 
 
 class Mechanism(Protocol):
@@ -70,11 +95,16 @@ class RefusedError(ZmtpError):
 
 
 class NullMechanism:
-    """No proof and no encryption."""
+    """No proof and no encryption.
+
+    Args:
+        role: of this end.
+    """
 
     name = b"NULL"
 
-    def __init__(self) -> None:
+    def __init__(self, role: Role = ROUTER) -> None:
+        self._role = role
         self.is_ready = False
         self.key = ""
 
@@ -83,9 +113,9 @@ class NullMechanism:
         name, data = parse_command(body)
         if name != b"READY":
             raise ZmtpError("READY expected")
-        _check_socket_type(data)
+        self._role.check(data)
         self.is_ready = True
-        return command(b"READY", OUR_PROPERTIES)
+        return command(b"READY", self._role.properties)
 
     def open(self, frame: Frame) -> Frame:
         """The frame itself."""
@@ -176,9 +206,9 @@ class CurveMechanism:
         key = z85.encode(client).decode()
         if not self._is_allowed(key):
             raise RefusedError(key)
-        _check_socket_type(properties)
+        ROUTER.check(properties)
         self.key, self.is_ready = key, True
-        return command(b"READY", self._box(b"CurveZMQREADY---", OUR_PROPERTIES))
+        return command(b"READY", self._box(b"CurveZMQREADY---", ROUTER.properties))
 
     def _box(self, prefix: bytes, plain: bytes) -> bytes:
         self._sent += 1
@@ -192,10 +222,3 @@ class CurveMechanism:
             raise ZmtpError("a nonce that is missing or was used before")
         self._received = nonce
         return data[:8]
-
-
-def _check_socket_type(properties: bytes) -> None:
-    """Only a DEALER is of use. The identity that a peer asks for is not even looked at: here no peer chooses one."""
-    found = parse_properties(properties).get(SOCKET_TYPE, b"")
-    if found != b"DEALER":
-        raise ZmtpError(f"a {found[:16].decode(errors='replace')!r} socket, not a DEALER")

@@ -1,0 +1,154 @@
+"""Tells routers in front of several schedulers what this one has cached: the port that they subscribe at.
+
+A batch goes out once a turn to all subscribers, and nothing waits for one of them: what a subscriber does not read is
+kept up to a limit, and then it is sent nothing more. A gap in the numbers shows that to it, and a router that asks at
+the replay port gets what it has missed. As soon as a subscriber has room again, all is told anew, and so it is for one
+that has just subscribed: what a subscriber hears begins with `AllBlocksCleared`.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import zmq
+
+from common.logging import DropLog, get_logger
+from scheduler_svc.core.executor.cache_events import CacheEvent, CacheEvents, Cleared
+from scheduler_svc.server.kv_event_format import encode_batch
+from scheduler_svc.server.kv_event_log import EventLog, encode_number
+from scheduler_svc.server.kv_event_replay import ReplayPort
+from scheduler_svc.server.open_port import OpenPort
+from scheduler_svc.server.peer import PeerConnection
+from scheduler_svc.server.zmtp.connection import SUBSCRIBE
+from scheduler_svc.server.zmtp.frames import encode_message
+from scheduler_svc.server.zmtp.mechanisms import Role
+
+TELL_ANEW_EVERY_S = 5.0  # at most, because all subscribers get it
+MAX_SUBSCRIPTIONS = 16  # of one subscriber
+PUBLISHER = Role(b"PUB", (b"SUB", b"XSUB"))
+
+log = get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class KvEventOptions:
+    """What an operator chooses.
+
+    Attributes:
+        endpoint: where routers subscribe.
+        topic: of the messages; llm-d wants `kv@POD@MODEL`, and Dynamo any.
+        replay_endpoint: where they ask for what they have missed; None for no such port.
+        salt: the `cache_salt` of the requests whose blocks are told of.
+    """
+
+    endpoint: str
+    topic: str = ""
+    replay_endpoint: str | None = None
+    salt: str = ""
+
+
+class KvEventPublisher:
+    """Sends what `events` has, a batch a turn.
+
+    Args:
+        events: of the scheduler.
+        drops: counts and logs malformed requests.
+        clock, wall_clock: seconds of a monotonic clock, and since 1970.
+
+    Attributes:
+        endpoint, replay_endpoint: with the ports that were picked.
+    """
+
+    def __init__(
+        self,
+        options: KvEventOptions,
+        events: CacheEvents,
+        drops: DropLog,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._events = events
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._topic = options.topic.encode()
+        self._port = OpenPort(options.endpoint, PUBLISHER, clock)
+        self.endpoint = self._port.endpoint
+        self._log = EventLog()
+        self._replay = None
+        self.replay_endpoint = None
+        if options.replay_endpoint is not None:
+            self._replay = ReplayPort(options.replay_endpoint, self._topic, self._log, drops, clock)
+            self.replay_endpoint = self._replay.endpoint
+        self._subscriptions: dict[bytes, list[bytes]] = {}  # by peer, the topics that it wants
+        self._behind: set[bytes] = set()  # peers that are sent nothing before all is told anew
+        self._must_tell_anew = False
+        self._told_anew_at = float("-inf")
+
+    def register(self, poller: zmq.Poller) -> None:
+        """Let the loop's poller wake up for these ports."""
+        poller.register(self._port.fileno(), zmq.POLLIN)
+        if self._replay is not None:
+            poller.register(self._replay.fileno(), zmq.POLLIN)
+
+    @property
+    def has_more(self) -> bool:
+        """Whether a turn has something to do, whatever the poller says."""
+        return self._events.has_more or (self._replay is not None and self._replay.has_more)
+
+    def turn(self) -> None:
+        """Take subscriptions and requests, and send what has happened since the last turn."""
+        for peer, frames in self._port.receive():
+            self._subscribe(peer, frames)
+        if self._replay is not None and self._replay.turn():
+            self._must_tell_anew = True
+        subscribers = self._subscribers()
+        can_follow = {peer.number for peer in subscribers if not peer.has_unsent} & self._behind
+        now = self._clock()
+        if (can_follow or self._must_tell_anew) and now - self._told_anew_at >= TELL_ANEW_EVERY_S:
+            self._must_tell_anew, self._told_anew_at = False, now
+            self._behind -= can_follow
+            self._events.tell_anew()
+        if self._events.has_more and (events := self._events.take()):
+            self._publish(events, subscribers)
+
+    def close(self) -> None:
+        """Say that nothing is here any more, and close the ports."""
+        self._publish([Cleared()], self._subscribers())
+        self._port.close()
+        if self._replay is not None:
+            self._replay.close()
+
+    def _subscribe(self, peer: PeerConnection, frames: list[bytes]) -> None:
+        topics = self._subscriptions.setdefault(peer.number, [])
+        topic, had_ours = frames[0][1:], self._has_ours(topics)
+        if frames[0][:1] != SUBSCRIBE:
+            if topic in topics:
+                topics.remove(topic)
+        elif len(topics) < MAX_SUBSCRIPTIONS:
+            topics.append(topic)
+            if self._has_ours(topics) and not had_ours:
+                self._behind.add(peer.number)
+        else:
+            self._port.refuse(peer, f"more than {MAX_SUBSCRIPTIONS} subscriptions")
+
+    def _has_ours(self, topics: list[bytes]) -> bool:
+        return any(self._topic.startswith(topic) for topic in topics)
+
+    def _subscribers(self) -> list[PeerConnection]:
+        """Those that want our topic."""
+        members = {peer.number: peer for peer in self._port.members()}
+        self._subscriptions = {number: topics for number, topics in self._subscriptions.items() if number in members}
+        self._behind &= members.keys()
+        return [members[number] for number, topics in self._subscriptions.items() if self._has_ours(topics)]
+
+    def _publish(self, events: list[CacheEvent], subscribers: list[PeerConnection]) -> None:
+        batch = encode_batch(events, self._wall_clock())
+        number = self._log.append(batch)
+        message = encode_message((self._topic, encode_number(number), batch))
+        for peer in subscribers:
+            if peer.number in self._behind:
+                continue
+            if self._port.has_room(peer):
+                self._port.send(peer, message)
+            else:
+                self._behind.add(peer.number)

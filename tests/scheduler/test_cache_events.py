@@ -1,0 +1,325 @@
+"""What routers are told of the prefix caches: counted over all executors, and never of a tenant's blocks."""
+
+import msgspec
+import pytest
+
+from common import messages as m
+from scheduler_svc.core.executor.announced_blocks import AnnouncedBlocks
+from scheduler_svc.core.executor.cache_events import MAX_EVENT_TOKENS, CacheEvents, Cleared, Removed, Stored
+from scheduler_svc.core.scheduling.pools import KEPT_S, MAX_KEPT
+from scheduler_svc.kv_event_options import salt_of_group
+from scheduler_svc.server.kv_event_format import encode_batch
+from tests.support.announced import Announced
+from tests.support.kv_readers import Event, read
+from tests.support.rig import Rig, limits
+
+POOL = m.Pool(pool="p" * 32, lease=1, layout="plain", epoch=0)
+PREFIX = list(range(8))  # two blocks
+
+
+def rig_of(*executors, **config):
+    rig = Rig(*executors, **({"announced_salt": ""} | config))
+    rig.announced = Announced(rig.scheduler, rig.scheduler.config.announced_salt)
+    return rig
+
+
+def told(rig):
+    """What a subscriber has been told since the last call: kinds and numbers of blocks."""
+    events = rig.scheduler.cache_events.take()
+    for event in read(encode_batch(events, 0.0)):
+        rig.announced.subscriber.apply(event)
+    rig.announced.check()
+    return [(type(event).__name__, len(getattr(event, "keys", []))) for event in events]
+
+
+def test_it_begins_with_nothing_and_a_shared_prefix_is_stored_once():
+    rig = rig_of()
+    rig.add("a", [*PREFIX, 100, 101, 102, 103, 104])
+    rig.add("b", [*PREFIX, 200, 201, 202, 203, 204])
+    rig.plan()
+    assert told(rig) == [("Cleared", 0), ("Stored", 3), ("Stored", 1)]
+    rig.finish()
+    assert {kind for kind, _ in told(rig)} == {"Stored"}, "what was generated is cached, too"
+    assert rig.announced.subscriber.match([*PREFIX, 200, 201, 202, 203, 204], 4) == 12
+    assert rig.announced.subscriber.match([*PREFIX, 7, 7, 7, 7], 4) == 8
+    assert told(rig) == []
+
+
+def test_what_is_handed_out_anew_is_removed():
+    rig = rig_of(limits(num_blocks=6, max_model_len=24))
+    rig.add("a", PREFIX, max_tokens=4)
+    rig.finish()
+    told(rig)
+    rig.add("b", list(range(300, 320)), max_tokens=4)
+    rig.finish()
+    assert "Removed" in [kind for kind, _ in told(rig)]
+    assert rig.announced.subscriber.match(PREFIX, 4) < 8
+
+
+def test_a_block_is_removed_when_the_last_executor_loses_it():
+    rig = rig_of(limits(), limits())
+    rig.take_no_new(1)
+    rig.add("a", PREFIX)
+    rig.finish()
+    told(rig)
+    before = dict(rig.announced.subscriber.blocks)
+    second = rig.join(limits())
+    rig.take_no_new(2)
+    rig.add("b", PREFIX)
+    rig.finish()
+    assert rig.scheduler.executor(second).blocks.num_cached >= 2
+    assert all(kind == "Stored" for kind, _ in told(rig)), "the same blocks are not stored again"
+    rig.lose(2)
+    told(rig)
+    assert rig.announced.subscriber.match(PREFIX, 4) == 8, "the other one has them"
+    assert before.keys() <= rig.announced.subscriber.blocks.keys()
+    rig.lose(second)
+    rig.lose(1)
+    assert told(rig) == [("Cleared", 0)]
+
+
+def test_executors_with_other_block_sizes_are_told_of_side_by_side():
+    rig = rig_of(limits(), limits(block_size=8, num_blocks=32))
+    rig.add("a", list(range(16)), n=2)
+    rig.finish()
+    told(rig)
+    sizes = {len(block.tokens) for block in rig.announced.subscriber.blocks.values()}
+    assert sizes <= {4, 8}
+    assert len(sizes) == len({e.limits.block_size for e in rig.scheduler.executors if e.blocks.num_cached})
+
+
+@pytest.mark.parametrize("salts", [("alice", "bob"), ("alice", "")])
+def test_no_block_of_a_salted_request_is_told_of(salts):
+    rig = rig_of()
+    for salt in salts:
+        rig.add(salt or "none", [*PREFIX, 1, 2, 3, 4, 5], cache_salt=salt, max_tokens=9)
+    rig.finish()
+    told(rig)
+    blocks = rig.scheduler.executor(1).blocks
+    assert len(rig.announced.subscriber.blocks) == blocks.num_cached // 2 * salts.count("")
+    assert rig.announced.num_hidden
+    tokens = [token for block in rig.announced.subscriber.blocks.values() for token in block.tokens]
+    assert bool(tokens) == ("" in salts)
+
+
+def test_a_salted_prompt_that_shares_its_beginning_takes_nothing_away():
+    """Its blocks are removed in silence, also those that have the tokens of blocks that were told of."""
+    rig = rig_of(limits(num_blocks=12, max_model_len=40))
+    rig.add("open", PREFIX, max_tokens=1)
+    rig.add("salted", PREFIX, max_tokens=1, cache_salt="alice")
+    rig.finish()
+    told(rig)
+    known = dict(rig.announced.subscriber.blocks)
+    for i in range(5):
+        rig.add("open", PREFIX, max_tokens=1)
+        rig.add(f"{i}", list(range(500 + 100 * i, 524 + 100 * i)), max_tokens=1, cache_salt="bob")
+        rig.finish()
+    assert told(rig) == []
+    assert rig.announced.subscriber.blocks == known
+
+
+def test_the_blocks_of_one_group_may_be_told_of_instead():
+    """Without the salt, which a router does not have; those of requests without a salt are then hidden."""
+    salt = salt_of_group("all of us")
+    rig = rig_of(announced_salt=salt)
+    for name in (salt, "group others/", ""):
+        rig.add(name or "none", [*PREFIX, 1, 2, 3, 4, 5], cache_salt=name, max_tokens=1)
+    rig.finish()
+    told(rig)
+    assert len(rig.announced.subscriber.blocks) == 3 == rig.scheduler.executor(1).blocks.num_cached // 3
+    assert rig.announced.subscriber.match([*PREFIX, 1, 2, 3, 4], 4) == 12
+
+
+class TestPools:
+    """A pool that outlives its executor."""
+
+    def scene(self):
+        rig = rig_of(limits())
+        rig.lose(1)
+        rig.epoch = rig.join(limits(), pool=POOL)
+        rig.memory = rig.executors[rig.epoch]
+        rig.add("a", PREFIX, max_tokens=1)
+        rig.finish()
+        told(rig)
+        return rig
+
+    def test_its_blocks_stay_and_an_adoption_says_nothing(self):
+        rig = self.scene()
+        rig.lose(rig.epoch, pool_wait_s=1.0)
+        assert told(rig) == []
+        assert rig.announced.subscriber.match(PREFIX, 4) == 8
+        successor = rig.join(limits(), pool=msgspec.structs.replace(POOL, epoch=rig.epoch), memory=rig.memory)
+        assert rig.scheduler.executor(successor).earlier_epochs
+        assert told(rig) == []
+        rig.add("b", [*PREFIX, 9, 9, 9, 9, 9], max_tokens=1)
+        rig.finish()
+        assert told(rig) == [("Stored", 1)], "and what follows on them is told"
+
+    def test_what_an_unanswered_plan_writes_is_removed(self):
+        rig = self.scene()
+        rig.add("b", [*PREFIX, *range(50, 58)], max_tokens=1)
+        rig.plan(rig.epoch)
+        assert told(rig) == [("Stored", 2)]
+        rig.lose(rig.epoch, pool_wait_s=1.0)
+        assert told(rig) == [("Removed", 2)]
+
+    @pytest.mark.parametrize("how", ["expired", "not adopted", "crowded out", "unsafe"])
+    def test_its_blocks_are_removed_when_it_will_not_be_continued(self, how):
+        rig = self.scene()
+        rig.lose(rig.epoch, pool_wait_s=None if how == "unsafe" else 1.0)
+        match how:
+            case "expired":
+                rig.scheduler.expire(KEPT_S - 0.1)
+                assert told(rig) == []
+                rig.scheduler.expire(KEPT_S)
+            case "not adopted":
+                other = msgspec.structs.replace(POOL, epoch=rig.epoch, layout="another")
+                rig.join(limits(), pool=other)
+            case "crowded out":
+                for i in range(MAX_KEPT):
+                    epoch = rig.join(limits(), pool=msgspec.structs.replace(POOL, pool=f"{i:032d}"))
+                    rig.lose(epoch, pool_wait_s=1.0)
+        events = told(rig)
+        assert events in ([("Cleared", 0)], [("Removed", 2)])
+        assert not rig.announced.subscriber.blocks
+
+
+def test_a_subscriber_that_comes_late_is_told_all_in_parts():
+    rig = rig_of()
+    for i in range(4):
+        rig.add(str(i), [*PREFIX, *range(100 * i, 100 * i + 9)], max_tokens=1)
+    rig.finish()
+    told(rig)
+    known = dict(rig.announced.subscriber.blocks)
+    events = rig.scheduler.cache_events
+    events.tell_anew()
+    parts = []
+    while events.has_more:
+        parts.append(events.take(2))
+    assert parts[0][0] == Cleared()
+    assert len(parts) > 3
+    rig.announced.subscriber.is_strict = True
+    for part in parts:
+        rig.announced.subscriber.take(encode_batch(part, 0.0))
+    assert rig.announced.subscriber.blocks == known
+
+
+def test_a_block_whose_parent_is_still_to_be_told_brings_it_along():
+    events = CacheEvents()
+    for key in range(1, 9):
+        assert events.store(key, key - 1 or None, bytes([key] * 16), 4)
+    events.take()
+    events.tell_anew()
+    assert events.take(0) == [Cleared()]
+    events.store(9, 8, bytes([9] * 16), 4)
+    assert [event.keys for event in events.take(0)] == [list(range(1, 10))]
+    assert not events.has_more
+
+
+def test_what_was_not_told_yet_is_removed_in_silence():
+    events = CacheEvents()
+    for key in (1, 2, 3):
+        events.store(key, None, bytes([key] * 16), 4)
+    events.take()
+    events.tell_anew()
+    events.remove(2)
+    assert [event.keys for event in events.take()[1:]] == [[1], [3]]
+    events.remove(1)
+    assert events.take() == [Removed([1])]
+
+
+def test_the_last_block_to_go_clears_all():
+    events = CacheEvents()
+    events.store(1, None, bytes(16), 4)
+    events.take()
+    events.remove(1)
+    events.store(2, None, bytes(16), 4)
+    assert events.take() == [Cleared(), Stored([2], None, bytes(16), 4)]
+
+
+def test_a_key_that_means_another_block_is_not_counted():
+    events = CacheEvents()
+    assert events.store(1, None, b"a" * 16, 4)
+    assert not events.store(1, None, b"b" * 16, 4)
+    assert not events.store(1, 7, b"a" * 16, 4)
+    assert not events.store(0, None, b"a" * 16, 4), "a router takes 0 for no parent"
+    events.store(2, None, b"a" * 16, 4)
+    events.take()
+    events.remove(1)
+    assert events.take() == [Removed([1])]
+
+
+def test_an_event_has_a_bounded_number_of_tokens():
+    events = CacheEvents()
+    size = MAX_EVENT_TOKENS // 4
+    for key in range(1, 11):
+        events.store(key, key - 1 or None, bytes(4 * size), size)
+    stored = events.take()[1:]
+    assert [event.keys for event in stored] == [[1, 2, 3, 4], [5, 6, 7, 8], [9, 10]]
+    assert [event.parent for event in stored] == [None, 4, 8]
+
+
+def test_readers_of_all_kinds_read_a_batch():
+    first, second = 2**64 - 1, 2**63 + 5
+    batch = encode_batch([Cleared(), Stored([first, second], 7, bytes(range(32)), 4), Removed([9])], 12.5)
+    stored, removed = read(batch)[1:]
+    assert stored.hashes == (first, second)
+    assert stored.blocks is not None
+    assert [block.parent for block in stored.blocks] == [7, first]
+    assert removed == Event("BlockRemoved", (9,), medium="GPU")
+    assert msgspec.msgpack.decode(batch) == [
+        12.5,
+        [
+            ["AllBlocksCleared"],
+            ["BlockStored", [first, second], 7, [50462976 + 67372036 * i for i in range(8)], 4, None, "GPU", None],
+            ["BlockRemoved", [9], "GPU"],
+        ],
+        0,
+    ]
+
+
+class ForgetsWhatIsHandedOut(AnnouncedBlocks):
+    """Says nothing when a block is handed out anew."""
+
+    def allocate(self, count):
+        return super(AnnouncedBlocks, self).allocate(count)
+
+
+class TellsOfTenants(AnnouncedBlocks):
+    """Does not look at the salt."""
+
+    def publish(self, table, raw, first, *, may_merge):
+        salt, merged = table.salt, super().publish(table, raw, first, may_merge=may_merge)
+        table.salt = b""
+        for i, block in enumerate(table.ids[: table.num_published]):
+            if block not in self.announced:
+                parent = self.announced.get(table.ids[i - 1]) if i else None
+                if self._listener.store(self.keys[block], parent, self.contents[block][-16:], 4):
+                    self.announced[block] = self.keys[block]
+        table.salt = salt
+        return merged
+
+
+@pytest.mark.parametrize("fault", [ForgetsWhatIsHandedOut, TellsOfTenants])
+def test_the_check_of_the_fuzzer_sees_faults(fault, monkeypatch):
+    def scene():
+        rig = rig_of(limits(num_blocks=6, max_model_len=24))
+        for i, salt in enumerate(("", "alice")):
+            rig.add(str(i), list(range(100 * i, 100 * i + 20)), max_tokens=4, cache_salt=salt)
+            rig.finish()
+            rig.announced.check()
+
+    scene()
+    monkeypatch.setattr(
+        CacheEvents,
+        "index",
+        lambda self, limits, hash_function: fault(limits.num_blocks, limits.block_size, hash_function, self),
+    )
+    with pytest.raises(AssertionError):
+        scene()
+
+
+def test_off_by_default():
+    rig = Rig()
+    assert rig.scheduler.cache_events is None
+    assert not isinstance(rig.scheduler.executor(1).blocks, AnnouncedBlocks)
