@@ -25,8 +25,8 @@ _POSITIVE = click.IntRange(min=1)
 def command() -> None:
     """Run a fleet on a Ray cluster.
 
-    Ray places, replaces and scales it. What runs is the same scheduler and the same executors as everywhere else, each in an actor. Baton has to be
-    installed on every node (pip install 'baton[executor,ray]', or a runtime environment).
+    Ray places, replaces and scales it. What runs is the same scheduler and the same executors as everywhere else, each
+    in an actor. Baton has to be installed on every node (pip install 'baton[executor,ray]', or a runtime environment).
 
     \b
     Example:
