@@ -20,6 +20,7 @@ NAMES = [
     "journal",
     "keeper",
     "kernels",
+    "ray",
     "scheduler",
     "scheduler_micro",
     "service",
