@@ -23,12 +23,12 @@ NOTICES_SOON = {
 
 
 class Commands:
-    """What the lines name."""
+    """What the lines name. Each node has as many GPUs as CPUs, which are only numbers: executors compute on CPUs."""
 
     def __init__(self, cpus):
-        head = {"num_cpus": cpus[0], "include_dashboard": False, "_system_config": NOTICES_SOON}
+        head = {"num_cpus": cpus[0], "num_gpus": cpus[0], "include_dashboard": False, "_system_config": NOTICES_SOON}
         self.cluster = Cluster(initialize_head=True, head_node_args=head)
-        self.nodes = [self.cluster.head_node, *(self.cluster.add_node(num_cpus=count) for count in cpus[1:])]
+        self.nodes = [self.cluster.head_node, *(self._new_node(count) for count in cpus[1:])]
         ray.init(address=self.cluster.address, namespace="baton-baton", log_to_driver=False)
 
     def address(self):
@@ -37,8 +37,11 @@ class Commands:
 
     def add_node(self, cpus):
         """One more node. Returns its number."""
-        self.nodes.append(self.cluster.add_node(num_cpus=cpus))
+        self.nodes.append(self._new_node(cpus))
         return len(self.nodes) - 1
+
+    def _new_node(self, cpus):
+        return self.cluster.add_node(num_cpus=cpus, num_gpus=cpus)
 
     def node_id(self, number):
         """Ray's id of a node."""

@@ -47,9 +47,16 @@ class Upheaval:
             await disturb()
             await self.readers.progress()
             await asyncio.to_thread(self.cluster.wait_until_complete)
+            self.check_gpus()
             pauses = self.readers.pauses_since(began)
             in_order = " ".join(f"{pause * 1000:.0f}" for pause in pauses)
             self.note(f"longest pause of each stream, ms: {in_order}; median {statistics.median(pauses) * 1000:.0f}")
+
+    def check_gpus(self) -> None:
+        """Each GPU of a node is one executor's."""
+        reports = [self.cluster.ask("report", name) for name in self.cluster.executors()]
+        taken = [(report["node"], gpu) for report in reports for gpu in report["gpus"]]
+        assert len(set(taken)) == len(taken) == NUM_EXECUTORS, taken
 
     def note(self, line: str) -> None:
         self.log.append(f"{time.strftime('%X')} {line}")
@@ -107,7 +114,8 @@ class Upheaval:
 def test_32_streams_over_three_nodes(tmp_path: Path):
     cluster = RayCluster(tmp_path, 1, 1, 2)
     try:
-        cluster.baton("up", *cluster.up_options(NUM_EXECUTORS), "--journal", cluster.journal)
+        gpus = ("--gpus-per-executor", 1, "--device", "cpu", "--threads", 1)
+        cluster.baton("up", *cluster.up_options(NUM_EXECUTORS), *gpus)
         url = cluster.ask("view")["url"]
         readers = Readers(url, NUM_STREAMS)
         upheaval = Upheaval(cluster, readers)
