@@ -36,6 +36,7 @@ class Scheduler:
     Attributes:
         stats: counts since the start.
         sequences: all that have not ended; for reading, and for tests that preempt at will.
+        history: how long answers were; for reading.
     """
 
     executor_type = ExecutorState
@@ -52,10 +53,10 @@ class Scheduler:
             self.config.max_waiting, self.config.pool_grace_s, self.stats, grammars=self.config.grammars
         )
         self._hash_function = hash_function
-        self._history = LengthHistory()
+        self.history = LengthHistory()
         self._suspects = self.sequences.suspects
         self._admission = Admission(
-            self.sequences, self._history, self.stats, placement, look_ahead=self.config.look_ahead
+            self.sequences, self.history, self.stats, placement, look_ahead=self.config.look_ahead
         )
 
     @property
@@ -297,8 +298,9 @@ class Scheduler:
 
     def _note_length(self, end: SequenceEnd) -> None:
         sequence = end.sequence
+        self.stats.answered(sequence.num_output)
         can_stop = bool(sequence.params.stop_token_ids)
-        self._history.ended(sequence.num_output, can_stop=can_stop, by_itself=end.reason != "length")
+        self.history.ended(sequence.num_output, can_stop=can_stop, by_itself=end.reason != "length")
 
     def _continue_suspect(self, executor: ExecutorState, suspect: Sequence) -> Plan | None:
         """The next part of a suspect's prompt; nothing else is computed until its token has arrived."""
