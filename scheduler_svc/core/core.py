@@ -140,6 +140,10 @@ class Core:
         """What `next_output` gave has been sent."""
         self.requests.outbox.sent(peer)
 
+    def scale_report(self) -> m.ScaleStatus | None:
+        """How many executors are wanted, as the status tells it."""
+        return None if self._scale is None else self._scale.report()
+
     # --- the journal ---
 
     def restore(self, records: list[RequestRecord], now: float, crashes: int = 0) -> list[Action]:

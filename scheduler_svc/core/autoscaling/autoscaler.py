@@ -7,12 +7,12 @@
     no decision: executors come back         nothing changes              one (or an eighth) less every
     that an earlier life had                                              `DOWN_INTERVAL_S`, as long as it holds
 
-More are wanted when a request that arrives at the time at which new executors would be there is not going to have its
-first token within the target, with all those counted that are on the way. So nothing is ordered twice, nor for a burst
-that is over before an executor could help. Fewer are wanted when the largest need of the last `hold_s` seconds, by a
-stricter forecast, is less than what is wanted. `hold_s` is twice what a start takes: to keep something for as long as
-it costs to get it again costs at most twice what it costs with knowledge of the future (Karlin et al., Competitive
-Snoopy Caching, 1988).
+More are wanted when a request that arrives at the time at which new executors would be there, and have worked off
+what came meanwhile, is not going to have its first token within the target, with all those counted that are on the
+way. So nothing is ordered twice, nor for a burst that is over before an executor could help. Fewer are wanted when
+the largest need of the last `hold_s` seconds, by a stricter forecast, is less than what is wanted. `hold_s` is twice
+what a start takes: to keep something for as long as it costs to get it again costs at most twice what it costs with
+knowledge of the future (Karlin et al., Competitive Snoopy Caching, 1988).
 """
 
 from collections import deque
@@ -28,8 +28,9 @@ RETURN_S = 30.0  # an executor that comes back later than others is still wanted
 DOWN_INTERVAL_S = 15.0
 DOWN_SHARE = 8  # of a large fleet, one in so many goes at once
 MIN_HOLD_S, MAX_HOLD_S = 30.0, 300.0
-WELL_WITHIN = 0.5  # of the target, for fewer executors
-UP_NOISE, DOWN_NOISE = 0.5, 1.5  # standard deviations of the rate of arrivals that are added to it
+WELL_WITHIN = 0.7  # of the target, for fewer executors
+WORK_OFF = 0.5  # of a start's time, in which what came during the start may still be worked off
+UP_NOISE, DOWN_NOISE = 1.0, 1.0  # standard deviations of the rate of arrivals that are added to it
 LEAST_TARGET = 2.0  # times what a first token takes where nothing waits: no number of executors gives it much sooner
 
 
@@ -151,8 +152,8 @@ class Autoscaler:
         return there, tuple(sorted((*joins, *[self.lead_s] * (size - there - len(joins)))))
 
     def _effect_s(self, now: float) -> float:
-        """Seconds until what is ordered now, or before, has had as long as the target to help."""
-        return max(self.lead_s, *self._orders.joins(now), 0.0) + self._settings.target_ttft_s
+        """Seconds until what is ordered now, or before, has had time to work off what came meanwhile."""
+        return (1.0 + WORK_OFF) * max(self.lead_s, *self._orders.joins(now), 0.0) + self._settings.target_ttft_s
 
     # --- down ---
 
@@ -203,7 +204,7 @@ class Autoscaler:
         if limited == self.wanted:
             return False
         self.wanted = limited
-        self._reason = "max" if wanted > most else "min" if limited == least and wanted <= least else reason
+        self._reason = "max" if wanted > most else reason
         return True
 
     def _decision(self, load: Load, num_ready: int, before: int, now: float) -> Decision:

@@ -1,14 +1,16 @@
 """What arrives, measured from counts that only grow. Pure: the time is the caller's.
 
-Two means, one that forgets fast and one that forgets slowly, tell how much arrives and whether it becomes more. Both
-are exponential (Holt, 1957), so that nothing is kept of single requests.
+Means that forget fast and slowly tell how much arrives, and whether it becomes more. All are exponential (Holt, 1957),
+so that nothing is kept of single requests.
 """
 
 import math
 from typing import NamedTuple
 
+QUICK_S = 5.0
 FAST_S = 20.0
-SLOW_S = 60.0
+SLOW_S = 180.0  # far enough from the fast one that growth stands out from chance
+BURST_S = 60.0
 LENGTHS_S = 300.0  # lengths change more slowly than rates
 PRIOR_OUTPUT = 128.0  # tokens of an answer, while nothing is known (`answer_lengths.py`)
 PRIOR_ANSWERS = 4.0
@@ -37,7 +39,7 @@ class Demand(NamedTuple):
     """What arrives.
 
     Attributes:
-        sequences_per_s: by the fast mean.
+        sequences_per_s: by the fast mean, or more if the last seconds had so many that it is no chance.
         growth_per_s2: how much that grows each second, as far as it is more than chance; never negative.
         noise_per_s: standard deviation of `sequences_per_s`.
         prompt_tokens: of a sequence, on average.
@@ -66,7 +68,7 @@ class Arrivals:
     def __init__(self, totals: Totals, now: float) -> None:
         self._last, self._at = totals, now
         self._began = now
-        self._fast = self._slow = self._tokens = self._burst = 0.0
+        self._quick = self._fast = self._slow = self._tokens = self._burst = self._before = 0.0
         self._sums = Totals()._asdict()  # of what came lately, older counts forgotten
 
     def sample(self, totals: Totals, now: float) -> None:
@@ -79,13 +81,15 @@ class Arrivals:
         rate, tokens = more[0] / seconds, more[1] / seconds
         # A mean of little time is the plain mean of that time: it does not start from zero.
         age = now - self._began
-        fast, slow = (1 - math.exp(-seconds / min(window, age)) for window in (FAST_S, SLOW_S))
-        if age <= seconds:
-            fast = slow = 1.0
-        self._burst += ((tokens - self._tokens) ** 2 * seconds - self._burst) * slow
+        windows = (QUICK_S, FAST_S, SLOW_S, BURST_S)
+        quick, fast, slow, middle = (1.0 if age <= seconds else 1 - math.exp(-seconds / min(w, age)) for w in windows)
+        # From one sample to the next: a level that changes is no burst (von Neumann's variance, 1941).
+        self._burst += ((tokens - self._before) ** 2 / 2 * seconds - self._burst) * middle
+        self._before = tokens
+        self._quick += (rate - self._quick) * quick
         self._fast += (rate - self._fast) * fast
         self._slow += (rate - self._slow) * slow
-        self._tokens += (tokens - self._tokens) * slow
+        self._tokens += (tokens - self._tokens) * middle
         keep = math.exp(-seconds / LENGTHS_S)
         self._sums = {k: v * keep + n for (k, v), n in zip(self._sums.items(), more, strict=True)}
 
@@ -97,11 +101,14 @@ class Arrivals:
         answers = sums["ended"] + PRIOR_ANSWERS
         # Work varies by the number of prompts and by their lengths; the sequences that would vary as much.
         spread = max(1.0, self._burst / (self._tokens * prompt)) if self._tokens > 0 and prompt > 0 else 1.0
-        noise = math.sqrt(self._fast * spread / (2 * FAST_S))
+        # A jump shows in the last seconds first; what may be chance there does not count.
+        sudden = self._quick - 2 * math.sqrt(self._quick * spread / (2 * QUICK_S))
+        rate = max(self._fast, sudden)
+        noise = math.sqrt(rate * spread / (2 * FAST_S))
         doubt = math.sqrt(self._slow * spread / 2 * (1 / FAST_S + 1 / SLOW_S))
         growth = max(0.0, self._fast - self._slow - doubt) / (SLOW_S - FAST_S)
         return Demand(
-            sequences_per_s=self._fast,
+            sequences_per_s=rate,
             growth_per_s2=growth,
             noise_per_s=noise,
             prompt_tokens=prompt,
