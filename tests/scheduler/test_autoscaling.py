@@ -169,8 +169,8 @@ def burst(rate: float, from_s: float, seconds: float) -> list[WorkloadRequest]:
 
 
 def test_the_real_core_asks_for_executors_when_they_are_needed_and_lets_them_go():
-    """Ten seconds of start; a load that one executor cannot bear for a minute, between two that it can."""
-    requests = [*burst(0.5, 0, 60), *burst(9.0, 60, 60), *burst(0.3, 120, 240)]
+    """Ten seconds of start; a minute that one executor cannot bear, between loads that it can."""
+    requests = [*burst(0.5, 0, 60), *burst(14.0, 60, 60), *burst(0.3, 120, 240)]
     config = CoreConfig(scale=ScaleSettings(1, 4, 2.0))
     simulation = FleetSimulation(config, Ours(), requests, start_s=10.0, size=1)
     simulation.run()
@@ -179,5 +179,5 @@ def test_the_real_core_asks_for_executors_when_they_are_needed_and_lets_them_go(
     assert max(sizes) >= 3
     assert sizes[-1] == 1
     assert sizes == sorted(sizes[: sizes.index(max(sizes)) + 1]) + sorted(sizes[sizes.index(max(sizes)) + 1 :])[::-1]
-    assert 60 <= simulation.seen.changes[0][0] < 75
-    assert sorted(simulation.seen.first_token)[len(requests) // 2] < 2.0
+    assert 60 <= simulation.seen.changes[0][0] < 70
+    assert max(simulation.seen.first_token[-60:]) < 1.0, "what the burst left has been worked off"
