@@ -27,10 +27,10 @@ SETTLE_S = 5.0  # executors of an earlier life are back by then
 RETURN_S = 30.0  # an executor that comes back later than others is still wanted
 DOWN_INTERVAL_S = 15.0
 DOWN_SHARE = 8  # of a large fleet, one in so many goes at once
-MIN_HOLD_S, MAX_HOLD_S = 30.0, 300.0
+MIN_HOLD_S, MAX_HOLD_S = 60.0, 300.0
 WELL_WITHIN = 0.7  # of the target, for fewer executors
 WORK_OFF = 0.5  # of a start's time, in which what came during the start may still be worked off
-UP_NOISE, DOWN_NOISE = 1.0, 1.0  # standard deviations of the rate of arrivals that are added to it
+UP_NOISE, DOWN_NOISE = 1.5, 1.0  # standard deviations of the rate of arrivals that are added to it
 LEAST_TARGET = 2.0  # times what a first token takes where nothing waits: no number of executors gives it much sooner
 
 

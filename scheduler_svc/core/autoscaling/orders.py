@@ -1,7 +1,7 @@
 """Executors that are wanted and not there yet: since when, and when they will be. Pure.
 
-The scheduler starts no executor; whoever does (`baton ray`, KEDA, a person) reads how many are wanted. So an order is
-only this: one more was wanted from some time on. It is filled by the next executor that joins.
+The scheduler starts no executor; Ray, KEDA or a person reads how many are wanted. So an order is only this: one more
+was wanted from some time on. It is filled by the next executor that joins.
 """
 
 from collections import deque
