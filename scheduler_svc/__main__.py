@@ -21,7 +21,9 @@ from common.logging import get_logger, setup_logging
 from common.model_files import model_name, resolve_model
 from common.vocabulary import read_vocabulary
 from scheduler_svc.api_key_file import read_key_file
+from scheduler_svc.core.autoscaling.settings import DEFAULT_TARGET_TTFT_S, scale_settings
 from scheduler_svc.core.config import CoreConfig
+from scheduler_svc.core.fleet.fleet import MAX_MEMBERS
 from scheduler_svc.core.fleet.step_clock import DEFAULT_FLOOR_S
 from scheduler_svc.core.requests.request_manager import RECONNECT_GRACE_S
 from scheduler_svc.core.requests.returning_clients import RETURN_WITHIN_S
@@ -81,6 +83,14 @@ log = get_logger(__name__)
 @click.option("--reconnect-grace", "reconnect_grace_s", default=RECONNECT_GRACE_S, type=click.FloatRange(0.0),
               metavar="SECONDS", help="How long a request goes on whose client's connection broke; after a restart, "
               f"{RETURN_WITHIN_S:.0f} s at least.")  # fmt: skip
+@click.option("--min-executors", type=click.IntRange(0), metavar="N",
+              help="Fewest executors to want; needs --max-executors.  [default: 1]")  # fmt: skip
+@click.option("--max-executors", type=click.IntRange(1, MAX_MEMBERS), metavar="N",
+              help="Most executors to want: status and metrics say how many are wanted, and Ray or KEDA starts them."
+              "  [default: no number is wanted]")  # fmt: skip
+@click.option("--target-ttft", "target_ttft_s", type=click.FloatRange(0.0, min_open=True), metavar="SECONDS",
+              help="Want so many executors that requests get their first token within so long; needs --max-executors.  "
+              f"[default: {DEFAULT_TARGET_TTFT_S:.0f}]")  # fmt: skip
 @click.option("--journal", "journal_path", type=click.Path(dir_okay=False, path_type=Path),
               help="File that accepted requests and their tokens are written to, so that they survive the scheduler.  "
               "[default: journal-PORT.sqlite3 in $XDG_STATE_HOME/baton]")  # fmt: skip
@@ -105,6 +115,9 @@ def main(
     step_floor_s: float,
     adoption_wait_s: float,
     reconnect_grace_s: float,
+    min_executors: int | None,
+    max_executors: int | None,
+    target_ttft_s: float | None,
     journal_path: Path | None,
     journal_durable: bool,
     no_journal: bool,
@@ -151,6 +164,7 @@ def main(
                 ),
                 step_floor_s=step_floor_s,
                 reconnect_grace_s=reconnect_grace_s,
+                scale=scale_settings(min_executors, max_executors, target_ttft_s),
             )
             journal = None
             if not no_journal:

@@ -64,7 +64,17 @@ FLOORS = {
         *("shelf", "executor", "actions"),
     ],
     "scheduler_svc/core": [
-        *("event_loop", "core", "config", "observability", "requests", "scheduling", "executor", "fleet"),
+        *(
+            "event_loop",
+            "core",
+            "config",
+            "observability",
+            "autoscaling",
+            "requests",
+            "scheduling",
+            "executor",
+            "fleet",
+        ),
         *("step_output", "sequence", "actions"),
     ],
     "scheduler_svc/frontend": [

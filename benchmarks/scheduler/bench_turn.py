@@ -163,6 +163,7 @@ class BusyCore:
             tokenizer="",
             grammars="",
             start_s=1.0,
+            node="",
             pool=None,
         )
         self._executors.incoming.append((name, hello))

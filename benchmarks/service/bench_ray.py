@@ -36,7 +36,7 @@ def ray_cluster(num_cpus: int) -> Iterator[str]:
     try:
         yield cluster.address
     finally:
-        cluster.shutdown()
+        cluster.shutdown()  # type: ignore[no-untyped-call]
 
 
 class RayFleet:

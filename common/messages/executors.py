@@ -68,7 +68,7 @@ class Hello(Message, frozen=True, tag="hello"):
     grammars: Annotated[str, Meta(max_length=64)]
     start_s: Annotated[float, Meta(ge=0.0, le=1e6)]
     pool: Pool | None
-    node: Annotated[str, Meta(max_length=MAX_NAME_CHARS)] = ""
+    node: Annotated[str, Meta(max_length=MAX_NAME_CHARS)]
 
 
 class ExecutorHeartbeat(Message, frozen=True, tag="alive"):

@@ -2,10 +2,10 @@
 
 from typing import Annotated
 
-import msgspec
 from msgspec import Meta
 
 from common.messages.base import ClientName, Count, FinishReason, Message, Name, Priority, RequestId, Text
+from common.messages.status import StatusReport
 from common.messages.steps import SamplingParams
 
 # --- frontend -> core ---
@@ -231,69 +231,6 @@ class DrainReply(Message, frozen=True, tag="drain"):
     query_id: Count
     epoch: Annotated[int, Meta(ge=0, le=2**53)]
     refusal: Text = ""
-
-
-class ExecutorStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One executor as `baton status` shows it.
-
-    Attributes:
-        state: `ready`, `finishing` (takes nothing new) or `draining`.
-        node: the machine that it runs on, as a cluster calls it; empty if none was said.
-        keeps_pool: whether its KV memory outlives its process.
-        has_standby: whether another process waits to continue that.
-    """
-
-    executor: str
-    node: str
-    epoch: int
-    state: str
-    build: str
-    device: str
-    dtype: str
-    fingerprint: str
-    pid: int
-    uptime_s: float
-    num_blocks: int
-    block_size: int
-    free_blocks: int
-    cached_blocks: int
-    running: int
-    max_num_seqs: int
-    steps: int
-    step_ms: float
-    keeps_pool: bool
-    has_standby: bool
-
-
-class StatusReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole service as `GET /status` shows it. Rates are over the last ten seconds.
-
-    Attributes:
-        journal: `off`, `ok`, or `failed` (requests accepted now would not survive the scheduler's end).
-        journal_lag_s: age of the oldest thing that is not on disk yet.
-    """
-
-    version: str
-    model: str
-    uptime_s: float
-    waiting: int
-    running: int
-    requests_finished: int
-    requests_failed: int
-    preemptions: int
-    executors_lost: int
-    messages_dropped: int
-    prompt_tokens: int
-    cached_prompt_tokens: int
-    output_tokens: int
-    recomputed_tokens: int
-    sequences_resumed: int
-    pools_adopted: int
-    journal: str
-    journal_lag_s: float
-    output_tokens_per_s: float
-    prefill_tokens_per_s: float
-    executors: list[ExecutorStatus]
 
 
 class Status(Message, frozen=True, tag="status"):

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from common.vocabulary import Vocabulary
+from scheduler_svc.core.autoscaling.settings import ScaleSettings
 from scheduler_svc.core.fleet.step_clock import DEFAULT_FLOOR_S
 from scheduler_svc.core.requests.group_commit import JournalState
 from scheduler_svc.core.requests.request_manager import RECONNECT_GRACE_S
@@ -24,6 +25,7 @@ class CoreConfig:
         return_within_s: how long a request of an earlier life waits for its client; the grace, if that is longer.
         journal: OK with a journal, else OFF.
         first_batch: number of the first batch for the journal; above all that are in it.
+        scale: between which sizes the fleet is to move; None if its size is not decided here.
         wall_offset_s: what to add to the caller's time to get the time on the journal's timeline (`journal_time.py`).
     """
 
@@ -36,4 +38,5 @@ class CoreConfig:
     return_within_s: float = RETURN_WITHIN_S
     journal: JournalState = JournalState.OFF
     first_batch: int = 1
+    scale: ScaleSettings | None = None
     wall_offset_s: float = 0.0

@@ -19,6 +19,7 @@ from scheduler_svc.core.actions import (
     WriteLog,
     log_line,
 )
+from scheduler_svc.core.autoscaling.watch import ScaleWatch
 from scheduler_svc.core.config import CoreConfig
 from scheduler_svc.core.fleet import fleet as f
 from scheduler_svc.core.fleet.membership import Membership, Standing
@@ -61,8 +62,9 @@ class Core:
             reconnect_grace_s=config.reconnect_grace_s,
             return_within_s=config.return_within_s,
         )
+        self._scale = None if config.scale is None else ScaleWatch(config.scale, self.scheduler, now)
         self._reporter = StatusReporter(
-            config.model, self.scheduler, self.fleet, self.requests, self._counters, now, io_counts
+            config.model, self.scheduler, self.fleet, self.requests, self._counters, self._scale, now, io_counts
         )
         self._last_call = now
         self._forgiving_until = float("-inf")
@@ -138,6 +140,10 @@ class Core:
         """What `next_output` gave has been sent."""
         self.requests.outbox.sent(peer)
 
+    def scale_report(self) -> m.ScaleStatus | None:
+        """How many executors are wanted, as the status tells it."""
+        return None if self._scale is None else self._scale.report()
+
     # --- the journal ---
 
     def restore(self, records: list[RequestRecord], now: float, crashes: int = 0) -> list[Action]:
@@ -188,7 +194,7 @@ class Core:
         if self.scheduler.largest(now) != self._fleet_state.max_model_len:  # a large executor has not come back
             actions += self._fleet_changed(now)
         self._counters.tick(now)
-        return actions
+        return actions if self._scale is None else [*actions, *self._scale.tick(now)]
 
     def shut_down(self, now: float) -> list[Action]:
         """Tell every executor that this scheduler ends; each says Hello to the next one."""
@@ -240,7 +246,9 @@ class Core:
             output = self.scheduler.commit(result)
         except WireError as error:
             return self._follow(self.fleet.end(result.epoch, "untrusted", str(error), now), now)
-        self.fleet.step_answered(result.epoch, result.step, now)
+        num_tokens = self.fleet.step_answered(result.epoch, result.step, now)
+        if self._scale is not None:
+            self._scale.answered(result.epoch, num_tokens, result.compute_us / 1e6)
         self._counters.step_done(result, output, now)
         self.requests.stepped(output, now)
         return [*log_lines.failures(output.ends), *self._end_if_drained(result.epoch, now)]
@@ -248,6 +256,8 @@ class Core:
     def _joined(self, membership: Membership, hello: m.Hello, now: float) -> list[Action]:
         epoch = membership.epoch
         self._counters.executor_joined(epoch)
+        if self._scale is not None:
+            self._scale.joined(hello)
         ends = self.scheduler.add_executor(membership, now)
         return [
             log_lines.joined(hello, self.scheduler.executor(epoch)),

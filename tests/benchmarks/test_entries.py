@@ -8,6 +8,7 @@ import pytest
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 NAMES = [
+    "autoscale",
     "bits",
     "chat",
     "constraints",

@@ -91,6 +91,14 @@ def test_the_journal_and_what_was_resumed(baton, server):
     assert "requests accepted now are lost" in baton("status").stdout
 
 
+def test_how_many_executors_are_wanted(baton, server):
+    assert "wanted" not in baton("status").stdout
+    scale = {"wanted": 3, "forecast_ttft_s": 1.25, "reason": "memory", "drain_first": ["gpu-a"]}
+    server.status_report.update(scale=scale)
+    shown = "scale     3 executors wanted (memory), 0 ready, first token in 1.2 s by the forecast"
+    assert shown in baton("status").stdout.splitlines()
+
+
 def test_builds_are_shown_where_they_differ(baton, server):
     (executor,) = server.status_report["executors"]
     server.status_report["executors"].append(executor | {"executor": "gpu-b", "state": "finishing"})

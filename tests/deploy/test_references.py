@@ -38,10 +38,7 @@ READ = {"--curve-keys", "--api-keys", "--model"}  # and those that name what it 
 ON_OVERLAYS = pytest.mark.parametrize("overlay", OVERLAYS)
 
 
-AUTOSCALING = pytest.mark.xfail(strict=True, reason="--min-executors and its siblings are not merged yet")
-
-
-@pytest.mark.parametrize("overlay", [pytest.param(o, marks=AUTOSCALING) if o == "keda" else o for o in OVERLAYS])
+@ON_OVERLAYS
 def test_commands_take_their_arguments(overlay):
     for name, workload in workloads(overlay).items():
         for one in all_containers(workload):

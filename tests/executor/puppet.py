@@ -34,6 +34,7 @@ HELLO = m.Hello(
     grammars="",
     start_s=1.0,
     pool=None,
+    node="",
     **vars(LIMITS),
 )
 SLOW_STEP_S = 2.0

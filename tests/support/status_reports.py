@@ -36,7 +36,7 @@ def status_report(**fields: Any) -> StatusReport:
     """A report of a scheduler that has done nothing and has no executors, but for `fields`."""
     counts = ("waiting", "running", "requests_finished", "requests_failed", "preemptions", "executors_lost")
     totals = ("messages_dropped", "prompt_tokens", "cached_prompt_tokens", "output_tokens", "recomputed_tokens")
-    usual = {
+    usual: dict[str, Any] = {
         "version": "0.1.0",
         "model": "baton-demo",
         "uptime_s": 1.5,
@@ -46,5 +46,6 @@ def status_report(**fields: Any) -> StatusReport:
         "output_tokens_per_s": 0.0,
         "prefill_tokens_per_s": 0.0,
         "executors": [],
+        "scale": None,
     }
     return StatusReport(**(usual | fields))

@@ -46,6 +46,12 @@ def _facts(report: StatusReport) -> str:
         f"{report.messages_dropped} messages dropped",
         "journal": report.journal + (f", {report.journal_lag_s:.1f} s behind" if report.journal == "ok" else ""),
     }
+    if (scale := report.scale) is not None:
+        ready = sum(executor.state == "ready" for executor in report.executors)
+        facts["scale"] = (
+            f"{scale.wanted} executors wanted ({scale.reason}), {ready} ready, first token in "
+            f"{scale.forecast_ttft_s:.1f} s by the forecast"
+        )
     return "\n".join(f"{name:10}{fact}" for name, fact in facts.items())
 
 

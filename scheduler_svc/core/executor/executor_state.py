@@ -91,6 +91,7 @@ class ExecutorState:
         running: sequences that hold a lane.
         completing: sequences that only wait for their last tokens.
         inflight: plans sent and not answered, in the order sent, which is the order they run in.
+        num_hit_tokens: tokens of sequences that were admitted here that its prefix cache had.
     """
 
     block_manager_type = BlockManager
@@ -115,6 +116,7 @@ class ExecutorState:
         self.not_adopted = not_adopted
         self.completing: list[Sequence] = []
         self.inflight: deque[InflightPlan] = deque()
+        self.num_hit_tokens = 0
         self._intake = Intake.OPEN
         self._next_step = 0
 

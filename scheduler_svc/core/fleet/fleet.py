@@ -190,11 +190,12 @@ class Fleet:
         assert member is not None, f"epoch {epoch} is over"
         member.steps.sent(step, num_tokens, now)
 
-    def step_answered(self, epoch: int, step: int, now: float) -> None:
-        """The answer to a plan of a live epoch has been checked."""
-        if (member := self.member(epoch)) is not None:
-            member.steps.answered(step, now)
-            member.membership.is_late = False
+    def step_answered(self, epoch: int, step: int, now: float) -> int:
+        """The answer to a plan of a live epoch has been checked. Returns the plan's tokens."""
+        if (member := self.member(epoch)) is None:
+            return 0
+        member.membership.is_late = False
+        return member.steps.answered(step, now)
 
     def paused(self, seconds: float, now: float) -> None:
         """The caller has not run for so long: executors may have spoken and answered in that time."""

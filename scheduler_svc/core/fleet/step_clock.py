@@ -63,15 +63,20 @@ class StepClock:
         self.num_sent += 1
         self._sent.append(_UnansweredPlan(step, num_tokens, now))
 
-    def answered(self, step: int, now: float) -> None:
-        """An answer came. An answer to another step than the oldest is not counted: the scheduler refuses it."""
+    def answered(self, step: int, now: float) -> int:
+        """An answer came. An answer to another step than the oldest is not counted: the scheduler refuses it.
+
+        Returns:
+            The tokens of the plan that it answers; 0 if it is not counted.
+        """
         if not self._sent or self._sent[0].step != step:
-            return
+            return 0
         sent = self._sent.popleft()
         took_s = now - max(sent.at, self._last_answer)
         self._longest_s[sent.size] = max(took_s, self._longest_s[sent.size] * DECAY)
         self._last_answer = now
         self.num_answered += 1
+        return sent.num_tokens
 
     def overdue(self, now: float) -> Overdue | None:
         """The oldest plan, if it has taken longer than its limit.

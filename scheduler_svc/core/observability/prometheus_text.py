@@ -143,6 +143,7 @@ def _states(gauges: Gauges) -> Iterator[Metric]:
     states = PlainCounter(executor.state for executor in report.executors)
     by_state = {state: states[state] for state in ("ready", "finishing", "draining")}
     yield _gauge("baton_executors", "Executors in the fleet.", "state", by_state)
+    yield from _scale(report)
     yield _blocks(report)
     yield _gauge("baton_open_requests", "Requests that have not ended.", "client", gauges.open_requests)
     yield GaugeMetricFamily("baton_frontends", "Frontends that are connected.", value=gauges.num_frontends)
@@ -176,6 +177,16 @@ def _gauge(name: str, text: str, label: str, values: Mapping[str, int]) -> Metri
     for key, value in values.items():
         gauge.add_metric([key], value)
     return gauge
+
+
+def _scale(report: StatusReport) -> Iterator[Metric]:
+    """Without a value while no number is wanted: an autoscaler then leaves the fleet as it is."""
+    wanted = GaugeMetricFamily("baton_executors_wanted", "Executors that the forecast asks for.")
+    forecast = GaugeMetricFamily("baton_forecast_ttft_seconds", "Time to the first token of a request that comes now.")
+    if (scale := report.scale) is not None:
+        wanted.add_metric([], scale.wanted)
+        forecast.add_metric([], scale.forecast_ttft_s)
+    yield from (wanted, forecast)
 
 
 def _blocks(report: StatusReport) -> Metric:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from common import __version__
 from common.messages import ExecutorStatus, StatusReport
+from scheduler_svc.core.autoscaling.watch import ScaleWatch
 from scheduler_svc.core.fleet.fleet import Fleet, Member
 from scheduler_svc.core.observability.prometheus_text import Gauges
 from scheduler_svc.core.observability.service_counters import ServiceCounters
@@ -30,6 +31,7 @@ class StatusReporter:
 
     Args:
         model: the name shown.
+        scale: decides the size of the fleet; None if that is not decided here.
         now: the time at which the service started.
         io_counts: tells what the core itself cannot see.
     """
@@ -41,6 +43,7 @@ class StatusReporter:
         fleet: Fleet,
         requests: RequestManager,
         counters: ServiceCounters,
+        scale: ScaleWatch | None,
         now: float,
         io_counts: Callable[[], IoCounts],
     ) -> None:
@@ -49,6 +52,7 @@ class StatusReporter:
         self._fleet = fleet
         self._requests = requests
         self._counters = counters
+        self._scale = scale
         self._started = now
         self._io_counts = io_counts
 
@@ -78,6 +82,7 @@ class StatusReporter:
             output_tokens_per_s=counters.output_rate.per_second(),
             prefill_tokens_per_s=counters.prefill_rate.per_second(),
             executors=[self._executor(member, now) for member in self._fleet],
+            scale=None if self._scale is None else self._scale.report(),
         )
 
     def metrics_text(self, now: float) -> bytes:

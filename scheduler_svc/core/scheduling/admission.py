@@ -167,6 +167,7 @@ class Admission:
         if row is None:
             return None
         self._sequences.leave_queue(sequence)
+        executor.num_hit_tokens += row.grant.start
         if sequence.model != executor.model:
             self._stats.model_changes += sequence.has_answer
             sequence.model = executor.model

@@ -38,6 +38,7 @@ class Scheduler:
         stats: counts since the start.
         sequences: all that have not ended; for reading, and for tests that preempt at will.
         cache_events: what routers are to be told; None unless the config asks for it.
+        history: how long answers were; for reading.
     """
 
     executor_type = ExecutorState
@@ -48,18 +49,14 @@ class Scheduler:
         hash_function: HashFunction = hash_block,
         placement: PlacementRule = place,
     ) -> None:
-        self.config = config or SchedulerConfig()
+        self.config = config = config or SchedulerConfig()
         self.stats = SchedulerStats()
-        self.sequences = Sequences(
-            self.config.max_waiting, self.config.pool_grace_s, self.stats, grammars=self.config.grammars
-        )
-        self.cache_events = None if self.config.announced_salt is None else CacheEvents(self.config.announced_salt)
+        self.sequences = Sequences(config.max_waiting, config.pool_grace_s, self.stats, grammars=config.grammars)
+        self.cache_events = None if config.announced_salt is None else CacheEvents(config.announced_salt)
         self._hash_function = hash_function
-        self._history = LengthHistory()
+        self.history = LengthHistory()
         self._suspects = self.sequences.suspects
-        self._admission = Admission(
-            self.sequences, self._history, self.stats, placement, look_ahead=self.config.look_ahead
-        )
+        self._admission = Admission(self.sequences, self.history, self.stats, placement, look_ahead=config.look_ahead)
 
     @property
     def num_waiting(self) -> int:
@@ -301,8 +298,9 @@ class Scheduler:
 
     def _note_length(self, end: SequenceEnd) -> None:
         sequence = end.sequence
+        self.stats.answered(sequence.num_output)
         can_stop = bool(sequence.params.stop_token_ids)
-        self._history.ended(sequence.num_output, can_stop=can_stop, by_itself=end.reason != "length")
+        self.history.ended(sequence.num_output, can_stop=can_stop, by_itself=end.reason != "length")
 
     def _continue_suspect(self, executor: ExecutorState, suspect: Sequence) -> Plan | None:
         """The next part of a suspect's prompt; nothing else is computed until its token has arrived."""

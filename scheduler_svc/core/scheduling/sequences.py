@@ -87,7 +87,7 @@ class Sequences:
         self._arrivals += submit.n
         for sequence in sequences:
             self._enter(sequence)
-        self._stats.prompt_tokens += len(prompt) * submit.n
+        self._stats.accept(submit.n, len(prompt))
         return sequences
 
     def restore(

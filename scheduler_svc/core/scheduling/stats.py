@@ -38,6 +38,8 @@ class SchedulerStats:
         cached_resumed_tokens: tokens that it held when a preempted or resumed sequence came back.
         prefill_tokens: computed in rows of prompts, again after a preemption or a loss too.
         decode_tokens: computed in rows of one token that was sampled before.
+        accepted: sequences that came, not counting those of the journal.
+        answers, answer_tokens: sequences that ended with at least one token, and their tokens.
     """
 
     preemptions: int = 0
@@ -54,6 +56,19 @@ class SchedulerStats:
     prefill_tokens: int = 0
     decode_tokens: int = 0
     output_tokens: int = 0
+    accepted: int = 0
+    answers: int = 0
+    answer_tokens: int = 0
+
+    def accept(self, num_sequences: int, num_prompt: int) -> None:
+        """A request was accepted."""
+        self.accepted += num_sequences
+        self.prompt_tokens += num_sequences * num_prompt
+
+    def answered(self, num_output: int) -> None:
+        """A sequence has ended with so many tokens."""
+        self.answers += num_output > 0
+        self.answer_tokens += num_output
 
     def planned_prompts(self, rows: Iterable[PromptRow]) -> None:
         """A plan computes these rows."""

@@ -4,10 +4,22 @@ them. So an executor does not look at sequences that it cannot take, however man
 import heapq
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 from scheduler_svc.core.sequence import Sequence
 
 Epochs = tuple[int, ...]
+
+
+class Waiting(NamedTuple):
+    """How much waits.
+
+    Attributes:
+        sequences, tokens: those that wait, and the tokens that they had when they came.
+    """
+
+    sequences: int
+    tokens: int
 
 
 class WaitingQueue:
@@ -22,6 +34,8 @@ class WaitingQueue:
         self._epochs_for = epochs_for
         self._lists: dict[Epochs, list[Sequence]] = {}
         self._epochs: dict[Sequence, Epochs] = {}
+        self._tokens: dict[Sequence, int] = {}  # as they are counted in `_sums`; more may arrive meanwhile
+        self._sums: dict[Epochs, int] = {}  # tokens of each list
 
     def __len__(self) -> int:
         return len(self._epochs)
@@ -33,6 +47,13 @@ class WaitingQueue:
     def epochs_for(self, sequence: Sequence) -> Epochs:
         """The executors that may run a sequence of the queue."""
         return self._epochs[sequence]
+
+    def total(self) -> Waiting:
+        """How much waits: of what some executor may run if there is any, else of everything. Kept as a running sum."""
+        sequences, tokens = len(self._epochs), sum(self._sums.values())
+        if len(self._lists) > 1 and (stranded := self._lists.get(())) is not None:
+            return Waiting(sequences - len(stranded), tokens - self._sums[()])
+        return Waiting(sequences, tokens)
 
     def stranded(self) -> list[Sequence]:
         """Those that no executor may run, by rank."""
@@ -54,22 +75,25 @@ class WaitingQueue:
         waiting = self._lists.setdefault(epochs, [])
         insort(waiting, sequence, key=_rank)
         self._epochs[sequence] = epochs
+        tokens = self._tokens[sequence] = len(sequence.tokens)
+        self._sums[epochs] = self._sums.get(epochs, 0) + tokens
         return waiting[0] is sequence
 
     def remove(self, sequence: Sequence) -> None:
         """Take a sequence out, wherever it stands."""
         epochs = self._epochs.pop(sequence)
         waiting = self._lists[epochs]
+        self._sums[epochs] -= self._tokens.pop(sequence)
         place = bisect_left(waiting, sequence.rank, key=_rank)
         assert waiting[place] is sequence, "the sequence does not wait"
         del waiting[place]
         if not waiting:
-            del self._lists[epochs]
+            del self._lists[epochs], self._sums[epochs]
 
     def regroup(self) -> None:
         """Other executors may run the sequences than before."""
         everyone = list(self)
-        self._lists, self._epochs = {}, {}
+        self._lists, self._epochs, self._tokens, self._sums = {}, {}, {}, {}
         for sequence in everyone:
             self.add(sequence)
 

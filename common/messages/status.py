@@ -1,0 +1,86 @@
+"""The whole service as `GET /status` shows it: maps in JSON, so that a field more breaks no reader."""
+
+import msgspec
+
+
+class ExecutorStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One executor as `baton status` shows it.
+
+    Attributes:
+        state: `ready`, `finishing` (takes nothing new) or `draining`.
+        node: the machine that it runs on, as a cluster calls it; empty if none was said.
+        keeps_pool: whether its KV memory outlives its process.
+        has_standby: whether another process waits to continue that.
+    """
+
+    executor: str
+    node: str
+    epoch: int
+    state: str
+    build: str
+    device: str
+    dtype: str
+    fingerprint: str
+    pid: int
+    uptime_s: float
+    num_blocks: int
+    block_size: int
+    free_blocks: int
+    cached_blocks: int
+    running: int
+    max_num_seqs: int
+    steps: int
+    step_ms: float
+    keeps_pool: bool
+    has_standby: bool
+
+
+class ScaleStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """How many executors the service wants. Whoever starts and ends executors carries that out.
+
+    Attributes:
+        wanted: executors.
+        forecast_ttft_s: seconds to the first token of a request that arrives now; 3,600 for all that is longer.
+        reason: in one word why that many are wanted (`Decision` in `core/autoscaling/autoscaler.py`).
+        drain_first: names of the executors that take sequences, in the order in which to drain them if fewer are
+            wanted.
+    """
+
+    wanted: int
+    forecast_ttft_s: float
+    reason: str
+    drain_first: list[str]
+
+
+class StatusReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The whole service as `GET /status` shows it. Rates are over the last ten seconds.
+
+    Attributes:
+        journal: `off`, `ok`, or `failed` (requests accepted now would not survive the scheduler's end).
+        journal_lag_s: age of the oldest thing that is not on disk yet.
+        scale: None without `--max-executors`, and in the first seconds, while executors come back that an earlier life
+            of the scheduler had: then nothing is to be started or ended.
+    """
+
+    version: str
+    model: str
+    uptime_s: float
+    waiting: int
+    running: int
+    requests_finished: int
+    requests_failed: int
+    preemptions: int
+    executors_lost: int
+    messages_dropped: int
+    prompt_tokens: int
+    cached_prompt_tokens: int
+    output_tokens: int
+    recomputed_tokens: int
+    sequences_resumed: int
+    pools_adopted: int
+    journal: str
+    journal_lag_s: float
+    output_tokens_per_s: float
+    prefill_tokens_per_s: float
+    executors: list[ExecutorStatus]
+    scale: ScaleStatus | None = None
