@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from scheduler_svc.client.commands.executor_options import engine_options
-from scheduler_svc.client.errors import EXIT_CODES_HELP, FleetMisconfigured
+from scheduler_svc.client.errors import EXIT_CODES_HELP, FleetMisconfigured, RequestFailed
 from scheduler_svc.client.processes.words import words
 from scheduler_svc.frontend_options import FrontendOptions, frontend_options
 
@@ -127,19 +127,22 @@ def up(
         raise click.UsageError("--standby and --no-keep contradict each other")
     if options["journal"] is not None and options["no_journal"]:
         raise click.UsageError("--journal and --no-journal contradict each other")
-    scales = words(min_executors=min_executors, max_executors=max_executors, target_ttft=target_ttft)
+    if max_executors is None and (min_executors is not None or target_ttft is not None):
+        raise click.UsageError("--min-executors and --target-ttft need --max-executors")
+    limits = words(min_executors=min_executors, max_executors=max_executors, target_ttft=target_ttft)
     operator = _operator(where, runtime_env)
     from scheduler_svc.client.ray.start import announce, new_spec  # noqa: PLC0415  (--help needs no Ray)
 
     spec = new_spec(
         operator,
         model=model,
-        executors=executors,
+        executors=max(executors, min_executors or 0),
+        scales=max_executors is not None,
         cpus=cpus_per_executor,
         gpus=gpus_per_executor,
         keeps=not no_keep,
         api_keys_file=api_keys,
-        scheduler_options=(*frontend.arguments(), *scales),
+        scheduler_options=(*frontend.arguments(), *limits),
         executor_options=(*words(threads=threads), *engine),
         **options,
     )
@@ -175,7 +178,14 @@ def scale(*, where: tuple[str, str], executors: int, no_wait: bool, timeout_s: f
     Example:
       baton ray scale 4
     """
-    _change(where, lambda spec: replace(spec, executors=executors), timeout_s, waits=not no_wait)
+
+    def change(spec: "RayFleetSpec") -> "RayFleetSpec":
+        if spec.scales:
+            raise RequestFailed("the scheduler says how many executors there are to be (--max-executors)")
+        return replace(spec, executors=executors)
+
+    operator = _operator(where)
+    _follow(operator, operator.change(change), timeout_s, waits=not no_wait)
 
 
 @command.command("rollout", epilog=EXIT_CODES_HELP)
@@ -223,13 +233,6 @@ def down(*, where: tuple[str, str], timeout_s: float) -> None:
     operator.wait(lambda view: view.is_down, timeout_s, say)
     operator.remove_manager()
     click.echo(f"fleet {where[1]} is down")
-
-
-def _change(
-    where: tuple[str, str], change: "Callable[[RayFleetSpec], RayFleetSpec]", timeout_s: float, *, waits: bool
-) -> None:
-    operator = _operator(where)
-    _follow(operator, operator.change(change), timeout_s, waits=waits)
 
 
 def _follow(operator: "Operator", spec: "RayFleetSpec", timeout_s: float, *, waits: bool) -> None:

@@ -147,7 +147,8 @@ class Goal:
     """What the operator asked for.
 
     Attributes:
-        executors: places, if the scheduler wants no other number by its autoscaling.
+        executors: how many; with autoscaling, how many at first.
+        scales: whether the scheduler says how many, by its autoscaling.
         revision: of the fleet; executors of an older one are to be replaced.
         keeps: whether each node has a keeper.
         standby: whether each place has a standby beside its executor.
@@ -156,6 +157,7 @@ class Goal:
     """
 
     executors: int
+    scales: bool = False
     revision: int = 1
     keeps: bool = True
     standby: bool = False
@@ -170,7 +172,7 @@ class Seen:
     Attributes:
         ready: names of executors that take work, as the scheduler reports; None if it did not answer.
         with_standby: those of them that a standby waits for.
-        wanted: executors that the scheduler wants by its autoscaling; None if it has none.
+        wanted: executors that the scheduler wants by its autoscaling; None if it has not said yet.
         drain_first: names of executors, the least useful first.
     """
 

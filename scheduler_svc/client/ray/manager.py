@@ -87,7 +87,7 @@ class Manager:
         seen, address = self._seen, scheduler_address(self._seen)
         return FleetView(
             url=f"http://{address}:{self._spec.port}" if address else "",
-            wanted=self._plan.wanted(seen),
+            wanted=self._plan.wanted,
             seen=seen,
             is_complete=self._has_looked and self._plan.is_complete(seen),
             is_down=self._has_looked and self._plan.is_stopping and self._plan.is_down(seen),
@@ -122,7 +122,7 @@ class Manager:
         seen = Seen(nodes=nodes, places=self._cluster.places(), hosts=hosts)
         if self._status is not None:
             ready = [executor for executor in self._status.executors if executor.state == "ready"]
-            scale = getattr(self._status, "scale", None)
+            scale = self._status.scale
             seen = replace(
                 seen,
                 ready=frozenset(executor.executor for executor in ready),

@@ -52,6 +52,7 @@ class FleetPlan:
         self.goal = goal
         self.is_stopping = False
         self._scheduler_node = scheduler_node
+        self._wanted: int | None = None if goal.scales else goal.executors
         self._closing: set[int] = set()
         self._delays = Delays()
         self._since: dict[str, float] = {}
@@ -60,6 +61,7 @@ class FleetPlan:
         """What to do now."""
         if self.is_stopping:
             return self._stop(seen)
+        self._learn_wanted(seen)
         actions = self._scheduler(seen, now_s)
         open_places, place_actions = self._places(seen, now_s)
         actions += place_actions
@@ -71,9 +73,10 @@ class FleetPlan:
             actions += self._executors(seen, place, now_s)
         return actions + (successions(seen, tended, self.goal) if tended == open_places else [])
 
-    def wanted(self, seen: Seen) -> int:
+    @property
+    def wanted(self) -> int:
         """How many executors there are to be."""
-        return self.goal.executors if seen.wanted is None else seen.wanted
+        return self.goal.executors if self._wanted is None else self._wanted
 
     def is_complete(self, seen: Seen) -> bool:
         """Whether all is as asked for: each executor serves, and is of this revision."""
@@ -82,7 +85,7 @@ class FleetPlan:
         standbys = {host.name.in_fleet for host in ready} <= seen.with_standby or not self.goal.standby
         current = all(host.name.revision == self.goal.revision and host.is_live for host in executors)
         stays = all(place.node in seen.nodes and not seen.nodes[place.node].is_going for place in seen.places)
-        counted = len(ready) == len(seen.places) == self.wanted(seen)
+        counted = len(ready) == len(seen.places) == self.wanted
         return seen.ready is not None and counted and stays and current and standbys
 
     def failures(self, seen: Seen) -> list[str]:
@@ -93,6 +96,15 @@ class FleetPlan:
     def is_down(self, seen: Seen) -> bool:
         """Whether all is gone."""
         return not seen.hosts and not seen.places
+
+    def _learn_wanted(self, seen: Seen) -> None:
+        """A scheduler that has just started does not know yet; until it does, all stays as it is."""
+        if self.goal.scales and seen.wanted is not None:
+            self._wanted = seen.wanted
+        elif self._wanted is None:
+            stay = [place for place in seen.places if not (place.is_lost or self._is_closing(seen, place))]
+            going = [place for place in stay if place.node in seen.nodes and seen.nodes[place.node].is_going]
+            self._wanted = max(self.goal.executors, len(stay) - len(going))
 
     def _scheduler(self, seen: Seen, now_s: float) -> list[Action]:
         hosts = seen.of_role("scheduler")
@@ -151,7 +163,7 @@ class FleetPlan:
             else:
                 open_places.append(place)
         self._closing &= {place.slot for place in seen.places}
-        wanted, num_ready = self.wanted(seen), sum(1 for place in open_places if _serves(seen, place))
+        wanted, num_ready = self.wanted, sum(1 for place in open_places if _serves(seen, place))
         for place in going:
             actions += self._leave_node(seen, place, now_s, is_replaced=num_ready >= wanted)
         taken = {place.slot for place in seen.places}

@@ -32,8 +32,8 @@ class RayFleetSpec:
         model: as in `common.model_files.resolve_model`, on every node.
         host, port: where the scheduler serves HTTP, on the node that it is on.
         executor_port: where executors connect, on that node.
-        executors: how many.
-        max_executors: how many at most, with autoscaling; otherwise as many.
+        executors: how many; with autoscaling, how many at first.
+        scales: whether the scheduler says how many; its options say within which limits.
         cpus, gpus: of each executor, as Ray counts them; with several GPUs each has a rank of the model.
         scheduler_cpus: of the scheduler.
         scheduler_node: id of the node where it is to start.
@@ -58,7 +58,7 @@ class RayFleetSpec:
     server_keys: KeyPair
     revision: int = 1
     host: str = "0.0.0.0"  # noqa: S104  (clients are on other machines)
-    max_executors: int | None = None
+    scales: bool = False
     cpus: float = 1.0
     gpus: int = 0
     scheduler_cpus: float = 1.0
@@ -90,6 +90,7 @@ class RayFleetSpec:
         """What the manager's plan has to reach."""
         return Goal(
             executors=self.executors,
+            scales=self.scales,
             revision=self.revision,
             keeps=self.keeps,
             standby=self.standby,

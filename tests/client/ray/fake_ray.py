@@ -220,10 +220,10 @@ class FakeRay:
         """How long it took."""
         began = self.now
         for _ in itertools.count():
+            self.run(plan, LOOK_S)
             if plan.is_complete(self.look()):
                 return self.now - began
             assert self.now - began < seconds, self.story()
-            self.run(plan, LOOK_S)
         raise AssertionError
 
     def story(self) -> str:

@@ -126,7 +126,7 @@ def test_a_scheduler_whose_journal_is_there_alone_stays_as_long_as_it_can():
 
 
 def test_scaling_up_and_down_by_what_the_scheduler_wants():
-    ray, plan = fleet(2)
+    ray, plan = fleet(2, scales=True)
     ray.wanted, ray.drain_first = 4, ("executor-1-0", "executor-0-0")
     ray.run_until_complete(plan)
     ray.wanted = 3
@@ -137,9 +137,24 @@ def test_scaling_up_and_down_by_what_the_scheduler_wants():
     assert ray.ready() == {"executor-0-0", "executor-2-0"}, "the youngest leaves where none is named"
 
 
+@pytest.mark.parametrize("is_new", [False, True])
+def test_a_scheduler_that_does_not_know_yet_how_many_it_wants_changes_nothing(is_new):
+    ray, plan = fleet(1, scales=True)
+    ray.wanted = 4
+    ray.run_until_complete(plan)
+    ray.min_ready, ray.wanted = 99, None
+    if is_new:
+        plan = FleetPlan(plan.goal, A)
+    ray.run(plan, 30)
+    assert ray.min_ready == 4
+    ray.drain_by[B] = ray.now + 100
+    ray.run_until_complete(plan)
+    assert len(ray.ready()) == 4, "those that are replaced are not counted twice"
+
+
 def test_a_place_without_resources_goes_before_one_that_serves():
     ray = FakeRay(capacity={A: 2})
-    plan = FleetPlan(Goal(3), A)
+    plan = FleetPlan(Goal(3, scales=True), A)
     ray.run(plan, 20)
     assert len(ray.ready()) == 2
     ray.wanted, ray.drain_first = 2, ("executor-0-0",)

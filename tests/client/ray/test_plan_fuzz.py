@@ -17,7 +17,7 @@ class Cluster(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.ray = FakeRay()
-        self.plan = FleetPlan(Goal(3), "a" * 8)
+        self.plan = FleetPlan(Goal(3, scales=True), "a" * 8)
 
     @property
     def staying(self):
