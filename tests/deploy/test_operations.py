@@ -1,4 +1,4 @@
-"""docs/operations.md is true of the code, where that can be checked."""
+"""docs/operations.md, and what leads beyond one machine, are true of the code, where that can be checked."""
 
 import re
 import shlex
@@ -24,14 +24,15 @@ from tests.deploy.test_probes import MAX_WAIT_S, PATIENCE_S
 
 LIMITS = ConnectionLimits(server.MAX_CONNECTIONS)
 GUIDE = (ROOT / "docs" / "operations.md").read_text()
+SCALE = "".join((ROOT / "docs" / name).read_text() for name in ("scale.md", "kubernetes.md"))
 README = (ROOT / "README.md").read_text()
 COMPOSE_HEAD = (ROOT / "compose.yaml").read_text().partition("\nname:")[0]
 FOREIGN = {  # options of docker, kubectl, pip and systemctl
     *("--build", "--detach", "--wait", "--scale", "--replicas", "--grace-period", "--from-file", "--dry-run"),
     *("--upgrade", "--cascade", "--since", "--force"),
 }
-CALLS = [*commands.in_blocks(GUIDE), *commands.in_blocks(README), *commands.in_lines(COMPOSE_HEAD)]
-MENTIONS = [" ".join(code.split()) for code in re.findall(r"(?<!`)`(baton(?:-\w+)?\s[^`]+)`(?!`)", GUIDE)]
+CALLS = [*commands.in_blocks(GUIDE + SCALE), *commands.in_blocks(README), *commands.in_lines(COMPOSE_HEAD)]
+MENTIONS = [" ".join(code.split()) for code in re.findall(r"(?<!`)`(baton(?:-\w+)?\s[^`]+)`(?!`)", GUIDE + SCALE)]
 
 
 @pytest.mark.parametrize("call", CALLS)

@@ -15,6 +15,7 @@ import pytest
 from tests.e2e.service import status
 from tests.ray.cluster import RayCluster
 from tests.ray.streams import Readers
+from tests.support.eventually import eventually
 
 pytestmark = pytest.mark.chaos
 
@@ -109,6 +110,29 @@ class Upheaval:
 
     async def roll_out_one_by_one(self) -> None:
         await asyncio.to_thread(self.cluster.baton, "rollout")
+
+
+def test_as_many_executors_as_are_wanted(tmp_path: Path):
+    """More under load, and one again when there is none."""
+    cluster = RayCluster(tmp_path, 1, 2)
+    try:
+        limits = ("--min-executors", 1, "--max-executors", 3, "--target-ttft", 0.5, "--max-num-seqs", 4)
+        cluster.baton("up", *cluster.up_options(1), *limits)
+        readers = Readers(cluster.ask("view")["url"], NUM_STREAMS)
+
+        async def until_there_are_more() -> None:
+            while len(cluster.executors()) < NUM_EXECUTORS:
+                await asyncio.sleep(0.2)
+            await asyncio.to_thread(cluster.wait_until_complete)
+
+        asyncio.run(readers.while_(until_there_are_more))
+        assert cluster.ask("view")["wanted"] == NUM_EXECUTORS
+        eventually(lambda: cluster.ask("view")["wanted"] == 1, timeout_s=300.0, told=cluster.story)
+        cluster.wait_until_complete()
+        assert len(cluster.executors()) == 1
+        cluster.baton("down")
+    finally:
+        cluster.close()
 
 
 def test_32_streams_over_three_nodes(tmp_path: Path):

@@ -16,7 +16,7 @@ _FIRST_DELAY_S = 0.1
 _MAX_DELAY_S = 2.0
 SESSION_HEADER = "x-session-token"
 """Where a gateway over several services says which of them answers: llm-d's `session-affinity-scorer` sends this header
-with an answer, and a request that brings it back is for the same service (docs/scale-kubernetes.draft.md)."""
+with an answer, and a request that brings it back is for the same service (docs/kubernetes.md)."""
 _AWAY_STATUSES = frozenset({502, 503, 504})  # what a proxy, or a frontend without its core, says of a restart
 
 
