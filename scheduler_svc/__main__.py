@@ -86,8 +86,8 @@ log = get_logger(__name__)
 @click.option("--min-executors", type=click.IntRange(0), metavar="N",
               help="Fewest executors to want; needs --max-executors.  [default: 1]")  # fmt: skip
 @click.option("--max-executors", type=click.IntRange(1, MAX_MEMBERS), metavar="N",
-              help="Most executors to want: status and metrics say how many are wanted, and baton ray or KEDA starts them."
-              "  [default: no number is wanted]")  # fmt: skip
+              help="Most executors to want: status and metrics say how many are wanted; baton ray or KEDA starts "
+              "them.  [default: no number is wanted]")  # fmt: skip
 @click.option("--target-ttft", "target_ttft_s", type=click.FloatRange(0.0, min_open=True), metavar="SECONDS",
               help="Want so many executors that requests get their first token within so long; needs --max-executors.  "
               f"[default: {DEFAULT_TARGET_TTFT_S:.0f}]")  # fmt: skip

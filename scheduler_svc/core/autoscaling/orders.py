@@ -1,6 +1,6 @@
 """Executors that are wanted and not there yet: since when, and when they will be. Pure.
 
-The scheduler starts no executor; `baton ray`, KEDA or a person reads how many are wanted. So an order is only this: one more
+The scheduler starts no executor; `baton ray`, KEDA or a person reads how many are wanted. So an order is this: one more
 was wanted from some time on. It is filled by the next executor that joins.
 """
 
