@@ -52,7 +52,7 @@ def test_a_fleet_from_up_to_down(cluster: RayCluster):
 
     shown = cluster.baton("status")
     assert "2 ready, 2 wanted, 0 waiting for resources" in shown
-    assert "leave executor-1-0-r1" in shown
+    assert "let executor-1-0-r1 leave" in shown
     assert "is down" in cluster.baton("down")
     assert cluster.ask("actors") == []
     assert "there is no such fleet" in cluster.baton("status", expected=3)

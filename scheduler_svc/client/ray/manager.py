@@ -15,11 +15,12 @@ from ray.exceptions import RayError
 from common.logging import get_logger, setup_logging
 from common.messages import StatusReport
 from scheduler_svc.client.ray.cluster import RayCluster
-from scheduler_svc.client.ray.facts import Action, HostName, Leave, Life, Remove, Say, Seen, StartExecutor
+from scheduler_svc.client.ray.facts import Action, HostName, Life, Seen
 from scheduler_svc.client.ray.hands import Hands, scheduler_address
 from scheduler_svc.client.ray.journal_probe import JournalProbe
 from scheduler_svc.client.ray.plan import FleetPlan
 from scheduler_svc.client.ray.spec import RayFleetSpec
+from scheduler_svc.client.ray.telling import told
 
 MANAGER_PREFIX = "manager-r"
 
@@ -155,17 +156,7 @@ class Manager:
 
     def _say(self, action: Action) -> None:
         """Tell the operator what is done, in the manager's log and in what `baton ray` shows."""
-        match action:
-            case Say(line):
-                words = line
-            case StartExecutor(slot, number, beside):
-                role = "" if beside is None else f" beside {beside.name}"
-                words = f"start executor-{slot}-{number} of revision {self._spec.revision}{role}"
-            case Leave(name) | Remove(name):
-                words = f"{type(action).__name__.lower()} {name}"
-            case _:
-                facts = " ".join(str(value) for value in vars(action).values())
-                words = f"{type(action).__name__} {facts}"
+        words = told(action, self._seen, self._spec.revision)
         log.info(words)
         self._events.append((datetime.now(UTC).isoformat(timespec="milliseconds"), words))
 
