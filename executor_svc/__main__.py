@@ -2,6 +2,7 @@
 
 import gc
 import os
+import re
 import sys
 import time
 from pathlib import Path
@@ -50,6 +51,12 @@ def _check_node(_context: click.Context, _parameter: click.Parameter, value: str
     return _check_name(_context, _parameter, value) or "" if value else ""
 
 
+def _check_place(_context: click.Context, _parameter: click.Parameter, value: str) -> str:
+    if not re.fullmatch(r"[\w.-]{0,64}", value, re.ASCII):
+        raise click.BadParameter(f"{value!r} is no name of up to 64 letters, digits, dots, dashes and underscores")
+    return value
+
+
 @click.command(epilog=EPILOG, context_settings={"show_default": True, "max_content_width": 110})
 @click.version_option(package_name="baton", prog_name="baton-executor")
 @click.option("--model", help="Folder or hub id of a Qwen3 or Qwen3-MoE model.  [default: the embedded demo model]")
@@ -73,6 +80,13 @@ def _check_node(_context: click.Context, _parameter: click.Parameter, value: str
     show_envvar=True,
     callback=_check_node,
     help="Machine that it runs on, as a cluster calls it: `baton status` shows it.",
+)
+@click.option(
+    "--place",
+    default="",
+    callback=_check_place,
+    help="Of several on a machine: a KV cache that is kept is continued in the same place only. An executor and its "
+    "standby are in one.  [default: wherever there is one]",
 )
 @click.option(
     "--dtype",

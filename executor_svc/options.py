@@ -10,6 +10,7 @@ class ExecutorOptions:
     Attributes:
         name: in the fleet.
         node: the machine, as a cluster calls it.
+        place: of several on a machine: a pool is continued in the same place only. Empty for none.
         model: folder or hub id; None is the embedded demo model.
         dtype: of weights, activations and KV cache: `auto`, `float32`, `bfloat16` or `float16`.
         quantization: of the layers' and the output's matrices, `none` or `int8`; the checkpoint's are quantized at the
@@ -35,6 +36,7 @@ class ExecutorOptions:
 
     name: str = "executor"
     node: str = ""
+    place: str = ""
     model: str | None = None
     dtype: str = "auto"
     quantization: str = "none"

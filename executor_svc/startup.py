@@ -130,7 +130,8 @@ def _start(
         block_size=platform.block_size(model.config, model.dtype, options.block_size),
         dtype=model.dtype,
     )
-    kind = m.PoolKind(fingerprint=model.loaded.fingerprint, dtype=dtype, layout=platform.kv_layout(geometry))
+    layout = platform.kv_layout(geometry) + (f"@{options.place}" if options.place else "")
+    kind = m.PoolKind(fingerprint=model.loaded.fingerprint, dtype=dtype, layout=layout)
     kept_cache = KeptCache.on(platform, pool_keeper, kind, geometry, group, standby=options.standby)
     if kept_cache is not None:
         options = _with_kept_size(options, kept_cache)

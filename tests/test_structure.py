@@ -26,7 +26,10 @@ PURE = [
         for name in ("keeper", "report", "deposits", "readers", "roles", "leases", "registry", "shelf", "executor")
     ),
     "keeper_svc/actions.py",
-    *(f"scheduler_svc/client/ray/{name}.py" for name in ("delays", "facts", "plan", "succession", "task", "telling")),
+    *(
+        f"scheduler_svc/client/ray/{name}.py"
+        for name in ("clocks", "facts", "places", "plan", "succession", "task", "telling")
+    ),
 ]
 IMPURE_MODULES = {
     *("zmq", "socket", "ssl", "http", "select", "selectors", "signal", "time", "datetime", "random", "secrets", "uuid"),

@@ -52,7 +52,7 @@ class RayFleet:
         port, executor_port = free_ports(2)
         self.url = f"http://127.0.0.1:{port}"
         self._where = ("--address", address)
-        self._up = ("--port", str(port), "--executor-port", str(executor_port), "--scheduler-cpus", "0", *options)
+        self._up = ("--port", str(port), "--executor-port", str(executor_port), *options)
         self._up = (*self._up, "--journal", str(folder / "ray.sqlite3"))
 
     def up(self) -> None:

@@ -80,7 +80,7 @@ class RayCluster:
         """For `baton ray up`: executors of one CPU, on free ports, with a journal that all nodes see."""
         self.journal.parent.mkdir(exist_ok=True)
         ports = ("--port", self.port, "--executor-port", self.executor_port)
-        return "--executors", executors, *ports, "--scheduler-cpus", 0, "--num-blocks", 1024, "--journal", self.journal
+        return "--executors", executors, *ports, "--num-blocks", 1024, "--journal", self.journal
 
     def wait_until_complete(self, timeout_s=90.0):
         """Return when the fleet is as it was asked for."""

@@ -76,14 +76,21 @@ class Commands:
         give_up_at = time.monotonic() + 60
         while True:
             try:
-                manager = max(name for name in self.actors() if name.startswith("manager-"))
+                manager = max(
+                    (name for name in self.actors() if name.startswith("manager-r")), key=lambda n: int(n[9:])
+                )
                 view = ray.get(ray.get_actor(manager).view.remote(), timeout=20)
                 break
             except RayActorError:  # Ray is restarting it
                 if time.monotonic() > give_up_at:
                     raise
                 time.sleep(0.1)
-        return {"is_complete": view.is_complete, "url": view.url, "wanted": view.wanted, "events": view.events}
+        return {
+            "is_complete": view.is_complete,
+            "url": view.url,
+            "wanted": view.wanted,
+            "events": [[event.at, event.words] for event in view.events],
+        }
 
 
 def main():

@@ -78,7 +78,6 @@ def _timeout_option(default_s: float) -> Callable[[Callable[..., Any]], Callable
     "--cpus-per-executor", default=1.0, type=click.FloatRange(min=0, min_open=True), help="As Ray counts them."
 )
 @click.option("--threads", type=_POSITIVE, help="Threads of an executor on CPUs.  [default: its CPUs]")
-@click.option("--scheduler-cpus", default=1.0, type=click.FloatRange(min=0), help="As Ray counts them.")
 @click.option("--min-executors", type=click.IntRange(min=0), help="Autoscaling: at least so many.  [default: 1]")
 @click.option("--max-executors", type=_POSITIVE, help="Autoscaling: at most so many, by --target-ttft.")
 @click.option("--target-ttft", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS",
@@ -146,7 +145,7 @@ def up(
         executor_options=(*words(threads=threads), *engine),
         **options,
     )
-    operator.start(spec)
+    operator.start(spec, timeout_s)
     if not no_wait:
         announce(operator, spec, timeout_s)
 
@@ -185,7 +184,7 @@ def scale(*, where: tuple[str, str], executors: int, no_wait: bool, timeout_s: f
         return replace(spec, executors=executors)
 
     operator = _operator(where)
-    _follow(operator, operator.change(change), timeout_s, waits=not no_wait)
+    _follow(operator, operator.change(change, timeout_s), timeout_s, waits=not no_wait)
 
 
 @command.command("rollout", epilog=EXIT_CODES_HELP)
@@ -208,12 +207,14 @@ def rollout(
       baton ray rollout --runtime-env '{"py_modules": ["./baton-0.2.0.whl"]}' --standby
     """
 
-    def change(spec: "RayFleetSpec", env: dict[str, Any]) -> "RayFleetSpec":
-        return replace(spec, executor_env=spec.executor_env if runtime_env is None else env, by_standby=by_standby)
-
     operator = _operator(where, runtime_env)
-    env = operator.runtime_env
-    _follow(operator, operator.change(lambda spec: change(spec, env)), timeout_s, waits=not no_wait)
+
+    def change(spec: "RayFleetSpec") -> "RayFleetSpec":
+        env = spec.executor_env if runtime_env is None else operator.runtime_env
+        executor_revision = spec.executor_revision + 1
+        return replace(spec, executor_env=env, executor_revision=executor_revision, by_standby=by_standby)
+
+    _follow(operator, operator.change(change, timeout_s), timeout_s, waits=not no_wait)
 
 
 @command.command("down", epilog=EXIT_CODES_HELP)
@@ -229,8 +230,8 @@ def down(*, where: tuple[str, str], timeout_s: float) -> None:
     operator = _operator(where)
     from scheduler_svc.client.ray.operator import say  # noqa: PLC0415
 
-    operator.stop()
-    operator.wait(lambda view: view.is_down, timeout_s, say)
+    operator.change(lambda spec: replace(spec, is_stopping=True), timeout_s)
+    operator.wait(lambda view: view.is_down, timeout_s, say, fails=False)
     operator.remove_manager()
     click.echo(f"fleet {where[1]} is down")
 
@@ -238,9 +239,12 @@ def down(*, where: tuple[str, str], timeout_s: float) -> None:
 def _follow(operator: "Operator", spec: "RayFleetSpec", timeout_s: float, *, waits: bool) -> None:
     from scheduler_svc.client.ray.operator import say  # noqa: PLC0415
 
-    if waits:
-        operator.wait(lambda view: view.is_complete, timeout_s, say)
-    click.echo(f"fleet {spec.name} has revision {spec.revision}")
+    revision = f"revision {spec.executor_revision}"
+    if not waits:
+        click.echo(f"fleet {spec.name} changes to {revision}; see `baton ray status`")
+        return
+    view = operator.wait(lambda view: view.is_complete, timeout_s, say)
+    click.echo(f"fleet {spec.name}: {len(view.seen.ready or ())} executors of {revision}")
 
 
 def _operator(where: tuple[str, str], runtime_env: str | None = None) -> "Operator":

@@ -25,6 +25,7 @@ from scheduler_svc.client.ray.task import Task
 FAILURE_KEPT_S = 60.0  # then a host that could not be made is tried again
 
 _CONCURRENCY = 4  # calls of one host at once; a status request may take two seconds
+_HOLDER_PREFIX = "environment-r"
 _LOST_STATES = ("RESCHEDULING",)
 
 
@@ -38,6 +39,10 @@ class HostActor(ProcessHost):
     def __repr__(self) -> str:
         """What Ray's dashboard and logs call it."""
         return self._name
+
+
+class Holder:
+    """Keeps what a runtime environment names in the cluster: Ray forgets what was uploaded when no actor uses it."""
 
 
 class RayCluster:
@@ -74,11 +79,11 @@ class RayCluster:
         """The fleet's placement groups."""
         places = []
         for group in placement_group_table().values():
-            if not group["name"].startswith(self._place_prefix) or group["state"] == "REMOVED":
-                continue
+            slot = group["name"].removeprefix(self._place_prefix)
+            if slot == group["name"] or not slot.isdecimal() or group["state"] == "REMOVED":
+                continue  # the table has the groups of everyone
             nodes = list(group["bundles_to_node_id"].values())
-            slot = int(group["name"].removeprefix(self._place_prefix))
-            places.append(Place(slot, nodes[0] if nodes else "", group["state"] in _LOST_STATES))
+            places.append(Place(int(slot), nodes[0] if nodes else "", group["state"] in _LOST_STATES))
         return sorted(places, key=lambda place: place.slot)
 
     def make_place(self, slot: int, bundle: Mapping[str, float]) -> None:
@@ -109,12 +114,10 @@ class RayCluster:
         hosts = [Host(name, self._report_of(name)) for name in names]
         return hosts + [Host(name, failure=why) for name, (why, _) in self._failures.items() if name not in names]
 
-    def start_on_node(
-        self, name: HostName, task: Task, node: str, *, soft: bool, cpus: float, env: Mapping[str, Any]
-    ) -> None:
+    def start_on_node(self, name: HostName, task: Task, node: str, *, soft: bool, env: Mapping[str, Any]) -> None:
         """Start a host on a node, or if `soft` on another one where it cannot be there; on any if `node` is empty."""
         strategy = NodeAffinitySchedulingStrategy(node, soft) if node else "DEFAULT"
-        self._start(name, task, None, num_cpus=cpus, scheduling_strategy=strategy, runtime_env=dict(env))
+        self._start(name, task, None, num_cpus=0, scheduling_strategy=strategy, runtime_env=dict(env))
 
     def start_in_place(
         self,
@@ -145,6 +148,18 @@ class RayCluster:
         self._failures.pop(name, None)
         with contextlib.suppress(ValueError):
             ray.kill(ray.get_actor(str(name)))
+
+    def hold(self, env: Mapping[str, Any], revision: int | None) -> None:
+        """Keep the runtime environment of a revision, and no other; None keeps none."""
+        wanted = None if revision is None or not env else f"{_HOLDER_PREFIX}{revision}"
+        there = [name for name in ray.util.list_named_actors() if name.startswith(_HOLDER_PREFIX)]
+        if wanted is not None and wanted not in there:
+            holder = ray.remote(Holder).options(name=wanted, lifetime="detached", max_restarts=-1, num_cpus=0)
+            holder.options(runtime_env=dict(env)).remote()
+        for name in there:
+            if name != wanted:
+                with contextlib.suppress(ValueError):
+                    ray.kill(ray.get_actor(name))
 
     def _start(self, name: HostName, task: Task, gpus: tuple[str, ...] | None, **options: Any) -> None:
         actor = ray.remote(HostActor).options(

@@ -17,7 +17,7 @@ class HostName:
     Attributes:
         where: an executor's place by number; the beginning of a keeper's node id; 0 for the scheduler.
         number: tells apart those that are in one place at once (an executor and its standby or successor).
-        revision: of the fleet, with which its process was started.
+        revision: of the fleet's executors when its process was started.
     """
 
     role: Role

@@ -16,7 +16,7 @@ from scheduler_svc.client.ray.facts import (
     StartScheduler,
 )
 from scheduler_svc.client.ray.spec import RayFleetSpec, allowed_file
-from scheduler_svc.client.ray.task import ADDRESS_FILE
+from scheduler_svc.client.ray.task import ADDRESS_FILE, in_url
 
 
 class Hands:
@@ -31,7 +31,7 @@ class Hands:
         self._cluster = cluster
         self._spec = spec
         self._keys: dict[HostName, str] = {}  # public ones, of executors that have not reported yet
-        self._allowed: dict[HostName, set[HostName]] = {}  # by scheduler host
+        self._allowed: dict[HostName, dict[HostName, str]] = {}  # by scheduler host: keys that it has been given
         self._told: dict[HostName, str] = {}  # by executor: where the scheduler is
 
     def do(self, action: Action, seen: Seen) -> None:
@@ -40,9 +40,9 @@ class Hands:
             case StartScheduler(node):
                 self._start_scheduler(seen, node)
             case StartKeeper(node):
-                name = HostName("keeper", node[:8], 0, self._spec.revision)
+                name = HostName("keeper", node[:8], 0, self._spec.executor_revision)
                 env = self._spec.scheduler_env
-                self._cluster.start_on_node(name, self._spec.keeper_task(), node, soft=False, cpus=0, env=env)
+                self._cluster.start_on_node(name, self._spec.keeper_task(), node, soft=False, env=env)
             case MakePlace(slot):
                 self._cluster.make_place(slot, self._spec.bundle())
             case RemovePlace(slot):
@@ -62,12 +62,13 @@ class Hands:
         for host in seen.of_role("scheduler"):
             if host.life is not Life.RUNNING:
                 continue
-            allowed = self._allowed.setdefault(host.name, set())
-            for name in sorted(self._keys.keys() - allowed, key=str):
-                self._cluster.call(host.name, "put_file", *allowed_file(str(name), self._keys[name]))
-            for name in sorted(allowed - self._keys.keys(), key=str):
+            allowed = self._allowed.get(host.name, {})
+            for name, key in self._keys.items():
+                if allowed.get(name) != key:
+                    self._cluster.call(host.name, "put_file", *allowed_file(str(name), key))
+            for name in allowed.keys() - self._keys.keys():
                 self._cluster.call(host.name, "drop_file", allowed_file(str(name), "")[0])
-            self._allowed = {host.name: set(self._keys)}
+            self._allowed = {host.name: dict(self._keys)}
         endpoint = self._endpoint(seen)
         for host in executors:
             if endpoint and host.life is Life.RUNNING and self._told.get(host.name) != endpoint:
@@ -77,17 +78,18 @@ class Hands:
 
     def _start_scheduler(self, seen: Seen, node: str) -> None:
         number = 1 - max((host.name.number for host in seen.of_role("scheduler")), default=1)
-        name = HostName("scheduler", "0", number, self._spec.revision)
+        name = HostName("scheduler", "0", number, self._spec.executor_revision)
         task = self._spec.scheduler_task({str(name): key for name, key in self._keys.items()})
-        self._allowed = {name: set(self._keys)}
-        cpus, env = self._spec.scheduler_cpus, self._spec.scheduler_env
-        self._cluster.start_on_node(name, task, node, soft=True, cpus=cpus, env=env)
+        self._allowed = {name: dict(self._keys)}
+        self._cluster.start_on_node(name, task, node, soft=True, env=self._spec.scheduler_env)
 
     def _start_executor(self, seen: Seen, action: StartExecutor) -> None:
-        name = HostName("executor", str(action.slot), action.number, self._spec.revision)
+        name = HostName("executor", str(action.slot), action.number, self._spec.executor_revision)
+        endpoint = self._endpoint(seen)
+        if not endpoint:
+            return  # the scheduler has gone since; the plan sees it
         keys = KeyPair.generate()
         self._keys[name] = keys.public.decode()
-        endpoint = self._endpoint(seen)
         task = self._spec.executor_task(name, endpoint, keys, is_beside=action.beside is not None)
         self._told[name] = endpoint
         gpus = None if action.beside is None or action.beside.report is None else action.beside.report.gpus
@@ -96,7 +98,7 @@ class Hands:
     def _endpoint(self, seen: Seen) -> str:
         """Where executors find the scheduler; empty if that is not known."""
         at = scheduler_address(seen)
-        return f"tcp://{f'[{at}]' if ':' in at else at}:{self._spec.executor_port}" if at else ""
+        return f"tcp://{in_url(at)}:{self._spec.executor_port}" if at else ""
 
 
 def scheduler_address(seen: Seen) -> str:

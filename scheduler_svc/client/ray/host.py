@@ -1,7 +1,7 @@
 """One process, kept up on the machine where this object lives; on Ray, the object is an actor. Imports no Ray.
 
-A process that ends is started again after a growing delay, unless it was told to leave, or says that its configuration
-is wrong. The kernel kills it when its host ends, however that ends.
+A process that ends is started again after a growing delay, unless it was told to leave, says that its configuration is
+wrong, or has ended five times soon after its start. The kernel kills it when its host ends, however that ends.
 """
 
 import http.client
@@ -20,12 +20,14 @@ from scheduler_svc.client.processes.child import Child, ChildEnd
 from scheduler_svc.client.processes.supervisor import RestartPolicy
 from scheduler_svc.client.ray.facts import HostReport, Life
 from scheduler_svc.client.ray.log_tail import LogTail
-from scheduler_svc.client.ray.task import HEALTH_FILE, Task
+from scheduler_svc.client.ray.task import HEALTH_FILE, Task, in_url
 
 HEALTHY_FOR_S = 5.0  # after its health file was touched
 
 _POLL_INTERVAL_S = 0.1
 _LOG_LINES = 15
+_QUICK_S = 10.0
+_MAX_QUICK_ENDS = 5
 _FOLDER_CHARS = 60  # a keeper's socket lies in there, and its path may have 107
 
 
@@ -95,7 +97,7 @@ class ProcessHost:
 
     def get(self, host: str, port: int, path: str, api_key: str = "") -> bytes | None:
         """What the process answers to an HTTP request from its own machine; None if it is not 200."""
-        connection = http.client.HTTPConnection(host.replace("{address}", self._address), port, timeout=2.0)
+        connection = http.client.HTTPConnection(host, port, timeout=2.0)
         try:
             connection.request("GET", path, headers={"Authorization": f"Bearer {api_key}"} if api_key else {})
             answer = connection.getresponse()
@@ -106,7 +108,12 @@ class ProcessHost:
             connection.close()
 
     def _supervise(self) -> None:
-        policy, is_first = RestartPolicy(), True
+        self._keep_up()
+        if self._report.life is Life.LEFT:
+            shutil.rmtree(self._folder, ignore_errors=True)  # the keys in it are of no use any more
+
+    def _keep_up(self) -> None:
+        policy, is_first, quick_ends = RestartPolicy(), True, 0
         while not self._leave_asked.is_set():
             command = self._task.command if is_first or not self._task.again else self._task.again
             is_first = False
@@ -125,7 +132,8 @@ class ProcessHost:
             self._set(pid=0, ends=self._report.ends + 1, reason=f"{end}: {log.text()}")
             if self._leave_asked.is_set():
                 break
-            if end.misconfigured:
+            quick_ends = quick_ends + 1 if end.uptime_s < _QUICK_S and end.returncode else 0
+            if end.misconfigured or quick_ends == _MAX_QUICK_ENDS:  # torchrun hides what its ranks say
                 self._set(life=Life.FAILED)
                 return
             self._leave_asked.wait(policy.delay_s(end))
@@ -161,7 +169,7 @@ class ProcessHost:
             "python": sys.executable,
             "folder": str(self._folder),
             "shared": str(self._shared),
-            "address": self._address,
+            "host": in_url(self._address),
         }
         for place, text in places.items():
             command = tuple(word.replace(f"{{{place}}}", text) for word in command)

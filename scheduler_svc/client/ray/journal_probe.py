@@ -8,6 +8,8 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+_TIMEOUT_S = 15.0  # a node that does not answer, as where a file system hangs, does not see it
+
 
 class JournalProbe:
     """Writes a file beside the journal on one node, and looks for it on the others. Methods return at once.
@@ -25,13 +27,14 @@ class JournalProbe:
         self._nodes: dict[str, str] = {}
         self._written: Any = None
         self._looks: dict[str, Any] = {}
+        self._began_s = 0.0
 
     @property
     def is_shared(self) -> bool:
         """Whether every node sees it, as far as is known."""
         return self.blind == []
 
-    def see(self, nodes: dict[str, str], scheduler_node: str) -> None:
+    def see(self, nodes: dict[str, str], scheduler_node: str, now_s: float) -> None:
         """Look again if there are other nodes than last time.
 
         Args:
@@ -39,14 +42,18 @@ class JournalProbe:
         """
         if self._mark is None or scheduler_node not in nodes:
             return
+        is_late = now_s >= self._began_s + _TIMEOUT_S
         if self._written is None and not self._looks and nodes != self._nodes:
-            self._nodes = dict(nodes)
+            self._nodes, self._began_s = dict(nodes), now_s
             self._written = _on(scheduler_node, _write, str(self._mark))
-        elif self._written is not None and ray.wait([self._written], timeout=0)[0]:
+        elif self._written is not None and (is_late or ray.wait([self._written], timeout=0)[0]):
             self._written = None
             self._looks = {node: _on(node, _sees, str(self._mark)) for node in self._nodes}
-        elif self._looks and len(ray.wait([*self._looks.values()], num_returns=len(self._looks), timeout=0)[1]) == 0:
-            self.blind = [self._nodes[node] for node, look in self._looks.items() if not _answer(look)]
+        elif self._looks and (is_late or not _missing(self._looks)):
+            missing = _missing(self._looks)
+            self.blind = [
+                self._nodes[node] for node, look in self._looks.items() if look in missing or not _answer(look)
+            ]
             self._looks = {}
             _on(scheduler_node, _remove, str(self._mark))
 
@@ -54,6 +61,11 @@ class JournalProbe:
 def _on(node: str, function: Any, path: str) -> Any:
     strategy = NodeAffinitySchedulingStrategy(node, soft=False)
     return ray.remote(function).options(num_cpus=0, max_retries=0, scheduling_strategy=strategy).remote(path)
+
+
+def _missing(looks: dict[str, Any]) -> list[Any]:
+    """The looks that have no answer yet."""
+    return list(ray.wait([*looks.values()], num_returns=len(looks), timeout=0)[1])
 
 
 def _answer(look: Any) -> bool:

@@ -20,6 +20,7 @@ from scheduler_svc.client.ray.hands import Hands, scheduler_address
 from scheduler_svc.client.ray.journal_probe import JournalProbe
 from scheduler_svc.client.ray.plan import FleetPlan
 from scheduler_svc.client.ray.spec import RayFleetSpec
+from scheduler_svc.client.ray.task import in_url
 from scheduler_svc.client.ray.telling import told
 
 MANAGER_PREFIX = "manager-r"
@@ -28,6 +29,20 @@ _LOOK_INTERVAL_S = 0.25
 _NUM_EVENTS = 200
 
 log = get_logger("fleet")
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that a manager did.
+
+    Attributes:
+        number: counts those of this manager's life.
+        at: in UTC, ISO 8601.
+    """
+
+    number: int
+    at: str
+    words: str
 
 
 @dataclass(frozen=True)
@@ -42,7 +57,7 @@ class FleetView:
         is_down: nothing is left.
         failures: why processes cannot run as they are configured.
         journal_blind: addresses of nodes that do not see the journal; None if it is not known, or it is on one node.
-        events: what was done last, each with the time.
+        events: what was done last.
     """
 
     url: str
@@ -52,7 +67,7 @@ class FleetView:
     is_down: bool
     failures: list[str]
     journal_blind: list[str] | None
-    events: list[tuple[str, str]]
+    events: list[Event]
 
 
 class Manager:
@@ -67,16 +82,19 @@ class Manager:
         self._spec = spec
         self._cluster = RayCluster(spec.name)
         self._plan = FleetPlan(spec.goal(journal_is_shared=False), spec.scheduler_node)
+        self._plan.is_stopping = spec.is_stopping
         self._hands = Hands(self._cluster, spec)
         self._probe = JournalProbe(spec.journal)
         self._seen = Seen()
         self._has_looked = False
         self._status: StatusReport | None = None
         self._status_asked: tuple[HostName, Any] | None = None
-        self._events: deque[tuple[str, str]] = deque(maxlen=_NUM_EVENTS)
+        self._events: deque[Event] = deque(maxlen=_NUM_EVENTS)
+        self._num_events = 0
         for revision in range(spec.revision):
             with contextlib.suppress(ValueError):
                 ray.kill(ray.get_actor(f"{MANAGER_PREFIX}{revision}"))
+        self._cluster.hold(spec.executor_env, None if spec.is_stopping else spec.executor_revision)
         threading.Thread(target=self._run, name="manager", daemon=True).start()
 
     def __repr__(self) -> str:
@@ -87,7 +105,7 @@ class Manager:
         """How the fleet is."""
         seen, address = self._seen, scheduler_address(self._seen)
         return FleetView(
-            url=f"http://{address}:{self._spec.port}" if address else "",
+            url=f"http://{in_url(address)}:{self._spec.port}" if address else "",
             wanted=self._plan.wanted,
             seen=seen,
             is_complete=self._has_looked and self._plan.is_complete(seen),
@@ -100,10 +118,6 @@ class Manager:
     def spec(self) -> RayFleetSpec:
         """What the operator asked for last."""
         return self._spec
-
-    def stop(self) -> None:
-        """Let everything go."""
-        self._plan.is_stopping = True
 
     def _run(self) -> None:
         while True:
@@ -134,7 +148,7 @@ class Manager:
         self._seen, self._has_looked = seen, True
         schedulers = [host for host in hosts if host.name.role == "scheduler" and host.report is not None]
         scheduler_node = next((host.report.node for host in schedulers if host.report is not None), "")
-        self._probe.see({node.id: node.address for node in nodes.values()}, scheduler_node)
+        self._probe.see({node.id: node.address for node in nodes.values()}, scheduler_node, time.monotonic())
         if self._plan.goal.journal_is_shared != self._probe.is_shared:
             self._plan.goal = replace(self._plan.goal, journal_is_shared=self._probe.is_shared)
 
@@ -156,9 +170,10 @@ class Manager:
 
     def _say(self, action: Action) -> None:
         """Tell the operator what is done, in the manager's log and in what `baton ray` shows."""
-        words = told(action, self._seen, self._spec.revision)
+        words = told(action, self._seen, self._spec.executor_revision)
         log.info(words)
-        self._events.append((datetime.now(UTC).isoformat(timespec="milliseconds"), words))
+        self._num_events += 1
+        self._events.append(Event(self._num_events, datetime.now(UTC).isoformat(timespec="milliseconds"), words))
 
 
 def _report(asked: Any) -> StatusReport | None:

@@ -10,9 +10,7 @@ knows nothing of what it did, goes on from what it sees. Only clocks are remembe
     another revision ──▶ `succession.py`, one place after the other
 """
 
-import math
-
-from scheduler_svc.client.ray.delays import Delays
+from scheduler_svc.client.ray.clocks import Delays, Durations
 from scheduler_svc.client.ray.facts import (
     Action,
     Goal,
@@ -20,7 +18,6 @@ from scheduler_svc.client.ray.facts import (
     HostName,
     Leave,
     Life,
-    MakePlace,
     Place,
     Remove,
     RemovePlace,
@@ -30,10 +27,11 @@ from scheduler_svc.client.ray.facts import (
     StartKeeper,
     StartScheduler,
 )
+from scheduler_svc.client.ray.places import HAND_OVER_S, Places, serves
 from scheduler_svc.client.ray.succession import successions
 
-HAND_OVER_S = 10.0  # before a node goes: for its executors to leave
-PATIENCE_S = 60.0  # with a node that is to go at no known time, until there are others
+IDLE_S = 10.0  # an executor that has not served for so long, while the scheduler answers, is no loss
+RETRY_S = 60.0  # what could not run as configured is tried again: a file may have come, or memory
 STRAY_STANDBY_S = 20.0  # a standby in a place where nothing serves has nothing to wait for
 
 
@@ -52,31 +50,35 @@ class FleetPlan:
         self.goal = goal
         self.is_stopping = False
         self._scheduler_node = scheduler_node
-        self._wanted: int | None = None if goal.scales else goal.executors
-        self._closing: set[int] = set()
         self._delays = Delays()
-        self._since: dict[str, float] = {}
+        self._durations = Durations()
+        self._places = Places(goal, self._durations)
+        self._beside: set[HostName] = set()  # started as standbys or successors of others
 
     def see(self, seen: Seen, now_s: float) -> list[Action]:
         """What to do now."""
         if self.is_stopping:
-            return self._stop(seen)
-        self._learn_wanted(seen)
-        actions = self._scheduler(seen, now_s)
-        open_places, place_actions = self._places(seen, now_s)
-        actions += place_actions
-        actions += self._keepers(seen)
-        if not any(host.life is Life.RUNNING for host in seen.of_role("scheduler")):
-            return actions  # executors are told where it is
-        tended = [place for place in open_places if place.node and (_keeper_runs(seen, place) or not self.goal.keeps)]
-        for place in tended:
-            actions += self._executors(seen, place, now_s)
-        return actions + (successions(seen, tended, self.goal) if tended == open_places else [])
+            return _stop(seen)
+        idle = self._idle(seen, now_s)
+        open_places, actions = self._places.see(seen, idle, now_s)
+        actions += [*self._retries(seen, now_s), *self._scheduler(seen, now_s), *self._keepers(seen)]
+        placed = [place for place in open_places if place.node]
+        tended = [place for place in placed if _keeper_runs(seen, place) or not self.goal.keeps]
+        if any(host.life is Life.RUNNING and not host.is_leaving for host in seen.of_role("scheduler")):
+            for place in tended:  # executors are told where the scheduler is
+                actions += self._executors(seen, place, now_s)
+            actions += successions(seen, placed, idle, self.goal) if tended == placed else []
+        actions = [action for action in actions if self._may(action, now_s)]
+        for action in actions:
+            if isinstance(action, StartExecutor):
+                name = HostName("executor", str(action.slot), action.number, self.goal.revision)
+                self._beside = self._beside - {name} if action.beside is None else self._beside | {name}
+        return actions
 
     @property
     def wanted(self) -> int:
         """How many executors there are to be."""
-        return self.goal.executors if self._wanted is None else self._wanted
+        return self.goal.executors if self._places.wanted is None else self._places.wanted
 
     def is_complete(self, seen: Seen) -> bool:
         """Whether all is as asked for: each executor serves, and is of this revision."""
@@ -89,22 +91,43 @@ class FleetPlan:
         return seen.ready is not None and counted and stays and current and standbys
 
     def failures(self, seen: Seen) -> list[str]:
-        """Why processes cannot run as they are configured."""
-        failed = [host for host in seen.hosts if host.life is Life.FAILED]
+        """Why processes cannot run as they are configured; without executors that are to be replaced."""
+        failed = [host for host in seen.hosts if host.life is Life.FAILED and not self._is_old(host)]
         return [f"{host.name}: {host.failure or (host.report and host.report.reason)}" for host in failed]
 
     def is_down(self, seen: Seen) -> bool:
         """Whether all is gone."""
         return not seen.hosts and not seen.places
 
-    def _learn_wanted(self, seen: Seen) -> None:
-        """A scheduler that has just started does not know yet; until it does, all stays as it is."""
-        if self.goal.scales and seen.wanted is not None:
-            self._wanted = seen.wanted
-        elif self._wanted is None:
-            stay = [place for place in seen.places if not (place.is_lost or self._is_closing(seen, place))]
-            going = [place for place in stay if place.node in seen.nodes and seen.nodes[place.node].is_going]
-            self._wanted = max(self.goal.executors, len(stay) - len(going))
+    def _is_old(self, host: Host) -> bool:
+        return host.name.role == "executor" and host.name.revision < self.goal.revision
+
+    def _may(self, action: Action, now_s: float) -> bool:
+        """Whether something is not started too soon after it was started last."""
+        match action:
+            case StartExecutor(slot, _, beside):
+                return self._delays.starts(f"executor {slot} {beside is None}", now_s)
+            case StartKeeper(node):
+                return self._delays.starts(f"keeper {node}", now_s)
+        return True
+
+    def _idle(self, seen: Seen, now_s: float) -> set[int]:
+        """Slots whose executors have not served for a while, although the scheduler answers."""
+        idle = set()
+        for place in seen.places:
+            is_idle = seen.ready is not None and not serves(seen, place)
+            if self._durations.of(f"idle {place.slot}", now_s, holds=is_idle) >= IDLE_S:
+                idle.add(place.slot)
+        return idle
+
+    def _retries(self, seen: Seen, now_s: float) -> list[Action]:
+        """Hosts whose processes could not run end after a while, and others are started."""
+        over = []
+        for host in seen.hosts:
+            failed_s = self._durations.of(f"failed {host.name}", now_s, holds=host.life is Life.FAILED)
+            if failed_s >= RETRY_S or (host.life is Life.FAILED and self._is_old(host)):
+                over.append(Remove(host.name))
+        return list(over)
 
     def _scheduler(self, seen: Seen, now_s: float) -> list[Action]:
         hosts = seen.of_role("scheduler")
@@ -117,8 +140,7 @@ class FleetPlan:
                 actions.append(Remove(host.name))
             elif not host.is_leaving:
                 actions += self._move_scheduler(seen, host.name, host.report.node, now_s)
-        if not hosts and self._delays.is_due("scheduler", now_s):
-            self._delays.started("scheduler", now_s)
+        if not hosts and self._delays.starts("scheduler", now_s):
             node = seen.nodes.get(self._scheduler_node)
             stays = node is not None and not node.is_going
             if not stays and self._scheduler_node and not self.goal.journal_is_shared:
@@ -146,134 +168,50 @@ class FleetPlan:
         kept = {node[:8] for node in wanted}
         return [*starts, *(Remove(host.name) for host in seen.of_role("keeper") if host.name.where not in kept)]
 
-    def _places(self, seen: Seen, now_s: float) -> tuple[list[Place], list[Action]]:
-        """Places that stay, and what to do about those that do not, are missing or are too many."""
-        actions: list[Action] = []
-        open_places: list[Place] = []
-        going: list[Place] = []
-        for place in seen.places:
-            node = seen.nodes.get(place.node)
-            if place.is_lost or (place.node and node is None):
-                actions.append(RemovePlace(place.slot))
-            elif self._is_closing(seen, place):
-                if not any(host.life in (Life.PENDING, Life.RUNNING) for host in seen.in_place(place.slot)):
-                    actions.append(RemovePlace(place.slot))
-            elif node is not None and node.is_going:
-                going.append(place)
-            else:
-                open_places.append(place)
-        self._closing &= {place.slot for place in seen.places}
-        wanted, num_ready = self.wanted, sum(1 for place in open_places if _serves(seen, place))
-        for place in going:
-            actions += self._leave_node(seen, place, now_s, is_replaced=num_ready >= wanted)
-        taken = {place.slot for place in seen.places}
-        for _ in range(wanted - len(open_places)):
-            slot = next(number for number in range(len(taken) + 1) if number not in taken)
-            taken.add(slot)
-            actions.append(MakePlace(slot))
-        for place in self._least_useful(seen, open_places)[: max(0, len(open_places) - wanted)]:
-            open_places.remove(place)
-            actions += self._close(seen, place)
-        return open_places, actions
-
-    def _is_closing(self, seen: Seen, place: Place) -> bool:
-        """Whether a place's executor was told to leave, perhaps by an earlier manager, and has no successor there."""
-        if place.slot in self._closing:
-            return True
-        hosts = seen.in_place(place.slot)
-        node = seen.nodes.get(place.node)
-        ends = (node is not None and node.is_going) or all(host.name.revision == self.goal.revision for host in hosts)
-        return bool(hosts) and ends and all(host.is_leaving for host in hosts)
-
-    def _leave_node(self, seen: Seen, place: Place, now_s: float, *, is_replaced: bool) -> list[Action]:
-        node = seen.nodes[place.node]
-        assert node.drain_by_s is not None
-        since = self._since.setdefault(node.id, now_s)
-        is_late = now_s >= (since + PATIENCE_S if math.isinf(node.drain_by_s) else node.drain_by_s - HAND_OVER_S)
-        if not (is_replaced or is_late or not _serves(seen, place)):
-            return []
-        return [Say(f"executor {place.slot} leaves {node.address}, which is to go"), *self._close(seen, place)]
-
-    def _close(self, seen: Seen, place: Place) -> list[Action]:
-        """Let a place's executor leave; the place goes when it has left."""
-        self._closing.add(place.slot)
-        hosts = [host for host in seen.in_place(place.slot) if host.is_live]
-        if not any(host.life is Life.RUNNING for host in hosts):
-            return [RemovePlace(place.slot)]
-        standbys_first = sorted(hosts, key=seen.is_ready)
-        return [Leave(host.name) for host in standbys_first]
-
-    def _least_useful(self, seen: Seen, places: list[Place]) -> list[Place]:
-        """Those that wait for resources first; then as the scheduler says; then the youngest."""
-        order = {name: at for at, name in enumerate(seen.drain_first)}
-
-        def use(place: Place) -> tuple[bool, int, int]:
-            hosts = seen.in_place(place.slot)
-            return (
-                _serves(seen, place),
-                min((order.get(h.name.in_fleet, len(order)) for h in hosts), default=0),
-                -place.slot,
-            )
-
-        return sorted(places, key=use)
-
     def _executors(self, seen: Seen, place: Place, now_s: float) -> list[Action]:
         """Keep a place that stays complete."""
         hosts = seen.in_place(place.slot)
-        gone = [host for host in hosts if _is_over(host, self.goal.revision)]
-        actions: list[Action] = [Remove(host.name) for host in gone]
+        left = [host for host in hosts if host.life is Life.LEFT]
         live = [host for host in hosts if host.is_live]
-        failed = [host for host in hosts if host.life is Life.FAILED and host not in gone]
-        if not live and not failed and not any(host.is_leaving for host in hosts if host not in gone):
-            key = f"place {place.slot}"
-            if self._delays.is_due(key, now_s):
-                self._delays.started(key, now_s)
-                actions.append(StartExecutor(place.slot, _free_number(hosts)))
-        elif self.goal.standby and hosts == live and len(live) == 1 and self._has_come(seen, live[0]):
+        # One that failed beside another says nothing against an executor of its own.
+        blocks = [
+            host for host in hosts if host not in left and host.name not in self._beside and not self._is_old(host)
+        ]
+        blocks = [host for host in blocks if host.life is Life.FAILED]
+        actions: list[Action] = [Remove(host.name) for host in left]
+        if not live and not blocks and not any(host.is_leaving for host in hosts if host not in left):
+            actions.append(StartExecutor(place.slot, _free_number(hosts)))
+        elif (
+            self.goal.standby and hosts == live and len(live) == 1 and not self._is_old(live[0]) and serves(seen, place)
+        ):
             actions.append(StartExecutor(place.slot, _free_number(hosts), beside=live[0]))
         return actions + self._stray_standby(seen, place, live, now_s)
 
-    def _has_come(self, seen: Seen, host: Host) -> bool:
-        """Whether an executor is there to stay."""
-        return host.name.revision == self.goal.revision and seen.is_ready(host)
-
     def _stray_standby(self, seen: Seen, place: Place, live: list[Host], now_s: float) -> list[Action]:
         """A standby whose executor has ended, and whose memory is gone as well, would wait for ever."""
-        key = f"stray {place.slot}"
         alone = len(live) == 1 and live[0].report is not None and live[0].report.is_well and live[0].report.pid != 0
-        if seen.ready is None or not alone or seen.is_ready(live[0]):
-            self._since.pop(key, None)
+        waits = alone and seen.ready is not None and not seen.is_ready(live[0])
+        if self._durations.of(f"stray {place.slot}", now_s, holds=waits) < STRAY_STANDBY_S:
             return []
-        if now_s - self._since.setdefault(key, now_s) < STRAY_STANDBY_S:
-            return []
-        del self._since[key]
         return [Say(f"{live[0].name} waits for memory that is gone, and is replaced"), Remove(live[0].name)]
 
-    def _stop(self, seen: Seen) -> list[Action]:
-        """Executors leave, then the scheduler, then the rest goes."""
-        executors, schedulers = seen.of_role("executor"), seen.of_role("scheduler")
-        running = [host for host in executors if host.life is Life.RUNNING]
-        if running:
-            return [Leave(host.name) for host in running if not host.is_leaving]
-        actions: list[Action] = [Remove(host.name) for host in executors]
-        actions += [RemovePlace(place.slot) for place in seen.places]
-        running = [host for host in schedulers if host.life is Life.RUNNING]
-        if running:
-            return actions + [Leave(host.name) for host in running if not host.is_leaving]
-        return actions + [Remove(host.name) for host in [*schedulers, *seen.of_role("keeper")]]
 
-
-def _serves(seen: Seen, place: Place) -> bool:
-    return any(seen.is_ready(host) for host in seen.in_place(place.slot))
+def _stop(seen: Seen) -> list[Action]:
+    """Executors leave, then the scheduler, then the rest goes."""
+    executors, schedulers = seen.of_role("executor"), seen.of_role("scheduler")
+    running = [host for host in executors if host.life is Life.RUNNING]
+    if running:
+        return [Leave(host.name) for host in running if not host.is_leaving]
+    actions: list[Action] = [Remove(host.name) for host in executors]
+    actions += [RemovePlace(place.slot) for place in seen.places]
+    running = [host for host in schedulers if host.life is Life.RUNNING]
+    if running:
+        return actions + [Leave(host.name) for host in running if not host.is_leaving]
+    return actions + [Remove(host.name) for host in [*schedulers, *seen.of_role("keeper")]]
 
 
 def _keeper_runs(seen: Seen, place: Place) -> bool:
     return any(host.name.where == place.node[:8] and host.life is Life.RUNNING for host in seen.of_role("keeper"))
-
-
-def _is_over(host: Host, revision: int) -> bool:
-    """Whether a host's actor has nothing to do any more."""
-    return host.life is Life.LEFT or (host.life is Life.FAILED and host.name.revision < revision)
 
 
 def _free_number(hosts: list[Host]) -> int:

@@ -28,14 +28,15 @@ class RayFleetSpec:
 
     Attributes:
         name: of the fleet.
-        revision: counts the operator's changes.
+        revision: counts the operator's changes; each has a manager of its own.
+        executor_revision: counts the rollouts.
+        is_stopping: everything is to go.
         model: as in `common.model_files.resolve_model`, on every node.
         host, port: where the scheduler serves HTTP, on the node that it is on.
         executor_port: where executors connect, on that node.
         executors: how many; with autoscaling, how many at first.
         scales: whether the scheduler says how many; its options say within which limits.
         cpus, gpus: of each executor, as Ray counts them; with several GPUs each has a rank of the model.
-        scheduler_cpus: of the scheduler.
         scheduler_node: id of the node where it is to start.
         keeps: whether each node has a keeper.
         standby: whether each executor has a standby.
@@ -57,11 +58,12 @@ class RayFleetSpec:
     executors: int
     server_keys: KeyPair
     revision: int = 1
+    executor_revision: int = 1
+    is_stopping: bool = False
     host: str = "0.0.0.0"  # noqa: S104  (clients are on other machines)
     scales: bool = False
     cpus: float = 1.0
     gpus: int = 0
-    scheduler_cpus: float = 1.0
     scheduler_node: str = ""
     keeps: bool = True
     standby: bool = False
@@ -91,7 +93,7 @@ class RayFleetSpec:
         return Goal(
             executors=self.executors,
             scales=self.scales,
-            revision=self.revision,
+            revision=self.executor_revision,
             keeps=self.keeps,
             standby=self.standby,
             by_standby=self.by_standby and self.keeps,
@@ -113,7 +115,7 @@ class RayFleetSpec:
         words = ["baton-scheduler", *self._model(), "--host", self.host, "--port", str(self.port)]
         words += [
             "--executor-endpoint",
-            f"tcp://{{address}}:{self.executor_port}",
+            f"tcp://{{host}}:{self.executor_port}",
             "--curve-keys",
             f"{{folder}}/{_KEYS}",
         ]
@@ -141,6 +143,8 @@ class RayFleetSpec:
         words = [*self._model(), "--scheduler", f"file:{{folder}}/{ADDRESS_FILE}", "--name", name.in_fleet]
         words += ["--curve-keys", f"{{folder}}/{_KEYS}", "--health-file", f"{{folder}}/{HEALTH_FILE}"]
         words += ["--keeper", "{shared}/keeper.sock"] if self.keeps else ["--no-keep"]
+        words += ["--place", name.where] if self.keeps else []
+        words += ["--device", "cpu"] if not self.gpus and "--device" not in self.executor_options else []
         words += [*threads, *self.executor_options]
         ranks = (
             (*("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={self.gpus}"),)

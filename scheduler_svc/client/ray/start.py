@@ -26,7 +26,6 @@ def new_spec(operator: Operator, *, api_keys_file: Path | None, **facts: Any) ->
     Raises:
         FleetMisconfigured: the file cannot be used.
     """
-    env = operator.runtime_env
     api_keys, status_key = None, ""
     if api_keys_file is not None:
         keys, status_key = read_key_file(api_keys_file), new_key()
@@ -41,8 +40,8 @@ def new_spec(operator: Operator, *, api_keys_file: Path | None, **facts: Any) ->
         name=operator.fleet,
         server_keys=KeyPair.generate(),
         scheduler_node=operator.node(),
-        scheduler_env=env,
-        executor_env=env,
+        scheduler_env=operator.runtime_env,
+        executor_env=operator.runtime_env,
         api_keys=api_keys,
         status_key=status_key,
         **facts,

@@ -12,19 +12,23 @@ of them serve. A successor that cannot run as configured ends it: what is old go
 from scheduler_svc.client.ray.facts import Action, Goal, Host, Leave, Life, Place, Seen, StartExecutor
 
 
-def successions(seen: Seen, places: list[Place], goal: Goal) -> list[Action]:
-    """What to do next about executors of older revisions."""
+def successions(seen: Seen, places: list[Place], idle: set[int], goal: Goal) -> list[Action]:
+    """What to do next about executors of older revisions.
+
+    Args:
+        places: that stay, and have resources.
+        idle: slots in which nothing has served for some time: no loss, so they are first.
+    """
     hosts = {place.slot: seen.in_place(place.slot) for place in places}
     old = {slot: [host for host in there if host.name.revision < goal.revision] for slot, there in hosts.items()}
-    if not any(old.values()) or any(_failed(there, goal) for there in hosts.values()):
+    if seen.ready is None or not any(old.values()) or any(_failed(there, goal) for there in hosts.values()):
         return []
-    # One that does not serve is no loss; then the place whose turn has begun; then the first.
     begun = [slot for slot, there in hosts.items() if old[slot] and (len(there) > len(old[slot]) or _leaves(there))]
-    idle = [slot for slot in hosts if old[slot] and not _leaves(hosts[slot]) and not _serves(seen, hosts[slot])]
     if begun:
         return _advance(seen, hosts[begun[0]], goal)
-    if idle:
-        return [Leave(host.name) for host in old[idle[0]] if host.is_live]
+    for slot in hosts:
+        if old[slot] and slot in idle:
+            return [Leave(host.name) for host in old[slot] if host.is_live]
     if all(_serves(seen, there) for there in hosts.values()):
         return _advance(seen, next(hosts[slot] for slot in hosts if old[slot]), goal)
     return []

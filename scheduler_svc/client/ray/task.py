@@ -11,8 +11,8 @@ ADDRESS_FILE = "scheduler"
 class Task:
     """What a host runs.
 
-    `{python}`, `{folder}`, `{shared}` and `{address}` in a command are replaced: by the interpreter, by a folder of
-    this host's own, by one that all hosts of the fleet on this node share, and by the node's address.
+    `{python}`, `{folder}`, `{shared}` and `{host}` in a command are replaced: by the interpreter, by a folder of this
+    host's own, by one that all hosts of the fleet on this node share, and by the node's address, as it is in a URL.
 
     Attributes:
         command: of the process.
@@ -29,3 +29,8 @@ class Task:
     without: tuple[str, ...] = ()
     files: Mapping[str, str] = field(default_factory=dict, repr=False)
     public_key: str = ""
+
+
+def in_url(address: str) -> str:
+    """A node's address as a part of a URL or endpoint."""
+    return f"[{address}]" if ":" in address else address

@@ -27,8 +27,8 @@ def print_view(view: FleetView, spec: RayFleetSpec) -> None:
     for host in sorted(view.seen.hosts, key=lambda host: (host.name.role, host.name.where, host.name.number)):
         table.add_row(*_cells(host, view.seen))
     console.print(table)
-    for at, words in view.events[-_NUM_EVENTS:]:
-        console.print(f"{at}  {words}")
+    for event in view.events[-_NUM_EVENTS:]:
+        console.print(f"{event.at}  {event.words}")
 
 
 def journal_words(view: FleetView, spec: RayFleetSpec) -> str:

@@ -25,6 +25,7 @@ class FakeHost:
     failed: bool = False
     leave_at: float | None = None
     active: bool = False  # serves, or will without waiting
+    deaf: bool = False  # its scheduler does not hear of it
 
     def life(self, now: float) -> f.Life:
         if now < self.made_at + ACTOR_S:
@@ -75,7 +76,8 @@ class FakeRay:
             for host in self.hosts.values()
             if self._serves(host) and any(self._waits(other) for other in self._beside(host))
         )
-        return f.Seen(nodes, places, hosts, ready, standbys, self.wanted, self.drain_first)
+        wanted = None if ready is None else self.wanted
+        return f.Seen(nodes, places, hosts, ready, standbys, wanted, self.drain_first)
 
     def _report(self, host: FakeHost) -> f.HostReport | None:
         life = host.life(self.now)
@@ -108,7 +110,7 @@ class FakeRay:
         )
 
     def _serves(self, host: FakeHost) -> bool:
-        if not self._is_up(host) or host.leave_at is not None:
+        if not self._is_up(host) or host.leave_at is not None or host.deaf:
             return False
         if not host.active:  # takes what another one of its place has left
             host.active = not any(other.active for other in self._beside(host))

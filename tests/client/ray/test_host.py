@@ -101,7 +101,7 @@ def test_files_folders_and_variables(start, folder, monkeypatch):
         f"import os, sys, signal; e = os.environ; w = ' '.join([*sys.argv[1:], e['BATON_NODE'], e['A'], "
         f"e.get('OMP_NUM_THREADS', '-')]); open({str(shown)!r}, 'w').write(w); signal.pause()"
     )
-    command = ("{python}", "-c", code, "{folder}/keys", "{shared}/keeper.sock", "tcp://{address}:1")
+    command = ("{python}", "-c", code, "{folder}/keys", "{shared}/keeper.sock", "tcp://{host}:1")
     host = start("", command=command, files={"keys/secret": "s"}, environment={"A": "b"}, without=("OMP_NUM_THREADS",))
     eventually(lambda: shown.exists() and shown.read_text())
     keys, keeper, endpoint, node, variable, threads = shown.read_text().split()
@@ -116,6 +116,22 @@ def test_files_folders_and_variables(start, folder, monkeypatch):
     host.drop_file("keys/another")
     host.drop_file("keys/another")
     assert not (secret.parent / "another").exists()
+
+
+def test_a_process_that_ends_at_once_again_and_again_is_given_up(start, monkeypatch):
+    """As torchrun does whose ranks are misconfigured: it says 1, whatever they say."""
+    monkeypatch.setattr("scheduler_svc.client.processes.supervisor._FIRST_DELAY_S", 0.01)
+    host = start("import os; os._exit(1)")
+    eventually(lambda: host.report().life is Life.FAILED)
+    assert host.report().ends == 5
+
+
+def test_what_was_secret_goes_with_the_process(start, folder):
+    host = start(WAIT, files={"keys/secret": "s"})
+    (secret,) = folder.glob("**/secret")
+    eventually(lambda: host.report().pid)
+    host.leave(30.0)
+    eventually(lambda: not secret.exists() and not secret.parent.parent.exists())
 
 
 def test_health(start):

@@ -20,7 +20,7 @@ def spec(**fields) -> RayFleetSpec:
 def parsed(command, task, words, folder):
     """What a click command makes of a task's words."""
     assert words[:3] == ("{python}", "-m", {"baton-executor": "executor_svc"}.get(task, task))
-    filled = [word.replace("{folder}", str(folder)).replace("{address}", "10.0.0.1") for word in words[3:]]
+    filled = [word.replace("{folder}", str(folder)).replace("{host}", "10.0.0.1") for word in words[3:]]
     (folder / "scheduler").write_text("tcp://10.0.0.1:5555")
     return command.make_context(task, filled).params
 
@@ -52,7 +52,8 @@ def test_an_executor(tmp_path):
     task = some.executor_task(EXECUTOR, "tcp://10.0.0.1:5555", own, is_beside=False)
     options = parsed(executor_command, "baton-executor", task.command, tmp_path)
     assert (options["name"], options["threads"], options["dtype"]) == ("executor-3-1", 4, "bfloat16")
-    assert (options["standby"], options["no_keep"]) == ("never", False)
+    assert (options["standby"], options["no_keep"], options["place"]) == ("never", False, "3")
+    assert options["device"] == "cpu", "no GPU was asked for, also where Ray hides none"
     curve = ClientCurve.load(laid_out(task, tmp_path))
     assert (curve.keys.secret, curve.server_public) == (own.secret, some.server_keys.public)
     assert task.public_key == own.public.decode()
@@ -79,6 +80,7 @@ def test_ranks_on_the_gpus_of_one_place():
         "-m",
     )
     assert "--threads" not in task.command
+    assert "--device" not in task.command
 
 
 def test_the_keeper(tmp_path):
