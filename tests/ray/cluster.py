@@ -76,6 +76,16 @@ class RayCluster:
         assert done.returncode == expected, f"{done.stdout}\n{done.stderr}\n{self.story()}"
         return done.stderr if expected else done.stdout
 
+    def start_baton(self, *arguments):
+        """Start `baton ray`, and do not wait for it."""
+        command = [*BATON, "ray", *map(str, arguments), "--address", self.address]
+        return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=self._environment)
+
+    def manager(self):
+        """The name of the manager's actor."""
+        names = [name for name in self.ask("actors") if name.startswith("manager-r")]
+        return max(names, key=lambda name: int(name.removeprefix("manager-r")), default="")
+
     def up_options(self, executors):
         """For `baton ray up`: executors of one CPU, on free ports, with a journal that all nodes see."""
         self.journal.parent.mkdir(exist_ok=True)

@@ -26,6 +26,7 @@ class Readers:
     """
 
     def __init__(self, url: str, count: int) -> None:
+        self.url = url
         self._streams = EventStreams(ServiceAddress(url, timeout_s=PAUSE_LIMIT_S, reconnect_timeout_s=PAUSE_LIMIT_S))
         self._requests = [request for request, _ in zip(requests(), range(count), strict=False)]
         self.finished = 0

@@ -23,7 +23,7 @@ def test_a_fleet_from_up_to_down(cluster: RayCluster):
     url = cluster.ask("view")["url"]
     assert f"Baton is ready at {url}" in said
     assert f"{cluster.journal}, which every node sees" in said
-    executors = status(url)["executors"]
+    executors = sorted(status(url)["executors"], key=lambda executor: executor["executor"])
     assert [executor["executor"] for executor in executors] == ["executor-0-0", "executor-1-0"]
     assert {executor["node"] for executor in executors} == {url.removeprefix("http://").partition(":")[0]}
     assert all(executor["keeps_pool"] for executor in executors)
@@ -53,6 +53,16 @@ def test_a_fleet_from_up_to_down(cluster: RayCluster):
     shown = cluster.baton("status")
     assert "2 ready, 2 wanted, 0 waiting for resources" in shown
     assert "let executor-1-0-r1 leave" in shown
+    assert "1 executors of revision 2" in cluster.baton("scale", 1)
+    assert cluster.executors() == ["executor-0-1-r2"], "the others stay as they are"
     assert "is down" in cluster.baton("down")
     assert cluster.ask("actors") == []
-    assert "there is no such fleet" in cluster.baton("status", expected=3)
+    assert "there is no fleet baton" in cluster.baton("status", expected=3)
+
+
+def test_what_cannot_run_is_said_and_can_be_taken_down(cluster: RayCluster):
+    said = cluster.baton("up", *cluster.up_options(1), "--model", "/no/such/model", expected=2)
+    assert "scheduler-0-0-r1 exited with code 2" in said
+    assert "/no/such/model" in said
+    assert "is down" in cluster.baton("down")
+    assert cluster.ask("actors") == []

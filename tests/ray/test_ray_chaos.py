@@ -4,7 +4,9 @@ Run it with `-s` to see what was done when, and the longest pause of each stream
 """
 
 import asyncio
+import contextlib
 import os
+import signal
 import statistics
 import time
 from collections.abc import Callable
@@ -13,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.service import status
-from tests.ray.cluster import RayCluster
+from tests.ray.cluster import ClusterError, RayCluster
 from tests.ray.streams import Readers
 from tests.support.eventually import eventually
 
@@ -102,14 +104,41 @@ class Upheaval:
         await self.kill(lambda: self.cluster.ask("kill_actor", name))
 
     async def kill_the_manager(self) -> None:
-        (name,) = (name for name in await self.ask("actors") if name.startswith("manager-"))
-        await self.ask("kill_actor", name)
+        await self.ask("kill_actor", self.cluster.manager())
 
     async def roll_out_by_standby(self) -> None:
         await asyncio.to_thread(self.cluster.baton, "rollout", "--standby")
 
     async def roll_out_one_by_one(self) -> None:
         await asyncio.to_thread(self.cluster.baton, "rollout")
+
+
+def test_two_executors_of_one_node_and_their_standbys(tmp_path: Path):
+    """Each standby goes on with the memory of its own executor; and what was told to end does, whatever dies."""
+    cluster = RayCluster(tmp_path, 2)
+    try:
+        cluster.baton("up", *cluster.up_options(2), "--standby")
+        readers = Readers(cluster.ask("view")["url"], NUM_STREAMS // 4)
+
+        async def kill_each() -> None:
+            for slot in (0, 1):
+                serving = {executor["executor"]: executor["pid"] for executor in status(readers.url)["executors"]}
+                (pid,) = (pid for name, pid in serving.items() if name.startswith(f"executor-{slot}-"))
+                os.kill(pid, signal.SIGKILL)
+                await readers.progress()
+            await asyncio.to_thread(cluster.wait_until_complete)
+
+        asyncio.run(readers.while_(kill_each))
+        report = status(readers.url)
+        assert (len(report["executors"]), report["pools_adopted"], report["recomputed_tokens"]) == (2, 2, 0)
+        down = cluster.start_baton("down")
+        eventually(lambda: cluster.manager() != "manager-r1")
+        with contextlib.suppress(ClusterError):  # it was faster
+            cluster.ask("kill_actor", "manager-r2")
+        assert down.wait(timeout=120) == 0, cluster.story()
+        assert cluster.ask("actors") == []
+    finally:
+        cluster.close()
 
 
 def test_as_many_executors_as_are_wanted(tmp_path: Path):

@@ -154,8 +154,9 @@ class RayCluster:
         wanted = None if revision is None or not env else f"{_HOLDER_PREFIX}{revision}"
         there = [name for name in ray.util.list_named_actors() if name.startswith(_HOLDER_PREFIX)]
         if wanted is not None and wanted not in there:
-            holder = ray.remote(Holder).options(name=wanted, lifetime="detached", max_restarts=-1, num_cpus=0)
-            holder.options(runtime_env=dict(env)).remote()
+            ray.remote(Holder).options(
+                name=wanted, lifetime="detached", max_restarts=-1, num_cpus=0, runtime_env=dict(env)
+            ).remote()
         for name in there:
             if name != wanted:
                 with contextlib.suppress(ValueError):

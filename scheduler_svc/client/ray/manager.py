@@ -71,7 +71,7 @@ class FleetView:
 
 
 class Manager:
-    """Starts at once. Managers of older revisions are ended first: what they have started is this one's now.
+    """Starts at once, and ends managers of older revisions first: what they have started is this one's now.
 
     Args:
         spec: what the operator asked for.
@@ -86,15 +86,12 @@ class Manager:
         self._hands = Hands(self._cluster, spec)
         self._probe = JournalProbe(spec.journal)
         self._seen = Seen()
+        self._has_taken_over = False
         self._has_looked = False
         self._status: StatusReport | None = None
         self._status_asked: tuple[HostName, Any] | None = None
         self._events: deque[Event] = deque(maxlen=_NUM_EVENTS)
         self._num_events = 0
-        for revision in range(spec.revision):
-            with contextlib.suppress(ValueError):
-                ray.kill(ray.get_actor(f"{MANAGER_PREFIX}{revision}"))
-        self._cluster.hold(spec.executor_env, None if spec.is_stopping else spec.executor_revision)
         threading.Thread(target=self._run, name="manager", daemon=True).start()
 
     def __repr__(self) -> str:
@@ -119,9 +116,19 @@ class Manager:
         """What the operator asked for last."""
         return self._spec
 
+    def _take_over(self) -> None:
+        """End managers of older revisions, and keep what executors of this one need."""
+        for revision in range(self._spec.revision):
+            with contextlib.suppress(ValueError):
+                ray.kill(ray.get_actor(f"{MANAGER_PREFIX}{revision}"))
+        self._cluster.hold(self._spec.executor_env, None if self._spec.is_stopping else self._spec.executor_revision)
+        self._has_taken_over = True
+
     def _run(self) -> None:
         while True:
             try:
+                if not self._has_taken_over:
+                    self._take_over()
                 self._look()
                 for action in self._plan.see(self._seen, time.monotonic()):
                     self._say(action)
