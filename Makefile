@@ -44,8 +44,8 @@ $(TRITON_OLDEST): $(VENV)/ready
 
 # Services need both cores to themselves; compilers take one each.
 test-chaos: $(VENV)/ready $(TRITON_OLDEST)  ## Long runs that kill processes, a longer fuzz, and kernels by an older Triton
-	$(BIN)/python -m pytest -m chaos --timeout=1500 tests/e2e
-	$(PYTEST) -m chaos --timeout=1500 --ignore=tests/e2e
+	$(BIN)/python -m pytest -m chaos --timeout=1500 tests/e2e tests/ray
+	$(PYTEST) -m chaos --timeout=1500 --ignore=tests/e2e --ignore=tests/ray
 	PYTHONPATH=$(TRITON_OLDEST) $(PYTEST) -m "not chaos" --timeout=900 -k "not sm_80 and not sm_100" tests/kernels/gpu/test_compile.py
 
 test-fresh: $(VENV)/ready  ## Seeds that no run has had before, for three minutes; what fails is a warning
