@@ -55,6 +55,7 @@ def test_a_fleet_from_up_to_down(cluster: RayCluster):
     assert "let executor-1-0-r1 leave" in shown
     assert "1 executors of revision 2" in cluster.baton("scale", 1)
     assert cluster.executors() == ["executor-0-1-r2"], "the others stay as they are"
+    assert "let executor-1-1-r2 leave" in [words for _, words in cluster.ask("view")["events"]]
     assert "is down" in cluster.baton("down")
     assert cluster.ask("actors") == []
     assert "there is no fleet baton" in cluster.baton("status", expected=3)

@@ -26,6 +26,7 @@ from scheduler_svc.client.ray.telling import told
 MANAGER_PREFIX = "manager-r"
 
 _LOOK_INTERVAL_S = 0.25
+_FIRST_REPORTS_S = 5.0
 _NUM_EVENTS = 200
 
 log = get_logger("fleet")
@@ -87,7 +88,8 @@ class Manager:
         self._probe = JournalProbe(spec.journal)
         self._seen = Seen()
         self._has_taken_over = False
-        self._has_looked = False
+        self._knows_all = False
+        self._started_s = time.monotonic()
         self._status: StatusReport | None = None
         self._status_asked: tuple[HostName, Any] | None = None
         self._events: deque[Event] = deque(maxlen=_NUM_EVENTS)
@@ -105,8 +107,8 @@ class Manager:
             url=f"http://{in_url(address)}:{self._spec.port}" if address else "",
             wanted=self._plan.wanted,
             seen=seen,
-            is_complete=self._has_looked and self._plan.is_complete(seen),
-            is_down=self._has_looked and self._plan.is_stopping and self._plan.is_down(seen),
+            is_complete=self._knows_all and self._plan.is_complete(seen),
+            is_down=self._knows_all and self._plan.is_stopping and self._plan.is_down(seen),
             failures=self._plan.failures(seen),
             journal_blind=self._probe.blind,
             events=list(self._events),
@@ -130,13 +132,24 @@ class Manager:
                 if not self._has_taken_over:
                     self._take_over()
                 self._look()
+                if not self._has_heard_all():
+                    continue
                 for action in self._plan.see(self._seen, time.monotonic()):
                     self._say(action)
                     self._hands.do(action, self._seen)
                 self._hands.keep_told(self._seen)
             except Exception:  # Ray may be out of reach for a moment; what was left undone is seen the next time
                 log.exception("a look at the cluster failed")
-            time.sleep(_LOOK_INTERVAL_S)
+            finally:
+                time.sleep(_LOOK_INTERVAL_S)
+
+    def _has_heard_all(self) -> bool:
+        """Whether each host has said how it is, once since this manager's start: one that has not would seem to be
+        waiting for Ray, though it may serve. A host that hangs is waited for only so long."""
+        if not self._knows_all:
+            is_late = time.monotonic() - self._started_s > _FIRST_REPORTS_S
+            self._knows_all = is_late or all(host.life is not Life.PENDING for host in self._seen.hosts)
+        return self._knows_all
 
     def _look(self) -> None:
         nodes, hosts = self._cluster.nodes(), self._cluster.hosts()
@@ -152,7 +165,7 @@ class Manager:
                 wanted=None if scale is None else scale.wanted,
                 drain_first=() if scale is None else tuple(scale.drain_first),
             )
-        self._seen, self._has_looked = seen, True
+        self._seen = seen
         schedulers = [host for host in hosts if host.name.role == "scheduler" and host.report is not None]
         scheduler_node = next((host.report.node for host in schedulers if host.report is not None), "")
         self._probe.see({node.id: node.address for node in nodes.values()}, scheduler_node, time.monotonic())
