@@ -1,4 +1,4 @@
-"""deploy/grafana and deploy/prometheus ask for what the scheduler exports, which is read off one that runs."""
+"""deploy/grafana, deploy/prometheus and KEDA ask for what the scheduler exports, which is read off one that runs."""
 
 import json
 import re
@@ -22,7 +22,9 @@ CODES = set(re.findall(r"`(\w+)`", (ROOT / "docs" / "protocol.md").read_text().r
 # Frontends refuse with codes of their own, which the API reference has in its tables of errors.
 ERRORS = re.findall(r"^\| \d+ \| (`.*?) \|", (ROOT / "docs" / "api.md").read_text(), flags=re.MULTILINE)
 CODES |= {code for row in ERRORS for code in re.findall(r"`(\w+)`", row)}
+SCALED = yaml.safe_load((ROOT / "deploy" / "kubernetes" / "keda" / "scaled-object.yaml").read_text())
 QUERIES = [target["expr"] for panel in PANELS for target in panel["targets"]] + [rule["expr"] for rule in RULES]
+QUERIES += [trigger["metadata"]["query"] for trigger in SCALED["spec"]["triggers"]]
 
 
 @pytest.fixture(scope="module")

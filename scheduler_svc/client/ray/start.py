@@ -13,6 +13,7 @@ from scheduler_svc.client.ray.operator import Operator, say
 from scheduler_svc.client.ray.spec import RayFleetSpec
 from scheduler_svc.client.ray.view import journal_words
 
+_OPEN = ", and whoever reaches that address is served: see --api-keys and --host"
 _STATUS_KEY_NAME = "baton-ray"
 
 
@@ -54,13 +55,17 @@ def announce(operator: Operator, spec: RayFleetSpec, timeout_s: float) -> None:
     if spec.journal is not None:
         view = operator.wait(lambda view: view.journal_blind is not None, timeout_s, say)
     addresses = sorted({host.report.address for host in view.seen.hosts if host.report is not None})
+    is_local = spec.host in ("127.0.0.1", "::1", "localhost")
+    keys = "clients need one (--api-keys)" if spec.api_keys else "clients need none" + ("" if is_local else _OPEN)
+    key = " --api-key KEY" if spec.api_keys else ""
     click.echo(f"""
 Baton is ready at {view.url}
   executors  {len(view.seen.ready or ())} on {", ".join(addresses)}
   journal    {journal_words(view, spec)}
+  API keys   {keys}
 
 Try:
-  baton generate "ROMEO:" --max-tokens 64 --url {view.url}
-  baton status --url {view.url}
+  baton generate "ROMEO:" --max-tokens 64 --url {view.url}{key}
+  baton status --url {view.url}{key}
   baton ray status{"" if spec.name == "baton" else f" --fleet {spec.name}"}
 """)
