@@ -7,19 +7,18 @@ from itertools import pairwise
 import pytest
 import zmq
 
-from common.logging import DropLog, get_logger
-from scheduler_svc.core.executor.cache_events import BLOCKS_AT_ONCE, CacheEvents
+from scheduler_svc.core.executor.cache_events import BLOCKS_AT_ONCE
 from scheduler_svc.server import kv_event_replay, kv_events, open_port
 from scheduler_svc.server.kv_event_log import EventLog
-from scheduler_svc.server.kv_events import KvEventOptions, KvEventPublisher
+from scheduler_svc.server.kv_events import KvEventOptions
 from tests.support.core import FakeExecutor, running_core
 from tests.support.eventually import eventually
 from tests.support.hello import LIMITS
 from tests.support.kv_listener import KvListener, replay
 from tests.support.kv_readers import Subscriber
+from tests.support.kv_turning import ANY, Turning
 from tests.support.raw_zmtp import MORE, RawPeer, frame, greeting, ready
 
-ANY = "tcp://127.0.0.1:0"
 PREFIX = list(range(8))
 
 
@@ -54,48 +53,6 @@ def cached(core):
 def knows_all(core, listener):
     """Whether a router knows what is there; asked again while the core goes on."""
     return lambda: listener.known.blocks.keys() == cached(core) != set()
-
-
-class Turning:
-    """A publisher whose turns the test takes, with a clock that the test moves; each turn moves it by `turn_s`."""
-
-    def __init__(self, turn_s=0.0, **options):
-        self.now, self.turn_s = 0.0, turn_s
-        self.events = CacheEvents()
-        self.drops = DropLog(get_logger("test"), "routers")
-        self.publisher = KvEventPublisher(
-            KvEventOptions(ANY, replay_endpoint=ANY, **options), self.events, self.drops, lambda: self.now
-        )
-        self.endpoint, self.replay_endpoint = self.publisher.endpoint, self.publisher.replay_endpoint
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.publisher.close()
-
-    def store(self, first, count, block_size=4):
-        for key in range(first, first + count):
-            self.events.store(key, None, key.to_bytes(4, "little") * block_size, block_size)
-
-    def turn_until(self, condition):
-        def turned():
-            self.now += self.turn_s
-            self.publisher.turn()
-            return condition()
-
-        eventually(turned, timeout_s=30.0)
-
-    def listens(self, listener):
-        """Turn until a router knows all."""
-
-        def knows():
-            while (message := listener.receive(0.0)) is not None:
-                listener.numbers.append(message[1])
-                listener.known.take(message[2])
-            return not self.events.has_more and len(listener.known.blocks) == self.events.num_blocks
-
-        self.turn_until(knows)
 
 
 def test_a_subscriber_knows_what_is_cached(tmp_path):
