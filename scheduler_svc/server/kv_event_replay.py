@@ -42,7 +42,7 @@ class ReplayPort:
         drops: DropLog,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._port = OpenPort(endpoint, REPLAY_ROUTER, clock)
+        self._port = OpenPort(endpoint, REPLAY_ROUTER, self._is_being_answered, clock)
         self.endpoint = self._port.endpoint
         self._topic = topic
         self._batches = batches
@@ -92,6 +92,9 @@ class ReplayPort:
                 self._send(peer, END_OF_REPLAY, b"")
             elif peer.is_open:
                 self._asked[name] = (peer, at)
+
+    def _is_being_answered(self, peer: PeerConnection) -> bool:
+        return peer.number in self._asked or peer.has_unsent
 
     def _has_room(self, peer: PeerConnection) -> bool:
         return peer.is_open and self._port.has_room(peer)

@@ -78,7 +78,7 @@ class KvEventPublisher:
         self._clock = clock
         self._wall_clock = wall_clock
         self._topic = options.topic.encode()
-        self._port = OpenPort(options.endpoint, PUBLISHER, clock)
+        self._port = OpenPort(options.endpoint, PUBLISHER, self._is_subscriber, clock)
         self.endpoint = self._port.endpoint
         self._log = EventLog()
         self._replay = None
@@ -141,6 +141,9 @@ class KvEventPublisher:
                 self._behind.add(peer.number)
         else:
             self._port.refuse(peer, f"more than {MAX_SUBSCRIPTIONS} subscriptions")
+
+    def _is_subscriber(self, peer: PeerConnection) -> bool:
+        return self._has_ours(self._subscriptions.get(peer.number, []))
 
     def _has_ours(self, topics: list[bytes]) -> bool:
         return any(self._topic.startswith(topic) for topic in topics)
