@@ -20,7 +20,7 @@ from scheduler_svc.server.zmtp.mechanisms import Role
 MAX_MEMBERS = 32  # a gateway has a handful of replicas
 MESSAGES_AT_ONCE = 64  # in what was read of one peer at once: these peers have little to say
 MAX_UNSENT_BYTES = 2**24  # that wait for one member
-# Half a minute until a peer that does not answer is cut off, with something to send or without; where the system has it.
+# Half a minute until a peer that does not answer is cut off, with something to send or without; Linux has all of them.
 _TIMEOUTS = (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", 30_000))
 
 log = get_logger(__name__)
@@ -97,7 +97,8 @@ class OpenPort:
             if frames is None:
                 return
             yield frames
-        self.refuse(peer, f"more than {MESSAGES_AT_ONCE} messages at once")
+        if self._next_message(peer) is not None:
+            self.refuse(peer, f"more than {MESSAGES_AT_ONCE} messages at once")
 
     def _next_message(self, peer: PeerConnection) -> list[bytes] | None:
         """What a peer has said next; None if that is nothing, or its connection is closed."""

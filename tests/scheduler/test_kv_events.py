@@ -1,7 +1,7 @@
 """KV events over real sockets: routers that subscribe, come late, lag behind, ask again, or are none."""
 
 import select
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from itertools import pairwise
 
 import pytest
@@ -293,6 +293,19 @@ def test_who_subscribes_without_end_is_cut_off():
             listener.socket.subscribe(b"long topic %d" % i)
         turning.turn_until(lambda: bool(monitor.poll(0)))
         listener.socket.disable_monitor()
+
+
+@pytest.mark.parametrize("beyond", [0, 1])
+def test_so_many_messages_at_once_are_taken_and_no_more(beyond, monkeypatch):
+    said = frame(b"\x01") * kv_events.MAX_SUBSCRIPTIONS
+    said += frame(b"\x00") * (open_port.MESSAGES_AT_ONCE + beyond - kv_events.MAX_SUBSCRIPTIONS)
+    with Turning() as turning, closing(RawPeer(turning.endpoint, greeting() + ready(socket_type=b"SUB") + said)):
+        port, reasons = turning.publisher._port, []
+        refuse = port.refuse
+        monkeypatch.setattr(port, "refuse", lambda *told: (reasons.append(told[1]), refuse(*told)))
+        turning.turn_until(lambda: bool(port.members() or reasons))
+        assert reasons == [f"more than {open_port.MESSAGES_AT_ONCE} messages at once"] * beyond
+        assert len(port.members()) == 1 - beyond
 
 
 @pytest.mark.parametrize("port", ["endpoint", "replay_endpoint"])
