@@ -28,7 +28,8 @@ from scheduler_svc.server.zmtp.frames import encode_message
 from scheduler_svc.server.zmtp.mechanisms import Role
 
 TELL_ANEW_EVERY_S = 5.0  # at most, because all subscribers get it
-MAX_UNSENT_BYTES = 2**20  # that wait for one subscriber when more is told anew
+MAX_UNSENT_BYTES = 2**24  # that wait for one subscriber
+MAX_UNSENT_OLD_BYTES = 2**20  # that wait for one subscriber when more is told anew
 PART_PATIENCE_S = 1.0  # so long a part of what is told anew waits for subscribers that are slow
 PATIENCE_S = 30.0  # so long all of it does, together
 MAX_SUBSCRIPTIONS = 16  # of one subscriber
@@ -78,7 +79,7 @@ class KvEventPublisher:
         self._clock = clock
         self._wall_clock = wall_clock
         self._topic = options.topic.encode()
-        self._port = OpenPort(options.endpoint, PUBLISHER, self._is_subscriber, clock)
+        self._port = OpenPort(options.endpoint, PUBLISHER, self._is_subscriber, MAX_UNSENT_BYTES, clock)
         self.endpoint = self._port.endpoint
         self._log = EventLog()
         self._replay = None
@@ -157,7 +158,7 @@ class KvEventPublisher:
 
     def _is_time_for_more(self, subscribers: list[PeerConnection], now: float) -> bool:
         """Whether the next part may be told anew. Who has held it up for too long is left behind."""
-        slow = {peer.number for peer in subscribers if peer.num_unsent_bytes > MAX_UNSENT_BYTES} - self._behind
+        slow = {peer.number for peer in subscribers if peer.num_unsent_bytes > MAX_UNSENT_OLD_BYTES} - self._behind
         if slow and now < min(self._part_told_at + PART_PATIENCE_S, self._told_anew_at + PATIENCE_S):
             return False
         self._behind |= slow

@@ -19,7 +19,6 @@ from scheduler_svc.server.zmtp.mechanisms import Role
 
 MAX_MEMBERS = 32  # a gateway has a handful of replicas
 MESSAGES_AT_ONCE = 64  # in what was read of one peer at once: these peers have little to say
-MAX_UNSENT_BYTES = 2**24  # that wait for one member
 # Half a minute until a peer that does not answer is cut off, with something to send or without; Linux has all of them.
 _TIMEOUTS = (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", 30_000))
 
@@ -33,6 +32,7 @@ class OpenPort:
         endpoint: to bind.
         role: what this end is to its peers.
         is_of_use: whether a member wants something that comes from here; one that does not may have to go.
+        max_unsent_bytes: that wait for one member when more is sent to it.
         clock: seconds of a monotonic clock.
 
     Attributes:
@@ -44,10 +44,12 @@ class OpenPort:
         endpoint: str,
         role: Role,
         is_of_use: Callable[[PeerConnection], bool],
+        max_unsent_bytes: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._connections = Connections(endpoint, None, StrangerBudget(), role)
         self._is_of_use = is_of_use
+        self._max_unsent_bytes = max_unsent_bytes
         self._clock = clock
         self._members: dict[bytes, PeerConnection] = {}
         self._turned_away = QuietLog(log, "connection closed: it is of no use at this port")
@@ -75,7 +77,7 @@ class OpenPort:
 
     def has_room(self, peer: PeerConnection) -> bool:
         """Whether more can be sent to a member without keeping too much."""
-        return not peer.is_full and peer.num_unsent_bytes < MAX_UNSENT_BYTES
+        return not peer.is_full and peer.num_unsent_bytes < self._max_unsent_bytes
 
     def send(self, peer: PeerConnection, data: bytes) -> None:
         """Send an encoded message, as soon as the connection takes it."""

@@ -4,7 +4,7 @@ from contextlib import ExitStack, closing
 
 import pytest
 
-from scheduler_svc.server import kv_events, open_port
+from scheduler_svc.server import kv_events
 from tests.support.kv_turning import SlowRouter, Turning
 
 LIMIT = 2**20
@@ -17,8 +17,8 @@ FIRST = 2**16  # keys are tokens, too
 @pytest.fixture
 def turning(monkeypatch):
     """A twentieth of a second for a turn, and one that holds a large cache, of which all was told to no one."""
-    monkeypatch.setattr(open_port, "MAX_UNSENT_BYTES", LIMIT)
-    monkeypatch.setattr(kv_events, "MAX_UNSENT_BYTES", LIMIT // 16)
+    monkeypatch.setattr(kv_events, "MAX_UNSENT_BYTES", LIMIT)
+    monkeypatch.setattr(kv_events, "MAX_UNSENT_OLD_BYTES", LIMIT // 16)
     with Turning(turn_s=0.05) as turning:
         turning.store(FIRST, NUM_BLOCKS, BLOCK_SIZE)
         turning.turn()

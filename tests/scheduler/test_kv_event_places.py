@@ -6,7 +6,7 @@ from contextlib import ExitStack, closing
 import pytest
 import zmq
 
-from scheduler_svc.server import open_port
+from scheduler_svc.server import kv_events, open_port
 from tests.support.kv_listener import KvListener
 from tests.support.kv_turning import Turning
 from tests.support.raw_zmtp import MORE, RawPeer, frame, greeting, ready
@@ -40,7 +40,10 @@ def test_a_subscriber_takes_the_place_of_one_that_wants_nothing_from_here(turnin
     with ExitStack() as stack:
         topics = [b"kv@a", b"kv@b", b"kv@a", b"kv@b"]
         members = [come(stack, turning, port, subscriber(turning, topic)) for topic in topics]
-        turning.listens(stack.enter_context(KvListener(turning.endpoint)))
+        listener = stack.enter_context(KvListener(turning.endpoint))
+        turning.turn_until(lambda: not all(member.is_open for member in members))
+        turning.now += kv_events.TELL_ANEW_EVERY_S
+        turning.listens(listener)
         assert [member.is_open for member in members] == [True, False, True, True], "the one that is here longest"
         come(stack, turning, port, subscriber(turning, b"kv@"))
         refused = stack.enter_context(KvListener(turning.endpoint))

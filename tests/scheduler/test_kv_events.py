@@ -160,7 +160,7 @@ def test_all_is_told_in_parts_beside_what_happens():
 
 def test_a_slow_subscriber_keeps_nothing_waiting_and_is_told_anew(monkeypatch):
     """It does not read until more has come than is kept for it."""
-    monkeypatch.setattr(open_port, "MAX_UNSENT_BYTES", 2**20)
+    monkeypatch.setattr(kv_events, "MAX_UNSENT_BYTES", 2**20)
     with Turning() as turning, KvListener(turning.endpoint, hwm=1) as slow, KvListener(turning.endpoint) as quick:
         turning.turn_until(lambda: len(turning.publisher._subscribers()) == 2)
         turning.now += kv_events.TELL_ANEW_EVERY_S
@@ -224,6 +224,43 @@ def test_a_long_replay_takes_many_turns():
             turns += 1
         assert turns == 3
         assert [int.from_bytes(dealer.recv_multipart()[2], "big") for _ in range(many)] == list(range(many))
+
+
+def test_a_turn_of_replays_is_bounded_in_bytes_and_routers_take_turns():
+    """Batches that are as long as those of a large cache, for routers that read all that comes."""
+    with Turning() as turning, ExitStack() as stack:
+        for first in range(0, 12 * 512, 512):
+            turning.store(2**16 + first, 512, block_size=256)
+            turning.publisher.turn()
+        replay, log, sent = turning.publisher._replay, turning.publisher._log, []
+        longest = max(len(log[number]) for number in range(log.first, log.next))
+        routers = [stack.enter_context(closing(RawPeer(turning.replay_endpoint, greeting() + ready()))) for _ in "abc"]
+        replay._port.has_room = lambda peer: True
+        replay._port.send = lambda peer, data: sent.append((peer.number, len(data)))
+        for router in routers:
+            router.send(frame(b"", MORE) + frame(bytes(8)))
+        turning.turn_until(lambda: len(replay._port.members()) == 3)
+        in_turns = []
+        while replay.has_more:
+            sent.clear()
+            turning.publisher.turn()
+            in_turns.append({number for number, _ in sent})
+            assert sum(size for _, size in sent) <= kv_event_replay.BYTES_AT_ONCE + 2 * longest
+        assert len(in_turns) > 3
+        assert len(in_turns[0] | in_turns[1] | in_turns[2]) == 3, "none waits for the end of another's"
+
+
+def test_little_waits_for_a_router_that_does_not_read_its_replay():
+    with Turning() as turning, closing(RawPeer(turning.replay_endpoint, greeting() + ready())) as router:
+        for first in range(0, 32 * 512, 512):
+            turning.store(2**16 + first, 512, block_size=256)
+            turning.publisher.turn()
+        assert turning.publisher._log._num_bytes > 2**24
+        router.send(frame(b"", MORE) + frame(bytes(8)))
+        turning.turn_until(lambda: bool(turning.publisher._replay._asked))
+        turning.turn_until(lambda: not turning.publisher.has_more)
+        (member,) = turning.publisher._replay._port.members()
+        assert 0 < member.num_unsent_bytes < 2**21
 
 
 def test_a_req_socket_gets_the_one_answer_that_it_takes():
