@@ -47,12 +47,14 @@ class KvEventOptions:
         topic: of the messages; llm-d wants `kv@POD@MODEL`, and Dynamo any.
         replay_endpoint: where they ask for what they have missed; None for no such port.
         salt: the `cache_salt` of the requests whose blocks are told of.
+        cache_group: of the API keys that have this salt; None for requests without one.
     """
 
     endpoint: str
     topic: str = ""
     replay_endpoint: str | None = None
     salt: str = ""
+    cache_group: str | None = None
 
 
 class KvEventPublisher:
