@@ -161,16 +161,20 @@ def test_all_is_told_in_parts_beside_what_happens():
 def test_a_slow_subscriber_keeps_nothing_waiting_and_is_told_anew(monkeypatch):
     """It does not read until more has come than is kept for it."""
     monkeypatch.setattr(kv_events, "MAX_UNSENT_BYTES", 2**20)
-    with Turning() as turning, KvListener(turning.endpoint, hwm=1) as slow, KvListener(turning.endpoint) as quick:
+    with Turning() as turning, KvListener(turning.endpoint, hwm=1) as slow, ExitStack() as stack:
+        turning.turn_until(lambda: len(turning.publisher._subscribers()) == 1)
+        (slow_peer,) = turning.publisher._subscribers()
+        quick = stack.enter_context(KvListener(turning.endpoint))
         turning.turn_until(lambda: len(turning.publisher._subscribers()) == 2)
         turning.now += kv_events.TELL_ANEW_EVERY_S
         turning.turn_until(lambda: not turning.publisher._behind)
         first = 1
-        while not turning.publisher._behind:  # the quick one goes on to hear everything meanwhile
+        while slow_peer.number not in turning.publisher._behind:
             turning.store(first, 200, block_size=256)
             first += 200
             turning.publisher.turn()
             turning.listens(quick)
+        assert turning.publisher._behind == {slow_peer.number}, "the quick one has heard everything meanwhile"
         assert sum(peer.num_unsent_bytes for peer in turning.publisher._port.members()) < 2**22
         turning.now += kv_events.TELL_ANEW_EVERY_S
         turning.listens(slow)
