@@ -63,7 +63,8 @@ log = get_logger(__name__)
 @click.option("--curve-keys", type=click.Path(file_okay=False, path_type=Path),
               help="Folder with the scheduler's secret key and the keys of executors that may connect (baton keys); "
               "these are read again when they change.")  # fmt: skip
-@click.option("--insecure", is_flag=True, help="Bind ZeroMQ beyond loopback without keys: the network is trusted.")
+@click.option("--insecure", is_flag=True, help="Bind the ports of executors and frontends beyond loopback "
+              "without keys: the network is trusted.")  # fmt: skip
 @kv_event_options
 @click.option(
     "--window", default=SchedulerConfig.window, type=click.IntRange(1, 8), help="Plans in flight to one executor."

@@ -19,7 +19,7 @@ from scheduler_svc.server.zmtp.mechanisms import Role
 
 MAX_MEMBERS = 32  # a gateway has a handful of replicas
 MESSAGES_AT_ONCE = 64  # in what was read of one peer at once: these peers have little to say
-# Half a minute until a peer that does not answer is cut off, with something to send or without; Linux has all of them.
+# Half a minute until a peer is cut off that does not answer, or takes nothing of what waits for it. Linux has them all.
 _TIMEOUTS = (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", 30_000))
 
 log = get_logger(__name__)
