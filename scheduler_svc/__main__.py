@@ -33,11 +33,7 @@ from scheduler_svc.frontend_options import FrontendOptions, frontend_options
 from scheduler_svc.kv_event_options import kv_event_options
 from scheduler_svc.server.addresses import listen, private_endpoint
 from scheduler_svc.server.core_process import CoreProcess
-from scheduler_svc.server.exposure import (
-    is_beyond_loopback_host,
-    require_keys_beyond_loopback,
-    require_trust_in_routers,
-)
+from scheduler_svc.server.exposure import is_beyond_loopback_host, require_keys_beyond_loopback
 from scheduler_svc.server.frontend_processes import STOP_TIMEOUT_S, FrontendProcesses
 from scheduler_svc.server.journal import Journal
 from scheduler_svc.server.kv_events import KvEventOptions
@@ -67,7 +63,8 @@ log = get_logger(__name__)
 @click.option("--curve-keys", type=click.Path(file_okay=False, path_type=Path),
               help="Folder with the scheduler's secret key and the keys of executors that may connect (baton keys); "
               "these are read again when they change.")  # fmt: skip
-@click.option("--insecure", is_flag=True, help="Bind ZeroMQ beyond loopback without keys: the network is trusted.")
+@click.option("--insecure", is_flag=True, help="Bind the ports of executors and frontends beyond loopback "
+              "without keys: the network is trusted.")  # fmt: skip
 @kv_event_options
 @click.option(
     "--window", default=SchedulerConfig.window, type=click.IntRange(1, 8), help="Plans in flight to one executor."
@@ -131,8 +128,6 @@ def main(
     require_keys_beyond_loopback(
         executor_endpoint, frontend_endpoint, has_keys=curve_keys is not None, insecure=insecure
     )
-    if kv_events is not None:
-        require_trust_in_routers(kv_events.endpoint, kv_events.replay_endpoint, insecure=insecure)
     setup_logging("scheduler", log_level, log_format)
     frontend = replace(frontend, served_model_name=frontend.served_model_name or (model_name(model),))
     name = frontend.served_model_name[0]
@@ -146,8 +141,11 @@ def main(
         processes = None
         try:
             curve = ServerCurve.load(curve_keys) if curve_keys is not None else None
-            if api_keys_file is not None:
-                read_key_file(api_keys_file)  # only frontends need it, but a mistake in it is to end this command
+            # Only frontends need the file, but a mistake in it is to end this command.
+            keys = read_key_file(api_keys_file) if api_keys_file is not None else ()
+            group = kv_events.cache_group if kv_events is not None else None
+            if frontends and group is not None and all(key.cache_group != group for key in keys):
+                log.warning("no API key has the cache group that routers are told of", cache_group=group)
             folder = resolve_model(model, weights=False)
             listener = listen(host, port, lambda: bool(stopping)) if frontends else None
             front = frontend_endpoint or stack.enter_context(private_endpoint())

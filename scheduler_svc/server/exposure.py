@@ -65,5 +65,5 @@ def require_trust_in_routers(kv_events: str | None, replay: str | None, *, insec
             raise click.UsageError(
                 f"{option} {endpoint} could be reached from other machines, and each of them could read the token ids "
                 "of all prompts and answers without a cache_salt: routers know no keys. Bind it to loopback, or say "
-                "--insecure if no machine but the routers' can reach it; executors need their keys as before."
+                "--kv-events-insecure if no machine but the routers' can reach it; executors need their keys as before."
             )

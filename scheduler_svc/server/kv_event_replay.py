@@ -17,6 +17,8 @@ from scheduler_svc.server.zmtp.frames import encode_message
 from scheduler_svc.server.zmtp.mechanisms import Role
 
 BATCHES_AT_ONCE = 64  # to all routers together, in one turn
+BYTES_AT_ONCE = 2**22  # the same; the last batch may exceed it
+MAX_UNSENT_BYTES = 2**20  # that wait for one router: each has a copy of its own, and the log has all of it anyway
 REPLAY_ROUTER = Role(b"ROUTER", (b"DEALER", b"REQ"))
 
 
@@ -42,7 +44,7 @@ class ReplayPort:
         drops: DropLog,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._port = OpenPort(endpoint, REPLAY_ROUTER, clock)
+        self._port = OpenPort(endpoint, REPLAY_ROUTER, self._is_being_answered, MAX_UNSENT_BYTES, clock)
         self.endpoint = self._port.endpoint
         self._topic = topic
         self._batches = batches
@@ -80,18 +82,22 @@ class ReplayPort:
         self._port.close()
 
     def _answer(self) -> None:
-        left = BATCHES_AT_ONCE
+        left, bytes_left = BATCHES_AT_ONCE, BYTES_AT_ONCE
         for name, (peer, number) in list(self._asked.items()):
+            if left <= 0 or bytes_left <= 0:
+                return
             del self._asked[name]  # to stand behind the others, if something is left
             at = max(number, self._batches.first)
-            while left and at < self._batches.next and self._has_room(peer):
+            while left > 0 and bytes_left > 0 and at < self._batches.next and self._has_room(peer):
                 self._send(peer, encode_number(at), self._batches[at])
-                at += 1
-                left -= 1
+                left, bytes_left, at = left - 1, bytes_left - len(self._batches[at]), at + 1
             if at >= self._batches.next and self._has_room(peer):
                 self._send(peer, END_OF_REPLAY, b"")
             elif peer.is_open:
                 self._asked[name] = (peer, at)
+
+    def _is_being_answered(self, peer: PeerConnection) -> bool:
+        return peer.number in self._asked or peer.has_unsent
 
     def _has_room(self, peer: PeerConnection) -> bool:
         return peer.is_open and self._port.has_room(peer)

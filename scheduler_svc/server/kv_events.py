@@ -4,6 +4,10 @@ A batch goes out once a turn to all subscribers, and nothing waits for one of th
 kept up to a limit, and then it is sent nothing more. A gap in the numbers shows that to it, and a router that asks at
 the replay port gets what it has missed. As soon as a subscriber has room again, all is told anew, and so it is for one
 that has just subscribed: what a subscriber hears begins with `AllBlocksCleared`.
+
+All that is here may be more than is kept for a subscriber, and is encoded faster than any reads. So it is told at the
+pace of the slowest: the next part waits until little waits to be sent to any subscriber, unless one is too slow, which
+is then sent nothing more either. What happens meanwhile is told at once, and one telling ends before the next begins.
 """
 
 import time
@@ -13,7 +17,7 @@ from dataclasses import dataclass
 import zmq
 
 from common.logging import DropLog, get_logger
-from scheduler_svc.core.executor.cache_events import CacheEvent, CacheEvents, Cleared
+from scheduler_svc.core.executor.cache_events import BLOCKS_AT_ONCE, CacheEvent, CacheEvents, Cleared
 from scheduler_svc.server.kv_event_format import encode_batch
 from scheduler_svc.server.kv_event_log import EventLog, encode_number
 from scheduler_svc.server.kv_event_replay import ReplayPort
@@ -24,6 +28,10 @@ from scheduler_svc.server.zmtp.frames import encode_message
 from scheduler_svc.server.zmtp.mechanisms import Role
 
 TELL_ANEW_EVERY_S = 5.0  # at most, because all subscribers get it
+MAX_UNSENT_BYTES = 2**24  # that wait for one subscriber
+MAX_UNSENT_OLD_BYTES = 2**20  # that wait for one subscriber when more is told anew
+PART_PATIENCE_S = 1.0  # so long a part of what is told anew waits for subscribers that are slow
+PATIENCE_S = 30.0  # so long all of it does, together
 MAX_SUBSCRIPTIONS = 16  # of one subscriber
 PUBLISHER = Role(b"PUB", (b"SUB", b"XSUB"))
 
@@ -39,12 +47,14 @@ class KvEventOptions:
         topic: of the messages; llm-d wants `kv@POD@MODEL`, and Dynamo any.
         replay_endpoint: where they ask for what they have missed; None for no such port.
         salt: the `cache_salt` of the requests whose blocks are told of.
+        cache_group: of the API keys that have this salt; None for requests without one.
     """
 
     endpoint: str
     topic: str = ""
     replay_endpoint: str | None = None
     salt: str = ""
+    cache_group: str | None = None
 
 
 class KvEventPublisher:
@@ -71,7 +81,7 @@ class KvEventPublisher:
         self._clock = clock
         self._wall_clock = wall_clock
         self._topic = options.topic.encode()
-        self._port = OpenPort(options.endpoint, PUBLISHER, clock)
+        self._port = OpenPort(options.endpoint, PUBLISHER, self._is_subscriber, MAX_UNSENT_BYTES, clock)
         self.endpoint = self._port.endpoint
         self._log = EventLog()
         self._replay = None
@@ -82,7 +92,8 @@ class KvEventPublisher:
         self._subscriptions: dict[bytes, list[bytes]] = {}  # by peer, the topics that it wants
         self._behind: set[bytes] = set()  # peers that are sent nothing before all is told anew
         self._must_tell_anew = False
-        self._told_anew_at = float("-inf")
+        self._told_anew_at = self._part_told_at = float("-inf")
+        self._waits_for_readers = False
 
     def register(self, poller: zmq.Poller) -> None:
         """Let the loop's poller wake up for these ports."""
@@ -93,7 +104,8 @@ class KvEventPublisher:
     @property
     def has_more(self) -> bool:
         """Whether a turn has something to do, whatever the poller says."""
-        return self._events.has_more or (self._replay is not None and self._replay.has_more)
+        can_tell = self._events.has_news or (self._events.has_untold and not self._waits_for_readers)
+        return can_tell or (self._replay is not None and self._replay.has_more)
 
     def turn(self) -> None:
         """Take subscriptions and requests, and send what has happened since the last turn."""
@@ -104,11 +116,13 @@ class KvEventPublisher:
         subscribers = self._subscribers()
         can_follow = {peer.number for peer in subscribers if not peer.has_unsent} & self._behind
         now = self._clock()
-        if (can_follow or self._must_tell_anew) and now - self._told_anew_at >= TELL_ANEW_EVERY_S:
-            self._must_tell_anew, self._told_anew_at = False, now
+        must_tell_anew = bool(can_follow or self._must_tell_anew) and not self._events.has_untold
+        if must_tell_anew and now - self._told_anew_at >= TELL_ANEW_EVERY_S:
+            self._must_tell_anew, self._told_anew_at, self._part_told_at = False, now, now
             self._behind -= can_follow
             self._events.tell_anew()
-        if self._events.has_more and (events := self._events.take()):
+        self._waits_for_readers = self._events.has_untold and not self._is_time_for_more(subscribers, now)
+        if events := self._events.take(0 if self._waits_for_readers else BLOCKS_AT_ONCE):
             self._publish(events, subscribers)
 
     def close(self) -> None:
@@ -131,6 +145,9 @@ class KvEventPublisher:
         else:
             self._port.refuse(peer, f"more than {MAX_SUBSCRIPTIONS} subscriptions")
 
+    def _is_subscriber(self, peer: PeerConnection) -> bool:
+        return self._has_ours(self._subscriptions.get(peer.number, []))
+
     def _has_ours(self, topics: list[bytes]) -> bool:
         return any(self._topic.startswith(topic) for topic in topics)
 
@@ -140,6 +157,15 @@ class KvEventPublisher:
         self._subscriptions = {number: topics for number, topics in self._subscriptions.items() if number in members}
         self._behind &= members.keys()
         return [members[number] for number, topics in self._subscriptions.items() if self._has_ours(topics)]
+
+    def _is_time_for_more(self, subscribers: list[PeerConnection], now: float) -> bool:
+        """Whether the next part may be told anew. Who has held it up for too long is left behind."""
+        slow = {peer.number for peer in subscribers if peer.num_unsent_bytes > MAX_UNSENT_OLD_BYTES} - self._behind
+        if slow and now < min(self._part_told_at + PART_PATIENCE_S, self._told_anew_at + PATIENCE_S):
+            return False
+        self._behind |= slow
+        self._part_told_at = now
+        return True
 
     def _publish(self, events: list[CacheEvent], subscribers: list[PeerConnection]) -> None:
         batch = encode_batch(events, self._wall_clock())

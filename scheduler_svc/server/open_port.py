@@ -1,9 +1,11 @@
 """A port without keys at which few peers are served, each with frames and not with Baton's messages.
 
 Like `router.py` it speaks ZeroMQ's protocol itself (docs/security.md has why). A peer is a stranger, with little memory
-and for a short time, until it has said something; then it is a member, of which there are few.
+and for a short time, until it has said something; then it is a member, of which there are few. A member that is of no
+use gives its place to the next one that comes, and one whose machine is gone is noticed by TCP.
 """
 
+import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -17,7 +19,8 @@ from scheduler_svc.server.zmtp.mechanisms import Role
 
 MAX_MEMBERS = 32  # a gateway has a handful of replicas
 MESSAGES_AT_ONCE = 64  # in what was read of one peer at once: these peers have little to say
-MAX_UNSENT_BYTES = 2**24  # that wait for one member
+# Half a minute until a peer is cut off that does not answer, or takes nothing of what waits for it. Linux has them all.
+_TIMEOUTS = (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", 30_000))
 
 log = get_logger(__name__)
 
@@ -28,14 +31,25 @@ class OpenPort:
     Args:
         endpoint: to bind.
         role: what this end is to its peers.
+        is_of_use: whether a member wants something that comes from here; one that does not may have to go.
+        max_unsent_bytes: that wait for one member when more is sent to it.
         clock: seconds of a monotonic clock.
 
     Attributes:
         endpoint: with the port that was picked.
     """
 
-    def __init__(self, endpoint: str, role: Role, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        endpoint: str,
+        role: Role,
+        is_of_use: Callable[[PeerConnection], bool],
+        max_unsent_bytes: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._connections = Connections(endpoint, None, StrangerBudget(), role)
+        self._is_of_use = is_of_use
+        self._max_unsent_bytes = max_unsent_bytes
         self._clock = clock
         self._members: dict[bytes, PeerConnection] = {}
         self._turned_away = QuietLog(log, "connection closed: it is of no use at this port")
@@ -63,7 +77,7 @@ class OpenPort:
 
     def has_room(self, peer: PeerConnection) -> bool:
         """Whether more can be sent to a member without keeping too much."""
-        return not peer.is_full and peer.num_unsent_bytes < MAX_UNSENT_BYTES
+        return not peer.is_full and peer.num_unsent_bytes < self._max_unsent_bytes
 
     def send(self, peer: PeerConnection, data: bytes) -> None:
         """Send an encoded message, as soon as the connection takes it."""
@@ -85,7 +99,8 @@ class OpenPort:
             if frames is None:
                 return
             yield frames
-        self.refuse(peer, f"more than {MESSAGES_AT_ONCE} messages at once")
+        if self._next_message(peer) is not None:
+            self.refuse(peer, f"more than {MESSAGES_AT_ONCE} messages at once")
 
     def _next_message(self, peer: PeerConnection) -> list[bytes] | None:
         """What a peer has said next; None if that is nothing, or its connection is closed."""
@@ -112,10 +127,20 @@ class OpenPort:
             return False
         if peer.is_admitted:
             return True
-        if len(self.members()) >= MAX_MEMBERS:
-            self.refuse(peer, f"{MAX_MEMBERS} are served already")
-            return False
+        if len(members := self.members()) >= MAX_MEMBERS:
+            useless = next((member for member in members if not self._is_of_use(member)), None)
+            self.refuse(useless or peer, f"{MAX_MEMBERS} are served already")
+            if useless is None:
+                return False
         self._connections.admit(peer)
         if peer.is_open:
             self._members[peer.number] = peer
+            _limit_silence(peer.socket)
         return peer.is_open
+
+
+def _limit_silence(connected: socket.socket) -> None:
+    if connected.family != socket.AF_UNIX:
+        for name, value in _TIMEOUTS:
+            with suppress(OSError, AttributeError):
+                connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

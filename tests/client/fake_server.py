@@ -24,12 +24,13 @@ MODEL = "fake-model"
 
 @dataclass
 class Refuse:
-    """Answer with an error."""
+    """Answer with an error. `session` is the header of a gateway that led to another service."""
 
     status: int
     message: str = "no"
     retry_after: str | None = None
     code: str | None = None
+    session: str = ""
 
 
 @dataclass
@@ -232,6 +233,7 @@ class _Broken(Response):
 
 def _refusal(action):
     headers = {} if action.retry_after is None else {"retry-after": action.retry_after}
+    headers |= {"x-session-token": action.session} if action.session else {}
     return JSONResponse({"error": {"message": action.message, "code": action.code}}, action.status, headers)
 
 

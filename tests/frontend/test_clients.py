@@ -96,7 +96,10 @@ def test_what_tells_of_all_clients_is_not_for_each_of_them(frontend: Frontend, p
 
 def test_metrics_can_be_opened_and_nothing_else_with_them(keys_file: Path):
     """An endpoint picker of a gateway sends no key."""
-    with running_frontend("--open-metrics", "--api-keys", str(keys_file)) as frontend:
+    with running_frontend("--open-metrics", "--openapi", "--api-keys", str(keys_file)) as frontend:
+        described = httpx.get(f"{frontend.url}/openapi.json").json()["paths"]
+        needs_none = {path for path, methods in described.items() if any("security" not in m for m in methods.values())}
+        assert needs_none == {"/health", "/ready", "/metrics"}
         for key in ({}, ALICE, PROMETHEUS):
             assert httpx.get(f"{frontend.url}/metrics", headers=key).status_code == 200
         for path in ("/status", "/v1/models"):

@@ -80,12 +80,18 @@ def test_a_block_is_removed_when_the_last_executor_loses_it():
 
 def test_executors_with_other_block_sizes_are_told_of_side_by_side():
     rig = rig_of(limits(), limits(block_size=8, num_blocks=32))
-    rig.add("a", list(range(16)), n=2)
+    prompt = list(range(16))
+    rig.add("a", prompt)
+    rig.finish()
+    first, second = sorted(rig.scheduler.executors, key=lambda executor: executor.blocks.num_cached == 0)
+    assert second.blocks.num_cached == 0, "or the rest shows nothing"
+    rig.take_no_new(first.epoch)
+    rig.add("b", prompt)
     rig.finish()
     told(rig)
     sizes = {len(block.tokens) for block in rig.announced.subscriber.blocks.values()}
-    assert sizes <= {4, 8}
-    assert len(sizes) == len({e.limits.block_size for e in rig.scheduler.executors if e.blocks.num_cached})
+    assert sizes == {4, 8}
+    assert [rig.announced.subscriber.match(prompt, size) for size in (4, 8)] == [16, 16]
 
 
 @pytest.mark.parametrize("salts", [("alice", "bob"), ("alice", "")])

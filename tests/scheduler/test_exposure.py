@@ -1,6 +1,7 @@
 """What may be bound beyond loopback, and what `baton-scheduler` says about the rest."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -10,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from scheduler_svc.__main__ import main
-from scheduler_svc.api_key_file import encode_key_file
+from scheduler_svc.api_key_file import ApiKey, encode_key_file
 from scheduler_svc.server.exposure import is_beyond_loopback, is_beyond_loopback_host
 from tests.support.keyed import key_ring
 
@@ -78,19 +79,58 @@ def test_frontends_socket_has_no_keys(tmp_path):
         assert part in result.stderr
 
 
+@pytest.mark.parametrize("insecure", [[], ["--insecure"]])
 @pytest.mark.parametrize("option", ["--kv-events", "--kv-events-replay"])
-def test_routers_have_no_keys(tmp_path, option):
-    """Keys for executors do not make it safe."""
+def test_routers_have_no_keys(tmp_path, option, insecure):
+    """Keys for executors do not make it safe, and what is said of the executors' network says nothing of it."""
     folder = key_ring(tmp_path / "keys").scheduler
     options = {"--kv-events": "tcp://127.0.0.1:5557", option: "tcp://*:5558"}
     arguments = [word for each in options.items() for word in each]
-    result = CliRunner().invoke(main, [*arguments, "--curve-keys", str(folder)])
+    result = CliRunner().invoke(main, [*arguments, "--curve-keys", str(folder), *insecure])
     assert result.exit_code == 2
-    for part in (f"{option} tcp://*:5558", "token ids", "--insecure"):
+    for part in (f"{option} tcp://*:5558", "token ids", "--kv-events-insecure"):
         assert part in result.stderr
 
 
-@pytest.mark.parametrize("option", [["--kv-events-replay", "tcp://127.0.0.1:1"], ["--kv-events-topic", "kv@a@b"]])
+def test_trust_in_routers_opens_no_door_for_executors():
+    """A pod that has lost its --curve-keys does not start."""
+    arguments = ["--kv-events", "tcp://*:5557", "--kv-events-insecure", "--executor-endpoint", "tcp://*:5555"]
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == 2
+    assert "--executor-endpoint tcp://*:5555 could be reached" in result.stderr
+
+
+def test_with_trust_in_routers_their_ports_may_be_reached(tmp_path):
+    command = [sys.executable, "-m", "scheduler_svc", "--kv-events", "tcp://*:5557", "--kv-events-insecure"]
+    command += ["--api-keys", str(tmp_path / "nothing"), "--no-journal", "--port", "0"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 2
+    assert "nothing cannot be read" in done.stderr, "it went on"
+
+
+@pytest.mark.parametrize("group", ["", "all of us", "a/b", "a" * 65, "a\n"])
+def test_a_cache_group_that_no_key_could_have_is_refused(group):
+    result = CliRunner().invoke(main, ["--kv-events", "tcp://127.0.0.1:0", "--kv-events-cache-group", group])
+    assert result.exit_code == 2
+    assert f"{group!r} is no name of a cache group" in result.stderr
+
+
+def test_a_topic_that_is_no_text_is_refused():
+    topic = os.fsdecode(b"kv@\xff")
+    result = CliRunner().invoke(main, ["--kv-events", "tcp://127.0.0.1:0", "--kv-events-topic", topic])
+    assert result.exit_code == 2
+    assert "is no UTF-8" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        ["--kv-events-replay", "tcp://127.0.0.1:1"],
+        ["--kv-events-topic", "kv@a@b"],
+        ["--kv-events-cache-group", "a"],
+        ["--kv-events-insecure"],
+    ],
+)
 def test_options_of_kv_events_need_the_first_of_them(option):
     result = CliRunner().invoke(main, option)
     assert result.exit_code == 2
@@ -135,3 +175,22 @@ def test_http_without_keys_is_warned_of_and_both_processes_log_json(tmp_path, wi
     assert all(json.loads(line) for line in rest.splitlines())
     warned = "HTTP can be reached from other machines and asks nobody for a key" in events
     assert warned is not with_keys
+
+
+@pytest.mark.parametrize(("group", "warned"), [("shared", False), ("share", True)])
+def test_a_cache_group_that_no_key_has_is_warned_of(tmp_path, group, warned):
+    key = ApiKey(name="gateway", sha256="0" * 64, created="2026-11-25T00:00:00Z", cache_group="shared")
+    (tmp_path / "keys.json").write_bytes(encode_key_file([key]))
+    (tmp_path / "keys.json").chmod(0o600)
+    command = [sys.executable, "-m", "scheduler_svc", "--port", "0", "--no-journal", "--log-format", "json"]
+    command += ["--executor-endpoint", "tcp://127.0.0.1:0", "--kv-events", "tcp://127.0.0.1:0"]
+    command += ["--kv-events-cache-group", group, "--api-keys", str(tmp_path / "keys.json")]
+    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    events = []
+    try:
+        while "telling routers what is cached" not in events:
+            events.append(json.loads(process.stderr.readline())["event"])
+    finally:
+        process.terminate()
+        process.communicate(timeout=20)
+    assert ("no API key has the cache group that routers are told of" in events) is warned

@@ -1,25 +1,24 @@
 """KV events over real sockets: routers that subscribe, come late, lag behind, ask again, or are none."""
 
 import select
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from itertools import pairwise
 
 import pytest
 import zmq
 
-from common.logging import DropLog, get_logger
-from scheduler_svc.core.executor.cache_events import BLOCKS_AT_ONCE, CacheEvents
+from scheduler_svc.core.executor.cache_events import BLOCKS_AT_ONCE
 from scheduler_svc.server import kv_event_replay, kv_events, open_port
 from scheduler_svc.server.kv_event_log import EventLog
-from scheduler_svc.server.kv_events import KvEventOptions, KvEventPublisher
+from scheduler_svc.server.kv_events import KvEventOptions
 from tests.support.core import FakeExecutor, running_core
 from tests.support.eventually import eventually
 from tests.support.hello import LIMITS
 from tests.support.kv_listener import KvListener, replay
 from tests.support.kv_readers import Subscriber
+from tests.support.kv_turning import ANY, Turning
 from tests.support.raw_zmtp import MORE, RawPeer, frame, greeting, ready
 
-ANY = "tcp://127.0.0.1:0"
 PREFIX = list(range(8))
 
 
@@ -54,48 +53,6 @@ def cached(core):
 def knows_all(core, listener):
     """Whether a router knows what is there; asked again while the core goes on."""
     return lambda: listener.known.blocks.keys() == cached(core) != set()
-
-
-class Turning:
-    """A publisher whose turns the test takes, with a clock that the test moves; each turn moves it by `turn_s`."""
-
-    def __init__(self, turn_s=0.0, **options):
-        self.now, self.turn_s = 0.0, turn_s
-        self.events = CacheEvents()
-        self.drops = DropLog(get_logger("test"), "routers")
-        self.publisher = KvEventPublisher(
-            KvEventOptions(ANY, replay_endpoint=ANY, **options), self.events, self.drops, lambda: self.now
-        )
-        self.endpoint, self.replay_endpoint = self.publisher.endpoint, self.publisher.replay_endpoint
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.publisher.close()
-
-    def store(self, first, count, block_size=4):
-        for key in range(first, first + count):
-            self.events.store(key, None, key.to_bytes(4, "little") * block_size, block_size)
-
-    def turn_until(self, condition):
-        def turned():
-            self.now += self.turn_s
-            self.publisher.turn()
-            return condition()
-
-        eventually(turned, timeout_s=30.0)
-
-    def listens(self, listener):
-        """Turn until a router knows all."""
-
-        def knows():
-            while (message := listener.receive(0.0)) is not None:
-                listener.numbers.append(message[1])
-                listener.known.take(message[2])
-            return not self.events.has_more and len(listener.known.blocks) == self.events.num_blocks
-
-        self.turn_until(knows)
 
 
 def test_a_subscriber_knows_what_is_cached(tmp_path):
@@ -203,17 +160,21 @@ def test_all_is_told_in_parts_beside_what_happens():
 
 def test_a_slow_subscriber_keeps_nothing_waiting_and_is_told_anew(monkeypatch):
     """It does not read until more has come than is kept for it."""
-    monkeypatch.setattr(open_port, "MAX_UNSENT_BYTES", 2**20)
-    with Turning() as turning, KvListener(turning.endpoint, hwm=1) as slow, KvListener(turning.endpoint) as quick:
+    monkeypatch.setattr(kv_events, "MAX_UNSENT_BYTES", 2**20)
+    with Turning() as turning, KvListener(turning.endpoint, hwm=1) as slow, ExitStack() as stack:
+        turning.turn_until(lambda: len(turning.publisher._subscribers()) == 1)
+        (slow_peer,) = turning.publisher._subscribers()
+        quick = stack.enter_context(KvListener(turning.endpoint))
         turning.turn_until(lambda: len(turning.publisher._subscribers()) == 2)
         turning.now += kv_events.TELL_ANEW_EVERY_S
         turning.turn_until(lambda: not turning.publisher._behind)
         first = 1
-        while not turning.publisher._behind:  # the quick one goes on to hear everything meanwhile
+        while slow_peer.number not in turning.publisher._behind:
             turning.store(first, 200, block_size=256)
             first += 200
             turning.publisher.turn()
             turning.listens(quick)
+        assert turning.publisher._behind == {slow_peer.number}, "the quick one has heard everything meanwhile"
         assert sum(peer.num_unsent_bytes for peer in turning.publisher._port.members()) < 2**22
         turning.now += kv_events.TELL_ANEW_EVERY_S
         turning.listens(slow)
@@ -267,6 +228,43 @@ def test_a_long_replay_takes_many_turns():
             turns += 1
         assert turns == 3
         assert [int.from_bytes(dealer.recv_multipart()[2], "big") for _ in range(many)] == list(range(many))
+
+
+def test_a_turn_of_replays_is_bounded_in_bytes_and_routers_take_turns():
+    """Batches that are as long as those of a large cache, for routers that read all that comes."""
+    with Turning() as turning, ExitStack() as stack:
+        for first in range(0, 12 * 512, 512):
+            turning.store(2**16 + first, 512, block_size=256)
+            turning.publisher.turn()
+        replay, log, sent = turning.publisher._replay, turning.publisher._log, []
+        longest = max(len(log[number]) for number in range(log.first, log.next))
+        routers = [stack.enter_context(closing(RawPeer(turning.replay_endpoint, greeting() + ready()))) for _ in "abc"]
+        replay._port.has_room = lambda peer: True
+        replay._port.send = lambda peer, data: sent.append((peer.number, len(data)))
+        for router in routers:
+            router.send(frame(b"", MORE) + frame(bytes(8)))
+        turning.turn_until(lambda: len(replay._port.members()) == 3)
+        in_turns = []
+        while replay.has_more:
+            sent.clear()
+            turning.publisher.turn()
+            in_turns.append({number for number, _ in sent})
+            assert sum(size for _, size in sent) <= kv_event_replay.BYTES_AT_ONCE + 2 * longest
+        assert len(in_turns) > 3
+        assert len(in_turns[0] | in_turns[1] | in_turns[2]) == 3, "none waits for the end of another's"
+
+
+def test_little_waits_for_a_router_that_does_not_read_its_replay():
+    with Turning() as turning, closing(RawPeer(turning.replay_endpoint, greeting() + ready())) as router:
+        for first in range(0, 32 * 512, 512):
+            turning.store(2**16 + first, 512, block_size=256)
+            turning.publisher.turn()
+        assert turning.publisher._log._num_bytes > 2**24
+        router.send(frame(b"", MORE) + frame(bytes(8)))
+        turning.turn_until(lambda: bool(turning.publisher._replay._asked))
+        turning.turn_until(lambda: not turning.publisher.has_more)
+        (member,) = turning.publisher._replay._port.members()
+        assert 0 < member.num_unsent_bytes < 2**21
 
 
 def test_a_req_socket_gets_the_one_answer_that_it_takes():
@@ -336,6 +334,19 @@ def test_who_subscribes_without_end_is_cut_off():
             listener.socket.subscribe(b"long topic %d" % i)
         turning.turn_until(lambda: bool(monitor.poll(0)))
         listener.socket.disable_monitor()
+
+
+@pytest.mark.parametrize("beyond", [0, 1])
+def test_so_many_messages_at_once_are_taken_and_no_more(beyond, monkeypatch):
+    said = frame(b"\x01") * kv_events.MAX_SUBSCRIPTIONS
+    said += frame(b"\x00") * (open_port.MESSAGES_AT_ONCE + beyond - kv_events.MAX_SUBSCRIPTIONS)
+    with Turning() as turning, closing(RawPeer(turning.endpoint, greeting() + ready(socket_type=b"SUB") + said)):
+        port, reasons = turning.publisher._port, []
+        refuse = port.refuse
+        monkeypatch.setattr(port, "refuse", lambda *told: (reasons.append(told[1]), refuse(*told)))
+        turning.turn_until(lambda: bool(port.members() or reasons))
+        assert reasons == [f"more than {open_port.MESSAGES_AT_ONCE} messages at once"] * beyond
+        assert len(port.members()) == 1 - beyond
 
 
 @pytest.mark.parametrize("port", ["endpoint", "replay_endpoint"])

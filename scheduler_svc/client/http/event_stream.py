@@ -186,7 +186,8 @@ class _StreamProtocol(asyncio.Protocol):
                 self._error_body += event.data
             case h11.Response():
                 self._status = event.status_code
-                self._answered_by(dict(event.headers).get(SESSION_HEADER.encode(), b"").decode())
+                if self._status == HTTPStatus.OK:  # an error may come from a service that does not have the request
+                    self._answered_by(dict(event.headers).get(SESSION_HEADER.encode(), b"").decode("latin-1"))
             case h11.EndOfMessage():
                 self._finish(self._ending())
                 return False

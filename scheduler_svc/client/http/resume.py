@@ -75,8 +75,12 @@ class Resumption:
         return self._broke_s is not None
 
     def answered_by(self, session: str) -> None:
-        """An answer has begun, and this is its session header; empty if it has none."""
-        self._session = session or self._session
+        """An answer that is no error has begun, and this is its session header; empty if it has none.
+
+        One with other characters than those of ASCII is ignored, because it could not be sent back.
+        """
+        if session.isascii():
+            self._session = session or self._session
 
     def take(self, event_id: bytes) -> None:
         """An event with this id (empty if it had none) came and was handled. It ends an outage."""

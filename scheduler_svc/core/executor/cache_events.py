@@ -88,7 +88,17 @@ class CacheEvents:
     @property
     def has_more(self) -> bool:
         """Whether `take` has something, also if nothing happens."""
-        return bool(self._untold or self._moves or self._begins_empty)
+        return self.has_untold or self.has_news
+
+    @property
+    def has_untold(self) -> bool:
+        """Whether blocks are still to be told anew."""
+        return bool(self._untold)
+
+    @property
+    def has_news(self) -> bool:
+        """Whether something has happened that was not told; `take(0)` tells that alone."""
+        return bool(self._moves or self._begins_empty)
 
     def store(self, key: int, parent: int | None, content: bytes, block_size: int) -> bool:
         """An index has got a block. False if it is not counted, because the key means another block already."""

@@ -80,8 +80,12 @@ def create_app(link: CoreLink, tokenizer: Tokenizer, settings: ApiSettings) -> A
     ]
     open_paths: tuple[str, ...] = OPEN_PATHS
     if settings.options.openapi:
-        needs_keys, allow_unknown = settings.api_keys.are_required, settings.options.allow_unknown
-        routers.append(OpenApi(needs_keys=needs_keys, allow_unknown=allow_unknown).router)
+        openapi = OpenApi(
+            needs_keys=settings.api_keys.are_required,
+            allow_unknown=settings.options.allow_unknown,
+            open_metrics=settings.options.open_metrics,
+        )
+        routers.append(openapi.router)
         open_paths += OPENAPI_PATHS
     if settings.options.open_metrics:
         open_paths += (METRICS_PATH,)

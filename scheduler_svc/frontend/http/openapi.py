@@ -12,6 +12,7 @@ from fastapi import APIRouter, Response
 
 from common import __version__
 from scheduler_svc.frontend.errors import SHOULD_RETRY_HEADER
+from scheduler_svc.frontend.http.middleware import METRICS_PATH
 from scheduler_svc.frontend.http.openapi_schemas import REFERENCE, Json, answer_schemas, request_schemas
 from scheduler_svc.frontend.http.responses import REQUEST_ID_HEADER
 
@@ -79,7 +80,12 @@ OPERATIONS = (
     Operation("get", "/health", "Whether the service lives.", answers={JSON: "Health"}, is_open=True),
     Operation("get", "/ready", "Whether an executor is ready.", answers={JSON: "Readiness"}, is_open=True),
     Operation("get", "/status", "The service's state; needs a key that may read it.", answers={JSON: "StatusReport"}),
-    Operation("get", "/metrics", "For Prometheus; needs a key that may read it.", answers={TEXT: ""}),
+    Operation(
+        "get",
+        "/metrics",
+        "For Prometheus; needs a key that may read it, unless --open-metrics lifts that.",
+        answers={TEXT: ""},
+    ),
     Operation(
         "post",
         "/admin/executors/{executor}/drain",
@@ -97,10 +103,11 @@ class OpenApi:
     Args:
         needs_keys: whether requests need API keys.
         allow_unknown: whether requests may have unknown parameters.
+        open_metrics: whether /metrics needs none of these keys.
     """
 
-    def __init__(self, *, needs_keys: bool, allow_unknown: bool) -> None:
-        whole = document(needs_keys=needs_keys, allow_unknown=allow_unknown)
+    def __init__(self, *, needs_keys: bool, allow_unknown: bool, open_metrics: bool) -> None:
+        whole = document(needs_keys=needs_keys, allow_unknown=allow_unknown, open_metrics=open_metrics)
         self._json = json.dumps(whole).encode()
         self._html = page(whole).encode()
         self.router = APIRouter()
@@ -116,11 +123,13 @@ class OpenApi:
         return Response(self._html, media_type="text/html; charset=utf-8")
 
 
-def document(*, needs_keys: bool, allow_unknown: bool = False) -> Json:
+def document(*, needs_keys: bool, allow_unknown: bool = False, open_metrics: bool = False) -> Json:
     """The API in OpenAPI 3.1."""
     paths: dict[str, Json] = {}
     for operation in OPERATIONS:
-        paths.setdefault(operation.path, {})[operation.method] = _described(operation, needs_keys=needs_keys)
+        is_open = operation.is_open or (open_metrics and operation.path == METRICS_PATH)
+        described = _described(operation, needs_key=needs_keys and not is_open)
+        paths.setdefault(operation.path, {})[operation.method] = described
     return {
         "openapi": "3.1.0",
         "info": {
@@ -152,7 +161,7 @@ def page(whole: Json) -> str:
     return "\n".join(parts)
 
 
-def _described(operation: Operation, *, needs_keys: bool) -> Json:
+def _described(operation: Operation, *, needs_key: bool) -> Json:
     headers = {REQUEST_ID_HEADER: {"schema": {"type": "string"}}}
     content = {kind: _content(kind, schema) for kind, schema in operation.answers.items()}
     success: Json = {"description": "Success.", "headers": headers} | ({"content": content} if content else {})
@@ -172,7 +181,7 @@ def _described(operation: Operation, *, needs_keys: bool) -> Json:
     if operation.body:
         content = {JSON: _content(JSON, operation.body)}
         described["requestBody"] = {"required": not operation.is_optional, "content": content}
-    if needs_keys and not operation.is_open:
+    if needs_key:
         described["security"] = [{"key": []}]
     return described
 
