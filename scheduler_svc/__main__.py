@@ -128,6 +128,10 @@ def main(
     require_keys_beyond_loopback(
         executor_endpoint, frontend_endpoint, has_keys=curve_keys is not None, insecure=insecure
     )
+    try:
+        scale = scale_settings(min_executors, max_executors, target_ttft_s)
+    except BatonError as error:
+        raise click.UsageError(str(error)) from error
     setup_logging("scheduler", log_level, log_format)
     frontend = replace(frontend, served_model_name=frontend.served_model_name or (model_name(model),))
     name = frontend.served_model_name[0]
@@ -162,7 +166,7 @@ def main(
                 ),
                 step_floor_s=step_floor_s,
                 reconnect_grace_s=reconnect_grace_s,
-                scale=scale_settings(min_executors, max_executors, target_ttft_s),
+                scale=scale,
             )
             journal = None
             if not no_journal:

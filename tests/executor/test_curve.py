@@ -26,10 +26,11 @@ from common.curve import ClientCurve
 from common.logging import setup_logging
 from executor_svc.service.health_file import HealthFile
 from executor_svc.service.process import serve
+from executor_svc.service.scheduler_address import SchedulerAddress
 from tests.executor.puppet import HELLO, PuppetRunner
 setup_logging("executor")
 curve = ClientCurve.load(Path(sys.argv[2])) if len(sys.argv) > 2 else None
-sys.exit(serve(PuppetRunner(), HELLO, sys.argv[1], HealthFile(None), curve))
+sys.exit(serve(PuppetRunner(), HELLO, SchedulerAddress(sys.argv[1]), HealthFile(None), curve))
 """
 
 
