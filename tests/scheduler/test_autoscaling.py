@@ -1,11 +1,13 @@
 """How many executors the core wants: its measures, its report, its options, and the whole core in virtual time."""
 
 import random
+from collections.abc import Iterable
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from benchmarks.rig.workloads import WorkloadRequest, upper_halves
+from benchmarks.rig.workloads import MAX_TOKEN_ID, WorkloadRequest, upper_halves
 from benchmarks.scheduler.fleet_simulation import FleetSimulation
 from benchmarks.scheduler.scaling_rules import Ours
 from common import messages as m
@@ -181,3 +183,20 @@ def test_the_real_core_asks_for_executors_when_they_are_needed_and_lets_them_go(
     assert sizes == sorted(sizes[: sizes.index(max(sizes)) + 1]) + sorted(sizes[sizes.index(max(sizes)) + 1 :])[::-1]
     assert 60 <= simulation.seen.changes[0][0] < 70
     assert max(simulation.seen.first_token[-60:]) < 1.0, "what the burst left has been worked off"
+
+
+def requests_of(times: Iterable[float], prompt: int, output: int) -> list[WorkloadRequest]:
+    rng = np.random.default_rng(0)
+    prompts = [(at, rng.integers(0, MAX_TOKEN_ID, prompt, np.int32)) for at in times]
+    return [WorkloadRequest(at, tokens, output, max_tokens=1510, ends_by="stop") for at, tokens in prompts]
+
+
+def test_what_runs_keeps_its_memory_when_fewer_are_wanted():
+    """A hundred long answers in two pools, then hardly any request: one pool alone would stop half of the streams."""
+    requests = requests_of(np.arange(10, 40, 0.3), 500, 1500) + requests_of(np.arange(50, 400, 5.0), 200, 50)
+    requests.sort(key=lambda request: request.arrival_s)
+    simulation = FleetSimulation(CoreConfig(scale=ScaleSettings(1, 4, 2.0)), Ours(), requests, start_s=20.0, size=2)
+    simulation.run()
+    assert simulation.core.scheduler.stats.preemptions == 0
+    assert max(simulation.seen.first_token) < 2.0
+    assert [wanted for _, wanted in simulation.seen.changes] == [1], "when those answers have ended"

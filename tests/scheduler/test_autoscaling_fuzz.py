@@ -32,16 +32,16 @@ class AutoscalerFuzz(RuleBasedStateMachine):
         noise=st.floats(0.0, 10.0),
         waiting=st.integers(0, 1000),
         prefilling=st.integers(0, 10**6),
-        room=st.floats(0.0, 1e5),
+        held=st.floats(0.0, 1e5),
         running=st.integers(0, 800),
     )
-    def other_load(self, rate, growth, noise, waiting, prefilling, room, running):
+    def other_load(self, rate, growth, noise, waiting, prefilling, held, running):
         self.load = load(
             rate,
             num_waiting=waiting,
             waiting_tokens=1000 * waiting,
             prefilling_tokens=prefilling,
-            room_blocks=room,
+            held_blocks=held,
             num_running=running,
             used_blocks=40 * running,
         )
@@ -107,6 +107,7 @@ class AutoscalerFuzz(RuleBasedStateMachine):
             limit_s = max(self.settings.target_ttft_s, LEAST_TARGET * forecast.floor_s)
             there = min(wanted, self.ready)
             assert forecast.outlook(there, (), 0.0).ttft_s <= limit_s, "fewer are wanted, and the target would break"
+            assert there == self.ready or forecast.holds(there), "fewer are wanted, and they do not hold what runs"
 
     def nothing_is_missed(self, wanted: int) -> None:
         """All that are wanted are there, and the target is broken for good: then it is all that may be."""

@@ -35,7 +35,6 @@ def load(rate: float, **fields: object) -> Load:
         "block_size": 16.0,
         "max_num_seqs": 64.0,
         "max_batch_tokens": 2048.0,
-        "room_blocks": 4000.0,
     }
     return Load(**(usual | fields))  # type: ignore[arg-type]
 
@@ -133,7 +132,7 @@ def test_the_reason_names_what_is_short():
         demand=long_answers.demand._replace(output_tokens=5_000.0, prompt_tokens=10.0, burst=0.0),
         num_waiting=60,
         waiting_tokens=600,
-        room_blocks=0.0,
+        held_blocks=4000.0,
     )
     assert fleet.run(1, crowd).reason == "memory"
 
@@ -256,3 +255,25 @@ def test_a_target_that_no_fleet_keeps_does_not_ask_for_all_executors():
     fleet = Fleet(ScaleSettings(1, 8, 0.01))
     fleet.run(10, load(QUIET))
     assert fleet.run(300, load(QUIET)).wanted == 1
+
+
+def test_memory_that_is_used_keeps_executors():
+    """Two pools that are nearly full of long answers, while little arrives: one of them would not hold what runs."""
+    fleet = Fleet(ready=2)
+    fleet.run(10, load(QUIET))
+    full = load(QUIET, num_running=50, used_blocks=6000, held_blocks=7200.0)
+    assert fleet.run(900, full).wanted == 2
+    assert fleet.run(900, load(QUIET, num_running=100)).wanted == 2, "and no lanes for them"
+    assert fleet.run(900, load(QUIET, num_running=25, used_blocks=2000, held_blocks=3600.0)).wanted == 1
+
+
+def test_a_restart_while_another_executor_never_comes_makes_no_start_long():
+    fleet = Fleet(ready=2, comes=False)
+    fleet.run(10, load(QUIET))
+    fleet.run(7200, load(3 * ONE_BUSY))
+    assert fleet.decisions[-1][1].stuck
+    fleet.ready -= 1
+    fleet.run(15, load(3 * ONE_BUSY))
+    fleet.ready += 1
+    fleet.machine.started_in(START_S)
+    assert fleet.run(1, load(3 * ONE_BUSY)).lead_s == START_S

@@ -118,7 +118,7 @@ class Autoscaler:
         elif needed > self.wanted:
             self._reason = "max"
         self._lower(load, num_ready, now, is_busy=is_busy)
-        self._orders.update(self.wanted - num_ready, 0, now)
+        self._orders.update(self.wanted - num_ready, 0, now, is_more=True)
         return self._decision(load, num_ready, before, now)
 
     # --- up ---
@@ -184,6 +184,8 @@ class Autoscaler:
             there = min(enough - 1, num_ready)  # those on the way do not count before they are there
             if there == 0 or forecast.outlook(there, (), 0.0).ttft_s > limit_s:
                 break
+            if there < num_ready and not forecast.holds(there):
+                break  # what runs on the one that goes would wait until others end
             enough -= 1
         return enough
 

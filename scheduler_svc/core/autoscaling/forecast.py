@@ -29,7 +29,8 @@ class Load(NamedTuple):
         num_waiting, waiting_tokens: sequences that no executor has begun, and the tokens that they have.
         prefilling_tokens: of prompts that were begun, those that are still to be computed.
         num_running, used_blocks: sequences that hold a lane, and blocks in use, of all executors.
-        room_blocks: blocks that admission would give away: those that are not held by what runs at its worst moment.
+        held_blocks: blocks that admission would not give away, of executors that take sequences: what runs there holds
+            them at its worst moment.
     """
 
     demand: Demand
@@ -43,7 +44,7 @@ class Load(NamedTuple):
     prefilling_tokens: int = 0
     num_running: int = 0
     used_blocks: int = 0
-    room_blocks: float = 0.0
+    held_blocks: float = 0.0
 
 
 class Outlook(NamedTuple):
@@ -105,6 +106,11 @@ class Forecast:
         ttft_s = min(LONGEST_S, begin_s + max(time_s, memory_s))
         return Outlook(ttft_s, is_memory=memory_s > time_s, work=self.work)
 
+    def holds(self, num_ready: int) -> bool:
+        """Whether so many executors have memory and lanes for all that runs, at its worst moment."""
+        load = self._load
+        return load.held_blocks <= num_ready * load.pool_blocks and load.num_running <= num_ready * load.max_num_seqs
+
     # --- if arrivals go on for ever ---
 
     def _steady(self, size: int) -> tuple[float, float, float]:
@@ -135,7 +141,8 @@ class Forecast:
         load, rate = self._load, self._rate
         tokens = load.waiting_tokens * load.demand.computed_share + load.prefilling_tokens
         needed = (load.waiting_tokens + load.num_waiting * self._output) / load.block_size
-        short = (needed - load.room_blocks) / self._last_blocks  # sequences without memory; negative where some is left
+        room = num_ready * load.pool_blocks - load.held_blocks
+        short = (needed - room) / self._last_blocks  # sequences without memory; negative where some is left
         before_s, size = 0.0, num_ready
         for until_s, joining in [*((join, 1) for join in joins if join <= at_s), (at_s, 0)]:
             seconds = max(0.0, until_s - before_s)

@@ -122,7 +122,7 @@ class ScaleWatch:
             ),
             num_running=sum(len(e.running) for e in executors),
             used_blocks=sum(e.blocks.num_blocks - e.blocks.num_free for e in executors),
-            room_blocks=sum(self._room(e) for e in ready),
+            held_blocks=sum(e.limits.num_blocks - self._room(e) for e in ready),
         )
 
     def _room(self, executor: ExecutorState) -> float:
