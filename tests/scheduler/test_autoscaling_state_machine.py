@@ -27,7 +27,7 @@ USUAL = ScaleSettings(1, 8, 2.0)
 
 def load(rate: float, **fields: object) -> Load:
     """Arrivals of prompts of 1,000 tokens with answers of 200; an executor has room for about 60 of them."""
-    demand = Demand(rate, 0.0, 0.0, 1000.0, 1.0, 200.0, rate * 1000.0**2)
+    demand = Demand(rate, 0.0, 0.0, 1000.0, 1.0, 200.0, rate * 1000.0**2, rate * 1000.0**2)
     usual: dict[str, object] = {
         "demand": demand,
         "cost": COST,

@@ -10,7 +10,7 @@ of the prompts, and from the square root of the sequences that run, which is how
 import math
 from typing import NamedTuple
 
-from scheduler_svc.core.autoscaling.demand import Demand
+from scheduler_svc.core.autoscaling.demand import FAST_S, Demand
 from scheduler_svc.core.autoscaling.step_times import StepCost
 
 LONGEST_S = 3600.0  # what is longer is reported as this: JSON has no infinity
@@ -100,7 +100,7 @@ class Forecast:
         if size == 0:
             first_s = joins[0] - at_s if joins else LONGEST_S
             return Outlook(min(LONGEST_S, first_s + self.floor_s), is_memory=False, work=self.work)
-        begin_s, queue_s, crowd_s = self._steady(size)
+        begin_s, queue_s, crowd_s = self._steady(size, at_s)
         prompts_s, admission_s = self._waits(num_ready, joins, at_s)
         time_s, memory_s = max(queue_s, prompts_s), max(crowd_s, admission_s)
         ttft_s = min(LONGEST_S, begin_s + max(time_s, memory_s))
@@ -113,7 +113,7 @@ class Forecast:
 
     # --- if arrivals go on for ever ---
 
-    def _steady(self, size: int) -> tuple[float, float, float]:
+    def _steady(self, size: int, at_s: float) -> tuple[float, float, float]:
         """Seconds to compute a prompt, and those that chance makes it wait for time and for memory."""
         cost, load, rate = self._cost, self._load, self._rate
         use = min(rate * self._own_s / size, ALMOST_ALL)
@@ -126,7 +126,8 @@ class Forecast:
         begin_s = STEPS_TO_BEGIN * met_s + self._prompt / speed
         demand = load.demand
         fast = demand.sequences_per_s
-        burst = demand.burst * demand.computed_share**2 * (rate / fast if fast > 0 else 1.0) / size
+        burst = demand.lasting_burst + (demand.burst - demand.lasting_burst) * math.exp(-at_s / FAST_S)
+        burst *= demand.computed_share**2 * (rate / fast if fast > 0 else 1.0) / size
         queue_s = TAIL * burst / speed**2 / (2 * (1.0 - prompts))
         stay_s = self._output * step_s
         running = rate * stay_s
