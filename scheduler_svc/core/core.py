@@ -212,6 +212,8 @@ class Core:
         if pause_s > PAUSE_S:
             self.fleet.paused(pause_s, now)
             self.requests.paused(pause_s, now)
+            if self._scale is not None:
+                self._scale.paused(pause_s)
             self._forgiving_until = now + FORGIVE_S
 
     def _follow(self, consequences: list[f.Consequence], now: float) -> list[Action]:

@@ -77,10 +77,13 @@ class Forecast:
         assert load.cost is not None
         self._load, self._rate, self._cost = load, rate, load.cost
         demand, cost = load.demand, load.cost
-        self._prompt = demand.prompt_tokens * demand.computed_share
+        prompt = demand.prompt_tokens
+        if not prompt and load.num_waiting:  # nothing has arrived since the start; the journal has brought what waits
+            prompt = load.waiting_tokens / load.num_waiting
+        self._prompt = prompt * demand.computed_share
         output = self._output = demand.output_tokens
-        self._mean_blocks = (demand.prompt_tokens + output / 2) / load.block_size + 0.5
-        self._last_blocks = (demand.prompt_tokens + output) / load.block_size + 1.0
+        self._mean_blocks = (prompt + output / 2) / load.block_size + 0.5
+        self._last_blocks = (prompt + output) / load.block_size + 1.0
         # Sequences that an executor can run at once.
         self._slots = max(1.0, min(load.pool_blocks / self._mean_blocks, load.max_num_seqs))
         # Executor-seconds of a sequence: its own tokens, and its part of steps that are as full as memory lets them be.
@@ -143,7 +146,8 @@ class Forecast:
         tokens = load.waiting_tokens * load.demand.computed_share + load.prefilling_tokens
         needed = (load.waiting_tokens + load.num_waiting * self._output) / load.block_size
         room = num_ready * load.pool_blocks - load.held_blocks
-        short = (needed - room) / self._last_blocks  # sequences without memory; negative where some is left
+        # Sequences without memory, negative where some is left.
+        short = min((needed - room) / self._last_blocks, load.num_waiting)
         before_s, size = 0.0, num_ready
         for until_s, joining in [*((join, 1) for join in joins if join <= at_s), (at_s, 0)]:
             seconds = max(0.0, until_s - before_s)
