@@ -3,6 +3,7 @@
 import random
 from collections.abc import Iterable
 
+import msgspec
 import numpy as np
 import pytest
 from click.testing import CliRunner
@@ -53,6 +54,36 @@ def test_faster_executors_are_noticed():
     cost = times.cost()
     assert cost is not None
     assert cost.seconds(103, 5) == pytest.approx(0.01, rel=0.1)
+
+
+@pytest.mark.parametrize("stalled", [0, 3, 300])
+@pytest.mark.parametrize("stall_s", [5.0, 1e5])
+def test_one_step_that_took_long_is_not_the_cost_of_steps(stalled, stall_s):
+    times, rng = StepTimes(), random.Random(1)
+    for step in range(stalled + 60):
+        tokens, blocks = rng.choice([20, 30, 2048]), rng.randint(0, 3000)
+        times.answered(tokens, blocks, stall_s if step == stalled else 0.03 + 1e-4 * tokens)
+        times.cost()
+    cost = times.cost()
+    assert cost is not None
+    assert cost.seconds(25, 1500) < 0.08
+
+
+def test_an_executor_that_makes_up_its_times_is_bounded_by_the_clock():
+    service = Service(scale=ScaleSettings(1, 8, 2.0), step_s=0.03)
+    service.join("liar")
+    run = service.executors["liar"].run
+    service.executors["liar"].run = lambda plan: msgspec.structs.replace(run(plan), compute_us=10**11)  # type: ignore
+    for i in range(40):
+        service.submit(str(i), max_tokens=20)
+    service.turn()
+    service.wait(1.0)
+    assert service.core.scheduler.stats.answers == 40
+    scale = service.core._scale
+    assert scale is not None
+    cost = scale._steps.cost()
+    assert cost is not None
+    assert cost.seconds(16, 30) < 0.1
 
 
 def arrive(rates: list[float], *, prompt: int = 100) -> Arrivals:

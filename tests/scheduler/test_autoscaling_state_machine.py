@@ -332,5 +332,5 @@ def test_what_the_journal_brings_is_measured_by_its_own_lengths():
     unknown = waits._replace(demand=waits.demand._replace(prompt_tokens=0.0))
     outlooks = [Forecast(each, 0.0).outlook(1, (), 0.0) for each in (known, unknown)]
     assert outlooks[0] == outlooks[1]
-    few = unknown._replace(num_waiting=2, waiting_tokens=100_000)
+    few = known._replace(num_waiting=2, waiting_tokens=100_000)
     assert Forecast(few, 0.0)._waits(1, (), 0.0)[1] <= 2 * Forecast(few, 0.0)._all_s, "no more than wait"
