@@ -3,7 +3,6 @@
 import random
 from collections.abc import Iterable
 
-import msgspec
 import numpy as np
 import pytest
 from click.testing import CliRunner
@@ -13,13 +12,12 @@ from benchmarks.scheduler.fleet_simulation import FleetSimulation
 from benchmarks.scheduler.scaling_rules import Ours
 from common import messages as m
 from scheduler_svc.__main__ import main
-from scheduler_svc.core.autoscaling.autoscaler import RETURN_S, SETTLE_S
+from scheduler_svc.core.autoscaling.autoscaler import SETTLE_S
 from scheduler_svc.core.autoscaling.demand import PRIOR_OUTPUT, Arrivals, Totals
 from scheduler_svc.core.autoscaling.settings import ScaleSettings, WrongScale, scale_settings
 from scheduler_svc.core.autoscaling.step_times import MIN_STEPS, StepTimes
 from scheduler_svc.core.autoscaling.usefulness import MOVE_UNIT, Usefulness, least_useful_first
 from scheduler_svc.core.config import CoreConfig
-from tests.support.hello import LIMITS
 from tests.support.service import Service
 
 # --- what is measured ---
@@ -67,23 +65,6 @@ def test_one_step_that_took_long_is_not_the_cost_of_steps(stalled, stall_s):
     cost = times.cost()
     assert cost is not None
     assert cost.seconds(25, 1500) < 0.08
-
-
-def test_an_executor_that_makes_up_its_times_is_bounded_by_the_clock():
-    service = Service(scale=ScaleSettings(1, 8, 2.0), step_s=0.03)
-    service.join("liar")
-    run = service.executors["liar"].run
-    service.executors["liar"].run = lambda plan: msgspec.structs.replace(run(plan), compute_us=10**11)  # type: ignore
-    for i in range(40):
-        service.submit(str(i), max_tokens=20)
-    service.turn()
-    service.wait(1.0)
-    assert service.core.scheduler.stats.answers == 40
-    scale = service.core._scale
-    assert scale is not None
-    cost = scale._steps.cost()
-    assert cost is not None
-    assert cost.seconds(16, 30) < 0.1
 
 
 def arrive(rates: list[float], *, prompt: int = 100) -> Arrivals:
@@ -154,47 +135,6 @@ def test_the_report_and_the_metrics_say_what_is_wanted():
     service.wait(600)
     assert service.metric("baton_executors_wanted") == 0
     assert service.events("executors wanted")[-1].facts["reason"] == "idle"
-
-
-def test_reading_the_journal_is_no_time_in_which_executors_come_back():
-    service = Service(scale=ScaleSettings(1, 8, 2.0))
-    service.now += 100.0  # from the core's start to the first tick
-    service.wait(1)
-    for name in ("a", "b", "c"):
-        service.join(name)
-    assert service.say(m.StatusQuery(query_id=1)).report.scale is None
-    service.wait(SETTLE_S)
-    scale = service.say(m.StatusQuery(query_id=1)).report.scale
-    assert (scale.wanted, scale.reason) == (3, "found")
-
-
-def test_a_stopped_scheduler_holds_no_order_for_late():
-    service = Service(scale=ScaleSettings(0, 8, 2.0))
-    service.wait(SETTLE_S + 1)
-    service.submit("a", max_tokens=20)
-    service.wait(2)
-    assert service.metric("baton_executors_wanted") == 1
-    service.now += 1000.0  # SIGSTOP
-    service.wait(5)
-    assert service.metric("baton_executors_wanted") == 1
-
-
-def test_what_no_ready_executor_fits_orders_none():
-    """A large executor is lost, and its long requests wait for it: small ones would not help them."""
-    service = Service(scale=ScaleSettings(1, 8, 2.0))
-    service.join("small")
-    service.join("large", num_blocks=8 * LIMITS.num_blocks, max_model_len=8 * LIMITS.max_model_len)
-    for i in range(40):
-        service.submit(f"short {i}")
-        service.turn()
-    service.wait(RETURN_S + 1)
-    assert service.metric("baton_executors_wanted") == 2
-    service.lose("large")
-    for i in range(200):
-        service.submit(f"long {i}", max_tokens=4 * LIMITS.max_model_len)
-    assert len(service.core.scheduler.sequences.waiting.stranded()) == 200
-    service.wait(3)
-    assert service.metric("baton_executors_wanted") == 2, "the lost one, and no more"
 
 
 def test_without_the_option_nothing_is_reported():

@@ -1,9 +1,11 @@
 """What comes once orders nothing but its own work; what goes on does (`core/autoscaling/demand.py`, `forecast.py`)."""
 
+import math
+
 import pytest
 
 from scheduler_svc.core.autoscaling.autoscaler import Autoscaler
-from scheduler_svc.core.autoscaling.demand import Arrivals, Demand, Totals
+from scheduler_svc.core.autoscaling.demand import FAST_S, Arrivals, Demand, Totals
 from tests.scheduler.test_autoscaling_state_machine import COST, START_S, USUAL, load
 
 PROMPT = 1000
@@ -77,4 +79,5 @@ def test_more_arrivals_count_when_they_have_lasted():
 def test_what_varies_for_long_keeps_its_variance():
     batches = follow([12.0 if second % 6 == 0 else 0.0 for second in range(600)])
     assert batches.lasting_burst == pytest.approx(batches.burst, rel=0.2)
+    assert batches.noise_per_s > 2 * math.sqrt(batches.sequences_per_s / (2 * FAST_S)), "more than of single arrivals"
     assert follow([2.0] * 600).lasting_burst == pytest.approx(0.0, abs=1.0)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from scheduler_svc.core.autoscaling.orders import DEFAULT_LEAD_S, GIVE_UP, LONGER, LONGEST_LEAD_S, Orders
+from scheduler_svc.core.autoscaling.orders import DEFAULT_LEAD_S, GIVE_UP, LONGEST_LEAD_S, Orders
 
 START_S = 40.0
 
@@ -69,7 +69,7 @@ def test_stuck_orders_that_are_filled_at_last_teach_no_more_than_that_they_were_
 def test_one_that_is_late_is_expected_a_part_of_its_age_later():
     some = orders()
     some.update(1, 0, 0.0, is_more=True)
-    assert some.joins(100.0) == pytest.approx((LONGER * 100.0,))
+    assert some.joins(100.0) == pytest.approx((25.0,))
 
 
 def test_time_in_which_nothing_ran_makes_no_order_late():

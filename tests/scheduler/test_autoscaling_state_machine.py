@@ -14,7 +14,7 @@ from scheduler_svc.core.autoscaling.autoscaler import (
     Decision,
 )
 from scheduler_svc.core.autoscaling.demand import Demand
-from scheduler_svc.core.autoscaling.forecast import Forecast, Load
+from scheduler_svc.core.autoscaling.forecast import Load
 from scheduler_svc.core.autoscaling.settings import ScaleSettings
 from scheduler_svc.core.autoscaling.step_times import StepCost
 
@@ -323,14 +323,3 @@ def test_a_restart_while_another_executor_never_comes_makes_no_start_long():
     fleet.ready += 1
     fleet.machine.started_in(START_S)
     assert fleet.run(1, load(3 * ONE_BUSY)).lead_s == START_S
-
-
-def test_what_the_journal_brings_is_measured_by_its_own_lengths():
-    """Nothing has arrived in this life, and short prompts wait: the same is wanted as when lengths are known."""
-    waits = load(0.0, num_waiting=1000, waiting_tokens=200_000, held_blocks=4000.0)
-    known = waits._replace(demand=waits.demand._replace(prompt_tokens=200.0))
-    unknown = waits._replace(demand=waits.demand._replace(prompt_tokens=0.0))
-    outlooks = [Forecast(each, 0.0).outlook(1, (), 0.0) for each in (known, unknown)]
-    assert outlooks[0] == outlooks[1]
-    few = known._replace(num_waiting=2, waiting_tokens=100_000)
-    assert Forecast(few, 0.0)._waits(1, (), 0.0)[1] <= 2 * Forecast(few, 0.0)._all_s, "no more than wait"
