@@ -1,4 +1,5 @@
-"""Rules that say how many executors there should be, to compare: a fixed number, KEDA's usual rule, and ours.
+"""Rules that say how many executors there should be, to compare: a fixed number, KEDA's usual rule, and ours, carried
+out at once or by KEDA.
 
 KEDA gives its metric to a HorizontalPodAutoscaler, which asks for it every 15 s and wants `ceil(metric / threshold)`
 pods (an AverageValue), unless that metric is within 10% of the threshold for the pods that are there. More pods come
@@ -92,3 +93,19 @@ class Ours:
         """See `Rule`."""
         report = core.scale_report()
         return size if report is None else report.wanted
+
+
+class OursByKeda:
+    """What the core reports, as `deploy/kubernetes/keda` carries it out: read every 15 s, without a wait of the
+    autoscaler's own, and unchanged where the difference is within its tolerance."""
+
+    def __init__(self) -> None:
+        self._next = 0.0
+
+    def wanted(self, core: Core, size: int, now: float) -> int:
+        """See `Rule`."""
+        report = core.scale_report()
+        if now < self._next or report is None:
+            return size
+        self._next = now + HPA_SYNC_S
+        return size if size and abs(report.wanted / size - 1.0) <= HPA_TOLERANCE else report.wanted

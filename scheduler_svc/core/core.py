@@ -212,6 +212,8 @@ class Core:
         if pause_s > PAUSE_S:
             self.fleet.paused(pause_s, now)
             self.requests.paused(pause_s, now)
+            if self._scale is not None:
+                self._scale.paused(pause_s)
             self._forgiving_until = now + FORGIVE_S
 
     def _follow(self, consequences: list[f.Consequence], now: float) -> list[Action]:
@@ -246,9 +248,9 @@ class Core:
             output = self.scheduler.commit(result)
         except WireError as error:
             return self._follow(self.fleet.end(result.epoch, "untrusted", str(error), now), now)
-        num_tokens = self.fleet.step_answered(result.epoch, result.step, now)
+        answered = self.fleet.step_answered(result.epoch, result.step, now)
         if self._scale is not None:
-            self._scale.answered(result.epoch, num_tokens, result.compute_us / 1e6)
+            self._scale.answered(result.epoch, answered.num_tokens, min(result.compute_us / 1e6, answered.seconds))
         self._counters.step_done(result, output, now)
         self.requests.stepped(output, now)
         return [*log_lines.failures(output.ends), *self._end_if_drained(result.epoch, now)]

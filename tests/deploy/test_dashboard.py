@@ -33,13 +33,15 @@ def exported(tmp_path_factory):
     have no increase by it, and an alert of it would be silent. There is an executor and a request, which have names."""
     with running_core(tmp_path_factory.mktemp("core"), scale=ScaleSettings(0, 2)) as core:
         front, executor = core.frontend(), FakeExecutor(core.back, "first", step_s=0.1)
+        text = ""
+        while "\nbaton_executors_wanted " not in text:  # it has no value in the first seconds, longer if there is work
+            front.send(m.MetricsQuery(query_id=1))
+            text = front.receive(m.Metrics).text.decode()
         front.submit("open", [1, 2, 3], max_tokens=150)
         while not front.tokens.get(("open", 0)):
             front.take(front.receive(m.Outputs))
-        text = ""
-        while "\nbaton_executors_wanted " not in text:  # it has no value in the first seconds
-            front.send(m.MetricsQuery(query_id=1))
-            text = front.receive(m.Metrics).text.decode()
+        front.send(m.MetricsQuery(query_id=2))
+        text = front.receive(m.Metrics).text.decode()
         front.close()
         executor.kill()
     return Exported.of(text)

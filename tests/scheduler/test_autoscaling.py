@@ -1,11 +1,13 @@
 """How many executors the core wants: its measures, its report, its options, and the whole core in virtual time."""
 
 import random
+from collections.abc import Iterable
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from benchmarks.rig.workloads import WorkloadRequest, upper_halves
+from benchmarks.rig.workloads import MAX_TOKEN_ID, WorkloadRequest, upper_halves
 from benchmarks.scheduler.fleet_simulation import FleetSimulation
 from benchmarks.scheduler.scaling_rules import Ours
 from common import messages as m
@@ -50,6 +52,19 @@ def test_faster_executors_are_noticed():
     cost = times.cost()
     assert cost is not None
     assert cost.seconds(103, 5) == pytest.approx(0.01, rel=0.1)
+
+
+@pytest.mark.parametrize("stalled", [0, 3, 300])
+@pytest.mark.parametrize("stall_s", [5.0, 1e5])
+def test_one_step_that_took_long_is_not_the_cost_of_steps(stalled, stall_s):
+    times, rng = StepTimes(), random.Random(1)
+    for step in range(stalled + 60):
+        tokens, blocks = rng.choice([20, 30, 2048]), rng.randint(0, 3000)
+        times.answered(tokens, blocks, stall_s if step == stalled else 0.03 + 1e-4 * tokens)
+        times.cost()
+    cost = times.cost()
+    assert cost is not None
+    assert cost.seconds(25, 1500) < 0.08
 
 
 def arrive(rates: list[float], *, prompt: int = 100) -> Arrivals:
@@ -98,17 +113,18 @@ def test_the_least_useful_executor_is_drained_first():
 
 def test_the_report_and_the_metrics_say_what_is_wanted():
     service = Service(scale=ScaleSettings(0, 3, 2.0))
-    service.submit("a", max_tokens=20)
     service.wait(SETTLE_S - 1)
     assert service.say(m.StatusQuery(query_id=1)).report.scale is None
     assert "\nbaton_executors_wanted " not in service.say(m.MetricsQuery(query_id=1)).text.decode()
     service.wait(3)
+    service.submit("a", max_tokens=20)
+    service.wait(2)
     scale = service.say(m.StatusQuery(query_id=1)).report.scale
     assert (scale.wanted, scale.reason, scale.drain_first) == (1, "first", [])
     assert scale.forecast_ttft_s > 10, "as long as a start takes"
     assert service.metric("baton_executors_wanted") == 1
     assert service.metric("baton_forecast_ttft_seconds") == pytest.approx(scale.forecast_ttft_s)
-    (line,) = service.events("executors wanted")
+    line = service.events("executors wanted")[-1]
     assert (line.facts["wanted"], line.facts["before"], line.facts["waiting"]) == (1, 0, 1)
     service.join("one")
     service.turn()
@@ -181,3 +197,20 @@ def test_the_real_core_asks_for_executors_when_they_are_needed_and_lets_them_go(
     assert sizes == sorted(sizes[: sizes.index(max(sizes)) + 1]) + sorted(sizes[sizes.index(max(sizes)) + 1 :])[::-1]
     assert 60 <= simulation.seen.changes[0][0] < 70
     assert max(simulation.seen.first_token[-60:]) < 1.0, "what the burst left has been worked off"
+
+
+def requests_of(times: Iterable[float], prompt: int, output: int) -> list[WorkloadRequest]:
+    rng = np.random.default_rng(0)
+    prompts = [(at, rng.integers(0, MAX_TOKEN_ID, prompt, np.int32)) for at in times]
+    return [WorkloadRequest(at, tokens, output, max_tokens=1510, ends_by="stop") for at, tokens in prompts]
+
+
+def test_what_runs_keeps_its_memory_when_fewer_are_wanted():
+    """A hundred long answers in two pools, then hardly any request: one pool alone would stop half of the streams."""
+    requests = requests_of(np.arange(10, 40, 0.3), 500, 1500) + requests_of(np.arange(50, 400, 5.0), 200, 50)
+    requests.sort(key=lambda request: request.arrival_s)
+    simulation = FleetSimulation(CoreConfig(scale=ScaleSettings(1, 4, 2.0)), Ours(), requests, start_s=20.0, size=2)
+    simulation.run()
+    assert simulation.core.scheduler.stats.preemptions == 0
+    assert max(simulation.seen.first_token) < 2.0
+    assert [wanted for _, wanted in simulation.seen.changes] == [1], "when those answers have ended"

@@ -4,7 +4,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from scheduler_svc.core.autoscaling.autoscaler import DOWN_INTERVAL_S, LEAST_TARGET, MIN_HOLD_S, SETTLE_S, Autoscaler
+from scheduler_svc.core.autoscaling.autoscaler import (
+    DOWN_INTERVAL_S,
+    LEAST_TARGET,
+    MIN_HOLD_S,
+    RETURN_S,
+    SETTLE_S,
+    Autoscaler,
+)
 from scheduler_svc.core.autoscaling.demand import FAST_S
 from scheduler_svc.core.autoscaling.forecast import Forecast
 from scheduler_svc.core.autoscaling.settings import ScaleSettings
@@ -21,7 +28,7 @@ class AutoscalerFuzz(RuleBasedStateMachine):
     def begin(self, least: int, span: int, target_s: float, ready: int) -> None:
         self.settings = ScaleSettings(least, max(1, least + span), target_s)
         self.machine = Autoscaler(self.settings, 0.0)
-        self.now, self.ready, self.is_busy = 0.0, ready, True
+        self.now, self.ready, self.is_busy, self.is_told = 0.0, ready, True, False
         self.load = load(1.0)
         self.ups: list[float] = []
         self.downs: list[float] = []
@@ -32,16 +39,16 @@ class AutoscalerFuzz(RuleBasedStateMachine):
         noise=st.floats(0.0, 10.0),
         waiting=st.integers(0, 1000),
         prefilling=st.integers(0, 10**6),
-        room=st.floats(0.0, 1e5),
+        held=st.floats(0.0, 1e5),
         running=st.integers(0, 800),
     )
-    def other_load(self, rate, growth, noise, waiting, prefilling, room, running):
+    def other_load(self, rate, growth, noise, waiting, prefilling, held, running):
         self.load = load(
             rate,
             num_waiting=waiting,
             waiting_tokens=1000 * waiting,
             prefilling_tokens=prefilling,
-            room_blocks=room,
+            held_blocks=held,
             num_running=running,
             used_blocks=40 * running,
         )
@@ -82,8 +89,12 @@ class AutoscalerFuzz(RuleBasedStateMachine):
         before = self.machine.wanted
         decision = self.machine.decide(self.load, self.ready, is_busy=self.is_busy, now=self.now)
         if decision is None:
-            assert self.now < SETTLE_S
+            assert not self.is_told
+            waits_for_cost = self.load.cost is None and self.ready > 0
+            unsure_s = RETURN_S + (self.machine.lead_s if waits_for_cost else 0.0)
+            assert self.now < (unsure_s if self.is_busy else SETTLE_S)
             return
+        self.is_told = True
         assert decision.before == before
         assert decision.wanted == self.machine.wanted
         assert 0.0 <= decision.forecast_ttft_s <= 3600.0
@@ -107,6 +118,7 @@ class AutoscalerFuzz(RuleBasedStateMachine):
             limit_s = max(self.settings.target_ttft_s, LEAST_TARGET * forecast.floor_s)
             there = min(wanted, self.ready)
             assert forecast.outlook(there, (), 0.0).ttft_s <= limit_s, "fewer are wanted, and the target would break"
+            assert there == self.ready or forecast.holds(there), "fewer are wanted, and they do not hold what runs"
 
     def nothing_is_missed(self, wanted: int) -> None:
         """All that are wanted are there, and the target is broken for good: then it is all that may be."""

@@ -129,3 +129,9 @@ def test_chances_fall_with_time_and_stay_chances(lengths, running, now, can_stop
     assert chances[0] == 1.0
     assert (np.diff(chances) <= 0).all()
     assert (chances >= 0).all()
+
+
+def test_without_a_newcomer_the_peak_is_that_of_all_that_runs():
+    """Nine positions and eleven more, of which the last is never stored: 19, in blocks of four."""
+    running = Growing(np.array([9.0]), np.array([1.0]), np.array([11.0]), np.array([False]))
+    assert Forecast(running, LengthHistory(), 4).peak_blocks() == 5

@@ -5,7 +5,8 @@
         │                                                                ▼
     SETTLING ──the first seconds are over──▶ HOLDING ◀──fewer would do──▶ LOWERING
     no decision: executors come back         nothing changes              one (or an eighth) less every
-    that an earlier life had                                              `DOWN_INTERVAL_S`, as long as it holds
+    that an earlier life had, and some                                    `DOWN_INTERVAL_S`, as long as it holds
+    may be starting for what is open
 
 More are wanted when a request that arrives at the time at which new executors would be there, and have worked off
 what came meanwhile, is not going to have its first token within the target, with all those counted that are on the
@@ -24,7 +25,7 @@ from scheduler_svc.core.autoscaling.orders import Orders
 from scheduler_svc.core.autoscaling.settings import ScaleSettings
 
 SETTLE_S = 5.0  # executors of an earlier life are back by then
-RETURN_S = 30.0  # an executor that comes back later than others is still wanted
+RETURN_S = 30.0  # an executor that comes back later than others is still wanted; what arrives is known by then
 DOWN_INTERVAL_S = 15.0
 DOWN_SHARE = 8  # of a large fleet, one in so many goes at once
 MIN_HOLD_S, MAX_HOLD_S = 60.0, 300.0
@@ -67,7 +68,7 @@ class Autoscaler:
     """Decides. To be asked about once a second.
 
     Args:
-        now: when the service started.
+        now: when the service began to look at its executors.
 
     Attributes:
         wanted: the last decision's number.
@@ -81,6 +82,7 @@ class Autoscaler:
         self._last_up = self._last_down = float("-inf")
         self._reason = "min"
         self._seen_joins = 0
+        self._is_sure = False
         self.wanted = settings.min_executors
 
     @property
@@ -98,18 +100,30 @@ class Autoscaler:
         self._orders.started_in(start_s)
         self._seen_joins += 1
 
+    def paused(self, seconds: float) -> None:
+        """Nobody has looked for so long: that time does not count."""
+        self._began += seconds
+        self._last_up += seconds
+        self._last_down += seconds
+        self._needs = deque((at + seconds, need) for at, need in self._needs)
+        self._orders.paused(seconds)
+
     def decide(self, load: Load, num_ready: int, *, is_busy: bool, now: float) -> Decision | None:
         """What is wanted now; None in the first seconds, when that is not known.
+
+        Where there is work from the start on, it takes longer: an earlier life may have ordered executors for it, which
+        start now. A number that counts only those that are there would end them.
 
         Args:
             num_ready: executors that take sequences.
             is_busy: whether any request is open, or has come since the last call.
         """
-        if now - self._began < SETTLE_S:
+        age = now - self._began
+        if age < SETTLE_S:
             return None
         before = self.wanted
-        if now - self._began < RETURN_S and num_ready > self.wanted:
-            self._change(num_ready, "found")
+        if age < RETURN_S and num_ready > self.wanted:
+            self._change(min(num_ready, self._settings.max_executors), "found")
         joined, self._seen_joins = self._seen_joins, 0
         self._orders.update(self.wanted - num_ready, joined, now)
         needed, reason = self._needed(load, num_ready, now, is_busy=is_busy)
@@ -118,24 +132,26 @@ class Autoscaler:
         elif needed > self.wanted:
             self._reason = "max"
         self._lower(load, num_ready, now, is_busy=is_busy)
-        self._orders.update(self.wanted - num_ready, 0, now)
-        return self._decision(load, num_ready, before, now)
+        self._orders.update(self.wanted - num_ready, 0, now, is_more=True)
+        unsure_s = RETURN_S + (self.lead_s if load.cost is None and num_ready > 0 else 0.0)
+        self._is_sure = self._is_sure or not is_busy or age >= unsure_s
+        return self._decision(load, num_ready, before, now) if self._is_sure else None
 
     # --- up ---
 
     def _needed(self, load: Load, num_ready: int, now: float, *, is_busy: bool) -> tuple[int, str]:
         """The smallest number, from what is wanted on, that keeps the target; and what is short without it."""
-        stuck = self._orders.num_stuck
-        if is_busy and self.wanted - stuck < 1:
-            return 1 + stuck, "first"
+        stuck, wanted, reason = self._orders.num_stuck, self.wanted, self._reason
+        if is_busy and wanted - stuck < 1:
+            wanted, reason = 1 + stuck, "first"
         if load.cost is None or not is_busy:
-            return self.wanted, self._reason
+            return wanted, reason
         forecast = self._forecast(load, UP_NOISE, self.lead_s)
         at_s, target_s = self._effect_s(now), self._target_s(forecast)
-        size, last = self.wanted - stuck, self._settings.max_executors + 1
+        size, last = wanted - stuck, self._settings.max_executors + 1
         outlook = forecast.outlook(*self._fleet(size, num_ready, now), at_s)
         if outlook.ttft_s <= target_s:
-            return self.wanted, self._reason
+            return wanted, reason
         reason = "memory" if outlook.is_memory else "time"
         while size + 1 < last:  # `size` does not keep the target, and `last` is taken to
             middle = (size + last) // 2
@@ -184,6 +200,8 @@ class Autoscaler:
             there = min(enough - 1, num_ready)  # those on the way do not count before they are there
             if there == 0 or forecast.outlook(there, (), 0.0).ttft_s > limit_s:
                 break
+            if there < num_ready and not forecast.holds(there):
+                break  # what runs on the one that goes would wait until others end
             enough -= 1
         return enough
 

@@ -10,7 +10,7 @@ of the prompts, and from the square root of the sequences that run, which is how
 import math
 from typing import NamedTuple
 
-from scheduler_svc.core.autoscaling.demand import Demand
+from scheduler_svc.core.autoscaling.demand import FAST_S, Demand
 from scheduler_svc.core.autoscaling.step_times import StepCost
 
 LONGEST_S = 3600.0  # what is longer is reported as this: JSON has no infinity
@@ -29,7 +29,8 @@ class Load(NamedTuple):
         num_waiting, waiting_tokens: sequences that no executor has begun, and the tokens that they have.
         prefilling_tokens: of prompts that were begun, those that are still to be computed.
         num_running, used_blocks: sequences that hold a lane, and blocks in use, of all executors.
-        room_blocks: blocks that admission would give away: those that are not held by what runs at its worst moment.
+        held_blocks: blocks that admission would not give away, of executors that take sequences: what runs there holds
+            them at its worst moment.
     """
 
     demand: Demand
@@ -43,7 +44,7 @@ class Load(NamedTuple):
     prefilling_tokens: int = 0
     num_running: int = 0
     used_blocks: int = 0
-    room_blocks: float = 0.0
+    held_blocks: float = 0.0
 
 
 class Outlook(NamedTuple):
@@ -76,10 +77,13 @@ class Forecast:
         assert load.cost is not None
         self._load, self._rate, self._cost = load, rate, load.cost
         demand, cost = load.demand, load.cost
-        self._prompt = demand.prompt_tokens * demand.computed_share
+        prompt = demand.prompt_tokens
+        if not prompt and load.num_waiting:  # nothing has arrived since the start; the journal has brought what waits
+            prompt = load.waiting_tokens / load.num_waiting
+        self._prompt = prompt * demand.computed_share
         output = self._output = demand.output_tokens
-        self._mean_blocks = (demand.prompt_tokens + output / 2) / load.block_size + 0.5
-        self._last_blocks = (demand.prompt_tokens + output) / load.block_size + 1.0
+        self._mean_blocks = (prompt + output / 2) / load.block_size + 0.5
+        self._last_blocks = (prompt + output) / load.block_size + 1.0
         # Sequences that an executor can run at once.
         self._slots = max(1.0, min(load.pool_blocks / self._mean_blocks, load.max_num_seqs))
         # Executor-seconds of a sequence: its own tokens, and its part of steps that are as full as memory lets them be.
@@ -99,15 +103,20 @@ class Forecast:
         if size == 0:
             first_s = joins[0] - at_s if joins else LONGEST_S
             return Outlook(min(LONGEST_S, first_s + self.floor_s), is_memory=False, work=self.work)
-        begin_s, queue_s, crowd_s = self._steady(size)
+        begin_s, queue_s, crowd_s = self._steady(size, at_s)
         prompts_s, admission_s = self._waits(num_ready, joins, at_s)
         time_s, memory_s = max(queue_s, prompts_s), max(crowd_s, admission_s)
         ttft_s = min(LONGEST_S, begin_s + max(time_s, memory_s))
         return Outlook(ttft_s, is_memory=memory_s > time_s, work=self.work)
 
+    def holds(self, num_ready: int) -> bool:
+        """Whether so many executors have memory and lanes for all that runs, at its worst moment."""
+        load = self._load
+        return load.held_blocks <= num_ready * load.pool_blocks and load.num_running <= num_ready * load.max_num_seqs
+
     # --- if arrivals go on for ever ---
 
-    def _steady(self, size: int) -> tuple[float, float, float]:
+    def _steady(self, size: int, at_s: float) -> tuple[float, float, float]:
         """Seconds to compute a prompt, and those that chance makes it wait for time and for memory."""
         cost, load, rate = self._cost, self._load, self._rate
         use = min(rate * self._own_s / size, ALMOST_ALL)
@@ -120,7 +129,8 @@ class Forecast:
         begin_s = STEPS_TO_BEGIN * met_s + self._prompt / speed
         demand = load.demand
         fast = demand.sequences_per_s
-        burst = demand.burst * demand.computed_share**2 * (rate / fast if fast > 0 else 1.0) / size
+        burst = demand.lasting_burst + (demand.burst - demand.lasting_burst) * math.exp(-at_s / FAST_S)
+        burst *= demand.computed_share**2 * (rate / fast if fast > 0 else 1.0) / size
         queue_s = TAIL * burst / speed**2 / (2 * (1.0 - prompts))
         stay_s = self._output * step_s
         running = rate * stay_s
@@ -135,7 +145,9 @@ class Forecast:
         load, rate = self._load, self._rate
         tokens = load.waiting_tokens * load.demand.computed_share + load.prefilling_tokens
         needed = (load.waiting_tokens + load.num_waiting * self._output) / load.block_size
-        short = (needed - load.room_blocks) / self._last_blocks  # sequences without memory; negative where some is left
+        room = num_ready * load.pool_blocks - load.held_blocks
+        # Sequences without memory, negative where some is left.
+        short = min((needed - room) / self._last_blocks, load.num_waiting)
         before_s, size = 0.0, num_ready
         for until_s, joining in [*((join, 1) for join in joins if join <= at_s), (at_s, 0)]:
             seconds = max(0.0, until_s - before_s)

@@ -3,14 +3,21 @@
 A step has a cost of its own (all weights are read once), a cost for each token that is computed, and one for the K and
 V that are read. The three are fitted by least squares to what steps took, and older steps are forgotten. Only running
 sums are kept, so a step costs nine additions, and the fit is made when it is asked for.
+
+Least squares believe one large value more than many small ones. So a step counts as `LONGEST` times what was expected
+of it at most: an executor that stalled for seconds once does not size the fleet, and one that is slower now is believed
+step by step.
 """
 
+from statistics import median
 from typing import NamedTuple
 
 import numpy as np
 
 HALF_LIFE = 2000.0  # steps after which one counts half
 MIN_STEPS = 16  # before anything is said
+LONGEST = 10.0  # times what was expected of a step
+LEAST_EXPECTED_S = 1e-3  # or what is expected could never grow again
 _RIDGE = 1e-4  # of each column's own weight: what steps do not tell apart is shared among the columns
 
 
@@ -38,6 +45,8 @@ class StepTimes:
     def __init__(self) -> None:
         self._weight = 1.0  # of the next step: growing weights are the same as shrinking sums, and cheaper
         self._num_steps = 0
+        self._first: list[tuple[int, int, float]] = []  # before there is anything to expect
+        self._expected: StepCost | None = None
         self._sums = [0.0] * 9  # of the products of (1, tokens, blocks) with each other, and with the seconds
 
     def answered(self, tokens: int, blocks: int, seconds: float) -> None:
@@ -48,6 +57,17 @@ class StepTimes:
             blocks: in use on its executor.
             seconds: as the executor says.
         """
+        if (expected := self._expected) is None:
+            self._first.append((tokens, blocks, seconds))
+            if len(self._first) == MIN_STEPS:
+                longest_s = LONGEST * max(LEAST_EXPECTED_S, median(each[2] for each in self._first))
+                for each in self._first:
+                    self._count(each[0], each[1], min(each[2], longest_s))
+                self._first, self._expected = [], self.cost()
+            return
+        self._count(tokens, blocks, min(seconds, LONGEST * max(LEAST_EXPECTED_S, expected.seconds(tokens, blocks))))
+
+    def _count(self, tokens: int, blocks: int, seconds: float) -> None:
         weight, sums = self._weight, self._sums
         sums[0] += weight
         sums[1] += weight * tokens
@@ -86,4 +106,5 @@ class StepTimes:
             columns.pop(worst)
         cost = np.zeros(3)
         cost[columns] = np.maximum(found, 0.0)
-        return StepCost(*(cost / scale).tolist())
+        self._expected = StepCost(*(cost / scale).tolist())
+        return self._expected

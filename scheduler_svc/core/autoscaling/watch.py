@@ -28,7 +28,7 @@ class ScaleWatch:
 
     Args:
         scheduler: read only.
-        now: when the service started.
+        now: when the service started. It looks at its executors from the first tick on: the journal is read before.
     """
 
     def __init__(self, settings: ScaleSettings, scheduler: Scheduler, now: float) -> None:
@@ -40,6 +40,7 @@ class ScaleWatch:
         self._accepted = 0
         self._next = now
         self._last = now
+        self._has_looked = False
         self._decision: Decision | None = None
         self._drain_first: list[str] = []
         self._sizes = (0.0, 1.0, 1.0, 1.0)  # of executors: blocks, block size, lanes, tokens a plan
@@ -53,10 +54,18 @@ class ScaleWatch:
         blocks = self._scheduler.executor(epoch).blocks
         self._steps.answered(tokens, blocks.num_blocks - blocks.num_free, seconds)
 
+    def paused(self, seconds: float) -> None:
+        """The caller has not run for so long."""
+        if self._has_looked:
+            self._autoscaler.paused(seconds)
+
     def tick(self, now: float) -> list[Action]:
         """Decide, if it is time; to be called more often."""
         if now < self._next:
             return []
+        if not self._has_looked:
+            self._has_looked = True
+            self._autoscaler.paused(now - self._last)
         self._next = now + PERIOD_S
         self._arrivals.sample(self._totals(), now)
         executors = self._scheduler.executors
@@ -107,7 +116,7 @@ class ScaleWatch:
                 fmean(each.max_batch_tokens for each in limits),
             )
         pool_blocks, block_size, max_num_seqs, max_batch_tokens = self._sizes
-        waiting = self._scheduler.sequences.waiting.total()
+        waiting = self._scheduler.sequences.waiting.total(with_stranded=not ready)
         return Load(
             demand=self._arrivals.demand(),
             cost=self._steps.cost(),
@@ -122,7 +131,7 @@ class ScaleWatch:
             ),
             num_running=sum(len(e.running) for e in executors),
             used_blocks=sum(e.blocks.num_blocks - e.blocks.num_free for e in executors),
-            room_blocks=sum(self._room(e) for e in ready),
+            held_blocks=sum(e.limits.num_blocks - self._room(e) for e in ready),
         )
 
     def _room(self, executor: ExecutorState) -> float:
@@ -145,7 +154,7 @@ class ScaleWatch:
         self._drain_first = least_useful_first(ranked)
 
     def _line(self, decision: Decision, num_ready: int) -> Action:
-        waiting = self._scheduler.sequences.waiting.total()
+        waiting = self._scheduler.sequences.waiting.total(with_stranded=not num_ready)
         return log_line(
             "info",
             "executors wanted",

@@ -80,8 +80,8 @@ class Forecast:
         self._survivals: dict[bool, Survival] = {}
         self._sizes, self._remaining = np.zeros(0), np.zeros(0)  # of those whose length is certain
         self._certain, self._expected, self._variance = (np.zeros(len(GRID)) for _ in range(3))
-        # The steps at which the newcomer counts as there, and at which memory must be enough.
-        self._from, self._until = 1.0, 0.0
+        # The steps at which the newcomer counts as there, and at which memory must be enough; all, without a newcomer.
+        self._from, self._until = 1.0, np.inf
 
     def add(self, size: float, output: float, remaining: float, *, can_stop: bool) -> None:
         """Let another sequence join: the newcomer, which `exceeds` asks about.
@@ -99,7 +99,7 @@ class Forecast:
         return self._bound > num_blocks and self.peak_blocks() > num_blocks
 
     def peak_blocks(self) -> float:
-        """Blocks at the worst moment to come while the newcomer is there."""
+        """Blocks at the worst moment to come, while the newcomer is there if one was added."""
         self._count()
         uncertain = self._expected + np.minimum(MARGIN * np.sqrt(self._variance), MAX_MARGIN * self._expected)
         peak = 0.0

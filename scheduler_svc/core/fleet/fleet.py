@@ -21,7 +21,7 @@ from scheduler_svc.core.actions import AdmitExecutor, DismissExecutor, Peer, Sen
 from scheduler_svc.core.fleet.hello_check import mismatch
 from scheduler_svc.core.fleet.membership import Membership, Standing
 from scheduler_svc.core.fleet.probation import Probation
-from scheduler_svc.core.fleet.step_clock import DEFAULT_FLOOR_S, StepClock
+from scheduler_svc.core.fleet.step_clock import DEFAULT_FLOOR_S, Answered, StepClock
 
 MAX_MEMBERS = 256
 MAX_REMEMBERED = 1024  # executors that left
@@ -190,10 +190,10 @@ class Fleet:
         assert member is not None, f"epoch {epoch} is over"
         member.steps.sent(step, num_tokens, now)
 
-    def step_answered(self, epoch: int, step: int, now: float) -> int:
-        """The answer to a plan of a live epoch has been checked. Returns the plan's tokens."""
+    def step_answered(self, epoch: int, step: int, now: float) -> Answered:
+        """The answer to a plan of a live epoch has been checked."""
         if (member := self.member(epoch)) is None:
-            return 0
+            return Answered(0, 0.0)
         member.membership.is_late = False
         return member.steps.answered(step, now)
 

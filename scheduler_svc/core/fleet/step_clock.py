@@ -39,6 +39,18 @@ class Overdue(NamedTuple):
         return f"no answer to {tokens} for {self.took_s:.1f} s, the limit is {self.limit_s:.1f} s (see --step-timeout)"
 
 
+class Answered(NamedTuple):
+    """A plan that was answered.
+
+    Attributes:
+        num_tokens: of it.
+        seconds: since it left; no step of it has taken longer.
+    """
+
+    num_tokens: int
+    seconds: float
+
+
 class StepClock:
     """Plans on their way to one executor, and how long its steps took.
 
@@ -63,20 +75,20 @@ class StepClock:
         self.num_sent += 1
         self._sent.append(_UnansweredPlan(step, num_tokens, now))
 
-    def answered(self, step: int, now: float) -> int:
+    def answered(self, step: int, now: float) -> Answered:
         """An answer came. An answer to another step than the oldest is not counted: the scheduler refuses it.
 
         Returns:
-            The tokens of the plan that it answers; 0 if it is not counted.
+            What it answers; nothing if it is not counted.
         """
         if not self._sent or self._sent[0].step != step:
-            return 0
+            return Answered(0, 0.0)
         sent = self._sent.popleft()
         took_s = now - max(sent.at, self._last_answer)
         self._longest_s[sent.size] = max(took_s, self._longest_s[sent.size] * DECAY)
         self._last_answer = now
         self.num_answered += 1
-        return sent.num_tokens
+        return Answered(sent.num_tokens, now - sent.at)
 
     def overdue(self, now: float) -> Overdue | None:
         """The oldest plan, if it has taken longer than its limit.

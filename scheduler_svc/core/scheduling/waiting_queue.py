@@ -48,12 +48,12 @@ class WaitingQueue:
         """The executors that may run a sequence of the queue."""
         return self._epochs[sequence]
 
-    def total(self) -> Waiting:
-        """How much waits: of what some executor may run if there is any, else of everything. Kept as a running sum."""
+    def total(self, *, with_stranded: bool) -> Waiting:
+        """How much waits, with or without what no executor may run. Kept as a running sum."""
         sequences, tokens = len(self._epochs), sum(self._sums.values())
-        if len(self._lists) > 1 and (stranded := self._lists.get(())) is not None:
-            return Waiting(sequences - len(stranded), tokens - self._sums[()])
-        return Waiting(sequences, tokens)
+        if with_stranded:
+            return Waiting(sequences, tokens)
+        return Waiting(sequences - len(self.stranded()), tokens - self._sums.get((), 0))
 
     def stranded(self) -> list[Sequence]:
         """Those that no executor may run, by rank."""
