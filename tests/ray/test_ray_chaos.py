@@ -24,6 +24,7 @@ pytestmark = pytest.mark.chaos
 NUM_STREAMS = 32
 NUM_EXECUTORS = 3
 DRAIN_S = 25.0
+ROW = 16  # streams in a line of the log
 
 
 class Upheaval:
@@ -52,8 +53,10 @@ class Upheaval:
             await asyncio.to_thread(self.cluster.wait_until_complete)
             self.check_gpus()
             pauses = self.readers.pauses_since(began)
-            in_order = " ".join(f"{pause * 1000:.0f}" for pause in pauses)
-            self.note(f"longest pause of each stream, ms: {in_order}; median {statistics.median(pauses) * 1000:.0f}")
+            milliseconds = [f"{pause * 1000:5.0f}" for pause in pauses]
+            self.note(f"longest pause of each stream, in ms; the median is {statistics.median(pauses) * 1000:.0f}")
+            for first in range(0, len(milliseconds), ROW):
+                self.note("".join(milliseconds[first : first + ROW]))
 
     def check_gpus(self) -> None:
         """Each GPU of a node is one executor's."""

@@ -3,14 +3,16 @@
 from array import array
 
 import msgspec
+import pytest
 
 from common import messages as m
 from scheduler_svc.core.autoscaling.autoscaler import RETURN_S, SETTLE_S
 from scheduler_svc.core.autoscaling.forecast import Load
 from scheduler_svc.core.autoscaling.settings import ScaleSettings
 from scheduler_svc.core.fleet.membership import Standing
+from scheduler_svc.core.requests.group_commit import JournalState
 from tests.support.hello import LIMITS
-from tests.support.service import Service
+from tests.support.service import Service, restart
 
 
 def seen(service: Service) -> Load:
@@ -70,6 +72,20 @@ def test_reading_the_journal_is_no_time_in_which_executors_come_back():
     service.wait(SETTLE_S)
     scale = service.say(m.StatusQuery(query_id=1)).report.scale
     assert (scale.wanted, scale.reason) == (3, "found")
+
+
+@pytest.mark.parametrize("is_second_life", [False, True])
+def test_only_work_of_an_earlier_life_delays_the_number(is_second_life):
+    """That life may have ordered executors for it; for what comes to the first life, none can be starting."""
+    scale = ScaleSettings(1, 8, 2.0)
+    service = Service(journal=JournalState.OK, scale=scale)
+    service.submit("a", max_tokens=20, is_resumable=True)
+    if is_second_life:
+        service, _ = restart([service.write()], scale=scale)
+    service.wait(SETTLE_S + 2)
+    assert (service.say(m.StatusQuery(query_id=1)).report.scale is None) == is_second_life
+    service.wait(RETURN_S)
+    assert service.metric("baton_executors_wanted") == 1
 
 
 def test_a_stopped_scheduler_holds_no_order_for_late():

@@ -72,6 +72,7 @@ class Autoscaler:
 
     Attributes:
         wanted: the last decision's number.
+        follows_another: whether there is work of an earlier life, which may have ordered executors for it.
     """
 
     def __init__(self, settings: ScaleSettings, now: float) -> None:
@@ -83,6 +84,7 @@ class Autoscaler:
         self._reason = "min"
         self._seen_joins = 0
         self._is_sure = False
+        self.follows_another = True
         self.wanted = settings.min_executors
 
     @property
@@ -111,8 +113,8 @@ class Autoscaler:
     def decide(self, load: Load, num_ready: int, *, is_busy: bool, now: float) -> Decision | None:
         """What is wanted now; None in the first seconds, when that is not known.
 
-        Where there is work from the start on, it takes longer: an earlier life may have ordered executors for it, which
-        start now. A number that counts only those that are there would end them.
+        Where there is work of an earlier life, it takes longer: that one may have ordered executors for it, which start
+        now. A number that counts only those that are there would end them.
 
         Args:
             num_ready: executors that take sequences.
@@ -134,7 +136,7 @@ class Autoscaler:
         self._lower(load, num_ready, now, is_busy=is_busy)
         self._orders.update(self.wanted - num_ready, 0, now, is_more=True)
         unsure_s = RETURN_S + (self.lead_s if load.cost is None and num_ready > 0 else 0.0)
-        self._is_sure = self._is_sure or not is_busy or age >= unsure_s
+        self._is_sure = self._is_sure or not (is_busy and self.follows_another) or age >= unsure_s
         return self._decision(load, num_ready, before, now) if self._is_sure else None
 
     # --- up ---

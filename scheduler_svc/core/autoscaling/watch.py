@@ -71,6 +71,7 @@ class ScaleWatch:
         executors = self._scheduler.executors
         ready = [e for e in executors if e.membership.standing is Standing.READY]
         accepted = self._scheduler.stats.accepted
+        self._autoscaler.follows_another = self._scheduler.stats.restored > 0
         is_busy = bool(self._scheduler.num_waiting or self._scheduler.num_running) or accepted > self._accepted
         self._accepted = accepted
         decision = self._autoscaler.decide(self._load(executors, ready), len(ready), is_busy=is_busy, now=now)

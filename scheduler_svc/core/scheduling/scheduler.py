@@ -191,6 +191,7 @@ class Scheduler:
             deadline: of all of them.
             fits: whether there was an executor then that could run it.
         """
+        self.stats.restored += 1
         return self.sequences.restore(submit, arrival, outputs, deadline, place=place, fits=fits)
 
     def cancel(self, sequences: Iterable[Sequence]) -> list[SequenceEnd]:

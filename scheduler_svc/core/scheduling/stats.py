@@ -39,6 +39,7 @@ class SchedulerStats:
         prefill_tokens: computed in rows of prompts, again after a preemption or a loss too.
         decode_tokens: computed in rows of one token that was sampled before.
         accepted: sequences that came, not counting those of the journal.
+        restored: requests that the journal brought back.
         answers, answer_tokens: sequences that ended with at least one token, and their tokens.
     """
 
@@ -57,6 +58,7 @@ class SchedulerStats:
     decode_tokens: int = 0
     output_tokens: int = 0
     accepted: int = 0
+    restored: int = 0
     answers: int = 0
     answer_tokens: int = 0
 
