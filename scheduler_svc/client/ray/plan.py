@@ -122,12 +122,12 @@ class FleetPlan:
 
     def _retries(self, seen: Seen, now_s: float) -> list[Action]:
         """Hosts whose processes could not run end after a while, and others are started."""
-        over = []
+        over: list[Action] = []
         for host in seen.hosts:
             failed_s = self._durations.of(f"failed {host.name}", now_s, holds=host.life is Life.FAILED)
             if failed_s >= RETRY_S or (host.life is Life.FAILED and self._is_old(host)):
                 over.append(Remove(host.name))
-        return list(over)
+        return over
 
     def _scheduler(self, seen: Seen, now_s: float) -> list[Action]:
         hosts = seen.of_role("scheduler")
