@@ -92,6 +92,7 @@ def test_tenants_stay_unseen(fleet, router):
     assert not any(set(block.tokens) == {7} for block in router.known.blocks.values())
 
 
+@pytest.mark.slow
 def test_what_is_handed_out_anew_is_gone_for_the_router(fleet, router):
     """Long answers, eight at once: blocks change hands."""
     complete(fleet, prompt(9))

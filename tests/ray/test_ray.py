@@ -61,6 +61,7 @@ def test_a_fleet_from_up_to_down(cluster: RayCluster):
     assert "there is no fleet baton" in cluster.baton("status", expected=3)
 
 
+@pytest.mark.slow
 def test_what_cannot_run_is_said_and_can_be_taken_down(cluster: RayCluster):
     said = cluster.baton("up", *cluster.up_options(1), "--model", "/no/such/model", expected=2)
     assert "scheduler-0-0-r1 exited with code 2" in said
