@@ -32,7 +32,8 @@ def wait_for_end(fleet, index):
     eventually(lambda: [end.name for end in fleet.poll()] == [executor_name(index)], timeout_s=60)
 
 
-@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 1])
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
 def test_a_group_that_starts_again_finds_everything(tmp_path, rank):
     with running_fleet(tmp_path, keeps=True, ranks=RANKS) as fleet:
         calm = asyncio.run(texts(fleet))
