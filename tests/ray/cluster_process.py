@@ -14,7 +14,9 @@ from ray.cluster_utils import Cluster
 from ray.core.generated.autoscaler_pb2 import DrainNodeReason
 from ray.exceptions import RayActorError
 
-# Ray takes 15 to 25 seconds to notice by itself that a node is gone.
+from tests.support.eventually import eventually
+
+# By its defaults Ray takes many seconds to notice that a node is gone.
 NOTICES_SOON = {
     "health_check_initial_delay_ms": 500,
     "health_check_period_ms": 500,
@@ -73,24 +75,22 @@ class Commands:
 
     def view(self):
         """The manager's, in short."""
-        give_up_at = time.monotonic() + 60
-        while True:
-            try:
-                manager = max(
-                    (name for name in self.actors() if name.startswith("manager-r")), key=lambda n: int(n[9:])
-                )
-                view = ray.get(ray.get_actor(manager).view.remote(), timeout=20)
-                break
-            except RayActorError:  # Ray is restarting it
-                if time.monotonic() > give_up_at:
-                    raise
-                time.sleep(0.1)
+        view = eventually(self._view_if_there)
         return {
             "is_complete": view.is_complete,
             "url": view.url,
             "wanted": view.wanted,
             "events": [[event.at, event.words] for event in view.events],
         }
+
+    def _view_if_there(self):
+        """None while Ray restarts the manager."""
+        names = [name for name in self.actors() if name.startswith("manager-r")]
+        try:
+            manager = ray.get_actor(max(names, key=lambda name: int(name.removeprefix("manager-r"))))
+            return ray.get(manager.view.remote(), timeout=20)
+        except (RayActorError, ValueError):
+            return None
 
 
 def main():

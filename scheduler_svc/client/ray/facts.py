@@ -110,6 +110,12 @@ class Host:
         return self.report is not None and self.report.is_leaving
 
 
+def free_number(hosts: list[Host]) -> int:
+    """The lowest number that no host of a place has."""
+    taken = {host.name.number for host in hosts}
+    return next(number for number in range(len(taken) + 1) if number not in taken)
+
+
 @dataclass(frozen=True)
 class Place:
     """Resources for one executor on one node: a placement group.

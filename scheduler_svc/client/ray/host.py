@@ -177,7 +177,7 @@ class ProcessHost:
 
     def _environment(self) -> dict[str, str]:
         gpus = {} if self._gpus is None else {"CUDA_VISIBLE_DEVICES": ",".join(self._gpus)}
-        return {**self._task.environment, "BATON_NODE": self._address, **gpus}
+        return {"BATON_NODE": self._address, **gpus}
 
 
 def _own_folder(path: Path) -> Path:

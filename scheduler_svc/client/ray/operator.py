@@ -72,7 +72,8 @@ class Operator:
     def start(self, spec: RayFleetSpec, timeout_s: float) -> None:
         """Start a fleet. Raises RequestFailed if one of this name is there."""
         if self._revision() is not None:
-            hint = f"`baton ray status{_named(self.fleet)}` shows it, and `baton ray down{_named(self.fleet)}` ends it"
+            option = fleet_option(self.fleet)
+            hint = f"`baton ray status{option}` shows it, and `baton ray down{option}` ends it"
             raise RequestFailed(f"there is a fleet {self.fleet} already; {hint}")
         self._start_manager(spec, timeout_s)
 
@@ -203,7 +204,8 @@ def _require_listener(address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_TIMEOUT_S).close()
 
 
-def _named(fleet: str) -> str:
+def fleet_option(fleet: str) -> str:
+    """What a `baton ray` command needs to mean this fleet."""
     return "" if fleet == "baton" else f" --fleet {fleet}"
 
 

@@ -26,6 +26,7 @@ from scheduler_svc.client.ray.facts import (
     StartExecutor,
     StartKeeper,
     StartScheduler,
+    free_number,
 )
 from scheduler_svc.client.ray.places import HAND_OVER_S, Places, serves
 from scheduler_svc.client.ray.succession import successions
@@ -180,11 +181,11 @@ class FleetPlan:
         blocks = [host for host in blocks if host.life is Life.FAILED]
         actions: list[Action] = [Remove(host.name) for host in left]
         if not live and not blocks and not any(host.is_leaving for host in hosts if host not in left):
-            actions.append(StartExecutor(place.slot, _free_number(hosts)))
+            actions.append(StartExecutor(place.slot, free_number(hosts)))
         elif (
             self.goal.standby and hosts == live and len(live) == 1 and not self._is_old(live[0]) and serves(seen, place)
         ):
-            actions.append(StartExecutor(place.slot, _free_number(hosts), beside=live[0]))
+            actions.append(StartExecutor(place.slot, free_number(hosts), beside=live[0]))
         return actions + self._stray_standby(seen, place, live, now_s)
 
     def _stray_standby(self, seen: Seen, place: Place, live: list[Host], now_s: float) -> list[Action]:
@@ -212,8 +213,3 @@ def _stop(seen: Seen) -> list[Action]:
 
 def _keeper_runs(seen: Seen, place: Place) -> bool:
     return any(host.name.where == place.node[:8] and host.life is Life.RUNNING for host in seen.of_role("keeper"))
-
-
-def _free_number(hosts: list[Host]) -> int:
-    taken = {host.name.number for host in hosts}
-    return next(number for number in range(len(taken) + 1) if number not in taken)

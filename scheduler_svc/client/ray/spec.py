@@ -18,6 +18,7 @@ from scheduler_svc.client.ray.task import ADDRESS_FILE, HEALTH_FILE, Task
 
 # Ray sets it to an actor's CPUs; an executor chooses its threads itself, as it does everywhere else.
 _WITHOUT = ("OMP_NUM_THREADS",)
+_PYTHON = "{python}"
 _KEYS = "keys"
 _API_KEYS = "api-keys.json"
 
@@ -112,7 +113,7 @@ class RayFleetSpec:
         """
         files = {f"{_KEYS}/{SERVER_SECRET}": certificate(self.server_keys.public, self.server_keys.secret)}
         files |= dict(allowed_file(name, public) for name, public in allowed.items())
-        words = ["baton-scheduler", *self._model(), "--host", self.host, "--port", str(self.port)]
+        words = ["scheduler_svc", *self._model(), "--host", self.host, "--port", str(self.port)]
         words += [
             "--executor-endpoint",
             f"tcp://{{host}}:{self.executor_port}",
@@ -127,7 +128,7 @@ class RayFleetSpec:
 
     def keeper_task(self) -> Task:
         """A node's keeper."""
-        return Task(command=_program("baton-keeper", "--socket", "{shared}/keeper.sock"))
+        return Task(command=_program("keeper_svc", "--socket", "{shared}/keeper.sock"))
 
     def executor_task(self, name: HostName, endpoint: str, keys: KeyPair, *, is_beside: bool) -> Task:
         """An executor.
@@ -170,13 +171,9 @@ class RayFleetSpec:
         return [] if self.model is None else ["--model", self.model]
 
 
-_PYTHON = "{python}"
-_MODULES = {"baton-scheduler": "scheduler_svc", "baton-keeper": "keeper_svc"}
-
-
-def _program(name: str, *words: str) -> tuple[str, ...]:
+def _program(module: str, *words: str) -> tuple[str, ...]:
     """The command line of a service, by the Python of the node and of its runtime environment."""
-    return (_PYTHON, "-m", _MODULES[name], *words)
+    return (_PYTHON, "-m", module, *words)
 
 
 def namespace_of(name: str) -> str:

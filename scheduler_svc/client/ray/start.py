@@ -9,7 +9,7 @@ import click
 from common.curve import KeyPair
 from scheduler_svc.api_key_file import ApiKey, digest, encode_key_file, new_key, read_key_file
 from scheduler_svc.client.errors import FleetMisconfigured
-from scheduler_svc.client.ray.operator import Operator, say
+from scheduler_svc.client.ray.operator import Operator, fleet_option, say
 from scheduler_svc.client.ray.spec import RayFleetSpec
 from scheduler_svc.client.ray.view import journal_words
 
@@ -67,5 +67,5 @@ Baton is ready at {view.url}
 Try:
   baton generate "ROMEO:" --max-tokens 64 --url {view.url}{key}
   baton status --url {view.url}{key}
-  baton ray status{"" if spec.name == "baton" else f" --fleet {spec.name}"}
+  baton ray status{fleet_option(spec.name)}
 """)

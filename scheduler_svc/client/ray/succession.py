@@ -9,7 +9,7 @@ Otherwise the old one leaves first, and `plan.py` starts the new one in its plac
 of them serve. A successor that cannot run as configured ends it: what is old goes on.
 """
 
-from scheduler_svc.client.ray.facts import Action, Goal, Host, Leave, Life, Place, Seen, StartExecutor
+from scheduler_svc.client.ray.facts import Action, Goal, Host, Leave, Life, Place, Seen, StartExecutor, free_number
 
 
 def successions(seen: Seen, places: list[Place], idle: set[int], goal: Goal) -> list[Action]:
@@ -47,9 +47,7 @@ def _advance(seen: Seen, hosts: list[Host], goal: Goal) -> list[Action]:
     if old_standbys and len(old_standbys) < len(old):  # one of these would be the successor
         return [Leave(host.name) for host in old_standbys]
     if not new:
-        taken = {host.name.number for host in hosts}
-        number = next(number for number in range(len(taken) + 1) if number not in taken)
-        return [StartExecutor(old[0].name.slot, number, beside=old[0])]
+        return [StartExecutor(old[0].name.slot, free_number(hosts), beside=old[0])]
     waits = any(seen.is_ready(host) or (host.report is not None and host.report.is_well) for host in new)
     return [Leave(host.name) for host in old] if waits else []
 

@@ -17,7 +17,6 @@ class Task:
     Attributes:
         command: of the process.
         again: of the process when it is started again.
-        environment: variables that it has beside the host's own.
         without: variables that it does not inherit.
         files: what is to lie in `{folder}`, by path; only this user can read it.
         public_key: of the executor, for the scheduler's list.
@@ -25,7 +24,6 @@ class Task:
 
     command: tuple[str, ...]
     again: tuple[str, ...] = ()
-    environment: Mapping[str, str] = field(default_factory=dict)
     without: tuple[str, ...] = ()
     files: Mapping[str, str] = field(default_factory=dict, repr=False)
     public_key: str = ""

@@ -98,14 +98,14 @@ def test_files_folders_and_variables(start, folder, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     shown = folder / "shown"
     code = (
-        f"import os, sys, signal; e = os.environ; w = ' '.join([*sys.argv[1:], e['BATON_NODE'], e['A'], "
+        f"import os, sys, signal; e = os.environ; w = ' '.join([*sys.argv[1:], e['BATON_NODE'], "
         f"e.get('OMP_NUM_THREADS', '-')]); open({str(shown)!r}, 'w').write(w); signal.pause()"
     )
     command = ("{python}", "-c", code, "{folder}/keys", "{shared}/keeper.sock", "tcp://{host}:1")
-    host = start("", command=command, files={"keys/secret": "s"}, environment={"A": "b"}, without=("OMP_NUM_THREADS",))
+    host = start("", command=command, files={"keys/secret": "s"}, without=("OMP_NUM_THREADS",))
     eventually(lambda: shown.exists() and shown.read_text())
-    keys, keeper, endpoint, node, variable, threads = shown.read_text().split()
-    assert (endpoint, node, variable, threads) == ("tcp://127.0.0.1:1", "127.0.0.1", "b", "-")
+    keys, keeper, endpoint, node, threads = shown.read_text().split()
+    assert (endpoint, node, threads) == ("tcp://127.0.0.1:1", "127.0.0.1", "-")
     secret = Path(keys) / "secret"
     assert secret.read_text() == "s"
     assert stat.S_IMODE(secret.stat().st_mode) == 0o600
