@@ -50,13 +50,13 @@ class RayCluster:
         return self._answer()
 
     def _answer(self):
-        for line in self._process.stdout:
-            if line.startswith("{"):
-                answer = json.loads(line)
-                if "error" in answer:
-                    raise ClusterError(answer["error"])
-                return answer["answer"]
-        raise ClusterError(self._errors.read_text()[-4000:])
+        line = self._process.stdout.readline()
+        if not line:
+            raise ClusterError(self._errors.read_text()[-4000:])
+        answer = json.loads(line)
+        if "error" in answer:
+            raise ClusterError(answer["error"])
+        return answer["answer"]
 
     def close(self):
         """End it, with all that runs there."""
@@ -96,10 +96,9 @@ class RayCluster:
         """Return when the fleet is as it was asked for."""
         eventually(lambda: self.ask("view")["is_complete"], timeout_s=timeout_s, told=self.story)
 
-    def node_of(self, host):
-        """The number of the node that a host is on."""
-        node = self.ask("report", host)["node"]
-        return next(number for number in range(20) if self.ask("node_id", number) == node)
+    def executor_reports(self):
+        """What the executors' hosts say of themselves."""
+        return list(self.ask("reports", "executor-").values())
 
     def executors(self):
         """Names of the executors' actors."""

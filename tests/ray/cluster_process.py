@@ -1,10 +1,13 @@
 """A Ray cluster of several raylets on this machine, in a process of its own; told what to do by lines of JSON.
 
 `python -m tests.ray.cluster_process CPUS...`: a node for each number of CPUs, the first being the head. Answers, lines
-of JSON too, say what was asked for, or what went wrong.
+of JSON too, say what was asked for, or what went wrong. Only they are written to stdout: what Ray says there, from
+threads of its own, goes to stderr.
 """
 
+import contextlib
 import json
+import os
 import sys
 import time
 
@@ -45,9 +48,9 @@ class Commands:
     def _new_node(self, cpus):
         return self.cluster.add_node(num_cpus=cpus, num_gpus=cpus)
 
-    def node_id(self, number):
-        """Ray's id of a node."""
-        return self.nodes[number].node_id
+    def node_ids(self):
+        """Ray's ids of the nodes, also of those that are gone."""
+        return [node.node_id for node in self.nodes]
 
     def kill_node(self, number):
         """SIGKILL a raylet, and with it all that Ray runs there."""
@@ -57,7 +60,8 @@ class Commands:
         """Give notice that a node will be preempted."""
         deadline_ms = (time.time_ns() // 10**6) + int(seconds * 1000)
         reason = DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
-        accepted, why = GcsClient(self.cluster.address).drain_node(self.node_id(number), reason, "a test", deadline_ms)
+        client, node_id = GcsClient(self.cluster.address), self.nodes[number].node_id
+        accepted, why = client.drain_node(node_id, reason, "a test", deadline_ms)
         assert accepted, why
 
     def actors(self):
@@ -72,6 +76,15 @@ class Commands:
         """What a host says of itself."""
         report = ray.get(ray.get_actor(name).report.remote(), timeout=20)
         return {key: getattr(value, "value", value) for key, value in vars(report).items()}
+
+    def reports(self, prefix):
+        """What the hosts say whose names begin so, by name. One that ends meanwhile is left out."""
+        reports = {}
+        for name in self.actors():
+            if name.startswith(prefix):
+                with contextlib.suppress(RayActorError, ValueError):
+                    reports[name] = self.report(name)
+        return reports
 
     def view(self):
         """The manager's, in short."""
@@ -95,15 +108,21 @@ class Commands:
 
 def main():
     """Carry out lines until there are no more."""
-    commands = Commands([int(count) for count in sys.argv[1:]])
-    print(json.dumps({"answer": None}), flush=True)
+    with os.fdopen(os.dup(sys.stdout.fileno()), "w") as answers:
+        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+        serve(Commands([int(count) for count in sys.argv[1:]]), answers)
+
+
+def serve(commands, answers):
+    """The same, for a cluster that runs."""
+    print(json.dumps({"answer": None}), file=answers, flush=True)
     for line in sys.stdin:
         name, *arguments = json.loads(line)
         try:
             answer = {"answer": getattr(commands, name)(*arguments)}
         except Exception as error:
             answer = {"error": f"{type(error).__name__}: {error}"}
-        print(json.dumps(answer), flush=True)
+        print(json.dumps(answer), file=answers, flush=True)
     ray.shutdown()
     commands.cluster.shutdown()
 

@@ -60,8 +60,7 @@ class Upheaval:
 
     def check_gpus(self) -> None:
         """Each GPU of a node is one executor's."""
-        reports = [self.cluster.ask("report", name) for name in self.cluster.executors()]
-        taken = [(report["node"], gpu) for report in reports for gpu in report["gpus"]]
+        taken = [(report["node"], gpu) for report in self.cluster.executor_reports() for gpu in report["gpus"]]
         assert len(set(taken)) == len(taken) == NUM_EXECUTORS, taken
 
     def note(self, line: str) -> None:
@@ -80,7 +79,8 @@ class Upheaval:
 
     def worker_with_executors(self) -> int:
         """Number of a node that executors are on, and that is not the head."""
-        return max({self.cluster.node_of(name) for name in self.cluster.executors()} - {0})
+        taken = {report["node"] for report in self.cluster.executor_reports()}
+        return max(number for number, node in enumerate(self.cluster.ask("node_ids")) if number and node in taken)
 
     async def kill_an_executors_actor(self) -> None:
         await self.kill(lambda: self.cluster.ask("kill_actor", self.cluster.executors()[0]))
@@ -90,8 +90,8 @@ class Upheaval:
         number = self.worker_with_executors()
         await self.ask("drain_node", number, DRAIN_S)
         gone_at = time.monotonic() + DRAIN_S
-        node = self.cluster.ask("node_id", number)
-        while any(self.cluster.ask("report", name)["node"] == node for name in self.cluster.executors()):
+        node = self.cluster.ask("node_ids")[number]
+        while any(report["node"] == node for report in await asyncio.to_thread(self.cluster.executor_reports)):
             assert time.monotonic() < gone_at, self.cluster.story()
             await asyncio.sleep(0.2)
         self.note(f"its executors have left {gone_at - time.monotonic():.0f} s before the node goes")
