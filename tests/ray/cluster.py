@@ -11,7 +11,11 @@ from tests.e2e.service import BATON
 from tests.support.eventually import eventually
 
 TIMEOUT_S = 180.0
-RAYS_FOLDERS = "/tmp"  # Ray's sockets lie below it, and their paths may have 107 characters
+RAYS_ENVIRONMENT = {
+    "RAY_TMPDIR": "/tmp",  # Ray's sockets lie below it, and their paths may have 107 characters
+    "RAY_DEDUP_LOGS": "0",
+    "RAY_worker_niceness": "0",  # by default 15: tests that run beside these would leave them nothing
+}
 
 
 class ClusterError(Exception):
@@ -29,7 +33,7 @@ class RayCluster:
     def __init__(self, folder: Path, *cpus: int) -> None:
         self.folder = folder
         self._errors = folder / "cluster.log"
-        self._environment = {**os.environ, "RAY_TMPDIR": RAYS_FOLDERS, "RAY_DEDUP_LOGS": "0", "TMPDIR": str(folder)}
+        self._environment = {**os.environ, **RAYS_ENVIRONMENT, "TMPDIR": str(folder)}
         with self._errors.open("ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "tests.ray.cluster_process", *map(str, cpus)],
