@@ -30,6 +30,8 @@ CASES = [
     (1_795_421_848_574, "everything"),
     # A request that was lost was asked for again, and its client left before it heard of that: the time began anew.
     (1_795_475_696_249, "everything"),
+    # A sequence sat out one of two plans of a turn, and had its last token in the other: the witness saw it in neither.
+    (1_795_639_918_409, "everything"),
 ]
 
 

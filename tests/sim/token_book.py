@@ -3,6 +3,7 @@
 from collections import Counter
 
 from scheduler_svc.core.core import Core
+from scheduler_svc.core.executor.inflight_plan import InflightPlan
 from scheduler_svc.core.sequence import Sequence
 from scheduler_svc.core.step_output import StepOutput
 from tests.sim.world import World
@@ -40,9 +41,19 @@ class TokenBook:
             self._last[sequence] = now
             self._num_tokens += 1
 
-    def sat_out(self) -> None:
-        """Sequences that decode have no row in a plan."""
-        self._has_sat_out = True
+    def planned(self, plan: InflightPlan, before: list[Sequence] | None, decoding: list[Sequence]) -> None:
+        """A plan was built. The core may count less for a sequence that decodes and sits out a plan.
+
+        Args:
+            before: who is in the unanswered plan before it; None if there is none.
+            decoding: who decodes now that all plans of this turn are built. One that has its last token in a later plan
+                than this one is not there any more.
+        """
+        everyone = plan.everyone
+        if any(sequence not in everyone for sequence in decoding):
+            self._has_sat_out = True
+        if before is not None and any(sequence not in before for sequence in plan.sequences[: plan.num_decodes]):
+            self._has_sat_out = True
 
     def check(self, core: Core) -> None:
         """Every token but the first of a sequence in this life has its time since the last one in the metrics."""

@@ -300,20 +300,20 @@ class Witness:
             assert isinstance(action.message, m.Plan)
             epoch, step = action.message.epoch, action.message.step
             executor = core.scheduler.executor(epoch)
-            everyone = next(plan.everyone for plan in executor.inflight if plan.step == step)
+            plan = next(plan for plan in executor.inflight if plan.step == step)
+            everyone = plan.everyone
             member = core.fleet.member(epoch)
             assert member is not None
             assert member.standing is not Standing.DRAINING, f"epoch {epoch} is draining and gets a plan"
             if member.standing is Standing.FINISHING:
                 assert all(s in self._stay[epoch] for s in everyone), f"epoch {epoch} is finishing and gets a sequence"
-            if any(sequence not in everyone for sequence in executor.running.decode_rows().sequences):
-                self.tokens.sat_out()
+            before = self._plans[epoch][-1][1] if self._plans[epoch] else None
+            self.tokens.planned(plan, before, executor.running.decode_rows().sequences)
             for sequence in everyone:
                 self._check_model(core, sequence, executor.model)
                 self.libraries.planned(sequence, epoch)
             self.adoptions.planned(executor, action.message)
-            asked = next(plan.asked_prompts for plan in executor.inflight if plan.step == step)
-            for sequence, positions in asked.rows if asked is not None else ():
+            for sequence, positions in plan.asked_prompts.rows if plan.asked_prompts is not None else ():
                 self._check_asked(sequence, positions)
             self._plans[epoch].append((step, everyone))
 
