@@ -126,6 +126,7 @@ def test_an_executor_that_leaves_hands_its_pool_over(fleet, calm):
     fleet.start_executor(leaving)
 
 
+@pytest.mark.slow
 def test_what_is_held_outlives_the_keeper_too(fleet, calm):
     """The keeper is killed, and started again as a supervisor would; the executor brings it what it holds."""
     wait_for_standby(fleet)

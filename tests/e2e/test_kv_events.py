@@ -108,6 +108,7 @@ def test_what_is_handed_out_anew_is_gone_for_the_router(fleet, router):
     router.listen_until(lambda: router.known.match(prompt(9), BLOCK_SIZE) == 6 * BLOCK_SIZE)
 
 
+@pytest.mark.slow
 def test_an_adopted_pool_is_told_of_as_if_nothing_had_happened(fleet, router):
     complete(fleet, prompt(1))
     router.listen_until(lambda: router.known.match(prompt(1), BLOCK_SIZE) == 6 * BLOCK_SIZE)

@@ -38,6 +38,7 @@ def outcomes(found):
     return {name: line["outcome"] for name, line in found.items()}
 
 
+@pytest.mark.slow
 def test_memory_that_outlives_its_maker():
     code, found = prove()
     wanted = {"outlives": "proven", "freed": "proven", "silent": "proven", "guarded": "proven", "remapped": "skipped"}

@@ -84,7 +84,7 @@ def small(message):
     return msgspec.structs.replace(message, **sizes)
 
 
-@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 8))])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 8))])
 def test_foreign_messages(seed):
     rng = random.Random(seed)
     world = World(rng)
