@@ -41,6 +41,7 @@ def test_a_fleet_from_up_to_down(cluster: RayCluster):
         await asyncio.to_thread(cluster.wait_until_complete)
         assert "1 executors of revision 1" in await asyncio.to_thread(cluster.baton, "scale", 1)
         assert cluster.executors() == ["executor-0-0-r1"], "the others stay as they are"
+        assert "let executor-1-0-r1 leave" in [words for _, words in cluster.ask("view")["events"]]
         await asyncio.to_thread(cluster.baton, "rollout", "--standby", "--runtime-env", '{"env_vars": {"NEW": "1"}}')
 
     readers = Readers(url, 8)

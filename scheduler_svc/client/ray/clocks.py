@@ -23,9 +23,8 @@ class Delays:
     """Counts starts by key: the first is due at once, and each that follows within two minutes waits twice as long."""
 
     def __init__(self) -> None:
-        self._starts: dict[
-            str, tuple[float, int]
-        ] = {}  # time of the last one; how many, each soon after the one before
+        # Of each key: the time of the last start, and how many there were, each soon after the one before.
+        self._starts: dict[str, tuple[float, int]] = {}
 
     def starts(self, key: str, now_s: float) -> bool:
         """Whether it may be started now; if so, it counts as started."""

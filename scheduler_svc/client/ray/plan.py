@@ -174,19 +174,19 @@ class FleetPlan:
         hosts = seen.in_place(place.slot)
         left = [host for host in hosts if host.life is Life.LEFT]
         live = [host for host in hosts if host.is_live]
-        # One that failed beside another says nothing against an executor of its own.
-        blocks = [
-            host for host in hosts if host not in left and host.name not in self._beside and not self._is_old(host)
-        ]
-        blocks = [host for host in blocks if host.life is Life.FAILED]
         actions: list[Action] = [Remove(host.name) for host in left]
-        if not live and not blocks and not any(host.is_leaving for host in hosts if host not in left):
+        is_free = not live and not any(host.is_leaving for host in hosts if host not in left)
+        is_alone = hosts == live and len(live) == 1 and not self._is_old(live[0])
+        if is_free and not any(self._says_it_cannot_run(host) for host in hosts):
             actions.append(StartExecutor(place.slot, free_number(hosts)))
-        elif (
-            self.goal.standby and hosts == live and len(live) == 1 and not self._is_old(live[0]) and serves(seen, place)
-        ):
+        elif self.goal.standby and is_alone and serves(seen, place):
             actions.append(StartExecutor(place.slot, free_number(hosts), beside=live[0]))
         return actions + self._stray_standby(seen, place, live, now_s)
+
+    def _says_it_cannot_run(self, host: Host) -> bool:
+        """Whether another one of this revision would fail as well. One that failed beside an executor says nothing
+        against one of its own."""
+        return host.life is Life.FAILED and host.name not in self._beside and not self._is_old(host)
 
     def _stray_standby(self, seen: Seen, place: Place, live: list[Host], now_s: float) -> list[Action]:
         """A standby whose executor has ended, and whose memory is gone as well, would wait for ever."""
