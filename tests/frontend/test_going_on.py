@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 
 from common import messages as m
 from common.model_files import DEMO_MODEL_DIR
+from scheduler_svc.frontend.answers import events as answer_events
 from scheduler_svc.frontend.answers.answer_context import AnswerContext
 from scheduler_svc.frontend.answers.event_ids import Position
+from scheduler_svc.frontend.answers.events import ChunkEvents
 from scheduler_svc.frontend.answers.formats import format_of
 from scheduler_svc.frontend.answers.generation import AnswerSpec, Generation
 from scheduler_svc.frontend.answers.prompt_part import prompts_of
-from scheduler_svc.frontend.http import streaming
 from scheduler_svc.frontend.http.streaming import EventStream
 from scheduler_svc.frontend.link.delta_queue import DeltaQueue
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
@@ -131,7 +132,8 @@ class Service:
         position = Position.after(seen.last_event_id, self.context.num_choices) if seen.last_event_id else start
         prompts = await prompts_of(self.context, list(map(int32, self.prompts)), TOKENIZER.all_token_bytes)
         answer = AnswerSpec("id", self.context, 10, position, prompts)
-        stream = EventStream(Generation(queue, TOKENIZER, answer), format_of("id", self.context), keep_alive_s=60)
+        chunks = ChunkEvents(format_of("id", self.context), position, has_ids=True)
+        stream = EventStream(Generation(queue, TOKENIZER, answer), chunks, keep_alive_s=60)
         events: list[bytes] = []
         gone = asyncio.Event()
 
@@ -230,7 +232,7 @@ def test_a_stream_that_breaks_anywhere(
     asyncio.run(service().read(undisturbed, [1000], 10**9))
     seen, broken = Seen(), service()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(streaming, "MAX_BYTES_AT_ONCE", data.draw(st.sampled_from([0, 700, 2**16])))
+        patch.setattr(answer_events, "MAX_BYTES_AT_ONCE", data.draw(st.sampled_from([0, 700, 2**16])))
         for _ in range(200):
             sizes = data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=4))
             asyncio.run(broken.read(seen, sizes, data.draw(st.integers(1, 6))))

@@ -9,6 +9,8 @@ from common import messages as m
 from common.errors import RequestRejected
 from scheduler_svc.frontend.parsing.message import MessageRules
 
+AnswerKind = Literal["completion", "chat", "message", "response"]
+
 
 class AnswerContext(msgspec.Struct, frozen=True, array_like=True, kw_only=True, forbid_unknown_fields=True):
     """How a request is to be answered. It holds neither prompts nor their lengths: the core knows those.
@@ -16,7 +18,7 @@ class AnswerContext(msgspec.Struct, frozen=True, array_like=True, kw_only=True, 
     Attributes:
         version: of this struct; any change must raise it, as requests outlive frontends. A new field stands at the end,
             with a default that says what contexts without it meant: they are read as they are.
-        kind: which endpoint the request came to.
+        kind: which endpoint the request came to; since version 5 also Messages and Responses.
         created: when the request came, in Unix seconds.
         model: name that the client uses for the model.
         num_prompts, n: number of prompts, and of sequences for each.
@@ -37,8 +39,8 @@ class AnswerContext(msgspec.Struct, frozen=True, array_like=True, kw_only=True, 
         hides_thought: whether the answer is without its thought.
     """
 
-    version: Literal[1, 2, 3, 4] = 4
-    kind: Literal["completion", "chat"]
+    version: Literal[1, 2, 3, 4, 5] = 5
+    kind: AnswerKind
     created: int
     model: str
     num_prompts: Annotated[int, Meta(ge=1)]
@@ -66,6 +68,11 @@ class AnswerContext(msgspec.Struct, frozen=True, array_like=True, kw_only=True, 
     def num_choices(self) -> int:
         """Sequences in the answer."""
         return self.num_prompts * self.n
+
+    @property
+    def is_numbered(self) -> bool:
+        """Whether its events have numbers (`numbered_events.py`)."""
+        return self.kind in ("message", "response")
 
     def encode(self) -> bytes:
         """The bytes for `Submit.context`."""

@@ -79,6 +79,7 @@ class Choice:
         self._model = ""
         self._is_delivered = delivered.has_ended
         self._is_prompt_only = context.is_prompt_only
+        self._is_numbered = context.is_numbered
         self._awaited = None if delivered.has_opened else prompt  # its first piece has that, too
         self._pieces: list[Piece] = []  # the client does not have them
         self._logprobs: LogprobReader | None = None
@@ -103,7 +104,8 @@ class Choice:
         num_tokens = self.text.num_tokens
         token_ids = int32_array("token_ids", delta.token_ids).tolist()
         reason = None if failure else delta.finish_reason
-        pieces, finish_reason = self._read(token_ids, reason)
+        read = self._read_singly if self._is_numbered else self._read
+        pieces, finish_reason = read(token_ids, reason)
         if self._logprobs is not None:
             self._logprobs.read(delta, self.text.num_tokens - num_tokens)
             if self._hides_thought:
@@ -138,6 +140,20 @@ class Choice:
             return [], None
         return [Piece(self._number, text, reason, self.text.num_tokens, self._model)], reason
 
+    def _read_singly(self, token_ids: list[int], finish_reason: str | None) -> tuple[list[Piece], str | None]:
+        """The same with pieces of single tokens. What an end adds is apart from the last token, unless that is a stop
+        token: whether the two come together is a matter of timing."""
+        singly = [token_ids[i : i + 1] for i in range(len(token_ids))]
+        if finish_reason != "stop" or not singly:
+            singly.append([])
+        pieces: list[Piece] = []
+        ended: str | None = None
+        for i, tokens in enumerate(singly):
+            if ended is None and (tokens or finish_reason is not None):
+                added, ended = self._read(tokens, finish_reason if i == len(singly) - 1 else None)
+                pieces += added
+        return pieces, ended
+
     def _parsed(
         self, message: MessageText, token_ids: list[int], finish_reason: str | None
     ) -> tuple[list[Piece], str | None]:
@@ -158,6 +174,9 @@ class Choice:
     def _add(self, pieces: list[Piece]) -> None:
         if self._logprobs is not None:
             pieces = [piece._replace(logprobs=self._logprobs.take(piece.num_tokens)) for piece in pieces]
+        if self._is_numbered:
+            self._pieces += pieces
+            return
         for piece in pieces:
             self._pieces = _joined(self._pieces, piece) if self._pieces else [piece]
 

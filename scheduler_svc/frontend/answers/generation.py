@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Literal, NamedTuple, Self
 
 from msgspec import UNSET, Raw, UnsetType
 
@@ -102,6 +102,8 @@ class Generation:
             RequestRejected: the core refused or failed the request, or the connection to the core broke.
         """
         context = self.spec.context
+        if self.spec.position.is_end:
+            return
         are_parsed = context.message != MessageRules()
         while self._num_unfinished:
             for part in parts_of(await self._queue.get(), context.num_prompt_logprobs, are_parsed=are_parsed):
@@ -118,7 +120,8 @@ class Generation:
         texts: list[list[str]] = [[] for _ in self._choices]
         thoughts: list[list[str]] = [[] for _ in self._choices]
         calls: list[list[CallPart]] = [[] for _ in self._choices]
-        logprobs = [LogprobsJson(self.spec.context.kind) for _ in self._choices]
+        form: Literal["completion", "chat"] = "completion" if self.spec.context.kind == "completion" else "chat"
+        logprobs = [LogprobsJson(form) for _ in self._choices]
         async for pieces in self.pieces():
             for piece in pieces:
                 reasons[piece.choice] = piece.finish_reason or "stop"

@@ -12,6 +12,7 @@ from scheduler_svc.frontend.errors import ApiError
 from scheduler_svc.frontend.http.permissions import require_status_reader
 from scheduler_svc.frontend.http.responses import json_response
 from scheduler_svc.frontend.link.core_link import CoreLink
+from scheduler_svc.frontend.requests.served import check_model
 
 PROMETHEUS_TEXT = "text/plain; version=0.0.4; charset=utf-8"
 GET = ["GET", "HEAD"]
@@ -120,11 +121,3 @@ class DescribeApi:
     def _card(self, name: str) -> ModelCard:
         max_model_len = self._link.fleet.max_model_len or None
         return ModelCard(name, self._created, max_model_len, self._vocab_size, root=self._served[0])
-
-
-def check_model(asked: str, served: Sequence[str]) -> None:
-    """Raise the ApiError (404) for a model that is not served here."""
-    if asked not in served:
-        names = " or ".join(f"'{name}'" for name in served)
-        message = f"The model '{asked[:200]}' does not exist here; {names} does."
-        raise ApiError(404, message, code="model_not_found", param="model")

@@ -1,5 +1,8 @@
 """The body of a request that has to be JSON."""
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
 from fastapi import Request
 
 from scheduler_svc.frontend.errors import ApiError
@@ -16,3 +19,12 @@ async def json_body(request: Request) -> bytes:
     if content_type != "application/json" and not content_type.endswith("+json"):
         raise ApiError(400, "The body must be a JSON object, sent as application/json.", code="invalid_type")
     return b"".join([chunk async for chunk in request.stream()])
+
+
+@asynccontextmanager
+async def read_body(request: Request) -> AsyncIterator[bytes]:
+    """`json_body` for a `with`, at whose end the body's bytes are not needed any more."""
+    try:
+        yield await json_body(request)
+    finally:
+        request.scope["baton.body"].release()

@@ -8,6 +8,7 @@ from fastapi import APIRouter, Request, Response
 from common.errors import RequestRejected
 from scheduler_svc.frontend.answers.answer_context import AnswerContext
 from scheduler_svc.frontend.answers.event_ids import Position, check_event_id
+from scheduler_svc.frontend.answers.events import ChunkEvents
 from scheduler_svc.frontend.answers.formats import format_of
 from scheduler_svc.frontend.answers.generation import AnswerSpec, Generation
 from scheduler_svc.frontend.answers.prompt_part import prompts_of
@@ -50,8 +51,9 @@ class ResumeApi:
             raise
         queue.is_resumable = context.is_resumable
         spec = AnswerSpec(request_id, context, sum(map(len, encoded)) // 4, position, prompts)
-        generation, form = Generation(queue, self._tokenizer, spec), format_of(request_id, context)
-        return EventStream(generation, form, keep_alive_s=self._keep_alive_s, is_new=False)
+        generation = Generation(queue, self._tokenizer, spec)
+        events = ChunkEvents(format_of(request_id, context), position, has_ids=True)
+        return EventStream(generation, events, keep_alive_s=self._keep_alive_s, is_new=False)
 
     async def cancel(self, request_id: str, request: Request) -> Response:
         """Cancel the request. Its reader, if there is one, gets an error."""

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 from fastapi import Response
@@ -11,18 +11,14 @@ from starlette.types import Message, Receive, Scope, Send
 
 from common.errors import RequestRejected
 from common.logging import get_logger
-from scheduler_svc.frontend.answers.event_ids import EventIds
-from scheduler_svc.frontend.answers.formats import Format
+from scheduler_svc.frontend.answers.events import Events
 from scheduler_svc.frontend.answers.generation import Generation
-from scheduler_svc.frontend.answers.openai_objects import to_json
 from scheduler_svc.frontend.errors import ApiError, ClientGone, internal_error
 from scheduler_svc.frontend.http.responses import IS_SUBMITTED, REQUEST_ID_HEADER, ErrorResponse
 
 log = get_logger(__name__)
 
-DONE = b"data: [DONE]\n\n"
 COMMENT = b": keep-alive\n\n"
-MAX_BYTES_AT_ONCE = 2**16  # of events that came together, or one event: some have the log-probabilities of a prompt
 
 Result = TypeVar("Result")
 
@@ -58,31 +54,37 @@ class EventStream(Response):
     """Runs a generation and streams it.
 
     The status line waits until the core has accepted the request, or for the first tokens: until then a refusal can
-    have its proper status. A later error is an event of its own, and the stream then ends without [DONE]. A stream that
-    is silent gets a comment now and then, so that no proxy takes it for dead. With ids (`event_ids.py`) a client can
-    ask for the rest if the stream breaks off.
+    have its proper status. A later error is an event of its own, and the stream then ends. A stream that is silent gets
+    a comment now and then, so that no proxy takes it for dead.
 
     Args:
+        events: how the answer is written.
         keep_alive_s: seconds of silence before a comment.
-        has_ids: False leaves the ids out.
         is_new: False for the rest of a stream. Nothing says that its request was accepted long ago, or that it has
             failed; what there is comes at once, so the status line waits for a first silence.
+        at_end: is awaited when the answer is complete, before its last events are sent.
     """
 
     media_type = "text/event-stream"
 
     def __init__(
-        self, generation: Generation, form: Format, *, keep_alive_s: float, has_ids: bool = True, is_new: bool = True
+        self,
+        generation: Generation,
+        events: Events,
+        *,
+        keep_alive_s: float,
+        is_new: bool = True,
+        at_end: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         headers = {REQUEST_ID_HEADER: generation.spec.answer_id}
         # Proxies would buffer the events; X-Accel-Buffering tells nginx not to.
         super().__init__(headers=headers | {"cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]
         self._generation = generation
-        self._format = form
+        self._events = events
         self._keep_alive_s = keep_alive_s
-        self._has_ids = has_ids
         self._is_new = is_new
+        self._at_end = at_end
         self._is_client_gone = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -103,8 +105,12 @@ class EventStream(Response):
         keeper = asyncio.create_task(self._keep_alive(out))
         try:
             with self._generation:
-                async for events in self._events():
-                    await out.send(events)
+                async for pieces in self._generation.pieces():
+                    for events in self._events.of(pieces):
+                        await out.send(events)
+                if self._at_end is not None:
+                    await self._at_end()
+                await out.send(self._events.ended(self._generation.usage, self._generation.model))
         except RequestRejected as rejected:
             error = ApiError.of_rejection(rejected, self._generation.spec.answer_id)
         except Exception:
@@ -119,7 +125,7 @@ class EventStream(Response):
         if error.code == "reader_too_slow" and not self._is_client_gone:  # otherwise the connection guard has logged it
             log.warning("reader dropped", request=self._generation.spec.answer_id, reason=error.message)
         if out.has_started:
-            await out.end(_event(error.body()))
+            await out.end(self._events.failed(error))
         else:
             error.headers[REQUEST_ID_HEADER] = self._generation.spec.answer_id
             await ErrorResponse(error)(scope, receive, send)
@@ -130,46 +136,13 @@ class EventStream(Response):
             await self._generation.accepted()
         else:
             await asyncio.sleep(self._keep_alive_s)
-        await out.send(b"")
+        await out.send(self._events.begun())
         while True:
             left_s = self._keep_alive_s - out.silent_s
             if left_s > 0:
                 await asyncio.sleep(left_s)
             else:
                 await out.send(COMMENT)
-
-    async def _events(self) -> AsyncIterator[bytes]:
-        """Events as bytes; those that came together are yielded together, if they are not long."""
-        position = self._generation.spec.position
-        ids = EventIds(position.choices, are_sent=self._has_ids)
-        unopened = {number for number, delivered in enumerate(position.choices) if not delivered.has_opened}
-        if not position.is_end:
-            async for pieces in self._generation.pieces():
-                events: list[bytes] = []
-                num_bytes = 0
-                for piece in pieces:
-                    if piece.choice in unopened:
-                        unopened.remove(piece.choice)
-                        opening = self._format.opening(piece)
-                        if opening is not None:
-                            events.append(_event(to_json(opening), ids.opened(piece.choice)))
-                    has_ended = piece.finish_reason is not None
-                    event_id = ids.advanced(piece.choice, piece.num_tokens, has_ended=has_ended)
-                    events.append(_event(to_json(self._format.chunk(piece)), event_id))
-                    num_bytes += len(events[-1])
-                    if num_bytes > MAX_BYTES_AT_ONCE:
-                        yield b"".join(events)
-                        events, num_bytes = [], 0
-                if events:
-                    yield b"".join(events)
-            if self._format.include_usage:
-                yield _event(to_json(self._format.ending(self._generation.usage, self._generation.model)), ids.end())
-        yield DONE
-
-
-def _event(data: bytes, event_id: str = "") -> bytes:
-    """An event, its data first: some clients read no further."""
-    return b"data: %b\nid: %b\n\n" % (data, event_id.encode()) if event_id else b"data: %b\n\n" % data
 
 
 class _Out:

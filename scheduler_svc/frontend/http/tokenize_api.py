@@ -7,11 +7,11 @@ from fastapi import APIRouter, Request, Response
 from msgspec import Struct
 
 from scheduler_svc.frontend.answers.openai_objects import to_json
-from scheduler_svc.frontend.http.describe_api import check_model
-from scheduler_svc.frontend.http.json_body import json_body
+from scheduler_svc.frontend.http.json_body import read_body
 from scheduler_svc.frontend.link.core_link import CoreLink
 from scheduler_svc.frontend.requests.body import parse
 from scheduler_svc.frontend.requests.chat_style import ChatStyle
+from scheduler_svc.frontend.requests.served import check_model
 from scheduler_svc.frontend.requests.tokenization import DetokenizeRequest, TokenizeRequest, detokenize, tokenize
 from scheduler_svc.frontend.text.long_work import LongWork
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
@@ -54,15 +54,12 @@ class TokenizeApi:
         return await self._answer(request, DetokenizeRequest, lambda body: detokenize(body, self._tokenizer))
 
     async def _answer(self, request: Request, schema: type[Body], work: Callable[[Body], Struct]) -> Response:
-        raw = await json_body(request)
+        async with read_body(request) as raw:
 
-        def whole_work() -> bytes:
-            body = parse(raw, schema)
-            if body.model is not None:
-                check_model(body.model, self._served)
-            return to_json(work(body))
+            def whole_work() -> bytes:
+                body = parse(raw, schema)
+                if body.model is not None:
+                    check_model(body.model, self._served)
+                return to_json(work(body))
 
-        try:
             return Response(await self._long_work.run(len(raw), whole_work), media_type="application/json")
-        finally:
-            request.scope["baton.body"].release()

@@ -1,16 +1,13 @@
 """The `AnswerContext` of a new request: what any frontend needs to write its answer."""
 
 import time
-from typing import Literal
 
-from scheduler_svc.frontend.answers.answer_context import AnswerContext
+from scheduler_svc.frontend.answers.answer_context import AnswerContext, AnswerKind
 from scheduler_svc.frontend.requests.schemas import ChatRequest, GenerationRequest
 from scheduler_svc.frontend.requests.tokenized_request import TokenizedRequest
 
 
-def answer_context(
-    kind: Literal["completion", "chat"], tokenized: TokenizedRequest, body: GenerationRequest, model: str
-) -> AnswerContext:
+def answer_context(kind: AnswerKind, tokenized: TokenizedRequest, body: GenerationRequest, model: str) -> AnswerContext:
     """How a new request is to be answered.
 
     Args:

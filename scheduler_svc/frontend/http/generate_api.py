@@ -1,0 +1,74 @@
+"""OpenAI's endpoints that generate: completions and chats."""
+
+from functools import partial
+from typing import Literal
+
+from fastapi import APIRouter, Request, Response
+
+from scheduler_svc.frontend.answers.events import ChunkEvents
+from scheduler_svc.frontend.answers.formats import format_of
+from scheduler_svc.frontend.http.json_body import read_body
+from scheduler_svc.frontend.http.permissions import client_of
+from scheduler_svc.frontend.http.responses import ANSWER_ID, IS_SUBMITTED, REQUEST_ID_HEADER, json_response
+from scheduler_svc.frontend.http.streaming import EventStream, unless_disconnected
+from scheduler_svc.frontend.link.core_link import CoreLink
+from scheduler_svc.frontend.requests.answer_context import answer_context
+from scheduler_svc.frontend.requests.chat import tokenize_chat
+from scheduler_svc.frontend.requests.chat_style import ChatStyle
+from scheduler_svc.frontend.requests.generating import open_generation
+from scheduler_svc.frontend.requests.reader import RequestReader
+from scheduler_svc.frontend.requests.schemas import ChatRequest, CompletionRequest, GenerationRequest
+from scheduler_svc.frontend.requests.tokenized_request import TokenizedRequest, tokenize_completion
+
+
+class GenerateApi:
+    """POST /v1/completions and /v1/chat/completions.
+
+    Args:
+        model: its name in answers.
+        keep_alive_s: seconds of silence of a stream before a comment.
+    """
+
+    def __init__(
+        self, link: CoreLink, reader: RequestReader, style: ChatStyle, *, model: str, keep_alive_s: float
+    ) -> None:
+        self._link = link
+        self._reader = reader
+        self._tokenize_chat = partial(tokenize_chat, style=style)
+        self._model = model
+        self._keep_alive_s = keep_alive_s
+        self.router = APIRouter()
+        self.router.post("/v1/completions", response_model=None)(self.completions)
+        self.router.post("/v1/chat/completions", response_model=None)(self.chat_completions)
+
+    async def completions(self, request: Request) -> Response:
+        """Continue one prompt or several."""
+        async with read_body(request) as raw:
+            body, tokenized = await self._reader.read(raw, CompletionRequest, tokenize_completion, client_of(request))
+        return await self._answer("completion", tokenized, body, request)
+
+    async def chat_completions(self, request: Request) -> Response:
+        """Answer a conversation."""
+        async with read_body(request) as raw:
+            body, tokenized = await self._reader.read(raw, ChatRequest, self._tokenize_chat, client_of(request))
+        return await self._answer("chat", tokenized, body, request)
+
+    async def _answer(
+        self,
+        kind: Literal["completion", "chat"],
+        tokenized: TokenizedRequest,
+        body: GenerationRequest,
+        request: Request,
+    ) -> Response:
+        request.scope[ANSWER_ID] = tokenized.request_id
+        context = answer_context(kind, tokenized, body, self._model)
+        generation = await open_generation(self._link, self._reader.tokenizer, tokenized, context, client_of(request))
+        form = format_of(tokenized.request_id, context)
+        if body.stream:
+            events = ChunkEvents(form, generation.spec.position, has_ids=tokenized.is_resumable)
+            return EventStream(generation, events, keep_alive_s=self._keep_alive_s)
+        request.scope[IS_SUBMITTED] = True
+        with generation:
+            choices = await unless_disconnected(request.receive, generation.whole())
+        whole = form.whole(choices, generation.usage, generation.model)
+        return json_response(whole, {REQUEST_ID_HEADER: tokenized.request_id})

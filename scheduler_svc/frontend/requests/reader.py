@@ -1,0 +1,98 @@
+"""From a body's bytes to what the core is asked: checked, tokenized, its grammar compiled. No HTTP in here."""
+
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+from pydantic import BaseModel
+
+from scheduler_svc.frontend.api_keys import ApiClient
+from scheduler_svc.frontend.grammars.compiler import GrammarCompiler
+from scheduler_svc.frontend.link.core_link import CoreLink
+from scheduler_svc.frontend.requests.body import Parsed, parse_noting
+from scheduler_svc.frontend.requests.ignored import IgnoredFields, place_of
+from scheduler_svc.frontend.requests.served import check_model
+from scheduler_svc.frontend.requests.tokenized_request import TokenizedRequest
+from scheduler_svc.frontend.text.long_work import LongWork
+from scheduler_svc.frontend.text.tokenizer import Tokenizer
+from scheduler_svc.frontend_options import FrontendOptions
+
+Body = TypeVar("Body", bound=BaseModel)
+
+
+class _OfModel(Protocol):
+    """A body that names a model."""
+
+    model: str
+
+
+class RequestReader:
+    """Reads the requests of one frontend. What is long is worked on in threads, as nothing may hold up every stream for
+    it, and grammars are compiled by another process.
+
+    Args:
+        link: says how long the model's sequences may be, and counts fields that are ignored.
+        long_work: the threads, which others have work for, too.
+
+    Attributes:
+        tokenizer: of the served model.
+    """
+
+    def __init__(self, link: CoreLink, tokenizer: Tokenizer, options: FrontendOptions, long_work: LongWork) -> None:
+        self.tokenizer = tokenizer
+        self._link = link
+        self._options = options
+        self._long_work = long_work
+        self._grammars = GrammarCompiler(tokenizer.path, tokenizer.eos_token_ids)
+        self._ignored = IgnoredFields()
+
+    async def read(
+        self,
+        raw: bytes,
+        schema: type[Body],
+        tokenize: Callable[[Body, Tokenizer, int], TokenizedRequest],
+        client: ApiClient,
+    ) -> tuple[Body, TokenizedRequest]:
+        """`parse` and `tokenize` in one."""
+        body = await self.parse(raw, schema, client)
+        return body, await self.tokenize(body, tokenize, len(raw), client)
+
+    async def parse(self, raw: bytes, schema: type[Body], client: ApiClient) -> Body:
+        """A body as its schema has it. Raises ApiError for what it is not, or if it asks for another model.
+
+        Args:
+            client: who sent it; ignored fields are logged once for each client.
+        """
+        served = self._options.served_model_name
+
+        def work() -> Parsed[Body]:
+            parsed = parse_noting(raw, schema, allow_unknown=self._options.allow_unknown)
+            of_model: _OfModel = parsed.body  # type: ignore[assignment]  # each of these schemas has it
+            check_model(of_model.model, served)
+            return parsed
+
+        body, ignored = await self._long_work.run(len(raw), work)
+        self._ignored.log(client.name, ignored)
+        for name in ignored:
+            self._link.counts.ignored(place_of(name))
+        return body
+
+    async def tokenize(
+        self,
+        body: Body,
+        tokenize: Callable[[Body, Tokenizer, int], TokenizedRequest],
+        size: int,
+        client: ApiClient,
+    ) -> TokenizedRequest:
+        """What the core is asked for a body. Raises ApiError and RequestRejected as `tokenize` does, and for a grammar
+        that is refused.
+
+        Args:
+            tokenize: takes the body, the tokenizer, and the positions that a sequence may have, 0 while that is not
+                known.
+            size: of what is tokenized, in characters or so.
+        """
+        max_model_len = self._link.fleet.max_model_len
+        tokenized = await self._long_work.run(size, lambda: tokenize(body, self.tokenizer, max_model_len))
+        if (asked := tokenized.grammar) is None:
+            return tokenized
+        return tokenized.compiled(await self._grammars.compile(asked.spec, asked.param, client.name))
