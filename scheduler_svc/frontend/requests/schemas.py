@@ -18,25 +18,19 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from common.messages import MAX_BAD_WORDS, MAX_PRIORITY
 from scheduler_svc.frontend.requests.fields import (
     INT32_MAX,
     FirstError,
     Instead,
     NumLogprobs,
     Only,
-    Penalty,
-    StopString,
     TemplateVariables,
-    TokenId,
-    biases,
-    minus_one_is_off,
     prompt_list,
-    stop_list,
 )
 from scheduler_svc.frontend.requests.ignored import IgnoredNames
 from scheduler_svc.frontend.requests.messages import ChatMessage
 from scheduler_svc.frontend.requests.off_values import OffForAll, OffForChats, OffForCompletions
+from scheduler_svc.frontend.requests.sampling import SamplingFields
 from scheduler_svc.frontend.requests.strict import Strict, known_fields
 from scheduler_svc.frontend.requests.structured import GuidedDecoding, ResponseFormat, StructuredOutputs
 from scheduler_svc.frontend.requests.thinking import EFFORTS
@@ -44,7 +38,6 @@ from scheduler_svc.frontend.requests.tools import MAX_TOOLS, Tool, ToolChoice, d
 
 MAX_N = 128
 MAX_PROMPTS = 1024
-MAX_STOPS = 16
 REQUEST_ID = r"[A-Za-z0-9._-]{1,64}"
 
 
@@ -63,35 +56,17 @@ class StreamOptions(Strict):
     include_obfuscation: Annotated[Any, AfterValidator(Only(False))] = None
 
 
-class GenerationRequest(GuidedDecoding, OffForAll):
+class GenerationRequest(GuidedDecoding, OffForAll, SamplingFields):
     """The parameters of both endpoints. Absent sampling parameters get the values that the model recommends."""
 
     model: str
     n: Annotated[int, Field(ge=1, le=MAX_N)] = 1
-    temperature: Annotated[float, Field(ge=0.0, le=2.0)] | None = None
-    top_p: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
-    top_k: Annotated[int, Field(ge=-1, le=INT32_MAX), AfterValidator(minus_one_is_off)] | None = None
-    min_p: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
-    seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
-    stop: Annotated[FirstError[StopString], BeforeValidator(stop_list), Field(max_length=MAX_STOPS)] = []
-    stop_token_ids: Annotated[list[TokenId], Field(max_length=64)] = []
-    ignore_eos: bool = False
-    min_tokens: Annotated[int, Field(ge=0, le=INT32_MAX)] = 0
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
-    presence_penalty: Penalty = 0.0
-    frequency_penalty: Penalty = 0.0
-    repetition_penalty: Annotated[float, Field(ge=0.01, le=100.0)] | None = None
-    logit_bias: Annotated[dict[int, float], BeforeValidator(biases)] = {}
-    bad_words: Annotated[list[StopString], Field(max_length=MAX_BAD_WORDS)] = []
-    allowed_token_ids: Annotated[FirstError[TokenId], Field(min_length=1)] = []  # an empty one would ban all
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
-    cache_salt: Annotated[str, Field(max_length=256)] = ""
-    priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] = 0  # lower values are served earlier
-    timeout_s: Annotated[float, Field(gt=0.0, le=1e9)] | None = None
 
     # A client that wants to resume chooses the id itself, as it may never receive one that was chosen here.
     request_id: Annotated[str, Field(pattern=f"^{REQUEST_ID}$")] | None = None
