@@ -1,6 +1,5 @@
 """Pieces of text as the objects of either endpoint: completion objects or chat objects."""
 
-import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,6 +7,7 @@ from dataclasses import dataclass
 from msgspec import UNSET, Raw, UnsetType
 
 from scheduler_svc.frontend.answers.answer_context import AnswerContext
+from scheduler_svc.frontend.answers.call_ids import call_id
 from scheduler_svc.frontend.answers.choice import Piece
 from scheduler_svc.frontend.answers.generation import WholeChoice
 from scheduler_svc.frontend.answers.logprobs import chat_logprobs, completion_logprobs
@@ -124,7 +124,7 @@ class ChatFormat(Format):
         calls: list[Call] | UnsetType = UNSET
         if choice.calls:
             calls = [
-                Call(UNSET, self._call_id(choice.choice, number), "function", CallFunction(name, arguments))
+                Call(UNSET, call_id(self.answer_id, choice.choice, number), "function", CallFunction(name, arguments))
                 for number, name, arguments in choice.calls
             ]
         thought = choice.thought or UNSET
@@ -143,12 +143,7 @@ class ChatFormat(Format):
         if not part.name:
             return Call(part.number, UNSET, UNSET, CallFunction(UNSET, part.arguments))
         function = CallFunction(part.name, part.arguments)
-        return Call(part.number, self._call_id(choice, part.number), "function", function)
-
-    def _call_id(self, choice: int, number: int) -> str:
-        """The same wherever the call is written: another frontend may go on with the stream."""
-        name = f"{self.answer_id}/{choice}/{number}"
-        return "call_" + hashlib.blake2b(name.encode(), digest_size=12).hexdigest()
+        return Call(part.number, call_id(self.answer_id, choice, part.number), "function", function)
 
     def _chunk(
         self, choices: list[ChatChunkChoice], usage: Usage | UnsetType | None, computed_by: str

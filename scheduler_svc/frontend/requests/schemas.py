@@ -48,6 +48,9 @@ def _effort(value: Any) -> Any:
     return value
 
 
+AskedEffort = Annotated[Any, AfterValidator(_effort)]
+
+
 class StreamOptions(Strict):
     """What a stream carries besides its text."""
 
@@ -156,7 +159,7 @@ class ChatRequest(GenerationRequest, OffForChats):
     chat_template_kwargs: TemplateVariables = {}
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
-    reasoning_effort: Annotated[Any, AfterValidator(_effort)] = None
+    reasoning_effort: AskedEffort = None
     thinking_token_budget: Annotated[int, Field(ge=0, le=INT32_MAX)] | None = None
     include_reasoning: bool = True
     logprobs: bool = False

@@ -1,0 +1,113 @@
+"""The conversation that a request of the Responses API stands for, as a chat."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import ValidationError
+
+from scheduler_svc.frontend.answers.responses.thoughts import opened_thought
+from scheduler_svc.frontend.errors import ApiError
+from scheduler_svc.frontend.requests.body import describe_validation
+from scheduler_svc.frontend.requests.messages import TextPart
+from scheduler_svc.frontend.requests.responses.items import (
+    FunctionCallItem,
+    FunctionCallOutputItem,
+    Item,
+    ItemReference,
+    MessageItem,
+    ReasoningItem,
+)
+from scheduler_svc.frontend.requests.responses.schemas import ResponseRequest
+from scheduler_svc.frontend.requests.sampling import SamplingFields
+from scheduler_svc.frontend.requests.schemas import ChatRequest
+
+
+def chat_of(body: ResponseRequest, items: Sequence[Item]) -> ChatRequest:
+    """The chat that generates the same. Raises ApiError (400) for what no chat can be.
+
+    Args:
+        items: of the whole conversation, without references.
+    """
+    messages = _messages(items)
+    if body.instructions is not None:
+        messages.insert(0, {"role": "system", "content": body.instructions})
+    if not messages:
+        raise ApiError(400, "The conversation is empty.", code="invalid_value", param="input")
+    content: dict[str, Any] = {
+        "model": body.model,
+        "messages": messages,
+        "stream": body.stream,
+        "max_completion_tokens": body.max_output_tokens,
+        "tools": [
+            {"type": "function", "function": tool.model_dump(exclude_none=True, exclude={"type"})}
+            for tool in body.tools
+        ],
+        "parallel_tool_calls": body.parallel_tool_calls,
+        "chat_template_kwargs": body.chat_template_kwargs,
+        "thinking_token_budget": body.thinking_token_budget,
+        "reasoning_effort": body.reasoning and body.reasoning.effort,
+        "response_format": _response_format(body),
+        "logprobs": body.has_logprobs,
+        "top_logprobs": body.top_logprobs,
+    }
+    said = {name: getattr(body, name) for name in SamplingFields.model_fields if name in body.model_fields_set}
+    said.pop("logit_bias", None)
+    try:
+        chat = ChatRequest.model_validate(content | said)
+    except ValidationError as error:
+        raise describe_validation(error) from error
+    return chat.model_copy(update={"tool_choice": body.tool_choice, "logit_bias": body.logit_bias})
+
+
+def _response_format(body: ResponseRequest) -> dict[str, Any] | None:
+    form = body.text and body.text.format
+    if not form or form.type == "text":
+        return None
+    if form.type == "json_object":
+        return {"type": "json_object"}
+    return {"type": "json_schema", "json_schema": {"name": form.name, "schema": form.json_schema}}
+
+
+def _messages(items: Sequence[Item]) -> list[dict[str, Any]]:
+    """Items as messages: a thought, a text and calls that follow each other are one message of the assistant's."""
+    messages: list[dict[str, Any]] = []
+    turn: dict[str, Any] | None = None  # the assistant's that more may come to
+    for item in items:
+        match item:
+            case ReasoningItem():
+                if turn is None or "content" in turn or "tool_calls" in turn:
+                    turn = {"role": "assistant"}
+                    messages.append(turn)
+                turn["reasoning_content"] = turn.get("reasoning_content", "") + _thought(item)
+            case MessageItem(role="assistant"):
+                if turn is None or "content" in turn or "tool_calls" in turn:
+                    turn = {"role": "assistant"}
+                    messages.append(turn)
+                turn["content"] = _content(item.content)
+            case FunctionCallItem():
+                if turn is None:
+                    turn = {"role": "assistant"}
+                    messages.append(turn)
+                function = {"name": item.name, "arguments": item.arguments}
+                turn.setdefault("tool_calls", []).append({"id": item.call_id, "type": "function", "function": function})
+            case FunctionCallOutputItem():
+                turn = None
+                messages.append({"role": "tool", "tool_call_id": item.call_id, "content": _content(item.output)})
+            case MessageItem():
+                turn = None
+                messages.append({"role": item.role, "content": _content(item.content)})
+            case ItemReference():
+                raise AssertionError("references were to be replaced")
+    return messages
+
+
+def _content(parts: Sequence[TextPart]) -> list[dict[str, str]]:
+    return [{"type": "text", "text": part.text} for part in parts]
+
+
+def _thought(item: ReasoningItem) -> str:
+    """What is there of the thought: its text, or what this API wrote as `encrypted_content`, or the summary."""
+    if item.content:
+        return "".join(part.text for part in item.content)
+    sealed = None if item.encrypted_content is None else opened_thought(item.encrypted_content)
+    return "".join(part.text for part in item.summary) if sealed is None else sealed
