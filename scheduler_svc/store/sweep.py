@@ -1,0 +1,113 @@
+"""Deletes what has expired, and gives its space back, a bounded amount at a time. Times are given, in Unix seconds."""
+
+from sqlite3 import Connection
+
+from scheduler_svc.store.database import writing
+from scheduler_svc.store.records import Swept
+
+SPARE_PAGES = 4096  # of 4 KiB that are kept free for what comes next, instead of being given back to the disk
+
+# Contents of files and results of batches that were deleted go piece by piece, oldest keys first.
+_PIECES = {
+    "discarded_files": ("file_chunks", "file_key", "data"),
+    "discarded_batches": ("batch_results", "batch_key", "body"),
+}
+
+
+def sweep(connection: Connection, now: float, *, max_rows: int = 500, max_bytes: int = 8 << 20) -> Swept:
+    """Delete what has expired by `now`, and the contents of what was deleted; then shrink the file.
+
+    Args:
+        max_rows: how many rows go at most, so that others wait for this transaction only briefly.
+        max_bytes: how large their contents are at most; one row may be larger.
+
+    Returns:
+        What was deleted; `is_more` says that the next call has something to do already.
+    """
+    with writing(connection):
+        budget = _Budget(max_rows, max_bytes)
+        responses = _expired_responses(connection, now, budget)
+        files = _expired(connection, "files", now, budget)
+        batches = _expired(connection, "batches", now, budget)
+        for marks in _PIECES:
+            _discard(connection, marks, budget)
+    return Swept(responses, files, batches, budget.num_bytes, is_more=budget.is_spent or _shrink(connection, max_bytes))
+
+
+def expire_owner(connection: Connection, owner: str, now: float) -> int:
+    """Let all records of an owner expire at once, as when a key is withdrawn; sweeps delete them.
+
+    Returns:
+        How many these are.
+    """
+    count = 0
+    with writing(connection):
+        for table in ("responses", "files", "batches"):
+            statement = f"UPDATE {table} SET expires_at = ? WHERE owner = ? AND (expires_at IS NULL OR expires_at > ?)"
+            count += connection.execute(statement, (now, owner, now)).rowcount
+    return count
+
+
+class _Budget:
+    """What a sweep may still delete.
+
+    Attributes:
+        num_bytes: of contents that were deleted.
+        is_spent: whether there was more to delete than it may.
+    """
+
+    def __init__(self, max_rows: int, max_bytes: int) -> None:
+        self.rows_left = max_rows
+        self.num_bytes = 0
+        self.is_spent = False
+        self._max_bytes = max_bytes
+
+    def take(self, num_bytes: int) -> bool:
+        """Whether a row of this size may be deleted; then it counts."""
+        if self.rows_left <= 0 or self.num_bytes >= self._max_bytes:
+            self.is_spent = True
+            return False
+        self.rows_left -= 1
+        self.num_bytes += num_bytes
+        return True
+
+
+def _expired_responses(connection: Connection, now: float, budget: _Budget) -> int:
+    query = "SELECT key, num_bytes FROM responses WHERE expires_at <= ? ORDER BY expires_at LIMIT ?"
+    rows = connection.execute(query, (now, budget.rows_left + 1)).fetchall()
+    keys = [(key,) for key, num_bytes in rows if budget.take(num_bytes)]
+    connection.executemany("DELETE FROM responses WHERE key = ?", keys)
+    return len(keys)
+
+
+def _expired(connection: Connection, table: str, now: float, budget: _Budget) -> int:
+    """Files or batches: their contents count when they go, later."""
+    query = f"SELECT key FROM {table} WHERE expires_at <= ? ORDER BY expires_at LIMIT ?"
+    rows = connection.execute(query, (now, budget.rows_left + 1)).fetchall()
+    keys = [key for key in rows if budget.take(0)]
+    connection.executemany(f"DELETE FROM {table} WHERE key = ?", keys)
+    return len(keys)
+
+
+def _discard(connection: Connection, marks: str, budget: _Budget) -> None:
+    """Delete pieces of deleted contents; a mark goes with its last piece."""
+    pieces, parent, content = _PIECES[marks]
+    for (mark,) in connection.execute(f"SELECT {parent} FROM {marks} ORDER BY 1").fetchall():
+        query = f"SELECT key, length({content}) FROM {pieces} WHERE {parent} = ? LIMIT ?"
+        rows = connection.execute(query, (mark, budget.rows_left + 1)).fetchall()
+        keys = [(key,) for key, num_bytes in rows if budget.take(num_bytes)]
+        connection.executemany(f"DELETE FROM {pieces} WHERE key = ?", keys)
+        if budget.is_spent:
+            return
+        connection.execute(f"DELETE FROM {marks} WHERE {parent} = ?", (mark,))
+
+
+def _shrink(connection: Connection, max_bytes: int) -> bool:
+    """Give free pages beyond `SPARE_PAGES` back to the disk. Returns whether there are more of them."""
+    (page_size,) = connection.execute("PRAGMA page_size").fetchone()
+    (num_free,) = connection.execute("PRAGMA freelist_count").fetchone()
+    most = max(1, max_bytes // page_size)
+    if num_free > SPARE_PAGES:
+        # Each row that is fetched is a page that goes.
+        connection.execute(f"PRAGMA incremental_vacuum({min(most, num_free - SPARE_PAGES)})").fetchall()
+    return bool(num_free - most > SPARE_PAGES)
