@@ -7,6 +7,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -34,9 +35,11 @@ from scheduler_svc.kv_event_options import kv_event_options
 from scheduler_svc.server.addresses import listen, private_endpoint
 from scheduler_svc.server.core_process import CoreProcess
 from scheduler_svc.server.exposure import is_beyond_loopback_host, require_keys_beyond_loopback
-from scheduler_svc.server.frontend_processes import STOP_TIMEOUT_S, FrontendProcesses
+from scheduler_svc.server.frontend_processes import STOP_TIMEOUT_S, FrontendProcesses, WorkerStart
 from scheduler_svc.server.journal import Journal
 from scheduler_svc.server.kv_events import KvEventOptions
+from scheduler_svc.server.store_folder import StoreFolder
+from scheduler_svc.store_options import StoreOptions, store_options
 
 EXIT_CRASHED = 70  # EX_SOFTWARE of sysexits.h
 
@@ -93,6 +96,8 @@ log = get_logger(__name__)
               "[default: journal-PORT.sqlite3 in $XDG_STATE_HOME/baton]")  # fmt: skip
 @click.option("--journal-durable", is_flag=True, help="Wait for the disk at each batch: survives a power cut as well.")
 @click.option("--no-journal", is_flag=True, help="Lose open requests when the scheduler ends.")
+@store_options
+@click.option("--no-store", is_flag=True, help="Keep no responses, files and batches.")
 @log_options
 def main(
     model: str | None,
@@ -118,6 +123,8 @@ def main(
     journal_path: Path | None,
     journal_durable: bool,
     no_journal: bool,
+    store: StoreOptions,
+    no_store: bool,
     log_level: str,
     log_format: str,
 ) -> None:
@@ -172,18 +179,22 @@ def main(
             if not no_journal:
                 path = journal_path or _default_journal(listener, executor_endpoint)
                 journal = Journal(path, durable=journal_durable)
+                store = replace(store, folder=store.folder or path.with_suffix(".store"))
             if listener is not None:
+                store = StoreOptions() if no_store else store
                 arguments = ["--core-endpoint", front, "--model", str(folder), *frontend.arguments()]
-                arguments += ["--log-level", log_level, "--log-format", log_format]
+                arguments += [*store.arguments(), "--log-level", log_level, "--log-format", log_format]
                 arguments += ["--api-keys", str(api_keys_file)] if api_keys_file is not None else []
-                processes = FrontendProcesses(frontends, listener, arguments)
+                worker = _worker(store, arguments, stack, lambda: bool(stopping))
+                processes = FrontendProcesses(frontends, listener, arguments, worker)
                 stack.callback(processes.kill)
             kill_frontend = processes.end if processes is not None else None
             core_process = CoreProcess(executor_endpoint, front, config, journal, curve, kill_frontend, kv_events)
         except (BatonError, OSError) as error:
             raise click.UsageError(str(error)) from error  # exit code 2: starting again without a change is pointless
         where = {"executors": core_process.executor_endpoint, "encrypted": curve is not None, "frontends": front}
-        log.info("core started", **where, window=window, journal="off" if journal is None else str(journal.path))
+        kept = {"journal": str(journal.path) if journal is not None else "off", "store": str(store.folder or "off")}
+        log.info("core started", **where, window=window, **kept)
         if (events := core_process.kv_events) is not None:
             log.info("telling routers what is cached", endpoint=events.endpoint, replay=events.replay_endpoint or "off")
         if listener is not None:
@@ -211,6 +222,17 @@ def _serve(core_process: CoreProcess, processes: FrontendProcesses | None, stopp
         processes.terminate()
         while processes.alive() and time.monotonic() < deadline:
             core_process.turn()
+
+
+def _worker(
+    store: StoreOptions, arguments: list[str], stack: contextlib.ExitStack, is_stopping: Callable[[], bool]
+) -> WorkerStart | None:
+    """The worker of the store, which this process has until the stack ends; None without a store."""
+    if store.folder is None:
+        return None
+    opened = StoreFolder(store.folder, durable=store.durable, is_stopping=is_stopping)
+    stack.callback(opened.close)
+    return WorkerStart(opened.listener, arguments, is_due=opened.has_work)
 
 
 def _default_journal(listener: socket.socket | None, executor_endpoint: str) -> Path:

@@ -82,8 +82,10 @@ FLOORS = {
     ],
     "scheduler_svc/frontend": [
         "__main__",
+        "background",
         "http",
         "requests",
+        "storing",
         "answers",
         "link",
         "grammars",

@@ -19,8 +19,10 @@ from scheduler_svc.frontend.api_keys import ApiKeys
 from scheduler_svc.frontend.http.api import MAX_BODY_BYTES, ApiSettings, create_app
 from scheduler_svc.frontend.http.server import LISTEN_BACKLOG, ServerSettings, serve
 from scheduler_svc.frontend.link.core_link import CoreLink
+from scheduler_svc.frontend.storing.storage import Storage
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
 from scheduler_svc.frontend_options import FrontendOptions, frontend_options
+from scheduler_svc.store_options import StoreOptions, store_options
 
 log = get_logger(__name__)
 
@@ -43,6 +45,7 @@ API_KEYS_VARIABLE = "BATON_API_KEYS"  # not an option: every user of the machine
               help="Exit when the core has been silent for so long.")  # fmt: skip
 @click.option("--stall-timeout-s", type=click.FloatRange(min=1), default=30.0, show_default=True,
               help="Drop a client that has read nothing for so long.")  # fmt: skip
+@store_options
 @log_options
 def main(
     *,
@@ -57,6 +60,7 @@ def main(
     api_keys_file: Path | None,
     loss_timeout_s: float,
     stall_timeout_s: float,
+    store: StoreOptions,
     log_level: str,
     log_format: str,
 ) -> None:
@@ -68,6 +72,7 @@ def main(
     try:
         api_keys = ApiKeys(plain_keys, api_keys_file)
         tokenizer = Tokenizer(resolve_model(model, weights=False))
+        storage = Storage.open(store)
         listener = socket.socket(fileno=fd) if fd is not None else _listen(host, port)
     except (BatonError, OSError) as error:
         log.error("frontend cannot start", error=str(error))
@@ -82,11 +87,13 @@ def main(
     async def run() -> bool:
         link = CoreLink(core_endpoint)
         try:
-            app = create_app(link, tokenizer, api_settings)
+            app = create_app(link, tokenizer, api_settings, storage)
             gc.freeze()  # the model's tables stay; to look through them takes 30 ms, in which no thread has a turn
             return await serve(app, link, listener, server_settings)
         finally:
             link.close()
+            if storage is not None:
+                await storage.close()
 
     sys.exit(0 if asyncio.run(run()) else 1)
 

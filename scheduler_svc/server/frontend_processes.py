@@ -1,81 +1,90 @@
-"""Starts the frontends beside the core and starts one again when it dies."""
+"""The processes beside the core: frontends, and the background worker of the store."""
 
 import os
+import select
 import socket
-import subprocess
 import sys
 from dataclasses import dataclass
 
-from common.logging import get_logger
+from scheduler_svc.server.child_process import ChildProcess
 
-RESTART_DELAY_S = 1.0
 STOP_TIMEOUT_S = 8.0  # a frontend waits a few seconds for open answers to end
 
-log = get_logger(__name__)
 
+@dataclass(frozen=True)
+class WorkerStart:
+    """How the background worker is started.
 
-@dataclass(slots=True)
-class _Slot:
-    process: subprocess.Popen[bytes] | None = None
-    start_at: float = 0.0
+    Attributes:
+        listener: its listening Unix socket. The first frontend that wants something of the worker has it started; what
+            the others want waits in the socket meanwhile, also while the worker is started again.
+        arguments: further command-line arguments.
+        is_due: whether there is work for it from the beginning.
+    """
+
+    listener: socket.socket
+    arguments: list[str]
+    is_due: bool
 
 
 class FrontendProcesses:
-    """`count` processes of `python -m scheduler_svc.frontend` that accept on one listening socket.
+    """`count` processes of `python -m scheduler_svc.frontend` that accept on one listening socket, and the worker.
 
     They die with this process, or the next one could not have the socket's address.
 
     Args:
         listener: listening TCP socket; every frontend inherits it, and the kernel spreads connections over them.
         arguments: further command-line arguments.
+        worker: None for none.
     """
 
-    def __init__(self, count: int, listener: socket.socket, arguments: list[str]) -> None:
-        self._listener = listener
-        self._command = [
-            *(sys.executable, "-m", "scheduler_svc.frontend", "--fd", str(listener.fileno())),
-            *("--parent", str(os.getpid())),
-            *arguments,
-        ]
-        self._slots = [_Slot() for _ in range(count)]
+    def __init__(
+        self, count: int, listener: socket.socket, arguments: list[str], worker: WorkerStart | None = None
+    ) -> None:
+        frontend = _command("scheduler_svc.frontend", listener, arguments)
+        self._children = [ChildProcess("frontend", frontend, [listener.fileno()]) for _ in range(count)]
+        self._worker: ChildProcess | None = None
+        self._worker_listener: socket.socket | None = None
+        if worker is not None:
+            command = _command("scheduler_svc.frontend.background", worker.listener, worker.arguments)
+            self._worker = ChildProcess("background worker", command, [worker.listener.fileno()])
+            if worker.is_due:
+                self._children.append(self._worker)
+            else:
+                self._worker_listener = worker.listener
 
     def tick(self, now: float) -> None:
-        """Start each frontend that is not running. Cheap; called every turn of the core.
-
-        Never raises for what a process needs and the machine is short of (files, processes, memory): the core goes on,
-        and tries again.
-        """
-        for slot in self._slots:
-            if slot.process is not None and (code := slot.process.poll()) is not None:
-                log.error("frontend died", pid=slot.process.pid, exit_code=code, restart_in_s=RESTART_DELAY_S)
-                slot.process, slot.start_at = None, now + RESTART_DELAY_S
-            if slot.process is None and now >= slot.start_at:
-                slot.start_at = now + RESTART_DELAY_S
-                try:
-                    slot.process = subprocess.Popen(self._command, pass_fds=[self._listener.fileno()])
-                except (OSError, MemoryError, subprocess.SubprocessError) as error:
-                    log.error("frontend cannot be started", reason=str(error), restart_in_s=RESTART_DELAY_S)
+        """Start each process that is wanted and not running. Cheap; called every turn of the core."""
+        if self._worker_listener is not None and self._worker is not None:
+            is_wanted, _, _ = select.select([self._worker_listener], [], [], 0)
+            if is_wanted:
+                self._children.append(self._worker)
+                self._worker_listener = None
+        for child in self._children:
+            child.tick(now)
 
     def end(self, pid: int) -> bool:
-        """Kill the frontend with this process id, which no longer answers. Returns whether it is one of these."""
-        found = next((slot.process for slot in self._slots if slot.process and slot.process.pid == pid), None)
+        """Kill the process with this id, which no longer answers. Returns whether it is one of these."""
+        found = next((child for child in self._children if child.pid == pid), None)
         if found is not None:
-            found.kill()
+            found.kill(wait=False)
         return found is not None
 
     def terminate(self) -> None:
-        """Ask all frontends to stop."""
-        for slot in self._slots:
-            if slot.process is not None:
-                slot.process.terminate()
+        """Ask all to stop."""
+        for child in self._children:
+            child.terminate()
 
     def alive(self) -> bool:
-        """Whether any frontend still runs."""
-        return any(slot.process is not None and slot.process.poll() is None for slot in self._slots)
+        """Whether any still runs."""
+        return any(child.is_alive for child in self._children)
 
     def kill(self) -> None:
-        """Stop all frontends at once."""
-        for slot in self._slots:
-            if slot.process is not None and slot.process.poll() is None:
-                slot.process.kill()
-                slot.process.wait()
+        """Stop all at once."""
+        for child in self._children:
+            child.kill()
+
+
+def _command(module: str, listener: socket.socket, arguments: list[str]) -> list[str]:
+    own = ["--fd", str(listener.fileno()), "--parent", str(os.getpid())]
+    return [sys.executable, "-m", module, *own, *arguments]

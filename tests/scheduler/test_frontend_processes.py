@@ -14,8 +14,9 @@ import pytest
 
 from scheduler_svc.client.processes.local_fleet import free_ports
 from scheduler_svc.core.requests.journal_replay import read_batches
-from scheduler_svc.server import addresses, frontend_processes
-from scheduler_svc.server.frontend_processes import RESTART_DELAY_S, FrontendProcesses
+from scheduler_svc.server import addresses, child_process
+from scheduler_svc.server.child_process import RESTART_DELAY_S, ChildProcess
+from scheduler_svc.server.frontend_processes import FrontendProcesses
 from scheduler_svc.server.journal import Journal
 from tests.support.eventually import eventually
 from tests.support.processes import is_running
@@ -97,7 +98,7 @@ def test_a_process_that_cannot_be_started_is_tried_again_later(monkeypatch, erro
         attempts.append(len(attempts))
         raise error
 
-    monkeypatch.setattr(frontend_processes.subprocess, "Popen", fail)
+    monkeypatch.setattr(child_process.subprocess, "Popen", fail)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         processes = FrontendProcesses(2, listener, [])
         for now in (0.0, 0.1, 0.9 * RESTART_DELAY_S):
@@ -110,10 +111,11 @@ def test_a_process_that_cannot_be_started_is_tried_again_later(monkeypatch, erro
 
 def test_a_frontend_that_hangs_is_killed_and_no_other_process_is(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        processes = FrontendProcesses(1, listener, [])
-        processes._command = [sys.executable, "-c", "import time; time.sleep(600)"]
+        processes = FrontendProcesses(0, listener, [])
+        hanging = ChildProcess("frontend", [sys.executable, "-c", "import time; time.sleep(600)"], [])
+        processes._children.append(hanging)
         processes.tick(0.0)
-        pid = processes._slots[0].process.pid
+        pid = hanging.pid
         assert not processes.end(os.getpid())
         assert processes.end(pid)
         eventually(lambda: not processes.alive())

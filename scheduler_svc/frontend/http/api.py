@@ -14,12 +14,14 @@ from scheduler_svc.frontend.http.error_handlers import install_error_handlers
 from scheduler_svc.frontend.http.generate_api import GenerateApi
 from scheduler_svc.frontend.http.middleware import METRICS_PATH, OPEN_PATHS, RequireApiKey
 from scheduler_svc.frontend.http.openapi import OPENAPI_PATHS, OpenApi
+from scheduler_svc.frontend.http.responses_api import ResponsesApi
 from scheduler_svc.frontend.http.resume_api import ResumeApi
 from scheduler_svc.frontend.http.tokenize_api import TokenizeApi
 from scheduler_svc.frontend.http.traces import Traces
 from scheduler_svc.frontend.link.core_link import CoreLink
 from scheduler_svc.frontend.requests.chat_style import style_of
 from scheduler_svc.frontend.requests.reader import RequestReader
+from scheduler_svc.frontend.storing.storage import Storage
 from scheduler_svc.frontend.text.long_work import LongWork
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
 from scheduler_svc.frontend_options import FrontendOptions
@@ -47,8 +49,12 @@ class ApiSettings:
         return self.options.served_model_name[0]
 
 
-def create_app(link: CoreLink, tokenizer: Tokenizer, settings: ApiSettings) -> ASGIApp:
-    """The application. The caller runs the link."""
+def create_app(link: CoreLink, tokenizer: Tokenizer, settings: ApiSettings, storage: Storage | None = None) -> ASGIApp:
+    """The application. The caller runs the link.
+
+    Args:
+        storage: what outlives requests is kept there; None keeps nothing.
+    """
     # No redirect for a slash too many: it would lead to whatever `Host` says.
     app = FastAPI(title="Baton", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
     long_work = LongWork()
@@ -57,6 +63,9 @@ def create_app(link: CoreLink, tokenizer: Tokenizer, settings: ApiSettings) -> A
     reader = RequestReader(link, tokenizer, settings.options, long_work)
     routers = [
         GenerateApi(link, reader, style, model=settings.model, keep_alive_s=settings.options.keep_alive_s).router,
+        ResponsesApi(
+            link, reader, style, storage, model=settings.model, keep_alive_s=settings.options.keep_alive_s
+        ).router,
         ResumeApi(link, tokenizer, settings.options.keep_alive_s).router,
         AdminApi(link).router,
         TokenizeApi(link, tokenizer, served, style, long_work).router,

@@ -1,6 +1,7 @@
 """Turns every error that a request can end in into an HTTP answer in OpenAI's shape."""
 
 from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from common.errors import RequestRejected
@@ -25,6 +26,14 @@ def install_error_handlers(app: FastAPI) -> None:
         response.headers.update(error.headers or {})
         return response
 
+    async def on_invalid_query(_: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        first = error.errors()[0]
+        param = str(first["loc"][-1])
+        return ErrorResponse(
+            ApiError(400, f"Invalid value for '{param}': {first['msg']}.", code="invalid_value", param=param)
+        )
+
     async def on_client_gone(_: Request, __: Exception) -> Response:
         return Response(status_code=CLIENT_CLOSED_REQUEST)
 
@@ -34,6 +43,7 @@ def install_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(ApiError, on_api_error)
     app.add_exception_handler(RequestRejected, on_rejection)
     app.add_exception_handler(HTTPException, on_http_error)
+    app.add_exception_handler(RequestValidationError, on_invalid_query)
     app.add_exception_handler(ClientGone, on_client_gone)
     app.add_exception_handler(Exception, on_anything_else)
 

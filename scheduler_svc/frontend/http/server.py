@@ -60,12 +60,13 @@ async def serve(app: ASGIApp, link: CoreLink, listener: socket.socket, settings:
     # it again, which would end this process with that signal's status.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
-    host, port = listener.getsockname()[:2]
+    address = listener.getsockname()
+    where = {"socket": address} if isinstance(address, str) else {"host": address[0], "port": address[1]}
     async with asyncio.TaskGroup() as tasks:
         watch = tasks.create_task(_stop_when_alone(server, link, settings))
         helpers = [tasks.create_task(link.run()), tasks.create_task(_end_streams_on_stop(server, link)), watch]
         helpers.append(tasks.create_task(_lengthen_backlog(server, listener)))
-        log.info("frontend started", host=host, port=port, pid=os.getpid())
+        log.info("frontend started", **where, pid=os.getpid())
         await server.serve(sockets=[listener])
         was_told = not watch.done()
         for helper in helpers:

@@ -62,7 +62,8 @@ class EventStream(Response):
         keep_alive_s: seconds of silence before a comment.
         is_new: False for the rest of a stream. Nothing says that its request was accepted long ago, or that it has
             failed; what there is comes at once, so the status line waits for a first silence.
-        at_end: is awaited when the answer is complete, before its last events are sent.
+        at_end: is awaited before the last events are sent: with None when the answer is complete, with the error when
+            it has failed after it had begun.
     """
 
     media_type = "text/event-stream"
@@ -74,7 +75,7 @@ class EventStream(Response):
         *,
         keep_alive_s: float,
         is_new: bool = True,
-        at_end: Callable[[], Awaitable[None]] | None = None,
+        at_end: Callable[[ApiError | None], Awaitable[None]] | None = None,
     ) -> None:
         headers = {REQUEST_ID_HEADER: generation.spec.answer_id}
         # Proxies would buffer the events; X-Accel-Buffering tells nginx not to.
@@ -109,7 +110,7 @@ class EventStream(Response):
                     for events in self._events.of(pieces):
                         await out.send(events)
                 if self._at_end is not None:
-                    await self._at_end()
+                    await self._at_end(None)
                 await out.send(self._events.ended(self._generation.usage, self._generation.model))
         except RequestRejected as rejected:
             error = ApiError.of_rejection(rejected, self._generation.spec.answer_id)
@@ -125,6 +126,8 @@ class EventStream(Response):
         if error.code == "reader_too_slow" and not self._is_client_gone:  # otherwise the connection guard has logged it
             log.warning("reader dropped", request=self._generation.spec.answer_id, reason=error.message)
         if out.has_started:
+            if self._at_end is not None:
+                await self._at_end(error)
             await out.end(self._events.failed(error))
         else:
             error.headers[REQUEST_ID_HEADER] = self._generation.spec.answer_id

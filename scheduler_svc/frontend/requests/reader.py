@@ -17,6 +17,7 @@ from scheduler_svc.frontend.text.tokenizer import Tokenizer
 from scheduler_svc.frontend_options import FrontendOptions
 
 Body = TypeVar("Body", bound=BaseModel)
+Result = TypeVar("Result")
 
 
 class _OfModel(Protocol):
@@ -96,3 +97,7 @@ class RequestReader:
         if (asked := tokenized.grammar) is None:
             return tokenized
         return tokenized.compiled(await self._grammars.compile(asked.spec, asked.param, client.name))
+
+    async def long_work(self, size: int, work: Callable[[], Result]) -> Result:
+        """Do other work on something of this size where it holds nothing up."""
+        return await self._long_work.run(size, work)

@@ -63,6 +63,11 @@ class Outcome:
     output: bytes = NO_ITEMS
     tail: bytes = NO_TAIL
 
+    @classmethod
+    def failed(cls, code: str, message: str) -> "Outcome":
+        """Of a response that has no answer."""
+        return cls("failed", tail=to_json(ResponseTail(error=ResponseError(code, message))))
+
 
 class ResponseEvents(NumberedEvents):
     """Writes a response.

@@ -1,0 +1,70 @@
+"""The worker's own HTTP, on a socket that only its frontends can reach: they tell it of work, and read streams."""
+
+from fastapi import APIRouter, FastAPI, Request, Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from scheduler_svc.frontend.background.response_run import ResponseRun
+from scheduler_svc.frontend.background.worker import Worker
+from scheduler_svc.frontend.errors import ApiError
+from scheduler_svc.frontend.http.streaming import EventStream
+
+DONE = 204
+NOT_RUNNING = 404
+
+
+def create_worker_app(worker: Worker, keep_alive_s: float) -> ASGIApp:
+    """The application. The caller runs the worker."""
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+    app.include_router(_WorkerApi(worker, keep_alive_s).router)
+    return app
+
+
+class _WorkerApi:
+    """Each endpoint takes the owner and the id of a response as parameters of the query."""
+
+    def __init__(self, worker: Worker, keep_alive_s: float) -> None:
+        self._worker = worker
+        self._keep_alive_s = keep_alive_s
+        self.router = APIRouter()
+        self.router.post("/run", response_model=None)(self.run)
+        self.router.post("/cancel", response_model=None)(self.cancel)
+        self.router.get("/events", response_model=None)(self.events)
+
+    async def run(self, owner: str, response_id: str) -> Response:
+        """There is a response to run."""
+        self._worker.start(owner, response_id)
+        return Response(status_code=DONE)
+
+    async def cancel(self, owner: str, response_id: str) -> Response:
+        """A response is not wanted any more. Answered when it has ended, unless that takes long."""
+        await self._worker.cancel(owner, response_id)
+        return Response(status_code=DONE)
+
+    async def events(self, owner: str, response_id: str, after: int, request: Request) -> Response:
+        """The stream of a response that runs, after the event with this number."""
+        run = await self._worker.running(owner, response_id)
+        if run is None:
+            return Response(status_code=NOT_RUNNING)
+        return _RunStream(run, after, self._keep_alive_s)
+
+
+class _RunStream(EventStream):
+    """A reader of a run."""
+
+    def __init__(self, run: ResponseRun, after: int, keep_alive_s: float) -> None:
+        self._run = run
+        self._queue, generation, events = run.reader(after)
+
+        async def settled(_: ApiError | None) -> None:
+            await run.is_kept.wait()  # who has read the last event finds the response in the store
+            assert run.outcome is not None, "it has ended"
+            events.settle(run.outcome)
+
+        super().__init__(generation, events, keep_alive_s=keep_alive_s, is_new=False, at_end=settled)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer the request."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._run.leave(self._queue)

@@ -1,0 +1,151 @@
+"""What the background worker does: it runs the responses that the store has open, and those that it is told of."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+from sqlite3 import Connection
+from typing import Concatenate, ParamSpec, TypeVar
+
+from common.errors import BatonError
+from common.logging import get_logger
+from scheduler_svc.frontend.answers.responses.events import Outcome
+from scheduler_svc.frontend.background.response_run import ResponseRun
+from scheduler_svc.frontend.link.core_link import CoreLink
+from scheduler_svc.frontend.requests.responses.background_work import BackgroundWork
+from scheduler_svc.frontend.text.tokenizer import Tokenizer
+from scheduler_svc.store import responses
+from scheduler_svc.store.errors import NotFound, StoreError
+from scheduler_svc.store.records import OpenResponse
+from scheduler_svc.store.store_thread import StoreThread
+from scheduler_svc.store.sweep import sweep
+
+MAX_RUNS = 1024  # at once; the others wait in the store
+PAGE = 100
+SWEEP_INTERVAL_S = 60.0
+CANCEL_TIMEOUT_S = 5.0
+BEGIN_TIMEOUT_S = 1.0
+RETRY_S = 1.0
+
+P = ParamSpec("P")
+Result = TypeVar("Result")
+
+log = get_logger(__name__)
+
+
+class Worker:
+    """Runs responses in the background. An owner is the name of an API key, empty without keys."""
+
+    def __init__(self, link: CoreLink, tokenizer: Tokenizer, store: StoreThread) -> None:
+        self._link = link
+        self._tokenizer = tokenizer
+        self._store = store
+        self._runs: dict[tuple[str, str], ResponseRun] = {}
+        self._has_begun = asyncio.Condition()  # one more of them
+        self._tasks: dict[tuple[str, str], asyncio.Task[None]] = {}
+        self._room = asyncio.Semaphore(MAX_RUNS)
+
+    async def run(self) -> None:
+        """Take up what is open, and keep the store tidy, until cancelled."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._take_up())
+                tasks.create_task(self._sweep())
+        finally:
+            for task in self._tasks.values():
+                task.cancel()
+            await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+    def start(self, owner: str, response_id: str) -> None:
+        """Run a response that is in the store; it may run already."""
+        key = owner, response_id
+        if key not in self._tasks:
+            task = self._tasks[key] = asyncio.create_task(self._run(owner, response_id))
+            task.add_done_callback(lambda _: self._tasks.pop(key, None))
+
+    async def cancel(self, owner: str, response_id: str) -> None:
+        """End a response, if it runs. Returns when the store has its end, unless that takes long."""
+        if (run := self._runs.get((owner, response_id))) is not None:
+            run.cancel()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(run.is_kept.wait(), CANCEL_TIMEOUT_S)
+
+    async def running(self, owner: str, response_id: str) -> ResponseRun | None:
+        """A response that runs, or is about to; None if it does not for `BEGIN_TIMEOUT_S`."""
+        name = owner, response_id
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(BEGIN_TIMEOUT_S), self._has_begun:
+                await self._has_begun.wait_for(lambda: name in self._runs or name not in self._tasks)
+        return self._runs.get(name)
+
+    async def _take_up(self) -> None:
+        """Start all that an earlier worker has left."""
+        page: list[OpenResponse] = []
+        num = 0
+        while not num or len(page) == PAGE:
+            last = page[-1] if page else None
+            page = await self._ask(responses.open_background, time.time(), after=last, limit=PAGE)
+            for record in page:
+                self.start(record.owner, record.response_id)
+            num += len(page)
+            if not page:
+                break
+        if num:
+            log.info("going on with responses in the background", responses=num)
+
+    async def _run(self, owner: str, response_id: str) -> None:
+        async with self._room:
+            name = owner, response_id
+            try:
+                record = await self._ask(responses.get, *name, time.time())
+            except NotFound:
+                return
+            if not record.work or not await self._ask(responses.begin, *name, time.time()):
+                return
+            try:
+                run = ResponseRun(self._link, self._tokenizer, BackgroundWork.decode(record.work))
+            except BatonError as error:
+                log.error("response cannot be run", response=response_id, reason=str(error))
+                await self._keep(name, Outcome.failed("server_error", str(error)), b"")
+                return
+            self._runs[name] = run
+            async with self._has_begun:
+                self._has_begun.notify_all()
+            try:
+                await self._keep(name, await run.run(), run.record)
+            finally:
+                run.is_kept.set()
+                del self._runs[name]
+
+    async def _keep(self, name: tuple[str, str], outcome: Outcome, tokens: bytes) -> None:
+        """Write what a response has come to."""
+        await self._ask(
+            responses.finish,
+            *name,
+            time.time(),
+            status=outcome.status,
+            output_items=outcome.output,
+            tail=outcome.tail,
+            tokens=tokens,
+        )
+
+    async def _ask(
+        self, function: Callable[Concatenate[Connection, P], Result], *args: P.args, **kwargs: P.kwargs
+    ) -> Result:
+        """What the store answers, as soon as it does."""
+        while True:
+            try:
+                return await self._store.run(function, *args, **kwargs)
+            except StoreError as error:
+                log.error("the store failed", reason=str(error), retry_in_s=RETRY_S)
+                await asyncio.sleep(RETRY_S)
+
+    async def _sweep(self) -> None:
+        """Delete what has expired, a little at a time."""
+        while True:
+            is_more = False
+            try:
+                is_more = (await self._store.run(sweep, time.time())).is_more
+            except StoreError as error:
+                log.error("the store cannot be swept", reason=str(error))
+            await asyncio.sleep(RETRY_S if is_more else SWEEP_INTERVAL_S)

@@ -1,0 +1,225 @@
+"""The Responses API."""
+
+import re
+from typing import Annotated, Any, Literal
+
+import msgspec
+from fastapi import APIRouter, Query, Request, Response
+
+from common.logging import get_logger
+from scheduler_svc.frontend.answers.generation import Generation
+from scheduler_svc.frontend.answers.responses.events import NEVER, Outcome, ResponseEvents
+from scheduler_svc.frontend.answers.responses.objects import response_json
+from scheduler_svc.frontend.errors import ApiError
+from scheduler_svc.frontend.http.background_stream import BackgroundStream
+from scheduler_svc.frontend.http.json_body import read_body
+from scheduler_svc.frontend.http.permissions import client_of
+from scheduler_svc.frontend.http.responses import ANSWER_ID, IS_SUBMITTED, REQUEST_ID_HEADER
+from scheduler_svc.frontend.http.streaming import EventStream, unless_disconnected
+from scheduler_svc.frontend.link.core_link import CoreLink
+from scheduler_svc.frontend.requests.chat_style import ChatStyle
+from scheduler_svc.frontend.requests.generating import open_generation
+from scheduler_svc.frontend.requests.reader import RequestReader
+from scheduler_svc.frontend.requests.responses.background_work import WORK_VERSION, BackgroundWork
+from scheduler_svc.frontend.requests.responses.prepare import ReadyResponse, ResponsePreparer
+from scheduler_svc.frontend.requests.responses.schemas import RESPONSE_ID, ResponseRequest
+from scheduler_svc.frontend.storing.responses import ResponseStore
+from scheduler_svc.frontend.storing.storage import Storage
+from scheduler_svc.store.records import StoredResponse
+
+MAX_PAGE = 100
+_RESPONSE_ID = re.compile(RESPONSE_ID, re.ASCII)
+
+log = get_logger(__name__)
+
+
+class ResponsesApi:
+    """POST /v1/responses, and what is stored.
+
+    Args:
+        storage: None where nothing is stored.
+        model: its name in answers.
+        keep_alive_s: seconds of silence of a stream before a comment.
+    """
+
+    def __init__(
+        self,
+        link: CoreLink,
+        reader: RequestReader,
+        style: ChatStyle,
+        storage: Storage | None,
+        *,
+        model: str,
+        keep_alive_s: float,
+    ) -> None:
+        self._link = link
+        self._reader = reader
+        self._stored = None if storage is None else ResponseStore(storage.thread, storage.options)
+        self._worker = None if storage is None else storage.worker
+        self._preparer = ResponsePreparer(reader, style, self._stored, model=model)
+        self._keep_alive_s = keep_alive_s
+        self.router = APIRouter()
+        self.router.post("/v1/responses", response_model=None)(self.create)
+        one = "/v1/responses/{response_id}"
+        self.router.get(one, response_model=None)(self.retrieve)
+        self.router.delete(one, response_model=None)(self.delete)
+        self.router.post(f"{one}/cancel", response_model=None)(self.cancel)
+        self.router.get(f"{one}/input_items", response_model=None)(self.input_items)
+
+    async def create(self, request: Request) -> Response:
+        """Answer a conversation."""
+        client = client_of(request)
+        async with read_body(request) as raw:
+            body = await self._reader.parse(raw, ResponseRequest, client)
+            ready = await self._preparer.ready(body, len(raw), client)
+        request.scope[ANSWER_ID] = ready.spec.response_id
+        if ready.spec.is_background:
+            return await self._in_background(ready, request, streams=body.stream)
+        is_stored = body.store and self._stored is not None
+        if is_stored:
+            await self._store.check_room(client.name)
+        generation = await open_generation(self._link, self._reader.tokenizer, ready.tokenized, ready.context, client)
+        answer = _Answer(generation, ready, self._store if is_stored else None, client.name)
+        if body.stream:
+            return EventStream(generation, answer.events, keep_alive_s=self._keep_alive_s, at_end=answer.keep)
+        request.scope[IS_SUBMITTED] = True
+        with generation:
+            outcome = await unless_disconnected(request.receive, answer.whole())
+        return _json(
+            ready.spec.response_id, response_json(ready.spec.head, outcome.status, outcome.output, outcome.tail)
+        )
+
+    async def retrieve(
+        self,
+        response_id: str,
+        request: Request,
+        stream: bool = False,
+        starting_after: Annotated[int, Query(ge=-1, le=NEVER)] = -1,
+    ) -> Response:
+        """A response; with `stream`, its events after the one with the number `starting_after`."""
+        record = await self._get(response_id, request)
+        if not stream:
+            return _json(response_id, _whole(record))
+        if not record.is_background:
+            message = "Only a response in the background can be streamed again."
+            raise ApiError(400, message, code="invalid_value", param="stream")
+        return self._background_stream(client_of(request).name, response_id, starting_after)
+
+    async def delete(self, response_id: str, request: Request) -> Response:
+        """Forget a response, which ends if it runs."""
+        _check_id(response_id)
+        owner = client_of(request).name
+        await self._store.delete(owner, response_id)
+        if self._worker is not None:
+            await self._worker.cancel(owner, response_id)
+        return _json(response_id, {"id": response_id, "object": "response", "deleted": True})
+
+    async def cancel(self, response_id: str, request: Request) -> Response:
+        """End a response in the background. One that has ended stays as it is."""
+        record = await self._get(response_id, request)
+        if not record.is_background:
+            message = "Only a response in the background can be cancelled; close the connection of another one."
+            raise ApiError(400, message, code="invalid_value", param="response_id")
+        owner = client_of(request).name
+        if self._worker is not None:
+            await self._worker.cancel(owner, response_id)
+        await self._store.cancel(owner, response_id)  # if the worker does not have it, or is away
+        return _json(response_id, _whole(await self._get(response_id, request)))
+
+    async def input_items(
+        self,
+        response_id: str,
+        request: Request,
+        after: str | None = None,
+        limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 20,
+        order: Literal["asc", "desc"] = "desc",
+    ) -> Response:
+        """The items of a response's request, page by page."""
+        record = await self._get(response_id, request)
+        items: list[dict[str, Any]] = msgspec.json.decode(record.input_items)
+        if order == "desc":
+            items.reverse()
+        if after is not None:
+            places = [place for place, item in enumerate(items) if item["id"] == after]
+            if not places:
+                message = f"The response has no item '{after[:64]}'."
+                raise ApiError(400, message, code="invalid_value", param="after")
+            items = items[places[0] + 1 :]
+        page = items[:limit]
+        ends = {"first_id": page[0]["id"], "last_id": page[-1]["id"]} if page else {"first_id": None, "last_id": None}
+        return _json(response_id, {"object": "list", "data": page, **ends, "has_more": len(items) > limit})
+
+    @property
+    def _store(self) -> ResponseStore:
+        """Raises ApiError (404) where nothing is stored."""
+        if self._stored is None:
+            raise ApiError(404, "This server runs without a store.", code="response_not_found", param="response_id")
+        return self._stored
+
+    async def _get(self, response_id: str, request: Request) -> StoredResponse:
+        _check_id(response_id)
+        return await self._store.get(client_of(request).name, response_id)
+
+    async def _in_background(self, ready: ReadyResponse, request: Request, *, streams: bool) -> Response:
+        client = client_of(request)
+        [submit] = ready.tokenized.submits(client, ready.context.encode())
+        submit = msgspec.structs.replace(submit, stream=True)  # as its stream may be asked for at any time
+        work = BackgroundWork(WORK_VERSION, ready.spec, submit)
+        await self._store.queue(client.name, ready.asked, work.encode())
+        response_id = ready.spec.response_id
+        if self._worker is not None:
+            self._worker.run(client.name, response_id)
+        if streams:
+            return self._background_stream(client.name, response_id, -1)
+        return _json(response_id, response_json(ready.spec.head, "queued"))
+
+    def _background_stream(self, owner: str, response_id: str, after: int) -> Response:
+        assert self._worker is not None, "a service with a store has a worker"
+        return BackgroundStream(self._store, self._worker, self._reader.tokenizer, owner, response_id, after)
+
+
+class _Answer:
+    """A response that its client waits for."""
+
+    def __init__(self, generation: Generation, ready: ReadyResponse, store: ResponseStore | None, owner: str) -> None:
+        self.events = ResponseEvents(ready.spec)
+        self._generation = generation
+        self._ready = ready
+        self._store = store
+        self._owner = owner
+
+    async def whole(self) -> Outcome:
+        """The response, when it has ended. Raises RequestRejected if it fails."""
+        self.events = ResponseEvents(self._ready.spec, after=NEVER)
+        async for pieces in self._generation.pieces():
+            for _ in self.events.of(pieces):
+                pass
+        await self.keep(None)
+        return self.events.outcome(self._generation.usage)
+
+    async def keep(self, error: ApiError | None) -> None:
+        """Store what it has come to. An answer is not lost because that fails."""
+        usage = self._generation.usage
+        outcome = self.events.outcome(usage) if error is None else self.events.failure(error, usage)
+        if self._store is None:
+            return
+        try:
+            await self._store.keep(self._owner, self._ready.asked, outcome)
+        except ApiError as failed:
+            log.error("a response is not stored", response=self._ready.spec.response_id, reason=failed.message)
+
+
+def _whole(record: StoredResponse) -> msgspec.Raw:
+    return response_json(record.head, record.status, record.output_items, record.tail)
+
+
+def _json(response_id: str, value: Any) -> Response:
+    headers = {REQUEST_ID_HEADER: response_id}
+    return Response(msgspec.json.encode(value), headers=headers, media_type="application/json")
+
+
+def _check_id(response_id: str) -> None:
+    """Raise ApiError (404) for what is no response's id."""
+    if _RESPONSE_ID.fullmatch(response_id) is None:
+        message = f"There is no response '{response_id[:64]}' here, or none any more."
+        raise ApiError(404, message, code="response_not_found", param="response_id")

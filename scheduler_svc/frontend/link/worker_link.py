@@ -1,0 +1,71 @@
+"""The frontend's side of the background worker's socket."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx
+
+from common.logging import get_logger
+
+TIMEOUT_S = 10.0  # without a byte; a stream that waits has comments
+SOCKET_NAME = "worker.sock"
+
+log = get_logger(__name__)
+
+
+class WorkerGone(Exception):
+    """The worker cannot be reached, or the connection to it broke."""
+
+
+class WorkerLink:
+    """Speaks to the worker of a store. An owner is the name of an API key, empty without keys.
+
+    Args:
+        folder: of the store, in which the worker has its socket.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        transport = httpx.AsyncHTTPTransport(uds=str(folder / SOCKET_NAME))
+        self._client = httpx.AsyncClient(transport=transport, base_url="http://worker", timeout=TIMEOUT_S)
+        self._telling: set[asyncio.Task[None]] = set()
+
+    def run(self, owner: str, response_id: str) -> None:
+        """There is a response to run. This does not wait for the worker, which may have to be started first; one that
+        cannot be reached now finds the response in the store."""
+        task = asyncio.create_task(self._post("/run", owner, response_id))
+        self._telling.add(task)
+        task.add_done_callback(self._telling.discard)
+
+    async def cancel(self, owner: str, response_id: str) -> None:
+        """A response is not wanted any more. Returns when it has ended, if the worker runs it."""
+        await self._post("/cancel", owner, response_id)
+
+    @asynccontextmanager
+    async def events(self, owner: str, response_id: str, after: int) -> AsyncIterator[AsyncIterator[bytes] | None]:
+        """The stream of a response after the event with this number, or None if it does not run.
+
+        Raises:
+            WorkerGone: here, or while the stream is read.
+        """
+        params = _params(owner, response_id) | {"after": str(after)}
+        try:
+            async with self._client.stream("GET", "/events", params=params) as answer:
+                yield answer.aiter_bytes() if answer.status_code == httpx.codes.OK else None
+        except httpx.TransportError as error:
+            raise WorkerGone(str(error)) from error
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._client.aclose()
+
+    async def _post(self, path: str, owner: str, response_id: str) -> None:
+        try:
+            await self._client.post(path, params=_params(owner, response_id))
+        except httpx.TransportError as error:
+            log.warning("the background worker cannot be reached", response=response_id, reason=str(error))
+
+
+def _params(owner: str, response_id: str) -> dict[str, str]:
+    return {"owner": owner, "response_id": response_id}

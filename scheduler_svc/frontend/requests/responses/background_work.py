@@ -1,0 +1,42 @@
+"""What the background worker needs to run a response, as the store keeps it."""
+
+import msgspec
+
+from common import messages as m
+from common.errors import BatonError
+from scheduler_svc.frontend.answers.responses.events import ResponseSpec
+
+
+class BackgroundWork(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A response that waits for the worker, or is with it.
+
+    Attributes:
+        version: of this struct. Work of another version cannot be done.
+        submit: with the context of its answer.
+    """
+
+    version: int
+    spec: ResponseSpec
+    submit: m.Submit
+
+    def encode(self) -> bytes:
+        """The bytes for the store."""
+        return _encoder.encode(self)
+
+    @classmethod
+    def decode(cls, data: bytes) -> "BackgroundWork":
+        """The reverse. Raises BatonError for what another version of Baton wrote."""
+        try:
+            work = _decoder.decode(data)
+        except msgspec.MsgspecError as error:
+            raise BatonError(
+                f"this version of Baton cannot go on with work that another one stored: {error}"
+            ) from error
+        if work.version != WORK_VERSION:
+            raise BatonError(f"stored work has version {work.version}, this version of Baton does {WORK_VERSION}")
+        return work
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(BackgroundWork)
+WORK_VERSION = 1

@@ -1,0 +1,114 @@
+"""A request of the Responses API made ready: its conversation is put together and tokenized."""
+
+import secrets
+import time
+from dataclasses import dataclass, replace
+from functools import partial
+
+from scheduler_svc.frontend.answers.answer_context import AnswerContext
+from scheduler_svc.frontend.answers.responses.events import ResponseSpec
+from scheduler_svc.frontend.api_keys import ApiClient
+from scheduler_svc.frontend.errors import ApiError
+from scheduler_svc.frontend.requests.answer_context import answer_context
+from scheduler_svc.frontend.requests.chat import tokenize_chat
+from scheduler_svc.frontend.requests.chat_style import ChatStyle
+from scheduler_svc.frontend.requests.reader import RequestReader
+from scheduler_svc.frontend.requests.responses.conversation import chat_of
+from scheduler_svc.frontend.requests.responses.head import head_json
+from scheduler_svc.frontend.requests.responses.items import Item
+from scheduler_svc.frontend.requests.responses.schemas import ENCRYPTED, ResponseRequest
+from scheduler_svc.frontend.requests.responses.stored import read_items, references, resolved, written
+from scheduler_svc.frontend.requests.schemas import ChatRequest
+from scheduler_svc.frontend.requests.tokenized_request import TokenizedRequest
+from scheduler_svc.frontend.storing.responses import AskedToStore, ResponseStore, item_not_found
+
+
+@dataclass(frozen=True)
+class ReadyResponse:
+    """What is to be done for a response.
+
+    Attributes:
+        asked: what the store is to have of it.
+    """
+
+    tokenized: TokenizedRequest
+    context: AnswerContext
+    spec: ResponseSpec
+    asked: AskedToStore
+
+
+class ResponsePreparer:
+    """Makes requests ready.
+
+    Args:
+        model: its name in answers.
+        store: None where nothing is stored.
+    """
+
+    def __init__(self, reader: RequestReader, style: ChatStyle, store: ResponseStore | None, *, model: str) -> None:
+        self._reader = reader
+        self._tokenize = partial(tokenize_chat, style=style)
+        self._store = store
+        self._model = model
+
+    async def ready(self, body: ResponseRequest, size: int, client: ApiClient) -> ReadyResponse:
+        """Make a request ready. Raises ApiError and RequestRejected for one that cannot be served.
+
+        Args:
+            size: of its body, in bytes.
+        """
+        body = self._stored_if_possible(body)
+        own = await self._own_items(body, client.name)
+        before, num_before = await self._before(body, client.name)
+        chat = chat_of(body, [*before, *own])
+        tokenized = await self._reader.tokenize(chat, self._tokenize, size + num_before, client)
+        response_id = "resp_" + secrets.token_hex(12)
+        tokenized = replace(tokenized, request_id=response_id, is_resumable=body.background)
+        return self._assembled(body, chat, tokenized, own)
+
+    def _assembled(
+        self, body: ResponseRequest, chat: ChatRequest, tokenized: TokenizedRequest, own: list[Item]
+    ) -> ReadyResponse:
+        response_id = tokenized.request_id
+        context = answer_context("response", tokenized, chat, self._model)
+        params, created = tokenized.params[0], int(time.time())
+        head = head_json(body, params, response_id=response_id, model=self._model, created=created)
+        in_summary = body.reasoning is not None and body.reasoning.has_summary
+        spec = ResponseSpec(response_id, head, in_summary, ENCRYPTED in body.include, body.background)
+        asked = AskedToStore(response_id, body.previous_response_id, head, written(own, response_id))
+        return ReadyResponse(tokenized, context, spec, asked)
+
+    def _stored_if_possible(self, body: ResponseRequest) -> ResponseRequest:
+        """The request, which says whether it will be stored. Raises ApiError (400) if it needs a store that is not
+        there."""
+        if self._store is not None:
+            return body
+        for name in ("background", "previous_response_id"):
+            if getattr(body, name):
+                message = f"'{name}' needs a store, and this server runs without one."
+                raise ApiError(400, message, code="unsupported_parameter", param=name)
+        return body.model_copy(update={"store": False})
+
+    async def _own_items(self, body: ResponseRequest, owner: str) -> list[Item]:
+        """The request's items, references replaced."""
+        missing = references(body.input)
+        if not missing:
+            return list(body.input)
+        if self._store is None:
+            raise item_not_found(missing[0])
+        records = await self._store.of_items(owner, missing)
+        stored = read_items(data for record in records for data in (record.input_items, record.output_items))
+        own = resolved(body.input, stored)
+        if isinstance(own, str):
+            raise item_not_found(own)
+        return own
+
+    async def _before(self, body: ResponseRequest, owner: str) -> tuple[list[Item], int]:
+        """The items of the conversation before this request, and the bytes of their JSON."""
+        if body.previous_response_id is None:
+            return [], 0
+        assert self._store is not None, "such a request was refused"
+        links = await self._store.conversation(owner, body.previous_response_id)
+        parts = [data for link in links for data in (link.input_items, link.output_items)]
+        size = sum(map(len, parts))
+        return await self._reader.long_work(size, lambda: read_items(parts)), size

@@ -1,0 +1,34 @@
+"""What the store's errors are to a client."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from common.logging import get_logger
+from scheduler_svc.frontend.errors import ApiError
+from scheduler_svc.store.errors import ChainTooLong, NotFound, QuotaExceeded, StoreBusy, StoreError
+
+log = get_logger(__name__)
+
+
+@contextmanager
+def as_api_errors(param: str | None = None) -> Iterator[None]:
+    """Raise ApiError for errors of the store.
+
+    Args:
+        param: the parameter that names what is not found.
+    """
+    try:
+        yield
+    except NotFound as error:
+        message = f"There is no {error.kind} '{error.record_id[:64]}' here, or none any more."
+        raise ApiError(404, message, code=f"{error.kind}_not_found", param=param) from error
+    except QuotaExceeded as error:
+        message = f"{error}. What is deleted gives room again."
+        raise ApiError(429, message, code="insufficient_quota") from error
+    except ChainTooLong as error:
+        raise ApiError(400, f"The conversation is too long: {error}.", code="invalid_value", param=param) from error
+    except StoreBusy as error:
+        raise ApiError(503, "The store has too much to do.", code="unavailable", retry=True) from error
+    except StoreError as error:
+        log.error("the store failed", reason=str(error))
+        raise ApiError(500, "The store failed; the server's log says more.", code="internal_error") from error

@@ -1,0 +1,134 @@
+"""Responses in the store, as the Responses API has them."""
+
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from scheduler_svc.frontend.answers.responses.events import Outcome, response_of_item
+from scheduler_svc.frontend.answers.responses.objects import NO_ITEMS, NO_TAIL, ResponseStatus
+from scheduler_svc.frontend.errors import ApiError
+from scheduler_svc.frontend.storing.errors import as_api_errors
+from scheduler_svc.store import quotas, responses
+from scheduler_svc.store.records import ChainLink, StoredResponse
+from scheduler_svc.store.store_thread import StoreThread
+from scheduler_svc.store_options import StoreOptions
+
+MAX_CHAIN_RESPONSES = 1000
+MAX_CHAIN_BYTES = 8 * 2**20  # as long as a body may be
+MAX_REFERENCED = 64  # responses whose items one request refers to
+
+
+class AskedToStore(NamedTuple):
+    """What is known of a response before its answer.
+
+    Attributes:
+        previous_id: the response that it continues.
+        head: JSON of its `ResponseHead`.
+        input_items: JSON of its own items, without those of the responses before it.
+    """
+
+    response_id: str
+    previous_id: str | None
+    head: bytes
+    input_items: bytes
+
+
+class ResponseStore:
+    """Stored responses. An owner is the name of an API key, empty without keys.
+
+    Every method raises ApiError: (404) for what is not there, (503) if the store has too much to do, (500) if it fails.
+    """
+
+    def __init__(self, thread: StoreThread, options: StoreOptions) -> None:
+        self._thread = thread
+        self._options = options
+
+    async def check_room(self, owner: str) -> None:
+        """Raise ApiError (429) if the owner has all that it may have."""
+        if limit := self._options.limit_bytes:
+            with as_api_errors():
+                used = await self._thread.run(quotas.used_bytes, owner)
+            if used >= limit:
+                message = f"{used} of {limit} stored bytes are in use. What is deleted gives room again."
+                raise ApiError(429, message, code="insufficient_quota")
+
+    async def keep(self, owner: str, asked: AskedToStore, outcome: Outcome) -> None:
+        """Add a response that has ended. Its owner's limit was checked before, and is no reason to lose an answer."""
+        record = self._record(owner, asked, outcome.status)
+        record = replace(record, output_items=outcome.output, tail=outcome.tail)
+        with as_api_errors():
+            await self._thread.run(responses.add, record)
+
+    async def queue(self, owner: str, asked: AskedToStore, work: bytes) -> None:
+        """Add a response for the background worker.
+
+        Args:
+            work: what the worker needs.
+        """
+        record = replace(self._record(owner, asked, "queued"), is_background=True, work=work)
+        with as_api_errors():
+            await self._thread.run(responses.add, record, limit_bytes=self._options.limit_bytes)
+
+    async def get(self, owner: str, response_id: str, *, param: str = "response_id") -> StoredResponse:
+        """A response."""
+        with as_api_errors(param):
+            record = await self._thread.run(responses.get, owner, response_id, time.time())
+        if not record.output_items:
+            record = replace(record, output_items=NO_ITEMS)
+        return record if record.tail else replace(record, tail=NO_TAIL)
+
+    async def delete(self, owner: str, response_id: str) -> None:
+        """Forget a response."""
+        with as_api_errors("response_id"):
+            await self._thread.run(responses.delete, owner, response_id, time.time())
+
+    async def cancel(self, owner: str, response_id: str) -> bool:
+        """Cancel a response, if it is open. Returns whether it was."""
+        with as_api_errors("response_id"):
+            return await self._thread.run(responses.cancel, owner, response_id, time.time())
+
+    async def conversation(self, owner: str, response_id: str) -> list[ChainLink]:
+        """A response and all that came before it, oldest first. Raises ApiError (400) if one of them has no answer."""
+        limits = {"max_responses": MAX_CHAIN_RESPONSES, "max_bytes": MAX_CHAIN_BYTES}
+        with as_api_errors("previous_response_id"):
+            links = await self._thread.run(responses.chain, owner, response_id, time.time(), **limits)
+        for link in links:
+            if link.status not in ("completed", "incomplete"):
+                message = f"The response '{link.response_id}' is {link.status}, and has no answer to go on with."
+                raise ApiError(400, message, code="invalid_value", param="previous_response_id")
+        return links
+
+    async def of_items(self, owner: str, item_ids: Sequence[str]) -> list[StoredResponse]:
+        """The responses that have these items, each once. Raises ApiError (404) for an item of no stored response."""
+        names: dict[str, None] = {}
+        for item_id in item_ids:
+            name = response_of_item(item_id)
+            if name is None:
+                raise item_not_found(item_id)
+            names[name] = None
+        if len(names) > MAX_REFERENCED:
+            message = f"The items are of {len(names)} responses, the limit is {MAX_REFERENCED}."
+            raise ApiError(400, message, code="invalid_value", param="input")
+        return [await self.get(owner, name, param="input") for name in names]
+
+    def _record(self, owner: str, asked: AskedToStore, status: ResponseStatus) -> StoredResponse:
+        now = time.time()
+        return StoredResponse(
+            owner,
+            asked.response_id,
+            status,
+            now,
+            now + self._options.retention_s,
+            is_background=False,
+            previous_id=asked.previous_id,
+            head=asked.head,
+            input_items=asked.input_items,
+        )
+
+
+def item_not_found(item_id: str) -> ApiError:
+    """The error for a reference to an item that is not stored."""
+    message = f"There is no item '{item_id[:64]}' here, or none any more."
+    return ApiError(404, message, code="item_not_found", param="input")

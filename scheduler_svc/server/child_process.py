@@ -1,0 +1,65 @@
+"""A process beside the core that is started again when it dies."""
+
+import subprocess
+from collections.abc import Sequence
+
+from common.logging import get_logger
+
+RESTART_DELAY_S = 1.0
+
+log = get_logger(__name__)
+
+
+class ChildProcess:
+    """One process, or the place for it.
+
+    Args:
+        what: it is, in the log.
+        command: that starts it.
+        fds: descriptors that it inherits.
+    """
+
+    def __init__(self, what: str, command: Sequence[str], fds: Sequence[int]) -> None:
+        self._what = what
+        self._command = list(command)
+        self._fds = tuple(fds)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._start_at = 0.0
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process, which may have ended."""
+        return None if self._process is None else self._process.pid
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it runs."""
+        return self._process is not None and self._process.poll() is None
+
+    def tick(self, now: float) -> None:
+        """Start it if it does not run. Cheap; called every turn of the core.
+
+        Never raises for what a process needs and the machine is short of (files, processes, memory): the core goes on,
+        and tries again.
+        """
+        if self._process is not None and (code := self._process.poll()) is not None:
+            log.error(f"{self._what} died", pid=self._process.pid, exit_code=code, restart_in_s=RESTART_DELAY_S)
+            self._process, self._start_at = None, now + RESTART_DELAY_S
+        if self._process is None and now >= self._start_at:
+            self._start_at = now + RESTART_DELAY_S
+            try:
+                self._process = subprocess.Popen(self._command, pass_fds=self._fds)
+            except (OSError, MemoryError, subprocess.SubprocessError) as error:
+                log.error(f"{self._what} cannot be started", reason=str(error), restart_in_s=RESTART_DELAY_S)
+
+    def terminate(self) -> None:
+        """Ask it to stop."""
+        if self._process is not None:
+            self._process.terminate()
+
+    def kill(self, *, wait: bool = True) -> None:
+        """Stop it at once."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.kill()
+            if wait:
+                self._process.wait()

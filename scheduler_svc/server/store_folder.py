@@ -1,0 +1,88 @@
+"""The folder of the store, which is one scheduler's, and the socket of its background worker."""
+
+import contextlib
+import fcntl
+import os
+import socket
+import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+from common.logging import get_logger
+from scheduler_svc.store import batches, responses
+from scheduler_svc.store.database import connect
+from scheduler_svc.store.errors import StoreError
+
+SOCKET_NAME = "worker.sock"
+LOCK_NAME = "scheduler.lock"
+LOCK_TIMEOUT_S = 15.0  # for a scheduler that was killed a moment ago
+RETRY_S = 0.1
+BACKLOG = 128
+
+log = get_logger(__name__)
+
+
+class StoreFolder:
+    """The store as the scheduler sees it: opened once to see that it can be, and not used any further.
+
+    Args:
+        is_stopping: whether to wait no longer for another scheduler to end.
+
+    Raises:
+        StoreError: it cannot be opened, or another scheduler has it.
+
+    Attributes:
+        has_work: whether there is something for the background worker.
+        listener: listening Unix socket of the worker.
+    """
+
+    def __init__(self, folder: Path, *, durable: bool, is_stopping: Callable[[], bool] = lambda: False) -> None:
+        with closing(connect(folder, durable=durable)) as connection:
+            now = time.time()
+            self.has_work = bool(
+                responses.open_background(connection, now, limit=1) or batches.open_batches(connection, now, limit=1)
+            )
+        self._lock = _lock(folder, is_stopping)
+        self.listener = _listen(folder / SOCKET_NAME)
+
+    def close(self) -> None:
+        """Let another scheduler have it."""
+        self.listener.close()
+        os.close(self._lock)
+
+
+def _lock(folder: Path, is_stopping: Callable[[], bool]) -> int:
+    """Lock the folder. The kernel releases the lock when the process dies, however it dies."""
+    lock = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    give_up_at = time.monotonic() + LOCK_TIMEOUT_S
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > give_up_at or is_stopping():
+                holder = os.read(lock, 200).decode(errors="replace")
+                os.close(lock)
+                raise StoreError(f"store {folder} is in use by another scheduler ({holder})") from None
+            time.sleep(RETRY_S)
+        else:
+            with contextlib.suppress(OSError):  # on a full disk: the holder's name is only for the message above
+                os.ftruncate(lock, 0)
+                os.write(lock, f"pid {os.getpid()} on {socket.gethostname()}".encode())
+            return lock
+
+
+def _listen(path: Path) -> socket.socket:
+    """A listening socket, in a folder that is this user's alone."""
+    path.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX)
+    try:
+        listener.bind(str(path))
+    except OSError as error:
+        listener.close()
+        reason = "its name is too long for a socket" if "too long" in str(error) else error.strerror
+        raise StoreError(f"{path} cannot be made: {reason}; name a shorter folder by --store") from error
+    listener.listen(BACKLOG)
+    listener.setblocking(False)  # who looks whether there is a connection must not wait for one
+    listener.set_inheritable(True)
+    return listener
