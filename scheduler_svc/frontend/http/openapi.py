@@ -5,7 +5,6 @@ they are decoded. The page needs no other server: FastAPI's own loads its script
 """
 
 import json
-from dataclasses import dataclass, field
 from html import escape
 
 from fastapi import APIRouter, Response
@@ -13,10 +12,11 @@ from fastapi import APIRouter, Response
 from common import __version__
 from scheduler_svc.frontend.errors import SHOULD_RETRY_HEADER
 from scheduler_svc.frontend.http.middleware import METRICS_PATH
+from scheduler_svc.frontend.http.openapi_operation import EVENTS, JSON, TEXT, Operation
+from scheduler_svc.frontend.http.openapi_responses import RESPONSES_OPERATIONS
 from scheduler_svc.frontend.http.openapi_schemas import REFERENCE, Json, answer_schemas, request_schemas
 from scheduler_svc.frontend.http.responses import REQUEST_ID_HEADER
 
-JSON, EVENTS, TEXT = "application/json", "text/event-stream", "text/plain"
 DESCRIPTION = (
     "OpenAI's API for chats and completions, with vLLM's parameters. Every answer has the header "
     f"`{REQUEST_ID_HEADER}`, the request's own if it has one; every error has `{SHOULD_RETRY_HEADER}`."
@@ -25,28 +25,6 @@ HEAD = """<!doctype html><meta charset=utf-8><title>Baton</title>
 <style>body{font:15px sans-serif;margin:2em auto;max-width:60em}td{padding:.15em 1em .15em 0;vertical-align:top}</style>
 <h1>Baton</h1>"""
 OPENAPI_PATHS = ("/openapi.json", "/docs")
-
-
-@dataclass(frozen=True)
-class Operation:
-    """One method of one endpoint.
-
-    Attributes:
-        body: name of the request's schema; `is_optional` if it may be absent.
-        answers: schemas of what status 200 comes with, by media type; none for status 204. Events have the schema of
-            their data.
-        is_open: whether it needs no API key.
-        headers: that the request may have.
-    """
-
-    method: str
-    path: str
-    summary: str
-    body: str = ""
-    answers: dict[str, str] = field(default_factory=dict)
-    is_optional: bool = False
-    is_open: bool = False
-    headers: tuple[str, ...] = ()
 
 
 OPERATIONS = (
@@ -64,6 +42,7 @@ OPERATIONS = (
         "CompletionRequest",
         {JSON: "Completion", EVENTS: "Completion"},
     ),
+    *RESPONSES_OPERATIONS,
     Operation(
         "get",
         "/v1/requests/{request_id}/events",
@@ -191,6 +170,7 @@ def _parameters(operation: Operation) -> list[Json]:
     text = {"type": "string"}
     return [
         *({"name": name, "in": "path", "required": True, "schema": text} for name in in_path),
+        *({"name": name, "in": "query", "schema": schema} for name, schema in operation.query.items()),
         *({"name": name, "in": "header", "schema": text} for name in (*operation.headers, REQUEST_ID_HEADER)),
     ]
 

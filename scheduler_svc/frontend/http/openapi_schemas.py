@@ -9,9 +9,11 @@ from pydantic.json_schema import models_json_schema
 
 from common.messages import StatusReport
 from scheduler_svc.frontend.answers.openai_objects import ChatChoice, ChatChunkChoice, ChatCompletion, Completion
+from scheduler_svc.frontend.answers.responses.objects import DeletedResponse, InputItems, Response
 from scheduler_svc.frontend.http.admin_api import Drained
 from scheduler_svc.frontend.http.describe_api import Health, ModelCard, ModelList, Readiness, Version
 from scheduler_svc.frontend.requests.fields import DECIMAL, MAX_STOP_CHARACTERS, Instead, Only
+from scheduler_svc.frontend.requests.responses.schemas import ResponseRequest
 from scheduler_svc.frontend.requests.schemas import ChatRequest, CompletionRequest, DrainRequest
 from scheduler_svc.frontend.requests.thinking import EFFORTS
 from scheduler_svc.frontend.requests.tokenization import Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest
@@ -20,8 +22,9 @@ Json = dict[str, Any]
 
 REFERENCE = "#/components/schemas/"
 REQUESTS: tuple[type[BaseModel], ...] = (
-    *(CompletionRequest, ChatRequest, TokenizeRequest, DetokenizeRequest, DrainRequest),
+    *(CompletionRequest, ChatRequest, ResponseRequest, TokenizeRequest, DetokenizeRequest, DrainRequest),
 )
+GENERATING = ("CompletionRequest", "ChatRequest", "ResponseRequest")
 TEXT: Json = {"type": "string"}
 TOKEN_IDS: Json = {"type": "array", "items": {"type": "integer"}, "minItems": 1}
 OBJECT: Json = {"type": "object"}
@@ -30,22 +33,26 @@ OBJECT: Json = {"type": "object"}
 WIDER: dict[tuple[str, str], Json] = {
     ("CompletionRequest", "prompt"): {"anyOf": [TEXT, TOKEN_IDS]},
     ("ChatMessage", "content"): TEXT,
+    ("ResponseRequest", "input"): TEXT,
+    ("MessageItem", "content"): TEXT,
+    ("FunctionCallOutputItem", "output"): TEXT,
     ("StructuredOutputs", "json"): TEXT,
     ("StructuredOutputs", "structural_tag"): TEXT,
-    **{
-        (name, "stop"): TEXT | {"minLength": 1, "maxLength": MAX_STOP_CHARACTERS}
-        for name in ("CompletionRequest", "ChatRequest")
-    },
+    **{(name, "stop"): TEXT | {"minLength": 1, "maxLength": MAX_STOP_CHARACTERS} for name in GENERATING},
     **{(name, "guided_json"): TEXT for name in ("CompletionRequest", "ChatRequest")},
 }
 # What the classes do not say.
 INSTEAD: dict[tuple[str, str], Json] = {
     ("ChatRequest", "reasoning_effort"): {"enum": [*EFFORTS]},
-    ("ChatRequest", "tool_choice"): {"anyOf": [{"enum": ["none", "auto", "required"]}, OBJECT]},
+    ("Reasoning", "effort"): {"enum": [*EFFORTS]},
+    **{
+        (name, "tool_choice"): {"anyOf": [{"enum": ["none", "auto", "required"]}, OBJECT]}
+        for name in ("ChatRequest", "ResponseRequest")
+    },
     **{
         (name, "logit_bias"): OBJECT
         | {"propertyNames": {"pattern": f"^({DECIMAL})$"}, "additionalProperties": {"type": "number"}}
-        for name in ("CompletionRequest", "ChatRequest")
+        for name in GENERATING
     },
 }
 
@@ -82,8 +89,8 @@ def request_schemas(*, allow_unknown: bool) -> Json:
         for field, off in _off_values(model):
             schemas[model.__name__]["properties"][field] = {"enum": [*off, None], "description": "Not supported."}
     if allow_unknown:
-        for generating in (CompletionRequest, ChatRequest):
-            schemas[generating.__name__]["additionalProperties"] = True
+        for name in GENERATING:
+            schemas[name]["additionalProperties"] = True
     del schemas["ToolChoice"]  # what `tool_choice` is made into
     return schemas
 
@@ -93,7 +100,20 @@ def answer_schemas() -> Json:
     answers = [
         *(Completion, _with_choices("ChatCompletion", list[ChatChoice])),
         *(_with_choices("ChatCompletionChunk", list[ChatChunkChoice]), ErrorAnswer),
-        *(ModelList, ModelCard, Version, Health, Readiness, StatusReport, Drained, Tokenized, Detokenized),
+        *(
+            Response,
+            DeletedResponse,
+            InputItems,
+            ModelList,
+            ModelCard,
+            Version,
+            Health,
+            Readiness,
+            StatusReport,
+            Drained,
+            Tokenized,
+            Detokenized,
+        ),
     ]
     _, schemas = msgspec.json.schema_components(answers, ref_template=REFERENCE + "{name}")
     return schemas

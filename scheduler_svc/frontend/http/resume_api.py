@@ -18,6 +18,7 @@ from scheduler_svc.frontend.http.streaming import EventStream
 from scheduler_svc.frontend.link.core_link import CoreLink
 from scheduler_svc.frontend.link.delta_queue import DeltaQueue
 from scheduler_svc.frontend.link.queries import QUERY_TIMEOUT_S
+from scheduler_svc.frontend.requests.responses.schemas import RESPONSE_ID
 from scheduler_svc.frontend.requests.schemas import REQUEST_ID
 from scheduler_svc.frontend.requests.tokenized_request import core_request_id
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
@@ -73,7 +74,8 @@ class ResumeApi:
         Raises:
             ApiError, RequestRejected: there is no such request, or the core does not answer.
         """
-        if re.fullmatch(REQUEST_ID, request_id, re.ASCII) is None:
+        is_name = re.fullmatch(REQUEST_ID, request_id, re.ASCII) is not None
+        if not is_name or re.fullmatch(RESPONSE_ID, request_id, re.ASCII):  # responses have an endpoint of their own
             raise _not_found(request_id)
         try:
             async with asyncio.timeout(QUERY_TIMEOUT_S):

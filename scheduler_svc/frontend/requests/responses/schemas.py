@@ -126,7 +126,7 @@ def _choice(value: Any) -> ToolChoice:
     )
 
 
-class StreamOptions(Strict):
+class ResponseStreamOptions(Strict):
     """`stream_options` of a request."""
 
     include_obfuscation: Annotated[Any, AfterValidator(Only(False))] = None
@@ -142,7 +142,7 @@ class ResponseRequest(SamplingFields):
     store: bool = True
     background: bool = False
     stream: bool = False
-    stream_options: StreamOptions | None = None
+    stream_options: ResponseStreamOptions | None = None
     include: list[Literal[INCLUDABLE]] = []  # type: ignore[valid-type]
     max_output_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = None
     text: TextOptions | None = None
