@@ -110,7 +110,7 @@ def open_batches(
         after: the last one of the page before.
         limit: the page's size.
     """
-    place = (after.created_at, after.owner, after.batch_id) if after else (float("-inf"), "", "")
+    place = (after.created_at, after.owner, after.batch_id) if after else (-1.0, "", "")
     query = (
         f"SELECT {_COLUMNS} FROM batches WHERE {_OPEN} AND (expires_at IS NULL OR expires_at > ?) "
         "AND (created_at, owner, batch_id) > (?, ?, ?) ORDER BY created_at, owner, batch_id LIMIT ?"
