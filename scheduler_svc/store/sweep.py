@@ -110,7 +110,7 @@ def _shrink(connection: Connection, max_bytes: int) -> bool:
     (page_size,) = connection.execute("PRAGMA page_size").fetchone()
     (num_free,) = connection.execute("PRAGMA freelist_count").fetchone()
     left = min(num_free - SPARE_PAGES, max(1, 2 * max_bytes // page_size))  # twice what a sweep frees: it catches up
-    is_more = num_free - left > SPARE_PAGES
+    is_more: bool = num_free - left > SPARE_PAGES
     while left > 0:
         # A page goes at each step, and `execute` makes only one step of a statement that has no columns.
         connection.executescript(f"PRAGMA incremental_vacuum({min(left, VACUUM_PAGES)})")
