@@ -95,12 +95,13 @@ def _expired(connection: Connection, table: str, now: float, budget: _Budget) ->
 def _discard(connection: Connection, marks: str, budget: _Budget) -> None:
     """Delete pieces of deleted contents; a mark goes with its last piece."""
     pieces, parent, content = _PIECES[marks]
-    for (mark,) in connection.execute(f"SELECT {parent} FROM {marks} ORDER BY 1").fetchall():
+    query = f"SELECT {parent} FROM {marks} ORDER BY 1 LIMIT ?"
+    for (mark,) in connection.execute(query, (budget.rows_left + 1,)).fetchall():
         query = f"SELECT key, length({content}) FROM {pieces} WHERE {parent} = ? LIMIT ?"
         rows = connection.execute(query, (mark, budget.rows_left + 1)).fetchall()
         keys = [(key,) for key, num_bytes in rows if budget.take(num_bytes)]
         connection.executemany(f"DELETE FROM {pieces} WHERE key = ?", keys)
-        if budget.is_spent:
+        if budget.is_spent or not budget.take(0):
             return
         connection.execute(f"DELETE FROM {marks} WHERE {parent} = ?", (mark,))
 
