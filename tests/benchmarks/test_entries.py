@@ -26,6 +26,7 @@ NAMES = [
     "scheduler_micro",
     "service",
     "start",
+    "store",
     "turn",
 ]
 
