@@ -8,10 +8,14 @@ from pydantic import AfterValidator, BaseModel
 from pydantic.json_schema import models_json_schema
 
 from common.messages import StatusReport
+from scheduler_svc.frontend.answers.message_objects import Message, MessageEvent, MessageTokens
 from scheduler_svc.frontend.answers.openai_objects import ChatChoice, ChatChunkChoice, ChatCompletion, Completion
+from scheduler_svc.frontend.errors import MessageErrorAnswer
 from scheduler_svc.frontend.http.admin_api import Drained
 from scheduler_svc.frontend.http.describe_api import Health, ModelCard, ModelList, Readiness, Version
 from scheduler_svc.frontend.requests.fields import DECIMAL, MAX_STOP_CHARACTERS, Instead, Only
+from scheduler_svc.frontend.requests.messages_api.blocks import NEEDS
+from scheduler_svc.frontend.requests.messages_api.schemas import CountTokensRequest, MessageRequest
 from scheduler_svc.frontend.requests.schemas import ChatRequest, CompletionRequest, DrainRequest
 from scheduler_svc.frontend.requests.thinking import EFFORTS
 from scheduler_svc.frontend.requests.tokenization import Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest
@@ -20,7 +24,8 @@ Json = dict[str, Any]
 
 REFERENCE = "#/components/schemas/"
 REQUESTS: tuple[type[BaseModel], ...] = (
-    *(CompletionRequest, ChatRequest, TokenizeRequest, DetokenizeRequest, DrainRequest),
+    *(CompletionRequest, ChatRequest, MessageRequest, CountTokensRequest),
+    *(TokenizeRequest, DetokenizeRequest, DrainRequest),
 )
 TEXT: Json = {"type": "string"}
 TOKEN_IDS: Json = {"type": "array", "items": {"type": "integer"}, "minItems": 1}
@@ -30,6 +35,8 @@ OBJECT: Json = {"type": "object"}
 WIDER: dict[tuple[str, str], Json] = {
     ("CompletionRequest", "prompt"): {"anyOf": [TEXT, TOKEN_IDS]},
     ("ChatMessage", "content"): TEXT,
+    **{(name, "content"): TEXT for name in ("Turn", "Block")},
+    **{(name, "system"): TEXT for name in ("MessageRequest", "CountTokensRequest")},
     ("StructuredOutputs", "json"): TEXT,
     ("StructuredOutputs", "structural_tag"): TEXT,
     **{
@@ -40,6 +47,9 @@ WIDER: dict[tuple[str, str], Json] = {
 }
 # What the classes do not say.
 INSTEAD: dict[tuple[str, str], Json] = {
+    ("Block", "type"): {"enum": [*NEEDS]},
+    ("MessageTool", "type"): {"enum": ["custom"]},
+    **{(name, "type"): {"enum": ["text"]} for name in ("ResultText", "SystemText")},
     ("ChatRequest", "reasoning_effort"): {"enum": [*EFFORTS]},
     ("ChatRequest", "tool_choice"): {"anyOf": [{"enum": ["none", "auto", "required"]}, OBJECT]},
     **{
@@ -82,7 +92,7 @@ def request_schemas(*, allow_unknown: bool) -> Json:
         for field, off in _off_values(model):
             schemas[model.__name__]["properties"][field] = {"enum": [*off, None], "description": "Not supported."}
     if allow_unknown:
-        for generating in (CompletionRequest, ChatRequest):
+        for generating in (CompletionRequest, ChatRequest, MessageRequest, CountTokensRequest):
             schemas[generating.__name__]["additionalProperties"] = True
     del schemas["ToolChoice"]  # what `tool_choice` is made into
     return schemas
@@ -93,10 +103,11 @@ def answer_schemas() -> Json:
     answers = [
         *(Completion, _with_choices("ChatCompletion", list[ChatChoice])),
         *(_with_choices("ChatCompletionChunk", list[ChatChunkChoice]), ErrorAnswer),
+        *(Message, MessageTokens, MessageErrorAnswer),
         *(ModelList, ModelCard, Version, Health, Readiness, StatusReport, Drained, Tokenized, Detokenized),
     ]
-    _, schemas = msgspec.json.schema_components(answers, ref_template=REFERENCE + "{name}")
-    return schemas
+    named, schemas = msgspec.json.schema_components([*answers, MessageEvent], ref_template=REFERENCE + "{name}")
+    return {**schemas, "MessageEvent": named[-1]}
 
 
 def _with_choices(name: str, choices: Any) -> type[msgspec.Struct]:

@@ -60,3 +60,17 @@ class OffForCompletions(Strict):
 
     suffix: Annotated[Any, AfterValidator(Only(""))] = None
     prompt_embeds: Null = None
+
+
+class OffForMessages(Strict):
+    """Those of Anthropic's messages."""
+
+    container: Null = None
+    mcp_servers: Annotated[Any, AfterValidator(Only([]))] = None
+    inference_geo: Null = None
+    speed: Annotated[Any, AfterValidator(Only("standard"))] = None
+
+    # No token depends on them.
+    metadata: dict[str, Any] | None = None
+    service_tier: str | None = None
+    cache_control: dict[str, Any] | None = None  # what is cached is what was computed
