@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from pydantic import TypeAdapter
+from pydantic import BaseModel, TypeAdapter
 from pydantic.errors import PydanticInvalidForJsonSchema
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
@@ -14,7 +14,8 @@ from pydantic_core import PydanticUndefined
 from scheduler_svc.frontend.errors import _STATUS_OF_CODE
 from scheduler_svc.frontend.http.openapi import OPENAPI_PATHS, OPERATIONS
 from scheduler_svc.frontend.requests.body import _CODE_OF_PYDANTIC_TYPE
-from scheduler_svc.frontend.requests.off_values import OffForAll, OffForChats, OffForCompletions
+from scheduler_svc.frontend.requests.messages_api.schemas import MessageRequest
+from scheduler_svc.frontend.requests.off_values import OffForAll, OffForChats, OffForCompletions, OffForMessages
 from scheduler_svc.frontend.requests.schemas import ChatRequest, CompletionRequest, GenerationRequest
 
 ROOT = Path(__file__).parents[2]
@@ -24,16 +25,17 @@ CORE = sorted((ROOT / "scheduler_svc" / "core").rglob("*.py"))
 # Names of HTTP's own headers that the frontend has as texts; those that begin with x- need no list.
 STANDARD_HEADERS = {
     *("authorization", "content-type", "content-encoding", "last-event-id", "retry-after", "www-authenticate", "allow"),
-    *("cache-control", "connection"),
+    *("cache-control", "connection", "request-id"),
 }
 NOT_OURS = {"x-forwarded-for", "x-guidance", "x-event-data"}  # a proxy's; keys of JSON schemas and of OpenAPI
 TABLES = {
     "Both endpoints": set(GenerationRequest.model_fields),
     "Completions": set(CompletionRequest.model_fields) - set(GenerationRequest.model_fields),
     "Chats": set(ChatRequest.model_fields) - set(GenerationRequest.model_fields),
+    "Messages": set(MessageRequest.model_fields),
 }
-ENDPOINTS = {"Both endpoints": "both", "Completions": "completions", "Chats": "chats"}
-OFF = set(OffForAll.model_fields) | set(OffForChats.model_fields) | set(OffForCompletions.model_fields)
+ENDPOINTS = {"Both endpoints": "both", "Completions": "completions", "Chats": "chats", "Messages": "messages"}
+OFF = {name for off in (OffForAll, OffForChats, OffForCompletions, OffForMessages) for name in off.model_fields}
 
 
 def section(heading: str) -> str:
@@ -53,6 +55,7 @@ def names(cell: str) -> list[str]:
 
 def parameters() -> list[tuple[str, FieldInfo, list[str]]]:
     schema = {"Both endpoints": GenerationRequest, "Completions": CompletionRequest, "Chats": ChatRequest}
+    schema |= {"Messages": MessageRequest}
     return [
         (names(row[0])[0], schema[heading].model_fields[names(row[0])[0]], row)
         for heading in TABLES
@@ -84,6 +87,7 @@ def test_values_that_turn_parameters_off_are_those_that_are_accepted():
     for row in rows("Accepted with the value that turns them off"):
         chats, completions = (ChatRequest,), (CompletionRequest,)
         schemas = {"both": chats + completions, "chats": chats, "completions": completions}
+        schemas |= {"messages": (MessageRequest,)}
         for name in names(row[0]):
             seen.add(name)
             value = json.loads(names(row[2])[0])
@@ -95,9 +99,9 @@ def test_values_that_turn_parameters_off_are_those_that_are_accepted():
     assert seen >= OFF
 
 
-def minimal(schema: type[GenerationRequest]) -> dict[str, object]:
-    if schema is ChatRequest:
-        return {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
+def minimal(schema: type[BaseModel]) -> dict[str, object]:
+    if schema in (ChatRequest, MessageRequest):
+        return {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
     return {"model": "m", "prompt": "Hi"}
 
 
