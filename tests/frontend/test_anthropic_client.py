@@ -15,7 +15,7 @@ from llguidance import LLMatcher, LLTokenizer
 from common import messages as m
 from common.model_files import DEMO_MODEL_DIR
 from scheduler_svc.frontend.answers.message_blocks import NO_INPUT, _input
-from tests.frontend.fake_core import MAX_MODEL_LEN, FakeCore, delta, outputs, refuse, say, tokens_of
+from tests.frontend.fake_core import MAX_MODEL_LEN, FakeCore, Step, delta, outputs, refuse, say, tokens_of
 from tests.frontend.harness import Frontend, running_frontend
 from tests.frontend.test_chat_template import QWEN3_LIKE
 from tests.frontend.test_message_text import EOS, TOKENIZER, ids
@@ -160,6 +160,29 @@ def test_a_round_with_tools(client: anthropic.Anthropic, core: FakeCore):
     turns[-1]["content"] = results
     client.messages.create(**ASKED | {"messages": turns}, tools=[WEATHER])
     assert f"{responses}\n<|im_start|>user\nBe brief.<|im_end|>" in prompt_of(core.submits[2])
+
+
+def test_the_packages_tool_runner(client: anthropic.Anthropic, core: FakeCore):
+    """It asks for a conversation that the server holds, and goes on without one."""
+
+    @anthropic.beta_tool
+    def weather(city: str) -> str:
+        """What it is like.
+
+        Args:
+            city: Where.
+        """
+        return f"rain in {city}"
+
+    def script(submit: m.Submit) -> Iterator[Step]:
+        answer = "It rains." if "<tool_response>" in prompt_of(submit) else CALL
+        yield from say([*ids(answer), EOS], "stop")(submit)
+
+    core.script = script
+    last = client.beta.messages.tool_runner(**ASKED, tools=[weather]).until_done()
+    assert last.content[0].text == "It rains."
+    assert len(core.submits) == 2
+    assert "<tool_response>\nrain in Köln\n</tool_response>" in prompt_of(core.submits[1])
 
 
 @pytest.mark.parametrize(
