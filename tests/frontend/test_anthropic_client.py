@@ -280,6 +280,14 @@ def test_why_a_message_ends(
     assert (message.stop_reason, message.stop_sequence, message.content[0].text) == told
 
 
+def test_an_answer_that_fills_the_window(client: anthropic.Anthropic, core: FakeCore):
+    core.script = say(ids("one two"), "length")
+    message = client.messages.create(**ASKED | {"max_tokens": 10_000})
+    assert message.stop_reason == "model_context_window_exceeded"
+    [submit] = core.submits
+    assert submit.params.max_tokens == MAX_MODEL_LEN - len(tokens_of(submit.prompt))
+
+
 def test_an_answer_of_nothing(client: anthropic.Anthropic, core: FakeCore):
     answering(core, "")
     assert client.messages.create(**ASKED).content == []

@@ -102,9 +102,9 @@ async def whole(context: AnswerContext, tokens: list[int], reason: m.FinishReaso
 
 
 @settings(max_examples=examples(100), deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(text=TEXTS, stop=STOPS, rules=RULES, hides_thought=st.booleans(), data=st.data())
+@given(text=TEXTS, stop=STOPS, rules=RULES, hides_thought=st.booleans(), fills_window=st.booleans(), data=st.data())
 def test_a_stream_that_breaks_anywhere(
-    text: str, stop: list[str], rules: MessageRules, hides_thought: bool, data: st.DataObject
+    text: str, stop: list[str], rules: MessageRules, hides_thought: bool, fills_window: bool, data: st.DataObject
 ):
     context = AnswerContext(
         kind="message",
@@ -117,6 +117,7 @@ def test_a_stream_that_breaks_anywhere(
         is_resumable=True,
         message=rules,
         hides_thought=hides_thought,
+        fills_window=fills_window,
     )
     tokens = TOKENIZER.encode([text], add_special_tokens=False)[0]
     reason = data.draw(st.sampled_from(["stop", "length"]))
@@ -152,8 +153,18 @@ def object_in(text: str) -> dict[str, Any]:
 
 
 def test_a_failure_has_no_number_and_is_told_wherever_it_comes():
+    context = AnswerContext(
+        kind="message",
+        created=1,
+        model="m",
+        num_prompts=1,
+        n=1,
+        stop=(),
+        include_usage=True,
+        is_resumable=True,
+    )
     for after in (-1, 0, 1000):
-        events = MessageEvents("id", "m", 5, has_ids=True, after=after)
+        events = MessageEvents("id", context, 5, has_ids=True, after=after)
         told = events.failed(ApiError(503, "lost \ud800", code="capacity_lost", retry=True)).decode()
         *first, failure, rest = told.split("\n\n")
         assert len(first) == (after < 0)

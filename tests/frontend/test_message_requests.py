@@ -156,7 +156,7 @@ def test_what_is_refused(asked: dict, param: str):
             THINKS,
             "output_config.format.schema",
         ),
-        ({"max_tokens": 5000}, THINKS, "messages"),
+        ({"messages": [{"role": "user", "content": "x " * 2048}]}, THINKS, "messages"),
     ],
 )
 def test_errors_of_chats_name_what_was_sent(asked: dict, style: ChatStyle, param: str):
@@ -227,3 +227,19 @@ def test_a_template_that_refuses():
     refusing.chat_template = ChatTemplate("{{ raise_exception('roles must alternate') }}", {})
     with pytest.raises(RequestRejected, match="roles must alternate"):
         tokenize_message(read().body, refusing, 2048, PLAIN)
+
+
+@pytest.mark.parametrize(("asked", "is_shortened"), [(10, False), (2000, False), (10**9, True)])
+def test_an_answer_is_no_longer_than_the_window(asked: int, is_shortened: bool):
+    request = tokenized(max_tokens=asked)
+    left = 2048 - len(request.prompts[0])
+    assert (request.params[0].max_tokens, request.may_shorten) == (min(asked, left), is_shortened)
+    assert message_context(request, read().body, "m").fills_window == is_shortened
+    before_any_executor = tokenize_message(read(max_tokens=asked).body, THINKER, 0, THINKS)
+    assert (before_any_executor.params[0].max_tokens, before_any_executor.may_shorten) == (asked, False)
+
+
+def test_a_prompt_that_is_too_long_says_so_in_words_that_agents_know():
+    with pytest.raises(ApiError, match=r"^prompt is too long: ") as caught:
+        tokenized(messages=[{"role": "user", "content": "x " * 2048}])
+    assert caught.value.code == "context_length_exceeded"

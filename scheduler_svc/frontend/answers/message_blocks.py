@@ -84,23 +84,30 @@ class MessageBlocks:
         return prefix + hashlib.blake2b(name.encode(), digest_size=12).hexdigest()
 
 
-def whole_blocks(events: Iterable[BlockEvent]) -> list[ContentBlock]:
-    """The blocks that these events build up."""
-    begun: list[ContentBlock] = []
-    texts: list[list[str]] = []
-    signature = ""
-    for event in events:
-        match event:
-            case BlockStart(content_block=block):
-                begun.append(block)
-                texts.append([])
-            case BlockDelta(delta=SignatureDelta(signature=signature)):
-                begun[-1] = ThinkingBlock("", signature)
-            case BlockDelta(delta=TextDelta(text=text) | ThinkingDelta(thinking=text)):
-                texts[-1].append(text)
-            case BlockDelta(delta=InputJsonDelta(partial_json=text)):
-                texts[-1].append(text)
-    return [_whole(block, "".join(parts)) for block, parts in zip(begun, texts, strict=True)]
+class WholeBlocks:
+    """Builds the blocks up from these events, a few at a time: an answer may have tens of thousands."""
+
+    def __init__(self) -> None:
+        self._begun: list[ContentBlock] = []
+        self._texts: list[list[str]] = []
+
+    def take(self, events: Iterable[BlockEvent]) -> None:
+        """What comes next."""
+        for event in events:
+            match event:
+                case BlockStart(content_block=block):
+                    self._begun.append(block)
+                    self._texts.append([])
+                case BlockDelta(delta=SignatureDelta(signature=signature)):
+                    self._begun[-1] = ThinkingBlock("", signature)
+                case BlockDelta(delta=TextDelta(text=text) | ThinkingDelta(thinking=text)):
+                    self._texts[-1].append(text)
+                case BlockDelta(delta=InputJsonDelta(partial_json=text)):
+                    self._texts[-1].append(text)
+
+    def blocks(self) -> list[ContentBlock]:
+        """All of them."""
+        return [_whole(block, "".join(texts)) for block, texts in zip(self._begun, self._texts, strict=True)]
 
 
 def _whole(block: ContentBlock, text: str) -> ContentBlock:

@@ -4,11 +4,11 @@ from collections.abc import Iterable, Iterator
 
 from msgspec import UNSET, Struct
 
+from scheduler_svc.frontend.answers.answer_context import AnswerContext
 from scheduler_svc.frontend.answers.choice import Piece
 from scheduler_svc.frontend.answers.generation import Generation
-from scheduler_svc.frontend.answers.message_blocks import MessageBlocks, whole_blocks
+from scheduler_svc.frontend.answers.message_blocks import MessageBlocks, WholeBlocks
 from scheduler_svc.frontend.answers.message_objects import (
-    BlockEvent,
     Message,
     MessageDelta,
     MessageEnd,
@@ -16,30 +16,30 @@ from scheduler_svc.frontend.answers.message_objects import (
     MessageStart,
     MessageStop,
     MessageUsage,
-    StopReason,
     ThinkingDetails,
 )
 from scheduler_svc.frontend.answers.numbered_events import NumberedEvent, NumberedEvents
 from scheduler_svc.frontend.answers.openai_objects import Usage, to_json
 from scheduler_svc.frontend.errors import ApiError
 
-_STOP_REASONS: dict[str, StopReason] = {"length": "max_tokens", "tool_calls": "tool_use"}
-
 
 class MessageEvents(NumberedEvents):
     """The events of a message. Their numbers are their ids.
 
     Args:
-        answer_id, model: of the message.
+        answer_id: id of the message.
         num_prompt_tokens: with those that are in the prefix cache: the first event comes before anything is known of
             that, and the last but one has both numbers.
         has_ids: False leaves the ids out.
         after: number of the last event that the client has; -1 for none.
     """
 
-    def __init__(self, answer_id: str, model: str, num_prompt_tokens: int, *, has_ids: bool, after: int = -1) -> None:
+    def __init__(
+        self, answer_id: str, context: AnswerContext, num_prompt_tokens: int, *, has_ids: bool, after: int = -1
+    ) -> None:
         super().__init__(after=after)
-        self._beginning = Message(answer_id, model, [], MessageUsage(num_prompt_tokens, 0))
+        self._context = context
+        self._beginning = Message(answer_id, context.model, [], MessageUsage(num_prompt_tokens, 0))
         self._blocks = MessageBlocks(answer_id)
         self._end = MessageEnd("end_turn", None)
         self._has_ids = has_ids
@@ -55,7 +55,7 @@ class MessageEvents(NumberedEvents):
         yield from map(_named, self._blocks.add(piece))
         if piece.finish_reason is not None:
             yield from map(_named, self._blocks.end())
-            self._end = _end_of(piece)
+            self._end = _end_of(piece, self._context)
 
     def _ending(self, usage: Usage, computed_by: str) -> Iterator[NumberedEvent]:
         yield _named(MessageDelta(self._end, message_usage(usage)))
@@ -72,18 +72,18 @@ async def whole_message(generation: Generation) -> Message:
     """The message of a generation that has no more than one choice. Raises as `Generation.pieces` does."""
     spec = generation.spec
     blocks = MessageBlocks(spec.answer_id)
-    events: list[BlockEvent] = []
+    whole = WholeBlocks()
     end = MessageEnd("end_turn", None)
     async for pieces in generation.pieces():
         for piece in pieces:
-            events += blocks.add(piece)
+            whole.take(blocks.add(piece))
             if piece.finish_reason is not None:
-                end = _end_of(piece)
-    events += blocks.end()
+                end = _end_of(piece, spec.context)
+    whole.take(blocks.end())
     return Message(
         spec.answer_id,
         spec.context.model,
-        whole_blocks(events),
+        whole.blocks(),
         message_usage(generation.usage),
         stop_reason=end.stop_reason,
         stop_sequence=end.stop_sequence,
@@ -101,10 +101,17 @@ def message_usage(usage: Usage) -> MessageUsage:
     )
 
 
-def _end_of(piece: Piece) -> MessageEnd:
-    if piece.finish_reason == "stop" and piece.stop_string:
-        return MessageEnd("stop_sequence", piece.stop_string)
-    return MessageEnd(_STOP_REASONS.get(piece.finish_reason or "", "end_turn"), None)
+def _end_of(piece: Piece, context: AnswerContext) -> MessageEnd:
+    """Why a message ended with its last piece."""
+    match piece.finish_reason:
+        case "length":
+            return MessageEnd("model_context_window_exceeded" if context.fills_window else "max_tokens", None)
+        case "tool_calls":
+            return MessageEnd("tool_use", None)
+        case _ if piece.stop_string:
+            return MessageEnd("stop_sequence", piece.stop_string)
+        case _:
+            return MessageEnd("end_turn", None)
 
 
 def _named(event: MessageEvent) -> NumberedEvent:

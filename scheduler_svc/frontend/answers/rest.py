@@ -21,6 +21,6 @@ def rest_of(
     start = Position.start(context.num_choices)
     if context.kind == "message":
         after = number_of(last_event_id)
-        return start, MessageEvents(request_id, context.model, num_prompt_tokens, has_ids=True, after=after)
+        return start, MessageEvents(request_id, context, num_prompt_tokens, has_ids=True, after=after)
     position = Position.after(last_event_id, context.num_choices) if last_event_id else start
     return position, ChunkEvents(format_of(request_id, context), position, has_ids=True)

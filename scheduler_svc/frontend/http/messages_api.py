@@ -55,7 +55,7 @@ class MessagesApi:
         generation = await open_generation(self._link, self._reader.tokenizer, tokenized, context, client)
         if body.stream:
             num_prompt_tokens = generation.spec.num_prompt_tokens
-            events = MessageEvents(answer_id, self._model, num_prompt_tokens, has_ids=tokenized.is_resumable)
+            events = MessageEvents(answer_id, context, num_prompt_tokens, has_ids=tokenized.is_resumable)
             return EventStream(generation, events, keep_alive_s=self._keep_alive_s)
         request.scope[IS_SUBMITTED] = True
         with generation:
