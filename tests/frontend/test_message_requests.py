@@ -134,6 +134,8 @@ def test_tools_are_shown_as_a_chat_shows_them():
         ({"output_config": {"task_budget": {}}}, "output_config.task_budget"),
         ({"output_format": FORMAT, "output_config": {"format": FORMAT}}, "output_format"),
         ({"container": "c"}, "container"),
+        ({"thread": {"type": "create"}}, "thread"),
+        ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, "context_management.edits[0].type"),
         ({"mcp_servers": [{}]}, "mcp_servers"),
         ({"speed": "fast"}, "speed"),
         ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
@@ -208,9 +210,11 @@ def test_unknown_fields_inside_are_ignored_and_told():
     asked = {"messages": [{"role": "user", "content": [deep], "b": 1}], "system": [deep], "tools": [TOOL | {"c": 1}]}
     ignored = read(**asked).ignored
     assert set(ignored) == {"messages.content.a", "messages.b", "system.a", "tools.c"}
-    with pytest.raises(ApiError, match="Unknown parameter: 'context_management'"):
-        read(context_management={})
-    assert read(allow_unknown=True, context_management={}).ignored == ("context_management",)
+    with pytest.raises(ApiError, match="Unknown parameter: 'betas'"):
+        read(betas=[])
+    assert read(allow_unknown=True, betas=[]).ignored == ("betas",)
+    kept = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
+    assert tokenized(context_management=kept).prompts == tokenized().prompts
 
 
 def test_a_count_is_of_the_prompt_alone():

@@ -77,6 +77,7 @@ def _is_this_machine(scope: Scope, headers: Headers) -> bool:
 
 
 async def _refuse(scope: Scope, receive: Receive, send: Send) -> None:
-    error = ApiError(401, "Incorrect API key, or none: send 'Authorization: Bearer KEY'.", code="invalid_api_key")
+    message = "Incorrect API key, or none: send 'Authorization: Bearer KEY' or 'X-Api-Key: KEY'."
+    error = ApiError(401, message, code="invalid_api_key")
     error.headers.update({"connection": "close", "www-authenticate": "Bearer"})
     await ErrorResponse(error)(scope, receive, send)

@@ -87,3 +87,4 @@ class OffForMessages(Strict):
     metadata: dict[str, Any] | None = None
     service_tier: str | None = None
     cache_control: dict[str, Any] | None = None  # what is cached is what was computed
+    diagnostics: dict[str, Any] | None = None

@@ -92,6 +92,28 @@ class OutputConfig(Strict):
     format: OutputFormat | None = None
 
 
+def _clears_thoughts(kind: str) -> str:
+    if not kind.startswith("clear_thinking_"):
+        raise PydanticCustomError(
+            "unsupported_parameter", "messages are not edited here, so there is no {kind}", {"kind": repr(kind[:50])}
+        )
+    return kind
+
+
+class ContextEdit(Lenient):
+    """What is to be left out of the conversation. Thoughts are: the chat template decides which ones."""
+
+    place: ClassVar[str] = "context_management.edits"
+    type: Annotated[str, AfterValidator(_clears_thoughts)]
+    keep: Any = None
+
+
+class ContextManagement(Strict):
+    """How the conversation is to be edited."""
+
+    edits: FirstError[ContextEdit] = []
+
+
 class MessageRequest(OffForMessages):
     """POST /v1/messages. Absent sampling parameters get the values that the model recommends."""
 
@@ -109,6 +131,7 @@ class MessageRequest(OffForMessages):
     thinking: ThinkingConfig | None = None
     output_config: OutputConfig | None = None
     output_format: OutputFormat | None = None  # its older place
+    context_management: ContextManagement | None = None
 
     # Baton's own, as chats have them.
     min_p: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
