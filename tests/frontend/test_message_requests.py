@@ -4,6 +4,8 @@ import copy
 import json
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from common.errors import RequestRejected
 from scheduler_svc.frontend.errors import ApiError
@@ -17,6 +19,7 @@ from scheduler_svc.frontend.text.chat_template import ChatTemplate
 from scheduler_svc.frontend_options import FrontendOptions
 from tests.frontend.test_chat_template import QWEN3_LIKE
 from tests.frontend.test_message_text import TOKENIZER
+from tests.support.effort import examples
 
 USER = {"role": "user", "content": "x"}
 TOOL = {"name": "f", "input_schema": {"type": "object"}}
@@ -247,3 +250,61 @@ def test_a_prompt_that_is_too_long_says_so_in_words_that_agents_know():
     with pytest.raises(ApiError, match=r"^prompt is too long: ") as caught:
         tokenized(messages=[{"role": "user", "content": "x " * 2048}])
     assert caught.value.code == "context_length_exceeded"
+
+
+ODD = st.sampled_from([None, True, 0, -1, 2**70, 1e400, "", "x", "\ud800", [], [None], {}, {"type": "text"}, [[]]])
+BLOCKS = st.sampled_from([text("a"), USE, RESULT, RESULT | {"content": "r"}, {"type": "thinking", "thinking": "t"}])
+TURNS = st.fixed_dictionaries({"role": st.sampled_from(["user", "assistant", "system"]), "content": st.lists(BLOCKS)})
+FIELDS = st.sampled_from([*MessageRequest.model_fields, "more"])
+
+
+def with_odd_values(value: object, draw: st.DrawFn) -> object:
+    """The same, with what nobody expects in some places."""
+    if draw(st.integers(0, 30)) == 0:
+        return draw(ODD)
+    match value:
+        case dict():
+            return {name: with_odd_values(each, draw) for name, each in value.items()}
+        case list():
+            return [with_odd_values(each, draw) for each in value]
+    return value
+
+
+@st.composite
+def bodies(draw: st.DrawFn) -> dict:
+    """Requests that are right but in some places."""
+    body = {"model": "m", "max_tokens": 5, "messages": draw(st.lists(TURNS, min_size=1, max_size=4))}
+    asked = {
+        "system": [text("s")],
+        "tools": [TOOL | {"strict": True}],
+        "tool_choice": {"type": draw(st.sampled_from(["auto", "any", "none"]))},
+        "thinking": draw(st.sampled_from([{"type": "adaptive"}, {"type": "enabled", "budget_tokens": 5}])),
+        "output_config": {"effort": "low", "format": FORMAT},
+        "context_management": {"edits": [{"type": "clear_thinking_20251015"}]},
+        "stop_sequences": ["x"],
+    }
+    chosen = draw(st.lists(st.sampled_from(sorted(asked)), unique=True))
+    whole = with_odd_values(body | {name: asked[name] for name in chosen}, draw)
+    odd = draw(st.dictionaries(FIELDS, ODD, max_size=1))
+    return whole | odd if isinstance(whole, dict) else odd
+
+
+def outcome(body: dict, style: ChatStyle) -> TokenizedRequest | ApiError:
+    try:
+        return tokenize_message(parse_noting(json.dumps(body).encode(), MessageRequest).body, THINKER, 2048, style)
+    except ApiError as error:
+        return error
+    except RequestRejected as rejected:
+        return ApiError.of_rejection(rejected)
+
+
+@settings(max_examples=examples(1000), deadline=None)
+@given(body=bodies(), style=st.sampled_from([THINKS, PLAIN]))
+def test_whatever_is_sent_it_is_taken_or_refused(body: dict, style: ChatStyle):
+    found = outcome(body, style)
+    if isinstance(found, ApiError):
+        assert 400 <= found.status < 500
+        assert json.loads(found.body())["error"]["message"] == found.message_answer().error.message
+    else:
+        assert found.prompts[0]
+        assert found.params[0].max_tokens >= 1
