@@ -252,7 +252,9 @@ def test_a_prompt_that_is_too_long_says_so_in_words_that_agents_know():
     assert caught.value.code == "context_length_exceeded"
 
 
-ODD = st.sampled_from([None, True, 0, -1, 2**70, 1e400, "", "x", "\ud800", [], [None], {}, {"type": "text"}, [[]]])
+ODD: st.SearchStrategy[object] = st.sampled_from(
+    [None, True, 0, -1, 2**70, 1e400, "", "x", "\ud800", [], [None], {}, {"type": "text"}, [[]]]
+)
 BLOCKS = st.sampled_from([text("a"), USE, RESULT, RESULT | {"content": "r"}, {"type": "thinking", "thinking": "t"}])
 TURNS = st.fixed_dictionaries({"role": st.sampled_from(["user", "assistant", "system"]), "content": st.lists(BLOCKS)})
 FIELDS = st.sampled_from([*MessageRequest.model_fields, "more"])
