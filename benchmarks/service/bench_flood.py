@@ -109,6 +109,9 @@ BEAT = frames(m.ExecutorHeartbeat(epoch=1))
 REPLAY = b"\x01\0\0\x08" + bytes(8)
 TEXT = b"To be, or not to be, that is the question. "
 CHAT = b'{"model":"baton-demo","messages":[' + b'{"role":"user","content":"x"},' * 90_000 + b'{"role":"user"}]}'
+BLOCKS = b'{"model":"baton-demo","max_tokens":1,"messages":[{"role":"assistant","content":[' + (
+    b'{"type":"redacted_thinking"},' * 16_000 + b'{"type":"image"}]}]}'
+)
 FLOODS: dict[str, tuple[str, Flood]] = {
     "executors: silent connections": ("executors", many_connections(b"", 1000)),
     "executors: garbage": ("executors", many_connections(b"GET / HTTP/1.1\r\n\r\n", 1)),
@@ -148,6 +151,7 @@ FLOODS: dict[str, tuple[str, Flood]] = {
     ),
     "http: empty messages": ("http", requests("/v1/chat/completions", b'{"messages":[' + b"{}," * 300_000 + b"{}]}")),
     "http: 90,000 messages": ("http", requests("/v1/chat/completions", CHAT)),
+    "http: 16,000 blocks": ("http", requests("/v1/messages", BLOCKS)),
     "http: a text of 8 MiB": (
         "http",
         requests("/v1/completions", b'{"model":"baton-demo","prompt":"' + TEXT * (8 * MIB // len(TEXT) - 2) + b'"}'),

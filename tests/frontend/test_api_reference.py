@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from pydantic import TypeAdapter
+from pydantic import BaseModel, TypeAdapter
 from pydantic.errors import PydanticInvalidForJsonSchema
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
@@ -14,7 +14,8 @@ from pydantic_core import PydanticUndefined
 from scheduler_svc.frontend.errors import _STATUS_OF_CODE
 from scheduler_svc.frontend.http.openapi import OPENAPI_PATHS, OPERATIONS
 from scheduler_svc.frontend.requests.body import _CODE_OF_PYDANTIC_TYPE
-from scheduler_svc.frontend.requests.off_values import OffForAll, OffForChats, OffForCompletions
+from scheduler_svc.frontend.requests.messages_api.schemas import MessageRequest
+from scheduler_svc.frontend.requests.off_values import OffForAll, OffForChats, OffForCompletions, OffForMessages
 from scheduler_svc.frontend.requests.responses.schemas import ResponseRequest
 from scheduler_svc.frontend.requests.sampling import SamplingFields
 from scheduler_svc.frontend.requests.schemas import ChatRequest, CompletionRequest, GenerationRequest
@@ -26,7 +27,7 @@ CORE = sorted((ROOT / "scheduler_svc" / "core").rglob("*.py"))
 # Names of HTTP's own headers that the frontend has as texts; those that begin with x- need no list.
 STANDARD_HEADERS = {
     *("authorization", "content-type", "content-encoding", "last-event-id", "retry-after", "www-authenticate", "allow"),
-    *("cache-control", "connection"),
+    *("cache-control", "connection", "request-id"),
 }
 NOT_OURS = {"x-forwarded-for", "x-guidance", "x-event-data"}  # a proxy's; keys of JSON schemas and of OpenAPI
 TABLES = {
@@ -34,15 +35,17 @@ TABLES = {
     "Completions": set(CompletionRequest.model_fields) - set(GenerationRequest.model_fields),
     "Chats": set(ChatRequest.model_fields) - set(GenerationRequest.model_fields),
     "Responses": set(ResponseRequest.model_fields) - set(SamplingFields.model_fields),
+    "Messages": set(MessageRequest.model_fields),
 }
 SCHEMAS = {
     "Both endpoints": GenerationRequest,
     "Completions": CompletionRequest,
     "Chats": ChatRequest,
     "Responses": ResponseRequest,
+    "Messages": MessageRequest,
 }
-ENDPOINTS = {"Both endpoints": "both", "Completions": "completions", "Chats": "chats", "Responses": "responses"}
-OFF = set(OffForAll.model_fields) | set(OffForChats.model_fields) | set(OffForCompletions.model_fields)
+ENDPOINTS = {"Both endpoints": "both"} | {heading: heading.lower() for heading in TABLES if heading != "Both endpoints"}
+OFF = {name for off in (OffForAll, OffForChats, OffForCompletions, OffForMessages) for name in off.model_fields}
 
 
 def section(heading: str) -> str:
@@ -92,7 +95,7 @@ def test_values_that_turn_parameters_off_are_those_that_are_accepted():
     for row in rows("Accepted with the value that turns them off"):
         chats, completions = (ChatRequest,), (CompletionRequest,)
         schemas = {"both": chats + completions, "chats": chats, "completions": completions}
-        schemas |= {"responses": (ResponseRequest,)}
+        schemas |= {"responses": (ResponseRequest,), "messages": (MessageRequest,)}
         for name in names(row[0]):
             seen.add(name)
             value = json.loads(names(row[2])[0])
@@ -104,11 +107,11 @@ def test_values_that_turn_parameters_off_are_those_that_are_accepted():
     assert seen >= OFF
 
 
-def minimal(schema: type[SamplingFields]) -> dict[str, object]:
+def minimal(schema: type[BaseModel]) -> dict[str, object]:
     if schema is ResponseRequest:
         return {"model": "m", "input": "Hi"}
-    if schema is ChatRequest:
-        return {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
+    if schema in (ChatRequest, MessageRequest):
+        return {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
     return {"model": "m", "prompt": "Hi"}
 
 

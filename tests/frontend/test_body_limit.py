@@ -26,7 +26,8 @@ class Sender:
         self.headers = {}
         headers = [*headers] if declared is None else [*headers, (b"content-length", str(declared).encode())]
         client = ApiClient(name, 0, is_admin=False, may_read_status=False)
-        self.scope = {"type": "http", "method": method, "headers": headers, "client": peer, "baton.client": client}
+        self.scope = {"type": "http", "method": method, "path": "/", "headers": headers, "client": peer}
+        self.scope["baton.client"] = client
 
     def send(self, chunk, *, more=True):
         self._parts.put_nowait({"type": "http.request", "body": chunk, "more_body": more})

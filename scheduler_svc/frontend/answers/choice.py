@@ -33,6 +33,7 @@ class Piece(NamedTuple):
         logprobs: of the tokens that came since the choice's last piece; None if the request asked for none.
         echoed: of the prompt's tokens, which come before those; None if the text does not begin with the prompt's.
         usage: of the whole answer so far, if each chunk has it.
+        stop_string: that ended the choice with this piece; empty if none did.
     """
 
     choice: int
@@ -45,6 +46,7 @@ class Piece(NamedTuple):
     logprobs: list[Entry] | None = None
     echoed: LogprobsJson | None = None
     usage: Usage | None = None
+    stop_string: str = ""
 
 
 class Choice:
@@ -138,7 +140,8 @@ class Choice:
         text, reason = self.text.feed(token_ids, finish_reason)
         if not (text or reason):
             return [], None
-        return [Piece(self._number, text, reason, self.text.num_tokens, self._model)], reason
+        piece = Piece(self._number, text, reason, self.text.num_tokens, self._model, stop_string=self.text.stop_string)
+        return [piece], reason
 
     def _read_singly(self, token_ids: list[int], finish_reason: str | None) -> tuple[list[Piece], str | None]:
         """The same with pieces of single tokens. What an end adds is apart from the last token, unless that is a stop
@@ -168,7 +171,8 @@ class Choice:
                 pieces.append(Piece(self._number, part.content, None, num_tokens, self._model, thought, part.calls))
         if reason is not None:
             last = pieces.pop() if pieces else Piece(self._number, "", None, 0, self._model)
-            pieces.append(last._replace(finish_reason=reason, num_tokens=self.text.num_tokens))
+            ending = last._replace(finish_reason=reason, num_tokens=self.text.num_tokens)
+            pieces.append(ending._replace(stop_string=self.text.stop_string))
         return pieces, reason
 
     def _add(self, pieces: list[Piece]) -> None:

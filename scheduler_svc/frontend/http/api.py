@@ -1,4 +1,4 @@
-"""The HTTP API: OpenAI's endpoints, and those for operators and probes."""
+"""The HTTP API: OpenAI's endpoints, Anthropic's, and those for operators and probes."""
 
 from dataclasses import dataclass, field
 
@@ -12,6 +12,7 @@ from scheduler_svc.frontend.http.cors import with_cors
 from scheduler_svc.frontend.http.describe_api import DescribeApi
 from scheduler_svc.frontend.http.error_handlers import install_error_handlers
 from scheduler_svc.frontend.http.generate_api import GenerateApi
+from scheduler_svc.frontend.http.messages_api import MessagesApi
 from scheduler_svc.frontend.http.middleware import METRICS_PATH, OPEN_PATHS, RequireApiKey
 from scheduler_svc.frontend.http.openapi import OPENAPI_PATHS, OpenApi
 from scheduler_svc.frontend.http.responses_api import ResponsesApi
@@ -61,12 +62,12 @@ def create_app(link: CoreLink, tokenizer: Tokenizer, settings: ApiSettings, stor
     style = style_of(tokenizer.chat_template, settings.options)
     served = settings.options.served_model_name
     reader = RequestReader(link, tokenizer, settings.options, long_work)
+    model, keep_alive_s = settings.model, settings.options.keep_alive_s
     routers = [
-        GenerateApi(link, reader, style, model=settings.model, keep_alive_s=settings.options.keep_alive_s).router,
-        ResponsesApi(
-            link, reader, style, storage, model=settings.model, keep_alive_s=settings.options.keep_alive_s
-        ).router,
-        ResumeApi(link, tokenizer, settings.options.keep_alive_s).router,
+        GenerateApi(link, reader, style, model=model, keep_alive_s=keep_alive_s).router,
+        ResponsesApi(link, reader, style, storage, model=model, keep_alive_s=keep_alive_s).router,
+        MessagesApi(link, reader, style, model=model, keep_alive_s=keep_alive_s).router,
+        ResumeApi(link, tokenizer, keep_alive_s).router,
         AdminApi(link).router,
         TokenizeApi(link, tokenizer, served, style, long_work).router,
         DescribeApi(link, tokenizer.vocab_size, served).router,

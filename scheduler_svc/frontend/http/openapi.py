@@ -11,15 +11,15 @@ from fastapi import APIRouter, Response
 
 from common import __version__
 from scheduler_svc.frontend.errors import SHOULD_RETRY_HEADER
-from scheduler_svc.frontend.http.middleware import METRICS_PATH
+from scheduler_svc.frontend.http.middleware import API_KEY_HEADER, METRICS_PATH
 from scheduler_svc.frontend.http.openapi_operation import EVENTS, JSON, TEXT, Operation
 from scheduler_svc.frontend.http.openapi_responses import RESPONSES_OPERATIONS
 from scheduler_svc.frontend.http.openapi_schemas import REFERENCE, Json, answer_schemas, request_schemas
-from scheduler_svc.frontend.http.responses import REQUEST_ID_HEADER
+from scheduler_svc.frontend.http.responses import MESSAGES_PATH, REQUEST_ID_HEADER
 
 DESCRIPTION = (
-    "OpenAI's API for chats and completions, with vLLM's parameters. Every answer has the header "
-    f"`{REQUEST_ID_HEADER}`, the request's own if it has one; every error has `{SHOULD_RETRY_HEADER}`."
+    "OpenAI's API for chats and completions, with vLLM's parameters, and Anthropic's Messages. Every answer has "
+    f"the header `{REQUEST_ID_HEADER}`, the request's own if it has one; every error has `{SHOULD_RETRY_HEADER}`."
 )
 HEAD = """<!doctype html><meta charset=utf-8><title>Baton</title>
 <style>body{font:15px sans-serif;margin:2em auto;max-width:60em}td{padding:.15em 1em .15em 0;vertical-align:top}</style>
@@ -43,6 +43,23 @@ OPERATIONS = (
         {JSON: "Completion", EVENTS: "Completion"},
     ),
     *RESPONSES_OPERATIONS,
+    Operation(
+        "post",
+        MESSAGES_PATH,
+        "Answer a conversation, as Anthropic's API does.",
+        "MessageRequest",
+        {JSON: "Message", EVENTS: "MessageEvent"},
+        error="MessageErrorAnswer",
+        last_event="The last one is message_stop.",
+    ),
+    Operation(
+        "post",
+        f"{MESSAGES_PATH}/count_tokens",
+        "How many tokens such a conversation has.",
+        "CountTokensRequest",
+        {JSON: "MessageTokens"},
+        error="MessageErrorAnswer",
+    ),
     Operation(
         "get",
         "/v1/requests/{request_id}/events",
@@ -119,7 +136,10 @@ def document(*, needs_keys: bool, allow_unknown: bool = False, open_metrics: boo
         "paths": paths,
         "components": {
             "schemas": request_schemas(allow_unknown=allow_unknown) | answer_schemas(),
-            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+            "securitySchemes": {
+                "key": {"type": "http", "scheme": "bearer"},
+                "api_key": {"type": "apiKey", "in": "header", "name": API_KEY_HEADER},
+            },
         },
     }
 
@@ -142,7 +162,7 @@ def page(whole: Json) -> str:
 
 def _described(operation: Operation, *, needs_key: bool) -> Json:
     headers = {REQUEST_ID_HEADER: {"schema": {"type": "string"}}}
-    content = {kind: _content(kind, schema) for kind, schema in operation.answers.items()}
+    content = {kind: _content(kind, schema, operation.last_event) for kind, schema in operation.answers.items()}
     success: Json = {"description": "Success.", "headers": headers} | ({"content": content} if content else {})
     should_retry = {"schema": {"enum": ["true", "false"]}}
     described: Json = {
@@ -153,7 +173,7 @@ def _described(operation: Operation, *, needs_key: bool) -> Json:
             "default": {
                 "description": "The request was refused, or failed.",
                 "headers": headers | {SHOULD_RETRY_HEADER: should_retry, "retry-after": {"schema": {"type": "string"}}},
-                "content": {JSON: _content(JSON, "ErrorAnswer")},
+                "content": {JSON: _content(JSON, operation.error)},
             },
         },
     }
@@ -161,7 +181,7 @@ def _described(operation: Operation, *, needs_key: bool) -> Json:
         content = {JSON: _content(JSON, operation.body)}
         described["requestBody"] = {"required": not operation.is_optional, "content": content}
     if needs_key:
-        described["security"] = [{"key": []}]
+        described["security"] = [{"key": []}, {"api_key": []}]
     return described
 
 
@@ -175,12 +195,13 @@ def _parameters(operation: Operation) -> list[Json]:
     ]
 
 
-def _content(kind: str, schema: str) -> Json:
+def _content(kind: str, schema: str, last_event: str = "") -> Json:
     """A body of this media type. OpenAPI 3.1 does not say what the schema of events describes; here, as tools have it,
     each event."""
     if kind == EVENTS:
         data: Json = {"type": "string", "contentMediaType": JSON}
         data |= {"contentSchema": {"$ref": REFERENCE + schema}} if schema else {}
-        event = {"type": "object", "properties": {"data": data, "id": {"type": "string"}}, "required": ["data"]}
-        return {"schema": {"description": "A server-sent event. The data of the last one is [DONE]."} | event}
+        text = {"type": "string"}
+        event = {"type": "object", "properties": {"event": text, "data": data, "id": text}, "required": ["data"]}
+        return {"schema": {"description": f"A server-sent event. {last_event}"} | event}
     return {"schema": {"$ref": REFERENCE + schema} if schema else {"type": "string"}}

@@ -18,6 +18,8 @@ class Operation:
             their data.
         is_open: whether it needs no API key.
         headers: that the request may have.
+        error: schema of what it is answered with if it is refused or fails.
+        last_event: what says that a stream is complete.
         query: schemas of the parameters that its address may have, by name.
     """
 
@@ -29,4 +31,6 @@ class Operation:
     is_optional: bool = False
     is_open: bool = False
     headers: tuple[str, ...] = ()
+    error: str = "ErrorAnswer"
+    last_event: str = "The data of the last one is [DONE]."
     query: dict[str, Json] = field(default_factory=dict)

@@ -8,11 +8,15 @@ from pydantic import AfterValidator, BaseModel
 from pydantic.json_schema import models_json_schema
 
 from common.messages import StatusReport
+from scheduler_svc.frontend.answers.message_objects import Message, MessageEvent, MessageTokens
 from scheduler_svc.frontend.answers.openai_objects import ChatChoice, ChatChunkChoice, ChatCompletion, Completion
 from scheduler_svc.frontend.answers.responses.objects import DeletedResponse, InputItems, Response
+from scheduler_svc.frontend.errors import MessageErrorAnswer
 from scheduler_svc.frontend.http.admin_api import Drained
 from scheduler_svc.frontend.http.describe_api import Health, ModelCard, ModelList, Readiness, Version
 from scheduler_svc.frontend.requests.fields import DECIMAL, MAX_STOP_CHARACTERS, Instead, Only
+from scheduler_svc.frontend.requests.messages_api.blocks import NEEDS
+from scheduler_svc.frontend.requests.messages_api.schemas import CountTokensRequest, MessageRequest
 from scheduler_svc.frontend.requests.responses.schemas import ResponseRequest
 from scheduler_svc.frontend.requests.schemas import ChatRequest, CompletionRequest, DrainRequest
 from scheduler_svc.frontend.requests.thinking import EFFORTS
@@ -22,7 +26,8 @@ Json = dict[str, Any]
 
 REFERENCE = "#/components/schemas/"
 REQUESTS: tuple[type[BaseModel], ...] = (
-    *(CompletionRequest, ChatRequest, ResponseRequest, TokenizeRequest, DetokenizeRequest, DrainRequest),
+    *(CompletionRequest, ChatRequest, ResponseRequest, MessageRequest, CountTokensRequest),
+    *(TokenizeRequest, DetokenizeRequest, DrainRequest),
 )
 GENERATING = ("CompletionRequest", "ChatRequest", "ResponseRequest")
 TEXT: Json = {"type": "string"}
@@ -36,6 +41,8 @@ WIDER: dict[tuple[str, str], Json] = {
     ("ResponseRequest", "input"): TEXT,
     ("MessageItem", "content"): TEXT,
     ("FunctionCallOutputItem", "output"): TEXT,
+    **{(name, "content"): TEXT for name in ("Turn", "Block")},
+    **{(name, "system"): TEXT for name in ("MessageRequest", "CountTokensRequest")},
     ("StructuredOutputs", "json"): TEXT,
     ("StructuredOutputs", "structural_tag"): TEXT,
     **{(name, "stop"): TEXT | {"minLength": 1, "maxLength": MAX_STOP_CHARACTERS} for name in GENERATING},
@@ -43,6 +50,9 @@ WIDER: dict[tuple[str, str], Json] = {
 }
 # What the classes do not say.
 INSTEAD: dict[tuple[str, str], Json] = {
+    ("Block", "type"): {"enum": [*NEEDS]},
+    ("MessageTool", "type"): {"enum": ["custom"]},
+    **{(name, "type"): {"enum": ["text"]} for name in ("ResultText", "SystemText")},
     ("ChatRequest", "reasoning_effort"): {"enum": [*EFFORTS]},
     ("Reasoning", "effort"): {"enum": [*EFFORTS]},
     **{
@@ -89,7 +99,7 @@ def request_schemas(*, allow_unknown: bool) -> Json:
         for field, off in _off_values(model):
             schemas[model.__name__]["properties"][field] = {"enum": [*off, None], "description": "Not supported."}
     if allow_unknown:
-        for name in GENERATING:
+        for name in (*GENERATING, "MessageRequest", "CountTokensRequest"):
             schemas[name]["additionalProperties"] = True
     del schemas["ToolChoice"]  # what `tool_choice` is made into
     return schemas
@@ -100,23 +110,11 @@ def answer_schemas() -> Json:
     answers = [
         *(Completion, _with_choices("ChatCompletion", list[ChatChoice])),
         *(_with_choices("ChatCompletionChunk", list[ChatChunkChoice]), ErrorAnswer),
-        *(
-            Response,
-            DeletedResponse,
-            InputItems,
-            ModelList,
-            ModelCard,
-            Version,
-            Health,
-            Readiness,
-            StatusReport,
-            Drained,
-            Tokenized,
-            Detokenized,
-        ),
+        *(Message, MessageTokens, MessageErrorAnswer, Response, DeletedResponse, InputItems),
+        *(ModelList, ModelCard, Version, Health, Readiness, StatusReport, Drained, Tokenized, Detokenized),
     ]
-    _, schemas = msgspec.json.schema_components(answers, ref_template=REFERENCE + "{name}")
-    return schemas
+    named, schemas = msgspec.json.schema_components([*answers, MessageEvent], ref_template=REFERENCE + "{name}")
+    return {**schemas, "MessageEvent": named[-1]}
 
 
 def _with_choices(name: str, choices: Any) -> type[msgspec.Struct]:

@@ -10,6 +10,7 @@ from scheduler_svc.frontend.answers.openai_objects import to_json
 from scheduler_svc.frontend.errors import ApiError
 
 REQUEST_ID_HEADER = "x-request-id"
+MESSAGES_PATH = "/v1/messages"
 
 # What is known of a request while it is served, in its ASGI scope:
 ANSWER_ID = "baton.answer_id"  # of the answer that it asks for
@@ -27,8 +28,14 @@ def json_response(value: Struct, headers: dict[str, str] | None = None) -> Respo
     return Response(to_json(value), headers=headers, media_type="application/json")
 
 
+def is_of_messages(scope: Scope) -> bool:
+    """Whether a request is for Anthropic's API."""
+    path: str = scope["path"]
+    return path == MESSAGES_PATH or path.startswith(f"{MESSAGES_PATH}/")
+
+
 class ErrorResponse(Response):
-    """The HTTP answer that carries an error."""
+    """The HTTP answer that carries an error, in the shape of the API that the request is for."""
 
     def __init__(self, error: ApiError) -> None:
         super().__init__(error.body(), error.status, error.headers, media_type="application/json")
@@ -37,4 +44,7 @@ class ErrorResponse(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send it, and leave word of it for the log."""
         scope[ERROR] = self._error
+        if is_of_messages(scope):
+            self.body = to_json(self._error.message_answer())
+            self.headers["content-length"] = str(len(self.body))
         await super().__call__(scope, receive, send)

@@ -7,11 +7,10 @@ from fastapi import APIRouter, Request, Response
 
 from common.errors import RequestRejected
 from scheduler_svc.frontend.answers.answer_context import AnswerContext
-from scheduler_svc.frontend.answers.event_ids import Position, check_event_id
-from scheduler_svc.frontend.answers.events import ChunkEvents
-from scheduler_svc.frontend.answers.formats import format_of
+from scheduler_svc.frontend.answers.event_ids import check_event_id
 from scheduler_svc.frontend.answers.generation import AnswerSpec, Generation
 from scheduler_svc.frontend.answers.prompt_part import prompts_of
+from scheduler_svc.frontend.answers.rest import rest_of
 from scheduler_svc.frontend.errors import ApiError
 from scheduler_svc.frontend.http.permissions import client_of
 from scheduler_svc.frontend.http.streaming import EventStream
@@ -44,16 +43,15 @@ class ResumeApi:
         queue = self._link.attach_queue()
         try:
             context, encoded = await self._attach(request_id, client_of(request).name, queue)
-            start = Position.start(context.num_choices)
-            position = Position.after(last_event_id, context.num_choices) if last_event_id else start
+            num_prompt_tokens = sum(map(len, encoded)) // 4
+            position, events = rest_of(request_id, context, num_prompt_tokens, last_event_id)
             prompts = await prompts_of(context, encoded, self._tokenizer.all_token_bytes)
         except BaseException:
             queue.detach()
             raise
         queue.is_resumable = context.is_resumable
-        spec = AnswerSpec(request_id, context, sum(map(len, encoded)) // 4, position, prompts)
+        spec = AnswerSpec(request_id, context, num_prompt_tokens, position, prompts)
         generation = Generation(queue, self._tokenizer, spec)
-        events = ChunkEvents(format_of(request_id, context), position, has_ids=True)
         return EventStream(generation, events, keep_alive_s=self._keep_alive_s, is_new=False)
 
     async def cancel(self, request_id: str, request: Request) -> Response:

@@ -46,7 +46,8 @@ def deltas_of(
     tokens: Sequence[int], sizes: Sequence[int], reason: m.FinishReason, logprobs: int = 0
 ) -> list[m.TokenDelta]:
     """All tokens in groups of these sizes over and over; the end may come by itself, unless it is a stop token."""
-    deltas, start = [], 0
+    deltas: list[m.TokenDelta] = []
+    start = 0
     while start < len(tokens):
         group = list(tokens[start : start + sizes[len(deltas) % len(sizes)]])
         start += len(group)
@@ -146,7 +147,7 @@ def check_growth(events: list[dict]) -> None:
     texts: dict[int, str] = {}
     done: dict[int, dict] = {}
     for event in events:
-        kind, index = event["type"], event.get("output_index")
+        kind, index = event["type"], event.get("output_index", -1)
         if kind == "response.output_item.added":
             assert index == len(texts) == len(done), "one item after the other"
             texts[index] = ""
