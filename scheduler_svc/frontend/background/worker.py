@@ -103,7 +103,7 @@ class Worker:
             if not record.work or not await self._ask(responses.begin, *name, time.time()):
                 return
             try:
-                run = ResponseRun(self._link, self._tokenizer, BackgroundWork.decode(record.work))
+                run = ResponseRun(self._link, self._tokenizer, BackgroundWork.decode(record.work, record.head))
             except BatonError as error:
                 log.error("response cannot be run", response=response_id, reason=str(error))
                 await self._keep(name, Outcome.failed("server_error", str(error)), b"")

@@ -126,7 +126,7 @@ def test_events_are_numbered_by_tokens_alone(tokens, reason, thought, calls, fla
         event.get("response", {}).pop("completed_at", None)
     assert rest == events[after + 1 :]
     record = TokenRecord(1, spec, context.encode(), 3, _kept(deltas))
-    again = asyncio.run(_replayed(TokenRecord.decode(record.encode()), outcome, after))
+    again = asyncio.run(_replayed(TokenRecord.decode(record.encode(), spec.head), outcome, after))
     assert again == data_of_all[len(data_of_all) - len(again) :], "what was stored is written again byte for byte"
     assert len(events_in(again)) == len(rest)
 

@@ -13,6 +13,7 @@ from scheduler_svc.frontend.requests.chat import tokenize_chat
 from scheduler_svc.frontend.requests.chat_style import ChatStyle
 from scheduler_svc.frontend.requests.messages_api.chat import chat_request
 from scheduler_svc.frontend.requests.messages_api.schemas import MessageRequest
+from scheduler_svc.frontend.requests.renaming import renamed
 from scheduler_svc.frontend.requests.tokenized_request import TokenizedRequest
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
 
@@ -80,9 +81,7 @@ def message_context(tokenized: TokenizedRequest, body: MessageRequest, model: st
 
 def _renamed(error: ApiError) -> ApiError:
     """The error in the words of this API."""
-    message, param = error.message, error.param
-    if error.code == "context_length_exceeded":  # by these words agents know that they have to sum up
-        message = f"prompt is too long: {message}"
-    for name, own in _NAMES.items():
-        message = message.replace(f"'{name}'", f"'{own}'")
-    return ApiError(error.status, message, code=error.code, param=param and _NAMES.get(param, param))
+    own = renamed(error, _NAMES)
+    if own.code == "context_length_exceeded":  # by these words agents know that they have to sum up
+        own.message = f"prompt is too long: {own.message}"
+    return own
