@@ -102,7 +102,7 @@ def frames(message: m.Message) -> bytes:
 ABSURD = m.Hello(
     executor="absurd", build="0", fingerprint="f", dtype="float32", device="cpu", num_blocks=2**20, block_size=16,
     max_num_seqs=2**13, max_batch_tokens=2**20, max_model_len=2**15, vocab_size=2048, pid=1, tokenizer="", grammars="",
-    start_s=1.0, pool=None, node="",
+    start_s=1.0, pool=None, node="", tasks=("generate",), hidden_size=64,
 )  # fmt: skip
 MODEST = msgspec.structs.replace(ABSURD, executor="modest", num_blocks=64, max_num_seqs=4, max_model_len=64)
 BEAT = frames(m.ExecutorHeartbeat(epoch=1))
