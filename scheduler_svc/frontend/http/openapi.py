@@ -14,11 +14,12 @@ from common import __version__
 from scheduler_svc.frontend.errors import SHOULD_RETRY_HEADER
 from scheduler_svc.frontend.http.middleware import METRICS_PATH
 from scheduler_svc.frontend.http.openapi_schemas import REFERENCE, Json, answer_schemas, request_schemas
+from scheduler_svc.frontend.http.rerank_api import RERANK_PATHS, SCORE_PATHS
 from scheduler_svc.frontend.http.responses import REQUEST_ID_HEADER
 
 JSON, EVENTS, TEXT = "application/json", "text/event-stream", "text/plain"
 DESCRIPTION = (
-    "OpenAI's API for chats and completions, with vLLM's parameters. Every answer has the header "
+    "OpenAI's API for chats, completions and embeddings, with vLLM's parameters, and reranking. Every answer has the header "
     f"`{REQUEST_ID_HEADER}`, the request's own if it has one; every error has `{SHOULD_RETRY_HEADER}`."
 )
 HEAD = """<!doctype html><meta charset=utf-8><title>Baton</title>
@@ -64,6 +65,15 @@ OPERATIONS = (
         "CompletionRequest",
         {JSON: "Completion", EVENTS: "Completion"},
     ),
+    Operation("post", "/v1/embeddings", "A vector for each input.", "EmbeddingRequest", {JSON: "EmbeddingList"}),
+    *(
+        Operation("post", path, "A query's documents by relevance.", "RerankRequest", {JSON: "Ranking"})
+        for path in RERANK_PATHS
+    ),
+    *(
+        Operation("post", path, "How relevant texts are to texts.", "ScoreRequest", {JSON: "ScoreList"})
+        for path in SCORE_PATHS
+    ),
     Operation(
         "get",
         "/v1/requests/{request_id}/events",
@@ -74,8 +84,8 @@ OPERATIONS = (
     Operation("delete", "/v1/requests/{request_id}", "Cancel a request."),
     Operation("post", "/tokenize", "Token ids of a text or a conversation.", "TokenizeRequest", {JSON: "Tokenized"}),
     Operation("post", "/detokenize", "The text of token ids.", "DetokenizeRequest", {JSON: "Detokenized"}),
-    Operation("get", "/v1/models", "The model, once for each of its names.", answers={JSON: "ModelList"}),
-    Operation("get", "/v1/models/{model_id}", "The model, by one of its names.", answers={JSON: "ModelCard"}),
+    Operation("get", "/v1/models", "The models, each once for each of its names.", answers={JSON: "ModelList"}),
+    Operation("get", "/v1/models/{model_id}", "A model, by one of its names.", answers={JSON: "ModelCard"}),
     Operation("get", "/version", "Of the service.", answers={JSON: "Version"}),
     Operation("get", "/health", "Whether the service lives.", answers={JSON: "Health"}, is_open=True),
     Operation("get", "/ready", "Whether an executor is ready.", answers={JSON: "Readiness"}, is_open=True),

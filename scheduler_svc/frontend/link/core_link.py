@@ -101,7 +101,10 @@ class CoreLink:
         for submit in submits:
             if submit.request_id in self._queues or submit.request_id in self._pending_attaches:
                 raise RequestRejected("its request id is in use", "request_exists")
-        queue = DeltaQueue(self._tell, self._forget, is_streamed=submits[0].stream, is_resumable=is_resumable)
+        first = submits[0]
+        queue = DeltaQueue(
+            self._tell, self._forget, is_streamed=first.stream, is_resumable=is_resumable, asked=first.params
+        )
         try:
             for prompt, submit in enumerate(submits):
                 self._send(submit)
