@@ -19,7 +19,8 @@ from scheduler_svc.frontend.http.responses import REQUEST_ID_HEADER
 
 JSON, EVENTS, TEXT = "application/json", "text/event-stream", "text/plain"
 DESCRIPTION = (
-    "OpenAI's API for chats, completions and embeddings, with vLLM's parameters, and reranking. Every answer has the header "
+    "OpenAI's API for chats, completions and embeddings, with vLLM's parameters, and reranking. Every answer has the "
+    "header "
     f"`{REQUEST_ID_HEADER}`, the request's own if it has one; every error has `{SHOULD_RETRY_HEADER}`."
 )
 HEAD = """<!doctype html><meta charset=utf-8><title>Baton</title>
