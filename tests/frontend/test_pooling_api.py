@@ -26,7 +26,6 @@ from scheduler_svc.frontend.requests.pooling_model import (
     task_state,
     tasks_of_served,
 )
-from scheduler_svc.frontend.requests.score_prompt import ScorePrompts
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
 from scheduler_svc.frontend_options import FrontendOptions
 from tests.frontend.fake_core import (
@@ -309,6 +308,14 @@ def test_a_priority_that_a_key_may_not_have(frontend: Frontend):
         assert assert_openai_shape(post(frontend, path, body | {"priority": -1}), 403)["code"] == "priority_not_allowed"
 
 
+def test_each_input_counts_for_the_limit_of_a_key(frontend: Frontend, core: FakeCore):
+    body = {"model": "vectors", "input": ["x"] * 10}
+    error = assert_openai_shape(post(frontend, "/v1/embeddings", body), 400)
+    assert "10 inputs" in error["message"]
+    assert not core.submits
+    assert post(frontend, "/v1/embeddings", body, ROOT).status_code == 200
+
+
 def test_what_the_core_refuses(frontend: Frontend, core: FakeCore):
     core.script = refuse("too many", "too_many_requests")
     error = assert_openai_shape(post(frontend, "/v1/embeddings", {"model": "vectors", "input": ["x", "y"]}), 429)
@@ -398,7 +405,3 @@ def test_values_that_name_no_model(value: str):
 def test_a_task_has_one_model():
     with pytest.raises(ValueError, match="the task embed has one model, not a and b"):
         _ = options("embed=a", "score=c", "embed:x=b").pooling_models
-
-
-def test_a_model_that_cannot_score_says_why():
-    assert "2 tokens" in ScorePrompts(Tokenizer(DEMO_MODEL_DIR)).fault

@@ -1,5 +1,6 @@
 """The answer of /v1/embeddings, written vector by vector as these come: whole, it may have a hundred megabytes."""
 
+import asyncio
 import base64
 import time
 from collections.abc import Sequence
@@ -38,7 +39,7 @@ class EmbeddingWriter:
         created = int(time.time())
         envelope = to_json(EmbeddingList(answer.answer_id, created, model, [], answer.usage))
         before, empty, behind = envelope.partition(EMPTY_DATA)
-        return [before + empty, *_joined(vectors), behind]
+        return [before + empty, *await _joined(vectors), behind]
 
     def _vector(self, number: int, hidden: FloatArray) -> bytes:
         if len(hidden) != (self._hidden_size or len(hidden)) or len(hidden) < (self._dimensions or 1):
@@ -50,8 +51,8 @@ class EmbeddingWriter:
         return to_json(Embedding(number, short_floats(vector)))
 
 
-def _joined(vectors: Sequence[bytes]) -> list[bytes]:
-    """The vectors with commas between them, many in each part."""
+async def _joined(vectors: Sequence[bytes]) -> list[bytes]:
+    """The vectors with commas between them, many in each part. Others have their turns while it works."""
     parts: list[bytes] = []
     some: list[bytes] = []
     num_bytes = 0
@@ -61,4 +62,5 @@ def _joined(vectors: Sequence[bytes]) -> list[bytes]:
         if num_bytes >= BYTES_AT_ONCE:
             parts.append(b",".join(some))
             some, num_bytes = [b""], 0
+            await asyncio.sleep(0)
     return [*parts, b",".join(some)] if len(some) > 1 or not parts else parts

@@ -20,7 +20,7 @@ log = get_logger(__name__)
 
 FloatArray = npt.NDArray[np.float32]
 DECIMALS = 9  # of a float32 that is written and read again as the same
-FLOATS_AT_ONCE = 2**14  # about 2 ms of writing them; then others have a turn
+FLOATS_AT_ONCE = 2**13  # about 1 ms of writing them; then others have a turn
 MAX_EXACT_EXPONENT = 22  # of the powers of ten that a float64 has exactly
 
 

@@ -45,7 +45,7 @@ class EmbeddingsApi:
             is_base64=body.encoding_format == "base64",
             normalize=body.normalize,
         )
-        answer = pooled.open(self._link, client)
+        answer = await pooled.open(self._link, client)
         request.scope[IS_SUBMITTED] = True
         with answer:
             parts = await unless_disconnected(request.receive, writer.write(answer, self._model.names[0]))

@@ -80,7 +80,7 @@ class RerankApi:
         self, request: Request, pooled: PooledRequest, write: Callable[[PooledAnswer, FloatArray], Struct]
     ) -> Response:
         request.scope[ANSWER_ID] = pooled.request_id
-        answer = pooled.open(self._link, client_of(request))
+        answer = await pooled.open(self._link, client_of(request))
         request.scope[IS_SUBMITTED] = True
         with answer:
             scores = await unless_disconnected(request.receive, _scores(answer))
