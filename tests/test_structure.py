@@ -98,6 +98,7 @@ FLOORS = {
             "batch",
             "bench",
             "demo",
+            "embed",
             "generate",
             "chat",
             "keeper",
