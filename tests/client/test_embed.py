@@ -20,8 +20,12 @@ def test_lines_of_json_are_exact(baton, server):
         assert np.array_equal(np.array(line["embedding"], np.float32), vector_of(line["text"]))
     [sent] = server.requests
     assert sent == {
-        "model": EMBEDDER, "input": list(TEXTS), "encoding_format": "base64", "normalize": True,
-        "path": "/v1/embeddings", "authorization": None,
+        "model": EMBEDDER,
+        "input": list(TEXTS),
+        "encoding_format": "base64",
+        "normalize": True,
+        "path": "/v1/embeddings",
+        "authorization": None,
     }
 
 

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from pydantic import TypeAdapter
+from pydantic import BaseModel, TypeAdapter
 from pydantic.errors import PydanticInvalidForJsonSchema
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
@@ -15,6 +15,7 @@ from scheduler_svc.frontend.errors import _STATUS_OF_CODE
 from scheduler_svc.frontend.http.openapi import OPENAPI_PATHS, OPERATIONS
 from scheduler_svc.frontend.requests.body import _CODE_OF_PYDANTIC_TYPE
 from scheduler_svc.frontend.requests.off_values import OffForAll, OffForChats, OffForCompletions
+from scheduler_svc.frontend.requests.pooled_schemas import EmbeddingRequest, RerankRequest, ScoreRequest
 from scheduler_svc.frontend.requests.schemas import ChatRequest, CompletionRequest, GenerationRequest
 
 ROOT = Path(__file__).parents[2]
@@ -31,8 +32,18 @@ TABLES = {
     "Both endpoints": set(GenerationRequest.model_fields),
     "Completions": set(CompletionRequest.model_fields) - set(GenerationRequest.model_fields),
     "Chats": set(ChatRequest.model_fields) - set(GenerationRequest.model_fields),
+    "Embeddings": set(EmbeddingRequest.model_fields),
+    "Reranking": set(RerankRequest.model_fields),
+    "Scores": set(ScoreRequest.model_fields),
 }
-ENDPOINTS = {"Both endpoints": "both", "Completions": "completions", "Chats": "chats"}
+ENDPOINTS = {
+    "Both endpoints": "both",
+    "Completions": "completions",
+    "Chats": "chats",
+    "Embeddings": "embeddings",
+    "Reranking": "rerank",
+    "Scores": "score",
+}
 OFF = set(OffForAll.model_fields) | set(OffForChats.model_fields) | set(OffForCompletions.model_fields)
 
 
@@ -52,7 +63,14 @@ def names(cell: str) -> list[str]:
 
 
 def parameters() -> list[tuple[str, FieldInfo, list[str]]]:
-    schema = {"Both endpoints": GenerationRequest, "Completions": CompletionRequest, "Chats": ChatRequest}
+    schema: dict[str, type[BaseModel]] = {
+        "Both endpoints": GenerationRequest,
+        "Completions": CompletionRequest,
+        "Chats": ChatRequest,
+        "Embeddings": EmbeddingRequest,
+        "Reranking": RerankRequest,
+        "Scores": ScoreRequest,
+    }
     return [
         (names(row[0])[0], schema[heading].model_fields[names(row[0])[0]], row)
         for heading in TABLES
@@ -83,7 +101,7 @@ def test_values_that_turn_parameters_off_are_those_that_are_accepted():
     seen = set(metadata)
     for row in rows("Accepted with the value that turns them off"):
         chats, completions = (ChatRequest,), (CompletionRequest,)
-        schemas = {"both": chats + completions, "chats": chats, "completions": completions}
+        schemas = {"both": chats + completions, "chats": chats, "completions": completions, "rerank": (RerankRequest,)}
         for name in names(row[0]):
             seen.add(name)
             value = json.loads(names(row[2])[0])
@@ -95,7 +113,9 @@ def test_values_that_turn_parameters_off_are_those_that_are_accepted():
     assert seen >= OFF
 
 
-def minimal(schema: type[GenerationRequest]) -> dict[str, object]:
+def minimal(schema: type[BaseModel]) -> dict[str, object]:
+    if schema is RerankRequest:
+        return {"model": "m", "query": "Hi", "documents": ["Ho"]}
     if schema is ChatRequest:
         return {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
     return {"model": "m", "prompt": "Hi"}

@@ -23,7 +23,8 @@ VECTORS = npst.arrays(np.float32, st.integers(1, 40), elements=FLOATS)
 @given(VECTORS, st.integers(1, 40))
 def test_an_embedding_is_cut_and_has_length_one(hidden: np.ndarray, dimensions: int):
     vector = embedding(hidden, dimensions, normalize=True)
-    assert (vector.dtype, len(vector)) == (np.float32, min(dimensions, len(hidden)))
+    assert vector.dtype == np.float32
+    assert len(vector) == min(dimensions, len(hidden))
     kept = hidden[:dimensions].astype(np.float64)
     length = np.linalg.norm(kept)
     wanted = kept / length if length else kept
@@ -44,7 +45,8 @@ def test_relevance_is_the_softmax(no: float, yes: float):
     score = relevance(np.array([no, yes], np.float32))
     highest = max(no, yes)
     weights = np.exp(np.array([no, yes], np.float64) - highest)
-    assert (score.dtype, 0 <= score <= 1) == (np.float32, True)
+    assert score.dtype == np.float32
+    assert 0 <= score <= 1
     assert score == pytest.approx(weights[1] / weights.sum(), rel=2e-5, abs=1e-30)
 
 
