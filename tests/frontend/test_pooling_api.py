@@ -10,12 +10,15 @@ import msgspec
 import numpy as np
 import openai
 import pytest
+from click.testing import CliRunner
 
 from common import messages as m
 from common.errors import CheckpointError, RequestRejected
 from common.model_files import DEMO_MODEL_DIR
 from scheduler_svc.api_key_file import ApiKey, digest, encode_key_file
+from scheduler_svc.frontend.__main__ import main as frontend_command
 from scheduler_svc.frontend.errors import ApiError
+from scheduler_svc.frontend.requests.body import parse_noting
 from scheduler_svc.frontend.requests.embedding import tokenize_embedding
 from scheduler_svc.frontend.requests.pooled_request import positions
 from scheduler_svc.frontend.requests.pooled_schemas import EmbeddingRequest
@@ -400,6 +403,18 @@ def test_models_of_their_own(folders: dict[str, Path]):
 def test_values_that_name_no_model(value: str):
     with pytest.raises(ValueError, match="is not TASK=MODEL or TASK:NAME=MODEL"):
         _ = options(value).pooling_models
+
+
+def test_unknown_parameters_where_they_are_ignored():
+    body = b'{"model": "m", "input": "x", "embed_dtype": "float32"}'
+    assert parse_noting(body, EmbeddingRequest, allow_unknown=True).ignored == ("embed_dtype",)
+    with pytest.raises(ApiError, match="Unknown parameter: 'embed_dtype'"):
+        parse_noting(body, EmbeddingRequest)
+
+
+def test_a_value_that_names_no_model_is_wrong_usage():
+    result = CliRunner().invoke(frontend_command, ["--core-endpoint", "ipc://none", "--pooling-model", "embed"])
+    assert (result.exit_code, "is not TASK=MODEL" in result.output) == (2, True)
 
 
 def test_a_task_has_one_model():
