@@ -147,6 +147,14 @@ FLOODS: dict[str, tuple[str, Flood]] = {
         requests("/v1/completions", (b"{" + b",".join(b'"k%d":1' % i for i in range(800_000)))[: 8 * MIB - 1] + b"}"),
     ),
     "http: empty messages": ("http", requests("/v1/chat/completions", b'{"messages":[' + b"{}," * 300_000 + b"{}]}")),
+    "http: 32,000 texts to embed": (
+        "http",
+        requests("/v1/embeddings", b'{"model":"baton-demo","input":[' + b'"a",' * 32_000 + b'"a"]}'),
+    ),
+    "http: 32,000 documents": (
+        "http",
+        requests("/v1/rerank", b'{"model":"baton-demo","query":"a","documents":[' + b'"a",' * 32_000 + b'"a"]}'),
+    ),
     "http: 90,000 messages": ("http", requests("/v1/chat/completions", CHAT)),
     "http: a text of 8 MiB": (
         "http",
