@@ -104,6 +104,7 @@ FLOORS = {
             "batch",
             "bench",
             "demo",
+            "embed",
             "generate",
             "chat",
             "keeper",

@@ -102,7 +102,7 @@ def frames(message: m.Message) -> bytes:
 ABSURD = m.Hello(
     executor="absurd", build="0", fingerprint="f", dtype="float32", device="cpu", num_blocks=2**20, block_size=16,
     max_num_seqs=2**13, max_batch_tokens=2**20, max_model_len=2**15, vocab_size=2048, pid=1, tokenizer="", grammars="",
-    start_s=1.0, pool=None, node="",
+    start_s=1.0, pool=None, node="", tasks=("generate",), hidden_size=64,
 )  # fmt: skip
 MODEST = msgspec.structs.replace(ABSURD, executor="modest", num_blocks=64, max_num_seqs=4, max_model_len=64)
 BEAT = frames(m.ExecutorHeartbeat(epoch=1))
@@ -150,6 +150,14 @@ FLOODS: dict[str, tuple[str, Flood]] = {
         requests("/v1/completions", (b"{" + b",".join(b'"k%d":1' % i for i in range(800_000)))[: 8 * MIB - 1] + b"}"),
     ),
     "http: empty messages": ("http", requests("/v1/chat/completions", b'{"messages":[' + b"{}," * 300_000 + b"{}]}")),
+    "http: 32,000 texts to embed": (
+        "http",
+        requests("/v1/embeddings", b'{"model":"baton-demo","input":[' + b'"a",' * 32_000 + b'"a"]}'),
+    ),
+    "http: 32,000 documents": (
+        "http",
+        requests("/v1/rerank", b'{"model":"baton-demo","query":"a","documents":[' + b'"a",' * 32_000 + b'"a"]}'),
+    ),
     "http: 90,000 messages": ("http", requests("/v1/chat/completions", CHAT)),
     "http: 16,000 blocks": ("http", requests("/v1/messages", BLOCKS)),
     "http: a text of 8 MiB": (

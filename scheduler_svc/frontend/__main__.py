@@ -19,6 +19,7 @@ from scheduler_svc.frontend.api_keys import ApiKeys
 from scheduler_svc.frontend.http.api import MAX_BODY_BYTES, ApiSettings, create_app
 from scheduler_svc.frontend.http.server import LISTEN_BACKLOG, ServerSettings, serve
 from scheduler_svc.frontend.link.core_link import CoreLink
+from scheduler_svc.frontend.requests.pooling_model import read_pooling_models
 from scheduler_svc.frontend.storing.storage import Storage
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
 from scheduler_svc.frontend_options import FrontendOptions, frontend_options
@@ -73,16 +74,14 @@ def main(
         api_keys = ApiKeys(plain_keys, api_keys_file)
         tokenizer = Tokenizer(resolve_model(model, weights=False))
         storage = Storage.open(store)
+        options = replace(frontend, served_model_name=frontend.served_model_name or (model_name(model),))
+        pooling = read_pooling_models(options)
         listener = socket.socket(fileno=fd) if fd is not None else _listen(host, port)
     except (BatonError, OSError) as error:
         log.error("frontend cannot start", error=str(error))
         sys.exit(2)
     server_settings = ServerSettings(loss_timeout_s, stall_timeout_s, parent)
-    api_settings = ApiSettings(
-        options=replace(frontend, served_model_name=frontend.served_model_name or (model_name(model),)),
-        api_keys=api_keys,
-        max_body_bytes=max_body_bytes,
-    )
+    api_settings = ApiSettings(options, api_keys, max_body_bytes, pooling)
 
     async def run() -> bool:
         link = CoreLink(core_endpoint)

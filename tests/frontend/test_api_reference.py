@@ -16,6 +16,7 @@ from scheduler_svc.frontend.http.openapi import OPENAPI_PATHS, OPERATIONS
 from scheduler_svc.frontend.requests.body import _CODE_OF_PYDANTIC_TYPE
 from scheduler_svc.frontend.requests.messages_api.schemas import MessageRequest
 from scheduler_svc.frontend.requests.off_values import OffForAll, OffForChats, OffForCompletions, OffForMessages
+from scheduler_svc.frontend.requests.pooled_schemas import EmbeddingRequest, RerankRequest, ScoreRequest
 from scheduler_svc.frontend.requests.responses.schemas import ResponseRequest
 from scheduler_svc.frontend.requests.sampling import SamplingFields
 from scheduler_svc.frontend.requests.schemas import ChatRequest, CompletionRequest, GenerationRequest
@@ -36,15 +37,22 @@ TABLES = {
     "Chats": set(ChatRequest.model_fields) - set(GenerationRequest.model_fields),
     "Responses": set(ResponseRequest.model_fields) - set(SamplingFields.model_fields),
     "Messages": set(MessageRequest.model_fields),
+    "Embeddings": set(EmbeddingRequest.model_fields),
+    "Reranking": set(RerankRequest.model_fields),
+    "Scores": set(ScoreRequest.model_fields),
 }
-SCHEMAS = {
+SCHEMAS: dict[str, type[BaseModel]] = {
     "Both endpoints": GenerationRequest,
     "Completions": CompletionRequest,
     "Chats": ChatRequest,
     "Responses": ResponseRequest,
     "Messages": MessageRequest,
+    "Embeddings": EmbeddingRequest,
+    "Reranking": RerankRequest,
+    "Scores": ScoreRequest,
 }
-ENDPOINTS = {"Both endpoints": "both"} | {heading: heading.lower() for heading in TABLES if heading != "Both endpoints"}
+ENDPOINTS = {heading: heading.lower() for heading in TABLES}
+ENDPOINTS |= {"Both endpoints": "both", "Reranking": "rerank", "Scores": "score"}
 OFF = {name for off in (OffForAll, OffForChats, OffForCompletions, OffForMessages) for name in off.model_fields}
 
 
@@ -94,8 +102,9 @@ def test_values_that_turn_parameters_off_are_those_that_are_accepted():
     seen = set(metadata)
     for row in rows("Accepted with the value that turns them off"):
         chats, completions = (ChatRequest,), (CompletionRequest,)
-        schemas = {"both": chats + completions, "chats": chats, "completions": completions}
-        schemas |= {"responses": (ResponseRequest,), "messages": (MessageRequest,)}
+        schemas: dict[str, tuple[type[BaseModel], ...]] = {"both": chats + completions}
+        schemas |= {"chats": chats, "completions": completions, "responses": (ResponseRequest,)}
+        schemas |= {"messages": (MessageRequest,), "rerank": (RerankRequest,)}
         for name in names(row[0]):
             seen.add(name)
             value = json.loads(names(row[2])[0])
@@ -110,6 +119,8 @@ def test_values_that_turn_parameters_off_are_those_that_are_accepted():
 def minimal(schema: type[BaseModel]) -> dict[str, object]:
     if schema is ResponseRequest:
         return {"model": "m", "input": "Hi"}
+    if schema is RerankRequest:
+        return {"model": "m", "query": "Hi", "documents": ["Ho"]}
     if schema in (ChatRequest, MessageRequest):
         return {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
     return {"model": "m", "prompt": "Hi"}

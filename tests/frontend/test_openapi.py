@@ -76,6 +76,13 @@ GOOD = [
     ("MessageRequest", CHAT | {"tools": [{"name": "look", "input_schema": {}}], "stop_sequences": ["x"]}),
     ("MessageRequest", CHAT | {"messages": [{"role": "user", "content": [{"type": "text", "text": "x", "more": 1}]}]}),
     ("CountTokensRequest", {"model": MODEL, "messages": CHAT["messages"]}),
+    *(("EmbeddingRequest", {"model": MODEL, "input": given}) for given in ("x", ["x", "y"], [1, 2], [[1], [2, 3]])),
+    ("EmbeddingRequest", {"model": MODEL, "input": "x", "encoding_format": "base64", "dimensions": 3, "user": None}),
+    (
+        "RerankRequest",
+        {"model": MODEL, "query": "x", "documents": ["y", {"text": "z"}], "top_n": 1, "rank_fields": None},
+    ),
+    ("ScoreRequest", {"model": MODEL, "text_1": "x", "text_2": ["y", "z"]}),
     ("TokenizeRequest", {"prompt": "x"}),
     ("DetokenizeRequest", {"tokens": []}),
     ("DrainRequest", {"finish": True}),
@@ -97,6 +104,12 @@ BAD = [
     ("MessageRequest", CHAT | {"messages": [{"role": "user", "content": [{"type": "image"}]}]}),
     ("CountTokensRequest", {"model": MODEL}),
     ("DetokenizeRequest", {"tokens": "x"}),
+    ("EmbeddingRequest", {"model": MODEL, "input": {}}),
+    ("EmbeddingRequest", {"model": MODEL, "input": "x", "dimensions": 0}),
+    ("EmbeddingRequest", {"model": MODEL, "input": "x", "encoding_format": "hex"}),
+    ("RerankRequest", {"model": MODEL, "query": "x", "documents": [{"title": "y"}]}),
+    ("RerankRequest", {"model": MODEL, "query": "x", "documents": []}),
+    ("ScoreRequest", {"model": MODEL, "text_1": "x"}),
 ]
 MODELS = {model.__name__: model for model in REQUESTS}
 
@@ -130,6 +143,8 @@ def test_answers_are_as_it_says(frontend: Frontend):
             ("/v1/messages/count_tokens", CHAT, "MessageTokens"),
             ("/tokenize", {"prompt": "x", "return_token_strs": True}, "Tokenized"),
             ("/detokenize", {"tokens": [5, 6]}, "Detokenized"),
+            ("/v1/embeddings", {"model": MODEL, "input": ["x", "y"]}, "EmbeddingList"),
+            ("/v1/embeddings", {"model": MODEL, "input": "x", "encoding_format": "base64"}, "EmbeddingList"),
             ("/admin/executors/7/drain", {}, "Drained"),
         ):
             answer = client.post(path, json=body)

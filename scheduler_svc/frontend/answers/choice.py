@@ -9,6 +9,7 @@ from common.errors import RequestRejected
 from common.wire import int32_array
 from scheduler_svc.frontend.answers.answer_context import AnswerContext
 from scheduler_svc.frontend.answers.event_ids import Delivered
+from scheduler_svc.frontend.answers.failure import failure_of
 from scheduler_svc.frontend.answers.logprobs import Entry, LogprobReader, LogprobsJson
 from scheduler_svc.frontend.answers.message_text import MessageText, joined_calls
 from scheduler_svc.frontend.answers.openai_objects import Usage
@@ -102,7 +103,7 @@ class Choice:
         if self._is_prompt_only:
             delta = _without_token(delta)
         self._model = delta.model or self._model
-        failure = _failure(delta)
+        failure = failure_of(delta)
         num_tokens = self.text.num_tokens
         token_ids = int32_array("token_ids", delta.token_ids).tolist()
         reason = None if failure else delta.finish_reason
@@ -201,16 +202,6 @@ def _without_token(delta: m.TokenDelta) -> m.TokenDelta:
     """A delta of an answer that shows no generated token: it ends as one does that has all tokens it may have."""
     reason = "length" if delta.finish_reason == "stop" else delta.finish_reason
     return msgspec.structs.replace(delta, token_ids=b"", logprob_ids=b"", logprobs=b"", finish_reason=reason)
-
-
-def _failure(delta: m.TokenDelta) -> RequestRejected | None:
-    match delta.finish_reason:
-        case "error":
-            return RequestRejected(delta.error or "the request failed", delta.code or "internal_error")
-        case "cancelled":
-            return RequestRejected("the request was cancelled", "cancelled")
-        case _:
-            return None
 
 
 def _joined(pieces: list[Piece], piece: Piece) -> list[Piece]:

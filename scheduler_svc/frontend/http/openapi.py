@@ -15,11 +15,13 @@ from scheduler_svc.frontend.http.middleware import API_KEY_HEADER, METRICS_PATH
 from scheduler_svc.frontend.http.openapi_operation import EVENTS, JSON, TEXT, Operation
 from scheduler_svc.frontend.http.openapi_responses import RESPONSES_OPERATIONS
 from scheduler_svc.frontend.http.openapi_schemas import REFERENCE, Json, answer_schemas, request_schemas
+from scheduler_svc.frontend.http.rerank_api import RERANK_PATHS, SCORE_PATHS
 from scheduler_svc.frontend.http.responses import MESSAGES_PATH, REQUEST_ID_HEADER
 
 DESCRIPTION = (
-    "OpenAI's API for chats and completions, with vLLM's parameters, and Anthropic's Messages. Every answer has "
-    f"the header `{REQUEST_ID_HEADER}`, the request's own if it has one; every error has `{SHOULD_RETRY_HEADER}`."
+    "OpenAI's API for chats, completions, responses and embeddings, with vLLM's parameters, Anthropic's Messages, and "
+    f"reranking. Every answer has the header `{REQUEST_ID_HEADER}`, the request's own if it has one; every error has "
+    f"`{SHOULD_RETRY_HEADER}`."
 )
 HEAD = """<!doctype html><meta charset=utf-8><title>Baton</title>
 <style>body{font:15px sans-serif;margin:2em auto;max-width:60em}td{padding:.15em 1em .15em 0;vertical-align:top}</style>
@@ -60,6 +62,15 @@ OPERATIONS = (
         {JSON: "MessageTokens"},
         error="MessageErrorAnswer",
     ),
+    Operation("post", "/v1/embeddings", "A vector for each input.", "EmbeddingRequest", {JSON: "EmbeddingList"}),
+    *(
+        Operation("post", path, "A query's documents by relevance.", "RerankRequest", {JSON: "Ranking"})
+        for path in RERANK_PATHS
+    ),
+    *(
+        Operation("post", path, "How relevant texts are to texts.", "ScoreRequest", {JSON: "ScoreList"})
+        for path in SCORE_PATHS
+    ),
     Operation(
         "get",
         "/v1/requests/{request_id}/events",
@@ -70,8 +81,8 @@ OPERATIONS = (
     Operation("delete", "/v1/requests/{request_id}", "Cancel a request."),
     Operation("post", "/tokenize", "Token ids of a text or a conversation.", "TokenizeRequest", {JSON: "Tokenized"}),
     Operation("post", "/detokenize", "The text of token ids.", "DetokenizeRequest", {JSON: "Detokenized"}),
-    Operation("get", "/v1/models", "The model, once for each of its names.", answers={JSON: "ModelList"}),
-    Operation("get", "/v1/models/{model_id}", "The model, by one of its names.", answers={JSON: "ModelCard"}),
+    Operation("get", "/v1/models", "The models, each once for each of its names.", answers={JSON: "ModelList"}),
+    Operation("get", "/v1/models/{model_id}", "A model, by one of its names.", answers={JSON: "ModelCard"}),
     Operation("get", "/version", "Of the service.", answers={JSON: "Version"}),
     Operation("get", "/health", "Whether the service lives.", answers={JSON: "Health"}, is_open=True),
     Operation("get", "/ready", "Whether an executor is ready.", answers={JSON: "Readiness"}, is_open=True),

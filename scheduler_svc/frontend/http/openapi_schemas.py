@@ -10,6 +10,7 @@ from pydantic.json_schema import models_json_schema
 from common.messages import StatusReport
 from scheduler_svc.frontend.answers.message_objects import Message, MessageEvent, MessageTokens
 from scheduler_svc.frontend.answers.openai_objects import ChatChoice, ChatChunkChoice, ChatCompletion, Completion
+from scheduler_svc.frontend.answers.pooled_objects import EmbeddingList, Ranking, ScoreList
 from scheduler_svc.frontend.answers.responses.objects import DeletedResponse, InputItems, Response
 from scheduler_svc.frontend.errors import MessageErrorAnswer
 from scheduler_svc.frontend.http.admin_api import Drained
@@ -17,8 +18,15 @@ from scheduler_svc.frontend.http.describe_api import Health, ModelCard, ModelLis
 from scheduler_svc.frontend.requests.fields import DECIMAL, MAX_STOP_CHARACTERS, Instead, Only
 from scheduler_svc.frontend.requests.messages_api.blocks import NEEDS
 from scheduler_svc.frontend.requests.messages_api.schemas import CountTokensRequest, MessageRequest
+from scheduler_svc.frontend.requests.pooled_schemas import (
+    MAX_DOCUMENTS,
+    EmbeddingRequest,
+    RerankRequest,
+    ScoreRequest,
+)
 from scheduler_svc.frontend.requests.responses.schemas import ResponseRequest
 from scheduler_svc.frontend.requests.schemas import ChatRequest, CompletionRequest, DrainRequest
+from scheduler_svc.frontend.requests.strict import Allowing
 from scheduler_svc.frontend.requests.thinking import EFFORTS
 from scheduler_svc.frontend.requests.tokenization import Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest
 
@@ -27,16 +35,22 @@ Json = dict[str, Any]
 REFERENCE = "#/components/schemas/"
 REQUESTS: tuple[type[BaseModel], ...] = (
     *(CompletionRequest, ChatRequest, ResponseRequest, MessageRequest, CountTokensRequest),
-    *(TokenizeRequest, DetokenizeRequest, DrainRequest),
+    *(EmbeddingRequest, RerankRequest, ScoreRequest, TokenizeRequest, DetokenizeRequest, DrainRequest),
 )
 GENERATING = ("CompletionRequest", "ChatRequest", "ResponseRequest")
 TEXT: Json = {"type": "string"}
 TOKEN_IDS: Json = {"type": "array", "items": {"type": "integer"}, "minItems": 1}
 OBJECT: Json = {"type": "object"}
+DOCUMENT: Json = {
+    "anyOf": [TEXT, OBJECT | {"properties": {"text": TEXT}, "required": ["text"], "additionalProperties": False}]
+}
 
 # What is taken beside what the classes say, because it is made into that before it is checked.
 WIDER: dict[tuple[str, str], Json] = {
     ("CompletionRequest", "prompt"): {"anyOf": [TEXT, TOKEN_IDS]},
+    ("EmbeddingRequest", "input"): {"anyOf": [TEXT, TOKEN_IDS]},
+    ("ScoreRequest", "text_1"): TEXT,
+    ("ScoreRequest", "text_2"): TEXT,
     ("ChatMessage", "content"): TEXT,
     ("ResponseRequest", "input"): TEXT,
     ("MessageItem", "content"): TEXT,
@@ -53,6 +67,7 @@ INSTEAD: dict[tuple[str, str], Json] = {
     ("Block", "type"): {"enum": [*NEEDS]},
     ("MessageTool", "type"): {"enum": ["custom"]},
     **{(name, "type"): {"enum": ["text"]} for name in ("ResultText", "SystemText")},
+    ("RerankRequest", "documents"): {"type": "array", "items": DOCUMENT, "minItems": 1, "maxItems": MAX_DOCUMENTS},
     ("ChatRequest", "reasoning_effort"): {"enum": [*EFFORTS]},
     ("Reasoning", "effort"): {"enum": [*EFFORTS]},
     **{
@@ -86,7 +101,7 @@ def request_schemas(*, allow_unknown: bool) -> Json:
     """Schemas of all requests, and of what they consist of, by name.
 
     Args:
-        allow_unknown: whether requests to generate may have fields that they do not name.
+        allow_unknown: whether requests to models may have fields that they do not name.
     """
     _, whole = models_json_schema([(model, "validation") for model in REQUESTS], ref_template=REFERENCE + "{model}")
     schemas: Json = whole["$defs"]
@@ -99,8 +114,8 @@ def request_schemas(*, allow_unknown: bool) -> Json:
         for field, off in _off_values(model):
             schemas[model.__name__]["properties"][field] = {"enum": [*off, None], "description": "Not supported."}
     if allow_unknown:
-        for name in (*GENERATING, "MessageRequest", "CountTokensRequest"):
-            schemas[name]["additionalProperties"] = True
+        for model in (model for model in REQUESTS if issubclass(model, Allowing)):
+            schemas[model.__name__]["additionalProperties"] = True
     del schemas["ToolChoice"]  # what `tool_choice` is made into
     return schemas
 
@@ -111,6 +126,7 @@ def answer_schemas() -> Json:
         *(Completion, _with_choices("ChatCompletion", list[ChatChoice])),
         *(_with_choices("ChatCompletionChunk", list[ChatChunkChoice]), ErrorAnswer),
         *(Message, MessageTokens, MessageErrorAnswer, Response, DeletedResponse, InputItems),
+        *(EmbeddingList, Ranking, ScoreList),
         *(ModelList, ModelCard, Version, Health, Readiness, StatusReport, Drained, Tokenized, Detokenized),
     ]
     named, schemas = msgspec.json.schema_components([*answers, MessageEvent], ref_template=REFERENCE + "{name}")

@@ -1,6 +1,8 @@
 """HTTP answers that are not streamed: JSON of our structs, and errors."""
 
+import asyncio
 import secrets
+from collections.abc import Mapping, Sequence
 
 from fastapi import Response
 from msgspec import Struct
@@ -32,6 +34,27 @@ def is_of_messages(scope: Scope) -> bool:
     """Whether a request is for Anthropic's API."""
     path: str = scope["path"]
     return path == MESSAGES_PATH or path.startswith(f"{MESSAGES_PATH}/")
+
+
+class PartsResponse(Response):
+    """A whole answer of JSON that is sent part by part: to send a hundred megabytes in one go would hold up others.
+
+    Args:
+        parts: of its body.
+    """
+
+    def __init__(self, parts: Sequence[bytes], headers: Mapping[str, str]) -> None:
+        length = str(sum(map(len, parts)))
+        super().__init__(headers={**headers, "content-length": length}, media_type="application/json")
+        self._parts = parts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it."""
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        for part in self._parts:
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+            await asyncio.sleep(0)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 class ErrorResponse(Response):

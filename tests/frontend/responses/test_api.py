@@ -166,7 +166,7 @@ def _fails(submit: m.Submit, tokenizer: Tokenizer):
 
 def test_the_store_is_full(frontend):
     with frontend.client("beta") as client:
-        tool = TOOL | {"description": "x" * 250_000}
+        tool = TOOL | {"description": "x" * 300_000}
         asked = HELLO | {"tools": [tool], "tool_choice": "none", "background": True}  # the model is told of no tool
         kept = [client.responses.create(**asked) for _ in range(3)]
         with pytest.raises(openai.RateLimitError, match="bytes") as caught:

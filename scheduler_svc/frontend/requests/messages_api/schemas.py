@@ -8,12 +8,11 @@ from pydantic_core import PydanticCustomError
 
 from common.messages import MAX_PRIORITY
 from scheduler_svc.frontend.requests.fields import INT32_MAX, FirstError, StopString, TemplateVariables
-from scheduler_svc.frontend.requests.ignored import IgnoredNames
 from scheduler_svc.frontend.requests.messages_api.blocks import SystemText, Turn, text_blocks
 from scheduler_svc.frontend.requests.off_values import OffForMessages
 from scheduler_svc.frontend.requests.sampling import MAX_STOPS
 from scheduler_svc.frontend.requests.schemas import REQUEST_ID
-from scheduler_svc.frontend.requests.strict import Lenient, Strict, known_fields
+from scheduler_svc.frontend.requests.strict import Allowing, Lenient, Strict
 from scheduler_svc.frontend.requests.tools import MAX_TOOLS
 
 TOOL_NAME = r"^[a-zA-Z0-9_.-]{1,128}$"
@@ -115,7 +114,7 @@ class ContextManagement(Strict):
     edits: FirstError[ContextEdit] = []
 
 
-class MessageRequest(OffForMessages):
+class MessageRequest(OffForMessages, Allowing):
     """POST /v1/messages. Absent sampling parameters get the values that the model recommends."""
 
     model: str
@@ -148,14 +147,6 @@ class MessageRequest(OffForMessages):
     def format(self) -> OutputFormat | None:
         """What the answer's text has to be."""
         return self.output_format or (self.output_config and self.output_config.format) or None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_unknown(cls, data: Any, info: ValidationInfo) -> Any:
-        ignored = info.context
-        if isinstance(data, dict) and isinstance(ignored, IgnoredNames) and ignored.allow_unknown:
-            return known_fields(cls, "", data, ignored)
-        return data
 
     @field_validator("tool_choice")
     @classmethod

@@ -83,5 +83,5 @@ def _renamed(error: ApiError) -> ApiError:
     """The error in the words of this API."""
     own = renamed(error, _NAMES)
     if own.code == "context_length_exceeded":  # by these words agents know that they have to sum up
-        own.message = f"prompt is too long: {own.message}"
+        return ApiError(own.status, f"prompt is too long: {own.message}", code=own.code, param=own.param)
     return own
