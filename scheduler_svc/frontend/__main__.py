@@ -20,7 +20,7 @@ from scheduler_svc.frontend.http.api import MAX_BODY_BYTES, ApiSettings, create_
 from scheduler_svc.frontend.http.server import LISTEN_BACKLOG, ServerSettings, serve
 from scheduler_svc.frontend.link.core_link import CoreLink
 from scheduler_svc.frontend.requests.pooling_model import read_pooling_models
-from scheduler_svc.frontend.storing.storage import Storage
+from scheduler_svc.frontend.storing.storage import Storage, in_use
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
 from scheduler_svc.frontend_options import FrontendOptions, frontend_options
 from scheduler_svc.store_options import StoreOptions, store_options
@@ -88,11 +88,10 @@ def main(
         try:
             app = create_app(link, tokenizer, api_settings, storage)
             gc.freeze()  # the model's tables stay; to look through them takes 30 ms, in which no thread has a turn
-            return await serve(app, link, listener, server_settings)
+            async with in_use(storage):
+                return await serve(app, link, listener, server_settings)
         finally:
             link.close()
-            if storage is not None:
-                await storage.close()
 
     sys.exit(0 if asyncio.run(run()) else 1)
 

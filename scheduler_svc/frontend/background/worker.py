@@ -18,11 +18,9 @@ from scheduler_svc.store import responses
 from scheduler_svc.store.errors import NotFound, StoreError
 from scheduler_svc.store.records import OpenResponse
 from scheduler_svc.store.store_thread import StoreThread
-from scheduler_svc.store.sweep import sweep
 
 MAX_RUNS = 1024  # at once; the others wait in the store
 PAGE = 100
-SWEEP_INTERVAL_S = 60.0
 CANCEL_TIMEOUT_S = 5.0
 BEGIN_TIMEOUT_S = 1.0
 RETRY_S = 1.0
@@ -46,11 +44,10 @@ class Worker:
         self._room = asyncio.Semaphore(MAX_RUNS)
 
     async def run(self) -> None:
-        """Take up what is open, and keep the store tidy, until cancelled."""
+        """Take up what is open, and run what comes, until cancelled."""
         try:
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._take_up())
-                tasks.create_task(self._sweep())
+            await self._take_up()
+            await asyncio.Event().wait()
         finally:
             for task in self._tasks.values():
                 task.cancel()
@@ -139,13 +136,3 @@ class Worker:
             except StoreError as error:
                 log.error("the store failed", reason=str(error), retry_in_s=RETRY_S)
                 await asyncio.sleep(RETRY_S)
-
-    async def _sweep(self) -> None:
-        """Delete what has expired, a little at a time."""
-        while True:
-            is_more = False
-            try:
-                is_more = (await self._store.run(sweep, time.time())).is_more
-            except StoreError as error:
-                log.error("the store cannot be swept", reason=str(error))
-            await asyncio.sleep(RETRY_S if is_more else SWEEP_INTERVAL_S)

@@ -73,11 +73,11 @@ class ResponsesApi:
             body = await self._reader.parse(raw, ResponseRequest, client)
             ready = await self._preparer.ready(body, len(raw), client)
         request.scope[ANSWER_ID] = ready.spec.response_id
-        if ready.spec.is_background:
-            return await self._in_background(ready, request, streams=body.stream)
         is_stored = body.store and self._stored is not None
         if is_stored:
             await self._store.check_room(client.name)
+        if ready.spec.is_background:
+            return await self._in_background(ready, request, streams=body.stream)
         generation = await open_generation(self._link, self._reader.tokenizer, ready.tokenized, ready.context, client)
         answer = _Answer(generation, ready, self._store if is_stored else None, client.name)
         if body.stream:

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from scheduler_svc.frontend.answers.responses.events import Outcome, response_of_item
 from scheduler_svc.frontend.answers.responses.objects import NO_ITEMS, NO_TAIL, ResponseStatus
 from scheduler_svc.frontend.errors import ApiError
+from scheduler_svc.frontend.storing.disk import check_disk
 from scheduler_svc.frontend.storing.errors import as_api_errors
 from scheduler_svc.store import quotas, responses
 from scheduler_svc.store.records import ChainLink, StoredResponse
@@ -46,7 +47,9 @@ class ResponseStore:
         self._options = options
 
     async def check_room(self, owner: str) -> None:
-        """Raise ApiError (429) if the owner has all that it may have."""
+        """Raise ApiError (429) if the owner has all that it may have, or (507) if the disk is full."""
+        if self._options.folder is not None:
+            check_disk(self._options.folder)
         if limit := self._options.limit_bytes:
             with as_api_errors():
                 used = await self._thread.run(quotas.used_bytes, owner)
