@@ -12,6 +12,7 @@ NAMES = [
     "bits",
     "chat",
     "constraints",
+    "conversation",
     "cpu",
     "cpu_kernels",
     "failover",
