@@ -135,19 +135,19 @@ def running(model: str | None, dtype: str) -> Iterator[str]:
 @click.option("--conversations", "num_conversations", default=5, show_default=True, help="Of each side.")
 def main(model: str | None, dtype: str, num_turns: int, max_tokens: int, num_conversations: int) -> None:
     """Measure a conversation by previous_response_id beside one whose client sends all of it."""
-    with tempfile.TemporaryDirectory() as folder:
-        with (
-            running(model_folder(model, Path(folder)), dtype) as url,
-            httpx.Client(base_url=url, timeout=120.0) as http,
-        ):
-            name = http.get("/v1/models").json()["data"][0]["id"]
-            sides = {"previous_response_id": Side(sends_all=False), "all_items": Side(sends_all=True)}
-            for i in range(-1, num_conversations):  # the first ones warm up
-                counted = sides if i >= 0 else {kind: Side(side.sends_all) for kind, side in sides.items()}
-                talks = [Conversation(http, name, side, f"{kind} {i}") for kind, side in counted.items()]
-                for turn in range(num_turns):
-                    for talk in talks:
-                        talk.turn(turn, is_last=turn >= num_turns - LAST, max_tokens=max_tokens)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        running(model_folder(model, Path(folder)), dtype) as url,
+        httpx.Client(base_url=url, timeout=120.0) as http,
+    ):
+        name = http.get("/v1/models").json()["data"][0]["id"]
+        sides = {"previous_response_id": Side(sends_all=False), "all_items": Side(sends_all=True)}
+        for i in range(-1, num_conversations):  # the first ones warm up
+            counted = sides if i >= 0 else {kind: Side(side.sends_all) for kind, side in sides.items()}
+            talks = [Conversation(http, name, side, f"{kind} {i}") for kind, side in counted.items()]
+            for turn in range(num_turns):
+                for talk in talks:
+                    talk.turn(turn, is_last=turn >= num_turns - LAST, max_tokens=max_tokens)
     report = {kind: side.report(num_conversations) for kind, side in sides.items()}
     facts = {"cpu": processor(), "model": model or "demo", "turns": num_turns, "conversations": num_conversations}
     click.echo(json.dumps(facts | report))
