@@ -160,7 +160,6 @@ def _start(
         start_s=0.0,
         pool=None,
         node=options.node,
-        tasks=("generate",),
         **vars(limits),
     )
     return Started(runner, hello, group, kept, is_standby)

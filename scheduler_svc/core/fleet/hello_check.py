@@ -32,18 +32,34 @@ def mismatch(hello: m.Hello, members: Sequence[m.Hello], served: Vocabulary | No
     ):
         if value > limit:
             return f"{what} is {value}, the limit is {limit}"
+    if len(set(hello.tasks)) != len(hello.tasks):
+        return f"tasks are {', '.join(hello.tasks)}, and each counts once"
+    generates = "generate" in hello.tasks
     if served is not None:
-        return _other_vocabulary(hello, served, "the model that is served")
+        return _other_vocabulary(hello, served, "the model that is served", needs_size=generates)
     reasons = (
-        _other_vocabulary(hello, Vocabulary(member.vocab_size, member.tokenizer), f"{member.executor} in this fleet")
+        _other_vocabulary(
+            hello,
+            Vocabulary(member.vocab_size, member.tokenizer),
+            f"{member.executor} in this fleet",
+            needs_size=generates and "generate" in member.tasks,
+        )
         for member in members
     )
     return next((reason for reason in reasons if reason is not None), None)
 
 
-def _other_vocabulary(hello: m.Hello, ours: Vocabulary, whose: str) -> str | None:
-    """How an executor's tokens differ from ours, if they do: the same ids would stand for other text."""
-    if hello.vocab_size != ours.size:
+def _other_vocabulary(hello: m.Hello, ours: Vocabulary, whose: str, *, needs_size: bool) -> str | None:
+    """How an executor's tokens differ from ours, if they do: the same ids would stand for other text.
+
+    Models of one tokenizer may have been made with more rows than it has tokens, and an embedder with another number of
+    them. Only what generates could give an id that others do not have.
+
+    Args:
+        needs_size: whether the sizes have to be the same, also where both tokenizers are known and equal.
+    """
+    is_same = bool(hello.tokenizer) and hello.tokenizer == ours.tokenizer
+    if hello.vocab_size != ours.size and (needs_size or not is_same):
         return f"vocab_size is {hello.vocab_size}, that of {whose} is {ours.size}"
     if hello.tokenizer and ours.tokenizer and hello.tokenizer != ours.tokenizer:
         return f"its tokenizer ({hello.tokenizer[:12]}) is not that of {whose} ({ours.tokenizer[:12]})"

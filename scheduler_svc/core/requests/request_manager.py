@@ -93,7 +93,7 @@ class RequestManager:
             return [
                 log_line("debug", "request refused", request=submit.request_id, code=refusal.code, reason=str(refusal))
             ]
-        fits = self._scheduler.knows_capacity
+        fits = self._scheduler.knows_capacity(submit.params.task)
         submit = msgspec.structs.replace(submit, params=sequences[0].params)  # a default max_tokens may have been cut
         request = Request(submit, sequences, now, peer, fits, tokenizer=self._tokenizer)
         self.table.add(request, now)
