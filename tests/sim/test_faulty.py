@@ -8,6 +8,7 @@ import pytest
 
 from common import messages as m
 from scheduler_svc.core.core import Core
+from scheduler_svc.core.executor import plan_answer
 from scheduler_svc.core.executor.block_manager import BlockManager
 from scheduler_svc.core.executor.capacity import Capacities
 from scheduler_svc.core.executor.executor_state import ExecutorState, Intake
@@ -33,6 +34,32 @@ from tests.sim.planting import Faults, check_found, enter
 
 FAULTS: Faults = []
 fault = partial(enter, FAULTS)
+
+
+# --- pooled results ---
+
+
+@fault("tasks")
+def runs_sequences_whatever_their_task(monkeypatch):
+    def can_hold(self, sequence):
+        return sequence.max_length <= self.limits.num_blocks * self.limits.block_size
+
+    monkeypatch.setattr(ExecutorState, "can_hold", can_hold)
+
+
+@fault("tasks")
+def takes_a_result_that_is_not_in_the_journal_for_told(monkeypatch):
+    monkeypatch.setattr(journal_replay._Story, "had_result", lambda self, request: False)
+
+
+@fault("tasks")
+def gives_results_to_the_wrong_sequences(monkeypatch):
+    take = plan_answer.take_results
+
+    def shifted(asked, values):
+        return take(asked._replace(sequences=[*asked.sequences[1:], asked.sequences[0]]), values)
+
+    monkeypatch.setattr(plan_answer, "take_results", shifted)
 
 
 # --- the journal ---
