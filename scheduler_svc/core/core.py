@@ -51,7 +51,7 @@ class Core:
 
     def __init__(self, config: CoreConfig, now: float, io_counts: Callable[[], IoCounts] = IoCounts) -> None:
         self.scheduler = Scheduler(config.scheduler)
-        self.fleet = f.Fleet(config.first_epoch, config.step_floor_s, config.vocabulary)
+        self.fleet = f.Fleet(config.first_epoch, config.step_floor_s, config.vocabularies)
         self._counters = ServiceCounters(self.scheduler.stats)
         self.requests = RequestManager(
             self.scheduler,
@@ -59,7 +59,7 @@ class Core:
             config.journal,
             config.first_batch,
             wall_offset_s=config.wall_offset_s,
-            tokenizer="" if config.vocabulary is None else config.vocabulary.tokenizer,
+            tokenizers={task: vocabulary.tokenizer for task, vocabulary in config.vocabularies.items()},
             reconnect_grace_s=config.reconnect_grace_s,
             return_within_s=config.return_within_s,
         )

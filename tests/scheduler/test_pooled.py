@@ -229,27 +229,45 @@ def test_lengths_and_graces_are_those_of_the_task() -> None:
     [
         ({"tasks": ("embed",)}, EVERY, True),
         ({"tasks": ("embed", "score")}, EVERY, True),
-        ({"tasks": ("generate",)}, ("embed",), True),
+        ({"tasks": EVERY}, ("embed", "score"), True),
         ({"tasks": EVERY}, EVERY, False),
         ({"tasks": ("embed",), "tokenizer": "b"}, EVERY, False),
         ({"tasks": ("embed",), "tokenizer": ""}, EVERY, False),
+        ({"tasks": ("generate", "score"), "tokenizer": "b"}, ("embed",), True),
     ],
 )
-def test_an_embedder_of_the_same_tokenizer_may_have_another_number_of_rows(
+def test_executors_of_a_task_have_one_tokenizer_and_those_that_generate_as_many_rows(
     changes: dict[str, Any], others: tuple[m.Task, ...], fits: bool
 ) -> None:
     member = hello("a", tokenizer="a" * 8, tasks=others)
-    reason = mismatch(hello("b", **({"vocab_size": 999, "tokenizer": "a" * 8} | changes)), [member], None)
+    reason = mismatch(hello("b", **({"vocab_size": 999, "tokenizer": "a" * 8} | changes)), [member], {})
     assert (reason is None) == fits
     if others == EVERY:
-        served = Vocabulary(1000, "a" * 8)
-        assert mismatch(hello("b", **({"vocab_size": 999, "tokenizer": "a" * 8} | changes)), [], served) == (
-            reason and reason.replace("a in this fleet", "the model that is served")
-        )
+        served = {"generate": Vocabulary(1000, "a" * 8), "embed": Vocabulary(1000, "a" * 8)}
+        instead = mismatch(hello("b", **({"vocab_size": 999, "tokenizer": "a" * 8} | changes)), [member], served)
+        assert (instead is None) == fits
+        assert fits or "that of the model that is served" in (instead or "") or "is not that of" in (instead or "")
 
 
 def test_a_task_that_is_said_twice_is_rejected() -> None:
-    assert mismatch(hello(tasks=("embed", "embed")), [], None) == "tasks are embed, embed, and each counts once"
+    assert mismatch(hello(tasks=("embed", "embed")), [], {}) == "tasks are embed, embed, and each counts once"
+
+
+def test_a_task_with_a_model_of_its_own_has_its_vocabulary() -> None:
+    served, own = Vocabulary(1000, "a" * 8), Vocabulary(500, "b" * 8)
+    service = Service(JournalState.OK, vocabulary=served, pooling_vocabularies={"embed": own})
+    service.join("one", tokenizer=served.tokenizer, tasks=("generate", "score"))
+    service.join("two", tokenizer=own.tokenizer, vocab_size=500, tasks=("embed",))
+    assert len(service.core.fleet) == 2
+    service.join("three", tokenizer=own.tokenizer, vocab_size=500, tasks=("embed", "score"))
+    (_, rejection) = service.to_executors[-1]
+    assert rejection == m.Reject(reason="vocab_size is 500, that of the model that is served for 'score' is 1000")
+    service.say(submit("a", is_resumable=True))
+    service.say(submit("b", LOGITS, is_resumable=True))
+    rows = [service.write()]
+    again, _ = restart(rows, vocabulary=served, pooling_vocabularies={"embed": Vocabulary(500, "c" * 8)})
+    (line,) = again.events("requests ended: their tokenizer is gone")
+    assert line.facts == {"requests": "a"}, "the other's is there"
 
 
 # --- what frontends are told ---

@@ -47,7 +47,7 @@ class TaskCapacities:
         return max(self._ready.values(), default=0)
 
     def joined(self, epoch: int, limits: ExecutorLimits, now: float) -> None:
-        """Another executor takes sequences. All members of a fleet have one vocabulary."""
+        """Another executor takes sequences."""
         if not self._is_known:
             self._left_at = {self._seen: now}
         elif not self._ready:

@@ -1,6 +1,6 @@
 """Whether an executor that says Hello fits the fleet. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from common import messages as m
 from common.vocabulary import Vocabulary
@@ -12,15 +12,15 @@ MAX_SLOTS = 2**31 - 1
 MAX_HISTORY = 2**28  # tokens that all lanes together could hold: the scheduler keeps them
 
 
-def mismatch(hello: m.Hello, members: Sequence[m.Hello], served: Vocabulary | None) -> str | None:
+def mismatch(hello: m.Hello, members: Sequence[m.Hello], served: Mapping[m.Task, Vocabulary]) -> str | None:
     """What keeps an executor from joining, if anything does.
 
-    The scheduler's books of it must fit our memory when all that it promises is used, its slots an int32, and every
-    member must mean the same text by a token id.
+    The scheduler's books of it must fit our memory when all that it promises is used, its slots an int32, and all that
+    take a task must mean the same text by a token id.
 
     Args:
         members: what the members said in their Hellos.
-        served: the vocabulary of the model that is served; None takes that of the members.
+        served: by task, the vocabulary of the model that is served; where there is none, that of the members counts.
     """
     longest = min(hello.max_model_len, hello.num_blocks * hello.block_size)
     for what, value, limit in (
@@ -34,19 +34,23 @@ def mismatch(hello: m.Hello, members: Sequence[m.Hello], served: Vocabulary | No
             return f"{what} is {value}, the limit is {limit}"
     if len(set(hello.tasks)) != len(hello.tasks):
         return f"tasks are {', '.join(hello.tasks)}, and each counts once"
-    generates = "generate" in hello.tasks
-    if served is not None:
-        return _other_vocabulary(hello, served, "the model that is served", needs_size=generates)
     reasons = (
-        _other_vocabulary(
-            hello,
-            Vocabulary(member.vocab_size, member.tokenizer),
-            f"{member.executor} in this fleet",
-            needs_size=generates and "generate" in member.tasks,
-        )
-        for member in members
+        _other_vocabulary(hello, ours, whose, needs_size=task == "generate")
+        for task in hello.tasks
+        for whose, ours in _vocabularies(task, members, served)
     )
     return next((reason for reason in reasons if reason is not None), None)
+
+
+def _vocabularies(
+    task: m.Task, members: Sequence[m.Hello], served: Mapping[m.Task, Vocabulary]
+) -> list[tuple[str, Vocabulary]]:
+    """What an executor that takes a task must have, and whose that is."""
+    if task in served:
+        whose = "the model that is served" + ("" if task == "generate" else f" for {task!r}")
+        return [(whose, served[task])]
+    others = [member for member in members if task in member.tasks]
+    return [(f"{other.executor} in this fleet", Vocabulary(other.vocab_size, other.tokenizer)) for other in others]
 
 
 def _other_vocabulary(hello: m.Hello, ours: Vocabulary, whose: str, *, needs_size: bool) -> str | None:
