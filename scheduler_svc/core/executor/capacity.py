@@ -149,9 +149,9 @@ class Capacities:
 
     def refusal(self, sequence: Sequence, now: float) -> RequestRejected | None:
         """Why a sequence cannot be accepted now, if so. One that generates may come before the first executor."""
-        task, others = sequence.params.task, [each for each in self._by_task.values() if each.is_known]
+        task = sequence.params.task
         if self._by_task[task].is_known:
             return self._by_task[task].refusal(sequence, now)
-        if task == "generate" and not others:
+        if task == "generate" and not any(each.is_known for each in self._by_task.values()):
             return None
         return RequestRejected(f"no executor that takes the task {task!r} has been here", "unavailable")
