@@ -10,7 +10,7 @@ from common import messages as m
 from scheduler_svc.core.core import Core
 from scheduler_svc.core.executor import plan_answer
 from scheduler_svc.core.executor.block_manager import BlockManager
-from scheduler_svc.core.executor.capacity import Capacities
+from scheduler_svc.core.executor.capacity import Capacities, TaskCapacities
 from scheduler_svc.core.executor.executor_state import ExecutorState, Intake
 from scheduler_svc.core.fleet import fleet
 from scheduler_svc.core.fleet.fleet import Fleet
@@ -247,7 +247,7 @@ def goes_on_with_any_model(monkeypatch):
 
 @fault("pools")
 def gives_a_default_all_of_the_largest_pool(monkeypatch):
-    monkeypatch.setattr(Capacities, "default_max_tokens", lambda self, num_prompt, max_tokens: max_tokens)
+    monkeypatch.setattr(TaskCapacities, "default_max_tokens", lambda self, num_prompt, max_tokens: max_tokens)
 
 
 @fault("pools")
@@ -274,7 +274,7 @@ def does_not_shorten_what_was_a_default(monkeypatch):
 
 @fault("pools")
 def forgets_a_pool_as_soon_as_it_is_gone(monkeypatch):
-    monkeypatch.setattr(Capacities, "largest", lambda self, now: self.ready or (self._seen if self.is_known else 0))
+    monkeypatch.setattr(TaskCapacities, "largest", lambda self, now: self.ready or (self._seen if self.is_known else 0))
 
 
 @fault("pools")
