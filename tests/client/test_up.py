@@ -79,7 +79,7 @@ def run_up(*arguments):
 def test_options_reach_the_executors(specs, tmp_path):
     limits = "--dtype bfloat16 --block-size 32 --num-blocks 99 --max-num-seqs 8 --max-batch-tokens 512"
     limits += " --quantization int8 --max-model-len 4096 --device cuda --attention triton --kv-cache-memory 2.5"
-    limits += " --gpu-memory-utilization 0.5"
+    limits += " --gpu-memory-utilization 0.5 --task embed"
     log_dir = tmp_path / "new" / "logs"
     run_up("--executors", "2", "--threads", "3", "--enforce-eager", *limits.split(), "--log-dir", str(log_dir))
     ((spec, used_log_dir, _),) = specs
@@ -93,6 +93,7 @@ def test_options_reach_the_executors(specs, tmp_path):
     assert spec.scheduler_options == tuple(FrontendOptions().arguments())
     executor = executor_command.make_context("baton-executor", spec.command("executor-0")[3:])
     assert executor.params["max_model_len"] == 4096, "the executor knows each of them by this name"
+    assert executor.params["tasks"] == ("embed",)
 
 
 @pytest.mark.parametrize(
