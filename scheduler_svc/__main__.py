@@ -164,6 +164,10 @@ def main(
                 model=name,
                 # Without frontends and a model nothing here gives token ids a meaning.
                 vocabulary=read_vocabulary(folder) if frontends or model is not None else None,
+                pooling_vocabularies={
+                    option.task: read_vocabulary(resolve_model(option.model, weights=False))
+                    for option in frontend.pooling_models
+                },
                 scheduler=SchedulerConfig(
                     window=window,
                     max_waiting=max_waiting,
