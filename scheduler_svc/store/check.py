@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from sqlite3 import Connection
 
-from scheduler_svc.store.database import connect
+from scheduler_svc.store.database import FILE_NAME, connect
 from scheduler_svc.store.errors import StoreError
 from scheduler_svc.store.records import RECORD_BYTES
 
@@ -44,7 +44,7 @@ _WRONG = {
         WITH records AS (SELECT owner, num_bytes FROM responses UNION ALL SELECT owner, num_bytes FROM files
             UNION ALL SELECT owner, num_bytes FROM batches),
         sums AS (SELECT owner, sum(num_bytes) AS used_bytes FROM records GROUP BY owner)
-        SELECT owner FROM (SELECT * FROM sums EXCEPT SELECT * FROM owners
+        SELECT DISTINCT owner FROM (SELECT * FROM sums EXCEPT SELECT * FROM owners
             UNION SELECT * FROM (SELECT * FROM owners EXCEPT SELECT * FROM sums))""",
 }
 
@@ -65,8 +65,8 @@ def check(connection: Connection) -> list[str]:
 
 def main() -> None:
     """Print the faults of the store in the folder that the command names; exit code 1 if there are any."""
-    if len(sys.argv) != 2 or not Path(sys.argv[1]).is_dir():
-        sys.exit("usage: python -m scheduler_svc.store.check FOLDER")
+    if len(sys.argv) != 2 or not (Path(sys.argv[1]) / FILE_NAME).is_file():
+        sys.exit("usage: python -m scheduler_svc.store.check FOLDER, in which there is a store")
     try:
         faults = check(connect(Path(sys.argv[1])))
     except StoreError as error:

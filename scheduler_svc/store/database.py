@@ -61,8 +61,8 @@ def connect(folder: Path, *, durable: bool = False) -> Connection:
 @contextmanager
 def writing(connection: Connection) -> Iterator[None]:
     """A transaction that may write from its beginning. It is undone if anything is raised inside, or at its end."""
-    connection.execute("BEGIN IMMEDIATE")
     try:
+        connection.execute("BEGIN IMMEDIATE")
         yield
         connection.execute("COMMIT")
     except BaseException:

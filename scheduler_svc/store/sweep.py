@@ -108,6 +108,6 @@ def _shrink(connection: Connection, max_bytes: int) -> bool:
     (num_free,) = connection.execute("PRAGMA freelist_count").fetchone()
     most = max(1, max_bytes // page_size)
     if num_free > SPARE_PAGES:
-        # Each row that is fetched is a page that goes.
-        connection.execute(f"PRAGMA incremental_vacuum({min(most, num_free - SPARE_PAGES)})").fetchall()
+        # A page goes at each step, and `execute` makes only one step of a statement that has no columns.
+        connection.executescript(f"PRAGMA incremental_vacuum({min(most, num_free - SPARE_PAGES)})")
     return bool(num_free - most > SPARE_PAGES)

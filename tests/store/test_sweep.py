@@ -1,0 +1,80 @@
+"""The sweep deletes what has expired and nothing else, a bounded amount at a time, and gives the space back."""
+
+import pytest
+
+from scheduler_svc.store import batch_results, files, responses, sweep
+from scheduler_svc.store.database import FILE_NAME
+from scheduler_svc.store.errors import NotFound
+from scheduler_svc.store.quotas import used_bytes
+from scheduler_svc.store.records import RECORD_BYTES, Swept
+from tests.store import rows
+
+
+def test_it_deletes_what_has_expired_and_nothing_else(store):
+    for name, expires_at in (("early", 5.0), ("late", 9.0), ("for ever", None)):
+        responses.add(store, rows.response(name, expires_at=expires_at, head=bytes(10), input_items=b"", work=b""))
+        rows.add_file(store, name, b"12345", expires_at=expires_at)
+        rows.start_batch(store, name, 1, expires_at=expires_at)
+        batch_results.add_results(store, "ann", name, 3.0, [rows.result(0)])
+    assert sweep.sweep(store, 4.9) == Swept(0, 0, 0, 0, is_more=False)
+    swept = sweep.sweep(store, 5.0)
+    assert swept == Swept(1, 1, 1, RECORD_BYTES + 10 + 5 + len(rows.result(0).body), is_more=False)
+    assert responses.get_status(store, "ann", "late", 6.0) == "queued"
+    assert sweep.sweep(store, 1e9) == swept
+    assert responses.get_status(store, "ann", "for ever", 1e9) == "queued"
+    assert rows.content(store, "for ever", now=1e9) == b"12345"
+
+
+@pytest.mark.parametrize(("limits", "calls"), [({"max_rows": 3}, 4), ({"max_bytes": 1000}, 6)])
+def test_one_call_is_bounded_and_the_quota_is_exact_after_each(store, limits, calls):
+    for number in range(11):
+        responses.add(store, rows.response(f"r{number}", head=bytes(400), input_items=b"", work=b""))
+    done = 0
+    for call in range(calls):
+        swept = sweep.sweep(store, 200.0, **limits)
+        assert swept.is_more == (call < calls - 1)
+        done += swept.responses
+        assert used_bytes(store, "ann") == (11 - done) * (RECORD_BYTES + 400)
+    assert done == 11
+
+
+def test_a_large_content_goes_piece_by_piece_after_its_file_is_gone(store):
+    rows.add_file(store, "f", *[bytes(1000)] * 10)
+    files.delete(store, "ann", "f", 2.0)
+    assert used_bytes(store, "ann") == 0
+    sizes = []
+    while (swept := sweep.sweep(store, 2.0, max_bytes=4000)).is_more:
+        sizes.append(swept.num_bytes)
+    assert [*sizes, swept.num_bytes] == [4000, 4000, 2000]
+
+
+def test_the_space_is_given_back_but_for_some(store, tmp_path, monkeypatch):
+    monkeypatch.setattr(sweep, "SPARE_PAGES", 100)
+    path = tmp_path / "store" / FILE_NAME
+    for number in range(50):
+        responses.add(store, rows.response(f"r{number}", head=bytes(100_000)))
+    store.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+    full = path.stat().st_size
+    while sweep.sweep(store, 200.0, max_bytes=1 << 20).is_more:
+        pass
+    assert store.execute("PRAGMA freelist_count").fetchone() == (100,)
+    store.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+    assert path.stat().st_size < full / 5
+
+
+def test_an_owner_can_be_forgotten(store):
+    for owner in ("ann", "bob"):
+        responses.add(store, rows.response("r", owner, expires_at=None))
+        rows.add_file(store, "f", b"12345", owner=owner)
+        files.begin(store, rows.file("unfinished", owner))
+        rows.start_batch(store, "b", 1, owner=owner)
+    responses.add(store, rows.response("expired", expires_at=2.0))
+    assert sweep.expire_owner(store, "ann", 3.0) == 4
+    with pytest.raises(NotFound):
+        responses.get(store, "ann", "r", 3.0)
+    with pytest.raises(NotFound):
+        files.append(store, "ann", "unfinished", 3.0, b"x")
+    assert rows.content(store, "f", owner="bob") == b"12345"
+    while sweep.sweep(store, 3.0).is_more:
+        pass
+    assert store.execute("SELECT owner FROM owners").fetchall() == [("bob",)]
