@@ -84,7 +84,9 @@ def finish(
     """
     with writing(connection):
         key, _ = _unfinished(connection, owner, file_id, now)
-        statement = "UPDATE files SET purpose = coalesce(?, purpose), keep_until = coalesce(?, keep_until) WHERE key = ?"
+        statement = (
+            "UPDATE files SET purpose = coalesce(?, purpose), keep_until = coalesce(?, keep_until) WHERE key = ?"
+        )
         connection.execute(statement, (purpose, keep_until, key))
         complete(connection, key)
         (row,) = connection.execute(f"SELECT {_FACTS}, expires_at FROM files WHERE key = ?", (key,))

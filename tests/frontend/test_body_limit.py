@@ -19,14 +19,15 @@ ALL = BODIES_AT_ONCE * LIMIT
 class Sender:
     """A client that sends its body when the test says so, and what it is answered."""
 
-    def __init__(self, app, declared=None, *, name="alice", method="POST", headers=(), peer=None):
+    def __init__(self, app, declared=None, *, name="alice", method="POST", headers=(), peer=None, path="/"):
         self._app = app
         self._parts = asyncio.Queue()
         self.status = None
         self.headers = {}
         headers = [*headers] if declared is None else [*headers, (b"content-length", str(declared).encode())]
         client = ApiClient(name, 0, is_admin=False, may_read_status=False)
-        self.scope = {"type": "http", "method": method, "headers": headers, "client": peer, "baton.client": client}
+        self.scope = {"type": "http", "method": method, "path": path, "headers": headers, "client": peer}
+        self.scope["baton.client"] = client
 
     def send(self, chunk, *, more=True):
         self._parts.put_nowait({"type": "http.request", "body": chunk, "more_body": more})
@@ -63,7 +64,7 @@ def app(bodies):
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b""})
 
-    return LimitBody(inner, LIMIT)
+    return LimitBody(inner, LIMIT, LIMIT)
 
 
 async def answer(app, *chunks, **facts):
@@ -214,7 +215,7 @@ async def test_no_request_that_a_server_got_in_part_is_one(bodies, sent, does_cl
     async def inner(scope, receive, send):
         bodies.append(scope)
 
-    limited = LimitBody(inner, LIMIT)
+    limited = LimitBody(inner, LIMIT, LIMIT)
 
     async def noting(scope, receive, send):
         scope["baton.client"] = ApiClient("", 0, is_admin=True, may_read_status=True)

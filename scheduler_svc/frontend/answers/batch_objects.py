@@ -165,9 +165,9 @@ def unanswered(batch_id: str, line: int, custom_id: str, failure: LineFailure) -
     return _result(batch_id, line, custom_id, None, failure, is_error=True)
 
 
-def errors_json(errors: Sequence[Struct]) -> bytes:
+def errors_json(errors: Sequence[BatchError]) -> bytes:
     """The errors of a batch for the store."""
-    return msgspec.json.encode([BatchError(**msgspec.structs.asdict(error)) for error in errors])
+    return msgspec.json.encode(errors)
 
 
 def _result(

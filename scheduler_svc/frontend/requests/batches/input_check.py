@@ -2,21 +2,11 @@
 
 from hashlib import blake2b
 
-import msgspec
-
+from scheduler_svc.frontend.answers.batch_objects import BatchError
 from scheduler_svc.frontend.requests.batches.input_lines import MAX_LINES, InputLine, LineProblem, read_line
 
 MAX_ERRORS = 100  # that are told
 ID_BYTES = 16  # of a hash that stands for a custom_id: the ids themselves could be megabytes
-
-
-class LineError(msgspec.Struct, frozen=True):
-    """One of the `errors` of a batch."""
-
-    code: str
-    message: str
-    param: str | None = None
-    line: int | None = None
 
 
 class InputCheck:
@@ -30,7 +20,7 @@ class InputCheck:
 
     def __init__(self, endpoint: str) -> None:
         self.num_lines = 0
-        self.errors: list[LineError] = []
+        self.errors: list[BatchError] = []
         self._endpoint = endpoint
         self._seen: set[bytes] = set()
 
@@ -46,17 +36,17 @@ class InputCheck:
                 return
             self.num_lines += 1
             if self.num_lines > MAX_LINES:
-                self.errors.append(LineError("too_many_tasks", f"A batch has at most {MAX_LINES} requests."))
+                self.errors.append(BatchError("too_many_tasks", f"A batch has at most {MAX_LINES} requests."))
                 return
             try:
                 self._add(line)
             except LineProblem as problem:
-                self.errors.append(LineError(problem.code, problem.message, problem.param, line.place))
+                self.errors.append(BatchError(problem.code, problem.message, problem.param, line.place))
 
-    def end(self) -> list[LineError]:
+    def end(self) -> list[BatchError]:
         """The file has no more lines. Returns all errors; none if it can be used."""
         if not self.num_lines:
-            self.errors.append(LineError("empty_file", "The input file has no requests."))
+            self.errors.append(BatchError("empty_file", "The input file has no requests."))
         return self.errors
 
     def _add(self, line: InputLine) -> None:

@@ -83,9 +83,13 @@ def upload_purpose(fields: dict[str, str]) -> str:
     """The purpose of an uploaded file. Raises ApiError (400) for one that has no effect here."""
     purpose: Any = fields.get("purpose")
     if purpose is None:
-        raise ApiError(400, "Missing required parameter: 'purpose'.", code="missing_required_parameter", param="purpose")
+        raise ApiError(
+            400, "Missing required parameter: 'purpose'.", code="missing_required_parameter", param="purpose"
+        )
     if purpose not in PURPOSES:
-        message = f"The purpose '{purpose[:64]}' has no effect on this server; it takes files for: {', '.join(PURPOSES)}."
+        message = (
+            f"The purpose '{purpose[:64]}' has no effect on this server; it takes files for: {', '.join(PURPOSES)}."
+        )
         raise ApiError(400, message, code="unsupported_parameter", param="purpose")
     return str(purpose)
 

@@ -1,0 +1,110 @@
+"""All batches that are open: some of them run, the others wait for their turn in the store."""
+
+import asyncio
+import time
+
+from common.errors import RequestRejected
+from common.logging import get_logger
+from scheduler_svc.frontend.background.batch_run import BatchRun
+from scheduler_svc.frontend.background.batch_tools import BatchTools
+from scheduler_svc.frontend.background.line_share import open_sequences
+from scheduler_svc.store import batches
+from scheduler_svc.store.records import StoredBatch
+
+RUNS_OF_OWNER = 4  # at once
+LOOK_S = 0.25  # between two looks at the core
+RESCAN_S = 15.0  # between two looks at the store, for what a frontend could not tell
+PAGE = 100
+
+log = get_logger(__name__)
+
+Name = tuple[str, str]  # owner and batch
+
+
+class Batches:
+    """Runs the batches that the store has open, and those that it is told of. An owner is the name of an API key, empty
+    without keys."""
+
+    def __init__(self, tools: BatchTools) -> None:
+        self._tools = tools
+        self._waiting: dict[Name, None] = {}  # in the order of their turns
+        self._runs: dict[Name, BatchRun] = {}
+        self._tasks: dict[Name, asyncio.Task[None]] = {}
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._take_up())
+                tasks.create_task(self._watch_core())
+        finally:
+            for task in self._tasks.values():
+                task.cancel()
+            await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+    def start(self, owner: str, batch_id: str) -> None:
+        """Run a batch that is in the store; it may run already."""
+        if (owner, batch_id) not in self._tasks:
+            self._waiting[owner, batch_id] = None
+            self._begin_some()
+
+    def cancel(self, owner: str, batch_id: str) -> None:
+        """The store has it that a batch is cancelled."""
+        name = owner, batch_id
+        if name not in self._runs:
+            self._begin(name)  # it is only to be finalized, whatever else runs
+        self._runs[name].cancel()
+
+    def _begin_some(self) -> None:
+        """Begin those for which it is their owner's turn."""
+        for name in list(self._waiting):
+            if sum(owner == name[0] for owner, _ in self._tasks) < RUNS_OF_OWNER:
+                self._begin(name)
+
+    def _begin(self, name: Name) -> None:
+        self._waiting.pop(name, None)
+        run = self._runs[name] = BatchRun(self._tools, *name)
+        task = self._tasks[name] = asyncio.create_task(self._run(name, run))
+        task.add_done_callback(lambda _: self._over(name))
+
+    async def _run(self, name: Name, run: BatchRun) -> None:
+        try:
+            await run.run()
+        except Exception:
+            log.exception("internal error", batch=name[1])  # it is looked at again with the next scan
+
+    def _over(self, name: Name) -> None:
+        del self._tasks[name]
+        del self._runs[name]
+        self._begin_some()
+
+    async def _take_up(self) -> None:
+        """Start all that is open in the store, now and then."""
+        while True:
+            page: list[StoredBatch] = []
+            last: StoredBatch | None = None
+            while last is None or len(page) == PAGE:
+                page = await self._tools.store.ask(batches.open_batches, time.time(), after=last, limit=PAGE)
+                for batch in page:
+                    self._take(batch)
+                if not page:
+                    break
+                last = page[-1]
+            await asyncio.sleep(RESCAN_S)
+
+    def _take(self, batch: StoredBatch) -> None:
+        if batch.status == "cancelling":
+            self.cancel(batch.owner, batch.batch_id)
+        else:
+            self.start(batch.owner, batch.batch_id)
+
+    async def _watch_core(self) -> None:
+        """Open as many lines as the core has room for."""
+        while True:
+            if self._tasks:
+                try:
+                    gate = self._tools.gate
+                    gate.set_limit(open_sequences(await self._tools.link.status(), gate.num_open))
+                except RequestRejected as rejected:
+                    log.debug("the core does not answer", reason=str(rejected))
+            await asyncio.sleep(LOOK_S)
