@@ -7,7 +7,7 @@ from common.errors import RequestRejected
 from common.logging import get_logger
 from scheduler_svc.frontend.background.batch_run import BatchRun
 from scheduler_svc.frontend.background.batch_tools import BatchTools
-from scheduler_svc.frontend.background.line_share import open_sequences
+from scheduler_svc.frontend.background.line_share import LineShare
 from scheduler_svc.store import batches
 from scheduler_svc.store.records import StoredBatch
 
@@ -100,11 +100,12 @@ class Batches:
 
     async def _watch_core(self) -> None:
         """Open as many lines as the core has room for."""
+        gate, share = self._tools.gate, LineShare(time.monotonic())
         while True:
             if self._tasks:
                 try:
-                    gate = self._tools.gate
-                    gate.set_limit(open_sequences(await self._tools.link.status(), gate.num_open))
+                    report = await self._tools.link.status()
+                    gate.set_limit(share.open_sequences(report, gate.num_open, gate.num_over, time.monotonic()))
                 except RequestRejected as rejected:
                     log.debug("the core does not answer", reason=str(rejected))
             await asyncio.sleep(LOOK_S)

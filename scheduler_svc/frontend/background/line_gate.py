@@ -30,10 +30,12 @@ class LineGate:
 
     Attributes:
         num_open: sequences of lines that are in.
+        num_over: of those that have left.
     """
 
     def __init__(self, limit: int = FIRST_LIMIT) -> None:
         self.num_open = 0
+        self.num_over = 0
         self._limit = limit
         self._lines_of_owner: Counter[str] = Counter()
         self._owners: deque[str] = deque()  # that wait, in the order of their turns
@@ -63,6 +65,7 @@ class LineGate:
     def leave(self, entrant: Entrant) -> None:
         """A line is over."""
         self.num_open -= entrant.num_sequences
+        self.num_over += entrant.num_sequences
         self._lines_of_owner[entrant.owner] -= 1
         if not self._lines_of_owner[entrant.owner]:
             del self._lines_of_owner[entrant.owner]

@@ -1,32 +1,66 @@
 """How many sequences of batches are with the core at once. Pure.
 
 What is open is enough to keep the executors busy, and leaves lanes and memory for requests that come meanwhile: these
-go before all lines that wait, but they cannot take what a line holds already.
+go before all lines that wait, and lines that run sit out for their prompts, but what a line holds they cannot take. The
+more lines run, the longer is the step that a new prompt has to wait for: so there are few beside requests.
 """
 
 from common.messages import StatusReport
 
 FREE_LANES = 8  # one lane in so many is not for batches
-BESIDE_REQUESTS = 4  # batches have one lane in so many while requests run that somebody waits for
+BESIDE_REQUESTS = 8  # batches have one lane in so many while there are requests that somebody waits for
+RECENT_S = 10.0  # for so long after the last of these
 FREE_BLOCKS = 4  # no line is opened while less than one block in so many is free
 MOST = 2048  # whatever the executors hold: more would only wait
 
 
-def open_sequences(report: StatusReport, own: int) -> int:
-    """How many sequences of batches may be open, as the core describes itself.
+class LineShare:
+    """Follows the core's reports.
 
     Args:
-        own: sequences of batches that are open now.
-
-    Returns:
-        At least 1, so that a service without an executor is seen to want one.
+        now: seconds of any clock.
     """
-    ready = [executor for executor in report.executors if executor.state == "ready"]
-    lanes = sum(executor.max_num_seqs for executor in ready)
-    others = max(report.running + report.waiting - own, 0)
-    share = lanes // BESIDE_REQUESTS if others else lanes - -(-lanes // FREE_LANES)
-    share = min(share, lanes - others, MOST)
-    num_blocks = sum(executor.num_blocks for executor in ready)
-    if sum(executor.free_blocks for executor in ready) * FREE_BLOCKS < num_blocks:
-        share = min(share, own)
-    return max(share, 1)
+
+    def __init__(self, now: float) -> None:
+        self._requests_at = now - RECENT_S  # when somebody's request was seen last
+        self._uptime_s = 0.0
+        self._most_foreign: int | None = None
+
+    def open_sequences(self, report: StatusReport, own: int, num_own_over: int, now: float) -> int:
+        """How many sequences of batches may be open.
+
+        Args:
+            report: of the core.
+            own: sequences of batches that are open now: with the core, or on the way to it or from it.
+            num_own_over: those that have ended.
+            now: when the report came.
+
+        Returns:
+            At least 1, so that a service without an executor is seen to want one.
+        """
+        others = max(report.running + report.waiting - own, 0)
+        if self._has_foreign(report, own, num_own_over) or others:
+            self._requests_at = now
+        ready = [executor for executor in report.executors if executor.state == "ready"]
+        lanes = sum(executor.max_num_seqs for executor in ready)
+        is_alone = now - self._requests_at >= RECENT_S
+        share = lanes - -(-lanes // FREE_LANES) if is_alone else lanes // BESIDE_REQUESTS
+        share = min(share, lanes - others, MOST)
+        num_blocks = sum(executor.num_blocks for executor in ready)
+        if sum(executor.free_blocks for executor in ready) * FREE_BLOCKS < num_blocks:
+            share = min(share, own)
+        return max(share, 1)
+
+    def _has_foreign(self, report: StatusReport, own: int, num_own_over: int) -> bool:
+        """Whether sequences of others have come since the last report, and may be gone again."""
+        seen = report.running + report.waiting + report.requests_finished + report.requests_failed
+        if report.uptime_s < self._uptime_s:
+            self._most_foreign = None  # the scheduler has started anew, and counts from 0
+        self._uptime_s = report.uptime_s
+        before = self._most_foreign
+        if before is None:
+            self._most_foreign = seen - num_own_over  # as if none of the open ones had reached the core
+            return False
+        # Own ones on the way to the core are not seen there yet: this number is too low then, never too high.
+        self._most_foreign = max(before, seen - own - num_own_over)
+        return self._most_foreign > before
