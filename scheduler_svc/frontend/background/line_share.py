@@ -5,12 +5,15 @@ go before all lines that wait, and lines that run sit out for their prompts, but
 more lines run, the longer is the step that a new prompt has to wait for: so there are few beside requests.
 """
 
+from collections import deque
+
 from common.messages import StatusReport
 
 FREE_LANES = 8  # one lane in so many is not for batches
 BESIDE_REQUESTS = 8  # batches have one lane in so many while there are requests that somebody waits for
 RECENT_S = 10.0  # for so long after the last of these
 FREE_BLOCKS = 4  # no line is opened while less than one block in so many is free
+REPORTS = 8  # in which all that was on its way to the core at one time has reached it
 MOST = 2048  # whatever the executors hold: more would only wait
 
 
@@ -24,7 +27,7 @@ class LineShare:
     def __init__(self, now: float) -> None:
         self._requests_at = now - RECENT_S  # when somebody's request was seen last
         self._uptime_s = 0.0
-        self._most_foreign: int | None = None
+        self._foreign: deque[int] = deque(maxlen=REPORTS)
 
     def open_sequences(self, report: StatusReport, own: int, num_own_over: int, now: float) -> int:
         """How many sequences of batches may be open.
@@ -55,12 +58,13 @@ class LineShare:
         """Whether sequences of others have come since the last report, and may be gone again."""
         seen = report.running + report.waiting + report.requests_finished + report.requests_failed
         if report.uptime_s < self._uptime_s:
-            self._most_foreign = None  # the scheduler has started anew, and counts from 0
+            self._foreign.clear()  # the scheduler has started anew, and counts from 0
         self._uptime_s = report.uptime_s
-        before = self._most_foreign
-        if before is None:
-            self._most_foreign = seen - num_own_over  # as if none of the open ones had reached the core
+        if not self._foreign:
+            self._foreign.append(seen - num_own_over)  # as if none of the open ones had reached the core
             return False
         # Own ones on the way to the core are not seen there yet: this number is too low then, never too high.
-        self._most_foreign = max(before, seen - own - num_own_over)
-        return self._most_foreign > before
+        foreign = seen - own - num_own_over
+        is_new = foreign > max(self._foreign)
+        self._foreign.append(foreign)
+        return is_new
