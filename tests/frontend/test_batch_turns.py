@@ -150,7 +150,7 @@ def test_own_lines_on_their_way_are_not_taken_for_requests():
 def test_a_scheduler_that_starts_anew_counts_anew():
     share = LineShare(0.0)
     share.open_sequences(report([64], finished=1000, uptime_s=50.0), 0, 0, 1.0)
-    for look in range(REPORTS):
+    for look in range(REPORTS + 1):
         assert share.open_sequences(report([64], running=5, uptime_s=1.0 + look), 5, 10, 2.0 + look) == 56
     assert share.open_sequences(report([64], running=5, finished=1, uptime_s=20.0), 5, 10, 20.0) == 8
 

@@ -8,6 +8,7 @@ import msgspec
 
 from common.errors import RequestRejected
 from scheduler_svc.frontend.answers.batch_objects import BatchError, LineResponse, answered
+from scheduler_svc.frontend.api_keys import ApiClient
 from scheduler_svc.frontend.background.batch_input import input_lines
 from scheduler_svc.frontend.background.batch_tools import BatchTools
 from scheduler_svc.frontend.background.line_gate import Entrant
@@ -144,11 +145,8 @@ class BatchLines:
         """A line's request for the core, or the error that a single request would be answered with."""
         prepare = self._tools.endpoints[self._batch.endpoint]
         while True:
-            client = self._tools.client(self._batch.owner)
-            if client is None:
-                raise CannotGoOn("invalid_api_key", "The API key of this batch is gone.")
             try:
-                return await prepare(client, LineName(self._batch.batch_id, number), bytes(request.body))
+                return await prepare(self._client(), LineName(self._batch.batch_id, number), bytes(request.body))
             except RequestRejected as rejected:
                 error = ApiError.of_rejection(rejected)
                 passes = rejected.code in PASSING
@@ -158,6 +156,13 @@ class BatchLines:
                 name = LineName(self._batch.batch_id, number).request_id("req")
                 return LineResponse(error.status, name, msgspec.Raw(error.body()))
             await asyncio.sleep(self._tools.retry_s)
+
+    def _client(self) -> ApiClient:
+        """Whom lines are sent for."""
+        client = self._tools.client(self._batch.owner)
+        if client is None:
+            raise CannotGoOn("invalid_api_key", "The API key of this batch is gone.")
+        return client
 
     async def _answer(self, run: LineRun, number: int, custom_id: str) -> None:
         response = await run.response()
@@ -171,8 +176,10 @@ class BatchLines:
         self._results.add(result)
 
     async def _keep(self) -> None:
-        """Write results as they come, in groups, until no more come."""
+        """Write results as they come, in groups, until no more come, or the owner's key is gone."""
         while not (self._no_more.is_set() and self._results.is_empty):
+            if not self._no_more.is_set():
+                self._client()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._no_more.wait(), self._tools.flush_s)
             if not self._results.is_empty:
