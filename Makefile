@@ -62,7 +62,7 @@ test-3.12:
 	@echo "NOT RUN: test-3.12 needs a Python 3.12 (make test-3.12 PYTHON312=...), and there is none here"
 else
 test-3.12: $(VENV312)/ready  ## The scheduler, its frontend and the client with Python 3.12 and without torch
-	$(VENV312)/bin/python -m pytest -n 2 --dist worksteal tests/common tests/scheduler tests/frontend tests/client
+	$(VENV312)/bin/python -m pytest -n 2 --dist worksteal tests/common tests/scheduler tests/frontend tests/client tests/store
 endif
 
 $(CLIENTS)/ready: $(VENV)/ready $(wildcard tests/clients/install.py tests/clients/constraints.txt tests/clients/node/*.json)

@@ -27,6 +27,7 @@ class ExecutorLimits:
     max_batch_tokens: int
     max_model_len: int
     vocab_size: int
+    hidden_size: int
 
     @classmethod
     def of(cls, hello: m.Hello) -> "ExecutorLimits":
@@ -38,6 +39,7 @@ class ExecutorLimits:
             max_batch_tokens=hello.max_batch_tokens,
             max_model_len=hello.max_model_len,
             vocab_size=hello.vocab_size,
+            hidden_size=hello.hidden_size,
         )
 
 

@@ -160,6 +160,7 @@ def _start(
         start_s=0.0,
         pool=None,
         node=options.node,
+        tasks=("generate",),
         **vars(limits),
     )
     return Started(runner, hello, group, kept, is_standby)
@@ -189,6 +190,7 @@ def _choose_limits(
         max_batch_tokens=options.max_batch_tokens or platform.defaults.max_batch_tokens,
         max_model_len=wanted_len,
         vocab_size=model.config.vocab_size,
+        hidden_size=model.config.hidden_size,
     )
 
     def default_bytes() -> int:

@@ -3,12 +3,27 @@
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import wraps
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import click
 
 ToolParser = Literal["auto", "none", "hermes", "qwen3_coder", "json"]
 ReasoningParser = Literal["auto", "none", "qwen3"]
+PoolingTask = Literal["embed", "score"]
+POOLING_TASKS: tuple[PoolingTask, ...] = get_args(PoolingTask)
+
+
+class PoolingModelOption(NamedTuple):
+    """A model of its own for one task.
+
+    Attributes:
+        name: that clients ask for; empty for the model's own.
+        model: folder or hub id whose tokenizer and configuration to use.
+    """
+
+    task: PoolingTask
+    name: str
+    model: str
 
 
 @dataclass(frozen=True)
@@ -24,6 +39,8 @@ class FrontendOptions:
         openapi: whether /openapi.json and /docs are there.
         open_metrics: whether /metrics needs no API key.
         keep_alive_s: seconds of silence of a stream after which it gets a comment.
+        pooling_model: models of their own for embeddings and scores, each `TASK=MODEL` or `TASK:NAME=MODEL`; a task
+            without one is the served model's.
     """
 
     served_model_name: tuple[str, ...] = ()
@@ -34,6 +51,16 @@ class FrontendOptions:
     openapi: bool = False
     open_metrics: bool = False
     keep_alive_s: float = 5.0
+    pooling_model: tuple[str, ...] = ()
+
+    @property
+    def pooling_models(self) -> tuple[PoolingModelOption, ...]:
+        """The models that `pooling_model` names. Raises ValueError for what names none, and for a task with two."""
+        models = tuple(_pooling_model(value) for value in self.pooling_model)
+        for task in POOLING_TASKS:
+            if len(named := [model.model for model in models if model.task == task]) > 1:
+                raise ValueError(f"the task {task} has one model, not {' and '.join(named)}")
+        return models
 
     def arguments(self) -> list[str]:
         """The same as arguments of a command."""
@@ -66,9 +93,29 @@ def frontend_options(command: Callable[..., Any]) -> Callable[..., Any]:
                   "send none; it names clients.")  # fmt: skip
     @click.option("--keep-alive", "keep_alive_s", type=click.FloatRange(0.1), default=default.keep_alive_s,
                   metavar="SECONDS", help="A stream that is silent for so long gets a comment.")  # fmt: skip
+    @click.option("--pooling-model", multiple=True, metavar="TASK[:NAME]=MODEL", callback=_checked_pooling_models,
+                  help="Model whose executors embed or score (TASK is embed or score), as a folder or hub id; NAME is "
+                  "what clients call it. May be given for both.  [default: the model that generates]")  # fmt: skip
     @wraps(command)
     def with_options(**options: Any) -> Any:
         asked = {field.name: options.pop(field.name) for field in fields(FrontendOptions)}
         return command(frontend=FrontendOptions(**asked), **options)
 
     return with_options
+
+
+def _pooling_model(value: str) -> PoolingModelOption:
+    left, _, model = value.partition("=")
+    said, colon, name = left.partition(":")
+    task = next((task for task in POOLING_TASKS if task == said), None)
+    if task is None or not model or (colon and not name):
+        raise ValueError(f"{value!r} is not TASK=MODEL or TASK:NAME=MODEL, with the task {' or '.join(POOLING_TASKS)}")
+    return PoolingModelOption(task, name, model)
+
+
+def _checked_pooling_models(_ctx: click.Context, _param: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
+    try:
+        _ = FrontendOptions(pooling_model=values).pooling_models
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error
+    return values

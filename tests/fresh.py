@@ -24,6 +24,7 @@ DRAWN = (  # what the tests of these files can find is far from used up
     "tests/scheduler/test_adoption_fuzz.py",
     "tests/scheduler/test_group_commit_fuzz.py",
     "tests/scheduler/test_outbox_fuzz.py",
+    "tests/store/test_store_fuzz.py",
     "tests/scheduler/test_journal_records.py",
     "tests/executor/test_registration.py",
     "tests/common/test_wire.py",

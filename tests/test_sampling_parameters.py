@@ -45,9 +45,17 @@ from scheduler_svc.frontend.text.tokenizer import SamplingDefaults
 ROOT = Path(__file__).parents[1]
 NAMES = [parameter.name for parameter in SAMPLING_COLUMNS.values()]
 NOT_DRAWN_WITH = {"max_tokens", "stop_token_ids"}  # they say where a sequence ends
-NOT_COLUMNS = {"logprobs", "prompt_logprobs", "constraints"}  # a plan has them for the rows that want some
+NOT_COLUMNS = {
+    "logprobs",
+    "prompt_logprobs",
+    "constraints",
+    "pooling",
+    "pooled_token_ids",
+}  # of the rows that want some
 DERIVED = {"seeds": "uniforms"}  # staging turns a seed and a position into a uniform
-LIMITS = ExecutorLimits(num_blocks=8, block_size=4, max_num_seqs=4, max_batch_tokens=8, max_model_len=20, vocab_size=10)
+LIMITS = ExecutorLimits(
+    num_blocks=8, block_size=4, max_num_seqs=4, max_batch_tokens=8, max_model_len=20, vocab_size=10, hidden_size=4
+)
 
 
 def test_every_parameter_is_in_the_table() -> None:

@@ -85,6 +85,7 @@ def planned_steps(requests: Sequence[WorkloadRequest], vocab_size: int, max_mode
         max_batch_tokens=MAX_BATCH_TOKENS,
         max_model_len=max_model_len,
         vocab_size=vocab_size,
+        hidden_size=4,
     )
     recorder = Recorder()
     runner: Any = AnswersAtOnce()

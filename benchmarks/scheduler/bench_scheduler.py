@@ -69,6 +69,7 @@ class Setup:
             max_batch_tokens=self.max_batch_tokens,
             max_model_len=longest,
             vocab_size=VOCAB_SIZE,
+            hidden_size=4,
         )
         config = SchedulerConfig(
             window=self.window,

@@ -41,6 +41,7 @@ class Loop:
             max_batch_tokens=max(16_384, 2 * num_seqs),
             max_model_len=100_000,
             vocab_size=VOCAB_SIZE,
+            hidden_size=4,
         )
         self.scheduler = Scheduler(SchedulerConfig(max_waiting=1_000_000))
         self.scheduler.add_executor(Membership(1, "", "", limits))

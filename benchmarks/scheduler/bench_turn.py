@@ -164,6 +164,8 @@ class BusyCore:
             grammars="",
             start_s=1.0,
             node="",
+            tasks=("generate",),
+            hidden_size=64,
             pool=None,
         )
         self._executors.incoming.append((name, hello))

@@ -249,5 +249,7 @@ def _hello(name: str, start_s: float) -> m.Hello:
         grammars="",
         start_s=start_s,
         node="",
+        tasks=("generate",),
+        hidden_size=64,
         pool=None,
     )

@@ -102,13 +102,16 @@ def frames(message: m.Message) -> bytes:
 ABSURD = m.Hello(
     executor="absurd", build="0", fingerprint="f", dtype="float32", device="cpu", num_blocks=2**20, block_size=16,
     max_num_seqs=2**13, max_batch_tokens=2**20, max_model_len=2**15, vocab_size=2048, pid=1, tokenizer="", grammars="",
-    start_s=1.0, pool=None, node="",
+    start_s=1.0, pool=None, node="", tasks=("generate",), hidden_size=64,
 )  # fmt: skip
 MODEST = msgspec.structs.replace(ABSURD, executor="modest", num_blocks=64, max_num_seqs=4, max_model_len=64)
 BEAT = frames(m.ExecutorHeartbeat(epoch=1))
 REPLAY = b"\x01\0\0\x08" + bytes(8)
 TEXT = b"To be, or not to be, that is the question. "
 CHAT = b'{"model":"baton-demo","messages":[' + b'{"role":"user","content":"x"},' * 90_000 + b'{"role":"user"}]}'
+BLOCKS = b'{"model":"baton-demo","max_tokens":1,"messages":[{"role":"assistant","content":[' + (
+    b'{"type":"redacted_thinking"},' * 16_000 + b'{"type":"image"}]}]}'
+)
 FLOODS: dict[str, tuple[str, Flood]] = {
     "executors: silent connections": ("executors", many_connections(b"", 1000)),
     "executors: garbage": ("executors", many_connections(b"GET / HTTP/1.1\r\n\r\n", 1)),
@@ -147,7 +150,16 @@ FLOODS: dict[str, tuple[str, Flood]] = {
         requests("/v1/completions", (b"{" + b",".join(b'"k%d":1' % i for i in range(800_000)))[: 8 * MIB - 1] + b"}"),
     ),
     "http: empty messages": ("http", requests("/v1/chat/completions", b'{"messages":[' + b"{}," * 300_000 + b"{}]}")),
+    "http: 32,000 texts to embed": (
+        "http",
+        requests("/v1/embeddings", b'{"model":"baton-demo","input":[' + b'"a",' * 32_000 + b'"a"]}'),
+    ),
+    "http: 32,000 documents": (
+        "http",
+        requests("/v1/rerank", b'{"model":"baton-demo","query":"a","documents":[' + b'"a",' * 32_000 + b'"a"]}'),
+    ),
     "http: 90,000 messages": ("http", requests("/v1/chat/completions", CHAT)),
+    "http: 16,000 blocks": ("http", requests("/v1/messages", BLOCKS)),
     "http: a text of 8 MiB": (
         "http",
         requests("/v1/completions", b'{"model":"baton-demo","prompt":"' + TEXT * (8 * MIB // len(TEXT) - 2) + b'"}'),

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-PROTOCOL_VERSION = 9
+PROTOCOL_VERSION = 10
 
 Count = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Positive = Annotated[int, Meta(ge=1, le=2**31 - 1)]
@@ -19,6 +19,9 @@ MAX_PRIORITY = 100
 Priority = Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)]
 ClientName = Annotated[str, Meta(max_length=64)]
 FinishReason = Literal["stop", "length", "cancelled", "error"]
+Task = Literal["generate", "embed", "score"]
+"""What a request asks of a model, and what an executor takes: tokens, hidden states, or logits of given tokens."""
+Pooling = Literal["none", "hidden", "logits"]
 
 
 class Message(msgspec.Struct, array_like=True, frozen=True, gc=False, forbid_unknown_fields=True, kw_only=True):

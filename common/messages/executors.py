@@ -4,8 +4,8 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from common.messages.base import MAX_NAME_CHARS, Count, Epoch, Message, Name, Positive, Text
-from common.messages.steps import Plan, StepFailed, StepResult
+from common.messages.base import MAX_NAME_CHARS, Count, Epoch, Message, Name, Positive, Task, Text
+from common.messages.steps import MAX_HIDDEN_SIZE, Plan, StepFailed, StepResult
 
 # --- executor -> scheduler ---
 
@@ -50,6 +50,8 @@ class Hello(Message, frozen=True, tag="hello"):
         start_s: how long its process took from its start to its first Hello; another one will take about as long.
         pool: its KV memory; None if that ends with the process.
         node: the machine that it runs on, as a cluster calls it; empty if none was said.
+        tasks: those that it takes, each once; a plan has no rows of another one.
+        hidden_size: floats of a hidden state.
     """
 
     executor: Name
@@ -69,6 +71,8 @@ class Hello(Message, frozen=True, tag="hello"):
     start_s: Annotated[float, Meta(ge=0.0, le=1e6)]
     pool: Pool | None
     node: Annotated[str, Meta(max_length=MAX_NAME_CHARS)]
+    tasks: Annotated[tuple[Task, ...], Meta(min_length=1, max_length=3)]
+    hidden_size: Annotated[int, Meta(ge=1, le=MAX_HIDDEN_SIZE)]
 
 
 class ExecutorHeartbeat(Message, frozen=True, tag="alive"):

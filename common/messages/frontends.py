@@ -4,7 +4,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from common.messages.base import ClientName, Count, FinishReason, Message, Name, Priority, RequestId, Text
+from common.messages.base import ClientName, Count, FinishReason, Message, Name, Priority, RequestId, Task, Text
 from common.messages.status import StatusReport
 from common.messages.steps import SamplingParams
 
@@ -25,7 +25,7 @@ class Submit(Message, frozen=True, tag="submit"):
         request_id: `ID-PROMPT`, the HTTP answer's id and the prompt's number in it; with API keys `CLIENT/ID-PROMPT`,
             so that no client can name another's requests.
         prompt: int32 [tokens].
-        n: sequences to generate.
+        n: sequences to generate; 1 with `SamplingParams.pooling`.
         stream: False holds the tokens back until a sequence ends.
         cache_salt: requests share cached blocks only with requests of the same salt.
         priority: lower values go earlier: each step is worth a place in the queue some sequences further ahead.
@@ -141,18 +141,35 @@ FrontendToCore = (
 # --- core -> frontend ---
 
 
+class TaskState(Message, frozen=True):
+    """The executors that take one task.
+
+    Attributes:
+        num_ready: those that take plans now.
+        max_model_len: positions that a sequence of the task may have.
+        model: of the newest of them, as in `TokenDelta`.
+    """
+
+    task: Task
+    num_ready: Count
+    max_model_len: Count
+    model: Annotated[str, Meta(max_length=300)]
+
+
 class FleetState(Message, frozen=True, tag="fleet"):
     """Sent as the answer to FrontendHello and whenever it changes.
 
     Attributes:
-        num_ready: executors that take plans now.
-        fingerprint: model fingerprint of the newest executor, empty before the first.
-        max_model_len: positions a sequence may have.
+        num_ready: executors that take plans now and generate.
+        fingerprint: model fingerprint of the newest executor that generates, empty before the first.
+        max_model_len: positions a sequence may have that generates.
+        tasks: one for each task that an executor took since the scheduler's start, in the order of `Task`.
     """
 
     num_ready: Count
     fingerprint: Annotated[str, Meta(max_length=128)]
     max_model_len: Count
+    tasks: Annotated[tuple[TaskState, ...], Meta(max_length=3)] = ()
 
 
 class TokenDelta(Message, frozen=True):
@@ -170,6 +187,8 @@ class TokenDelta(Message, frozen=True):
         prompt_logprob_ids, prompt_logprobs: int32 and float32 [prompt tokens, `SamplingParams.prompt_logprobs`], those
             that are new since the last delta. Only sequence 0 has any: of all prompt tokens but the first, in their
             order and before the first generated token.
+        pooled: float32, the request's pooled result (`SamplingParams.pooling`): in the one delta that ends it with
+            `stop`, which has no tokens.
     """
 
     request_id: RequestId
@@ -184,6 +203,7 @@ class TokenDelta(Message, frozen=True):
     logprobs: bytes = b""
     prompt_logprob_ids: bytes = b""
     prompt_logprobs: bytes = b""
+    pooled: bytes = b""
 
 
 class Outputs(Message, frozen=True, tag="outputs"):

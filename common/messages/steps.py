@@ -4,14 +4,19 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from common.messages.base import Count, Epoch, Message, Positive, Step, Text
+from common.messages.base import Count, Epoch, Message, Pooling, Positive, Step, Task, Text
 
 MAX_LOGPROBS = 21
 MAX_PLAN_PROMPT_LOGPROBS = 2**17  # of a plan: its result has 8 bytes for each
+MAX_POOLED_TOKEN_IDS = 16
+MAX_HIDDEN_SIZE = 2**16
+MAX_PLAN_POOLED_FLOATS = 2**19  # of a plan: its result has 4 bytes for each
 MAX_BIASES = 300
 MAX_BAD_WORDS = 256
 MAX_BAD_WORD_TOKENS = 64
 MAX_GRAMMAR_CHARS = 2**18
+
+TASKS: dict[Pooling, Task] = {"none": "generate", "hidden": "embed", "logits": "score"}
 
 Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
 
@@ -59,6 +64,11 @@ class SamplingParams(Message, frozen=True):
             the n likeliest. They are of the model's own scores, before constraints, temperature and filters.
         prompt_logprobs: likewise, of each token of the prompt after its first one; they come with sequence 0.
         constraints: what else is asked of the tokens; None for nothing, which costs nothing.
+        pooling: what is asked for instead of tokens, one result of the whole prompt: "hidden", the hidden state of its
+            last position after the final norm, float32 [hidden_size], not normalized; "logits", the model's own scores
+            of `pooled_token_ids` after its last position, float32 [ids]. Then `max_tokens` is 1, and `logprobs`,
+            `prompt_logprobs` and `constraints` ask for nothing.
+        pooled_token_ids: with "logits" 1 to `MAX_POOLED_TOKEN_IDS`, none otherwise.
     """
 
     max_tokens: Positive
@@ -71,6 +81,13 @@ class SamplingParams(Message, frozen=True):
     logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] = 0
     prompt_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] = 0
     constraints: Constraints | None = None
+    pooling: Pooling = "none"
+    pooled_token_ids: Annotated[tuple[Count, ...], Meta(max_length=MAX_POOLED_TOKEN_IDS)] = ()
+
+    @property
+    def task(self) -> Task:
+        """What an executor has to take for it."""
+        return TASKS[self.pooling]
 
 
 class LaneStart(Message, frozen=True):
@@ -118,6 +135,11 @@ class Plan(Message, frozen=True, tag="plan"):
         prompt_logprob_targets: int32 [targets], that next token.
         prompt_logprob_counts: int32 [targets], `SamplingParams.prompt_logprobs` of each. The greatest of them times the
             number of targets is `MAX_PLAN_PROMPT_LOGPROBS` at most.
+        pooled_rows: int32 [pooled], ascending, none of them in `sample_rows`; rows whose last position gives a pooled
+            result.
+        pooled_counts: int32 [pooled], how many tokens' logits are the row's result; 0 for its hidden state. All results
+            together have `MAX_PLAN_POOLED_FLOATS` at most.
+        pooled_token_ids: int32 [sum(pooled_counts)], these tokens.
     """
 
     epoch: Epoch
@@ -136,6 +158,9 @@ class Plan(Message, frozen=True, tag="plan"):
     prompt_logprob_tokens: bytes = b""
     prompt_logprob_targets: bytes = b""
     prompt_logprob_counts: bytes = b""
+    pooled_rows: bytes = b""
+    pooled_counts: bytes = b""
+    pooled_token_ids: bytes = b""
     temperatures: bytes = b""
     top_ks: bytes = b""
     top_ps: bytes = b""
@@ -154,6 +179,8 @@ class StepResult(Message, frozen=True, tag="result"):
             log-probabilities: for each sample the token that was drawn, then the likeliest ones in descending order.
         prompt_logprob_ids, prompt_logprobs: likewise [sum of the plan's `prompt_logprob_counts`]: for each of its
             targets that one, then the likeliest ones.
+        pooled: float32, the results of the plan's `pooled_rows`, ragged: hidden_size values, or as many as the row's
+            `pooled_counts`. A row with a value that is no number has no result.
     """
 
     epoch: Epoch
@@ -164,6 +191,7 @@ class StepResult(Message, frozen=True, tag="result"):
     logprobs: bytes = b""
     prompt_logprob_ids: bytes = b""
     prompt_logprobs: bytes = b""
+    pooled: bytes = b""
 
 
 class StepFailed(Message, frozen=True, tag="failed"):

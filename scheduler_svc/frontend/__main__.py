@@ -18,7 +18,8 @@ from scheduler_svc.frontend.api_keys import ApiKeys, plain_keys
 from scheduler_svc.frontend.http.api import MAX_BODY_BYTES, MAX_FILE_BYTES, ApiSettings, create_app
 from scheduler_svc.frontend.http.server import LISTEN_BACKLOG, ServerSettings, serve
 from scheduler_svc.frontend.link.core_link import CoreLink
-from scheduler_svc.frontend.storing.storage import Storage
+from scheduler_svc.frontend.requests.pooling_model import read_pooling_models
+from scheduler_svc.frontend.storing.storage import Storage, in_use
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
 from scheduler_svc.frontend_options import FrontendOptions, frontend_options
 from scheduler_svc.store_options import StoreOptions, store_options
@@ -72,28 +73,24 @@ def main(
         api_keys = ApiKeys(plain_keys(), api_keys_file)
         tokenizer = Tokenizer(resolve_model(model, weights=False))
         storage = Storage.open(store)
+        options = replace(frontend, served_model_name=frontend.served_model_name or (model_name(model),))
+        pooling = read_pooling_models(options)
         listener = socket.socket(fileno=fd) if fd is not None else _listen(host, port)
     except (BatonError, OSError) as error:
         log.error("frontend cannot start", error=str(error))
         sys.exit(2)
     server_settings = ServerSettings(loss_timeout_s, stall_timeout_s, parent)
-    api_settings = ApiSettings(
-        options=replace(frontend, served_model_name=frontend.served_model_name or (model_name(model),)),
-        api_keys=api_keys,
-        max_body_bytes=max_body_bytes,
-        max_file_bytes=max_file_bytes,
-    )
+    api_settings = ApiSettings(options, api_keys, max_body_bytes, max_file_bytes, pooling)
 
     async def run() -> bool:
         link = CoreLink(core_endpoint)
         try:
             app = create_app(link, tokenizer, api_settings, storage)
             gc.freeze()  # the model's tables stay; to look through them takes 30 ms, in which no thread has a turn
-            return await serve(app, link, listener, server_settings)
+            async with in_use(storage):
+                return await serve(app, link, listener, server_settings)
         finally:
             link.close()
-            if storage is not None:
-                await storage.close()
 
     sys.exit(0 if asyncio.run(run()) else 1)
 

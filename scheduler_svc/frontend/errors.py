@@ -1,6 +1,8 @@
-"""Every error a client sees, in OpenAI's shape: {"error": {"message", "type", "param", "code"}}."""
+"""Every error a client sees: in OpenAI's shape, {"error": {"message", "type", "param", "code"}}, or in Anthropic's,
+{"type": "error", "error": {"type", "message", "details"}}."""
 
 import msgspec
+from msgspec import Struct
 
 from common.errors import RequestRejected
 
@@ -27,6 +29,36 @@ _STATUS_OF_CODE = {
     "no_token": 422,  # to try again would end the same
     "deadline_exceeded": 504,
 }
+_MESSAGE_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    409: "conflict_error",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+class MessageErrorDetails(Struct, frozen=True):
+    """What Anthropic's shape has no place for of its own."""
+
+    error_code: str | None
+    param: str | None
+
+
+class MessageError(Struct, frozen=True):
+    """What went wrong, in Anthropic's shape."""
+
+    type: str
+    message: str
+    details: MessageErrorDetails
+
+
+class MessageErrorAnswer(Struct, frozen=True, tag_field="type", tag="error"):
+    """The answer of every request of Anthropic's API that is refused or fails."""
+
+    error: MessageError
 
 
 class ApiError(Exception):
@@ -62,11 +94,19 @@ class ApiError(Exception):
         return cls(status, message, code=rejected.code, retry=status in (429, 503))
 
     def body(self) -> bytes:
-        """The JSON body of the answer."""
-        # Messages quote what clients sent, which may be text that UTF-8 cannot encode (lone surrogates).
-        message = self.message.encode(errors="replace").decode()
-        error = {"message": message, "type": _type_of(self.status), "param": self.param, "code": self.code}
+        """The JSON body of the answer, in OpenAI's shape."""
+        error = {"message": self._text, "type": _type_of(self.status), "param": self.param, "code": self.code}
         return msgspec.json.encode({"error": error})
+
+    def message_answer(self) -> MessageErrorAnswer:
+        """The answer in Anthropic's shape."""
+        details = MessageErrorDetails(self.code, self.param)
+        return MessageErrorAnswer(MessageError(_message_type_of(self.status), self._text, details))
+
+    @property
+    def _text(self) -> str:
+        # Messages quote what clients sent, which may be text that UTF-8 cannot encode (lone surrogates).
+        return self.message.encode(errors="replace").decode()
 
 
 class ClientGone(Exception):
@@ -90,3 +130,7 @@ def _type_of(status: int) -> str:
             return "server_error"
         case _:
             return "invalid_request_error"
+
+
+def _message_type_of(status: int) -> str:
+    return _MESSAGE_TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")

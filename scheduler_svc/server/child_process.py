@@ -2,6 +2,7 @@
 
 import subprocess
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from common.logging import get_logger
 
@@ -10,17 +11,24 @@ RESTART_DELAY_S = 1.0
 log = get_logger(__name__)
 
 
+class ChildEvents(NamedTuple):
+    """What the log calls a child's troubles."""
+
+    died: str
+    cannot_be_started: str
+
+
 class ChildProcess:
     """One process, or the place for it.
 
     Args:
-        what: it is, in the log.
+        events: for the log.
         command: that starts it.
         fds: descriptors that it inherits.
     """
 
-    def __init__(self, what: str, command: Sequence[str], fds: Sequence[int]) -> None:
-        self._what = what
+    def __init__(self, events: ChildEvents, command: Sequence[str], fds: Sequence[int]) -> None:
+        self._events = events
         self._command = list(command)
         self._fds = tuple(fds)
         self._process: subprocess.Popen[bytes] | None = None
@@ -43,14 +51,14 @@ class ChildProcess:
         and tries again.
         """
         if self._process is not None and (code := self._process.poll()) is not None:
-            log.error(f"{self._what} died", pid=self._process.pid, exit_code=code, restart_in_s=RESTART_DELAY_S)
+            log.error(self._events.died, pid=self._process.pid, exit_code=code, restart_in_s=RESTART_DELAY_S)
             self._process, self._start_at = None, now + RESTART_DELAY_S
         if self._process is None and now >= self._start_at:
             self._start_at = now + RESTART_DELAY_S
             try:
                 self._process = subprocess.Popen(self._command, pass_fds=self._fds)
             except (OSError, MemoryError, subprocess.SubprocessError) as error:
-                log.error(f"{self._what} cannot be started", reason=str(error), restart_in_s=RESTART_DELAY_S)
+                log.error(self._events.cannot_be_started, reason=str(error), restart_in_s=RESTART_DELAY_S)
 
     def terminate(self) -> None:
         """Ask it to stop."""

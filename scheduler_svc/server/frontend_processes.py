@@ -6,9 +6,11 @@ import socket
 import sys
 from dataclasses import dataclass
 
-from scheduler_svc.server.child_process import ChildProcess
+from scheduler_svc.server.child_process import ChildEvents, ChildProcess
 
 STOP_TIMEOUT_S = 8.0  # a frontend waits a few seconds for open answers to end
+FRONTEND = ChildEvents("frontend died", "frontend cannot be started")
+WORKER = ChildEvents("background worker died", "background worker cannot be started")
 
 
 @dataclass(frozen=True)
@@ -42,12 +44,12 @@ class FrontendProcesses:
         self, count: int, listener: socket.socket, arguments: list[str], worker: WorkerStart | None = None
     ) -> None:
         frontend = _command("scheduler_svc.frontend", listener, arguments)
-        self._children = [ChildProcess("frontend", frontend, [listener.fileno()]) for _ in range(count)]
+        self._children = [ChildProcess(FRONTEND, frontend, [listener.fileno()]) for _ in range(count)]
         self._worker: ChildProcess | None = None
         self._worker_listener: socket.socket | None = None
         if worker is not None:
             command = _command("scheduler_svc.frontend.background", worker.listener, worker.arguments)
-            self._worker = ChildProcess("background worker", command, [worker.listener.fileno()])
+            self._worker = ChildProcess(WORKER, command, [worker.listener.fileno()])
             if worker.is_due:
                 self._children.append(self._worker)
             else:

@@ -13,7 +13,7 @@ from typing import Any
 from scheduler_svc.store.database import writing
 from scheduler_svc.store.errors import Conflict, NotFound
 from scheduler_svc.store.quotas import check_quota
-from scheduler_svc.store.records import OPEN_BATCH, RECORD_BYTES, BatchEnd, BatchStatus, Order, Progress, StoredBatch
+from scheduler_svc.store.records import RECORD_BYTES, BatchEnd, BatchStatus, Order, Progress, StoredBatch
 
 ALLOWED: dict[BatchStatus, tuple[BatchStatus, ...]] = {
     "validating": ("in_progress", "failed", "cancelling", "finalizing"),
@@ -110,7 +110,7 @@ def open_batches(
         after: the last one of the page before.
         limit: the page's size.
     """
-    place = (after.created_at, after.owner, after.batch_id) if after else (float("-inf"), "", "")
+    place = (after.created_at, after.owner, after.batch_id) if after else (-1.0, "", "")
     query = (
         f"SELECT {_COLUMNS} FROM batches WHERE {_OPEN} AND (expires_at IS NULL OR expires_at > ?) "
         "AND (created_at, owner, batch_id) > (?, ?, ?) ORDER BY created_at, owner, batch_id LIMIT ?"
@@ -221,11 +221,6 @@ def move(
         sets += ", num_bytes = num_bytes - length(errors) + length(:errors)"
     values = {"owner": owner, "id": batch_id, "now": now, "status": status, f"{status}_at": now, **changes}
     connection.execute(f"UPDATE batches SET {sets} WHERE {_EXISTS}", values)
-
-
-def is_open(batch: StoredBatch) -> bool:
-    """Whether it has not ended."""
-    return batch.status in OPEN_BATCH
 
 
 def _status(connection: Connection, owner: str, batch_id: str, now: float) -> BatchStatus:

@@ -26,7 +26,8 @@ _DAMAGED = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 def connect(folder: Path, *, durable: bool = False) -> Connection:
     """A connection to the store in `folder`, which is made if it is missing, and brought to this release's version.
 
-    The connection may be given to another thread, and is for one thread at a time.
+    The connection may be given to another thread, and is for one thread at a time. Functions that use it raise
+    `sqlite3.Error` where SQLite fails; `explained` says what that means, and `StoreThread` calls it.
 
     Args:
         durable: whether each transaction waits until the disk has it.

@@ -18,11 +18,12 @@ UNFINISHED_S = 3600.0
 
 _EXISTS = "owner = :owner AND file_id = :id AND (expires_at IS NULL OR expires_at > :now)"
 _FACTS = "owner, file_id, filename, purpose, content_bytes, created_at"
-# A chunk begins at or before the first byte that is wanted.
-_READ = """
-SELECT start, data FROM file_chunks WHERE file_key = :key AND start < :end AND start >= coalesce(
-    (SELECT max(start) FROM file_chunks WHERE file_key = :key AND start <= :offset), 0)
-ORDER BY start"""
+# One statement, so that no sweep comes between. The first chunk begins at or before the first byte that is wanted; a
+# file without such chunks is a row without data.
+_READ = f"""
+SELECT start, data FROM files LEFT JOIN file_chunks ON file_key = files.key AND start < :end AND start >= coalesce(
+    (SELECT max(start) FROM file_chunks WHERE file_key = files.key AND start <= :offset), 0)
+WHERE {_EXISTS} AND is_complete ORDER BY start"""
 
 
 def begin(connection: Connection, file: StoredFile, *, limit_bytes: int = 0) -> None:
@@ -113,16 +114,12 @@ def read(connection: Connection, owner: str, file_id: str, now: float, *, offset
         NotFound: the owner has none with this id (any more).
     """
     assert offset >= 0, offset
-    query = f"SELECT key FROM files WHERE {_EXISTS} AND is_complete"
-    row = connection.execute(query, {"owner": owner, "id": file_id, "now": now}).fetchone()
-    if row is None:
-        raise NotFound("file", file_id)
     end = offset + min(limit, MAX_READ_BYTES)
-    # The two statements see one file: a content never changes, and a key is never given again.
-    pieces = [
-        data[max(0, offset - start) : end - start]
-        for start, data in connection.execute(_READ, {"key": row[0], "offset": offset, "end": end})
-    ]
+    values = {"owner": owner, "id": file_id, "now": now, "offset": offset, "end": end}
+    rows = connection.execute(_READ, values).fetchall()
+    if not rows:
+        raise NotFound("file", file_id)
+    pieces = [data[max(0, offset - start) : end - start] for start, data in rows if data is not None]
     return b"".join(pieces)
 
 

@@ -174,7 +174,7 @@ def open_background(
         limit: the page's size.
     """
     place = {"created_at": after.created_at, "owner": after.owner, "id": after.response_id} if after else {}
-    values = {"created_at": float("-inf"), "owner": "", "id": "", "now": now, "limit": limit, **place}
+    values = {"created_at": -1.0, "owner": "", "id": "", "now": now, "limit": limit, **place}
     return [OpenResponse(*row) for row in connection.execute(_OPEN_BACKGROUND, values)]
 
 

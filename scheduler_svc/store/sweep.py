@@ -5,7 +5,8 @@ from sqlite3 import Connection
 from scheduler_svc.store.database import writing
 from scheduler_svc.store.records import Swept
 
-SPARE_PAGES = 4096  # of 4 KiB that are kept free for what comes next, instead of being given back to the disk
+SPARE_PAGES = 2048  # of 4 KiB that are kept free for what comes next, instead of being given back to the disk
+VACUUM_PAGES = 256  # that are given back in one transaction
 
 # Contents of files and results of batches that were deleted go piece by piece, oldest keys first.
 _PIECES = {
@@ -31,7 +32,9 @@ def sweep(connection: Connection, now: float, *, max_rows: int = 500, max_bytes:
         batches = _expired(connection, "batches", now, budget)
         for marks in _PIECES:
             _discard(connection, marks, budget)
-    return Swept(responses, files, batches, budget.num_bytes, is_more=budget.is_spent or _shrink(connection, max_bytes))
+    # In each call: SQLite looks for every page that goes in the list of all free ones, which must not become long.
+    can_shrink = _shrink(connection, max_bytes)
+    return Swept(responses, files, batches, budget.num_bytes, is_more=budget.is_spent or can_shrink)
 
 
 def expire_owner(connection: Connection, owner: str, now: float) -> int:
@@ -92,12 +95,13 @@ def _expired(connection: Connection, table: str, now: float, budget: _Budget) ->
 def _discard(connection: Connection, marks: str, budget: _Budget) -> None:
     """Delete pieces of deleted contents; a mark goes with its last piece."""
     pieces, parent, content = _PIECES[marks]
-    for (mark,) in connection.execute(f"SELECT {parent} FROM {marks} ORDER BY 1").fetchall():
+    query = f"SELECT {parent} FROM {marks} ORDER BY 1 LIMIT ?"
+    for (mark,) in connection.execute(query, (budget.rows_left + 1,)).fetchall():
         query = f"SELECT key, length({content}) FROM {pieces} WHERE {parent} = ? LIMIT ?"
         rows = connection.execute(query, (mark, budget.rows_left + 1)).fetchall()
         keys = [(key,) for key, num_bytes in rows if budget.take(num_bytes)]
         connection.executemany(f"DELETE FROM {pieces} WHERE key = ?", keys)
-        if budget.is_spent:
+        if budget.is_spent or not budget.take(0):
             return
         connection.execute(f"DELETE FROM {marks} WHERE {parent} = ?", (mark,))
 
@@ -106,8 +110,10 @@ def _shrink(connection: Connection, max_bytes: int) -> bool:
     """Give free pages beyond `SPARE_PAGES` back to the disk. Returns whether there are more of them."""
     (page_size,) = connection.execute("PRAGMA page_size").fetchone()
     (num_free,) = connection.execute("PRAGMA freelist_count").fetchone()
-    most = max(1, max_bytes // page_size)
-    if num_free > SPARE_PAGES:
+    left = min(num_free - SPARE_PAGES, max(1, 2 * max_bytes // page_size))  # twice what a sweep frees: it catches up
+    is_more: bool = num_free - left > SPARE_PAGES
+    while left > 0:
         # A page goes at each step, and `execute` makes only one step of a statement that has no columns.
-        connection.executescript(f"PRAGMA incremental_vacuum({min(most, num_free - SPARE_PAGES)})")
-    return bool(num_free - most > SPARE_PAGES)
+        connection.executescript(f"PRAGMA incremental_vacuum({min(left, VACUUM_PAGES)})")
+        left -= VACUUM_PAGES
+    return is_more

@@ -27,6 +27,16 @@ def test_the_journals_benchmark():
     assert all(each["us_latency_p50"] > 0 and each["us_core"] > 0 for each in figures)
 
 
+def test_the_stores_benchmark():
+    sizes = ("--gigabytes", "0.002", "--calls", "20", "--expired", "10")
+    empty, filled = lines("bench_store.py", *sizes)
+    assert empty["stored_mb"] < 1 < filled["stored_mb"]
+    for each in (empty, filled):
+        assert 0 < each["ms_add_p50"] <= each["ms_add_p99"]
+        assert each["ms_open"] > 0 < each["ms_chain_p50"]
+        assert each["sweeps"] > 0 < each["ms_sweep_max"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("setting", ["sibling", "alone", "keeper", "keeper+sibling", "standby", "rollout"])
 def test_the_benchmark_of_failover(setting):

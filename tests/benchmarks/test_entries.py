@@ -27,6 +27,7 @@ NAMES = [
     "scheduler_micro",
     "service",
     "start",
+    "store",
     "turn",
 ]
 

@@ -6,12 +6,14 @@ back for it.
 """
 
 import asyncio
+import base64
 import json
 import threading
 from collections import deque
 from dataclasses import dataclass, field
 
 import msgspec
+import numpy as np
 import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
@@ -20,6 +22,12 @@ from tests.client.fleet_model import FleetModel
 from tests.support.eventually import eventually
 
 MODEL = "fake-model"
+EMBEDDER = "fake-embedder"
+
+
+def vector_of(text: str) -> np.ndarray:
+    """What the server makes of a text, float32 [6]."""
+    return (np.arange(6) / 7 - len(text)).astype("<f4")
 
 
 @dataclass
@@ -60,6 +68,7 @@ class FakeServer:
         deltas: of each of the next answers to a chat, instead of words; an answer with calls of tools ends with them.
         owned_by: whose server it says to be.
         most_words: that an answer has, however many were asked for.
+        embeds: whether it serves a model that embeds, beside the one that generates.
         logprobs: whether the words of streams have log-probabilities: -0.5, -1.5, ...
         by_prompt: the same for requests with a certain prompt; not used up.
         delay_s: before each answer.
@@ -87,6 +96,7 @@ class FakeServer:
     vocab_size: int | None = None
     owned_by: str = "baton"
     most_words: int = 10_000
+    embeds: bool = True
     requests: list = field(default_factory=list)
     resumed: list = field(default_factory=list)
     known: dict = field(default_factory=dict)
@@ -117,6 +127,7 @@ class FakeServer:
         app.get("/v1/models")(self._models)
         app.get("/status")(self._status)
         app.post("/v1/completions")(self._generate)
+        app.post("/v1/embeddings")(self._embed)
         app.post("/v1/chat/completions")(self._generate)
         app.get("/v1/requests/{request_id}/events")(self._resume)
         app.delete("/v1/requests/{request_id}")(self._cancel)
@@ -125,7 +136,20 @@ class FakeServer:
 
     async def _models(self):
         extra = {} if self.vocab_size is None else {"vocab_size": self.vocab_size}
-        return {"object": "list", "data": [{"id": MODEL, "object": "model", "owned_by": self.owned_by, **extra}]}
+        served = {"id": MODEL, "object": "model", "owned_by": self.owned_by, **extra}
+        embedder = {"id": EMBEDDER, "object": "model", "tasks": ["embed"]}
+        return {"object": "list", "data": [served, *([embedder] if self.embeds else [])]}
+
+    async def _embed(self, request: Request):
+        body = await request.json()
+        self.requests.append({**body, "path": request.url.path, "authorization": request.headers.get("authorization")})
+        if self.script and (action := self.script.popleft()):
+            return _refusal(action)
+        data = [
+            {"index": index, "object": "embedding", "embedding": base64.b64encode(vector_of(text).tobytes()).decode()}
+            for index, text in enumerate(body["input"])
+        ]
+        return {"object": "list", "model": body["model"], "data": data[::-1]}
 
     async def _status(self):
         if self.admin_script and (action := self.admin_script.popleft()):

@@ -113,13 +113,21 @@ def test_options_for_the_scheduler(specs, arguments, scheduler, executor):
 
 
 def test_options_of_frontends(specs):
-    arguments = "--served-model-name a --served-model-name b --tool-parser json --reasoning-parser none --openapi"
+    arguments = "--served-model-name a --served-model-name b --tool-parser json --reasoning-parser none --openapi "
+    arguments += "--pooling-model embed=e --pooling-model score:judge=s"
     run_up(*arguments.split())
     ((spec, _, welcome),) = specs
-    asked = FrontendOptions(served_model_name=("a", "b"), tool_parser="json", reasoning_parser="none", openapi=True)
+    asked = FrontendOptions(
+        served_model_name=("a", "b"),
+        tool_parser="json",
+        reasoning_parser="none",
+        openapi=True,
+        pooling_model=("embed=e", "score:judge=s"),
+    )
     assert spec.scheduler_options == tuple(asked.arguments())
     scheduler = scheduler_command.make_context("baton-scheduler", spec.command("scheduler")[3:])
     assert scheduler.params["tool_parser"] == "json"
+    assert scheduler.params["pooling_model"] == asked.pooling_model
     assert welcome == up.Welcome("a", is_demo=True, needs_key=False)
 
 

@@ -65,12 +65,14 @@ class Client:
 QUICK = ("tools", "loop", "schema", "thinking", "killed")
 """Features that `make test` tries."""
 OPENAI_HERE = [sys.executable, str(HERE / "scripts" / "openai_python.py")]
-"""The script of the `openai` package, with the one that is among our own packages."""
+ANTHROPIC_HERE = [sys.executable, str(HERE / "scripts" / "anthropic_python.py")]
+"""The scripts of the packages `openai` and `anthropic`, with those that are among our own packages."""
 CLIENTS = {
     client.name: client
     for client in (
         Client("openai (Python)", "openai", "openai_python.py"),
         Client("openai (Node)", "openai", "openai_node.js"),
+        Client("anthropic (Python)", "anthropic", "anthropic_python.py"),
         Client("LiteLLM", "litellm", "litellm_python.py"),
         Client("LangChain", "langchain-openai", "langchain_python.py"),
         Client("LlamaIndex", "llama-index-llms-openai-like", "llama_index_python.py"),

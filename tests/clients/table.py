@@ -20,7 +20,7 @@ included (`tests/support/reciter/`). "yes" was measured, "-" does not apply, and
 - **tools' results**: they go back, and an answer in words comes.
 - **`tool_choice`**: a call where the model would have said something: of any function, and of a named one.
 - **JSON by schema**: `response_format` with a JSON schema, by the client's own way (`parse`, output types, ...).
-- **thoughts**: they come apart from the answer, as `reasoning_content`.
+- **thoughts**: they come apart from the answer, as `reasoning_content`, or as blocks (anthropic, on Messages).
 - **`kill -9` in a call**: the executor is killed in the middle of a streamed tool call, which arrives whole and once.
   instructor and llm show a call late or whole: there it is killed when half of the call's tokens are generated.
 

@@ -15,7 +15,7 @@ from common.step_result import parse_result
 from tests.support.effort import examples
 
 LIMITS = ExecutorLimits(
-    num_blocks=8, block_size=4, max_num_seqs=4, max_batch_tokens=16, max_model_len=20, vocab_size=10
+    num_blocks=8, block_size=4, max_num_seqs=4, max_batch_tokens=16, max_model_len=20, vocab_size=10, hidden_size=4
 )
 
 

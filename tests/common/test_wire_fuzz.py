@@ -17,7 +17,7 @@ DIRECTIONS = {
     "core to frontend": m.CoreToFrontend,
 }
 LIMITS = ExecutorLimits(
-    num_blocks=8, block_size=4, max_num_seqs=4, max_batch_tokens=16, max_model_len=32, vocab_size=50
+    num_blocks=8, block_size=4, max_num_seqs=4, max_batch_tokens=16, max_model_len=32, vocab_size=50, hidden_size=4
 )
 
 

@@ -21,7 +21,7 @@ from executor_svc.service.process import serve
 from executor_svc.service.scheduler_address import SchedulerAddress
 
 LIMITS = ExecutorLimits(
-    num_blocks=64, block_size=4, max_num_seqs=8, max_batch_tokens=64, max_model_len=100, vocab_size=128
+    num_blocks=64, block_size=4, max_num_seqs=8, max_batch_tokens=64, max_model_len=100, vocab_size=128, hidden_size=4
 )
 HELLO = m.Hello(
     executor="puppet",
@@ -35,6 +35,7 @@ HELLO = m.Hello(
     start_s=1.0,
     pool=None,
     node="",
+    tasks=("generate",),
     **vars(LIMITS),
 )
 SLOW_STEP_S = 2.0

@@ -115,6 +115,7 @@ def start_rank(
         max_batch_tokens=512,
         max_model_len=512,
         vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
     )
     with Checkpoint(folder) as checkpoint:
         weights, _ = load_weights(checkpoint, config, torch.float32, CPU, group)

@@ -86,6 +86,7 @@ def test_the_largest_plan_of_each_graph_fits(
         max_batch_tokens=max_batch_tokens,
         max_model_len=max_model_len,
         vocab_size=9,
+        hidden_size=8,
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(flash_attention, "load_flash_attn", lambda: ModuleType("flash_attn"))
@@ -105,7 +106,7 @@ def test_the_largest_plan_of_each_graph_fits(
 def test_what_is_usually_asked_of_a_step_fits(vocab_size: int, num_rows: int, num_words: int, spare: bool) -> None:
     """A mask, as many biases as there may be, and 64 bad words of four tokens, of each row."""
     limits = ExecutorLimits(
-        1, 16, max_num_seqs=num_rows + spare, max_batch_tokens=9, max_model_len=9, vocab_size=vocab_size
+        1, 16, max_num_seqs=num_rows + spare, max_batch_tokens=9, max_model_len=9, vocab_size=vocab_size, hidden_size=8
     )
     asked = m.Constraints(
         bias_token_ids=np.arange(m.MAX_BIASES, dtype="<i4").tobytes(),

@@ -253,7 +253,10 @@ def test_ranks_of_a_group_and_padded_plans(checkpoint: Make, size: int, decode_s
 
 
 def test_a_plan_reaches_the_other_ranks_with_all_that_it_asks_for() -> None:
-    row, limits = Row(2, [1, 2, 3], 3, [0]), ExecutorLimits(**OPTIONS, block_size=16, vocab_size=VOCAB_SIZE)
+    row, limits = (
+        Row(2, [1, 2, 3], 3, [0]),
+        ExecutorLimits(**OPTIONS, block_size=16, vocab_size=VOCAB_SIZE, hidden_size=4),
+    )
     start = m.LaneStart(lane=2, num_prompt=3, tokens=ints(1, 2, 3), constraints=EVERYTHING, stop_token_ids=ints(4))
     asked = {"constrained": ints(0), "lane_starts": (start,), "logprob_counts": ints(5)}
     for plan in (make_plan([row], 16), msgspec.structs.replace(make_plan([row], 16, epoch=2**53), **asked)):

@@ -71,7 +71,7 @@ def test_only_plans_of_sampled_single_tokens_are_padded(checkpoint: Make) -> Non
 
 def test_staged_tensors_stand_where_those_of_the_last_plan_stood() -> None:
     limits = ExecutorLimits(
-        num_blocks=9, block_size=4, max_num_seqs=8, max_batch_tokens=8, max_model_len=40, vocab_size=99
+        num_blocks=9, block_size=4, max_num_seqs=8, max_batch_tokens=8, max_model_len=40, vocab_size=99, hidden_size=4
     )
     arena = Arena(arena_size(limits, [8, 80]), torch.device("cpu"))
 

@@ -263,7 +263,7 @@ def test_ranks_divide_the_targets(checkpoint: Make, size: int, vocab_size: int) 
 
 
 def test_targets_reach_the_other_ranks() -> None:
-    limits = ExecutorLimits(**OPTIONS, vocab_size=VOCAB_SIZE)
+    limits = ExecutorLimits(**OPTIONS, vocab_size=VOCAB_SIZE, hidden_size=4)
     row = Row(2, [1, 2, 3], 3, [0], targets=((0, 2, 4), (1, 3, 1)), temperature=1.0, seed=2**60 + 1)
     sent = through_the_wire(make_plan([row], 8), limits)
     received = unpack(pack(sent))
@@ -286,7 +286,7 @@ def test_targets_reach_the_other_ranks() -> None:
 def test_there_is_room_for_the_most_targets(
     max_num_seqs: int, max_batch_tokens: int, count: int, one_less: bool
 ) -> None:
-    limits = ExecutorLimits(8, 16, max_num_seqs, max_batch_tokens, 2**18, VOCAB_SIZE)
+    limits = ExecutorLimits(8, 16, max_num_seqs, max_batch_tokens, 2**18, VOCAB_SIZE, 4)
     most = min(max_batch_tokens, m.MAX_PLAN_PROMPT_LOGPROBS // count)
     tokens = np.arange(max(1, most - one_less), dtype=np.int32)
     room = PromptLogprobs(limits, CPU)

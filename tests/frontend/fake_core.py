@@ -24,6 +24,11 @@ FINGERPRINT = "0123456789abcdef"
 COMPUTED_BY = f"{FINGERPRINT}/float32"
 MAX_MODEL_LEN = 2048
 VOCAB_SIZE = 2048
+HIDDEN_SIZE = 256  # as the demo model
+TASKS = tuple(
+    m.TaskState(task=task, num_ready=1, max_model_len=MAX_MODEL_LEN, model=COMPUTED_BY)
+    for task in ("generate", "embed", "score")
+)
 REPORT = status_report(
     requests_finished=3,
     prompt_tokens=10,
@@ -78,6 +83,23 @@ def outputs(*deltas: m.TokenDelta) -> m.Outputs:
     return m.Outputs(number=0, deltas=deltas)  # `_send` counts them
 
 
+def hidden_of(token_ids: Sequence[int]) -> np.ndarray:
+    """A made-up hidden state after these tokens, float32 [HIDDEN_SIZE]; equal for equal tokens only."""
+    return np.random.default_rng(list(token_ids)).normal(0, 3, HIDDEN_SIZE).astype("<f4")
+
+
+def logits_of(token_ids: Sequence[int], answers: Sequence[int]) -> np.ndarray:
+    """Made-up logits of some tokens after these, float32 [answers]."""
+    return np.random.default_rng([*token_ids, *answers]).normal(0, 3, len(answers)).astype("<f4")
+
+
+def pool(submit: m.Submit) -> Iterator[Step]:
+    """Gives a request's pooled result."""
+    tokens, params = tokens_of(submit.prompt), submit.params
+    result = hidden_of(tokens) if params.pooling == "hidden" else logits_of(tokens, params.pooled_token_ids)
+    yield outputs(delta(submit, [], "stop", pooled=result.tobytes(), num_cached_tokens=1))
+
+
 def refuse(error: str, code: str) -> Script:
     """Refuses every request as the core does."""
 
@@ -114,7 +136,10 @@ def say(
 
 
 def echo(submit: m.Submit) -> Iterator[Step]:
-    """Says the prompt again, up to max_tokens."""
+    """Says the prompt again, up to max_tokens; gives what is asked for instead of tokens."""
+    if submit.params.pooling != "none":
+        yield from pool(submit)
+        return
     yield from say(tokens_of(submit.prompt)[: submit.params.max_tokens])(submit)
 
 
@@ -208,7 +233,7 @@ class FakeCore:
     def __init__(self, folder: Path, *, script: Script = echo, stories: dict[str, KnownRequest] | None = None) -> None:
         self.endpoint = f"ipc://{folder}/core.sock"
         self.script = script
-        self.fleet = m.FleetState(num_ready=1, fingerprint=FINGERPRINT, max_model_len=MAX_MODEL_LEN)
+        self.fleet = m.FleetState(num_ready=1, fingerprint=FINGERPRINT, max_model_len=MAX_MODEL_LEN, tasks=TASKS)
         self.answers_hellos = True
         self.answers_queries = True
         self.answers_attaches = True

@@ -28,6 +28,7 @@ CONTEXT = AnswerContext(
     ),
     has_chunk_usage=True,
     hides_thought=True,
+    fills_window=True,
 )
 
 

@@ -14,6 +14,8 @@ from scheduler_svc.frontend.requests.chat import tokenize_chat
 from scheduler_svc.frontend.requests.chat_style import ChatStyle, style_of
 from scheduler_svc.frontend.requests.ignored import MAX_KNOWN, MAX_NAMES, PLACES, IgnoredFields, place_of
 from scheduler_svc.frontend.requests.messages import CalledFunction, ChatMessage, TextPart, ToolCall
+from scheduler_svc.frontend.requests.messages_api.blocks import SystemText
+from scheduler_svc.frontend.requests.messages_api.schemas import ContextEdit
 from scheduler_svc.frontend.requests.schemas import ChatRequest, CompletionRequest
 from scheduler_svc.frontend.requests.tokenized_request import TokenizedRequest, tokenize_completion
 from scheduler_svc.frontend.requests.tools import Function, Tool
@@ -412,7 +414,7 @@ def test_a_field_counts_by_its_place_whatever_its_name_is():
     names = ["messages.x", "messages.content.a.b", "messages.tool_calls.function.x", "tools.function.y", "tools.z", "x"]
     places = ["messages", "messages.content", "messages.tool_calls.function", "tools.function", "tools", "request"]
     assert [place_of(name) for name in names] == places
-    models = (ChatMessage, TextPart, ToolCall, CalledFunction, Tool, Function)
+    models = (ChatMessage, TextPart, ToolCall, CalledFunction, Tool, Function, SystemText, ContextEdit)
     assert {model.place for model in models} == set(PLACES)
 
 

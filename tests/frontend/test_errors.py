@@ -290,3 +290,9 @@ def test_an_error_event_is_the_last_one(frontend: Frontend, core: FakeCore):
     answer = frontend.post("/v1/completions", COMPLETION | {"stream": True})
     *_, last = answer.text.strip().split("\n\n")
     assert json.loads(last.removeprefix("data: "))["error"]["message"] == "it burnt"
+
+
+def test_a_served_model_that_cannot_score_says_why(frontend: Frontend):
+    answer = frontend.post("/v1/rerank", {"model": MODEL, "query": "x", "documents": ["y"]})
+    error = assert_openai_shape(answer, 400)
+    assert (error["param"], "writes 'yes' with 2 tokens" in error["message"]) == ("model", True)

@@ -4,7 +4,7 @@ comes twice, and the order is kept, whatever the answer is made of and however i
 import asyncio
 import json
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Protocol
 
 import msgspec
 import pytest
@@ -15,11 +15,9 @@ from common import messages as m
 from common.model_files import DEMO_MODEL_DIR
 from scheduler_svc.frontend.answers import events as answer_events
 from scheduler_svc.frontend.answers.answer_context import AnswerContext
-from scheduler_svc.frontend.answers.event_ids import Position
-from scheduler_svc.frontend.answers.events import ChunkEvents
-from scheduler_svc.frontend.answers.formats import format_of
 from scheduler_svc.frontend.answers.generation import AnswerSpec, Generation
 from scheduler_svc.frontend.answers.prompt_part import prompts_of
+from scheduler_svc.frontend.answers.rest import rest_of
 from scheduler_svc.frontend.http.streaming import EventStream
 from scheduler_svc.frontend.link.delta_queue import DeltaQueue
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
@@ -32,6 +30,7 @@ EOS = TOKENIZER.eos_token_ids[0]
 PIECES = ["one", " two", "🦊", "月", "é", " three", "\n", "x"]
 WORDS = [TOKENIZER.encode([piece], add_special_tokens=False)[0] for piece in PIECES]
 TEXTS = st.lists(st.sampled_from(WORDS), max_size=8).map(lambda words: [token for word in words for token in word])
+NUM_PROMPT_TOKENS = 10
 STOPS = st.lists(st.sampled_from(["two", "o th", "🦊月", "\n", "xx", "e t"]), max_size=2, unique=True)
 
 
@@ -73,6 +72,15 @@ class Sequence:
             )
             deltas.append(msgspec.structs.replace(delta, num_cached_tokens=3, model="" if deltas else "abc/float32"))
         return deltas
+
+
+class Reader(Protocol):
+    """What a client has of a stream."""
+
+    last_event_id: str
+
+    def take(self, event: bytes) -> None:
+        """One event of the stream."""
 
 
 @dataclass
@@ -123,17 +131,15 @@ class Service:
     sequences: list[Sequence]
     prompts: list[list[int]]
 
-    async def read(self, seen: Seen, sizes: list[int], num_events: int) -> None:
+    async def read(self, seen: Reader, sizes: list[int], num_events: int) -> None:
         """One connection, which breaks after so many events."""
         queue = DeltaQueue(self.hear, lambda _: None, is_streamed=True, is_resumable=True)
         for prompt in range(self.context.num_prompts):
             queue.add(str(prompt), prompt, self.context.n)
-        start = Position.start(self.context.num_choices)
-        position = Position.after(seen.last_event_id, self.context.num_choices) if seen.last_event_id else start
+        position, written = rest_of("id", self.context, NUM_PROMPT_TOKENS, seen.last_event_id)
         prompts = await prompts_of(self.context, list(map(int32, self.prompts)), TOKENIZER.all_token_bytes)
-        answer = AnswerSpec("id", self.context, 10, position, prompts)
-        chunks = ChunkEvents(format_of("id", self.context), position, has_ids=True)
-        stream = EventStream(Generation(queue, TOKENIZER, answer), chunks, keep_alive_s=60)
+        answer = AnswerSpec("id", self.context, NUM_PROMPT_TOKENS, position, prompts)
+        stream = EventStream(Generation(queue, TOKENIZER, answer), written, keep_alive_s=60)
         events: list[bytes] = []
         gone = asyncio.Event()
 

@@ -72,6 +72,17 @@ GOOD = [
     ("ChatRequest", CHAT | {"tools": [TOOL], "tool_choice": "auto", "reasoning_effort": "low", "user": None}),
     ("ChatRequest", CHAT | {"messages": [{"role": "user", "content": [{"type": "text", "text": "x", "more": 1}]}]}),
     ("ChatRequest", CHAT | {"structured_outputs": {"json": "{}"}, "verbosity": "medium"}),
+    ("MessageRequest", CHAT | {"system": "x", "tool_choice": {"type": "auto"}, "thread": None, "speed": "standard"}),
+    ("MessageRequest", CHAT | {"tools": [{"name": "look", "input_schema": {}}], "stop_sequences": ["x"]}),
+    ("MessageRequest", CHAT | {"messages": [{"role": "user", "content": [{"type": "text", "text": "x", "more": 1}]}]}),
+    ("CountTokensRequest", {"model": MODEL, "messages": CHAT["messages"]}),
+    *(("EmbeddingRequest", {"model": MODEL, "input": given}) for given in ("x", ["x", "y"], [1, 2], [[1], [2, 3]])),
+    ("EmbeddingRequest", {"model": MODEL, "input": "x", "encoding_format": "base64", "dimensions": 3, "user": None}),
+    (
+        "RerankRequest",
+        {"model": MODEL, "query": "x", "documents": ["y", {"text": "z"}], "top_n": 1, "rank_fields": None},
+    ),
+    ("ScoreRequest", {"model": MODEL, "text_1": "x", "text_2": ["y", "z"]}),
     ("TokenizeRequest", {"prompt": "x"}),
     ("DetokenizeRequest", {"tokens": []}),
     ("DrainRequest", {"finish": True}),
@@ -86,7 +97,19 @@ BAD = [
     ("ChatRequest", CHAT | {"functions": []}),
     ("ChatRequest", CHAT | {"reasoning_effort": "much"}),
     ("ChatRequest", CHAT | {"messages": [{"role": "nobody"}]}),
+    ("MessageRequest", {"model": MODEL, "messages": CHAT["messages"]}),
+    ("MessageRequest", CHAT | {"temperature": 1.5}),
+    ("MessageRequest", CHAT | {"thread": {"type": "create"}}),
+    ("MessageRequest", CHAT | {"tools": [{"type": "bash_20250124", "name": "bash", "input_schema": {}}]}),
+    ("MessageRequest", CHAT | {"messages": [{"role": "user", "content": [{"type": "image"}]}]}),
+    ("CountTokensRequest", {"model": MODEL}),
     ("DetokenizeRequest", {"tokens": "x"}),
+    ("EmbeddingRequest", {"model": MODEL, "input": {}}),
+    ("EmbeddingRequest", {"model": MODEL, "input": "x", "dimensions": 0}),
+    ("EmbeddingRequest", {"model": MODEL, "input": "x", "encoding_format": "hex"}),
+    ("RerankRequest", {"model": MODEL, "query": "x", "documents": [{"title": "y"}]}),
+    ("RerankRequest", {"model": MODEL, "query": "x", "documents": []}),
+    ("ScoreRequest", {"model": MODEL, "text_1": "x"}),
 ]
 MODELS = {model.__name__: model for model in REQUESTS}
 
@@ -116,8 +139,12 @@ def test_answers_are_as_it_says(frontend: Frontend):
         for path, body, name in (
             ("/v1/chat/completions", CHAT | {"logprobs": True, "top_logprobs": 2, "n": 2}, "ChatCompletion"),
             ("/v1/completions", TEXT | {"logprobs": 2, "echo": True, "prompt_logprobs": 1}, "Completion"),
+            ("/v1/messages", CHAT, "Message"),
+            ("/v1/messages/count_tokens", CHAT, "MessageTokens"),
             ("/tokenize", {"prompt": "x", "return_token_strs": True}, "Tokenized"),
             ("/detokenize", {"tokens": [5, 6]}, "Detokenized"),
+            ("/v1/embeddings", {"model": MODEL, "input": ["x", "y"]}, "EmbeddingList"),
+            ("/v1/embeddings", {"model": MODEL, "input": "x", "encoding_format": "base64"}, "EmbeddingList"),
             ("/admin/executors/7/drain", {}, "Drained"),
         ):
             answer = client.post(path, json=body)
@@ -134,6 +161,7 @@ def test_answers_are_as_it_says(frontend: Frontend):
             ("/status", "StatusReport"),
             ("/nowhere", "ErrorAnswer"),
             ("/v1/models/none", "ErrorAnswer"),
+            ("/v1/messages", "MessageErrorAnswer"),
         ):
             check(name, client.get(path).json())
         for path, body, name in (
@@ -156,6 +184,10 @@ def test_answers_are_as_it_says(frontend: Frontend):
             assert json.loads(chunks[-1])["usage"]["total_tokens"]
             for chunk in chunks:
                 check(name, json.loads(chunk))
+        for line in client.post("/v1/messages", json=CHAT | {"stream": True}).text.removesuffix("\n\n").split("\n\n"):
+            name, data = line.split("\ndata: ")
+            check("MessageEvent", json.loads(data))
+            assert json.loads(data)["type"] == name.removeprefix("event: ")
 
 
 def test_document_and_page_need_no_key_and_no_other_server(frontend: Frontend):

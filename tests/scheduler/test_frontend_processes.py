@@ -16,7 +16,7 @@ from scheduler_svc.client.processes.local_fleet import free_ports
 from scheduler_svc.core.requests.journal_replay import read_batches
 from scheduler_svc.server import addresses, child_process
 from scheduler_svc.server.child_process import RESTART_DELAY_S, ChildProcess
-from scheduler_svc.server.frontend_processes import FrontendProcesses
+from scheduler_svc.server.frontend_processes import FRONTEND, FrontendProcesses
 from scheduler_svc.server.journal import Journal
 from tests.support.eventually import eventually
 from tests.support.processes import is_running
@@ -112,7 +112,7 @@ def test_a_process_that_cannot_be_started_is_tried_again_later(monkeypatch, erro
 def test_a_frontend_that_hangs_is_killed_and_no_other_process_is(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         processes = FrontendProcesses(0, listener, [])
-        hanging = ChildProcess("frontend", [sys.executable, "-c", "import time; time.sleep(600)"], [])
+        hanging = ChildProcess(FRONTEND, [sys.executable, "-c", "import time; time.sleep(600)"], [])
         processes._children.append(hanging)
         processes.tick(0.0)
         pid = hanging.pid

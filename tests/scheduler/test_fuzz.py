@@ -61,6 +61,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_batch_tokens=budget,
             max_model_len=pool_tokens,
             vocab_size=VOCAB_SIZE,
+            hidden_size=4,
         )
         self.scheduler = Scheduler(
             SchedulerConfig(

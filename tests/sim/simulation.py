@@ -201,6 +201,7 @@ class Simulation:
                 max_batch_tokens=rng.choice(self.profile.budgets),
                 max_model_len=positions,
                 vocab_size=VOCAB_SIZE,
+                hidden_size=4,
             )
             builds.append(Build(fingerprint, dtype, limits, is_large))
         return builds
@@ -222,6 +223,7 @@ class Simulation:
                 max_batch_tokens=rng.choice(self.profile.budgets),
                 max_model_len=num_blocks * block_size + rng.choice([-1, 0, 0, 100]),
                 vocab_size=VOCAB_SIZE,
+                hidden_size=4,
             )
             model = rng.choice([("a", "f32"), ("a", "f32"), ("a", "f32"), ("b", "f32")])
             builds.append(Build(*model, limits))

@@ -48,6 +48,15 @@ def test_a_large_content_goes_piece_by_piece_after_its_file_is_gone(store):
     assert [*sizes, swept.num_bytes] == [4000, 4000, 2000]
 
 
+def test_empty_contents_count_as_rows(store):
+    for number in range(10):
+        rows.add_file(store, f"f{number}")
+        files.delete(store, "ann", f"f{number}", 2.0)
+    calls = [sweep.sweep(store, 2.0, max_rows=4).is_more for _ in range(3)]
+    assert calls == [True, True, False]
+    assert store.execute("SELECT count(*) FROM discarded_files").fetchone() == (0,)
+
+
 def test_the_space_is_given_back_but_for_some(store, tmp_path, monkeypatch):
     monkeypatch.setattr(sweep, "SPARE_PAGES", 100)
     path = tmp_path / "store" / FILE_NAME

@@ -54,8 +54,9 @@ class AnyMessage:
                 return None
             case mi.UnionType(types=kinds):
                 return self._make(rng.choice(kinds))
-            case mi.VarTupleType(item_type=item):
-                return tuple(self._make(item) for _ in range(rng.choice([0, 1, 3])))
+            case mi.VarTupleType(item_type=item, min_length=low, max_length=high):
+                length = max(low or 0, min(rng.choice([0, 1, 3]), high if high is not None else 3))
+                return tuple(self._make(item) for _ in range(length))
             case mi.ListType(item_type=item):
                 return [self._make(item) for _ in range(rng.choice([0, 1, 3]))]
         raise AssertionError(f"no way to make a {kind}")

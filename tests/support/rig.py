@@ -25,6 +25,7 @@ def limits(**changes: int) -> ExecutorLimits:
         "max_batch_tokens": 64,
         "max_model_len": 256,
         "vocab_size": 1000,
+        "hidden_size": 3,
     }
     return ExecutorLimits(**(fields | changes))
 

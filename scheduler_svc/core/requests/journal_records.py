@@ -21,7 +21,7 @@ from common import messages as m
 from scheduler_svc.core.requests.record_frames import frame
 from scheduler_svc.core.step_output import PromptLogprobs, SequenceEnd, StepOutput
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 
 AnyStruct = TypeVar("AnyStruct", bound=msgspec.Struct)
 
@@ -65,6 +65,8 @@ class SamplingRecord(Record, frozen=True):
     logprobs: int = 0
     constraints: ConstraintsRecord | None = None
     prompt_logprobs: int = 0
+    pooling: str = "none"
+    pooled_token_ids: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, params: m.SamplingParams) -> "SamplingRecord":

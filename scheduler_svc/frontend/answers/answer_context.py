@@ -37,6 +37,8 @@ class AnswerContext(msgspec.Struct, frozen=True, array_like=True, kw_only=True, 
         message: how a chat's text is taken apart; since version 4, as what follows.
         has_chunk_usage: whether every chunk of the stream carries the usage so far.
         hides_thought: whether the answer is without its thought.
+        fills_window: whether it may have as many tokens as the model's positions leave, which are fewer than the client
+            asked for; since version 5, as the kinds.
     """
 
     version: Literal[1, 2, 3, 4, 5] = 5
@@ -58,6 +60,7 @@ class AnswerContext(msgspec.Struct, frozen=True, array_like=True, kw_only=True, 
     message: MessageRules = MessageRules()
     has_chunk_usage: bool = False
     hides_thought: bool = False
+    fills_window: bool = False
 
     @property
     def num_prompt_logprobs(self) -> int:

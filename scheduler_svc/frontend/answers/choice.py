@@ -9,6 +9,7 @@ from common.errors import RequestRejected
 from common.wire import int32_array
 from scheduler_svc.frontend.answers.answer_context import AnswerContext
 from scheduler_svc.frontend.answers.event_ids import Delivered
+from scheduler_svc.frontend.answers.failure import failure_of
 from scheduler_svc.frontend.answers.logprobs import Entry, LogprobReader, LogprobsJson
 from scheduler_svc.frontend.answers.message_text import MessageText, joined_calls
 from scheduler_svc.frontend.answers.openai_objects import Usage
@@ -33,6 +34,7 @@ class Piece(NamedTuple):
         logprobs: of the tokens that came since the choice's last piece; None if the request asked for none.
         echoed: of the prompt's tokens, which come before those; None if the text does not begin with the prompt's.
         usage: of the whole answer so far, if each chunk has it.
+        stop_string: that ended the choice with this piece; empty if none did.
     """
 
     choice: int
@@ -45,6 +47,7 @@ class Piece(NamedTuple):
     logprobs: list[Entry] | None = None
     echoed: LogprobsJson | None = None
     usage: Usage | None = None
+    stop_string: str = ""
 
 
 class Choice:
@@ -100,7 +103,7 @@ class Choice:
         if self._is_prompt_only:
             delta = _without_token(delta)
         self._model = delta.model or self._model
-        failure = _failure(delta)
+        failure = failure_of(delta)
         num_tokens = self.text.num_tokens
         token_ids = int32_array("token_ids", delta.token_ids).tolist()
         reason = None if failure else delta.finish_reason
@@ -138,7 +141,8 @@ class Choice:
         text, reason = self.text.feed(token_ids, finish_reason)
         if not (text or reason):
             return [], None
-        return [Piece(self._number, text, reason, self.text.num_tokens, self._model)], reason
+        piece = Piece(self._number, text, reason, self.text.num_tokens, self._model, stop_string=self.text.stop_string)
+        return [piece], reason
 
     def _read_singly(self, token_ids: list[int], finish_reason: str | None) -> tuple[list[Piece], str | None]:
         """The same with pieces of single tokens. What an end adds is apart from the last token, unless that is a stop
@@ -168,7 +172,8 @@ class Choice:
                 pieces.append(Piece(self._number, part.content, None, num_tokens, self._model, thought, part.calls))
         if reason is not None:
             last = pieces.pop() if pieces else Piece(self._number, "", None, 0, self._model)
-            pieces.append(last._replace(finish_reason=reason, num_tokens=self.text.num_tokens))
+            ending = last._replace(finish_reason=reason, num_tokens=self.text.num_tokens)
+            pieces.append(ending._replace(stop_string=self.text.stop_string))
         return pieces, reason
 
     def _add(self, pieces: list[Piece]) -> None:
@@ -197,16 +202,6 @@ def _without_token(delta: m.TokenDelta) -> m.TokenDelta:
     """A delta of an answer that shows no generated token: it ends as one does that has all tokens it may have."""
     reason = "length" if delta.finish_reason == "stop" else delta.finish_reason
     return msgspec.structs.replace(delta, token_ids=b"", logprob_ids=b"", logprobs=b"", finish_reason=reason)
-
-
-def _failure(delta: m.TokenDelta) -> RequestRejected | None:
-    match delta.finish_reason:
-        case "error":
-            return RequestRejected(delta.error or "the request failed", delta.code or "internal_error")
-        case "cancelled":
-            return RequestRejected("the request was cancelled", "cancelled")
-        case _:
-            return None
 
 
 def _joined(pieces: list[Piece], piece: Piece) -> list[Piece]:

@@ -7,6 +7,8 @@ An id has an entry for each choice, with dots between them, or it is `end`:
     17!    all of it: the choice ended with its 17th token, and the client knows why
     end    all choices, and the usage
 
+Where events are numbered (`numbered_events.py`), an id is the number of its event.
+
 Tokens and not events or characters are counted, because which tokens share an event is a matter of timing, and the
 text of the first k tokens is not (`sequence_text.py`). `-.0!.17` is the id of an answer with three choices.
 
@@ -23,6 +25,7 @@ from scheduler_svc.frontend.errors import ApiError
 
 END = "end"
 _ENTRY = r"(?:-|(?:0|[1-9][0-9]{0,9})!?)"
+_NUMBER = re.compile(r"0|[1-9][0-9]{0,9}", re.ASCII)
 _ID = re.compile(rf"{END}|{_ENTRY}(?:\.{_ENTRY})*", re.ASCII)
 
 
@@ -68,6 +71,13 @@ def check_event_id(event_id: str) -> None:
     """Raise ApiError if the text is not the id of an event."""
     if _ID.fullmatch(event_id) is None:
         raise _bad_event_id("it is no id of an event")
+
+
+def number_of(event_id: str) -> int:
+    """The number that is the id of an event; -1 where there is no id. Raises ApiError if it is none."""
+    if event_id and _NUMBER.fullmatch(event_id) is None:
+        raise _bad_event_id("it is no number, and the events of this request are numbered")
+    return int(event_id) if event_id else -1
 
 
 class EventIds:

@@ -52,7 +52,7 @@ class MessageText:
     @property
     def is_cut_in_call(self) -> bool:
         """Whether a stop string ended the sequence inside a call, which is not to be carried out then."""
-        return self.text.has_stop_string and self._parser.is_in_call
+        return bool(self.text.stop_string) and self._parser.is_in_call
 
     def feed(self, token_ids: Sequence[int], finish_reason: str | None) -> tuple[list[Addition], str | None]:
         """New parts of the message, none of them empty, and why the sequence ended if it did. A thought's part comes

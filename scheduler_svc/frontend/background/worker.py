@@ -14,17 +14,14 @@ from scheduler_svc.frontend.link.core_link import CoreLink
 from scheduler_svc.frontend.requests.responses.background_work import BackgroundWork
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
 from scheduler_svc.store import responses
-from scheduler_svc.store.errors import NotFound, StoreError
+from scheduler_svc.store.errors import NotFound
 from scheduler_svc.store.records import OpenResponse
 from scheduler_svc.store.store_thread import StoreThread
-from scheduler_svc.store.sweep import sweep
 
 MAX_RUNS = 1024  # at once; the others wait in the store
 PAGE = 100
-SWEEP_INTERVAL_S = 60.0
 CANCEL_TIMEOUT_S = 5.0
 BEGIN_TIMEOUT_S = 1.0
-RETRY_S = 1.0
 
 log = get_logger(__name__)
 
@@ -40,7 +37,6 @@ class Worker:
         self.batches = batches
         self._link = link
         self._tokenizer = tokenizer
-        self._store = store
         self._patient = PatientStore(store)
         self._runs: dict[tuple[str, str], ResponseRun] = {}
         self._has_begun = asyncio.Condition()  # one more of them
@@ -48,11 +44,10 @@ class Worker:
         self._room = asyncio.Semaphore(MAX_RUNS)
 
     async def run(self) -> None:
-        """Take up what is open, and keep the store tidy, until cancelled."""
+        """Take up what is open, and run what comes, until cancelled."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._take_up())
-                tasks.create_task(self._sweep())
                 tasks.create_task(self.batches.run())
         finally:
             for task in self._tasks.values():
@@ -106,7 +101,7 @@ class Worker:
             if not record.work or not await self._patient.ask(responses.begin, *name, time.time()):
                 return
             try:
-                run = ResponseRun(self._link, self._tokenizer, BackgroundWork.decode(record.work))
+                run = ResponseRun(self._link, self._tokenizer, BackgroundWork.decode(record.work, record.head))
             except BatonError as error:
                 log.error("response cannot be run", response=response_id, reason=str(error))
                 await self._keep(name, Outcome.failed("server_error", str(error)), b"")
@@ -131,13 +126,3 @@ class Worker:
             tail=outcome.tail,
             tokens=tokens,
         )
-
-    async def _sweep(self) -> None:
-        """Delete what has expired, a little at a time."""
-        while True:
-            is_more = False
-            try:
-                is_more = (await self._store.run(sweep, time.time())).is_more
-            except StoreError as error:
-                log.error("the store cannot be swept", reason=str(error))
-            await asyncio.sleep(RETRY_S if is_more else SWEEP_INTERVAL_S)

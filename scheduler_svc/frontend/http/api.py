@@ -1,32 +1,38 @@
-"""The HTTP API: OpenAI's endpoints, and those for operators and probes."""
+"""The HTTP API: OpenAI's endpoints, Anthropic's, reranking, and those for operators and probes."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from fastapi import FastAPI
 from starlette.types import ASGIApp
 
+from common.messages import Task
 from scheduler_svc.frontend.api_keys import ApiKeys
 from scheduler_svc.frontend.http.admin_api import AdminApi
 from scheduler_svc.frontend.http.batches_api import BatchesApi
 from scheduler_svc.frontend.http.body_limit import LimitBody
 from scheduler_svc.frontend.http.cors import with_cors
 from scheduler_svc.frontend.http.describe_api import DescribeApi
+from scheduler_svc.frontend.http.embeddings_api import EmbeddingsApi
 from scheduler_svc.frontend.http.error_handlers import install_error_handlers
 from scheduler_svc.frontend.http.files_api import FilesApi
 from scheduler_svc.frontend.http.generate_api import GenerateApi
+from scheduler_svc.frontend.http.messages_api import MessagesApi
 from scheduler_svc.frontend.http.middleware import METRICS_PATH, OPEN_PATHS, RequireApiKey
 from scheduler_svc.frontend.http.openapi import OPENAPI_PATHS, OpenApi
+from scheduler_svc.frontend.http.rerank_api import RerankApi
 from scheduler_svc.frontend.http.responses_api import ResponsesApi
 from scheduler_svc.frontend.http.resume_api import ResumeApi
 from scheduler_svc.frontend.http.tokenize_api import TokenizeApi
 from scheduler_svc.frontend.http.traces import Traces
 from scheduler_svc.frontend.link.core_link import CoreLink
 from scheduler_svc.frontend.requests.chat_style import style_of
+from scheduler_svc.frontend.requests.pooling_model import PoolingModel
 from scheduler_svc.frontend.requests.reader import RequestReader
 from scheduler_svc.frontend.storing.storage import Storage
 from scheduler_svc.frontend.text.long_work import LongWork
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
-from scheduler_svc.frontend_options import FrontendOptions
+from scheduler_svc.frontend_options import POOLING_TASKS, FrontendOptions
 
 MAX_BODY_BYTES = 8 * 2**20
 MAX_FILE_BYTES = 512 * 2**20
@@ -41,12 +47,14 @@ class ApiSettings:
         api_keys: keys of which a request needs one; without keys, no request needs one.
         max_body_bytes: limit for a request's body.
         max_file_bytes: limit for a file that is uploaded.
+        pooling: models of their own that tasks have.
     """
 
     options: FrontendOptions
     api_keys: ApiKeys = field(default_factory=ApiKeys)
     max_body_bytes: int = MAX_BODY_BYTES
     max_file_bytes: int = MAX_FILE_BYTES
+    pooling: Mapping[Task, PoolingModel] = field(default_factory=dict)
 
     @property
     def model(self) -> str:
@@ -66,17 +74,21 @@ def create_app(link: CoreLink, tokenizer: Tokenizer, settings: ApiSettings, stor
     style = style_of(tokenizer.chat_template, settings.options)
     served = settings.options.served_model_name
     reader = RequestReader(link, tokenizer, settings.options, long_work)
+    model, keep_alive_s = settings.model, settings.options.keep_alive_s
+    of_served = PoolingModel(tuple(served), tokenizer)
+    embedder, scorer = (settings.pooling.get(task, of_served) for task in POOLING_TASKS)
     routers = [
-        GenerateApi(link, reader, style, model=settings.model, keep_alive_s=settings.options.keep_alive_s).router,
-        ResponsesApi(
-            link, reader, style, storage, model=settings.model, keep_alive_s=settings.options.keep_alive_s
-        ).router,
+        GenerateApi(link, reader, style, model=model, keep_alive_s=keep_alive_s).router,
+        ResponsesApi(link, reader, style, storage, model=model, keep_alive_s=keep_alive_s).router,
+        MessagesApi(link, reader, style, model=model, keep_alive_s=keep_alive_s).router,
         FilesApi(storage).router,
         BatchesApi(storage, allow_unknown=settings.options.allow_unknown).router,
-        ResumeApi(link, tokenizer, settings.options.keep_alive_s).router,
+        ResumeApi(link, tokenizer, keep_alive_s).router,
         AdminApi(link).router,
         TokenizeApi(link, tokenizer, served, style, long_work).router,
-        DescribeApi(link, tokenizer.vocab_size, served).router,
+        EmbeddingsApi(link, reader, embedder, long_work).router,
+        RerankApi(link, reader, scorer, long_work).router,
+        DescribeApi(link, of_served, settings.pooling).router,
     ]
     open_paths: tuple[str, ...] = OPEN_PATHS
     if settings.options.openapi:

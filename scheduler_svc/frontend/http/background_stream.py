@@ -17,6 +17,7 @@ from scheduler_svc.frontend.http.streaming import COMMENT, unless_disconnected
 from scheduler_svc.frontend.link.worker_link import WorkerGone, WorkerLink
 from scheduler_svc.frontend.storing.responses import ResponseStore
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
+from scheduler_svc.store.records import StoredResponse
 
 RETRY_S = 0.25
 END_OF_EVENT = b"\n\n"
@@ -73,7 +74,7 @@ class BackgroundStream(Response):
             record = await self._store.get(*self._name)
             if record.status not in ("queued", "in_progress"):
                 outcome = Outcome(record.status, record.output_items, record.tail)
-                async for part in replay(_tokens(record.tokens), outcome, self._tokenizer, self._after):
+                async for part in replay(_tokens(record), outcome, self._tokenizer, self._after):
                     yield part
                 return
             self._worker.run(*self._name)  # it may have been started anew, and not have come to this one
@@ -98,10 +99,10 @@ class BackgroundStream(Response):
                 yield whole + end
 
 
-def _tokens(data: bytes) -> TokenRecord:
+def _tokens(record: StoredResponse) -> TokenRecord:
     """The tokens of a response that has ended. Raises ApiError (404) for one that has none."""
     try:
-        return TokenRecord.decode(data)
+        return TokenRecord.decode(record.tokens, record.head)
     except msgspec.MsgspecError as error:
         message = "The events of this response are not there, or are another version's."
         raise ApiError(404, message, code="events_not_found", param="stream") from error

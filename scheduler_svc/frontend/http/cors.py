@@ -7,9 +7,15 @@ from starlette.types import ASGIApp
 
 from scheduler_svc.frontend.errors import SHOULD_RETRY_HEADER
 from scheduler_svc.frontend.http.responses import REQUEST_ID_HEADER
+from scheduler_svc.frontend.http.traces import MESSAGE_REQUEST_ID_HEADER
 
 METHODS = ("GET", "HEAD", "POST", "DELETE")
-EXPOSED = (REQUEST_ID_HEADER, SHOULD_RETRY_HEADER, "retry-after")  # a page sees no others of ours
+EXPOSED = (
+    REQUEST_ID_HEADER,
+    MESSAGE_REQUEST_ID_HEADER,
+    SHOULD_RETRY_HEADER,
+    "retry-after",
+)  # a page sees no others of ours
 MAX_AGE_S = 600
 
 

@@ -15,12 +15,14 @@ from scheduler_svc.frontend.http.responses import ErrorResponse
 
 OPEN_PATHS = ("/health", "/ready")  # for probes, which have no keys
 METRICS_PATH = "/metrics"
+API_KEY_HEADER = "x-api-key"  # of Anthropic's clients
 OPEN_METHODS = ("GET", "HEAD")  # those that take no body
 ON_BEHALF_HEADERS = ("forwarded", "x-forwarded-for", "origin")  # a proxy sends these, or a browser on behalf of a page
 
 
 class RequireApiKey:
-    """Lets requests pass that carry one of the keys as `Authorization: Bearer KEY`; without keys, all of them.
+    """Lets requests pass that carry one of the keys as `Authorization: Bearer KEY` or as `X-Api-Key: KEY`, as
+    Anthropic's clients do; without keys, all of them.
 
     A request that passes has its `ApiClient` in the scope, as `baton.client`. Any other is answered at once, its body
     is not read, and its connection is closed.
@@ -48,12 +50,18 @@ class RequireApiKey:
         headers = Headers(scope=scope)
         if not self._keys.are_required:
             return ApiClient("", 0, is_admin=_is_this_machine(scope, headers), may_read_status=True)
-        scheme, _, key = headers.get("authorization", "").partition(" ")
-        client = self._keys.client_of(key.strip()) if scheme.lower() == "bearer" else None
+        client = self._client_with_key(headers)
         if scope["path"] in self._open_paths and scope["method"] in OPEN_METHODS:
             tells_of_all = scope["path"] == METRICS_PATH
             if client is None or (tells_of_all and not client.may_read_status):
                 return ApiClient("", 0, is_admin=False, may_read_status=tells_of_all)
+        return client
+
+    def _client_with_key(self, headers: Headers) -> ApiClient | None:
+        scheme, _, key = headers.get("authorization", "").partition(" ")
+        client = self._keys.client_of(key.strip()) if scheme.lower() == "bearer" else None
+        if client is None and (own_key := headers.get(API_KEY_HEADER)) is not None:
+            client = self._keys.client_of(own_key.strip())
         return client
 
 
@@ -69,6 +77,7 @@ def _is_this_machine(scope: Scope, headers: Headers) -> bool:
 
 
 async def _refuse(scope: Scope, receive: Receive, send: Send) -> None:
-    error = ApiError(401, "Incorrect API key, or none: send 'Authorization: Bearer KEY'.", code="invalid_api_key")
+    message = "Incorrect API key, or none: send 'Authorization: Bearer KEY' or 'X-Api-Key: KEY'."
+    error = ApiError(401, message, code="invalid_api_key")
     error.headers.update({"connection": "close", "www-authenticate": "Bearer"})
     await ErrorResponse(error)(scope, receive, send)

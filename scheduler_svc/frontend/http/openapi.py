@@ -5,48 +5,28 @@ they are decoded. The page needs no other server: FastAPI's own loads its script
 """
 
 import json
-from dataclasses import dataclass, field
 from html import escape
 
 from fastapi import APIRouter, Response
 
 from common import __version__
 from scheduler_svc.frontend.errors import SHOULD_RETRY_HEADER
-from scheduler_svc.frontend.http.middleware import METRICS_PATH
+from scheduler_svc.frontend.http.middleware import API_KEY_HEADER, METRICS_PATH
+from scheduler_svc.frontend.http.openapi_operation import EVENTS, JSON, TEXT, Operation
+from scheduler_svc.frontend.http.openapi_responses import RESPONSES_OPERATIONS
 from scheduler_svc.frontend.http.openapi_schemas import REFERENCE, Json, answer_schemas, request_schemas
-from scheduler_svc.frontend.http.responses import REQUEST_ID_HEADER
+from scheduler_svc.frontend.http.rerank_api import RERANK_PATHS, SCORE_PATHS
+from scheduler_svc.frontend.http.responses import MESSAGES_PATH, REQUEST_ID_HEADER
 
-JSON, EVENTS, TEXT = "application/json", "text/event-stream", "text/plain"
 DESCRIPTION = (
-    "OpenAI's API for chats and completions, with vLLM's parameters. Every answer has the header "
-    f"`{REQUEST_ID_HEADER}`, the request's own if it has one; every error has `{SHOULD_RETRY_HEADER}`."
+    "OpenAI's API for chats, completions, responses and embeddings, with vLLM's parameters, Anthropic's Messages, and "
+    f"reranking. Every answer has the header `{REQUEST_ID_HEADER}`, the request's own if it has one; every error has "
+    f"`{SHOULD_RETRY_HEADER}`."
 )
 HEAD = """<!doctype html><meta charset=utf-8><title>Baton</title>
 <style>body{font:15px sans-serif;margin:2em auto;max-width:60em}td{padding:.15em 1em .15em 0;vertical-align:top}</style>
 <h1>Baton</h1>"""
 OPENAPI_PATHS = ("/openapi.json", "/docs")
-
-
-@dataclass(frozen=True)
-class Operation:
-    """One method of one endpoint.
-
-    Attributes:
-        body: name of the request's schema; `is_optional` if it may be absent.
-        answers: schemas of what status 200 comes with, by media type; none for status 204. Events have the schema of
-            their data.
-        is_open: whether it needs no API key.
-        headers: that the request may have.
-    """
-
-    method: str
-    path: str
-    summary: str
-    body: str = ""
-    answers: dict[str, str] = field(default_factory=dict)
-    is_optional: bool = False
-    is_open: bool = False
-    headers: tuple[str, ...] = ()
 
 
 OPERATIONS = (
@@ -64,6 +44,33 @@ OPERATIONS = (
         "CompletionRequest",
         {JSON: "Completion", EVENTS: "Completion"},
     ),
+    *RESPONSES_OPERATIONS,
+    Operation(
+        "post",
+        MESSAGES_PATH,
+        "Answer a conversation, as Anthropic's API does.",
+        "MessageRequest",
+        {JSON: "Message", EVENTS: "MessageEvent"},
+        error="MessageErrorAnswer",
+        last_event="The last one is message_stop.",
+    ),
+    Operation(
+        "post",
+        f"{MESSAGES_PATH}/count_tokens",
+        "How many tokens such a conversation has.",
+        "CountTokensRequest",
+        {JSON: "MessageTokens"},
+        error="MessageErrorAnswer",
+    ),
+    Operation("post", "/v1/embeddings", "A vector for each input.", "EmbeddingRequest", {JSON: "EmbeddingList"}),
+    *(
+        Operation("post", path, "A query's documents by relevance.", "RerankRequest", {JSON: "Ranking"})
+        for path in RERANK_PATHS
+    ),
+    *(
+        Operation("post", path, "How relevant texts are to texts.", "ScoreRequest", {JSON: "ScoreList"})
+        for path in SCORE_PATHS
+    ),
     Operation(
         "get",
         "/v1/requests/{request_id}/events",
@@ -74,8 +81,8 @@ OPERATIONS = (
     Operation("delete", "/v1/requests/{request_id}", "Cancel a request."),
     Operation("post", "/tokenize", "Token ids of a text or a conversation.", "TokenizeRequest", {JSON: "Tokenized"}),
     Operation("post", "/detokenize", "The text of token ids.", "DetokenizeRequest", {JSON: "Detokenized"}),
-    Operation("get", "/v1/models", "The model, once for each of its names.", answers={JSON: "ModelList"}),
-    Operation("get", "/v1/models/{model_id}", "The model, by one of its names.", answers={JSON: "ModelCard"}),
+    Operation("get", "/v1/models", "The models, each once for each of its names.", answers={JSON: "ModelList"}),
+    Operation("get", "/v1/models/{model_id}", "A model, by one of its names.", answers={JSON: "ModelCard"}),
     Operation("get", "/version", "Of the service.", answers={JSON: "Version"}),
     Operation("get", "/health", "Whether the service lives.", answers={JSON: "Health"}, is_open=True),
     Operation("get", "/ready", "Whether an executor is ready.", answers={JSON: "Readiness"}, is_open=True),
@@ -140,7 +147,10 @@ def document(*, needs_keys: bool, allow_unknown: bool = False, open_metrics: boo
         "paths": paths,
         "components": {
             "schemas": request_schemas(allow_unknown=allow_unknown) | answer_schemas(),
-            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+            "securitySchemes": {
+                "key": {"type": "http", "scheme": "bearer"},
+                "api_key": {"type": "apiKey", "in": "header", "name": API_KEY_HEADER},
+            },
         },
     }
 
@@ -163,7 +173,7 @@ def page(whole: Json) -> str:
 
 def _described(operation: Operation, *, needs_key: bool) -> Json:
     headers = {REQUEST_ID_HEADER: {"schema": {"type": "string"}}}
-    content = {kind: _content(kind, schema) for kind, schema in operation.answers.items()}
+    content = {kind: _content(kind, schema, operation.last_event) for kind, schema in operation.answers.items()}
     success: Json = {"description": "Success.", "headers": headers} | ({"content": content} if content else {})
     should_retry = {"schema": {"enum": ["true", "false"]}}
     described: Json = {
@@ -174,7 +184,7 @@ def _described(operation: Operation, *, needs_key: bool) -> Json:
             "default": {
                 "description": "The request was refused, or failed.",
                 "headers": headers | {SHOULD_RETRY_HEADER: should_retry, "retry-after": {"schema": {"type": "string"}}},
-                "content": {JSON: _content(JSON, "ErrorAnswer")},
+                "content": {JSON: _content(JSON, operation.error)},
             },
         },
     }
@@ -182,7 +192,7 @@ def _described(operation: Operation, *, needs_key: bool) -> Json:
         content = {JSON: _content(JSON, operation.body)}
         described["requestBody"] = {"required": not operation.is_optional, "content": content}
     if needs_key:
-        described["security"] = [{"key": []}]
+        described["security"] = [{"key": []}, {"api_key": []}]
     return described
 
 
@@ -191,16 +201,18 @@ def _parameters(operation: Operation) -> list[Json]:
     text = {"type": "string"}
     return [
         *({"name": name, "in": "path", "required": True, "schema": text} for name in in_path),
+        *({"name": name, "in": "query", "schema": schema} for name, schema in operation.query.items()),
         *({"name": name, "in": "header", "schema": text} for name in (*operation.headers, REQUEST_ID_HEADER)),
     ]
 
 
-def _content(kind: str, schema: str) -> Json:
+def _content(kind: str, schema: str, last_event: str = "") -> Json:
     """A body of this media type. OpenAPI 3.1 does not say what the schema of events describes; here, as tools have it,
     each event."""
     if kind == EVENTS:
         data: Json = {"type": "string", "contentMediaType": JSON}
         data |= {"contentSchema": {"$ref": REFERENCE + schema}} if schema else {}
-        event = {"type": "object", "properties": {"data": data, "id": {"type": "string"}}, "required": ["data"]}
-        return {"schema": {"description": "A server-sent event. The data of the last one is [DONE]."} | event}
+        text = {"type": "string"}
+        event = {"type": "object", "properties": {"event": text, "data": data, "id": text}, "required": ["data"]}
+        return {"schema": {"description": f"A server-sent event. {last_event}"} | event}
     return {"schema": {"$ref": REFERENCE + schema} if schema else {"type": "string"}}

@@ -8,11 +8,25 @@ from pydantic import AfterValidator, BaseModel
 from pydantic.json_schema import models_json_schema
 
 from common.messages import StatusReport
+from scheduler_svc.frontend.answers.message_objects import Message, MessageEvent, MessageTokens
 from scheduler_svc.frontend.answers.openai_objects import ChatChoice, ChatChunkChoice, ChatCompletion, Completion
+from scheduler_svc.frontend.answers.pooled_objects import EmbeddingList, Ranking, ScoreList
+from scheduler_svc.frontend.answers.responses.objects import DeletedResponse, InputItems, Response
+from scheduler_svc.frontend.errors import MessageErrorAnswer
 from scheduler_svc.frontend.http.admin_api import Drained
 from scheduler_svc.frontend.http.describe_api import Health, ModelCard, ModelList, Readiness, Version
 from scheduler_svc.frontend.requests.fields import DECIMAL, MAX_STOP_CHARACTERS, Instead, Only
+from scheduler_svc.frontend.requests.messages_api.blocks import NEEDS
+from scheduler_svc.frontend.requests.messages_api.schemas import CountTokensRequest, MessageRequest
+from scheduler_svc.frontend.requests.pooled_schemas import (
+    MAX_DOCUMENTS,
+    EmbeddingRequest,
+    RerankRequest,
+    ScoreRequest,
+)
+from scheduler_svc.frontend.requests.responses.schemas import ResponseRequest
 from scheduler_svc.frontend.requests.schemas import ChatRequest, CompletionRequest, DrainRequest
+from scheduler_svc.frontend.requests.strict import Allowing
 from scheduler_svc.frontend.requests.thinking import EFFORTS
 from scheduler_svc.frontend.requests.tokenization import Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest
 
@@ -20,32 +34,50 @@ Json = dict[str, Any]
 
 REFERENCE = "#/components/schemas/"
 REQUESTS: tuple[type[BaseModel], ...] = (
-    *(CompletionRequest, ChatRequest, TokenizeRequest, DetokenizeRequest, DrainRequest),
+    *(CompletionRequest, ChatRequest, ResponseRequest, MessageRequest, CountTokensRequest),
+    *(EmbeddingRequest, RerankRequest, ScoreRequest, TokenizeRequest, DetokenizeRequest, DrainRequest),
 )
+GENERATING = ("CompletionRequest", "ChatRequest", "ResponseRequest")
 TEXT: Json = {"type": "string"}
 TOKEN_IDS: Json = {"type": "array", "items": {"type": "integer"}, "minItems": 1}
 OBJECT: Json = {"type": "object"}
+DOCUMENT: Json = {
+    "anyOf": [TEXT, OBJECT | {"properties": {"text": TEXT}, "required": ["text"], "additionalProperties": False}]
+}
 
 # What is taken beside what the classes say, because it is made into that before it is checked.
 WIDER: dict[tuple[str, str], Json] = {
     ("CompletionRequest", "prompt"): {"anyOf": [TEXT, TOKEN_IDS]},
+    ("EmbeddingRequest", "input"): {"anyOf": [TEXT, TOKEN_IDS]},
+    ("ScoreRequest", "text_1"): TEXT,
+    ("ScoreRequest", "text_2"): TEXT,
     ("ChatMessage", "content"): TEXT,
+    ("ResponseRequest", "input"): TEXT,
+    ("MessageItem", "content"): TEXT,
+    ("FunctionCallOutputItem", "output"): TEXT,
+    **{(name, "content"): TEXT for name in ("Turn", "Block")},
+    **{(name, "system"): TEXT for name in ("MessageRequest", "CountTokensRequest")},
     ("StructuredOutputs", "json"): TEXT,
     ("StructuredOutputs", "structural_tag"): TEXT,
-    **{
-        (name, "stop"): TEXT | {"minLength": 1, "maxLength": MAX_STOP_CHARACTERS}
-        for name in ("CompletionRequest", "ChatRequest")
-    },
+    **{(name, "stop"): TEXT | {"minLength": 1, "maxLength": MAX_STOP_CHARACTERS} for name in GENERATING},
     **{(name, "guided_json"): TEXT for name in ("CompletionRequest", "ChatRequest")},
 }
 # What the classes do not say.
 INSTEAD: dict[tuple[str, str], Json] = {
+    ("Block", "type"): {"enum": [*NEEDS]},
+    ("MessageTool", "type"): {"enum": ["custom"]},
+    **{(name, "type"): {"enum": ["text"]} for name in ("ResultText", "SystemText")},
+    ("RerankRequest", "documents"): {"type": "array", "items": DOCUMENT, "minItems": 1, "maxItems": MAX_DOCUMENTS},
     ("ChatRequest", "reasoning_effort"): {"enum": [*EFFORTS]},
-    ("ChatRequest", "tool_choice"): {"anyOf": [{"enum": ["none", "auto", "required"]}, OBJECT]},
+    ("Reasoning", "effort"): {"enum": [*EFFORTS]},
+    **{
+        (name, "tool_choice"): {"anyOf": [{"enum": ["none", "auto", "required"]}, OBJECT]}
+        for name in ("ChatRequest", "ResponseRequest")
+    },
     **{
         (name, "logit_bias"): OBJECT
         | {"propertyNames": {"pattern": f"^({DECIMAL})$"}, "additionalProperties": {"type": "number"}}
-        for name in ("CompletionRequest", "ChatRequest")
+        for name in GENERATING
     },
 }
 
@@ -69,7 +101,7 @@ def request_schemas(*, allow_unknown: bool) -> Json:
     """Schemas of all requests, and of what they consist of, by name.
 
     Args:
-        allow_unknown: whether requests to generate may have fields that they do not name.
+        allow_unknown: whether requests to models may have fields that they do not name.
     """
     _, whole = models_json_schema([(model, "validation") for model in REQUESTS], ref_template=REFERENCE + "{model}")
     schemas: Json = whole["$defs"]
@@ -82,8 +114,8 @@ def request_schemas(*, allow_unknown: bool) -> Json:
         for field, off in _off_values(model):
             schemas[model.__name__]["properties"][field] = {"enum": [*off, None], "description": "Not supported."}
     if allow_unknown:
-        for generating in (CompletionRequest, ChatRequest):
-            schemas[generating.__name__]["additionalProperties"] = True
+        for model in (model for model in REQUESTS if issubclass(model, Allowing)):
+            schemas[model.__name__]["additionalProperties"] = True
     del schemas["ToolChoice"]  # what `tool_choice` is made into
     return schemas
 
@@ -93,10 +125,12 @@ def answer_schemas() -> Json:
     answers = [
         *(Completion, _with_choices("ChatCompletion", list[ChatChoice])),
         *(_with_choices("ChatCompletionChunk", list[ChatChunkChoice]), ErrorAnswer),
+        *(Message, MessageTokens, MessageErrorAnswer, Response, DeletedResponse, InputItems),
+        *(EmbeddingList, Ranking, ScoreList),
         *(ModelList, ModelCard, Version, Health, Readiness, StatusReport, Drained, Tokenized, Detokenized),
     ]
-    _, schemas = msgspec.json.schema_components(answers, ref_template=REFERENCE + "{name}")
-    return schemas
+    named, schemas = msgspec.json.schema_components([*answers, MessageEvent], ref_template=REFERENCE + "{name}")
+    return {**schemas, "MessageEvent": named[-1]}
 
 
 def _with_choices(name: str, choices: Any) -> type[msgspec.Struct]:

@@ -1,6 +1,8 @@
 """HTTP answers that are not streamed: JSON of our structs, and errors."""
 
+import asyncio
 import secrets
+from collections.abc import Mapping, Sequence
 
 from fastapi import Response
 from msgspec import Struct
@@ -10,6 +12,7 @@ from scheduler_svc.frontend.answers.openai_objects import to_json
 from scheduler_svc.frontend.errors import ApiError
 
 REQUEST_ID_HEADER = "x-request-id"
+MESSAGES_PATH = "/v1/messages"
 
 # What is known of a request while it is served, in its ASGI scope:
 ANSWER_ID = "baton.answer_id"  # of the answer that it asks for
@@ -27,8 +30,35 @@ def json_response(value: Struct, headers: dict[str, str] | None = None) -> Respo
     return Response(to_json(value), headers=headers, media_type="application/json")
 
 
+def is_of_messages(scope: Scope) -> bool:
+    """Whether a request is for Anthropic's API."""
+    path: str = scope["path"]
+    return path == MESSAGES_PATH or path.startswith(f"{MESSAGES_PATH}/")
+
+
+class PartsResponse(Response):
+    """A whole answer of JSON that is sent part by part: to send a hundred megabytes in one go would hold up others.
+
+    Args:
+        parts: of its body.
+    """
+
+    def __init__(self, parts: Sequence[bytes], headers: Mapping[str, str]) -> None:
+        length = str(sum(map(len, parts)))
+        super().__init__(headers={**headers, "content-length": length}, media_type="application/json")
+        self._parts = parts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it."""
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        for part in self._parts:
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+            await asyncio.sleep(0)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
 class ErrorResponse(Response):
-    """The HTTP answer that carries an error."""
+    """The HTTP answer that carries an error, in the shape of the API that the request is for."""
 
     def __init__(self, error: ApiError) -> None:
         super().__init__(error.body(), error.status, error.headers, media_type="application/json")
@@ -37,4 +67,7 @@ class ErrorResponse(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send it, and leave word of it for the log."""
         scope[ERROR] = self._error
+        if is_of_messages(scope):
+            self.body = to_json(self._error.message_answer())
+            self.headers["content-length"] = str(len(self.body))
         await super().__call__(scope, receive, send)

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Query, Request, Response
 from common.logging import get_logger
 from scheduler_svc.frontend.answers.generation import Generation
 from scheduler_svc.frontend.answers.responses.events import NEVER, Outcome, ResponseEvents
-from scheduler_svc.frontend.answers.responses.objects import response_json
+from scheduler_svc.frontend.answers.responses.objects import DeletedResponse, InputItems, response_json
 from scheduler_svc.frontend.errors import ApiError
 from scheduler_svc.frontend.http.background_stream import BackgroundStream
 from scheduler_svc.frontend.http.json_body import read_body
@@ -73,11 +73,11 @@ class ResponsesApi:
             body = await self._reader.parse(raw, ResponseRequest, client)
             ready = await self._preparer.ready(body, len(raw), client)
         request.scope[ANSWER_ID] = ready.spec.response_id
-        if ready.spec.is_background:
-            return await self._in_background(ready, request, streams=body.stream)
         is_stored = body.store and self._stored is not None
         if is_stored:
             await self._store.check_room(client.name)
+        if ready.spec.is_background:
+            return await self._in_background(ready, request, streams=body.stream)
         generation = await open_generation(self._link, self._reader.tokenizer, ready.tokenized, ready.context, client)
         answer = _Answer(generation, ready, self._store if is_stored else None, client.name)
         if body.stream:
@@ -112,7 +112,7 @@ class ResponsesApi:
         await self._store.delete(owner, response_id)
         if self._worker is not None:
             await self._worker.cancel(owner, response_id)
-        return _json(response_id, {"id": response_id, "object": "response", "deleted": True})
+        return _json(response_id, DeletedResponse(response_id))
 
     async def cancel(self, response_id: str, request: Request) -> Response:
         """End a response in the background. One that has ended stays as it is."""
@@ -146,8 +146,8 @@ class ResponsesApi:
                 raise ApiError(400, message, code="invalid_value", param="after")
             items = items[places[0] + 1 :]
         page = items[:limit]
-        ends = {"first_id": page[0]["id"], "last_id": page[-1]["id"]} if page else {"first_id": None, "last_id": None}
-        return _json(response_id, {"object": "list", "data": page, **ends, "has_more": len(items) > limit})
+        first, last = (page[0]["id"], page[-1]["id"]) if page else (None, None)
+        return _json(response_id, InputItems(page, first, last, has_more=len(items) > limit))
 
     @property
     def _store(self) -> ResponseStore:

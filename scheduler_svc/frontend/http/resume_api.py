@@ -7,17 +7,17 @@ from fastapi import APIRouter, Request, Response
 
 from common.errors import RequestRejected
 from scheduler_svc.frontend.answers.answer_context import AnswerContext
-from scheduler_svc.frontend.answers.event_ids import Position, check_event_id
-from scheduler_svc.frontend.answers.events import ChunkEvents
-from scheduler_svc.frontend.answers.formats import format_of
+from scheduler_svc.frontend.answers.event_ids import check_event_id
 from scheduler_svc.frontend.answers.generation import AnswerSpec, Generation
 from scheduler_svc.frontend.answers.prompt_part import prompts_of
+from scheduler_svc.frontend.answers.rest import rest_of
 from scheduler_svc.frontend.errors import ApiError
 from scheduler_svc.frontend.http.permissions import client_of
 from scheduler_svc.frontend.http.streaming import EventStream
 from scheduler_svc.frontend.link.core_link import CoreLink
 from scheduler_svc.frontend.link.delta_queue import DeltaQueue
 from scheduler_svc.frontend.link.queries import QUERY_TIMEOUT_S
+from scheduler_svc.frontend.requests.responses.schemas import RESPONSE_ID
 from scheduler_svc.frontend.requests.schemas import REQUEST_ID
 from scheduler_svc.frontend.requests.tokenized_request import core_request_id
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
@@ -43,16 +43,15 @@ class ResumeApi:
         queue = self._link.attach_queue()
         try:
             context, encoded = await self._attach(request_id, client_of(request).name, queue)
-            start = Position.start(context.num_choices)
-            position = Position.after(last_event_id, context.num_choices) if last_event_id else start
+            num_prompt_tokens = sum(map(len, encoded)) // 4
+            position, events = rest_of(request_id, context, num_prompt_tokens, last_event_id)
             prompts = await prompts_of(context, encoded, self._tokenizer.all_token_bytes)
         except BaseException:
             queue.detach()
             raise
         queue.is_resumable = context.is_resumable
-        spec = AnswerSpec(request_id, context, sum(map(len, encoded)) // 4, position, prompts)
+        spec = AnswerSpec(request_id, context, num_prompt_tokens, position, prompts)
         generation = Generation(queue, self._tokenizer, spec)
-        events = ChunkEvents(format_of(request_id, context), position, has_ids=True)
         return EventStream(generation, events, keep_alive_s=self._keep_alive_s, is_new=False)
 
     async def cancel(self, request_id: str, request: Request) -> Response:
@@ -73,7 +72,8 @@ class ResumeApi:
         Raises:
             ApiError, RequestRejected: there is no such request, or the core does not answer.
         """
-        if re.fullmatch(REQUEST_ID, request_id, re.ASCII) is None:
+        is_name = re.fullmatch(REQUEST_ID, request_id, re.ASCII) is not None
+        if not is_name or re.fullmatch(RESPONSE_ID, request_id, re.ASCII):  # responses have an endpoint of their own
             raise _not_found(request_id)
         try:
             async with asyncio.timeout(QUERY_TIMEOUT_S):

@@ -19,11 +19,13 @@ from scheduler_svc.frontend.http.responses import (
     ERROR,
     IS_SUBMITTED,
     REQUEST_ID_HEADER,
+    is_of_messages,
     new_request_id,
 )
 from scheduler_svc.frontend.link.request_counts import OTHER, RequestCounts
 
 MAX_LOGGED_CHARACTERS = 300
+MESSAGE_REQUEST_ID_HEADER = "request-id"  # Anthropic's clients read it
 _REQUEST_ID = re.compile(r"[!-~]{1,128}", re.ASCII)  # printable, and no longer: it is sent back and logged
 
 log = get_logger(__name__)
@@ -59,6 +61,8 @@ class Traces:
                 headers[REQUEST_ID_HEADER] = request_id = (
                     own_id or headers.get(REQUEST_ID_HEADER) or scope.get(ANSWER_ID) or new_request_id()
                 )
+                if is_of_messages(scope):
+                    headers[MESSAGE_REQUEST_ID_HEADER] = request_id
                 self._answered(scope, message["status"], request_id)
                 message = {**message, "headers": headers.raw}
             await send(message)

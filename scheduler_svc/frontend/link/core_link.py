@@ -97,20 +97,26 @@ class CoreLink:
             RequestRejected: the core cannot be reached (`unavailable`), too many requests are open (`queue_full`), or
                 the id is in use (`request_exists`).
         """
-        self._check_room(len(submits))
-        for submit in submits:
-            if submit.request_id in self._queues or submit.request_id in self._pending_attaches:
-                raise RequestRejected("its request id is in use", "request_exists")
-        queue = DeltaQueue(self._tell, self._forget, is_streamed=submits[0].stream, is_resumable=is_resumable)
+        first, tell = submits[0], self._tell
+        queue = DeltaQueue(tell, self._forget, is_streamed=first.stream, is_resumable=is_resumable, asked=first.params)
+        self.submit(submits, queue)
+        return queue
+
+    def submit(self, submits: Sequence[m.Submit], queue: DeltaQueue, first_prompt: int = 0) -> None:
+        """Submit further requests, whose deltas arrive in a queue; the first one is the answer's prompt of this number.
+        Raises as `open` does, and closes the queue then."""
         try:
-            for prompt, submit in enumerate(submits):
+            self._check_room(len(submits))
+            for submit in submits:
+                if submit.request_id in self._queues or submit.request_id in self._pending_attaches:
+                    raise RequestRejected("its request id is in use", "request_exists")
+            for prompt, submit in enumerate(submits, start=first_prompt):
                 self._send(submit)
                 queue.add(submit.request_id, prompt, submit.n)
                 self._queues[submit.request_id] = queue
         except RequestRejected:
             queue.close()
             raise
-        return queue
 
     def attach_queue(self) -> DeltaQueue:
         """A queue for requests that will be attached to. Its owner closes it."""

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from common import messages as m
 from common.errors import RequestRejected, WireError
+from scheduler_svc.frontend.link.pooled_check import PooledCheck
 
 MAX_WAITING_TOKENS = 65_536  # limit for a streamed request whose reader is slower than the model
 
@@ -20,6 +21,7 @@ class DeltaQueue:
         forget: tells the link that this queue takes no more deltas.
         is_streamed: whether its reader may be slow; otherwise only the core can be.
         is_resumable: whether the requests continue for a while when the reader leaves.
+        asked: what is asked of all requests, if these are pooled results; None for tokens.
     """
 
     def __init__(
@@ -29,8 +31,10 @@ class DeltaQueue:
         *,
         is_streamed: bool,
         is_resumable: bool,
+        asked: m.SamplingParams | None = None,
     ) -> None:
         self.is_resumable = is_resumable
+        self._pooled = PooledCheck(asked)
         self._tell = tell
         self._forget = forget
         self._is_streamed = is_streamed
@@ -86,6 +90,7 @@ class DeltaQueue:
         if len(delta.prompt_logprob_ids) != len(delta.prompt_logprobs) or len(delta.prompt_logprobs) % 4:
             have = f"{len(delta.prompt_logprob_ids)} and {len(delta.prompt_logprobs)} bytes"
             raise WireError(f"prompt_logprob_ids and prompt_logprobs have {have}")
+        self._pooled(delta)
         if delta.code == "taken_over":
             self.fail(taken_over())
             return

@@ -23,6 +23,7 @@ _CODE_OF_PYDANTIC_TYPE = {
     "missing": "missing_required_parameter",
     "extra_forbidden": "unknown_parameter",
     "unsupported_parameter": "unsupported_parameter",
+    "thread_unsupported_request": "thread_unsupported_request",
 }
 
 Schema = TypeVar("Schema", bound=BaseModel)

@@ -12,7 +12,7 @@ MAX_KNOWN = 4096  # names with their clients; what comes after them is counted, 
 # Where they stand, what is inside of another place first. Counts are by these: names are clients', and have no end.
 PLACES = (
     *("messages.tool_calls.function", "messages.tool_calls", "messages.content", "messages"),
-    *("tools.function", "tools"),
+    *("tools.function", "tools", "system", "context_management.edits"),
 )
 
 

@@ -4,9 +4,21 @@ that one is accepted, and any other is refused. Where a parameter changes no tok
 from typing import Annotated, Any
 
 from pydantic import AfterValidator
+from pydantic_core import PydanticCustomError
 
 from scheduler_svc.frontend.requests.fields import Only
 from scheduler_svc.frontend.requests.strict import Strict
+
+
+class _NoThread(Only):
+    """Refuses a conversation that the server should hold, by the code that makes Anthropic's clients send all of it."""
+
+    def __call__(self, value: Any) -> Any:
+        """No value is allowed."""
+        raise PydanticCustomError(
+            "thread_unsupported_request", "no conversation is held here: send all of its messages"
+        )
+
 
 Null = Annotated[Any, AfterValidator(Only())]
 False_ = Annotated[Any, AfterValidator(Only(False))]
@@ -60,3 +72,19 @@ class OffForCompletions(Strict):
 
     suffix: Annotated[Any, AfterValidator(Only(""))] = None
     prompt_embeds: Null = None
+
+
+class OffForMessages(Strict):
+    """Those of Anthropic's messages."""
+
+    container: Null = None
+    mcp_servers: Annotated[Any, AfterValidator(Only([]))] = None
+    inference_geo: Null = None
+    speed: Annotated[Any, AfterValidator(Only("standard"))] = None
+    thread: Annotated[Any, AfterValidator(_NoThread())] = None
+
+    # No token depends on them.
+    metadata: dict[str, Any] | None = None
+    service_tier: str | None = None
+    cache_control: dict[str, Any] | None = None  # what is cached is what was computed
+    diagnostics: dict[str, Any] | None = None

@@ -1,6 +1,6 @@
 """From a body's bytes to what the core is asked: checked, tokenized, its grammar compiled. No HTTP in here."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
 from pydantic import BaseModel
@@ -57,13 +57,16 @@ class RequestReader:
         body = await self.parse(raw, schema, client)
         return body, await self.tokenize(body, tokenize, len(raw), client)
 
-    async def parse(self, raw: bytes, schema: type[Body], client: ApiClient) -> Body:
+    async def parse(
+        self, raw: bytes, schema: type[Body], client: ApiClient, names: Sequence[str] | None = None
+    ) -> Body:
         """A body as its schema has it. Raises ApiError for what it is not, or if it asks for another model.
 
         Args:
             client: who sent it; ignored fields are logged once for each client.
+            names: of the model that it may ask for; None for those of the served model.
         """
-        served = self._options.served_model_name
+        served = self._options.served_model_name if names is None else names
 
         def work() -> Parsed[Body]:
             parsed = parse_noting(raw, schema, allow_unknown=self._options.allow_unknown)

@@ -15,12 +15,12 @@ from scheduler_svc.frontend.requests.fields import (
     minus_one_is_off,
     stop_list,
 )
-from scheduler_svc.frontend.requests.strict import Strict
+from scheduler_svc.frontend.requests.strict import Allowing
 
 MAX_STOPS = 16
 
 
-class SamplingFields(Strict):
+class SamplingFields(Allowing):
     """Absent parameters get the values that the model recommends."""
 
     temperature: Annotated[float, Field(ge=0.0, le=2.0)] | None = None

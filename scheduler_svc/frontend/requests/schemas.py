@@ -14,7 +14,6 @@ from pydantic import (
     SkipValidation,
     ValidationInfo,
     field_validator,
-    model_validator,
 )
 from pydantic_core import PydanticCustomError
 
@@ -27,11 +26,10 @@ from scheduler_svc.frontend.requests.fields import (
     TemplateVariables,
     prompt_list,
 )
-from scheduler_svc.frontend.requests.ignored import IgnoredNames
 from scheduler_svc.frontend.requests.messages import ChatMessage
 from scheduler_svc.frontend.requests.off_values import OffForAll, OffForChats, OffForCompletions
 from scheduler_svc.frontend.requests.sampling import SamplingFields
-from scheduler_svc.frontend.requests.strict import Strict, known_fields
+from scheduler_svc.frontend.requests.strict import Strict
 from scheduler_svc.frontend.requests.structured import GuidedDecoding, ResponseFormat, StructuredOutputs
 from scheduler_svc.frontend.requests.thinking import EFFORTS
 from scheduler_svc.frontend.requests.tools import MAX_TOOLS, Tool, ToolChoice, different_names, read_choice
@@ -91,14 +89,6 @@ class GenerationRequest(GuidedDecoding, OffForAll, SamplingFields):
     def has_chunk_usage(self) -> bool:
         """Whether each chunk of the answer's stream has the usage so far."""
         return self.stream and self.stream_options is not None and self.stream_options.continuous_usage_stats
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_unknown(cls, data: Any, info: ValidationInfo) -> Any:
-        ignored = info.context
-        if isinstance(data, dict) and isinstance(ignored, IgnoredNames) and ignored.allow_unknown:
-            return known_fields(cls, "", data, ignored)
-        return data
 
     @field_validator("prompt_logprobs")
     @classmethod

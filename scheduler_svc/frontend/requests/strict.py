@@ -20,6 +20,18 @@ class Strict(BaseModel):
         return {name: value for name, value in data.items() if value is not None}
 
 
+class Allowing(Strict):
+    """A body whose unknown fields are left out where the service allows that, instead of refused."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_unknown(cls, data: Any, info: ValidationInfo) -> Any:
+        ignored = info.context
+        if isinstance(data, dict) and isinstance(ignored, IgnoredNames) and ignored.allow_unknown:
+            return known_fields(cls, "", data, ignored)
+        return data
+
+
 class Lenient(BaseModel):
     """The same, but unknown fields are left out: what is inside of messages was written by many hands."""
 

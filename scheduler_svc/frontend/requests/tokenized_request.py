@@ -72,11 +72,8 @@ class TokenizedRequest:
             context: what another frontend needs to continue the answer; the first prompt carries it for all.
         """
         assert self.grammar is None, "it was not compiled"
-        if self.priority < client.min_priority:
-            message = f"'priority' is {self.priority}, the lowest value of this API key is {client.min_priority}."
-            raise ApiError(403, message, code="priority_not_allowed", param="priority")
-        # A prefix that is found in the cache shows in the time and in `cached_tokens`, so who shares it is told apart.
-        cache_salt = f"{client.cache_domain}/{self.cache_salt}" if client.cache_domain else self.cache_salt
+        check_priority(self.priority, client)
+        cache_salt = salt_of(self.cache_salt, client)
         return [
             m.Submit(
                 request_id=core_request_id(client.name, self.request_id, i),
@@ -96,6 +93,19 @@ class TokenizedRequest:
             )
             for i, (prompt, params) in enumerate(zip(self.prompts, self.params, strict=True))
         ]
+
+
+def check_priority(priority: int, client: ApiClient) -> None:
+    """Raise ApiError (403) for a priority that this client may not have."""
+    if priority < client.min_priority:
+        message = f"'priority' is {priority}, the lowest value of this API key is {client.min_priority}."
+        raise ApiError(403, message, code="priority_not_allowed", param="priority")
+
+
+def salt_of(cache_salt: str, client: ApiClient) -> str:
+    """The core's salt for that of a request. A prefix that is found in the cache shows in the time and in
+    `cached_tokens`, so who shares it is told apart."""
+    return f"{client.cache_domain}/{cache_salt}" if client.cache_domain else cache_salt
 
 
 def core_request_id(client: str, request_id: str, prompt: int) -> str:

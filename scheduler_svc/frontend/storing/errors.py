@@ -7,6 +7,8 @@ from common.logging import get_logger
 from scheduler_svc.frontend.errors import ApiError
 from scheduler_svc.store.errors import ChainTooLong, NotFound, QuotaExceeded, StoreBusy, StoreError
 
+_NOT_FOUND = {"response": "response_not_found", "file": "file_not_found", "batch": "batch_not_found"}
+
 log = get_logger(__name__)
 
 
@@ -21,7 +23,7 @@ def as_api_errors(param: str | None = None) -> Iterator[None]:
         yield
     except NotFound as error:
         message = f"There is no {error.kind} '{error.record_id[:64]}' here, or none any more."
-        raise ApiError(404, message, code=f"{error.kind}_not_found", param=param) from error
+        raise ApiError(404, message, code=_NOT_FOUND[error.kind], param=param) from error
     except QuotaExceeded as error:
         message = f"{error}. What is deleted gives room again."
         raise ApiError(429, message, code="insufficient_quota") from error

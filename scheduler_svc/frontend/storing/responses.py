@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from scheduler_svc.frontend.answers.responses.events import Outcome, response_of_item
 from scheduler_svc.frontend.answers.responses.objects import NO_ITEMS, NO_TAIL, ResponseStatus
 from scheduler_svc.frontend.errors import ApiError
+from scheduler_svc.frontend.storing.disk import check_disk
 from scheduler_svc.frontend.storing.errors import as_api_errors
 from scheduler_svc.store import quotas, responses
 from scheduler_svc.store.records import ChainLink, StoredResponse
@@ -46,7 +47,9 @@ class ResponseStore:
         self._options = options
 
     async def check_room(self, owner: str) -> None:
-        """Raise ApiError (429) if the owner has all that it may have."""
+        """Raise ApiError (429) if the owner has all that it may have, or (507) if the disk is full."""
+        if self._options.folder is not None:
+            check_disk(self._options.folder)
         if limit := self._options.limit_bytes:
             with as_api_errors():
                 used = await self._thread.run(quotas.used_bytes, owner)
@@ -71,9 +74,9 @@ class ResponseStore:
         with as_api_errors():
             await self._thread.run(responses.add, record, limit_bytes=self._options.limit_bytes)
 
-    async def get(self, owner: str, response_id: str, *, param: str = "response_id") -> StoredResponse:
+    async def get(self, owner: str, response_id: str) -> StoredResponse:
         """A response."""
-        with as_api_errors(param):
+        with as_api_errors("response_id"):
             record = await self._thread.run(responses.get, owner, response_id, time.time())
         if not record.output_items:
             record = replace(record, output_items=NO_ITEMS)
@@ -102,16 +105,22 @@ class ResponseStore:
 
     async def of_items(self, owner: str, item_ids: Sequence[str]) -> list[StoredResponse]:
         """The responses that have these items, each once. Raises ApiError (404) for an item of no stored response."""
-        names: dict[str, None] = {}
+        names: dict[str, str] = {}
         for item_id in item_ids:
             name = response_of_item(item_id)
             if name is None:
                 raise item_not_found(item_id)
-            names[name] = None
+            names.setdefault(name, item_id)
         if len(names) > MAX_REFERENCED:
             message = f"The items are of {len(names)} responses, the limit is {MAX_REFERENCED}."
             raise ApiError(400, message, code="invalid_value", param="input")
-        return [await self.get(owner, name, param="input") for name in names]
+        found = []
+        for name, item_id in names.items():
+            try:
+                found.append(await self.get(owner, name))
+            except ApiError as error:
+                raise (item_not_found(item_id) if error.code == "response_not_found" else error) from error
+        return found
 
     def _record(self, owner: str, asked: AskedToStore, status: ResponseStatus) -> StoredResponse:
         now = time.time()

@@ -1,9 +1,13 @@
 """The store and its background worker, as a frontend has them."""
 
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Self
 
 from scheduler_svc.frontend.link.worker_link import WorkerLink
+from scheduler_svc.frontend.storing.sweeping import keep_swept
 from scheduler_svc.store.store_thread import StoreThread
 from scheduler_svc.store_options import StoreOptions
 
@@ -24,7 +28,18 @@ class Storage:
         thread = StoreThread(options.folder, durable=options.durable)
         return cls(thread, options, WorkerLink(options.folder))
 
-    async def close(self) -> None:
-        """Do what is waiting, and let go of both."""
-        await self.worker.close()
-        self.thread.close()
+
+@asynccontextmanager
+async def in_use(storage: Storage | None) -> AsyncIterator[None]:
+    """What is expired is deleted from time to time, and at the end what is waiting is done."""
+    if storage is None:
+        yield
+        return
+    sweeping = asyncio.create_task(keep_swept(storage.thread))
+    try:
+        yield
+    finally:
+        sweeping.cancel()
+        await asyncio.gather(sweeping, return_exceptions=True)
+        await storage.worker.close()
+        await asyncio.to_thread(storage.thread.close)

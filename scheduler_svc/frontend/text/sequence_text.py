@@ -38,7 +38,7 @@ class SequenceText:
     Attributes:
         num_tokens: tokens up to and including the one that ended the sequence, a stop token among them.
         has_ended: no more tokens may be fed.
-        has_stop_string: a stop string ended the text.
+        stop_string: what ended the text, if it was a stop string; else empty.
     """
 
     def __init__(self, rules: TextRules, num_delivered: int = 0) -> None:
@@ -48,7 +48,7 @@ class SequenceText:
         self._num_delivered = num_delivered
         self.num_tokens = 0
         self.has_ended = False
-        self.has_stop_string = False
+        self.stop_string = ""
 
     def feed(self, token_ids: Sequence[int], finish_reason: str | None) -> tuple[str, str | None]:
         """New text, and why the sequence ended if it did.
@@ -70,7 +70,8 @@ class SequenceText:
         if self._search is not None:
             text, found = self._feed_search(self._search, shown, is_last=finish_reason is not None)
             if found:
-                self.has_ended = self.has_stop_string = True
+                self.has_ended = True
+                self.stop_string = self._search.found
                 return text, "stop"
             self.num_tokens += len(token_ids) - len(shown)
         else:

@@ -30,9 +30,13 @@ class StopSearch:
     Text that could be the start of a stop string is held back until it is clear that it is not, unless stop strings are
     shown. Of several stop strings the one that ends first counts (of those the one that starts first), which makes the
     outcome independent of how the text is cut into pieces.
+
+    Attributes:
+        found: the stop string that was completed; empty before.
     """
 
     def __init__(self, stops: StopStrings) -> None:
+        self.found = ""
         self._stops = stops
         self._end = ""  # of the text so far, as much as could be the start of a stop string
 
@@ -52,6 +56,9 @@ class StopSearch:
             # One that ended in what was seen did not stop the text then.
             if may_stop and (start := text.find(stop, max(0, num_seen - len(stop) + 1))) >= 0
         ]
+        if hits:
+            end, start = min(hits)
+            self.found = text[start:end]
         self._end = "" if hits else self._possible_start(text)
         if self._stops.are_shown:
             return text[num_seen : min(hits)[0] if hits else None], bool(hits)

@@ -46,7 +46,10 @@ class Tokenizer:
         token_lengths: bytes of each of these, int32 [vocabulary].
         token_texts: single tokens as text.
         characters_per_token: at most; None if that cannot be known.
+        special_tokens: ids of special tokens, by their texts.
+        closing_ids: tokens that the tokenizer adds behind each text.
         max_positions: of a sequence, as config.json says; 0 if it does not.
+        hidden_size: values of a hidden state, as config.json says; 0 if it does not.
         chat_template: of the model, if it has one.
 
     Args:
@@ -71,6 +74,7 @@ class Tokenizer:
         settings = _read_json(folder / "tokenizer_config.json")
         content = _read_json(path)
         added = self._tokenizer.get_added_tokens_decoder()
+        self.special_tokens = {token.content: i for i, token in added.items() if token.special}
         special = {i: token.content.encode() for i, token in added.items() if token.special}
         decoder = content.get("decoder") or {}
         self.token_bytes = token_byte_table(self._tokenizer.get_vocab(with_added_tokens=True), special, decoder)
@@ -80,12 +84,14 @@ class Tokenizer:
         self.token_texts = TokenTexts(self.all_token_bytes)
         self.characters_per_token = characters_per_token(content, self.token_bytes.values())
         self.max_positions: int = config.get("max_position_embeddings") or 0
+        self.hidden_size: int = config.get("hidden_size") or 0
         self.vocab_size: int = config.get("vocab_size", self._tokenizer.get_vocab_size(with_added_tokens=True))
         self.token_lengths = np.array([len(self.all_token_bytes.get(i, b"")) for i in range(self.vocab_size)], np.int32)
         generation_config = _read_json(folder / "generation_config.json")
         self.eos_token_ids = _eos_token_ids(generation_config, config)
         self.sampling_defaults = _sampling_defaults(folder, generation_config)
         self.chat_template = ChatTemplate.of_model(folder, settings)
+        self.closing_ids = self._closing_ids()
 
     def encode(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
         """Token ids of each text. Raises RequestRejected if one is not Unicode (JSON can hold half a character)."""
@@ -100,6 +106,13 @@ class Tokenizer:
             encodings = self._tokenizer.encode_batch_fast(some, add_special_tokens=add_special_tokens)
             ids += [encoding.ids for encoding in encodings]
         return ids
+
+    def _closing_ids(self) -> tuple[int, ...]:
+        """What stands behind a text's own tokens; the tokenizer may put some in front of them, too."""
+        [own] = self.encode(["a"], add_special_tokens=False)
+        [whole] = self.encode(["a"], add_special_tokens=True)
+        starts = [start for start in range(len(whole)) if whole[start : start + len(own)] == own]
+        return tuple(whole[starts[0] + len(own) :]) if starts and own else ()
 
     def render_chat(
         self,

@@ -109,6 +109,8 @@ def example() -> list[list[AnyRecord]]:
     short = m.Submit(request_id="b", prompt=_int32(1), params=m.SamplingParams(max_tokens=2))
     params = m.SamplingParams(max_tokens=9, logprobs=1, prompt_logprobs=1)
     old = m.Submit(request_id="c", prompt=_int32(3, 4), params=params)
+    params = m.SamplingParams(max_tokens=1, pooling="logits", pooled_token_ids=(9693, 2152))
+    pooled = m.Submit(request_id="e", prompt=_int32(8, 9, 10), params=params)
     burnt = Ending("error", "it burnt", "internal_error")
     columns = (_int32(8, 9), _float32(-0.25, -1e-7), _int32(4), _float32(-2.5))
     ended = (Progress(_int32(8, 9), "model-a bf16", 1, burnt, *columns),)
@@ -129,6 +131,7 @@ def example() -> list[list[AnyRecord]]:
         [_step("model-b bf16", (43, 1, 8)), EndRecord(43, None, Ending("length"), 2), CrashRecord(2)],
         [_step("model-b bf16", (41, 2, 194, 0.0))],
         [RequestRecord(44, 1.8e9 + 3, SubmitRecord.of(left), (Progress(),))],
+        [RequestRecord(45, 1.8e9 + 4, SubmitRecord.of(pooled), (Progress(),))],
         [
             PromptRecord(44, 0, _int32(9), _float32(-1.0), "model-b bf16"),
             EndRecord(44, 0, Ending("cancelled"), 0, 1),

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from scheduler_svc.frontend.answers.call_ids import call_id
 from scheduler_svc.frontend.answers.choice import Piece
@@ -48,6 +49,10 @@ class ResponseSpec(Struct, frozen=True, array_like=True):
     in_summary: bool
     is_sealed: bool
     is_background: bool
+
+    def with_head(self, head: bytes) -> "ResponseSpec":
+        """The same with another head: it is stored once, and not in each thing that needs it."""
+        return replace(self, head=head)
 
 
 @dataclass(frozen=True)

@@ -9,15 +9,15 @@ from scheduler_svc.frontend.answers.numbered_events import NumberedEvent
 from scheduler_svc.frontend.answers.openai_objects import TokenLogprob
 from scheduler_svc.frontend.answers.responses.objects import (
     ArgumentsData,
-    CallItem,
     DeltaData,
     ItemData,
     ItemStatus,
-    MessageItem,
+    OutputCall,
     OutputItem,
+    OutputMessage,
+    OutputReasoning,
     OutputText,
     PartData,
-    ReasoningItem,
     ReasoningText,
     TextData,
 )
@@ -66,9 +66,9 @@ class OpenMessage(OpenItem):
         super().__init__(item_id, index)
         self._logprobs: list[TokenLogprob] = []
 
-    def item(self, status: ItemStatus) -> MessageItem:
+    def item(self, status: ItemStatus) -> OutputMessage:
         """As it is now; at its beginning it has no content."""
-        return MessageItem(self._id, status, () if status == "in_progress" else (self._part(),))
+        return OutputMessage(self._id, status, [] if status == "in_progress" else [self._part()])
 
     def begun(self) -> Iterator[NumberedEvent]:
         """The item, and the part that has its text."""
@@ -109,13 +109,13 @@ class OpenThought(OpenItem):
         self._part_name = "reasoning_summary_part" if in_summary else "content_part"
         self._place: dict[str, Any] = {"summary_index" if in_summary else "content_index": 0}
 
-    def item(self, status: ItemStatus) -> ReasoningItem:
+    def item(self, status: ItemStatus) -> OutputReasoning:
         """As it is now; at its beginning it has no text."""
-        parts = () if status == "in_progress" else (self._part(self.text),)
+        parts = [] if status == "in_progress" else [self._part(self.text)]
         sealed = sealed_thought(self.text) if self._is_sealed and status != "in_progress" else None
         if self._in_summary:
-            return ReasoningItem(self._id, status, summary=parts, encrypted_content=sealed)
-        return ReasoningItem(self._id, status, content=parts, encrypted_content=sealed)
+            return OutputReasoning(self._id, status, summary=parts, encrypted_content=sealed)
+        return OutputReasoning(self._id, status, content=parts, encrypted_content=sealed)
 
     def begun(self) -> Iterator[NumberedEvent]:
         """The item, and the part that has its text."""
@@ -150,9 +150,9 @@ class OpenCall(OpenItem):
         self._call_id = call_id
         self._function = name
 
-    def item(self, status: ItemStatus) -> CallItem:
+    def item(self, status: ItemStatus) -> OutputCall:
         """As it is now."""
-        return CallItem(self._id, status, self._call_id, self._function, self.text)
+        return OutputCall(self._id, status, self._call_id, self._function, self.text)
 
     def grown(self, text: str, logprobs: Sequence[Entry] | None = None) -> Iterator[NumberedEvent]:
         """New text of its arguments."""

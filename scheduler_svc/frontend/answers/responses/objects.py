@@ -15,8 +15,8 @@ class OutputText(Struct, frozen=True):
 
     text: str
     type: str = "output_text"
-    annotations: tuple[()] = ()
-    logprobs: list[TokenLogprob] | tuple[()] = ()
+    annotations: list[str] = []  # of which there are none
+    logprobs: list[TokenLogprob] = []
 
 
 class ReasoningText(Struct, frozen=True):
@@ -26,28 +26,26 @@ class ReasoningText(Struct, frozen=True):
     type: str = "reasoning_text"
 
 
-class MessageItem(Struct, frozen=True):
+class OutputMessage(Struct, frozen=True, tag_field="type", tag="message"):
     """What the model said."""
 
     id: str
     status: ItemStatus
-    content: tuple[OutputText, ...]
-    type: str = "message"
+    content: list[OutputText]
     role: str = "assistant"
 
 
-class ReasoningItem(Struct, frozen=True):
+class OutputReasoning(Struct, frozen=True, tag_field="type", tag="reasoning"):
     """What the model thought: in `content`, or in `summary` if that was asked for."""
 
     id: str
     status: ItemStatus
-    summary: tuple[ReasoningText, ...] = ()
-    content: tuple[ReasoningText, ...] = ()
+    summary: list[ReasoningText] = []
+    content: list[ReasoningText] = []
     encrypted_content: str | None = None
-    type: str = "reasoning"
 
 
-class CallItem(Struct, frozen=True):
+class OutputCall(Struct, frozen=True, tag_field="type", tag="function_call"):
     """A call of a tool."""
 
     id: str
@@ -55,10 +53,9 @@ class CallItem(Struct, frozen=True):
     call_id: str
     name: str
     arguments: str
-    type: str = "function_call"
 
 
-OutputItem = MessageItem | ReasoningItem | CallItem
+OutputItem = OutputMessage | OutputReasoning | OutputCall
 
 
 class InputTokensDetails(Struct, frozen=True):
@@ -109,7 +106,7 @@ class IncompleteDetails(Struct, frozen=True):
     reason: str
 
 
-class ResponseHead(Struct, frozen=True):
+class ResponseHead(Struct, frozen=True, kw_only=True):
     """What stands in every version of a response: what was asked, as far as clients read it back."""
 
     id: str
@@ -138,13 +135,42 @@ class ResponseHead(Struct, frozen=True):
     truncation: str = "disabled"
 
 
-class ResponseTail(Struct, frozen=True):
+class ResponseTail(Struct, frozen=True, kw_only=True):
     """What follows from the answer, beside its output."""
 
     completed_at: int | None = None
     error: ResponseError | None = None
     incomplete_details: IncompleteDetails | None = None
     usage: ResponseUsage | None = None
+
+
+class Response(ResponseHead, kw_only=True, frozen=True):
+    """A whole response, as `response_json` puts it together."""
+
+    status: ResponseStatus
+    output: list[OutputItem]
+    completed_at: int | None
+    error: ResponseError | None
+    incomplete_details: IncompleteDetails | None
+    usage: ResponseUsage | None
+
+
+class DeletedResponse(Struct, frozen=True):
+    """What is left of a response."""
+
+    id: str
+    object: str = "response"
+    deleted: bool = True
+
+
+class InputItems(Struct, frozen=True):
+    """A page of the items that a response answers."""
+
+    data: list[dict[str, Any]]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+    object: str = "list"
 
 
 NO_TAIL = to_json(ResponseTail())
@@ -194,7 +220,7 @@ class DeltaData(Struct, frozen=True):
     delta: str
     content_index: int | UnsetType = UNSET
     summary_index: int | UnsetType = UNSET
-    logprobs: list[TokenLogprob] | tuple[()] | UnsetType = UNSET
+    logprobs: list[TokenLogprob] | UnsetType = UNSET
 
 
 class TextData(Struct, frozen=True):
@@ -205,7 +231,7 @@ class TextData(Struct, frozen=True):
     text: str
     content_index: int | UnsetType = UNSET
     summary_index: int | UnsetType = UNSET
-    logprobs: list[TokenLogprob] | tuple[()] | UnsetType = UNSET
+    logprobs: list[TokenLogprob] | UnsetType = UNSET
 
 
 class ArgumentsData(Struct, frozen=True):

@@ -4,6 +4,7 @@ again, event for event."""
 from collections.abc import AsyncIterator, Callable
 
 import msgspec
+from msgspec.structs import replace
 
 from common import messages as m
 from common.errors import RequestRejected
@@ -32,13 +33,14 @@ class TokenRecord(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
     deltas: list[m.TokenDelta]
 
     def encode(self) -> bytes:
-        """The bytes for the store."""
-        return _encoder.encode(self)
+        """The bytes for the store, without the head."""
+        return _encoder.encode(replace(self, spec=self.spec.with_head(b"")))
 
     @classmethod
-    def decode(cls, data: bytes) -> "TokenRecord":
+    def decode(cls, data: bytes, head: bytes) -> "TokenRecord":
         """The reverse. Raises msgspec.MsgspecError for what is not one."""
-        return _decoder.decode(data)
+        record = _decoder.decode(data)
+        return replace(record, spec=record.spec.with_head(head))
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -78,7 +80,7 @@ async def replay(record: TokenRecord, outcome: Outcome, tokenizer: Tokenizer, af
     failed = outcome.status in ("failed", "cancelled")
     for delta in record.deltas:
         finish_reason = None if failed else delta.finish_reason
-        queue.put(msgspec.structs.replace(delta, index=0, finish_reason=finish_reason))
+        queue.put(replace(delta, index=0, finish_reason=finish_reason))
     if failed:
         queue.put(m.TokenDelta(request_id=record.spec.response_id, index=0, token_ids=b"", finish_reason="cancelled"))
     try:

@@ -1,6 +1,7 @@
 """What the background worker needs to run a response, as the store keeps it."""
 
 import msgspec
+from msgspec.structs import replace
 
 from common import messages as m
 from common.errors import BatonError
@@ -20,11 +21,11 @@ class BackgroundWork(msgspec.Struct, frozen=True, array_like=True, forbid_unknow
     submit: m.Submit
 
     def encode(self) -> bytes:
-        """The bytes for the store."""
-        return _encoder.encode(self)
+        """The bytes for the store, without the head."""
+        return _encoder.encode(replace(self, spec=self.spec.with_head(b"")))
 
     @classmethod
-    def decode(cls, data: bytes) -> "BackgroundWork":
+    def decode(cls, data: bytes, head: bytes) -> "BackgroundWork":
         """The reverse. Raises BatonError for what another version of Baton wrote."""
         try:
             work = _decoder.decode(data)
@@ -34,7 +35,7 @@ class BackgroundWork(msgspec.Struct, frozen=True, array_like=True, forbid_unknow
             ) from error
         if work.version != WORK_VERSION:
             raise BatonError(f"stored work has version {work.version}, this version of Baton does {WORK_VERSION}")
-        return work
+        return replace(work, spec=work.spec.with_head(head))
 
 
 _encoder = msgspec.msgpack.Encoder()

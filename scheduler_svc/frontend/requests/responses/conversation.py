@@ -1,6 +1,6 @@
 """The conversation that a request of the Responses API stands for, as a chat."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import ValidationError
@@ -20,6 +20,15 @@ from scheduler_svc.frontend.requests.responses.items import (
 from scheduler_svc.frontend.requests.responses.schemas import ResponseRequest
 from scheduler_svc.frontend.requests.sampling import SamplingFields
 from scheduler_svc.frontend.requests.schemas import ChatRequest
+
+NAMES: Mapping[str, str] = {
+    "messages": "input",
+    "max_tokens": "max_output_tokens",
+    "reasoning_effort": "reasoning.effort",
+    "response_format": "text.format",
+    "response_format.json_schema.schema": "text.format.schema",
+}
+"""A chat's parameters that have other names here."""
 
 
 def chat_of(body: ResponseRequest, items: Sequence[Item]) -> ChatRequest:

@@ -3,7 +3,6 @@
 import secrets
 import time
 from dataclasses import dataclass, replace
-from functools import partial
 
 from scheduler_svc.frontend.answers.answer_context import AnswerContext
 from scheduler_svc.frontend.answers.responses.events import ResponseSpec
@@ -13,7 +12,8 @@ from scheduler_svc.frontend.requests.answer_context import answer_context
 from scheduler_svc.frontend.requests.chat import tokenize_chat
 from scheduler_svc.frontend.requests.chat_style import ChatStyle
 from scheduler_svc.frontend.requests.reader import RequestReader
-from scheduler_svc.frontend.requests.responses.conversation import chat_of
+from scheduler_svc.frontend.requests.renaming import in_words_of
+from scheduler_svc.frontend.requests.responses.conversation import NAMES, chat_of
 from scheduler_svc.frontend.requests.responses.head import head_json
 from scheduler_svc.frontend.requests.responses.items import Item
 from scheduler_svc.frontend.requests.responses.schemas import ENCRYPTED, ResponseRequest
@@ -21,6 +21,7 @@ from scheduler_svc.frontend.requests.responses.stored import read_items, referen
 from scheduler_svc.frontend.requests.schemas import ChatRequest
 from scheduler_svc.frontend.requests.tokenized_request import TokenizedRequest
 from scheduler_svc.frontend.storing.responses import AskedToStore, ResponseStore, item_not_found
+from scheduler_svc.frontend.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class ResponsePreparer:
 
     def __init__(self, reader: RequestReader, style: ChatStyle, store: ResponseStore | None, *, model: str) -> None:
         self._reader = reader
-        self._tokenize = partial(tokenize_chat, style=style)
+        self._style = style
         self._store = store
         self._model = model
 
@@ -60,11 +61,18 @@ class ResponsePreparer:
         body = self._stored_if_possible(body)
         own = await self._own_items(body, client.name)
         before, num_before = await self._before(body, client.name)
-        chat = chat_of(body, [*before, *own])
+        chat = in_words_of(NAMES, lambda: chat_of(body, [*before, *own]))
         tokenized = await self._reader.tokenize(chat, self._tokenize, size + num_before, client)
         response_id = "resp_" + secrets.token_hex(12)
         tokenized = replace(tokenized, request_id=response_id, is_resumable=body.background)
         return self._assembled(body, chat, tokenized, own)
+
+    def _tokenize(self, chat: ChatRequest, tokenizer: Tokenizer, max_model_len: int) -> TokenizedRequest:
+        """As `tokenize_chat`, in the words of this API."""
+        tokenized = in_words_of(NAMES, lambda: tokenize_chat(chat, tokenizer, max_model_len, self._style))
+        if (asked := tokenized.grammar) is None:
+            return tokenized
+        return replace(tokenized, grammar=asked._replace(param=NAMES.get(asked.param, asked.param)))
 
     def _assembled(
         self, body: ResponseRequest, chat: ChatRequest, tokenized: TokenizedRequest, own: list[Item]

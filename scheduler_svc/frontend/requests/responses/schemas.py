@@ -15,12 +15,11 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from scheduler_svc.frontend.requests.fields import INT32_MAX, FirstError, NumLogprobs, Only, TemplateVariables
-from scheduler_svc.frontend.requests.ignored import IgnoredNames
 from scheduler_svc.frontend.requests.off_values import Null
 from scheduler_svc.frontend.requests.responses.items import InputItem, input_list
 from scheduler_svc.frontend.requests.sampling import SamplingFields
 from scheduler_svc.frontend.requests.schemas import AskedEffort
-from scheduler_svc.frontend.requests.strict import Lenient, Strict, known_fields
+from scheduler_svc.frontend.requests.strict import Lenient, Strict
 from scheduler_svc.frontend.requests.structured import ANY_OBJECT
 from scheduler_svc.frontend.requests.tools import MAX_TOOLS, TOOL_NAME, ToolChoice, read_choice
 
@@ -126,7 +125,7 @@ def _choice(value: Any) -> ToolChoice:
     )
 
 
-class StreamOptions(Strict):
+class ResponseStreamOptions(Strict):
     """`stream_options` of a request."""
 
     include_obfuscation: Annotated[Any, AfterValidator(Only(False))] = None
@@ -142,7 +141,7 @@ class ResponseRequest(SamplingFields):
     store: bool = True
     background: bool = False
     stream: bool = False
-    stream_options: StreamOptions | None = None
+    stream_options: ResponseStreamOptions | None = None
     include: list[Literal[INCLUDABLE]] = []  # type: ignore[valid-type]
     max_output_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = None
     text: TextOptions | None = None
@@ -176,14 +175,6 @@ class ResponseRequest(SamplingFields):
     def has_logprobs(self) -> bool:
         """Whether the answer's text has log-probabilities."""
         return LOGPROBS in self.include or self.top_logprobs > 0
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_unknown(cls, data: Any, info: ValidationInfo) -> Any:
-        ignored = info.context
-        if isinstance(data, dict) and isinstance(ignored, IgnoredNames) and ignored.allow_unknown:
-            return known_fields(cls, "", data, ignored)
-        return data
 
     @field_validator("background")
     @classmethod

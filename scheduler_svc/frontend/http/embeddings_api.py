@@ -1,0 +1,52 @@
+"""OpenAI's endpoint for embeddings."""
+
+from fastapi import APIRouter, Request, Response
+
+from scheduler_svc.frontend.answers.embedding_json import EmbeddingWriter
+from scheduler_svc.frontend.http.json_body import read_body
+from scheduler_svc.frontend.http.permissions import client_of
+from scheduler_svc.frontend.http.responses import ANSWER_ID, IS_SUBMITTED, REQUEST_ID_HEADER, PartsResponse
+from scheduler_svc.frontend.http.streaming import unless_disconnected
+from scheduler_svc.frontend.link.core_link import CoreLink
+from scheduler_svc.frontend.requests.embedding import tokenize_embedding
+from scheduler_svc.frontend.requests.pooled_schemas import EmbeddingRequest
+from scheduler_svc.frontend.requests.pooling_model import PoolingModel, task_state
+from scheduler_svc.frontend.requests.reader import RequestReader
+from scheduler_svc.frontend.text.long_work import LongWork
+
+
+class EmbeddingsApi:
+    """POST /v1/embeddings.
+
+    Args:
+        model: that embeds.
+        long_work: threads for long texts, which others have work for, too.
+    """
+
+    def __init__(self, link: CoreLink, reader: RequestReader, model: PoolingModel, long_work: LongWork) -> None:
+        self._link = link
+        self._reader = reader
+        self._model = model
+        self._long_work = long_work
+        self.router = APIRouter()
+        self.router.post("/v1/embeddings", response_model=None)(self.embeddings)
+
+    async def embeddings(self, request: Request) -> Response:
+        """A vector for each input."""
+        client, tokenizer = client_of(request), self._model.tokenizer
+        async with read_body(request) as raw:
+            body = await self._reader.parse(raw, EmbeddingRequest, client, self._model.names)
+            state = task_state(self._link, "embed")
+            pooled = await self._long_work.run(len(raw), lambda: tokenize_embedding(body, tokenizer, state))
+        request.scope[ANSWER_ID] = pooled.request_id
+        writer = EmbeddingWriter(
+            body.dimensions,
+            tokenizer.hidden_size,
+            is_base64=body.encoding_format == "base64",
+            normalize=body.normalize,
+        )
+        answer = await pooled.open(self._link, client)
+        request.scope[IS_SUBMITTED] = True
+        with answer:
+            parts = await unless_disconnected(request.receive, writer.write(answer, self._model.names[0]))
+        return PartsResponse(parts, {REQUEST_ID_HEADER: pooled.request_id})

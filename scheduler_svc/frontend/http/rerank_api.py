@@ -1,0 +1,116 @@
+"""The endpoints that say how relevant documents are: reranking as Cohere, Jina and vLLM have it, and vLLM's scores."""
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+from fastapi import APIRouter, Request, Response
+from msgspec import UNSET, Struct
+
+from scheduler_svc.frontend.answers.pooled import FloatArray, PooledAnswer, relevance, short_floats
+from scheduler_svc.frontend.answers.pooled_objects import (
+    ApiVersion,
+    BilledUnits,
+    Ranked,
+    RankedDocument,
+    Ranking,
+    RankingMeta,
+    Score,
+    ScoreList,
+)
+from scheduler_svc.frontend.http.json_body import read_body
+from scheduler_svc.frontend.http.permissions import client_of
+from scheduler_svc.frontend.http.responses import ANSWER_ID, IS_SUBMITTED, REQUEST_ID_HEADER, json_response
+from scheduler_svc.frontend.http.streaming import unless_disconnected
+from scheduler_svc.frontend.link.core_link import CoreLink
+from scheduler_svc.frontend.requests.pooled_request import PooledRequest
+from scheduler_svc.frontend.requests.pooled_schemas import RerankRequest, ScoreRequest
+from scheduler_svc.frontend.requests.pooling_model import PoolingModel, task_state
+from scheduler_svc.frontend.requests.reader import RequestReader
+from scheduler_svc.frontend.requests.scoring import tokenize_rerank, tokenize_score
+from scheduler_svc.frontend.text.long_work import LongWork
+
+RERANK_PATHS = ("/v1/rerank", "/v2/rerank", "/rerank")
+SCORE_PATHS = ("/score", "/v1/score")
+
+
+class RerankApi:
+    """POST /v1/rerank and /score, and their other names.
+
+    Args:
+        model: that scores.
+        long_work: threads for long texts, which others have work for, too.
+    """
+
+    def __init__(self, link: CoreLink, reader: RequestReader, model: PoolingModel, long_work: LongWork) -> None:
+        self._link = link
+        self._reader = reader
+        self._model = model
+        self._long_work = long_work
+        self.router = APIRouter()
+        for path in RERANK_PATHS:
+            self.router.post(path, response_model=None)(self.rerank)
+        for path in SCORE_PATHS:
+            self.router.post(path, response_model=None)(self.score)
+
+    async def rerank(self, request: Request) -> Response:
+        """A query's documents, the most relevant one first."""
+        async with read_body(request) as raw:
+            body = await self._reader.parse(raw, RerankRequest, client_of(request), self._model.names)
+            state = task_state(self._link, "score")
+            size = len(raw) + len(body.documents) * len(body.query)
+            pooled = await self._long_work.run(size, lambda: tokenize_rerank(body, self._model, state))
+        version = "2" if request.url.path.startswith("/v2/") else "1"
+        return await self._answer(
+            request, pooled, lambda answer, scores: ranking(body, scores, answer, self._model.names[0], version)
+        )
+
+    async def score(self, request: Request) -> Response:
+        """How relevant the second text of each pair is to its first."""
+        async with read_body(request) as raw:
+            body = await self._reader.parse(raw, ScoreRequest, client_of(request), self._model.names)
+            state = task_state(self._link, "score")
+            size = len(raw) + len(body.text_2) * max(map(len, body.text_1))
+            pooled = await self._long_work.run(size, lambda: tokenize_score(body, self._model, state))
+        return await self._answer(
+            request, pooled, lambda answer, scores: _score_list(scores, answer, self._model.names[0])
+        )
+
+    async def _answer(
+        self, request: Request, pooled: PooledRequest, write: Callable[[PooledAnswer, FloatArray], Struct]
+    ) -> Response:
+        request.scope[ANSWER_ID] = pooled.request_id
+        answer = await pooled.open(self._link, client_of(request))
+        request.scope[IS_SUBMITTED] = True
+        with answer:
+            scores = await unless_disconnected(request.receive, _scores(answer))
+        return json_response(write(answer, scores), {REQUEST_ID_HEADER: pooled.request_id})
+
+
+async def _scores(answer: PooledAnswer) -> FloatArray:
+    """Each input's relevance, float32 [inputs]."""
+    scores = np.zeros(answer.num_inputs, np.float32)
+    async for number, logits in answer.results():
+        scores[number] = relevance(logits)
+    return scores
+
+
+def ranking(body: RerankRequest, scores: FloatArray, answer: PooledAnswer, model: str, version: str) -> Ranking:
+    """The answer of a rerank request. Of equal scores, the earlier document comes first.
+
+    Args:
+        scores: float32 [documents].
+        model: its name in the answer.
+        version: of Cohere's API, whose client is told.
+    """
+    order = np.argsort(-scores, kind="stable")[: body.top_n].tolist()
+    texts = [RankedDocument(body.documents[i]) if body.return_documents else UNSET for i in order]
+    results = [
+        Ranked(index, score, text) for index, score, text in zip(order, short_floats(scores[order]), texts, strict=True)
+    ]
+    return Ranking(answer.answer_id, model, results, answer.usage, RankingMeta(ApiVersion(version), BilledUnits()))
+
+
+def _score_list(scores: FloatArray, answer: PooledAnswer, model: str) -> ScoreList:
+    data = [Score(index, score) for index, score in enumerate(short_floats(scores))]
+    return ScoreList(answer.answer_id, int(time.time()), model, data, answer.usage)

@@ -1,0 +1,1 @@
+"""Anthropic's Messages: what clients may ask for, and the chat that it is."""

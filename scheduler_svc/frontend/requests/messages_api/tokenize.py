@@ -1,0 +1,87 @@
+"""Anthropic's requests, tokenized: as chats, whose errors name the parameters that the client sent."""
+
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+
+import msgspec
+
+from scheduler_svc.frontend.answers.answer_context import AnswerContext
+from scheduler_svc.frontend.errors import ApiError
+from scheduler_svc.frontend.requests.chat import tokenize_chat
+from scheduler_svc.frontend.requests.chat_style import ChatStyle
+from scheduler_svc.frontend.requests.messages_api.chat import chat_request
+from scheduler_svc.frontend.requests.messages_api.schemas import MessageRequest
+from scheduler_svc.frontend.requests.renaming import renamed
+from scheduler_svc.frontend.requests.tokenized_request import TokenizedRequest
+from scheduler_svc.frontend.text.tokenizer import Tokenizer
+
+_NAMES: Mapping[str, str] = {
+    "thinking_token_budget": "thinking.budget_tokens",
+    "reasoning_effort": "thinking",
+    "response_format": "output_config.format",
+    "response_format.json_schema.schema": "output_config.format.schema",
+}
+"""A chat's parameters that have other names here."""
+
+
+def tokenize_message(
+    body: MessageRequest, tokenizer: Tokenizer, max_model_len: int, style: ChatStyle
+) -> TokenizedRequest:
+    """A /v1/messages request, tokenized; arguments and errors as for `tokenize_chat`. An answer may be as long as the
+    model's positions allow where the client asks for more: clients have to name a limit, and name a large one."""
+    chat = chat_request(body, f"msg_{secrets.token_hex(12)}", style)
+    if max_model_len:
+        chat = chat.model_copy(update={"max_tokens": None})
+    try:
+        tokenized = tokenize_chat(chat, tokenizer, max_model_len, style)
+    except ApiError as error:
+        raise _renamed(error) from error
+    [params] = tokenized.params
+    if body.max_tokens <= params.max_tokens:
+        params = msgspec.structs.replace(params, max_tokens=body.max_tokens)
+        tokenized = replace(tokenized, params=[params], may_shorten=False)
+    if (asked := tokenized.grammar) is None:
+        return tokenized
+    return replace(tokenized, grammar=asked._replace(param=_NAMES.get(asked.param, asked.param)))
+
+
+def tokenize_to_count(
+    body: MessageRequest,
+    tokenizer: Tokenizer,
+    max_model_len: int,
+    style: ChatStyle,
+) -> TokenizedRequest:
+    """The same, for its prompt alone: that may be too long to be answered, and no grammar is compiled."""
+    only_prompt = body.model_copy(update={"max_tokens": 1})
+    return replace(tokenize_message(only_prompt, tokenizer, 0, style), grammar=None)
+
+
+def message_context(tokenized: TokenizedRequest, body: MessageRequest, model: str) -> AnswerContext:
+    """How a new request is to be answered.
+
+    Args:
+        model: its name in the answer.
+    """
+    return AnswerContext(
+        kind="message",
+        created=int(time.time()),
+        model=model,
+        num_prompts=1,
+        n=1,
+        stop=tokenized.stop,
+        include_usage=True,
+        is_resumable=tokenized.is_resumable,
+        message=tokenized.message,
+        hides_thought=body.thinking is not None and body.thinking.display == "omitted",
+        fills_window=tokenized.may_shorten,
+    )
+
+
+def _renamed(error: ApiError) -> ApiError:
+    """The error in the words of this API."""
+    own = renamed(error, _NAMES)
+    if own.code == "context_length_exceeded":  # by these words agents know that they have to sum up
+        return ApiError(own.status, f"prompt is too long: {own.message}", code=own.code, param=own.param)
+    return own

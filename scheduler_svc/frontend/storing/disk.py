@@ -1,0 +1,16 @@
+"""Room on the store's volume, on which the journal may be as well."""
+
+import shutil
+from pathlib import Path
+
+from scheduler_svc.frontend.errors import ApiError
+
+MIN_FREE_BYTES = 256 * 2**20  # what was accepted must find room when it ends, and so must the journal
+
+
+def check_disk(folder: Path) -> None:
+    """Raise ApiError (507) where nothing new is to be stored."""
+    free = shutil.disk_usage(folder).free
+    if free < MIN_FREE_BYTES:
+        message = f"The store's volume has {free} bytes free, and keeps {MIN_FREE_BYTES} for what was accepted."
+        raise ApiError(507, message, code="insufficient_storage")

@@ -1,0 +1,126 @@
+"""Responses in the background: whatever is killed, their streams go on event for event, and what is stored is equal."""
+
+import contextlib
+import os
+import signal
+import threading
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+
+from scheduler_svc.client.processes.local_fleet import SCHEDULER
+from tests.e2e.conftest import API_KEY, client_of
+from tests.support.eventually import eventually
+from tests.support.fleets import running_fleet
+
+MODEL = "baton-demo"
+NUM_TOKENS = 500  # seconds of work, in which four processes are killed
+QUESTION = {"model": MODEL, "input": "JULIET:\nO Romeo, Romeo! ", "max_output_tokens": NUM_TOKENS, "temperature": 0}
+LONG = {"extra_body": {"ignore_eos": True}}
+GONE = (openai.APIConnectionError, openai.InternalServerError, httpx.TransportError)
+
+
+class Reader:
+    """Reads a response's events in a thread, and asks for the rest whenever the connection breaks."""
+
+    def __init__(self, client, response_id: str) -> None:
+        self.events: list = []
+        self.error: Exception | None = None
+        self._client = client
+        self._id = response_id
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def result(self) -> list:
+        """All events."""
+        self._thread.join(120)
+        assert self.error is None, self.error
+        assert not self._thread.is_alive(), f"{len(self.events)} events have come"
+        return self.events
+
+    def _read(self) -> None:
+        try:
+            while not (self.events and self.events[-1].type in ("response.completed", "response.incomplete")):
+                with contextlib.suppress(*GONE):
+                    after = {"starting_after": self.events[-1].sequence_number} if self.events else {}
+                    for event in self._client.responses.retrieve(self._id, stream=True, **after):
+                        self.events.append(event)
+        except Exception as error:
+            self.error = error
+
+
+def children(pid: int) -> dict[str, int]:
+    """The processes that a scheduler has started, by their modules."""
+    pids = map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
+    found = {}
+    for child in pids:
+        command = Path(f"/proc/{child}/cmdline").read_bytes().decode().split("\0")
+        found[command[command.index("-m") + 1]] = child
+    return found
+
+
+def told(events: list) -> list:
+    """What two runs of one request have in common."""
+    return [(event.sequence_number, event.type, getattr(event, "delta", None)) for event in events]
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("responses")
+    with running_fleet(folder, scheduler_options=("--api-key", API_KEY)) as running:
+        yield running
+
+
+@pytest.mark.timeout(240)
+def test_a_stream_goes_on_whatever_is_killed(fleet):
+    client = client_of(fleet)
+    undisturbed = list(client.responses.create(**QUESTION, **LONG, background=True, stream=True))
+    assert [event.sequence_number for event in undisturbed] == list(range(len(undisturbed)))
+    response = client.responses.create(**QUESTION, **LONG, background=True)
+    assert response.status == "queued"
+    readers = [Reader(client, response.id) for _ in range(2)]
+
+    def wait_for(num_events: int) -> None:
+        eventually(lambda: min(len(reader.events) for reader in readers) >= num_events, 60)
+
+    wait_for(20)
+    scheduler = fleet.pids[SCHEDULER]
+    os.kill(children(scheduler)["scheduler_svc.frontend.background"], signal.SIGKILL)
+    wait_for(60)
+    os.kill(children(scheduler)["scheduler_svc.frontend"], signal.SIGKILL)
+    wait_for(100)
+    fleet.kill_executor(0)
+    fleet.start_executor(0)
+    wait_for(160)
+    os.kill(scheduler, signal.SIGKILL)
+    eventually(fleet.poll)
+    fleet.start_child(SCHEDULER)
+    for reader in readers:
+        assert told(reader.result()) == told(undisturbed), "not an event more or less, in their order"
+    stored = client.responses.retrieve(response.id)
+    assert stored == readers[0].events[-1].response
+    assert stored.output_text == undisturbed[-1].response.output_text
+    again = list(client.responses.retrieve(response.id, stream=True, starting_after=100))
+    assert again == readers[0].events[101:]
+
+
+@pytest.mark.timeout(120)
+def test_what_was_stored_is_there_after_a_restart_and_is_gone_on_from(fleet):
+    client = client_of(fleet)
+    first = client.responses.create(**QUESTION)
+    unread = client.responses.create(**QUESTION, background=True)  # nobody reads it
+    scheduler = fleet.pids[SCHEDULER]
+    os.kill(scheduler, signal.SIGKILL)
+    eventually(fleet.poll)
+    fleet.start_child(SCHEDULER)
+    fleet.wait_ready()
+    assert client.responses.retrieve(first.id) == first
+    eventually(lambda: client.responses.retrieve(unread.id).status in ("completed", "incomplete"), 60)
+    assert client.responses.retrieve(unread.id).output_text == first.output_text
+    second = client.responses.create(model=MODEL, input="And then?", previous_response_id=first.id, max_output_tokens=5)
+    assert second.usage.input_tokens_details.cached_tokens > 0, "the conversation so far is in the prefix cache"
+    stranger = openai.OpenAI(base_url=f"{fleet.spec.url}/v1", api_key="another", max_retries=0)
+    with pytest.raises(openai.AuthenticationError):
+        stranger.responses.retrieve(first.id)
