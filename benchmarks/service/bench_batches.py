@@ -146,7 +146,8 @@ async def measure(url: str, work: Work, *, rounds: int, streams: int, stream_wor
 
 
 async def _throughput(service: Service, work: Work, rounds: int) -> Json:
-    batches, by_hand = [], []
+    batches: list[float] = []
+    by_hand: list[float] = []
     for turn in range(rounds):
         sides = [(batches, service.batch), (by_hand, service.by_hand)]
         for seconds, side in sides if turn % 2 else reversed(sides):

@@ -7,16 +7,20 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import msgspec
+import numpy as np
 import pytest
 
+from common import messages as m
 from scheduler_svc.frontend.api_keys import ApiClient, ApiKeys
 from scheduler_svc.frontend.background import batch_lines, batches, line_run
 from scheduler_svc.frontend.background.batch_tools import BatchTools
 from scheduler_svc.frontend.background.batches import Batches
 from scheduler_svc.frontend.background.line_gate import LineGate
 from scheduler_svc.frontend.background.patient_store import PatientStore
-from scheduler_svc.frontend.requests.batches.line_endpoints import PRIORITY, line_endpoints
+from scheduler_svc.frontend.requests.batches.line_endpoints import line_endpoints
+from scheduler_svc.frontend.requests.batches.ready_line import PRIORITY
 from scheduler_svc.frontend.requests.chat_style import style_of
+from scheduler_svc.frontend.requests.pooling_model import PoolingModel
 from scheduler_svc.frontend.requests.reader import RequestReader
 from scheduler_svc.frontend.storing.batches import BatchStore
 from scheduler_svc.frontend.storing.files import FileStore
@@ -24,6 +28,7 @@ from scheduler_svc.frontend.text.long_work import LongWork
 from scheduler_svc.frontend_options import FrontendOptions
 from scheduler_svc.store import batch_results
 from scheduler_svc.store import batches as stored_batches
+from scheduler_svc.store.records import OPEN_BATCH
 from scheduler_svc.store.store_thread import StoreThread
 from scheduler_svc.store_options import StoreOptions
 from tests.frontend.fake_core import REPORT, delta, echo, outputs, refuse, silence
@@ -46,7 +51,9 @@ class Place:
         self.tools = BatchTools(
             link=link,
             reader=reader,
-            endpoints=line_endpoints(reader, style_of(tokenizer.chat_template, OPTIONS), "m"),
+            endpoints=line_endpoints(
+                link, reader, style_of(tokenizer.chat_template, OPTIONS), "m", PoolingModel(("v",), tokenizer)
+            ),
             store=PatientStore(self.thread, retry_s=0.0),
             gate=LineGate(),
             keys=keys,
@@ -77,7 +84,7 @@ class Place:
 
     async def ended(self, batch_id):
         async with asyncio.timeout(10):
-            while stored_batches.is_open(batch := await self.seen(batch_id)):
+            while (batch := await self.seen(batch_id)).status in OPEN_BATCH:
                 await asyncio.sleep(0.005)
         return batch
 
@@ -164,6 +171,26 @@ async def test_chats(tmp_path, tokenizer):
         batch = await here.ended(await here.batch(body, endpoint="/v1/chat/completions"))
         output, _ = await here.results(batch)
     assert output[0]["response"]["body"]["object"] == "chat.completion"
+
+
+@in_event_loop
+async def test_embeddings(tmp_path, tokenizer):
+    def script(submit):
+        hidden = np.arange(tokenizer.hidden_size, dtype="<f4") + len(submit.prompt)
+        yield outputs(delta(submit, [], "stop", pooled=hidden.tobytes()))
+
+    async with place(tmp_path, tokenizer, script=script) as here, here.worker():
+        here.core.fleet = msgspec.structs.replace(
+            here.core.fleet, tasks=(m.TaskState(task="embed", num_ready=1, max_model_len=100, model="f/float32"),)
+        )
+        body = {"model": "v", "input": ["one", "two words"], "dimensions": 4}
+        batch = await here.ended(await here.batch(body, endpoint="/v1/embeddings"))
+        output, errors = await here.results(batch)
+    assert errors == []
+    vectors = [entry["embedding"] for entry in output[0]["response"]["body"]["data"]]
+    assert [len(vector) for vector in vectors] == [4, 4]
+    assert vectors[0] != vectors[1]
+    assert [submit.priority for submit in here.core.submits] == [PRIORITY, PRIORITY]
 
 
 @in_event_loop

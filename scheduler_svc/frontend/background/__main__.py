@@ -25,6 +25,7 @@ from scheduler_svc.frontend.http.server import ServerSettings, serve
 from scheduler_svc.frontend.link.core_link import CoreLink
 from scheduler_svc.frontend.requests.batches.line_endpoints import line_endpoints
 from scheduler_svc.frontend.requests.chat_style import style_of
+from scheduler_svc.frontend.requests.pooling_model import PoolingModel, read_pooling_models
 from scheduler_svc.frontend.requests.reader import RequestReader
 from scheduler_svc.frontend.text.long_work import LongWork
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
@@ -102,14 +103,15 @@ def make_batches(
     store: StoreOptions,
     api_keys: ApiKeys,
 ) -> Batches:
-    """What runs batches, with everything that it needs."""
+    """What runs batches, with everything that it needs. Raises CheckpointError for a model that cannot embed."""
+    embedder = read_pooling_models(options).get("embed", PoolingModel(tuple(options.served_model_name), tokenizer))
     reader = RequestReader(link, tokenizer, options, LongWork())
     style = style_of(tokenizer.chat_template, options)
     return Batches(
         BatchTools(
             link=link,
             reader=reader,
-            endpoints=line_endpoints(reader, style, options.served_model_name[0]),
+            endpoints=line_endpoints(link, reader, style, options.served_model_name[0], embedder),
             store=PatientStore(thread),
             gate=LineGate(),
             keys=api_keys,

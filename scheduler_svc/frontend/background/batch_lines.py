@@ -16,7 +16,7 @@ from scheduler_svc.frontend.background.line_results import LineResults
 from scheduler_svc.frontend.background.line_run import PASSING, LineRun
 from scheduler_svc.frontend.errors import ApiError
 from scheduler_svc.frontend.requests.batches.input_lines import InputLine, LineRequest, read_line
-from scheduler_svc.frontend.requests.batches.line_endpoints import LineName, ReadyLine
+from scheduler_svc.frontend.requests.batches.ready_line import LineName, ReadyLine
 from scheduler_svc.store import batch_results
 from scheduler_svc.store.errors import NotFound, QuotaExceeded
 from scheduler_svc.store.records import BatchResult, Progress, StoredBatch

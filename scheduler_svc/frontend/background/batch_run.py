@@ -15,7 +15,7 @@ from scheduler_svc.frontend.requests.batches.input_lines import InputLine, LineP
 from scheduler_svc.frontend.storing.files import new_file_id
 from scheduler_svc.store import batch_results, batches
 from scheduler_svc.store.errors import Conflict, NotFound, QuotaExceeded
-from scheduler_svc.store.records import BatchEnd, BatchResult, Progress, StoredBatch
+from scheduler_svc.store.records import OPEN_BATCH, BatchEnd, BatchResult, Progress, StoredBatch
 
 START = Progress(0, 0)
 
@@ -38,7 +38,7 @@ class BatchRun:
     async def run(self) -> None:
         """Until the batch has ended, or is forgotten."""
         with contextlib.suppress(NotFound):
-            while batches.is_open(batch := await self._batch()):
+            while (batch := await self._batch()).status in OPEN_BATCH:
                 with contextlib.suppress(Conflict):  # its state has changed meanwhile
                     await self._step(batch)
             facts = {"status": batch.status, "total": batch.total, "failed": batch.failed}

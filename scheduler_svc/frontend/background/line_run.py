@@ -12,7 +12,7 @@ from scheduler_svc.frontend.errors import ApiError, internal_error
 from scheduler_svc.frontend.link.core_link import CoreLink
 from scheduler_svc.frontend.link.delta_queue import DeltaQueue
 from scheduler_svc.frontend.link.queries import QUERY_TIMEOUT_S
-from scheduler_svc.frontend.requests.batches.line_endpoints import ReadyLine
+from scheduler_svc.frontend.requests.batches.ready_line import ReadyLine
 
 # What passes: the same request is asked for again. All that is answered by 429 or 503 belongs here.
 PASSING = (
@@ -75,6 +75,8 @@ class LineRun:
         except RequestRejected as rejected:
             if rejected.code != "request_exists":
                 raise
+            if not self._line.is_resumable:  # it cannot be read from its beginning
+                raise RequestRejected(str(rejected), "cancelled") from rejected
         return await self._read(await self._attach(submits))
 
     async def _read(self, queue: DeltaQueue) -> bytes:

@@ -31,7 +31,7 @@ def _window(value: str) -> str:
     return value
 
 
-BATCH_ENDPOINTS = ("/v1/chat/completions", "/v1/completions")
+BATCH_ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
 
 
 class ExpiresAfter(Strict):
