@@ -7,7 +7,7 @@ from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
 from scheduler_svc.frontend.errors import ApiError
-from scheduler_svc.frontend.requests.strict import Strict
+from scheduler_svc.frontend.requests.strict import Allowing, Strict
 
 HOUR_S = 3600
 SHORTEST_EXPIRY_S, LONGEST_EXPIRY_S = HOUR_S, 30 * 24 * HOUR_S  # as OpenAI has them
@@ -41,7 +41,7 @@ class ExpiresAfter(Strict):
     seconds: Annotated[int, Field(ge=SHORTEST_EXPIRY_S, le=LONGEST_EXPIRY_S)]
 
 
-class BatchRequest(Strict):
+class BatchRequest(Allowing):
     """POST /v1/batches."""
 
     input_file_id: Annotated[str, Field(max_length=128)]
