@@ -124,3 +124,35 @@ def test_what_is_cancelled_keeps_its_results(client, input_file):
     assert 1 <= batch.request_counts.completed < NUM_LINES
     rows = client.files.content(batch.output_file_id).text.splitlines()
     assert len(rows) == batch.request_counts.completed
+
+
+def test_the_command_goes_on_with_its_batch(service, tmp_path):
+    """It is killed while the service computes, and started again: the results are those of requests sent one by one."""
+    bodies = [{"prompt": f"Line {i} of a play:", "max_tokens": 40, "temperature": 0} for i in range(60)]
+    bodies[7]["max_tokens"] = -1
+    lines = [
+        {"custom_id": f"{i}", "method": "POST", "url": "/v1/completions", "body": body} for i, body in enumerate(bodies)
+    ]
+    path = tmp_path / "in.jsonl"
+    path.write_text("\n".join(map(json.dumps, lines)))
+    killed = service.start("batch", path, tmp_path / "remote.jsonl")
+    note = tmp_path / "remote.jsonl.batch"
+    eventually(note.exists)
+    killed.kill()
+    killed.communicate()
+    again = service.start("batch", path, tmp_path / "remote.jsonl")
+    _, said = again.communicate(timeout=120)
+    assert again.returncode == 1, "one line is wrong"
+    assert "going on with batch_" in said.decode()
+    assert not note.exists()
+    direct = service.start("batch", "--direct", "--ordered", path, tmp_path / "direct.jsonl")
+    assert direct.communicate(timeout=120)
+    assert direct.returncode == 1
+    found = [
+        [json.loads(line) for line in (tmp_path / name).read_text().splitlines()]
+        for name in ("remote.jsonl", "direct.jsonl")
+    ]
+    facts = [
+        [(row["custom_id"], row["error"], row["response"]["body"].get("choices")) for row in rows] for rows in found
+    ]
+    assert facts[0] == facts[1]

@@ -71,7 +71,7 @@ def test_alone_they_run_as_any_other():
 
 def test_endless_prompts_do_not_starve_them():
     rig, yielding = crowded(max_batch_tokens=16, max_model_len=2000)
-    rig.add("long", [i % 500 for i in range(1500)], max_tokens=2)
+    rig.add("long", [i % 500 for i in range(1900)], max_tokens=2)
     had = len(rig.outputs[yielding[0]])
     for _ in range(3 * (MAX_SAT_OUT + 1)):
         rig.step()

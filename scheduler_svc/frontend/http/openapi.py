@@ -20,9 +20,9 @@ from scheduler_svc.frontend.http.rerank_api import RERANK_PATHS, SCORE_PATHS
 from scheduler_svc.frontend.http.responses import MESSAGES_PATH, REQUEST_ID_HEADER
 
 DESCRIPTION = (
-    "OpenAI's API for chats, completions, responses, embeddings, files and batches, with vLLM's parameters, Anthropic's "
-    f"Messages, and reranking. Every answer has the header `{REQUEST_ID_HEADER}`, the request's own if it has one; every error has "
-    f"`{SHOULD_RETRY_HEADER}`."
+    "OpenAI's API for chats, completions, responses, embeddings, files and batches, with vLLM's parameters, "
+    f"Anthropic's Messages, and reranking. Every answer has the header `{REQUEST_ID_HEADER}`, the request's own if it "
+    f"has one; every error has `{SHOULD_RETRY_HEADER}`."
 )
 HEAD = """<!doctype html><meta charset=utf-8><title>Baton</title>
 <style>body{font:15px sans-serif;margin:2em auto;max-width:60em}td{padding:.15em 1em .15em 0;vertical-align:top}</style>
