@@ -30,6 +30,7 @@ class Batches:
         self._waiting: dict[Name, None] = {}  # in the order of their turns
         self._runs: dict[Name, BatchRun] = {}
         self._tasks: dict[Name, asyncio.Task[None]] = {}
+        self._is_over = False
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -38,9 +39,11 @@ class Batches:
                 tasks.create_task(self._take_up())
                 tasks.create_task(self._watch_core())
         finally:
-            for task in self._tasks.values():
+            self._is_over = True
+            running = list(self._tasks.values())
+            for task in running:
                 task.cancel()
-            await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+            await asyncio.gather(*running, return_exceptions=True)
 
     def start(self, owner: str, batch_id: str) -> None:
         """Run a batch that is in the store; it may run already."""
@@ -76,7 +79,8 @@ class Batches:
     def _over(self, name: Name) -> None:
         del self._tasks[name]
         del self._runs[name]
-        self._begin_some()
+        if not self._is_over:
+            self._begin_some()
 
     async def _take_up(self) -> None:
         """Start all that is open in the store, now and then."""

@@ -7,6 +7,7 @@ import msgspec
 
 from scheduler_svc.frontend.errors import ApiError
 from scheduler_svc.frontend.storing.errors import as_api_errors
+from scheduler_svc.frontend.storing.files import check_room
 from scheduler_svc.store import batches
 from scheduler_svc.store.errors import Conflict
 from scheduler_svc.store.records import StoredBatch
@@ -44,8 +45,9 @@ class BatchStore:
             output_expires_after_s: of its output, not later than all that is stored.
 
         Raises:
-            ApiError: (429) the owner has `MAX_OPEN_BATCHES` that have not ended.
+            ApiError: (429) the owner has `MAX_OPEN_BATCHES` that have not ended, (507) the disk is nearly full.
         """
+        check_room(self._options)
         now = time.time()
         kept_s = self._options.retention_s
         batch = StoredBatch(

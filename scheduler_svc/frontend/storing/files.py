@@ -4,6 +4,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator
 
+from scheduler_svc.frontend.storing.disk import check_disk
 from scheduler_svc.frontend.storing.errors import as_api_errors
 from scheduler_svc.store import files
 from scheduler_svc.store.errors import NotFound
@@ -18,8 +19,8 @@ UNKNOWN_PURPOSE = ""  # until a form has said it
 class FileStore:
     """Stored files. An owner is the name of an API key, empty without keys.
 
-    Every method raises ApiError: (404) for what is not there, (429) for what is more than the owner may have, (503) if
-    the store has too much to do, (500) if it fails.
+    Every method raises ApiError: (404) for what is not there, (429) for what is more than the owner may have, (507) for
+    what the disk has no room for, (503) if the store has too much to do, (500) if it fails.
     """
 
     def __init__(self, thread: StoreThread, options: StoreOptions) -> None:
@@ -28,6 +29,7 @@ class FileStore:
 
     async def begin(self, owner: str, filename: str) -> "Upload":
         """A new file, which nobody finds until it is finished."""
+        check_room(self._options)
         file_id = new_file_id()
         now = time.time()
         record = StoredFile(owner, file_id, filename, UNKNOWN_PURPOSE, 0, now, None)
@@ -105,12 +107,19 @@ class Upload:
                 return  # it was never begun, or a sweep was faster
 
     async def _write(self) -> None:
+        check_room(self._options)
         data, self._pieces, self._num_waiting = b"".join(self._pieces), [], 0
         for start in range(0, len(data), CHUNK_BYTES):
             chunk = data[start : start + CHUNK_BYTES]
             limit = self._options.limit_bytes
             with as_api_errors():
                 await self._thread.run(files.append, *self._name, time.time(), chunk, limit_bytes=limit)
+
+
+def check_room(options: StoreOptions) -> None:
+    """Raise ApiError (507) if the disk is nearly full."""
+    if options.folder is not None:
+        check_disk(options.folder)
 
 
 def new_file_id() -> str:
