@@ -300,7 +300,8 @@ async def test_another_worker_goes_on_and_computes_nothing_twice(tmp_path, token
     new = {submit.request_id for submit in here.core.submits}
     assert len(new) == 60, "each line has one request, however often it was asked for"
     again = len(here.core.submits) - 60
-    assert again == len(here.core.attaches) <= 60 - 30, "what was open was attached to, what was done not asked for"
+    # Both workers have one link here, so an answer that was on its way to the first may reach the second one.
+    assert 0 < len(here.core.attaches) <= again <= 60 - 30, "what was open was attached to, what was done not asked for"
 
 
 @in_event_loop
