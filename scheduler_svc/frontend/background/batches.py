@@ -1,6 +1,7 @@
 """All batches that are open: some of them run, the others wait for their turn in the store."""
 
 import asyncio
+import contextlib
 import time
 
 from common.errors import RequestRejected
@@ -30,6 +31,7 @@ class Batches:
         self._waiting: dict[Name, None] = {}  # in the order of their turns
         self._runs: dict[Name, BatchRun] = {}
         self._tasks: dict[Name, asyncio.Task[None]] = {}
+        self._has_begun = asyncio.Event()  # a run, since the last look at the core
         self._is_over = False
 
     async def run(self) -> None:
@@ -67,6 +69,7 @@ class Batches:
     def _begin(self, name: Name) -> None:
         self._waiting.pop(name, None)
         run = self._runs[name] = BatchRun(self._tools, *name)
+        self._has_begun.set()
         task = self._tasks[name] = asyncio.create_task(self._run(name, run))
         task.add_done_callback(lambda _: self._over(name))
 
@@ -112,4 +115,6 @@ class Batches:
                     gate.set_limit(share.open_sequences(report, gate.num_open, gate.num_over, time.monotonic()))
                 except RequestRejected as rejected:
                     log.debug("the core does not answer", reason=str(rejected))
-            await asyncio.sleep(LOOK_S)
+            self._has_begun.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._has_begun.wait(), LOOK_S)
