@@ -162,6 +162,7 @@ class ResponsesApi:
 
     async def _in_background(self, ready: ReadyResponse, request: Request, *, streams: bool) -> Response:
         client = client_of(request)
+        await self._store.check_open(client.name)
         [submit] = ready.tokenized.submits(client, ready.context.encode())
         submit = msgspec.structs.replace(submit, stream=True)  # as its stream may be asked for at any time
         work = BackgroundWork(WORK_VERSION, ready.spec, submit)

@@ -18,6 +18,7 @@ from scheduler_svc.store_options import StoreOptions
 
 MAX_CHAIN_RESPONSES = 1000
 MAX_CHAIN_BYTES = 8 * 2**20  # as long as a body may be
+MAX_OPEN = 1000  # of an owner in the background
 MAX_REFERENCED = 64  # responses whose items one request refers to
 
 
@@ -56,6 +57,14 @@ class ResponseStore:
             if used >= limit:
                 message = f"{used} of {limit} stored bytes are in use. What is deleted gives room again."
                 raise ApiError(429, message, code="insufficient_quota")
+
+    async def check_open(self, owner: str) -> None:
+        """Raise ApiError (429) if as many of the owner's responses are open in the background as may be."""
+        with as_api_errors():
+            num_open = await self._thread.run(responses.count_open, owner, time.time())
+        if num_open >= MAX_OPEN:
+            message = f"{num_open} responses in the background have not ended, the limit is {MAX_OPEN}."
+            raise ApiError(429, message, code="too_many_requests", retry=True)
 
     async def keep(self, owner: str, asked: AskedToStore, outcome: Outcome) -> None:
         """Add a response that has ended. Its owner's limit was checked before, and is no reason to lose an answer."""

@@ -12,7 +12,7 @@ import pytest
 
 from common import messages as m
 from scheduler_svc.frontend.api_keys import ApiKeys
-from scheduler_svc.frontend.background import response_run
+from scheduler_svc.frontend.background import pace, response_run, worker
 from scheduler_svc.frontend.background.__main__ import make_batches
 from scheduler_svc.frontend.background.worker import Worker
 from scheduler_svc.frontend.link.core_link import CoreLink
@@ -35,6 +35,10 @@ CORE_ID = f"{ID}-0"
 def at_once(monkeypatch):
     """What is tried again is tried soon."""
     monkeypatch.setattr(response_run, "RETRY_S", 0.01)
+    monkeypatch.setattr(worker, "RESCAN_S", 0.02)
+    monkeypatch.setattr(worker, "TURN_S", 0.01)
+    monkeypatch.setattr(pace, "FIRST_REST_S", 0.01)
+    monkeypatch.setattr(pace, "LONGEST_REST_S", 0.05)
 
 
 @asynccontextmanager
