@@ -149,7 +149,7 @@ class ResponseRun:
                 try:
                     await self._read_once()
                 except RequestRejected as rejected:
-                    self._failed(rejected)
+                    self._failed(rejected, is_last=is_last)
                 if is_last or self._is_over:
                     return
                 with contextlib.suppress(TimeoutError):
@@ -211,13 +211,13 @@ class ResponseRun:
                     return
                 self._broadcast.put(delta)
 
-    def _failed(self, rejected: RequestRejected) -> None:
+    def _failed(self, rejected: RequestRejected, *, is_last: bool) -> None:
         """The core refused it, failed it or is away."""
         if rejected.code not in PASSING:
             self._broadcast.fail(rejected)
-        elif self._is_unwanted.is_set():
+        elif is_last:
             self._end_unwanted()
-        elif rejected.code in NO_ROOM:
+        elif rejected.code in NO_ROOM and not self._is_unwanted.is_set():
             self.refusal = rejected.code
             self._broadcast.break_off()
 

@@ -1,6 +1,7 @@
 """Whose response begins next: owners take turns, and each owner's responses come in their order."""
 
-from collections import deque
+import heapq
+import itertools
 
 from scheduler_svc.frontend.background.pace import Pace
 
@@ -18,7 +19,9 @@ class Turns:
     def __init__(self) -> None:
         self._all = Pace(MOST)
         self._paces: dict[str, Pace] = {}  # of owners that have something here
-        self._waiting: dict[str, deque[Name]] = {}  # of owners in the order of their turns; the next one is the last
+        self._waiting: dict[str, list[tuple[int, Name]]] = {}  # heaps of owners, these in the order of their turns
+        self._places: dict[Name, int] = {}  # of those that have begun: what was added first comes first
+        self._next_place = itertools.count()
 
     @property
     def is_waiting(self) -> bool:
@@ -28,7 +31,7 @@ class Turns:
     def add(self, name: Name) -> None:
         """One more waits, behind the others of its owner."""
         owner, _ = name
-        self._waiting.setdefault(owner, deque()).appendleft(name)
+        heapq.heappush(self._waiting.setdefault(owner, []), (next(self._next_place), name))
         self._paces.setdefault(owner, Pace(MOST_OF_OWNER))
 
     def next(self, now: float) -> Name | None:
@@ -39,7 +42,8 @@ class Turns:
         if owner is None:
             return None
         names = self._waiting.pop(owner)
-        name = names.pop()
+        place, name = heapq.heappop(names)
+        self._places[name] = place
         if names:
             self._waiting[owner] = names  # behind the others
         for pace in (self._all, self._paces[owner]):
@@ -52,17 +56,18 @@ class Turns:
             pace.taken()
 
     def refused(self, name: Name, code: str, now: float) -> None:
-        """The core had no room for one that has begun: it waits again, before the others of its owner."""
+        """The core had no room for one that has begun: it waits again, at its place."""
         owner, _ = name
         of_owner = self._paces[owner]
         full, other = (of_owner, self._all) if code == OF_OWNER else (self._all, of_owner)
         full.refused(now)
         other.ended()
-        self._waiting.setdefault(owner, deque()).append(name)
+        heapq.heappush(self._waiting.setdefault(owner, []), (self._places.pop(name), name))
 
     def ended(self, name: Name) -> None:
         """One that has begun is over."""
         owner, _ = name
+        del self._places[name]
         for pace in (self._all, self._paces[owner]):
             pace.ended()
         if not self._paces[owner].num_open and owner not in self._waiting:
