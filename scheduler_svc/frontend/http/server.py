@@ -109,7 +109,7 @@ def http_config(app: ASGIApp, limits: ConnectionLimits, counts: RequestCounts) -
 def _max_connections() -> int:
     """How many connections this process can have open, after raising its limit of open files as far as allowed."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MAX_CONNECTIONS + OTHER_FILES
+    wanted = 2 * MAX_CONNECTIONS + OTHER_FILES  # a stream of a response in the background has one to the worker, too
     if soft != resource.RLIM_INFINITY and soft < wanted:
         soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
