@@ -106,6 +106,7 @@ FLOORS = {
             "demo",
             "embed",
             "generate",
+            "responses",
             "chat",
             "keeper",
             "keys",

@@ -115,10 +115,10 @@ class Api:
         answer = self.post(f"/admin/executors/{quote(executor, safe='')}/drain", {"finish": finish})
         return int(answer["epoch"])
 
-    def get(self, path: str) -> bytes:
+    def get(self, path: str, headers: dict[str, str] | None = None) -> bytes:
         """Body of the answer to a GET."""
         with translated_errors(self._url):
-            response = self._http.get(path)
+            response = self._http.get(path, headers=headers)
         self._was_there = True
         raise_for_error(response)
         return response.content
