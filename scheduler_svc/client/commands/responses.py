@@ -156,10 +156,10 @@ def get(*, response_id: str, shows_thought: bool, as_json: bool, service: Servic
 def follow(
     *, response_id: str, after: int, shows_thought: bool, as_events: bool, as_json: bool, service: ServiceAddress
 ) -> None:
-    """Show the response ID, which is in the background, from its beginning to its end.
+    """Show the response ID while it is written.
 
-    A broken connection is made again, and each piece of text is shown once. Ctrl-C leaves the response running, and
-    says how to read the rest.
+    It is one in the background, and is shown from its beginning. A broken connection is made again, and each piece of
+    text is shown once. Ctrl-C leaves the response running, and says how to read the rest.
     """
     from scheduler_svc.client.responses.follow import Form  # noqa: PLC0415  (not for --help)
     from scheduler_svc.client.responses.follow import follow as show_rest  # noqa: PLC0415
@@ -202,7 +202,10 @@ def delete(*, response_ids: tuple[str, ...], service: ServiceAddress) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Write a JSON list of objects.")
 @service_options
 def items(*, response_id: str, as_json: bool, service: ServiceAddress) -> None:
-    """Show what the response ID answers, without the responses before it."""
+    """Show what the response ID answers.
+
+    These are its own items; those of the responses before it are theirs.
+    """
     from scheduler_svc.client.responses.follow import input_items  # noqa: PLC0415  (not for --help)
     from scheduler_svc.client.responses.show import as_json as written_as_json  # noqa: PLC0415
     from scheduler_svc.client.responses.show import item_line  # noqa: PLC0415

@@ -10,6 +10,7 @@ import msgspec
 from scheduler_svc.client.errors import ConnectionBroke, RequestFailed, ServiceSilent
 from scheduler_svc.client.http.response_reading import PATH, ResponseReading, response_path
 from scheduler_svc.client.http.resume import is_outage
+from scheduler_svc.client.interrupts import held_interrupts
 from scheduler_svc.client.output import AnswerTimer, notice
 from scheduler_svc.client.responses.show import ResponseView, as_json, settle, show_response
 
@@ -94,20 +95,23 @@ def follow(api: "Api", response_id: str, after: int, limit_s: float, form: Form)
 
 def _show(api: "Api", reading: ResponseReading, form: Form, *, tells_id: bool = False) -> None:
     view = ResponseView(shows_thought=form.shows_thought, timer=AnswerTimer() if form.is_timed else None)
+    shown = reading.after
     try:
         with contextlib.closing(api.events(reading)) as events:
             for event in events:
                 if tells_id and reading.response_id:
                     notice(reading.response_id)
                     tells_id = False
-                if form.kind == "text":
-                    view.add(event)
-                elif form.kind == "events":
-                    click.echo(as_json(event))
+                with held_interrupts():  # what is not shown is not counted either
+                    if form.kind == "text":
+                        view.add(event)
+                    elif form.kind == "events":
+                        click.echo(as_json(event))
+                    shown = reading.after
     except (KeyboardInterrupt, click.ClickException) as error:
         view.stop()
         if reading.goes_on and _is_elsewhere(error):
-            rest = f"{reading.response_id} --after {reading.after}" if form.kind != "json" else reading.response_id
+            rest = f"{reading.response_id} --after {shown}" if form.kind != "json" else reading.response_id
             notice(f"{reading.response_id} goes on; `baton responses follow {rest}` shows the rest")
         raise
     response = get_response(api, reading.response_id) if reading.last is None else reading.last
