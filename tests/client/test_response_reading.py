@@ -1,7 +1,7 @@
 """The events of a response through connections that end anywhere: each once, in order, or a clear failure."""
 
-import contextlib
 import json
+import ssl
 from collections.abc import Iterator
 
 import httpx
@@ -23,15 +23,17 @@ from scheduler_svc.client.service_address import ServiceAddress
 from tests.support.effort import examples
 
 ID = "resp_" + "0" * 24
+TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 SESSION = {"x-session-token": "c2VydmljZS0x"}
 BROKE = ConnectionBroke("http://host", "reset")
 REFUSED = ServiceUnreachable("http://host", "refused")
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _no_delays():
+def _no_delays_and_no_sockets():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("scheduler_svc.client.http.patience._FIRST_DELAY_S", 0.0)
+        patch.setattr("scheduler_svc.client.http.api.httpx.HTTPTransport", lambda **_: None)  # 20 ms each, for TLS
         yield
 
 
@@ -75,12 +77,10 @@ class Service:
 
     @property
     def is_over(self) -> bool:
-        return sum("stream" in request.url.params for request in self.requests) > self._over_after
+        return len(self.requests) > self._over_after
 
     def handle(self, request: httpx.Request) -> httpx.Response:
         self.requests.append(request)
-        if request.method == "GET" and "stream" not in request.url.params:
-            return httpx.Response(200, json={"id": ID, "status": "completed" if self.is_over else "in_progress"})
         first = int(request.url.params.get("starting_after", -1)) + 1
         data = b"".join(event(number, self.num_events) for number in range(first, self.num_events))
         fault = self._faults.pop(0) if self._faults else (1.0, False)
@@ -92,18 +92,12 @@ class Service:
         sent = data[: round(share * len(data))]
         return httpx.Response(200, stream=Cut(sent, self._size, breaks=breaks), headers=SESSION)
 
-    @contextlib.contextmanager
-    def api(self) -> Iterator[Api]:
-        with Api(ServiceAddress("http://127.0.0.1:9")) as api:
-            api._http = httpx.Client(base_url="http://service", transport=httpx.MockTransport(self.handle))
-            yield api
-
     def read(self, limit_s: float = 60.0, **how) -> tuple[list[int], ResponseReading]:
         """The numbers of all events that a reader gets."""
-        with self.api() as api:
-            look = lambda path, headers: json.loads(api.get(path, headers))  # noqa: E731
-            reading = ResponseReading(limit_s, look, **(how or {"response_id": ID}))
-            return [event["sequence_number"] for event in api.events(reading)], reading
+        api = Api(ServiceAddress("http://127.0.0.1:9", reconnect_timeout_s=limit_s))
+        api._http = httpx.Client(base_url="http://service", transport=httpx.MockTransport(self.handle), verify=TLS)
+        reading = ResponseReading(limit_s, **(how or {"response_id": ID}))
+        return [event["sequence_number"] for event in api.events(reading)], reading
 
 
 FAULTS = st.lists(st.sampled_from([502, 503, 504]) | st.tuples(st.floats(0, 1), st.booleans()), max_size=8)
@@ -121,7 +115,7 @@ def test_each_event_comes_once_wherever_connections_end(num_events, faults, afte
     service = Service(num_events, faults, over_after=over_after, size=size)
     numbers, reading = service.read(response_id=ID, after=after)
     assert numbers == list(range(after + 1, num_events))
-    assert (reading.last is not None) == (after < num_events - 1)
+    assert reading.last == {"id": ID, "status": "completed"}, "also if it has been read"
     first = service.requests[0].url.params
     assert first.get("starting_after") == (None if after < 0 else str(after))
 
@@ -164,7 +158,7 @@ def test_zero_seconds_fail_at_the_first_break():
 
 
 def reading_of(**how) -> ResponseReading:
-    return ResponseReading(60.0, lambda path, headers: {"status": "in_progress"}, **(how or {"response_id": ID}))
+    return ResponseReading(60.0, **(how or {"response_id": ID}))
 
 
 def taken(reading: ResponseReading, number: int, num_events: int = 9) -> object:
@@ -209,6 +203,22 @@ def test_what_was_not_sent_is_sent_later():
     taken(reading, 0)
     with pytest.raises(ServiceUnreachable):
         reading.delay_after(REFUSED, 0.0)
+
+
+def test_an_empty_answer_has_all_events_asked_for_once():
+    """The reader may have the last one. If all of them are an empty answer too, the service is not itself."""
+    reading = reading_of(response_id=ID, after=8)
+    assert "starting_after=8" in reading.next_request.path
+    assert reading.ended()
+    assert "starting_after" not in reading.next_request.path
+    assert not reading.ended()
+    assert "starting_after=8" in reading.next_request.path
+    assert reading.ended()
+    assert "starting_after" not in reading.next_request.path
+    assert taken(reading, 7) is None
+    assert not reading.ended(), "it broke"
+    reading.delay_after(BROKE, 0.0)
+    assert "starting_after=8" in reading.next_request.path
 
 
 def test_what_has_come_before_is_passed_over():

@@ -25,7 +25,7 @@ _json = click.option("--json", "as_json", is_flag=True, help="Write the response
 
 @click.group(epilog=EXIT_CODES_HELP)
 def command() -> None:
-    """Make responses that the service keeps, and follow those in the background.
+    """Make responses that the service keeps, and follow them.
 
     A service with a store keeps a response until it is deleted or too old. One in the background goes on without its
     client, and whatever is restarted; its text can be read again from any place.

@@ -115,10 +115,10 @@ class Api:
         answer = self.post(f"/admin/executors/{quote(executor, safe='')}/drain", {"finish": finish})
         return int(answer["epoch"])
 
-    def get(self, path: str, headers: dict[str, str] | None = None) -> bytes:
+    def get(self, path: str) -> bytes:
         """Body of the answer to a GET."""
         with translated_errors(self._url):
-            response = self._http.get(path, headers=headers)
+            response = self._http.get(path)
         self._was_there = True
         raise_for_error(response)
         return response.content

@@ -4,7 +4,6 @@ Events have numbers. A response in the background goes on without its reader, so
 events after the last one that it has. Another response ends with its connection.
 """
 
-from collections.abc import Callable
 from typing import Any
 from urllib.parse import quote
 
@@ -32,13 +31,11 @@ class ResponseReading:
         body: of the request that makes the response; None for one that is there.
         response_id: of a response that is there.
         after: number of the last event that the reader has; -1 for none.
-        look: what a GET of this path, with these headers, answers: the response, to see whether it has ended.
     """
 
     def __init__(
         self,
         limit_s: float,
-        look: Callable[[str, dict[str, str]], Json],
         *,
         body: Json | None = None,
         response_id: str = "",
@@ -48,13 +45,12 @@ class ResponseReading:
         self.after = after
         self.last: Json | None = None
         self._body = body
-        self._look = look
         self._goes_on = body is None or bool(body.get("background"))
         self._limit_s = limit_s
         self._patience = Patience(limit_s)
         self._session = ""
         self._has_events = False  # of the connection
-        self._has_ended = False  # the response, before this connection was made
+        self._is_all_asked_for = False  # also what has come
         self._is_complete = False
 
     @property
@@ -68,7 +64,7 @@ class ResponseReading:
         self._has_events = False
         if not self.response_id:
             return HttpRequest("POST", PATH, {**(self._body or {}), "stream": True}, self._headers)
-        after = f"&starting_after={self.after}" if self.after >= 0 else ""
+        after = "" if self._is_all_asked_for or self.after < 0 else f"&starting_after={self.after}"
         return HttpRequest("GET", f"{response_path(self.response_id)}?stream=true{after}", None, self._headers)
 
     @property
@@ -78,7 +74,7 @@ class ResponseReading:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the last event has come, or none is left."""
+        """Whether the last event has come."""
         return self._is_complete
 
     def answered_by(self, session: str) -> None:
@@ -109,17 +105,14 @@ class ResponseReading:
         return fields
 
     def ended(self) -> bool:
-        """An answer ended in order without the last event: a proxy may have cut it, or there is none after `after`.
+        """An answer ended in order without the last event: a proxy may have cut it, or the reader has that event.
 
-        There is none if the response had ended before the answer began, and the answer is empty.
+        Which of them it is shows when all events are asked for. Those that have come before are passed over.
         """
         if self._has_events or not self._goes_on or not self.response_id:
             return False
-        if self._has_ended:
-            self._is_complete = True
-        else:
-            self._has_ended = not is_open(self._look(response_path(self.response_id), self._headers))
-        return self._has_ended
+        self._is_all_asked_for = not self._is_all_asked_for
+        return self._is_all_asked_for
 
     def delay_after(self, error: click.ClickException, now_s: float) -> float:
         """Seconds to wait before the next attempt, after one that failed with `error` at the time `now_s`.
@@ -130,6 +123,7 @@ class ResponseReading:
         is_unsent = isinstance(error, ServiceUnreachable) and not self.response_id
         if not self._limit_s or not (is_unsent or (self.goes_on and is_outage(error))):
             raise error
+        self._is_all_asked_for = False
         return self._patience.delay_after(error, now_s)
 
     @property

@@ -37,7 +37,7 @@ class Form:
 
 def get_response(api: "Api", response_id: str) -> Json:
     """A response as it is now. Raises RequestFailed (404) if there is none."""
-    return _look(api, response_path(response_id), {})
+    return _look(api, response_path(response_id))
 
 
 def input_items(api: "Api", response_id: str) -> list[Json]:
@@ -45,7 +45,7 @@ def input_items(api: "Api", response_id: str) -> list[Json]:
     items: list[Json] = []
     has_more, after = True, ""
     while has_more:
-        page = _look(api, f"{response_path(response_id)}/input_items?order=asc&limit=100{after}", {})
+        page = _look(api, f"{response_path(response_id)}/input_items?order=asc&limit=100{after}")
         items += page["data"]
         has_more, after = page["has_more"] and page["data"], f"&after={page['last_id']}"
     return items
@@ -58,7 +58,7 @@ def create(api: "Api", body: Json, limit_s: float, form: Form) -> None:
         RequestFailed: there is no response, or it failed.
     """
     is_background = bool(body.get("background"))
-    reading = ResponseReading(limit_s, lambda path, headers: _look(api, path, headers), body=body)
+    reading = ResponseReading(limit_s, body=body)
     try:
         _show(api, reading, form, tells_id=is_background)
     except ConnectionBroke:
@@ -78,8 +78,7 @@ def follow(api: "Api", response_id: str, after: int, limit_s: float, form: Form)
     Raises:
         RequestFailed: it failed, or its events cannot be had.
     """
-    look = lambda path, headers: _look(api, path, headers)  # noqa: E731
-    reading = ResponseReading(limit_s, look, response_id=response_id, after=after)
+    reading = ResponseReading(limit_s, response_id=response_id, after=after)
     try:
         _show(api, reading, form)
     except RequestFailed as error:
@@ -114,7 +113,7 @@ def _show(api: "Api", reading: ResponseReading, form: Form, *, tells_id: bool = 
             rest = f"{reading.response_id} --after {shown}" if form.kind != "json" else reading.response_id
             notice(f"{reading.response_id} goes on; `baton responses follow {rest}` shows the rest")
         raise
-    response = get_response(api, reading.response_id) if reading.last is None else reading.last
+    response = reading.last or {}
     if form.kind == "text":
         view.end()
     elif form.kind == "json":
@@ -129,6 +128,6 @@ def _is_elsewhere(error: BaseException) -> bool:
     return is_outage(error) or isinstance(error, ServiceSilent)
 
 
-def _look(api: "Api", path: str, headers: dict[str, str]) -> Json:
-    answer: Json = msgspec.json.decode(api.get(path, headers))
+def _look(api: "Api", path: str) -> Json:
+    answer: Json = msgspec.json.decode(api.get(path))
     return answer
