@@ -14,6 +14,10 @@ TOKENIZER_PATTERNS = (
     "merges.txt",
 )
 WEIGHT_PATTERNS = ("*.safetensors", "*.safetensors.index.json")
+POOLING_PATTERNS = (
+    "modules.json",
+    "*Pooling/config.json",
+)  # of sentence-transformers, for an executor to choose its task
 
 
 def resolve_model(model: str | None, *, weights: bool) -> Path:
@@ -36,7 +40,7 @@ def resolve_model(model: str | None, *, weights: bool) -> Path:
     from huggingface_hub import snapshot_download  # noqa: PLC0415  (slow to import, rarely needed)
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError  # noqa: PLC0415
 
-    patterns = TOKENIZER_PATTERNS + (WEIGHT_PATTERNS if weights else ())
+    patterns = TOKENIZER_PATTERNS + ((WEIGHT_PATTERNS + POOLING_PATTERNS) if weights else ())
     try:
         return Path(snapshot_download(model, allow_patterns=list(patterns)))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:

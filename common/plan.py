@@ -12,6 +12,7 @@ import numpy as np
 from common import messages as m
 from common.constraints import StartedLane
 from common.errors import WireError
+from common.pooled_rows import PooledRows
 from common.prompt_targets import PromptTargets
 from common.sampling_columns import SAMPLING_COLUMNS, SamplingColumns
 from common.wire import IntArray, array_from, check_range, int32_array
@@ -28,6 +29,7 @@ class ExecutorLimits:
     max_model_len: int
     vocab_size: int
     hidden_size: int
+    tasks: tuple[m.Task, ...] = ("generate",)
 
     @classmethod
     def of(cls, hello: m.Hello) -> "ExecutorLimits":
@@ -40,6 +42,7 @@ class ExecutorLimits:
             max_model_len=hello.max_model_len,
             vocab_size=hello.vocab_size,
             hidden_size=hello.hidden_size,
+            tasks=hello.tasks,
         )
 
 
@@ -51,7 +54,8 @@ class PlanColumns:
     """A checked plan. Fields as in `common.messages.Plan`; `positions` int32 [tokens] follows from the lengths.
 
     `sampling` has one entry for each of the `sample_rows`; it is None if all of them are greedy. `prompt_targets` are
-    None where no row wants its prompt's log-probabilities. `epoch` is 0 in plans that no scheduler sent.
+    None where no row wants its prompt's log-probabilities, and `pooled` where none has a pooled result. `epoch` is 0 in
+    plans that no scheduler sent.
     """
 
     lanes: IntArray
@@ -68,6 +72,7 @@ class PlanColumns:
     logprob_counts: IntArray = field(default_factory=lambda: _NONE)
     lane_starts: tuple[StartedLane, ...] = ()
     prompt_targets: PromptTargets | None = None
+    pooled: PooledRows | None = None
     epoch: int = 0
 
     @property
@@ -133,6 +138,8 @@ def parse_plan(plan: m.Plan, limits: ExecutorLimits) -> PlanColumns:
     check_range("sample_rows", sample_rows, 0, rows - 1)
     if (np.diff(sample_rows) <= 0).any():
         raise WireError("sample_rows are not strictly ascending")
+    if len(sample_rows) and "generate" not in limits.tasks:
+        raise WireError(f"the plan samples rows, and this executor takes {', '.join(limits.tasks)}")
     return PlanColumns(
         lanes=lanes,
         query_lens=query_lens,
@@ -145,6 +152,7 @@ def parse_plan(plan: m.Plan, limits: ExecutorLimits) -> PlanColumns:
         sample_rows=sample_rows,
         sampling=_parse_sampling(plan, len(sample_rows)),
         prompt_targets=PromptTargets.of_plan(plan, token_ids, limits.vocab_size),
+        pooled=PooledRows.of_plan(plan, sample_rows, rows, limits.hidden_size, limits.vocab_size, limits.tasks),
         epoch=plan.epoch,
         **_parse_asked(plan, lanes[sample_rows], context_lens[sample_rows], limits.vocab_size),
     )

@@ -6,6 +6,7 @@ import numpy as np
 
 from common import messages as m
 from common.errors import WireError
+from common.pooled_rows import PooledRows
 from common.prompt_targets import PromptTargets
 from common.sampling_columns import FloatArray
 from common.wire import IntArray, array_from, check_range, int32_array
@@ -13,23 +14,24 @@ from common.wire import IntArray, array_from, check_range, int32_array
 MAX_LOGPROB = 1.0  # rounding may take a certain token's above 0
 
 _NO_TOKENS: IntArray = np.zeros(0, np.int32)
-_NO_LOGPROBS: FloatArray = np.zeros(0, np.float32)
+_NO_FLOATS: FloatArray = np.zeros(0, np.float32)
 
 
 class ResultColumns(NamedTuple):
-    """A checked result: int32 [samples], and int32 and float32 [log-probabilities] twice; see
-    `common.messages.StepResult`."""
+    """A checked result: int32 [samples], int32 and float32 [log-probabilities] twice, and float32 [sum of the pooled
+    rows' sizes]; see `common.messages.StepResult`."""
 
     token_ids: IntArray
     logprob_ids: IntArray
     logprobs: FloatArray
     prompt_logprob_ids: IntArray = _NO_TOKENS
-    prompt_logprobs: FloatArray = _NO_LOGPROBS
+    prompt_logprobs: FloatArray = _NO_FLOATS
+    pooled: FloatArray = _NO_FLOATS
 
     @classmethod
     def of_tokens(cls, token_ids: IntArray) -> "ResultColumns":
         """Tokens without log-probabilities."""
-        return cls(token_ids, _NO_TOKENS, _NO_LOGPROBS)
+        return cls(token_ids, _NO_TOKENS, _NO_FLOATS)
 
     def message(self, epoch: int, step: int, compute_us: int) -> m.StepResult:
         """The result as it is sent."""
@@ -42,6 +44,7 @@ class ResultColumns(NamedTuple):
             logprobs=self.logprobs.astype("<f4").tobytes(),
             prompt_logprob_ids=self.prompt_logprob_ids.astype("<i4").tobytes(),
             prompt_logprobs=self.prompt_logprobs.astype("<f4").tobytes(),
+            pooled=self.pooled.astype("<f4").tobytes(),
         )
 
 
@@ -51,30 +54,35 @@ def parse_result(
     vocab_size: int,
     logprob_counts: IntArray = _NO_TOKENS,
     prompt_targets: PromptTargets | None = None,
+    pooled: PooledRows | None = None,
 ) -> ResultColumns:
     """Check a result against the plan it answers.
 
     Args:
-        num_samples, logprob_counts, prompt_targets: of the plan.
+        num_samples, logprob_counts, prompt_targets, pooled: of the plan.
 
     Raises:
-        WireError: another number of tokens than the plan sampled, or of log-probabilities than it asked for, an id
-            beyond the vocabulary, or a log-probability that is no number.
+        WireError: another number of tokens than the plan sampled, or of log-probabilities or pooled values than it
+            asked for, an id beyond the vocabulary, or a log-probability that is no number.
     """
     token_ids = int32_array("token_ids", result.token_ids)
     if len(token_ids) != num_samples:
         raise WireError(f"result of step {result.step} has {len(token_ids)} tokens, its plan samples {num_samples}")
     check_range("token_ids", token_ids, -1, vocab_size - 1)
+    values_of_pooled = array_from("pooled", result.pooled, "<f4")
+    num_pooled = 0 if pooled is None else int(pooled.sizes.sum(dtype=np.int64))
+    if len(values_of_pooled) != num_pooled:
+        raise WireError(f"the result has {len(values_of_pooled)} pooled values, its plan asks for {num_pooled}")
     asks_nothing = not len(logprob_counts) and prompt_targets is None
     came = result.logprob_ids or result.logprobs or result.prompt_logprob_ids or result.prompt_logprobs
     if asks_nothing and not came:  # as good as always
-        return ResultColumns.of_tokens(token_ids)
+        return ResultColumns.of_tokens(token_ids)._replace(pooled=values_of_pooled)
     ids, values = _logprobs("logprob", result.logprob_ids, result.logprobs, logprob_counts, token_ids, vocab_size)
     targets, counts = (_NO_TOKENS,) * 2 if prompt_targets is None else (prompt_targets.targets, prompt_targets.counts)
     prompt_ids, prompt_values = _logprobs(
         "prompt_logprob", result.prompt_logprob_ids, result.prompt_logprobs, counts, targets, vocab_size
     )
-    return ResultColumns(token_ids, ids, values, prompt_ids, prompt_values)
+    return ResultColumns(token_ids, ids, values, prompt_ids, prompt_values, values_of_pooled)
 
 
 def _logprobs(

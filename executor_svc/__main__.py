@@ -89,6 +89,14 @@ def _check_place(_context: click.Context, _parameter: click.Parameter, value: st
     "standby are in one.  [default: wherever there is one]",
 )
 @click.option(
+    "--task",
+    "tasks",
+    type=click.Choice(["generate", "embed", "score"]),
+    multiple=True,
+    help="What it takes: generation, embeddings, scores of rerankers; may be given more than once.  "
+    "[default: embed for an embedding model, else generate and score]",
+)
+@click.option(
     "--dtype",
     type=click.Choice(["auto", "float32", "bfloat16", "float16"]),
     default="auto",

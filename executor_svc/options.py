@@ -13,6 +13,7 @@ class ExecutorOptions:
         place: of several on a machine: a pool is continued in the same place only. Empty for none.
         model: folder or hub id; None is the embedded demo model.
         dtype: of weights, activations and KV cache: `auto`, `float32`, `bfloat16` or `float16`.
+        tasks: that it takes, `generate`, `embed` or `score`; none leaves them to the model's folder (`choose_tasks`).
         quantization: of the layers' and the output's matrices, `none` or `int8`; the checkpoint's are quantized at the
             start. Their inputs are quantized step by step.
         device: `auto`, `cpu` or `cuda`; auto is a GPU if there is one.
@@ -38,6 +39,7 @@ class ExecutorOptions:
     node: str = ""
     place: str = ""
     model: str | None = None
+    tasks: tuple[str, ...] = ()
     dtype: str = "auto"
     quantization: str = "none"
     device: str = "auto"

@@ -31,6 +31,7 @@ from executor_svc.model.model import Qwen3
 from executor_svc.model.prepared import WeightLayout
 from executor_svc.model.rank_group import RankGroup, join_group, smallest
 from executor_svc.model.sharding import Shard
+from executor_svc.model.tasks import choose_tasks
 from executor_svc.model.vocab_parallel import VocabParallelDraw
 from executor_svc.options import ExecutorOptions
 from executor_svc.runner.grammar_masks import GrammarMasks, load_grammar_masks
@@ -43,9 +44,11 @@ log = get_logger("executor")
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model's weights, or a rank's part of them; its tokenizer's hash, and masks by its tokens."""
+    """A model's weights, or a rank's part of them; the tasks that are taken; its tokenizer's hash, and masks by its
+    tokens."""
 
     loaded: LoadedWeights
+    tasks: tuple[m.Task, ...]
     tokenizer: str
     grammars: GrammarMasks | None
 
@@ -160,7 +163,6 @@ def _start(
         start_s=0.0,
         pool=None,
         node=options.node,
-        tasks=("generate",),
         **vars(limits),
     )
     return Started(runner, hello, group, kept, is_standby)
@@ -191,6 +193,7 @@ def _choose_limits(
         max_model_len=wanted_len,
         vocab_size=model.config.vocab_size,
         hidden_size=model.config.hidden_size,
+        tasks=model.tasks,
     )
 
     def default_bytes() -> int:
@@ -251,9 +254,11 @@ def _load_model(
 ) -> LoadedModel:
     start = time.monotonic()
     folder = resolve_model(options.model, weights=True)
-    config = read_config(folder)
+    config, tasks = read_config(folder), choose_tasks(folder, options.tasks)
     grammars = load_grammar_masks(folder, config.vocab_size)  # before the platform chooses kernels: it binds threads
     with Checkpoint(folder) as checkpoint:
+        if tasks == ("embed",) and "lm_head.weight" not in checkpoint.names:
+            config = msgspec.structs.replace(config, tied=True)  # it has no head, and needs none
         dtype = _choose_dtype(options, platform, checkpoint, config)
         shard = Shard.of(config, group.rank, group.size)
         layout = WeightLayout(config, shard, dtype, platform.packing(config, dtype))
@@ -277,8 +282,9 @@ def _load_model(
         device=platform.description,
         ranks=group.size,
         fingerprint=loaded.fingerprint,
+        tasks=",".join(tasks),
     )
-    return LoadedModel(loaded, tokenizer_hash(folder), grammars)
+    return LoadedModel(loaded, tasks, tokenizer_hash(folder), grammars)
 
 
 def _weight_store(platform: Platform, keeper: WeightKeeper | None) -> WeightStore | None:

@@ -164,6 +164,10 @@ def main(
                 model=name,
                 # Without frontends and a model nothing here gives token ids a meaning.
                 vocabulary=read_vocabulary(folder) if frontends or model is not None else None,
+                pooling_vocabularies={
+                    option.task: read_vocabulary(resolve_model(option.model, weights=False))
+                    for option in frontend.pooling_models
+                },
                 scheduler=SchedulerConfig(
                     window=window,
                     max_waiting=max_waiting,
@@ -181,7 +185,7 @@ def main(
                 journal = Journal(path, durable=journal_durable)
                 store = replace(store, folder=store.folder or path.with_suffix(".store"))
             if listener is not None:
-                store = StoreOptions() if no_store else store
+                store = replace(store, folder=None) if no_store else store
                 arguments = ["--core-endpoint", front, "--model", str(folder), *frontend.arguments()]
                 arguments += [*store.arguments(), "--log-level", log_level, "--log-format", log_format]
                 arguments += ["--api-keys", str(api_keys_file)] if api_keys_file is not None else []

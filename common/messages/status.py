@@ -11,6 +11,7 @@ class ExecutorStatus(msgspec.Struct, frozen=True, kw_only=True):
         node: the machine that it runs on, as a cluster calls it; empty if none was said.
         keeps_pool: whether its KV memory outlives its process.
         has_standby: whether another process waits to continue that.
+        tasks: that it takes: `generate`, `embed`, `score`.
     """
 
     executor: str
@@ -33,6 +34,7 @@ class ExecutorStatus(msgspec.Struct, frozen=True, kw_only=True):
     step_ms: float
     keeps_pool: bool
     has_standby: bool
+    tasks: list[str] = []
 
 
 class ScaleStatus(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,12 +8,12 @@ from torch import Tensor
 
 from common.plan import ExecutorLimits, PlanColumns
 from executor_svc.model.attention import CacheMemory, KVGeometry, new_cache
-from executor_svc.model.kernel_set import GatedProjection, Projection
+from executor_svc.model.kernel_set import GatedProjection, PickedProjection, Projection
 from executor_svc.model.packing import Matrix, MatrixShape, TensorSpec
 from executor_svc.staging.batch import Planned, padded_tables
 from kernels import reference
 from kernels.arguments import AttentionRows, KVCache
-from kernels.cpu import PACKING_VERSION, CpuKernels, PackedWeight
+from kernels.cpu import PACKING_VERSION, PANEL, CpuKernels, PackedWeight
 
 
 class CppPacking:
@@ -71,6 +71,22 @@ class CppKernels:
         """See `KernelSet.projection`."""
         linear, packed = self._kernels.linear, _packed(weight)
         return lambda x, out: linear(x, packed, bias, out)
+
+    def picked_projection(self, weight: Matrix) -> PickedProjection:
+        """See `KernelSet.picked_projection`; results are rounded to bfloat16, as all of these kernels are."""
+        linear, packed = self._kernels.linear, _packed(weight)
+
+        def project(x: Tensor, channels: Tensor, out: Tensor) -> None:
+            panels = channels // PANEL
+            for panel in sorted(set(panels.tolist())):
+                rows = (panels == panel).nonzero().flatten()
+                part = packed.panel(panel)
+                results = x.new_empty((len(rows), part.out_size))
+                linear(x[rows], part, None, results)
+                picked = (channels[rows] - panel * PANEL)[:, None].long()
+                out[rows] = results.gather(1, picked).flatten().float()
+
+        return project
 
     def gated_projection(self, gate_up: Matrix) -> GatedProjection:
         """See `KernelSet.gated_projection`."""

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from common.plan import ExecutorLimits, PlanColumns
 from executor_svc.model.attention import CacheMemory, KVGeometry, new_cache
-from executor_svc.model.kernel_set import GatedProjection, Projection
+from executor_svc.model.kernel_set import GatedProjection, PickedProjection, Projection
 from executor_svc.model.packing import Matrix
 from executor_svc.staging.batch import Planned, padded_tables
 from kernels import reference
@@ -25,6 +25,11 @@ class PlainProjections:
         """See `KernelSet.projection`."""
         matrix = weight.parts["weight"]
         return lambda x, out: reference.linear(x, matrix, bias, out)
+
+    def picked_projection(self, weight: Matrix) -> PickedProjection:
+        """See `KernelSet.picked_projection`."""
+        matrix = weight.parts["weight"]
+        return lambda x, channels, out: reference.linear_picked(x, matrix, channels, out)
 
     def warm_up_lengths(self, most: int) -> list[int]:
         """See `KernelSet.warm_up_lengths`: a prompt and a decode step set up all that there is to set up."""

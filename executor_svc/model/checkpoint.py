@@ -18,6 +18,7 @@ SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 READABLE_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 _NAMES_SHOWN = 10
+_BASE = "model."  # what a model with a head calls the rest of it
 
 
 class _Index(msgspec.Struct, frozen=True):
@@ -26,6 +27,9 @@ class _Index(msgspec.Struct, frozen=True):
 
 class Checkpoint:
     """The opened safetensors files of a folder. A context manager; the files stay mapped until it exits.
+
+    A checkpoint of a model without its head, as embedding models are saved, has names without `model.`; here they have
+    it, so that the same weights have the same names either way.
 
     Args:
         folder: holds `model.safetensors`, or the shards that `model.safetensors.index.json` names.
@@ -37,7 +41,7 @@ class Checkpoint:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._files = ExitStack()
-        self._source: dict[str, Any] = {}
+        self._source: dict[str, Any] = {}  # by the names in the files
         with ExitStack() as on_error:
             on_error.callback(self._files.close)
             for path, expected in stored_files(folder).items():
@@ -47,6 +51,8 @@ class Checkpoint:
                     raise CheckpointError(_complaint(f"{path} lacks what its index says it has", missing))
                 self._source.update(dict.fromkeys(held if expected is None else sorted(expected), shard))
             on_error.pop_all()
+        has_head = any(name.startswith((_BASE, "lm_head.")) for name in self._source)
+        self._stored_names = {(name if has_head else _BASE + name): name for name in self._source}
 
     def __enter__(self) -> "Checkpoint":
         return self
@@ -57,16 +63,18 @@ class Checkpoint:
     @property
     def names(self) -> list[str]:
         """Names of the tensors in all files, sorted."""
-        return sorted(self._source)
+        return sorted(self._stored_names)
 
     def header(self, name: str) -> tuple[tuple[int, ...], str]:
         """Shape and stored dtype (`BF16`, ...) of a tensor."""
-        entry = self._source[name].get_slice(name)
+        stored = self._stored_names[name]
+        entry = self._source[stored].get_slice(stored)
         return tuple(entry.get_shape()), entry.get_dtype()
 
     def read(self, name: str) -> Tensor:
         """A tensor as it is stored, on the CPU. Its memory is the mapped file: a part is read when it is accessed."""
-        tensor: Tensor = self._source[name].get_tensor(name)
+        stored = self._stored_names[name]
+        tensor: Tensor = self._source[stored].get_tensor(stored)
         return tensor
 
     def _open(self, path: Path) -> Any:

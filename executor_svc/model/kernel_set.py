@@ -12,6 +12,10 @@ from kernels.reference import SamplingInputs
 Projection = Callable[[Tensor, Tensor], None]
 """A linear layer that has its weight: from x [rows, in] to `out` [rows, out]."""
 
+PickedProjection = Callable[[Tensor, Tensor, Tensor], None]
+"""Some results of a linear layer that has its weight: from x [rows, in] and channels, int32 [rows], to one result of
+each row in `out`, float32 [rows]."""
+
 GatedProjection = Callable[[Tensor, Tensor, Tensor], None]
 """SwiGLU's first half: from x [rows, in] to silu(gate) * up in `out` [rows, size]. The argument between them has room
 for gate and up, [rows, 2 * size], and may or may not be written."""
@@ -40,6 +44,10 @@ class KernelSet(Sampler, Protocol):
 
     def projection(self, weight: Matrix, bias: Tensor | None) -> Projection:
         """`kernels.reference.linear` with a weight, in the layout of these kernels."""
+        ...
+
+    def picked_projection(self, weight: Matrix) -> PickedProjection:
+        """`kernels.reference.linear_picked` with a weight, in the layout of these kernels."""
         ...
 
     def gated_projection(self, gate_up: Matrix) -> GatedProjection:

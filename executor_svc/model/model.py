@@ -10,13 +10,14 @@ from torch import Tensor
 
 from executor_svc.model.activations import Activations
 from executor_svc.model.attention import AttentionBackend
-from executor_svc.model.kernel_set import KernelSet, Projection
+from executor_svc.model.kernel_set import KernelSet, PickedProjection, Projection
 from executor_svc.model.mlp import RunMlp, run_mlp
 from executor_svc.model.prepared import Weights
 from executor_svc.model.rank_group import SINGLE_RANK, RankGroup
 from executor_svc.model.rope import cos_sin_table
 from executor_svc.model.vocab_parallel import embed_tokens
 from executor_svc.staging.batch import StepBatch
+from kernels import reference
 from kernels.arguments import KVCache, RopeStoreLayer
 
 Metadata = TypeVar("Metadata")
@@ -84,6 +85,10 @@ class Qwen3(Generic[Metadata]):
             _Layer.of(weights, index, kernels, cos_sin, backend.cache(index)) for index in range(config.num_layers)
         ]
         self._head = kernels.projection(weights.matrix("head"), None)
+        if config.tied:  # the table is there as it is
+            self._picked: PickedProjection = partial(_picked, self._embedding)
+        else:
+            self._picked = kernels.picked_projection(weights.matrix("head"))
         self._kernels = kernels
         self._backend = backend
         self._activations = Activations.empty(config, self._shard, max_batch_tokens, dtype, device)
@@ -137,6 +142,40 @@ class Qwen3(Generic[Metadata]):
         """What `compute_logits` found last for its first rows: [rows, shard's vocab], at the same address always."""
         return self._logits[:num_rows]
 
+    @property
+    def is_first_rank(self) -> bool:
+        """Whether this is the rank that tells what was found."""
+        return self._group.rank == 0
+
+    def copy_hidden_states(self, hidden_states: Tensor, tokens: Tensor, out: Tensor) -> None:
+        """Hidden states of some of a step's tokens.
+
+        Args:
+            hidden_states: [tokens, hidden].
+            tokens: int32 [rows], which of them; at most `max_num_seqs`.
+            out: float32 [rows, hidden].
+        """
+        out.copy_(torch.index_select(hidden_states, 0, tokens, out=self._chosen[: len(tokens)]))
+
+    def compute_picked_logits(self, hidden_states: Tensor, tokens: Tensor, token_ids: Tensor, out: Tensor) -> None:
+        """Scores of given tokens after some of a step's, one a row; those of no other token are computed.
+
+        Args:
+            hidden_states: [tokens, hidden].
+            tokens: int32 [rows], which of them; at most `max_num_seqs`.
+            token_ids: int32 [rows], of the whole vocabulary.
+            out: float32 [rows], the same on all ranks.
+        """
+        chosen = torch.index_select(hidden_states, 0, tokens, out=self._chosen[: len(tokens)])
+        if self._group.size == 1:
+            self._picked(chosen, token_ids, out)
+            return
+        rows = token_ids - self._shard.vocab.start
+        elsewhere = (rows < 0) | (rows >= len(self._shard.vocab))
+        self._picked(chosen, rows.masked_fill_(elsewhere, 0), out)
+        out.masked_fill_(elsewhere, 0)
+        self._group.all_reduce(out)
+
     def _first(self, batch: StepBatch[Metadata], last_tokens: Tensor, space: Activations) -> None:
         tokens = (batch.token_ids, batch.token_lanes, last_tokens, self._embedding)
         if self._group.size == 1:
@@ -167,3 +206,7 @@ class Qwen3(Generic[Metadata]):
         layer.mlp(space)
         self._group.all_reduce(space.projected)
         kernels.add_rms_norm(space.projected, space.residual, following_norm, eps, space.normed)
+
+
+def _picked(table: Tensor, x: Tensor, channels: Tensor, out: Tensor) -> None:
+    reference.linear_picked(x, table, channels, out)

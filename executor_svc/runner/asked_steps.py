@@ -10,11 +10,13 @@ import torch
 from common.constraints import StartedLane
 from common.errors import WireError
 from common.plan import ExecutorLimits, PlanColumns
+from common.pooled_rows import PooledRows
 from common.prompt_targets import PromptTargets
 from common.step_result import ResultColumns
 from common.wire import IntArray
 from executor_svc.model.draw import Drawn, Lanes
 from executor_svc.runner.grammar_masks import GrammarMasks
+from executor_svc.runner.pooled_results import in_order
 from executor_svc.runner.readback import CopiedTensors, PendingCopies
 from executor_svc.staging.arena import Arena
 from executor_svc.staging.asked import AskedStager, AskedStep, SampleOrder, asked_arena_size, log_prob_entries
@@ -28,20 +30,23 @@ class PendingStep:
     Args:
         logprob_counts: of its plan.
         prompt_targets: of its plan.
+        pooled: of its plan; None on ranks that do not tell what they find.
         order: of its samples; None for the plan's.
         copies: what it finds: its tokens, or all of `Drawn` where there is an `order`; then `TargetLogProbs`, where the
-            plan has targets.
+            plan has targets; then pooled results, where it has any.
     """
 
     def __init__(
         self,
         logprob_counts: IntArray,
         prompt_targets: PromptTargets | None,
+        pooled: PooledRows | None,
         order: SampleOrder | None,
         copies: PendingCopies | CopiedTensors,
     ) -> None:
         self._logprob_counts = logprob_counts
         self._prompt_targets = prompt_targets
+        self._pooled = pooled
         self._order = order
         self._copies: PendingCopies | CopiedTensors | None = copies
         self._token_ids: IntArray | None = None
@@ -61,16 +66,17 @@ class PendingStep:
         failed."""
         token_ids, copies = self.token_ids(), self._copies
         assert copies is not None, "the result was taken"
-        found = copies.wait()
+        found = list(copies.wait())
         result = ResultColumns.of_tokens(token_ids)
+        pooled = result.pooled if self._pooled is None else in_order(self._pooled, found.pop())
         if self._order is not None:
             result = self._order.result(self._logprob_counts, token_ids, *found[1:4])
         if self._prompt_targets is not None:
             targets = self._prompt_targets
             ids, values = log_prob_entries(targets.targets, targets.counts, *found[-3:])
             result = result._replace(prompt_logprob_ids=ids, prompt_logprobs=values)
-        self._copies = self._prompt_targets = None
-        return result
+        self._copies = self._prompt_targets = self._pooled = None
+        return result._replace(pooled=pooled)
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from common.constraints import StartedLane
 from common.logging import get_logger
 from common.messages import LaneStart
 from common.plan import PlanColumns
+from common.pooled_rows import PooledRows
 from common.prompt_targets import PromptTargets
 from common.sampling_columns import SAMPLING_COLUMNS, SamplingColumns
 from common.wire import IntArray
@@ -35,9 +36,10 @@ from executor_svc.service.step_loop import QueuedPlan, RankGone, StepLoop
 log = get_logger("executor")
 
 _FOR_EVER = timedelta(days=365)  # an idle executor waits for its next plan without a limit
-_PACKED_APART = ("sampling", "prompt_targets", "lane_starts", "epoch")
+_PACKED_APART = ("sampling", "prompt_targets", "pooled", "lane_starts", "epoch")
 _COLUMNS = tuple(column.name for column in fields(PlanColumns) if column.name not in _PACKED_APART)
 _TARGET_COLUMNS = tuple(column.name for column in fields(PromptTargets))
+_NUM_POOLED = 4  # the columns of pooled rows, and the size of a hidden state
 _decoder = msgspec.msgpack.Decoder(tuple[int, list[LaneStart]])
 _WORDS = [np.dtype(parameter.dtype).itemsize // 4 for parameter in SAMPLING_COLUMNS.values()]
 
@@ -189,11 +191,13 @@ def follow(
 
 def pack(columns: PlanColumns) -> IntArray:
     """A plan as one array: the lengths of its columns (-1 of the last: every sample is greedy), then the columns.
-    Columns of prompts' targets are empty where it has none."""
+    Columns of prompts' targets, and of pooled rows, are empty where it has none."""
     sampling = columns.sampling
     arrays = [getattr(columns, name) for name in _COLUMNS]
     targets = columns.prompt_targets
     arrays += [np.zeros(0, np.int32) if targets is None else getattr(targets, name) for name in _TARGET_COLUMNS]
+    pooled = columns.pooled
+    arrays += [np.zeros(0, np.int32)] * _NUM_POOLED if pooled is None else _pooled_arrays(pooled)
     arrays.append(_pack_starts(columns))
     lengths = [*map(len, arrays), -1 if sampling is None else len(sampling.seeds)]
     if sampling is not None:
@@ -203,12 +207,14 @@ def pack(columns: PlanColumns) -> IntArray:
 
 def unpack(packed: IntArray) -> PlanColumns:
     """What `pack` was given."""
-    num_lengths = len(_COLUMNS) + len(_TARGET_COLUMNS) + 2
+    num_lengths = len(_COLUMNS) + len(_TARGET_COLUMNS) + _NUM_POOLED + 2
     *lengths, num_sampled = packed[:num_lengths].tolist()
     *arrays, encoded, sampled = np.split(packed[num_lengths:], np.cumsum(lengths))
+    *arrays, rows, counts, token_ids, hidden_size = arrays
     columns: dict[str, Any] = dict(zip(_COLUMNS, arrays[: len(_COLUMNS)], strict=True)) | _unpack_starts(encoded)
     targets = PromptTargets(*arrays[len(_COLUMNS) :])
     columns["prompt_targets"] = targets if len(targets.tokens) else None
+    columns["pooled"] = PooledRows(rows, counts, token_ids, int(hidden_size[0])) if len(rows) else None
     if num_sampled < 0:
         return PlanColumns(**columns, sampling=None)
     parts = np.split(sampled, np.cumsum(_WORDS[:-1]) * num_sampled)
@@ -216,6 +222,10 @@ def unpack(packed: IntArray) -> PlanColumns:
     pairs = zip(SAMPLING_COLUMNS.items(), parts, strict=True)
     sampling = SamplingColumns(**{name: part.copy().view(parameter.dtype) for (name, parameter), part in pairs})
     return PlanColumns(**columns, sampling=sampling)
+
+
+def _pooled_arrays(pooled: PooledRows) -> list[IntArray]:
+    return [pooled.rows, pooled.counts, pooled.token_ids, np.array([pooled.hidden_size], np.int32)]
 
 
 def _pack_starts(columns: PlanColumns) -> IntArray:

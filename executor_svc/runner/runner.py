@@ -18,9 +18,10 @@ from executor_svc.model.model import Qwen3
 from executor_svc.runner.asked_steps import AskedSteps, PendingStep
 from executor_svc.runner.grammar_masks import GrammarMasks
 from executor_svc.runner.graphs import StepGraphs, next_size
+from executor_svc.runner.pooled_results import PooledResults, StagedResults
 from executor_svc.runner.prompt_logprobs import PromptLogprobs, StagedTargets
 from executor_svc.runner.readback import Readback
-from executor_svc.runner.trial_plans import asking, asking_of_prompts, trial_plan
+from executor_svc.runner.trial_plans import asking, asking_of_prompts, pooling, trial_plan
 from executor_svc.staging.arena import Arena
 from executor_svc.staging.asked import AskedStep
 from executor_svc.staging.batch import StepBatch, arena_size, pad_decode, stage
@@ -76,6 +77,7 @@ class Runner(Generic[Metadata]):
         self._asked_steps = AskedSteps(limits, device, grammars)
         self._lanes = self._asked_steps.lanes
         self._prompt_logprobs = PromptLogprobs(limits, device)
+        self._pooled_results = PooledResults(limits, device)
         self._drawn = Drawn.room(limits.max_num_seqs, device)
 
     def run(self, columns: PlanColumns) -> IntArray:
@@ -99,12 +101,14 @@ class Runner(Generic[Metadata]):
         ordered = columns if asked_plan is None else asked_plan.columns
         targets = columns.prompt_targets
         staged = None if targets is None else self._prompt_logprobs.stage(targets)
+        results = None if columns.pooled is None else self._pooled_results.stage(columns, columns.pooled)
         num_rows = self._decode_size(ordered)
         if num_rows is None:
             num_tokens = next_size(self._token_sizes, len(ordered.token_ids))
             batch = stage(ordered, self._arena, self._backend, padded_tokens=num_tokens)
             recorded = num_tokens is not None and self._arena.holds(batch.token_ids)
-            self._forward(batch, self._graphs.parts(len(batch.token_ids)) if recorded else None, staged)
+            parts = self._graphs.parts(len(batch.token_ids)) if recorded else None
+            self._forward(batch, parts, staged, results)
         else:
             batch = self._stage_padded(ordered, num_rows)
             if not self._graphs.replay_forward(num_rows):
@@ -116,8 +120,11 @@ class Runner(Generic[Metadata]):
         found = [drawn.tokens] if asked is None else [*vars(drawn).values()]
         if staged is not None:
             found += vars(staged.out).values()
+        pooled = columns.pooled if self._model.is_first_rank else None
+        if results is not None and pooled is not None:
+            found.append(results.out)
         order = None if asked_plan is None else asked_plan.order
-        pending = PendingStep(columns.logprob_counts, targets, order, self._readback.start(found))
+        pending = PendingStep(columns.logprob_counts, targets, pooled, order, self._readback.start(found))
         if asked_plan is not None and asked is not None:
             self._asked_steps.launched(asked_plan, asked, drawn, pending)
         return pending
@@ -157,11 +164,12 @@ class Runner(Generic[Metadata]):
         return trial_plan(query_lens, self.limits.block_size, computed, block=self.limits.num_blocks)
 
     def _largest_plans(self) -> list[PlanColumns]:
-        """Most tokens; and one long row among short ones, whose attention flash-attn cuts into the most pieces."""
+        """Most tokens; most pooled results; and one long row among short ones, whose attention flash-attn cuts into the
+        most pieces."""
         limits = self.limits
         rows = min(limits.max_num_seqs, limits.max_batch_tokens)
         query_lens = np.minimum(_spread(limits.max_batch_tokens, rows), limits.max_model_len)
-        plans = [self._trial(query_lens.tolist())]
+        plans = [self._trial(query_lens.tolist()), *self._pooling_plans()]
         return [*plans, *self._long_rows([min(rows, limits.max_batch_tokens - 1)])]
 
     def _long_rows(self, sizes: Sequence[int]) -> list[PlanColumns]:
@@ -182,6 +190,7 @@ class Runner(Generic[Metadata]):
             for pending in [self.launch(columns) for _ in range(_IN_FLIGHT)]:
                 pending.wait()
         copied = [self._arena.num_bytes, *self._asked_steps.copied_bytes(), *self._prompt_logprobs.copied_bytes()]
+        copied += self._pooled_results.copied_bytes()
         copied += [tensor.nbytes for tensor in vars(self._drawn).values()]
         take_pinned_memory(copied, _IN_FLIGHT)
 
@@ -200,6 +209,17 @@ class Runner(Generic[Metadata]):
         prompts = _spread(num_tokens, min(limits.max_num_seqs, -(-num_tokens // limits.max_model_len)))
         for count in (1, 2, min(m.MAX_LOGPROBS, 1 + limits.vocab_size)):
             yield asking_of_prompts(self._trial(prompts), count)
+        yield from self._pooling_plans()
+
+    def _pooling_plans(self) -> list[PlanColumns]:
+        """Rows that want hidden states, of few and of as many as there may be; and rows that want logits."""
+        limits = self.limits
+        most = min(limits.max_num_seqs, limits.max_batch_tokens, m.MAX_PLAN_POOLED_FLOATS // limits.hidden_size)
+        return [
+            pooling(self._trial([1] * rows), count, limits.hidden_size)
+            for rows in sorted({1, most})
+            for count in (0, 1, m.MAX_POOLED_TOKEN_IDS)
+        ]
 
     def _capture_graphs(self) -> None:
         if not len(self._decode_sizes):
@@ -241,15 +261,18 @@ class Runner(Generic[Metadata]):
         batch: StepBatch[Metadata],
         parts: Sequence[Callable[[], object]] | None = None,
         targets: StagedTargets | None = None,
+        results: StagedResults | None = None,
     ) -> None:
-        """All layers, log-probabilities of prompts, and the logits of each sampled row. Nothing here, nor in `_sample`,
-        waits for a GPU.
+        """All layers, log-probabilities of prompts, pooled results, and the logits of each sampled row. Nothing here,
+        nor in `_sample`, waits for a GPU.
 
         `parts`: see `Qwen3.hidden_states`.
         """
         hidden_states = self._model.hidden_states(batch, self._lanes.last_tokens, parts)
         if targets is not None:
             self._prompt_logprobs.compute(targets, hidden_states, self._model, self._draw)
+        if results is not None:
+            self._pooled_results.compute(results, hidden_states, self._model)
         if len(batch.sample_tokens):
             self._model.compute_logits(hidden_states, batch.sample_tokens)
 

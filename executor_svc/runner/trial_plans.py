@@ -8,6 +8,7 @@ import numpy as np
 from common import messages as m
 from common.constraints import StartedLane
 from common.plan import PlanColumns
+from common.pooled_rows import PooledRows
 from common.prompt_targets import PromptTargets
 from common.sampling_columns import SAMPLING_COLUMNS, SamplingColumns
 
@@ -74,3 +75,11 @@ def asking_of_prompts(columns: PlanColumns, num_logprobs: int) -> PlanColumns:
     tokens = np.arange(num_targets, dtype=np.int32)
     targets = PromptTargets(tokens, np.zeros_like(tokens), np.full_like(tokens, num_logprobs))
     return replace(columns, prompt_targets=targets)
+
+
+def pooling(columns: PlanColumns, count: int, hidden_size: int) -> PlanColumns:
+    """A trial plan whose rows give logits of so many tokens, or hidden states with 0, instead of tokens."""
+    rows, nothing = columns.num_rows, np.zeros(0, np.int32)
+    counts, token_ids = np.full(rows, count, np.int32), np.zeros(rows * count, np.int32)
+    pooled = PooledRows(np.arange(rows, dtype=np.int32), counts, token_ids, hidden_size)
+    return replace(columns, sample_rows=nothing, sampling=None, pooled=pooled)

@@ -3,6 +3,6 @@
 from kernels.cpu.isa import ISA_VARIABLE, IsaError
 from kernels.cpu.kernels import CpuKernels
 from kernels.cpu.loading import Loaded, load
-from kernels.cpu.packing import PACKING_VERSION, PackedWeight
+from kernels.cpu.packing import PACKING_VERSION, PANEL, PackedWeight
 
-__all__ = ["ISA_VARIABLE", "PACKING_VERSION", "CpuKernels", "IsaError", "Loaded", "PackedWeight", "load"]
+__all__ = ["ISA_VARIABLE", "PACKING_VERSION", "PANEL", "CpuKernels", "IsaError", "Loaded", "PackedWeight", "load"]

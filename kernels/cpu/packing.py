@@ -31,6 +31,14 @@ class PackedWeight:
     out_size: int
     gated: bool
 
+    def panel(self, index: int) -> "PackedWeight":
+        """The layer's output channels from `index * PANEL` on, of which there are `PANEL` at most; without a gate."""
+        assert not self.gated
+        count = -(-self.out_size // PANEL)
+        panels = self.panels.view(count, -1)[index]
+        scales = None if self.scales is None else self.scales.view(count, PANEL)[index]
+        return PackedWeight(panels, scales, self.in_size, min(PANEL, self.out_size - index * PANEL), gated=False)
+
 
 def empty_packed(
     library: Library, in_size: int, out_size: int, *, gated: bool, int8: bool, device: str

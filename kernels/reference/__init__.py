@@ -12,7 +12,15 @@ from kernels.reference.attention import (
     store_kv,
 )
 from kernels.reference.int8 import linear_int8, quantize_weight
-from kernels.reference.layers import add_rms_norm, embed_tokens, linear, qk_norm_rope_store, rms_norm, silu_and_mul
+from kernels.reference.layers import (
+    add_rms_norm,
+    embed_tokens,
+    linear,
+    linear_picked,
+    qk_norm_rope_store,
+    rms_norm,
+    silu_and_mul,
+)
 from kernels.reference.log_probs import log_probs
 from kernels.reference.moe import choose_experts, mix_experts
 from kernels.reference.sampling import INPUT_DTYPES, SamplingInputs, filter_logits, sample
@@ -30,6 +38,7 @@ __all__ = [
     "filter_logits",
     "linear",
     "linear_int8",
+    "linear_picked",
     "log_probs",
     "mask_words",
     "mix_experts",

@@ -27,6 +27,18 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
         torch.addmm(bias, x, weight.t(), out=out)
 
 
+def linear_picked(x: Tensor, weight: Tensor, channels: Tensor, out: Tensor) -> None:
+    """Of each row of `x @ weight.T` one result, in float32; no other is computed.
+
+    Args:
+        x: [rows, in].
+        weight: [out, in], dtype of `x`.
+        channels: int32 [rows], which result.
+        out: float32 [rows].
+    """
+    torch.sum(x.float() * weight.index_select(0, channels).float(), dim=1, out=out)
+
+
 def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
     """`x / rms(x) * weight` over the last dimension (Zhang & Sennrich 2019, arXiv:1910.07467).
 

@@ -1,7 +1,10 @@
 """How the core is to work."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import get_args
 
+from common.messages import Task
 from common.vocabulary import Vocabulary
 from scheduler_svc.core.autoscaling.settings import ScaleSettings
 from scheduler_svc.core.fleet.step_clock import DEFAULT_FLOOR_S
@@ -19,6 +22,7 @@ class CoreConfig:
         model: the name shown in the status.
         scheduler: window and limits.
         vocabulary: of the model that is served, which executors must have; None takes that of the first executor.
+        pooling_vocabularies: of tasks that have a model of their own, which executors that take them must have instead.
         first_epoch: above any epoch of an earlier life.
         step_floor_s: what any step may take before its executor counts as hung.
         reconnect_grace_s: how long a request without a reader goes on.
@@ -32,6 +36,7 @@ class CoreConfig:
     model: str = ""
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     vocabulary: Vocabulary | None = None
+    pooling_vocabularies: Mapping[Task, Vocabulary] = field(default_factory=dict)
     first_epoch: int = 1
     step_floor_s: float = DEFAULT_FLOOR_S
     reconnect_grace_s: float = RECONNECT_GRACE_S
@@ -40,3 +45,9 @@ class CoreConfig:
     first_batch: int = 1
     scale: ScaleSettings | None = None
     wall_offset_s: float = 0.0
+
+    @property
+    def vocabularies(self) -> dict[Task, Vocabulary]:
+        """By task; none for those that take the vocabulary of their first executor."""
+        served = {} if self.vocabulary is None else dict.fromkeys(get_args(Task), self.vocabulary)
+        return served | dict(self.pooling_vocabularies)

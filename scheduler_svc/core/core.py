@@ -22,6 +22,7 @@ from scheduler_svc.core.actions import (
 from scheduler_svc.core.autoscaling.watch import ScaleWatch
 from scheduler_svc.core.config import CoreConfig
 from scheduler_svc.core.fleet import fleet as f
+from scheduler_svc.core.fleet.fleet_state import NO_FLEET, fleet_state
 from scheduler_svc.core.fleet.membership import Membership, Standing
 from scheduler_svc.core.observability.service_counters import ServiceCounters
 from scheduler_svc.core.observability.status_report import IoCounts, StatusReporter
@@ -50,7 +51,7 @@ class Core:
 
     def __init__(self, config: CoreConfig, now: float, io_counts: Callable[[], IoCounts] = IoCounts) -> None:
         self.scheduler = Scheduler(config.scheduler)
-        self.fleet = f.Fleet(config.first_epoch, config.step_floor_s, config.vocabulary)
+        self.fleet = f.Fleet(config.first_epoch, config.step_floor_s, config.vocabularies)
         self._counters = ServiceCounters(self.scheduler.stats)
         self.requests = RequestManager(
             self.scheduler,
@@ -58,7 +59,7 @@ class Core:
             config.journal,
             config.first_batch,
             wall_offset_s=config.wall_offset_s,
-            tokenizer="" if config.vocabulary is None else config.vocabulary.tokenizer,
+            tokenizers={task: vocabulary.tokenizer for task, vocabulary in config.vocabularies.items()},
             reconnect_grace_s=config.reconnect_grace_s,
             return_within_s=config.return_within_s,
         )
@@ -68,7 +69,7 @@ class Core:
         )
         self._last_call = now
         self._forgiving_until = float("-inf")
-        self._fleet_state = m.FleetState(num_ready=0, fingerprint="", max_model_len=0)
+        self._fleet_state = NO_FLEET
 
     # --- executors ---
 
@@ -191,7 +192,7 @@ class Core:
         for member in self.fleet:
             if member.standing is Standing.FINISHING and self.scheduler.is_spent(member.epoch):
                 actions += self._follow(self.fleet.release(member.epoch), now)
-        if self.scheduler.largest(now) != self._fleet_state.max_model_len:  # a large executor has not come back
+        if self._state_of_fleet(now) != self._fleet_state:  # a large executor has not come back
             actions += self._fleet_changed(now)
         self._counters.tick(now)
         return actions if self._scale is None else [*actions, *self._scale.tick(now)]
@@ -304,16 +305,11 @@ class Core:
         return self._follow(self.fleet.ask_to_leave(found.epoch, finish=query.finish), now)
 
     def _fleet_changed(self, now: float) -> list[Action]:
-        members = list(self.fleet)
-        self._fleet_state = m.FleetState(
-            num_ready=sum(member.standing is Standing.READY for member in members),
-            fingerprint=members[-1].hello.fingerprint if members else self._fleet_state.fingerprint,
-            max_model_len=self.scheduler.largest(now),
-        )
-        return self._tell_fleet_state()
-
-    def _tell_fleet_state(self) -> list[Action]:
+        self._fleet_state = self._state_of_fleet(now)
         return [SendToFrontend(peer, self._fleet_state) for peer in self.requests.frontends]
+
+    def _state_of_fleet(self, now: float) -> m.FleetState:
+        return fleet_state(self.fleet, self._fleet_state, lambda task: self.scheduler.largest(now, task))
 
     def _name(self, epoch: int) -> str:
         member = self.fleet.member(epoch)

@@ -15,7 +15,8 @@ NO_POSITION = 2**31 - 1  # behind every position
 class State(Enum):
     """Where a sequence is. A preempted one, and one whose executor was lost, is WAITING again.
 
-    A COMPLETING one has all its tokens planned and holds no lane and no block any more; the last tokens are in flight.
+    A COMPLETING one has all its tokens planned and holds no lane and no block any more; the last tokens, or its pooled
+    result, are in flight.
     """
 
     WAITING = "waiting"
@@ -73,8 +74,9 @@ class Sequence:
         tokens: int32 array, prompt first. All known tokens while it waits and once it has ended; while it runs,
             those known when it was admitted.
         num_prompt: how many of them are the prompt.
-        largest_token: among its tokens, as far as `tokens` has them, and those that its constraints name.
-        num_inflight: tokens that plans in flight will still bring to it after it has left its lane.
+        largest_token: among its tokens, as far as `tokens` has them, and those that its parameters name.
+        num_inflight: tokens that plans in flight will still bring to it after it has left its lane; its pooled result
+            counts as one.
         num_written: its first positions whose K and V an answered plan had written on some executor, as far as that is
             known outside of its lane. To compute one of them is to compute it again.
         num_cached_prompt: prompt tokens found in the prefix cache at the first admission, and not computed again for
@@ -84,6 +86,7 @@ class Sequence:
             arrived, also while it runs.
         prompt_logprob_ids, prompt_logprobs: int32 and float32 arrays [`num_covered`, `num_prompt_logprobs`], likewise:
             of the prompt's tokens from the second on.
+        pooled: float32, its pooled result, once it has ended with that.
         strikes: failures in a row (of a step, or of the whole executor) that it had a part in; a token that arrives
             ends the row.
         failed_on: name of the executor that failed last with it.
@@ -122,6 +125,7 @@ class Sequence:
     logprobs: "array[float]" = field(default_factory=lambda: array("f"))
     prompt_logprob_ids: "array[int]" = field(default_factory=lambda: array("i"))
     prompt_logprobs: "array[float]" = field(default_factory=lambda: array("f"))
+    pooled: bytes = b""
     strikes: int = 0
     failed_on: str = ""
     model: str = ""
@@ -181,6 +185,15 @@ class Sequence:
         return 4 * len(self.tokens) + sum(map(len, lists)) + 4 * len(asked.grammar)
 
     @property
+    def is_pooled(self) -> bool:
+        """Whether it wants one result of its prompt, and no tokens."""
+        return self.params.pooling != "none"
+
+    def pooled_size(self, hidden_size: int) -> int:
+        """Floats of its pooled result; 0 if it wants tokens."""
+        return len(self.params.pooled_token_ids) or (hidden_size if self.is_pooled else 0)
+
+    @property
     def has_grammar(self) -> bool:
         """Whether its text has to match a grammar."""
         return self.params.constraints is not None and bool(self.params.constraints.grammar)
@@ -192,8 +205,8 @@ class Sequence:
 
     @property
     def max_length(self) -> int:
-        """Length at which it ends, because it has `max_tokens`."""
-        return self.num_prompt + self.params.max_tokens
+        """Length at which it ends, because it has `max_tokens`; a pooled result is no token."""
+        return self.num_prompt if self.is_pooled else self.num_prompt + self.params.max_tokens
 
     @property
     def rank(self) -> tuple[int, int]:
@@ -212,11 +225,11 @@ def place_of(arrival: int, priority: int) -> int:
 
 
 def largest_token(submit: Submit, prompt: IntArray) -> int:
-    """The largest token id that a request names, in its prompt or its constraints. Raises WireError if these are
-    malformed."""
+    """The largest token id that a request names, in its prompt, its constraints or its `pooled_token_ids`. Raises
+    WireError if the constraints are malformed."""
     constraints = submit.params.constraints
     named = -1 if constraints is None else constraint_arrays(constraints).largest_token
-    return max(int(prompt.max()), named)
+    return max(int(prompt.max()), named, *submit.params.pooled_token_ids)
 
 
 def new_sequences(
@@ -243,7 +256,7 @@ def new_sequences(
             params=submit.params,
             cache_salt=submit.cache_salt,
             place=first_place + i,
-            may_shorten=submit.may_shorten,
+            may_shorten=submit.may_shorten and submit.params.pooling == "none",
             yields=submit.priority == MAX_PRIORITY,
             deadline=deadline,
         )

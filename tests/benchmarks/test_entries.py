@@ -13,6 +13,7 @@ NAMES = [
     "bits",
     "chat",
     "constraints",
+    "conversation",
     "cpu",
     "cpu_kernels",
     "failover",

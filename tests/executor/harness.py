@@ -49,6 +49,7 @@ class Row:
     min_p: float = 0.0
     seed: int = 0
     targets: tuple[tuple[int, int, int], ...] = ()  # a token of the query, the prompt's next one, log-probabilities
+    pooled: tuple[int, ...] | None = None  # tokens whose logits are the row's result; () for its hidden state
 
 
 @dataclass
@@ -91,6 +92,12 @@ def make_plan(rows: list[Row], block_size: int, *, epoch: int = 1, step: int = 0
     targets = [(start + at, *rest) for start, row in zip(starts, rows, strict=False) for at, *rest in row.targets]
     names = ("prompt_logprob_tokens", "prompt_logprob_targets", "prompt_logprob_counts")
     fields |= {name: int32(list(column)) for name, column in zip(names, zip(*targets, strict=True), strict=False)}
+    pooled = [(index, row.pooled) for index, row in enumerate(rows) if row.pooled is not None]
+    fields |= {
+        "pooled_rows": int32([index for index, _ in pooled]),
+        "pooled_counts": int32([len(ids) for _, ids in pooled]),
+        "pooled_token_ids": int32([token for _, ids in pooled for token in ids]),
+    }
     return m.Plan(
         epoch=epoch,
         step=step,

@@ -35,7 +35,6 @@ HELLO = m.Hello(
     start_s=1.0,
     pool=None,
     node="",
-    tasks=("generate",),
     **vars(LIMITS),
 )
 SLOW_STEP_S = 2.0

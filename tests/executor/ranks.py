@@ -116,6 +116,7 @@ def start_rank(
         max_model_len=512,
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
+        tasks=("generate", "embed", "score"),
     )
     with Checkpoint(folder) as checkpoint:
         weights, _ = load_weights(checkpoint, config, torch.float32, CPU, group)

@@ -77,7 +77,8 @@ def start_on_gpu_kernels(
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     config = read_config(folder)
     shard = Shard.of(config)
-    limits = ExecutorLimits(vocab_size=config.vocab_size, hidden_size=config.hidden_size, **OPTIONS)
+    sizes = {"vocab_size": config.vocab_size, "hidden_size": config.hidden_size}
+    limits = ExecutorLimits(**sizes, **OPTIONS, tasks=("generate", "embed", "score"))
     with Checkpoint(folder) as checkpoint:
         weights, _ = load_weights(checkpoint, config, torch.float32, device)
     geometry = KVGeometry(config.num_layers, config.num_kv_heads, config.head_dim, BLOCK_SIZE, torch.float32)

@@ -162,8 +162,18 @@ def _rows(limits: ExecutorLimits, rng: random.Random) -> list[Row]:
                 break
             left -= query
             context = min(limits.max_model_len, query + rng.choice([0, 0, 100, 5000]))
-            rows.append(_row(lane, [5] * query, context, limits, rng, sampled=rng.random() < 0.7, **sampling))
+            sampled = rng.random() < 0.7
+            pooled = None if sampled else rng.choice([None, *_poolings(limits, rng)])
+            rows.append(_row(lane, [5] * query, context, limits, rng, sampled=sampled, pooled=pooled, **sampling))
     return rows
+
+
+def _poolings(limits: ExecutorLimits, rng: random.Random) -> list[tuple[int, ...]]:
+    """Results that a row may give instead of a token."""
+    found: list[tuple[int, ...]] = [()] if "embed" in limits.tasks else []
+    if "score" in limits.tasks:
+        found.append(tuple(rng.choices(range(limits.vocab_size), k=rng.choice([1, 2, m.MAX_POOLED_TOKEN_IDS]))))
+    return found
 
 
 def _row(

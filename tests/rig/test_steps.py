@@ -18,6 +18,7 @@ from tests.rig.drive import random_plans, serve
 from tests.rig.stand_in import StandIn
 
 OPTIONS = {"device": "cuda", "dtype": "bfloat16", "poison": False, "max_model_len": 2048, "kv_cache_memory_gib": 1.0}
+OPTIONS |= {"tasks": ("generate", "embed", "score")}
 
 
 @pytest.mark.parametrize("attention", ["triton", "flash_attn"])

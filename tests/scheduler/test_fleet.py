@@ -349,7 +349,7 @@ SERVED = Vocabulary(1000, "a" * 32)
     ],
 )
 def test_what_is_served_decides_and_not_who_came_first(changes, reason):
-    fleet = Fleet(vocabulary=SERVED)
+    fleet = Fleet(vocabularies={"generate": SERVED})
     _, rejected = fleet.receive(b"first", hello("first", **changes), 0.0)
     assert rejected.message == m.Reject(reason=reason)
     for i, tokenizer in enumerate((SERVED.tokenizer, "")):  # one without a tokenizer.json needs none

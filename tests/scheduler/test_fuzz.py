@@ -16,7 +16,6 @@ from common.errors import RequestRejected
 from common.plan import ExecutorLimits
 from common.wire import Codec, int32_array
 from scheduler_svc.core.executor.block_manager import BlockManager, hash_block
-from scheduler_svc.core.executor.capacity import capacity
 from scheduler_svc.core.fleet.membership import Membership, Standing
 from scheduler_svc.core.scheduling.admission import MAX_PREEMPTIONS
 from scheduler_svc.core.scheduling.config import SchedulerConfig
@@ -25,10 +24,18 @@ from scheduler_svc.core.sequence import Sequence, State
 from scheduler_svc.core.step_output import SequenceEnd, StepOutput
 from tests.support.announced import Announced
 from tests.support.effort import examples
-from tests.support.oracle import OracleExecutor, expected_logprobs, expected_output, expected_prompt_logprobs
-from tests.support.pool_limits import PoolLimits
+from tests.support.oracle import (
+    OracleExecutor,
+    expected_logprobs,
+    expected_output,
+    expected_pooled,
+    expected_prompt_logprobs,
+)
+from tests.support.pool_limits import TASKS, PoolLimits, TaskPools
 
 VOCAB_SIZE = 5
+HIDDEN_SIZE = 4
+TWO_MODELS = [TASKS, TASKS, ("generate",), ("embed",), ("generate", "score")]
 GRACE_S = 6.0  # how long a sequence waits for a pool
 PROMPT = array("i", [1, 2, 3, 4, 0, 1, 1, 2] * 80)
 CONSTRAINTS = [m.Constraints(presence_penalty=1.0), m.Constraints(min_tokens=3, bad_words=(bytes(4),))]
@@ -61,7 +68,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_batch_tokens=budget,
             max_model_len=pool_tokens,
             vocab_size=VOCAB_SIZE,
-            hidden_size=4,
+            hidden_size=HIDDEN_SIZE,
         )
         self.scheduler = Scheduler(
             SchedulerConfig(
@@ -89,7 +96,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.prompt_logprob_ids: defaultdict[Sequence, list[int]] = defaultdict(list)
         self.prompt_logprobs: defaultdict[Sequence, list[float]] = defaultdict(list)
         self.ended: dict[Sequence, str] = {}
-        self.pools = PoolLimits(GRACE_S)
+        self.pools = TaskPools(GRACE_S)
         self.stranded: dict[Sequence, float] = {}  # since when no executor that takes sequences can hold it
         self.max_tokens: dict[Sequence, int] = {}  # what it has to have
         self.stay: dict[int, list[Sequence]] = {}  # which sequences an executor may run that takes no more
@@ -108,6 +115,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         inflight = executor.inflight[-1]
         sequences = dict(zip(inflight.lanes.tolist(), inflight.sequences, strict=True))
         sequences |= {sequence.lane: sequence for sequence, _ in inflight.unsampled}
+        if (asked_results := inflight.asked_results) is not None:
+            lanes = int32_array("lanes", plan.lanes)[asked_results.pooled.rows]
+            sequences |= dict(zip(lanes.tolist(), asked_results.sequences, strict=True))
+        assert all(s.params.task in executor.limits.tasks for s in sequences.values()), "a task of another executor"
         if epoch in self.stay:
             assert all(sequence in self.stay[epoch] for sequence in sequences.values()), "it takes no more sequences"
         columns = (int32_array(name, getattr(plan, name)).tolist() for name in ("lanes", "query_lens", "context_lens"))
@@ -187,7 +198,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         """What came out is what an undisturbed run gives, or a beginning of it if the sequence was cancelled."""
         prompt = sequence.tokens[: sequence.num_prompt].tolist()
         seed = sequence.seed if sequence.params.temperature else 0
-        expected = expected_output(prompt, sequence.params, VOCAB_SIZE, seed)
+        expected = expected_output(prompt, sequence.params, VOCAB_SIZE, seed) if not sequence.is_pooled else []
+        has_result = sequence.is_pooled and self.ended[sequence] == "stop"
+        assert sequence.pooled == (expected_pooled(prompt, sequence.params, HIDDEN_SIZE) if has_result else b"")
         output = self.outputs[sequence]
         assert sequence.tokens[sequence.num_prompt :].tolist() == output
         logprobs = expected_logprobs(prompt, output, sequence.params, VOCAB_SIZE)
@@ -220,6 +233,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         constraints=st.sampled_from([None, None, *CONSTRAINTS]),
         logprobs=st.sampled_from([0, 0, 1, 3, 21]),
         prompt_logprobs=st.sampled_from([0, 0, 1, 3]),
+        pooled=st.sampled_from([None, None, None, (), (3,), (0, 4, 0)]),
     )
     def add(
         self,
@@ -236,13 +250,20 @@ class SchedulerMachine(RuleBasedStateMachine):
         constraints,
         logprobs,
         prompt_logprobs,
+        pooled,
     ):
         self.ids += 1
-        limit = self.pools.limit(self.now)
+        task = "generate" if pooled is None else "score" if pooled else "embed"
+        pools = self.pools.of(task)
+        limit = pools.limit(self.now)
         if may_shorten and limit > length:  # as a frontend does
             max_tokens = limit - length
         prompt = PROMPT[offset : offset + length]
+        if pooled is not None:
+            n, max_tokens, may_shorten, constraints, logprobs, prompt_logprobs = 1, 1, False, None, 0, 0
         params = m.SamplingParams(
+            pooling={"generate": "none", "embed": "hidden", "score": "logits"}[task],
+            pooled_token_ids=pooled or (),
             max_tokens=max_tokens,
             temperature=temperature,
             seed=self.ids % 2,
@@ -261,8 +282,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             timeout_s=timeout_s,
             may_shorten=may_shorten,
         )
-        accepted = self.pools.max_tokens(length, max_tokens, may_shorten=may_shorten)
-        fits = limit == 0 or length + accepted <= limit
+        accepted = pools.max_tokens(length, max_tokens, may_shorten=may_shorten)
+        fits = limit == 0 or length + (accepted if pooled is None else 0) <= limit
+        is_early = task == "generate" and not self.pools.has_seen(*TASKS)
         refusal = ""
         try:
             sequences = self.scheduler.add(submit, self.now)
@@ -270,7 +292,10 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.max_tokens.update(dict.fromkeys(sequences, accepted))
         except RequestRejected as error:
             refusal = error.code
-        assert refusal in (("", "queue_full") if fits else ("context_length_exceeded",))
+        if not is_early and not self.pools.has_seen(task):
+            assert refusal == "unavailable"
+        else:
+            assert refusal in (("", "queue_full") if fits else ("context_length_exceeded",))
 
     @precondition(lambda self: self.executors)
     @rule(data=st.data())
@@ -332,12 +357,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         """Its pool is gone, and it goes on with less."""
         assert self.now >= self.stranded.pop(sequence) + GRACE_S
         assert sequence.may_shorten
-        assert len(sequence.tokens) < sequence.max_length == self.pools.largest
+        assert len(sequence.tokens) < sequence.max_length == self.pools_of(sequence).largest
         self.max_tokens[sequence] = sequence.params.max_tokens
 
     def was_given_up(self, end: SequenceEnd) -> None:
         """Its pool is gone, and what is left holds no more of it."""
-        sequence, largest = end.sequence, self.pools.largest
+        sequence, largest = end.sequence, self.pools_of(end.sequence).largest
         assert self.now >= self.stranded[sequence] + GRACE_S
         if end.reason == "length":
             assert sequence.may_shorten
@@ -350,13 +375,17 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert not sequence.may_shorten or (sequence.num_output == 0 and sequence.num_prompt >= largest)
 
     @precondition(lambda self: len(self.executors) < 3)
-    @rule(blocks=st.sampled_from(["all", "all", "one less", "half"]), length=st.sampled_from([1.0, 1.0, 1.0, 0.5]))
-    def join(self, blocks="all", length=1.0):
-        """Of pools that differ."""
+    @rule(
+        blocks=st.sampled_from(["all", "all", "one less", "half"]),
+        length=st.sampled_from([1.0, 1.0, 1.0, 0.5]),
+        tasks=st.sampled_from(TWO_MODELS),
+    )
+    def join(self, blocks="all", length=1.0, tasks=TASKS):
+        """Of pools and tasks that differ."""
         most = self.limits.num_blocks
         num_blocks = {"all": most, "one less": most - 1, "half": most // 2}[blocks]
         max_model_len = int(self.limits.max_model_len * length)
-        limits = replace(self.limits, num_blocks=max(2, num_blocks), max_model_len=max_model_len)
+        limits = replace(self.limits, num_blocks=max(2, num_blocks), max_model_len=max_model_len, tasks=tasks)
         self.enter(OracleExecutor(limits))
 
     def enter(self, executor: OracleExecutor, pool: m.Pool | None = None) -> None:
@@ -366,12 +395,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.executors[self.epochs] = executor
         self.sent[self.epochs] = deque()
         self.ends_of_rows[self.epochs] = deque()
-        self.pools.joined(self.epochs, capacity(limits), self.now)
+        self.pools.joined(self.epochs, limits, self.now)
         ends = self.scheduler.add_executor(Membership(self.epochs, "", "", limits, pool=pool), self.now)
         for end in ends:
             sequence = end.sequence
             needed = sequence.num_prompt + 1 if sequence.may_shorten else sequence.max_length
-            assert needed > self.pools.largest_seen
+            assert needed > self.pools_of(sequence).largest_seen
         self.end(ends)
 
     @precondition(lambda self: self.executors)
@@ -386,7 +415,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def executor_leaves(self, data):
         """It takes no more sequences, and goes on with those that it has."""
-        epoch = data.draw(st.sampled_from(list(self.pools.taking)))
+        epoch = data.draw(st.sampled_from(self.pools.taking))
         executor = self.scheduler.executor(epoch)
         executor.membership.standing = Standing.FINISHING
         self.stay[epoch] = executor.sequences()
@@ -421,16 +450,20 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def check_stranded(self) -> None:
         """No sequence waits for longer than the grace beside executors that cannot hold it."""
-        largest = self.pools.largest
-        waiting = [s for s in self.outputs if s.state is State.WAITING and s.max_length > largest > 0 and not s.awaited]
+        waiting = [s for s in self.outputs if s.state is State.WAITING and not s.awaited]
+        waiting = [s for s in waiting if s.max_length > self.pools_of(s).largest > 0]
         self.stranded = {sequence: self.stranded.get(sequence, self.now) for sequence in waiting}
         assert all(self.now < since + GRACE_S for since in self.stranded.values())
+
+    def pools_of(self, sequence: Sequence) -> PoolLimits:
+        """Those that the sequence may run in."""
+        return self.pools.of(sequence.params.task)
 
     def teardown(self):
         """Whatever happened, everything still ends, and then nothing is held."""
         if not hasattr(self, "scheduler"):
             return
-        if not self.pools.taking:
+        if not all(self.pools_of(sequence).taking for sequence in self.outputs if sequence not in self.ended):
             for epoch in list(self.executors):
                 self.remove(epoch)
             self.join()

@@ -53,7 +53,7 @@ def test_a_prompt_of_another_tokenizer_loses_its_log_probabilities_although_ther
     params = SamplingRecord(max_tokens=9, prompt_logprobs=1)
     told = Progress(ending=Ending("cancelled"), prompt_logprob_ids=bytes(8), prompt_logprobs=bytes(8))
     record = RequestRecord(0, 0.0, SubmitRecord("a", bytes(12), params), (told,), tokenizer="old")
-    (kept,), ended = of_this_tokenizer([record], "new")
+    (kept,), ended = of_this_tokenizer([record], {"generate": "new"})
     assert ended == ["a"]
     assert (kept.progress[0].num_bytes, kept.progress[0].ending.code) == (0, "tokenizer_changed")
 

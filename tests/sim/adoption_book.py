@@ -155,8 +155,10 @@ def _rows(executor: ExecutorState, plan: m.Plan) -> list[Row]:
     columns = parse_plan(plan, executor.limits)
     sampled, unsampled = iter(inflight.sequences), iter(inflight.unsampled)
     samples = set(columns.sample_rows.tolist())
+    results = inflight.asked_results
+    pooled = {} if results is None else dict(zip(results.pooled.rows.tolist(), results.sequences, strict=True))
     rows: list[Row] = []
     for row, (count, end) in enumerate(zip(columns.query_lens.tolist(), columns.context_lens.tolist(), strict=True)):
-        sequence = next(sampled) if row in samples else next(unsampled)[0]
+        sequence = next(sampled) if row in samples else pooled.get(row) or next(unsampled)[0]
         rows.append((sequence, end - count, end))
     return rows

@@ -152,7 +152,7 @@ class Client:
         self._leave_complete()
         if delta.code == "request_exists":
             self._come_back(0.0, submit=False)
-        elif delta.code in ("queue_full", "too_many_requests") and self._rng.random() < 0.5:
+        elif delta.code in ("queue_full", "too_many_requests", "unavailable") and self._rng.random() < 0.5:
             self._come_back(self._rng.uniform(0.1, 1.0))
         else:
             self._settle(State.REFUSED)
@@ -191,7 +191,9 @@ class Client:
         if not self._knows_accepted:
             self._come_back(self._rng.uniform(*TRY_AGAIN_S), submit=True)
             return
-        assert self._witness.is_risky(self._submitted_at), f"{self.id} was accepted, and is not known any more"
+        is_forgotten = self.submit.params.pooling != "none" and not self.submit.is_resumable  # with a restart
+        is_risky = is_forgotten or self._witness.is_risky(self._submitted_at)
+        assert is_risky, f"{self.id} was accepted, and is not known any more"
         self._settle(State.LOST)
 
     def taken_over(self, visit: Visit) -> None:

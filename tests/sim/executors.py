@@ -121,15 +121,7 @@ class ExecutorProcess:
             "dtype": build.dtype,
         }
         pool = None if self._link is None else self._link.pool
-        facts |= {
-            "device": "cpu",
-            "pid": 1,
-            "tokenizer": "",
-            "start_s": 0.3,
-            "pool": pool,
-            "node": "",
-            "tasks": ("generate",),
-        }
+        facts |= {"device": "cpu", "pid": 1, "tokenizer": "", "start_s": 0.3, "pool": pool, "node": ""}
         return m.Hello(**facts, grammars=build.library, **vars(build.limits))
 
     @property

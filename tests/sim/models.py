@@ -7,9 +7,10 @@ import xxhash
 
 from common import messages as m
 from common.plan import ExecutorLimits
-from tests.support.oracle import TORN, OracleExecutor, Written, expected_output, extend, next_token
+from tests.support.oracle import TORN, OracleExecutor, Written, expected_output, expected_pooled, extend, next_token
 
 VOCAB_SIZE = 500
+HIDDEN_SIZE = 4
 LIBRARY = "sim 2"  # that frontends compile grammars with
 LIBRARIES = (LIBRARY, "sim 1", "sim 3", "")  # that executors mask tokens by; some have none
 POISON = 0  # as the first token of a prompt
@@ -53,6 +54,11 @@ def token_after(history: int, seed: int, model: str) -> int:
 def undisturbed(prompt: list[int], params: m.SamplingParams, seed: int, model: str) -> list[int]:
     """All tokens of a sequence that one model computes."""
     return expected_output(prompt, params, VOCAB_SIZE, seed ^ salt(model))
+
+
+def result_of(prompt: list[int], params: m.SamplingParams, model: str) -> bytes:
+    """The pooled result that a model gives."""
+    return expected_pooled(prompt, params, HIDDEN_SIZE, salt(model))
 
 
 def capacity(limits: ExecutorLimits) -> int:

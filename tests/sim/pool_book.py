@@ -11,8 +11,7 @@ from scheduler_svc.core.scheduling.suspects import is_suspect
 from scheduler_svc.core.sequence import Sequence, State
 from scheduler_svc.core.step_output import SequenceEnd
 from tests.sim.library_book import LibraryBook
-from tests.sim.models import capacity
-from tests.support.pool_limits import PoolLimits
+from tests.support.pool_limits import TASKS, PoolLimits, TaskPools
 
 BESIDE_S = 4.0  # beside an executor that could run it a sequence may wait so long for a busy one, which may hang
 ROUNDING_S = 1e-6
@@ -45,20 +44,21 @@ class PoolBook:
 
     def started(self) -> None:
         """A scheduler begins to live: it has seen no executor."""
-        self._limits = PoolLimits(self._grace_s)
+        self._limits = TaskPools(self._grace_s)
         self._stranded: dict[Sequence, float] = {}  # since when no executor that takes sequences fits it
         self._awaited: dict[tuple[Sequence, int], float] = {}  # since when it waits for the pool of an epoch
         self._beside: dict[Sequence, float] = {}  # since when it waits and could run on an idle executor
 
-    def restored(self, fitted_length: int, accepted: dict[str, int], *, is_certain: bool) -> None:
+    def restored(self, fitted_lengths: dict[m.Task, int], accepted: dict[str, int], *, is_certain: bool) -> None:
         """A scheduler has taken up what an earlier life had.
 
         Args:
-            fitted_length: positions of the longest request that is known to have fitted.
+            fitted_lengths: by task, positions of the longest request that is known to have fitted.
             accepted: the `max_tokens` of all requests.
             is_certain: whether these have to be the requests that were accepted.
         """
-        self._limits.restored(fitted_length)
+        for task in TASKS:
+            self._limits.of(task).restored(fitted_lengths.get(task, 0))
         for request_id, max_tokens in accepted.items():
             before = self.accepted.get(request_id, max_tokens)
             assert before == max_tokens or not is_certain, f"{request_id} had {before} tokens, and now {max_tokens}"
@@ -66,14 +66,13 @@ class PoolBook:
 
     # --- the fleet ---
 
-    @property
-    def largest_seen(self) -> int:
-        """Positions that a sequence may need which is accepted while no executor takes sequences; 0 for any number."""
-        return self._limits.largest_seen
+    def of(self, task: m.Task) -> PoolLimits:
+        """What executors that take a task can hold."""
+        return self._limits.of(task)
 
-    def limit(self, now: float) -> int:
-        """Positions that a sequence may need which is accepted now; 0 if the core has to accept any number."""
-        return self._limits.limit(now)
+    def is_unavailable(self, task: m.Task) -> bool:
+        """Whether no executor of a task was there in this life. What generates may come before any executor."""
+        return not self._limits.has_seen(task) and (task != "generate" or self._limits.has_seen(*TASKS))
 
     def follow(self, core: Core, now: float) -> None:
         """Something has happened in the fleet or to sequences."""
@@ -81,29 +80,30 @@ class PoolBook:
         members = {member.epoch: member for member in core.fleet if member.standing is Standing.READY}
         for epoch in [epoch for epoch in limits.taking if epoch not in members]:
             limits.left(epoch, now)
-        if not limits.taking:
-            self._stranded = {}
         for epoch, member in members.items():
             if epoch not in limits.taking:
-                limits.joined(epoch, capacity(member.membership.limits), now)
+                limits.joined(epoch, member.membership.limits, now)
         self._libraries.follow(core)
         waiting = [
             s
             for s in core.scheduler
             if s.state is State.WAITING and not s.awaited and not any(map(partial(self._fits, s), members))
         ]
-        self._stranded = {s: self._stranded.get(s, now) for s in waiting} if limits.taking else {}
+        self._stranded = {s: self._stranded.get(s, now) for s in waiting if self._of(s).taking}
 
     def told_fleet(self, state: m.FleetState, now: float) -> None:
         """The core has told a frontend how long a sequence may be."""
-        assert state.max_model_len == self.limit(now), f"frontends hear {state.max_model_len}, not {self.limit(now)}"
+        expected = {task: self.of(task).limit(now) for task in TASKS if self._limits.has_seen(task)}
+        told = {each.task: each.max_model_len for each in state.tasks}
+        assert told == expected, f"frontends hear {told}, not {expected}"
+        assert state.max_model_len == told.get("generate", 0)
 
     # --- requests ---
 
     def max_tokens(self, submit: m.Submit) -> int:
         """The `max_tokens` that a request has to be accepted with now."""
         num_prompt, asked = len(submit.prompt) // 4, submit.params.max_tokens
-        return self._limits.max_tokens(num_prompt, asked, may_shorten=submit.may_shorten)
+        return self.of(submit.params.task).max_tokens(num_prompt, asked, may_shorten=submit.may_shorten)
 
     def submitted(self, core: Core, submit: m.Submit, max_tokens: int) -> None:
         """A request was accepted; this `max_tokens` was expected."""
@@ -141,7 +141,8 @@ class PoolBook:
         for sequence, since in self._stranded.items():
             waited_s = now - since
             what = (
-                f"{sequence.request_id} needs {sequence.max_length} of {self._limits.largest} positions, or a library,"
+                f"{sequence.request_id} needs {sequence.max_length} of {self._of(sequence).largest} positions, or a "
+                f"library,"
             )
             assert waited_s < self._grace_s + ROUNDING_S, f"{what} and waits for {waited_s:.2f} s"
         # A pool that came back and lost its executor once more is waited for anew.
@@ -169,15 +170,18 @@ class PoolBook:
 
     def _fits(self, sequence: Sequence, epoch: int) -> bool:
         """Whether an executor that takes sequences can run this one to its end."""
-        return sequence.max_length <= self._limits.taking[epoch] and self._libraries.fits(sequence, epoch)
+        return sequence.max_length <= self._of(sequence).taking.get(epoch, 0) and self._libraries.fits(sequence, epoch)
+
+    def _of(self, sequence: Sequence) -> PoolLimits:
+        return self._limits.of(sequence.params.task)
 
     def _room(self, sequence: Sequence, length: int) -> int:
         """Positions that a sequence gets at most which needs so many and has waited for too long. If it is a library
         that it waited for, executors without any do not count."""
-        largest = self._limits.largest
+        largest = self._of(sequence).largest
         if length > largest or not self._libraries.is_relaxed(sequence):
             return largest
-        sizes = self._limits.taking.items()
+        sizes = self._of(sequence).taking.items()
         return max([size for epoch, size in sizes if self._libraries.masks(epoch)], default=0)
 
     def _was_shortened(self, sequence: Sequence, now: float, room: int) -> None:
@@ -193,7 +197,7 @@ class PoolBook:
     def _was_relaxed(self, sequence: Sequence, now: float) -> None:
         name = f"{sequence.request_id}[{sequence.index}]"
         self._check_overdue(name, sequence, now)
-        assert sequence.max_length <= self._limits.largest, f"{name} is too long, whatever the library"
+        assert sequence.max_length <= self._of(sequence).largest, f"{name} is too long, whatever the library"
         self._libraries.was_relaxed(sequence)
         self._waits_anew(sequence, now)
 

@@ -90,6 +90,7 @@ class Profile:
         num_poisoned: requests that kill whatever computes them, at most.
         pools: how many of the runs have executors whose pools differ, down to what holds few prompts.
         libraries: how many of the runs have executors that mask tokens by different libraries, and more grammars.
+        tasks: how many of the runs have executors of different tasks, and requests for pooled results.
         keeps: how many of the runs have a keeper on each machine.
         standbys: of an executor whose machine has one, the fewest and the most.
         is_roomy: every pool has room for all sequences of the run.
@@ -110,6 +111,7 @@ class Profile:
     num_poisoned: int = 0
     pools: float = 0.0
     libraries: float = 0.0
+    tasks: float = 0.0
     keeps: float = 0.0
     standbys: tuple[int, int] = (0, 1)
     is_roomy: bool = False
@@ -132,7 +134,7 @@ _FEW_THAT_DIFFER = Profile(
 )
 PROFILES = {
     "calm": Profile({**CLIENTS, "sigterm": 1.0}, num_faults=(0, 3), requests=(3, 9)),
-    "kills": Profile({**KILLS, **NETWORK}),
+    "kills": Profile({**KILLS, **NETWORK}, tasks=0.3),
     "spaced": Profile(
         {"kill": 3.0, "reset": 2.0, "one_step_failure": 3.0, "hang": 1.0},
         num_faults=(2, 5),
@@ -142,7 +144,7 @@ PROFILES = {
         budgets=(16, 64),
     ),
     "hangs": Profile({**HANGS}),
-    "drains": Profile({**DRAINS}, executors=(1, 3)),
+    "drains": Profile({**DRAINS}, executors=(1, 3), tasks=0.3),
     "upgrades": Profile({**UPGRADES}, num_builds=3, executors=(2, 3)),
     "pools": replace(
         _FEW_THAT_DIFFER,
@@ -244,6 +246,26 @@ PROFILES = {
         keeps=1.0,
         standbys=(1, 2),
         is_roomy=True,
+    ),
+    "tasks": Profile(
+        {
+            **KILLS,
+            **UPGRADES,
+            **CLIENTS,
+            "kill_scheduler": 2.0,
+            "freeze_scheduler": 0.5,
+            "sigterm": 1.0,
+            "drain_finish": 1.0,
+            "reset": 0.5,
+        },
+        num_faults=(1, 6),
+        executors=(1, 4),
+        requests=(3, 9),
+        num_builds=3,
+        tasks=1.0,
+        pools=0.4,
+        keeps=0.3,
+        pool_grace_s=SHORT_POOL_GRACE_S,
     ),
     "everything": Profile(
         {**EVERYTHING, "flood": 1.0},

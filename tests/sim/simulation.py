@@ -20,7 +20,7 @@ from tests.sim.intruder import Intruder
 from tests.sim.keeper_link import pool_bytes
 from tests.sim.keepers import ROOM_FOR_ALL, KeeperHost
 from tests.sim.machine import Machine
-from tests.sim.models import LIBRARIES, LIBRARY, VOCAB_SIZE, Build, capacity
+from tests.sim.models import HIDDEN_SIZE, LIBRARIES, LIBRARY, VOCAB_SIZE, Build, capacity
 from tests.sim.network import Network
 from tests.sim.profiles import PROFILES, Profile
 from tests.sim.rack import Machines, Rack
@@ -28,8 +28,9 @@ from tests.sim.service import Service
 from tests.sim.sockets import Port
 from tests.sim.steps import Pace
 from tests.sim.witness import Patience, Witness
-from tests.sim.workload import LONGEST_PROMPT, Workload
+from tests.sim.workload import LONGEST_PROMPT, Shares, Workload
 from tests.sim.world import World
+from tests.support.pool_limits import TASKS
 
 LIMIT_S = 400.0  # of virtual time: by then the longest wait is over, that for a first step that never ends
 LOOK_S = 0.15  # between two looks whether the run is over
@@ -111,6 +112,10 @@ class Simulation:
         self.builds = self._pools() if has_pools else self._builds()
         if has_libraries:
             self.builds = self._with_libraries(self.builds)
+        tasks = world.stream("tasks")
+        has_tasks = tasks.random() < profile.tasks
+        if has_tasks:
+            self.builds = _with_tasks(tasks, self.builds)
         self.models = list(dict.fromkeys(build.model for build in self.builds))
         far = Network(world, rng.choice([(0.0001, 0.001), (0.001, 0.004), (0.0, 0.03)]), rng.choice([16, 64]))
         near = Network(world, (0.00005, 0.001), rng.choice(NEAR_CAPACITIES))
@@ -130,7 +135,8 @@ class Simulation:
         self.frontends = [FrontendProcess(world, self.frontend_port, i) for i in range(rng.randint(1, 3))]
         self.clients: list[Client] = []
         sizes = sorted((capacity(build.limits) for build in self.builds), reverse=True) if has_pools else []
-        self._workload = Workload(world.stream("workload"), profile.max_tokens, sizes, 0.6 if has_libraries else 0.0)
+        shares = Shares(grammars=0.6 if has_libraries else 0.0, pooled=tasks.choice([0.3, 0.6]) if has_tasks else 0.0)
+        self._workload = Workload(world.stream("workload"), profile.max_tokens, sizes, shares)
         self._clients_rng = world.stream("clients")
         self._num_expected = 0
         self._is_over = False
@@ -201,7 +207,7 @@ class Simulation:
                 max_batch_tokens=rng.choice(self.profile.budgets),
                 max_model_len=positions,
                 vocab_size=VOCAB_SIZE,
-                hidden_size=4,
+                hidden_size=HIDDEN_SIZE,
             )
             builds.append(Build(fingerprint, dtype, limits, is_large))
         return builds
@@ -223,7 +229,7 @@ class Simulation:
                 max_batch_tokens=rng.choice(self.profile.budgets),
                 max_model_len=num_blocks * block_size + rng.choice([-1, 0, 0, 100]),
                 vocab_size=VOCAB_SIZE,
-                hidden_size=4,
+                hidden_size=HIDDEN_SIZE,
             )
             model = rng.choice([("a", "f32"), ("a", "f32"), ("a", "f32"), ("b", "f32")])
             builds.append(Build(*model, limits))
@@ -297,3 +303,15 @@ class Simulation:
         settled = expected and all(client.is_settled for client in self.clients)
         self._is_over = settled and is_quiet(self)
         self.world.after(LOOK_S, self._look)
+
+
+def _with_tasks(rng: Random, builds: list[Build]) -> list[Build]:
+    """The releases with tasks, of which the first has all, and others of the first one's model. A release counts as
+    large only if it takes all tasks: where one has to hold what the others cannot, none waits for ever."""
+    several: list[tuple[m.Task, ...]] = [TASKS, ("generate", "score"), ("embed",), ("generate",), ("embed", "score")]
+    chosen = [TASKS, *rng.choices(several, k=len(builds) - 1 + 2)]
+    pairs = zip([*builds, builds[0], builds[0]], chosen, strict=True)
+    return [
+        replace(build, limits=replace(build.limits, tasks=tasks), is_large=build.is_large and tasks == TASKS)
+        for build, tasks in pairs
+    ]

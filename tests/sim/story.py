@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import msgspec
 
 from common import messages as m
-from tests.sim.models import VOCAB_SIZE, history_of, token_after, undisturbed
+from tests.sim.models import VOCAB_SIZE, history_of, result_of, token_after, undisturbed
 from tests.sim.pool_book import PoolBook
 from tests.support.oracle import constraint_salt, expected_prompt_logprobs, extend, logprobs_of
 
@@ -83,6 +83,17 @@ class Story:
         heard.num_tokens = position
         if delta.finish_reason is not None:
             self._end(heard, delta)
+        self._hear_result(delta, model)
+
+    def _hear_result(self, delta: m.TokenDelta, model: str) -> None:
+        """A pooled result: with the end, and no token."""
+        params = self._submit.params
+        if params.pooling == "none" or delta.finish_reason != "stop":
+            assert not delta.pooled, f"{self._name} has a result that it should not have"
+            return
+        results = [result_of(self._prompt, params, each) for each in ([model] if model else self._models)]
+        assert delta.pooled in results, f"{self._name} has another result than its prompt's"
+        assert not self.tokens, f"{self._name} has a result, and tokens"
 
     def _hear_prompt(self, heard: Heard, delta: m.TokenDelta) -> None:
         """Log-probabilities of the prompt: all of them before the first token, each once."""
@@ -120,18 +131,20 @@ class Story:
         assert found == had, f"{self._name} ended with {found} tokens and log-probabilities of its prompt, it had {had}"
         assert 0 <= delta.num_cached_tokens <= len(self._prompt)
         before, self.ending = self.ending, delta
-        if before is not None:
+        is_pooled = self._submit.params.pooling != "none"
+        if before is not None and not is_pooled:  # results are computed again after a restart
             told, now = (before.finish_reason, before.code), (delta.finish_reason, delta.code)
             assert told == now, f"{self._name} had ended as {told}, now as {now}"
         params = self._submit.params
         is_stopped = bool(self.tokens) and self.tokens[-1] in params.stop_token_ids
         match delta.finish_reason:
             case "stop":
-                assert is_stopped, f"{self._name} ended without its stop token"
+                assert is_stopped or is_pooled, f"{self._name} ended without its stop token"
             case "length":
                 allowed = {self._max_tokens, *self._pools.shortened.get(self._key, ())}
+                assert not is_pooled, f"{self._name} is pooled and ended by its length"
                 assert len(self.tokens) in allowed, f"{self._name} has {len(self.tokens)} tokens of {allowed}"
                 assert not is_stopped
-        if delta.finish_reason in ("stop", "length") and len(self._models) == 1:
+        if delta.finish_reason in ("stop", "length") and len(self._models) == 1 and not is_pooled:
             params = msgspec.structs.replace(params, max_tokens=len(self.tokens))
             assert self.tokens == undisturbed(self._prompt, params, self._seed, self._models[0])

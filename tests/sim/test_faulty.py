@@ -8,8 +8,9 @@ import pytest
 
 from common import messages as m
 from scheduler_svc.core.core import Core
+from scheduler_svc.core.executor import plan_answer
 from scheduler_svc.core.executor.block_manager import BlockManager
-from scheduler_svc.core.executor.capacity import Capacities
+from scheduler_svc.core.executor.capacity import Capacities, TaskCapacities
 from scheduler_svc.core.executor.executor_state import ExecutorState, Intake
 from scheduler_svc.core.fleet import fleet
 from scheduler_svc.core.fleet.fleet import Fleet
@@ -33,6 +34,32 @@ from tests.sim.planting import Faults, check_found, enter
 
 FAULTS: Faults = []
 fault = partial(enter, FAULTS)
+
+
+# --- pooled results ---
+
+
+@fault("tasks")
+def runs_sequences_whatever_their_task(monkeypatch):
+    def can_hold(self, sequence):
+        return sequence.max_length <= self.limits.num_blocks * self.limits.block_size
+
+    monkeypatch.setattr(ExecutorState, "can_hold", can_hold)
+
+
+@fault("tasks")
+def takes_a_result_that_is_not_in_the_journal_for_told(monkeypatch):
+    monkeypatch.setattr(journal_replay._Story, "had_result", lambda self, request: False)
+
+
+@fault("tasks")
+def gives_results_to_the_wrong_sequences(monkeypatch):
+    take = plan_answer.take_results
+
+    def shifted(asked, values):
+        return take(asked._replace(sequences=[*asked.sequences[1:], asked.sequences[0]]), values)
+
+    monkeypatch.setattr(plan_answer, "take_results", shifted)
 
 
 # --- the journal ---
@@ -220,7 +247,7 @@ def goes_on_with_any_model(monkeypatch):
 
 @fault("pools")
 def gives_a_default_all_of_the_largest_pool(monkeypatch):
-    monkeypatch.setattr(Capacities, "default_max_tokens", lambda self, num_prompt, max_tokens: max_tokens)
+    monkeypatch.setattr(TaskCapacities, "default_max_tokens", lambda self, num_prompt, max_tokens: max_tokens)
 
 
 @fault("pools")
@@ -247,7 +274,7 @@ def does_not_shorten_what_was_a_default(monkeypatch):
 
 @fault("pools")
 def forgets_a_pool_as_soon_as_it_is_gone(monkeypatch):
-    monkeypatch.setattr(Capacities, "largest", lambda self, now: self.ready or (self._seen if self.is_known else 0))
+    monkeypatch.setattr(TaskCapacities, "largest", lambda self, now: self.ready or (self._seen if self.is_known else 0))
 
 
 @fault("pools")

@@ -59,13 +59,14 @@ def test_everything_that_can_happen_happens():
     """A simulator that injects nothing finds nothing."""
     tally = check(range(100_000, 100_300), "everything") + check(range(100_300, 100_450), "flood")
     tally += check(range(100_450, 100_500), "grammars") + check(range(100_500, 100_650), "keepers")
+    tally += check(range(100_650, 100_700), "tasks")
     missing = [kind for kind in {**EVERYTHING, **LIBRARIES} if not tally.faults[kind]]
     assert not missing, f"these faults never came: {missing}"
     assert tally.moments["strikes"] > 0
     assert all(tally.endings[ending] for ending in ("stop", "length", "cancelled", "error"))
     assert all(tally.clients[state] for state in ("done", "left", "lost", "refused"))
     moments = ("preemptions", "model_changes", "resumed", "restored", "attached", "restored in the prompt")
-    moments += ("prompt positions asked", "told of acceptance")
+    moments += ("prompt positions asked", "told of acceptance", "pooled results", "refused: unavailable")
     moments += ("rows of grammars in another library", "rows without a library", "grammars relaxed", "grammars lost")
     moments += ("adopted", "resumed where they were", "not adopted: another kind", "not adopted: another writer")
     moments += ("not adopted: step_failed", "not adopted: untrusted")

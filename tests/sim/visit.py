@@ -82,7 +82,7 @@ class Visit:
         if delta.model:
             assert delta.model != self._models[index], f"{delta.request_id}: a model is named that it has already"
             self._models[index] = delta.model
-        assert self._models[index] or not delta.token_ids, f"{delta.request_id}: tokens of no model"
+        assert self._models[index] or not (delta.token_ids or delta.pooled), f"{delta.request_id}: tokens of no model"
         model = "" if is_replay else self._models[index]
         self._client.heard(delta, self._heard[index], model)
 

@@ -95,6 +95,7 @@ class Witness:
         self.pools = PoolBook(pool_grace_s, adoption_wait_s, self.moments, self.libraries)
         self.adoptions = AdoptionBook(self.moments, is_roomy=is_roomy)
         self._told: dict[tuple[str, int], _Told] = {}
+        self._pooled: dict[str, None] = {}  # requests for results, which are not in the journal
         self._world = world
         self._patience = patience
         self._starts: list[float] = []
@@ -167,8 +168,10 @@ class Witness:
             self._plans[membership.epoch] = deque()
             ends = add_executor(membership, *now)
             self.adoptions.joined(scheduler.executor(membership.epoch))
-            longest = max(self.pools.largest_seen, capacity(membership.limits))
+            limits = membership.limits
             for sequence in [end.sequence for end in ends]:
+                task = sequence.params.task
+                longest = max(self.pools.of(task).largest_seen, capacity(limits) if task in limits.tasks else 0)
                 assert sequence not in self._fitted, f"{sequence.request_id} fitted before the restart"
                 is_odd = sequence.largest_token >= VOCAB_SIZE
                 least = sequence.num_prompt + 1 if sequence.may_shorten else sequence.max_length
@@ -203,10 +206,13 @@ class Witness:
         self.moments["restored"] += len(restored)
         # A request that has ended proves as well as an open one that an earlier life saw an executor of its length.
         # Without the restart the core would know of that executor, so what fits there is still accepted.
-        fitted = {request.id: _length(request.submit) for request in core.requests.table.all() if request.fits}
-        self._fitted = [sequence for sequence in restored if sequence.request_id in fitted]
+        fitted = [request for request in core.requests.table.all() if request.fits]
+        names, lengths = {request.id for request in fitted}, dict[m.Task, int]()
+        for submit in [request.submit for request in fitted]:
+            lengths[submit.params.task] = max(lengths.get(submit.params.task, 0), _length(submit))
+        self._fitted = [sequence for sequence in restored if sequence.request_id in names]
         accepted = {request.id: request.submit.params.max_tokens for request in core.requests.table.all()}
-        self.pools.restored(max(fitted.values(), default=0), accepted, is_certain=not self.is_risky(0.0))
+        self.pools.restored(lengths, accepted, is_certain=not self.is_risky(0.0))
         for sequence in restored:
             self.moments["restored in the prompt"] += sequence.num_output == 0 and sequence.num_covered > 0
             if sequence.has_answer:
@@ -242,6 +248,8 @@ class Witness:
         for (request_id, index), told in self._told.items():
             if self.is_risky(told.asked_at):
                 continue
+            if told.is_whole and request_id in self._pooled:
+                continue  # it is computed again, or forgotten
             request = core.requests.table.find(request_id)
             assert request is not None, f"{request_id} was told of and is not in the journal"
             progress = request.progress(core.scheduler.output_of)[index]
@@ -269,8 +277,10 @@ class Witness:
         num_open = sum(request.submit.client == submit.client for request in open_ones)
         if submit.client_limit and num_open >= submit.client_limit:
             return "too_many_requests"
-        longest = self.pools.limit(now)
-        if longest and len(submit.prompt) // 4 + self.pools.max_tokens(submit) > longest:
+        if self.pools.is_unavailable(submit.params.task):
+            return "unavailable"
+        longest, is_pooled = self.pools.of(submit.params.task).limit(now), submit.params.pooling != "none"
+        if longest and len(submit.prompt) // 4 + (0 if is_pooled else self.pools.max_tokens(submit)) > longest:
             return "context_length_exceeded"
         if longest and max(memoryview(submit.prompt).cast("i")) >= VOCAB_SIZE:
             return "invalid_value"
@@ -289,6 +299,8 @@ class Witness:
             self.moments["accepted"] += 1
             self.pools.submitted(core, submit, self.pools.max_tokens(submit))
             self._claimed[submit.request_id] = None
+            if submit.params.pooling != "none":
+                self._pooled[submit.request_id] = None
 
     # --- steps ---
 
@@ -379,6 +391,9 @@ class Witness:
             self._spoken[sequence] = None
         for came in output.prompt_logprobs:
             self._spoken[came.sequence] = None
+        for end in output.ends:
+            self.moments["pooled results"] += bool(end.sequence.pooled)
+            assert not end.sequence.is_pooled or end.sequence in everyone, "a result for a sequence not in the plan"
 
     def _check_asked(self, sequence: Sequence, positions: range) -> None:
         """Positions of a prompt that a client was told of are not asked again, in this life or a later one."""
@@ -415,11 +430,12 @@ class Witness:
         self._models[sequence] = model
         if before != model and sequence in self._spoken:
             others = [e for e in core.scheduler.executors if e.model == before and not e.intake.is_leaving]
-            able = [e for e in others if sequence.max_length <= capacity(e.limits)]
+            takes = [e for e in others if sequence.params.task in e.limits.tasks]
+            able = [e for e in takes if sequence.max_length <= capacity(e.limits)]
             fits = [e.name for e in able if self.libraries.fits(sequence, e.epoch)]
             assert not fits, f"{sequence.request_id} changes to {model}, but {fits} have {before}"
 
 
 def _length(submit: m.Submit) -> int:
     """Positions that each sequence of a request needs."""
-    return len(submit.prompt) // 4 + submit.params.max_tokens
+    return len(submit.prompt) // 4 + (submit.params.max_tokens if submit.params.pooling == "none" else 0)

@@ -1,6 +1,7 @@
 """What clients ask: small requests that share prefixes, with everything that a Submit can say."""
 
 from array import array
+from dataclasses import dataclass
 from random import Random
 
 import msgspec
@@ -19,20 +20,33 @@ GRAMMARS = [m.Constraints(grammar=f"of language {number}") for number in range(6
 CLIENT_LIMITS = {"": 0, "alice": 2, "bob": 0}
 
 
+@dataclass(frozen=True)
+class Shares:
+    """How many of the requests are of a kind.
+
+    Attributes:
+        grammars: have one, beside a few among all others.
+        pooled: want a result of their prompt instead of tokens.
+    """
+
+    grammars: float = 0.0
+    pooled: float = 0.0
+
+
 class Workload:
     """Makes requests.
 
     Args:
         max_tokens: of an answer, at most.
         sizes: of pools that differ, in positions, the largest first; empty if no request asks for a certain one.
-        grammars: how many of the requests have one, beside a few among all others.
+        shares: of requests of special kinds.
     """
 
-    def __init__(self, rng: Random, max_tokens: int, sizes: list[int], grammars: float) -> None:
+    def __init__(self, rng: Random, max_tokens: int, sizes: list[int], shares: Shares) -> None:
         self._rng = rng
         self._max_tokens = max_tokens
         self._sizes = sizes
-        self._grammars = grammars
+        self._shares = shares
         self._num_requests = 0
 
     def request(self) -> m.Submit:
@@ -54,7 +68,10 @@ class Workload:
             client_limit=CLIENT_LIMITS[client],
         )
         submit = self._for_a_pool(submit) if self._sizes else submit
-        return self._with_grammar(submit) if self._grammars and rng.random() < self._grammars else submit
+        shares = self._shares
+        if shares.pooled and rng.random() < shares.pooled:
+            return self._pooled(submit)
+        return self._with_grammar(submit) if shares.grammars and rng.random() < shares.grammars else submit
 
     def again(self, submit: m.Submit) -> m.Submit:
         """The same, as a new request."""
@@ -88,6 +105,15 @@ class Workload:
         length = rng.randint(max([size for size in others if size < largest], default=largest - 1) + 1, largest)
         params = msgspec.structs.replace(params, max_tokens=max(1, length - num_prompt))
         return msgspec.structs.replace(submit, params=params)
+
+    def _pooled(self, submit: m.Submit) -> m.Submit:
+        """One result of the prompt instead."""
+        token_ids = tuple(
+            self._rng.choices(range(VOCAB_SIZE), k=self._rng.choice([0, 0, 1, 2, m.MAX_POOLED_TOKEN_IDS]))
+        )
+        pooling: m.Pooling = "logits" if token_ids else "hidden"
+        params = m.SamplingParams(max_tokens=1, pooling=pooling, pooled_token_ids=token_ids)
+        return msgspec.structs.replace(submit, params=params, n=1, may_shorten=False)
 
     def _with_grammar(self, submit: m.Submit) -> m.Submit:
         params = msgspec.structs.replace(submit.params, constraints=self._rng.choice(GRAMMARS))

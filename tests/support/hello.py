@@ -13,5 +13,5 @@ LIMITS = ExecutorLimits(
 def hello(name: str = "fake", limits: ExecutorLimits = LIMITS, **changes: Any) -> m.Hello:
     """A Hello of these limits."""
     fields = dict(vars(limits), executor=name, build="test", fingerprint="f00d", dtype="float32", device="cpu", pid=1)
-    fields |= {"tokenizer": "", "grammars": "", "start_s": 1.0, "pool": None, "node": "", "tasks": ("generate",)}
+    fields |= {"tokenizer": "", "grammars": "", "start_s": 1.0, "pool": None, "node": ""}
     return m.Hello(**(fields | changes))

@@ -28,6 +28,7 @@ class Answer:
     logprobs: list[float] = field(default_factory=list)
     prompt_logprob_ids: list[int] = field(default_factory=list)
     prompt_logprobs: list[float] = field(default_factory=list)
+    pooled: bytes = b""
     end: SequenceEnd | None = None
 
 
@@ -73,9 +74,9 @@ def serve(
         limits = runners[epoch % len(runners)][1]
         scheduler.add_executor(Membership(epoch, "", "", limits, grammars=library))
 
+    join()
     for request in submits[len(joins) :]:
         add(request)
-    join()
     while late or len(scheduler.sequences):
         while late and late[0][0] <= num_steps:
             add(late.popleft()[1])
@@ -104,4 +105,5 @@ def serve(
                 answer.end = end
                 answer.logprob_ids = end.sequence.logprob_ids.tolist()
                 answer.logprobs = end.sequence.logprobs.tolist()
+                answer.pooled = end.sequence.pooled
     return answers

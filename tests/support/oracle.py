@@ -9,8 +9,10 @@ Of lanes with constraints it remembers the tokens, as an executor does: their st
 token depends on the constraints as well, so those of another sequence, or none, give other tokens.
 """
 
+from array import array
+from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice, pairwise
 
 import msgspec
 import numpy as np
@@ -76,6 +78,20 @@ def expected_prompt_logprobs(prompt: list[int], count: int, vocab_size: int) -> 
         ids += more_ids
         values += more_values
     return ids, values
+
+
+def pooled_of(history: int, token_ids: Iterable[int], hidden_size: int) -> list[float]:
+    """The stand-in for a pooled result after a history: logits of these tokens, or a hidden state if there are none."""
+    named = list(token_ids) or range(-hidden_size, 0)
+    return [next_token(history, token + 2**32, 2**20) / 8 for token in named]
+
+
+def expected_pooled(prompt: list[int], params: m.SamplingParams, hidden_size: int, model: int = 0) -> bytes:
+    """The result that any run of a prompt gives, float32."""
+    history = ROOT
+    for token in prompt:
+        history = extend(history, token)
+    return array("f", pooled_of(history ^ model, params.pooled_token_ids, hidden_size)).tobytes()
 
 
 def expected_output(prompt: list[int], params: m.SamplingParams, vocab_size: int, seed: int = 0) -> list[int]:
@@ -151,6 +167,7 @@ class OracleExecutor:
             np.array(values, np.float32),
             np.array(prompt_ids, np.int32),
             np.array(prompt_values, np.float32),
+            np.array(self._pooled(columns, histories), np.float32),
         )
         return result.message(plan.epoch, plan.step, compute_us=1)
 
@@ -173,6 +190,16 @@ class OracleExecutor:
             assert history == histories[columns.sample_rows[sample]], "the lane's tokens are not those of the slots"
             salts[sample] = constraint_salt(lane.start.message.constraints, lane.start.message.num_prompt)
         return salts
+
+    def _pooled(self, columns: PlanColumns, histories: list[int]) -> list[float]:
+        """The results of the plan's pooled rows."""
+        values: list[float] = []
+        if (asked := columns.pooled) is None:
+            return values
+        tokens = iter(asked.token_ids.tolist())
+        for row, count in zip(asked.rows.tolist(), asked.counts.tolist(), strict=True):
+            values += pooled_of(histories[row] ^ self.model, islice(tokens, count), self.limits.hidden_size)
+        return values
 
     def _prompt_logprobs(self, columns: PlanColumns, rows: list["_Row"]) -> tuple[list[int], list[float]]:
         """Those of the plan's targets, each of which must be the next token, as far as its row has it."""

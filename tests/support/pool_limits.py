@@ -1,6 +1,12 @@
 """Which requests a fleet of different pools has to accept, said a second time: docs/scheduling.md in other words."""
 
+from typing import get_args
+
+from common.messages import Task
+from common.plan import ExecutorLimits
+
 ENOUGH = 4096  # tokens of an answer: a small pool cuts no default below this
+TASKS: tuple[Task, ...] = get_args(Task)
 
 
 class PoolLimits:
@@ -66,3 +72,34 @@ class PoolLimits:
     def _pass(self, now: float) -> None:
         self._served_s += (now - self._passed_at) * bool(self.taking)
         self._passed_at = now
+
+
+class TaskPools:
+    """Pools by the tasks of their executors."""
+
+    def __init__(self, grace_s: float) -> None:
+        self._limits = {task: PoolLimits(grace_s) for task in TASKS}
+
+    def of(self, task: Task) -> PoolLimits:
+        """Those whose executors take a task."""
+        return self._limits[task]
+
+    @property
+    def taking(self) -> list[int]:
+        """Epochs of executors that take sequences."""
+        return sorted({epoch for each in self._limits.values() for epoch in each.taking})
+
+    def has_seen(self, *tasks: Task) -> bool:
+        """Whether an executor of one of these tasks was there."""
+        return any(self._limits[task].largest_seen for task in tasks)
+
+    def joined(self, epoch: int, limits: ExecutorLimits, now: float) -> None:
+        """An executor takes sequences."""
+        for task in limits.tasks:
+            size = min(limits.max_model_len, limits.num_blocks * limits.block_size)
+            self._limits[task].joined(epoch, size, now)
+
+    def left(self, epoch: int, now: float) -> None:
+        """An executor takes no sequences any more, if it did."""
+        for each in self._limits.values():
+            each.left(epoch, now)

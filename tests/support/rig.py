@@ -11,14 +11,14 @@ from scheduler_svc.core.scheduling.config import SchedulerConfig
 from scheduler_svc.core.scheduling.scheduler import Scheduler
 from scheduler_svc.core.sequence import Sequence
 from scheduler_svc.core.step_output import SequenceEnd
-from tests.support.oracle import OracleExecutor, expected_output, expected_prompt_logprobs
+from tests.support.oracle import OracleExecutor, expected_output, expected_pooled, expected_prompt_logprobs
 
 SUBMIT_FIELDS = ("n", "cache_salt", "priority", "timeout_s", "may_shorten")
 
 
-def limits(**changes: int) -> ExecutorLimits:
+def limits(**changes: Any) -> ExecutorLimits:
     """An executor of 64 blocks of 4, and what a test wants different."""
-    fields = {
+    fields: dict[str, Any] = {
         "num_blocks": 64,
         "block_size": 4,
         "max_num_seqs": 16,
@@ -135,7 +135,9 @@ class Rig:
             assert steps < max_steps, "it never ends"
         assert set(self.ends) == set(self.outputs)
         for sequence, output in self.outputs.items():
-            if self.ends[sequence].reason in ("stop", "length"):
+            if sequence.is_pooled:
+                assert (output, sequence.pooled) == ([], self.result(sequence))
+            elif self.ends[sequence].reason in ("stop", "length"):
                 assert output == self.expected(sequence)
                 assert (sequence.prompt_logprob_ids.tolist(), sequence.prompt_logprobs.tolist()) == self.told(sequence)
         return steps
@@ -145,6 +147,13 @@ class Rig:
         prompt = sequence.tokens[: sequence.num_prompt].tolist()
         vocab_size = next(iter(self.executors.values())).limits.vocab_size
         return expected_prompt_logprobs(prompt, sequence.num_prompt_logprobs, vocab_size)
+
+    def result(self, sequence: Sequence) -> bytes:
+        """The pooled result of a sequence that has ended."""
+        if self.ends[sequence].reason != "stop":
+            return b""
+        hidden_size = next(iter(self.executors.values())).limits.hidden_size
+        return expected_pooled(sequence.tokens[: sequence.num_prompt].tolist(), sequence.params, hidden_size)
 
     def expected(self, sequence: Sequence) -> list[int]:
         """What an undisturbed run of the sequence gives."""

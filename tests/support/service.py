@@ -3,6 +3,7 @@
 import re
 from array import array
 from collections import deque
+from dataclasses import replace
 from math import ceil
 from typing import Any
 
@@ -34,6 +35,7 @@ class Service:
         tokens, endings: what those said, since the last Attached.
         logprobs: tokens and log-probabilities that came with the tokens, one after the other.
         prompt_logprobs: likewise, of the prompt; all of a sequence come before its first token.
+        pooled: results, each with the model that is named.
     """
 
     def __init__(self, journal: JournalState = JournalState.OFF, step_s: float = 0.0, **config: Any) -> None:
@@ -48,6 +50,7 @@ class Service:
         self.logprobs: dict[Key, list[tuple[int, float]]] = {}
         self.prompt_logprobs: dict[Key, list[tuple[int, float]]] = {}
         self.endings: dict[Key, str] = {}
+        self.pooled: dict[Key, tuple[bytes, str]] = {}
         self._plans: deque[tuple[bytes, m.Plan]] = deque()
 
     def do(self, actions: list[Action]) -> None:
@@ -67,8 +70,9 @@ class Service:
 
     def join(self, name: str, **changes: Any) -> None:
         """An executor says Hello; its name is its peer too."""
-        self.executors[name] = OracleExecutor(LIMITS)
-        self.do(self.core.from_executor(name.encode(), hello(name, **changes), self.now))
+        said = hello(name, **changes)
+        self.executors[name] = OracleExecutor(replace(LIMITS, tasks=said.tasks))
+        self.do(self.core.from_executor(name.encode(), said, self.now))
 
     def lose(self, name: str) -> None:
         """An executor dies, with all plans that it was sent."""
@@ -145,6 +149,7 @@ class Service:
             for key in [key for key in self.tokens if key[:2] == (peer, message.request_id)]:
                 del self.tokens[key], self.logprobs[key], self.prompt_logprobs[key]
                 self.endings.pop(key, None)
+                self.pooled.pop(key, None)
 
     def _told_delta(self, key: Key, delta: m.TokenDelta) -> None:
         if key in self.endings:
@@ -155,6 +160,9 @@ class Service:
         self.logprobs.setdefault(key, []).extend(came)
         came = zip(array("i", delta.prompt_logprob_ids), array("f", delta.prompt_logprobs), strict=True)
         self.prompt_logprobs.setdefault(key, []).extend(came)
+        if delta.pooled:
+            assert (delta.finish_reason, delta.token_ids, key in self.pooled) == ("stop", b"", False)
+            self.pooled[key] = delta.pooled, delta.model
         if delta.finish_reason is not None:
             self.endings[key] = delta.code or delta.finish_reason
 

@@ -78,6 +78,8 @@ def engine_options(command: Callable[..., Any]) -> Callable[..., Any]:
     @click.option("--attention", type=click.Choice(["auto", "flash_attn", "triton"]), help="Kernels on a GPU.")
     @click.option("--gpu-memory-utilization", type=click.FloatRange(0, 1, min_open=True),
                   help="Share of a GPU's memory for an executor.")  # fmt: skip
+    @click.option("--task", "tasks", multiple=True, type=click.Choice(["generate", "embed", "score"]),
+                  help="What executors take; may be given more than once. Default: by the model.")  # fmt: skip
     @click.option("--enforce-eager", is_flag=True, help="On a GPU: no CUDA graphs.")
     @click.option("--kv-cache-memory", type=click.FloatRange(0, min_open=True), metavar="GIB",
                   help="Memory for KV blocks of an executor.")  # fmt: skip
@@ -86,8 +88,10 @@ def engine_options(command: Callable[..., Any]) -> Callable[..., Any]:
     @click.option("--max-num-seqs", type=count, help="Sequences an executor runs at once.")
     @click.option("--max-batch-tokens", type=count, help="Tokens an executor computes in a step.")
     @wraps(command)
-    def with_engine(*, enforce_eager: bool, **options: Any) -> Any:
-        given = words(**{name: options.pop(name) for name in _PASSED_ON})
+    def with_engine(*, enforce_eager: bool, tasks: tuple[str, ...], **options: Any) -> Any:
+        given = [*words(**{name: options.pop(name) for name in _PASSED_ON})]
+        for task in tasks:
+            given += ["--task", task]
         return command(engine=(*given, *(("--enforce-eager",) if enforce_eager else ())), **options)
 
     return with_engine

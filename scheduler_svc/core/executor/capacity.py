@@ -1,6 +1,12 @@
-"""What the executors of a fleet can run: those that take sequences now, and those that left a moment ago. Pure."""
+"""What the executors of a fleet can run: those that take sequences now, and those that left a moment ago. Pure.
+
+Each task has its own: an executor that does not take a task does not count for it.
+"""
+
+from typing import get_args
 
 from common.errors import RequestRejected
+from common.messages import SamplingParams, Task
 from common.plan import ExecutorLimits
 from scheduler_svc.core.sequence import Sequence
 
@@ -13,8 +19,8 @@ def capacity(limits: ExecutorLimits) -> int:
     return min(limits.max_model_len, limits.num_blocks * limits.block_size)
 
 
-class Capacities:
-    """Which sequences the fleet can hold at their full length.
+class TaskCapacities:
+    """Which sequences of one task the fleet can hold at their full length.
 
     What left less than `grace_s` ago counts as there, because executors are restarted and upgraded; and while no
     executor takes sequences, what was seen before counts, because it may come back. Time in which no executor takes
@@ -41,7 +47,7 @@ class Capacities:
         return max(self._ready.values(), default=0)
 
     def joined(self, epoch: int, limits: ExecutorLimits, now: float) -> None:
-        """Another executor takes sequences. All members of a fleet have one vocabulary."""
+        """Another executor takes sequences."""
         if not self._is_known:
             self._left_at = {self._seen: now}
         elif not self._ready:
@@ -93,13 +99,59 @@ class Capacities:
 
     def _refusal(self, sequence: Sequence, needed: int, limit: int) -> RequestRejected | None:
         if needed > limit:
-            return RequestRejected(
-                f"prompt of {sequence.num_prompt} tokens plus max_tokens {sequence.params.max_tokens} is "
-                f"{sequence.max_length}, the limit is {limit}",
-                "context_length_exceeded",
-            )
+            length = f"prompt of {sequence.num_prompt} tokens"
+            if not sequence.is_pooled:
+                length += f" plus max_tokens {sequence.params.max_tokens} is {sequence.max_length}"
+            return RequestRejected(f"{length}, the limit is {limit}", "context_length_exceeded")
         if sequence.largest_token >= self._vocab_size:
             return RequestRejected(
                 f"prompt has token id {sequence.largest_token}, the vocabulary ends at {self._vocab_size - 1}"
             )
         return None
+
+
+class Capacities:
+    """What the fleet can hold, by task. See `TaskCapacities`, whose time counts for each task by itself."""
+
+    def __init__(self, grace_s: float = POOL_GRACE_S) -> None:
+        self.grace_s = grace_s
+        self._by_task: dict[Task, TaskCapacities] = {task: TaskCapacities(grace_s) for task in get_args(Task)}
+
+    def of(self, task: Task) -> TaskCapacities:
+        """Those of one task."""
+        return self._by_task[task]
+
+    def joined(self, epoch: int, limits: ExecutorLimits, now: float) -> None:
+        """Another executor takes sequences."""
+        for task in limits.tasks:
+            self._by_task[task].joined(epoch, limits, now)
+
+    def left(self, epoch: int, now: float) -> None:
+        """An executor takes no sequences any more. May be said again."""
+        for capacities in self._by_task.values():
+            capacities.left(epoch, now)
+
+    def has_fitted(self, sequence: Sequence) -> None:
+        """See `TaskCapacities.has_fitted`."""
+        self.of(sequence.params.task).has_fitted(sequence)
+
+    def ready_for(self, sequence: Sequence) -> int:
+        """The capacity of the most capable executor that takes the sequence's task now, 0 if there is none."""
+        return self.of(sequence.params.task).ready
+
+    def default_max_tokens(self, params: SamplingParams, num_prompt: int) -> int:
+        """See `TaskCapacities.default_max_tokens`."""
+        return self.of(params.task).default_max_tokens(num_prompt, params.max_tokens)
+
+    def never_fits(self, sequence: Sequence) -> RequestRejected | None:
+        """See `TaskCapacities.never_fits`."""
+        return self.of(sequence.params.task).never_fits(sequence)
+
+    def refusal(self, sequence: Sequence, now: float) -> RequestRejected | None:
+        """Why a sequence cannot be accepted now, if so. One that generates may come before the first executor."""
+        task = sequence.params.task
+        if self._by_task[task].is_known:
+            return self._by_task[task].refusal(sequence, now)
+        if task == "generate" and not any(each.is_known for each in self._by_task.values()):
+            return None
+        return RequestRejected(f"no executor that takes the task {task!r} has been here", "unavailable")

@@ -29,6 +29,7 @@ from scheduler_svc.core.executor.plan_builder import (
     prompt_columns,
     sampling_columns,
 )
+from scheduler_svc.core.executor.pooled_results import ask_results
 from scheduler_svc.core.executor.prompt_logprobs import ask_prompts
 from scheduler_svc.core.executor.running_sequences import RunningSequences
 from scheduler_svc.core.fleet.membership import Membership, Standing
@@ -89,7 +90,7 @@ class ExecutorState:
         earlier_epochs: see `EarlierIndex`; none if it continues no pool.
         not_adopted: as given.
         running: sequences that hold a lane.
-        completing: sequences that only wait for their last tokens.
+        completing: sequences that only wait for their last tokens, or their pooled results.
         inflight: plans sent and not answered, in the order sent, which is the order they run in.
         num_sat_out: plans in a row that sequences which yield sat out.
         num_hit_tokens: tokens of sequences that were admitted here that its prefix cache had.
@@ -147,8 +148,11 @@ class ExecutorState:
         return [*self.running, *self.completing]
 
     def can_hold(self, sequence: Sequence) -> bool:
-        """Whether the sequence fits here at its full length, if it is alone."""
-        return sequence.max_length <= capacity(self.limits) and sequence.largest_token < self.limits.vocab_size
+        """Whether the executor takes the sequence's task, and has room for its full length if it is alone."""
+        limits = self.limits
+        if sequence.params.task not in limits.tasks:
+            return False
+        return sequence.max_length <= capacity(limits) and sequence.largest_token < limits.vocab_size
 
     def cached_tokens(self, sequence: Sequence) -> int:
         """Tokens of a waiting sequence that the prefix cache holds, or its tail behind that."""
@@ -203,7 +207,7 @@ class ExecutorState:
             self.blocks.discard()
         self.running.lanes.inflight[:] = 0
         for plan in self.inflight:
-            for sequence in plan.sequences:
+            for sequence in plan.everyone:
                 sequence.num_inflight = 0
 
     # --- plans and answers ---
@@ -235,13 +239,16 @@ class ExecutorState:
         asked_prompts = ask_prompts(prompt_rows, len(decodes)) if prompt_rows else None
         if asked_prompts is not None:
             columns |= asked_prompts.columns()
+        asked_results = ask_results(prompt_rows, len(decodes), self.limits.hidden_size) if prompt_rows else None
+        if asked_results is not None:
+            columns |= asked_results.pooled.columns()
         plan = Plan(epoch=self.epoch, step=step, lane_starts=starts, **columns)
         planned, serials, sequences = decodes.lanes, decodes.serials, decodes.sequences
         if sampled:
             planned = np.concatenate([planned, sampled_lanes])
             serials = np.concatenate([serials, lanes.serial[sampled_lanes]])
             sequences = [*sequences, *(row.sequence for row in sampled)]
-        unsampled = [(row.sequence, row.end) for row in prompt_rows if not row.samples]
+        unsampled = [(row.sequence, row.end) for row in prompt_rows if not row.is_last]
         returning = [row.sequence for row in sampled if row.sequence.num_output > 0]
         counts = _NO_COUNTS if asked is None or not asked.wants_logprobs else asked.logprob_counts
         self.inflight.append(
@@ -249,11 +256,15 @@ class ExecutorState:
                 *(step, planned, serials, sequences, len(decodes), returning, unsampled, counts),
                 columns["slot_mapping"],
                 asked_prompts,
+                asked_results,
             )
         )
         self._next_step += 1
-        for row in sampled:
-            self.running.prompt_done(row.sequence)
+        for row in prompt_rows:
+            if row.is_last:
+                self.running.prompt_done(row.sequence)
+        if asked_results is not None:
+            planned = np.concatenate([planned, [sequence.lane for sequence in asked_results.sequences]])
         # Those whose last token is in flight need no lane and no blocks any more: what gets them uses them later.
         for sequence in self.running.completed(planned):
             if self.membership.pool is not None:
@@ -286,4 +297,4 @@ class ExecutorState:
             assert lanes.inflight[lane] == planned, "tokens in flight do not follow from the plans in flight"
         for sequence in self.completing:
             assert (sequence.state, sequence.epoch, sequence.lane) == (State.COMPLETING, self.epoch, -1)
-            assert len(sequence.tokens) + sequence.num_inflight == sequence.max_length
+            assert len(sequence.tokens) + sequence.num_inflight == sequence.max_length + sequence.is_pooled

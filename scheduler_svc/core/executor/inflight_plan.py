@@ -8,12 +8,13 @@ import numpy as np
 import numpy.typing as npt
 
 from common.wire import IntArray
+from scheduler_svc.core.executor.pooled_results import AskedResults
 from scheduler_svc.core.executor.prompt_logprobs import AskedPrompts
 from scheduler_svc.core.sequence import Sequence
 
 
 class Completed(NamedTuple):
-    """A sequence whose last token is in flight.
+    """A sequence whose last token, or pooled result, is in flight.
 
     Attributes:
         ids: of the table that it has given back.
@@ -37,7 +38,8 @@ class InflightPlan:
         logprob_counts: of the sampled rows; empty if none wants any.
         slot_mapping: its slots, int32 [tokens], -1 where it writes none.
         asked_prompts: what it asks of prompts; None if nothing.
-        completed: sequences whose last token it brings, if their pool outlives the executor.
+        asked_results: the pooled results that it brings; None if it brings none.
+        completed: sequences whose last token or result it brings, if their pool outlives the executor.
     """
 
     step: int
@@ -50,9 +52,11 @@ class InflightPlan:
     logprob_counts: IntArray
     slot_mapping: bytes
     asked_prompts: AskedPrompts | None = None
+    asked_results: AskedResults | None = None
     completed: list[Completed] = field(default_factory=list)
 
     @property
     def everyone(self) -> list[Sequence]:
         """All sequences that have a row in the plan."""
-        return [*self.sequences, *(sequence for sequence, _ in self.unsampled)]
+        pooled = [] if self.asked_results is None else self.asked_results.sequences
+        return [*self.sequences, *pooled, *(sequence for sequence, _ in self.unsampled)]

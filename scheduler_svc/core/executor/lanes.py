@@ -44,7 +44,7 @@ class Lanes:
     Attributes:
         num_prompt: tokens of the prompt.
         known: tokens whose values are known.
-        inflight: tokens that plans in flight will sample.
+        inflight: tokens that plans in flight will sample; a pooled result counts as one.
         computed: tokens whose K and V are in the sequence's blocks once the plans in flight have run.
         limit: length at which the sequence ends.
         room: positions that its blocks have room for.

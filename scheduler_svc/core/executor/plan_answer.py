@@ -10,6 +10,7 @@ from common.step_result import ResultColumns
 from common.wire import IntArray
 from scheduler_svc.core.executor.inflight_plan import InflightPlan
 from scheduler_svc.core.executor.lanes import Lanes
+from scheduler_svc.core.executor.pooled_results import take_results
 from scheduler_svc.core.executor.prompt_logprobs import take_prompt_logprobs
 from scheduler_svc.core.sequence import Sequence, State
 from scheduler_svc.core.step_output import SequenceEnd, StepLogprobs, StepOutput
@@ -22,7 +23,7 @@ NONE_CAN_BE_DRAWN = (
 
 
 def take_answer(plan: InflightPlan, result: ResultColumns, lanes: Lanes, model: str) -> StepOutput:
-    """Give each sampled row's sequence its token, or an end with an error if it has none.
+    """Give sequences their tokens and pooled results, or an end with an error where there is none.
 
     A sequence that holds no lane any more, or another one, gets its token by itself; one that has ended gets none.
     """
@@ -52,6 +53,8 @@ def take_answer(plan: InflightPlan, result: ResultColumns, lanes: Lanes, model: 
         output = _with_logprobs(output, plan, result, rows)
     if plan.asked_prompts is not None:
         output = replace(output, prompt_logprobs=take_prompt_logprobs(plan.asked_prompts, result, model))
+    if plan.asked_results is not None:
+        output = replace(output, ends=[*output.ends, *take_results(plan.asked_results, result.pooled)])
     return output
 
 

@@ -22,7 +22,7 @@ class PromptRow(NamedTuple):
 
     Attributes:
         raw: all known tokens, int32 bytes.
-        samples: whether the row reaches the last of them, so that the next one is sampled.
+        is_last: whether the row reaches the last of them, so that it brings the next one, or the pooled result.
         wanted: positions whose logits are to tell the log-probabilities of the prompt's next token.
     """
 
@@ -31,8 +31,18 @@ class PromptRow(NamedTuple):
     table: BlockTable
     raw: bytes
     grant: Grant
-    samples: bool
+    is_last: bool
     wanted: range = range(0)
+
+    @property
+    def samples(self) -> bool:
+        """Whether the next token is sampled."""
+        return self.is_last and not self.sequence.is_pooled
+
+    @property
+    def pools(self) -> bool:
+        """Whether the row gives a pooled result."""
+        return self.is_last and self.sequence.is_pooled
 
     @property
     def end(self) -> int:

@@ -181,7 +181,7 @@ class RunningSequences:
         growing = Growing(
             sizes=lengths - num_saved / max(1, len(held)),
             outputs=lengths - lanes.num_prompt[held],
-            remaining=lanes.limit[held] - lengths,
+            remaining=np.maximum(1, lanes.limit[held] - lengths),  # of a pooled sequence none is left
             can_stop=lanes.stops[held, 0] >= 0,
         )
         return Forecast(growing, history, self._block_size)
@@ -258,7 +258,7 @@ class RunningSequences:
         self._decode_rows = None
 
     def completed(self, planned: IntArray) -> list[Sequence]:
-        """The sequences among those of these lanes whose last token is in flight."""
+        """The sequences among those of these lanes whose last token, or pooled result, is in flight."""
         lanes = self.lanes
         done = lanes.known[planned] + lanes.inflight[planned] >= lanes.limit[planned]
         return [lanes.sequence(lane) for lane in planned[done].tolist()] if done.any() else []
@@ -277,7 +277,7 @@ class RunningSequences:
             table = lanes.tables[lane]
             known, computed, inflight = int(lanes.known[lane]), int(lanes.computed[lane]), int(lanes.inflight[lane])
             assert (sequence.state, sequence.epoch, sequence.lane) == (State.RUNNING, self._epoch, lane)
-            assert computed <= known + inflight < sequence.max_length
+            assert computed <= known + inflight < sequence.max_length + sequence.is_pooled
             assert len(table.ids) == self._blocks.blocks_for(computed), "the table does not follow the count"
             assert lanes.room[lane] == len(table.ids) * size
             assert lanes.last_block[lane] == table.ids[-1]
@@ -294,9 +294,9 @@ class RunningSequences:
             wanted_from: the sequence's, before the row.
         """
         lane, end = sequence.lane, grant.start + grant.count
-        samples = end == len(sequence.tokens)
+        is_last = end == len(sequence.tokens)
         self.lanes.computed[lane] = end
         self.lanes.table_changed(lane, self._block_size)
-        self.lanes.inflight[lane] += samples
+        self.lanes.inflight[lane] += is_last
         wanted = range(max(grant.start, wanted_from), min(end, sequence.num_prompt - 1))
-        return PromptRow(lane, sequence, self.lanes.tables[lane], raw, grant, samples, wanted)
+        return PromptRow(lane, sequence, self.lanes.tables[lane], raw, grant, is_last, wanted)

@@ -10,7 +10,7 @@ what follows from the events.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from common import messages as m
@@ -123,18 +123,21 @@ class Fleet:
     Args:
         first_epoch: epochs count up from here; one that no earlier life of the scheduler has given out.
         step_floor_s: what any step may take before its executor counts as hung (see StepClock).
-        vocabulary: that all members must have; None takes that of the first one.
+        vocabularies: by task, what members that take it must have; of others, that of the first one.
     """
 
     def __init__(
-        self, first_epoch: int = 1, step_floor_s: float = DEFAULT_FLOOR_S, vocabulary: Vocabulary | None = None
+        self,
+        first_epoch: int = 1,
+        step_floor_s: float = DEFAULT_FLOOR_S,
+        vocabularies: Mapping[m.Task, Vocabulary] | None = None,
     ) -> None:
         self._members: dict[Peer, Member] = {}
         self._by_epoch: dict[int, Member] = {}
         self._last_joins: dict[Peer, float] = {}  # when a peer that is connected joined last
         self._next_epoch = first_epoch
         self._step_floor_s = step_floor_s
-        self._vocabulary = vocabulary
+        self._vocabularies = vocabularies or {}
         self._last_beat = float("-inf")
         self._probation = Probation()
         self._earlier: OrderedDict[tuple[str, str], StepClock] = OrderedDict()  # of executors that left, by name
@@ -254,7 +257,7 @@ class Fleet:
         consequences: list[Consequence] = []
         if (known := self._members.get(peer)) is not None:
             consequences += self._end(known, "restarted", "it said Hello again", now, tell=False)
-        if (reason := mismatch(hello, [member.hello for member in self], self._vocabulary)) is not None:
+        if (reason := mismatch(hello, [member.hello for member in self], self._vocabularies)) is not None:
             return [*consequences, ExecutorRejected(hello, reason), SendToExecutor(peer, m.Reject(reason=reason))]
         if len(self._members) >= MAX_MEMBERS:  # there may be room later, so the executor is not told to end
             full = f"{len(self._members)} executors are in this fleet, the limit is {MAX_MEMBERS}"

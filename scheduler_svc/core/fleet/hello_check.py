@@ -1,6 +1,6 @@
 """Whether an executor that says Hello fits the fleet. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from common import messages as m
 from common.vocabulary import Vocabulary
@@ -12,15 +12,15 @@ MAX_SLOTS = 2**31 - 1
 MAX_HISTORY = 2**28  # tokens that all lanes together could hold: the scheduler keeps them
 
 
-def mismatch(hello: m.Hello, members: Sequence[m.Hello], served: Vocabulary | None) -> str | None:
+def mismatch(hello: m.Hello, members: Sequence[m.Hello], served: Mapping[m.Task, Vocabulary]) -> str | None:
     """What keeps an executor from joining, if anything does.
 
-    The scheduler's books of it must fit our memory when all that it promises is used, its slots an int32, and every
-    member must mean the same text by a token id.
+    The scheduler's books of it must fit our memory when all that it promises is used, its slots an int32, and all that
+    take a task must mean the same text by a token id.
 
     Args:
         members: what the members said in their Hellos.
-        served: the vocabulary of the model that is served; None takes that of the members.
+        served: by task, the vocabulary of the model that is served; where there is none, that of the members counts.
     """
     longest = min(hello.max_model_len, hello.num_blocks * hello.block_size)
     for what, value, limit in (
@@ -32,18 +32,38 @@ def mismatch(hello: m.Hello, members: Sequence[m.Hello], served: Vocabulary | No
     ):
         if value > limit:
             return f"{what} is {value}, the limit is {limit}"
-    if served is not None:
-        return _other_vocabulary(hello, served, "the model that is served")
+    if len(set(hello.tasks)) != len(hello.tasks):
+        return f"tasks are {', '.join(hello.tasks)}, and each counts once"
     reasons = (
-        _other_vocabulary(hello, Vocabulary(member.vocab_size, member.tokenizer), f"{member.executor} in this fleet")
-        for member in members
+        _other_vocabulary(hello, ours, whose, needs_size=task == "generate")
+        for task in hello.tasks
+        for whose, ours in _vocabularies(task, members, served)
     )
     return next((reason for reason in reasons if reason is not None), None)
 
 
-def _other_vocabulary(hello: m.Hello, ours: Vocabulary, whose: str) -> str | None:
-    """How an executor's tokens differ from ours, if they do: the same ids would stand for other text."""
-    if hello.vocab_size != ours.size:
+def _vocabularies(
+    task: m.Task, members: Sequence[m.Hello], served: Mapping[m.Task, Vocabulary]
+) -> list[tuple[str, Vocabulary]]:
+    """What an executor that takes a task must have, and whose that is."""
+    if task in served:
+        whose = "the model that is served" + ("" if task == "generate" else f" for {task!r}")
+        return [(whose, served[task])]
+    others = [member for member in members if task in member.tasks]
+    return [(f"{other.executor} in this fleet", Vocabulary(other.vocab_size, other.tokenizer)) for other in others]
+
+
+def _other_vocabulary(hello: m.Hello, ours: Vocabulary, whose: str, *, needs_size: bool) -> str | None:
+    """How an executor's tokens differ from ours, if they do: the same ids would stand for other text.
+
+    Models of one tokenizer may have been made with more rows than it has tokens, and an embedder with another number of
+    them. Only what generates could give an id that others do not have.
+
+    Args:
+        needs_size: whether the sizes have to be the same, also where both tokenizers are known and equal.
+    """
+    is_same = bool(hello.tokenizer) and hello.tokenizer == ours.tokenizer
+    if hello.vocab_size != ours.size and (needs_size or not is_same):
         return f"vocab_size is {hello.vocab_size}, that of {whose} is {ours.size}"
     if hello.tokenizer and ours.tokenizer and hello.tokenizer != ours.tokenizer:
         return f"its tokenizer ({hello.tokenizer[:12]}) is not that of {whose} ({ours.tokenizer[:12]})"

@@ -146,7 +146,7 @@ class ServiceCounters:
             self.metrics.first_token_seconds.observe(now - self._submitted[sequence])
             self._first_at[sequence] = now
         if self._paused:
-            for sequence in output.sequences:
+            for sequence in (*output.sequences, *(end.sequence for end in output.ends if end.sequence.pooled)):
                 if (paused := self._paused.pop(sequence, None)) is not None:
                     since, cause = paused
                     self.metrics.resume_seconds.labels(cause).observe(now - since)

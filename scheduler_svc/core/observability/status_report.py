@@ -128,4 +128,5 @@ class StatusReporter:
             step_ms=steps.mean_ms,
             keeps_pool=hello.pool is not None,
             has_standby=member.membership.has_standby,
+            tasks=list(hello.tasks),
         )

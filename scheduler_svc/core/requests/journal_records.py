@@ -13,7 +13,7 @@ from array import array
 from collections.abc import Callable
 from functools import cache
 from operator import attrgetter
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 import msgspec
 
@@ -67,6 +67,11 @@ class SamplingRecord(Record, frozen=True):
     prompt_logprobs: int = 0
     pooling: str = "none"
     pooled_token_ids: tuple[int, ...] = ()
+
+    @property
+    def task(self) -> m.Task:
+        """As `SamplingParams.task`."""
+        return m.TASKS[cast("m.Pooling", self.pooling)]
 
     @classmethod
     def of(cls, params: m.SamplingParams) -> "SamplingRecord":

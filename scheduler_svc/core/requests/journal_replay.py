@@ -3,6 +3,9 @@
 A record that is damaged is passed over, and the others count. Each token says which of its sequence's it is, so that a
 sequence notices what it lost: it is taken up with the tokens before the gap, as after a power cut. A token without the
 log-probabilities that its request asked for is such a gap, and so is one before all those of the prompt.
+
+Pooled results are not in the journal: a client that may come back for one that had come has it computed again, and of
+other such requests nothing is taken up.
 """
 
 from array import array
@@ -152,10 +155,14 @@ class _Story:
             self.num_cached, self.ending = record.num_cached, record.ending
 
     def told(self, request: RequestRecord) -> Progress:
-        ending = self.ending or self._own_end(request)
+        ending = None if self.had_result(request) else self.ending or self._own_end(request)
         logprob_ids, logprobs = bytes(self.logprob_ids), bytes(self.logprobs)
         prompt = bytes(self.prompt.ids), bytes(self.prompt.values)
         return Progress(self.tokens.tobytes(), self.model, self.num_cached, ending, logprob_ids, logprobs, *prompt)
+
+    def had_result(self, request: RequestRecord) -> bool:
+        """Whether it ended with a pooled result."""
+        return request.submit.params.pooling != "none" and self.ending is not None and self.ending.reason == "stop"
 
     def _own_end(self, request: RequestRecord) -> Ending | None:
         """How it ended if its tokens tell; its EndRecord may be lost."""
@@ -191,6 +198,7 @@ def read_batches(payloads: list[bytes]) -> Contents:
                     num_damaged += 1
     newest = {request.submit.request_id: arrival for arrival, request in sorted(requests.items())}
     kept = [requests[arrival] for arrival in sorted(newest.values())]
+    kept = [r for r in kept if r.submit.is_resumable or not stories[r.arrival].had_result(r)]
     cut = [r.submit.request_id for r in kept if any(stories[r.arrival + i].is_cut for i in range(len(r.progress)))]
     return Contents([_with_progress(request, stories) for request in kept], crashes, num_damaged, cut)
 

@@ -37,6 +37,7 @@ def joined(hello: m.Hello, executor: ExecutorState) -> WriteLog:
         "block_size": hello.block_size,
         "build": hello.build,
         "fingerprint": hello.fingerprint,
+        "tasks": ",".join(hello.tasks),
         "pid": hello.pid,
     }
     if hello.pool is not None:

@@ -9,13 +9,13 @@ import numpy as np
 from common.errors import RequestRejected
 from common.messages import MAX_ACCEPTED_A_MESSAGE, Accepted, CoreToFrontend, Outputs, Submit, TokenDelta
 from scheduler_svc.core.actions import Peer
-from scheduler_svc.core.requests.journal_records import Ending, Progress
+from scheduler_svc.core.requests.journal_records import Progress
 from scheduler_svc.core.requests.token_stream import TokenStream
 from scheduler_svc.core.sequence import Sequence
 from scheduler_svc.core.step_output import SequenceEnd, StepLogprobs, StepOutput
 
 MAX_ANSWERS = 10_000  # that wait for one frontend
-MAX_TOKEN_BYTES_A_MESSAGE = 4 * 2**20  # of tokens and their log-probabilities; a message has 64 MiB at most
+MAX_TOKEN_BYTES_A_MESSAGE = 4 * 2**20  # of tokens, log-probabilities and pooled results; a message has 64 MiB at most
 MAX_STREAMS_A_MESSAGE = 2**14  # each adds some hundred bytes, an error some thousand
 
 
@@ -114,8 +114,7 @@ class Outbox:
         stream = self._streams.get(end.sequence)
         if stream is None:
             return
-        stream.ending = Ending.of(end)
-        stream.num_cached = end.sequence.num_cached_prompt or 0
+        stream.end(end)
         if not stream.queued:
             self._queue(stream)
 
@@ -147,11 +146,13 @@ class Outbox:
         self._offered, self._offered_in_part = [], None
         left = MAX_TOKEN_BYTES_A_MESSAGE
         for stream in self._queues[peer][:MAX_STREAMS_A_MESSAGE]:
-            if not stream.earlier and (num_bytes := len(stream.tokens) * stream.token_bytes) <= left:  # nearly always
+            if not stream.earlier and (num_bytes := stream.present_bytes) <= left:  # nearly always
                 deltas.append(stream.last_delta(stream.told_model))
                 self._offered.append(stream)
                 left -= num_bytes
                 continue
+            if stream.pooled:
+                break  # it is told whole, and any fits a message of its own
             if (num_bytes := stream.num_bytes) > left:
                 if some := stream.tell_some(left):
                     deltas += some

@@ -1,9 +1,11 @@
 """What an earlier life of the scheduler has left: requests to take up again, and a count of its crashes. Pure."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import msgspec
 
+from common.messages import Task
 from scheduler_svc.core.requests.journal_records import CrashRecord, Ending, Progress, RequestRecord
 from scheduler_svc.core.requests.journal_replay import read_batches
 from scheduler_svc.core.requests.request_table import Request
@@ -130,11 +132,13 @@ def restored(record: RequestRecord, scheduler: Scheduler, wall_offset_s: float) 
     return Request(submit, sequences, accepted_at, None, record.fits, endings=endings, tokenizer=record.tokenizer)
 
 
-def of_this_tokenizer(records: list[RequestRecord], tokenizer: str) -> tuple[list[RequestRecord], list[str]]:
+def of_this_tokenizer(
+    records: list[RequestRecord], tokenizers: Mapping[Task, str]
+) -> tuple[list[RequestRecord], list[str]]:
     """End the requests whose token ids mean something else now: going on would change the text that a client has.
 
     Args:
-        tokenizer: hash of the one that is served; empty if it is not known.
+        tokenizers: by task, hash of the one that is served; empty, or none, if it is not known.
 
     Returns:
         The requests, and the ids of those that are ended for it. These lose their tokens, and the log-probabilities of
@@ -142,6 +146,7 @@ def of_this_tokenizer(records: list[RequestRecord], tokenizer: str) -> tuple[lis
     """
     kept, ended = [], []
     for record in records:
+        tokenizer = tokenizers.get(record.submit.params.task, "")
         is_foreign = record.tokenizer and tokenizer and record.tokenizer != tokenizer
         if is_foreign and any(told.ending is None or told.num_bytes for told in record.progress):
             ended.append(record.submit.request_id)

@@ -3,6 +3,8 @@
 What is to be told of a request passes the group commit (on disk first) and then waits in the outbox for its reader.
 """
 
+from collections.abc import Mapping
+
 import msgspec
 
 from common import messages as m
@@ -40,7 +42,7 @@ class RequestManager:
         counters: count what happens to them.
         journal, first_batch: whether there is one, and the number of its next batch.
         wall_offset_s: what to add to the caller's time to get the time on the journal's timeline.
-        tokenizer: hash of the one that is served; empty if it is not known.
+        tokenizers: by task, hash of the one that is served; empty, or none, if it is not known.
         reconnect_grace_s: how long a request without a reader goes on.
         return_within_s: how long a restored one waits for its client at least.
 
@@ -59,7 +61,7 @@ class RequestManager:
         first_batch: int,
         *,
         wall_offset_s: float = 0.0,
-        tokenizer: str = "",
+        tokenizers: Mapping[m.Task, str] | None = None,
         reconnect_grace_s: float = RECONNECT_GRACE_S,
         return_within_s: float = RETURN_WITHIN_S,
     ) -> None:
@@ -70,7 +72,7 @@ class RequestManager:
         self._scheduler = scheduler
         self._counters = counters
         self._wall_offset_s = wall_offset_s
-        self._tokenizer = tokenizer
+        self._tokenizers = tokenizers or {}
         self._grace_s = reconnect_grace_s
         self._return_s = max(return_within_s, reconnect_grace_s)
         self._crash_count = CrashCount()
@@ -93,9 +95,10 @@ class RequestManager:
             return [
                 log_line("debug", "request refused", request=submit.request_id, code=refusal.code, reason=str(refusal))
             ]
-        fits = self._scheduler.knows_capacity
+        fits = self._scheduler.knows_capacity(submit.params.task)
         submit = msgspec.structs.replace(submit, params=sequences[0].params)  # a default max_tokens may have been cut
-        request = Request(submit, sequences, now, peer, fits, tokenizer=self._tokenizer)
+        tokenizer = self._tokenizers.get(submit.params.task, "")
+        request = Request(submit, sequences, now, peer, fits, tokenizer=tokenizer)
         self.table.add(request, now)
         self._counters.submitted(sequences, now)
         self.outbox.open(peer, submit, sequences)
@@ -205,7 +208,7 @@ class RequestManager:
                 because one of them would bring the fault about again.
         """
         records, given_up = self._crash_count.begin(crashes, records, now)
-        records, foreign = of_this_tokenizer(records, self._tokenizer)
+        records, foreign = of_this_tokenizer(records, self._tokenizers)
         num_open, gone = 0, []
         for record in records:
             request = restored(record, self._scheduler, self._wall_offset_s)

@@ -192,8 +192,9 @@ def _count_down(counts: Counter[str], name: str) -> None:
 
 
 def _num_bytes(request: Request) -> int:
-    """Of the tokens and log-probabilities that are retained with it, and of the lists in its constraints."""
+    """Of the tokens, log-probabilities and pooled results that are retained with it, and of its constraints' lists."""
     sequences = request.sequences
     words = sum(len(s.tokens) + len(s.logprob_ids) + len(s.logprobs) for s in sequences)
     words += sum(len(s.prompt_logprob_ids) + len(s.prompt_logprobs) for s in sequences)
-    return len(request.submit.prompt) + list_bytes(request.submit.params.constraints) + 4 * words
+    others = len(request.submit.prompt) + list_bytes(request.submit.params.constraints)
+    return others + sum(len(s.pooled) for s in sequences) + 4 * words

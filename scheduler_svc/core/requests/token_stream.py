@@ -7,6 +7,7 @@ from common.messages import TokenDelta
 from scheduler_svc.core.actions import Peer
 from scheduler_svc.core.requests.journal_records import Ending, Progress
 from scheduler_svc.core.sequence import Sequence
+from scheduler_svc.core.step_output import SequenceEnd
 
 
 @dataclass(slots=True)
@@ -91,6 +92,7 @@ class TokenStream:
         earlier: what is to be told before these tokens: log-probabilities of the prompt, and then what earlier models
             computed.
         told_model: what the reader was told last.
+        pooled: the sequence's pooled result, which comes with its end.
         has_logprobs: whether the request asked for any.
         token_bytes: of each token in a message, with its log-probabilities.
     """
@@ -107,6 +109,7 @@ class TokenStream:
     told_model: str = ""
     num_cached: int = 0
     ending: Ending | None = None
+    pooled: bytes = b""
     has_logprobs: bool = field(init=False)
     token_bytes: int = field(init=False)
 
@@ -127,6 +130,7 @@ class TokenStream:
             logprobs=bytearray(told.logprobs),
             num_cached=told.num_cached or 0,
             ending=told.ending,
+            pooled=b"" if told.ending is None else sequence.pooled,
         )
         if told.prompt_logprob_ids:
             stream.add_prompt(told.prompt_logprob_ids, told.prompt_logprobs)
@@ -135,7 +139,19 @@ class TokenStream:
     @property
     def num_bytes(self) -> int:
         """Of what is not told yet, in a message."""
-        return len(self.tokens) * self.token_bytes + sum(run.num_bytes for run in self.earlier)
+        return self.present_bytes + sum(run.num_bytes for run in self.earlier)
+
+    @property
+    def present_bytes(self) -> int:
+        """Of what `last_delta` tells."""
+        return len(self.tokens) * self.token_bytes + len(self.pooled)
+
+    def end(self, end: SequenceEnd) -> None:
+        """The sequence has ended."""
+        sequence = end.sequence
+        self.ending, self.num_cached = Ending.of(end), sequence.num_cached_prompt or 0
+        if sequence.pooled:
+            self.pooled, self.model = sequence.pooled, sequence.model
 
     def add_prompt(self, ids: bytes, values: bytes) -> None:
         """Log-probabilities of the prompt, which come before its first token, follow those that came before."""
@@ -173,6 +189,7 @@ class TokenStream:
             model="" if self.model == told_model else self.model,
             logprob_ids=bytes(self.logprob_ids) if self.has_logprobs else b"",
             logprobs=bytes(self.logprobs) if self.has_logprobs else b"",
+            pooled=self.pooled,
         )
 
     def told_all(self) -> None:

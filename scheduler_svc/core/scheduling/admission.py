@@ -180,7 +180,7 @@ class Admission:
 
         def accept(num_shared: int) -> bool:
             size = length - num_shared * limits.block_size
-            forecast.add(size, sequence.num_output, sequence.max_length - length, can_stop=can_stop)
+            forecast.add(size, sequence.num_output, max(1, sequence.max_length - length), can_stop=can_stop)
             return not look_ahead or not forecast.exceeds(limits.num_blocks - spare)
 
         row = executor.running.enter(sequence, num_tokens, spare, accept, protected=protected)

@@ -42,7 +42,6 @@ def _check_pooling(submit: Submit) -> None:
     asked |= {"logprobs": params.logprobs, "prompt_logprobs": params.prompt_logprobs}
     if beside := [name for name, is_asked in asked.items() if is_asked]:
         raise RequestRejected(f"a pooled result comes alone: {', '.join(beside)} asks for more")
-    raise RequestRejected(f"no executor that takes the task {params.task!r} has been here", "unavailable")
 
 
 def with_max_tokens(submit: Submit, max_tokens: int) -> Submit:

@@ -1,6 +1,7 @@
 """What a plan may still have beside the sequences that decode. Pure."""
 
-from common.messages import MAX_PLAN_PROMPT_LOGPROBS
+from common.messages import MAX_PLAN_POOLED_FLOATS, MAX_PLAN_PROMPT_LOGPROBS
+from common.plan import ExecutorLimits
 from scheduler_svc.core.executor.plan_builder import PromptRow
 from scheduler_svc.core.sequence import NO_POSITION, Sequence
 
@@ -9,17 +10,20 @@ MAX_STARTED_GRAMMARS = 4  # of a plan, likewise: an executor may have to compile
 
 
 class PlanBudget:
-    """Tokens of prompts, what is said of lanes with constraints, and log-probabilities of prompts.
+    """Tokens of prompts, what is said of lanes with constraints, log-probabilities of prompts, and pooled results.
 
-    A plan says something of one sequence, however large, and asks for one log-probability of a prompt at least: so the
-    first sequence always goes on.
+    A plan says something of one sequence, however large, asks for one log-probability of a prompt at least, and has
+    room for any pooled result: so the first sequence always goes on.
 
     Args:
-        num_tokens: that rows of prompts may have.
+        limits: of the executor.
+        num_decodes: rows of sequences that decode.
     """
 
-    def __init__(self, num_tokens: int) -> None:
-        self._num_tokens = num_tokens
+    def __init__(self, limits: ExecutorLimits, num_decodes: int = 0) -> None:
+        self._num_tokens = limits.max_batch_tokens - num_decodes
+        self._hidden_size = limits.hidden_size
+        self._num_pooled = MAX_PLAN_POOLED_FLOATS
         self._start_bytes = MAX_START_BYTES
         self._is_new = True
         self._grammars: set[str] = set()
@@ -32,7 +36,7 @@ class PlanBudget:
         Args:
             num_computed: positions of the sequence that are computed.
         """
-        if not self._may_start(sequence):
+        if not self._may_start(sequence) or sequence.pooled_size(self._hidden_size) > self._num_pooled:
             return 0
         wanted_from = sequence.wanted_from(num_computed)
         if wanted_from == NO_POSITION:
@@ -48,6 +52,8 @@ class PlanBudget:
         if row.wanted:
             self._num_targets += len(row.wanted)
             self._most_logprobs = max(self._most_logprobs, row.sequence.num_prompt_logprobs)
+        if row.pools:
+            self._num_pooled -= row.sequence.pooled_size(self._hidden_size)
         asked = row.sequence.params.constraints
         if row.samples and asked is not None:
             self._start_bytes -= row.sequence.start_bytes

@@ -8,7 +8,7 @@ difference (vLLM V1's unified count), so prefill, chunked prefill and decode are
 from collections.abc import Iterable, Iterator
 
 from common.errors import WireError
-from common.messages import Plan, StepResult, Submit
+from common.messages import Plan, StepResult, Submit, Task
 from common.step_result import parse_result
 from scheduler_svc.core.executor.block_manager import HashFunction, hash_block
 from scheduler_svc.core.executor.cache_events import CacheEvents
@@ -69,19 +69,18 @@ class Scheduler:
         """Sequences that hold a lane, or wait for their last tokens."""
         return sum(executor.num_running for executor in self.sequences.executors.values())
 
-    @property
-    def knows_capacity(self) -> bool:
-        """Whether what is accepted is known to fit an executor."""
-        return self.sequences.capacities.is_known
+    def knows_capacity(self, task: Task = "generate") -> bool:
+        """Whether what is accepted of a task is known to fit an executor."""
+        return self.sequences.capacities.of(task).is_known
 
     @property
     def executors(self) -> list[ExecutorState]:
         """The executors of all live epochs, for reading."""
         return list(self.sequences.executors.values())
 
-    def largest(self, now: float) -> int:
+    def largest(self, now: float, task: Task = "generate") -> int:
         """Positions that a sequence may have which is accepted now; 0 before the first executor was seen."""
-        return self.sequences.capacities.largest(now)
+        return self.sequences.capacities.of(task).largest(now)
 
     def executor(self, epoch: int) -> ExecutorState:
         """The executor of a live epoch, for reading."""
@@ -110,7 +109,7 @@ class Scheduler:
             if executor.inflight:
                 return None
             executor.emptied()
-            if rows := self._admission.admit(executor, PlanBudget(executor.limits.max_batch_tokens), suspect=True):
+            if rows := self._admission.admit(executor, PlanBudget(executor.limits), suspect=True):
                 return self._build_alone(executor, rows[0])
         sitting = sitting_out(executor, self.sequences.waiting)
         if sitting and (plan := self._plan_beside(executor, sitting)) is not None:
@@ -123,7 +122,7 @@ class Scheduler:
         short, took_from_decodes = admission.make_room(executor, sitting)
         skipped = short + [sequence for sequence in sitting if running.decodes(sequence)]
         num_decodes = len(running.decode_rows()) - len(skipped)
-        budget = PlanBudget(executor.limits.max_batch_tokens - num_decodes)
+        budget = PlanBudget(executor.limits, num_decodes)
         rows, took_from_prompts = admission.continue_prompts(executor, budget, skipped, sitting)
         if self.sequences.waiting and not (short or took_from_decodes or took_from_prompts):
             # Blocks that are short, or were just taken away, are for older sequences than those that wait.
@@ -149,7 +148,9 @@ class Scheduler:
         oldest = executor.inflight[0]
         asked = oldest.asked_prompts
         targets = None if asked is None else asked.targets
-        columns = parse_result(result, len(oldest.lanes), executor.limits.vocab_size, oldest.logprob_counts, targets)
+        pooled = None if oldest.asked_results is None else oldest.asked_results.pooled
+        vocab_size, counts = executor.limits.vocab_size, oldest.logprob_counts
+        columns = parse_result(result, len(oldest.lanes), vocab_size, counts, targets, pooled)
         output = executor.apply_result(columns)
         self.stats.output_tokens += len(output.tokens)
         self._suspects.acquit(output.sequences)
@@ -307,7 +308,7 @@ class Scheduler:
         """The next part of a suspect's prompt; nothing else is computed until its token has arrived."""
         if not executor.running.has_prompt(suspect):
             return None
-        budget, num_computed = PlanBudget(executor.limits.max_batch_tokens), executor.running.num_computed(suspect)
+        budget, num_computed = PlanBudget(executor.limits), executor.running.num_computed(suspect)
         row = executor.running.reserve_more(suspect, budget.tokens_for(suspect, num_computed))
         if row is None:  # it became a suspect here while others took the memory: it waits to run alone
             self.sequences.requeue(executor, suspect)

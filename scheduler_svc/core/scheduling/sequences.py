@@ -74,7 +74,7 @@ class Sequences:
         prompt, largest = checked_prompt(submit)
         self._now = now
         if submit.may_shorten:
-            submit = with_max_tokens(submit, self.capacities.default_max_tokens(len(prompt), submit.params.max_tokens))
+            submit = with_max_tokens(submit, self.capacities.default_max_tokens(submit.params, len(prompt)))
         deadline = None if submit.timeout_s is None else now + submit.timeout_s
         one = new_sequences(msgspec.structs.replace(submit, n=1), prompt, largest, self._arrivals, deadline)[0]
         if (refusal := self.capacities.refusal(one, now)) is not None:  # before n copies of the prompt are made
@@ -159,9 +159,9 @@ class Sequences:
         return ends
 
     def epochs_for(self, sequence: Sequence) -> Epochs:
-        """The executors that may run a sequence. One with a grammar goes where it is masked by the library that it was
-        compiled with. One with an answer goes on with the model that computed it, if any executor has it. One that
-        waits for a pool has the epoch of the pool's last executor, so no executor looks at it."""
+        """The executors that may run a sequence, which take its task. One with a grammar goes where it is masked by the
+        library that it was compiled with. One with an answer goes on with the model that computed it, if any executor
+        has it. One that waits for a pool has the epoch of the pool's last executor, so no executor looks at it."""
         if sequence.awaited:
             return (sequence.awaited,)
         able = [e for e in self.executors.values() if not e.intake.is_leaving and e.can_hold(sequence)]
@@ -246,7 +246,7 @@ class Sequences:
 
     def _join_queue(self, sequence: Sequence) -> None:
         is_first, epochs = self.waiting.add(sequence), self.waiting.epochs_for(sequence)
-        if not epochs and self.capacities.ready:
+        if not epochs and self.capacities.ready_for(sequence):
             self._stranded.setdefault(sequence, self._now)
         elif is_first:
             self._reopen(epochs)
@@ -260,7 +260,7 @@ class Sequences:
         self.waiting.regroup()
         for executor in self.executors.values():
             executor.reopen()
-        stranded = self.waiting.stranded() if self.capacities.ready else []
+        stranded = [sequence for sequence in self.waiting.stranded() if self.capacities.ready_for(sequence)]
         since = {sequence: self._stranded.get(sequence, self._now) for sequence in stranded}
         self._stranded = dict(sorted(since.items(), key=lambda item: item[1]))
 
@@ -285,8 +285,8 @@ class Sequences:
 
     def _give_up_waiting(self, sequence: Sequence) -> list[SequenceEnd]:
         """No executor that fits a sequence has been there for too long."""
-        if not sequence.has_grammar or sequence.max_length > self.capacities.ready:
-            return self._give_up_pool(sequence, self.capacities.ready)
+        if not sequence.has_grammar or sequence.max_length > self.capacities.ready_for(sequence):
+            return self._give_up_pool(sequence, self.capacities.ready_for(sequence))
         if sequence.takes_any_library:
             masking = [e for e in self.executors.values() if e.membership.grammars and not e.intake.is_leaving]
             if masking:  # a larger executor, without a library, is of no use

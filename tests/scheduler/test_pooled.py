@@ -1,0 +1,383 @@
+"""Sequences that want one result of their prompt instead of tokens: how they are planned, and what they are told."""
+
+from array import array
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from common import messages as m
+from common.errors import RequestRejected, WireError
+from common.plan import parse_plan
+from common.vocabulary import Vocabulary
+from scheduler_svc.core.fleet.hello_check import mismatch
+from scheduler_svc.core.requests.group_commit import JournalState
+from scheduler_svc.core.sequence import State
+from tests.support.hello import LIMITS, hello
+from tests.support.oracle import expected_pooled
+from tests.support.rig import Rig, limits
+from tests.support.service import PROMPT, Service, restart
+
+EVERY: tuple[m.Task, ...] = ("generate", "embed", "score")
+LOGITS = {"pooling": "logits", "pooled_token_ids": (7, 3)}
+HIDDEN = {"pooling": "hidden"}
+
+
+def rig(*executors: Any, **config: Any) -> Rig:
+    return Rig(*(executors or (limits(tasks=EVERY),)), **config)
+
+
+def prompt(count: int, first: int = 1) -> list[int]:
+    return [first + i % 50 for i in range(count)]
+
+
+@pytest.mark.parametrize("window", [1, 2])
+@pytest.mark.parametrize("asked", [HIDDEN, LOGITS], ids=["hidden", "logits"])
+@pytest.mark.parametrize("length", [1, 3, 4, 5, 8, 63, 64, 65, 256])
+def test_a_result_is_that_of_the_whole_prompt_in_one_plan_or_several(window: int, asked: Any, length: int) -> None:
+    pooled = rig(window=window)
+    (sequence,) = pooled.add("a", prompt(length), max_tokens=1, **asked)
+    pooled.add("b", [9, 9], max_tokens=12)
+    pooled.finish()
+    assert pooled.ends[sequence].reason == "stop"
+    assert len(sequence.pooled) == 4 * (2 if asked is LOGITS else 3)
+    assert sequence.tokens.tolist() == prompt(length), "it brings no token"
+
+
+def test_it_holds_nothing_from_its_last_row_on_and_its_plan_samples_nothing() -> None:
+    pooled = rig()
+    (sequence,) = pooled.add("a", prompt(9), max_tokens=1, **HIDDEN)
+    plan = pooled.plan()
+    assert plan is not None
+    assert parse_plan(plan, limits(tasks=EVERY)).sample_rows.tolist() == []
+    assert (sequence.state, sequence.lane, sequence.num_inflight) == (State.COMPLETING, -1, 1)
+    executor = pooled.scheduler.executor(1)
+    assert executor.blocks.num_free == executor.blocks.num_blocks
+    assert pooled.plan() is None, "there is nothing more to compute"
+    pooled.answer()
+    assert (pooled.ends[sequence].reason, sequence.num_inflight) == ("stop", 0)
+
+
+def test_its_prompt_feeds_the_prefix_cache_and_uses_it() -> None:
+    pooled = rig()
+    pooled.add("a", prompt(16), max_tokens=1, **HIDDEN)
+    pooled.finish()
+    (again,) = pooled.add("b", prompt(16), max_tokens=1, **LOGITS)
+    (other,) = pooled.add("c", [*prompt(12), 99], max_tokens=4)
+    pooled.finish()
+    assert (again.num_cached_prompt, other.num_cached_prompt) == (15, 12)
+    assert sum(len(plan.token_ids) // 4 for plan in pooled.plans[1][1:]) == 1 + 1 + 3
+
+
+def test_a_prompt_as_long_as_the_pool_fits() -> None:
+    pooled = rig(limits(tasks=EVERY, num_blocks=4, max_model_len=16))
+    pooled.add("a", prompt(16), max_tokens=1, **HIDDEN)
+    with pytest.raises(RequestRejected, match=r"prompt of 17 tokens, the limit is 16"):
+        pooled.add("b", prompt(17), max_tokens=1, **HIDDEN)
+    pooled.finish()
+
+
+def test_a_preempted_one_comes_back_protected_to_a_pool_that_just_holds_it() -> None:
+    pooled = rig(limits(tasks=EVERY, num_blocks=4, max_model_len=16, max_batch_tokens=6), window=1)
+    (sequence,) = pooled.add("a", prompt(16), max_tokens=1, **HIDDEN)
+    for _ in range(3):
+        pooled.step()
+        executor = pooled.scheduler.executor(1)
+        pooled.scheduler.sequences.preempt(executor, sequence)
+        executor.blocks.discard()
+    pooled.finish()
+    assert pooled.ends[sequence].reason == "stop"
+
+
+@pytest.mark.parametrize("num_answered", [0, 1, 2])
+def test_it_survives_the_loss_of_its_executor_at_any_time(num_answered: int) -> None:
+    pooled = rig(limits(tasks=EVERY, max_batch_tokens=8), limits(tasks=EVERY, max_batch_tokens=8), window=2)
+    (sequence,) = pooled.add("a", prompt(24), max_tokens=1, **HIDDEN)
+    pooled.plan(1)
+    for _ in range(num_answered):
+        pooled.plan(1)
+        pooled.answer(1)
+    pooled.plan(1)
+    if num_answered == 2:
+        assert sequence.state is State.COMPLETING
+    pooled.lose(1)
+    assert (sequence.state, sequence.num_inflight) == (State.WAITING, 0)
+    pooled.finish()
+    assert pooled.ends[sequence].reason == "stop"
+
+
+def test_a_cancelled_one_gets_no_result() -> None:
+    pooled = rig()
+    (sequence,) = pooled.add("a", prompt(9), max_tokens=1, **HIDDEN)
+    pooled.plan()
+    pooled.end(pooled.scheduler.cancel([sequence]))
+    pooled.answer()
+    assert (pooled.ends[sequence].reason, sequence.pooled) == ("cancelled", b"")
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_a_result_that_is_no_number_ends_its_sequence_alone(value: float) -> None:
+    pooled = rig()
+    sequences = [pooled.add(name, prompt(5, i), max_tokens=1, **HIDDEN)[0] for i, name in enumerate("ab", 1)]
+    pooled.plan()
+    result = pooled.executors[1].run(pooled.sent[1].popleft())
+    values = np.frombuffer(result.pooled, np.float32).copy()
+    values[1] = value
+    output = pooled.scheduler.commit(msgspec.structs.replace(result, pooled=values.tobytes()))
+    assert [(end.sequence, end.reason, end.code) for end in output.ends] == [
+        (sequences[0], "error", "no_result"),
+        (sequences[1], "stop", ""),
+    ]
+    assert sequences[0].pooled == b""
+
+
+def test_an_answer_of_another_size_is_not_trusted() -> None:
+    pooled = rig()
+    pooled.add("a", prompt(5), max_tokens=1, **HIDDEN)
+    pooled.plan()
+    result = pooled.executors[1].run(pooled.sent[1].popleft())
+    with pytest.raises(WireError, match="2 pooled values, its plan asks for 3"):
+        pooled.scheduler.commit(msgspec.structs.replace(result, pooled=result.pooled[4:]))
+
+
+def test_a_plan_has_no_more_results_than_its_answer_has_room_for() -> None:
+    size = m.MAX_PLAN_POOLED_FLOATS // 3
+    pooled = rig(limits(tasks=EVERY, hidden_size=size))
+    for i in range(7):
+        pooled.add(str(i), prompt(2, i + 1), max_tokens=1, **HIDDEN)
+    while (plan := pooled.plan()) is not None:
+        pooled.sent[1].clear()
+        assert 1 <= len(plan.pooled_rows) // 4 <= 3
+        zeros = bytes(size * len(plan.pooled_rows))
+        output = pooled.scheduler.commit(
+            m.StepResult(epoch=1, step=plan.step, token_ids=b"", compute_us=1, pooled=zeros)
+        )
+        pooled.end(output.ends)
+    assert len(pooled.ends) == 7
+    assert len(pooled.plans[1]) == 3
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"pooling": "hidden", "pooled_token_ids": (1,)}, "'hidden' takes none pooled_token_ids, not 1"),
+        ({"pooling": "logits"}, "'logits' takes 1 to 16 pooled_token_ids, not 0"),
+        ({"pooled_token_ids": (1,)}, "'none' takes none pooled_token_ids, not 1"),
+        ({"pooling": "hidden", "max_tokens": 2}, "max_tokens asks for more"),
+        ({"pooling": "hidden", "n": 2}, "n asks for more"),
+        ({"pooling": "hidden", "logprobs": 1, "prompt_logprobs": 1}, "logprobs, prompt_logprobs asks for more"),
+        ({"pooling": "hidden", "constraints": m.Constraints()}, "constraints asks for more"),
+        ({"pooling": "logits", "pooled_token_ids": (1000,)}, "token id 1000, the vocabulary ends at 999"),
+    ],
+)
+def test_what_contradicts_itself_is_refused(fields: dict[str, Any], reason: str) -> None:
+    with pytest.raises(RequestRejected, match=reason):
+        rig().add("a", [1, 2], **({"max_tokens": 1} | fields))
+
+
+# --- tasks ---
+
+
+def test_a_sequence_goes_only_where_its_task_is_taken() -> None:
+    pooled = rig(limits(), limits(tasks=("embed",)), limits(tasks=("score", "embed")))
+    for i in range(6):
+        pooled.add(f"g{i}", prompt(6, i), max_tokens=3)
+        pooled.add(f"e{i}", prompt(6, i), max_tokens=1, **HIDDEN)
+        pooled.add(f"s{i}", prompt(6, i), max_tokens=1, **LOGITS)
+    pooled.finish()
+    assert not any(plan.pooled_rows for plan in pooled.plans[1])
+    assert not any(plan.sample_rows for plan in [*pooled.plans[2], *pooled.plans[3]])
+
+
+def test_a_task_that_no_executor_ever_took_is_refused_by_its_name() -> None:
+    pooled = rig(limits(tasks=("embed",)))
+    for fields, task in (({"max_tokens": 5}, "generate"), (LOGITS | {"max_tokens": 1}, "score")):
+        with pytest.raises(RequestRejected, match=f"no executor that takes the task '{task}'") as refusal:
+            pooled.add(task, [1, 2], **fields)
+        assert refusal.value.code == "unavailable"
+    empty = Rig()
+    empty.lose(1)
+    with pytest.raises(RequestRejected, match="'embed'"):
+        empty.add("a", [1], max_tokens=1, **HIDDEN)
+
+
+def test_lengths_and_graces_are_those_of_the_task() -> None:
+    small = limits(num_blocks=4, max_model_len=16, tasks=("embed",))
+    pooled = rig(limits(), small, limits(num_blocks=8, max_model_len=32, tasks=("embed",)), pool_grace_s=6.0)
+    assert [pooled.scheduler.largest(0.0, task) for task in EVERY] == [256, 32, 0]
+    (long,) = pooled.add("long", prompt(30), max_tokens=1, **HIDDEN)
+    with pytest.raises(RequestRejected, match="the limit is 32"):
+        pooled.add("longer", prompt(33), max_tokens=1, **HIDDEN)
+    pooled.lose(3)
+    assert pooled.scheduler.largest(5.0, "embed") == 32, "it may come back"
+    assert pooled.scheduler.expire(5.0) == []
+    (end,) = pooled.scheduler.expire(6.0)
+    assert (end.sequence, end.code) == (long, "capacity_lost")
+    assert pooled.scheduler.largest(6.0, "embed") == 16
+    pooled.lose(2)
+    (waits,) = pooled.add("waits", prompt(9), max_tokens=1, **HIDDEN)
+    assert pooled.scheduler.expire(100.0) == [], "it waits for an executor of its task, as all do without executors"
+    pooled.join(small, now=101.0)
+    pooled.end([end])
+    pooled.finish()
+    assert pooled.ends[waits].reason == "stop"
+
+
+@pytest.mark.parametrize(
+    ("changes", "others", "fits"),
+    [
+        ({"tasks": ("embed",)}, EVERY, True),
+        ({"tasks": ("embed", "score")}, EVERY, True),
+        ({"tasks": EVERY}, ("embed", "score"), True),
+        ({"tasks": EVERY}, EVERY, False),
+        ({"tasks": ("embed",), "tokenizer": "b"}, EVERY, False),
+        ({"tasks": ("embed",), "tokenizer": ""}, EVERY, False),
+        ({"tasks": ("generate", "score"), "tokenizer": "b"}, ("embed",), True),
+    ],
+)
+def test_executors_of_a_task_have_one_tokenizer_and_those_that_generate_as_many_rows(
+    changes: dict[str, Any], others: tuple[m.Task, ...], fits: bool
+) -> None:
+    member = hello("a", tokenizer="a" * 8, tasks=others)
+    reason = mismatch(hello("b", **({"vocab_size": 999, "tokenizer": "a" * 8} | changes)), [member], {})
+    assert (reason is None) == fits
+    if others == EVERY:
+        served = {"generate": Vocabulary(1000, "a" * 8), "embed": Vocabulary(1000, "a" * 8)}
+        instead = mismatch(hello("b", **({"vocab_size": 999, "tokenizer": "a" * 8} | changes)), [member], served)
+        assert (instead is None) == fits
+        assert fits or "that of the model that is served" in (instead or "") or "is not that of" in (instead or "")
+
+
+def test_a_task_that_is_said_twice_is_rejected() -> None:
+    assert mismatch(hello(tasks=("embed", "embed")), [], {}) == "tasks are embed, embed, and each counts once"
+
+
+def test_a_task_with_a_model_of_its_own_has_its_vocabulary() -> None:
+    served, own = Vocabulary(1000, "a" * 8), Vocabulary(500, "b" * 8)
+    service = Service(JournalState.OK, vocabulary=served, pooling_vocabularies={"embed": own})
+    service.join("one", tokenizer=served.tokenizer, tasks=("generate", "score"))
+    service.join("two", tokenizer=own.tokenizer, vocab_size=500, tasks=("embed",))
+    assert len(service.core.fleet) == 2
+    service.join("three", tokenizer=own.tokenizer, vocab_size=500, tasks=("embed", "score"))
+    (_, rejection) = service.to_executors[-1]
+    assert rejection == m.Reject(reason="vocab_size is 500, that of the model that is served for 'score' is 1000")
+    service.say(submit("a", is_resumable=True))
+    service.say(submit("b", LOGITS, is_resumable=True))
+    rows = [service.write()]
+    again, _ = restart(rows, vocabulary=served, pooling_vocabularies={"embed": Vocabulary(500, "c" * 8)})
+    (line,) = again.events("requests ended: their tokenizer is gone")
+    assert line.facts == {"requests": "a"}, "the other's is there"
+
+
+# --- what frontends are told ---
+
+
+def submit(name: str, asked: dict[str, Any] = HIDDEN, **fields: Any) -> m.Submit:
+    params = m.SamplingParams(max_tokens=1, **asked)
+    return m.Submit(request_id=name, prompt=array("i", PROMPT).tobytes(), params=params, **fields)
+
+
+def result(asked: dict[str, Any] = HIDDEN) -> tuple[bytes, str]:
+    """With the model that computes it."""
+    pooled = expected_pooled(PROMPT, m.SamplingParams(max_tokens=1, **asked), LIMITS.hidden_size)
+    return pooled, "f00d/float32"
+
+
+def test_the_fleet_state_has_each_task_that_was_seen() -> None:
+    service = Service()
+    assert service.say(m.FrontendHello(pid=1)).tasks == ()
+    service.join("one", tasks=("generate", "score"))
+    service.join("two", tasks=("embed", "score"), fingerprint="beef", max_model_len=100)
+    state = service.say(m.FrontendHello(pid=1))
+    assert (state.num_ready, state.fingerprint, state.max_model_len) == (1, "f00d", 200)
+    assert [msgspec.structs.astuple(each) for each in state.tasks] == [
+        ("generate", 1, 200, "f00d/float32"),
+        ("embed", 1, 100, "beef/float32"),
+        ("score", 2, 200, "beef/float32"),
+    ]
+    service.lose("one")
+    state = service.say(m.FrontendHello(pid=1))
+    assert (state.num_ready, state.fingerprint) == (0, "f00d")
+    assert [(each.task, each.num_ready) for each in state.tasks] == [("generate", 0), ("embed", 1), ("score", 1)]
+    service.wait(61.0)
+    assert service.say(m.FrontendHello(pid=1)).tasks[2].max_model_len == 100, "lengths change without an event"
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_one_delta_has_the_result_and_the_end(stream: bool) -> None:
+    service = Service()
+    service.join("one", tasks=EVERY)
+    for name, asked in (("a", HIDDEN), ("b", LOGITS)):
+        service.say(submit(name, asked, stream=stream))
+    service.turn()
+    assert service.pooled == {(b"web", "a", 0): result(), (b"web", "b", 0): result(LOGITS)}
+    assert set(service.endings.values()) == {"stop"}
+    assert service.metric('baton_sequences_ended_total{outcome="stop"}') == 2
+    assert service.metric("baton_time_to_first_token_seconds_count") == 0
+
+
+def test_a_client_that_comes_back_finds_its_result() -> None:
+    service = Service()
+    service.join("one", tasks=EVERY)
+    service.say(submit("a", is_resumable=True))
+    service.do(service.core.frontend_gone(b"web", service.now))
+    service.turn()
+    service.say(m.Attach(request_id="a"), b"other")
+    assert service.pooled == {(b"other", "a", 0): result()}
+
+
+def test_large_results_come_in_several_messages() -> None:
+    """Of 4 MiB at most: 64 results of 128 KiB each."""
+    service = Service()
+    hidden_size = 2**15
+    service.do(service.core.from_executor(b"big", hello("big", hidden_size=hidden_size, tasks=EVERY), 0.0))
+    for i in range(64):
+        service.say(submit(str(i)))
+    num_messages = 0
+    while actions := service.core.plans(service.now):
+        for plan in (action.message for action in actions):
+            zeros = bytes(hidden_size * len(plan.pooled_rows))
+            answer = m.StepResult(epoch=plan.epoch, step=plan.step, token_ids=b"", compute_us=1, pooled=zeros)
+            service.do(service.core.from_executor(b"big", answer, service.now))
+    while (message := service.core.next_output(b"web")) is not None:
+        assert sum(len(delta.pooled) for delta in message.deltas) <= 4 * 2**20
+        service.core.output_sent(b"web")
+        num_messages += 1
+        service._told(b"web", message)
+    assert (num_messages, len(service.pooled)) == (2, 64)
+
+
+@pytest.mark.parametrize("has_ended", [False, True])
+def test_after_a_restart_a_result_is_computed_again_for_a_client_that_may_come_back(has_ended: bool) -> None:
+    service = Service(JournalState.OK)
+    service.join("one", tasks=EVERY)
+    service.say(submit("a", is_resumable=True))
+    service.say(submit("b"))
+    rows = [service.write()]
+    if has_ended:
+        service.turn()
+        rows.append(service.write())
+        service.flush()
+        assert len(service.pooled) == 2
+
+    service, batch = restart(rows)
+    assert service.core.requests.table.find("a") is not None
+    assert (service.core.requests.table.find("b") is None) == has_ended
+    cancelled = [line.facts["request"] for line in service.events("request cancelled: its client cannot come back")]
+    assert cancelled == ([] if has_ended else ["b"])
+    service.say(m.Attach(request_id="a"), b"p")
+    assert service.pooled == {}
+    service.join("one", tasks=EVERY)
+    service.turn()
+    rows = [batch.payload, service.write()]
+    service.flush()
+    assert service.pooled == {(b"p", "a", 0): result()}
+
+    service, _ = restart(rows)
+    service.join("one", tasks=EVERY)
+    service.say(m.Attach(request_id="a"), b"q")
+    service.turn()
+    service.write()
+    service.flush()
+    assert service.pooled == {(b"q", "a", 0): result()}
