@@ -3,7 +3,7 @@
 import contextlib
 import http
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from types import TracebackType
 from typing import Any, BinaryIO, Self
 from urllib.parse import quote, urlsplit

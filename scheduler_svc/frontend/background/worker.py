@@ -8,7 +8,7 @@ from common.errors import BatonError
 from common.logging import get_logger
 from scheduler_svc.frontend.answers.responses.events import Outcome
 from scheduler_svc.frontend.background.batches import Batches
-from scheduler_svc.frontend.background.patient_store import PatientStore
+from scheduler_svc.frontend.background.patient_store import RETRY_S, PatientStore
 from scheduler_svc.frontend.background.response_run import ResponseRun
 from scheduler_svc.frontend.link.core_link import CoreLink
 from scheduler_svc.frontend.requests.responses.background_work import BackgroundWork
@@ -37,7 +37,7 @@ class Worker:
         self.batches = batches
         self._link = link
         self._tokenizer = tokenizer
-        self._patient = PatientStore(store)
+        self._patient = PatientStore(store, retry_s=RETRY_S)
         self._runs: dict[tuple[str, str], ResponseRun] = {}
         self._has_begun = asyncio.Condition()  # one more of them
         self._tasks: dict[tuple[str, str], asyncio.Task[None]] = {}
