@@ -8,7 +8,7 @@ from common.errors import BatonError
 from common.logging import get_logger
 from scheduler_svc.frontend.answers.responses.events import Outcome
 from scheduler_svc.frontend.background.batches import Batches
-from scheduler_svc.frontend.background.patient_store import PatientStore
+from scheduler_svc.frontend.background.patient_store import RETRY_S, PatientStore
 from scheduler_svc.frontend.background.response_run import ResponseRun
 from scheduler_svc.frontend.background.turns import Name, Turns
 from scheduler_svc.frontend.errors import internal_error
@@ -55,7 +55,7 @@ class Worker:
         self.batches = batches
         self._link = link
         self._tokenizer = tokenizer
-        self._patient = PatientStore(store)
+        self._patient = PatientStore(store, retry_s=RETRY_S)
         self._places: dict[Name, OpenPlace] = {}
         self._turns = Turns()
         self._may_begin = asyncio.Event()  # something may

@@ -110,6 +110,18 @@ def test_items_are_referred_to_and_calls_and_thoughts_come_back(client, core, to
         client.responses.create(model=MODEL, input=missing)
 
 
+def test_what_is_referred_to_is_bounded_as_often_as_it_is(client):
+    """A short body may stand for very much."""
+    thought = [{"type": "reasoning", "summary": [], "encrypted_content": "x" * 200_000}]  # which no prompt shows
+    first = client.responses.create(**HELLO | {"input": [*thought, {"role": "user", "content": "hi"}]})
+    name = client.responses.input_items.list(first.id, order="asc").data[0].id
+    client.responses.create(**HELLO | {"input": [{"type": "item_reference", "id": name}] * 2}, store=False)
+    with pytest.raises(openai.BadRequestError, match="8388608 bytes of items by reference") as caught:
+        client.responses.create(**HELLO | {"input": [{"type": "item_reference", "id": name}] * 4000}, store=False)
+    assert caught.value.param == "input"
+    client.responses.delete(first.id)
+
+
 def test_one_key_sees_nothing_of_another(frontend, client):
     mine = client.responses.create(**HELLO)
     with frontend.client("beta") as other:
@@ -131,6 +143,26 @@ def test_what_is_not_stored_is_not_there(client):
     assert response.store is False
     with pytest.raises(openai.NotFoundError):
         client.responses.retrieve(response.id)
+
+
+@pytest.mark.parametrize(
+    "field", ["user", "safety_identifier", "prompt_cache_key", "instructions", "metadata", "input"]
+)
+def test_half_a_character_is_refused(frontend, field):
+    value = {"a": "\ud83e"} if field == "metadata" else "\ud83e"
+    body = json.dumps(HELLO | {field: value}).encode()
+    headers = {"authorization": "Bearer alpha", "content-type": "application/json"}
+    assert_openai_shape(httpx.post(f"{frontend.url}/v1/responses", content=body, headers=headers), 400)
+
+
+def test_log_probabilities_come_with_the_text_and_are_bounded(client, core, monkeypatch):
+    response = client.responses.create(**HELLO, top_logprobs=3)
+    [part] = response.output[0].content
+    assert len(part.logprobs) == 7
+    assert all(len(one.top_logprobs) == 3 for one in part.logprobs)
+    assert part.text in "".join(one.token for one in part.logprobs)
+    assert client.responses.create(model=MODEL, input="hi", top_logprobs=20).status in ("incomplete", "completed")
+    assert core.submits[-1].params.max_tokens <= 2**16 // 21, "as many as may be"
 
 
 def test_text_by_schema_reaches_the_core_as_a_grammar(client, core, tokenizer):
