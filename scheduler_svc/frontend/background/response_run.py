@@ -111,7 +111,7 @@ class ResponseRun:
                         pass
             self.outcome = events.outcome(generation.usage)
             if not self._broadcast.has_ended and self._source is None:
-                await asyncio.wait([pump], timeout=QUERY_TIMEOUT_S)  # it has the core end what nobody wants
+                await asyncio.wait([pump], timeout=QUERY_TIMEOUT_S)  # it has the core end what is not wanted
         except RequestRejected as rejected:
             if not self.is_broken_off:
                 usage = None if generation is None else generation.usage

@@ -300,7 +300,7 @@ async def test_cancelled_while_the_core_is_asked_for_it(tmp_path: Path, monkeypa
             answers.set()
             await cancelling
             assert (await stored(store)).status == "cancelled"
-            assert core.cancels, "it is not computed for nobody"
+            assert core.cancels, "it is not computed any more"
 
 
 @in_event_loop
@@ -323,7 +323,7 @@ async def test_a_stop_string_that_is_found_after_the_connection_broke_ends_it_in
 
 
 @in_event_loop
-async def test_an_owner_at_its_limit_keeps_nobody_waiting(tmp_path: Path, monkeypatch):
+async def test_an_owner_at_its_limit_keeps_no_other_waiting(tmp_path: Path, monkeypatch):
     """All that may run at once is asked for by one owner, whom the core refuses."""
     monkeypatch.setattr(turns, "MOST", 2)
     async with linked_core(tmp_path) as (core, link), working(link, tmp_path) as (made, store):
