@@ -322,6 +322,25 @@ def save_embedder(folder: Path, to: Path, **pooling: Any) -> Path:
     return to
 
 
+@pytest.mark.parametrize(
+    ("tasks", "counts"),
+    [
+        (("generate",), set()),
+        (("embed",), {0}),
+        (("generate", "score"), {1, m.MAX_POOLED_TOKEN_IDS}),
+        (EVERY, {0, 1, m.MAX_POOLED_TOKEN_IDS}),
+    ],
+)
+def test_warm_up_and_memory_are_for_the_tasks_that_are_taken(
+    checkpoint: Make, tasks: tuple[m.Task, ...], counts: set[int]
+) -> None:
+    runner, _ = start(checkpoint(**MODEL), **OPTIONS | {"tasks": tasks})
+    plans = [plan.pooled for plan in runner._largest_plans() if plan.pooled is not None]
+    assert {count for pooled in plans for count in pooled.counts.tolist()} == counts
+    assert all(plan.pooled is None for plan in runner._asking_plans()), "the largest ones have them"
+    assert (sum(runner._pooled_results.copied_bytes()) == 0) == (tasks == ("generate",))
+
+
 def test_both_forms_of_a_checkpoint_are_one_model(checkpoint: Make, embedder: Path) -> None:
     folder = checkpoint(**MODEL)
     (runner, limits), (other, other_limits) = (
@@ -349,20 +368,20 @@ def test_fingerprints_of_both_forms_are_equal(checkpoint: Make, embedder: Path) 
         start_executor(ExecutorOptions(model=str(each), threads=1, dtype="float32", num_blocks=8)).hello
         for each in (checkpoint(**MODEL), embedder)
     ]
-    assert [hello.tasks for hello in hellos] == [("generate", "score"), ("embed",)]
+    assert [hello.tasks for hello in hellos] == [("generate",), ("embed",)]
     assert hellos[0].fingerprint == hellos[1].fingerprint
     assert {hello.hidden_size for hello in hellos} == {32}
 
 
 def test_which_tasks_a_folder_says(embedder: Path, checkpoint: Make, tmp_path: Path) -> None:
-    assert choose_tasks(checkpoint(**MODEL)) == ("generate", "score")
+    assert choose_tasks(checkpoint(**MODEL)) == ("generate",), "a reranker does not tell that it is one"
     assert choose_tasks(checkpoint(**MODEL), ["score", "embed", "score"]) == ("embed", "score")
     assert choose_tasks(embedder) == ("embed",)
     assert choose_tasks(embedder, ["generate"]) == ("generate",)
     (embedder / "modules.json").unlink()
     assert choose_tasks(embedder) == ("embed",), "its config names a model without a head"
     (tmp_path / "plain").mkdir()
-    assert choose_tasks(tmp_path / "plain") == ("generate", "score")
+    assert choose_tasks(tmp_path / "plain") == ("generate",)
 
 
 @pytest.mark.parametrize(

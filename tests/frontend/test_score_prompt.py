@@ -33,7 +33,7 @@ Judge.<|im_end|>
 <Instruct>: {{ messages | selectattr("role", "eq", "system") | map(attribute="content") | first }}
 <Query>: {{ messages | selectattr("role", "eq", "query") | map(attribute="content") | first }}
 <Document>: {{ messages | selectattr("role", "eq", "document") | map(attribute="content") | first }}<|im_end|>"""
-STATE = m.TaskState(task="score", num_ready=1, max_model_len=400, model="")
+STATE = m.TaskState(task="score", num_ready=1, max_model_len=400)
 TEXTS = st.lists(st.sampled_from(["a", " b", "\n", " ", "<", "|im_end|>", "<|im_end|>", ":", "é", "́"]), max_size=6)
 
 
