@@ -36,8 +36,8 @@ def choose_tasks(folder: Path, asked: Iterable[str] = ()) -> tuple[Task, ...]:
 
     Args:
         folder: of the model.
-        asked: by the operator; if none is, an embedding model takes `embed`, and any other `generate`. A reranker cannot
-            be told from a model that generates, so `score` has to be asked for.
+        asked: by the operator; if none is, an embedding model takes `embed`, and any other `generate`. No folder tells
+            that its model is a reranker, so `score` has to be asked for.
 
     Raises:
         CheckpointError: it is to take `embed`, and its folder says that its embeddings are made in another way than of

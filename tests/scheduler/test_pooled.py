@@ -266,7 +266,7 @@ def test_pooled_sequences_go_to_the_newest_model_and_to_others_only_without_it()
     inputs = [pooled.add(str(i), prompt(9, i), max_tokens=1, **HIDDEN)[0] for i in range(20)]
     pooled.finish()
     assert {sequence.model for sequence in inputs} == {"new"}
-    assert not (pooled.plans[1] or pooled.plans[old])
+    assert pooled.plans[1] == pooled.plans[old] == []
     waits = pooled.add("waits", prompt(9), max_tokens=1, **HIDDEN)[0]
     pooled.take_no_new(new)
     pooled.finish()

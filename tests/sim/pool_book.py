@@ -160,7 +160,9 @@ class PoolBook:
                 if sequence.has_answer:  # it goes on with its model as long as an executor has that
                     able = [e for e in able if e.model == sequence.model] or able
                 if sequence.is_pooled:  # it waits for the newest model
-                    epochs = {model: min(e.epoch for e in able if e.model == model) for model in {e.model for e in able}}
+                    epochs = {
+                        model: min(e.epoch for e in able if e.model == model) for model in {e.model for e in able}
+                    }
                     able = [e for e in able if epochs[e.model] == max(epochs.values())]
                 if is_suspect(sequence):  # it waits for an executor that it has not failed on, also for one that hangs
                     able = [e for e in able if e.name != sequence.failed_on] or able

@@ -284,9 +284,7 @@ class Witness:
             return "context_length_exceeded"
         if longest and max(memoryview(submit.prompt).cast("i")) >= VOCAB_SIZE:
             return "invalid_value"
-        num_waiting = sum(
-            s.state is State.WAITING and s.params.task == submit.params.task for s in core.scheduler
-        )
+        num_waiting = sum(s.state is State.WAITING and s.params.task == submit.params.task for s in core.scheduler)
         if num_waiting + submit.n > core.scheduler.config.max_waiting:
             return "queue_full"
         return ""

@@ -107,7 +107,7 @@ class TaskPools:
         return not self.has_seen(task) and (task != "generate" or now >= self._first_at + self._grace_s)
 
     def strands(self, task: Task) -> bool:
-        """Whether what no executor fits waits beside others: those of its task, or any if none of it can be expected."""
+        """Whether what no executor fits waits beside others: those of its task, or any if none of it is expected."""
         limits = self._limits[task]
         return bool(limits.taking or (not limits.is_expected and self.taking))
 

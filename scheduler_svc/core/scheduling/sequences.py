@@ -80,7 +80,9 @@ class Sequences:
         if (refusal := self.capacities.refusal(one, now)) is not None:  # before n copies of the prompt are made
             raise refusal
         if (num_waiting := self.waiting.num_of(one.params.task)) + submit.n > self._max_waiting:
-            raise RequestRejected(f"{num_waiting} sequences are waiting, the limit is {self._max_waiting}", "queue_full")
+            raise RequestRejected(
+                f"{num_waiting} sequences are waiting, the limit is {self._max_waiting}", "queue_full"
+            )
         sequences = new_sequences(submit, prompt, largest, self._arrivals, deadline)
         self._arrivals += submit.n
         for sequence in sequences:
