@@ -19,8 +19,14 @@ from common.errors import CheckpointError
 from common.plan import ExecutorLimits, PlanColumns
 from common.pooled_rows import PooledRows
 from common.step_result import ResultColumns, parse_result
+from executor_svc.devices.cpu import CpuPlatform
+from executor_svc.model.checkpoint import Checkpoint
+from executor_svc.model.config import read_config
+from executor_svc.model.prepared import WeightLayout
 from executor_svc.model.rank_group import SINGLE_RANK, RankGroup
+from executor_svc.model.sharding import Shard
 from executor_svc.model.tasks import choose_tasks
+from executor_svc.model.weights import new_in_process, read_weights
 from executor_svc.runner.group_runner import pack, unpack
 from executor_svc.runner.pooled_results import PooledResults, in_order
 from executor_svc.runner.runner import Runner
@@ -359,6 +365,30 @@ def test_an_untied_model_without_a_head_takes_embeddings_alone(checkpoint: Make,
     assert result.pooled.tolist() == near(expected(folder, [5, 6, 7], ()))
     with pytest.raises(CheckpointError, match=r"it lacks: lm_head\.weight"):
         start(headless, **OPTIONS)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_what_takes_embeddings_alone_holds_no_head_and_is_the_same_model(checkpoint: Make, tied: bool) -> None:
+    """In bfloat16 C++ kernels pack a head, also one that is the embedding."""
+    folder = checkpoint(**MODEL, tied=tied, dtype=torch.bfloat16, head_dim=64)
+    config = read_config(folder)
+    packing = CpuPlatform(1).packing(config, torch.bfloat16)
+    whole = WeightLayout(config, Shard.of(config), torch.bfloat16, packing)
+    headless = replace(whole, has_head=False)
+    assert not any(name.startswith("head") for name in headless.specs)
+    with Checkpoint(folder) as opened:
+        (ours, fingerprint), (theirs, of_whole) = (
+            read_weights(opened, layout, CPU, SINGLE_RANK, new_in_process(CPU)) for layout in (headless, whole)
+        )
+    assert fingerprint == of_whole
+    assert all(torch.equal(tensor, theirs.tensors[name]) for name, tensor in ours.tensors.items())
+    row = Row(0, [5, 6, 7], 3, [3], sampled=False, pooled=())
+    answers = []
+    for tasks in (EVERY, ("embed",)):
+        runner, limits = start(folder, dtype="bfloat16", **OPTIONS | {"tasks": tasks})
+        assert (runner._model._head is None) == (tasks == ("embed",))
+        answers.append(launch(runner, limits, [row]).pooled.tolist())
+    assert answers[0] == answers[1]
 
 
 def test_fingerprints_of_both_forms_are_equal(checkpoint: Make, embedder: Path) -> None:
