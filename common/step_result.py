@@ -69,20 +69,25 @@ def parse_result(
     if len(token_ids) != num_samples:
         raise WireError(f"result of step {result.step} has {len(token_ids)} tokens, its plan samples {num_samples}")
     check_range("token_ids", token_ids, -1, vocab_size - 1)
-    values_of_pooled = array_from("pooled", result.pooled, "<f4")
-    num_pooled = 0 if pooled is None else int(pooled.sizes.sum(dtype=np.int64))
-    if len(values_of_pooled) != num_pooled:
-        raise WireError(f"the result has {len(values_of_pooled)} pooled values, its plan asks for {num_pooled}")
     asks_nothing = not len(logprob_counts) and prompt_targets is None
     came = result.logprob_ids or result.logprobs or result.prompt_logprob_ids or result.prompt_logprobs
-    if asks_nothing and not came:  # as good as always
-        return ResultColumns.of_tokens(token_ids)._replace(pooled=values_of_pooled)
+    if pooled is None and asks_nothing and not (came or result.pooled):  # as good as always
+        return ResultColumns.of_tokens(token_ids)
+    values_of_pooled = _pooled_values(result.pooled, pooled)
     ids, values = _logprobs("logprob", result.logprob_ids, result.logprobs, logprob_counts, token_ids, vocab_size)
     targets, counts = (_NO_TOKENS,) * 2 if prompt_targets is None else (prompt_targets.targets, prompt_targets.counts)
     prompt_ids, prompt_values = _logprobs(
         "prompt_logprob", result.prompt_logprob_ids, result.prompt_logprobs, counts, targets, vocab_size
     )
     return ResultColumns(token_ids, ids, values, prompt_ids, prompt_values, values_of_pooled)
+
+
+def _pooled_values(raw: bytes, pooled: PooledRows | None) -> FloatArray:
+    values = array_from("pooled", raw, "<f4")
+    num_asked = 0 if pooled is None else int(pooled.sizes.sum(dtype=np.int64))
+    if len(values) != num_asked:
+        raise WireError(f"the result has {len(values)} pooled values, its plan asks for {num_asked}")
+    return values
 
 
 def _logprobs(

@@ -94,7 +94,7 @@ def _check_place(_context: click.Context, _parameter: click.Parameter, value: st
     type=click.Choice(["generate", "embed", "score"]),
     multiple=True,
     help="What it takes: generation, embeddings, scores of rerankers; may be given more than once.  "
-    "[default: embed for an embedding model, else generate and score]",
+    "[default: embed for an embedding model, else generate]",
 )
 @click.option(
     "--dtype",

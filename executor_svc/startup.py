@@ -261,7 +261,7 @@ def _load_model(
             config = msgspec.structs.replace(config, tied=True)  # it has no head, and needs none
         dtype = _choose_dtype(options, platform, checkpoint, config)
         shard = Shard.of(config, group.rank, group.size)
-        layout = WeightLayout(config, shard, dtype, platform.packing(config, dtype))
+        layout = WeightLayout(config, shard, dtype, platform.packing(config, dtype), has_head=tasks != ("embed",))
         loaded = obtain_weights(
             checkpoint,
             layout,

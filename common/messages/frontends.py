@@ -147,13 +147,11 @@ class TaskState(Message, frozen=True):
     Attributes:
         num_ready: those that take plans now.
         max_model_len: positions that a sequence of the task may have.
-        model: of the newest of them, as in `TokenDelta`.
     """
 
     task: Task
     num_ready: Count
     max_model_len: Count
-    model: Annotated[str, Meta(max_length=300)]
 
 
 class FleetState(Message, frozen=True, tag="fleet"):

@@ -43,7 +43,8 @@ class Parameter:
 
     Attributes:
         stored: what it is made of.
-        kept: False where other ranks have it: of what is summed over the ranks, only the first one adds the bias.
+        kept: False where it is not used and only hashed: a bias of what is summed over the ranks, which only the first
+            one adds; the head of a model that takes embeddings alone.
         padding: the rows from here on are zeros, which no stored tensor has.
         same_as: the parameter whose values it has, which is in no checkpoint: the head of a tied model.
     """
@@ -68,14 +69,14 @@ class Parameter:
         return 0 if self.same_as is not None or not self.kept else torch.Size(self.shape).numel()
 
 
-def parameters(config: Qwen3Config, shard: Shard) -> list[Parameter]:
-    """All parameters of a rank, in the order in which a step needs them."""
+def parameters(config: Qwen3Config, shard: Shard, *, has_head: bool = True) -> list[Parameter]:
+    """All parameters of a rank, in the order in which a step needs them; `has_head`: see `WeightLayout`."""
     table = _table("embedding", "model.embed_tokens.weight", config, shard)
     head = replace(table, name="head", stored=(), role=Role.MATRIX, same_as="embedding")
     if not config.tied:
         head = replace(_table("head", "lm_head.weight", config, shard), role=Role.MATRIX)
     layers = [parameter for index in range(config.num_layers) for parameter in _layer(config, shard, index)]
-    return [table, *layers, _whole("norm", "model.norm.weight", config.hidden_size), head]
+    return [table, *layers, _whole("norm", "model.norm.weight", config.hidden_size), replace(head, kept=has_head)]
 
 
 def _table(name: str, stored_name: str, config: Qwen3Config, shard: Shard) -> Parameter:

@@ -137,7 +137,7 @@ class _OneKind:
         self._kind = WeightsKind(
             dtype=str(layout.dtype).removeprefix("torch."),
             quantization=quantization,
-            packing=f"{layout.packing.name} file-{FORMAT_VERSION}",
+            packing=f"{layout.packing.name} file-{FORMAT_VERSION}{'' if layout.has_head else ' headless'}",
             rank=layout.shard.rank,
             num_ranks=layout.shard.size,
             device=store.memories.device,

@@ -84,11 +84,11 @@ class Qwen3(Generic[Metadata]):
         self._layers = [
             _Layer.of(weights, index, kernels, cos_sin, backend.cache(index)) for index in range(config.num_layers)
         ]
-        self._head = kernels.projection(weights.matrix("head"), None)
+        self._head = kernels.projection(weights.matrix("head"), None) if layout.has_head else None
         if config.tied:  # the table is there as it is
-            self._picked: PickedProjection = partial(_picked, self._embedding)
+            self._picked: PickedProjection | None = partial(_picked, self._embedding)
         else:
-            self._picked = kernels.picked_projection(weights.matrix("head"))
+            self._picked = kernels.picked_projection(weights.matrix("head")) if layout.has_head else None
         self._kernels = kernels
         self._backend = backend
         self._activations = Activations.empty(config, self._shard, max_batch_tokens, dtype, device)
@@ -134,6 +134,8 @@ class Qwen3(Generic[Metadata]):
             hidden_states: [tokens, hidden].
             tokens: int32 [rows], which of them; at most `max_num_seqs`.
         """
+        if self._head is None:  # only trial plans ask, as `parse_plan` refuses others; what they draw is of no concern
+            return
         chosen = self._chosen[: len(tokens)]
         torch.index_select(hidden_states, 0, tokens, out=chosen)
         self._head(chosen, self._logits[: len(tokens)])
@@ -166,6 +168,7 @@ class Qwen3(Generic[Metadata]):
             token_ids: int32 [rows], of the whole vocabulary.
             out: float32 [rows], the same on all ranks.
         """
+        assert self._picked is not None, "scores of a model that takes embeddings alone"
         chosen = torch.index_select(hidden_states, 0, tokens, out=self._chosen[: len(tokens)])
         if self._group.size == 1:
             self._picked(chosen, token_ids, out)

@@ -20,17 +20,19 @@ class WeightLayout:
     Attributes:
         shard: of the model of `config`.
         dtype: of what is not packed, and of matrices before they are.
+        has_head: whether logits are computed.
     """
 
     config: Qwen3Config
     shard: Shard
     dtype: torch.dtype
     packing: Packing = AS_IS
+    has_head: bool = True
 
     @cached_property
     def parameters(self) -> list[Parameter]:
         """The shard's."""
-        return parameters(self.config, self.shard)
+        return parameters(self.config, self.shard, has_head=self.has_head)
 
     @cached_property
     def specs(self) -> dict[str, TensorSpec]:
@@ -40,9 +42,11 @@ class WeightLayout:
         """
         specs: dict[str, TensorSpec] = {}
         for parameter in self.parameters:
-            if parameter.role is Role.TENSOR and parameter.kept:
+            if not parameter.kept or self.is_alias(parameter):
+                continue
+            if parameter.role is Role.TENSOR:
                 specs[parameter.name] = TensorSpec(self.dtype, parameter.shape)
-            elif parameter.role is not Role.TENSOR and not self.is_alias(parameter):
+            else:
                 parts = self.packing.parts(parameter.matrix_shape, self.dtype)
                 specs.update((f"{parameter.name}.{part}", spec) for part, spec in parts.items())
         return specs

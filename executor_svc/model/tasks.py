@@ -36,7 +36,8 @@ def choose_tasks(folder: Path, asked: Iterable[str] = ()) -> tuple[Task, ...]:
 
     Args:
         folder: of the model.
-        asked: by the operator; if none is, an embedding model takes `embed`, and any other `generate` and `score`.
+        asked: by the operator; if none is, an embedding model takes `embed`, and any other `generate`. No folder tells
+            that its model is a reranker, so `score` has to be asked for.
 
     Raises:
         CheckpointError: it is to take `embed`, and its folder says that its embeddings are made in another way than of
@@ -46,7 +47,7 @@ def choose_tasks(folder: Path, asked: Iterable[str] = ()) -> tuple[Task, ...]:
     has_pooling = any(module.kind == "Pooling" for module in modules)
     architectures = (_read(folder / "config.json", _Architectures) or _Architectures()).architectures or []
     is_embedder = has_pooling or any(name.endswith("Model") for name in architectures)
-    chosen = set(asked) or ({"embed"} if is_embedder else {"generate", "score"})
+    chosen = set(asked) or ({"embed"} if is_embedder else {"generate"})
     if "embed" in chosen:
         _check_modules(folder, modules)
     return tuple(task for task in cast("tuple[Task, ...]", get_args(Task)) if task in chosen)

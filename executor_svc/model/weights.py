@@ -94,11 +94,12 @@ class _Reading:
         """Read a parameter and prepare it."""
         if self._layout.is_alias(parameter):
             return
+        if not parameter.kept:
+            self._fill(parameter, None)
+            return
         if parameter.role is Role.TENSOR or self._layout.packing.as_is:
             name = parameter.name if parameter.role is Role.TENSOR else f"{parameter.name}.weight"
-            if parameter.kept:
-                self._make(name)
-            self._fill(parameter, self.tensors.get(name))
+            self._fill(parameter, self._make(name))
             return
         weight = self._unpacked_weight(parameter)
         parts = self._layout.packing.parts(parameter.matrix_shape, self._layout.dtype)

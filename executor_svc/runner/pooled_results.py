@@ -33,7 +33,7 @@ class StagedResults:
 
 
 class PooledResults:
-    """Has room for a step's, and computes them.
+    """Has room for a step's, of the tasks that are taken, and computes them.
 
     Args:
         limits: of the executor.
@@ -43,8 +43,10 @@ class PooledResults:
     def __init__(self, limits: ExecutorLimits, device: torch.device) -> None:
         self._rows = rows = limits.max_num_seqs
         self._hidden_size = limits.hidden_size
-        most = min(rows * max(limits.hidden_size, m.MAX_POOLED_TOKEN_IDS), m.MAX_PLAN_POOLED_FLOATS)
-        self._arena = Arena(packed_size([rows, *[rows * m.MAX_POOLED_TOKEN_IDS] * 2]), device)
+        states = rows if "embed" in limits.tasks else 0
+        scores = rows * m.MAX_POOLED_TOKEN_IDS if "score" in limits.tasks else 0
+        most = min(max(states * limits.hidden_size, scores), m.MAX_PLAN_POOLED_FLOATS)
+        self._arena = Arena(packed_size([states, scores, scores]), device)
         self._out = torch.zeros(most, dtype=torch.float32, device=device)
 
     def stage(self, columns: PlanColumns, pooled: PooledRows) -> StagedResults:

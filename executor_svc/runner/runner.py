@@ -209,16 +209,18 @@ class Runner(Generic[Metadata]):
         prompts = _spread(num_tokens, min(limits.max_num_seqs, -(-num_tokens // limits.max_model_len)))
         for count in (1, 2, min(m.MAX_LOGPROBS, 1 + limits.vocab_size)):
             yield asking_of_prompts(self._trial(prompts), count)
-        yield from self._pooling_plans()
 
     def _pooling_plans(self) -> list[PlanColumns]:
-        """Rows that want hidden states, of few and of as many as there may be; and rows that want logits."""
+        """Rows that want hidden states, of few and of as many as there may be; and rows that want logits. Of the tasks
+        that are taken."""
         limits = self.limits
+        counts = [0] if "embed" in limits.tasks else []
+        counts += [1, m.MAX_POOLED_TOKEN_IDS] if "score" in limits.tasks else []
         most = min(limits.max_num_seqs, limits.max_batch_tokens, m.MAX_PLAN_POOLED_FLOATS // limits.hidden_size)
         return [
             pooling(self._trial([1] * rows), count, limits.hidden_size)
             for rows in sorted({1, most})
-            for count in (0, 1, m.MAX_POOLED_TOKEN_IDS)
+            for count in counts
         ]
 
     def _capture_graphs(self) -> None:

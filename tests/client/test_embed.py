@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 
 import numpy as np
 import pytest
@@ -72,11 +73,43 @@ def test_without_a_model_that_says_so_the_first_one_is_asked(baton, server):
     assert server.requests[0]["model"] == MODEL
 
 
-def test_no_part_of_an_array_is_left(baton, server, tmp_path):
+@pytest.mark.parametrize("before", [None, b"of yesterday"])
+def test_a_file_is_whole_or_what_it_was(baton, server, tmp_path, before):
+    output, link = tmp_path / "out.npy", tmp_path / "link.npy"
+    link.symlink_to(output)
+    if before is not None:
+        output.write_bytes(before)
+        output.chmod(0o640)
     server.script.extend([None, Refuse(400, "too long")])
-    result = baton("embed", "a", "b", "--batch", 1, "--output", tmp_path / "out.npy", "--format", "npy")
+    options = ("--batch", 1, "--output", link, "--format", "npy")
+    result = baton("embed", "a", "b", *options)
     assert (result.exit_code, "too long" in result.stderr) == (1, True)
-    assert not (tmp_path / "out.npy").exists()
+    assert (output.read_bytes() if output.exists() else None) == before
+    assert baton("embed", "a", "b", *options).exit_code == 0
+    assert np.load(output).shape == (2, 6)
+    assert link.is_symlink()
+    assert before is None or output.stat().st_mode & 0o777 == 0o640
+    assert {path.name for path in tmp_path.iterdir() if "embed" in path.name} == set(), "nothing else is left"
+
+
+def test_what_is_no_file_is_written_and_stays(baton, server, tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    server.script.extend([None, Refuse(400, "too long")])
+    assert baton("embed", "a", "b", "--batch", 1, "--output", pipe).exit_code == 1
+    assert json.loads(os.read(reader, 2**16))["text"] == "a"
+    assert pipe.is_fifo()
+    os.close(reader)
+
+
+def test_lines_end_with_a_line_feed_alone(baton, server, tmp_path):
+    """`str.splitlines` would cut at other characters, too."""
+    lines = ["a\u2028b", "c\x0cd", "e\x85f"]
+    (tmp_path / "in.txt").write_bytes("\r\n".join([*lines, ""]).encode())
+    for arguments in (("--file", tmp_path / "in.txt"), ("--file", "-")):
+        result = baton("embed", *arguments, input="\n".join(lines))
+        assert [json.loads(line)["text"] for line in result.stdout_bytes.splitlines()] == lines
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,14 @@ from common.errors import CheckpointError
 from common.plan import ExecutorLimits, PlanColumns
 from common.pooled_rows import PooledRows
 from common.step_result import ResultColumns, parse_result
+from executor_svc.devices.cpu import CpuPlatform
+from executor_svc.model.checkpoint import Checkpoint
+from executor_svc.model.config import read_config
+from executor_svc.model.prepared import WeightLayout
 from executor_svc.model.rank_group import SINGLE_RANK, RankGroup
+from executor_svc.model.sharding import Shard
 from executor_svc.model.tasks import choose_tasks
+from executor_svc.model.weights import new_in_process, read_weights
 from executor_svc.runner.group_runner import pack, unpack
 from executor_svc.runner.pooled_results import PooledResults, in_order
 from executor_svc.runner.runner import Runner
@@ -322,6 +328,25 @@ def save_embedder(folder: Path, to: Path, **pooling: Any) -> Path:
     return to
 
 
+@pytest.mark.parametrize(
+    ("tasks", "counts"),
+    [
+        (("generate",), set()),
+        (("embed",), {0}),
+        (("generate", "score"), {1, m.MAX_POOLED_TOKEN_IDS}),
+        (EVERY, {0, 1, m.MAX_POOLED_TOKEN_IDS}),
+    ],
+)
+def test_warm_up_and_memory_are_for_the_tasks_that_are_taken(
+    checkpoint: Make, tasks: tuple[m.Task, ...], counts: set[int]
+) -> None:
+    runner, _ = start(checkpoint(**MODEL), **OPTIONS | {"tasks": tasks})
+    plans = [plan.pooled for plan in runner._largest_plans() if plan.pooled is not None]
+    assert {count for pooled in plans for count in pooled.counts.tolist()} == counts
+    assert all(plan.pooled is None for plan in runner._asking_plans()), "the largest ones have them"
+    assert (sum(runner._pooled_results.copied_bytes()) == 0) == (tasks == ("generate",))
+
+
 def test_both_forms_of_a_checkpoint_are_one_model(checkpoint: Make, embedder: Path) -> None:
     folder = checkpoint(**MODEL)
     (runner, limits), (other, other_limits) = (
@@ -342,6 +367,30 @@ def test_an_untied_model_without_a_head_takes_embeddings_alone(checkpoint: Make,
         start(headless, **OPTIONS)
 
 
+@pytest.mark.parametrize("tied", [True, False])
+def test_what_takes_embeddings_alone_holds_no_head_and_is_the_same_model(checkpoint: Make, tied: bool) -> None:
+    """In bfloat16 C++ kernels pack a head, also one that is the embedding."""
+    folder = checkpoint(**MODEL, tied=tied, dtype=torch.bfloat16, head_dim=64)
+    config = read_config(folder)
+    packing = CpuPlatform(1).packing(config, torch.bfloat16)
+    whole = WeightLayout(config, Shard.of(config), torch.bfloat16, packing)
+    headless = replace(whole, has_head=False)
+    assert not any(name.startswith("head") for name in headless.specs)
+    with Checkpoint(folder) as opened:
+        (ours, fingerprint), (theirs, of_whole) = (
+            read_weights(opened, layout, CPU, SINGLE_RANK, new_in_process(CPU)) for layout in (headless, whole)
+        )
+    assert fingerprint == of_whole
+    assert all(torch.equal(tensor, theirs.tensors[name]) for name, tensor in ours.tensors.items())
+    row = Row(0, [5, 6, 7], 3, [3], sampled=False, pooled=())
+    answers = []
+    for tasks in (EVERY, ("embed",)):
+        runner, limits = start(folder, dtype="bfloat16", **OPTIONS | {"tasks": tasks})
+        assert (runner._model._head is None) == (tasks == ("embed",))
+        answers.append(launch(runner, limits, [row]).pooled.tolist())
+    assert answers[0] == answers[1]
+
+
 def test_fingerprints_of_both_forms_are_equal(checkpoint: Make, embedder: Path) -> None:
     from executor_svc.options import ExecutorOptions
 
@@ -349,20 +398,20 @@ def test_fingerprints_of_both_forms_are_equal(checkpoint: Make, embedder: Path) 
         start_executor(ExecutorOptions(model=str(each), threads=1, dtype="float32", num_blocks=8)).hello
         for each in (checkpoint(**MODEL), embedder)
     ]
-    assert [hello.tasks for hello in hellos] == [("generate", "score"), ("embed",)]
+    assert [hello.tasks for hello in hellos] == [("generate",), ("embed",)]
     assert hellos[0].fingerprint == hellos[1].fingerprint
     assert {hello.hidden_size for hello in hellos} == {32}
 
 
 def test_which_tasks_a_folder_says(embedder: Path, checkpoint: Make, tmp_path: Path) -> None:
-    assert choose_tasks(checkpoint(**MODEL)) == ("generate", "score")
+    assert choose_tasks(checkpoint(**MODEL)) == ("generate",), "a reranker does not tell that it is one"
     assert choose_tasks(checkpoint(**MODEL), ["score", "embed", "score"]) == ("embed", "score")
     assert choose_tasks(embedder) == ("embed",)
     assert choose_tasks(embedder, ["generate"]) == ("generate",)
     (embedder / "modules.json").unlink()
     assert choose_tasks(embedder) == ("embed",), "its config names a model without a head"
     (tmp_path / "plain").mkdir()
-    assert choose_tasks(tmp_path / "plain") == ("generate", "score")
+    assert choose_tasks(tmp_path / "plain") == ("generate",)
 
 
 @pytest.mark.parametrize(

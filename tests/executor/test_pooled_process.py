@@ -13,6 +13,7 @@ import torch
 
 from common import messages as m
 from common.model_files import DEMO_MODEL_DIR
+from scheduler_svc.core.scheduling.config import SchedulerConfig
 from tests.support.checkpoints import reference_logits, reference_model
 from tests.support.core import RunningCore, running_core
 from tests.support.eventually import eventually
@@ -41,7 +42,8 @@ def near(values: Any) -> Any:
 @pytest.mark.parametrize("is_killed", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["alone", "killed"])
 def test_results_of_a_process(tmp_path: Path, is_killed: bool) -> None:
     """Of two executors, which both may have a prompt of six plans, one is killed while they compute it."""
-    with running_core(tmp_path) as core, ExitStack() as stack:
+    at_once = SchedulerConfig(pool_grace_s=0.0)  # no generator is waited for
+    with running_core(tmp_path, at_once) as core, ExitStack() as stack:
         first = stack.enter_context(executor(core))
         front = core.frontend()
         eventually(lambda: bool(front.status().executors), timeout_s=60)

@@ -26,8 +26,7 @@ MAX_MODEL_LEN = 2048
 VOCAB_SIZE = 2048
 HIDDEN_SIZE = 256  # as the demo model
 TASKS = tuple(
-    m.TaskState(task=task, num_ready=1, max_model_len=MAX_MODEL_LEN, model=COMPUTED_BY)
-    for task in ("generate", "embed", "score")
+    m.TaskState(task=task, num_ready=1, max_model_len=MAX_MODEL_LEN) for task in ("generate", "embed", "score")
 )
 REPORT = status_report(
     requests_finished=3,

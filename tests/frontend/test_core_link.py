@@ -230,6 +230,9 @@ async def test_the_number_of_open_requests_is_limited(tmp_path: Path, monkeypatc
         queue.close()
         link.open([submit("c"), submit("d")])
         await asyncio.to_thread(eventually, lambda: len(core.cancels) == 2, 5)
+        with pytest.raises(RequestRejected, match="3 requests are open already"):
+            link.open([submit("e")], num_following=1)
+        await asyncio.to_thread(eventually, lambda: len(core.submits) == 4, 5)
 
 
 @contextlib.asynccontextmanager

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from common import messages as m
 from common.errors import RequestRejected, WireError
-from scheduler_svc.frontend.answers.pooled import PooledAnswer, embedding, relevance, short_floats
+from scheduler_svc.frontend.answers.pooled import PooledAnswer, embedding, margin, relevance, short_floats
 from scheduler_svc.frontend.link.delta_queue import DeltaQueue
 from tests.frontend.fake_core import COMPUTED_BY, delta, int32
 from tests.frontend.links import in_event_loop
@@ -42,7 +42,7 @@ def test_an_embedding_that_is_not_normalized_is_what_came(hidden: np.ndarray, di
 
 @given(FLOATS, FLOATS)
 def test_relevance_is_the_softmax(no: float, yes: float):
-    score = relevance(np.array([no, yes], np.float32))
+    [score] = relevance(np.array([margin(np.array([no, yes], np.float32))]))
     highest = max(no, yes)
     weights = np.exp(np.array([no, yes], np.float64) - highest)
     assert score.dtype == np.float32

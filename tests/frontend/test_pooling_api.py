@@ -1,6 +1,7 @@
 """Embeddings, reranking and scores over HTTP, by models of their own beside the one that generates."""
 
 import base64
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ import numpy as np
 import openai
 import pytest
 from click.testing import CliRunner
+from fastapi import Request
 
 from common import messages as m
 from common.errors import CheckpointError, RequestRejected
@@ -18,6 +20,9 @@ from common.model_files import DEMO_MODEL_DIR
 from scheduler_svc.api_key_file import ApiKey, digest, encode_key_file
 from scheduler_svc.frontend.__main__ import main as frontend_command
 from scheduler_svc.frontend.errors import ApiError
+from scheduler_svc.frontend.http.embeddings_api import EmbeddingsApi
+from scheduler_svc.frontend.http.responses import PartsResponse
+from scheduler_svc.frontend.http.unsent_answers import UnsentAnswers
 from scheduler_svc.frontend.requests.body import parse_noting
 from scheduler_svc.frontend.requests.embedding import tokenize_embedding
 from scheduler_svc.frontend.requests.pooled_request import positions
@@ -46,6 +51,7 @@ from tests.frontend.fake_core import (
     tokens_of,
 )
 from tests.frontend.harness import MODEL, Frontend, assert_openai_shape, running_frontend
+from tests.frontend.links import in_event_loop
 from tests.support.eventually import eventually
 from tests.support.pooling_folders import END, make_embedder, make_reranker
 
@@ -279,6 +285,47 @@ def test_of_equal_scores_the_first_comes_first(frontend: Frontend):
     body = RERANK | {"documents": ["a", "b", "a", "b", "a"]}
     order = [entry["index"] for entry in post(frontend, "/v1/rerank", body).json()["results"]]
     assert order in ([0, 2, 4, 1, 3], [1, 3, 0, 2, 4])
+
+
+def test_documents_whose_scores_are_all_1_are_in_order(frontend: Frontend, core: FakeCore):
+    """A float32 has no more of a probability when "yes" is ahead by 17."""
+    aheads = iter([18.0, 30.0, 17.5, 40.0])
+
+    def sure(submit: m.Submit) -> Iterator[Step]:
+        yield outputs(delta(submit, [], "stop", pooled=np.array([-3, next(aheads) - 3], "<f4").tobytes()))
+
+    core.script = sure
+    results = post(frontend, "/v1/rerank", RERANK).json()["results"]
+    assert [(entry["index"], entry["relevance_score"]) for entry in results] == [(i, 1.0) for i in (3, 1, 0, 2)]
+
+
+@in_event_loop
+async def test_too_many_unread_answers_refuse_more_before_any_work():
+    api = EmbeddingsApi(SimpleNamespace(), SimpleNamespace(), SimpleNamespace(tokenizer=None), SimpleNamespace())
+    api._unsent = UnsentAnswers(0)
+    with pytest.raises(RequestRejected, match="wait for their readers") as refused:
+        await api.embeddings(Request({"type": "http", "baton.client": None}))
+    assert refused.value.code == "queue_full"
+
+
+@in_event_loop
+async def test_an_answer_counts_until_it_is_sent():
+    for fails in (False, True):
+        unsent, sent = UnsentAnswers(10), []
+        response = PartsResponse([b"12345", b"67890"], {}, unsent)
+        unsent.check()
+
+        async def send(message: dict, unsent: UnsentAnswers = unsent, sent: list = sent, fails: bool = fails) -> None:
+            with pytest.raises(RequestRejected, match="10 bytes of answers"):
+                unsent.check()
+            sent.append(message.get("body", b""))
+            if fails and len(sent) == 2:
+                raise ConnectionResetError
+
+        with contextlib.suppress(ConnectionResetError):
+            await response({"type": "http"}, None, send)
+        assert b"".join(sent) == (b"12345" if fails else b"1234567890")
+        unsent.check()
 
 
 @pytest.mark.parametrize("path", ["/score", "/v1/score"])

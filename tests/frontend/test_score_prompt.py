@@ -1,22 +1,31 @@
 """The prompt that asks whether a document answers a query."""
 
+import contextlib
+import json
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from fastapi import Request
 from hypothesis import given
 from hypothesis import strategies as st
 
 from common import messages as m
 from common.errors import RequestRejected
 from common.model_files import DEMO_MODEL_DIR
+from common.wire import IntArray
 from scheduler_svc.frontend.errors import ApiError
+from scheduler_svc.frontend.http.rerank_api import RerankApi
 from scheduler_svc.frontend.requests.pooled_schemas import RerankRequest, ScoreRequest
 from scheduler_svc.frontend.requests.pooling_model import PoolingModel
 from scheduler_svc.frontend.requests.score_prompt import CHATML, INSTRUCTION, PAIR, SYSTEM, ScorePrompts
 from scheduler_svc.frontend.requests.scoring import tokenize_rerank, tokenize_score
 from scheduler_svc.frontend.text.literal import encode_literally
+from scheduler_svc.frontend.text.long_work import WORTH_A_THREAD
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
 from tests.frontend.fake_core import tokens_of
+from tests.frontend.links import in_event_loop
 from tests.support.pooling_folders import make_reranker
 
 THINKING = """{%- for message in messages %}<|im_start|>{{ message.role }}
@@ -33,7 +42,8 @@ Judge.<|im_end|>
 <Instruct>: {{ messages | selectattr("role", "eq", "system") | map(attribute="content") | first }}
 <Query>: {{ messages | selectattr("role", "eq", "query") | map(attribute="content") | first }}
 <Document>: {{ messages | selectattr("role", "eq", "document") | map(attribute="content") | first }}<|im_end|>"""
-STATE = m.TaskState(task="score", num_ready=1, max_model_len=400, model="")
+STATE = m.TaskState(task="score", num_ready=1, max_model_len=400)
+FLEET = m.FleetState(num_ready=1, fingerprint="f", max_model_len=400, tasks=(STATE,))
 TEXTS = st.lists(st.sampled_from(["a", " b", "\n", " ", "<", "|im_end|>", "<|im_end|>", ":", "é", "́"]), max_size=6)
 
 
@@ -207,3 +217,64 @@ def test_a_query_is_encoded_once(model: PoolingModel, monkeypatch: pytest.Monkey
     rerank(model, query="Zebra?", documents=["x"] * 50)
     assert sum("Zebra" in text for text in seen) == 1
     assert sum(map(len, seen)) < 2000
+
+
+# --- what is tokenized for each pair ---
+
+
+class Asked(Exception):
+    """What `LongWork` is asked to do, and how much that is said to be."""
+
+    def __init__(self, size: int, work: Callable[[], object]) -> None:
+        self.size, self.work = size, work
+
+
+class Reluctant:
+    """A `LongWork` that does nothing."""
+
+    async def run(self, size: int, work: Callable[[], object]) -> object:
+        raise Asked(size, work)
+
+
+class Reader:
+    async def parse(self, raw: bytes, schema: type[ScoreRequest], *_: object) -> ScoreRequest:
+        return schema.model_validate_json(raw)
+
+
+@pytest.mark.parametrize(
+    ("name", "body"),
+    [
+        ("score", {"text_1": ["q"] * 150, "text_2": ["d"] * 150, "instruction": "i" * 2400}),
+        ("score", {"text_1": ["q"] * 150, "text_2": ["d"] * 150}),
+        ("score", {"text_1": "q" * 100, "text_2": ["d"] * 150}),
+        ("rerank", {"query": "q" * 100, "documents": ["d"] * 150}),
+    ],
+    ids=["an instruction", "the default", "a query", "a query of a ranking"],
+)
+@in_event_loop
+async def test_the_work_is_as_much_as_is_tokenized(
+    model: PoolingModel, monkeypatch: pytest.MonkeyPatch, name: str, body: dict
+):
+    """A short one would be done by the event loop, and its streams would wait."""
+    raw = json.dumps({"model": "judge", **body}).encode()
+    link = SimpleNamespace(is_up=True, fleet=FLEET)
+    api = RerankApi(link, Reader(), model, Reluctant())
+    scope: dict[str, object] = {"type": "http", "headers": [(b"content-type", b"application/json")]}
+    scope |= {"baton.client": None, "baton.body": SimpleNamespace(release=lambda: None)}
+
+    async def receive() -> dict:
+        return {"type": "http.request", "body": raw}
+
+    with pytest.raises(Asked) as asked:
+        await getattr(api, name)(Request(scope, receive))
+    tokenized, leading = 0, ScorePrompts.leading
+
+    def watched(prompts: ScorePrompts, instruction: str, query: str) -> IntArray:
+        nonlocal tokenized
+        tokenized += len(instruction) + len(query)
+        return leading(prompts, instruction, query)
+
+    monkeypatch.setattr(ScorePrompts, "leading", watched)
+    with contextlib.suppress(ApiError):  # the prompts are too long; that is known when they are tokenized
+        asked.value.work()
+    assert asked.value.size >= max(tokenized, WORTH_A_THREAD + 1)

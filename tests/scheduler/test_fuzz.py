@@ -284,7 +284,6 @@ class SchedulerMachine(RuleBasedStateMachine):
         )
         accepted = pools.max_tokens(length, max_tokens, may_shorten=may_shorten)
         fits = limit == 0 or length + (accepted if pooled is None else 0) <= limit
-        is_early = task == "generate" and not self.pools.has_seen(*TASKS)
         refusal = ""
         try:
             sequences = self.scheduler.add(submit, self.now)
@@ -292,7 +291,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.max_tokens.update(dict.fromkeys(sequences, accepted))
         except RequestRejected as error:
             refusal = error.code
-        if not is_early and not self.pools.has_seen(task):
+        if self.pools.is_unavailable(task, self.now):
             assert refusal == "unavailable"
         else:
             assert refusal in (("", "queue_full") if fits else ("context_length_exceeded",))
@@ -364,13 +363,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         """Its pool is gone, and what is left holds no more of it."""
         sequence, largest = end.sequence, self.pools_of(end.sequence).largest
         assert self.now >= self.stranded[sequence] + GRACE_S
+        assert (end.code == "unavailable") == (largest == 0)
         if end.reason == "length":
             assert sequence.may_shorten
             assert len(sequence.tokens) >= largest
             assert sequence.num_output > 0
             sequence.params = msgspec.structs.replace(sequence.params, max_tokens=sequence.num_output)
             self.max_tokens[sequence] = sequence.num_output
-        else:
+        elif largest:
             assert end.code == "capacity_lost"
             assert not sequence.may_shorten or (sequence.num_output == 0 and sequence.num_prompt >= largest)
 
@@ -451,7 +451,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def check_stranded(self) -> None:
         """No sequence waits for longer than the grace beside executors that cannot hold it."""
         waiting = [s for s in self.outputs if s.state is State.WAITING and not s.awaited]
-        waiting = [s for s in waiting if s.max_length > self.pools_of(s).largest > 0]
+        waiting = [s for s in waiting if s.max_length > self.pools_of(s).largest and self.pools.strands(s.params.task)]
         self.stranded = {sequence: self.stranded.get(sequence, self.now) for sequence in waiting}
         assert all(self.now < since + GRACE_S for since in self.stranded.values())
 

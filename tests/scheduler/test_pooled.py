@@ -191,15 +191,97 @@ def test_a_sequence_goes_only_where_its_task_is_taken() -> None:
 
 
 def test_a_task_that_no_executor_ever_took_is_refused_by_its_name() -> None:
-    pooled = rig(limits(tasks=("embed",)))
+    pooled = rig(limits(tasks=("embed",)), pool_grace_s=6.0)
     for fields, task in (({"max_tokens": 5}, "generate"), (LOGITS | {"max_tokens": 1}, "score")):
         with pytest.raises(RequestRejected, match=f"no executor that takes the task '{task}'") as refusal:
-            pooled.add(task, [1, 2], **fields)
+            pooled.add(task, [1, 2], now=6.0, **fields)
         assert refusal.value.code == "unavailable"
     empty = Rig()
     empty.lose(1)
     with pytest.raises(RequestRejected, match="'embed'"):
         empty.add("a", [1], max_tokens=1, **HIDDEN)
+
+
+def test_what_generates_waits_for_a_model_that_loads_longer_than_the_embedder_beside_it() -> None:
+    both = rig(limits(tasks=("embed",)), pool_grace_s=6.0)
+    (early,) = both.add("early", [1, 2], max_tokens=5, now=5.9)
+    both.join(limits(), now=11.0)
+    assert both.scheduler.expire(100.0) == []
+    both.finish()
+    assert both.ends[early].reason == "length"
+
+
+@pytest.mark.parametrize("asked", [{}, {"constraints": m.Constraints(grammar="a grammar")}], ids=["plain", "grammar"])
+def test_what_generates_does_not_wait_for_ever_beside_embedders(asked: dict[str, Any]) -> None:
+    service = Service()
+    service.say(submit("a", asked))
+    for second in range(160):
+        if second == 100:
+            service.join("one", tasks=("embed",))
+        assert service.endings == {}
+        service.wait(1.0)
+        service.say(m.FrontendHello(pid=1))
+    assert service.endings == {(b"web", "a", 0): "unavailable"}
+
+
+def test_what_was_accepted_in_an_earlier_life_waits_for_its_executors_beside_others() -> None:
+    """Its model is known to come: it may load for longer than the embedder."""
+    service = Service(JournalState.OK)
+    service.join("one")
+    service.submit("a", is_resumable=True)
+    again, _ = restart([service.write()])
+    again.join("two", tasks=("embed",))
+    again.wait(100.0)
+    assert again.core.requests.table.find("a") is not None
+    again.join("three")
+    again.say(m.Attach(request_id="a"))
+    again.turn()
+    again.write()
+    again.flush()
+    assert again.endings == {(b"web", "a", 0): "length"}
+
+
+def test_a_full_queue_of_a_task_refuses_no_other_task() -> None:
+    pooled = rig(limits(), limits(tasks=("embed",)), max_waiting=3)
+    pooled.lose(2)
+    for i in range(3):
+        pooled.add(f"e{i}", [1, 2], max_tokens=1, **HIDDEN)
+    with pytest.raises(RequestRejected, match="3 sequences are waiting, the limit is 3"):
+        pooled.add("e3", [1, 2], max_tokens=1, **HIDDEN)
+    pooled.add("g0", [1, 2], max_tokens=3, n=3)
+    with pytest.raises(RequestRejected, match="3 sequences are waiting"):
+        pooled.add("g1", [1, 2], max_tokens=3)
+    pooled.plan()
+    pooled.add("g1", [1, 2], max_tokens=3)
+    pooled.join(limits(tasks=("embed",)))
+    pooled.finish()
+
+
+def test_pooled_sequences_go_to_the_newest_model_and_to_others_only_without_it() -> None:
+    """Two models' results cannot be compared, and an answer with both would fail."""
+    embed = limits(tasks=("embed",))
+    pooled = rig(embed)
+    new = pooled.join(embed, "b", model="new")
+    old = pooled.join(embed, "c")  # one more of the old model is not newer
+    inputs = [pooled.add(str(i), prompt(9, i), max_tokens=1, **HIDDEN)[0] for i in range(20)]
+    pooled.finish()
+    assert {sequence.model for sequence in inputs} == {"new"}
+    assert pooled.plans[1] == pooled.plans[old] == []
+    waits = pooled.add("waits", prompt(9), max_tokens=1, **HIDDEN)[0]
+    pooled.take_no_new(new)
+    pooled.finish()
+    assert waits.model == ""
+    assert pooled.ends[waits].reason == "stop"
+
+
+def test_a_sequence_whose_vocabulary_is_gone_is_told_so() -> None:
+    """Embedders of one tokenizer may have vocabularies of several sizes."""
+    pooled = rig(limits(tasks=("embed",), vocab_size=900), limits(tasks=("embed",)), pool_grace_s=6.0)
+    (sequence,) = pooled.add("a", [1, 950], max_tokens=1, **HIDDEN)
+    pooled.lose(2)
+    (end,) = pooled.scheduler.expire(6.0)
+    assert (end.sequence, end.code) == (sequence, "capacity_lost")
+    assert end.error.startswith("the request needs token id 950; the executors' vocabularies end before it, and none")
 
 
 def test_lengths_and_graces_are_those_of_the_task() -> None:
@@ -292,9 +374,9 @@ def test_the_fleet_state_has_each_task_that_was_seen() -> None:
     state = service.say(m.FrontendHello(pid=1))
     assert (state.num_ready, state.fingerprint, state.max_model_len) == (1, "f00d", 200)
     assert [msgspec.structs.astuple(each) for each in state.tasks] == [
-        ("generate", 1, 200, "f00d/float32"),
-        ("embed", 1, 100, "beef/float32"),
-        ("score", 2, 200, "beef/float32"),
+        ("generate", 1, 200),
+        ("embed", 1, 100),
+        ("score", 2, 200),
     ]
     service.lose("one")
     state = service.say(m.FrontendHello(pid=1))

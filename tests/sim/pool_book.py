@@ -70,9 +70,9 @@ class PoolBook:
         """What executors that take a task can hold."""
         return self._limits.of(task)
 
-    def is_unavailable(self, task: m.Task) -> bool:
-        """Whether no executor of a task was there in this life. What generates may come before any executor."""
-        return not self._limits.has_seen(task) and (task != "generate" or self._limits.has_seen(*TASKS))
+    def is_unavailable(self, task: m.Task, now: float) -> bool:
+        """See `TaskPools.is_unavailable`."""
+        return self._limits.is_unavailable(task, now)
 
     def follow(self, core: Core, now: float) -> None:
         """Something has happened in the fleet or to sequences."""
@@ -89,7 +89,7 @@ class PoolBook:
             for s in core.scheduler
             if s.state is State.WAITING and not s.awaited and not any(map(partial(self._fits, s), members))
         ]
-        self._stranded = {s: self._stranded.get(s, now) for s in waiting if self._of(s).taking}
+        self._stranded = {s: self._stranded.get(s, now) for s in waiting if self._limits.strands(s.params.task)}
 
     def told_fleet(self, state: m.FleetState, now: float) -> None:
         """The core has told a frontend how long a sequence may be."""
@@ -159,6 +159,11 @@ class PoolBook:
                 able = [e for e in takes if self._fits(sequence, e.epoch)]
                 if sequence.has_answer:  # it goes on with its model as long as an executor has that
                     able = [e for e in able if e.model == sequence.model] or able
+                if sequence.is_pooled:  # it waits for the newest model
+                    epochs = {
+                        model: min(e.epoch for e in able if e.model == model) for model in {e.model for e in able}
+                    }
+                    able = [e for e in able if epochs[e.model] == max(epochs.values())]
                 if is_suspect(sequence):  # it waits for an executor that it has not failed on, also for one that hangs
                     able = [e for e in able if e.name != sequence.failed_on] or able
                 if any(e.num_running == 0 and not e.inflight for e in able):
@@ -217,6 +222,9 @@ class PoolBook:
             assert sequence.num_output, f"{name} has no answer"
             self.shortened[sequence.request_id, sequence.index].add(sequence.num_output)
             self.moments["shortened to what they had"] += 1
+        elif end.code == "unavailable":
+            assert not self._of(sequence).is_expected, f"{name} could have waited for executors that were there"
+            self.lost.add((sequence.request_id, sequence.index))
         elif end.code == "grammars_lost":
             assert room == 0, f"{name} could have an executor of {room} positions"
             self._libraries.was_given_up(sequence)

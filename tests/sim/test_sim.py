@@ -32,6 +32,8 @@ CASES = [
     (1_795_475_696_249, "everything"),
     # A sequence sat out one of two plans of a turn, and had its last token in the other: the witness saw it in neither.
     (1_795_639_918_409, "everything"),
+    # A pooled stream heard of its acceptance and lost its reader; its result came, and a restart rightly forgot it.
+    (100_731, "tasks"),
 ]
 
 

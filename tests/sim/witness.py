@@ -95,7 +95,7 @@ class Witness:
         self.pools = PoolBook(pool_grace_s, adoption_wait_s, self.moments, self.libraries)
         self.adoptions = AdoptionBook(self.moments, is_roomy=is_roomy)
         self._told: dict[tuple[str, int], _Told] = {}
-        self._pooled: dict[str, None] = {}  # requests for results, which are not in the journal
+        self._pooled: dict[str, bool] = {}  # requests for results, which are not in the journal: is it resumable?
         self._world = world
         self._patience = patience
         self._starts: list[float] = []
@@ -248,8 +248,8 @@ class Witness:
         for (request_id, index), told in self._told.items():
             if self.is_risky(told.asked_at):
                 continue
-            if told.is_whole and request_id in self._pooled:
-                continue  # it is computed again, or forgotten
+            if request_id in self._pooled and (told.is_whole or not self._pooled[request_id]):
+                continue  # it is computed again, or forgotten: also if its result was still on the way
             request = core.requests.table.find(request_id)
             assert request is not None, f"{request_id} was told of and is not in the journal"
             progress = request.progress(core.scheduler.output_of)[index]
@@ -277,14 +277,15 @@ class Witness:
         num_open = sum(request.submit.client == submit.client for request in open_ones)
         if submit.client_limit and num_open >= submit.client_limit:
             return "too_many_requests"
-        if self.pools.is_unavailable(submit.params.task):
+        if self.pools.is_unavailable(submit.params.task, now):
             return "unavailable"
         longest, is_pooled = self.pools.of(submit.params.task).limit(now), submit.params.pooling != "none"
         if longest and len(submit.prompt) // 4 + (0 if is_pooled else self.pools.max_tokens(submit)) > longest:
             return "context_length_exceeded"
         if longest and max(memoryview(submit.prompt).cast("i")) >= VOCAB_SIZE:
             return "invalid_value"
-        if core.scheduler.num_waiting + submit.n > core.scheduler.config.max_waiting:
+        num_waiting = sum(s.state is State.WAITING and s.params.task == submit.params.task for s in core.scheduler)
+        if num_waiting + submit.n > core.scheduler.config.max_waiting:
             return "queue_full"
         return ""
 
@@ -300,7 +301,7 @@ class Witness:
             self.pools.submitted(core, submit, self.pools.max_tokens(submit))
             self._claimed[submit.request_id] = None
             if submit.params.pooling != "none":
-                self._pooled[submit.request_id] = None
+                self._pooled[submit.request_id] = submit.is_resumable
 
     # --- steps ---
 

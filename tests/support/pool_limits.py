@@ -1,5 +1,6 @@
 """Which requests a fleet of different pools has to accept, said a second time: docs/scheduling.md in other words."""
 
+from math import inf
 from typing import get_args
 
 from common.messages import Task
@@ -37,6 +38,11 @@ class PoolLimits:
     def largest_seen(self) -> int:
         """Positions that a sequence may need which is accepted while no executor takes sequences; 0 for any number."""
         return max(self._seen, self._restored) if self._seen else 0
+
+    @property
+    def is_expected(self) -> bool:
+        """Whether executors were there, in this life of the scheduler or in an earlier one."""
+        return bool(self._seen or self._restored)
 
     def restored(self, length: int) -> None:
         """An executor that an earlier life of the scheduler saw could hold so many positions."""
@@ -79,6 +85,8 @@ class TaskPools:
 
     def __init__(self, grace_s: float) -> None:
         self._limits = {task: PoolLimits(grace_s) for task in TASKS}
+        self._grace_s = grace_s
+        self._first_at = inf  # when the first executor of all joined
 
     def of(self, task: Task) -> PoolLimits:
         """Those whose executors take a task."""
@@ -93,8 +101,19 @@ class TaskPools:
         """Whether an executor of one of these tasks was there."""
         return any(self._limits[task].largest_seen for task in tasks)
 
+    def is_unavailable(self, task: Task, now: float) -> bool:
+        """Whether a request of a task is refused because no executor of it was there in this life. What generates may
+        come before, and for a while beside others."""
+        return not self.has_seen(task) and (task != "generate" or now >= self._first_at + self._grace_s)
+
+    def strands(self, task: Task) -> bool:
+        """Whether what no executor fits waits beside others: those of its task, or any if none of it is expected."""
+        limits = self._limits[task]
+        return bool(limits.taking or (not limits.is_expected and self.taking))
+
     def joined(self, epoch: int, limits: ExecutorLimits, now: float) -> None:
         """An executor takes sequences."""
+        self._first_at = min(self._first_at, now)
         for task in limits.tasks:
             size = min(limits.max_model_len, limits.num_blocks * limits.block_size)
             self._limits[task].joined(epoch, size, now)

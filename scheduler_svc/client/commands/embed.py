@@ -72,4 +72,5 @@ def command(
 
 def _lines(path: Path | None) -> tuple[str, ...]:
     text = sys.stdin.read() if path is None or str(path) == "-" else path.read_text(encoding="utf-8")
-    return tuple(line for line in text.splitlines() if line.strip())
+    # Not splitlines: texts may have U+2028, a form feed or another character that it takes for the end of a line.
+    return tuple(line for line in (each.rstrip("\r") for each in text.split("\n")) if line.strip())

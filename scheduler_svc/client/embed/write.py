@@ -1,6 +1,8 @@
 """How vectors are written: for people, for programs, and as one array."""
 
 import contextlib
+import secrets
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -29,7 +31,7 @@ def writer(form: str, output: Path | None, num_texts: int) -> Iterator[Write]:
         num_texts: that will come.
 
     Raises:
-        WrongFile: the file cannot be written. It is not left behind if not all vectors came.
+        WrongFile: the file cannot be written. If not all vectors come, a file is what it was before.
     """
     if form == "npy" and output is None and sys.stdout.isatty():
         raise click.UsageError("npy is no text for a terminal; name a file by --output")
@@ -80,16 +82,28 @@ class _Array:
 
 @contextlib.contextmanager
 def _opened(path: Path | None) -> Iterator[BinaryIO]:
+    """What is no regular file, such as a pipe, is written as it is."""
     if path is None:
         yield sys.stdout.buffer
         return
     try:
-        file = path.open("wb")
+        is_file = path.is_file() or not path.exists()
+        path = path.resolve() if is_file else path  # a link to a file stays one
+        beside = path.with_name(f".baton-embed-{secrets.token_hex(4)}")
+        file = beside.open("xb") if is_file else path.open("wb")
     except OSError as error:
         raise WrongFile(f"{path} cannot be written: {error.strerror}") from error
+    with _replacing(path, beside) if is_file else contextlib.nullcontext(), file:
+        yield file
+
+
+@contextlib.contextmanager
+def _replacing(path: Path, beside: Path) -> Iterator[None]:
+    """Put the file `beside` in a file's place when all is written: part of the vectors would be taken for all."""
     try:
-        with file:
-            yield file
-    except BaseException:  # also Ctrl-C: part of the vectors would be taken for all
-        path.unlink(missing_ok=True)
-        raise
+        yield
+        if path.exists():
+            shutil.copymode(path, beside)
+        beside.replace(path)
+    finally:  # also after Ctrl-C
+        beside.unlink(missing_ok=True)

@@ -42,6 +42,11 @@ class TaskCapacities:
         return self._is_known
 
     @property
+    def was_seen(self) -> bool:
+        """Whether one has been seen in this life of the scheduler or, as far as is known, in an earlier one."""
+        return self._seen > 0
+
+    @property
     def ready(self) -> int:
         """The capacity of the most capable executor that takes sequences now, 0 if there is none."""
         return max(self._ready.values(), default=0)
@@ -116,6 +121,7 @@ class Capacities:
     def __init__(self, grace_s: float = POOL_GRACE_S) -> None:
         self.grace_s = grace_s
         self._by_task: dict[Task, TaskCapacities] = {task: TaskCapacities(grace_s) for task in get_args(Task)}
+        self._first_at: float | None = None  # when the first executor of all joined
 
     def of(self, task: Task) -> TaskCapacities:
         """Those of one task."""
@@ -123,6 +129,7 @@ class Capacities:
 
     def joined(self, epoch: int, limits: ExecutorLimits, now: float) -> None:
         """Another executor takes sequences."""
+        self._first_at = now if self._first_at is None else self._first_at
         for task in limits.tasks:
             self._by_task[task].joined(epoch, limits, now)
 
@@ -139,6 +146,12 @@ class Capacities:
         """The capacity of the most capable executor that takes the sequence's task now, 0 if there is none."""
         return self.of(sequence.params.task).ready
 
+    def has_others(self, sequence: Sequence) -> bool:
+        """Whether a sequence that no executor may run waits beside some, and so not for ever: beside those that take
+        its task or, if none ever did, any."""
+        task = self.of(sequence.params.task)
+        return task.ready > 0 or (not task.was_seen and any(each.ready for each in self._by_task.values()))
+
     def default_max_tokens(self, params: SamplingParams, num_prompt: int) -> int:
         """See `TaskCapacities.default_max_tokens`."""
         return self.of(params.task).default_max_tokens(num_prompt, params.max_tokens)
@@ -148,10 +161,16 @@ class Capacities:
         return self.of(sequence.params.task).never_fits(sequence)
 
     def refusal(self, sequence: Sequence, now: float) -> RequestRejected | None:
-        """Why a sequence cannot be accepted now, if so. One that generates may come before the first executor."""
+        """Why a sequence cannot be accepted now, if so. One that generates may come before the first executor of its
+        task, until the first one of all has been there for `grace_s`: a large model takes longer to load."""
         task = sequence.params.task
         if self._by_task[task].is_known:
             return self._by_task[task].refusal(sequence, now)
-        if task == "generate" and not any(each.is_known for each in self._by_task.values()):
+        if task == "generate" and (self._first_at is None or now < self._first_at + self.grace_s):
             return None
-        return RequestRejected(f"no executor that takes the task {task!r} has been here", "unavailable")
+        return missing(task)
+
+
+def missing(task: Task) -> RequestRejected:
+    """The error of a sequence whose task no executor has taken."""
+    return RequestRejected(f"no executor that takes the task {task!r} has been here", "unavailable")

@@ -40,7 +40,7 @@ class PromptRow(NamedTuple):
         return self.is_last and not self.sequence.is_pooled
 
     @property
-    def pools(self) -> bool:
+    def is_pooled(self) -> bool:
         """Whether the row gives a pooled result."""
         return self.is_last and self.sequence.is_pooled
 

@@ -38,7 +38,7 @@ def ask_results(rows: Lists[PromptRow], first_row: int, hidden_size: int) -> Ask
         first_row: the plan's row that they begin with.
         hidden_size: of the executor.
     """
-    asked = [(first_row + i, row.sequence) for i, row in enumerate(rows) if row.pools]
+    asked = [(first_row + i, row.sequence) for i, row in enumerate(rows) if row.is_pooled]
     if not asked:
         return None
     sequences = [sequence for _, sequence in asked]

@@ -11,23 +11,22 @@ NO_FLEET = m.FleetState(num_ready=0, fingerprint="", max_model_len=0)
 
 
 def fleet_state(members: Iterable[Member], before: m.FleetState, largest: Callable[[m.Task], int]) -> m.FleetState:
-    """The fleet's state; a task that no member takes any more keeps the name of its last model.
+    """The fleet's state. It names each task that a member has taken, also when none does any more.
 
     Args:
         members: in the order in which they joined.
         before: the state before.
         largest: positions that a sequence of a task may have.
     """
-    known = {state.task: state for state in before.tasks}
+    known = {state.task for state in before.tasks}
     fingerprint, num_ready, states = before.fingerprint, 0, []
     everyone = list(members)
     for task in get_args(m.Task):
         able = [member for member in everyone if task in member.hello.tasks]
         if not able and task not in known:
             continue
-        model = able[-1].membership.model if able else known[task].model
         ready = sum(member.standing is Standing.READY for member in able)
-        states.append(m.TaskState(task=task, num_ready=ready, max_model_len=largest(task), model=model))
+        states.append(m.TaskState(task=task, num_ready=ready, max_model_len=largest(task)))
         if task == "generate":
             num_ready, fingerprint = ready, able[-1].hello.fingerprint if able else fingerprint
     max_model_len = largest("generate")

@@ -146,7 +146,8 @@ class Outbox:
         self._offered, self._offered_in_part = [], None
         left = MAX_TOKEN_BYTES_A_MESSAGE
         for stream in self._queues[peer][:MAX_STREAMS_A_MESSAGE]:
-            if not stream.earlier and (num_bytes := stream.present_bytes) <= left:  # nearly always
+            num_bytes = len(stream.tokens) * stream.token_bytes + len(stream.pooled)
+            if not stream.earlier and num_bytes <= left:  # nearly always
                 deltas.append(stream.last_delta(stream.told_model))
                 self._offered.append(stream)
                 left -= num_bytes

@@ -139,12 +139,8 @@ class TokenStream:
     @property
     def num_bytes(self) -> int:
         """Of what is not told yet, in a message."""
-        return self.present_bytes + sum(run.num_bytes for run in self.earlier)
-
-    @property
-    def present_bytes(self) -> int:
-        """Of what `last_delta` tells."""
-        return len(self.tokens) * self.token_bytes + len(self.pooled)
+        present = len(self.tokens) * self.token_bytes + len(self.pooled)
+        return present + sum(run.num_bytes for run in self.earlier)
 
     def end(self, end: SequenceEnd) -> None:
         """The sequence has ended."""

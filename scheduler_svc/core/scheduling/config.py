@@ -12,7 +12,7 @@ class SchedulerConfig:
 
     Attributes:
         window: plans in flight to one executor.
-        max_waiting: sequences that may wait; a request beyond is refused (`queue_full`).
+        max_waiting: sequences of each task that may wait; a request beyond is refused (`queue_full`).
         look_ahead: whether admission asks what memory running sequences will still take, and not only what is free.
         pool_grace_s: how long a sequence waits for an executor that fits it (its length, its grammar's library), while
             others are there.

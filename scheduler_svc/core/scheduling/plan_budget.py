@@ -52,7 +52,7 @@ class PlanBudget:
         if row.wanted:
             self._num_targets += len(row.wanted)
             self._most_logprobs = max(self._most_logprobs, row.sequence.num_prompt_logprobs)
-        if row.pools:
+        if row.is_pooled:
             self._num_pooled -= row.sequence.pooled_size(self._hidden_size)
         asked = row.sequence.params.constraints
         if row.samples and asked is not None:

@@ -5,15 +5,15 @@ a plan (`executor_state.py`).
 """
 
 from collections.abc import Iterable, Iterator
-from itertools import compress
 
 import msgspec
 
 from common.errors import RequestRejected
 from common.messages import FinishReason, Submit
 from common.wire import int32_array
-from scheduler_svc.core.executor.capacity import Capacities, capacity
+from scheduler_svc.core.executor.capacity import Capacities, capacity, missing
 from scheduler_svc.core.executor.executor_state import ExecutorState
+from scheduler_svc.core.scheduling.able_executors import able_executors
 from scheduler_svc.core.scheduling.arrivals import checked_prompt, with_max_tokens
 from scheduler_svc.core.scheduling.deadlines import Deadlines
 from scheduler_svc.core.scheduling.pools import Pools
@@ -28,7 +28,7 @@ class Sequences:
     """The sequences that have not ended, the queue, and the executors of all live epochs.
 
     Args:
-        max_waiting: sequences that may wait.
+        max_waiting: sequences of each task that may wait.
         pool_grace_s: how long one waits for an executor that fits it, beside others.
         stats: where it counts what it does.
         grammars: the library that grammars are compiled with.
@@ -79,9 +79,9 @@ class Sequences:
         one = new_sequences(msgspec.structs.replace(submit, n=1), prompt, largest, self._arrivals, deadline)[0]
         if (refusal := self.capacities.refusal(one, now)) is not None:  # before n copies of the prompt are made
             raise refusal
-        if len(self.waiting) + submit.n > self._max_waiting:
+        if (num_waiting := self.waiting.num_of(one.params.task)) + submit.n > self._max_waiting:
             raise RequestRejected(
-                f"{len(self.waiting)} sequences are waiting, the limit is {self._max_waiting}", "queue_full"
+                f"{num_waiting} sequences are waiting, the limit is {self._max_waiting}", "queue_full"
             )
         sequences = new_sequences(submit, prompt, largest, self._arrivals, deadline)
         self._arrivals += submit.n
@@ -159,19 +159,11 @@ class Sequences:
         return ends
 
     def epochs_for(self, sequence: Sequence) -> Epochs:
-        """The executors that may run a sequence, which take its task. One with a grammar goes where it is masked by the
-        library that it was compiled with. One with an answer goes on with the model that computed it, if any executor
-        has it. One that waits for a pool has the epoch of the pool's last executor, so no executor looks at it."""
+        """The executors that may run a sequence, see `able_executors`. One that waits for a pool has the epoch of the
+        pool's last executor, so no executor looks at it."""
         if sequence.awaited:
             return (sequence.awaited,)
-        able = [e for e in self.executors.values() if not e.intake.is_leaving and e.can_hold(sequence)]
-        if sequence.has_grammar:
-            libraries = [e.membership.grammars for e in able]
-            fit = [bool(name) and (name == self._grammars or sequence.takes_any_library) for name in libraries]
-            able = list(compress(able, fit))
-        if sequence.has_answer:
-            able = [e for e in able if e.model == sequence.model] or able
-        return tuple(e.epoch for e in able)
+        return tuple(e.epoch for e in able_executors(sequence, self.executors.values(), self._grammars))
 
     def executor_leaves(self, epoch: int, now: float) -> None:
         """An executor takes no more sequences."""
@@ -246,7 +238,7 @@ class Sequences:
 
     def _join_queue(self, sequence: Sequence) -> None:
         is_first, epochs = self.waiting.add(sequence), self.waiting.epochs_for(sequence)
-        if not epochs and self.capacities.ready_for(sequence):
+        if not epochs and self.capacities.has_others(sequence):
             self._stranded.setdefault(sequence, self._now)
         elif is_first:
             self._reopen(epochs)
@@ -260,7 +252,7 @@ class Sequences:
         self.waiting.regroup()
         for executor in self.executors.values():
             executor.reopen()
-        stranded = [sequence for sequence in self.waiting.stranded() if self.capacities.ready_for(sequence)]
+        stranded = [sequence for sequence in self.waiting.stranded() if self.capacities.has_others(sequence)]
         since = {sequence: self._stranded.get(sequence, self._now) for sequence in stranded}
         self._stranded = dict(sorted(since.items(), key=lambda item: item[1]))
 
@@ -285,8 +277,10 @@ class Sequences:
 
     def _give_up_waiting(self, sequence: Sequence) -> list[SequenceEnd]:
         """No executor that fits a sequence has been there for too long."""
-        if not sequence.has_grammar or sequence.max_length > self.capacities.ready_for(sequence):
-            return self._give_up_pool(sequence, self.capacities.ready_for(sequence))
+        if not (ready := self.capacities.ready_for(sequence)):
+            return [self.end(sequence, "error", str(missed := missing(sequence.params.task)), missed.code)]
+        if not sequence.has_grammar or sequence.max_length > ready:
+            return self._give_up_pool(sequence, ready)
         if sequence.takes_any_library:
             masking = [e for e in self.executors.values() if e.membership.grammars and not e.intake.is_leaving]
             if masking:  # a larger executor, without a library, is of no use
@@ -313,8 +307,9 @@ class Sequences:
             return []
         if sequence.may_shorten and sequence.num_output > 0:
             return [self.end(sequence, "length")]
-        message = (
-            f"the request needs {sequence.max_length} positions; the largest executor has {ready}, and none with more "
-            f"has come back within {self.capacities.grace_s:.0f} s"
-        )
+        needs, have = f"{sequence.max_length} positions", f"the largest executor has {ready}"
+        if sequence.max_length <= ready:  # models of one tokenizer may differ in the size of their vocabularies
+            needs, have = f"token id {sequence.largest_token}", "the executors' vocabularies end before it"
+        message = f"the request needs {needs}; {have}, and none with more has come back within "
+        message += f"{self.capacities.grace_s:.0f} s"
         return [self.end(sequence, "error", message, "capacity_lost")]

@@ -6,6 +6,7 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+from common.messages import Task
 from scheduler_svc.core.sequence import Sequence
 
 Epochs = tuple[int, ...]
@@ -36,6 +37,7 @@ class WaitingQueue:
         self._epochs: dict[Sequence, Epochs] = {}
         self._tokens: dict[Sequence, int] = {}  # as they are counted in `_sums`; more may arrive meanwhile
         self._sums: dict[Epochs, int] = {}  # tokens of each list
+        self._num_of: dict[Task, int] = {}  # sequences
 
     def __len__(self) -> int:
         return len(self._epochs)
@@ -43,6 +45,10 @@ class WaitingQueue:
     def __iter__(self) -> Iterator[Sequence]:
         """All of them, by rank. The queue must not change meanwhile."""
         return heapq.merge(*self._lists.values(), key=_rank)
+
+    def num_of(self, task: Task) -> int:
+        """How many of one task wait. Kept as a running count."""
+        return self._num_of.get(task, 0)
 
     def epochs_for(self, sequence: Sequence) -> Epochs:
         """The executors that may run a sequence of the queue."""
@@ -75,6 +81,7 @@ class WaitingQueue:
         waiting = self._lists.setdefault(epochs, [])
         insort(waiting, sequence, key=_rank)
         self._epochs[sequence] = epochs
+        self._num_of[sequence.params.task] = self.num_of(sequence.params.task) + 1
         tokens = self._tokens[sequence] = len(sequence.tokens)
         self._sums[epochs] = self._sums.get(epochs, 0) + tokens
         return waiting[0] is sequence
@@ -82,6 +89,7 @@ class WaitingQueue:
     def remove(self, sequence: Sequence) -> None:
         """Take a sequence out, wherever it stands."""
         epochs = self._epochs.pop(sequence)
+        self._num_of[sequence.params.task] -= 1
         waiting = self._lists[epochs]
         self._sums[epochs] -= self._tokens.pop(sequence)
         place = bisect_left(waiting, sequence.rank, key=_rank)
@@ -93,7 +101,7 @@ class WaitingQueue:
     def regroup(self) -> None:
         """Other executors may run the sequences than before."""
         everyone = list(self)
-        self._lists, self._epochs, self._tokens, self._sums = {}, {}, {}, {}
+        self._lists, self._epochs, self._tokens, self._sums, self._num_of = {}, {}, {}, {}, {}
         for sequence in everyone:
             self.add(sequence)
 

@@ -3,7 +3,7 @@
 import asyncio
 import base64
 import time
-from collections.abc import Sequence
+from collections import deque
 
 import numpy as np
 
@@ -33,7 +33,7 @@ class EmbeddingWriter:
     async def write(self, answer: PooledAnswer, model: str) -> list[bytes]:
         """The whole answer in parts. Raises RequestRejected as `PooledAnswer.results` does, or if the executors have
         another model than this frontend."""
-        vectors = [b""] * answer.num_inputs
+        vectors = deque([b""] * answer.num_inputs)
         async for number, hidden in answer.results():
             vectors[number] = self._vector(number, hidden)
         created = int(time.time())
@@ -51,14 +51,15 @@ class EmbeddingWriter:
         return to_json(Embedding(number, short_floats(vector)))
 
 
-async def _joined(vectors: Sequence[bytes]) -> list[bytes]:
-    """The vectors with commas between them, many in each part. Others have their turns while it works."""
+async def _joined(vectors: deque[bytes]) -> list[bytes]:
+    """The vectors with commas between them, many in each part; each is let go when it is there, or all would be held
+    twice. Others have their turns while it works."""
     parts: list[bytes] = []
     some: list[bytes] = []
     num_bytes = 0
-    for vector in vectors:
-        some.append(vector)
-        num_bytes += len(vector)
+    while vectors:
+        some.append(vectors.popleft())
+        num_bytes += len(some[-1])
         if num_bytes >= BYTES_AT_ONCE:
             parts.append(b",".join(some))
             some, num_bytes = [b""], 0

@@ -7,6 +7,7 @@ from scheduler_svc.frontend.http.json_body import read_body
 from scheduler_svc.frontend.http.permissions import client_of
 from scheduler_svc.frontend.http.responses import ANSWER_ID, IS_SUBMITTED, REQUEST_ID_HEADER, PartsResponse
 from scheduler_svc.frontend.http.streaming import unless_disconnected
+from scheduler_svc.frontend.http.unsent_answers import UnsentAnswers
 from scheduler_svc.frontend.link.core_link import CoreLink
 from scheduler_svc.frontend.requests.embedding import tokenize_embedding
 from scheduler_svc.frontend.requests.pooled_schemas import EmbeddingRequest
@@ -28,12 +29,14 @@ class EmbeddingsApi:
         self._reader = reader
         self._model = model
         self._long_work = long_work
+        self._unsent = UnsentAnswers()
         self.router = APIRouter()
         self.router.post("/v1/embeddings", response_model=None)(self.embeddings)
 
     async def embeddings(self, request: Request) -> Response:
         """A vector for each input."""
         client, tokenizer = client_of(request), self._model.tokenizer
+        self._unsent.check()
         async with read_body(request) as raw:
             body = await self._reader.parse(raw, EmbeddingRequest, client, self._model.names)
             state = task_state(self._link, "embed")
@@ -49,4 +52,4 @@ class EmbeddingsApi:
         request.scope[IS_SUBMITTED] = True
         with answer:
             parts = await unless_disconnected(request.receive, writer.write(answer, self._model.names[0]))
-        return PartsResponse(parts, {REQUEST_ID_HEADER: pooled.request_id})
+        return PartsResponse(parts, {REQUEST_ID_HEADER: pooled.request_id}, self._unsent)

@@ -4,10 +4,11 @@ import time
 from collections.abc import Callable
 
 import numpy as np
+import numpy.typing as npt
 from fastapi import APIRouter, Request, Response
 from msgspec import UNSET, Struct
 
-from scheduler_svc.frontend.answers.pooled import FloatArray, PooledAnswer, relevance, short_floats
+from scheduler_svc.frontend.answers.pooled import PooledAnswer, margin, relevance, short_floats
 from scheduler_svc.frontend.answers.pooled_objects import (
     ApiVersion,
     BilledUnits,
@@ -27,11 +28,13 @@ from scheduler_svc.frontend.requests.pooled_request import PooledRequest
 from scheduler_svc.frontend.requests.pooled_schemas import RerankRequest, ScoreRequest
 from scheduler_svc.frontend.requests.pooling_model import PoolingModel, task_state
 from scheduler_svc.frontend.requests.reader import RequestReader
-from scheduler_svc.frontend.requests.scoring import tokenize_rerank, tokenize_score
+from scheduler_svc.frontend.requests.scoring import tokenize_rerank, tokenize_score, work_of
 from scheduler_svc.frontend.text.long_work import LongWork
 
 RERANK_PATHS = ("/v1/rerank", "/v2/rerank", "/rerank")
 SCORE_PATHS = ("/score", "/v1/score")
+
+Margins = npt.NDArray[np.float64]
 
 
 class RerankApi:
@@ -58,11 +61,11 @@ class RerankApi:
         async with read_body(request) as raw:
             body = await self._reader.parse(raw, RerankRequest, client_of(request), self._model.names)
             state = task_state(self._link, "score")
-            size = len(raw) + len(body.documents) * len(body.query)
+            size = work_of(len(raw), body, [body.query], body.documents)
             pooled = await self._long_work.run(size, lambda: tokenize_rerank(body, self._model, state))
         version = "2" if request.url.path.startswith("/v2/") else "1"
         return await self._answer(
-            request, pooled, lambda answer, scores: ranking(body, scores, answer, self._model.names[0], version)
+            request, pooled, lambda answer, margins: ranking(body, margins, answer, self._model.names[0], version)
         )
 
     async def score(self, request: Request) -> Response:
@@ -70,47 +73,46 @@ class RerankApi:
         async with read_body(request) as raw:
             body = await self._reader.parse(raw, ScoreRequest, client_of(request), self._model.names)
             state = task_state(self._link, "score")
-            size = len(raw) + len(body.text_2) * max(map(len, body.text_1))
+            size = work_of(len(raw), body, body.text_1, body.text_2)
             pooled = await self._long_work.run(size, lambda: tokenize_score(body, self._model, state))
         return await self._answer(
-            request, pooled, lambda answer, scores: _score_list(scores, answer, self._model.names[0])
+            request, pooled, lambda answer, margins: _score_list(margins, answer, self._model.names[0])
         )
 
     async def _answer(
-        self, request: Request, pooled: PooledRequest, write: Callable[[PooledAnswer, FloatArray], Struct]
+        self, request: Request, pooled: PooledRequest, write: Callable[[PooledAnswer, Margins], Struct]
     ) -> Response:
         request.scope[ANSWER_ID] = pooled.request_id
         answer = await pooled.open(self._link, client_of(request))
         request.scope[IS_SUBMITTED] = True
         with answer:
-            scores = await unless_disconnected(request.receive, _scores(answer))
-        return json_response(write(answer, scores), {REQUEST_ID_HEADER: pooled.request_id})
+            margins = await unless_disconnected(request.receive, _margins(answer))
+        return json_response(write(answer, margins), {REQUEST_ID_HEADER: pooled.request_id})
 
 
-async def _scores(answer: PooledAnswer) -> FloatArray:
-    """Each input's relevance, float32 [inputs]."""
-    scores = np.zeros(answer.num_inputs, np.float32)
+async def _margins(answer: PooledAnswer) -> Margins:
+    """Each input's margin, float64 [inputs]."""
+    margins = np.zeros(answer.num_inputs)
     async for number, logits in answer.results():
-        scores[number] = relevance(logits)
-    return scores
+        margins[number] = margin(logits)
+    return margins
 
 
-def ranking(body: RerankRequest, scores: FloatArray, answer: PooledAnswer, model: str, version: str) -> Ranking:
-    """The answer of a rerank request. Of equal scores, the earlier document comes first.
+def ranking(body: RerankRequest, margins: Margins, answer: PooledAnswer, model: str, version: str) -> Ranking:
+    """The answer of a rerank request. Of equal margins, the earlier document comes first.
 
     Args:
-        scores: float32 [documents].
+        margins: float64 [documents].
         model: its name in the answer.
         version: of Cohere's API, whose client is told.
     """
-    order = np.argsort(-scores, kind="stable")[: body.top_n].tolist()
+    order = np.argsort(-margins, kind="stable")[: body.top_n].tolist()
+    scores = short_floats(relevance(margins[order]))
     texts = [RankedDocument(body.documents[i]) if body.return_documents else UNSET for i in order]
-    results = [
-        Ranked(index, score, text) for index, score, text in zip(order, short_floats(scores[order]), texts, strict=True)
-    ]
+    results = [Ranked(index, score, text) for index, score, text in zip(order, scores, texts, strict=True)]
     return Ranking(answer.answer_id, model, results, answer.usage, RankingMeta(ApiVersion(version), BilledUnits()))
 
 
-def _score_list(scores: FloatArray, answer: PooledAnswer, model: str) -> ScoreList:
-    data = [Score(index, score) for index, score in enumerate(short_floats(scores))]
+def _score_list(margins: Margins, answer: PooledAnswer, model: str) -> ScoreList:
+    data = [Score(index, score) for index, score in enumerate(short_floats(relevance(margins)))]
     return ScoreList(answer.answer_id, int(time.time()), model, data, answer.usage)

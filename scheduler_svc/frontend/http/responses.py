@@ -2,6 +2,7 @@
 
 import asyncio
 import secrets
+from collections import deque
 from collections.abc import Mapping, Sequence
 
 from fastapi import Response
@@ -10,6 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from scheduler_svc.frontend.answers.openai_objects import to_json
 from scheduler_svc.frontend.errors import ApiError
+from scheduler_svc.frontend.http.unsent_answers import UnsentAnswers
 
 REQUEST_ID_HEADER = "x-request-id"
 MESSAGES_PATH = "/v1/messages"
@@ -40,21 +42,24 @@ class PartsResponse(Response):
     """A whole answer of JSON that is sent part by part: to send a hundred megabytes in one go would hold up others.
 
     Args:
-        parts: of its body.
+        parts: of its body; each is let go when it is sent.
+        unsent: where they are counted meanwhile.
     """
 
-    def __init__(self, parts: Sequence[bytes], headers: Mapping[str, str]) -> None:
-        length = str(sum(map(len, parts)))
-        super().__init__(headers={**headers, "content-length": length}, media_type="application/json")
-        self._parts = parts
+    def __init__(self, parts: Sequence[bytes], headers: Mapping[str, str], unsent: UnsentAnswers) -> None:
+        self._length = sum(map(len, parts))
+        super().__init__(headers={**headers, "content-length": str(self._length)}, media_type="application/json")
+        self._parts = deque(parts)
+        self._unsent = unsent
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send it."""
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        for part in self._parts:
-            await send({"type": "http.response.body", "body": part, "more_body": True})
-            await asyncio.sleep(0)
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        with self._unsent.counted(self._length):
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            while self._parts:
+                await send({"type": "http.response.body", "body": self._parts.popleft(), "more_body": True})
+                await asyncio.sleep(0)
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 class ErrorResponse(Response):

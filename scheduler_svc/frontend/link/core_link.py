@@ -90,13 +90,17 @@ class CoreLink:
         self._report()
         self._socket.close()
 
-    def open(self, submits: Sequence[m.Submit], *, is_resumable: bool = False) -> DeltaQueue:
+    def open(self, submits: Sequence[m.Submit], *, is_resumable: bool = False, num_following: int = 0) -> DeltaQueue:
         """Submit requests that belong together and return where their deltas arrive.
+
+        Args:
+            num_following: how many the caller is going to `submit` at once; they have to find room, too.
 
         Raises:
             RequestRejected: the core cannot be reached (`unavailable`), too many requests are open (`queue_full`), or
                 the id is in use (`request_exists`).
         """
+        self._check_room(len(submits) + num_following)
         first, tell = submits[0], self._tell
         queue = DeltaQueue(tell, self._forget, is_streamed=first.stream, is_resumable=is_resumable, asked=first.params)
         self.submit(submits, queue)

@@ -34,7 +34,7 @@ class DeltaQueue:
         asked: m.SamplingParams | None = None,
     ) -> None:
         self.is_resumable = is_resumable
-        self._pooled = PooledCheck(asked)
+        self._pooled = PooledCheck(asked) if asked is not None and asked.pooling != "none" else None
         self._tell = tell
         self._forget = forget
         self._is_streamed = is_streamed
@@ -90,7 +90,10 @@ class DeltaQueue:
         if len(delta.prompt_logprob_ids) != len(delta.prompt_logprobs) or len(delta.prompt_logprobs) % 4:
             have = f"{len(delta.prompt_logprob_ids)} and {len(delta.prompt_logprobs)} bytes"
             raise WireError(f"prompt_logprob_ids and prompt_logprobs have {have}")
-        self._pooled(delta)
+        if self._pooled is not None:
+            self._pooled(delta)
+        elif delta.pooled:
+            raise WireError(f"{len(delta.pooled)} bytes of pooled, and tokens were asked for")
         if delta.code == "taken_over":
             self.fail(taken_over())
             return

@@ -11,20 +11,15 @@ class PooledCheck:
     """Looks at each delta of an answer.
 
     Args:
-        asked: what is asked of all its requests; None for tokens.
+        asked: what is asked of all its requests, which is a pooled result.
     """
 
-    def __init__(self, asked: m.SamplingParams | None) -> None:
-        self._is_asked = asked is not None and asked.pooling != "none"
-        self._num_bytes = 4 * len(asked.pooled_token_ids) if asked is not None else 0  # 0 while that is not known
+    def __init__(self, asked: m.SamplingParams) -> None:
+        self._num_bytes = 4 * len(asked.pooled_token_ids)  # 0 while that is not known
 
     def __call__(self, delta: m.TokenDelta) -> None:
-        """Raise WireError for a result that was not asked for, an end without the one that was, and one of another size
-        than the others or with a value that is no number."""
-        if not self._is_asked:
-            if delta.pooled:
-                raise WireError(f"{len(delta.pooled)} bytes of pooled, and tokens were asked for")
-            return
+        """Raise WireError for tokens, for an end without a result, and for a result of another size than the others or
+        with a value that is no number."""
         if delta.token_ids or delta.finish_reason == "length":
             raise WireError("tokens, and a pooled result was asked for")
         if bool(delta.pooled) != (delta.finish_reason == "stop"):

@@ -91,7 +91,8 @@ class PooledRequest:
         """Submit all inputs for a client; others have their turns in between. Raises ApiError or RequestRejected as
         `submits` and `CoreLink.open` do."""
         submits = self.submits(client)
-        queue = link.open(submits[:SUBMITS_AT_ONCE])
+        first = submits[:SUBMITS_AT_ONCE]
+        queue = link.open(first, num_following=len(submits) - len(first))
         try:
             for start in range(SUBMITS_AT_ONCE, len(submits), SUBMITS_AT_ONCE):
                 await asyncio.sleep(0)
