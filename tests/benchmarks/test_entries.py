@@ -15,6 +15,7 @@ NAMES = [
     "conversation",
     "cpu",
     "cpu_kernels",
+    "embeddings",
     "failover",
     "flood",
     "forced_tokens",
