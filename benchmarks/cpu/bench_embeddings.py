@@ -16,11 +16,13 @@ of Qwen3-0.6B, with the demo model's vocabulary: no side computes logits, so its
 
 The peers try precisions, batch sizes (`--peer-batches`) and ways of running first, and use what is fastest on these
 texts (peer_embeddings.py). All sides are up all the time and take turns as in bench_cpu.py: one computes at a time, and
-each round begins with another side. The benchmark prints one JSON line: for each side the median of its texts and
-tokens a second with all rounds; `ratios` are rates of ours over a peer's, taken within a round, with the lowest and
-the highest; `cosine` is the least likeness of a text's vector with that of `runner` in bfloat16. It fails if a side in
-bfloat16 or float32 is less like it than 0.99, or has computed other tokens. `load` is the machine's load before and
-after.
+each round begins with another side.
+
+The benchmark prints one JSON line. `sides` has for each the median of its texts and tokens a second, all rounds, and
+the CPU time that a text takes, which a busy machine changes least. `ratios` are rates of ours over a peer's, taken
+within a round: the median, the lowest, the highest. `cosine` is the least likeness of a text's vector with that of
+`runner` in bfloat16; the benchmark fails if that of a side without int8 is below 0.99, or if a side has computed other
+tokens. `load` is the machine's load before and after, with ours.
 """
 
 import json
@@ -40,12 +42,14 @@ from tokenizers import Tokenizer
 from benchmarks.cpu.cpu_ceilings import MemoryReader
 from benchmarks.cpu.embedding_sides import service_side
 from benchmarks.cpu.side_process import SideProcess
-from benchmarks.cpu.take_turns import RunRequests, Turn, ratios, started, take_turns
+from benchmarks.cpu.take_turns import RunRequests, Side, Turn, ratios, started, take_turns
 from benchmarks.rig.checkpoints import DTYPE
 from benchmarks.rig.children import module_arguments
 from benchmarks.rig.machine import all_threads, processor
 from benchmarks.rig.named_model import model_folder
+from benchmarks.rig.process_times import cpu_time_s
 from benchmarks.rig.roofline import WorkModel
+from benchmarks.rig.runs import TimedRun
 from benchmarks.rig.service_load import pool_positions
 from benchmarks.rig.workloads import WorkloadRequest
 from common.logging import setup_logging
@@ -129,6 +133,21 @@ class Work:
         return {name: float((each * known).sum(1).min()) for name, each in vectors.items()}
 
 
+class CpuTimes:
+    """Seconds of CPU that each run of a side took, in all of its processes: a busy machine changes them least."""
+
+    def __init__(self, side: Side) -> None:
+        self.runs_s: list[float] = []
+        self.side = Side(self._run, side.pids)
+        self._timed = side
+
+    def _run(self, name: str, limit: int | None) -> TimedRun:
+        before_s = cpu_time_s(self._timed.pids)
+        run = self._timed.run(name, limit)
+        self.runs_s.append(cpu_time_s(self._timed.pids) - before_s)
+        return run
+
+
 def check(work: Work, rounds: Sequence[Mapping[str, Turn]]) -> dict[str, float]:
     """The sides' cosines.
 
@@ -145,15 +164,15 @@ def check(work: Work, rounds: Sequence[Mapping[str, Turn]]) -> dict[str, float]:
     return cosines
 
 
-def side_figures(name: str, work: Work, rounds: Sequence[Mapping[str, Turn]], cosine: float) -> dict[str, Any]:
-    """A side's rates."""
+def side_figures(name: str, work: Work, rounds: Sequence[Mapping[str, Turn]], times: CpuTimes) -> dict[str, Any]:
+    """A side's rates, and what it takes of the CPUs."""
     seconds = [turns[name].run.end_s - turns[name].run.start_s for turns in rounds]
     middle = median(seconds)
     return {
         "texts_s": round(len(work.texts) / middle, 2),
         "tok_s": round(work.num_tokens / middle, 1),
         "texts_s_runs": [round(len(work.texts) / each, 2) for each in seconds],
-        "cosine": round(cosine, 5),
+        "cpu_ms_a_text": round(1000 * median(times.runs_s[-len(rounds) :]) / len(work.texts), 1),
     }
 
 
@@ -209,7 +228,8 @@ def main(
             contexts[name] = (
                 our_side(name, folder, work, more) if is_ours else peer_side(name, python, folder, work, batches)
             )
-        up = {name: stack.enter_context(started(context)) for name, context in contexts.items()}
+        timed = {name: CpuTimes(stack.enter_context(started(context))) for name, context in contexts.items()}
+        up = {name: each.side for name, each in timed.items()}
         for side in up.values():
             side.run("warm-up", None)
         rounds = take_turns(up, repeats, memory.bytes_per_s)
@@ -224,7 +244,8 @@ def main(
         "texts": num_texts,
         "lengths": sizes,
         "tokens": work.num_tokens,
-        "sides": {name: side_figures(name, work, rounds, cosines[name]) | facts.get(name, {}) for name in names},
+        "sides": {name: side_figures(name, work, rounds, timed[name]) | facts.get(name, {}) for name in names},
+        "cosine": {name: round(cosine, 5) for name, cosine in cosines.items()},
         "ratios": ratio_figures(rounds),
         "straddling_runs": sum(turn.straddles for turns in rounds for turn in turns.values()),
         "idle_cpus": round(max(turn.others_cpus for turns in rounds for turn in turns.values()), 3),
