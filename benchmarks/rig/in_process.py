@@ -6,7 +6,7 @@ GPU computes, further plans are made and launched, as many as the window says.
 
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -23,6 +23,7 @@ from executor_svc.startup import start_executor
 from scheduler_svc.core.fleet.membership import Membership
 from scheduler_svc.core.scheduling.config import SchedulerConfig
 from scheduler_svc.core.scheduling.scheduler import Scheduler
+from scheduler_svc.core.step_output import SequenceEnd
 
 EPOCH = 1
 
@@ -51,8 +52,8 @@ class InProcess:
         self._scheduler = Scheduler(replace(config, grammars=library))
         self._scheduler.add_executor(Membership(EPOCH, "", "", limits, grammars=library))
 
-    def run(self, requests: Sequence[m.Submit]) -> TimedRun:
-        """Run all requests to their ends."""
+    def run(self, requests: Sequence[m.Submit], ended: Callable[[SequenceEnd], object] = lambda _: None) -> TimedRun:
+        """Run all requests to their ends, and tell `ended` of each that a step's answer brought."""
         scheduler = self._scheduler
         in_flight: deque[tuple[int, RecordedTokens]] = deque()
         num_tokens = 0
@@ -66,7 +67,10 @@ class InProcess:
                 break
             self.num_steps += 1
             step, pending = in_flight.popleft()
-            num_tokens += len(scheduler.commit(pending.wait().message(EPOCH, step, compute_us=0)).tokens)
+            output = scheduler.commit(pending.wait().message(EPOCH, step, compute_us=0))
+            num_tokens += len(output.tokens)
+            for end in output.ends:
+                ended(end)
         return TimedRun(start_s, time.monotonic(), num_tokens)
 
 

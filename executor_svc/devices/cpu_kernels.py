@@ -52,6 +52,8 @@ class CppKernels:
         kernels: to compute with; the matrices are those of a `CppPacking`.
     """
 
+    rows_are_exact = True
+
     def __init__(self, kernels: CpuKernels) -> None:
         self._kernels = kernels
         self.rms_norm = kernels.rms_norm

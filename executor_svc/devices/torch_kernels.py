@@ -17,8 +17,9 @@ from kernels.arguments import KVCache
 
 
 class PlainProjections:
-    """Torch's matrix products, with the weights as they are."""
+    """Torch's matrix products, with the weights as they are. They may round a row otherwise beside other rows."""
 
+    rows_are_exact = False
     silu_and_mul: Callable[[Tensor, Tensor], None] = staticmethod(reference.silu_and_mul)
 
     def projection(self, weight: Matrix, bias: Tensor | None) -> Projection:

@@ -42,6 +42,11 @@ class Sampler(Protocol):
 class KernelSet(Sampler, Protocol):
     """Kernels with the signatures of their twins in `kernels.reference`, where each is documented."""
 
+    @property
+    def rows_are_exact(self) -> bool:
+        """Whether a token's results, but those of `mix_experts`, have the same bits whatever stands beside it."""
+        ...
+
     def projection(self, weight: Matrix, bias: Tensor | None) -> Projection:
         """`kernels.reference.linear` with a weight, in the layout of these kernels."""
         ...

@@ -90,6 +90,7 @@ class Qwen3(Generic[Metadata]):
         else:
             self._picked = kernels.picked_projection(weights.matrix("head")) if layout.has_head else None
         self._kernels = kernels
+        self._rows_are_exact = kernels.rows_are_exact and config.moe is None
         self._backend = backend
         self._activations = Activations.empty(config, self._shard, max_batch_tokens, dtype, device)
         self._chosen = torch.empty((max_num_seqs, config.hidden_size), dtype=dtype, device=device)
@@ -100,6 +101,8 @@ class Qwen3(Generic[Metadata]):
         batch: StepBatch[Metadata],
         last_tokens: Tensor,
         parts: Sequence[Callable[[], object]] | None = None,
+        *,
+        ends_alone: bool = False,
     ) -> Tensor:
         """Run all layers and store the batch's K and V.
 
@@ -107,12 +110,18 @@ class Qwen3(Generic[Metadata]):
             batch: the step.
             last_tokens: int32 [lanes], see `kernels.reference.embed_tokens`.
             parts: what to call in place of `self.parts(batch, last_tokens)`, of which they are recordings.
+            ends_alone: only the rows' last tokens are read of what is returned, so that the last layer may leave out
+                the others after its attention.
 
         Returns:
             [tokens, hidden], normalized, in the model's dtype; valid until the next call.
         """
         attending = self._activations.first(batch.num_tokens)
-        for index, part in enumerate(self.parts(batch, last_tokens) if parts is None else parts):
+        if parts is None:
+            parts = self.parts(batch, last_tokens)
+            if ends_alone and self._rows_are_exact:
+                parts = [*parts[:-1], partial(self._last_of_rows, batch.row_ends)]
+        for index, part in enumerate(parts):
             if index:
                 self._backend.attend(index - 1, attending.query, batch.attention, attending.attended)
             part()
@@ -195,6 +204,14 @@ class Qwen3(Generic[Metadata]):
 
     def _last(self, space: Activations) -> None:
         self._after_attention(self._layers[-1], self._norm, space)
+
+    def _last_of_rows(self, row_ends: Tensor) -> None:
+        """`_last`, for the tokens at these indices: they are computed in the first places, and brought back."""
+        whole, space = self._activations, self._activations.first(len(row_ends))
+        for tensor, first in ((whole.residual, space.residual), (whole.attended, space.attended)):
+            first.copy_(tensor.index_select(0, row_ends))
+        self._last(space)
+        whole.normed.index_copy_(0, row_ends.long(), space.normed.clone())
 
     def _before_attention(self, layer: _Layer, batch: StepBatch[Metadata], space: Activations) -> None:
         layer.qkv(space.normed, space.qkv)

@@ -270,7 +270,9 @@ class Runner(Generic[Metadata]):
 
         `parts`: see `Qwen3.hidden_states`.
         """
-        hidden_states = self._model.hidden_states(batch, self._lanes.last_tokens, parts)
+        # Steps of decode rows alone have nothing to leave out.
+        ends_alone = targets is None and batch.num_tokens > len(batch.row_ends)
+        hidden_states = self._model.hidden_states(batch, self._lanes.last_tokens, parts, ends_alone=ends_alone)
         if targets is not None:
             self._prompt_logprobs.compute(targets, hidden_states, self._model, self._draw)
         if results is not None:

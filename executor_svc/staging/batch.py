@@ -39,6 +39,7 @@ class StepBatch(Generic[Metadata]):
         token_lanes: [tokens], lane of each token's row.
         positions: [tokens].
         slot_mapping: [tokens]; -1 stores nothing.
+        row_ends: [rows], index of each row's last token.
         sample_tokens: [samples], index of the last token of each sampled row, in the order in which they are drawn.
         sampling: how each sample is drawn, and its lane.
         attention: the attention backend's metadata.
@@ -49,6 +50,7 @@ class StepBatch(Generic[Metadata]):
     token_lanes: Tensor
     positions: Tensor
     slot_mapping: Tensor
+    row_ends: Tensor
     sample_tokens: Tensor
     sampling: SamplingInputs
     attention: Metadata
@@ -91,20 +93,22 @@ def stage(
         ]
     arrays: list[Column] = [
         *of_tokens,
+        ends - 1,
         ends[columns.sample_rows] - 1,
         *_sampling_inputs(columns),
     ]
     planned, bind = stager.plan(columns, fixed=fixed)
     tensors = arena.upload([*arrays, *planned], fixed=fixed)
-    token_ids, token_lanes, positions, slot_mapping, sample_tokens = tensors[:5]
+    token_ids, token_lanes, positions, slot_mapping, row_ends, sample_tokens = tensors[:6]
     return StepBatch(
         num_tokens=num_tokens,
         token_ids=token_ids,
         token_lanes=token_lanes,
         positions=positions,
         slot_mapping=slot_mapping,
+        row_ends=row_ends,
         sample_tokens=sample_tokens,
-        sampling=SamplingInputs(*tensors[5 : len(arrays)]),
+        sampling=SamplingInputs(*tensors[6 : len(arrays)]),
         attention=bind(tensors[len(arrays) :]),
     )
 
@@ -113,7 +117,7 @@ def arena_size(limits: ExecutorLimits, max_planned: Sequence[int]) -> int:
     """Bytes of an arena for the largest plan; the attention backend's arrays have up to `max_planned` elements each."""
     of_tokens = [limits.max_batch_tokens] * 4
     of_samples = [limits.max_num_seqs] * (1 + len(INPUT_DTYPES))  # the samples' tokens, and how each is drawn
-    return packed_size([*of_tokens, *of_samples, *max_planned])
+    return packed_size([*of_tokens, limits.max_num_seqs, *of_samples, *max_planned])
 
 
 def pad_decode(columns: PlanColumns, num_rows: int, lane: int, block: int, block_size: int) -> PlanColumns:

@@ -16,6 +16,7 @@ NAMES = [
     "conversation",
     "cpu",
     "cpu_kernels",
+    "embeddings",
     "failover",
     "flood",
     "forced_tokens",

@@ -18,10 +18,11 @@ from torch import Tensor
 
 from executor_svc.devices.cpu_kernels import CppBackend
 from executor_svc.runner.runner import Runner
+from executor_svc.staging.batch import stage
 from kernels.cpu import ISA_VARIABLE
 from kernels.cpu.isa import ISAS, processor_flags
 from tests.executor.conftest import Make
-from tests.executor.harness import Pool, Row, logits, start
+from tests.executor.harness import Pool, Row, logits, make_plan, start, through_the_wire
 from tests.support.checkpoints import VOCAB_SIZE
 from tests.support.effort import examples
 
@@ -113,3 +114,18 @@ def test_decoded_where_attention_begins_another_chunk(executor: Executor, whole:
     """Also the first tokens, of which there is no prompt."""
     ends = [*range(1, 20), 250, *range(251, LENGTH + 1)]
     assert executor.compute(ends, []).is_same(whole)
+
+
+def test_last_tokens_alone_have_the_bits_that_they_have_among_all(executor: Executor) -> None:
+    """What a step leaves out in the last layer changes nothing of what is read."""
+    runner, limits, tokens = executor.runner, executor.limits, executor.tokens
+    pool, lengths = Pool(NUM_BLOCKS, BLOCK_SIZE), [1, 40, 17, 2, 1]
+    rows = [Row(lane, tokens[lane:][:n], n, pool.grow([], n)) for lane, n in enumerate(lengths)]
+    batch = stage(through_the_wire(make_plan(rows, BLOCK_SIZE), limits), runner._arena, runner._backend)
+    ends = torch.tensor(lengths).cumsum(0) - 1
+    with torch.inference_mode():
+        every = runner._model.hidden_states(batch, runner._lanes.last_tokens).clone()
+        runner._model._activations.normed.fill_(torch.nan)
+        read = runner._model.hidden_states(batch, runner._lanes.last_tokens, ends_alone=True).view(torch.int16)
+    assert torch.equal(read[ends], every[ends].view(torch.int16))
+    assert not torch.equal(read, every.view(torch.int16)), "nothing was left out"
