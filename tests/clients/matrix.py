@@ -137,9 +137,9 @@ _CONVERSATIONS = Table(
         '- **items sent back**: with `"store": false` the client keeps the conversation; its thoughts are in',
         "  `encrypted_content`, where it asks for that.",
         "- **items by reference**: ids of stored items in place of items.",
-        "- **background**: the answer is asked for until it is there; with openai's clients the executor is killed meanwhile.",
-        "- **its stream resumed**: the connection breaks in a call, and the executor is killed while the rest is read: no",
-        "  event is lost or doubled, and the whole stream can be read again.",
+        "- **background**: the answer is asked for until it is there; openai's clients, while the executor dies.",
+        "- **its stream resumed**: the connection breaks in a call, and the executor is killed while the rest is read:",
+        "  no event is lost or doubled, and the whole stream can be read again.",
     ),
 )
 _POOLED = Table(
