@@ -185,7 +185,7 @@ def main(
                 journal = Journal(path, durable=journal_durable)
                 store = replace(store, folder=store.folder or path.with_suffix(".store"))
             if listener is not None:
-                store = StoreOptions() if no_store else store
+                store = replace(store, folder=None) if no_store else store
                 arguments = ["--core-endpoint", front, "--model", str(folder), *frontend.arguments()]
                 arguments += [*store.arguments(), "--log-level", log_level, "--log-format", log_format]
                 arguments += ["--api-keys", str(api_keys_file)] if api_keys_file is not None else []

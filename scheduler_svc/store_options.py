@@ -19,7 +19,7 @@ class StoreOptions:
     """Where and how what outlives requests is kept.
 
     Attributes:
-        folder: of the store; None for no store.
+        folder: of the store; None where none is named.
         retention_s: seconds after which it is forgotten.
         limit_bytes: that each API key may have there; 0 for no limit.
         durable: whether each write waits for the disk.
@@ -32,10 +32,9 @@ class StoreOptions:
 
     def arguments(self) -> list[str]:
         """The same as arguments of a command."""
-        if self.folder is None:
-            return []
+        folder = [] if self.folder is None else ["--store", str(self.folder)]
         retention, limit = repr(self.retention_s / DAY_S), str(self.limit_bytes // MEGABYTE)
-        arguments = ["--store", str(self.folder), "--store-retention", retention, "--store-limit", limit]
+        arguments = [*folder, "--store-retention", retention, "--store-limit", limit]
         return [*arguments, *(["--store-durable"] if self.durable else [])]
 
 
@@ -43,7 +42,7 @@ def store_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options; the command gets them as `store`."""
 
     @click.option("--store", "folder", type=click.Path(file_okay=False, path_type=Path), metavar="FOLDER",
-                  help="Keep responses, files and batches in this folder.")  # fmt: skip
+                  help="Keep responses, files and batches in this folder.  [default: beside the journal]")  # fmt: skip
     @click.option("--store-retention", "retention_days", type=click.FloatRange(0.0, min_open=True), metavar="DAYS",
                   default=RETENTION_DAYS, show_default=True, help="Forget what is stored after so long.")  # fmt: skip
     @click.option("--store-limit", "limit_mb", type=click.IntRange(0), metavar="MB", default=LIMIT_MB,

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from common.constraints import constraint_arrays
-from common.messages import SamplingParams, Submit
+from common.messages import MAX_PRIORITY, SamplingParams, Submit
 from common.wire import IntArray
 
 PLACES_A_PRIORITY = 64
@@ -97,6 +97,7 @@ class Sequence:
         awaited: epoch whose pool it waits for, because it left much there; 0 for none.
         epoch, lane: where it runs (0 and -1 while it does not; a completing one has no lane).
         may_shorten: whether `max_tokens` is a default, and may become less.
+        yields: whether it sits out while prompts of others are computed (`scheduling/yielding.py`).
         takes_any_library: whether executors may mask its tokens by another library, or version, than its grammar was
             compiled with, because none with the same has been there for long.
         deadline: when it is to be ended at the latest, in the caller's seconds; None if never.
@@ -112,6 +113,7 @@ class Sequence:
     cache_salt: str = ""
     place: int = 0
     may_shorten: bool = False
+    yields: bool = False
     takes_any_library: bool = False
     deadline: float | None = None
     state: State = State.WAITING
@@ -255,6 +257,7 @@ def new_sequences(
             cache_salt=submit.cache_salt,
             place=first_place + i,
             may_shorten=submit.may_shorten and submit.params.pooling == "none",
+            yields=submit.priority == MAX_PRIORITY,
             deadline=deadline,
         )
         for i in range(submit.n)

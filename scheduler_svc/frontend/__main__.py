@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import os
 import socket
 import sys
 from dataclasses import replace
@@ -15,8 +14,8 @@ from common.log_options import log_options
 from common.logging import get_logger, setup_logging
 from common.model_files import model_name, resolve_model
 from common.parent_death import killed_with
-from scheduler_svc.frontend.api_keys import ApiKeys
-from scheduler_svc.frontend.http.api import MAX_BODY_BYTES, ApiSettings, create_app
+from scheduler_svc.frontend.api_keys import ApiKeys, plain_keys
+from scheduler_svc.frontend.http.api import MAX_BODY_BYTES, MAX_FILE_BYTES, ApiSettings, create_app
 from scheduler_svc.frontend.http.server import LISTEN_BACKLOG, ServerSettings, serve
 from scheduler_svc.frontend.link.core_link import CoreLink
 from scheduler_svc.frontend.requests.pooling_model import read_pooling_models
@@ -26,8 +25,6 @@ from scheduler_svc.frontend_options import FrontendOptions, frontend_options
 from scheduler_svc.store_options import StoreOptions, store_options
 
 log = get_logger(__name__)
-
-API_KEYS_VARIABLE = "BATON_API_KEYS"  # not an option: every user of the machine can read a process's arguments
 
 
 @click.command()
@@ -40,6 +37,8 @@ API_KEYS_VARIABLE = "BATON_API_KEYS"  # not an option: every user of the machine
 @click.option("--model", help="Folder or hub id whose tokenizer to use; without it, the embedded demo model.")
 @frontend_options
 @click.option("--max-body-bytes", type=click.IntRange(min=1), default=MAX_BODY_BYTES, show_default=True)
+@click.option("--max-file-bytes", type=click.IntRange(min=1), default=MAX_FILE_BYTES, show_default=True,
+              help="Of a file that is uploaded.")  # fmt: skip
 @click.option("--api-keys", "api_keys_file", type=click.Path(dir_okay=False, path_type=Path),
               help="File of API keys (baton keys api).")  # fmt: skip
 @click.option("--loss-timeout-s", type=click.FloatRange(min=1), default=10.0, show_default=True,
@@ -58,6 +57,7 @@ def main(
     model: str | None,
     frontend: FrontendOptions,
     max_body_bytes: int,
+    max_file_bytes: int,
     api_keys_file: Path | None,
     loss_timeout_s: float,
     stall_timeout_s: float,
@@ -69,9 +69,8 @@ def main(
     if parent is not None and (die_with_parent := killed_with(parent)) is not None:
         die_with_parent()
     setup_logging("frontend", log_level, log_format)
-    plain_keys = [key.strip() for key in os.environ.get(API_KEYS_VARIABLE, "").split(",") if key.strip()]
     try:
-        api_keys = ApiKeys(plain_keys, api_keys_file)
+        api_keys = ApiKeys(plain_keys(), api_keys_file)
         tokenizer = Tokenizer(resolve_model(model, weights=False))
         storage = Storage.open(store)
         options = replace(frontend, served_model_name=frontend.served_model_name or (model_name(model),))
@@ -81,7 +80,7 @@ def main(
         log.error("frontend cannot start", error=str(error))
         sys.exit(2)
     server_settings = ServerSettings(loss_timeout_s, stall_timeout_s, parent)
-    api_settings = ApiSettings(options, api_keys, max_body_bytes, pooling)
+    api_settings = ApiSettings(options, api_keys, max_body_bytes, max_file_bytes, pooling)
 
     async def run() -> bool:
         link = CoreLink(core_endpoint)

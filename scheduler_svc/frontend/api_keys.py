@@ -12,6 +12,7 @@ from common.messages import MAX_PRIORITY
 from scheduler_svc.api_key_file import UNNAMED_PREFIX, ApiKey, ApiKeysError, digest, read_key_file
 
 RELOAD_INTERVAL_S = 1.0
+API_KEYS_VARIABLE = "BATON_API_KEYS"  # not an option: every user of the machine can read a process's arguments
 
 log = get_logger(__name__)
 
@@ -70,6 +71,14 @@ class ApiKeys:
                 found = client
         return found
 
+    def named(self, name: str) -> ApiClient | None:
+        """The client of the key with this name, for what it has left to be done; None if the key is gone. Without keys
+        there is one client, without a name."""
+        if not self.are_required:
+            return ApiClient("", 0, is_admin=False, may_read_status=False) if not name else None
+        self._reload_if_due()
+        return next((client for _, client in self._clients if client.name == name), None)
+
     def _reload_if_due(self) -> None:
         now = time.monotonic()
         if now < self._look_at:
@@ -97,6 +106,11 @@ class ApiKeys:
         except OSError:
             return None
         return (status.st_ino, status.st_mtime_ns, status.st_size, status.st_mode) if status is not None else None
+
+
+def plain_keys() -> list[str]:
+    """Keys of the environment."""
+    return [key.strip() for key in os.environ.get(API_KEYS_VARIABLE, "").split(",") if key.strip()]
 
 
 def _unnamed_client(key: str) -> ApiClient:

@@ -66,14 +66,29 @@ def append(connection: Connection, owner: str, file_id: str, now: float, data: b
         return num_bytes + len(data)
 
 
-def finish(connection: Connection, owner: str, file_id: str, now: float) -> StoredFile:
+def finish(
+    connection: Connection,
+    owner: str,
+    file_id: str,
+    now: float,
+    *,
+    purpose: str | None = None,
+    keep_until: float | None = None,
+) -> StoredFile:
     """The file is whole: from now on it can be read, and is not appended to.
+
+    Args:
+        purpose, keep_until: its `purpose` and `expires_at`, if they are known only now.
 
     Raises:
         NotFound: the owner has no unfinished file with this id (any more).
     """
     with writing(connection):
         key, _ = _unfinished(connection, owner, file_id, now)
+        statement = (
+            "UPDATE files SET purpose = coalesce(?, purpose), keep_until = coalesce(?, keep_until) WHERE key = ?"
+        )
+        connection.execute(statement, (purpose, keep_until, key))
         complete(connection, key)
         (row,) = connection.execute(f"SELECT {_FACTS}, expires_at FROM files WHERE key = ?", (key,))
         return StoredFile(*row)

@@ -9,6 +9,7 @@ import pytest
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 NAMES = [
     "autoscale",
+    "batches",
     "bits",
     "chat",
     "constraints",

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import urllib.request
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -17,6 +18,7 @@ from scheduler_svc.client.cli import main
 from scheduler_svc.client.commands import executor_options, up
 from scheduler_svc.client.processes.local_fleet import free_ports
 from scheduler_svc.frontend_options import FrontendOptions
+from scheduler_svc.store_options import StoreOptions
 from tests.support.eventually import eventually
 from tests.support.processes import is_running
 
@@ -90,7 +92,7 @@ def test_options_reach_the_executors(specs, tmp_path):
     assert "--enforce-eager" in words
     given = dict(zip(*[iter(limits.split())] * 2, strict=True))
     assert given.items() <= dict(pairwise(words)).items()
-    assert spec.scheduler_options == tuple(FrontendOptions().arguments())
+    assert spec.scheduler_options == (*FrontendOptions().arguments(), *StoreOptions().arguments())
     executor = executor_command.make_context("baton-executor", spec.command("executor-0")[3:])
     assert executor.params["max_model_len"] == 4096, "the executor knows each of them by this name"
     assert executor.params["tasks"] == ("embed",)
@@ -102,13 +104,14 @@ def test_options_reach_the_executors(specs, tmp_path):
         ("--log-level debug --log-format json", "--log-level debug --log-format json", True),
         ("--journal /some/file", "--journal /some/file", False),
         ("--no-journal", "--no-journal", False),
+        ("--no-store", "--no-store", False),
         (f"--api-keys {__file__}", f"--api-keys {__file__}", False),
     ],
 )
 def test_options_for_the_scheduler(specs, arguments, scheduler, executor):
     run_up("--threads", "1", *arguments.split())
     ((spec, _, _),) = specs
-    shared = " ".join(FrontendOptions().arguments())
+    shared = " ".join([*FrontendOptions().arguments(), *StoreOptions().arguments()])
     assert " ".join(spec.scheduler_options) == f"{shared} {scheduler}"
     assert " ".join(spec.executor_options) == "--threads 1" + executor * f" {scheduler}"
 
@@ -125,7 +128,7 @@ def test_options_of_frontends(specs):
         openapi=True,
         pooling_model=("embed=e", "score:judge=s"),
     )
-    assert spec.scheduler_options == tuple(asked.arguments())
+    assert spec.scheduler_options == (*asked.arguments(), *StoreOptions().arguments())
     scheduler = scheduler_command.make_context("baton-scheduler", spec.command("scheduler")[3:])
     assert scheduler.params["tool_parser"] == "json"
     assert scheduler.params["pooling_model"] == asked.pooling_model
@@ -153,9 +156,18 @@ def test_gpus_are_divided_among_the_executors(specs):
     assert "--gpus 0 names 1 GPUs, 2 executors of 1 processes need 2" in result.stderr
 
 
-def test_a_journal_and_none_is_wrong_usage():
-    result = CliRunner().invoke(main, ["up", *ports(), "--journal", "x", "--no-journal"])
+@pytest.mark.parametrize("what", ["journal", "store"])
+def test_what_is_named_and_left_out_is_wrong_usage(what):
+    result = CliRunner().invoke(main, ["up", *ports(), f"--{what}", "x", f"--no-{what}"])
     assert result.exit_code == 2
+
+
+def test_options_of_the_store(specs):
+    run_up("--store", "folder", "--store-retention", "0.5", "--store-limit", "7", "--store-durable")
+    ((spec, _, _),) = specs
+    scheduler = scheduler_command.make_context("baton-scheduler", spec.command("scheduler")[3:])
+    named = ("folder", "retention_days", "limit_mb", "durable")
+    assert [scheduler.params[name] for name in named] == [Path("folder"), 0.5, 7, True]
 
 
 def test_threads_default_to_a_share_of_the_cpus(specs, monkeypatch):

@@ -103,6 +103,23 @@ def test_without_keys_nobody_is_asked_but_an_empty_file_lets_nobody_in(file):
     assert keys.client_of("") is None
 
 
+def test_a_client_is_found_by_its_name_as_long_as_its_key_is_there(file, clock):
+    """For work that goes on without a request: batches."""
+    write(file, entry("alice", ALICE, max_open_requests=3), entry("bob", BOB))
+    keys = ApiKeys(path=file)
+    assert keys.named("alice") == keys.client_of(ALICE)
+    assert keys.named("carol") is None
+    assert keys.named("") is None
+    write(file, entry("bob", BOB))
+    clock.now += 1.5
+    assert keys.named("alice") is None
+    assert keys.named("bob") is not None
+    without = ApiKeys().named("")
+    assert without is not None
+    assert (without.name, without.is_admin) == ("", False)
+    assert ApiKeys().named("alice") is None
+
+
 def test_a_file_that_changes_is_read_again(file, clock, capsys):
     keys = ApiKeys(["first"], file)
     write(file, entry("bob", BOB, admin=True))

@@ -13,6 +13,7 @@ from pydantic_core import PydanticUndefined
 
 from scheduler_svc.frontend.errors import _STATUS_OF_CODE
 from scheduler_svc.frontend.http.openapi import OPENAPI_PATHS, OPERATIONS
+from scheduler_svc.frontend.requests.batches.schemas import BatchRequest
 from scheduler_svc.frontend.requests.body import _CODE_OF_PYDANTIC_TYPE
 from scheduler_svc.frontend.requests.messages_api.schemas import MessageRequest
 from scheduler_svc.frontend.requests.off_values import OffForAll, OffForChats, OffForCompletions, OffForMessages
@@ -37,6 +38,7 @@ TABLES = {
     "Chats": set(ChatRequest.model_fields) - set(GenerationRequest.model_fields),
     "Responses": set(ResponseRequest.model_fields) - set(SamplingFields.model_fields),
     "Messages": set(MessageRequest.model_fields),
+    "Batches": set(BatchRequest.model_fields),
     "Embeddings": set(EmbeddingRequest.model_fields),
     "Reranking": set(RerankRequest.model_fields),
     "Scores": set(ScoreRequest.model_fields),
@@ -47,6 +49,7 @@ SCHEMAS: dict[str, type[BaseModel]] = {
     "Chats": ChatRequest,
     "Responses": ResponseRequest,
     "Messages": MessageRequest,
+    "Batches": BatchRequest,
     "Embeddings": EmbeddingRequest,
     "Reranking": RerankRequest,
     "Scores": ScoreRequest,

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from scheduler_svc.frontend.api_keys import ApiClient
+from scheduler_svc.frontend.errors import ApiError
 from scheduler_svc.frontend.http.body_limit import BODIES_AT_ONCE, SMALL_BODY_BYTES, LimitBody
 from scheduler_svc.frontend.http.connection_guard import ConnectionLimits
 from tests.frontend import raw_http
@@ -19,14 +20,14 @@ ALL = BODIES_AT_ONCE * LIMIT
 class Sender:
     """A client that sends its body when the test says so, and what it is answered."""
 
-    def __init__(self, app, declared=None, *, name="alice", method="POST", headers=(), peer=None):
+    def __init__(self, app, declared=None, *, name="alice", method="POST", headers=(), peer=None, path="/"):
         self._app = app
         self._parts = asyncio.Queue()
         self.status = None
         self.headers = {}
         headers = [*headers] if declared is None else [*headers, (b"content-length", str(declared).encode())]
         client = ApiClient(name, 0, is_admin=False, may_read_status=False)
-        self.scope = {"type": "http", "method": method, "path": "/", "headers": headers, "client": peer}
+        self.scope = {"type": "http", "method": method, "path": path, "headers": headers, "client": peer}
         self.scope["baton.client"] = client
 
     def send(self, chunk, *, more=True):
@@ -64,7 +65,7 @@ def app(bodies):
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b""})
 
-    return LimitBody(inner, LIMIT)
+    return LimitBody(inner, LIMIT, LIMIT)
 
 
 async def answer(app, *chunks, **facts):
@@ -215,7 +216,7 @@ async def test_no_request_that_a_server_got_in_part_is_one(bodies, sent, does_cl
     async def inner(scope, receive, send):
         bodies.append(scope)
 
-    limited = LimitBody(inner, LIMIT)
+    limited = LimitBody(inner, LIMIT, LIMIT)
 
     async def noting(scope, receive, send):
         scope["baton.client"] = ApiClient("", 0, is_admin=True, may_read_status=True)
@@ -234,3 +235,69 @@ async def test_no_request_that_a_server_got_in_part_is_one(bodies, sent, does_cl
             client.writer.transport.abort()
         await until(lambda: ended)
     assert not bodies
+
+
+@pytest.fixture
+def taken():
+    """Pieces of uploads, as the application got them."""
+    return []
+
+
+@pytest.fixture
+def uploads(taken):
+    async def inner(scope, receive, send):
+        more = True
+        while more:
+            message = await receive()
+            more = message.get("more_body", False)
+            taken.append(message.get("body"))
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    return LimitBody(inner, LIMIT, 3 * LIMIT)
+
+
+@in_event_loop
+async def test_an_upload_goes_on_while_it_comes(uploads, taken):
+    sender = Sender(uploads, path="/v1/files")
+    running = asyncio.create_task(sender.run())
+    for number in range(3):
+        sender.send(BODY)
+        await until(lambda: sender.is_read and len(taken) == number + 1)  # noqa: B023
+    assert 0 < uploads._bodies.num_bytes < 2**22, "a chunk or two count as held, not the file"
+    sender.send(b"", more=False)
+    await running
+    assert sender.status == 200
+    assert uploads._bodies.num_bytes == 0
+    assert b"".join(taken) == 3 * BODY
+
+
+@in_event_loop
+async def test_an_upload_has_a_limit_of_its_own(uploads, taken):
+    declared = Sender(uploads, path="/v1/files", declared=4 * LIMIT)
+    await declared.run()
+    assert (declared.status, declared.headers[b"connection"], taken) == (413, b"close", [])
+    sender = Sender(uploads, path="/v1/files")
+    for _ in range(5):
+        sender.send(BODY)
+    with pytest.raises(ApiError) as refused:  # which the application answers with
+        await sender.run()
+    assert refused.value.status == 413
+    assert uploads._bodies.num_bytes == 0
+
+
+@in_event_loop
+async def test_uploads_take_no_more_memory_than_there_is(taken):
+    async def inner(scope, receive, send):
+        await receive()
+
+    app = LimitBody(inner, 2**20, 2**30)
+    senders = [Sender(app, path="/v1/files", name=f"client {i}") for i in range(12)]
+    running = [asyncio.create_task(sender.run()) for sender in senders]
+    await until(lambda: any(sender.status for sender in senders))
+    assert {sender.status for sender in senders if sender.status} == {503}
+    assert app._bodies.num_bytes <= BODIES_AT_ONCE * 2**20
+    for sender in senders:
+        sender.leave()
+    await asyncio.gather(*running)
+    assert app._bodies.num_bytes == 0

@@ -227,7 +227,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         temperature=st.sampled_from([0.0, 0.8]),
         stop=st.sampled_from([(), (0,), (1, 3)]),
         salt=st.sampled_from(["", "", "tenant"]),
-        priority=st.sampled_from([0, 0, 0, 1, -1]),
+        priority=st.sampled_from([0, 0, 0, 1, -1, 100]),
         timeout_s=st.sampled_from([None, None, None, 5.0]),
         may_shorten=st.sampled_from([False, False, True]),
         constraints=st.sampled_from([None, None, *CONSTRAINTS]),

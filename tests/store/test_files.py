@@ -1,5 +1,6 @@
 """Rules of files, one by one."""
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -30,6 +31,18 @@ def test_a_file_is_there_once_it_is_finished(store):
         files.append(store, "ann", "f", 3.0, b"more")
     with pytest.raises(NotFound):
         files.finish(store, "ann", "f", 3.0)
+
+
+def test_what_a_file_is_for_may_be_known_at_its_end_only(store):
+    files.begin(store, file("f"))
+    finished = files.finish(store, "ann", "f", 3.0, purpose="other", keep_until=50.0)
+    assert (
+        finished
+        == files.get(store, "ann", "f", 3.0)
+        == msgspec.structs.replace(file("f"), purpose="other", expires_at=50.0)
+    )
+    with pytest.raises(NotFound):
+        files.get(store, "ann", "f", 50.0)
 
 
 def test_other_owners_find_nothing(store):

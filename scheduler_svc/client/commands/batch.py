@@ -5,9 +5,8 @@ from pathlib import Path
 import click
 
 from scheduler_svc.client.errors import EXIT_CODES_HELP, EXIT_FAILED
-from scheduler_svc.client.http.connect import connect
 from scheduler_svc.client.options import model_option, service_options
-from scheduler_svc.client.output import duration, say
+from scheduler_svc.client.output import say
 from scheduler_svc.client.service_address import ServiceAddress
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
@@ -16,14 +15,11 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 @click.command(epilog=EXIT_CODES_HELP)
 @click.argument("in_path", metavar="IN.jsonl", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.argument("out_path", metavar="OUT.jsonl", type=_FILE)
-@click.option("--concurrency", default=32, show_default=True, type=click.IntRange(min=1), help="Requests at a time.")
-@click.option(
-    "--retries",
-    default=10,
-    show_default=True,
-    type=click.IntRange(min=0),
-    help="How often a request is sent again that met an overload, a restart or a broken connection.",
-)
+@click.option("--direct", is_flag=True, help="Send requests one by one, also to a service that runs batches itself.")
+@click.option("--concurrency", default=32, show_default=True, type=click.IntRange(min=1),
+              help="Requests at a time that are sent one by one.")  # fmt: skip
+@click.option("--retries", default=10, show_default=True, type=click.IntRange(min=0), help="How often one of these is "
+              "sent again that met an overload, a restart or a broken connection.")  # fmt: skip
 @click.option("--ordered", is_flag=True, help="Write results in the order of the input.")
 @model_option
 @service_options
@@ -33,6 +29,7 @@ def command(
     *,
     in_path: Path,
     out_path: Path,
+    direct: bool,
     concurrency: int,
     retries: int,
     ordered: bool,
@@ -41,10 +38,12 @@ def command(
 ) -> None:
     """Answer a file of requests; goes on where it stopped.
 
-    Both files are as in OpenAI's Batch API. Results are appended one by one as they come; if the run is stopped, by
-    whatever means, the same command sends only what has no result yet. A request that fails for good has its error in
-    OUT.jsonl; if the service goes away and stays away, the run ends and can be resumed. --model is for requests that
-    name none.
+    Both files are as in OpenAI's Batch API. A service with /v1/batches runs the batch itself: it is uploaded, goes on
+    while this command is away, and yields to requests that somebody waits for; the results are appended at its end.
+    Otherwise, and with --direct, requests are sent one by one, and each result is appended as it comes. If the run is
+    stopped, by whatever means, the same command goes on with the service's batch, or sends only what has no result yet.
+    A request that fails for good has its error in OUT.jsonl; if the service goes away and stays away, the run ends and
+    can be resumed. --model is for requests that name none.
 
     \b
     Example:
@@ -52,12 +51,9 @@ def command(
              "body": {"prompt": "ROMEO:", "max_tokens": 50}}' | tr -d '\\n' > in.jsonl
       baton batch in.jsonl out.jsonl
     """
-    import asyncio  # noqa: PLC0415  (none of these is needed for --help)
-
-    from scheduler_svc.client.batch.files import ResultFile, check_batch, read_batch  # noqa: PLC0415
-    from scheduler_svc.client.batch.run import run_batch  # noqa: PLC0415
-    from scheduler_svc.client.batch.sender import RetryPolicy  # noqa: PLC0415
-    from scheduler_svc.client.progress import ProgressReport, Tally  # noqa: PLC0415
+    from scheduler_svc.client.batch.answer import HowToSend, answer_batch  # noqa: PLC0415  (not needed for --help)
+    from scheduler_svc.client.batch.files import ResultFile, check_batch  # noqa: PLC0415
+    from scheduler_svc.client.progress import Tally  # noqa: PLC0415
 
     if out_path.exists() and out_path.samefile(in_path):
         raise click.UsageError("IN.jsonl and OUT.jsonl are the same file")
@@ -68,24 +64,8 @@ def command(
         if output.finished:
             say(f"{len(output.finished)} of {len(ids)} lines have a result already, {num_failed} of them a failure")
         if tally.total:
-            with connect(service) as api:
-                model = api.model_name(model)
-            todo = (line for line in read_batch(in_path) if line.custom_id not in output.finished)
-            run = run_batch(
-                todo,
-                output,
-                service,
-                model,
-                concurrency=concurrency,
-                retry=RetryPolicy(retries),
-                ordered=ordered,
-                tally=tally,
-            )
-            try:
-                with ProgressReport(tally):
-                    num_failed += asyncio.run(run)
-            finally:
-                say(f"{tally.done} of {tally.total} lines in {duration(tally.seconds)}, {tally.rates()}")
+            how = HowToSend(model, direct, concurrency, retries, ordered)
+            num_failed += answer_batch(in_path, out_path, output, service, how, tally)
     if num_failed:
         say(f"{num_failed} lines failed; their `error` in {out_path} says why")
         ctx.exit(EXIT_FAILED)

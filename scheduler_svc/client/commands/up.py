@@ -23,6 +23,7 @@ from scheduler_svc.client.processes.supervisor import Supervisor
 from scheduler_svc.client.processes.words import words
 from scheduler_svc.client.service_address import DEFAULT_URL
 from scheduler_svc.frontend_options import FrontendOptions, frontend_options
+from scheduler_svc.store_options import StoreOptions, store_options
 
 _POLL_INTERVAL_S = 0.2
 
@@ -65,6 +66,8 @@ class Welcome:
     help="File that lets accepted requests survive the scheduler. Default: one for --port in the user's state folder.",
 )
 @click.option("--no-journal", is_flag=True, help="Lose open requests when the scheduler ends.")
+@store_options
+@click.option("--no-store", is_flag=True, help="Keep no responses, files and batches.")
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), help="For both services.")
 @click.option("--log-format", type=click.Choice(["logfmt", "json"]), help="For both services.")
 @click.option(
@@ -86,6 +89,8 @@ def command(
     no_keep: bool,
     journal: Path | None,
     no_journal: bool,
+    store: StoreOptions,
+    no_store: bool,
     log_level: str | None,
     log_format: str | None,
     log_dir: Path | None,
@@ -106,8 +111,11 @@ def command(
         raise click.UsageError("--standby and --no-keep contradict each other")
     if journal is not None and no_journal:
         raise click.UsageError("--journal and --no-journal contradict each other")
+    if store.folder is not None and no_store:
+        raise click.UsageError("--store and --no-store contradict each other")
     logs = words(log_level=log_level, log_format=log_format)
-    kept = (*words(api_keys=api_keys, journal=journal), *(("--no-journal",) if no_journal else ()))
+    without = (*(("--no-journal",) if no_journal else ()), *(("--no-store",) if no_store else ()))
+    kept = (*store.arguments(), *words(api_keys=api_keys, journal=journal), *without)
     keeper = None if no_keep or sys.platform != "linux" else keeper_socket or default_socket()
     spec = FleetSpec(
         model=model,

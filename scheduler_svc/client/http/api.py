@@ -5,7 +5,7 @@ import http
 import time
 from collections.abc import Generator, Iterator
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, BinaryIO, Self
 from urllib.parse import quote, urlsplit
 
 import click
@@ -130,6 +130,36 @@ class Api:
         raise_for_error(response)
         answer: Json = msgspec.json.decode(response.content)
         return answer
+
+    def upload(self, path: str, fields: dict[str, str], file: BinaryIO) -> Json:
+        """Answer to a form with a file, which is read while it is sent."""
+        with translated_errors(self._url):
+            response = self._http.post(path, data=fields, files={"file": ("input.jsonl", file)})
+        self._was_there = True
+        raise_for_error(response)
+        answer: Json = msgspec.json.decode(response.content)
+        return answer
+
+    def lines(self, path: str) -> Iterator[bytes]:
+        """Lines of the answer to a GET, as they come, without their line breaks."""
+        with translated_errors(self._url), self._http.stream("GET", path) as response:
+            if response.is_error:
+                response.read()
+            raise_for_error(response)
+            rest: list[bytes] = []
+            for data in response.iter_bytes():
+                *ends, last = data.split(b"\n")
+                for end in ends:
+                    yield b"".join([*rest, end])
+                    rest = []
+                rest.append(last)
+            if any(rest):
+                yield b"".join(rest)
+
+    def delete_quietly(self, path: str) -> None:
+        """Try a DELETE."""
+        with contextlib.suppress(httpx.HTTPError):
+            self._http.delete(path, timeout=CANCEL_TIMEOUT_S)
 
     def complete(self, path: str, body: Json) -> Json:
         """The whole answer to a request that generates. It is read as a stream, as a stream can be resumed."""

@@ -92,6 +92,7 @@ class ExecutorState:
         running: sequences that hold a lane.
         completing: sequences that only wait for their last tokens, or their pooled results.
         inflight: plans sent and not answered, in the order sent, which is the order they run in.
+        num_sat_out: plans in a row that sequences which yield sat out.
         num_hit_tokens: tokens of sequences that were admitted here that its prefix cache had.
     """
 
@@ -118,6 +119,7 @@ class ExecutorState:
         self.completing: list[Sequence] = []
         self.inflight: deque[InflightPlan] = deque()
         self.num_hit_tokens = 0
+        self.num_sat_out = 0
         self._intake = Intake.OPEN
         self._next_step = 0
 

@@ -1,7 +1,7 @@
 """The sequences that hold a lane on one executor: their order, what each needs next, and their blocks. Pure."""
 
 from bisect import insort
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import numpy as np
 
@@ -27,12 +27,14 @@ class RunningSequences:
     Attributes:
         lanes: a column for each fact of a lane.
         order: lanes that are held, by the rank of their sequences.
+        num_yielding: how many of these sequences yield.
     """
 
     def __init__(self, epoch: int, limits: ExecutorLimits, blocks: BlockManager, origin: int = 0) -> None:
         budget = limits.max_batch_tokens
         self.lanes = Lanes(max(1, min(limits.max_num_seqs, budget - budget // PROMPT_SHARE)))
         self.order: list[int] = []
+        self.num_yielding = 0
         self._epoch = epoch
         self._origin = origin
         self._blocks = blocks
@@ -114,13 +116,18 @@ class RunningSequences:
         full: list[int] = decoding[self.lanes.computed[decoding] >= self.lanes.room[decoding]].tolist()
         return full
 
-    def extend_all(self) -> list[Sequence]:
+    def extend_all(self, sitting: Collection[Sequence] = ()) -> list[Sequence]:
         """Give another block to each sequence that decodes and whose blocks are full, if there are enough for all.
+
+        Args:
+            sitting: sequences that get none, as they sit the next plan out.
 
         Returns:
             The sequences that lack a block: none, or all of them by rank.
         """
         full = self.lanes_without_room()
+        if sitting:
+            full = [lane for lane in full if self.lanes.sequence(lane) not in sitting]
         if not full:
             return []
         if self._protected or self._blocks.num_free < len(full):
@@ -226,6 +233,7 @@ class RunningSequences:
         lane = self.lanes.enter(sequence, table)
         sequence.state, sequence.epoch, sequence.lane, sequence.tail = State.RUNNING, self._epoch, lane, None
         self._num_prompts += 1
+        self.num_yielding += sequence.yields
         if self.order and sequence.rank < self.lanes.sequence(self.order[-1]).rank:
             insort(self.order, lane, key=lambda lane: self.lanes.sequence(lane).rank)
         else:
@@ -239,6 +247,7 @@ class RunningSequences:
         them to another sequence."""
         lane = sequence.lane
         self.order.remove(lane)
+        self.num_yielding -= sequence.yields
         self._num_prompts -= self.lanes.phases[lane] is LanePhase.PROMPT
         if lane in self._protected:
             self._protected.remove(lane)
@@ -261,6 +270,7 @@ class RunningSequences:
         assert sorted(self.order + lanes.free) == list(range(len(lanes.known))), "a lane is lost or held twice"
         ranks = [sequence.rank for sequence in self]
         assert ranks == sorted(ranks), "running sequences are out of order"
+        assert self.num_yielding == sum(sequence.yields for sequence in self)
         assert self._num_prompts == len([s for s in self if self.has_prompt(s)])
         assert self.set_aside() <= self._blocks.num_free, "blocks that are set aside are not there"
         for lane, sequence in zip(self.order, self, strict=True):

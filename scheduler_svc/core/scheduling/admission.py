@@ -4,6 +4,7 @@ Waiting sequences are admitted in the order of their rank. Memory that runs shor
 """
 
 from collections.abc import Collection
+from collections.abc import Sequence as Lists
 
 from scheduler_svc.core.executor.executor_state import ExecutorState, Intake
 from scheduler_svc.core.executor.memory_forecast import Forecast, LengthHistory
@@ -13,6 +14,7 @@ from scheduler_svc.core.scheduling.plan_budget import PlanBudget
 from scheduler_svc.core.scheduling.sequences import Sequences
 from scheduler_svc.core.scheduling.stats import SchedulerStats
 from scheduler_svc.core.scheduling.suspects import is_suspect
+from scheduler_svc.core.scheduling.yielding import yields_to
 from scheduler_svc.core.sequence import Sequence
 
 MAX_PREEMPTIONS = 3  # after so many a sequence gets all the blocks it will ever need before it runs again
@@ -47,15 +49,18 @@ class Admission:
 
     # --- memory for sequences that run ---
 
-    def make_room(self, executor: ExecutorState) -> tuple[list[Sequence], bool]:
+    def make_room(self, executor: ExecutorState, sitting: Collection[Sequence] = ()) -> tuple[list[Sequence], bool]:
         """A block for each sequence that decodes and whose blocks are full, taken from newer ones if need be.
+
+        Args:
+            sitting: sequences that sit this plan out in any case.
 
         Returns:
             The sequences for which there is none, which sit this step out; and whether a sequence was preempted.
         """
         skipped: list[Sequence] = []
         preempted, running = False, executor.running
-        short = running.extend_all()
+        short = running.extend_all(sitting)
         if short and (claims := running.claims()) is not None:
             return [s for s in short if not (s.lane in claims and running.extend(s))], False
         for sequence in short:
@@ -70,13 +75,18 @@ class Admission:
         return skipped, preempted
 
     def continue_prompts(
-        self, executor: ExecutorState, budget: PlanBudget, skipped: list[Sequence]
+        self,
+        executor: ExecutorState,
+        budget: PlanBudget,
+        skipped: list[Sequence],
+        sitting: Collection[Sequence] = (),
     ) -> tuple[list[PromptRow], bool]:
         """Rows for the next chunks of running sequences' prompts, with blocks of newer sequences if need be.
 
         Args:
             budget: what the plan may still have.
             skipped: sequences that decode and sit this step out.
+            sitting: sequences whose prompts do so, too.
 
         Returns:
             The rows, and whether a sequence was preempted.
@@ -84,7 +94,7 @@ class Admission:
         rows: list[PromptRow] = []
         preempted, running = False, executor.running
         for sequence in running.prompts():
-            if not running.has_prompt(sequence):
+            if not running.has_prompt(sequence) or sequence in sitting:
                 continue  # an older one took its blocks a moment ago
             if (num_tokens := budget.tokens_for(sequence, running.num_computed(sequence))) == 0:
                 break
@@ -102,11 +112,19 @@ class Admission:
 
     # --- memory for sequences that wait ---
 
-    def admit(self, executor: ExecutorState, budget: PlanBudget, *, suspect: bool = False) -> list[PromptRow]:
+    def admit(
+        self,
+        executor: ExecutorState,
+        budget: PlanBudget,
+        begun: Lists[PromptRow] = (),
+        *,
+        suspect: bool = False,
+    ) -> list[PromptRow]:
         """Rows for waiting sequences, in the order of the queue, as far as memory, lanes and budget go.
 
         Args:
             budget: what the plan may still have.
+            begun: rows that the plan has already.
             suspect: admit one suspect and no other sequence; otherwise, when it is a suspect's turn, see to it that it
                 is alone next.
         """
@@ -126,6 +144,8 @@ class Admission:
                 # A sequence for which no executor has room now does not count: no other one waits for it here.
                 overtaken += chosen is not None and chosen.intake is not Intake.FULL
                 continue
+            if yields_to(sequence, [*begun, *rows]):
+                break
             if is_suspect(sequence) != suspect:
                 if not suspect and not executor.running.prompts():  # prompts are computed to their ends first
                     executor.empty_for_suspect()

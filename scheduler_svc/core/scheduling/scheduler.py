@@ -22,6 +22,7 @@ from scheduler_svc.core.scheduling.placement import PlacementRule, place
 from scheduler_svc.core.scheduling.plan_budget import PlanBudget
 from scheduler_svc.core.scheduling.sequences import Sequences
 from scheduler_svc.core.scheduling.stats import Moves, SchedulerStats
+from scheduler_svc.core.scheduling.yielding import sitting_out
 from scheduler_svc.core.sequence import Generated, Sequence, State
 from scheduler_svc.core.step_output import SequenceEnd, StepOutput
 
@@ -110,16 +111,25 @@ class Scheduler:
             executor.emptied()
             if rows := self._admission.admit(executor, PlanBudget(executor.limits), suspect=True):
                 return self._build_alone(executor, rows[0])
-        skipped, took_from_decodes = self._admission.make_room(executor)
-        num_decodes = len(executor.running.decode_rows()) - len(skipped)
+        sitting = sitting_out(executor, self.sequences.waiting)
+        if sitting and (plan := self._plan_beside(executor, sitting)) is not None:
+            return plan
+        return self._plan_beside(executor, [])
+
+    def _plan_beside(self, executor: ExecutorState, sitting: list[Sequence]) -> Plan | None:
+        """The next plan, without those in `sitting`."""
+        admission, running = self._admission, executor.running
+        short, took_from_decodes = admission.make_room(executor, sitting)
+        skipped = short + [sequence for sequence in sitting if running.decodes(sequence)]
+        num_decodes = len(running.decode_rows()) - len(skipped)
         budget = PlanBudget(executor.limits, num_decodes)
-        rows, took_from_prompts = self._admission.continue_prompts(executor, budget, skipped)
-        if self.sequences.waiting and not (skipped or took_from_decodes or took_from_prompts):
+        rows, took_from_prompts = admission.continue_prompts(executor, budget, skipped, sitting)
+        if self.sequences.waiting and not (short or took_from_decodes or took_from_prompts):
             # Blocks that are short, or were just taken away, are for older sequences than those that wait.
-            rows += self._admission.admit(executor, budget)
+            rows += admission.admit(executor, budget, rows)
         if num_decodes == 0 and not rows:
             is_empty = executor.intake is Intake.EMPTYING and not executor.inflight
-            return self.plan(epoch) if is_empty else None
+            return self.plan(executor.epoch) if is_empty else None
         self.stats.decode_tokens += num_decodes
         self.stats.planned_prompts(rows)
         return executor.build_plan(rows, skipped)
@@ -226,11 +236,8 @@ class Scheduler:
     # --- executors ---
 
     def add_executor(self, membership: Membership, now: float = 0.0) -> list[SequenceEnd]:
-        """Start planning for an executor, as its standing allows.
-
-        Returns:
-            The ends of waiting sequences that do not fit it, nor any executor before it.
-        """
+        """Start planning for an executor, as its standing allows. Returns the ends of waiting sequences that do not fit
+        it, nor any executor before it."""
         vacant, reason = self.sequences.pools.take(membership, now)
         index = None if vacant is None else vacant.index
         if index is None and self.cache_events is not None:
@@ -244,24 +251,17 @@ class Scheduler:
         self.sequences.executor_leaves(epoch, now)
 
     def remove_executor(self, epoch: int, now: float = 0.0, pool_wait_s: float | None = None) -> list[Sequence]:
-        """End an epoch: its sequences wait again, at their places, with all tokens that have arrived.
+        """End an epoch: its sequences, which are returned, wait again, at their places, with all tokens that arrived.
 
         Args:
             pool_wait_s: how long they wait for the next executor of its pool, if a keeper keeps it; None if what is in
                 it must not count any more.
-
-        Returns:
-            The sequences that were running there.
         """
         return self.sequences.remove_executor(epoch, now, pool_wait_s)
 
     def pool_wait_s(self, epoch: int, start_s: float, others_tokens_per_s: float) -> float:
-        """How long the sequences of an executor that is gone should wait for the next one of its pool.
-
-        Args:
-            start_s: what its own start took.
-            others_tokens_per_s: what the others of its model compute.
-        """
+        """How long the sequences of an executor that is gone should wait for the next one of its pool, if its own start
+        took `start_s`, and the others of its model compute `others_tokens_per_s`."""
         pools, executor = self.sequences.pools, self.sequences.executors[epoch]
         return pools.wait_s(executor, start_s, others_tokens_per_s, self.config.adoption_wait_s)
 

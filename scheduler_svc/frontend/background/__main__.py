@@ -4,6 +4,7 @@ import asyncio
 import gc
 import socket
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -11,12 +12,22 @@ import click
 from common.errors import BatonError
 from common.log_options import log_options
 from common.logging import get_logger, setup_logging
-from common.model_files import resolve_model
+from common.model_files import model_name, resolve_model
 from common.parent_death import killed_with
+from scheduler_svc.frontend.api_keys import ApiKeys, plain_keys
 from scheduler_svc.frontend.background.app import create_worker_app
+from scheduler_svc.frontend.background.batch_tools import BatchTools
+from scheduler_svc.frontend.background.batches import Batches
+from scheduler_svc.frontend.background.line_gate import LineGate
+from scheduler_svc.frontend.background.patient_store import PatientStore
 from scheduler_svc.frontend.background.worker import Worker
 from scheduler_svc.frontend.http.server import ServerSettings, serve
 from scheduler_svc.frontend.link.core_link import CoreLink
+from scheduler_svc.frontend.requests.batches.line_endpoints import line_endpoints
+from scheduler_svc.frontend.requests.chat_style import style_of
+from scheduler_svc.frontend.requests.pooling_model import PoolingModel, read_pooling_models
+from scheduler_svc.frontend.requests.reader import RequestReader
+from scheduler_svc.frontend.text.long_work import LongWork
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
 from scheduler_svc.frontend_options import FrontendOptions, frontend_options
 from scheduler_svc.store.store_thread import StoreThread
@@ -51,13 +62,15 @@ def main(
     log_level: str,
     log_format: str,
 ) -> None:
-    """Run what no client waits for: responses in the background."""
+    """Run what no client waits for: responses in the background, and batches. API keys as those of a frontend."""
     if parent is not None and (die_with_parent := killed_with(parent)) is not None:
         die_with_parent()
     setup_logging("worker", log_level, log_format)
+    frontend = replace(frontend, served_model_name=frontend.served_model_name or (model_name(model),))
     try:
         if store.folder is None:
             raise click.UsageError("the worker needs a --store")
+        api_keys = ApiKeys(plain_keys(), api_keys_file)
         tokenizer = Tokenizer(resolve_model(model, weights=False))
         thread = StoreThread(store.folder, durable=store.durable)
         listener = socket.socket(fileno=fd)
@@ -67,7 +80,7 @@ def main(
 
     async def run() -> bool:
         link = CoreLink(core_endpoint)
-        worker = Worker(link, tokenizer, thread)
+        worker = Worker(link, tokenizer, thread, make_batches(link, tokenizer, frontend, thread, store, api_keys))
         app = create_worker_app(worker, frontend.keep_alive_s)
         gc.freeze()
         working = asyncio.create_task(worker.run())
@@ -80,6 +93,31 @@ def main(
             thread.close()
 
     sys.exit(0 if asyncio.run(run()) else 1)
+
+
+def make_batches(
+    link: CoreLink,
+    tokenizer: Tokenizer,
+    options: FrontendOptions,
+    thread: StoreThread,
+    store: StoreOptions,
+    api_keys: ApiKeys,
+) -> Batches:
+    """What runs batches, with everything that it needs. Raises CheckpointError for a model that cannot embed."""
+    embedder = read_pooling_models(options).get("embed", PoolingModel(tuple(options.served_model_name), tokenizer))
+    reader = RequestReader(link, tokenizer, options, LongWork())
+    style = style_of(tokenizer.chat_template, options)
+    return Batches(
+        BatchTools(
+            link=link,
+            reader=reader,
+            endpoints=line_endpoints(link, reader, style, options.served_model_name[0], embedder),
+            store=PatientStore(thread),
+            gate=LineGate(),
+            keys=api_keys,
+            limit_bytes=store.limit_bytes,
+        )
+    )
 
 
 if __name__ == "__main__":

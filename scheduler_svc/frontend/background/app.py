@@ -20,7 +20,7 @@ def create_worker_app(worker: Worker, keep_alive_s: float) -> ASGIApp:
 
 
 class _WorkerApi:
-    """Each endpoint takes the owner and the id of a response as parameters of the query."""
+    """Each endpoint takes the owner and the id of a response or of a batch as parameters of the query."""
 
     def __init__(self, worker: Worker, keep_alive_s: float) -> None:
         self._worker = worker
@@ -29,6 +29,8 @@ class _WorkerApi:
         self.router.post("/run", response_model=None)(self.run)
         self.router.post("/cancel", response_model=None)(self.cancel)
         self.router.get("/events", response_model=None)(self.events)
+        self.router.post("/batches/run", response_model=None)(self.run_batch)
+        self.router.post("/batches/cancel", response_model=None)(self.cancel_batch)
 
     async def run(self, owner: str, response_id: str) -> Response:
         """There is a response to run."""
@@ -46,6 +48,16 @@ class _WorkerApi:
         if run is None:
             return Response(status_code=NOT_RUNNING)
         return _RunStream(run, after, self._keep_alive_s)
+
+    async def run_batch(self, owner: str, batch_id: str) -> Response:
+        """There is a batch to run."""
+        self._worker.batches.start(owner, batch_id)
+        return Response(status_code=DONE)
+
+    async def cancel_batch(self, owner: str, batch_id: str) -> Response:
+        """The store has it that a batch is cancelled."""
+        self._worker.batches.cancel(owner, batch_id)
+        return Response(status_code=DONE)
 
 
 class _RunStream(EventStream):

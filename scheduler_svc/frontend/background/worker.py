@@ -1,21 +1,20 @@
-"""What the background worker does: it runs the responses that the store has open, and those that it is told of."""
+"""What the background worker does: it runs the responses and batches that the store has open, or it is told of."""
 
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable
-from sqlite3 import Connection
-from typing import Concatenate, ParamSpec, TypeVar
 
 from common.errors import BatonError
 from common.logging import get_logger
 from scheduler_svc.frontend.answers.responses.events import Outcome
+from scheduler_svc.frontend.background.batches import Batches
+from scheduler_svc.frontend.background.patient_store import PatientStore
 from scheduler_svc.frontend.background.response_run import ResponseRun
 from scheduler_svc.frontend.link.core_link import CoreLink
 from scheduler_svc.frontend.requests.responses.background_work import BackgroundWork
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
 from scheduler_svc.store import responses
-from scheduler_svc.store.errors import NotFound, StoreError
+from scheduler_svc.store.errors import NotFound
 from scheduler_svc.store.records import OpenResponse
 from scheduler_svc.store.store_thread import StoreThread
 
@@ -23,21 +22,22 @@ MAX_RUNS = 1024  # at once; the others wait in the store
 PAGE = 100
 CANCEL_TIMEOUT_S = 5.0
 BEGIN_TIMEOUT_S = 1.0
-RETRY_S = 1.0
-
-P = ParamSpec("P")
-Result = TypeVar("Result")
 
 log = get_logger(__name__)
 
 
 class Worker:
-    """Runs responses in the background. An owner is the name of an API key, empty without keys."""
+    """Runs responses in the background, and batches. An owner is the name of an API key, empty without keys.
 
-    def __init__(self, link: CoreLink, tokenizer: Tokenizer, store: StoreThread) -> None:
+    Attributes:
+        batches: that are open.
+    """
+
+    def __init__(self, link: CoreLink, tokenizer: Tokenizer, store: StoreThread, batches: Batches) -> None:
+        self.batches = batches
         self._link = link
         self._tokenizer = tokenizer
-        self._store = store
+        self._patient = PatientStore(store)
         self._runs: dict[tuple[str, str], ResponseRun] = {}
         self._has_begun = asyncio.Condition()  # one more of them
         self._tasks: dict[tuple[str, str], asyncio.Task[None]] = {}
@@ -46,8 +46,9 @@ class Worker:
     async def run(self) -> None:
         """Take up what is open, and run what comes, until cancelled."""
         try:
-            await self._take_up()
-            await asyncio.Event().wait()
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._take_up())
+                tasks.create_task(self.batches.run())
         finally:
             for task in self._tasks.values():
                 task.cancel()
@@ -81,7 +82,7 @@ class Worker:
         num = 0
         while not num or len(page) == PAGE:
             last = page[-1] if page else None
-            page = await self._ask(responses.open_background, time.time(), after=last, limit=PAGE)
+            page = await self._patient.ask(responses.open_background, time.time(), after=last, limit=PAGE)
             for record in page:
                 self.start(record.owner, record.response_id)
             num += len(page)
@@ -94,10 +95,10 @@ class Worker:
         async with self._room:
             name = owner, response_id
             try:
-                record = await self._ask(responses.get, *name, time.time())
+                record = await self._patient.ask(responses.get, *name, time.time())
             except NotFound:
                 return
-            if not record.work or not await self._ask(responses.begin, *name, time.time()):
+            if not record.work or not await self._patient.ask(responses.begin, *name, time.time()):
                 return
             try:
                 run = ResponseRun(self._link, self._tokenizer, BackgroundWork.decode(record.work, record.head))
@@ -116,7 +117,7 @@ class Worker:
 
     async def _keep(self, name: tuple[str, str], outcome: Outcome, tokens: bytes) -> None:
         """Write what a response has come to."""
-        await self._ask(
+        await self._patient.ask(
             responses.finish,
             *name,
             time.time(),
@@ -125,14 +126,3 @@ class Worker:
             tail=outcome.tail,
             tokens=tokens,
         )
-
-    async def _ask(
-        self, function: Callable[Concatenate[Connection, P], Result], *args: P.args, **kwargs: P.kwargs
-    ) -> Result:
-        """What the store answers, as soon as it does."""
-        while True:
-            try:
-                return await self._store.run(function, *args, **kwargs)
-            except StoreError as error:
-                log.error("the store failed", reason=str(error), retry_in_s=RETRY_S)
-                await asyncio.sleep(RETRY_S)

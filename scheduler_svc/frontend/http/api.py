@@ -9,11 +9,13 @@ from starlette.types import ASGIApp
 from common.messages import Task
 from scheduler_svc.frontend.api_keys import ApiKeys
 from scheduler_svc.frontend.http.admin_api import AdminApi
+from scheduler_svc.frontend.http.batches_api import BatchesApi
 from scheduler_svc.frontend.http.body_limit import LimitBody
 from scheduler_svc.frontend.http.cors import with_cors
 from scheduler_svc.frontend.http.describe_api import DescribeApi
 from scheduler_svc.frontend.http.embeddings_api import EmbeddingsApi
 from scheduler_svc.frontend.http.error_handlers import install_error_handlers
+from scheduler_svc.frontend.http.files_api import FilesApi
 from scheduler_svc.frontend.http.generate_api import GenerateApi
 from scheduler_svc.frontend.http.messages_api import MessagesApi
 from scheduler_svc.frontend.http.middleware import METRICS_PATH, OPEN_PATHS, RequireApiKey
@@ -33,6 +35,7 @@ from scheduler_svc.frontend.text.tokenizer import Tokenizer
 from scheduler_svc.frontend_options import POOLING_TASKS, FrontendOptions
 
 MAX_BODY_BYTES = 8 * 2**20
+MAX_FILE_BYTES = 512 * 2**20
 
 
 @dataclass(frozen=True)
@@ -43,12 +46,14 @@ class ApiSettings:
         options: of this frontend; one model name or several.
         api_keys: keys of which a request needs one; without keys, no request needs one.
         max_body_bytes: limit for a request's body.
+        max_file_bytes: limit for a file that is uploaded.
         pooling: models of their own that tasks have.
     """
 
     options: FrontendOptions
     api_keys: ApiKeys = field(default_factory=ApiKeys)
     max_body_bytes: int = MAX_BODY_BYTES
+    max_file_bytes: int = MAX_FILE_BYTES
     pooling: Mapping[Task, PoolingModel] = field(default_factory=dict)
 
     @property
@@ -76,6 +81,8 @@ def create_app(link: CoreLink, tokenizer: Tokenizer, settings: ApiSettings, stor
         GenerateApi(link, reader, style, model=model, keep_alive_s=keep_alive_s).router,
         ResponsesApi(link, reader, style, storage, model=model, keep_alive_s=keep_alive_s).router,
         MessagesApi(link, reader, style, model=model, keep_alive_s=keep_alive_s).router,
+        FilesApi(storage).router,
+        BatchesApi(storage, allow_unknown=settings.options.allow_unknown).router,
         ResumeApi(link, tokenizer, keep_alive_s).router,
         AdminApi(link).router,
         TokenizeApi(link, tokenizer, served, style, long_work).router,
@@ -96,7 +103,8 @@ def create_app(link: CoreLink, tokenizer: Tokenizer, settings: ApiSettings, stor
         open_paths += (METRICS_PATH,)
     for router in routers:
         app.include_router(router)
-    app.add_middleware(LimitBody, max_body_bytes=settings.max_body_bytes)
+    limits = {"max_body_bytes": settings.max_body_bytes, "max_file_bytes": settings.max_file_bytes}
+    app.add_middleware(LimitBody, **limits)
     # The last one added is the first one asked.
     app.add_middleware(RequireApiKey, api_keys=settings.api_keys, open_paths=open_paths)
     install_error_handlers(app)

@@ -4,6 +4,8 @@ Plain ASGI, because Starlette's BaseHTTPMiddleware would hide a client's disconn
 """
 
 from collections import Counter
+from collections.abc import Mapping
+from typing import Any
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -11,6 +13,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from scheduler_svc.frontend.errors import ApiError
 from scheduler_svc.frontend.http.responses import ErrorResponse
 
+UPLOAD = ("POST", "/v1/files")  # method and path
+UPLOAD_BUFFER_BYTES = 2**21  # of an upload that are in memory at once: a chunk of the store, and what comes meanwhile
 BODIES_AT_ONCE = 16  # of the largest size; of smaller ones there may be more
 SMALL_BODY_BYTES = 64 * 1024  # of each body, which are not counted: uvicorn may hold as much of any connection
 METHODS_WITHOUT_BODY = ("GET", "HEAD")
@@ -78,12 +82,14 @@ class LimitBody:
     many bytes of other bodies are in memory. A GET request takes no body at all.
 
     The application is called with whole requests only: a body that is cut off, by its sender or by a limit of the
-    connection, could mean something else than its sender meant.
+    connection, could mean something else than its sender meant. Only an upload goes on while it comes, and has a limit
+    of its own; the application sees to it that one that is cut off has no effect.
     """
 
-    def __init__(self, app: ASGIApp, max_body_bytes: int) -> None:
+    def __init__(self, app: ASGIApp, max_body_bytes: int, max_file_bytes: int) -> None:
         self._app = app
         self._max_bytes = max_body_bytes
+        self._max_file_bytes = max_file_bytes
         # Somewhat more is read and discarded: a client that is cut off while it sends may never read the answer.
         self._max_bytes_read = 2 * max_body_bytes
         self._bodies = HeldBodies(BODIES_AT_ONCE * max_body_bytes)
@@ -94,6 +100,9 @@ class LimitBody:
             await self._app(scope, receive, send)
             return
         held = scope["baton.body"] = HeldBody(self._bodies, _client_of(scope))
+        if is_upload(scope):
+            await self._upload(scope, receive, send, held)
+            return
         try:
             body = self._refusal_of_head(scope) or await self._read(receive, held)
             if isinstance(body, ApiError):
@@ -101,6 +110,32 @@ class LimitBody:
                 await ErrorResponse(body)(scope, receive, send)
             elif body is not None:
                 await self._app(scope, _given(body, receive), send)
+        finally:
+            held.release()
+
+    async def _upload(self, scope: Scope, receive: Receive, send: Send, held: HeldBody) -> None:
+        """Let the application read the body while it comes."""
+        limit = self._max_file_bytes + SMALL_BODY_BYTES  # what a form has beside its file
+        declared = int(Headers(scope=scope).get("content-length", "0"))
+        num_bytes = 0
+
+        async def counted() -> Message:
+            nonlocal num_bytes
+            message = await receive()
+            num_bytes += len(message.get("body", b""))
+            if num_bytes > limit:
+                raise self._file_too_large()
+            return message
+
+        try:
+            if declared > limit:
+                error = self._file_too_large()
+                error.headers["connection"] = "close"
+                await ErrorResponse(error)(scope, receive, send)
+            elif not held.grow_to(SMALL_BODY_BYTES + UPLOAD_BUFFER_BYTES):
+                await ErrorResponse(_busy())(scope, receive, send)
+            else:
+                await self._app(scope, counted, send)
         finally:
             held.release()
 
@@ -129,7 +164,7 @@ class LimitBody:
             if num_bytes > self._max_bytes:
                 error = self._too_large()
             elif error is None and not held.grow_to(num_bytes):
-                error = ApiError(503, "Too many long requests are being read.", code="unavailable", retry=True)
+                error = _busy()
             if error is None:
                 chunks.append(chunk)
             else:
@@ -141,6 +176,19 @@ class LimitBody:
 
     def _too_large(self) -> ApiError:
         return ApiError(413, f"The body is over the limit of {self._max_bytes} bytes.", code="body_too_large")
+
+    def _file_too_large(self) -> ApiError:
+        message = f"The file is over the limit of {self._max_file_bytes} bytes."
+        return ApiError(413, message, code="body_too_large", param="file")
+
+
+def is_upload(scope: Mapping[str, Any]) -> bool:
+    """Whether a request's body is a file, which may be far longer than other bodies."""
+    return (scope["method"], scope["path"]) == UPLOAD
+
+
+def _busy() -> ApiError:
+    return ApiError(503, "Too many long requests are being read.", code="unavailable", retry=True)
 
 
 def _client_of(scope: Scope) -> str:

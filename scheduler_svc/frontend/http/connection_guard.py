@@ -11,11 +11,15 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from common.logging import QuietLog, get_logger
 from scheduler_svc.frontend.errors import ApiError
+from scheduler_svc.frontend.http.body_limit import is_upload
 from scheduler_svc.frontend.http.responses import REQUEST_ID_HEADER, ErrorResponse, new_request_id
 from scheduler_svc.frontend.http.strict_h11 import StrictConnection
 from scheduler_svc.frontend.link.request_counts import OTHER, RequestCounts
 
 MAX_HEAD_BYTES = 32 * 1024  # request line and headers
+UPLOAD_STEP_BYTES = (
+    512 * 1024
+)  # of an upload, for which it has the time of a body: no upload is too long, only too slow
 READ_BYTES = 16 * 1024  # at once: all of them are parsed before anything else has its turn; asyncio would read 256 KiB
 
 log = get_logger(__name__)
@@ -64,6 +68,7 @@ class ConnectionGuard(H11Protocol):
         self.conn = StrictConnection(limits.max_head_bytes)
         self._limits = limits
         self._expected: _Part | None = None
+        self._num_uploaded = 0  # bytes since the deadline of an upload was put off
         self._request_deadline: asyncio.TimerHandle | None = None
         self._stall_check: asyncio.TimerHandle | None = None
 
@@ -82,6 +87,8 @@ class ConnectionGuard(H11Protocol):
         """A part of a request has come."""
         super().data_received(data)
         self._expect(self._missing_part())
+        if self._expected is _Part.BODY and is_upload(self.scope):
+            self._put_off(len(data))
 
     def send_400_response(self, msg: str) -> None:
         """What has come is no request, or no body. Nothing can be said of it once an answer has begun."""
@@ -155,6 +162,15 @@ class ConnectionGuard(H11Protocol):
             limits = self._limits
             timeout_s = limits.head_timeout_s if part is _Part.HEAD else limits.body_timeout_s
             self._request_deadline = self.loop.call_later(timeout_s, self.transport.abort)
+
+    def _put_off(self, num_bytes: int) -> None:
+        """More of an upload has come: each `UPLOAD_STEP_BYTES` have the time of a body."""
+        self._num_uploaded += num_bytes
+        if self._num_uploaded >= UPLOAD_STEP_BYTES:
+            self._num_uploaded = 0
+            self._expected = None
+            self._stop(self._request_deadline)
+            self._expect(_Part.BODY)
 
     def _watch_the_last_bytes(self) -> None:
         """A connection that is being closed stays open until all bytes are read."""

@@ -12,6 +12,7 @@ from fastapi import APIRouter, Response
 from common import __version__
 from scheduler_svc.frontend.errors import SHOULD_RETRY_HEADER
 from scheduler_svc.frontend.http.middleware import API_KEY_HEADER, METRICS_PATH
+from scheduler_svc.frontend.http.openapi_batches import BATCH_OPERATIONS
 from scheduler_svc.frontend.http.openapi_operation import EVENTS, JSON, TEXT, Operation
 from scheduler_svc.frontend.http.openapi_responses import RESPONSES_OPERATIONS
 from scheduler_svc.frontend.http.openapi_schemas import REFERENCE, Json, answer_schemas, request_schemas
@@ -19,9 +20,9 @@ from scheduler_svc.frontend.http.rerank_api import RERANK_PATHS, SCORE_PATHS
 from scheduler_svc.frontend.http.responses import MESSAGES_PATH, REQUEST_ID_HEADER
 
 DESCRIPTION = (
-    "OpenAI's API for chats, completions, responses and embeddings, with vLLM's parameters, Anthropic's Messages, and "
-    f"reranking. Every answer has the header `{REQUEST_ID_HEADER}`, the request's own if it has one; every error has "
-    f"`{SHOULD_RETRY_HEADER}`."
+    "OpenAI's API for chats, completions, responses, embeddings, files and batches, with vLLM's parameters, "
+    f"Anthropic's Messages, and reranking. Every answer has the header `{REQUEST_ID_HEADER}`, the request's own if it "
+    f"has one; every error has `{SHOULD_RETRY_HEADER}`."
 )
 HEAD = """<!doctype html><meta charset=utf-8><title>Baton</title>
 <style>body{font:15px sans-serif;margin:2em auto;max-width:60em}td{padding:.15em 1em .15em 0;vertical-align:top}</style>
@@ -45,6 +46,7 @@ OPERATIONS = (
         {JSON: "Completion", EVENTS: "Completion"},
     ),
     *RESPONSES_OPERATIONS,
+    *BATCH_OPERATIONS,
     Operation(
         "post",
         MESSAGES_PATH,
@@ -189,7 +191,7 @@ def _described(operation: Operation, *, needs_key: bool) -> Json:
         },
     }
     if operation.body:
-        content = {JSON: _content(JSON, operation.body)}
+        content = {operation.body_type: _content(operation.body_type, operation.body)}
         described["requestBody"] = {"required": not operation.is_optional, "content": content}
     if needs_key:
         described["security"] = [{"key": []}, {"api_key": []}]

@@ -14,6 +14,7 @@ class Operation:
 
     Attributes:
         body: name of the request's schema; `is_optional` if it may be absent.
+        body_type: media type of the request.
         answers: schemas of what status 200 comes with, by media type; none for status 204. Events have the schema of
             their data.
         is_open: whether it needs no API key.
@@ -34,3 +35,4 @@ class Operation:
     error: str = "ErrorAnswer"
     last_event: str = "The data of the last one is [DONE]."
     query: dict[str, Json] = field(default_factory=dict)
+    body_type: str = JSON

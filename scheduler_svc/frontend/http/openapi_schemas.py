@@ -8,6 +8,7 @@ from pydantic import AfterValidator, BaseModel
 from pydantic.json_schema import models_json_schema
 
 from common.messages import StatusReport
+from scheduler_svc.frontend.answers.batch_objects import Batch, BatchList, DeletedFile, FileList, FileObject
 from scheduler_svc.frontend.answers.message_objects import Message, MessageEvent, MessageTokens
 from scheduler_svc.frontend.answers.openai_objects import ChatChoice, ChatChunkChoice, ChatCompletion, Completion
 from scheduler_svc.frontend.answers.pooled_objects import EmbeddingList, Ranking, ScoreList
@@ -15,6 +16,8 @@ from scheduler_svc.frontend.answers.responses.objects import DeletedResponse, In
 from scheduler_svc.frontend.errors import MessageErrorAnswer
 from scheduler_svc.frontend.http.admin_api import Drained
 from scheduler_svc.frontend.http.describe_api import Health, ModelCard, ModelList, Readiness, Version
+from scheduler_svc.frontend.http.openapi_batches import UPLOAD
+from scheduler_svc.frontend.requests.batches.schemas import BatchRequest
 from scheduler_svc.frontend.requests.fields import DECIMAL, MAX_STOP_CHARACTERS, Instead, Only
 from scheduler_svc.frontend.requests.messages_api.blocks import NEEDS
 from scheduler_svc.frontend.requests.messages_api.schemas import CountTokensRequest, MessageRequest
@@ -35,7 +38,7 @@ Json = dict[str, Any]
 REFERENCE = "#/components/schemas/"
 REQUESTS: tuple[type[BaseModel], ...] = (
     *(CompletionRequest, ChatRequest, ResponseRequest, MessageRequest, CountTokensRequest),
-    *(EmbeddingRequest, RerankRequest, ScoreRequest, TokenizeRequest, DetokenizeRequest, DrainRequest),
+    *(BatchRequest, EmbeddingRequest, RerankRequest, ScoreRequest, TokenizeRequest, DetokenizeRequest, DrainRequest),
 )
 GENERATING = ("CompletionRequest", "ChatRequest", "ResponseRequest")
 TEXT: Json = {"type": "string"}
@@ -117,7 +120,7 @@ def request_schemas(*, allow_unknown: bool) -> Json:
         for model in (model for model in REQUESTS if issubclass(model, Allowing)):
             schemas[model.__name__]["additionalProperties"] = True
     del schemas["ToolChoice"]  # what `tool_choice` is made into
-    return schemas
+    return schemas | {"Upload": UPLOAD}
 
 
 def answer_schemas() -> Json:
@@ -126,7 +129,7 @@ def answer_schemas() -> Json:
         *(Completion, _with_choices("ChatCompletion", list[ChatChoice])),
         *(_with_choices("ChatCompletionChunk", list[ChatChunkChoice]), ErrorAnswer),
         *(Message, MessageTokens, MessageErrorAnswer, Response, DeletedResponse, InputItems),
-        *(EmbeddingList, Ranking, ScoreList),
+        *(FileObject, FileList, DeletedFile, Batch, BatchList, EmbeddingList, Ranking, ScoreList),
         *(ModelList, ModelCard, Version, Health, Readiness, StatusReport, Drained, Tokenized, Detokenized),
     ]
     named, schemas = msgspec.json.schema_components([*answers, MessageEvent], ref_template=REFERENCE + "{name}")

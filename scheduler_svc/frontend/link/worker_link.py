@@ -34,13 +34,19 @@ class WorkerLink:
     def run(self, owner: str, response_id: str) -> None:
         """There is a response to run. This does not wait for the worker, which may have to be started first; one that
         cannot be reached now finds the response in the store."""
-        task = asyncio.create_task(self._post("/run", owner, response_id))
-        self._telling.add(task)
-        task.add_done_callback(self._telling.discard)
+        self._tell("/run", _params(owner, response_id))
 
     async def cancel(self, owner: str, response_id: str) -> None:
         """A response is not wanted any more. Returns when it has ended, if the worker runs it."""
-        await self._post("/cancel", owner, response_id)
+        await self._post("/cancel", _params(owner, response_id))
+
+    def run_batch(self, owner: str, batch_id: str) -> None:
+        """There is a batch to run; as `run`."""
+        self._tell("/batches/run", {"owner": owner, "batch_id": batch_id})
+
+    def cancel_batch(self, owner: str, batch_id: str) -> None:
+        """The store has it that a batch is cancelled. This does not wait for the worker either."""
+        self._tell("/batches/cancel", {"owner": owner, "batch_id": batch_id})
 
     @asynccontextmanager
     async def events(self, owner: str, response_id: str, after: int) -> AsyncIterator[AsyncIterator[bytes] | None]:
@@ -60,11 +66,16 @@ class WorkerLink:
         """Close all connections."""
         await self._client.aclose()
 
-    async def _post(self, path: str, owner: str, response_id: str) -> None:
+    def _tell(self, path: str, params: dict[str, str]) -> None:
+        task = asyncio.create_task(self._post(path, params))
+        self._telling.add(task)
+        task.add_done_callback(self._telling.discard)
+
+    async def _post(self, path: str, params: dict[str, str]) -> None:
         try:
-            await self._client.post(path, params=_params(owner, response_id))
+            await self._client.post(path, params=params)
         except httpx.TransportError as error:
-            log.warning("the background worker cannot be reached", response=response_id, reason=str(error))
+            log.warning("the background worker cannot be reached", about=params, reason=str(error))
 
 
 def _params(owner: str, response_id: str) -> dict[str, str]:

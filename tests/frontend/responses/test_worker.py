@@ -11,13 +11,17 @@ import msgspec
 import pytest
 
 from common import messages as m
-from scheduler_svc.frontend.background import response_run, worker
+from scheduler_svc.frontend.api_keys import ApiKeys
+from scheduler_svc.frontend.background import response_run
+from scheduler_svc.frontend.background.__main__ import make_batches
 from scheduler_svc.frontend.background.worker import Worker
 from scheduler_svc.frontend.link.core_link import CoreLink
 from scheduler_svc.frontend.requests.responses.background_work import WORK_VERSION, BackgroundWork
+from scheduler_svc.frontend_options import FrontendOptions
 from scheduler_svc.store import responses
 from scheduler_svc.store.records import StoredResponse
 from scheduler_svc.store.store_thread import StoreThread
+from scheduler_svc.store_options import StoreOptions
 from tests.frontend.fake_core import FakeCore, int32, refuse, say, silence
 from tests.frontend.links import in_event_loop, linked_core, until
 from tests.frontend.responses.test_events import ID, context_of, spec_of
@@ -31,13 +35,14 @@ CORE_ID = f"{ID}-0"
 def at_once(monkeypatch):
     """What is tried again is tried soon."""
     monkeypatch.setattr(response_run, "RETRY_S", 0.01)
-    monkeypatch.setattr(worker, "RETRY_S", 0.01)
 
 
 @asynccontextmanager
 async def working(link: CoreLink, folder: Path) -> AsyncIterator[tuple[Worker, StoreThread]]:
     store = StoreThread(folder / "store")
-    made = Worker(link, TOKENIZER, store)
+    options = FrontendOptions(("m",))
+    batches = make_batches(link, TOKENIZER, options, store, StoreOptions(folder / "store"), ApiKeys())
+    made = Worker(link, TOKENIZER, store, batches)
     task = asyncio.create_task(made.run())
     try:
         yield made, store

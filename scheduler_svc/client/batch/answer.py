@@ -1,0 +1,81 @@
+"""Has a file of requests answered: by the service as a batch, or one by one."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from scheduler_svc.client.batch.files import BatchLine, ResultFile, read_batch
+from scheduler_svc.client.batch.remote import RemoteBatch, Todo, can_be_remote, takes_batches
+from scheduler_svc.client.batch.run import run_batch
+from scheduler_svc.client.batch.sender import RetryPolicy
+from scheduler_svc.client.http.connect import connect
+from scheduler_svc.client.output import duration, say
+from scheduler_svc.client.progress import ProgressReport, Tally
+from scheduler_svc.client.service_address import ServiceAddress
+
+
+@dataclass(frozen=True)
+class HowToSend:
+    """What a user can choose.
+
+    Attributes:
+        model: of requests that name none; None for the service's first one.
+        direct: send requests one by one in any case.
+        concurrency, retries: of requests that are sent one by one.
+        ordered: write results in the order of the input.
+    """
+
+    model: str | None
+    direct: bool
+    concurrency: int
+    retries: int
+    ordered: bool
+
+
+def answer_batch(
+    in_path: Path, out_path: Path, output: ResultFile, service: ServiceAddress, how: HowToSend, tally: Tally
+) -> int:
+    """Append a result for each line of a checked input that has none yet. Returns how many of them are failures.
+
+    Args:
+        tally: is kept up to date, and told at the end.
+
+    Raises:
+        WrongFile, RequestFailed, ServiceUnreachable: as `RemoteBatch.run` and `run_batch` do.
+    """
+
+    def todo() -> Iterator[BatchLine]:
+        return (line for line in read_batch(in_path) if line.custom_id not in output.finished)
+
+    with connect(service) as api:
+        model = api.model_name(how.model)
+        is_remote = not how.direct and can_be_remote(todo(), in_path.stat().st_size) and takes_batches(api)
+        if is_remote:
+            place = {line.custom_id: number for number, line in enumerate(read_batch(in_path))}
+            remote = RemoteBatch(api, output, out_path, url=service.url, patience_s=service.reconnect_timeout_s)
+            with _told(tally):
+                return remote.run(Todo(todo(), place, model), tally)
+    run = run_batch(
+        todo(),
+        output,
+        service,
+        model,
+        concurrency=how.concurrency,
+        retry=RetryPolicy(how.retries),
+        ordered=how.ordered,
+        tally=tally,
+    )
+    with _told(tally):
+        return asyncio.run(run)
+
+
+@contextmanager
+def _told(tally: Tally) -> Iterator[None]:
+    """Show how far it is, and at the end how far it came."""
+    try:
+        with ProgressReport(tally):
+            yield
+    finally:
+        say(f"{tally.done} of {tally.total} lines in {duration(tally.seconds)}, {tally.rates()}")

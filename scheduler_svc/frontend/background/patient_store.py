@@ -1,0 +1,41 @@
+"""The store as the worker has it: work in the background has time to wait for it."""
+
+import asyncio
+from collections.abc import Callable
+from sqlite3 import Connection
+from typing import Concatenate, ParamSpec, TypeVar
+
+from common.logging import QuietLog, get_logger
+from scheduler_svc.store.errors import StoreError
+from scheduler_svc.store.store_thread import StoreThread
+
+RETRY_S = 1.0
+
+P = ParamSpec("P")
+Result = TypeVar("Result")
+
+log = get_logger(__name__)
+failures = QuietLog(log, "the store failed")
+
+
+class PatientStore:
+    """Calls functions of the store until the store can carry them out.
+
+    Args:
+        retry_s: seconds from a failure to the next try.
+    """
+
+    def __init__(self, thread: StoreThread, *, retry_s: float = RETRY_S) -> None:
+        self._thread = thread
+        self._retry_s = retry_s
+
+    async def ask(
+        self, function: Callable[Concatenate[Connection, P], Result], *args: P.args, **kwargs: P.kwargs
+    ) -> Result:
+        """What the store answers, as soon as it does. Raises what the function raises, but no StoreError."""
+        while True:
+            try:
+                return await self._thread.run(function, *args, **kwargs)
+            except StoreError as error:
+                failures.happened(reason=str(error), retry_in_s=self._retry_s)
+                await asyncio.sleep(self._retry_s)

@@ -1,0 +1,1 @@
+"""Batches as they are asked for: the request, and the lines of its input."""

@@ -1,0 +1,447 @@
+"""Batches from their input to their files: a real store, a fake core, and a worker that a test may end at any time."""
+
+import asyncio
+import json
+import time
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import msgspec
+import numpy as np
+import pytest
+
+from common import messages as m
+from scheduler_svc.frontend.api_keys import ApiClient, ApiKeys
+from scheduler_svc.frontend.background import batch_lines, batches, line_run
+from scheduler_svc.frontend.background.batch_tools import BatchTools
+from scheduler_svc.frontend.background.batches import Batches
+from scheduler_svc.frontend.background.line_gate import LineGate
+from scheduler_svc.frontend.background.patient_store import PatientStore
+from scheduler_svc.frontend.requests.batches.line_endpoints import line_endpoints
+from scheduler_svc.frontend.requests.batches.ready_line import PRIORITY
+from scheduler_svc.frontend.requests.chat_style import style_of
+from scheduler_svc.frontend.requests.pooling_model import PoolingModel
+from scheduler_svc.frontend.requests.reader import RequestReader
+from scheduler_svc.frontend.storing.batches import BatchStore
+from scheduler_svc.frontend.storing.files import FileStore
+from scheduler_svc.frontend.text.long_work import LongWork
+from scheduler_svc.frontend_options import FrontendOptions
+from scheduler_svc.store import batch_results
+from scheduler_svc.store import batches as stored_batches
+from scheduler_svc.store.records import OPEN_BATCH
+from scheduler_svc.store.store_thread import StoreThread
+from scheduler_svc.store_options import StoreOptions
+from tests.frontend.fake_core import REPORT, delta, echo, outputs, refuse, silence
+from tests.frontend.links import in_event_loop, linked_core, until
+from tests.support.status_reports import executor_status
+
+URL = "/v1/completions"
+OPTIONS = FrontendOptions(served_model_name=("m",))
+ROOMY = msgspec.structs.replace(REPORT, executors=[executor_status(max_num_seqs=64, num_blocks=9, free_blocks=9)])
+
+
+class Place:
+    """A store, a fake core, a link to it, and what a test asks of them."""
+
+    def __init__(self, folder, core, link, tokenizer, keys):
+        self.core = core
+        self.options = StoreOptions(folder)
+        self.thread = StoreThread(folder)
+        reader = RequestReader(link, tokenizer, OPTIONS, LongWork())
+        self.tools = BatchTools(
+            link=link,
+            reader=reader,
+            endpoints=line_endpoints(
+                link, reader, style_of(tokenizer.chat_template, OPTIONS), "m", PoolingModel(("v",), tokenizer)
+            ),
+            store=PatientStore(self.thread, retry_s=0.0),
+            gate=LineGate(),
+            keys=keys,
+            limit_bytes=0,
+            flush_s=0.01,
+            retry_s=0.0,
+        )
+        self.owner = "alice" if keys.are_required else ""
+        self.running = None
+
+    async def batch(self, *bodies, lines=None, endpoint=URL, window_s=3600.0):
+        """A new batch of these bodies, or of these lines."""
+        if lines is None:
+            facts = {"method": "POST", "url": endpoint}
+            lines = [json.dumps({"custom_id": f"c{i}", **facts, "body": body}) for i, body in enumerate(bodies)]
+        upload = await FileStore(self.thread, self.options).begin(self.owner, "in.jsonl")
+        await upload.add("\n".join(lines).encode())
+        file = await upload.finish("batch", None)
+        store = BatchStore(self.thread, self.options)
+        asked = {"window": ("1h", window_s), "metadata": {}, "output_expires_after_s": None}
+        made = await store.add(self.owner, input_file_id=file.file_id, endpoint=endpoint, **asked)
+        if self.running is not None:
+            self.running.start(self.owner, made.batch_id)
+        return made.batch_id
+
+    async def seen(self, batch_id):
+        return await self.thread.run(stored_batches.get, self.owner, batch_id, time.time())
+
+    async def ended(self, batch_id):
+        async with asyncio.timeout(10):
+            while (batch := await self.seen(batch_id)).status in OPEN_BATCH:
+                await asyncio.sleep(0.005)
+        return batch
+
+    async def rows(self, file_id):
+        """The lines of a file; none if there is no file."""
+        if file_id is None:
+            return []
+        files = FileStore(self.thread, self.options)
+        file = await files.get(self.owner, file_id)
+        content = b"".join([chunk async for chunk in files.content(file)])
+        return [json.loads(line) for line in content.splitlines()]
+
+    async def results(self, batch):
+        """Rows of the output and of the errors."""
+        return await self.rows(batch.output_file_id), await self.rows(batch.error_file_id)
+
+    @asynccontextmanager
+    async def worker(self):
+        """The batches of a worker, which is ended in the end: killed, as far as the store and the core can tell."""
+        self.running = Batches(self.tools)
+        task = asyncio.create_task(self.running.run())
+        try:
+            yield self.running
+        finally:
+            self.running = None
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+@asynccontextmanager
+async def place(folder, tokenizer, *, script=echo, keys=None):
+    async with linked_core(folder, script) as (core, link):
+        core.report = ROOMY
+        found = Place(folder / "store", core, link, tokenizer, keys or ApiKeys())
+        try:
+            yield found
+        finally:
+            found.thread.close()
+
+
+@pytest.fixture(autouse=True)
+def _looks_often(monkeypatch):
+    monkeypatch.setattr(batches, "LOOK_S", 0.01)
+
+
+def completion(text, **more):
+    return {"model": "m", "prompt": text, "max_tokens": 5, **more}
+
+
+def echoed(tokenizer, text):
+    """What the fake core says to it."""
+    (token_ids,) = tokenizer.encode([text], add_special_tokens=True)
+    return b"".join(tokenizer.token_bytes[token_id] for token_id in token_ids[:5]).decode()
+
+
+@in_event_loop
+async def test_a_batch_from_its_input_to_its_files(tmp_path, tokenizer):
+    async with place(tmp_path, tokenizer) as here, here.worker():
+        bodies = [completion("ROMEO: one two three"), completion("x", model="nope"), completion("JULIET: a b c", n=2)]
+        batch_id = await here.batch(*bodies, "no object", completion("y", stop="zz", priority=3))
+        batch = await here.ended(batch_id)
+        assert (batch.status, batch.total) == ("failed", 0), "a body that is no object is no request"
+        batch_id = await here.batch(*bodies, completion("y", stop="zz", priority=3))
+        batch = await here.ended(batch_id)
+        output, errors = await here.results(batch)
+    assert (batch.status, batch.total, batch.completed, batch.failed) == ("completed", 4, 3, 1)
+    assert [row["custom_id"] for row in output] == ["c0", "c2", "c3"]
+    assert all(row["error"] is None and row["response"]["status_code"] == 200 for row in output + errors[1:])
+    body = output[0]["response"]["body"]
+    assert body["choices"][0]["text"] == echoed(tokenizer, "ROMEO: one two three")
+    assert body["id"] == output[0]["response"]["request_id"] == f"cmpl-{batch_id.removeprefix('batch_')}-0"
+    assert len(output[1]["response"]["body"]["choices"]) == 2
+    (error,) = errors
+    assert (error["custom_id"], error["error"]) == ("c1", None)
+    assert (error["response"]["status_code"], error["response"]["body"]["error"]["code"]) == (404, "model_not_found")
+    assert [submit.priority for submit in here.core.submits] == [PRIORITY, PRIORITY, 3]
+    assert all(submit.is_resumable for submit in here.core.submits)
+
+
+@in_event_loop
+async def test_chats(tmp_path, tokenizer):
+    async with place(tmp_path, tokenizer) as here, here.worker():
+        body = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3}
+        batch = await here.ended(await here.batch(body, endpoint="/v1/chat/completions"))
+        output, _ = await here.results(batch)
+    assert output[0]["response"]["body"]["object"] == "chat.completion"
+
+
+@in_event_loop
+async def test_embeddings(tmp_path, tokenizer):
+    def script(submit):
+        hidden = np.arange(tokenizer.hidden_size, dtype="<f4") + len(submit.prompt)
+        yield outputs(delta(submit, [], "stop", pooled=hidden.tobytes()))
+
+    async with place(tmp_path, tokenizer, script=script) as here, here.worker():
+        here.core.fleet = msgspec.structs.replace(
+            here.core.fleet, tasks=(m.TaskState(task="embed", num_ready=1, max_model_len=100, model="f/float32"),)
+        )
+        body = {"model": "v", "input": ["one", "two words"], "dimensions": 4}
+        batch = await here.ended(await here.batch(body, endpoint="/v1/embeddings"))
+        output, errors = await here.results(batch)
+    assert errors == []
+    vectors = [entry["embedding"] for entry in output[0]["response"]["body"]["data"]]
+    assert [len(vector) for vector in vectors] == [4, 4]
+    assert vectors[0] != vectors[1]
+    assert [submit.priority for submit in here.core.submits] == [PRIORITY, PRIORITY]
+
+
+@in_event_loop
+async def test_an_input_that_is_none(tmp_path, tokenizer):
+    async with place(tmp_path, tokenizer) as here, here.worker():
+        batch = await here.ended(await here.batch(lines=["", "{", '{"custom_id": 1}']))
+        empty = await here.ended(await here.batch(lines=["", " "]))
+    assert (batch.status, batch.output_file_id) == ("failed", None)
+    assert [(error["code"], error["line"]) for error in json.loads(batch.errors)] == [
+        ("invalid_json_line", 2),
+        ("invalid_value", 3),
+    ]
+    assert [error["code"] for error in json.loads(empty.errors)] == ["empty_file"]
+
+
+@in_event_loop
+async def test_lines_are_sent_in_their_order_and_not_too_many_at_once(tmp_path, tokenizer):
+    async with place(tmp_path, tokenizer, script=silence) as here, here.worker():
+        here.core.report = msgspec.structs.replace(ROOMY, executors=[executor_status(max_num_seqs=16)])
+        batch_id = await here.batch(*[completion(f"line {i}") for i in range(40)])
+        await until(lambda: len(here.core.submits) == 14)
+        assert here.tools.gate.num_open == 14
+        prefix = f"cmpl-{batch_id.removeprefix('batch_')}"
+        assert [submit.request_id for submit in here.core.submits] == [f"{prefix}-{i}-0" for i in range(14)]
+
+
+@pytest.mark.parametrize("code", ["queue_full", "too_many_requests", "unavailable", "capacity_lost"])
+@in_event_loop
+async def test_what_passes_is_no_answer(tmp_path, tokenizer, code):
+    """The line is sent again, until the core takes it."""
+    num_refused = 0
+
+    def script(submit):
+        nonlocal num_refused
+        if num_refused == 5:
+            yield from echo(submit)
+            return
+        num_refused += 1
+        yield from refuse("not now", code)(submit)
+        del here.core.stories[submit.request_id]  # a core keeps nothing of what it refuses
+
+    async with place(tmp_path, tokenizer, script=script) as here, here.worker():
+        batch = await here.ended(await here.batch(*[completion(f"line {i}") for i in range(3)]))
+    assert (batch.status, batch.completed, batch.failed) == ("completed", 3, 0)
+    assert len(here.core.submits) == 3 + 5
+
+
+@in_event_loop
+async def test_a_fault_of_the_line_is_its_error(tmp_path, tokenizer):
+    async with place(tmp_path, tokenizer, script=refuse("too long", "context_length_exceeded")) as here, here.worker():
+        batch = await here.ended(await here.batch(completion("x")))
+        _, (error,) = await here.results(batch)
+    assert (batch.status, batch.completed, batch.failed) == ("completed", 0, 1)
+    assert error["response"]["status_code"] == 400
+    assert error["response"]["body"]["error"]["code"] == "context_length_exceeded"
+
+
+@in_event_loop
+async def test_a_line_that_the_core_gave_up_is_asked_for_anew(tmp_path, tokenizer):
+    """The worker was away for longer than the core keeps what nobody reads. One that is cancelled each time is wanted
+    by nobody."""
+
+    def give_up(submit):
+        yield outputs(delta(submit, [], "cancelled"))
+
+    def script(submit):
+        return (echo if ".1-" in submit.request_id else give_up)(submit)
+
+    async with place(tmp_path, tokenizer, script=script) as here, here.worker():
+        batch = await here.ended(await here.batch(completion("x")))
+        assert (batch.completed, batch.failed) == (1, 0)
+        here.core.script = give_up
+        batch = await here.ended(await here.batch(completion("x")))
+        _, (error,) = await here.results(batch)
+    assert error["response"]["status_code"] == 499
+    assert len(here.core.submits) == 2 + 1 + line_run.MAX_LOST
+
+
+@in_event_loop
+async def test_another_worker_goes_on_and_computes_nothing_twice(tmp_path, tokenizer):
+    """The first one is ended when some lines have results, some are with the core, and some have not begun."""
+    held = asyncio.Event()
+
+    def script(submit):
+        number = int(submit.request_id.split("-")[-2])
+        while number % 3 == 2 and not held.is_set():
+            yield 0.005
+        yield from echo(submit)
+
+    async with place(tmp_path, tokenizer, script=script) as here:
+        bodies = [completion(f"line number {i}") for i in range(60)]
+        async with here.worker():
+            batch_id = await here.batch(*bodies)
+            async with asyncio.timeout(10):
+                while (await here.seen(batch_id)).completed < 30:
+                    await asyncio.sleep(0.005)
+        submitted = len(here.core.submits)
+        assert submitted >= 30
+        held.set()
+        async with here.worker():  # it finds the batch in the store
+            batch = await here.ended(batch_id)
+        output, errors = await here.results(batch)
+    assert (batch.completed, errors) == (60, [])
+    assert [row["custom_id"] for row in output] == [f"c{i}" for i in range(60)]
+    for i, row in enumerate(output):
+        assert row["response"]["body"]["choices"][0]["text"] == echoed(tokenizer, f"line number {i}")
+    new = {submit.request_id for submit in here.core.submits}
+    assert len(new) == 60, "each line has one request, however often it was asked for"
+    again = len(here.core.submits) - 60
+    # Both workers have one link here, so an answer that was on its way to the first may reach the second one.
+    assert 0 < len(here.core.attaches) <= again <= 60 - 30, "what was open was attached to, what was done not asked for"
+
+
+@in_event_loop
+async def test_a_core_that_goes_away_loses_nothing(tmp_path, tokenizer):
+    """A core that comes back without its requests is asked for them again."""
+    async with linked_core(tmp_path, silence) as (core, link):
+        core.report = ROOMY
+        here = Place(tmp_path / "store", core, link, tokenizer, ApiKeys())
+        async with here.worker():
+            batch_id = await here.batch(*[completion(f"line {i}") for i in range(5)])
+            await until(lambda: len(core.submits) == 5)
+            core.close()
+            await until(lambda: not link.is_up)
+            again = type(core)(tmp_path, script=echo)
+            again.report = ROOMY
+            try:
+                batch = await here.ended(batch_id)
+            finally:
+                again.close()
+        here.thread.close()
+    assert (batch.status, batch.completed) == ("completed", 5)
+
+
+@in_event_loop
+async def test_cancelling_ends_what_is_open_and_keeps_results(tmp_path, tokenizer):
+    def script(submit):
+        return (echo if "-0-0" in submit.request_id else silence)(submit)
+
+    async with place(tmp_path, tokenizer, script=script) as here, here.worker() as worker:
+        batch_id = await here.batch(*[completion(f"line {i}") for i in range(10)])
+        worker.start(here.owner, batch_id)
+        async with asyncio.timeout(10):
+            while (await here.seen(batch_id)).completed < 1 or len(here.core.submits) < 10:
+                await asyncio.sleep(0.005)
+        await BatchStore(here.thread, here.options).cancel(here.owner, batch_id)
+        worker.cancel(here.owner, batch_id)
+        batch = await here.ended(batch_id)
+        await until(lambda: len(here.core.cancels) == 9)
+        output, errors = await here.results(batch)
+    assert (batch.status, [row["custom_id"] for row in output], errors) == ("cancelled", ["c0"], [])
+    assert here.core.detaches == []
+
+
+@in_event_loop
+async def test_the_end_of_the_window_ends_a_batch(tmp_path, tokenizer):
+    """Lines without a result say so; those with one keep it."""
+    async with place(tmp_path, tokenizer, script=silence) as here:
+        batch_id = await here.batch(*[completion(f"line {i}") for i in range(4)], window_s=0.0)
+        now = time.time()
+        await here.thread.run(stored_batches.start, here.owner, batch_id, now, total=4)
+        done = batch_lines.answered(batch_id, 2, "c2", batch_lines.LineResponse(200, "r", msgspec.Raw(b"{}")))
+        await here.thread.run(batch_results.add_results, here.owner, batch_id, now, [done])
+        async with here.worker():
+            batch = await here.ended(batch_id)
+        output, errors = await here.results(batch)
+    assert (batch.status, batch.completed, batch.failed) == ("expired", 1, 3)
+    assert [row["custom_id"] for row in output] == ["c2"]
+    assert [(row["custom_id"], row["response"], row["error"]["code"]) for row in errors] == [
+        (f"c{i}", None, "batch_expired") for i in (0, 1, 3)
+    ]
+
+
+class Keys(ApiKeys):
+    """One key, which a test may take away or limit."""
+
+    are_required = True
+
+    def __init__(self, client):
+        self.client = client
+
+    def named(self, name):
+        return self.client if self.client is not None and self.client.name == name else None
+
+
+ALICE = ApiClient("alice", 0, is_admin=False, may_read_status=False)
+
+
+@in_event_loop
+async def test_a_key_that_is_gone_ends_its_batches(tmp_path, tokenizer):
+    """What runs is cancelled, and what has a result keeps it."""
+    keys, held = Keys(ALICE), asyncio.Event()
+
+    def script(submit):
+        while not held.is_set() and "-0-0" not in submit.request_id:
+            yield 0.005
+        yield from (silence if "-1-0" in submit.request_id else echo)(submit)
+
+    async with place(tmp_path, tokenizer, script=script, keys=keys) as here, here.worker():
+        here.core.report = msgspec.structs.replace(ROOMY, executors=[executor_status(max_num_seqs=2)])
+        batch_id = await here.batch(*[completion(f"line {i}") for i in range(30)])
+        await until(lambda: len(here.core.submits) > 1)
+        keys.client = None
+        held.set()
+        batch = await here.ended(batch_id)
+        output, errors = await here.results(batch)
+        await until(lambda: here.core.cancels)
+    assert (batch.status, errors) == ("failed", [])
+    assert output[0]["custom_id"] == "c0"
+    assert [error["code"] for error in json.loads(batch.errors)] == ["invalid_api_key"]
+    assert all(submit.client == "alice" for submit in here.core.submits)
+
+
+@in_event_loop
+async def test_half_of_what_a_key_may_have_open_is_for_its_batches(tmp_path, tokenizer):
+    keys = Keys(replace(ALICE, max_open_requests=7))
+    async with place(tmp_path, tokenizer, script=silence, keys=keys) as here, here.worker():
+        await here.batch(*[completion(f"line {i}") for i in range(30)])
+        await until(lambda: len(here.core.submits) == 3)
+        await until(lambda: here.tools.gate._waiting)
+        assert here.tools.gate.num_open == 3
+
+
+@in_event_loop
+async def test_results_without_room_end_a_batch(tmp_path, tokenizer):
+    async with place(tmp_path, tokenizer) as here:
+        here.tools = replace(here.tools, limit_bytes=3000)
+        batch_id = await here.batch(*[completion(f"line {i}") for i in range(20)])
+        async with here.worker():
+            batch = await here.ended(batch_id)
+    assert batch.status == "failed"
+    assert [error["code"] for error in json.loads(batch.errors)] == ["insufficient_quota"]
+
+
+@in_event_loop
+async def test_an_input_that_is_deleted_ends_a_batch(tmp_path, tokenizer):
+    async with place(tmp_path, tokenizer) as here:
+        batch_id = await here.batch(completion("x"))
+        input_id = (await here.seen(batch_id)).input_file_id
+        await here.thread.run(stored_batches.start, here.owner, batch_id, time.time(), total=1)
+        await FileStore(here.thread, here.options).delete(here.owner, input_id)
+        async with here.worker():
+            batch = await here.ended(batch_id)
+    assert (batch.status, [error["code"] for error in json.loads(batch.errors)]) == ("failed", ["file_not_found"])
+
+
+@in_event_loop
+async def test_some_batches_of_an_owner_run_and_the_others_follow(tmp_path, tokenizer):
+    async with place(tmp_path, tokenizer) as here:
+        made = [await here.batch(completion(f"batch {i}")) for i in range(batches.RUNS_OF_OWNER + 3)]
+        async with here.worker() as worker:
+            await until(lambda: worker._tasks)
+            assert len(worker._tasks) <= batches.RUNS_OF_OWNER
+            assert {(await here.ended(batch_id)).status for batch_id in made} == {"completed"}
