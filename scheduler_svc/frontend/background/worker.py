@@ -41,6 +41,7 @@ class Worker:
         self._runs: dict[tuple[str, str], ResponseRun] = {}
         self._has_begun = asyncio.Condition()  # one more of them
         self._tasks: dict[tuple[str, str], asyncio.Task[None]] = {}
+        self._unwanted: set[tuple[str, str]] = set()  # cancelled, maybe before they began
         self._room = asyncio.Semaphore(MAX_RUNS)
 
     async def run(self) -> None:
@@ -59,14 +60,21 @@ class Worker:
         key = owner, response_id
         if key not in self._tasks:
             task = self._tasks[key] = asyncio.create_task(self._run(owner, response_id))
-            task.add_done_callback(lambda _: self._tasks.pop(key, None))
+            task.add_done_callback(lambda _: self._forget(key))
 
     async def cancel(self, owner: str, response_id: str) -> None:
-        """End a response, if it runs. Returns when the store has its end, unless that takes long."""
-        if (run := self._runs.get((owner, response_id))) is not None:
+        """End a response, if it runs or is about to. Returns when the store has its end, unless that takes long."""
+        name = owner, response_id
+        if (task := self._tasks.get(name)) is None:
+            return
+        self._unwanted.add(name)
+        if (run := self._runs.get(name)) is not None:
             run.cancel()
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(run.is_kept.wait(), CANCEL_TIMEOUT_S)
+        await asyncio.wait({task}, timeout=CANCEL_TIMEOUT_S)
+
+    def _forget(self, name: tuple[str, str]) -> None:
+        del self._tasks[name]
+        self._unwanted.discard(name)
 
     async def running(self, owner: str, response_id: str) -> ResponseRun | None:
         """A response that runs, or is about to; None if it does not for `BEGIN_TIMEOUT_S`."""
@@ -107,6 +115,8 @@ class Worker:
                 await self._keep(name, Outcome.failed("server_error", str(error)), b"")
                 return
             self._runs[name] = run
+            if name in self._unwanted:
+                run.cancel()
             async with self._has_begun:
                 self._has_begun.notify_all()
             try:
