@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from pooled import EMBEDDER, JUDGE, QUERY, SIZE, TEXTS, close, close_ranking, documents, ranked, vectors
-from report import DoesNotApply, report, url
+from report import DoesNotApply, refused, report, url
 
 ONLY = "has embeddings only"
 
@@ -12,6 +12,7 @@ ONLY = "has embeddings only"
 def langchain():
     """LangChain's OpenAIEmbeddings, which cuts texts itself if it is not told otherwise."""
     import llama_index.core
+    import openai
     from langchain_openai import OpenAIEmbeddings
 
     # The tokenizer of OpenAI's models, which would be downloaded; LlamaIndex comes with it.
@@ -24,7 +25,11 @@ def langchain():
         return embeddings(check_embedding_ctx_length=False, **more)
 
     def token_ids():
-        close(embeddings().embed_documents(TEXTS[:1]), vectors(TEXTS[:1]))
+        refused(openai.BadRequestError, lambda: embeddings().embed_documents(TEXTS))  # the model has fewer tokens
+        raise DoesNotApply(
+            "by default the ids are those of OpenAI's tokens, which here are refused, or are other texts; "
+            "`check_embedding_ctx_length=False` sends texts"
+        )
 
     return {
         "vector": lambda: close([uncut().embed_query(TEXTS[0])], vectors(TEXTS[:1])),
@@ -44,17 +49,19 @@ def llama_index():
     def embeddings(**more):
         return OpenAILikeEmbedding(model_name=EMBEDDER, api_base=url(), api_key="none", max_retries=0, **more)
 
+    written = [text.replace("\n", " ") for text in TEXTS]  # the client does that
+
     def no_ids():
         raise DoesNotApply("sends texts only")
 
     return {
-        "vector": lambda: close([embeddings().get_query_embedding(TEXTS[0])], vectors(TEXTS[:1])),
-        "several": lambda: close(embeddings(embed_batch_size=2).get_text_embedding_batch(TEXTS), vectors(TEXTS)),
+        "vector": lambda: close([embeddings().get_query_embedding(TEXTS[0])], vectors(written[:1])),
+        "several": lambda: close(embeddings(embed_batch_size=2).get_text_embedding_batch(TEXTS), vectors(written)),
         "encodings": lambda: close(
-            embeddings(additional_kwargs={"encoding_format": "float"}).get_text_embedding_batch(TEXTS), vectors(TEXTS)
+            embeddings(additional_kwargs={"encoding_format": "float"}).get_text_embedding_batch(TEXTS), vectors(written)
         ),
         "dimensions": lambda: close(
-            embeddings(dimensions=SIZE).get_text_embedding_batch(TEXTS), vectors(TEXTS, dimensions=SIZE)
+            embeddings(dimensions=SIZE).get_text_embedding_batch(TEXTS), vectors(written, dimensions=SIZE)
         ),
         "token_ids": no_ids,
     }
@@ -85,7 +92,9 @@ def litellm():
         "vector": lambda: close(embed(TEXTS[:1]), vectors(TEXTS[:1])),
         "several": lambda: close(embed(TEXTS), vectors(TEXTS)),
         "encodings": lambda: close(embed(TEXTS, encoding_format="float"), vectors(TEXTS)),
-        "dimensions": lambda: close(embed(TEXTS, dimensions=SIZE), vectors(TEXTS, dimensions=SIZE)),
+        "dimensions": lambda: close(
+            embed(TEXTS, dimensions=SIZE, allowed_openai_params=["dimensions"]), vectors(TEXTS, dimensions=SIZE)
+        ),
         "token_ids": lambda: close(embed([[5, 6, 7], [8, 9]]), vectors([[5, 6, 7], [8, 9]])),
         "ranking": ranking,
         "top_n": top_n,
