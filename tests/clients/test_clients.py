@@ -62,7 +62,8 @@ def test_the_document_that_is_published_holds_for_generated_requests(found, tmp_
     # It finds the executors' names in /status, and would send them all home.
     drain = ("--exclude-path-regex", "drain$")
     phases = ("--phases", "coverage,fuzzing", "--checks", checks, "--max-time", "30", "--request-timeout", "120")
-    options = {"scheduler_options": SERVED, "executor_options": ("--max-model-len", "256")}
+    tasks = [part for task in ("generate", "embed", "score") for part in ("--task", task)]
+    options = {"scheduler_options": SERVED, "executor_options": ("--max-model-len", "256", *tasks)}
     with running_fleet(tmp_path, model=reciter_folder(), **options) as fleet:
         command = [INSTALLED / "bin" / "st", "run", f"{fleet.spec.url}/openapi.json", *phases, *drain, "--no-color"]
         done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=tmp_path)
