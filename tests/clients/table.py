@@ -77,7 +77,9 @@ def _section(table: Table, found: Found, versions: Mapping[tuple[str, str], str]
             if told[feature].why:
                 reasons.setdefault(told[feature].why, []).append(title)
         notes += [f"- {client.name}: {', '.join(titles)}: {why}" for why, titles in reasons.items()]
-    return "\n".join([*lines, "", "What does not apply, or does not work:", "", *notes]) + "\n"
+    if notes:
+        lines += ["", "What does not apply, or does not work:", "", *notes]
+    return "\n".join(lines) + "\n"
 
 
 def installed_version(package: str) -> str:

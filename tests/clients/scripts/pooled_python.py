@@ -27,8 +27,8 @@ def langchain():
     def token_ids():
         refused(openai.BadRequestError, lambda: embeddings().embed_documents(TEXTS))  # the model has fewer tokens
         raise DoesNotApply(
-            "by default the ids are those of OpenAI's tokens, which here are refused, or are other texts; "
-            "`check_embedding_ctx_length=False` sends texts"
+            "by default it sends ids of OpenAI's tokens, which are refused or taken for other texts; with "
+            "`check_embedding_ctx_length=False`, as measured here, it sends texts"
         )
 
     return {
