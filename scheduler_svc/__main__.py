@@ -22,7 +22,7 @@ from common.logging import get_logger, setup_logging
 from common.model_files import model_name, resolve_model
 from common.vocabulary import read_vocabulary
 from scheduler_svc.api_key_file import read_key_file
-from scheduler_svc.core.autoscaling.settings import DEFAULT_TARGET_TTFT_S, scale_settings
+from scheduler_svc.core.autoscaling.settings import DEFAULT_TARGET_TTFT_S, ScaleSettings, scale_settings
 from scheduler_svc.core.config import CoreConfig
 from scheduler_svc.core.fleet.fleet import MAX_MEMBERS
 from scheduler_svc.core.fleet.step_clock import DEFAULT_FLOOR_S
@@ -135,10 +135,9 @@ def main(
     require_keys_beyond_loopback(
         executor_endpoint, frontend_endpoint, has_keys=curve_keys is not None, insecure=insecure
     )
-    try:
-        scale = scale_settings(min_executors, max_executors, target_ttft_s)
-    except BatonError as error:
-        raise click.UsageError(str(error)) from error
+    if store.folder is not None and no_store:
+        raise click.UsageError("--store and --no-store contradict each other")
+    scale = _scale(min_executors, max_executors, target_ttft_s)
     setup_logging("scheduler", log_level, log_format)
     frontend = replace(frontend, served_model_name=frontend.served_model_name or (model_name(model),))
     name = frontend.served_model_name[0]
@@ -184,8 +183,8 @@ def main(
                 path = journal_path or _default_journal(listener, executor_endpoint)
                 journal = Journal(path, durable=journal_durable)
                 store = replace(store, folder=store.folder or path.with_suffix(".store"))
+            store = replace(store, folder=None) if no_store or listener is None else store  # only frontends keep things
             if listener is not None:
-                store = replace(store, folder=None) if no_store else store
                 arguments = ["--core-endpoint", front, "--model", str(folder), *frontend.arguments()]
                 arguments += [*store.arguments(), "--log-level", log_level, "--log-format", log_format]
                 arguments += ["--api-keys", str(api_keys_file)] if api_keys_file is not None else []
@@ -226,6 +225,13 @@ def _serve(core_process: CoreProcess, processes: FrontendProcesses | None, stopp
         processes.terminate()
         while processes.alive() and time.monotonic() < deadline:
             core_process.turn()
+
+
+def _scale(min_executors: int | None, max_executors: int | None, target_ttft_s: float | None) -> ScaleSettings | None:
+    try:
+        return scale_settings(min_executors, max_executors, target_ttft_s)
+    except BatonError as error:
+        raise click.UsageError(str(error)) from error
 
 
 def _worker(

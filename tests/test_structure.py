@@ -106,6 +106,7 @@ FLOORS = {
             "demo",
             "embed",
             "generate",
+            "responses",
             "chat",
             "keeper",
             "keys",
@@ -113,7 +114,8 @@ FLOORS = {
             "rollout",
             "status",
         ),  # each the work of one command
-        *("http", "processes", "options", "request_files", "service_address", "progress", "output", "errors"),
+        *("http", "processes", "options", "request_files", "service_address", "progress", "output", "interrupts"),
+        "errors",
     ],
     "kernels": ["gpu", "cpu", "reference", "arguments"],
     "benchmarks": [

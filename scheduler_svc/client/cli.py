@@ -11,6 +11,7 @@ COMMANDS = {  # name (also of its module, where the command is called `command`)
     "demo": "Kill executors in mid-answer, and watch the answer go on.",
     "generate": "Continue a prompt.",
     "chat": "Talk with the model.",
+    "responses": "Make responses that the service keeps, and follow them.",
     "embed": "Show the vectors of texts.",
     "batch": "Answer a file of requests; goes on where it stopped.",
     "status": "Show the executors, the queue and the throughput.",

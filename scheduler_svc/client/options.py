@@ -110,29 +110,33 @@ def thinking_options(command: Decorated) -> Decorated:
     return with_thinking
 
 
-def sampling_options(*, default_max_tokens: int | None) -> Callable[[Decorated], Decorated]:
+def sampling_options(*, default_max_tokens: int | None, limit: str = "max_tokens") -> Callable[[Decorated], Decorated]:
     """Add the options of sampling; the command gets those that were given as `sampling`.
 
     Args:
         default_max_tokens: of `--max-tokens`; None leaves the limit to the service.
+        limit: what the API calls `max_tokens`; the option is called the same.
     """
-    return lambda command: _with_sampling(command, default_max_tokens)
+    return lambda command: _with_sampling(command, default_max_tokens, limit)
 
 
-def _with_sampling(command: Decorated, default_max_tokens: int | None) -> Decorated:
+def _with_sampling(command: Decorated, default_max_tokens: int | None, limit: str) -> Decorated:
     """See `sampling_options`.
 
     The keys of `sampling` are the fields of an OpenAI request body, and vLLM's additions to it: top_k, min_p,
     min_tokens, ignore_eos, repetition_penalty.
     """
     names = (
-        *("max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "ignore_eos"),
+        *(limit, "min_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "ignore_eos"),
         *("presence_penalty", "frequency_penalty", "repetition_penalty"),
     )
     penalty = click.FloatRange(-2, 2)
 
-    @click.option("--max-tokens", default=default_max_tokens, show_default=default_max_tokens is not None or "no other",
-                  type=click.IntRange(min=1), help="Limit of tokens, besides the model's own.")  # fmt: skip
+    limit_option = f"--{limit.replace('_', '-')}"
+
+    @click.option(limit_option, limit, default=default_max_tokens, type=click.IntRange(min=1),
+                  show_default=default_max_tokens is not None or "no other",
+                  help="Limit of tokens, besides the model's own.")  # fmt: skip
     @click.option("--min-tokens", type=click.IntRange(min=0), help="No end before so many tokens.")
     @click.option("--temperature", type=click.FloatRange(min=0), help="0 always takes the likeliest token.")
     @click.option("--top-p", type=click.FloatRange(0, 1, min_open=True), help="Draw from this share of probability.")
@@ -140,7 +144,7 @@ def _with_sampling(command: Decorated, default_max_tokens: int | None) -> Decora
     @click.option("--min-p", type=click.FloatRange(0, 1), help="Drop tokens this much less likely than the likeliest.")
     @click.option("--seed", type=click.IntRange(min=0), help="The same seed gives the same text.")
     @click.option("--stop", multiple=True, help="Stop before this text; may be given several times.")
-    @click.option("--ignore-eos", is_flag=True, help="Go on to --max-tokens whatever the model says.")
+    @click.option("--ignore-eos", is_flag=True, help=f"Go on to {limit_option} whatever the model says.")
     @click.option("--presence-penalty", type=penalty, help="Taken from scores of tokens that the answer has.")
     @click.option("--frequency-penalty", type=penalty, help="The same, for each time that the answer has them.")
     @click.option(

@@ -88,7 +88,8 @@ def main(
             app = create_app(link, tokenizer, api_settings, storage)
             gc.freeze()  # the model's tables stay; to look through them takes 30 ms, in which no thread has a turn
             async with in_use(storage):
-                return await serve(app, link, listener, server_settings)
+                at_stop = storage.worker.stop if storage is not None else lambda: None
+                return await serve(app, link, listener, server_settings, at_stop=at_stop)
         finally:
             link.close()
 

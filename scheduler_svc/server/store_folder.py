@@ -13,8 +13,8 @@ from common.logging import get_logger
 from scheduler_svc.store import batches, responses
 from scheduler_svc.store.database import connect
 from scheduler_svc.store.errors import StoreError
+from scheduler_svc.worker_socket import NAME, WorkerSocketPath
 
-SOCKET_NAME = "worker.sock"
 LOCK_NAME = "scheduler.lock"
 LOCK_TIMEOUT_S = 15.0  # for a scheduler that was killed a moment ago
 RETRY_S = 0.1
@@ -38,13 +38,16 @@ class StoreFolder:
     """
 
     def __init__(self, folder: Path, *, durable: bool, is_stopping: Callable[[], bool] = lambda: False) -> None:
-        with closing(connect(folder, durable=durable)) as connection:
-            now = time.time()
-            self.has_work = bool(
-                responses.open_background(connection, now, limit=1) or batches.open_batches(connection, now, limit=1)
-            )
-        self._lock = _lock(folder, is_stopping)
-        self.listener = _listen(folder / SOCKET_NAME)
+        self._lock = _lock(folder, is_stopping)  # before anything is read or changed: another one may have it
+        try:
+            with closing(connect(folder, durable=durable)) as connection:
+                now = time.time()
+                has_response = responses.open_background(connection, now, limit=1)
+                self.has_work = bool(has_response or batches.open_batches(connection, now, limit=1))
+            self.listener = _listen(folder)
+        except BaseException:
+            os.close(self._lock)
+            raise
 
     def close(self) -> None:
         """Let another scheduler have it."""
@@ -54,7 +57,11 @@ class StoreFolder:
 
 def _lock(folder: Path, is_stopping: Callable[[], bool]) -> int:
     """Lock the folder. The kernel releases the lock when the process dies, however it dies."""
-    lock = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise StoreError(f"store {folder} cannot be opened: {error.strerror}") from error
     give_up_at = time.monotonic() + LOCK_TIMEOUT_S
     while True:
         try:
@@ -72,16 +79,19 @@ def _lock(folder: Path, is_stopping: Callable[[], bool]) -> int:
             return lock
 
 
-def _listen(path: Path) -> socket.socket:
+def _listen(folder: Path) -> socket.socket:
     """A listening socket, in a folder that is this user's alone."""
-    path.unlink(missing_ok=True)
+    (folder / NAME).unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX)
+    place = WorkerSocketPath(folder)
     try:
-        listener.bind(str(path))
+        listener.bind(place.path)
     except OSError as error:
         listener.close()
-        reason = "its name is too long for a socket" if "too long" in str(error) else error.strerror
-        raise StoreError(f"{path} cannot be made: {reason}; name a shorter folder by --store") from error
+        reason = error.strerror or str(error)
+        raise StoreError(f"{folder / NAME} cannot be made: {reason}; name another folder by --store") from error
+    finally:
+        place.close()
     listener.listen(BACKLOG)
     listener.setblocking(False)  # who looks whether there is a connection must not wait for one
     listener.set_inheritable(True)

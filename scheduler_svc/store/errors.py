@@ -62,6 +62,6 @@ class ChainTooLong(BatonError):
     """
 
     def __init__(self, what: str, limit: int) -> None:
-        super().__init__(f"the chain of previous responses has more than {limit} {what}")
+        super().__init__(f"it has more than {limit} {what}")
         self.what = what
         self.limit = limit

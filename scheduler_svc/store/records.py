@@ -65,7 +65,6 @@ class ChainLink(msgspec.Struct, frozen=True, gc=False):
 
     response_id: str
     status: ResponseStatus
-    head: bytes
     input_items: bytes
     output_items: bytes
 

@@ -1,5 +1,6 @@
 """Stored responses: synchronous SQL on a connection of `database.connect`. Times are given, in Unix seconds."""
 
+from collections.abc import Sequence
 from sqlite3 import Connection
 
 from scheduler_svc.store.database import writing
@@ -19,6 +20,13 @@ _OPEN = "status IN ('queued', 'in_progress')"
 _GET = f"""
 SELECT status, created_at, expires_at, is_background, previous_id, head, input_items, output_items, tail, work, tokens
 FROM responses JOIN response_contents USING (key) WHERE {_EXISTS}"""
+_GET_ANSWER = f"""
+SELECT status, created_at, expires_at, is_background, previous_id, head, x'', output_items, tail
+FROM responses JOIN response_contents USING (key) WHERE {_EXISTS}"""
+_GET_INPUT = f"SELECT input_items FROM responses JOIN response_contents USING (key) WHERE {_EXISTS}"
+_GET_ITEMS = f"""
+SELECT response_id, status, input_items, output_items
+FROM responses JOIN response_contents USING (key) WHERE {_EXISTS}"""
 _OPEN_BACKGROUND = f"""
 SELECT owner, response_id, status, created_at, expires_at FROM responses
 WHERE is_background AND {_OPEN} AND (expires_at IS NULL OR expires_at > :now)
@@ -27,17 +35,17 @@ ORDER BY created_at, owner, response_id LIMIT :limit"""
 # From the youngest: a row is looked at before the walk goes on from it, so neither limit is passed by more than a row.
 _CHAIN = """
 WITH RECURSIVE walk (key, next_id, depth, total_bytes) AS (
-    SELECT key, previous_id, 1, length(head) + length(input_items) + length(output_items)
+    SELECT key, previous_id, 1, length(input_items) + length(output_items)
     FROM responses JOIN response_contents USING (key)
     WHERE owner = :owner AND response_id = :id AND (expires_at IS NULL OR expires_at > :now)
     UNION ALL
-    SELECT r.key, previous_id, depth + 1, total_bytes + length(head) + length(input_items) + length(output_items)
+    SELECT r.key, previous_id, depth + 1, total_bytes + length(input_items) + length(output_items)
     FROM walk
         JOIN responses r ON owner = :owner AND response_id = next_id AND (expires_at IS NULL OR expires_at > :now)
         JOIN response_contents c ON c.key = r.key
     WHERE depth <= :max_responses AND total_bytes <= :max_bytes
 )
-SELECT depth, total_bytes, next_id, response_id, status, head, input_items, output_items
+SELECT depth, total_bytes, next_id, response_id, status, input_items, output_items
 FROM walk JOIN responses USING (key) JOIN response_contents USING (key) ORDER BY depth DESC"""
 
 
@@ -80,6 +88,57 @@ def get(connection: Connection, owner: str, response_id: str, now: float) -> Sto
         raise NotFound("response", response_id)
     status, created_at, expires_at, is_background, *rest = row
     return StoredResponse(owner, response_id, status, created_at, expires_at, bool(is_background), *rest)
+
+
+def get_answer(connection: Connection, owner: str, response_id: str, now: float) -> StoredResponse:
+    """A response without its input items, its work and its tokens: what clients ask for most.
+
+    Raises:
+        NotFound: the owner has none with this id (any more).
+    """
+    row = connection.execute(_GET_ANSWER, {"owner": owner, "id": response_id, "now": now}).fetchone()
+    if row is None:
+        raise NotFound("response", response_id)
+    status, created_at, expires_at, is_background, *rest = row
+    return StoredResponse(owner, response_id, status, created_at, expires_at, bool(is_background), *rest)
+
+
+def get_input(connection: Connection, owner: str, response_id: str, now: float) -> bytes:
+    """A response's input items.
+
+    Raises:
+        NotFound: the owner has none with this id (any more).
+    """
+    row = connection.execute(_GET_INPUT, {"owner": owner, "id": response_id, "now": now}).fetchone()
+    if row is None:
+        raise NotFound("response", response_id)
+    items: bytes = row[0]
+    return items
+
+
+def get_items(
+    connection: Connection, owner: str, response_ids: Sequence[str], now: float, *, max_bytes: int
+) -> list[ChainLink]:
+    """Items of several responses, in the order of their ids.
+
+    Args:
+        max_bytes: how large they may be together.
+
+    Raises:
+        NotFound: one of them is missing; `record_id` says which.
+        ChainTooLong: they are larger.
+    """
+    links: list[ChainLink] = []
+    num_bytes = 0
+    for response_id in response_ids:
+        row = connection.execute(_GET_ITEMS, {"owner": owner, "id": response_id, "now": now}).fetchone()
+        if row is None:
+            raise NotFound("response", response_id)
+        links.append(ChainLink(*row))
+        num_bytes += len(links[-1].input_items) + len(links[-1].output_items)
+        if num_bytes > max_bytes:
+            raise ChainTooLong("bytes", max_bytes)
+    return links
 
 
 def get_status(connection: Connection, owner: str, response_id: str, now: float) -> ResponseStatus | None:
@@ -195,7 +254,7 @@ def chain(
 
     Args:
         max_responses: how many there may be.
-        max_bytes: how large their heads and items may be together.
+        max_bytes: how large their items may be together.
 
     Raises:
         NotFound: one of them is missing; `record_id` says which.

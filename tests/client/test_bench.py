@@ -81,7 +81,7 @@ def test_failures_are_counted_and_named(baton, server):
 
 
 def test_broken_streams_go_on_and_count_everything_once(baton, server, monkeypatch):
-    monkeypatch.setattr("scheduler_svc.client.http.resume._FIRST_DELAY_S", 0.001)
+    monkeypatch.setattr("scheduler_svc.client.http.patience._FIRST_DELAY_S", 0.001)
     warm_up = None
     server.script.extend(
         [warm_up, Drop(after_tokens=5, cut=True), Drop(after_tokens=90), Drop(), Drop(3, error_code="unavailable")]

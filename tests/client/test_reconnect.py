@@ -16,7 +16,7 @@ RESUMED = ["baton: the service is away; waiting up to 1:00 min for it", "baton: 
 
 @pytest.fixture(autouse=True)
 def _short_delays(monkeypatch):
-    monkeypatch.setattr("scheduler_svc.client.http.resume._FIRST_DELAY_S", 0.001)
+    monkeypatch.setattr("scheduler_svc.client.http.patience._FIRST_DELAY_S", 0.001)
 
 
 def assert_resumed(result):

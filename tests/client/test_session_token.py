@@ -14,7 +14,7 @@ OURS, ANOTHER = "c2VydmljZS0x", "c2VydmljZS0y"
 @pytest.fixture(params=["the commands", "load generation"])
 def generate(request, server, baton, monkeypatch):
     """Generate eight tokens, and return how many events of the stream came."""
-    monkeypatch.setattr("scheduler_svc.client.http.resume._FIRST_DELAY_S", 0.001)
+    monkeypatch.setattr("scheduler_svc.client.http.patience._FIRST_DELAY_S", 0.001)
 
     def by_command():
         result = baton("generate", "x", "--max-tokens", 8)

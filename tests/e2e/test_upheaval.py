@@ -25,8 +25,8 @@ import pytest
 
 from common.messages import PROTOCOL_VERSION
 from scheduler_svc.client.errors import RequestFailed
-from scheduler_svc.client.http.api import error_code, error_message
 from scheduler_svc.client.http.event_stream import EventStreams
+from scheduler_svc.client.http.failures import error_code, error_message
 from scheduler_svc.client.http.sse import DONE
 from scheduler_svc.client.processes.local_fleet import SCHEDULER, FleetSpec, LocalFleet, executor_name, free_ports
 from scheduler_svc.client.service_address import ServiceAddress

@@ -113,18 +113,42 @@ def test_a_chain_is_the_conversation_from_its_beginning(store):
     conversation(store, 3, owner="bob")
     links = responses.chain(store, "ann", "r19", 2.0, max_responses=20, max_bytes=1000)
     assert [link.response_id for link in links] == [f"r{turn}" for turn in range(20)]
-    assert (links[7].head, links[7].input_items, links[7].output_items) == (b"h7", b"[1]", b"o7")
+    assert (links[7].input_items, links[7].output_items) == (b"[1]", b"o7")
     assert len(responses.chain(store, "ann", "r5", 2.0, max_responses=20, max_bytes=1000)) == 6
 
 
 def test_limits_of_a_chain_are_exact(store):
-    conversation(store, 5)  # of 2 + 3 + 2 bytes each
-    limits = {"max_responses": 5, "max_bytes": 35}
+    conversation(store, 5)  # of 3 + 2 bytes each, without their heads
+    limits = {"max_responses": 5, "max_bytes": 25}
     assert len(responses.chain(store, "ann", "r4", 2.0, **limits)) == 5
     with pytest.raises(ChainTooLong, match="more than 4 responses"):
         responses.chain(store, "ann", "r4", 2.0, **(limits | {"max_responses": 4}))
-    with pytest.raises(ChainTooLong, match="more than 34 bytes"):
-        responses.chain(store, "ann", "r4", 2.0, **(limits | {"max_bytes": 34}))
+    with pytest.raises(ChainTooLong, match="more than 24 bytes"):
+        responses.chain(store, "ann", "r4", 2.0, **(limits | {"max_bytes": 24}))
+
+
+def test_parts_of_a_response_are_read_by_themselves(store):
+    whole = response("r", "ann", output_items=b"[2]", tail=b"{}", tokens=b"long")
+    responses.add(store, whole)
+    answer = responses.get_answer(store, "ann", "r", 2.0)
+    assert (answer.head, answer.output_items, answer.tail) == (whole.head, b"[2]", b"{}")
+    assert (answer.input_items, answer.work, answer.tokens) == (b"", b"", b"")
+    assert responses.get_input(store, "ann", "r", 2.0) == whole.input_items
+    for read in (responses.get_answer, responses.get_input):
+        with pytest.raises(NotFound, match="no response 'r'"):
+            read(store, "bob", "r", 2.0)
+
+
+def test_items_of_several_responses_are_bounded_together(store):
+    conversation(store, 3)  # of 3 + 2 bytes each
+    links = responses.get_items(store, "ann", ["r2", "r0"], 2.0, max_bytes=10)
+    assert [(link.response_id, link.output_items) for link in links] == [("r2", b"o2"), ("r0", b"o0")]
+    with pytest.raises(ChainTooLong, match="more than 9 bytes"):
+        responses.get_items(store, "ann", ["r2", "r0"], 2.0, max_bytes=9)
+    with pytest.raises(NotFound, match="no response 'r7'"):
+        responses.get_items(store, "ann", ["r2", "r7"], 2.0, max_bytes=10)
+    with pytest.raises(NotFound, match="no response 'r0'"):
+        responses.get_items(store, "bob", ["r0"], 2.0, max_bytes=10)
 
 
 @pytest.mark.parametrize("how", ["deleted", "expired", "another owner's"])

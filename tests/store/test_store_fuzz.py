@@ -221,9 +221,9 @@ class StoreMachine(RuleBasedStateMachine):
             if r is None:
                 expected = NotFound
                 break
-            link = ChainLink(r.response_id, r.status, r.head, r.input_items, r.output_items)
+            link = ChainLink(r.response_id, r.status, r.input_items, r.output_items)
             links.insert(0, link)
-            size += len(link.head) + len(link.input_items) + len(link.output_items)
+            size += len(link.input_items) + len(link.output_items)
             if len(links) > max_responses or size > max_bytes:
                 expected = ChainTooLong
             at = r.previous_id

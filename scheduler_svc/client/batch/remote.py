@@ -15,8 +15,9 @@ import msgspec
 
 from scheduler_svc.client.batch.files import BatchError, BatchLine, BatchResponse, BatchResult, ResultFile
 from scheduler_svc.client.errors import RequestFailed, ServiceSilent, WrongFile
-from scheduler_svc.client.http.api import Api, Json, error_message
+from scheduler_svc.client.http.api import Api, Json
 from scheduler_svc.client.http.backoff import backoff_s
+from scheduler_svc.client.http.failures import error_message
 from scheduler_svc.client.http.resume import is_outage
 from scheduler_svc.client.output import OutageNotice, say
 from scheduler_svc.client.progress import Tally

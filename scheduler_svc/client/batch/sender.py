@@ -20,8 +20,9 @@ from scheduler_svc.client.errors import (
     ServiceSilent,
     ServiceUnreachable,
 )
-from scheduler_svc.client.http.api import CANCEL_TIMEOUT_S, Json, error_code, error_message, failure, translated_errors
+from scheduler_svc.client.http.api import CANCEL_TIMEOUT_S, Json
 from scheduler_svc.client.http.backoff import backoff_s
+from scheduler_svc.client.http.failures import error_code, error_message, failure, translated_errors
 from scheduler_svc.client.http.resume import Resumption
 from scheduler_svc.client.http.sse import DONE, EventParser
 from scheduler_svc.client.http.whole_answer import WholeAnswer

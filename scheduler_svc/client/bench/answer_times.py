@@ -8,7 +8,7 @@ import msgspec
 
 from scheduler_svc.client.bench.workload import BenchRequest
 from scheduler_svc.client.errors import RequestFailed
-from scheduler_svc.client.http.api import error_code, error_message
+from scheduler_svc.client.http.failures import error_code, error_message
 from scheduler_svc.client.http.sse import DONE
 from scheduler_svc.client.progress import Tally
 

@@ -20,9 +20,11 @@ from scheduler_svc.client.errors import (
     ServiceSilent,
     ServiceUnreachable,
 )
+from scheduler_svc.client.http.event_source import Chunks, EventSource
+from scheduler_svc.client.http.failures import raise_for_error, translated_errors
 from scheduler_svc.client.http.keepalive import KEEPALIVE_OPTIONS
 from scheduler_svc.client.http.resume import SESSION_HEADER, Resumption, is_outage
-from scheduler_svc.client.http.sse import DONE, EventParser
+from scheduler_svc.client.http.sse import EventParser
 from scheduler_svc.client.http.whole_answer import WholeAnswer
 from scheduler_svc.client.output import OutageNotice
 from scheduler_svc.client.service_address import ServiceAddress
@@ -31,7 +33,6 @@ Json = dict[str, Any]
 
 CONNECT_TIMEOUT_S = 5.0
 CANCEL_TIMEOUT_S = 2.0
-_MAX_ERROR_BYTES = 300
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
@@ -140,6 +141,15 @@ class Api:
         answer: Json = msgspec.json.decode(response.content)
         return answer
 
+    def delete(self, path: str) -> Json:
+        """Answer to a DELETE."""
+        with translated_errors(self._url):
+            response = self._http.delete(path)
+        self._was_there = True
+        raise_for_error(response)
+        answer: Json = msgspec.json.decode(response.content)
+        return answer
+
     def lines(self, path: str) -> Iterator[bytes]:
         """Lines of the answer to a GET, as they come, without their line breaks."""
         with translated_errors(self._url), self._http.stream("GET", path) as response:
@@ -177,49 +187,50 @@ class Api:
         request = Resumption(path, self._reconnect_timeout_s)
         body = {**body, "stream": True, "stream_options": {"include_usage": True}, **request.fields}
         try:
-            while True:
-                try:
-                    yield from self._events(request, path, body)
-                    return
-                except (RequestFailed, ServiceUnreachable) as error:
-                    self._wait_after(error, request)
+            yield from self.events(Chunks(path, body, request))
         except (GeneratorExit, KeyboardInterrupt, ServiceSilent):
             self._cancel(request)
             raise
 
-    def _events(self, request: Resumption, path: str, body: Json) -> Generator[Json, None, None]:
-        """Events over one connection: those of a new request, or those after the last one that came."""
-        events_path = request.events_path
-        method, url, content = ("GET", events_path, None) if events_path else ("POST", path, body)
+    def events(self, source: EventSource) -> Generator[Json, None, None]:
+        """What the events of a streamed answer have for their reader, over as many connections as it takes."""
+        while not source.is_complete:
+            try:
+                yield from self._over_one_connection(source)
+            except (RequestFailed, ServiceUnreachable) as error:
+                self._wait_after(error, source)
+
+    def _over_one_connection(self, source: EventSource) -> Generator[Json, None, None]:
+        method, path, body, headers = source.next_request
         parser = EventParser()
         with (
             translated_errors(self._url),
-            self._http.stream(method, url, json=content, headers=request.headers) as response,
+            self._http.stream(method, path, json=body, headers=headers) as response,
         ):
             self._was_there = True
             if response.is_error:
                 response.read()
             raise_for_error(response)
-            request.answered_by(response.headers.get(SESSION_HEADER, ""))
+            source.answered_by(response.headers.get(SESSION_HEADER, ""))
             for received in response.iter_bytes():
-                for data, event_id in parser.feed(received):
-                    event: Json = {} if data == DONE else msgspec.json.decode(data)
-                    if "error" in event:
-                        raise RequestFailed(error_message(event), code=error_code(event))
-                    if request.is_broken:
+                for event in parser.feed(received):
+                    was_broken = source.is_broken
+                    taken = source.take(event)
+                    if was_broken:
                         self._outage.back()
-                    if data == DONE:
+                    if taken is not None:
+                        yield taken
+                    if source.is_complete:
                         return
-                    request.take(event_id)
-                    yield event
-        raise ConnectionBroke(self._url, "the service ended the stream in the middle of the answer")
+        if not source.ended():
+            raise ConnectionBroke(self._url, "the service ended the stream in the middle of the answer")
 
-    def _wait_after(self, error: RequestFailed | ServiceUnreachable, request: Resumption) -> None:
+    def _wait_after(self, error: RequestFailed | ServiceUnreachable, source: EventSource) -> None:
         """Wait until it is time for the next attempt; raise `error` if there is none."""
         if isinstance(error, ServiceUnreachable) and not self._was_there:
             raise error
         self._was_there = True  # all other errors mean that a service took the connection
-        delay_s = request.delay_after(error, time.monotonic())
+        delay_s = source.delay_after(error, time.monotonic())
         self._outage.away()
         time.sleep(delay_s)
 
@@ -239,56 +250,3 @@ def client_settings(service: ServiceAddress) -> dict[str, Any]:
         # HTTP_PROXY is for hosts outside, not for a service on this machine.
         "trust_env": urlsplit(service.url).hostname not in _LOOPBACK,
     }
-
-
-@contextlib.contextmanager
-def translated_errors(url: str) -> Iterator[None]:
-    """Turn httpx's errors into ours.
-
-    Raises:
-        ServiceUnreachable: no connection.
-        ServiceSilent: the service sent nothing for too long.
-        ConnectionBroke: the connection broke in the middle of a request or an answer.
-    """
-    try:
-        yield
-    except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-        raise ServiceUnreachable(url, str(error) or "no answer") from error
-    except httpx.TimeoutException as error:
-        raise ServiceSilent from error
-    except httpx.HTTPError as error:
-        raise ConnectionBroke(url, str(error) or type(error).__name__) from error
-
-
-def raise_for_error(response: httpx.Response) -> None:
-    """Raise the error a complete response stands for, if it is one.
-
-    Raises:
-        ServiceNotReady: status 503.
-        RequestFailed: any other status from 400 on.
-    """
-    if response.is_error:
-        raise failure(response.status_code, response.content)
-
-
-def failure(status: int, body: bytes) -> RequestFailed:
-    """The error that an HTTP answer with an error status stands for."""
-    try:
-        answer = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        answer = body[:_MAX_ERROR_BYTES].decode(errors="replace").strip() or httpx.codes.get_reason_phrase(status)
-    kind = ServiceNotReady if status == http.HTTPStatus.SERVICE_UNAVAILABLE else RequestFailed
-    hint = "; name an API key by --api-key or BATON_API_KEY" if status == http.HTTPStatus.UNAUTHORIZED else ""
-    return kind(f"{error_message(answer)} (HTTP {status}){hint}", status=status, code=error_code(answer))
-
-
-def error_message(answer: Any) -> str:
-    """The message in an error answer: OpenAI's `{"error": {"message": ...}}`, or the whole answer as text."""
-    error = answer.get("error", answer) if isinstance(answer, dict) else answer
-    return str(error["message"]) if isinstance(error, dict) and "message" in error else str(error)
-
-
-def error_code(answer: Any) -> str:
-    """The code in an error answer; empty if there is none."""
-    error = answer.get("error") if isinstance(answer, dict) else None
-    return str(error.get("code") or "") if isinstance(error, dict) else ""

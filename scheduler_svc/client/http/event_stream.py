@@ -19,7 +19,8 @@ import h11
 import msgspec
 
 from scheduler_svc.client.errors import ConnectionBroke, RequestFailed, ServiceSilent, ServiceUnreachable
-from scheduler_svc.client.http.api import CANCEL_TIMEOUT_S, CONNECT_TIMEOUT_S, Json, failure
+from scheduler_svc.client.http.api import CANCEL_TIMEOUT_S, CONNECT_TIMEOUT_S, Json
+from scheduler_svc.client.http.failures import failure
 from scheduler_svc.client.http.keepalive import KEEPALIVE_OPTIONS
 from scheduler_svc.client.http.resume import SESSION_HEADER, Resumption
 from scheduler_svc.client.http.sse import DONE, EventParser

@@ -10,10 +10,8 @@ from typing import Any
 import click
 
 from scheduler_svc.client.errors import ConnectionBroke, RequestFailed, ServiceUnreachable
-from scheduler_svc.client.http.backoff import backoff_s
+from scheduler_svc.client.http.patience import Patience
 
-_FIRST_DELAY_S = 0.1
-_MAX_DELAY_S = 2.0
 SESSION_HEADER = "x-session-token"
 """Where a gateway over several services says which of them answers: llm-d's `session-affinity-scorer` sends this header
 with an answer, and a request that brings it back is for the same service (docs/kubernetes.md)."""
@@ -40,8 +38,7 @@ class Resumption:
         self._may_overtake = False  # an attach that has lost its reader may be in flight
         self._last_event_id = b""
         self._session = ""
-        self._broke_s: float | None = None
-        self._num_failures = 0
+        self._patience = Patience(limit_s)
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -72,7 +69,7 @@ class Resumption:
     @property
     def is_broken(self) -> bool:
         """Whether no event has come since the last failure."""
-        return self._broke_s is not None
+        return self._patience.is_broken
 
     def answered_by(self, session: str) -> None:
         """An answer that is no error has begun, and this is its session header; empty if it has none.
@@ -86,8 +83,7 @@ class Resumption:
         """An event with this id (empty if it had none) came and was handled. It ends an outage."""
         self._has_events = self._is_answered = True
         self._last_event_id = event_id
-        self._broke_s = None
-        self._num_failures = 0
+        self._patience.came()
 
     def delay_after(self, error: click.ClickException, now_s: float) -> float:
         """Seconds to wait before the next attempt, after one that failed with `error` at the time `now_s`.
@@ -97,13 +93,7 @@ class Resumption:
         """
         if not self._limit_s or not self.may_go_on(error):
             raise error
-        self._broke_s = now_s if self._broke_s is None else self._broke_s
-        left_s = self._broke_s + self._limit_s - now_s
-        if left_s <= 0:
-            raise error
-        delay_s = min(backoff_s(self._num_failures, _FIRST_DELAY_S, _MAX_DELAY_S), left_s)
-        self._num_failures += 1
-        return delay_s
+        return self._patience.delay_after(error, now_s)
 
     def may_go_on(self, error: click.ClickException) -> bool:
         """Take `error` into account. Returns whether another attempt may succeed, however long that takes.

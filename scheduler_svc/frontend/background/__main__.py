@@ -83,12 +83,18 @@ def main(
         worker = Worker(link, tokenizer, thread, make_batches(link, tokenizer, frontend, thread, store, api_keys))
         app = create_worker_app(worker, frontend.keep_alive_s)
         gc.freeze()
+        settings = ServerSettings(LOSS_TIMEOUT_S, STALL_TIMEOUT_S, parent, "worker")
         working = asyncio.create_task(worker.run())
+        serving = asyncio.create_task(serve(app, link, listener, settings, at_stop=worker.stop))
         try:
-            return await serve(app, link, listener, ServerSettings(LOSS_TIMEOUT_S, STALL_TIMEOUT_S, parent))
+            await asyncio.wait((serving, working), return_when=asyncio.FIRST_COMPLETED)
+            if not serving.done():
+                await working  # raises its error: the scheduler starts another worker
+            return await serving
         finally:
-            working.cancel()
-            await asyncio.gather(working, return_exceptions=True)
+            for task in (serving, working):
+                task.cancel()
+            await asyncio.gather(serving, working, return_exceptions=True)
             link.close()
             thread.close()
 

@@ -6,10 +6,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from scheduler_svc.frontend.background.response_run import ResponseRun
 from scheduler_svc.frontend.background.worker import Worker
 from scheduler_svc.frontend.errors import ApiError
-from scheduler_svc.frontend.http.streaming import EventStream
+from scheduler_svc.frontend.http.streaming import EventStream, Out
 
 DONE = 204
 NOT_RUNNING = 404
+LONGEST_WAIT_S = 4.0  # for a response to begin: shorter than a frontend waits for an answer
 
 
 def create_worker_app(worker: Worker, keep_alive_s: float) -> ASGIApp:
@@ -43,8 +44,9 @@ class _WorkerApi:
         return Response(status_code=DONE)
 
     async def events(self, owner: str, response_id: str, after: int, request: Request) -> Response:
-        """The stream of a response that runs, after the event with this number."""
-        run = await self._worker.running(owner, response_id)
+        """The stream of a response that is in the store, after the event with this number, once it runs."""
+        self._worker.start(owner, response_id)
+        run = await self._worker.running(owner, response_id, min(self._keep_alive_s, LONGEST_WAIT_S))
         if run is None:
             return Response(status_code=NOT_RUNNING)
         return _RunStream(run, after, self._keep_alive_s)
@@ -61,7 +63,8 @@ class _WorkerApi:
 
 
 class _RunStream(EventStream):
-    """A reader of a run."""
+    """A reader of a run. It begins at once, with the events that need no token, and ends without a last event where the
+    run is broken off."""
 
     def __init__(self, run: ResponseRun, after: int, keep_alive_s: float) -> None:
         self._run = run
@@ -69,10 +72,10 @@ class _RunStream(EventStream):
 
         async def settled(_: ApiError | None) -> None:
             await run.is_kept.wait()  # who has read the last event finds the response in the store
-            assert run.outcome is not None, "it has ended"
-            events.settle(run.outcome)
+            if run.outcome is not None:  # or a fault of ours is its end
+                events.settle(run.outcome)
 
-        super().__init__(generation, events, keep_alive_s=keep_alive_s, is_new=False, at_end=settled)
+        super().__init__(generation, events, keep_alive_s=keep_alive_s, at_end=settled)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer the request."""
@@ -80,3 +83,12 @@ class _RunStream(EventStream):
             await super().__call__(scope, receive, send)
         finally:
             self._run.leave(self._queue)
+
+    async def _may_begin(self) -> None:
+        pass
+
+    async def _fail(self, out: Out, error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._run.is_broken_off:
+            await out.end()
+        else:
+            await self._fail_late(out, error)

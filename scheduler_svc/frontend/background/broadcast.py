@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
@@ -22,6 +23,7 @@ class Broadcast:
 
     Attributes:
         has_ended: whether the sequence has.
+        is_broken_off: whether its readers have been told that no more comes from here, though it goes on.
     """
 
     def __init__(self, name: str) -> None:
@@ -31,6 +33,7 @@ class Broadcast:
         self._num_tokens = 0
         self._num_again = 0  # of those, how many the core is still to say again
         self.has_ended = False
+        self.is_broken_off = False
 
     @property
     def num_tokens(self) -> int:
@@ -52,6 +55,8 @@ class Broadcast:
         self._readers.append(queue)
         for delta in self.deltas:
             queue.put(delta)
+        if self.is_broken_off:
+            queue.fail(_broken_off())
 
     def leave(self, queue: DeltaQueue) -> None:
         """A reader is gone."""
@@ -74,9 +79,16 @@ class Broadcast:
             reader.put(delta)
 
     def fail(self, failure: RequestRejected) -> None:
-        """Nothing more will come."""
-        for reader in list(self._readers):
-            reader.fail(failure)
+        """The sequence has failed; readers that come later hear of it, too."""
+        facts: dict[str, Any] = {"finish_reason": "error", "error": str(failure), "code": failure.code}
+        self.put(m.TokenDelta(request_id=self._name, index=0, token_ids=b"", **facts))
+
+    def break_off(self) -> None:
+        """Readers are to ask again: the sequence has not ended, and no more of it comes from here."""
+        if not self.has_ended:
+            self.is_broken_off = True
+            for reader in list(self._readers):
+                reader.fail(_broken_off())
 
     def _new_part(self, delta: m.TokenDelta) -> m.TokenDelta:
         """The delta without the tokens that readers have."""
@@ -88,6 +100,10 @@ class Broadcast:
         part = num_old / num_tokens
         columns = {name: getattr(delta, name)[round(part * len(getattr(delta, name))) :] for name in COLUMNS}
         return msgspec.structs.replace(delta, **columns)
+
+
+def _broken_off() -> RequestRejected:
+    return RequestRejected("the stream goes on elsewhere", "unavailable")
 
 
 def _joined(deltas: Sequence[m.TokenDelta]) -> list[m.TokenDelta]:

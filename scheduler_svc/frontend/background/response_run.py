@@ -1,6 +1,8 @@
 """One response in the background: from the core to its readers, until it has ended."""
 
 import asyncio
+import contextlib
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -8,10 +10,12 @@ import msgspec
 from common import messages as m
 from common.errors import RequestRejected
 from common.logging import get_logger
+from scheduler_svc.frontend.answers.answer_context import AnswerContext
 from scheduler_svc.frontend.answers.generation import Generation
 from scheduler_svc.frontend.answers.responses.events import NEVER, Outcome, ResponseEvents
 from scheduler_svc.frontend.answers.responses.token_record import RECORD_VERSION, TokenRecord, follow
 from scheduler_svc.frontend.background.broadcast import Broadcast
+from scheduler_svc.frontend.background.turns import NO_ROOM
 from scheduler_svc.frontend.errors import ApiError, internal_error
 from scheduler_svc.frontend.link.core_link import CoreLink
 from scheduler_svc.frontend.link.delta_queue import DeltaQueue
@@ -20,7 +24,7 @@ from scheduler_svc.frontend.requests.responses.background_work import Background
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
 
 # What passes: the response was accepted, and waits until the core can take it.
-PASSING = ("unavailable", "queue_full", "too_many_requests", "taken_over", "reader_too_slow")
+PASSING = ("unavailable", "taken_over", "reader_too_slow", *NO_ROOM)
 RETRY_S = 0.5
 
 log = get_logger(__name__)
@@ -30,21 +34,36 @@ class ResponseRun:
     """Runs a response, whatever becomes of the core: one that comes back is asked for the request, and gets the request
     anew if it does not know it.
 
+    Args:
+        on_taken: is called once the core has the request.
+
+    Raises:
+        RequestRejected: another version of Baton asked for the answer.
+
     Attributes:
         is_kept: set when the store has the outcome, or wants none.
+        outcome: what it has come to; None before.
+        refusal: the code with which the core said that it has no room; empty if it did not.
     """
 
-    def __init__(self, link: CoreLink, tokenizer: Tokenizer, work: BackgroundWork) -> None:
+    def __init__(
+        self, link: CoreLink, tokenizer: Tokenizer, work: BackgroundWork, on_taken: Callable[[], None] = lambda: None
+    ) -> None:
+        AnswerContext.decode(work.submit.context)  # each reader does so
         self.spec = work.spec
         self.is_kept = asyncio.Event()
         self.outcome: Outcome | None = None
+        self.refusal = ""
         self._link = link
         self._tokenizer = tokenizer
         self._submit = work.submit
+        self._on_taken: Callable[[], None] | None = on_taken
         self._attempt = 0
         self._broadcast = Broadcast(work.spec.response_id)
         self._source: DeltaQueue | None = None
+        self._is_unwanted = asyncio.Event()  # the rest of it: it was cancelled, or its stop string was found
         self._is_cancelled = False
+        self._is_left = False  # as nothing more of it is wanted
 
     @property
     def record(self) -> bytes:
@@ -52,6 +71,11 @@ class ResponseRun:
         submit = self._submit
         record = TokenRecord(RECORD_VERSION, self.spec, submit.context, len(submit.prompt) // 4, self._broadcast.deltas)
         return record.encode()
+
+    @property
+    def is_broken_off(self) -> bool:
+        """Whether it goes on, and not here."""
+        return self._broadcast.is_broken_off
 
     def reader(self, after: int) -> tuple[DeltaQueue, Generation, ResponseEvents]:
         """One more reader of the stream, after the event with this number; see `leave`."""
@@ -63,38 +87,54 @@ class ResponseRun:
         self._broadcast.leave(queue)
 
     def cancel(self) -> None:
-        """End it: its readers hear that it was cancelled."""
+        """End it: its readers hear that it was cancelled, when the core has said so or is away."""
         self._is_cancelled = True
+        self._is_unwanted.set()
         if self._source is not None:
             self._source.cancel()  # the core says the last word
-        else:
-            self._end_cancelled()
 
-    async def run(self) -> Outcome:
-        """Until it has ended. When this is cancelled, the request goes on, and waits for the next worker."""
-        _, generation = self._follow(stops=True)
+    def break_off(self) -> None:
+        """End it here, and not in the core: its readers are to ask again."""
+        self._broadcast.break_off()
+
+    async def run(self) -> Outcome | None:
+        """Until it has ended; None if it was broken off, or the core has no room for it (`refusal`). When this is
+        cancelled, the request goes on, and waits for the next worker."""
         events = ResponseEvents(self.spec, after=NEVER)
         pump = asyncio.create_task(self._pump())
+        generation: Generation | None = None
         try:
+            _, generation = self._follow(stops=True)
             with generation:
                 async for pieces in generation.pieces():
                     for _ in events.of(pieces):
                         pass
             self.outcome = events.outcome(generation.usage)
+            if not self._broadcast.has_ended and self._source is None:
+                await asyncio.wait([pump], timeout=QUERY_TIMEOUT_S)  # it has the core end what is not wanted
         except RequestRejected as rejected:
-            self.outcome = events.failure(ApiError.of_rejection(rejected), generation.usage)
+            if not self.is_broken_off:
+                usage = None if generation is None else generation.usage
+                self.outcome = events.failure(ApiError.of_rejection(rejected), usage)
         except Exception:
             log.exception("internal error", request=self.spec.response_id)
-            self.outcome = events.failure(internal_error(), generation.usage)
+            self.outcome = events.failure(internal_error(), None if generation is None else generation.usage)
         finally:
             pump.cancel()
             await asyncio.gather(pump, return_exceptions=True)
         return self.outcome
 
+    @property
+    def _is_over(self) -> bool:
+        """Whether nothing is to come from the core."""
+        return self._broadcast.has_ended or self.is_broken_off or self._is_left
+
     def _follow(self, *, stops: bool = False) -> tuple[DeltaQueue, Generation]:
         def tell(message: m.Cancel | m.Detach) -> None:
-            if stops and isinstance(message, m.Cancel) and self._source is not None:
-                self._source.end(0)  # a stop string was found
+            if stops and isinstance(message, m.Cancel):  # a stop string was found
+                self._is_unwanted.set()
+                if self._source is not None:
+                    self._source.end(0)
 
         facts: tuple[Any, ...] = (self.spec, self._submit.context, len(self._submit.prompt) // 4, self._tokenizer)
         queue, generation = follow(*facts, tell=tell)
@@ -103,25 +143,44 @@ class ResponseRun:
 
     async def _pump(self) -> None:
         """Pass on what the core says, by one connection after the other."""
-        while not self._broadcast.has_ended:
-            try:
-                self._source = await self._connect()
-                await self._read(self._source)
-            except RequestRejected as rejected:
-                if rejected.code not in PASSING:
-                    self._broadcast.fail(rejected)
+        try:
+            while True:
+                is_last = self._is_unwanted.is_set()  # the core is told so, if it can be reached
+                try:
+                    await self._read_once()
+                except RequestRejected as rejected:
+                    self._failed(rejected, is_last=is_last)
+                if is_last or self._is_over:
                     return
-                if self._is_cancelled:
-                    self._end_cancelled()
-            finally:
-                if self._source is not None:
-                    self._source.leave()
-                    self._source = None
-            if not self._broadcast.has_ended:
-                await asyncio.sleep(RETRY_S)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._is_unwanted.wait(), RETRY_S)
+        except Exception:
+            log.exception("internal error", request=self.spec.response_id)
+            self._broadcast.fail(RequestRejected(internal_error().message, "internal_error"))
 
-    async def _connect(self) -> DeltaQueue:
-        """The request's deltas from its first token on: of the request that the core has, or of a new one."""
+    async def _read_once(self) -> None:
+        """Connect, and pass deltas on to the end of the request, or to what passes."""
+        queue = await self._connect()
+        if queue is None or (self._is_unwanted.is_set() and not self._is_cancelled):
+            if queue is not None:
+                queue.close()  # its stop string was found meanwhile
+            self._end_unwanted()
+            return
+        self._source = queue
+        taking = asyncio.create_task(self._wait_until_taken(queue))
+        try:
+            if self._is_cancelled:
+                queue.cancel()  # meanwhile; the core says the last word
+            await self._read(queue)
+        finally:
+            self._source = None
+            queue.leave()
+            taking.cancel()
+            await asyncio.gather(taking, return_exceptions=True)
+
+    async def _connect(self) -> DeltaQueue | None:
+        """The request's deltas from its first token on: of the request that the core has, or of a new one; None if it
+        has none, and none is wanted."""
         submit = msgspec.structs.replace(self._submit, request_id=self._core_id())
         queue = self._link.attach_queue()
         try:
@@ -135,27 +194,49 @@ class ResponseRun:
             raise
         self._broadcast.begin_anew()
         if answer.found:
+            self._taken()
             return queue
         queue.close()
-        return self._link.open([submit], is_resumable=True)
+        return None if self._is_unwanted.is_set() else self._link.open([submit], is_resumable=True)
 
     async def _read(self, source: DeltaQueue) -> None:
-        """Pass deltas on to the end of the request, or to what passes."""
-        while not self._broadcast.has_ended:
+        while not self._is_over:
             for _, delta in await source.get():
                 if delta.finish_reason == "error" and delta.code in PASSING:
                     raise RequestRejected(delta.error, delta.code)
                 if delta.code == "request_exists":
                     return  # it came to the core by another connection: attach to it
-                if delta.finish_reason == "cancelled" and not self._is_cancelled:
+                if delta.finish_reason == "cancelled" and not self._is_unwanted.is_set():
                     self._attempt += 1  # the worker was away for longer than the core keeps what nobody reads
                     return
                 self._broadcast.put(delta)
 
-    def _end_cancelled(self) -> None:
-        """Without a word from the core, which is away."""
+    def _failed(self, rejected: RequestRejected, *, is_last: bool) -> None:
+        """The core refused it, failed it or is away."""
+        if rejected.code not in PASSING:
+            self._broadcast.fail(rejected)
+        elif is_last:
+            self._end_unwanted()
+        elif rejected.code in NO_ROOM and not self._is_unwanted.is_set():
+            self.refusal = rejected.code
+            self._broadcast.break_off()
+
+    def _end_unwanted(self) -> None:
+        """Without a word from the core, which does not have it, or is away."""
+        self._is_left = True
+        if not self._is_cancelled:
+            return  # its readers have its end
         ending = m.TokenDelta(request_id=self.spec.response_id, index=0, token_ids=b"", finish_reason="cancelled")
         self._broadcast.put(ending)
+
+    async def _wait_until_taken(self, source: DeltaQueue) -> None:
+        await source.accepted()
+        self._taken()
+
+    def _taken(self) -> None:
+        if self._on_taken is not None:
+            self._on_taken()
+            self._on_taken = None
 
     def _core_id(self) -> str:
         """The core's id for it; another one where the core has given up the request before."""

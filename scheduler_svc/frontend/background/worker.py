@@ -8,22 +8,40 @@ from common.errors import BatonError
 from common.logging import get_logger
 from scheduler_svc.frontend.answers.responses.events import Outcome
 from scheduler_svc.frontend.background.batches import Batches
-from scheduler_svc.frontend.background.patient_store import PatientStore
+from scheduler_svc.frontend.background.patient_store import RETRY_S, PatientStore
 from scheduler_svc.frontend.background.response_run import ResponseRun
+from scheduler_svc.frontend.background.turns import Name, Turns
+from scheduler_svc.frontend.errors import internal_error
 from scheduler_svc.frontend.link.core_link import CoreLink
 from scheduler_svc.frontend.requests.responses.background_work import BackgroundWork
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
 from scheduler_svc.store import responses
+from scheduler_svc.store.database import data_version
 from scheduler_svc.store.errors import NotFound
 from scheduler_svc.store.records import OpenResponse
 from scheduler_svc.store.store_thread import StoreThread
 
-MAX_RUNS = 1024  # at once; the others wait in the store
+RESCAN_S = 5.0  # between two looks at the store, for what a frontend could not tell
 PAGE = 100
 CANCEL_TIMEOUT_S = 5.0
-BEGIN_TIMEOUT_S = 1.0
+TURN_S = 0.25  # between two looks whether a rest is over
 
 log = get_logger(__name__)
+
+
+class OpenPlace:
+    """A response that waits or runs here.
+
+    Attributes:
+        run: None while it waits.
+        is_cancelled: whether it was cancelled while it waited.
+        has_changed: set when it runs, or has ended.
+    """
+
+    def __init__(self) -> None:
+        self.run: ResponseRun | None = None
+        self.is_cancelled = False
+        self.has_changed = asyncio.Event()
 
 
 class Worker:
@@ -37,95 +55,157 @@ class Worker:
         self.batches = batches
         self._link = link
         self._tokenizer = tokenizer
-        self._patient = PatientStore(store)
-        self._runs: dict[tuple[str, str], ResponseRun] = {}
-        self._has_begun = asyncio.Condition()  # one more of them
-        self._tasks: dict[tuple[str, str], asyncio.Task[None]] = {}
-        self._unwanted: set[tuple[str, str]] = set()  # cancelled, maybe before they began
-        self._room = asyncio.Semaphore(MAX_RUNS)
+        self._patient = PatientStore(store, retry_s=RETRY_S)
+        self._places: dict[Name, OpenPlace] = {}
+        self._turns = Turns()
+        self._may_begin = asyncio.Event()  # something may
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._is_stopped = False
 
     async def run(self) -> None:
         """Take up what is open, and run what comes, until cancelled."""
         try:
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._take_up())
+                tasks.create_task(self._watch_store())
+                tasks.create_task(self._give_turns())
                 tasks.create_task(self.batches.run())
         finally:
-            for task in self._tasks.values():
+            running = list(self._tasks)
+            for task in running:
                 task.cancel()
-            await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+            await asyncio.gather(*running, return_exceptions=True)
+
+    def stop(self) -> None:
+        """Begin nothing more, and let all that runs go on without this worker: its readers are to ask again."""
+        self._is_stopped = True
+        for place in self._places.values():
+            if place.run is not None:
+                place.run.break_off()
 
     def start(self, owner: str, response_id: str) -> None:
         """Run a response that is in the store; it may run already."""
-        key = owner, response_id
-        if key not in self._tasks:
-            task = self._tasks[key] = asyncio.create_task(self._run(owner, response_id))
-            task.add_done_callback(lambda _: self._forget(key))
+        name = owner, response_id
+        if name not in self._places:
+            self._places[name] = OpenPlace()
+            self._turns.add(name)
+            self._may_begin.set()
 
     async def cancel(self, owner: str, response_id: str) -> None:
-        """End a response, if it runs or is about to. Returns when the store has its end, unless that takes long."""
-        name = owner, response_id
-        if (task := self._tasks.get(name)) is None:
-            return
-        self._unwanted.add(name)
-        if (run := self._runs.get(name)) is not None:
-            run.cancel()
-        await asyncio.wait({task}, timeout=CANCEL_TIMEOUT_S)
+        """End a response. Returns when the store has its end, unless that takes long."""
+        place = self._places.get((owner, response_id))
+        with contextlib.suppress(TimeoutError, NotFound):
+            async with asyncio.timeout(CANCEL_TIMEOUT_S):
+                if place is not None and place.run is not None:
+                    place.run.cancel()
+                    await place.run.is_kept.wait()
+                    return
+                if place is not None:
+                    place.is_cancelled = True  # it may be on its way out of the store, where it was open a moment ago
+                await self._patient.ask(responses.cancel, owner, response_id, time.time())
 
-    def _forget(self, name: tuple[str, str]) -> None:
-        del self._tasks[name]
-        self._unwanted.discard(name)
+    async def running(self, owner: str, response_id: str, wait_s: float) -> ResponseRun | None:
+        """A response that runs, or does within so long; None if it does not."""
+        place = self._places.get((owner, response_id))
+        if place is None:
+            return None
+        if place.run is None:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(place.has_changed.wait(), wait_s)
+        return place.run
 
-    async def running(self, owner: str, response_id: str) -> ResponseRun | None:
-        """A response that runs, or is about to; None if it does not for `BEGIN_TIMEOUT_S`."""
-        name = owner, response_id
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(BEGIN_TIMEOUT_S), self._has_begun:
-                await self._has_begun.wait_for(lambda: name in self._runs or name not in self._tasks)
-        return self._runs.get(name)
+    async def _watch_store(self) -> None:
+        """Take up what is open there: what an earlier worker has left, and what this one was not told of."""
+        seen, is_first = -1, True
+        while True:
+            version = await self._patient.ask(data_version)
+            if version != seen:
+                num = await self._take_up()
+                if is_first and num:
+                    log.info("going on with responses in the background", responses=num)
+                seen, is_first = version, False
+            await asyncio.sleep(RESCAN_S)
 
-    async def _take_up(self) -> None:
-        """Start all that an earlier worker has left."""
+    async def _take_up(self) -> int:
+        """Start all that is open, and end what is not any more, as its frontend could not tell. Returns how many are
+        open."""
+        before = [(name, place.run) for name, place in self._places.items() if place.run is not None]
+        found: set[Name] = set()
         page: list[OpenResponse] = []
-        num = 0
-        while not num or len(page) == PAGE:
+        while not found or len(page) == PAGE:
             last = page[-1] if page else None
             page = await self._patient.ask(responses.open_background, time.time(), after=last, limit=PAGE)
             for record in page:
+                found.add((record.owner, record.response_id))
                 self.start(record.owner, record.response_id)
-            num += len(page)
             if not page:
                 break
-        if num:
-            log.info("going on with responses in the background", responses=num)
+        for name, run in before:
+            if name not in found and run.outcome is None:
+                run.cancel()  # cancelled, deleted or expired
+        return len(found)
 
-    async def _run(self, owner: str, response_id: str) -> None:
-        async with self._room:
-            name = owner, response_id
-            try:
-                record = await self._patient.ask(responses.get, *name, time.time())
-            except NotFound:
-                return
-            if not record.work or not await self._patient.ask(responses.begin, *name, time.time()):
-                return
-            try:
-                run = ResponseRun(self._link, self._tokenizer, BackgroundWork.decode(record.work, record.head))
-            except BatonError as error:
-                log.error("response cannot be run", response=response_id, reason=str(error))
-                await self._keep(name, Outcome.failed("server_error", str(error)), b"")
-                return
-            self._runs[name] = run
-            if name in self._unwanted:
-                run.cancel()
-            async with self._has_begun:
-                self._has_begun.notify_all()
-            try:
-                await self._keep(name, await run.run(), run.record)
-            finally:
-                run.is_kept.set()
-                del self._runs[name]
+    async def _give_turns(self) -> None:
+        """Begin with whatever may begin."""
+        while True:
+            while not self._is_stopped and (name := self._turns.next(time.monotonic())) is not None:
+                task = asyncio.create_task(self._run(name, self._places[name]))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+            self._may_begin.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._may_begin.wait(), TURN_S if self._turns.is_waiting else None)
 
-    async def _keep(self, name: tuple[str, str], outcome: Outcome, tokens: bytes) -> None:
+    async def _run(self, name: Name, place: OpenPlace) -> None:
+        """Run one whose turn it is."""
+        refusal = ""
+        try:
+            refusal = await self._carry_out(name, place)
+        except BatonError as error:
+            log.error("response cannot be run", response=name[1], reason=str(error))
+            await self._keep(name, Outcome.failed("server_error", str(error)), b"")
+        except Exception:
+            log.exception("internal error", response=name[1])
+            await self._keep(name, Outcome.failed("server_error", internal_error().message), b"")
+        finally:
+            if place.run is not None:
+                place.run.is_kept.set()
+                place.run = None
+            if refusal:
+                self._turns.refused(name, refusal, time.monotonic())
+                place.has_changed.clear()
+            else:
+                self._turns.ended(name)
+                del self._places[name]
+                place.has_changed.set()
+            self._may_begin.set()
+
+    async def _carry_out(self, name: Name, place: OpenPlace) -> str:
+        """Run one to its end. Returns the code with which the core had no room for it; empty if it is over here.
+
+        Raises:
+            BatonError: another version of Baton has written what is to be done.
+        """
+        try:
+            record = await self._patient.ask(responses.get, *name, time.time())
+        except NotFound:
+            return ""
+        if not record.work or not await self._patient.ask(responses.begin, *name, time.time()) or place.is_cancelled:
+            return ""
+        work = BackgroundWork.decode(record.work, record.head)
+        run = ResponseRun(self._link, self._tokenizer, work, lambda: self._taken(name))
+        if self._is_stopped:
+            return ""
+        place.run = run
+        place.has_changed.set()
+        if (outcome := await run.run()) is not None:
+            await self._keep(name, outcome, run.record)
+        return run.refusal
+
+    def _taken(self, name: Name) -> None:
+        self._turns.taken(name)
+        self._may_begin.set()
+
+    async def _keep(self, name: Name, outcome: Outcome, tokens: bytes) -> None:
         """Write what a response has come to."""
         await self._patient.ask(
             responses.finish,

@@ -2,14 +2,15 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
+from typing import Any
 
 import msgspec
 from fastapi import Response
 from starlette.types import Receive, Scope, Send
 
 from common.logging import get_logger
-from scheduler_svc.frontend.answers.responses.events import Outcome
+from scheduler_svc.frontend.answers.responses.events import Outcome, ResponseEvents, ResponseSpec
 from scheduler_svc.frontend.answers.responses.token_record import TokenRecord, replay
 from scheduler_svc.frontend.errors import ApiError, ClientGone, internal_error
 from scheduler_svc.frontend.http.responses import REQUEST_ID_HEADER
@@ -21,12 +22,14 @@ from scheduler_svc.store.records import StoredResponse
 
 RETRY_S = 0.25
 END_OF_EVENT = b"\n\n"
+LAST_EVENTS = tuple(b"event: response.%b\n" % name for name in (b"completed", b"incomplete", b"failed"))
 
 log = get_logger(__name__)
 
 
 class BackgroundStream(Response):
-    """Reads on wherever the response is, until its last event: the worker may be killed meanwhile.
+    """Reads on wherever the response is, until its last event: the worker may be killed meanwhile. Where the frontend
+    stops before, an error says so, and the client can ask for the rest.
 
     Args:
         after: number of the last event that the client has; -1 for none.
@@ -51,6 +54,7 @@ class BackgroundStream(Response):
         self._tokenizer = tokenizer
         self._name = owner, response_id
         self._after = after
+        self._has_last = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer the request."""
@@ -59,25 +63,50 @@ class BackgroundStream(Response):
 
     async def _stream(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        last = b""
         try:
-            async for part in self._parts():
-                await send({"type": "http.response.body", "body": part, "more_body": True})
-        except ApiError as error:  # the response was deleted, or the store fails
-            await send({"type": "http.response.body", "body": _error_event(error), "more_body": True})
+            await self._unless_stopped(self._pass_on(send))
+        except ApiError as error:  # the response was deleted, the store fails, or this frontend stops
+            last = _error_event(error, self._after)
         except Exception:
             log.exception("internal error")
-            await send({"type": "http.response.body", "body": _error_event(internal_error()), "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+            last = _error_event(internal_error(), self._after)
+        await send({"type": "http.response.body", "body": last, "more_body": False})
+
+    async def _unless_stopped(self, work: Coroutine[Any, Any, None]) -> None:
+        """Carry out `work`. Raises ApiError (503) if the frontend stops before it is done."""
+        working, stopped = asyncio.create_task(work), asyncio.create_task(self._worker.stopped())
+        try:
+            await asyncio.wait((working, stopped), return_when=asyncio.FIRST_COMPLETED)
+            if not working.done():
+                raise ApiError(
+                    503, "The server is shutting down; the response goes on.", code="unavailable", retry=True
+                )
+            working.result()
+        finally:
+            working.cancel()
+            stopped.cancel()
+            await asyncio.gather(working, stopped, return_exceptions=True)
+
+    async def _pass_on(self, send: Send) -> None:
+        async for part in self._parts():
+            if not part:
+                continue
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+            self._after += sum(block.startswith(b"event:") for block in part.split(END_OF_EVENT))
 
     async def _parts(self) -> AsyncIterator[bytes]:
-        while True:
+        """Whole events, and comments. What is yielded is sent before the next part is asked for."""
+        has_begun = False
+        while not self._has_last:
             record = await self._store.get(*self._name)
             if record.status not in ("queued", "in_progress"):
-                outcome = Outcome(record.status, record.output_items, record.tail)
-                async for part in replay(_tokens(record), outcome, self._tokenizer, self._after):
+                async for part in self._stored(record):
                     yield part
                 return
-            self._worker.run(*self._name)  # it may have been started anew, and not have come to this one
+            if not has_begun:
+                has_begun = True
+                yield self._events(record).waiting()  # at once: the client knows the response by them
             try:
                 async with self._worker.events(*self._name, self._after) as stream:
                     if stream is not None:
@@ -85,17 +114,33 @@ class BackgroundStream(Response):
                             yield part
             except WorkerGone as gone:
                 log.warning("the background worker is gone", response=self._name[1], reason=str(gone))
-            yield COMMENT
-            await asyncio.sleep(RETRY_S)
+            if not self._has_last:
+                yield COMMENT
+                await asyncio.sleep(RETRY_S)
+
+    async def _stored(self, record: StoredResponse) -> AsyncIterator[bytes]:
+        """The events of a response that has ended. Raises ApiError (404) for tokens that cannot be read."""
+        outcome = Outcome(record.status, record.output_items, record.tail)
+        if record.tokens or record.status not in ("failed", "cancelled"):
+            async for part in replay(_tokens(record), outcome, self._tokenizer, self._after):
+                yield part
+            return
+        events = self._events(record)  # it ended before it had begun
+        events.settle(outcome)
+        yield events.failed(internal_error())  # as it was settled
+
+    def _events(self, record: StoredResponse) -> ResponseEvents:
+        """Of a response without tokens."""
+        spec = ResponseSpec(record.response_id, record.head, in_summary=False, is_sealed=False, is_background=True)
+        return ResponseEvents(spec, after=self._after)
 
     async def _whole_events(self, stream: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        """What comes, without an event that breaks off; counts the events."""
+        """What comes, without an event that breaks off; notices the last one."""
         rest = b""
         async for data in stream:
             whole, end, rest = (rest + data).rpartition(END_OF_EVENT)
             if end:
-                blocks = whole.split(END_OF_EVENT)
-                self._after += sum(block.startswith(b"event:") for block in blocks)
+                self._has_last = whole.rpartition(END_OF_EVENT)[2].startswith(LAST_EVENTS)
                 yield whole + end
 
 
@@ -108,6 +153,9 @@ def _tokens(record: StoredResponse) -> TokenRecord:
         raise ApiError(404, message, code="events_not_found", param="stream") from error
 
 
-def _error_event(error: ApiError) -> bytes:
-    fields = {"type": "error", "code": error.code, "message": error.message, "param": error.param}
+def _error_event(error: ApiError, number: int) -> bytes:
+    """An error that is no event of the response: it has the number of the one before, so that a client that asks for
+    what comes after it lacks nothing."""
+    fields = {"type": "error", "sequence_number": number, "code": error.code, "message": error.message}
+    fields["param"] = error.param
     return b"event: error\ndata: %b\n\n" % msgspec.json.encode(fields)

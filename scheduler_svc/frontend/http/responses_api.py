@@ -23,6 +23,7 @@ from scheduler_svc.frontend.requests.reader import RequestReader
 from scheduler_svc.frontend.requests.responses.background_work import WORK_VERSION, BackgroundWork
 from scheduler_svc.frontend.requests.responses.prepare import ReadyResponse, ResponsePreparer
 from scheduler_svc.frontend.requests.responses.schemas import RESPONSE_ID, ResponseRequest
+from scheduler_svc.frontend.requests.responses.stored import page_of
 from scheduler_svc.frontend.storing.responses import ResponseStore
 from scheduler_svc.frontend.storing.storage import Storage
 from scheduler_svc.store.records import StoredResponse
@@ -135,19 +136,15 @@ class ResponsesApi:
         order: Literal["asc", "desc"] = "desc",
     ) -> Response:
         """The items of a response's request, page by page."""
-        record = await self._get(response_id, request)
-        items: list[dict[str, Any]] = msgspec.json.decode(record.input_items)
-        if order == "desc":
-            items.reverse()
-        if after is not None:
-            places = [place for place, item in enumerate(items) if item["id"] == after]
-            if not places:
-                message = f"The response has no item '{after[:64]}'."
-                raise ApiError(400, message, code="invalid_value", param="after")
-            items = items[places[0] + 1 :]
-        page = items[:limit]
-        first, last = (page[0]["id"], page[-1]["id"]) if page else (None, None)
-        return _json(response_id, InputItems(page, first, last, has_more=len(items) > limit))
+        _check_id(response_id)
+        data = await self._store.get_input(client_of(request).name, response_id)
+
+        def work() -> InputItems:
+            ids, items, has_more = page_of(data, after=after, limit=limit, is_descending=order == "desc")
+            first, last = (ids[0], ids[-1]) if ids else (None, None)
+            return InputItems(items, first, last, has_more=has_more)
+
+        return _json(response_id, await self._reader.long_work(len(data), work))
 
     @property
     def _store(self) -> ResponseStore:
@@ -158,10 +155,11 @@ class ResponsesApi:
 
     async def _get(self, response_id: str, request: Request) -> StoredResponse:
         _check_id(response_id)
-        return await self._store.get(client_of(request).name, response_id)
+        return await self._store.get_answer(client_of(request).name, response_id)
 
     async def _in_background(self, ready: ReadyResponse, request: Request, *, streams: bool) -> Response:
         client = client_of(request)
+        await self._store.check_open(client.name)
         [submit] = ready.tokenized.submits(client, ready.context.encode())
         submit = msgspec.structs.replace(submit, stream=True)  # as its stream may be asked for at any time
         work = BackgroundWork(WORK_VERSION, ready.spec, submit)

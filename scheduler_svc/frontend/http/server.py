@@ -5,6 +5,7 @@ import os
 import resource
 import signal
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -37,15 +38,27 @@ class ServerSettings:
         loss_timeout_s: seconds of silence of the core, after which the frontend ends.
         stall_timeout_s: seconds in which a client reads nothing, after which it is dropped.
         parent: process that lent the listening socket and needs it back: when it ends, the frontend ends too.
+        name: of what serves, for the log.
     """
 
     loss_timeout_s: float
     stall_timeout_s: float
     parent: int | None = None
+    name: str = "frontend"
 
 
-async def serve(app: ASGIApp, link: CoreLink, listener: socket.socket, settings: ServerSettings) -> bool:
+async def serve(
+    app: ASGIApp,
+    link: CoreLink,
+    listener: socket.socket,
+    settings: ServerSettings,
+    *,
+    at_stop: Callable[[], None] = lambda: None,
+) -> bool:
     """Serve on a listening socket, perhaps one of several frontends on it, until there is a reason to stop.
+
+    Args:
+        at_stop: is called once when there is one: what goes on elsewhere need not be waited for.
 
     Returns:
         True if a signal was the reason, False if the core or the parent is gone.
@@ -64,14 +77,14 @@ async def serve(app: ASGIApp, link: CoreLink, listener: socket.socket, settings:
     where = {"socket": address} if isinstance(address, str) else {"host": address[0], "port": address[1]}
     async with asyncio.TaskGroup() as tasks:
         watch = tasks.create_task(_stop_when_alone(server, link, settings))
-        helpers = [tasks.create_task(link.run()), tasks.create_task(_end_streams_on_stop(server, link)), watch]
+        helpers = [tasks.create_task(link.run()), tasks.create_task(_end_streams_on_stop(server, link, at_stop)), watch]
         helpers.append(tasks.create_task(_lengthen_backlog(server, listener)))
-        log.info("frontend started", **where, pid=os.getpid())
+        log.info(f"{settings.name} started", **where, pid=os.getpid())
         await server.serve(sockets=[listener])
         was_told = not watch.done()
         for helper in helpers:
             helper.cancel()
-    log.info("frontend stopped")
+    log.info(f"{settings.name} stopped")
     return was_told
 
 
@@ -96,7 +109,7 @@ def http_config(app: ASGIApp, limits: ConnectionLimits, counts: RequestCounts) -
 def _max_connections() -> int:
     """How many connections this process can have open, after raising its limit of open files as far as allowed."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MAX_CONNECTIONS + OTHER_FILES
+    wanted = 2 * MAX_CONNECTIONS + OTHER_FILES  # a stream of a response in the background has one to the worker, too
     if soft != resource.RLIM_INFINITY and soft < wanted:
         soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
@@ -119,9 +132,10 @@ async def _lengthen_backlog(server: uvicorn.Server, listener: socket.socket) -> 
     listener.listen(LISTEN_BACKLOG)
 
 
-async def _end_streams_on_stop(server: uvicorn.Server, link: CoreLink) -> None:
+async def _end_streams_on_stop(server: uvicorn.Server, link: CoreLink, at_stop: Callable[[], None]) -> None:
     """End the streams that are still open some seconds after the server was told to stop."""
     while not server.should_exit:
         await asyncio.sleep(WATCH_INTERVAL_S)
+    at_stop()
     await asyncio.sleep(STREAMS_MAY_TAKE_S)
     link.leave_all("the server is shutting down")

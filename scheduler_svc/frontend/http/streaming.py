@@ -101,7 +101,7 @@ class EventStream(Response):
             await unless_disconnected(noticing, self._stream(scope, receive, send))
 
     async def _stream(self, scope: Scope, receive: Receive, send: Send) -> None:
-        out = _Out(send, self.raw_headers)
+        out = Out(send, self.raw_headers)
         error: ApiError | None = None
         keeper = asyncio.create_task(self._keep_alive(out))
         try:
@@ -125,20 +125,32 @@ class EventStream(Response):
             return
         if error.code == "reader_too_slow" and not self._is_client_gone:  # otherwise the connection guard has logged it
             log.warning("reader dropped", request=self._generation.spec.answer_id, reason=error.message)
+        await self._fail(out, error, scope, receive, send)
+
+    async def _fail(self, out: "Out", error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
+        """Tell the client of an error: by its status, if none was sent yet."""
         if out.has_started:
-            if self._at_end is not None:
-                await self._at_end(error)
-            await out.end(self._events.failed(error))
+            await self._fail_late(out, error)
         else:
             error.headers[REQUEST_ID_HEADER] = self._generation.spec.answer_id
             await ErrorResponse(error)(scope, receive, send)
 
-    async def _keep_alive(self, out: "_Out") -> None:
-        """Start the answer when it may be, and send a comment whenever it has been silent."""
+    async def _fail_late(self, out: "Out", error: ApiError) -> None:
+        """The same by an event."""
+        if self._at_end is not None:
+            await self._at_end(error)
+        await out.end(self._events.failed(error))
+
+    async def _may_begin(self) -> None:
+        """Return when the answer may begin, though it has no event yet."""
         if self._is_new:
             await self._generation.accepted()
         else:
             await asyncio.sleep(self._keep_alive_s)
+
+    async def _keep_alive(self, out: "Out") -> None:
+        """Start the answer when it may be, and send a comment whenever it has been silent."""
+        await self._may_begin()
         await out.send(self._events.begun())
         while True:
             left_s = self._keep_alive_s - out.silent_s
@@ -148,7 +160,7 @@ class EventStream(Response):
                 await out.send(COMMENT)
 
 
-class _Out:
+class Out:
     """The answer as two tasks send it: one has the events, the other the comments in between. What is sent in one go
     arrives in one piece."""
 
@@ -167,12 +179,16 @@ class _Out:
     async def send(self, events: bytes) -> None:
         """Send whole events, or comments; before the first ones, status and headers."""
         async with self._turn:
-            if not self.has_started:
-                await self._send({"type": "http.response.start", "status": 200, "headers": self._headers})
-                self.has_started = True
+            await self._start()
             await self._send({"type": "http.response.body", "body": events, "more_body": True})
             self._sent_s = time.monotonic()
 
     async def end(self, events: bytes = b"") -> None:
         """Send the last events; nothing may be sent after them."""
+        await self._start()
         await self._send({"type": "http.response.body", "body": events, "more_body": False})
+
+    async def _start(self) -> None:
+        if not self.has_started:
+            await self._send({"type": "http.response.start", "status": 200, "headers": self._headers})
+            self.has_started = True

@@ -8,9 +8,10 @@ from pathlib import Path
 import httpx
 
 from common.logging import get_logger
+from scheduler_svc.worker_socket import WorkerSocketPath
 
 TIMEOUT_S = 10.0  # without a byte; a stream that waits has comments
-SOCKET_NAME = "worker.sock"
+MAX_CALLS = 100  # at once; the others wait
 
 log = get_logger(__name__)
 
@@ -27,13 +28,29 @@ class WorkerLink:
     """
 
     def __init__(self, folder: Path) -> None:
-        transport = httpx.AsyncHTTPTransport(uds=str(folder / SOCKET_NAME))
-        self._client = httpx.AsyncClient(transport=transport, base_url="http://worker", timeout=TIMEOUT_S)
+        self._socket = WorkerSocketPath(folder)
+        # As many as clients read; and what is to be told never waits for one of them.
+        self._streams = self._client(httpx.Limits(max_connections=None))
+        self._calls = self._client(httpx.Limits(max_connections=MAX_CALLS))
         self._telling: set[asyncio.Task[None]] = set()
+        self._stopped = asyncio.Event()
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether `stop` was called."""
+        return self._stopped.is_set()
+
+    def stop(self) -> None:
+        """This frontend ends: streams of responses in the background are to end, too."""
+        self._stopped.set()
+
+    async def stopped(self) -> None:
+        """Return when `stop` is called."""
+        await self._stopped.wait()
 
     def run(self, owner: str, response_id: str) -> None:
         """There is a response to run. This does not wait for the worker, which may have to be started first; one that
-        cannot be reached now finds the response in the store."""
+        does not hear of the response finds it in the store a little later."""
         self._tell("/run", _params(owner, response_id))
 
     async def cancel(self, owner: str, response_id: str) -> None:
@@ -57,14 +74,20 @@ class WorkerLink:
         """
         params = _params(owner, response_id) | {"after": str(after)}
         try:
-            async with self._client.stream("GET", "/events", params=params) as answer:
+            async with self._streams.stream("GET", "/events", params=params) as answer:
                 yield answer.aiter_bytes() if answer.status_code == httpx.codes.OK else None
         except httpx.TransportError as error:
-            raise WorkerGone(str(error)) from error
+            raise WorkerGone(str(error) or type(error).__name__) from error
 
     async def close(self) -> None:
         """Close all connections."""
-        await self._client.aclose()
+        await self._streams.aclose()
+        await self._calls.aclose()
+        self._socket.close()
+
+    def _client(self, limits: httpx.Limits) -> httpx.AsyncClient:
+        transport = httpx.AsyncHTTPTransport(uds=self._socket.path, limits=limits)
+        return httpx.AsyncClient(transport=transport, base_url="http://worker", timeout=TIMEOUT_S)
 
     def _tell(self, path: str, params: dict[str, str]) -> None:
         task = asyncio.create_task(self._post(path, params))
@@ -73,9 +96,10 @@ class WorkerLink:
 
     async def _post(self, path: str, params: dict[str, str]) -> None:
         try:
-            await self._client.post(path, params=params)
+            await self._calls.post(path, params=params)
         except httpx.TransportError as error:
-            log.warning("the background worker cannot be reached", about=params, reason=str(error))
+            reason = str(error) or type(error).__name__
+            log.warning("the background worker cannot be reached", about=params, reason=reason)
 
 
 def _params(owner: str, response_id: str) -> dict[str, str]:

@@ -1,5 +1,6 @@
 """Responses in the store, as the Responses API has them."""
 
+import asyncio
 import time
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -12,13 +13,17 @@ from scheduler_svc.frontend.errors import ApiError
 from scheduler_svc.frontend.storing.disk import check_disk
 from scheduler_svc.frontend.storing.errors import as_api_errors
 from scheduler_svc.store import quotas, responses
+from scheduler_svc.store.errors import NotFound
 from scheduler_svc.store.records import ChainLink, StoredResponse
 from scheduler_svc.store.store_thread import StoreThread
 from scheduler_svc.store_options import StoreOptions
 
 MAX_CHAIN_RESPONSES = 1000
 MAX_CHAIN_BYTES = 8 * 2**20  # as long as a body may be
-MAX_REFERENCED = 64  # responses whose items one request refers to
+MAX_OPEN = 1000  # of an owner in the background
+KEEP_WITHIN_S = 5.0
+RETRY_S = 0.1
+BUSY = 503
 
 
 class AskedToStore(NamedTuple):
@@ -57,12 +62,30 @@ class ResponseStore:
                 message = f"{used} of {limit} stored bytes are in use. What is deleted gives room again."
                 raise ApiError(429, message, code="insufficient_quota")
 
+    async def check_open(self, owner: str) -> None:
+        """Raise ApiError (429) if as many of the owner's responses are open in the background as may be."""
+        with as_api_errors():
+            num_open = await self._thread.run(responses.count_open, owner, time.time())
+        if num_open >= MAX_OPEN:
+            message = f"{num_open} responses in the background have not ended, the limit is {MAX_OPEN}."
+            raise ApiError(429, message, code="too_many_requests", retry=True)
+
     async def keep(self, owner: str, asked: AskedToStore, outcome: Outcome) -> None:
-        """Add a response that has ended. Its owner's limit was checked before, and is no reason to lose an answer."""
+        """Add a response that has ended. Its owner's limit was checked before, and is no reason to lose an answer; a
+        store that has too much to do is asked again for a while."""
         record = self._record(owner, asked, outcome.status)
         record = replace(record, output_items=outcome.output, tail=outcome.tail)
-        with as_api_errors():
-            await self._thread.run(responses.add, record)
+        give_up_at = time.monotonic() + KEEP_WITHIN_S
+        while True:
+            try:
+                with as_api_errors():
+                    await self._thread.run(responses.add, record)
+            except ApiError as error:
+                if error.status != BUSY or time.monotonic() > give_up_at:
+                    raise
+                await asyncio.sleep(RETRY_S)
+            else:
+                return
 
     async def queue(self, owner: str, asked: AskedToStore, work: bytes) -> None:
         """Add a response for the background worker.
@@ -75,12 +98,19 @@ class ResponseStore:
             await self._thread.run(responses.add, record, limit_bytes=self._options.limit_bytes)
 
     async def get(self, owner: str, response_id: str) -> StoredResponse:
-        """A response."""
+        """A response, with all that it has."""
         with as_api_errors("response_id"):
-            record = await self._thread.run(responses.get, owner, response_id, time.time())
-        if not record.output_items:
-            record = replace(record, output_items=NO_ITEMS)
-        return record if record.tail else replace(record, tail=NO_TAIL)
+            return _complete(await self._thread.run(responses.get, owner, response_id, time.time()))
+
+    async def get_answer(self, owner: str, response_id: str) -> StoredResponse:
+        """A response without its input items, its work and its tokens."""
+        with as_api_errors("response_id"):
+            return _complete(await self._thread.run(responses.get_answer, owner, response_id, time.time()))
+
+    async def get_input(self, owner: str, response_id: str) -> bytes:
+        """A response's input items."""
+        with as_api_errors("response_id"):
+            return await self._thread.run(responses.get_input, owner, response_id, time.time())
 
     async def delete(self, owner: str, response_id: str) -> None:
         """Forget a response."""
@@ -103,24 +133,29 @@ class ResponseStore:
                 raise ApiError(400, message, code="invalid_value", param="previous_response_id")
         return links
 
-    async def of_items(self, owner: str, item_ids: Sequence[str]) -> list[StoredResponse]:
-        """The responses that have these items, each once. Raises ApiError (404) for an item of no stored response."""
+    async def of_items(self, owner: str, item_ids: Sequence[str], max_bytes: int) -> list[ChainLink]:
+        """The responses that have these items, each once.
+
+        Args:
+            max_bytes: how large their items may be together.
+
+        Raises:
+            ApiError: (404) an item is of no stored response, or (400) they are larger.
+        """
         names: dict[str, str] = {}
         for item_id in item_ids:
             name = response_of_item(item_id)
             if name is None:
                 raise item_not_found(item_id)
             names.setdefault(name, item_id)
-        if len(names) > MAX_REFERENCED:
-            message = f"The items are of {len(names)} responses, the limit is {MAX_REFERENCED}."
+        if len(names) > MAX_CHAIN_RESPONSES:
+            message = f"The items are of {len(names)} responses, the limit is {MAX_CHAIN_RESPONSES}."
             raise ApiError(400, message, code="invalid_value", param="input")
-        found = []
-        for name, item_id in names.items():
+        with as_api_errors("input"):
             try:
-                found.append(await self.get(owner, name))
-            except ApiError as error:
-                raise (item_not_found(item_id) if error.code == "response_not_found" else error) from error
-        return found
+                return await self._thread.run(responses.get_items, owner, [*names], time.time(), max_bytes=max_bytes)
+            except NotFound as error:
+                raise item_not_found(names[error.record_id]) from error
 
     def _record(self, owner: str, asked: AskedToStore, status: ResponseStatus) -> StoredResponse:
         now = time.time()
@@ -135,6 +170,11 @@ class ResponseStore:
             head=asked.head,
             input_items=asked.input_items,
         )
+
+
+def _complete(record: StoredResponse) -> StoredResponse:
+    """With the JSON of what an open response does not have yet."""
+    return replace(record, output_items=record.output_items or NO_ITEMS, tail=record.tail or NO_TAIL)
 
 
 def item_not_found(item_id: str) -> ApiError:

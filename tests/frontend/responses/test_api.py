@@ -1,7 +1,10 @@
 """The Responses API as openai's package uses it: what is stored, gone on from, refused, and whose it is."""
 
 import json
+import time
 from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
 
 import httpx
 import openai
@@ -9,18 +12,26 @@ import pytest
 from pydantic import BaseModel
 
 from common import messages as m
+from scheduler_svc.frontend.storing.responses import MAX_OPEN
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
+from scheduler_svc.store import responses
+from scheduler_svc.store.database import connect
 from tests.frontend.fake_core import FakeCore, say, tokens_of
 from tests.frontend.harness import MODEL, Frontend, assert_openai_shape, running_frontend
+from tests.store.rows import response
 
 HELLO = {"model": MODEL, "input": "hello there", "max_output_tokens": 7}
 TOOL = {"type": "function", "name": "f", "parameters": {"type": "object", "properties": {"a": {"type": "string"}}}}
 
 
 @pytest.fixture(scope="module")
-def shared_frontend(tmp_path_factory) -> Iterator[Frontend]:
-    folder = tmp_path_factory.mktemp("store")
-    options = ("--store", str(folder), "--store-limit", "1")
+def store_folder(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("store")
+
+
+@pytest.fixture(scope="module")
+def shared_frontend(store_folder) -> Iterator[Frontend]:
+    options = ("--store", str(store_folder), "--store-limit", "1")
     with running_frontend(*options, BATON_API_KEYS="alpha,beta") as frontend:
         yield frontend
 
@@ -99,6 +110,18 @@ def test_items_are_referred_to_and_calls_and_thoughts_come_back(client, core, to
         client.responses.create(model=MODEL, input=missing)
 
 
+def test_what_is_referred_to_is_bounded_as_often_as_it_is(client):
+    """A short body may stand for very much."""
+    thought = [{"type": "reasoning", "summary": [], "encrypted_content": "x" * 200_000}]  # which no prompt shows
+    first = client.responses.create(**HELLO | {"input": [*thought, {"role": "user", "content": "hi"}]})
+    name = client.responses.input_items.list(first.id, order="asc").data[0].id
+    client.responses.create(**HELLO | {"input": [{"type": "item_reference", "id": name}] * 2}, store=False)
+    with pytest.raises(openai.BadRequestError, match="8388608 bytes of items by reference") as caught:
+        client.responses.create(**HELLO | {"input": [{"type": "item_reference", "id": name}] * 4000}, store=False)
+    assert caught.value.param == "input"
+    client.responses.delete(first.id)
+
+
 def test_one_key_sees_nothing_of_another(frontend, client):
     mine = client.responses.create(**HELLO)
     with frontend.client("beta") as other:
@@ -120,6 +143,26 @@ def test_what_is_not_stored_is_not_there(client):
     assert response.store is False
     with pytest.raises(openai.NotFoundError):
         client.responses.retrieve(response.id)
+
+
+@pytest.mark.parametrize(
+    "field", ["user", "safety_identifier", "prompt_cache_key", "instructions", "metadata", "input"]
+)
+def test_half_a_character_is_refused(frontend, field):
+    value = {"a": "\ud83e"} if field == "metadata" else "\ud83e"
+    body = json.dumps(HELLO | {field: value}).encode()
+    headers = {"authorization": "Bearer alpha", "content-type": "application/json"}
+    assert_openai_shape(httpx.post(f"{frontend.url}/v1/responses", content=body, headers=headers), 400)
+
+
+def test_log_probabilities_come_with_the_text_and_are_bounded(client, core, monkeypatch):
+    response = client.responses.create(**HELLO, top_logprobs=3)
+    [part] = response.output[0].content
+    assert len(part.logprobs) == 7
+    assert all(len(one.top_logprobs) == 3 for one in part.logprobs)
+    assert part.text in "".join(one.token for one in part.logprobs)
+    assert client.responses.create(model=MODEL, input="hi", top_logprobs=20).status in ("incomplete", "completed")
+    assert core.submits[-1].params.max_tokens <= 2**16 // 21, "as many as may be"
 
 
 def test_text_by_schema_reaches_the_core_as_a_grammar(client, core, tokenizer):
@@ -147,6 +190,22 @@ def test_a_response_in_the_background_waits_in_the_store_where_no_worker_is(clie
         client.responses.cancel(done.id)
     with pytest.raises(openai.BadRequestError, match="background"):
         list(client.responses.retrieve(done.id, stream=True))
+
+
+def test_a_key_has_so_many_responses_in_the_background(client, store_folder):
+    first = client.responses.create(**HELLO, background=True)
+    with closing(connect(store_folder)) as store:
+        [owner] = store.execute("SELECT owner FROM responses WHERE response_id = ?", (first.id,)).fetchone()
+        others = [f"resp_{number:024x}" for number in range(MAX_OPEN - 1)]
+        for other in others:
+            responses.add(store, response(other, owner, created_at=time.time(), expires_at=None, work=b"", head=b""))
+        with pytest.raises(openai.RateLimitError, match=f"the limit is {MAX_OPEN}") as refused:
+            client.responses.create(**HELLO, background=True)
+        assert refused.value.code == "too_many_requests"
+        assert client.responses.create(**HELLO).status == "incomplete", "the others are not bounded by it"
+        for other in [*others, first.id]:
+            responses.delete(store, owner, other, time.time())
+    assert client.responses.create(**HELLO, background=True).status == "queued"
 
 
 def test_a_failure_after_the_headers_is_stored(frontend, core, client, tokenizer):

@@ -2,6 +2,7 @@
 asked for, and the store has it."""
 
 import asyncio
+import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -9,11 +10,15 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from common import messages as m
+from common.errors import RequestRejected
+from scheduler_svc.frontend.answers.responses.token_record import follow
 from scheduler_svc.frontend.api_keys import ApiKeys
-from scheduler_svc.frontend.background import response_run
+from scheduler_svc.frontend.background import pace, response_run, turns, worker
 from scheduler_svc.frontend.background.__main__ import make_batches
+from scheduler_svc.frontend.background.broadcast import Broadcast
 from scheduler_svc.frontend.background.worker import Worker
 from scheduler_svc.frontend.link.core_link import CoreLink
 from scheduler_svc.frontend.requests.responses.background_work import WORK_VERSION, BackgroundWork
@@ -35,6 +40,10 @@ CORE_ID = f"{ID}-0"
 def at_once(monkeypatch):
     """What is tried again is tried soon."""
     monkeypatch.setattr(response_run, "RETRY_S", 0.01)
+    monkeypatch.setattr(worker, "RESCAN_S", 0.02)
+    monkeypatch.setattr(worker, "TURN_S", 0.01)
+    monkeypatch.setattr(pace, "FIRST_REST_S", 0.01)
+    monkeypatch.setattr(pace, "LONGEST_REST_S", 0.05)
 
 
 @asynccontextmanager
@@ -52,25 +61,38 @@ async def working(link: CoreLink, folder: Path) -> AsyncIterator[tuple[Worker, S
         store.close()
 
 
-async def keep(store: StoreThread, work: bytes | None = None) -> None:
+async def keep(
+    store: StoreThread,
+    work: bytes | None = None,
+    *,
+    owner: str = "",
+    response_id: str = ID,
+    stop: tuple[str, ...] = (),
+    context: bytes | None = None,
+) -> None:
     """A response that waits for the worker."""
-    context = context_of().encode()
-    params = m.SamplingParams(max_tokens=50)
-    submit = m.Submit(request_id=CORE_ID, prompt=int32([1, 2, 3]), params=params, context=context, is_resumable=True)
-    spec = spec_of()
+    submit = m.Submit(
+        request_id=f"{response_id}-0",
+        prompt=int32([1, 2, 3]),
+        params=m.SamplingParams(max_tokens=50),
+        context=context_of(stop=stop).encode() if context is None else context,
+        stream=True,
+        is_resumable=True,
+    )
+    spec = replace(spec_of(), response_id=response_id)
     work = BackgroundWork(WORK_VERSION, spec, submit).encode() if work is None else work
     facts = {"is_background": True, "previous_id": None, "head": spec.head, "input_items": b"[]", "work": work}
-    await store.run(responses.add, StoredResponse("", ID, "queued", time.time(), None, **facts))
+    await store.run(responses.add, StoredResponse(owner, response_id, "queued", time.time(), None, **facts))
 
 
-async def stored(store: StoreThread) -> StoredResponse:
-    return await store.run(responses.get, "", ID, time.time())
+async def stored(store: StoreThread, owner: str = "", response_id: str = ID) -> StoredResponse:
+    return await store.run(responses.get, owner, response_id, time.time())
 
 
-async def ended(store: StoreThread) -> StoredResponse:
+async def ended(store: StoreThread, owner: str = "", response_id: str = ID) -> StoredResponse:
     """The response, once it has."""
     async with asyncio.timeout(10):
-        while (record := await stored(store)).status in ("queued", "in_progress"):
+        while (record := await stored(store, owner, response_id)).status in ("queued", "in_progress"):
             await asyncio.sleep(0.01)
     return record
 
@@ -109,8 +131,8 @@ async def test_a_core_that_is_full_is_asked_again(tmp_path: Path):
         await keep(store)
         made.start("", ID)
         await until(lambda: core.submits)
-        core.stories.clear()
         core.script = say(WORDS)
+        core.stories.clear()
         assert text_of(await ended(store)).startswith("one two")
 
 
@@ -229,3 +251,180 @@ async def test_a_worker_that_ends_lets_the_request_go_on(tmp_path: Path):
             await until(lambda: len(core.attaches) == 2)
             assert (await stored(store)).status == "in_progress"
     assert len(core.submits) == 1
+
+
+@in_event_loop
+async def test_what_the_worker_was_not_told_of_is_found(tmp_path: Path):
+    """A frontend was killed between the store and the worker: before a response ran, and before it was cancelled."""
+    async with (
+        linked_core(tmp_path, silence) as (core, link),
+        working(link, tmp_path) as (_, store),
+    ):
+        frontend = StoreThread(tmp_path / "store")
+        await keep(frontend)
+        await until(lambda: core.submits)
+        await frontend.run(responses.cancel, "", ID, time.time())
+        await until(lambda: core.cancels)
+        assert (await stored(store)).status == "cancelled"
+        frontend.close()
+
+
+@in_event_loop
+async def test_a_response_that_is_cancelled_while_it_begins_does_not_run(tmp_path: Path):
+    async with linked_core(tmp_path, silence) as (core, link), working(link, tmp_path) as (made, store):
+        has_begun, goes_on = asyncio.Event(), asyncio.Event()
+        ask = made._patient.ask
+
+        async def slow(function, *args, **kwargs):
+            answer = await ask(function, *args, **kwargs)
+            if function is responses.begin:
+                has_begun.set()
+                await goes_on.wait()
+            return answer
+
+        made._patient.ask = slow
+        await keep(store)
+        made.start("", ID)
+        await has_begun.wait()
+        await made.cancel("", ID)
+        assert (await stored(store)).status == "cancelled"
+        goes_on.set()
+        await until(lambda: not made._places)
+        assert not core.submits
+
+
+@in_event_loop
+async def test_cancelled_while_the_core_is_asked_for_it(tmp_path: Path, monkeypatch):
+    """The core has the request, and says so a little later than the client cancels."""
+    async with linked_core(tmp_path, silence) as (core, link):
+        async with working(link, tmp_path) as (made, store):
+            await keep(store)
+            made.start("", ID)
+            await until(lambda: core.submits)
+        await until(lambda: core.detaches)
+        answers, attach = threading.Event(), core._attach
+        monkeypatch.setattr(core, "_attach", lambda *args: answers.wait(10) and attach(*args))
+        async with working(link, tmp_path) as (made, store):
+            await until(lambda: len(core.attaches) == 2)
+            cancelling = asyncio.create_task(made.cancel("", ID))
+            await asyncio.sleep(0)
+            answers.set()
+            await cancelling
+            assert (await stored(store)).status == "cancelled"
+            assert core.cancels, "it is not computed any more"
+
+
+@in_event_loop
+async def test_a_stop_string_that_is_found_after_the_connection_broke_ends_it_in_the_core(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(response_run, "RETRY_S", 60.0)
+    put = Broadcast.put
+
+    def put_and_break(self, delta: m.TokenDelta) -> None:
+        put(self, delta)
+        raise RequestRejected("it broke", "unavailable")
+
+    monkeypatch.setattr(Broadcast, "put", put_and_break)
+    script = say(WORDS[:5] * 20, per_step=50, pause_s=60.0)
+    async with linked_core(tmp_path, script) as (core, link), working(link, tmp_path) as (made, store):
+        await keep(store, stop=("three",))
+        made.start("", ID)
+        record = await ended(store)
+        assert (record.status, text_of(record)) == ("completed", "one two ")
+        await until(lambda: core.cancels)
+
+
+@in_event_loop
+async def test_an_owner_at_its_limit_keeps_no_other_waiting(tmp_path: Path, monkeypatch):
+    """All that may run at once is asked for by one owner, whom the core refuses."""
+    monkeypatch.setattr(turns, "MOST", 2)
+    async with linked_core(tmp_path) as (core, link), working(link, tmp_path) as (made, store):
+
+        def script(submit: m.Submit):
+            if submit.request_id != CORE_ID:
+                yield from refuse("too many", "too_many_requests")(submit)
+                del core.stories[submit.request_id]  # as the core keeps nothing of what it refuses
+            else:
+                yield from say(WORDS)(submit)
+
+        core.script = script
+        others = [f"resp_{number:024x}" for number in range(5)]
+        for other in others:
+            await keep(store, owner="busy", response_id=other)
+            made.start("busy", other)
+        await until(lambda: len(core.submits) > 5)
+        await keep(store)
+        made.start("", ID)
+        assert text_of(await ended(store)).startswith("one two")
+        core.script = say(WORDS)
+        for other in others:
+            assert (await ended(store, "busy", other)).status == "incomplete", "its turn comes"
+
+
+@in_event_loop
+async def test_a_fault_of_ours_ends_the_response_and_says_so(tmp_path: Path, monkeypatch):
+    def broken(*args, **kwargs):
+        raise KeyError("a fault")
+
+    async with linked_core(tmp_path) as (_, link), working(link, tmp_path) as (made, store):
+        monkeypatch.setattr(link, "open", broken)
+        await keep(store)
+        made.start("", ID)
+        assert (await ended(store)).status == "failed"
+        await store.run(responses.delete, "", ID, time.time())
+        monkeypatch.setattr(worker, "ResponseRun", broken)
+        await keep(store)
+        made.start("", ID)
+        record = await ended(store)
+        assert record.status == "failed"
+        assert "log" in msgspec.json.decode(record.tail)["error"]["message"]
+
+
+@in_event_loop
+async def test_a_response_whose_answer_another_version_asked_for_fails_and_says_so(tmp_path: Path):
+    async with linked_core(tmp_path) as (core, link), working(link, tmp_path) as (made, store):
+        await keep(store, context=msgspec.msgpack.encode([99]))
+        made.start("", ID)
+        record = await ended(store)
+        assert record.status == "failed"
+        assert "version" in msgspec.json.decode(record.tail)["error"]["message"]
+        assert not core.submits
+
+
+@in_event_loop
+async def test_a_successor_ends_what_a_worker_began_once(tmp_path: Path):
+    script = say(WORDS, pause_s=0.02)
+    async with linked_core(tmp_path, script) as (core, link):
+        async with working(link, tmp_path) as (made, store):
+            await keep(store)
+            made.start("", ID)
+            await until(lambda: core.submits and len(core.stories[CORE_ID].told[0].token_ids) >= 3)
+            made.stop()
+            await until(lambda: not made._places)
+            assert (await stored(store)).status == "in_progress"
+        async with working(link, tmp_path) as (made, store):
+            record = await ended(store)
+            await until(lambda: not made._places)
+    assert (record.status, text_of(record)) == ("incomplete", "one two three four five six seven")
+    assert len(core.submits) == 1
+    assert not core.cancels
+
+
+def test_readers_that_come_after_a_failure_hear_of_it():
+    async def run() -> None:
+        broadcast = Broadcast(ID)
+        broadcast.put(m.TokenDelta(request_id="r", index=0, token_ids=int32(WORDS)))
+        broadcast.fail(RequestRejected("it broke", "internal_error"))
+        queue, generation = follow(spec_of(), context_of().encode(), 3, TOKENIZER)
+        broadcast.read_by(queue)
+        pieces = generation.pieces()
+        assert "".join([piece.text for piece in await anext(pieces)]).startswith("one two"), "and of what was before"
+        with pytest.raises(RequestRejected, match="it broke"):
+            await anext(pieces)
+        again = Broadcast(ID)
+        again.break_off()
+        queue, generation = follow(spec_of(), context_of().encode(), 3, TOKENIZER)
+        again.read_by(queue)
+        with pytest.raises(RequestRejected, match="elsewhere"):
+            await anext(generation.pieces())
+
+    asyncio.run(run())

@@ -1,5 +1,6 @@
 """A response while it is written: pieces in, events out, and what becomes of them."""
 
+import itertools
 import re
 import time
 from collections.abc import Iterator
@@ -88,6 +89,11 @@ class ResponseEvents(NumberedEvents):
         self._open: OpenItem | None = None
         self._is_cut = False
         self._outcome: Outcome | None = None
+
+    def waiting(self) -> bytes:
+        """The events of a response in the background that need no worker: it was created, and is queued. This object
+        then writes no others."""
+        return b"".join(self._numbered(itertools.islice(self._opening(), 2)))
 
     def outcome(self, usage: Usage) -> Outcome:
         """What a response has come to whose last piece was read. The first call settles it, and its time."""

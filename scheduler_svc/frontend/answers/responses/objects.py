@@ -166,7 +166,7 @@ class DeletedResponse(Struct, frozen=True):
 class InputItems(Struct, frozen=True):
     """A page of the items that a response answers."""
 
-    data: list[dict[str, Any]]
+    data: list[Raw]
     first_id: str | None
     last_id: str | None
     has_more: bool

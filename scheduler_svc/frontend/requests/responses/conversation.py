@@ -87,7 +87,7 @@ def _messages(items: Sequence[Item]) -> list[dict[str, Any]]:
                 if turn is None or "content" in turn or "tool_calls" in turn:
                     turn = {"role": "assistant"}
                     messages.append(turn)
-                turn["reasoning_content"] = turn.get("reasoning_content", "") + _thought(item)
+                turn.setdefault("reasoning_content", []).append(_thought(item))
             case MessageItem(role="assistant"):
                 if turn is None or "content" in turn or "tool_calls" in turn:
                     turn = {"role": "assistant"}
@@ -107,6 +107,9 @@ def _messages(items: Sequence[Item]) -> list[dict[str, Any]]:
                 messages.append({"role": item.role, "content": _content(item.content)})
             case ItemReference():
                 raise AssertionError("references were to be replaced")
+    for message in messages:
+        if "reasoning_content" in message:
+            message["reasoning_content"] = "".join(message["reasoning_content"])
     return messages
 
 

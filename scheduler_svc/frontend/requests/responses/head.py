@@ -3,9 +3,9 @@
 from typing import Any
 
 from common import messages as m
-from scheduler_svc.frontend.answers.openai_objects import to_json
 from scheduler_svc.frontend.answers.responses.objects import ResponseHead
 from scheduler_svc.frontend.requests.responses.schemas import ResponseRequest
+from scheduler_svc.frontend.requests.responses.stored import json_of
 from scheduler_svc.frontend.requests.tools import ToolChoice
 
 
@@ -16,6 +16,9 @@ def head_json(body: ResponseRequest, params: m.SamplingParams, *, response_id: s
         params: with which tokens are drawn.
         model: its name in answers.
         created: in Unix seconds.
+
+    Raises:
+        ApiError: (400) it has half a character.
     """
     reasoning = body.reasoning
     head = ResponseHead(
@@ -45,7 +48,7 @@ def head_json(body: ResponseRequest, params: m.SamplingParams, *, response_id: s
         safety_identifier=body.safety_identifier,
         prompt_cache_key=body.prompt_cache_key,
     )
-    return to_json(head)
+    return json_of(head)
 
 
 def _format(body: ResponseRequest) -> dict[str, Any]:

@@ -2,7 +2,10 @@
 
 import secrets
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+
+import msgspec
 
 from scheduler_svc.frontend.answers.answer_context import AnswerContext
 from scheduler_svc.frontend.answers.responses.events import ResponseSpec
@@ -17,11 +20,14 @@ from scheduler_svc.frontend.requests.responses.conversation import NAMES, chat_o
 from scheduler_svc.frontend.requests.responses.head import head_json
 from scheduler_svc.frontend.requests.responses.items import Item
 from scheduler_svc.frontend.requests.responses.schemas import ENCRYPTED, ResponseRequest
-from scheduler_svc.frontend.requests.responses.stored import read_items, references, resolved, written
+from scheduler_svc.frontend.requests.responses.stored import SizedItem, read_items, references, resolved, written
 from scheduler_svc.frontend.requests.schemas import ChatRequest
 from scheduler_svc.frontend.requests.tokenized_request import TokenizedRequest
-from scheduler_svc.frontend.storing.responses import AskedToStore, ResponseStore, item_not_found
+from scheduler_svc.frontend.storing.responses import MAX_CHAIN_BYTES, AskedToStore, ResponseStore, item_not_found
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
+from scheduler_svc.store.records import ChainLink
+
+MAX_LOGPROBS = 2**16  # of an answer: 5 MB in each of its last events
 
 
 @dataclass(frozen=True)
@@ -59,17 +65,21 @@ class ResponsePreparer:
             size: of its body, in bytes.
         """
         body = self._stored_if_possible(body)
-        own = await self._own_items(body, client.name)
-        before, num_before = await self._before(body, client.name)
-        chat = in_words_of(NAMES, lambda: chat_of(body, [*before, *own]))
-        tokenized = await self._reader.tokenize(chat, self._tokenize, size + num_before, client)
+        before = await self._before(body, client.name)
+        own = await self._own_items(body, client.name, MAX_CHAIN_BYTES - _size(before))
+        size += _size(before) + _size(own)
+        items = [sized.item for sized in (*before, *own)]
+        chat = await self._reader.long_work(size, lambda: in_words_of(NAMES, lambda: chat_of(body, items)))
+        tokenized = await self._reader.tokenize(chat, self._tokenize, size, client)
         response_id = "resp_" + secrets.token_hex(12)
         tokenized = replace(tokenized, request_id=response_id, is_resumable=body.background)
-        return self._assembled(body, chat, tokenized, own)
+        said = [sized.item for sized in own]
+        return await self._reader.long_work(size, lambda: self._assembled(body, chat, tokenized, said))
 
     def _tokenize(self, chat: ChatRequest, tokenizer: Tokenizer, max_model_len: int) -> TokenizedRequest:
         """As `tokenize_chat`, in the words of this API."""
         tokenized = in_words_of(NAMES, lambda: tokenize_chat(chat, tokenizer, max_model_len, self._style))
+        tokenized = _with_few_logprobs(tokenized)
         if (asked := tokenized.grammar) is None:
             return tokenized
         return replace(tokenized, grammar=asked._replace(param=NAMES.get(asked.param, asked.param)))
@@ -97,26 +107,44 @@ class ResponsePreparer:
                 raise ApiError(400, message, code="unsupported_parameter", param=name)
         return body.model_copy(update={"store": False})
 
-    async def _own_items(self, body: ResponseRequest, owner: str) -> list[Item]:
-        """The request's items, references replaced."""
+    async def _own_items(self, body: ResponseRequest, owner: str, max_bytes: int) -> list[SizedItem]:
+        """The request's items, references replaced; the body's own ones have no size, as the body has it."""
         missing = references(body.input)
         if not missing:
-            return list(body.input)
+            return resolved(body.input, [], 0)
         if self._store is None:
             raise item_not_found(missing[0])
-        records = await self._store.of_items(owner, missing)
-        stored = read_items(data for record in records for data in (record.input_items, record.output_items))
-        own = resolved(body.input, stored)
-        if isinstance(own, str):
-            raise item_not_found(own)
-        return own
+        links = await self._store.of_items(owner, missing, MAX_CHAIN_BYTES)
+        return await self._in_thread(links, lambda stored: resolved(body.input, stored, max_bytes))
 
-    async def _before(self, body: ResponseRequest, owner: str) -> tuple[list[Item], int]:
-        """The items of the conversation before this request, and the bytes of their JSON."""
+    async def _before(self, body: ResponseRequest, owner: str) -> list[SizedItem]:
+        """The items of the conversation before this request."""
         if body.previous_response_id is None:
-            return [], 0
+            return []
         assert self._store is not None, "such a request was refused"
         links = await self._store.conversation(owner, body.previous_response_id)
+        return await self._in_thread(links, lambda stored: stored)
+
+    async def _in_thread(
+        self, links: Sequence[ChainLink], work: Callable[[list[SizedItem]], list[SizedItem]]
+    ) -> list[SizedItem]:
+        """What `work` makes of the items of stored responses."""
         parts = [data for link in links for data in (link.input_items, link.output_items)]
-        size = sum(map(len, parts))
-        return await self._reader.long_work(size, lambda: read_items(parts)), size
+        return await self._reader.long_work(sum(map(len, parts)), lambda: work(read_items(parts)))
+
+
+def _size(items: Sequence[SizedItem]) -> int:
+    return sum(sized.num_bytes for sized in items)
+
+
+def _with_few_logprobs(tokenized: TokenizedRequest) -> TokenizedRequest:
+    """The request, whose last events each have all log-probabilities of its answer. Raises ApiError (400) if those are
+    too many."""
+    [params] = tokenized.params
+    if params.logprobs * params.max_tokens <= MAX_LOGPROBS:
+        return tokenized
+    most = MAX_LOGPROBS // params.logprobs
+    if tokenized.may_shorten:
+        return replace(tokenized, params=[msgspec.structs.replace(params, max_tokens=most)])
+    message = f"With {params.logprobs} log-probabilities of each token, 'max_output_tokens' may be {most} at most."
+    raise ApiError(400, message, code="invalid_value", param="max_output_tokens")

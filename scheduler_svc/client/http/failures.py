@@ -1,0 +1,72 @@
+"""What went wrong with an HTTP request, as the errors that commands fail with."""
+
+import contextlib
+import http
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import msgspec
+
+from scheduler_svc.client.errors import (
+    ConnectionBroke,
+    RequestFailed,
+    ServiceNotReady,
+    ServiceSilent,
+    ServiceUnreachable,
+)
+
+_MAX_ERROR_BYTES = 300
+
+
+@contextlib.contextmanager
+def translated_errors(url: str) -> Iterator[None]:
+    """Turn httpx's errors into ours.
+
+    Raises:
+        ServiceUnreachable: no connection.
+        ServiceSilent: the service sent nothing for too long.
+        ConnectionBroke: the connection broke in the middle of a request or an answer.
+    """
+    try:
+        yield
+    except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+        raise ServiceUnreachable(url, str(error) or "no answer") from error
+    except httpx.TimeoutException as error:
+        raise ServiceSilent from error
+    except httpx.HTTPError as error:
+        raise ConnectionBroke(url, str(error) or type(error).__name__) from error
+
+
+def raise_for_error(response: httpx.Response) -> None:
+    """Raise the error a complete response stands for, if it is one.
+
+    Raises:
+        ServiceNotReady: status 503.
+        RequestFailed: any other status from 400 on.
+    """
+    if response.is_error:
+        raise failure(response.status_code, response.content)
+
+
+def failure(status: int, body: bytes) -> RequestFailed:
+    """The error that an HTTP answer with an error status stands for."""
+    try:
+        answer = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        answer = body[:_MAX_ERROR_BYTES].decode(errors="replace").strip() or httpx.codes.get_reason_phrase(status)
+    kind = ServiceNotReady if status == http.HTTPStatus.SERVICE_UNAVAILABLE else RequestFailed
+    hint = "; name an API key by --api-key or BATON_API_KEY" if status == http.HTTPStatus.UNAUTHORIZED else ""
+    return kind(f"{error_message(answer)} (HTTP {status}){hint}", status=status, code=error_code(answer))
+
+
+def error_message(answer: Any) -> str:
+    """The message in an error answer: OpenAI's `{"error": {"message": ...}}`, or the whole answer as text."""
+    error = answer.get("error", answer) if isinstance(answer, dict) else answer
+    return str(error["message"]) if isinstance(error, dict) and "message" in error else str(error)
+
+
+def error_code(answer: Any) -> str:
+    """The code in an error answer; empty if there is none."""
+    error = answer.get("error") if isinstance(answer, dict) else None
+    return str(error.get("code") or "") if isinstance(error, dict) else ""
