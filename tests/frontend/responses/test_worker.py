@@ -114,17 +114,6 @@ async def test_what_an_earlier_worker_left_is_taken_up(tmp_path: Path):
 
 
 @in_event_loop
-async def test_what_is_cancelled_before_it_has_begun_is_not_run(tmp_path: Path):
-    async with linked_core(tmp_path, silence) as (core, link), working(link, tmp_path) as (made, store):
-        await keep(store)
-        made.start("", ID)
-        await asyncio.sleep(0)  # its task reads the store
-        await made.cancel("", ID)
-        assert (await stored(store)).status == "cancelled"
-        assert not core.submits
-
-
-@in_event_loop
 async def test_a_core_that_is_full_is_asked_again(tmp_path: Path):
     async with linked_core(tmp_path) as (core, link), working(link, tmp_path) as (made, store):
         core.script = refuse("full", "queue_full")
