@@ -22,20 +22,6 @@ MODEL = "reciter"
 SERVED = ("--served-model-name", MODEL, "--openapi")
 """The scheduler's options."""
 TIMEOUT_S = 60
-FEATURES = {
-    "plain": "answer",
-    "stream": "stream",
-    "usage": "usage in it",
-    "tools": "tool calls",
-    "tools_stream": "calls streamed",
-    "loop": "tools' results",
-    "required": "`tool_choice`",
-    "schema": "JSON by schema",
-    "json": "any JSON",
-    "thinking": "thoughts",
-    "logprobs": "logprobs",
-    "killed": "`kill -9` in a call",
-}
 
 
 @dataclass(frozen=True)
@@ -62,32 +48,152 @@ class Client:
         return [str(INSTALLED / "bin" / "python"), str(HERE / "scripts" / self.script)]
 
 
+@dataclass(frozen=True)
+class Table:
+    """Clients that are asked for the same.
+
+    Attributes:
+        title: its heading on the page; none if it is empty.
+        features: what the columns are called, by their names in the scripts.
+        clients: the rows.
+        words: lines that say what the columns are.
+    """
+
+    title: str
+    features: Mapping[str, str]
+    clients: tuple[Client, ...]
+    words: tuple[str, ...] = ()
+
+
 QUICK = ("tools", "loop", "schema", "thinking", "killed")
 """Features that `make test` tries."""
 OPENAI_HERE = [sys.executable, str(HERE / "scripts" / "openai_python.py")]
 ANTHROPIC_HERE = [sys.executable, str(HERE / "scripts" / "anthropic_python.py")]
 """The scripts of the packages `openai` and `anthropic`, with those that are among our own packages."""
-CLIENTS = {
-    client.name: client
-    for client in (
+_RESPONSES = {"API": "responses"}
+_ANSWERS = Table(
+    "",
+    {
+        "plain": "answer",
+        "stream": "stream",
+        "usage": "usage in it",
+        "tools": "tool calls",
+        "tools_stream": "calls streamed",
+        "loop": "tools' results",
+        "required": "`tool_choice`",
+        "schema": "JSON by schema",
+        "json": "any JSON",
+        "thinking": "thoughts",
+        "logprobs": "logprobs",
+        "killed": "`kill -9` in a call",
+    },
+    (
         Client("openai (Python)", "openai", "openai_python.py"),
+        Client("openai (Python), Responses", "openai", "openai_responses_python.py"),
         Client("openai (Node)", "openai", "openai_node.js"),
+        Client("openai (Node), Responses", "openai", "openai_responses_node.js"),
         Client("anthropic (Python)", "anthropic", "anthropic_python.py"),
         Client("LiteLLM", "litellm", "litellm_python.py"),
         Client("LangChain", "langchain-openai", "langchain_python.py"),
+        Client("LangChain, Responses", "langchain-openai", "langchain_python.py", _RESPONSES),
         Client("LlamaIndex", "llama-index-llms-openai-like", "llama_index_python.py"),
         Client("instructor", "instructor", "instructor_python.py"),
         Client("pydantic-ai", "pydantic-ai-slim", "pydantic_ai_python.py"),
+        Client("pydantic-ai, Responses", "pydantic-ai-slim", "pydantic_ai_python.py", _RESPONSES),
         Client("OpenAI Agents SDK", "openai-agents", "openai_agents_python.py"),
+        Client("OpenAI Agents SDK, Responses", "openai-agents", "openai_agents_python.py", _RESPONSES),
         Client("smolagents", "smolagents", "smolagents_python.py"),
         Client("llm", "llm", "llm_python.py"),
         Client("Vercel AI SDK", "ai", "vercel_ai.js"),
+        Client("Vercel AI SDK, @ai-sdk/openai", "@ai-sdk/openai", "vercel_ai.js", _RESPONSES),
         Client("lm-evaluation-harness", "lm_eval", "lm_eval_python.py"),
         Client("guidellm", "guidellm", "guidellm_python.py", {"PYTHONPATH": f"{ROOT}:{INSTALLED / 'lent'}"}),
         Client("vllm bench serve", "vllm", "sse_benchmarks.py", {"CLIENT": "vllm"}),
         Client("sglang bench_serving", "sglang", "sse_benchmarks.py", {"CLIENT": "sglang"}),
-    )
-}
+    ),
+)
+_CONVERSATIONS = Table(
+    "Responses that are kept",
+    {
+        "goes_on": "`previous_response_id`",
+        "own_items": "items sent back",
+        "references": "items by reference",
+        "input_items": "`input_items`",
+        "background": "background",
+        "resumed": "its stream resumed",
+        "cancel": "cancel",
+        "delete": "delete",
+    },
+    (
+        Client("openai (Python)", "openai", "openai_kept_python.py"),
+        Client("openai (Node)", "openai", "openai_kept_node.js"),
+        Client("LangChain", "langchain-openai", "langchain_python.py", _RESPONSES),
+        Client("pydantic-ai", "pydantic-ai-slim", "pydantic_ai_python.py", _RESPONSES),
+        Client("OpenAI Agents SDK", "openai-agents", "openai_agents_python.py", _RESPONSES),
+        Client("Vercel AI SDK, @ai-sdk/openai", "@ai-sdk/openai", "vercel_ai.js", _RESPONSES),
+    ),
+    (
+        "- **`previous_response_id`**: a tool's result, and a question after it, go with the id of what they follow.",
+        '- **items sent back**: with `"store": false` the client keeps the conversation; its thoughts are in',
+        "  `encrypted_content`, where it asks for that.",
+        "- **items by reference**: ids of stored items in place of items.",
+        "- **background**: the answer is asked for until it is there; openai's clients, while the executor dies.",
+        "- **its stream resumed**: the connection breaks in a call, and the executor is killed while the rest is read:",
+        "  no event is lost or doubled, and the whole stream can be read again.",
+    ),
+)
+_POOLED = Table(
+    "Embeddings and reranking",
+    {
+        "vector": "a vector",
+        "several": "several texts",
+        "encodings": "float and base64",
+        "dimensions": "`dimensions`",
+        "token_ids": "token ids",
+        "ranking": "a ranking",
+        "top_n": "its best",
+    },
+    (
+        Client("openai (Python)", "openai", "openai_pooled_python.py"),
+        Client("openai (Node)", "openai", "openai_pooled_node.js"),
+        Client("LiteLLM", "litellm", "pooled_python.py", {"CLIENT": "litellm"}),
+        Client("LangChain", "langchain-openai", "pooled_python.py", {"CLIENT": "langchain"}),
+        Client("LlamaIndex", "llama-index-embeddings-openai-like", "pooled_python.py", {"CLIENT": "llama_index"}),
+        Client("Vercel AI SDK, @ai-sdk/openai", "@ai-sdk/openai", "vercel_pooled.js"),
+        Client("cohere, Client", "cohere", "ranking_python.py", {"CLIENT": "cohere"}),
+        Client("cohere, ClientV2", "cohere", "ranking_python.py", {"CLIENT": "cohere_v2"}),
+        Client(
+            "LlamaIndex, JinaRerank", "llama-index-postprocessor-jinaai-rerank", "ranking_python.py", {"CLIENT": "jina"}
+        ),
+    ),
+    (
+        "Each client's vectors and scores are compared with what the server writes to plain requests, one text at a",
+        "time; the numbers themselves are compared with transformers' in `tests/e2e/test_embeddings.py`.",
+        "",
+        "- **float and base64**: both encodings of vectors give the same.",
+        "- **token ids**: in place of texts.",
+        "- **its best**: `top_n`.",
+    ),
+)
+_BATCHES = Table(
+    "Files and batches",
+    {
+        "files": "files",
+        "batch": "a batch of chats",
+        "bad_lines": "a bad line",
+        "embeddings": "of embeddings",
+        "completions": "of completions",
+        "listed": "lists",
+        "cancel": "cancel",
+        "killed": "`kill -9` in it",
+    },
+    (
+        Client("openai (Python)", "openai", "openai_batches_python.py"),
+        Client("openai (Node)", "openai", "openai_batches_node.js"),
+    ),
+    ("- **`kill -9` in it**: the executor is killed while it computes the lines; each is answered, once.",),
+)
+TABLES = (_ANSWERS, _CONVERSATIONS, _POOLED, _BATCHES)
 
 
 @dataclass(frozen=True)

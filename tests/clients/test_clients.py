@@ -12,13 +12,21 @@ from pathlib import Path
 
 import pytest
 
-from tests.clients.matrix import CLIENTS, FEATURES, INSTALLED, SERVED, Told, run_script
-from tests.clients.table import PAGE, Found, page, versions
+from tests.clients.matrix import INSTALLED, SERVED, TABLES, Client, Table, Told, run_script
+from tests.clients.table import PAGE, Found, installed_version, page, versions
 from tests.support.fleets import running_fleet
 from tests.support.reciter.checkpoint import reciter_folder
 
 NODE_SCRIPTS = Path(__file__).parent / "node"
 needs_packages = pytest.mark.clients
+
+
+def case(table: Table, client: Client, feature: str):
+    """A cell of the page."""
+    return pytest.param(table, client, feature, id=f"{table.title or 'Answers'}-{client.name}-{feature}")
+
+
+CASES = [case(table, client, feature) for table in TABLES for client in table.clients for feature in table.features]
 
 
 @pytest.fixture(scope="module")
@@ -28,20 +36,20 @@ def found(fleet) -> Iterator[Found]:
         shutil.copy(script, INSTALLED / "node")  # next to the packages: they are looked for from there
     found = Found()
     yield found
-    if found.cells.keys() == CLIENTS.keys() and found.num_fuzzed and "BATON_COMPATIBILITY" in os.environ:
-        Path(os.environ["BATON_COMPATIBILITY"]).write_text(page(found, versions()))
+    if found.is_whole and "BATON_COMPATIBILITY" in os.environ:
+        text = page(found, versions(), installed_version("schemathesis"))
+        Path(os.environ["BATON_COMPATIBILITY"]).write_text(text)
 
 
 @needs_packages
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("feature", FEATURES)
-@pytest.mark.parametrize("name", CLIENTS)
-def test_client(fleet, found, name, feature):
-    client = CLIENTS[name]
-    if name not in found.cells:
-        found.cells[name] = dict.fromkeys(FEATURES, Told(False, "its script did not end"))
-        found.cells[name] |= run_script(fleet, client.command, client.env)
-    told = found.cells[name][feature]
+@pytest.mark.parametrize(("table", "client", "feature"), CASES)
+def test_client(whole_fleet, found, table, client, feature):
+    key = table.title, client.name
+    if key not in found.cells:
+        found.cells[key] = dict.fromkeys(table.features, Told(False, "its script did not end"))
+        found.cells[key] |= run_script(whole_fleet, client.command, client.env, tuple(table.features))
+    told = found.cells[key][feature]
     if told.ok is None:
         pytest.skip(told.why)
     assert told.ok, told.why
@@ -54,7 +62,8 @@ def test_the_document_that_is_published_holds_for_generated_requests(found, tmp_
     # It finds the executors' names in /status, and would send them all home.
     drain = ("--exclude-path-regex", "drain$")
     phases = ("--phases", "coverage,fuzzing", "--checks", checks, "--max-time", "30", "--request-timeout", "120")
-    options = {"scheduler_options": SERVED, "executor_options": ("--max-model-len", "256")}
+    tasks = [part for task in ("generate", "embed", "score") for part in ("--task", task)]
+    options = {"scheduler_options": SERVED, "executor_options": ("--max-model-len", "256", *tasks)}
     with running_fleet(tmp_path, model=reciter_folder(), **options) as fleet:
         command = [INSTALLED / "bin" / "st", "run", f"{fleet.spec.url}/openapi.json", *phases, *drain, "--no-color"]
         done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=tmp_path)
@@ -65,9 +74,11 @@ def test_the_document_that_is_published_holds_for_generated_requests(found, tmp_
 
 
 def test_the_page_is_of_these_clients_and_features():
-    table = [line for line in PAGE.read_text().splitlines() if line.startswith("|")]
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table]
-    header, _, *clients = rows
-    assert header[2:] == list(FEATURES.values())
-    assert [row[0] for row in clients] == list(CLIENTS)
-    assert all(cell in ("yes", "-") or cell.startswith("no") for row in clients for cell in row[2:])
+    sections = re.split(r"^## ", PAGE.read_text(), flags=re.MULTILINE)
+    assert [section.partition("\n")[0] for section in sections[1:]] == [table.title for table in TABLES[1:]]
+    for section, table in zip(sections, TABLES, strict=True):
+        lines = [line for line in section.splitlines() if line.startswith("|")]
+        header, _, *clients = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+        assert header[2:] == list(table.features.values())
+        assert [row[0] for row in clients] == [client.name for client in table.clients]
+        assert all(cell in ("yes", "-") or cell.startswith("no") for row in clients for cell in row[2:])

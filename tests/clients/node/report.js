@@ -13,12 +13,28 @@ export const ADA = { name: 'Ada', age: 36 }
 export const [url, model, ...wanted] = process.argv.slice(2)
 export const equal = assert.deepEqual
 
+const text = { type: 'string' }
+const flatTool = (name, properties) => ({
+  type: 'function',
+  name,
+  strict: false,
+  parameters: { type: 'object', properties, required: Object.keys(properties) },
+})
+/** As Responses take them. */
+export const flatTools = [flatTool('get_weather', { city: text }), flatTool('write_file', { path: text, content: text })]
+
 const lines = readline.createInterface({ input: process.stdin })[Symbol.asyncIterator]()
 
 /** Returns once the executor is gone that has running sequences. */
 export async function killTheExecutor() {
   console.log(JSON.stringify({ kill: 0 }))
   if ((await lines.next()).value !== 'killed') throw new Error('no executor was busy')
+}
+
+/** Complains if there is no error of that status. */
+export async function refused(status, promise) {
+  const found = await promise.then(() => 200, (error) => error.status)
+  equal(found, status)
 }
 
 export class DoesNotApply extends Error {}

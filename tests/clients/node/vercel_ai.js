@@ -1,13 +1,22 @@
-// Vercel's AI SDK with its provider for OpenAI-compatible services.
+// Vercel's AI SDK with its provider for OpenAI-compatible services, and with that for OpenAI, which speaks Responses.
+import { createOpenAI } from '@ai-sdk/openai'
 import { createOpenAICompatible } from '@ai-sdk/openai-compatible'
 import { generateObject, generateText, stepCountIs, streamText, tool } from 'ai'
 import { z } from 'zod'
 import { ADA, FERRY, HARBOR, ISLANDS, LANTERN, LEDGER, WHALE } from './report.js'
 import { DoesNotApply, equal, killTheExecutor, model, report, url } from './report.js'
 
+const onResponses = process.env.API === 'responses'
+const bodies = []
+/** What the client sends is kept. */
+const seen = (address, request) => (bodies.push(JSON.parse(request.body)), fetch(address, request))
+const where = { name: onResponses ? 'openai' : 'baton', baseURL: url, apiKey: 'none', fetch: seen }
 const provider = (more = {}) =>
-  createOpenAICompatible({ name: 'baton', baseURL: url, apiKey: 'none', includeUsage: true, ...more })(model)
+  onResponses ? createOpenAI(where)(model) : createOpenAICompatible({ ...where, includeUsage: true, ...more })(model)
 const asked = { model: provider(), maxRetries: 0, maxOutputTokens: 600 }
+/** Of a model that the client does not know as one that thinks. */
+const thinks = { forceReasoning: true, reasoningSummary: 'auto' }
+const openai = (options) => ({ providerOptions: { openai: options } })
 const calls = []
 const tools = {
   get_weather: tool({
@@ -26,6 +35,20 @@ const person = z.object({ name: z.string(), age: z.number().int() })
 async function withTools(prompt, more = {}) {
   calls.length = 0
   return generateText({ ...asked, prompt, tools, stopWhen: stepCountIs(3), ...more })
+}
+
+/** A call, its result and a question afterwards; the kinds of items that the last request had. */
+async function conversation(options) {
+  const first = await withTools(LANTERN, openai(options))
+  equal([first.text, calls], ['It is 18 degrees in Oslo.', ['Oslo']])
+  const messages = [{ role: 'user', content: LANTERN }, ...first.response.messages, { role: 'user', content: WHALE }]
+  const second = await generateText({ ...asked, messages, tools, ...openai(options) })
+  equal(second.text, 'No, a mammal.')
+  return bodies.at(-1).input.map((item) => item.type)
+}
+
+const noSuch = () => {
+  throw new DoesNotApply('has no such call')
 }
 
 async function streamed(kill) {
@@ -75,13 +98,32 @@ report({
     const strict = provider({ supportsStructuredOutputs: true })
     equal((await generateObject({ ...asked, model: strict, prompt: FERRY, schema: person })).object, ADA)
   },
-  json: async () => equal((await generateObject({ ...asked, prompt: FERRY, schema: person })).object, ADA),
+  json: async () => {
+    const wanted = onResponses ? { output: 'no-schema' } : { schema: person }
+    equal((await generateObject({ ...asked, prompt: FERRY, ...wanted })).object, ADA)
+  },
   thinking: async () => {
-    const { text, reasoningText } = await generateText({ ...asked, prompt: WHALE })
+    const { text, reasoningText } = await generateText({ ...asked, prompt: WHALE, ...(onResponses && openai(thinks)) })
     equal([text, reasoningText.trim()], ['No, a mammal.', 'It breathes air and feeds its young.'])
   },
-  logprobs: () => {
-    throw new DoesNotApply('has none for this provider')
+  logprobs: async () => {
+    if (!onResponses) throw new DoesNotApply('has none for this provider')
+    const { providerMetadata } = await generateText({ ...asked, prompt: HARBOR, ...openai({ logprobs: 2 }) })
+    const [first] = providerMetadata.openai.logprobs[0]
+    equal([first.token, first.top_logprobs.length, first.logprob > -0.01], ['Bo', 2, true])
   },
   killed: () => streamed(true),
+  goes_on: async () => {
+    const first = await withTools(LANTERN)
+    const { responseId: previousResponseId } = first.providerMetadata.openai
+    const second = await withTools(WHALE, openai({ previousResponseId }))
+    const alone = await withTools(WHALE)
+    equal([second.text, second.usage.inputTokens > alone.usage.inputTokens], ['No, a mammal.', true])
+  },
+  own_items: async () => {
+    const kinds = await conversation({ ...thinks, store: false })
+    equal([kinds.includes('reasoning'), kinds.includes('item_reference')], [true, false])
+  },
+  references: async () => equal((await conversation(thinks)).includes('item_reference'), true),
+  ...Object.fromEntries(['input_items', 'background', 'resumed', 'cancel', 'delete'].map((each) => [each, noSuch])),
 })

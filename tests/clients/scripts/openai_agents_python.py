@@ -1,8 +1,11 @@
-"""The OpenAI Agents SDK, on chat completions."""
+"""The OpenAI Agents SDK, on chat completions and, which is its default, on Responses."""
+
+import os
 
 import agents
 import openai
 from agents import Agent, ModelSettings, Runner, function_tool
+from openai.types.shared import Reasoning
 from pydantic import BaseModel
 from report import (
     ADA,
@@ -20,11 +23,13 @@ from report import (
     model,
     report,
     said_in,
+    spelled,
     thought_of,
     url,
 )
 
 agents.set_tracing_disabled(True)
+ON_RESPONSES = os.environ.get("API") == "responses"
 CALLS = []
 
 
@@ -52,9 +57,14 @@ def write_file(path: str, content: str) -> str:
 def agent(**asked):
     CALLS.clear()
     client = openai.AsyncOpenAI(base_url=url(), api_key="none", max_retries=0)
-    chat = agents.OpenAIChatCompletionsModel(model(), client)
-    settings = {"max_tokens": 600, "include_usage": True, **asked.pop("settings", {})}
-    return Agent(name="agent", model=chat, model_settings=ModelSettings(**settings), **asked)
+    settings = {"max_tokens": 600, **asked.pop("settings", {})}
+    chosen = model()
+    if ON_RESPONSES:
+        agents.set_default_openai_client(client)
+    else:
+        chosen = agents.OpenAIChatCompletionsModel(model(), client)
+        settings["include_usage"] = True
+    return Agent(name="agent", model=chosen, model_settings=ModelSettings(**settings), **asked)
 
 
 def with_tools(**asked):
@@ -120,13 +130,40 @@ def json_object():
 
 
 async def thinking():
-    run = await ask(agent(), WHALE)
+    summary = {"reasoning": Reasoning(summary="auto")} if ON_RESPONSES else {}
+    run = await ask(agent(settings=summary), WHALE)
     thoughts = [item.raw_item.summary[0].text for item in run.new_items if item.type == "reasoning_item"]
     equal((run.final_output, [each.strip() for each in thoughts]), (said_in(WHALE.plain), [thought_of(WHALE.plain)]))
 
 
-def logprobs():
-    raise DoesNotApply("has none for chat completions")
+async def logprobs():
+    if not ON_RESPONSES:
+        raise DoesNotApply("has none for chat completions")
+    run = await ask(agent(settings={"top_logprobs": 2}), HARBOR)
+    equal(spelled(run.raw_responses[0].output[0].content[0].logprobs), HARBOR.plain)
+
+
+async def goes_on():
+    """Each request has what is new, within a run and from run to run."""
+    first = await Runner.run(with_tools(), LANTERN.prompt, auto_previous_response_id=True)
+    equal((first.final_output, CALLS, len(first.raw_responses)), (said_in(LANTERN.result), [WEATHER], 2))
+    second = await Runner.run(with_tools(), WHALE.prompt, previous_response_id=first.last_response_id)
+    equal(second.final_output, said_in(WHALE.plain))
+    tokens = [run.raw_responses[0].usage.input_tokens for run in (second, await ask(with_tools(), WHALE))]
+    equal(tokens[0] > tokens[1], True)
+
+
+async def own_items():
+    """Nothing is kept; all items go back, with thoughts in a form that is not for the client to read."""
+    unkept = {"store": False, "response_include": ["reasoning.encrypted_content"]}
+    first = await ask(with_tools(settings=unkept), LANTERN)
+    equal((first.final_output, CALLS), (said_in(LANTERN.result), [WEATHER]))
+    said = [*first.to_input_list(), {"role": "user", "content": WHALE.prompt}]
+    equal((await Runner.run(with_tools(settings=unkept), said)).final_output, said_in(WHALE.plain))
+
+
+def no_such():
+    raise DoesNotApply("has no such call")
 
 
 report(
@@ -143,5 +180,8 @@ report(
         "thinking": thinking,
         "logprobs": logprobs,
         "killed": lambda: streamed(kill=True),
+        "goes_on": goes_on,
+        "own_items": own_items,
+        **dict.fromkeys(("references", "input_items", "background", "resumed", "cancel", "delete"), no_such),
     }
 )

@@ -1,4 +1,6 @@
-"""pydantic-ai's agents."""
+"""pydantic-ai's agents, on chat completions and on Responses."""
+
+import os
 
 from pydantic import BaseModel
 from pydantic_ai import (
@@ -11,7 +13,7 @@ from pydantic_ai import (
     ToolCallPartDelta,
     capture_run_messages,
 )
-from pydantic_ai.models.openai import OpenAIChatModel
+from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.openai import OpenAIProvider
 from report import (
     ADA,
@@ -23,6 +25,7 @@ from report import (
     LANTERN,
     LEDGER,
     WHALE,
+    DoesNotApply,
     equal,
     kill_the_executor,
     model,
@@ -33,6 +36,8 @@ from report import (
     url,
 )
 
+ON_RESPONSES = os.environ.get("API") == "responses"
+
 
 class Person(BaseModel):
     """What FERRY and COMPASS answer."""
@@ -42,14 +47,15 @@ class Person(BaseModel):
 
 
 def agent(**asked):
-    chat = OpenAIChatModel(model(), provider=OpenAIProvider(base_url=url(), api_key="none"))
+    kind = OpenAIResponsesModel if ON_RESPONSES else OpenAIChatModel
+    chat = kind(model(), provider=OpenAIProvider(base_url=url(), api_key="none"))
     return Agent(chat, model_settings={"max_tokens": 600, **asked.pop("settings", {})}, retries=0, **asked)
 
 
-def with_tools():
+def with_tools(**settings):
     """Its tools, and what they were called with."""
     calls = []
-    one = agent()
+    one = agent(settings=settings)
 
     @one.tool_plain
     def get_weather(city: str) -> str:
@@ -128,7 +134,8 @@ def json_object():
 
 
 def thinking():
-    result = agent().run_sync(WHALE.prompt)
+    summary = {"openai_reasoning_summary": "auto"} if ON_RESPONSES else {}
+    result = agent(settings=summary).run_sync(WHALE.prompt)
     thoughts = [part for message in result.all_messages() for part in message.parts if isinstance(part, ThinkingPart)]
     equal(
         (result.output, [part.content.strip() for part in thoughts]), (said_in(WHALE.plain), [thought_of(WHALE.plain)])
@@ -138,7 +145,40 @@ def thinking():
 def logprobs():
     settings = {"openai_logprobs": True, "openai_top_logprobs": 2}
     message = agent(settings=settings).run_sync(HARBOR.prompt).all_messages()[-1]
-    equal(spelled(message.provider_details["logprobs"]), HARBOR.plain)
+    details = message.parts[0].provider_details if ON_RESPONSES else message.provider_details
+    equal(spelled(details["logprobs"]), HARBOR.plain)
+
+
+def conversation(**settings):
+    """A call and its result, and a question afterwards; the number of tokens of the last prompt."""
+    one, calls = with_tools(**settings)
+    first = one.run_sync(LANTERN.prompt)
+    equal((first.output, calls), (said_in(LANTERN.result), ["Oslo"]))
+    second = one.run_sync(WHALE.prompt, message_history=first.all_messages())
+    equal(second.output, said_in(WHALE.plain))
+    return second.new_messages()[-1].usage.input_tokens
+
+
+def goes_on():
+    """The client leaves out what an earlier response has, and names that."""
+    tokens = conversation(openai_previous_response_id="auto")
+    one, _ = with_tools()
+    equal(tokens > one.run_sync(WHALE.prompt).new_messages()[-1].usage.input_tokens, True)
+
+
+def own_items():
+    """Nothing is kept; all items go back."""
+    conversation(openai_store=False)
+
+
+def background():
+    """The client asks for the answer until it is there."""
+    one, calls = with_tools(openai_background=True)
+    equal((one.run_sync(LANTERN.prompt).output, calls), (said_in(LANTERN.result), ["Oslo"]))
+
+
+def no_such():
+    raise DoesNotApply("has no such call")
 
 
 report(
@@ -155,5 +195,9 @@ report(
         "thinking": thinking,
         "logprobs": logprobs,
         "killed": lambda: streamed(kill=True),
+        "goes_on": goes_on,
+        "own_items": own_items,
+        "background": background,
+        **dict.fromkeys(("references", "input_items", "resumed", "cancel", "delete"), no_such),
     }
 )

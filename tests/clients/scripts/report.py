@@ -48,6 +48,8 @@ TOOLS = [
     tool("get_weather", "Tell the weather.", city="Name of the city."),
     tool("write_file", "Write a text file.", path="Where.", content="What."),
 ]
+FLAT_TOOLS = [{"type": "function", **each["function"]} for each in TOOLS]
+"""The same as Responses take them."""
 Feature = Callable[[], Any]
 TELL = os.fdopen(os.dup(1), "w")
 """To the test; what clients print goes to stderr."""
@@ -88,6 +90,15 @@ def equal(found: Any, wanted: Any) -> None:
     """Complain if what was found is not what was wanted."""
     if found != wanted:
         raise AssertionError(f"found {found!r:.300}, wanted {wanted!r:.300}")
+
+
+def refused(error: type[Exception], feature: Feature) -> None:
+    """Complain if there is no such error."""
+    try:
+        feature()
+    except error:
+        return
+    raise AssertionError(f"there was no {error.__name__}")
 
 
 def kill_the_executor(num_tokens: int = 0) -> None:
