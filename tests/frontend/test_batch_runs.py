@@ -181,7 +181,7 @@ async def test_embeddings(tmp_path, tokenizer):
 
     async with place(tmp_path, tokenizer, script=script) as here, here.worker():
         here.core.fleet = msgspec.structs.replace(
-            here.core.fleet, tasks=(m.TaskState(task="embed", num_ready=1, max_model_len=100, model="f/float32"),)
+            here.core.fleet, tasks=(m.TaskState(task="embed", num_ready=1, max_model_len=100),)
         )
         body = {"model": "v", "input": ["one", "two words"], "dimensions": 4}
         batch = await here.ended(await here.batch(body, endpoint="/v1/embeddings"))
