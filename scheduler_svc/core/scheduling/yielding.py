@@ -1,4 +1,4 @@
-"""Sequences that yield: those of the lowest priority, which nobody waits for. Pure.
+"""Sequences that yield: those of the lowest priority, for which no client waits. Pure.
 
 While a prompt of another sequence is computed, they have no rows: the plan is as short, and its first token as early,
 as if they were not there. They keep their lanes and blocks, and go on with the next plan.
