@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from sqlite3 import Connection
+from typing import Any
 
 from scheduler_svc.store.database import writing
 from scheduler_svc.store.errors import ChainTooLong, Conflict, NotFound
@@ -83,11 +84,7 @@ def get(connection: Connection, owner: str, response_id: str, now: float) -> Sto
     Raises:
         NotFound: the owner has none with this id (any more).
     """
-    row = connection.execute(_GET, {"owner": owner, "id": response_id, "now": now}).fetchone()
-    if row is None:
-        raise NotFound("response", response_id)
-    status, created_at, expires_at, is_background, *rest = row
-    return StoredResponse(owner, response_id, status, created_at, expires_at, bool(is_background), *rest)
+    return _response(owner, response_id, _row(connection, _GET, owner, response_id, now))
 
 
 def get_answer(connection: Connection, owner: str, response_id: str, now: float) -> StoredResponse:
@@ -96,11 +93,7 @@ def get_answer(connection: Connection, owner: str, response_id: str, now: float)
     Raises:
         NotFound: the owner has none with this id (any more).
     """
-    row = connection.execute(_GET_ANSWER, {"owner": owner, "id": response_id, "now": now}).fetchone()
-    if row is None:
-        raise NotFound("response", response_id)
-    status, created_at, expires_at, is_background, *rest = row
-    return StoredResponse(owner, response_id, status, created_at, expires_at, bool(is_background), *rest)
+    return _response(owner, response_id, _row(connection, _GET_ANSWER, owner, response_id, now))
 
 
 def get_input(connection: Connection, owner: str, response_id: str, now: float) -> bytes:
@@ -109,10 +102,7 @@ def get_input(connection: Connection, owner: str, response_id: str, now: float) 
     Raises:
         NotFound: the owner has none with this id (any more).
     """
-    row = connection.execute(_GET_INPUT, {"owner": owner, "id": response_id, "now": now}).fetchone()
-    if row is None:
-        raise NotFound("response", response_id)
-    items: bytes = row[0]
+    items: bytes = _row(connection, _GET_INPUT, owner, response_id, now)[0]
     return items
 
 
@@ -131,10 +121,7 @@ def get_items(
     links: list[ChainLink] = []
     num_bytes = 0
     for response_id in response_ids:
-        row = connection.execute(_GET_ITEMS, {"owner": owner, "id": response_id, "now": now}).fetchone()
-        if row is None:
-            raise NotFound("response", response_id)
-        links.append(ChainLink(*row))
+        links.append(ChainLink(*_row(connection, _GET_ITEMS, owner, response_id, now)))
         num_bytes += len(links[-1].input_items) + len(links[-1].output_items)
         if num_bytes > max_bytes:
             raise ChainTooLong("bytes", max_bytes)
@@ -274,6 +261,19 @@ def chain(
     if missing is not None:
         raise NotFound("response", missing)
     return links
+
+
+def _row(connection: Connection, query: str, owner: str, response_id: str, now: float) -> tuple[Any, ...]:
+    """What a query says of one response. Raises NotFound if the owner has none with this id (any more)."""
+    row: tuple[Any, ...] | None = connection.execute(query, {"owner": owner, "id": response_id, "now": now}).fetchone()
+    if row is None:
+        raise NotFound("response", response_id)
+    return row
+
+
+def _response(owner: str, response_id: str, row: tuple[Any, ...]) -> StoredResponse:
+    status, created_at, expires_at, is_background, *rest = row
+    return StoredResponse(owner, response_id, status, created_at, expires_at, bool(is_background), *rest)
 
 
 def _end(connection: Connection, owner: str, response_id: str, now: float, status: ResponseStatus) -> int | None:

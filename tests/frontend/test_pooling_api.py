@@ -21,7 +21,7 @@ from scheduler_svc.api_key_file import ApiKey, digest, encode_key_file
 from scheduler_svc.frontend.__main__ import main as frontend_command
 from scheduler_svc.frontend.errors import ApiError
 from scheduler_svc.frontend.http.embeddings_api import EmbeddingsApi
-from scheduler_svc.frontend.http.responses import PartsResponse
+from scheduler_svc.frontend.http.plain_answers import PartsResponse
 from scheduler_svc.frontend.http.unsent_answers import UnsentAnswers
 from scheduler_svc.frontend.requests.body import parse_noting
 from scheduler_svc.frontend.requests.embedding import tokenize_embedding

@@ -6,7 +6,7 @@ from msgspec import Struct
 from common.logging import get_logger
 from scheduler_svc.frontend.errors import ApiError
 from scheduler_svc.frontend.http.permissions import require_admin
-from scheduler_svc.frontend.http.responses import json_response
+from scheduler_svc.frontend.http.plain_answers import json_response
 from scheduler_svc.frontend.link.core_link import CoreLink
 from scheduler_svc.frontend.requests.body import parse
 from scheduler_svc.frontend.requests.schemas import DrainRequest

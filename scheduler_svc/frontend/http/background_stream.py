@@ -13,7 +13,7 @@ from common.logging import get_logger
 from scheduler_svc.frontend.answers.responses.events import Outcome, ResponseEvents, ResponseSpec
 from scheduler_svc.frontend.answers.responses.token_record import TokenRecord, replay
 from scheduler_svc.frontend.errors import ApiError, ClientGone, internal_error
-from scheduler_svc.frontend.http.responses import REQUEST_ID_HEADER
+from scheduler_svc.frontend.http.plain_answers import REQUEST_ID_HEADER
 from scheduler_svc.frontend.http.streaming import COMMENT, unless_disconnected
 from scheduler_svc.frontend.link.worker_link import WorkerGone, WorkerLink
 from scheduler_svc.frontend.storing.responses import ResponseStore

@@ -9,7 +9,7 @@ from scheduler_svc.frontend.answers.batch_objects import Batch, BatchList
 from scheduler_svc.frontend.errors import ApiError
 from scheduler_svc.frontend.http.json_body import read_body
 from scheduler_svc.frontend.http.permissions import client_of
-from scheduler_svc.frontend.http.responses import json_response
+from scheduler_svc.frontend.http.plain_answers import json_response
 from scheduler_svc.frontend.link.worker_link import WorkerLink
 from scheduler_svc.frontend.requests.batches.schemas import BATCH_ID, FILE_ID, PURPOSES, BatchRequest, window_s
 from scheduler_svc.frontend.requests.body import parse_noting

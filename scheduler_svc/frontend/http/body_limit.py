@@ -11,7 +11,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from scheduler_svc.frontend.errors import ApiError
-from scheduler_svc.frontend.http.responses import ErrorResponse
+from scheduler_svc.frontend.http.plain_answers import ErrorResponse
 
 UPLOAD = ("POST", "/v1/files")  # method and path
 UPLOAD_BUFFER_BYTES = 2**21  # of an upload that are in memory at once: a chunk of the store, and what comes meanwhile

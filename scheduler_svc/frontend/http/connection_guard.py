@@ -12,7 +12,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from common.logging import QuietLog, get_logger
 from scheduler_svc.frontend.errors import ApiError
 from scheduler_svc.frontend.http.body_limit import is_upload
-from scheduler_svc.frontend.http.responses import REQUEST_ID_HEADER, ErrorResponse, new_request_id
+from scheduler_svc.frontend.http.plain_answers import REQUEST_ID_HEADER, ErrorResponse, new_request_id
 from scheduler_svc.frontend.http.strict_h11 import StrictConnection
 from scheduler_svc.frontend.link.request_counts import OTHER, RequestCounts
 

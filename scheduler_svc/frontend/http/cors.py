@@ -6,7 +6,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 from scheduler_svc.frontend.errors import SHOULD_RETRY_HEADER
-from scheduler_svc.frontend.http.responses import REQUEST_ID_HEADER
+from scheduler_svc.frontend.http.plain_answers import REQUEST_ID_HEADER
 from scheduler_svc.frontend.http.traces import MESSAGE_REQUEST_ID_HEADER
 
 METHODS = ("GET", "HEAD", "POST", "DELETE")

@@ -11,7 +11,7 @@ from common import __version__
 from common.messages import Task
 from scheduler_svc.frontend.errors import ApiError
 from scheduler_svc.frontend.http.permissions import require_status_reader
-from scheduler_svc.frontend.http.responses import json_response
+from scheduler_svc.frontend.http.plain_answers import json_response
 from scheduler_svc.frontend.link.core_link import CoreLink
 from scheduler_svc.frontend.requests.pooling_model import PoolingModel, num_ready_of_served, tasks_of_served
 from scheduler_svc.frontend.requests.served import check_model

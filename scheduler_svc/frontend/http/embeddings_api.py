@@ -5,7 +5,7 @@ from fastapi import APIRouter, Request, Response
 from scheduler_svc.frontend.answers.embedding_json import EmbeddingWriter
 from scheduler_svc.frontend.http.json_body import read_body
 from scheduler_svc.frontend.http.permissions import client_of
-from scheduler_svc.frontend.http.responses import ANSWER_ID, IS_SUBMITTED, REQUEST_ID_HEADER, PartsResponse
+from scheduler_svc.frontend.http.plain_answers import ANSWER_ID, IS_SUBMITTED, REQUEST_ID_HEADER, PartsResponse
 from scheduler_svc.frontend.http.streaming import unless_disconnected
 from scheduler_svc.frontend.http.unsent_answers import UnsentAnswers
 from scheduler_svc.frontend.link.core_link import CoreLink

@@ -6,7 +6,7 @@ from starlette.exceptions import HTTPException
 
 from common.errors import RequestRejected
 from scheduler_svc.frontend.errors import CLIENT_CLOSED_REQUEST, ApiError, ClientGone, internal_error
-from scheduler_svc.frontend.http.responses import ANSWER_ID, ErrorResponse
+from scheduler_svc.frontend.http.plain_answers import ANSWER_ID, ErrorResponse
 
 
 def install_error_handlers(app: FastAPI) -> None:

@@ -14,7 +14,7 @@ from scheduler_svc.frontend.errors import ApiError, ClientGone
 from scheduler_svc.frontend.http.body_limit import UPLOAD
 from scheduler_svc.frontend.http.multipart import PartBegins, PartData, PartEnds, form_events
 from scheduler_svc.frontend.http.permissions import client_of
-from scheduler_svc.frontend.http.responses import json_response
+from scheduler_svc.frontend.http.plain_answers import json_response
 from scheduler_svc.frontend.requests.batches.schemas import FILE_ID, upload_expiry, upload_purpose
 from scheduler_svc.frontend.storing.files import FileStore, Upload
 from scheduler_svc.frontend.storing.storage import Storage

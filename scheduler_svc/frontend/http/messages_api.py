@@ -8,7 +8,7 @@ from scheduler_svc.frontend.answers.message_events import MessageEvents, whole_m
 from scheduler_svc.frontend.answers.message_objects import MessageTokens
 from scheduler_svc.frontend.http.json_body import read_body
 from scheduler_svc.frontend.http.permissions import client_of
-from scheduler_svc.frontend.http.responses import (
+from scheduler_svc.frontend.http.plain_answers import (
     ANSWER_ID,
     IS_SUBMITTED,
     MESSAGES_PATH,

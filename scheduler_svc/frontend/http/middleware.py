@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from scheduler_svc.frontend.api_keys import ApiClient, ApiKeys
 from scheduler_svc.frontend.errors import ApiError
-from scheduler_svc.frontend.http.responses import ErrorResponse
+from scheduler_svc.frontend.http.plain_answers import ErrorResponse
 
 OPEN_PATHS = ("/health", "/ready")  # for probes, which have no keys
 METRICS_PATH = "/metrics"

@@ -16,8 +16,8 @@ from scheduler_svc.frontend.http.openapi_batches import BATCH_OPERATIONS
 from scheduler_svc.frontend.http.openapi_operation import EVENTS, JSON, TEXT, Operation
 from scheduler_svc.frontend.http.openapi_responses import RESPONSES_OPERATIONS
 from scheduler_svc.frontend.http.openapi_schemas import REFERENCE, Json, answer_schemas, request_schemas
+from scheduler_svc.frontend.http.plain_answers import MESSAGES_PATH, REQUEST_ID_HEADER
 from scheduler_svc.frontend.http.rerank_api import RERANK_PATHS, SCORE_PATHS
-from scheduler_svc.frontend.http.responses import MESSAGES_PATH, REQUEST_ID_HEADER
 
 DESCRIPTION = (
     "OpenAI's API for chats, completions, responses, embeddings, files and batches, with vLLM's parameters, "

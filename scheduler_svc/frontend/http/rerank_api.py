@@ -21,7 +21,7 @@ from scheduler_svc.frontend.answers.pooled_objects import (
 )
 from scheduler_svc.frontend.http.json_body import read_body
 from scheduler_svc.frontend.http.permissions import client_of
-from scheduler_svc.frontend.http.responses import ANSWER_ID, IS_SUBMITTED, REQUEST_ID_HEADER, json_response
+from scheduler_svc.frontend.http.plain_answers import ANSWER_ID, IS_SUBMITTED, REQUEST_ID_HEADER, json_response
 from scheduler_svc.frontend.http.streaming import unless_disconnected
 from scheduler_svc.frontend.link.core_link import CoreLink
 from scheduler_svc.frontend.requests.pooled_request import PooledRequest

@@ -14,7 +14,7 @@ from scheduler_svc.frontend.errors import ApiError
 from scheduler_svc.frontend.http.background_stream import BackgroundStream
 from scheduler_svc.frontend.http.json_body import read_body
 from scheduler_svc.frontend.http.permissions import client_of
-from scheduler_svc.frontend.http.responses import ANSWER_ID, IS_SUBMITTED, REQUEST_ID_HEADER
+from scheduler_svc.frontend.http.plain_answers import ANSWER_ID, IS_SUBMITTED, REQUEST_ID_HEADER
 from scheduler_svc.frontend.http.streaming import EventStream, unless_disconnected
 from scheduler_svc.frontend.link.core_link import CoreLink
 from scheduler_svc.frontend.requests.chat_style import ChatStyle

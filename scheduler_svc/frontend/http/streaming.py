@@ -14,7 +14,7 @@ from common.logging import get_logger
 from scheduler_svc.frontend.answers.events import Events
 from scheduler_svc.frontend.answers.generation import Generation
 from scheduler_svc.frontend.errors import ApiError, ClientGone, internal_error
-from scheduler_svc.frontend.http.responses import IS_SUBMITTED, REQUEST_ID_HEADER, ErrorResponse
+from scheduler_svc.frontend.http.plain_answers import IS_SUBMITTED, REQUEST_ID_HEADER, ErrorResponse
 
 log = get_logger(__name__)
 

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from common.logging import QuietLog, get_logger
 from scheduler_svc.frontend.errors import CLIENT_CLOSED_REQUEST, ApiError
 from scheduler_svc.frontend.http.middleware import OPEN_PATHS
-from scheduler_svc.frontend.http.responses import (
+from scheduler_svc.frontend.http.plain_answers import (
     ANSWER_ID,
     ERROR,
     IS_SUBMITTED,

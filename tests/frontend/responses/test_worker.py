@@ -2,6 +2,7 @@
 asked for, and the store has it."""
 
 import asyncio
+import contextlib
 import threading
 import time
 from collections.abc import AsyncIterator
@@ -125,42 +126,41 @@ async def test_a_core_that_is_full_is_asked_again(tmp_path: Path):
         assert text_of(await ended(store)).startswith("one two")
 
 
-@in_event_loop
-async def test_a_core_that_comes_back_goes_on(tmp_path: Path):
+@asynccontextmanager
+async def left_by_its_core(folder: Path) -> AsyncIterator[tuple[FakeCore, StoreThread]]:
+    """A response that runs, whose core has ended after three of its words."""
     async with (
-        linked_core(tmp_path, say(WORDS, pause_s=0.02)) as (core, link),
-        working(link, tmp_path) as (made, store),
+        linked_core(folder, say(WORDS, pause_s=0.02)) as (core, link),
+        working(link, folder) as (made, store),
     ):
         await keep(store)
         made.start("", ID)
         await until(lambda: core.submits and len(core.stories[CORE_ID].told[0].token_ids) >= 3)
         await asyncio.to_thread(core.close)
-        told = core.stories[CORE_ID].told[0].token_ids
-        rest = say(WORDS[len(told) :])
+        yield core, store
+
+
+async def ended_under(core: FakeCore, store: StoreThread) -> StoredResponse:
+    """The response, once it has under this core, which is closed then."""
+    with contextlib.closing(core):
+        return await ended(store)
+
+
+@in_event_loop
+async def test_a_core_that_comes_back_goes_on(tmp_path: Path):
+    async with left_by_its_core(tmp_path) as (core, store):
+        rest = say(WORDS[len(core.stories[CORE_ID].told[0].token_ids) :])
         again = FakeCore(tmp_path, script=rest, stories=core.stories)
-        try:
-            record = await ended(store)
-        finally:
-            again.close()
+        record = await ended_under(again, store)
         assert text_of(record) == "one two three four five six seven", "each token once"
         assert not again.submits, "it was attached to"
 
 
 @in_event_loop
 async def test_a_core_that_has_forgotten_gets_the_request_anew(tmp_path: Path):
-    async with (
-        linked_core(tmp_path, say(WORDS, pause_s=0.02)) as (core, link),
-        working(link, tmp_path) as (made, store),
-    ):
-        await keep(store)
-        made.start("", ID)
-        await until(lambda: core.submits and len(core.stories[CORE_ID].told[0].token_ids) >= 3)
-        await asyncio.to_thread(core.close)
+    async with left_by_its_core(tmp_path) as (_, store):
         again = FakeCore(tmp_path, script=say(WORDS))
-        try:
-            record = await ended(store)
-        finally:
-            again.close()
+        record = await ended_under(again, store)
         assert text_of(record) == "one two three four five six seven"
         assert [submit.request_id for submit in again.submits] == [CORE_ID]
 
