@@ -48,8 +48,8 @@ test-chaos: $(VENV)/ready $(TRITON_OLDEST)  ## Long runs that kill processes, a 
 	$(PYTEST) -m chaos --timeout=1500 --ignore=tests/e2e --ignore=tests/ray
 	PYTHONPATH=$(TRITON_OLDEST) $(PYTEST) -m "not chaos" --timeout=900 -k "not sm_80 and not sm_100" tests/kernels/gpu/test_compile.py
 
-test-fresh: $(VENV)/ready  ## Seeds that no run has had before, for three minutes; what fails is a warning
-	$(BIN)/python -m tests.fresh --seconds 180 --warnings $(WARNINGS)
+test-fresh: $(VENV)/ready  ## Seeds that no run has had before, for two minutes; what fails is a warning
+	$(BIN)/python -m tests.fresh --seconds 120 --warnings $(WARNINGS)
 
 $(VENV312)/ready: pyproject.toml constraints.txt
 	rm -rf $(VENV312)

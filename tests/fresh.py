@@ -1,6 +1,6 @@
 """Runs seeds and examples that no run has had before, for a while. `.ci/run` does, after the fixed ones.
 
-    python -m tests.fresh --seconds 180 --warnings build/warnings.txt
+    python -m tests.fresh --seconds 120 --warnings build/warnings.txt
 
 A failure here is a fault that the change under test need not have made, so it does not fail the run: it is written to
 the file of warnings, with the command that replays it, and CI repeats it at its end. The next change mends the fault
@@ -65,7 +65,7 @@ def draw(until: float) -> str:
 def main() -> int:
     """The command. Returns 0 whatever it finds."""
     parser = argparse.ArgumentParser("python -m tests.fresh", description=__doc__)
-    parser.add_argument("--seconds", type=float, default=180.0)
+    parser.add_argument("--seconds", type=float, default=120.0)
     parser.add_argument("--warnings", type=Path, required=True, metavar="FILE", help="is only there if one failed")
     options = parser.parse_args()
     options.warnings.unlink(missing_ok=True)

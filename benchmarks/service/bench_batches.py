@@ -5,8 +5,10 @@
 
 One service, in which the sides take turns, each with prompts that no side has sent before. The first JSON line has the
 throughput of a batch, from its creation to its end, over that of the same number of prompts sent to /v1/completions
-with as many at once as the batch has: the median of the rounds' own ratios. The second has the time to the first token
-of streams that come one after the other, with a pause between them, while a batch runs and while none does.
+with as many at once as the batch has: the median of the rounds' own ratios. The sides are so far apart that a batch does
+not make room for the requests of the other side, which would be somebody's for some seconds more. The second has the
+time to the first token of streams that come one after the other, with a pause between them, while a batch runs and
+while none does.
 """
 
 import asyncio
@@ -24,6 +26,7 @@ import httpx
 
 from benchmarks.rig.machine import processor
 from scheduler_svc.client.processes.local_fleet import FleetSpec, LocalFleet, free_ports
+from scheduler_svc.frontend.background.line_share import RECENT_S
 
 Json = dict[str, Any]
 ENDED = ("completed", "failed", "expired", "cancelled")
@@ -151,6 +154,7 @@ async def _throughput(service: Service, work: Work, rounds: int) -> Json:
     for turn in range(rounds):
         sides = [(batches, service.batch), (by_hand, service.by_hand)]
         for seconds, side in sides if turn % 2 else reversed(sides):
+            await asyncio.sleep(RECENT_S + 1)
             seconds.append(await side(work))
     ratios = [hand / batch for hand, batch in zip(by_hand, batches, strict=True)]
     num_tokens = work.lines * work.max_tokens

@@ -77,9 +77,9 @@ def one_connection(start: bytes, chunk: bytes) -> Flood:
     return flood
 
 
-def requests(path: str, body: bytes) -> Flood:
+def requests(path: str, body: bytes, content_type: str = "application/json") -> Flood:
     """Post the same body again and again."""
-    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: {content_type}\r\ncontent-length: {len(body)}\r\n\r\n"
 
     def flood(port: int, sent: Any) -> None:
         while True:
@@ -112,6 +112,7 @@ CHAT = b'{"model":"baton-demo","messages":[' + b'{"role":"user","content":"x"},'
 BLOCKS = b'{"model":"baton-demo","max_tokens":1,"messages":[{"role":"assistant","content":[' + (
     b'{"type":"redacted_thinking"},' * 16_000 + b'{"type":"image"}]}]}'
 )
+FILE = b'--b\r\ncontent-disposition: form-data; name="file"; filename="f"\r\n\r\n'
 FLOODS: dict[str, tuple[str, Flood]] = {
     "executors: silent connections": ("executors", many_connections(b"", 1000)),
     "executors: garbage": ("executors", many_connections(b"GET / HTTP/1.1\r\n\r\n", 1)),
@@ -160,6 +161,10 @@ FLOODS: dict[str, tuple[str, Flood]] = {
     ),
     "http: 90,000 messages": ("http", requests("/v1/chat/completions", CHAT)),
     "http: 16,000 blocks": ("http", requests("/v1/messages", BLOCKS)),
+    "http: a file of 8 MiB without an end": (
+        "http",
+        requests("/v1/files", FILE + b"\r\n--" * (2 * MIB), "multipart/form-data; boundary=b"),
+    ),
     "http: a text of 8 MiB": (
         "http",
         requests("/v1/completions", b'{"model":"baton-demo","prompt":"' + TEXT * (8 * MIB // len(TEXT) - 2) + b'"}'),

@@ -132,6 +132,7 @@ def same_work(case):
         torch.testing.assert_close(returned if name == "out" else tensor, expected[name])
 
 
+@pytest.mark.slow
 def test_the_cpu_kernels_are_measured():
     command = [sys.executable, ROOT / "benchmarks" / "bench_cpu_kernels.py", "--rows", "2", "--budget-s", "0"]
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=300)

@@ -252,6 +252,7 @@ def test_the_hook_does_not_wait_for_ever(health_file):
         assert drain(health_file, url, 1) == "stopping: no other executor within 1 s"
 
 
+@pytest.mark.slow
 def test_the_hook_bears_a_scheduler_that_restarts(health_file):
     """For a moment there is no scheduler, then one without executors; the only executor is needed again after that."""
     touch(health_file)
@@ -276,6 +277,7 @@ def test_what_the_hook_bears_it_bears_anew_each_time(health_file):
         assert drain(health_file, url, 60, patience_s=3) == "stopping: 2 executors are ready"
 
 
+@pytest.mark.slow
 def test_the_hook_does_not_wait_for_nothing(health_file):
     """The executor runs no sequence, or the scheduler, for which it would run one, is gone, too."""
     with scheduler(1) as url:

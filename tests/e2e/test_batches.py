@@ -13,7 +13,8 @@ import pytest
 from tests.e2e.service import Service
 from tests.support.eventually import eventually
 
-NUM_LINES = 200
+NUM_LINES = int(os.environ.get("BATON_BATCH_LINES", "200"))
+PATIENCE_S = 100 + NUM_LINES // 10
 ENDED = ("completed", "failed", "expired", "cancelled")
 
 
@@ -58,7 +59,7 @@ def answers(client, batch):
 
 def ended(client, batch_id):
     """The batch, when it has."""
-    return eventually(lambda: (batch := seen(client, batch_id)) and batch.status in ENDED and batch, 120)
+    return eventually(lambda: (batch := seen(client, batch_id)) and batch.status in ENDED and batch, PATIENCE_S)
 
 
 def seen(client, batch_id):
@@ -70,7 +71,11 @@ def seen(client, batch_id):
 
 def reach(client, batch_id, number):
     """Return when so many lines have a result."""
-    return eventually(lambda: (batch := seen(client, batch_id)) and batch.request_counts.completed >= number and batch)
+
+    def reached():
+        return (batch := seen(client, batch_id)) and batch.request_counts.completed >= number
+
+    eventually(reached, PATIENCE_S)
 
 
 def worker_pid():
@@ -96,18 +101,18 @@ def executor_pid(service):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(60 + 3 * PATIENCE_S)
 def test_each_line_is_answered_once_whatever_is_killed(service, client, input_file):
     undisturbed = ended(client, create(client, input_file))
     assert undisturbed.status == "completed"
     batch_id = create(client, input_file)
-    reach(client, batch_id, 10)
+    reach(client, batch_id, NUM_LINES // 20)
     os.kill(eventually(worker_pid), signal.SIGKILL)
-    reach(client, batch_id, 60)
+    reach(client, batch_id, NUM_LINES * 3 // 10)
     os.kill(eventually(lambda: executor_pid(service)), signal.SIGKILL)
-    reach(client, batch_id, 100)
+    reach(client, batch_id, NUM_LINES // 2)
     service.kill_scheduler()
-    reach(client, batch_id, 140)
+    reach(client, batch_id, NUM_LINES * 7 // 10)
     os.kill(eventually(worker_pid), signal.SIGKILL)
     disturbed = ended(client, batch_id)
     assert disturbed.status == "completed"

@@ -93,6 +93,7 @@ def test_a_standby_goes_on_where_a_killed_executor_stopped(fleet, calm):
     fleet.start_executor(gone)
 
 
+@pytest.mark.slow
 def test_a_frozen_executor_is_ended_before_its_pool_is_handed_on(fleet, calm):
     """SIGSTOP in the middle of a step. When the standby has the pool, the frozen process is gone: SIGCONT reaches no
     one, and no byte of the pool changes any more."""

@@ -79,6 +79,7 @@ def test_a_router_knows_what_a_prompt_will_find(fleet, router, ports):
     assert late.blocks == router.known.blocks, "who asks for all of it knows the same"
 
 
+@pytest.mark.slow
 def test_tenants_stay_unseen(fleet, router):
     complete(fleet, prompt(1))
     router.listen_until(lambda: router.known.match(prompt(1), BLOCK_SIZE) == 6 * BLOCK_SIZE)

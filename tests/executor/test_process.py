@@ -118,6 +118,7 @@ def test_plans_are_answered_in_order(puppet: Scheduler) -> None:
             assert (result.epoch, result.step, tokens_of(result)) == (3, step - 1, [step])
 
 
+@pytest.mark.slow
 def test_no_hello_piles_up_for_a_scheduler_that_is_not_there() -> None:
     with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
         port = router.bind_to_random_port("tcp://127.0.0.1")

@@ -75,6 +75,7 @@ def test_after_kill_9_the_next_one_has_the_address_even_if_a_frontend_was_frozen
     assert list(scheduler.temporary.iterdir()) == [], "nothing is left behind, and nothing could be removed"
 
 
+@pytest.mark.slow
 def test_a_frontend_that_dies_while_files_are_short_ends_nobody(scheduler):
     [frontend] = scheduler.frontends()
     pid = scheduler.process.pid

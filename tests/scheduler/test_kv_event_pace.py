@@ -91,6 +91,7 @@ def test_who_reads_too_slowly_for_long_is_left_behind(turning, monkeypatch):
         turns_until(turning, lambda: not turning.events.has_more, lambda: None)
 
 
+@pytest.mark.slow
 def test_one_telling_ends_before_the_next_begins(turning, monkeypatch):
     """Newcomers that come one after the other keep nobody from hearing the end."""
     for patience in ("PATIENCE_S", "PART_PATIENCE_S"):

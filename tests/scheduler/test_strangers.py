@@ -132,6 +132,7 @@ class Crowd:
             connection.close()
 
 
+@pytest.mark.slow
 def test_strangers_get_nothing_and_cost_nothing(scheduler, ring):
     executor = KeyedExecutor(scheduler.back, client_curve(ring, "one"), step_s=0.005)
     front = FakeFrontend(scheduler.front)

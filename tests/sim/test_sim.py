@@ -16,7 +16,7 @@ from tests.sim.profiles import EVERYTHING, LIBRARIES
 from tests.sim.simulation import simulate
 
 ROOT = Path(__file__).parents[2]
-RANGES, RUNS_A_RANGE = 16, 126
+RANGES, RUNS_A_RANGE = 10, 126
 CASES = [
     # After a restart five ended requests proved what an executor could hold; the witness counted the open ones only.
     (83_119_619, "everything"),

@@ -2,7 +2,8 @@
 
 What is open is enough to keep the executors busy, and leaves lanes and memory for requests that come meanwhile: these
 go before all lines that wait, and lines that run sit out for their prompts, but what a line holds they cannot take. The
-more lines run, the longer is the step that a new prompt has to wait for: so there are few beside requests.
+more lines run, the longer are the steps that a new prompt has to wait for, those in flight: so there are few beside
+requests (docs/benchmarks.md has what they cost).
 """
 
 from collections import deque
@@ -10,7 +11,7 @@ from collections import deque
 from common.messages import StatusReport
 
 FREE_LANES = 8  # one lane in so many is not for batches
-BESIDE_REQUESTS = 8  # batches have one lane in so many while there are requests that somebody waits for
+BESIDE_REQUESTS = 32  # batches have one lane in so many while there are requests that somebody waits for
 RECENT_S = 10.0  # for so long after the last of these
 FREE_BLOCKS = 4  # no line is opened while less than one block in so many is free
 REPORTS = 8  # in which all that was on its way to the core at one time has reached it
@@ -26,6 +27,7 @@ class LineShare:
 
     def __init__(self, now: float) -> None:
         self._requests_at = now - RECENT_S  # when somebody's request was seen last
+        self._reported_at = now
         self._uptime_s = 0.0
         self._foreign: deque[int] = deque(maxlen=REPORTS)
 
@@ -42,6 +44,9 @@ class LineShare:
             At least 1, so that a service without an executor is seen to want one.
         """
         others = max(report.running + report.waiting - own, 0)
+        if now - self._reported_at >= RECENT_S:
+            self._foreign.clear()  # no batch ran meanwhile: what has come since may be over for as long
+        self._reported_at = now
         if self._has_foreign(report, own, num_own_over) or others:
             self._requests_at = now
         ready = [executor for executor in report.executors if executor.state == "ready"]
