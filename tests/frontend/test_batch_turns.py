@@ -128,8 +128,9 @@ def test_some_lanes_stay_free_and_most_beside_requests():
     share = LineShare(0.0)
     assert share.open_sequences(report([64]), 0, 0, 1.0) == 56
     assert share.open_sequences(report([64], running=30), 30, 0, 2.0) == 56
-    assert share.open_sequences(report([64], running=31), 30, 0, 3.0) == 2
-    assert share.open_sequences(report([64], running=10, finished=21), 10, 20, 3.0 + RECENT_S / 2) == 2
+    assert share.open_sequences(report([64], running=31), 30, 0, 3.0) == 1
+    assert share.open_sequences(report([64, 64, 64], running=31), 30, 0, 3.0) == 3
+    assert share.open_sequences(report([64], running=10, finished=21), 10, 20, 3.0 + RECENT_S / 2) == 1
     assert share.open_sequences(report([64], running=10, finished=31), 10, 30, 3.0 + RECENT_S) == 56
     assert share.open_sequences(report([64, 64], running=127), 0, 30, 3.0 + RECENT_S) == 1
 
@@ -137,14 +138,14 @@ def test_some_lanes_stay_free_and_most_beside_requests():
 def test_requests_that_come_and_go_between_two_reports_are_seen():
     share = LineShare(0.0)
     assert share.open_sequences(report([64]), 0, 0, 1.0) == 56
-    assert share.open_sequences(report([64], running=8, finished=1), 8, 0, 2.0) == 2
+    assert share.open_sequences(report([64], running=8, finished=1), 8, 0, 2.0) == 1
 
 
 def test_requests_that_came_while_no_batch_ran_are_not_taken_for_recent_ones():
     share = LineShare(0.0)
     assert share.open_sequences(report([64]), 0, 0, 1.0) == 56
     assert share.open_sequences(report([64], finished=500), 0, 0, 1.0 + RECENT_S) == 56
-    assert share.open_sequences(report([64], running=5, finished=501), 5, 0, 2.0 + RECENT_S) == 2
+    assert share.open_sequences(report([64], running=5, finished=501), 5, 0, 2.0 + RECENT_S) == 1
 
 
 def test_own_lines_on_their_way_are_not_taken_for_requests():
@@ -159,7 +160,7 @@ def test_a_scheduler_that_starts_anew_counts_anew():
     share.open_sequences(report([64], finished=1000, uptime_s=50.0), 0, 0, 1.0)
     for look in range(REPORTS + 1):
         assert share.open_sequences(report([64], running=5, uptime_s=1.0 + look), 5, 10, 2.0 + look) == 56
-    assert share.open_sequences(report([64], running=5, finished=1, uptime_s=9.0 + REPORTS), 5, 10, 10.0 + REPORTS) == 2
+    assert share.open_sequences(report([64], running=5, finished=1, uptime_s=9.0 + REPORTS), 5, 10, 10.0 + REPORTS) == 1
 
 
 def test_memory_is_left_free_and_one_line_is_always_open():

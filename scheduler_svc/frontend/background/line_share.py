@@ -11,7 +11,7 @@ from collections import deque
 from common.messages import StatusReport
 
 FREE_LANES = 8  # one lane in so many is not for batches
-BESIDE_REQUESTS = 32  # batches have one lane in so many while there are requests that somebody waits for
+BESIDE_REQUESTS = 64  # batches have one lane in so many while there are requests that somebody waits for
 RECENT_S = 10.0  # for so long after the last of these
 FREE_BLOCKS = 4  # no line is opened while less than one block in so many is free
 REPORTS = 8  # in which all that was on its way to the core at one time has reached it
