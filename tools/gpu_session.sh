@@ -34,7 +34,7 @@ MOST_BYTES=$((64 * 2**20))                 # of what travels: the tree and .gpu
 
 # Packages that the services and the tests need and the machine lacks, in constraints.txt's versions.
 PACKAGES=(structlog llguidance pynacl cffi pycparser fastapi starlette uvicorn pydantic pydantic_core annotated-types
-  typing-inspection click h11 httpx pytest pluggy iniconfig pytest-timeout hypothesis sortedcontainers
+  typing-inspection click h11 httpx python-multipart pytest pluggy iniconfig pytest-timeout hypothesis sortedcontainers
   cuda-bindings cuda-pathfinder)
 
 pack() {  # FOLDER: with wheels/ and flash_attn_smoke_test.py

@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,12 +22,11 @@ SOURCES = HERE / "csrc"
 FLASH_ATTN = REPOSITORY.parent / "shared" / "gpu" / "wheels"
 CUDA_BUILDS = ("torch==2.11.0", "triton==3.6.0")
 HEADERS = ("nvidia-cuda-runtime==13.0.96", "nvidia-cuda-crt==13.0.88")
+DEPENDENCIES = tuple(tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["dependencies"])
 # The GPU machine has transformers 5.17; pip finds what that one and the CUDA builds need.
 PACKAGES = (
-    "transformers==5.17.0", "numpy", "sympy", "networkx", "jinja2", "fsspec", "filelock", "typing-extensions",
-    "safetensors", "structlog", "click", "pyzmq", "msgspec", "xxhash", "llguidance", "fastapi", "h11", "httpx",
-    "prometheus-client", "pynacl", "rich", "uvicorn", "hypothesis", "openai", "pytest", "pytest-timeout",
-    "pytest-xdist", "pyyaml", "einops",
+    *DEPENDENCIES, "transformers==5.17.0", "sympy", "networkx", "fsspec", "filelock", "typing-extensions",
+    "safetensors", "hypothesis", "openai", "pytest", "pytest-timeout", "pytest-xdist", "pyyaml", "einops",
 )  # fmt: skip
 UNCONSTRAINED = ("transformers", "torch", "triton", "tokenizers", "huggingface_hub", "hf-xet", "safetensors")
 """Packages whose versions are the GPU machine's, not those of constraints.txt."""
