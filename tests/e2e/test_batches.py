@@ -14,6 +14,7 @@ from tests.e2e.service import Service
 from tests.support.eventually import eventually
 
 NUM_LINES = int(os.environ.get("BATON_BATCH_LINES", "200"))
+MAX_TOKENS = 60 if NUM_LINES <= 1000 else 6  # thousands of lines are there for the lines
 PATIENCE_S = 100 + NUM_LINES // 10
 ENDED = ("completed", "failed", "expired", "cancelled")
 
@@ -33,7 +34,13 @@ def client(service):
 @pytest.fixture(scope="module")
 def input_file(client):
     bodies = [
-        {"model": "baton-demo", "prompt": f"The {i}th time I say, ", "max_tokens": 60, "temperature": 0, "n": 1 + i % 2}
+        {
+            "model": "baton-demo",
+            "prompt": f"The {i}th time I say, ",
+            "max_tokens": MAX_TOKENS,
+            "temperature": 0,
+            "n": 1 + i % 2,
+        }
         for i in range(NUM_LINES)
     ]
     lines = [
