@@ -88,6 +88,7 @@ def recite(folder, tokenizer, plain_tokenizer, cases: list[Case], num_blocks: in
         assert said == text + END, name
 
 
+@pytest.mark.slow
 def test_it_recites(folder, tokenizer, plain_tokenizer):
     """Short answers; the long ones are recited by the services (`test_openai.py`)."""
     before = [{"role": "user", "content": "Tell me of the harbor."}, {"role": "assistant", "content": "No."}]

@@ -124,6 +124,7 @@ def test_an_adopted_pool_is_told_of_as_if_nothing_had_happened(fleet, router):
     assert router.known.num_clears == num_clears
 
 
+@pytest.mark.slow
 def test_a_scheduler_that_is_killed_leaves_nothing_stale(fleet, router):
     """Its journal does not say what was cached, so all that was is forgotten, here and at the router."""
     complete(fleet, prompt(1))

@@ -82,6 +82,7 @@ def test_it_joins_with_its_keys(ring):
     assert "no way in" not in meeting.end()
 
 
+@pytest.mark.slow
 def test_a_key_that_is_let_in_later_needs_no_restart(ring):
     allowed = ring.scheduler / "executor-gpu-1.key"
     content = allowed.read_bytes()
