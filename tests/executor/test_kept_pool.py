@@ -99,11 +99,12 @@ class Device:
 
     name: str
     cudas: list[FakeCuda] = field(default_factory=list)
+    number: int = field(default_factory=lambda: next(_numbers))  # not `id`: another test's device may have had the same
 
     def memory(self, num_bytes: int = NUM_BYTES) -> TensorMemory:
         if self.name == "cpu":
             return MemfdPool(num_bytes)
-        self.cudas.append(FakeCuda(granularity=GRANULE, name=f"fake_cuda_{os.getpid()}_{id(self)}"))
+        self.cudas.append(FakeCuda(granularity=GRANULE, name=f"fake_cuda_{os.getpid()}_{self.number}"))
         return CudaMapping(CudaMemory(0, self.cudas[-1]), num_bytes)
 
     def address(self, memory: Any) -> int:
