@@ -109,7 +109,9 @@ class LimitBody:
                 held.release()
                 await ErrorResponse(body)(scope, receive, send)
             elif body is not None:
-                await self._app(scope, _given(body, receive), send)
+                given = _given(body, receive)
+                del body  # the answer may take minutes
+                await self._app(scope, given, send)
         finally:
             held.release()
 
