@@ -98,6 +98,22 @@ async def test_an_owner_at_its_limit_holds_nobody_up():
 
 
 @in_event_loop
+async def test_another_leaves_before_a_line_that_is_given_up_learns_of_it():
+    turns = Turns(LineGate(1))
+    turns.come("a", "1")
+    given_up, _ = turns.come("a", "1")
+    turns.come("a", "2")
+    await turns.settle()
+    given_up.cancel()
+    turns.gate.leave(turns.entered[0])
+    await turns.settle()
+    assert given_up.cancelled()
+    assert [entrant.batch_id for entrant in turns.entered] == ["1", "2"]
+    turns.gate.leave(turns.entered[1])
+    assert turns.gate.num_open == 0
+
+
+@in_event_loop
 async def test_a_line_that_is_given_up_takes_nothing():
     turns = Turns(LineGate(1))
     _, entrant = turns.come("a", "1")

@@ -83,6 +83,8 @@ class LineGate:
 
     def _withdraw(self, entrant: Entrant, turn: "asyncio.Future[None]") -> None:
         name = entrant.owner, entrant.batch_id
+        if (entrant, turn) not in self._waiting.get(name, ()):
+            return
         self._waiting[name].remove((entrant, turn))
         if not self._waiting[name]:
             self._batches[entrant.owner].remove(entrant.batch_id)
@@ -92,6 +94,9 @@ class LineGate:
         while (owner := self._next_owner()) is not None:
             batch_id = self._batches[owner][0]
             entrant, turn = self._waiting[owner, batch_id][0]
+            if turn.cancelled():  # its task has not run since
+                self._withdraw(entrant, turn)
+                continue
             if self.num_open and self.num_open + entrant.num_sequences > self._limit:
                 return
             self._waiting[owner, batch_id].popleft()
