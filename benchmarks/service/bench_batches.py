@@ -5,9 +5,9 @@
 
 One service, in which the sides take turns, each with prompts that no side has sent before. The first JSON line has the
 throughput of a batch, from its creation to its end, over that of the same number of prompts sent to /v1/completions
-with as many at once as the batch has: the median of the rounds' own ratios. A batch has few lanes for some
-seconds after a request of somebody else, so the sides are that far apart. The second line has the time to the first
-token of streams that come one after the other, with a pause between them, while a batch runs and while none does.
+with as many at once as the batch has: the median of the rounds' own ratios. A batch has few lanes for some seconds
+after a request of somebody else, so the sides are that far apart. The second line has the time to the first token of
+streams that come one after the other, with a pause between them, while a batch runs and while none does.
 """
 
 import asyncio

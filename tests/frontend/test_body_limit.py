@@ -1,6 +1,7 @@
 """Bytes of bodies: in one request, and in all that are being read, of all clients and of one."""
 
 import asyncio
+import tracemalloc
 
 import pytest
 
@@ -161,6 +162,24 @@ async def test_a_stream_does_not_hold_its_body_to_its_end(app, bodies):
     done.set()
     await asyncio.gather(*tasks)
     assert {sender.status for sender in streams} == {200}
+
+
+@in_event_loop
+async def test_a_body_that_the_application_has_dropped_is_in_memory_no_longer():
+    held = []
+
+    async def inner(scope, receive, send):
+        await receive()
+        held.append(tracemalloc.get_traced_memory()[0])
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    halves = BODY[: LIMIT // 2], BODY[: LIMIT // 2]
+    tracemalloc.start()
+    try:
+        assert await answer(LimitBody(inner, LIMIT, LIMIT), *halves) == 200
+    finally:
+        tracemalloc.stop()
+    assert held[0] < LIMIT // 4
 
 
 @in_event_loop

@@ -44,10 +44,7 @@ class LineShare:
             At least 1, so that a service without an executor is seen to want one.
         """
         others = max(report.running + report.waiting - own, 0)
-        if now - self._reported_at >= RECENT_S:
-            self._foreign.clear()  # no batch ran meanwhile: what has come since may be over for as long
-        self._reported_at = now
-        if self._has_foreign(report, own, num_own_over) or others:
+        if self._has_foreign(report, own, num_own_over, now) or others:
             self._requests_at = now
         ready = [executor for executor in report.executors if executor.state == "ready"]
         lanes = sum(executor.max_num_seqs for executor in ready)
@@ -59,12 +56,14 @@ class LineShare:
             share = min(share, own)
         return max(share, 1)
 
-    def _has_foreign(self, report: StatusReport, own: int, num_own_over: int) -> bool:
-        """Whether sequences of others have come since the last report, and may be gone again."""
+    def _has_foreign(self, report: StatusReport, own: int, num_own_over: int, now: float) -> bool:
+        """Whether sequences of others have come since the last report, a moment ago, and may be gone again."""
         seen = report.running + report.waiting + report.requests_finished + report.requests_failed
         if report.uptime_s < self._uptime_s:
             self._foreign.clear()  # the scheduler has started anew, and counts from 0
-        self._uptime_s = report.uptime_s
+        if now - self._reported_at >= RECENT_S:
+            self._foreign.clear()  # no batch ran meanwhile: what has come since may be over for as long
+        self._uptime_s, self._reported_at = report.uptime_s, now
         if not self._foreign:
             self._foreign.append(seen - num_own_over)  # as if none of the open ones had reached the core
             return False
