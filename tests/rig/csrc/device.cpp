@@ -13,8 +13,6 @@ State& state() {
   return *it;
 }
 
-static thread_local std::vector<std::string> found;  // hazards of the call that this thread is in
-
 Locked::Locked() {
   state().mutex.lock();
   state().depth++;
@@ -22,7 +20,7 @@ Locked::Locked() {
 
 Locked::~Locked() {
   std::vector<std::string> sentences;
-  if (--state().depth == 0) sentences.swap(found);
+  if (--state().depth == 0) sentences.swap(state().found);
   state().mutex.unlock();
   auto* report = state().on_hazard.load();  // may take Python's lock, which another thread holds while it waits for ours
   for (const auto& sentence : sentences)
@@ -32,7 +30,7 @@ Locked::~Locked() {
 void hazard(const std::string& sentence) {
   state().hazards.push_back(sentence);
   if (state().hazard_log) fprintf(state().hazard_log, "%s\n", sentence.c_str());
-  found.push_back(sentence);
+  state().found.push_back(sentence);
 }
 
 std::string format(const char* pattern, ...) {

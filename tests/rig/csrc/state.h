@@ -102,6 +102,9 @@ struct State {
   State();
   std::recursive_mutex mutex;
   int depth = 0;  // of calls that hold it
+  // Hazards of the outermost of them. A thread_local that is destroyed would take the linker's lock under this one, and
+  // a library that another thread loads takes them the other way round.
+  std::vector<std::string> found;
 
   std::vector<Stream*> streams;
   std::vector<Capture*> captures;
