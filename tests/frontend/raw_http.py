@@ -17,10 +17,10 @@ ABORTED = (ConnectionError, asyncio.IncompleteReadError)
 
 
 async def app(scope: Scope, receive: Receive, send: Send) -> None:
-    """`/echo` says the body again, `/early` answers before it has read anything, `/long` says much, `/flood` and
-    `/wait` never end: they say much, and nothing."""
+    """`/echo` and `/v1/messages` say the body again, `/early` answers before it has read anything, `/long` says much,
+    `/flood` and `/wait` never end: they say much, and nothing."""
     body = b""
-    if scope["path"] == "/echo":
+    if scope["path"] in ("/echo", "/v1/messages"):
         while True:
             message = await receive()
             if message["type"] == "http.disconnect":

@@ -14,7 +14,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from common import messages as m
 from common.model_files import DEMO_MODEL_DIR
-from scheduler_svc.frontend.answers.message_blocks import NO_INPUT, _input
+from scheduler_svc.frontend.answers.messages_api.blocks import NO_INPUT, _input
 from tests.frontend.fake_core import MAX_MODEL_LEN, FakeCore, Step, delta, outputs, refuse, say, tokens_of
 from tests.frontend.harness import Frontend, running_frontend
 from tests.frontend.test_chat_template import QWEN3_LIKE

@@ -217,6 +217,19 @@ def test_what_no_application_sees_leaves_traces_too(
     assert report.refused == (m.NamedCount(name=code, count=1),)
 
 
+@pytest.mark.parametrize(("path", "shape"), [("/v1/messages", ["type", "error"]), ("/echo", ["error"])])
+def test_a_body_that_breaks_off_is_refused_in_the_shape_of_its_api(path: str, shape: list[str]):
+    async def run() -> None:
+        async with serving(ConnectionLimits(max_connections=100)) as connect:
+            client = await connect()
+            head = f"POST {path} HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+            await client.send(head.encode() + b"no length\r\n\r\n")
+            assert await client.status() == 400
+            assert list(json.loads(client.body)) == shape
+
+    asyncio.run(run())
+
+
 def test_requests_that_follow_one_another_at_once():
     async def run() -> None:
         async with serving(ConnectionLimits(max_connections=100)) as connect:

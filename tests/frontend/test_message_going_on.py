@@ -17,7 +17,7 @@ from scheduler_svc.frontend.answers import numbered_events
 from scheduler_svc.frontend.answers.answer_context import AnswerContext
 from scheduler_svc.frontend.answers.event_ids import Position
 from scheduler_svc.frontend.answers.generation import AnswerSpec, Generation
-from scheduler_svc.frontend.answers.message_events import MessageEvents, whole_message
+from scheduler_svc.frontend.answers.messages_api.events import MessageEvents, whole_message
 from scheduler_svc.frontend.answers.openai_objects import to_json
 from scheduler_svc.frontend.errors import ApiError
 from scheduler_svc.frontend.link.delta_queue import DeltaQueue

@@ -176,7 +176,24 @@ def test_errors_of_chats_name_what_was_sent(asked: dict, style: ChatStyle, param
 def test_a_grammar_is_named_as_it_was_sent(asked: dict):
     grammar = tokenized(**asked).grammar
     assert grammar is not None
-    assert (grammar.spec.kind, grammar.param) == ("json", "output_config.format.schema")
+    assert grammar.spec.kind == "json"
+    assert grammar.param == ("output_format.schema" if "output_format" in asked else "output_config.format.schema")
+
+
+@pytest.mark.parametrize("said", [[USE], [USE, text("so")]])
+def test_a_call_of_the_last_message_needs_its_result(said: list[dict]):
+    """Also if the message comes in several turns."""
+    together = [USER, {"role": "assistant", "content": said}]
+    one_by_one = [USER, *({"role": "assistant", "content": [block]} for block in said)]
+    for messages in (together, one_by_one):
+        with pytest.raises(ApiError, match="calls a tool: send its result") as caught:
+            tokenized(messages=messages)
+        assert caught.value.param == "messages"
+
+
+def test_tools_whose_schema_is_not_sent_are_refused_by_their_type():
+    with pytest.raises(ApiError, match=r"only tools of the type 'custom'.* no 'bash_20250124'"):
+        read(tools=[{"type": "bash_20250124", "name": "bash"}])
 
 
 @pytest.mark.parametrize(("effort", "budget"), [("low", 1024), ("medium", 4096), ("high", None), ("max", None)])

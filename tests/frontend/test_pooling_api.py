@@ -182,6 +182,7 @@ BAD_RANKINGS = [
     ({"documents": "x"}, "documents"),
     ({"documents": ["x", 5]}, "documents"),
     ({"documents": ["x", {"title": "y"}]}, "documents"),
+    ({"documents": ["x", {"text": "y", "title": "z"}]}, "documents"),
     ({"documents": ["x"] * 1025}, "documents"),
     ({"documents": ["x" * 2048 * 30]}, "documents"),
     ({"top_n": 0}, "top_n"),
@@ -271,6 +272,12 @@ def test_rerank(frontend: Frontend, core: FakeCore, path: str):
     assert (answer["model"], answer["id"][:7]) == ("rank/1", "rerank-")
     assert answer["usage"]["total_tokens"] == sum(len(submit.prompt) for submit in core.submits) // 4
     assert answer["meta"]["api_version"]["version"] == ("2" if path.startswith("/v2") else "1")
+
+
+def test_documents_of_more_than_a_text_are_refused_by_what_they_have(frontend: Frontend):
+    body = RERANK | {"documents": ["a", {"text": "b", "image": "c"}]}
+    error = assert_openai_shape(post(frontend, "/v1/rerank", body), 400)
+    assert "only texts are ranked, and document 1 has 'image' too" in error["message"]
 
 
 def test_the_best_documents_and_their_texts(frontend: Frontend):

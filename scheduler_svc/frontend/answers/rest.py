@@ -4,7 +4,7 @@ from scheduler_svc.frontend.answers.answer_context import AnswerContext
 from scheduler_svc.frontend.answers.event_ids import Position, number_of
 from scheduler_svc.frontend.answers.events import ChunkEvents, Events
 from scheduler_svc.frontend.answers.formats import format_of
-from scheduler_svc.frontend.answers.message_events import MessageEvents
+from scheduler_svc.frontend.answers.messages_api.events import MessageEvents
 
 
 def rest_of(

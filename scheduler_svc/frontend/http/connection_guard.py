@@ -12,7 +12,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from common.logging import QuietLog, get_logger
 from scheduler_svc.frontend.errors import ApiError
 from scheduler_svc.frontend.http.body_limit import is_upload
-from scheduler_svc.frontend.http.plain_answers import REQUEST_ID_HEADER, ErrorResponse, new_request_id
+from scheduler_svc.frontend.http.plain_answers import REQUEST_ID_HEADER, ErrorResponse, is_of_messages, new_request_id
 from scheduler_svc.frontend.http.strict_h11 import StrictConnection
 from scheduler_svc.frontend.link.request_counts import OTHER, RequestCounts
 
@@ -132,6 +132,8 @@ class ConnectionGuard(H11Protocol):
         """Answer, without waiting for a request that may never come, and close the connection."""
         request_id = new_request_id()
         response = ErrorResponse(error)
+        if self.cycle is not None and not self.cycle.response_complete and is_of_messages(self.scope):
+            response.take_message_shape()  # its head has come; without one nothing says what it is for
         headers = [*response.raw_headers, (REQUEST_ID_HEADER.encode(), request_id.encode()), (b"connection", b"close")]
         reason = HTTPStatus(error.status).phrase.encode()
         head = h11.Response(status_code=error.status, headers=headers, reason=reason)

@@ -10,6 +10,7 @@ from scheduler_svc.frontend.http.streaming import unless_disconnected
 from scheduler_svc.frontend.http.unsent_answers import UnsentAnswers
 from scheduler_svc.frontend.link.core_link import CoreLink
 from scheduler_svc.frontend.requests.embedding import tokenize_embedding
+from scheduler_svc.frontend.requests.pooled_request import PooledRequest
 from scheduler_svc.frontend.requests.pooled_schemas import EmbeddingRequest
 from scheduler_svc.frontend.requests.pooling_model import PoolingModel, task_state
 from scheduler_svc.frontend.requests.reader import RequestReader
@@ -35,21 +36,22 @@ class EmbeddingsApi:
 
     async def embeddings(self, request: Request) -> Response:
         """A vector for each input."""
-        client, tokenizer = client_of(request), self._model.tokenizer
         self._unsent.check()
-        async with read_body(request) as raw:
-            body = await self._reader.parse(raw, EmbeddingRequest, client, self._model.names)
-            state = task_state(self._link, "embed")
-            pooled = await self._long_work.run(len(raw), lambda: tokenize_embedding(body, tokenizer, state))
+        pooled, writer = await self._read(request)
         request.scope[ANSWER_ID] = pooled.request_id
-        writer = EmbeddingWriter(
-            body.dimensions,
-            tokenizer.hidden_size,
-            is_base64=body.encoding_format == "base64",
-            normalize=body.normalize,
-        )
-        answer = await pooled.open(self._link, client)
+        answer = await pooled.open(self._link, client_of(request))
         request.scope[IS_SUBMITTED] = True
         with answer:
             parts = await unless_disconnected(request.receive, writer.write(answer, self._model.names[0]))
         return PartsResponse(parts, {REQUEST_ID_HEADER: pooled.request_id}, self._unsent)
+
+    async def _read(self, request: Request) -> tuple[PooledRequest, EmbeddingWriter]:
+        """A request, tokenized, and what writes its answer. Its body ends here, long before the answer does."""
+        tokenizer = self._model.tokenizer
+        async with read_body(request) as raw:
+            body = await self._reader.parse(raw, EmbeddingRequest, client_of(request), self._model.names)
+            state = task_state(self._link, "embed")
+            pooled = await self._long_work.run(len(raw), lambda: tokenize_embedding(body, tokenizer, state))
+        is_base64 = body.encoding_format == "base64"
+        writer = EmbeddingWriter(body.dimensions, tokenizer.hidden_size, is_base64=is_base64, normalize=body.normalize)
+        return pooled, writer

@@ -1,4 +1,4 @@
-"""Turns every error that a request can end in into an HTTP answer in OpenAI's shape."""
+"""Turns every error that a request can end in into an HTTP answer, in the shape of the API that the request is for."""
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -10,7 +10,7 @@ from scheduler_svc.frontend.http.plain_answers import ANSWER_ID, ErrorResponse
 
 
 def install_error_handlers(app: FastAPI) -> None:
-    """Make every error of `app` answer in OpenAI's shape."""
+    """Make every error of `app` an `ErrorResponse`."""
 
     async def on_api_error(_: Request, error: Exception) -> Response:
         assert isinstance(error, ApiError)

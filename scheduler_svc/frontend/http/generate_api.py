@@ -1,12 +1,14 @@
 """OpenAI's endpoints that generate: completions and chats."""
 
+from collections.abc import Callable
 from functools import partial
-from typing import Literal
+from typing import Literal, TypeVar
 
 from fastapi import APIRouter, Request, Response
 
 from scheduler_svc.frontend.answers.events import ChunkEvents
 from scheduler_svc.frontend.answers.formats import format_of
+from scheduler_svc.frontend.answers.generation import Generation
 from scheduler_svc.frontend.http.json_body import read_body
 from scheduler_svc.frontend.http.permissions import client_of
 from scheduler_svc.frontend.http.plain_answers import ANSWER_ID, IS_SUBMITTED, REQUEST_ID_HEADER, json_response
@@ -19,6 +21,9 @@ from scheduler_svc.frontend.requests.generating import open_generation
 from scheduler_svc.frontend.requests.reader import RequestReader
 from scheduler_svc.frontend.requests.schemas import ChatRequest, CompletionRequest, GenerationRequest
 from scheduler_svc.frontend.requests.tokenized_request import TokenizedRequest, tokenize_completion
+from scheduler_svc.frontend.text.tokenizer import Tokenizer
+
+Body = TypeVar("Body", bound=GenerationRequest)
 
 
 class GenerateApi:
@@ -43,32 +48,38 @@ class GenerateApi:
 
     async def completions(self, request: Request) -> Response:
         """Continue one prompt or several."""
-        async with read_body(request) as raw:
-            body, tokenized = await self._reader.read(raw, CompletionRequest, tokenize_completion, client_of(request))
-        return await self._answer("completion", tokenized, body, request)
+        return await self._answer(
+            request, *await self._open("completion", request, CompletionRequest, tokenize_completion)
+        )
 
     async def chat_completions(self, request: Request) -> Response:
         """Answer a conversation."""
-        async with read_body(request) as raw:
-            body, tokenized = await self._reader.read(raw, ChatRequest, self._tokenize_chat, client_of(request))
-        return await self._answer("chat", tokenized, body, request)
+        return await self._answer(request, *await self._open("chat", request, ChatRequest, self._tokenize_chat))
 
-    async def _answer(
+    async def _open(
         self,
         kind: Literal["completion", "chat"],
-        tokenized: TokenizedRequest,
-        body: GenerationRequest,
         request: Request,
-    ) -> Response:
-        request.scope[ANSWER_ID] = tokenized.request_id
-        context = answer_context(kind, tokenized, body, self._model)
-        generation = await open_generation(self._link, self._reader.tokenizer, tokenized, context, client_of(request))
-        form = format_of(tokenized.request_id, context)
-        if body.stream:
-            events = ChunkEvents(form, generation.spec.position, has_ids=tokenized.is_resumable)
+        schema: type[Body],
+        tokenize: Callable[[Body, Tokenizer, int], TokenizedRequest],
+    ) -> tuple[Generation, bool]:
+        """The answer to a request, and whether it streams. Its body ends here, long before the answer does."""
+        client = client_of(request)
+        async with read_body(request) as raw:
+            body, tokenized = await self._reader.read(raw, schema, tokenize, client)
+            request.scope[ANSWER_ID] = tokenized.request_id
+            context = answer_context(kind, tokenized, body, self._model)
+            generation = await open_generation(self._link, self._reader.tokenizer, tokenized, context, client)
+        return generation, body.stream
+
+    async def _answer(self, request: Request, generation: Generation, streams: bool) -> Response:
+        spec = generation.spec
+        form = format_of(spec.answer_id, spec.context)
+        if streams:
+            events = ChunkEvents(form, spec.position, has_ids=spec.context.is_resumable)
             return EventStream(generation, events, keep_alive_s=self._keep_alive_s)
         request.scope[IS_SUBMITTED] = True
         with generation:
             choices = await unless_disconnected(request.receive, generation.whole())
         whole = form.whole(choices, generation.usage, generation.model)
-        return json_response(whole, {REQUEST_ID_HEADER: tokenized.request_id})
+        return json_response(whole, {REQUEST_ID_HEADER: spec.answer_id})

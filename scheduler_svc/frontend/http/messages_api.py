@@ -4,8 +4,9 @@ from functools import partial
 
 from fastapi import APIRouter, Request, Response
 
-from scheduler_svc.frontend.answers.message_events import MessageEvents, whole_message
-from scheduler_svc.frontend.answers.message_objects import MessageTokens
+from scheduler_svc.frontend.answers.generation import Generation
+from scheduler_svc.frontend.answers.messages_api.events import MessageEvents, whole_message
+from scheduler_svc.frontend.answers.messages_api.objects import MessageTokens
 from scheduler_svc.frontend.http.json_body import read_body
 from scheduler_svc.frontend.http.permissions import client_of
 from scheduler_svc.frontend.http.plain_answers import (
@@ -47,23 +48,29 @@ class MessagesApi:
 
     async def messages(self, request: Request) -> Response:
         """Answer a conversation."""
-        client = client_of(request)
-        async with read_body(request) as raw:
-            body, tokenized = await self._reader.read(raw, MessageRequest, self._tokenize, client)
-        answer_id = request.scope[ANSWER_ID] = tokenized.request_id
-        context = message_context(tokenized, body, self._model)
-        generation = await open_generation(self._link, self._reader.tokenizer, tokenized, context, client)
-        if body.stream:
-            num_prompt_tokens = generation.spec.num_prompt_tokens
-            events = MessageEvents(answer_id, context, num_prompt_tokens, has_ids=tokenized.is_resumable)
+        generation, streams = await self._open(request)
+        spec = generation.spec
+        if streams:
+            has_ids = spec.context.is_resumable
+            events = MessageEvents(spec.answer_id, spec.context, spec.num_prompt_tokens, has_ids=has_ids)
             return EventStream(generation, events, keep_alive_s=self._keep_alive_s)
         request.scope[IS_SUBMITTED] = True
         with generation:
             message = await unless_disconnected(request.receive, whole_message(generation))
-        return json_response(message, {REQUEST_ID_HEADER: answer_id})
+        return json_response(message, {REQUEST_ID_HEADER: spec.answer_id})
 
     async def count_tokens(self, request: Request) -> Response:
         """How many tokens the prompt of a request has."""
         async with read_body(request) as raw:
             _, tokenized = await self._reader.read(raw, CountTokensRequest, self._tokenize_to_count, client_of(request))
         return json_response(MessageTokens(sum(map(len, tokenized.prompts))))
+
+    async def _open(self, request: Request) -> tuple[Generation, bool]:
+        """The answer to a request, and whether it streams. Its body ends here, long before the answer does."""
+        client = client_of(request)
+        async with read_body(request) as raw:
+            body, tokenized = await self._reader.read(raw, MessageRequest, self._tokenize, client)
+            request.scope[ANSWER_ID] = tokenized.request_id
+            context = message_context(tokenized, body, self._model)
+            generation = await open_generation(self._link, self._reader.tokenizer, tokenized, context, client)
+        return generation, body.stream

@@ -9,7 +9,7 @@ from pydantic.json_schema import models_json_schema
 
 from common.messages import StatusReport
 from scheduler_svc.frontend.answers.batch_objects import Batch, BatchList, DeletedFile, FileList, FileObject
-from scheduler_svc.frontend.answers.message_objects import Message, MessageEvent, MessageTokens
+from scheduler_svc.frontend.answers.messages_api.objects import Message, MessageEvent, MessageTokens
 from scheduler_svc.frontend.answers.openai_objects import ChatChoice, ChatChunkChoice, ChatCompletion, Completion
 from scheduler_svc.frontend.answers.pooled_objects import EmbeddingList, Ranking, ScoreList
 from scheduler_svc.frontend.answers.responses.objects import DeletedResponse, InputItems, Response

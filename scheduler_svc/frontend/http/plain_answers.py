@@ -4,6 +4,7 @@ import asyncio
 import secrets
 from collections import deque
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from fastapi import Response
 from msgspec import Struct
@@ -32,7 +33,7 @@ def json_response(value: Struct, headers: dict[str, str] | None = None) -> Respo
     return Response(to_json(value), headers=headers, media_type="application/json")
 
 
-def is_of_messages(scope: Scope) -> bool:
+def is_of_messages(scope: Mapping[str, Any]) -> bool:
     """Whether a request is for Anthropic's API."""
     path: str = scope["path"]
     return path == MESSAGES_PATH or path.startswith(f"{MESSAGES_PATH}/")
@@ -69,10 +70,14 @@ class ErrorResponse(Response):
         super().__init__(error.body(), error.status, error.headers, media_type="application/json")
         self._error = error
 
+    def take_message_shape(self) -> None:
+        """Carry the error in Anthropic's shape instead of OpenAI's."""
+        self.body = to_json(self._error.message_answer())
+        self.headers["content-length"] = str(len(self.body))
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send it, and leave word of it for the log."""
         scope[ERROR] = self._error
         if is_of_messages(scope):
-            self.body = to_json(self._error.message_answer())
-            self.headers["content-length"] = str(len(self.body))
+            self.take_message_shape()
         await super().__call__(scope, receive, send)

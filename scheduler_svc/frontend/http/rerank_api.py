@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -37,6 +38,24 @@ SCORE_PATHS = ("/score", "/v1/score")
 Margins = npt.NDArray[np.float64]
 
 
+@dataclass(frozen=True)
+class Shown:
+    """What a rerank request's answer shows.
+
+    Attributes:
+        top_n: of the documents, None for all.
+        documents: their texts, None if the answer has none.
+    """
+
+    top_n: int | None
+    documents: list[str] | None
+
+    @staticmethod
+    def of(body: RerankRequest) -> "Shown":
+        """What `body` asks for."""
+        return Shown(body.top_n, body.documents if body.return_documents else None)
+
+
 class RerankApi:
     """POST /v1/rerank and /score, and their other names.
 
@@ -58,26 +77,35 @@ class RerankApi:
 
     async def rerank(self, request: Request) -> Response:
         """A query's documents, the most relevant one first."""
+        pooled, shown = await self._read_rerank(request)
+        version = "2" if request.url.path.startswith("/v2/") else "1"
+        return await self._answer(
+            request, pooled, lambda answer, margins: ranking(shown, margins, answer, self._model.names[0], version)
+        )
+
+    async def score(self, request: Request) -> Response:
+        """How relevant the second text of each pair is to its first."""
+        pooled = await self._read_score(request)
+        return await self._answer(
+            request, pooled, lambda answer, margins: _score_list(margins, answer, self._model.names[0])
+        )
+
+    # These end before the answer does, and a request's body with them.
+
+    async def _read_rerank(self, request: Request) -> tuple[PooledRequest, Shown]:
         async with read_body(request) as raw:
             body = await self._reader.parse(raw, RerankRequest, client_of(request), self._model.names)
             state = task_state(self._link, "score")
             size = work_of(len(raw), body, [body.query], body.documents)
             pooled = await self._long_work.run(size, lambda: tokenize_rerank(body, self._model, state))
-        version = "2" if request.url.path.startswith("/v2/") else "1"
-        return await self._answer(
-            request, pooled, lambda answer, margins: ranking(body, margins, answer, self._model.names[0], version)
-        )
+        return pooled, Shown.of(body)
 
-    async def score(self, request: Request) -> Response:
-        """How relevant the second text of each pair is to its first."""
+    async def _read_score(self, request: Request) -> PooledRequest:
         async with read_body(request) as raw:
             body = await self._reader.parse(raw, ScoreRequest, client_of(request), self._model.names)
             state = task_state(self._link, "score")
             size = work_of(len(raw), body, body.text_1, body.text_2)
-            pooled = await self._long_work.run(size, lambda: tokenize_score(body, self._model, state))
-        return await self._answer(
-            request, pooled, lambda answer, margins: _score_list(margins, answer, self._model.names[0])
-        )
+            return await self._long_work.run(size, lambda: tokenize_score(body, self._model, state))
 
     async def _answer(
         self, request: Request, pooled: PooledRequest, write: Callable[[PooledAnswer, Margins], Struct]
@@ -98,7 +126,7 @@ async def _margins(answer: PooledAnswer) -> Margins:
     return margins
 
 
-def ranking(body: RerankRequest, margins: Margins, answer: PooledAnswer, model: str, version: str) -> Ranking:
+def ranking(shown: Shown, margins: Margins, answer: PooledAnswer, model: str, version: str) -> Ranking:
     """The answer of a rerank request. Of equal margins, the earlier document comes first.
 
     Args:
@@ -106,9 +134,9 @@ def ranking(body: RerankRequest, margins: Margins, answer: PooledAnswer, model: 
         model: its name in the answer.
         version: of Cohere's API, whose client is told.
     """
-    order = np.argsort(-margins, kind="stable")[: body.top_n].tolist()
+    order = np.argsort(-margins, kind="stable")[: shown.top_n].tolist()
     scores = short_floats(relevance(margins[order]))
-    texts = [RankedDocument(body.documents[i]) if body.return_documents else UNSET for i in order]
+    texts = [UNSET if shown.documents is None else RankedDocument(shown.documents[i]) for i in order]
     results = [Ranked(index, score, text) for index, score, text in zip(order, scores, texts, strict=True)]
     return Ranking(answer.answer_id, model, results, answer.usage, RankingMeta(ApiVersion(version), BilledUnits()))
 

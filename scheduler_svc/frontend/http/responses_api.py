@@ -70,18 +70,16 @@ class ResponsesApi:
     async def create(self, request: Request) -> Response:
         """Answer a conversation."""
         client = client_of(request)
-        async with read_body(request) as raw:
-            body = await self._reader.parse(raw, ResponseRequest, client)
-            ready = await self._preparer.ready(body, len(raw), client)
+        ready = await self._read(request)
         request.scope[ANSWER_ID] = ready.spec.response_id
-        is_stored = body.store and self._stored is not None
+        is_stored = ready.is_stored and self._stored is not None
         if is_stored:
             await self._store.check_room(client.name)
         if ready.spec.is_background:
-            return await self._in_background(ready, request, streams=body.stream)
+            return await self._in_background(ready, request, streams=ready.streams)
         generation = await open_generation(self._link, self._reader.tokenizer, ready.tokenized, ready.context, client)
         answer = _Answer(generation, ready, self._store if is_stored else None, client.name)
-        if body.stream:
+        if ready.streams:
             return EventStream(generation, answer.events, keep_alive_s=self._keep_alive_s, at_end=answer.keep)
         request.scope[IS_SUBMITTED] = True
         with generation:
@@ -145,6 +143,13 @@ class ResponsesApi:
             return InputItems(items, first, last, has_more=has_more)
 
         return _json(response_id, await self._reader.long_work(len(data), work))
+
+    async def _read(self, request: Request) -> ReadyResponse:
+        """A request made ready. Its body ends here, long before the answer does."""
+        client = client_of(request)
+        async with read_body(request) as raw:
+            body = await self._reader.parse(raw, ResponseRequest, client)
+            return await self._preparer.ready(body, len(raw), client)
 
     @property
     def _store(self) -> ResponseStore:

@@ -29,8 +29,14 @@ def _documents(value: Any) -> Any:
     """Documents, each as a text or as an object with one -> a list of texts."""
     if not isinstance(value, list):
         raise PydanticCustomError("documents_type", "it should be a list of strings or of objects with a 'text'")
-    texts = [item.get("text") if isinstance(item, dict) and item.keys() == {"text"} else item for item in value]
-    for number, text in enumerate(texts):
+    texts = [item.get("text") if isinstance(item, dict) else item for item in value]
+    for number, (item, text) in enumerate(zip(value, texts, strict=True)):
+        if isinstance(item, dict) and (others := sorted(item.keys() - {"text"})):
+            raise PydanticCustomError(
+                "unsupported_parameter",
+                "only texts are ranked, and document {number} has {name} too",
+                {"number": number, "name": repr(others[0][:50])},
+            )
         if not isinstance(text, str):
             raise PydanticCustomError(
                 "documents_type",

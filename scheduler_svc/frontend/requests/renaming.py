@@ -1,9 +1,11 @@
 """Errors of chats in the words of another API, whose requests become chats."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TypeVar
 
 from scheduler_svc.frontend.errors import ApiError
+from scheduler_svc.frontend.requests.tokenized_request import TokenizedRequest
 
 Result = TypeVar("Result")
 
@@ -18,6 +20,14 @@ def in_words_of(names: Mapping[str, str], work: Callable[[], Result]) -> Result:
         return work()
     except ApiError as error:
         raise renamed(error, names) from error
+
+
+def tokenized_in_words_of(names: Mapping[str, str], tokenize: Callable[[], TokenizedRequest]) -> TokenizedRequest:
+    """`in_words_of` for a chat that is tokenized: its grammar, which may be refused later, has the other name too."""
+    tokenized = in_words_of(names, tokenize)
+    if (asked := tokenized.grammar) is None:
+        return tokenized
+    return replace(tokenized, grammar=asked._replace(param=names.get(asked.param, asked.param)))
 
 
 def renamed(error: ApiError, names: Mapping[str, str]) -> ApiError:

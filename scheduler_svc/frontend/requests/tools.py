@@ -1,7 +1,7 @@
 """Tools of a chat, and which of them its answer may or must call."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal, NoReturn
 
@@ -46,12 +46,17 @@ class Tool(Lenient):
 
 def different_names(tools: list[Tool]) -> list[Tool]:
     """The tools, if each has a name of its own."""
-    seen: set[str] = set()
-    for tool in tools:
-        if tool.function.name in seen:
-            raise PydanticCustomError("tools", "two have the name {name}", {"name": repr(tool.function.name)})
-        seen.add(tool.function.name)
+    check_different(tool.function.name for tool in tools)
     return tools
+
+
+def check_different(names: Iterable[str]) -> None:
+    """Refuse tools of which two have one name."""
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise PydanticCustomError("tools", "two have the name {name}", {"name": repr(name)})
+        seen.add(name)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """A request of Anthropic's API as the chat that it is."""
 
 from collections.abc import Iterator, Sequence
-from itertools import groupby
+from itertools import groupby, takewhile
 from typing import Any
 
 from scheduler_svc.frontend.errors import ApiError
@@ -54,13 +54,12 @@ def _system(texts: Sequence[ResultText]) -> list[ChatMessage]:
 
 
 def _continues(turns: Sequence[Turn]) -> bool:
-    """Whether the answer goes on with the last message."""
-    if turns[-1].role != "assistant":
-        return False
-    if any(block.type == "tool_use" for block in turns[-1].content):
+    """Whether the answer goes on with the last message, which may consist of several turns."""
+    last = list(takewhile(lambda turn: turn.role == "assistant", reversed(turns)))
+    if any(block.type == "tool_use" for turn in last for block in turn.content):
         message = "The last message calls a tool: send its result behind that, in a message of the user."
         raise ApiError(400, message, code="invalid_value", param="messages")
-    return True
+    return bool(last)
 
 
 def _conversation(turns: Sequence[Turn]) -> Iterator[ChatMessage]:

@@ -13,7 +13,7 @@ from scheduler_svc.frontend.requests.off_values import OffForMessages
 from scheduler_svc.frontend.requests.sampling import MAX_STOPS
 from scheduler_svc.frontend.requests.schemas import REQUEST_ID
 from scheduler_svc.frontend.requests.strict import Allowing, Lenient, Strict
-from scheduler_svc.frontend.requests.tools import MAX_TOOLS
+from scheduler_svc.frontend.requests.tools import MAX_TOOLS, check_different
 
 TOOL_NAME = r"^[a-zA-Z0-9_.-]{1,128}$"
 
@@ -21,7 +21,9 @@ TOOL_NAME = r"^[a-zA-Z0-9_.-]{1,128}$"
 def _is_custom(kind: str) -> str:
     if kind != "custom":
         raise PydanticCustomError(
-            "unsupported_parameter", "this server has no tools of its own, and so no {kind}", {"kind": repr(kind[:50])}
+            "unsupported_parameter",
+            "only tools of the type 'custom', which have their schema with them, are known here, and no {kind}",
+            {"kind": repr(kind[:50])},
         )
     return kind
 
@@ -42,11 +44,7 @@ class MessageTool(Lenient):
 
 
 def _different_names(tools: list[MessageTool]) -> list[MessageTool]:
-    seen: set[str] = set()
-    for tool in tools:
-        if tool.name in seen:
-            raise PydanticCustomError("tools", "two have the name {name}", {"name": repr(tool.name)})
-        seen.add(tool.name)
+    check_different(tool.name for tool in tools)
     return tools
 
 

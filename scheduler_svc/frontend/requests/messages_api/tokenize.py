@@ -13,17 +13,9 @@ from scheduler_svc.frontend.requests.chat import tokenize_chat
 from scheduler_svc.frontend.requests.chat_style import ChatStyle
 from scheduler_svc.frontend.requests.messages_api.chat import chat_request
 from scheduler_svc.frontend.requests.messages_api.schemas import MessageRequest
-from scheduler_svc.frontend.requests.renaming import renamed
+from scheduler_svc.frontend.requests.renaming import tokenized_in_words_of
 from scheduler_svc.frontend.requests.tokenized_request import TokenizedRequest
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
-
-_NAMES: Mapping[str, str] = {
-    "thinking_token_budget": "thinking.budget_tokens",
-    "reasoning_effort": "thinking",
-    "response_format": "output_config.format",
-    "response_format.json_schema.schema": "output_config.format.schema",
-}
-"""A chat's parameters that have other names here."""
 
 
 def tokenize_message(
@@ -35,16 +27,18 @@ def tokenize_message(
     if max_model_len:
         chat = chat.model_copy(update={"max_tokens": None})
     try:
-        tokenized = tokenize_chat(chat, tokenizer, max_model_len, style)
+        tokenized = tokenized_in_words_of(_names(body), lambda: tokenize_chat(chat, tokenizer, max_model_len, style))
     except ApiError as error:
-        raise _renamed(error) from error
+        if error.code != "context_length_exceeded":
+            raise
+        # By these words agents know that they have to sum up.
+        message = f"prompt is too long: {error.message}"
+        raise ApiError(error.status, message, code=error.code, param=error.param) from error
     [params] = tokenized.params
-    if body.max_tokens <= params.max_tokens:
-        params = msgspec.structs.replace(params, max_tokens=body.max_tokens)
-        tokenized = replace(tokenized, params=[params], may_shorten=False)
-    if (asked := tokenized.grammar) is None:
+    if body.max_tokens > params.max_tokens:
         return tokenized
-    return replace(tokenized, grammar=asked._replace(param=_NAMES.get(asked.param, asked.param)))
+    params = msgspec.structs.replace(params, max_tokens=body.max_tokens)
+    return replace(tokenized, params=[params], may_shorten=False)
 
 
 def tokenize_to_count(
@@ -79,9 +73,12 @@ def message_context(tokenized: TokenizedRequest, body: MessageRequest, model: st
     )
 
 
-def _renamed(error: ApiError) -> ApiError:
-    """The error in the words of this API."""
-    own = renamed(error, _NAMES)
-    if own.code == "context_length_exceeded":  # by these words agents know that they have to sum up
-        return ApiError(own.status, f"prompt is too long: {own.message}", code=own.code, param=own.param)
-    return own
+def _names(body: MessageRequest) -> Mapping[str, str]:
+    """A chat's parameters that have other names in this request."""
+    form = "output_format" if body.output_format is not None else "output_config.format"
+    return {
+        "thinking_token_budget": "thinking.budget_tokens",
+        "reasoning_effort": "thinking",
+        "response_format": form,
+        "response_format.json_schema.schema": f"{form}.schema",
+    }

@@ -15,7 +15,7 @@ from scheduler_svc.frontend.requests.answer_context import answer_context
 from scheduler_svc.frontend.requests.chat import tokenize_chat
 from scheduler_svc.frontend.requests.chat_style import ChatStyle
 from scheduler_svc.frontend.requests.reader import RequestReader
-from scheduler_svc.frontend.requests.renaming import in_words_of
+from scheduler_svc.frontend.requests.renaming import in_words_of, tokenized_in_words_of
 from scheduler_svc.frontend.requests.responses.conversation import NAMES, chat_of
 from scheduler_svc.frontend.requests.responses.head import head_json
 from scheduler_svc.frontend.requests.responses.items import Item
@@ -36,12 +36,16 @@ class ReadyResponse:
 
     Attributes:
         asked: what the store is to have of it.
+        is_stored: whether the client wants it stored.
+        streams: whether its answer does.
     """
 
     tokenized: TokenizedRequest
     context: AnswerContext
     spec: ResponseSpec
     asked: AskedToStore
+    is_stored: bool
+    streams: bool
 
 
 class ResponsePreparer:
@@ -78,11 +82,8 @@ class ResponsePreparer:
 
     def _tokenize(self, chat: ChatRequest, tokenizer: Tokenizer, max_model_len: int) -> TokenizedRequest:
         """As `tokenize_chat`, in the words of this API."""
-        tokenized = in_words_of(NAMES, lambda: tokenize_chat(chat, tokenizer, max_model_len, self._style))
-        tokenized = _with_few_logprobs(tokenized)
-        if (asked := tokenized.grammar) is None:
-            return tokenized
-        return replace(tokenized, grammar=asked._replace(param=NAMES.get(asked.param, asked.param)))
+        tokenized = tokenized_in_words_of(NAMES, lambda: tokenize_chat(chat, tokenizer, max_model_len, self._style))
+        return _with_few_logprobs(tokenized)
 
     def _assembled(
         self, body: ResponseRequest, chat: ChatRequest, tokenized: TokenizedRequest, own: list[Item]
@@ -94,7 +95,7 @@ class ResponsePreparer:
         in_summary = body.reasoning is not None and body.reasoning.has_summary
         spec = ResponseSpec(response_id, head, in_summary, ENCRYPTED in body.include, body.background)
         asked = AskedToStore(response_id, body.previous_response_id, head, written(own, response_id))
-        return ReadyResponse(tokenized, context, spec, asked)
+        return ReadyResponse(tokenized, context, spec, asked, is_stored=body.store, streams=body.stream)
 
     def _stored_if_possible(self, body: ResponseRequest) -> ResponseRequest:
         """The request, which says whether it will be stored. Raises ApiError (400) if it needs a store that is not

@@ -7,8 +7,8 @@ from msgspec import UNSET, Struct
 from scheduler_svc.frontend.answers.answer_context import AnswerContext
 from scheduler_svc.frontend.answers.choice import Piece
 from scheduler_svc.frontend.answers.generation import Generation
-from scheduler_svc.frontend.answers.message_blocks import MessageBlocks, WholeBlocks
-from scheduler_svc.frontend.answers.message_objects import (
+from scheduler_svc.frontend.answers.messages_api.blocks import MessageBlocks, WholeBlocks
+from scheduler_svc.frontend.answers.messages_api.objects import (
     Message,
     MessageDelta,
     MessageEnd,

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from msgspec import Raw
 
 from scheduler_svc.frontend.answers.choice import Piece
-from scheduler_svc.frontend.answers.message_objects import (
+from scheduler_svc.frontend.answers.messages_api.objects import (
     BlockDelta,
     BlockEvent,
     BlockStart,

@@ -1,0 +1,1 @@
+"""An answer as one of the messages of Anthropic's API."""
