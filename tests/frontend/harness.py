@@ -1,6 +1,7 @@
 """The real frontend process in front of a fake core."""
 
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -64,6 +65,17 @@ class Frontend:
     def post(self, path: str, body: object) -> httpx.Response:
         """A request that the client would not make."""
         return httpx.post(f"{self.url}{path}", json=body, timeout=20)
+
+    def begin(self, path: str, body: object, num_submits: int = 1, **headers: str) -> socket.socket:
+        """The connection of a request, of which the core has so many parts. The client goes when it is closed."""
+        before, content = len(self.core.submits), json.dumps(body).encode()
+        headers = {"host": "x", "content-type": "application/json", "content-length": str(len(content))} | headers
+        head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+        connection = socket.create_connection(("127.0.0.1", int(self.url.rpartition(":")[2])), timeout=60)
+        connection.sendall(f"POST {path} HTTP/1.1\r\n{head}\r\n".encode() + content)
+        wanted = before + num_submits
+        eventually(lambda: len(self.core.submits) >= wanted, 60, lambda: f"that the core has the request:\n{self.log}")
+        return connection
 
     def stop(self) -> int:
         """SIGTERM, and the exit status."""

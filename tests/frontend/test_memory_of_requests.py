@@ -1,9 +1,7 @@
 """What requests hold in memory while they are computed: their tokens, and none of what was sent."""
 
 import contextlib
-import json
 import os
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +9,6 @@ import pytest
 
 from tests.frontend.fake_core import silence
 from tests.frontend.harness import MODEL, Frontend, running_frontend
-from tests.support.eventually import eventually
 from tests.support.pooling_folders import make_embedder, make_reranker
 
 NUM_REQUESTS = 12
@@ -42,21 +39,13 @@ def resident_mb(frontend: Frontend) -> float:
     return num_pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
-def ask(frontend: Frontend, path: str) -> socket.socket:
-    """Send a request, and return when it is computed."""
-    before, body = len(frontend.core.submits), json.dumps(BODIES[path]).encode()
-    connection = socket.create_connection(("127.0.0.1", int(frontend.url.rpartition(":")[2])), timeout=60)
-    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
-    connection.sendall(head.encode() + body)
-    eventually(lambda: len(frontend.core.submits) > before, 60, lambda: f"that it is computed:\n{frontend.log}")
-    return connection
-
-
 @pytest.mark.parametrize("path", BODIES)
 def test_a_body_is_in_memory_no_longer_when_its_request_is_computed(frontend: Frontend, path: str):
     with contextlib.ExitStack() as open_connections:
-        open_connections.enter_context(ask(frontend, path))  # what the first one takes, the process keeps
+        open_connections.enter_context(
+            frontend.begin(path, BODIES[path])
+        )  # what the first one takes, the process keeps
         at_first = resident_mb(frontend)
         for _ in range(NUM_REQUESTS - 1):
-            open_connections.enter_context(ask(frontend, path))
+            open_connections.enter_context(frontend.begin(path, BODIES[path]))
         assert resident_mb(frontend) - at_first < NUM_REQUESTS * len(SENT) / 1e6 / 2
