@@ -70,7 +70,7 @@ def resuming_service_options(command: Decorated) -> Decorated:
         default=60.0,
         show_default=True,
         type=click.FloatRange(min=0),
-        help="Seconds to wait for a service that restarts in the middle of an answer, which then goes on; 0: none.",
+        help="Seconds to wait for a service that restarts in the middle of the work, which then goes on; 0: none.",
     )
     @wraps(command)
     def with_reconnect(service: ServiceAddress, reconnect_timeout_s: float, **options: Any) -> Any:

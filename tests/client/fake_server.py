@@ -144,7 +144,7 @@ class FakeServer:
         body = await request.json()
         self.requests.append({**body, "path": request.url.path, "authorization": request.headers.get("authorization")})
         if self.script and (action := self.script.popleft()):
-            return _refusal(action)
+            return _Broken() if isinstance(action, Drop) else _refusal(action)
         data = [
             {"index": index, "object": "embedding", "embedding": base64.b64encode(vector_of(text).tobytes()).decode()}
             for index, text in enumerate(body["input"])

@@ -54,7 +54,7 @@ def answer_batch(
         is_remote = not how.direct and can_be_remote(todo(), in_path.stat().st_size) and takes_batches(api)
         if is_remote:
             place = {line.custom_id: number for number, line in enumerate(read_batch(in_path))}
-            remote = RemoteBatch(api, output, out_path, url=service.url, patience_s=service.reconnect_timeout_s)
+            remote = RemoteBatch(api, output, out_path, url=service.url)
             with _told(tally):
                 return remote.run(Todo(todo(), place, model), tally)
     run = run_batch(

@@ -6,20 +6,17 @@ While it runs, a file beside the output has its id, so that a second run of the 
 import heapq
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
-import click
 import msgspec
 
 from scheduler_svc.client.batch.files import BatchError, BatchLine, BatchResponse, BatchResult, ResultFile
-from scheduler_svc.client.errors import RequestFailed, ServiceSilent, WrongFile
+from scheduler_svc.client.errors import RequestFailed, WrongFile
 from scheduler_svc.client.http.api import Api, Json
-from scheduler_svc.client.http.backoff import backoff_s
 from scheduler_svc.client.http.failures import error_message
-from scheduler_svc.client.http.resume import is_outage
-from scheduler_svc.client.output import OutageNotice, say
+from scheduler_svc.client.output import say
 from scheduler_svc.client.progress import Tally
 
 WINDOW = "24h"
@@ -29,8 +26,6 @@ ENDED = ("completed", "failed", "expired", "cancelled")
 UNFINISHED = ("batch_expired",)  # lines that a second run sends again
 FIRST_POLL_S, LAST_POLL_S = 0.1, 2.0
 MAX_ERRORS_SHOWN = 10
-
-Result = TypeVar("Result")
 
 
 class RemoteName(msgspec.Struct, frozen=True):
@@ -80,16 +75,13 @@ class RemoteBatch:
 
     Args:
         output: where results go; its path names the file with the batch's id.
-        patience_s: how long an outage of the service may last.
     """
 
-    def __init__(self, api: Api, output: ResultFile, out_path: Path, *, url: str, patience_s: float) -> None:
+    def __init__(self, api: Api, output: ResultFile, out_path: Path, *, url: str) -> None:
         self._api = api
         self._output = output
         self._note = out_path.with_name(out_path.name + ".batch")
         self._url = url
-        self._patience_s = patience_s
-        self._outage = OutageNotice(patience_s)
 
     def run(self, todo: Todo, tally: Tally) -> int:
         """Have all lines answered, and write their results in the order of the input.
@@ -133,7 +125,7 @@ class RemoteBatch:
         if name.url != self._url:
             return None
         try:
-            batch = self._patiently(lambda: self._seen(name.batch_id))
+            batch = self._api.patiently(lambda: self._seen(name.batch_id))
         except RequestFailed as error:
             if error.status == 404:
                 return None
@@ -164,7 +156,7 @@ class RemoteBatch:
         while batch["status"] not in ENDED:
             time.sleep(min(FIRST_POLL_S * 2**num_looks, LAST_POLL_S))
             num_looks = min(num_looks + 1, 8)
-            batch = self._patiently(lambda: self._seen(batch["id"]))  # noqa: B023  # it is called at once
+            batch = self._api.patiently(lambda: self._seen(batch["id"]))  # noqa: B023  # it is called at once
             counts = batch["request_counts"]
             tally.done = min(counts["completed"] + counts["failed"], tally.total)
         return batch
@@ -190,7 +182,7 @@ class RemoteBatch:
                 written[result.custom_id] = result.error is not None
                 tally.tokens += _completion_tokens(result)
 
-        self._patiently(fetch)
+        self._api.patiently(fetch)
         tally.done = len(written)
         return sum(written.values()), max(tally.total - len(written), 0)
 
@@ -207,26 +199,6 @@ class RemoteBatch:
         for name in ("input_file_id", "output_file_id", "error_file_id"):
             if batch[name] is not None:
                 self._api.delete_quietly(f"/v1/files/{batch[name]}")
-
-    def _patiently(self, call: Callable[[], Result]) -> Result:
-        """What a call that may be repeated gives, once the service is there."""
-        since_s: float | None = None
-        attempt = 0
-        while True:
-            try:
-                result = call()
-            except click.ClickException as error:
-                now_s = time.monotonic()
-                since_s = now_s if since_s is None else since_s
-                may_pass = is_outage(error) or isinstance(error, ServiceSilent)
-                if not may_pass or now_s - since_s >= self._patience_s:
-                    raise
-                self._outage.away()
-                time.sleep(backoff_s(attempt, FIRST_POLL_S, LAST_POLL_S))
-                attempt += 1
-            else:
-                self._outage.back()
-                return result
 
 
 def _place(found: tuple[int, BatchResult]) -> int:

@@ -22,7 +22,7 @@ from scheduler_svc.client.errors import (
 )
 from scheduler_svc.client.http.api import CANCEL_TIMEOUT_S, Json
 from scheduler_svc.client.http.backoff import backoff_s
-from scheduler_svc.client.http.failures import error_code, error_message, failure, translated_errors
+from scheduler_svc.client.http.failures import error_code, error_message, failure, seconds_of, translated_errors
 from scheduler_svc.client.http.resume import Resumption
 from scheduler_svc.client.http.sse import DONE, EventParser
 from scheduler_svc.client.http.whole_answer import WholeAnswer
@@ -49,10 +49,7 @@ class RetryPolicy:
             retry_after: the header's value; a number of seconds is a lower bound, a date is ignored.
         """
         delay_s = backoff_s(attempt, _FIRST_DELAY_S, _MAX_DELAY_S)
-        try:
-            return max(delay_s, float(retry_after or 0))
-        except ValueError:
-            return delay_s
+        return max(delay_s, seconds_of(retry_after))
 
 
 class BatchSender:

@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from scheduler_svc.client.errors import EXIT_CODES_HELP, EXIT_FAILED
-from scheduler_svc.client.options import model_option, service_options
+from scheduler_svc.client.options import model_option, resuming_service_options
 from scheduler_svc.client.output import say
 from scheduler_svc.client.service_address import ServiceAddress
 
@@ -22,7 +22,7 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
               "sent again that met an overload, a restart or a broken connection.")  # fmt: skip
 @click.option("--ordered", is_flag=True, help="Write results in the order of the input.")
 @model_option
-@service_options
+@resuming_service_options
 @click.pass_context
 def command(
     ctx: click.Context,

@@ -7,7 +7,7 @@ import click
 
 from scheduler_svc.client.errors import EXIT_CODES_HELP
 from scheduler_svc.client.http.connect import connect
-from scheduler_svc.client.options import service_options
+from scheduler_svc.client.options import resuming_service_options
 from scheduler_svc.client.service_address import ServiceAddress
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
@@ -28,7 +28,7 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
               "jsonl elsewhere]")  # fmt: skip
 @click.option("--output", type=_FILE, help="File to write instead of stdout.")
 @click.option("--model", help="Name as in /v1/models. Default: the first one there that embeds.")
-@service_options
+@resuming_service_options
 def command(
     *,
     texts: tuple[str, ...],

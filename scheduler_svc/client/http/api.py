@@ -3,9 +3,9 @@
 import contextlib
 import http
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from types import TracebackType
-from typing import Any, BinaryIO, Self
+from typing import Any, BinaryIO, Self, TypeVar
 from urllib.parse import quote, urlsplit
 
 import click
@@ -23,6 +23,7 @@ from scheduler_svc.client.errors import (
 from scheduler_svc.client.http.event_source import Chunks, EventSource
 from scheduler_svc.client.http.failures import raise_for_error, translated_errors
 from scheduler_svc.client.http.keepalive import KEEPALIVE_OPTIONS
+from scheduler_svc.client.http.repeating import may_pass, repeated
 from scheduler_svc.client.http.resume import SESSION_HEADER, Resumption, is_outage
 from scheduler_svc.client.http.sse import EventParser
 from scheduler_svc.client.http.whole_answer import WholeAnswer
@@ -30,6 +31,7 @@ from scheduler_svc.client.output import OutageNotice
 from scheduler_svc.client.service_address import ServiceAddress
 
 Json = dict[str, Any]
+Result = TypeVar("Result")
 
 CONNECT_TIMEOUT_S = 5.0
 CANCEL_TIMEOUT_S = 2.0
@@ -170,6 +172,20 @@ class Api:
         """Try a DELETE."""
         with contextlib.suppress(httpx.HTTPError):
             self._http.delete(path, timeout=CANCEL_TIMEOUT_S)
+
+    def patiently(self, call: Callable[[], Result]) -> Result:
+        """What a call of other methods gives, once the service is there for it; it may be repeated.
+
+        Raises:
+            click.ClickException: as the call does: for a service that was never reached, an error that does not pass,
+                or one that did not pass within the time to reconnect.
+        """
+
+        def is_waited_for(error: click.ClickException) -> bool:
+            self._was_there = self._was_there or not isinstance(error, ServiceUnreachable)
+            return self._was_there and may_pass(error)
+
+        return repeated(call, is_waited_for, self._reconnect_timeout_s, self._outage)
 
     def complete(self, path: str, body: Json) -> Json:
         """The whole answer to a request that generates. It is read as a stream, as a stream can be resumed."""
