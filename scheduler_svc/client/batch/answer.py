@@ -12,7 +12,7 @@ from scheduler_svc.client.batch.remote import RemoteBatch, can_be_remote, takes_
 from scheduler_svc.client.batch.remote_start import Todo
 from scheduler_svc.client.batch.run import run_batch
 from scheduler_svc.client.batch.sender import RetryPolicy
-from scheduler_svc.client.errors import WrongFile
+from scheduler_svc.client.errors import RequestFailed, WrongFile
 from scheduler_svc.client.http.connect import connect
 from scheduler_svc.client.output import duration, say
 from scheduler_svc.client.progress import ProgressReport, Tally
@@ -46,7 +46,8 @@ def answer_batch(
         tally: is kept up to date, and told at the end.
 
     Raises:
-        WrongFile, RequestFailed, ServiceUnreachable: as `RemoteBatch.run` and `run_batch` do.
+        WrongFile, RequestFailed, ServiceUnreachable: as `RemoteBatch.run` and `run_batch` do. Also: the service has a
+            batch for this output, and the lines would be sent one by one; the input has changed since it was checked.
     """
 
     def todo() -> Iterator[BatchLine]:
@@ -81,7 +82,10 @@ def answer_batch(
         tally=tally,
     )
     with _told(tally):
-        return asyncio.run(run)
+        num_failed = asyncio.run(run)
+    if tally.done < tally.total:
+        raise RequestFailed(f"only {tally.done} of {tally.total} lines were in {in_path} when they were sent")
+    return num_failed
 
 
 @contextmanager

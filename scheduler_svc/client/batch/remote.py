@@ -7,7 +7,6 @@ import heapq
 import time
 from collections.abc import Iterable, Iterator
 from http import HTTPStatus
-from typing import Any
 
 import msgspec
 
@@ -40,13 +39,13 @@ def takes_batches(api: Api) -> bool:
 
 
 def can_be_remote(lines: Iterable[BatchLine], num_bytes: int) -> bool:
-    """Whether the service could take these lines as one batch: few enough, and of one endpoint."""
+    """Whether the service could take these lines as one batch: some, few enough, and of one endpoint."""
     urls: set[str] = set()
     for number, line in enumerate(lines):
         urls.add(line.url)
         if len(urls) > 1 or number >= MAX_LINES:
             return False
-    return num_bytes <= MAX_INPUT_BYTES
+    return bool(urls) and num_bytes <= MAX_INPUT_BYTES
 
 
 class RemoteBatch:
@@ -130,7 +129,7 @@ class RemoteBatch:
                     continue
                 self._output.append(result)
                 written[result.custom_id] = result.error is not None
-                tally.tokens += _completion_tokens(result)
+                tally.tokens += result.completion_tokens
 
         try:
             self._api.patiently(fetch)
@@ -138,7 +137,8 @@ class RemoteBatch:
             if error.status != HTTPStatus.NOT_FOUND:
                 raise
             raise RequestFailed(
-                f"the results of {batch['id']} are gone from the service, which keeps files for some time only: {error} "
+                f"the results of {batch['id']} are gone from the service, which keeps files for a limited time: "
+                f"{error} "
                 f"Delete {self._note.path}, and the same command sends the lines that have no result",
                 status=error.status,
                 code=error.code,
@@ -191,11 +191,3 @@ def _refused(batch: Json) -> WrongFile:
 def _reasons(batch: Json) -> list[str]:
     errors: list[Json] = (batch.get("errors") or {}).get("data") or []
     return [f"line {error['line']}: {error['message']}" if error.get("line") else error["message"] for error in errors]
-
-
-def _completion_tokens(result: BatchResult) -> int:
-    """Tokens generated for a line, as its answer states them."""
-    if result.response is None or result.error is not None:
-        return 0
-    body: Any = result.response.body
-    return int((body.get("usage") or {}).get("completion_tokens") or 0)
