@@ -73,6 +73,6 @@ class FleetMisconfigured(FleetError):
 
 
 class WrongFile(click.ClickException):
-    """A batch's input or output file cannot be used; nothing has been sent."""
+    """A file, or what stdin gives, cannot be used; nothing has been sent."""
 
     exit_code = EXIT_USAGE

@@ -8,14 +8,12 @@ import time
 from collections.abc import Iterable, Iterator
 from http import HTTPStatus
 
-import msgspec
-
 from scheduler_svc.client.batch.files import BatchError, BatchLine, BatchResponse, BatchResult, ResultFile
 from scheduler_svc.client.batch.note import NoteFile
 from scheduler_svc.client.batch.remote_start import RemoteStart, Todo
 from scheduler_svc.client.errors import RequestFailed, WrongFile
 from scheduler_svc.client.http.api import Api, Json
-from scheduler_svc.client.http.failures import error_message
+from scheduler_svc.client.http.failures import error_message, json_object
 from scheduler_svc.client.output import say
 from scheduler_svc.client.progress import Tally
 
@@ -30,7 +28,7 @@ MAX_ERRORS_SHOWN = 10
 def takes_batches(api: Api) -> bool:
     """Whether the service runs batches itself. Raises what `Api.get` raises for a service that does not answer."""
     try:
-        api.get("/v1/batches?limit=1")
+        api.get_json("/v1/batches?limit=1")
     except RequestFailed as error:
         if error.status in (404, 405):
             return False
@@ -153,7 +151,7 @@ class RemoteBatch:
             RequestFailed: one is of no line of the input.
         """
         for line in self._api.lines(f"/v1/files/{file_id}/content"):
-            result = _result(msgspec.json.decode(line))
+            result = _result(json_object(line, file_id))
             if result.custom_id not in place:
                 raise RequestFailed(f"{file_id} has a result of {result.custom_id!r}, which is no line of the input")
             yield place[result.custom_id], result

@@ -69,8 +69,7 @@ class RemoteStart:
 
     def seen(self, batch_id: str) -> Json:
         """A batch as it is now."""
-        batch: Json = msgspec.json.decode(self._api.get(f"/v1/batches/{batch_id}"))
-        return batch
+        return self._api.get_json(f"/v1/batches/{batch_id}")
 
     # --- of an earlier run ---
 
@@ -114,7 +113,7 @@ class RemoteStart:
         """The batch that was made of a file, if any."""
         after, has_more = "", True
         while has_more:
-            page: Json = msgspec.json.decode(self._api.get(f"/v1/batches?limit={_PAGE}{after}"))
+            page = self._api.get_json(f"/v1/batches?limit={_PAGE}{after}")
             for batch in page["data"]:
                 if batch["input_file_id"] == input_file_id:
                     return dict(batch)

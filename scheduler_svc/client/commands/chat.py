@@ -16,6 +16,7 @@ from scheduler_svc.client.options import (
     tools_option,
 )
 from scheduler_svc.client.service_address import ServiceAddress
+from scheduler_svc.client.texts import stdin_text
 
 
 @click.command(epilog=EXIT_CODES_HELP)
@@ -60,4 +61,4 @@ def command(
         if sys.stdin.isatty():
             talk(conversation)
         else:
-            conversation.ask(sys.stdin.read())
+            conversation.ask(stdin_text())

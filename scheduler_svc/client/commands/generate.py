@@ -19,6 +19,7 @@ from scheduler_svc.client.options import (
 )
 from scheduler_svc.client.output import AnswerTimer
 from scheduler_svc.client.service_address import ServiceAddress
+from scheduler_svc.client.texts import stdin_text
 
 if TYPE_CHECKING:
     from scheduler_svc.client.http.api import Api, Json
@@ -68,7 +69,7 @@ def command(
     if prompt is None and sys.stdin.isatty():
         raise click.UsageError("no PROMPT; give one, or pipe one in")
     if prompt in (None, "-"):
-        prompt = sys.stdin.read()
+        prompt = stdin_text()
     question = Question(prompt, tools, schema, logprobs)
     with connect(service) as api:
         body = {"model": api.model_name(model), "n": n, **question.body(), **sampling}

@@ -18,6 +18,7 @@ from scheduler_svc.client.options import (
     tools_option,
 )
 from scheduler_svc.client.service_address import ServiceAddress
+from scheduler_svc.client.texts import stdin_text
 
 _show_thinking = click.option("--show-thinking", "shows_thought", is_flag=True, help="Write thoughts too, to stderr.")
 _json = click.option("--json", "as_json", is_flag=True, help="Write the response as one JSON object.")
@@ -222,7 +223,7 @@ def items(*, response_id: str, as_json: bool, service: ServiceAddress) -> None:
 def _read(prompt: str | None) -> str:
     if prompt is None and sys.stdin.isatty():
         raise click.UsageError("no PROMPT; give one, or pipe one in")
-    return sys.stdin.read() if prompt in (None, "-") else str(prompt)
+    return stdin_text() if prompt in (None, "-") else str(prompt)
 
 
 def _tool_output(given: str) -> tuple[str, str]:

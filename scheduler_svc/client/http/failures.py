@@ -17,7 +17,10 @@ from scheduler_svc.client.errors import (
     ServiceUnreachable,
 )
 
+Json = dict[str, Any]
+
 _MAX_ERROR_BYTES = 300
+_MAX_SHOWN_BYTES = 100
 
 
 @contextlib.contextmanager
@@ -70,6 +73,22 @@ def failure(status: int, body: bytes, retry_after_s: float = 0.0) -> RequestFail
     hint = "; name an API key by --api-key or BATON_API_KEY" if status == http.HTTPStatus.UNAUTHORIZED else ""
     message = f"{error_message(answer)} (HTTP {status}){hint}"
     return kind(message, status=status, code=error_code(answer), retry_after_s=retry_after_s)
+
+
+def json_object(content: bytes, url: str) -> Json:
+    """The JSON object that a good answer is.
+
+    Raises:
+        RequestFailed: it is something else, such as the HTML of another server.
+    """
+    try:
+        answer = msgspec.json.decode(content)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        answer = None
+    if isinstance(answer, dict):
+        return answer
+    shown = content[:_MAX_SHOWN_BYTES].decode(errors="replace").strip()
+    raise RequestFailed(f"{url} answers with something else than a JSON object; does --url name the service? {shown!r}")
 
 
 def error_message(answer: Any) -> str:
