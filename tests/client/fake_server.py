@@ -84,6 +84,7 @@ class FakeServer:
         fleet: what /status shows and who drains executors changes; half a second of its time passes with each look.
         admin_script: what to answer to those who look at the fleet or drain; answered normally when it is empty.
         batches: that it keeps and runs; None where it runs none.
+        port: where it listens; 0 for a free one.
     """
 
     script: deque = field(default_factory=deque)
@@ -110,9 +111,10 @@ class FakeServer:
     fleet: FleetModel | None = None
     admin_script: deque = field(default_factory=deque)
     batches: FakeBatches | None = None
+    port: int = 0
 
     def __enter__(self):
-        config = uvicorn.Config(self._app(), port=0, log_level="critical", lifespan="off")
+        config = uvicorn.Config(self._app(), port=self.port, log_level="critical", lifespan="off")
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._server.run, daemon=True)
         self._thread.start()
