@@ -149,7 +149,7 @@ def _with_sampling(command: Decorated, default_max_tokens: int | None, limit: st
     @click.option("--frequency-penalty", type=penalty, help="The same, for each time that the answer has them.")
     @click.option(
         "--repetition-penalty",
-        type=click.FloatRange(0, 100, min_open=True),
+        type=click.FloatRange(0.01, 100),
         help="Above 1 makes tokens of prompt and answer less likely, below 1 more.",
     )
     @wraps(command)
