@@ -15,8 +15,8 @@ from scheduler_svc.client.options import (
     thinking_options,
     tools_option,
 )
+from scheduler_svc.client.request_files import read_tools, stdin_text
 from scheduler_svc.client.service_address import ServiceAddress
-from scheduler_svc.client.texts import stdin_text
 
 
 @click.command(epilog=EXIT_CODES_HELP)
@@ -51,7 +51,6 @@ def command(
     """
     from scheduler_svc.client.chat.conversation import ChatSettings, Conversation  # noqa: PLC0415  (not for --help)
     from scheduler_svc.client.chat.terminal import talk  # noqa: PLC0415
-    from scheduler_svc.client.request_files import read_tools  # noqa: PLC0415
 
     tools = {"tools": read_tools(tools_file)} if tools_file is not None else {}
     effort = {"reasoning_effort": reasoning_effort} if reasoning_effort is not None else {}

@@ -8,8 +8,8 @@ import click
 from scheduler_svc.client.errors import EXIT_CODES_HELP
 from scheduler_svc.client.http.connect import connect
 from scheduler_svc.client.options import resuming_service_options
+from scheduler_svc.client.request_files import file_text, stdin_text
 from scheduler_svc.client.service_address import ServiceAddress
-from scheduler_svc.client.texts import file_text, stdin_text
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
 

@@ -17,8 +17,8 @@ from scheduler_svc.client.options import (
     thinking_options,
     tools_option,
 )
+from scheduler_svc.client.request_files import read_schema, read_tools, stdin_text
 from scheduler_svc.client.service_address import ServiceAddress
-from scheduler_svc.client.texts import stdin_text
 
 _show_thinking = click.option("--show-thinking", "shows_thought", is_flag=True, help="Write thoughts too, to stderr.")
 _json = click.option("--json", "as_json", is_flag=True, help="Write the response as one JSON object.")
@@ -86,7 +86,6 @@ def create(
     Example:
       baton responses create "Who was Romeo?" --instructions "Answer in one sentence."
     """
-    from scheduler_svc.client.request_files import read_schema, read_tools  # noqa: PLC0415  (not for --help)
     from scheduler_svc.client.responses.follow import Form, queue  # noqa: PLC0415
     from scheduler_svc.client.responses.follow import create as create_and_show  # noqa: PLC0415
     from scheduler_svc.client.responses.question import ResponseQuestion  # noqa: PLC0415
