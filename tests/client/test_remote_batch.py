@@ -217,6 +217,17 @@ def test_lines_without_a_result_keep_the_files(baton, batches, files, note):
     assert sorted(answers(files[1])) == ALL_ANSWERS
 
 
+def test_a_note_that_is_left_when_all_is_done_is_said_to_be(baton, batches, files, note):
+    """The run was killed after the last result, before the service was told to forget the batch."""
+    assert baton("batch", *files).exit_code == 0
+    for batch_id in ("batch_0", None):
+        content = {"url": "u", "input_file_id": "file-0", "input_digest": "", "model": "m", "batch_id": batch_id}
+        note.write_text(json.dumps(content))
+        done = baton("batch", *files)
+        assert done.exit_code == 0
+        assert f"{note} is left of {batch_id or 'file-0'}" in done.stderr
+
+
 def test_a_cancelled_batch_is_forgotten_and_the_rest_sent(baton, batches, files, note):
     batches.without, batches.status = {"id3"}, "cancelled"
     done = baton("batch", *files)

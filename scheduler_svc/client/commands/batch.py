@@ -42,6 +42,7 @@ def command(
     while this command is away, and yields to requests that somebody waits for; the results are appended at its end.
     Otherwise, and with --direct, requests are sent one by one, and each result is appended as it comes. If the run is
     stopped, by whatever means, the same command goes on with the service's batch, or sends only what has no result yet.
+    OUT.jsonl.batch says meanwhile which batch that is; with another input or model the command does not go on with it.
     A request that fails for good has its error in OUT.jsonl; if the service goes away and stays away, the run ends and
     can be resumed. --model is for requests that name none.
 
@@ -53,6 +54,7 @@ def command(
     """
     from scheduler_svc.client.batch.answer import HowToSend, answer_batch  # noqa: PLC0415  (not needed for --help)
     from scheduler_svc.client.batch.files import ResultFile, check_batch  # noqa: PLC0415
+    from scheduler_svc.client.batch.note import NoteFile  # noqa: PLC0415
     from scheduler_svc.client.progress import Tally  # noqa: PLC0415
 
     if out_path.exists() and out_path.samefile(in_path):
@@ -66,6 +68,9 @@ def command(
         if tally.total:
             how = HowToSend(model, direct, concurrency, retries, ordered)
             num_failed += answer_batch(in_path, out_path, output, service, how, tally)
+        elif note := NoteFile(out_path).read():
+            path, what = NoteFile(out_path).path, note.batch_id or note.input_file_id
+            say(f"{path} is left of {what}, whose files the service at {note.url} may have still; no line needs them")
     if num_failed:
         say(f"{num_failed} lines failed; their `error` in {out_path} says why")
         ctx.exit(EXIT_FAILED)
