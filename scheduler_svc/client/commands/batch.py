@@ -59,6 +59,7 @@ def command(
 
     if out_path.exists() and out_path.samefile(in_path):
         raise click.UsageError("IN.jsonl and OUT.jsonl are the same file")
+    note_file = NoteFile(out_path)
     ids = check_batch(in_path)
     with ResultFile(out_path, ids) as output:
         num_failed = sum(output.finished.values())
@@ -68,9 +69,9 @@ def command(
         if tally.total:
             how = HowToSend(model, direct, concurrency, retries, ordered)
             num_failed += answer_batch(in_path, out_path, output, service, how, tally)
-        elif note := NoteFile(out_path).read():
-            path, what = NoteFile(out_path).path, note.batch_id or note.input_file_id
-            say(f"{path} is left of {what}, whose files the service at {note.url} may have still; no line needs them")
+        elif note := note_file.read():
+            what = note.batch_id or note.input_file_id
+            say(f"{note_file.path} is left of {what}; the service at {note.url} may have its files still")
     if num_failed:
         say(f"{num_failed} lines failed; their `error` in {out_path} says why")
         ctx.exit(EXIT_FAILED)
