@@ -19,14 +19,16 @@ class RequestFailed(click.ClickException):
     Attributes:
         status: HTTP status of an error answer; 0 for other failures.
         code: the service's code for the error (`queue_full`), from such an answer or from a stream's last event.
+        retry_after_s: how long the service wants to be left alone; 0 if it does not say.
     """
 
     exit_code = EXIT_FAILED
 
-    def __init__(self, message: str, *, status: int = 0, code: str = "") -> None:
+    def __init__(self, message: str, *, status: int = 0, code: str = "", retry_after_s: float = 0.0) -> None:
         super().__init__(message)
         self.status = status
         self.code = code
+        self.retry_after_s = retry_after_s
 
 
 class ConnectionBroke(RequestFailed):
@@ -71,6 +73,6 @@ class FleetMisconfigured(FleetError):
 
 
 class WrongFile(click.ClickException):
-    """A batch's input or output file cannot be used; nothing has been sent."""
+    """A file, or what stdin gives, cannot be used; nothing has been sent."""
 
     exit_code = EXIT_USAGE

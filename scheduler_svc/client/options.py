@@ -70,7 +70,7 @@ def resuming_service_options(command: Decorated) -> Decorated:
         default=60.0,
         show_default=True,
         type=click.FloatRange(min=0),
-        help="Seconds to wait for a service that restarts in the middle of an answer, which then goes on; 0: none.",
+        help="Seconds to wait for a service that restarts in the middle of the work, which then goes on; 0: none.",
     )
     @wraps(command)
     def with_reconnect(service: ServiceAddress, reconnect_timeout_s: float, **options: Any) -> Any:
@@ -149,7 +149,7 @@ def _with_sampling(command: Decorated, default_max_tokens: int | None, limit: st
     @click.option("--frequency-penalty", type=penalty, help="The same, for each time that the answer has them.")
     @click.option(
         "--repetition-penalty",
-        type=click.FloatRange(0, 100, min_open=True),
+        type=click.FloatRange(0.01, 100),
         help="Above 1 makes tokens of prompt and answer less likely, below 1 more.",
     )
     @wraps(command)

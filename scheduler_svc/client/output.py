@@ -2,7 +2,7 @@
 
 import sys
 import time
-from typing import Any
+from typing import Any, Literal
 
 import click
 
@@ -56,7 +56,7 @@ def _has_output(choice: dict[str, Any]) -> bool:
 
 
 class OutageNotice:
-    """Reports once that the service is away, and once that it is back, however many requests wait for it.
+    """Reports once that the service is away or busy, and once that it is back, however many requests wait for it.
 
     Args:
         limit_s: seconds that requests will wait.
@@ -66,11 +66,11 @@ class OutageNotice:
         self._limit_s = limit_s
         self._since_s: float | None = None
 
-    def away(self) -> None:
-        """A request found it away."""
+    def away(self, how: Literal["away", "busy"] = "away") -> None:
+        """A request found it away, or too busy to be answered."""
         if self._since_s is None:
             self._since_s = time.monotonic()
-            notice(f"the service is away; waiting up to {duration(self._limit_s)} for it")
+            notice(f"the service is {how}; waiting up to {duration(self._limit_s)} for it")
 
     def back(self) -> None:
         """A request continues."""

@@ -1,12 +1,30 @@
-"""Files that become a part of a request: tools, and JSON schemas."""
+"""What becomes a part of a request: texts, which are UTF-8 whatever the locale says, tools, and JSON schemas."""
 
+import io
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import click
 
+from scheduler_svc.client.errors import WrongFile
+
 Json = dict[str, Any]
+
+
+def stdin_text() -> str:
+    """All that stdin gives. Raises WrongFile if it is no text."""
+    return _decoded(sys.stdin.buffer.read(), "stdin")
+
+
+def file_text(path: Path) -> str:
+    """A file's text. Raises WrongFile if it cannot be read, or is none."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise WrongFile(f"{path} cannot be read: {error.strerror}") from error
+    return _decoded(content, str(path))
 
 
 def read_tools(path: Path) -> list[Json]:
@@ -49,3 +67,11 @@ def _tool(tool: Any, where: str) -> Json:
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise click.UsageError(f"{where} is no function with a name: {json.dumps(tool)[:80]}")
     return wrapped
+
+
+def _decoded(content: bytes, name: str) -> str:
+    try:
+        return io.TextIOWrapper(io.BytesIO(content), encoding="utf-8").read()  # it turns each kind of line end into \n
+    except UnicodeDecodeError as error:
+        number = content.count(b"\n", 0, error.start) + 1
+        raise WrongFile(f"{name} is not UTF-8: {error.reason} in line {number}") from error

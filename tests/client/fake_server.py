@@ -18,6 +18,7 @@ import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
+from tests.client.fake_batches import FakeBatches
 from tests.client.fleet_model import FleetModel
 from tests.support.eventually import eventually
 
@@ -82,6 +83,8 @@ class FakeServer:
         cancelled: streams whose client hung up for good, or said so.
         fleet: what /status shows and who drains executors changes; half a second of its time passes with each look.
         admin_script: what to answer to those who look at the fleet or drain; answered normally when it is empty.
+        batches: that it keeps and runs; None where it runs none.
+        port: where it listens; 0 for a free one.
     """
 
     script: deque = field(default_factory=deque)
@@ -107,9 +110,11 @@ class FakeServer:
     cancelled: int = 0
     fleet: FleetModel | None = None
     admin_script: deque = field(default_factory=deque)
+    batches: FakeBatches | None = None
+    port: int = 0
 
     def __enter__(self):
-        config = uvicorn.Config(self._app(), port=0, log_level="critical", lifespan="off")
+        config = uvicorn.Config(self._app(), port=self.port, log_level="critical", lifespan="off")
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._server.run, daemon=True)
         self._thread.start()
@@ -132,6 +137,8 @@ class FakeServer:
         app.get("/v1/requests/{request_id}/events")(self._resume)
         app.delete("/v1/requests/{request_id}")(self._cancel)
         app.post("/admin/executors/{executor}/drain")(self._drain)
+        if self.batches is not None:
+            self.batches.add_to(app)
         return app
 
     async def _models(self):
@@ -144,7 +151,7 @@ class FakeServer:
         body = await request.json()
         self.requests.append({**body, "path": request.url.path, "authorization": request.headers.get("authorization")})
         if self.script and (action := self.script.popleft()):
-            return _refusal(action)
+            return _Broken() if isinstance(action, Drop) else _refusal(action)
         data = [
             {"index": index, "object": "embedding", "embedding": base64.b64encode(vector_of(text).tobytes()).decode()}
             for index, text in enumerate(body["input"])

@@ -3,10 +3,12 @@
 import json
 import random
 import signal
+import subprocess
 
 import pytest
 from fastapi.responses import PlainTextResponse
 
+from scheduler_svc.client.batch.files import read_batch
 from scheduler_svc.client.batch.sender import RetryPolicy
 from tests.client.fake_server import MODEL, Drop, Refuse
 from tests.support.eventually import eventually
@@ -179,6 +181,29 @@ def test_bad_input_is_reported_before_anything_is_sent(baton, server, files):
     assert "line 11: " in done.stderr
     assert server.requests == []
     assert not files[1].exists()
+
+
+def test_input_that_can_be_read_once_is_refused(start_baton, server, files):
+    """It is read several times: what a pipe has was gone after the first."""
+    process = start_baton("batch", "--direct", "/dev/stdin", files[1], stdin=subprocess.PIPE)
+    _, said = process.communicate(files[0].read_text(), timeout=30)
+    assert (process.returncode, "/dev/stdin is no regular file" in said) == (2, True)
+    assert (server.requests, files[1].exists()) == ([], False)
+
+
+def test_lines_that_are_not_there_any_more_are_a_failure(baton, files, monkeypatch):
+    """The input was written again after it was checked."""
+    monkeypatch.setattr("scheduler_svc.client.batch.answer.read_batch", lambda path: list(read_batch(path))[:4])
+    done = baton("batch", *files)
+    assert (done.exit_code, "4 of 10 lines" in done.stderr.splitlines()[-1]) == (1, True)
+
+
+def test_an_output_in_no_folder_is_wrong_usage(baton, server, files):
+    path = files[1].parent / "nowhere" / "out.jsonl"
+    done = baton("batch", files[0], path)
+    assert (done.exit_code, done.stderr, server.requests) == (
+        2, f"Error: {path} cannot be written: No such file or directory\n", [],
+    )  # fmt: skip
 
 
 def test_output_must_not_be_the_input(baton, files):

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from tests.client.fake_server import Refuse
+from tests.client.fake_server import FakeServer, Refuse
 from tests.support.eventually import eventually
 
 
@@ -138,6 +138,25 @@ def test_a_failed_answer_does_not_end_the_conversation(terminal, server):
     terminal.type("two\n")
     terminal.wait_for("w0 w1")
     assert [message["content"] for message in server.requests[1]["messages"]] == ["two"]
+
+
+@pytest.mark.timeout(30)
+def test_a_service_that_is_gone_does_not_end_the_conversation(start_baton):
+    with FakeServer() as server:
+        options = ("--max-tokens", "2", "--reconnect-timeout", "0", "--url", server.url)
+        terminal = Terminal(start_baton, *options)
+        terminal.wait_for("> ")
+        terminal.type("one\n")
+        terminal.wait_for("w0 w1")
+        terminal.wait_for("> ")
+    terminal.type("two\n")
+    terminal.wait_for(f"no service answers at {server.url}")
+    terminal.wait_for("> ")
+    with FakeServer(port=int(server.url.rpartition(":")[2])) as server:
+        terminal.type("three\n")
+        terminal.wait_for("w0 w1")
+        contents = [message["content"] for message in server.requests[0]["messages"]]
+    assert contents == ["one", "w0 w1 ", "three"]
 
 
 @pytest.mark.timeout(30)

@@ -3,11 +3,13 @@
 import io
 import json
 import os
+import time
 
 import numpy as np
 import pytest
 
-from tests.client.fake_server import EMBEDDER, MODEL, Refuse, vector_of
+from scheduler_svc.client.processes.local_fleet import free_ports
+from tests.client.fake_server import EMBEDDER, MODEL, Drop, Refuse, vector_of
 
 TEXTS = ("a", "two words", "x" * 60)
 
@@ -71,6 +73,44 @@ def test_without_a_model_that_says_so_the_first_one_is_asked(baton, server):
     server.embeds = False
     assert baton("embed", "a").exit_code == 0
     assert server.requests[0]["model"] == MODEL
+
+
+@pytest.mark.parametrize(
+    "action", [Refuse(429), Refuse(503), Refuse(429, retry_after="0.3"), Drop()], ids=["429", "503", "later", "broken"]
+)
+def test_what_passes_is_asked_again(baton, server, monkeypatch, action):
+    monkeypatch.setattr("scheduler_svc.client.http.patience._FIRST_DELAY_S", 0.001)
+    server.script.extend([None, action, action])
+    started_s = time.monotonic()
+    result = baton("embed", "a", "b", "c", "--batch", 1)
+    assert result.exit_code == 0, result.stderr
+    assert [json.loads(line)["text"] for line in result.stdout.splitlines()] == ["a", "b", "c"]
+    assert len(server.requests) == 5
+    assert "waiting up to 1:00 min for it" in result.stderr
+    if isinstance(action, Refuse) and action.retry_after:
+        assert time.monotonic() - started_s >= 0.6
+
+
+@pytest.mark.parametrize(
+    ("action", "options"),
+    [
+        (Refuse(503), ("--reconnect-timeout", 0)),
+        (Refuse(429, retry_after="100"), ()),
+        (Refuse(429, code="insufficient_quota"), ()),
+        (Refuse(400), ()),
+    ],
+    ids=["no patience", "too late", "quota", "refused"],
+)
+def test_what_does_not_pass_is_asked_once(baton, server, action, options):
+    server.script.append(action)
+    assert baton("embed", "a", *options).exit_code == (3 if action.status == 503 else 1)
+    assert len(server.requests) == 1
+
+
+def test_a_service_that_was_never_there_is_not_waited_for(baton, server):
+    started_s = time.monotonic()
+    assert baton("embed", "a", "--model", "m", "--url", f"http://127.0.0.1:{free_ports(1)[0]}").exit_code == 3
+    assert time.monotonic() - started_s < 10
 
 
 @pytest.mark.parametrize("before", [None, b"of yesterday"])

@@ -136,6 +136,12 @@ def test_tokens_without_a_number(logprobs, row):
     assert [str(each) for each in token_rows(logprobs)] == [row]
 
 
+@pytest.mark.parametrize(("value", "exit_code"), [(0.001, 2), (0.01, 0), (100, 0), (101, 2)])
+def test_a_repetition_penalty_is_what_the_service_takes(baton, server, value, exit_code):
+    assert baton("generate", "hi", "--repetition-penalty", value).exit_code == exit_code
+    assert len(server.requests) == (exit_code == 0)
+
+
 def test_silence_is_a_failure(baton, server):
     server.delay_s = 5
     result = baton("generate", "x", "--timeout", 0.2)

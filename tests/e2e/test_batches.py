@@ -149,7 +149,7 @@ def test_the_command_goes_on_with_its_batch(service, tmp_path):
     path.write_text("\n".join(map(json.dumps, lines)))
     killed = service.start("batch", path, tmp_path / "remote.jsonl")
     note = tmp_path / "remote.jsonl.batch"
-    eventually(note.exists)
+    eventually(lambda: note.exists() and b'"batch_id":"batch_' in note.read_bytes())
     killed.kill()
     killed.communicate()
     again = service.start("batch", path, tmp_path / "remote.jsonl")

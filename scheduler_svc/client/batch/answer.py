@@ -7,9 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from scheduler_svc.client.batch.files import BatchLine, ResultFile, read_batch
-from scheduler_svc.client.batch.remote import RemoteBatch, Todo, can_be_remote, takes_batches
+from scheduler_svc.client.batch.note import NoteFile, input_digest
+from scheduler_svc.client.batch.remote import RemoteBatch, can_be_remote, takes_batches
+from scheduler_svc.client.batch.remote_start import Todo
 from scheduler_svc.client.batch.run import run_batch
 from scheduler_svc.client.batch.sender import RetryPolicy
+from scheduler_svc.client.errors import RequestFailed, WrongFile
 from scheduler_svc.client.http.connect import connect
 from scheduler_svc.client.output import duration, say
 from scheduler_svc.client.progress import ProgressReport, Tally
@@ -43,20 +46,31 @@ def answer_batch(
         tally: is kept up to date, and told at the end.
 
     Raises:
-        WrongFile, RequestFailed, ServiceUnreachable: as `RemoteBatch.run` and `run_batch` do.
+        WrongFile, RequestFailed, ServiceUnreachable: as `RemoteBatch.run` and `run_batch` do. Also: the service has a
+            batch for this output, and the lines would be sent one by one; the input has changed since it was checked.
     """
 
     def todo() -> Iterator[BatchLine]:
         return (line for line in read_batch(in_path) if line.custom_id not in output.finished)
 
+    note = NoteFile(out_path)
     with connect(service) as api:
         model = api.model_name(how.model)
         is_remote = not how.direct and can_be_remote(todo(), in_path.stat().st_size) and takes_batches(api)
         if is_remote:
+            remote = RemoteBatch(api, output, note, url=service.url)
             place = {line.custom_id: number for number, line in enumerate(read_batch(in_path))}
-            remote = RemoteBatch(api, output, out_path, url=service.url, patience_s=service.reconnect_timeout_s)
+            asked = Todo(
+                todo(), next(todo()).url, place, model, lambda for_model: input_digest(read_batch(in_path), for_model)
+            )
             with _told(tally):
-                return remote.run(Todo(todo(), place, model), tally)
+                return remote.run(asked, tally)
+    if note.read() is not None:
+        raise WrongFile(
+            f"the lines would be sent one by one, but {note.path} says that the service has a batch for this output. "
+            f"Fetch its results without --direct and with its input as it was; or delete {note.path}, and the same "
+            "command sends the lines that have no result"
+        )
     run = run_batch(
         todo(),
         output,
@@ -68,7 +82,10 @@ def answer_batch(
         tally=tally,
     )
     with _told(tally):
-        return asyncio.run(run)
+        num_failed = asyncio.run(run)
+    if tally.done < tally.total:
+        raise RequestFailed(f"only {tally.done} of {tally.total} lines were in {in_path} when they were sent")
+    return num_failed
 
 
 @contextmanager

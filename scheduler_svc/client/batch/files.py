@@ -53,6 +53,16 @@ class BatchResult(msgspec.Struct, frozen=True, kw_only=True):
     response: BatchResponse | None = None
     error: BatchError | None = None
 
+    @property
+    def completion_tokens(self) -> int:
+        """Tokens generated for the line, as its answer states them."""
+        if self.response is None or self.error is not None:
+            return 0
+        body = self.response.body
+        usage = body.get("usage") if isinstance(body, dict) else None
+        tokens = usage.get("completion_tokens") if isinstance(usage, dict) else None
+        return tokens if isinstance(tokens, int) else 0
+
 
 class _FinishedLine(msgspec.Struct):
     """The fields of a BatchResult that a resumed run needs."""
@@ -77,8 +87,11 @@ def check_batch(path: Path) -> set[str]:
         The custom_ids in it.
 
     Raises:
-        WrongFile: some lines are no requests or have the same custom_id; the message names them by number.
+        WrongFile: it is no regular file, which is read more than once; or some lines are no requests or have the same
+            custom_id: the message names them by number.
     """
+    if not path.is_file():
+        raise WrongFile(f"{path} is no regular file, and the input is read more than once; write it to a file first")
     decoder = msgspec.json.Decoder(BatchLine)
     line_of_id: dict[str, int] = {}
     problems: list[str] = []
@@ -132,7 +145,8 @@ class ResultFile:
         known_ids: custom_ids of the input file.
 
     Raises:
-        WrongFile: the file holds something else, or another run is writing to it. It has not been changed.
+        WrongFile: the file cannot be written, holds something else, or another run is writing to it. It has not been
+            changed.
 
     Attributes:
         finished: custom_id of each earlier result, and whether it is a failure.
@@ -140,7 +154,10 @@ class ResultFile:
 
     def __init__(self, path: Path, known_ids: Container[str]) -> None:
         with contextlib.ExitStack() as cleanup:
-            self._file = cleanup.enter_context(path.open("a+b"))
+            try:
+                self._file = cleanup.enter_context(path.open("a+b"))
+            except OSError as error:
+                raise WrongFile(f"{path} cannot be written: {error.strerror}") from error
             try:
                 fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:

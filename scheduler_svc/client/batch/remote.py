@@ -1,28 +1,22 @@
 """A batch that the service itself runs: uploaded, followed, and fetched. It goes on without this process.
 
-While it runs, a file beside the output has its id, so that a second run of the same command goes on with it.
+While it runs, a note beside the output has its id (`note.py`), so that a second run of the command goes on with it.
 """
 
 import heapq
-import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
-
-import click
-import msgspec
+from collections.abc import Iterable, Iterator
+from http import HTTPStatus
 
 from scheduler_svc.client.batch.files import BatchError, BatchLine, BatchResponse, BatchResult, ResultFile
-from scheduler_svc.client.errors import RequestFailed, ServiceSilent, WrongFile
+from scheduler_svc.client.batch.note import NoteFile
+from scheduler_svc.client.batch.remote_start import RemoteStart, Todo
+from scheduler_svc.client.errors import RequestFailed, WrongFile
 from scheduler_svc.client.http.api import Api, Json
-from scheduler_svc.client.http.backoff import backoff_s
-from scheduler_svc.client.http.failures import error_message
-from scheduler_svc.client.http.resume import is_outage
-from scheduler_svc.client.output import OutageNotice, say
+from scheduler_svc.client.http.failures import error_message, json_object
+from scheduler_svc.client.output import say
 from scheduler_svc.client.progress import Tally
 
-WINDOW = "24h"
 MAX_LINES = 50_000  # of a batch of the service
 MAX_INPUT_BYTES = 512 * 2**20
 ENDED = ("completed", "failed", "expired", "cancelled")
@@ -30,34 +24,11 @@ UNFINISHED = ("batch_expired",)  # lines that a second run sends again
 FIRST_POLL_S, LAST_POLL_S = 0.1, 2.0
 MAX_ERRORS_SHOWN = 10
 
-Result = TypeVar("Result")
-
-
-class RemoteName(msgspec.Struct, frozen=True):
-    """Which batch of which service; in the file beside the output."""
-
-    url: str
-    batch_id: str
-
-
-class Todo(NamedTuple):
-    """What is to be answered.
-
-    Attributes:
-        lines: that have no result yet, in the order of the input.
-        place: of each line in the input, by its custom_id.
-        model: of lines that name none.
-    """
-
-    lines: Iterable[BatchLine]
-    place: dict[str, int]
-    model: str
-
 
 def takes_batches(api: Api) -> bool:
     """Whether the service runs batches itself. Raises what `Api.get` raises for a service that does not answer."""
     try:
-        api.get("/v1/batches?limit=1")
+        api.get_json("/v1/batches?limit=1")
     except RequestFailed as error:
         if error.status in (404, 405):
             return False
@@ -66,30 +37,29 @@ def takes_batches(api: Api) -> bool:
 
 
 def can_be_remote(lines: Iterable[BatchLine], num_bytes: int) -> bool:
-    """Whether the service could take these lines as one batch: few enough, and of one endpoint."""
+    """Whether the service could take these lines as one batch: some, few enough, and of one endpoint."""
     urls: set[str] = set()
     for number, line in enumerate(lines):
         urls.add(line.url)
         if len(urls) > 1 or number >= MAX_LINES:
             return False
-    return num_bytes <= MAX_INPUT_BYTES
+    return bool(urls) and num_bytes <= MAX_INPUT_BYTES
 
 
 class RemoteBatch:
     """One batch at the service, from its upload to its last result.
 
     Args:
-        output: where results go; its path names the file with the batch's id.
-        patience_s: how long an outage of the service may last.
+        output: where results go.
+        note: of this output.
+        url: of the service, for the note.
     """
 
-    def __init__(self, api: Api, output: ResultFile, out_path: Path, *, url: str, patience_s: float) -> None:
+    def __init__(self, api: Api, output: ResultFile, note: NoteFile, *, url: str) -> None:
         self._api = api
         self._output = output
-        self._note = out_path.with_name(out_path.name + ".batch")
-        self._url = url
-        self._patience_s = patience_s
-        self._outage = OutageNotice(patience_s)
+        self._note = note
+        self._start = RemoteStart(api, note, url)
 
     def run(self, todo: Todo, tally: Tally) -> int:
         """Have all lines answered, and write their results in the order of the input.
@@ -101,60 +71,33 @@ class RemoteBatch:
             How many lines failed.
 
         Raises:
-            WrongFile: the service takes them for no batch.
+            WrongFile: the service takes them for no batch, or has one of another input for this output.
             RequestFailed: the batch has ended without a result of each line; what it has is written.
         """
-        batch = self._earlier() or self._create(todo)
         try:
-            batch = self._follow(batch, tally)
+            batch = self._follow(self._start.batch(todo), tally)
         except KeyboardInterrupt:
-            say(f"{batch['id']} goes on; the same command fetches its results")
+            note = self._note.read()
+            if note is not None and note.batch_id is not None:
+                say(f"{note.batch_id} goes on; the same command fetches its results")
             raise
         if batch["status"] == "failed" and not batch["request_counts"]["total"]:
             self._forget(batch)
             raise _refused(batch)
         num_failed, num_missing = self._fetch(batch, todo.place, tally)
+        if batch["status"] == "completed" and num_missing:
+            raise RequestFailed(
+                f"{batch['id']} is completed without a result of {num_missing} lines; what the service has of it stays "
+                f"there. Delete {self._note.path}, and the same command sends these lines"
+            )
+        self._output.sync()
         self._forget(batch)
         if batch["status"] != "completed":
             message = f"{batch['id']} is {batch['status']}; the same command sends the lines that have no result"
             if reasons := _reasons(batch):
                 message += f": {reasons[0]}"
             raise RequestFailed(message)
-        return num_failed + num_missing
-
-    # --- its beginning ---
-
-    def _earlier(self) -> Json | None:
-        """The batch of an earlier run that has not been fetched."""
-        try:
-            name = msgspec.json.decode(self._note.read_bytes(), type=RemoteName)
-        except (OSError, msgspec.MsgspecError):
-            return None
-        if name.url != self._url:
-            return None
-        try:
-            batch = self._patiently(lambda: self._seen(name.batch_id))
-        except RequestFailed as error:
-            if error.status == 404:
-                return None
-            raise
-        say(f"going on with {name.batch_id}, which is {batch['status']}")
-        return batch
-
-    def _create(self, todo: Todo) -> Json:
-        url = "/v1/completions"
-        with tempfile.TemporaryFile() as file:
-            for line in todo.lines:
-                url = line.url
-                body = {"model": todo.model, **line.body}
-                asked = {"custom_id": line.custom_id, "method": line.method, "url": line.url, "body": body}
-                file.write(msgspec.json.encode(asked) + b"\n")
-            file.seek(0)
-            uploaded = self._api.upload("/v1/files", {"purpose": "batch"}, file)
-        asked = {"input_file_id": uploaded["id"], "endpoint": url, "completion_window": WINDOW}
-        batch = self._api.post("/v1/batches", asked)
-        self._note.write_bytes(msgspec.json.encode(RemoteName(self._url, batch["id"])))
-        return batch
+        return num_failed
 
     # --- its course ---
 
@@ -164,13 +107,9 @@ class RemoteBatch:
         while batch["status"] not in ENDED:
             time.sleep(min(FIRST_POLL_S * 2**num_looks, LAST_POLL_S))
             num_looks = min(num_looks + 1, 8)
-            batch = self._patiently(lambda: self._seen(batch["id"]))  # noqa: B023  # it is called at once
+            batch = self._api.patiently(lambda: self._start.seen(batch["id"]))  # noqa: B023  # called at once
             counts = batch["request_counts"]
             tally.done = min(counts["completed"] + counts["failed"], tally.total)
-        return batch
-
-    def _seen(self, batch_id: str) -> Json:
-        batch: Json = msgspec.json.decode(self._api.get(f"/v1/batches/{batch_id}"))
         return batch
 
     # --- its end ---
@@ -188,45 +127,41 @@ class RemoteBatch:
                     continue
                 self._output.append(result)
                 written[result.custom_id] = result.error is not None
-                tally.tokens += _completion_tokens(result)
+                tally.tokens += result.completion_tokens
 
-        self._patiently(fetch)
+        try:
+            self._api.patiently(fetch)
+        except RequestFailed as error:
+            if error.status != HTTPStatus.NOT_FOUND:
+                raise
+            raise RequestFailed(
+                f"the results of {batch['id']} are gone from the service, which keeps files for a limited time: "
+                f"{error} "
+                f"Delete {self._note.path}, and the same command sends the lines that have no result",
+                status=error.status,
+                code=error.code,
+            ) from error
         tally.done = len(written)
         return sum(written.values()), max(tally.total - len(written), 0)
 
     def _results(self, file_id: str, place: dict[str, int]) -> Iterator[tuple[int, BatchResult]]:
-        """The results in a file of the service, each with its place; those of other inputs are left out."""
+        """The results in a file of the service, each with its place.
+
+        Raises:
+            RequestFailed: one is of no line of the input.
+        """
         for line in self._api.lines(f"/v1/files/{file_id}/content"):
-            result = _result(msgspec.json.decode(line))
-            if result.custom_id in place:
-                yield place[result.custom_id], result
+            result = _result(json_object(line, file_id))
+            if result.custom_id not in place:
+                raise RequestFailed(f"{file_id} has a result of {result.custom_id!r}, which is no line of the input")
+            yield place[result.custom_id], result
 
     def _forget(self, batch: Json) -> None:
-        """All that the service keeps of it is here now, or is of no use."""
-        self._note.unlink(missing_ok=True)
+        """Have the service drop what it keeps of a batch: that is on the disk here, or of no use."""
+        self._note.forget()
         for name in ("input_file_id", "output_file_id", "error_file_id"):
             if batch[name] is not None:
                 self._api.delete_quietly(f"/v1/files/{batch[name]}")
-
-    def _patiently(self, call: Callable[[], Result]) -> Result:
-        """What a call that may be repeated gives, once the service is there."""
-        since_s: float | None = None
-        attempt = 0
-        while True:
-            try:
-                result = call()
-            except click.ClickException as error:
-                now_s = time.monotonic()
-                since_s = now_s if since_s is None else since_s
-                may_pass = is_outage(error) or isinstance(error, ServiceSilent)
-                if not may_pass or now_s - since_s >= self._patience_s:
-                    raise
-                self._outage.away()
-                time.sleep(backoff_s(attempt, FIRST_POLL_S, LAST_POLL_S))
-                attempt += 1
-            else:
-                self._outage.back()
-                return result
 
 
 def _place(found: tuple[int, BatchResult]) -> int:
@@ -254,11 +189,3 @@ def _refused(batch: Json) -> WrongFile:
 def _reasons(batch: Json) -> list[str]:
     errors: list[Json] = (batch.get("errors") or {}).get("data") or []
     return [f"line {error['line']}: {error['message']}" if error.get("line") else error["message"] for error in errors]
-
-
-def _completion_tokens(result: BatchResult) -> int:
-    """Tokens generated for a line, as its answer states them."""
-    if result.response is None or result.error is not None:
-        return 0
-    body: Any = result.response.body
-    return int((body.get("usage") or {}).get("completion_tokens") or 0)

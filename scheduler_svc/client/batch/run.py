@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Iterable
 
 import httpx
 
-from scheduler_svc.client.batch.files import BatchLine, BatchResult, InOrder, ResultFile
+from scheduler_svc.client.batch.files import BatchLine, InOrder, ResultFile
 from scheduler_svc.client.batch.sender import BatchSender, RetryPolicy
 from scheduler_svc.client.http.api import client_settings
 from scheduler_svc.client.http.keepalive import KEEPALIVE_OPTIONS
@@ -51,7 +51,7 @@ async def run_batch(
                 output.append(ready)
             num_failed += result.error is not None
             tally.done += 1
-            tally.tokens += _completion_tokens(result)
+            tally.tokens += result.completion_tokens
 
     transport = httpx.AsyncHTTPTransport(
         limits=httpx.Limits(max_connections=concurrency, max_keepalive_connections=concurrency),
@@ -84,11 +84,3 @@ async def _synced(output: ResultFile) -> AsyncIterator[None]:
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await task
-
-
-def _completion_tokens(result: BatchResult) -> int:
-    """Tokens generated for a line, as its answer states them."""
-    if result.response is None or result.error is not None:
-        return 0
-    usage = result.response.body.get("usage") or {}
-    return int(usage.get("completion_tokens") or 0)

@@ -22,7 +22,8 @@ from scheduler_svc.client.errors import (
 )
 from scheduler_svc.client.http.api import CANCEL_TIMEOUT_S, Json
 from scheduler_svc.client.http.backoff import backoff_s
-from scheduler_svc.client.http.failures import error_code, error_message, failure, translated_errors
+from scheduler_svc.client.http.event_source import chunk_of
+from scheduler_svc.client.http.failures import error_message, failure, seconds_of, translated_errors
 from scheduler_svc.client.http.resume import Resumption
 from scheduler_svc.client.http.sse import DONE, EventParser
 from scheduler_svc.client.http.whole_answer import WholeAnswer
@@ -49,10 +50,7 @@ class RetryPolicy:
             retry_after: the header's value; a number of seconds is a lower bound, a date is ignored.
         """
         delay_s = backoff_s(attempt, _FIRST_DELAY_S, _MAX_DELAY_S)
-        try:
-            return max(delay_s, float(retry_after or 0))
-        except ValueError:
-            return delay_s
+        return max(delay_s, seconds_of(retry_after))
 
 
 class BatchSender:
@@ -126,10 +124,7 @@ class BatchSender:
                 for data, _id in parser.feed(received):
                     if data == DONE:
                         return httpx.Response(HTTPStatus.OK, content=msgspec.json.encode(answer.json()))
-                    event = msgspec.json.decode(data)
-                    if "error" in event:
-                        raise RequestFailed(error_message(event), code=error_code(event))
-                    answer.add(event)
+                    answer.add(chunk_of(data))
         raise ConnectionBroke(str(self._client.base_url), "the service ended the stream in the middle of the answer")
 
     async def _cancel(self, request: Resumption) -> None:

@@ -70,7 +70,7 @@ class Conversation:
             The tools that the answer calls; their results are next.
 
         Raises:
-            RequestFailed: there was no complete answer; the conversation is unchanged.
+            RequestFailed, ServiceUnreachable: there was no complete answer; the conversation is unchanged.
             KeyboardInterrupt: in the middle of the answer; the request has been cancelled.
         """
         return self._continue({"role": "user", "content": text})

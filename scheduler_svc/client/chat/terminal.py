@@ -3,8 +3,9 @@
 import contextlib
 from collections.abc import Callable
 
+import click
+
 from scheduler_svc.client.chat.conversation import Conversation
-from scheduler_svc.client.errors import RequestFailed
 from scheduler_svc.client.http.growing_message import Call
 from scheduler_svc.client.output import say
 
@@ -77,7 +78,7 @@ def _answer(conversation: Conversation, line: str) -> None:
             step = conversation.go_on
     except KeyboardInterrupt:
         say("(stopped)", dim=True)
-    except RequestFailed as error:
+    except click.ClickException as error:
         error.show()
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from scheduler_svc.client.errors import EXIT_CODES_HELP, EXIT_FAILED
-from scheduler_svc.client.options import model_option, service_options
+from scheduler_svc.client.options import model_option, resuming_service_options
 from scheduler_svc.client.output import say
 from scheduler_svc.client.service_address import ServiceAddress
 
@@ -22,7 +22,7 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
               "sent again that met an overload, a restart or a broken connection.")  # fmt: skip
 @click.option("--ordered", is_flag=True, help="Write results in the order of the input.")
 @model_option
-@service_options
+@resuming_service_options
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -42,6 +42,7 @@ def command(
     while this command is away, and yields to requests that somebody waits for; the results are appended at its end.
     Otherwise, and with --direct, requests are sent one by one, and each result is appended as it comes. If the run is
     stopped, by whatever means, the same command goes on with the service's batch, or sends only what has no result yet.
+    OUT.jsonl.batch says meanwhile which batch that is; with another input or model the command does not go on with it.
     A request that fails for good has its error in OUT.jsonl; if the service goes away and stays away, the run ends and
     can be resumed. --model is for requests that name none.
 
@@ -53,10 +54,12 @@ def command(
     """
     from scheduler_svc.client.batch.answer import HowToSend, answer_batch  # noqa: PLC0415  (not needed for --help)
     from scheduler_svc.client.batch.files import ResultFile, check_batch  # noqa: PLC0415
+    from scheduler_svc.client.batch.note import NoteFile  # noqa: PLC0415
     from scheduler_svc.client.progress import Tally  # noqa: PLC0415
 
     if out_path.exists() and out_path.samefile(in_path):
         raise click.UsageError("IN.jsonl and OUT.jsonl are the same file")
+    note_file = NoteFile(out_path)
     ids = check_batch(in_path)
     with ResultFile(out_path, ids) as output:
         num_failed = sum(output.finished.values())
@@ -66,6 +69,9 @@ def command(
         if tally.total:
             how = HowToSend(model, direct, concurrency, retries, ordered)
             num_failed += answer_batch(in_path, out_path, output, service, how, tally)
+        elif note := note_file.read():
+            what = note.batch_id or note.input_file_id
+            say(f"{note_file.path} is left of {what}; the service at {note.url} may have its files still")
     if num_failed:
         say(f"{num_failed} lines failed; their `error` in {out_path} says why")
         ctx.exit(EXIT_FAILED)

@@ -15,6 +15,7 @@ from scheduler_svc.client.options import (
     thinking_options,
     tools_option,
 )
+from scheduler_svc.client.request_files import read_tools, stdin_text
 from scheduler_svc.client.service_address import ServiceAddress
 
 
@@ -50,7 +51,6 @@ def command(
     """
     from scheduler_svc.client.chat.conversation import ChatSettings, Conversation  # noqa: PLC0415  (not for --help)
     from scheduler_svc.client.chat.terminal import talk  # noqa: PLC0415
-    from scheduler_svc.client.request_files import read_tools  # noqa: PLC0415
 
     tools = {"tools": read_tools(tools_file)} if tools_file is not None else {}
     effort = {"reasoning_effort": reasoning_effort} if reasoning_effort is not None else {}
@@ -60,4 +60,4 @@ def command(
         if sys.stdin.isatty():
             talk(conversation)
         else:
-            conversation.ask(sys.stdin.read())
+            conversation.ask(stdin_text())

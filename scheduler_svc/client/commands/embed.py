@@ -7,7 +7,8 @@ import click
 
 from scheduler_svc.client.errors import EXIT_CODES_HELP
 from scheduler_svc.client.http.connect import connect
-from scheduler_svc.client.options import service_options
+from scheduler_svc.client.options import resuming_service_options
+from scheduler_svc.client.request_files import file_text, stdin_text
 from scheduler_svc.client.service_address import ServiceAddress
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
@@ -28,7 +29,7 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
               "jsonl elsewhere]")  # fmt: skip
 @click.option("--output", type=_FILE, help="File to write instead of stdout.")
 @click.option("--model", help="Name as in /v1/models. Default: the first one there that embeds.")
-@service_options
+@resuming_service_options
 def command(
     *,
     texts: tuple[str, ...],
@@ -71,6 +72,6 @@ def command(
 
 
 def _lines(path: Path | None) -> tuple[str, ...]:
-    text = sys.stdin.read() if path is None or str(path) == "-" else path.read_text(encoding="utf-8")
+    text = stdin_text() if path is None or str(path) == "-" else file_text(path)
     # Not splitlines: texts may have U+2028, a form feed or another character that it takes for the end of a line.
     return tuple(line for line in (each.rstrip("\r") for each in text.split("\n")) if line.strip())

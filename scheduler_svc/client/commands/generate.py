@@ -18,6 +18,7 @@ from scheduler_svc.client.options import (
     tools_option,
 )
 from scheduler_svc.client.output import AnswerTimer
+from scheduler_svc.client.request_files import read_schema, read_tools, stdin_text
 from scheduler_svc.client.service_address import ServiceAddress
 
 if TYPE_CHECKING:
@@ -61,14 +62,13 @@ def command(
     from scheduler_svc.client.generate.question import Question  # noqa: PLC0415  (none of these is needed for --help)
     from scheduler_svc.client.generate.show import as_json as written_as_json  # noqa: PLC0415
     from scheduler_svc.client.generate.show import show_choices  # noqa: PLC0415
-    from scheduler_svc.client.request_files import read_schema, read_tools  # noqa: PLC0415
 
     tools = None if tools_file is None else read_tools(tools_file)
     schema = None if schema_file is None else read_schema(schema_file)
     if prompt is None and sys.stdin.isatty():
         raise click.UsageError("no PROMPT; give one, or pipe one in")
     if prompt in (None, "-"):
-        prompt = sys.stdin.read()
+        prompt = stdin_text()
     question = Question(prompt, tools, schema, logprobs)
     with connect(service) as api:
         body = {"model": api.model_name(model), "n": n, **question.body(), **sampling}

@@ -17,6 +17,7 @@ from scheduler_svc.client.options import (
     thinking_options,
     tools_option,
 )
+from scheduler_svc.client.request_files import read_schema, read_tools, stdin_text
 from scheduler_svc.client.service_address import ServiceAddress
 
 _show_thinking = click.option("--show-thinking", "shows_thought", is_flag=True, help="Write thoughts too, to stderr.")
@@ -85,7 +86,6 @@ def create(
     Example:
       baton responses create "Who was Romeo?" --instructions "Answer in one sentence."
     """
-    from scheduler_svc.client.request_files import read_schema, read_tools  # noqa: PLC0415  (not for --help)
     from scheduler_svc.client.responses.follow import Form, queue  # noqa: PLC0415
     from scheduler_svc.client.responses.follow import create as create_and_show  # noqa: PLC0415
     from scheduler_svc.client.responses.question import ResponseQuestion  # noqa: PLC0415
@@ -222,7 +222,7 @@ def items(*, response_id: str, as_json: bool, service: ServiceAddress) -> None:
 def _read(prompt: str | None) -> str:
     if prompt is None and sys.stdin.isatty():
         raise click.UsageError("no PROMPT; give one, or pipe one in")
-    return sys.stdin.read() if prompt in (None, "-") else str(prompt)
+    return stdin_text() if prompt in (None, "-") else str(prompt)
 
 
 def _tool_output(given: str) -> tuple[str, str]:

@@ -47,10 +47,10 @@ def embedded(api: "Api", model: str | None, asked: Asked, batch: int) -> Iterato
     Raises:
         RequestFailed: the service refuses a request, or its answer is none.
     """
-    name = model or embedding_model(api)
+    name = model or api.patiently(lambda: embedding_model(api))
     for start in range(0, len(asked.texts), batch):
         body = asked.body(start, start + batch)
-        answer = api.post("/v1/embeddings", {"model": name, **body})
+        answer = api.patiently(lambda: api.post("/v1/embeddings", {"model": name, **body}))  # noqa: B023  # called at once
         vectors = _vectors(answer)
         if len(vectors) != len(body["input"]):
             raise RequestFailed(f"the service answered {len(body['input'])} texts with {len(vectors)} vectors")

@@ -3,9 +3,9 @@
 import contextlib
 import http
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from types import TracebackType
-from typing import Any, BinaryIO, Self
+from typing import Any, BinaryIO, Self, TypeVar
 from urllib.parse import quote, urlsplit
 
 import click
@@ -21,8 +21,9 @@ from scheduler_svc.client.errors import (
     ServiceUnreachable,
 )
 from scheduler_svc.client.http.event_source import Chunks, EventSource
-from scheduler_svc.client.http.failures import raise_for_error, translated_errors
+from scheduler_svc.client.http.failures import json_object, raise_for_error, translated_errors
 from scheduler_svc.client.http.keepalive import KEEPALIVE_OPTIONS
+from scheduler_svc.client.http.repeating import may_pass, repeated
 from scheduler_svc.client.http.resume import SESSION_HEADER, Resumption, is_outage
 from scheduler_svc.client.http.sse import EventParser
 from scheduler_svc.client.http.whole_answer import WholeAnswer
@@ -30,7 +31,9 @@ from scheduler_svc.client.output import OutageNotice
 from scheduler_svc.client.service_address import ServiceAddress
 
 Json = dict[str, Any]
+Result = TypeVar("Result")
 
+EVENT_STREAM = "text/event-stream"
 CONNECT_TIMEOUT_S = 5.0
 CANCEL_TIMEOUT_S = 2.0
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
@@ -62,7 +65,9 @@ class Api:
 
     def models(self) -> list[Json]:
         """The entries of /v1/models."""
-        models: list[Json] = msgspec.json.decode(self.get("/v1/models"))["data"]
+        models = self.get_json("/v1/models").get("data")
+        if not isinstance(models, list) or not all(isinstance(model, dict) and "id" in model for model in models):
+            raise RequestFailed(f"{self._url} answers with no list of models; does --url name the service?")
         return models
 
     def first_model(self) -> Json:
@@ -123,14 +128,17 @@ class Api:
         raise_for_error(response)
         return response.content
 
+    def get_json(self, path: str) -> Json:
+        """The object that the answer to a GET is."""
+        return json_object(self.get(path), self._url)
+
     def post(self, path: str, body: Json) -> Json:
         """Answer to a request that does not stream."""
         with translated_errors(self._url):
             response = self._http.post(path, json=body)
         self._was_there = True
         raise_for_error(response)
-        answer: Json = msgspec.json.decode(response.content)
-        return answer
+        return json_object(response.content, self._url)
 
     def upload(self, path: str, fields: dict[str, str], file: BinaryIO) -> Json:
         """Answer to a form with a file, which is read while it is sent."""
@@ -138,8 +146,7 @@ class Api:
             response = self._http.post(path, data=fields, files={"file": ("input.jsonl", file)})
         self._was_there = True
         raise_for_error(response)
-        answer: Json = msgspec.json.decode(response.content)
-        return answer
+        return json_object(response.content, self._url)
 
     def delete(self, path: str) -> Json:
         """Answer to a DELETE."""
@@ -147,8 +154,7 @@ class Api:
             response = self._http.delete(path)
         self._was_there = True
         raise_for_error(response)
-        answer: Json = msgspec.json.decode(response.content)
-        return answer
+        return json_object(response.content, self._url)
 
     def lines(self, path: str) -> Iterator[bytes]:
         """Lines of the answer to a GET, as they come, without their line breaks."""
@@ -170,6 +176,20 @@ class Api:
         """Try a DELETE."""
         with contextlib.suppress(httpx.HTTPError):
             self._http.delete(path, timeout=CANCEL_TIMEOUT_S)
+
+    def patiently(self, call: Callable[[], Result]) -> Result:
+        """What a call of other methods gives, once the service is there for it; it may be repeated.
+
+        Raises:
+            click.ClickException: as the call does: for a service that was never reached, an error that does not pass,
+                or one that did not pass within the time to reconnect.
+        """
+
+        def is_waited_for(error: click.ClickException) -> bool:
+            self._was_there = self._was_there or not isinstance(error, ServiceUnreachable)
+            return self._was_there and may_pass(error)
+
+        return repeated(call, is_waited_for, self._reconnect_timeout_s, self._outage)
 
     def complete(self, path: str, body: Json) -> Json:
         """The whole answer to a request that generates. It is read as a stream, as a stream can be resumed."""
@@ -202,7 +222,7 @@ class Api:
 
     def _over_one_connection(self, source: EventSource) -> Generator[Json, None, None]:
         method, path, body, headers = source.next_request
-        parser = EventParser()
+        parser, has_events = EventParser(), False
         with (
             translated_errors(self._url),
             self._http.stream(method, path, json=body, headers=headers) as response,
@@ -214,6 +234,7 @@ class Api:
             source.answered_by(response.headers.get(SESSION_HEADER, ""))
             for received in response.iter_bytes():
                 for event in parser.feed(received):
+                    has_events = True
                     was_broken = source.is_broken
                     taken = source.take(event)
                     if was_broken:
@@ -222,6 +243,9 @@ class Api:
                         yield taken
                     if source.is_complete:
                         return
+            kind = response.headers.get("content-type", "")
+        if not has_events and kind and not kind.startswith(EVENT_STREAM):
+            raise RequestFailed(f"{self._url} answers with {kind} instead of events; does --url name the service?")
         if not source.ended():
             raise ConnectionBroke(self._url, "the service ended the stream in the middle of the answer")
 

@@ -13,6 +13,21 @@ from scheduler_svc.client.http.sse import DONE, Event
 Json = dict[str, Any]
 
 
+def chunk_of(data: bytes) -> Json:
+    """The chunk of an answer that an event has. Raises RequestFailed for an error, and for anything else."""
+    try:
+        chunk = msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        chunk = None
+    if isinstance(chunk, dict):
+        if "error" in chunk:
+            raise RequestFailed(error_message(chunk), code=error_code(chunk))
+        if isinstance(chunk.get("choices"), list):
+            return chunk
+    shown = data[:100].decode(errors="replace")
+    raise RequestFailed(f"the service sent something else than a piece of an answer: {shown}")
+
+
 class HttpRequest(NamedTuple):
     """A request as it is sent. `body` is None without one."""
 
@@ -99,9 +114,7 @@ class Chunks:
         if event.data == DONE:
             self._is_complete = True
             return None
-        chunk: Json = msgspec.json.decode(event.data)
-        if "error" in chunk:
-            raise RequestFailed(error_message(chunk), code=error_code(chunk))
+        chunk = chunk_of(event.data)
         self._request.take(event.id)
         return chunk
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import http
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,7 +17,10 @@ from scheduler_svc.client.errors import (
     ServiceUnreachable,
 )
 
+Json = dict[str, Any]
+
 _MAX_ERROR_BYTES = 300
+_MAX_SHOWN_BYTES = 100
 
 
 @contextlib.contextmanager
@@ -46,10 +50,20 @@ def raise_for_error(response: httpx.Response) -> None:
         RequestFailed: any other status from 400 on.
     """
     if response.is_error:
-        raise failure(response.status_code, response.content)
+        retry_after_s = seconds_of(response.headers.get("retry-after"))
+        raise failure(response.status_code, response.content, retry_after_s)
 
 
-def failure(status: int, body: bytes) -> RequestFailed:
+def seconds_of(retry_after: str | None) -> float:
+    """The seconds in a `retry-after` header; 0 without one, and for a date."""
+    try:
+        seconds = float(retry_after or 0)
+    except ValueError:
+        return 0.0
+    return max(seconds, 0.0) if math.isfinite(seconds) else 0.0
+
+
+def failure(status: int, body: bytes, retry_after_s: float = 0.0) -> RequestFailed:
     """The error that an HTTP answer with an error status stands for."""
     try:
         answer = msgspec.json.decode(body)
@@ -57,7 +71,24 @@ def failure(status: int, body: bytes) -> RequestFailed:
         answer = body[:_MAX_ERROR_BYTES].decode(errors="replace").strip() or httpx.codes.get_reason_phrase(status)
     kind = ServiceNotReady if status == http.HTTPStatus.SERVICE_UNAVAILABLE else RequestFailed
     hint = "; name an API key by --api-key or BATON_API_KEY" if status == http.HTTPStatus.UNAUTHORIZED else ""
-    return kind(f"{error_message(answer)} (HTTP {status}){hint}", status=status, code=error_code(answer))
+    message = f"{error_message(answer)} (HTTP {status}){hint}"
+    return kind(message, status=status, code=error_code(answer), retry_after_s=retry_after_s)
+
+
+def json_object(content: bytes, url: str) -> Json:
+    """The JSON object that a good answer is.
+
+    Raises:
+        RequestFailed: it is something else, such as the HTML of another server.
+    """
+    try:
+        answer = msgspec.json.decode(content)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        answer = None
+    if isinstance(answer, dict):
+        return answer
+    shown = content[:_MAX_SHOWN_BYTES].decode(errors="replace").strip()
+    raise RequestFailed(f"{url} answers with something else than a JSON object; does --url name the service? {shown!r}")
 
 
 def error_message(answer: Any) -> str:

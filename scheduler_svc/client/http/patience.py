@@ -30,16 +30,19 @@ class Patience:
         self._broke_s = None
         self._num_failures = 0
 
-    def delay_after(self, error: click.ClickException, now_s: float) -> float:
+    def delay_after(self, error: click.ClickException, now_s: float, at_least_s: float = 0.0) -> float:
         """Seconds to wait before the next attempt, after one that failed with `error` at the time `now_s`.
 
+        Args:
+            at_least_s: seconds before which the service does not want the next attempt.
+
         Raises:
-            click.ClickException: `error`, when it is too late.
+            click.ClickException: `error`, when it is too late, or will be by then.
         """
         self._broke_s = now_s if self._broke_s is None else self._broke_s
         left_s = self._broke_s + self._limit_s - now_s
-        if left_s <= 0:
+        if left_s <= 0 or at_least_s > left_s:
             raise error
-        delay_s = min(backoff_s(self._num_failures, _FIRST_DELAY_S, _MAX_DELAY_S), left_s)
+        delay_s = max(min(backoff_s(self._num_failures, _FIRST_DELAY_S, _MAX_DELAY_S), left_s), at_least_s)
         self._num_failures += 1
         return delay_s

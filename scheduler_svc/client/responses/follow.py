@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
-import msgspec
 
 from scheduler_svc.client.errors import ConnectionBroke, RequestFailed, ServiceSilent
 from scheduler_svc.client.http.response_reading import PATH, ResponseReading, response_path
@@ -37,7 +36,7 @@ class Form:
 
 def get_response(api: "Api", response_id: str) -> Json:
     """A response as it is now. Raises RequestFailed (404) if there is none."""
-    return _look(api, response_path(response_id))
+    return api.get_json(response_path(response_id))
 
 
 def input_items(api: "Api", response_id: str) -> list[Json]:
@@ -45,7 +44,7 @@ def input_items(api: "Api", response_id: str) -> list[Json]:
     items: list[Json] = []
     has_more, after = True, ""
     while has_more:
-        page = _look(api, f"{response_path(response_id)}/input_items?order=asc&limit=100{after}")
+        page = api.get_json(f"{response_path(response_id)}/input_items?order=asc&limit=100{after}")
         items += page["data"]
         has_more, after = page["has_more"] and page["data"], f"&after={page['last_id']}"
     return items
@@ -126,8 +125,3 @@ def _is_elsewhere(error: BaseException) -> bool:
     if not isinstance(error, click.ClickException):
         return True
     return is_outage(error) or isinstance(error, ServiceSilent)
-
-
-def _look(api: "Api", path: str) -> Json:
-    answer: Json = msgspec.json.decode(api.get(path))
-    return answer
