@@ -415,6 +415,20 @@ async def test_half_of_what_a_key_may_have_open_is_for_its_batches(tmp_path, tok
 
 
 @in_event_loop
+async def test_a_line_that_its_key_can_never_send_is_its_error(tmp_path, tokenizer):
+    """As of a single request; to ask for it until the window ends would help nothing."""
+    keys = Keys(replace(ALICE, max_open_requests=3))
+    async with place(tmp_path, tokenizer, keys=keys) as here, here.worker():
+        bodies = [completion(["a", "b", "c", "d"]), completion(["a", "b", "c"]), completion("e")]
+        batch = await here.ended(await here.batch(*bodies))
+        _, (error,) = await here.results(batch)
+    assert (batch.status, batch.completed, batch.failed) == ("completed", 2, 1)
+    assert (error["custom_id"], error["response"]["status_code"]) == ("c0", 400)
+    assert "has 4 prompts" in error["response"]["body"]["error"]["message"]
+    assert "may have 3 open" in error["response"]["body"]["error"]["message"]
+
+
+@in_event_loop
 async def test_results_without_room_end_a_batch(tmp_path, tokenizer):
     async with place(tmp_path, tokenizer) as here:
         here.tools = replace(here.tools, limit_bytes=3000)

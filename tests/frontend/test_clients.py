@@ -65,6 +65,16 @@ def test_too_many_requests_of_one_client(frontend: Frontend, core: FakeCore):
     assert answer.headers["retry-after"] == "1"
 
 
+def test_more_prompts_than_a_client_may_have_requests(frontend: Frontend, core: FakeCore):
+    """To send it again would never help."""
+    body = COMPLETION | {"prompt": ["x"] * 4}
+    answer = post(frontend, "/v1/completions", body, ALICE)
+    assert "has 4 prompts" in assert_openai_shape(answer, 400)["message"]
+    assert answer.headers["x-should-retry"] == "false"
+    assert not core.submits
+    assert post(frontend, "/v1/completions", body, BOB).status_code == 200
+
+
 @pytest.mark.parametrize("name", ["host/gpu 0", "host%2Fgpu%200", "7"])
 @pytest.mark.parametrize("body", [{"finish": True}, {"finish": False}, {}, None])
 def test_draining(frontend: Frontend, core: FakeCore, name: str, body: dict | None):
