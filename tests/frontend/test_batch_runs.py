@@ -3,6 +3,7 @@
 import asyncio
 import json
 import time
+from collections import Counter
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -17,6 +18,7 @@ from scheduler_svc.frontend.background.batch_tools import BatchTools
 from scheduler_svc.frontend.background.batches import Batches
 from scheduler_svc.frontend.background.line_gate import LineGate
 from scheduler_svc.frontend.background.patient_store import PatientStore
+from scheduler_svc.frontend.requests.batches import input_lines
 from scheduler_svc.frontend.requests.batches.line_endpoints import line_endpoints
 from scheduler_svc.frontend.requests.batches.ready_line import PRIORITY
 from scheduler_svc.frontend.requests.chat_style import style_of
@@ -31,7 +33,7 @@ from scheduler_svc.store import batches as stored_batches
 from scheduler_svc.store.records import OPEN_BATCH
 from scheduler_svc.store.store_thread import StoreThread
 from scheduler_svc.store_options import StoreOptions
-from tests.frontend.fake_core import REPORT, delta, echo, outputs, refuse, silence
+from tests.frontend.fake_core import REPORT, delta, echo, outputs, refuse, silence, tokens_of
 from tests.frontend.links import in_event_loop, linked_core, until
 from tests.support.status_reports import executor_status
 
@@ -215,6 +217,72 @@ async def test_lines_are_sent_in_their_order_and_not_too_many_at_once(tmp_path, 
         assert here.tools.gate.num_open == 14
         prefix = f"cmpl-{batch_id.removeprefix('batch_')}"
         assert [submit.request_id for submit in here.core.submits] == [f"{prefix}-{i}-0" for i in range(14)]
+
+
+@in_event_loop
+async def test_a_line_that_rests_leaves_the_gate_to_others(tmp_path, tokenizer, monkeypatch):
+    """The core has no room for some lines: neither lines of other batches nor all of this one's wait for them."""
+    tokens = tokenizer.encode(["full"], add_special_tokens=True)[0]
+    is_full = True
+
+    def script(submit):
+        if is_full and tokens_of(submit.prompt) == tokens:
+            yield from refuse("it is full", "queue_full")(submit)
+            del here.core.stories[submit.request_id]
+        else:
+            yield from echo(submit)
+
+    async with place(tmp_path, tokenizer, script=script) as here:
+        here.tools = replace(here.tools, retry_s=0.02)
+        here.core.report = msgspec.structs.replace(ROOMY, executors=[executor_status(max_num_seqs=1)])
+        async with here.worker():
+            monkeypatch.setattr(batch_lines, "MOST_RESTING", 2)
+            resting = await here.batch(*[completion("full")] * 60)
+            await until(lambda: len(here.core.submits) > 20)
+            other = await here.batch(completion("y"))
+            assert (await here.ended(other)).status == "completed"
+            asked = {submit.request_id for submit in here.core.submits}
+            assert len(asked) < 15, "a batch of which many rest begins no more"
+            is_full = False
+            assert (await here.ended(resting)).completed == 60
+
+
+@in_event_loop
+async def test_others_have_turns_while_lines_are_taken(tmp_path, tokenizer, monkeypatch):
+    """Lines that are refused here, and do not wait for anything, are the ones that could leave no turn to others."""
+    num_turns, turns_of_lines = 0, []
+
+    def read_line(*args):
+        turns_of_lines.append(num_turns)
+        return input_lines.read_line(*args)
+
+    monkeypatch.setattr(batch_lines, "read_line", read_line)
+    async with place(tmp_path, tokenizer) as here, here.worker():
+        batch_id = await here.batch(*[completion("x", model="nope")] * 100)
+        while (await asyncio.sleep(0), len(turns_of_lines))[1] < 100:
+            num_turns += 1
+        assert (await here.ended(batch_id)).failed == 100
+    assert max(Counter(turns_of_lines).values()) <= batch_lines.LINES_AT_ONCE
+
+
+@in_event_loop
+async def test_a_line_that_is_refused_in_part_is_sent_until_it_has_room(tmp_path, tokenizer):
+    """What the core had taken of it is cancelled each time, which is not taken for a client's doing."""
+    num_refused = 0
+
+    def script(submit):
+        nonlocal num_refused
+        if submit.request_id.endswith("-1") and num_refused < 2 * line_run.MAX_LOST:
+            num_refused += 1
+            yield from refuse("it is full", "queue_full")(submit)
+            del here.core.stories[submit.request_id]
+        else:
+            yield 0.01
+            yield from echo(submit)
+
+    async with place(tmp_path, tokenizer, script=script) as here, here.worker():
+        batch = await here.ended(await here.batch(completion(["x", "y"])))
+    assert (batch.completed, batch.failed) == (1, 0)
 
 
 @pytest.mark.parametrize("code", ["queue_full", "too_many_requests", "unavailable", "capacity_lost"])
