@@ -18,6 +18,8 @@ from scheduler_svc.frontend.background.batch_tools import BatchTools
 from scheduler_svc.frontend.background.batches import Batches
 from scheduler_svc.frontend.background.line_gate import LineGate
 from scheduler_svc.frontend.background.patient_store import PatientStore
+from scheduler_svc.frontend.link.core_link import CoreLink
+from scheduler_svc.frontend.link.many_requests import SUBMITS_AT_ONCE
 from scheduler_svc.frontend.requests.batches import input_lines
 from scheduler_svc.frontend.requests.batches.line_endpoints import line_endpoints
 from scheduler_svc.frontend.requests.batches.ready_line import PRIORITY
@@ -266,6 +268,26 @@ async def test_others_have_turns_while_lines_are_taken(tmp_path, tokenizer, monk
 
 
 @in_event_loop
+async def test_a_line_with_many_inputs_is_submitted_some_at_a_time(tmp_path, tokenizer, monkeypatch):
+    num_turns, turns_of_submits = 0, []
+    send = CoreLink._send
+
+    def seen(link, message):
+        if isinstance(message, m.Submit):
+            turns_of_submits.append(num_turns)
+        send(link, message)
+
+    monkeypatch.setattr(CoreLink, "_send", seen)
+    async with place(tmp_path, tokenizer) as here, here.worker():
+        body = {"model": "v", "input": [[5]] * 500}
+        batch_id = await here.batch(body, endpoint="/v1/embeddings")
+        while (await asyncio.sleep(0), len(turns_of_submits))[1] < 500:
+            num_turns += 1
+        assert (await here.ended(batch_id)).completed == 1
+    assert max(Counter(turns_of_submits).values()) <= SUBMITS_AT_ONCE
+
+
+@in_event_loop
 async def test_a_line_that_is_refused_in_part_is_sent_until_it_has_room(tmp_path, tokenizer):
     """What the core had taken of it is cancelled each time, which is not taken for a client's doing."""
     num_refused = 0
@@ -411,6 +433,24 @@ async def test_cancelling_ends_what_is_open_and_keeps_results(tmp_path, tokenize
         output, errors = await here.results(batch)
     assert (batch.status, [row["custom_id"] for row in output], errors) == ("cancelled", ["c0"], [])
     assert here.core.detaches == []
+
+
+@in_event_loop
+async def test_cancelling_ends_what_an_earlier_worker_has_left(tmp_path, tokenizer):
+    async with place(tmp_path, tokenizer, script=silence) as here:
+        async with here.worker():
+            batch_id = await here.batch(completion(["x", "y"]))
+            await until(lambda: len(here.core.submits) == 2)
+        await until(lambda: len(here.core.detaches) == 2)
+        here.core.answers_attaches = False
+        async with here.worker() as worker:
+            await until(lambda: here.core.attaches)
+            await BatchStore(here.thread, here.options).cancel(here.owner, batch_id)
+            worker.cancel(here.owner, batch_id)
+            assert (await here.ended(batch_id)).status == "cancelled"
+            await until(lambda: len(here.core.cancels) == 2)
+        asked = {submit.request_id for submit in here.core.submits}
+        assert {cancel.request_id for cancel in here.core.cancels} == asked
 
 
 @in_event_loop

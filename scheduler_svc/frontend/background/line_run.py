@@ -13,6 +13,7 @@ from scheduler_svc.frontend.background.turns import NO_ROOM
 from scheduler_svc.frontend.errors import ApiError, internal_error
 from scheduler_svc.frontend.link.core_link import CoreLink
 from scheduler_svc.frontend.link.delta_queue import DeltaQueue
+from scheduler_svc.frontend.link.many_requests import give_up, open_in_turns
 from scheduler_svc.frontend.link.queries import QUERY_TIMEOUT_S
 from scheduler_svc.frontend.requests.batches.ready_line import ReadyLine
 
@@ -55,6 +56,8 @@ class LineRun:
         self._is_cancelled = True
         if self._queue is not None:
             self._queue.close()
+        else:  # an earlier worker may have left it with the core, and no reader
+            give_up(self._link, self._line.asked(self._attempt))
 
     async def response(self) -> LineResponse:
         """Its answer, which may be an error. When this is cancelled, a request goes on and waits for the next worker,
@@ -87,7 +90,8 @@ class LineRun:
     async def _once(self) -> bytes:
         submits = self._line.asked(self._attempt)
         try:
-            return await self._read(self._link.open(submits, is_resumable=self._line.is_resumable))
+            queue = await open_in_turns(self._link, submits, is_resumable=self._line.is_resumable)
+            return await self._read(queue)
         except RequestRejected as rejected:
             if rejected.code != "request_exists":
                 raise
