@@ -559,6 +559,27 @@ async def test_an_input_that_is_deleted_ends_a_batch(tmp_path, tokenizer):
 
 
 @in_event_loop
+async def test_a_batch_that_waits_behind_others_is_validated_and_expires(tmp_path, tokenizer, monkeypatch):
+    monkeypatch.setattr(batches, "RESCAN_S", 0.05)
+    async with place(tmp_path, tokenizer, script=silence) as here, here.worker() as worker:
+        ahead = [await here.batch(completion(f"batch {i}")) for i in range(batches.RUNS_OF_OWNER)]
+        async with asyncio.timeout(10):
+            while [(await here.seen(batch_id)).status for batch_id in ahead] != ["in_progress"] * len(ahead):
+                await asyncio.sleep(0.005)
+        wrong = await here.batch(lines=["{"])
+        assert (await here.ended(wrong)).status == "failed"
+        late = await here.batch(completion("late"), window_s=0.5)
+        batch = await here.ended(late)
+        assert (batch.status, batch.failed) == ("expired", 1)
+        unwanted = await here.batch(completion("unwanted"))
+        await BatchStore(here.thread, here.options).cancel(here.owner, unwanted)
+        worker.cancel(here.owner, unwanted)
+        assert (await here.ended(unwanted)).status == "cancelled"
+        assert {(await here.seen(batch_id)).status for batch_id in ahead} == {"in_progress"}
+        assert not worker._waiting
+
+
+@in_event_loop
 async def test_some_batches_of_an_owner_run_and_the_others_follow(tmp_path, tokenizer):
     async with place(tmp_path, tokenizer) as here:
         made = [await here.batch(completion(f"batch {i}")) for i in range(batches.RUNS_OF_OWNER + 3)]
