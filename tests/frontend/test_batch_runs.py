@@ -536,6 +536,19 @@ async def test_a_line_that_its_key_can_never_send_is_its_error(tmp_path, tokeniz
 
 
 @in_event_loop
+async def test_a_line_that_the_core_can_never_take_is_its_error(tmp_path, tokenizer):
+    async with place(tmp_path, tokenizer) as here, here.worker():
+        here.core.fleet = msgspec.structs.replace(here.core.fleet, max_waiting=5)
+        await until(lambda: here.tools.link.fleet.max_waiting)
+        batch = await here.ended(await here.batch(completion(["a", "b"], n=3), completion(["a", "b"], n=2)))
+        _, (error,) = await here.results(batch)
+    assert (batch.status, batch.completed, batch.failed) == ("completed", 1, 1)
+    assert (
+        error["response"]["body"]["error"]["message"] == "The request has 6 sequences, and 5 may wait in this service."
+    )
+
+
+@in_event_loop
 async def test_results_without_room_end_a_batch(tmp_path, tokenizer):
     async with place(tmp_path, tokenizer) as here:
         here.tools = replace(here.tools, limit_bytes=3000)
