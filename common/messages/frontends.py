@@ -162,12 +162,14 @@ class FleetState(Message, frozen=True, tag="fleet"):
         fingerprint: model fingerprint of the newest executor that generates, empty before the first.
         max_model_len: positions a sequence may have that generates.
         tasks: one for each task that an executor took since the scheduler's start, in the order of `Task`.
+        max_waiting: sequences of each task that may wait; 0 while that is not known.
     """
 
     num_ready: Count
     fingerprint: Annotated[str, Meta(max_length=128)]
     max_model_len: Count
     tasks: Annotated[tuple[TaskState, ...], Meta(max_length=3)] = ()
+    max_waiting: Count = 0
 
 
 class TokenDelta(Message, frozen=True):

@@ -22,7 +22,7 @@ from scheduler_svc.core.actions import (
 from scheduler_svc.core.autoscaling.watch import ScaleWatch
 from scheduler_svc.core.config import CoreConfig
 from scheduler_svc.core.fleet import fleet as f
-from scheduler_svc.core.fleet.fleet_state import NO_FLEET, fleet_state
+from scheduler_svc.core.fleet.fleet_state import fleet_state, no_fleet
 from scheduler_svc.core.fleet.membership import Membership, Standing
 from scheduler_svc.core.observability.service_counters import ServiceCounters
 from scheduler_svc.core.observability.status_report import IoCounts, StatusReporter
@@ -69,7 +69,7 @@ class Core:
         )
         self._last_call = now
         self._forgiving_until = float("-inf")
-        self._fleet_state = NO_FLEET
+        self._fleet_state = no_fleet(config.scheduler.max_waiting)
 
     # --- executors ---
 

@@ -10,8 +10,9 @@ cancelling.
 from sqlite3 import Connection
 from typing import Any
 
+from scheduler_svc.store import files
 from scheduler_svc.store.database import writing
-from scheduler_svc.store.errors import Conflict, NotFound
+from scheduler_svc.store.errors import Conflict, NotFound, TooManyOpen
 from scheduler_svc.store.quotas import check_quota
 from scheduler_svc.store.records import RECORD_BYTES, BatchEnd, BatchStatus, Order, Progress, StoredBatch
 
@@ -26,6 +27,8 @@ ALLOWED: dict[BatchStatus, tuple[BatchStatus, ...]] = {
     "cancelled": (),
 }
 
+INPUT_KEPT_S = 3600.0  # after its batch is due, as lines without a result are read then
+
 _EXISTS = "owner = :owner AND batch_id = :id AND (expires_at IS NULL OR expires_at > :now)"
 _OPEN = "status IN ('validating', 'in_progress', 'finalizing', 'cancelling')"
 _FIELDS = StoredBatch.__struct_fields__
@@ -33,14 +36,16 @@ _WRITTEN_AT_THE_END = ("output_file_id", "error_file_id")  # shown once the file
 _COLUMNS = ", ".join(f"CASE WHEN NOT {_OPEN} THEN {f} END" if f in _WRITTEN_AT_THE_END else f for f in _FIELDS)
 
 
-def add(connection: Connection, batch: StoredBatch, *, limit_bytes: int = 0) -> None:
-    """Keep a new batch, which is to be validated. `created_at` counts as the present.
+def add(connection: Connection, batch: StoredBatch, *, limit_bytes: int = 0, max_open: int = 0) -> None:
+    """Keep a new batch, which is to be validated, and its input until it is due. `created_at` counts as the present.
 
     Args:
         limit_bytes: for all that its owner has; 0: no limit.
+        max_open: batches of its owner that have not ended, this one included; 0: no limit.
 
     Raises:
         Conflict: the owner has a batch with this id.
+        TooManyOpen: the owner has `max_open` already, and nothing was added.
         QuotaExceeded: nothing was added.
     """
     assert batch.status == "validating", batch.status
@@ -52,7 +57,10 @@ def add(connection: Connection, batch: StoredBatch, *, limit_bytes: int = 0) -> 
         connection.execute(f"DELETE {same_id} AND expires_at <= ?", (batch.owner, batch.batch_id, batch.created_at))
         if connection.execute(f"SELECT 1 {same_id}", (batch.owner, batch.batch_id)).fetchone():
             raise Conflict(f"there is a batch {batch.batch_id!r} already")
+        if max_open and (num_open := count_open(connection, batch.owner, batch.created_at)) >= max_open:
+            raise TooManyOpen(num_open, max_open)
         check_quota(connection, batch.owner, num_bytes, limit_bytes)
+        files.keep_until(connection, batch.owner, batch.input_file_id, batch.created_at, batch.due_at + INPUT_KEPT_S)
         connection.execute(
             f"INSERT INTO batches ({', '.join(_FIELDS)}, num_bytes) VALUES ({'?, ' * len(_FIELDS)}?)",
             (*(getattr(batch, field) for field in _FIELDS), num_bytes),

@@ -37,6 +37,18 @@ class Conflict(BatonError):
     """A record is in a state, or has an id, with which this cannot be done: the message says which."""
 
 
+class TooManyOpen(BatonError):
+    """An owner has as many batches that have not ended as it may have: nothing was added.
+
+    Args:
+        num_open: how many the owner has.
+        limit: how many the owner may have.
+    """
+
+    def __init__(self, num_open: int, limit: int) -> None:
+        super().__init__(f"{num_open} batches have not ended, the limit is {limit}")
+
+
 class QuotaExceeded(BatonError):
     """An owner would have more in the store than the limit: nothing was added.
 

@@ -170,6 +170,12 @@ def delete(connection: Connection, owner: str, file_id: str, now: float) -> None
             raise NotFound("file", file_id)
 
 
+def keep_until(connection: Connection, owner: str, file_id: str, now: float, until: float) -> None:
+    """Inside of a transaction: a finished file, if there is one, is not forgotten before this time."""
+    statement = f"UPDATE files SET expires_at = :until WHERE {_EXISTS} AND is_complete AND expires_at < :until"
+    connection.execute(statement, {"owner": owner, "id": file_id, "now": now, "until": until})
+
+
 def insert(connection: Connection, file: StoredFile, *, unfinished_until: float | None) -> int:
     """Inside of a transaction: an empty, unfinished file. Returns its key.
 

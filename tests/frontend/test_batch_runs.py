@@ -3,6 +3,7 @@
 import asyncio
 import json
 import time
+from collections import Counter
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -17,6 +18,9 @@ from scheduler_svc.frontend.background.batch_tools import BatchTools
 from scheduler_svc.frontend.background.batches import Batches
 from scheduler_svc.frontend.background.line_gate import LineGate
 from scheduler_svc.frontend.background.patient_store import PatientStore
+from scheduler_svc.frontend.link.core_link import CoreLink
+from scheduler_svc.frontend.link.many_requests import SUBMITS_AT_ONCE
+from scheduler_svc.frontend.requests.batches import input_lines
 from scheduler_svc.frontend.requests.batches.line_endpoints import line_endpoints
 from scheduler_svc.frontend.requests.batches.ready_line import PRIORITY
 from scheduler_svc.frontend.requests.chat_style import style_of
@@ -31,7 +35,7 @@ from scheduler_svc.store import batches as stored_batches
 from scheduler_svc.store.records import OPEN_BATCH
 from scheduler_svc.store.store_thread import StoreThread
 from scheduler_svc.store_options import StoreOptions
-from tests.frontend.fake_core import REPORT, delta, echo, outputs, refuse, silence
+from tests.frontend.fake_core import REPORT, delta, echo, outputs, refuse, silence, tokens_of
 from tests.frontend.links import in_event_loop, linked_core, until
 from tests.support.status_reports import executor_status
 
@@ -217,6 +221,92 @@ async def test_lines_are_sent_in_their_order_and_not_too_many_at_once(tmp_path, 
         assert [submit.request_id for submit in here.core.submits] == [f"{prefix}-{i}-0" for i in range(14)]
 
 
+@in_event_loop
+async def test_a_line_that_rests_leaves_the_gate_to_others(tmp_path, tokenizer, monkeypatch):
+    """The core has no room for some lines: neither lines of other batches nor all of this one's wait for them."""
+    tokens = tokenizer.encode(["full"], add_special_tokens=True)[0]
+    is_full = True
+
+    def script(submit):
+        if is_full and tokens_of(submit.prompt) == tokens:
+            yield from refuse("it is full", "queue_full")(submit)
+            del here.core.stories[submit.request_id]
+        else:
+            yield from echo(submit)
+
+    async with place(tmp_path, tokenizer, script=script) as here:
+        here.tools = replace(here.tools, retry_s=0.02)
+        here.core.report = msgspec.structs.replace(ROOMY, executors=[executor_status(max_num_seqs=1)])
+        async with here.worker():
+            monkeypatch.setattr(batch_lines, "MOST_RESTING", 2)
+            resting = await here.batch(*[completion("full")] * 30)
+            await until(lambda: len(here.core.submits) > 20)
+            other = await here.batch(completion("y"))
+            assert (await here.ended(other)).status == "completed"
+            asked = {submit.request_id for submit in here.core.submits}
+            assert len(asked) < 15, "a batch of which many rest begins no more"
+            is_full = False
+            assert (await here.ended(resting)).completed == 30
+
+
+@in_event_loop
+async def test_others_have_turns_while_lines_are_taken(tmp_path, tokenizer, monkeypatch):
+    """Lines that are refused here, and do not wait for anything, are the ones that could leave no turn to others."""
+    num_turns, turns_of_lines = 0, []
+
+    def read_line(*args):
+        turns_of_lines.append(num_turns)
+        return input_lines.read_line(*args)
+
+    monkeypatch.setattr(batch_lines, "read_line", read_line)
+    async with place(tmp_path, tokenizer) as here, here.worker():
+        batch_id = await here.batch(*[completion("x", model="nope")] * 100)
+        while (await asyncio.sleep(0), len(turns_of_lines))[1] < 100:
+            num_turns += 1
+        assert (await here.ended(batch_id)).failed == 100
+    assert max(Counter(turns_of_lines).values()) <= batch_lines.LINES_AT_ONCE
+
+
+@in_event_loop
+async def test_a_line_with_many_inputs_is_submitted_some_at_a_time(tmp_path, tokenizer, monkeypatch):
+    num_turns, turns_of_submits = 0, []
+    send = CoreLink._send
+
+    def seen(link, message):
+        if isinstance(message, m.Submit):
+            turns_of_submits.append(num_turns)
+        send(link, message)
+
+    monkeypatch.setattr(CoreLink, "_send", seen)
+    async with place(tmp_path, tokenizer) as here, here.worker():
+        body = {"model": "v", "input": [[5]] * 500}
+        batch_id = await here.batch(body, endpoint="/v1/embeddings")
+        while (await asyncio.sleep(0), len(turns_of_submits))[1] < 500:
+            num_turns += 1
+        assert (await here.ended(batch_id)).completed == 1
+    assert max(Counter(turns_of_submits).values()) <= SUBMITS_AT_ONCE
+
+
+@in_event_loop
+async def test_a_line_that_is_refused_in_part_is_sent_until_it_has_room(tmp_path, tokenizer):
+    """What the core had taken of it is cancelled each time, which is not taken for a client's doing."""
+    num_refused = 0
+
+    def script(submit):
+        nonlocal num_refused
+        if submit.request_id.endswith("-1") and num_refused < 2 * line_run.MAX_LOST:
+            num_refused += 1
+            yield from refuse("it is full", "queue_full")(submit)
+            del here.core.stories[submit.request_id]
+        else:
+            yield 0.01
+            yield from echo(submit)
+
+    async with place(tmp_path, tokenizer, script=script) as here, here.worker():
+        batch = await here.ended(await here.batch(completion(["x", "y"])))
+    assert (batch.completed, batch.failed) == (1, 0)
+
+
 @pytest.mark.parametrize("code", ["queue_full", "too_many_requests", "unavailable", "capacity_lost"])
 @in_event_loop
 async def test_what_passes_is_no_answer(tmp_path, tokenizer, code):
@@ -346,6 +436,23 @@ async def test_cancelling_ends_what_is_open_and_keeps_results(tmp_path, tokenize
 
 
 @in_event_loop
+async def test_cancelling_ends_what_an_earlier_worker_has_left(tmp_path, tokenizer):
+    async with place(tmp_path, tokenizer, script=silence) as here:
+        async with here.worker():
+            batch_id = await here.batch(completion(["x", "y"]))
+            await until(lambda: len(here.core.submits) == 2)
+        await until(lambda: len(here.core.detaches) == 2)
+        here.core.answers_attaches = False
+        async with here.worker() as worker:
+            await until(lambda: here.core.attaches)
+            await BatchStore(here.thread, here.options).cancel(here.owner, batch_id)
+            worker.cancel(here.owner, batch_id)
+            assert (await here.ended(batch_id)).status == "cancelled"
+            asked = {submit.request_id for submit in here.core.submits}
+            await until(lambda: {cancel.request_id for cancel in here.core.cancels} == asked)
+
+
+@in_event_loop
 async def test_the_end_of_the_window_ends_a_batch(tmp_path, tokenizer):
     """Lines without a result say so; those with one keep it."""
     async with place(tmp_path, tokenizer, script=silence) as here:
@@ -415,6 +522,33 @@ async def test_half_of_what_a_key_may_have_open_is_for_its_batches(tmp_path, tok
 
 
 @in_event_loop
+async def test_a_line_that_its_key_can_never_send_is_its_error(tmp_path, tokenizer):
+    """As of a single request; to ask for it until the window ends would help nothing."""
+    keys = Keys(replace(ALICE, max_open_requests=3))
+    async with place(tmp_path, tokenizer, keys=keys) as here, here.worker():
+        bodies = [completion(["a", "b", "c", "d"]), completion(["a", "b", "c"]), completion("e")]
+        batch = await here.ended(await here.batch(*bodies))
+        _, (error,) = await here.results(batch)
+    assert (batch.status, batch.completed, batch.failed) == ("completed", 2, 1)
+    assert (error["custom_id"], error["response"]["status_code"]) == ("c0", 400)
+    assert "has 4 prompts" in error["response"]["body"]["error"]["message"]
+    assert "may have 3 open" in error["response"]["body"]["error"]["message"]
+
+
+@in_event_loop
+async def test_a_line_that_the_core_can_never_take_is_its_error(tmp_path, tokenizer):
+    async with place(tmp_path, tokenizer) as here, here.worker():
+        here.core.fleet = msgspec.structs.replace(here.core.fleet, max_waiting=5)
+        await until(lambda: here.tools.link.fleet.max_waiting)
+        batch = await here.ended(await here.batch(completion(["a", "b"], n=3), completion(["a", "b"], n=2)))
+        _, (error,) = await here.results(batch)
+    assert (batch.status, batch.completed, batch.failed) == ("completed", 1, 1)
+    assert (
+        error["response"]["body"]["error"]["message"] == "The request has 6 sequences, and 5 may wait in this service."
+    )
+
+
+@in_event_loop
 async def test_results_without_room_end_a_batch(tmp_path, tokenizer):
     async with place(tmp_path, tokenizer) as here:
         here.tools = replace(here.tools, limit_bytes=3000)
@@ -435,6 +569,27 @@ async def test_an_input_that_is_deleted_ends_a_batch(tmp_path, tokenizer):
         async with here.worker():
             batch = await here.ended(batch_id)
     assert (batch.status, [error["code"] for error in json.loads(batch.errors)]) == ("failed", ["file_not_found"])
+
+
+@in_event_loop
+async def test_a_batch_that_waits_behind_others_is_validated_and_expires(tmp_path, tokenizer, monkeypatch):
+    monkeypatch.setattr(batches, "RESCAN_S", 0.05)
+    async with place(tmp_path, tokenizer, script=silence) as here, here.worker() as worker:
+        ahead = [await here.batch(completion(f"batch {i}")) for i in range(batches.RUNS_OF_OWNER)]
+        async with asyncio.timeout(10):
+            while [(await here.seen(batch_id)).status for batch_id in ahead] != ["in_progress"] * len(ahead):
+                await asyncio.sleep(0.005)
+        wrong = await here.batch(lines=["{"])
+        assert (await here.ended(wrong)).status == "failed"
+        late = await here.batch(completion("late"), window_s=0.5)
+        batch = await here.ended(late)
+        assert (batch.status, batch.failed) == ("expired", 1)
+        unwanted = await here.batch(completion("unwanted"))
+        await BatchStore(here.thread, here.options).cancel(here.owner, unwanted)
+        worker.cancel(here.owner, unwanted)
+        assert (await here.ended(unwanted)).status == "cancelled"
+        assert {(await here.seen(batch_id)).status for batch_id in ahead} == {"in_progress"}
+        assert not worker._waiting
 
 
 @in_event_loop

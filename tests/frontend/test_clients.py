@@ -11,6 +11,7 @@ from scheduler_svc.api_key_file import ApiKey, digest, encode_key_file
 from tests.frontend.fake_core import REPORT, FakeCore, refuse
 from tests.frontend.harness import COMPLETION, Frontend, assert_openai_shape, running_frontend
 from tests.frontend.sse import events_after
+from tests.support.eventually import eventually
 from tests.support.status_reports import executor_status
 
 KEYS = [
@@ -63,6 +64,38 @@ def test_too_many_requests_of_one_client(frontend: Frontend, core: FakeCore):
     error = assert_openai_shape(answer, 429)
     assert (error["code"], error["type"]) == ("too_many_requests", "rate_limit_error")
     assert answer.headers["retry-after"] == "1"
+
+
+def test_more_prompts_than_a_client_may_have_requests(frontend: Frontend, core: FakeCore):
+    """To send it again would never help."""
+    body = COMPLETION | {"prompt": ["x"] * 4}
+    answer = post(frontend, "/v1/completions", body, ALICE)
+    assert "has 4 prompts" in assert_openai_shape(answer, 400)["message"]
+    assert answer.headers["x-should-retry"] == "false"
+    assert not core.submits
+    assert post(frontend, "/v1/completions", body, BOB).status_code == 200
+
+
+def test_more_sequences_than_may_wait(frontend: Frontend, core: FakeCore):
+    """Not even an idle service takes them."""
+    fleet = core.fleet
+    core.fleet = msgspec.structs.replace(fleet, max_waiting=5)
+    try:
+        body = COMPLETION | {"prompt": ["x"] * 2, "n": 3}
+        eventually(lambda: post(frontend, "/v1/completions", body, BOB).status_code == 400, 10)
+        seen = len(core.submits)
+        for path, asked, number in (
+            ("/v1/completions", body, 6),
+            ("/v1/embeddings", {"model": COMPLETION["model"], "input": ["x"] * 7}, 7),
+        ):
+            answer = post(frontend, path, asked, BOB)
+            message = assert_openai_shape(answer, 400)["message"]
+            assert message == f"The request has {number} sequences, and 5 may wait in this service."
+        assert len(core.submits) == seen
+    finally:
+        core.fleet = fleet
+        eventually(lambda: post(frontend, "/v1/completions", body, BOB).status_code == 200, 10)
+    assert post(frontend, "/v1/completions", COMPLETION | {"n": 2}, BOB).status_code == 200
 
 
 @pytest.mark.parametrize("name", ["host/gpu 0", "host%2Fgpu%200", "7"])

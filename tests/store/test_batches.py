@@ -4,10 +4,10 @@ import msgspec
 import pytest
 
 from scheduler_svc.store import batch_results, batches, files
-from scheduler_svc.store.errors import Conflict, NotFound, QuotaExceeded
+from scheduler_svc.store.errors import Conflict, NotFound, QuotaExceeded, TooManyOpen
 from scheduler_svc.store.quotas import used_bytes
 from scheduler_svc.store.records import OPEN_BATCH, RECORD_BYTES, Progress
-from tests.store.rows import add_file, batch, finalize, result, start_batch
+from tests.store.rows import add_file, batch, file, finalize, result, start_batch
 
 # In which states what `DO` does is allowed.
 MAY = {
@@ -180,3 +180,45 @@ def test_a_batch_keeps_nothing_of_a_file_that_it_does_not_own(store):
     assert files.get(store, "ann", "b-out", 3.0).num_bytes == 4
     assert not batch_results.finalize(store, "ann", "b", 3.0, output_file_id="other", error_file_id="e")
     assert batches.get(store, "ann", "b", 3.0).output_file_id == "other"
+
+
+def test_no_more_are_open_than_allowed(store):
+    """Counted where they are added, so that two processes cannot add one too many."""
+    batches.add(store, batch("old", expires_at=1.5), max_open=2)
+    batches.add(store, batch("b1", created_at=2.0), max_open=2)
+    batches.add(store, batch("b2", created_at=2.0), max_open=2)
+    batches.add(store, batch("b3", "bob", created_at=2.0), max_open=2)
+    with pytest.raises(TooManyOpen, match="2 batches have not ended, the limit is 2"):
+        batches.add(store, batch("b3", created_at=2.0), max_open=2)
+    with pytest.raises(NotFound):
+        batches.get(store, "ann", "b3", 2.0)
+    batches.fail(store, "ann", "b1", 2.0, errors=b"")
+    batches.add(store, batch("b3", created_at=2.0), max_open=2)
+
+
+def test_an_input_is_kept_until_its_batch_is_due_and_a_little_longer(store):
+    until = 51.0 + batches.INPUT_KEPT_S
+    lives = {"short": 5.0, "long": until + 1, "endless": None}
+    for name, expires_at in lives.items():
+        add_file(store, name, expires_at=expires_at)
+    add_file(store, "short", owner="bob", expires_at=5.0)
+    for name in lives:
+        batches.add(store, batch(name, input_file_id=name))
+    kept = {name: files.get(store, "ann", name, 2.0).expires_at for name in lives}
+    assert kept == lives | {"short": until}
+    assert files.get(store, "bob", "short", 2.0).expires_at == 5.0
+    files.delete(store, "ann", "short", 3.0)
+
+
+def test_an_input_that_has_expired_stays_so(store):
+    add_file(store, "in", expires_at=2.0)
+    batches.add(store, batch("b", input_file_id="in", created_at=3.0))
+    with pytest.raises(NotFound):
+        files.get(store, "ann", "in", 3.0)
+
+
+def test_an_upload_is_not_kept_for_a_batch(store):
+    files.begin(store, file("in"))
+    batches.add(store, batch("b", input_file_id="in"))
+    with pytest.raises(NotFound):
+        files.append(store, "ann", "in", 2.0 + files.UNFINISHED_S, b"x")

@@ -24,7 +24,7 @@ def test_every_statement_finds_its_rows_by_an_index(store):
         files.list_files(store, "ann", 2.0, after="one", order=order, purpose="batch")
         batches.list_batches(store, "ann", 2.0, after="one", order=order)
     files.read(store, "ann", "one", 2.0, offset=3, limit=5)
-    batches.add(store, rows.batch("open"))
+    batches.add(store, rows.batch("open"), max_open=100)
     open_ones = batches.open_batches(store, 2.0)
     batches.open_batches(store, 2.0, after=open_ones[-1])
     batch_results.lines_done(store, "ann", "one", 2.0, first=0, last=3)

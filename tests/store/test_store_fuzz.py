@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from scheduler_svc.store import batch_results, batches, files, responses, sweep
 from scheduler_svc.store.check import check
 from scheduler_svc.store.database import connect
-from scheduler_svc.store.errors import ChainTooLong, Conflict, NotFound, QuotaExceeded
+from scheduler_svc.store.errors import ChainTooLong, Conflict, NotFound, QuotaExceeded, TooManyOpen
 from scheduler_svc.store.quotas import used_bytes
 from scheduler_svc.store.records import OPEN_BATCH, OPEN_RESPONSE, RECORD_BYTES, ChainLink
 from tests.store import rows
@@ -45,6 +45,7 @@ class StoreMachine(RuleBasedStateMachine):
             mock.patch.object(files, "MAX_CHUNK_BYTES", 12),
             mock.patch.object(files, "UNFINISHED_S", 3.0),
             mock.patch.object(sweep, "SPARE_PAGES", 0),
+            mock.patch.object(batches, "INPUT_KEPT_S", 1.0),
         ]
         for patch in self.patches:
             patch.start()
@@ -83,7 +84,7 @@ class StoreMachine(RuleBasedStateMachine):
         """A call that raises `expected` if that is not None. Returns whether it succeeded, and with what."""
         try:
             outcome = True, self.do(cut, function, *args, **kwargs)
-        except (NotFound, Conflict, QuotaExceeded, ChainTooLong) as error:
+        except (NotFound, Conflict, QuotaExceeded, ChainTooLong, TooManyOpen) as error:
             outcome = False, error
         assert expected is (None if outcome[0] else type(outcome[1])), (function.__name__, outcome)
         return outcome
@@ -290,14 +291,24 @@ class StoreMachine(RuleBasedStateMachine):
 
     # --- batches --------------------------------------------------------------------------------------------------
 
-    @rule(owner=OWNERS, name=IDS, life=LIVES, limit=LIMITS, cut=CUTS)
-    def add_batch(self, owner, name, life, limit, cut):
+    @rule(owner=OWNERS, name=IDS, life=LIVES, limit=LIMITS, most=st.sampled_from([0, 0, 0, 1]), cut=CUTS)
+    def add_batch(self, owner, name, life, limit, cut, most=0):
         times = {"created_at": self.now, "expires_at": None if life is None else self.now + life}
-        record = rows.batch(name, owner, metadata=b"{}", **times)
+        record = rows.batch(name, owner, metadata=b"{}", input_file_id="a", due_at=self.now + 3.0, **times)
         expected = self.refusal(self.batches, owner, name, RECORD_BYTES + 2, limit)
-        if self.attempt(expected, cut, batches.add, record, limit_bytes=limit)[0]:
+        others = [b for p, b in self.batches.items() if p[0] == owner and self.found(self.batches, *p)]
+        if expected is not Conflict and 0 < most <= sum(b.status in OPEN_BATCH for b in others):
+            expected = TooManyOpen
+        if self.attempt(expected, cut, batches.add, record, limit_bytes=limit, max_open=most)[0]:
             self.batches[owner, name] = record
             self.results[owner, name] = {}
+            self.keep_input(owner, record)
+
+    def keep_input(self, owner, record):
+        file = self.found(self.files, owner, record.input_file_id)
+        until = record.due_at + batches.INPUT_KEPT_S
+        if file and file.filename != "unfinished" and file.expires_at is not None and file.expires_at < until:
+            self.files[owner, file.file_id] = msgspec.structs.replace(file, expires_at=until)
 
     def step(self, owner, name, allowed, cut, function, **kwargs):
         """A change of a batch's state, which needs one of `allowed`. Returns whether it happened."""

@@ -3,11 +3,20 @@
 from collections.abc import Callable, Iterable
 from typing import get_args
 
+import msgspec
+
 from common import messages as m
 from scheduler_svc.core.fleet.fleet import Member
 from scheduler_svc.core.fleet.membership import Standing
 
-NO_FLEET = m.FleetState(num_ready=0, fingerprint="", max_model_len=0)
+
+def no_fleet(max_waiting: int) -> m.FleetState:
+    """The state before the first member.
+
+    Args:
+        max_waiting: sequences of each task that may wait.
+    """
+    return m.FleetState(num_ready=0, fingerprint="", max_model_len=0, max_waiting=max_waiting)
 
 
 def fleet_state(members: Iterable[Member], before: m.FleetState, largest: Callable[[m.Task], int]) -> m.FleetState:
@@ -30,4 +39,5 @@ def fleet_state(members: Iterable[Member], before: m.FleetState, largest: Callab
         if task == "generate":
             num_ready, fingerprint = ready, able[-1].hello.fingerprint if able else fingerprint
     max_model_len = largest("generate")
-    return m.FleetState(num_ready=num_ready, fingerprint=fingerprint, max_model_len=max_model_len, tasks=tuple(states))
+    facts = {"num_ready": num_ready, "fingerprint": fingerprint, "max_model_len": max_model_len}
+    return msgspec.structs.replace(before, **facts, tasks=tuple(states))

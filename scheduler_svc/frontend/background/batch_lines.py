@@ -11,7 +11,7 @@ from scheduler_svc.frontend.answers.batch_objects import BatchError, LineRespons
 from scheduler_svc.frontend.api_keys import ApiClient
 from scheduler_svc.frontend.background.batch_input import input_lines
 from scheduler_svc.frontend.background.batch_tools import BatchTools
-from scheduler_svc.frontend.background.line_gate import Entrant
+from scheduler_svc.frontend.background.line_gate import Entrant, Seat
 from scheduler_svc.frontend.background.line_results import LineResults
 from scheduler_svc.frontend.background.line_run import PASSING, LineRun
 from scheduler_svc.frontend.errors import ApiError
@@ -22,6 +22,8 @@ from scheduler_svc.store.errors import NotFound, QuotaExceeded
 from scheduler_svc.store.records import BatchResult, Progress, StoredBatch
 
 LAST_WRITE_S = 5.0
+MOST_RESTING = 8  # lines for which the core had no room: then no other line of the batch begins
+LINES_AT_ONCE = 16  # then others have a turn
 
 
 class CannotGoOn(Exception):
@@ -51,6 +53,8 @@ class BatchLines:
         self._has_written = asyncio.Event()
         self._no_more = asyncio.Event()  # results will come
         self._runs: dict[asyncio.Task[None], LineRun] = {}
+        self._num_resting = 0
+        self._has_rested = asyncio.Event()  # one of them
 
     async def run(self) -> None:
         """Return when the store has a result of each line. When this is cancelled, open requests go on, and wait for
@@ -98,6 +102,8 @@ class BatchLines:
                     continue
                 done = await self._done(lines[0].number, lines[-1].number + 1)
                 for line in lines:
+                    if line.number % LINES_AT_ONCE == 0:
+                        await asyncio.sleep(0)
                     self._results.begin(line.number, line.start, line.end)
                     if line.number in done:
                         self._results.skip(line.number)
@@ -122,6 +128,9 @@ class BatchLines:
         while not self._results.has_room:
             self._has_written.clear()
             await self._has_written.wait()
+        while self._num_resting >= MOST_RESTING:
+            self._has_rested.clear()
+            await self._has_rested.wait()
         size = len(line.data or b"")
         request = await self._tools.reader.long_work(size, lambda: read_line(line.data, self._batch.endpoint))
         ready = await self._ready(line.number, request)
@@ -133,13 +142,15 @@ class BatchLines:
             self._batch.owner,
             self._batch.batch_id,
             ready.num_sequences,
+            len(ready.submits),
             max(limit // 2, 1) if limit else 0,  # the other half is for requests that somebody waits for
         )
-        await self._tools.gate.enter(entrant)
-        run = LineRun(self._tools.link, ready, retry_s=self._tools.retry_s)
+        seat = Seat(self._tools.gate, entrant)
+        await seat.take()
+        run = LineRun(self._tools.link, ready, lambda rest_s: self._rest(seat, rest_s), retry_s=self._tools.retry_s)
         task = asyncio.create_task(self._answer(run, line.number, request.custom_id))
         self._runs[task] = run
-        task.add_done_callback(lambda task: self._over(task, entrant))
+        task.add_done_callback(lambda task: self._over(task, seat))
 
     async def _ready(self, number: int, request: LineRequest) -> ReadyLine | LineResponse:
         """A line's request for the core, or the error that a single request would be answered with."""
@@ -168,9 +179,20 @@ class BatchLines:
         response = await run.response()
         self._add(answered(self._batch.batch_id, number, custom_id, response))
 
-    def _over(self, task: "asyncio.Task[None]", entrant: Entrant) -> None:
+    async def _rest(self, seat: Seat, rest_s: float) -> None:
+        """The core has no room for a line: others have its place at the gate until it asks again."""
+        seat.give_up()
+        self._num_resting += 1
+        try:
+            await asyncio.sleep(rest_s)
+            await seat.take()
+        finally:
+            self._num_resting -= 1
+            self._has_rested.set()
+
+    def _over(self, task: "asyncio.Task[None]", seat: Seat) -> None:
         del self._runs[task]
-        self._tools.gate.leave(entrant)
+        seat.give_up()
 
     def _add(self, result: BatchResult) -> None:
         self._results.add(result)

@@ -31,6 +31,11 @@ class BatchRun:
         self._name = owner, batch_id
         self._is_cancelled = asyncio.Event()
 
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether `cancel` was called."""
+        return self._is_cancelled.is_set()
+
     def cancel(self) -> None:
         """The store has it that the batch is cancelled."""
         self._is_cancelled.set()
@@ -41,8 +46,25 @@ class BatchRun:
             while (batch := await self._batch()).status in OPEN_BATCH:
                 with contextlib.suppress(Conflict):  # its state has changed meanwhile
                     await self._step(batch)
-            facts = {"status": batch.status, "total": batch.total, "failed": batch.failed}
-            log.info("batch ended", batch=batch.batch_id, **facts)
+            self._log_end(batch)
+
+    async def check(self) -> StoredBatch | None:
+        """Until the batch is validated, or need not be. Returns it, or None if it is not open any more."""
+        try:
+            if (batch := await self._batch()).status == "validating":
+                with contextlib.suppress(Conflict):  # its state has changed meanwhile
+                    await self._validate(batch)
+                batch = await self._batch()
+        except NotFound:
+            return None
+        if batch.status not in OPEN_BATCH:
+            self._log_end(batch)
+            return None
+        return batch
+
+    def _log_end(self, batch: StoredBatch) -> None:
+        facts = {"status": batch.status, "total": batch.total, "failed": batch.failed}
+        log.info("batch ended", batch=batch.batch_id, **facts)
 
     async def _step(self, batch: StoredBatch) -> None:
         match batch.status:
@@ -79,6 +101,9 @@ class BatchRun:
 
     async def _compute(self, batch: StoredBatch) -> None:
         """Have its lines answered, until all are, or until it is to end before."""
+        if batch.due_at <= time.time():
+            await self._expire()
+            return
         lines = BatchLines(self._tools, batch)
         running = asyncio.create_task(lines.run())
         cancelled = asyncio.create_task(self._is_cancelled.wait())

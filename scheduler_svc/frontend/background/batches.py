@@ -1,8 +1,9 @@
-"""All batches that are open: some of them run, the others wait for their turn in the store."""
+"""All batches that are open: each is validated soon; then some of them run, and the others wait for their turn."""
 
 import asyncio
 import contextlib
 import time
+from collections import Counter
 
 from common.errors import RequestRejected
 from common.logging import get_logger
@@ -13,6 +14,7 @@ from scheduler_svc.store import batches
 from scheduler_svc.store.records import StoredBatch
 
 RUNS_OF_OWNER = 4  # at once
+CHECKS_OF_OWNER = 1  # at once, of batches that have not run: one of 50,000 lines takes some MB meanwhile
 LOOK_S = 0.25  # between two looks at the core
 RESCAN_S = 15.0  # between two looks at the store, for what a frontend could not tell
 PAGE = 100
@@ -28,7 +30,9 @@ class Batches:
 
     def __init__(self, tools: BatchTools) -> None:
         self._tools = tools
-        self._waiting: dict[Name, None] = {}  # in the order of their turns
+        self._unchecked: dict[Name, None] = {}  # in their order, as those that wait
+        self._checks: dict[Name, tuple[BatchRun, asyncio.Task[StoredBatch | None]]] = {}
+        self._waiting: dict[Name, None] = {}
         self._runs: dict[Name, BatchRun] = {}
         self._tasks: dict[Name, asyncio.Task[None]] = {}
         self._has_begun = asyncio.Event()  # a run, since the last look at the core
@@ -42,31 +46,68 @@ class Batches:
                 tasks.create_task(self._watch_core())
         finally:
             self._is_over = True
-            running = list(self._tasks.values())
+            running = [*self._tasks.values(), *(task for _, task in self._checks.values())]
             for task in running:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
 
     def start(self, owner: str, batch_id: str) -> None:
         """Run a batch that is in the store; it may run already."""
-        if (owner, batch_id) not in self._tasks:
-            self._waiting[owner, batch_id] = None
+        name = owner, batch_id
+        if not (name in self._tasks or name in self._checks or name in self._waiting):
+            self._unchecked[name] = None
             self._begin_some()
 
     def cancel(self, owner: str, batch_id: str) -> None:
         """The store has it that a batch is cancelled."""
         name = owner, batch_id
+        if name in self._checks:
+            self._checks[name][0].cancel()  # it runs when the check has ended
+            return
         if name not in self._runs:
             self._begin(name)  # it is only to be finalized, whatever else runs
         self._runs[name].cancel()
 
     def _begin_some(self) -> None:
         """Begin those for which it is their owner's turn."""
+        checks, runs = (Counter(owner for owner, _ in names) for names in (self._checks, self._tasks))
+        for name in list(self._unchecked):
+            if checks[name[0]] < CHECKS_OF_OWNER:
+                checks[name[0]] += 1
+                self._check(name)
         for name in list(self._waiting):
-            if sum(owner == name[0] for owner, _ in self._tasks) < RUNS_OF_OWNER:
+            if runs[name[0]] < RUNS_OF_OWNER:
+                runs[name[0]] += 1
                 self._begin(name)
 
+    def _check(self, name: Name) -> None:
+        """Have its input validated, if that has not been done."""
+        del self._unchecked[name]
+        run = BatchRun(self._tools, *name)
+        task = asyncio.create_task(self._checked(name, run))
+        self._checks[name] = run, task
+        task.add_done_callback(lambda task: self._check_over(name, task))
+
+    async def _checked(self, name: Name, run: BatchRun) -> StoredBatch | None:
+        try:
+            return await run.check()
+        except Exception:
+            log.exception("internal error", batch=name[1])  # it is looked at again with the next scan
+            return None
+
+    def _check_over(self, name: Name, task: "asyncio.Task[StoredBatch | None]") -> None:
+        run, _ = self._checks.pop(name)
+        if self._is_over or task.cancelled():
+            return
+        batch = task.result()
+        if batch is not None and (run.is_cancelled or batch.due_at <= time.time()):
+            self._begin(name)
+        elif batch is not None:
+            self._waiting[name] = None
+        self._begin_some()
+
     def _begin(self, name: Name) -> None:
+        self._unchecked.pop(name, None)
         self._waiting.pop(name, None)
         run = self._runs[name] = BatchRun(self._tools, *name)
         self._has_begun.set()
@@ -100,10 +141,13 @@ class Batches:
             await asyncio.sleep(RESCAN_S)
 
     def _take(self, batch: StoredBatch) -> None:
+        name = batch.owner, batch.batch_id
         if batch.status == "cancelling":
-            self.cancel(batch.owner, batch.batch_id)
+            self.cancel(*name)
+        elif batch.due_at <= time.time() and not (name in self._runs or name in self._checks):
+            self._begin(name)  # it is only to be expired
         else:
-            self.start(batch.owner, batch.batch_id)
+            self.start(*name)
 
     async def _watch_core(self) -> None:
         """Open as many lines as the core has room for."""

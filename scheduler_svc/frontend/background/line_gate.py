@@ -13,12 +13,14 @@ class Entrant:
 
     Attributes:
         num_sequences: that the core will have of it.
-        most_of_owner: lines that its owner may have open; 0 for any number.
+        num_requests: that it counts as for the limit of its owner's key: its prompts.
+        most_of_owner: requests that lines of its owner may have open; 0 for any number.
     """
 
     owner: str
     batch_id: str
     num_sequences: int
+    num_requests: int = 1
     most_of_owner: int = 0
 
 
@@ -27,6 +29,7 @@ class LineGate:
 
     Owners take turns, and so do the batches of an owner, whatever they have open. A line of more sequences than there
     is room for waits until there is, and the others wait behind it; one of more than the limit has the core to itself.
+    So it is with an owner's requests, but only lines of the same owner wait there.
 
     Attributes:
         num_open: sequences of lines that are in.
@@ -37,7 +40,7 @@ class LineGate:
         self.num_open = 0
         self.num_over = 0
         self._limit = limit
-        self._lines_of_owner: Counter[str] = Counter()
+        self._requests_of_owner: Counter[str] = Counter()
         self._owners: deque[str] = deque()  # that wait, in the order of their turns
         self._batches: dict[str, deque[str]] = {}  # of each owner, likewise
         self._waiting: dict[tuple[str, str], deque[tuple[Entrant, asyncio.Future[None]]]] = {}
@@ -63,12 +66,12 @@ class LineGate:
             raise
 
     def leave(self, entrant: Entrant) -> None:
-        """A line is over."""
+        """A line is over, or waits outside for a while."""
         self.num_open -= entrant.num_sequences
         self.num_over += entrant.num_sequences
-        self._lines_of_owner[entrant.owner] -= 1
-        if not self._lines_of_owner[entrant.owner]:
-            del self._lines_of_owner[entrant.owner]
+        self._requests_of_owner[entrant.owner] -= entrant.num_requests
+        if not self._requests_of_owner[entrant.owner]:
+            del self._requests_of_owner[entrant.owner]
         self._let_in()
 
     def _queue(self, entrant: Entrant, turn: "asyncio.Future[None]") -> None:
@@ -107,14 +110,15 @@ class LineGate:
                 self._batches[owner].remove(batch_id)
                 self._forget((owner, batch_id))
             self.num_open += entrant.num_sequences
-            self._lines_of_owner[owner] += 1
+            self._requests_of_owner[owner] += entrant.num_requests
             turn.set_result(None)
 
     def _next_owner(self) -> str | None:
-        """The owner whose turn it is, of those that may have one line more."""
+        """The owner whose turn it is, of those that may have their next line open, too."""
         for owner in self._owners:
             entrant, _ = self._waiting[owner, self._batches[owner][0]][0]
-            if not entrant.most_of_owner or self._lines_of_owner[owner] < entrant.most_of_owner:
+            num_open = self._requests_of_owner[owner]
+            if not (entrant.most_of_owner and num_open) or num_open + entrant.num_requests <= entrant.most_of_owner:
                 return owner
         return None
 
@@ -125,3 +129,27 @@ class LineGate:
         if not self._batches[owner]:
             del self._batches[owner]
             self._owners.remove(owner)
+
+
+class Seat:
+    """A line's place at the gate, which it may give up for a while.
+
+    Args:
+        entrant: the line.
+    """
+
+    def __init__(self, gate: LineGate, entrant: Entrant) -> None:
+        self._gate = gate
+        self._entrant = entrant
+        self._is_taken = False
+
+    async def take(self) -> None:
+        """Return when it is the line's turn."""
+        await self._gate.enter(self._entrant)
+        self._is_taken = True
+
+    def give_up(self) -> None:
+        """Others may have it, if the line has it."""
+        if self._is_taken:
+            self._is_taken = False
+            self._gate.leave(self._entrant)

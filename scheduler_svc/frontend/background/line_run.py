@@ -1,6 +1,7 @@
 """One line of a batch: with the core until it has an answer, whatever becomes of the core meanwhile."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 import msgspec
 
@@ -8,19 +9,22 @@ from common import messages as m
 from common.errors import RequestRejected
 from common.logging import get_logger
 from scheduler_svc.frontend.answers.batch_objects import LineResponse
+from scheduler_svc.frontend.background.turns import NO_ROOM
 from scheduler_svc.frontend.errors import ApiError, internal_error
 from scheduler_svc.frontend.link.core_link import CoreLink
 from scheduler_svc.frontend.link.delta_queue import DeltaQueue
+from scheduler_svc.frontend.link.many_requests import give_up, open_in_turns
 from scheduler_svc.frontend.link.queries import QUERY_TIMEOUT_S
 from scheduler_svc.frontend.requests.batches.ready_line import ReadyLine
 
 # What passes: the same request is asked for again. All that is answered by 429 or 503 belongs here.
 PASSING = (
-    *("unavailable", "queue_full", "too_many_requests", "capacity_lost", "grammars_lost"),
+    *("unavailable", *NO_ROOM, "capacity_lost", "grammars_lost"),
     *("taken_over", "reader_too_slow"),
 )
+LONGEST_REST = 32  # times `retry_s`: rests grow to this while the core has no room
 LOST = ("cancelled", "tokenizer_changed")  # the core has given it up: it is asked for anew, by another id
-MAX_LOST = 8  # after so many times its client does not want it: it is cancelled by its id
+MAX_LOST = 8  # after so many times in a row its client does not want it: it is cancelled by its id
 RETRY_S = 0.5
 
 log = get_logger(__name__)
@@ -30,15 +34,21 @@ class LineRun:
     """Asks the core for a line's request. One that the core has already, from an earlier worker, is attached to.
 
     Args:
+        rest: waits for so many seconds, outside of the gate, when the core has no room.
         retry_s: seconds after a refusal that passes.
     """
 
-    def __init__(self, link: CoreLink, line: ReadyLine, *, retry_s: float = RETRY_S) -> None:
+    def __init__(
+        self, link: CoreLink, line: ReadyLine, rest: Callable[[float], Awaitable[None]], *, retry_s: float = RETRY_S
+    ) -> None:
         self._link = link
         self._line = line
+        self._rest = rest
         self._retry_s = retry_s
         self._queue: DeltaQueue | None = None
         self._attempt = 0
+        self._num_lost = 0
+        self._num_rests = 0
         self._is_cancelled = False
 
     def cancel(self) -> None:
@@ -46,6 +56,8 @@ class LineRun:
         self._is_cancelled = True
         if self._queue is not None:
             self._queue.close()
+        else:  # an earlier worker may have left it with the core, and no reader
+            give_up(self._link, self._line.asked(self._attempt))
 
     async def response(self) -> LineResponse:
         """Its answer, which may be an error. When this is cancelled, a request goes on and waits for the next worker,
@@ -54,7 +66,14 @@ class LineRun:
             try:
                 return self._answered(200, await self._once())
             except RequestRejected as rejected:
-                if rejected.code in LOST and self._attempt < MAX_LOST:
+                if rejected.code in NO_ROOM:
+                    # What the core had taken of the line was cancelled by that, so that it may be lost the next time.
+                    self._num_lost = 0
+                    await self._rest(self._retry_s * min(2**self._num_rests, LONGEST_REST))
+                    self._num_rests += 1
+                    continue
+                if rejected.code in LOST and self._num_lost < MAX_LOST:
+                    self._num_lost += 1
                     self._attempt += 1
                 elif rejected.code not in PASSING:
                     error = ApiError.of_rejection(rejected)
@@ -71,7 +90,8 @@ class LineRun:
     async def _once(self) -> bytes:
         submits = self._line.asked(self._attempt)
         try:
-            return await self._read(self._link.open(submits, is_resumable=self._line.is_resumable))
+            queue = await open_in_turns(self._link, submits, is_resumable=self._line.is_resumable)
+            return await self._read(queue)
         except RequestRejected as rejected:
             if rejected.code != "request_exists":
                 raise

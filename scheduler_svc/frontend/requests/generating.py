@@ -6,6 +6,7 @@ from scheduler_svc.frontend.answers.generation import AnswerSpec, Generation
 from scheduler_svc.frontend.answers.prompt_part import prompts_of
 from scheduler_svc.frontend.api_keys import ApiClient
 from scheduler_svc.frontend.link.core_link import CoreLink
+from scheduler_svc.frontend.link.many_requests import open_in_turns
 from scheduler_svc.frontend.requests.tokenized_request import TokenizedRequest
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
 
@@ -16,7 +17,7 @@ async def open_generation(
     """Submit a request for a client.
 
     Raises:
-        ApiError, RequestRejected: the client may not send it, or the core cannot be reached.
+        ApiError, RequestRejected: the client may not send it, the core cannot be reached, or it never takes so many.
     """
     submits = tokenized.submits(client, context.encode())
     spec = AnswerSpec(
@@ -26,4 +27,4 @@ async def open_generation(
         Position.start(context.num_choices),
         await prompts_of(context, [submit.prompt for submit in submits], tokenizer.all_token_bytes),
     )
-    return Generation(link.open(submits, is_resumable=tokenized.is_resumable), tokenizer, spec)
+    return Generation(await open_in_turns(link, submits, is_resumable=tokenized.is_resumable), tokenizer, spec)

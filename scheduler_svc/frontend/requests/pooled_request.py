@@ -1,6 +1,5 @@
 """Requests that ask for pooled results: what the core is asked for each of their inputs."""
 
-import asyncio
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,10 +13,15 @@ from scheduler_svc.frontend.answers.pooled import PooledAnswer
 from scheduler_svc.frontend.api_keys import ApiClient
 from scheduler_svc.frontend.errors import ApiError
 from scheduler_svc.frontend.link.core_link import CoreLink
+from scheduler_svc.frontend.link.many_requests import open_in_turns
 from scheduler_svc.frontend.requests.pooled_schemas import PoolingRequest
-from scheduler_svc.frontend.requests.tokenized_request import check_priority, core_request_id, salt_of
+from scheduler_svc.frontend.requests.tokenized_request import (
+    check_num_requests,
+    check_priority,
+    core_request_id,
+    salt_of,
+)
 
-SUBMITS_AT_ONCE = 128  # about 7 ms
 MAX_TOKENS = 2**22  # of all inputs: a query is a part of each document's prompt, so the body's size does not bound them
 
 
@@ -63,14 +67,9 @@ class PooledRequest:
 
     def submits(self, client: ApiClient) -> list[m.Submit]:
         """One message for each input. Raises ApiError for a priority that this client may not have (403), and for more
-        inputs than it may have requests (400): to send these again would never help."""
+        inputs than it may have requests (400)."""
         check_priority(self.priority, client)
-        if client.max_open_requests and len(self.prompts) > client.max_open_requests:
-            message = (
-                f"The request has {len(self.prompts)} inputs, each of which counts as a request, and this API key may "
-                f"have {client.max_open_requests} open at once."
-            )
-            raise ApiError(400, message, code="invalid_value")
+        check_num_requests(len(self.prompts), "inputs", client)
         cache_salt = salt_of(self.cache_salt, client)
         return [
             m.Submit(
@@ -90,17 +89,7 @@ class PooledRequest:
     async def open(self, link: CoreLink, client: ApiClient) -> PooledAnswer:
         """Submit all inputs for a client; others have their turns in between. Raises ApiError or RequestRejected as
         `submits` and `CoreLink.open` do."""
-        submits = self.submits(client)
-        first = submits[:SUBMITS_AT_ONCE]
-        queue = link.open(first, num_following=len(submits) - len(first))
-        try:
-            for start in range(SUBMITS_AT_ONCE, len(submits), SUBMITS_AT_ONCE):
-                await asyncio.sleep(0)
-                if not queue.has_failed:  # else its reader is told why
-                    link.submit(submits[start : start + SUBMITS_AT_ONCE], queue, start)
-        except asyncio.CancelledError:
-            queue.close()
-            raise
+        queue = await open_in_turns(link, self.submits(client))
         return PooledAnswer(queue, self.request_id, len(self.prompts), self.num_tokens)
 
 

@@ -66,13 +66,15 @@ class TokenizedRequest:
         return replace(self, params=[with_grammar(params, grammar) for params in self.params], grammar=None)
 
     def submits(self, client: ApiClient, context: bytes) -> list[m.Submit]:
-        """One message for each prompt. Raises ApiError (403) for a priority that this client may not have.
+        """One message for each prompt. Raises ApiError for a priority that this client may not have (403), and for more
+        prompts than it may have requests (400).
 
         Args:
             context: what another frontend needs to continue the answer; the first prompt carries it for all.
         """
         assert self.grammar is None, "it was not compiled"
         check_priority(self.priority, client)
+        check_num_requests(len(self.prompts), "prompts", client)
         cache_salt = salt_of(self.cache_salt, client)
         return [
             m.Submit(
@@ -100,6 +102,18 @@ def check_priority(priority: int, client: ApiClient) -> None:
     if priority < client.min_priority:
         message = f"'priority' is {priority}, the lowest value of this API key is {client.min_priority}."
         raise ApiError(403, message, code="priority_not_allowed", param="priority")
+
+
+def check_num_requests(number: int, what: str, client: ApiClient) -> None:
+    """Raise ApiError (400) for more prompts or inputs than this client may have requests: to send these again would
+    never help."""
+    limit = client.max_open_requests
+    if limit and number > limit:
+        message = (
+            f"The request has {number} {what}, each of which counts as a request, and this API key may have {limit} "
+            "open at once."
+        )
+        raise ApiError(400, message, code="invalid_value")
 
 
 def salt_of(cache_salt: str, client: ApiClient) -> str:

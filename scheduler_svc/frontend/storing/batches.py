@@ -9,7 +9,7 @@ from scheduler_svc.frontend.errors import ApiError
 from scheduler_svc.frontend.storing.errors import as_api_errors
 from scheduler_svc.frontend.storing.files import check_room
 from scheduler_svc.store import batches
-from scheduler_svc.store.errors import Conflict
+from scheduler_svc.store.errors import Conflict, TooManyOpen
 from scheduler_svc.store.records import StoredBatch
 from scheduler_svc.store.store_thread import StoreThread
 from scheduler_svc.store_options import StoreOptions
@@ -63,11 +63,11 @@ class BatchStore:
             metadata=msgspec.json.encode(metadata) if metadata else b"",
         )
         with as_api_errors():
-            num_open = await self._thread.run(batches.count_open, owner, now)
-            if num_open >= MAX_OPEN_BATCHES:
-                message = f"{num_open} batches have not ended, the limit is {MAX_OPEN_BATCHES}."
-                raise ApiError(429, message, code="too_many_batches", retry=True)
-            await self._thread.run(batches.add, batch, limit_bytes=self._options.limit_bytes)
+            limits = {"limit_bytes": self._options.limit_bytes, "max_open": MAX_OPEN_BATCHES}
+            try:
+                await self._thread.run(batches.add, batch, **limits)
+            except TooManyOpen as error:
+                raise ApiError(429, f"{error}.", code="too_many_batches", retry=True) from error
         return batch
 
     async def get(self, owner: str, batch_id: str) -> StoredBatch:
