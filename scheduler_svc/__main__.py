@@ -73,7 +73,8 @@ log = get_logger(__name__)
     "--window", default=SchedulerConfig.window, type=click.IntRange(1, 8), help="Plans in flight to one executor."
 )
 @click.option("--max-waiting", default=SchedulerConfig.max_waiting, type=click.IntRange(1),
-              help="Sequences of each task that may wait; more get a 429.")  # fmt: skip
+              help="Sequences of each task that may wait; more get a 429, and a request of more than this "
+              "a 400.")  # fmt: skip
 @click.option("--step-timeout", "step_floor_s", default=DEFAULT_FLOOR_S, type=click.FloatRange(0.1), metavar="SECONDS",
               help="Shortest time after which an executor counts as hung that lives and does not answer a plan; "
               "10 times its longest comparable step, if that is more.")  # fmt: skip

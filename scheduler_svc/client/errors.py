@@ -72,6 +72,12 @@ class FleetMisconfigured(FleetError):
     exit_code = EXIT_USAGE
 
 
+class OutputFailed(click.ClickException):
+    """The output takes nothing more, as the disk is full maybe; what it has stays."""
+
+    exit_code = EXIT_FAILED
+
+
 class WrongFile(click.ClickException):
     """A file, or what stdin gives, cannot be used; nothing has been sent."""
 

@@ -2,6 +2,7 @@
 
 import json
 import random
+import resource
 import signal
 import subprocess
 
@@ -204,6 +205,26 @@ def test_an_output_in_no_folder_is_wrong_usage(baton, server, files):
     assert (done.exit_code, done.stderr, server.requests) == (
         2, f"Error: {path} cannot be written: No such file or directory\n", [],
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("path", ["", "/dev/full"])
+def test_an_output_that_is_no_file_is_wrong_usage(baton, server, files, path):
+    done = baton("batch", files[0], path)
+    assert (done.exit_code, server.requests) == (2, [])
+    assert done.stderr == f"Error: {path or '.'} is no regular file\n"
+
+
+def test_a_full_disk_ends_the_run_and_the_next_one_goes_on(baton, server, files):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    try:
+        done = baton("batch", "--direct", *files)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert done.exit_code == 1
+    assert f"Error: {files[1]} cannot be written: File too large; the same command goes on" in done.stderr
+    assert baton("batch", "--direct", *files).exit_code == 0
+    assert len(results(files[1])) == 10
 
 
 def test_output_must_not_be_the_input(baton, files):

@@ -77,7 +77,7 @@ def test_more_prompts_than_a_client_may_have_requests(frontend: Frontend, core: 
 
 
 def test_more_sequences_than_may_wait(frontend: Frontend, core: FakeCore):
-    """Not even an idle service takes them."""
+    """They are refused whether the service is idle or not."""
     fleet = core.fleet
     core.fleet = msgspec.structs.replace(fleet, max_waiting=5)
     try:

@@ -127,7 +127,12 @@ def test_a_connection_that_came_back_breaks_again(frontend: Frontend, core: Fake
 
 
 def test_a_whole_answer_can_be_fetched_as_a_stream(frontend: Frontend, core: FakeCore, request_id: str):
-    core.script = lambda submit: iter([0.5, outputs(delta(submit, WORDS, "length"))])
+    def script(submit: m.Submit) -> Iterator[Step]:
+        while not core.detaches:
+            yield 0.02
+        yield outputs(delta(submit, WORDS, "length"))
+
+    core.script = script
     body = COMPLETION | {"request_id": request_id, "resumable": True}
     frontend.begin("/v1/completions", body).close()
     eventually(lambda: core.detaches, 5)

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, Self
 
 import msgspec
 
-from scheduler_svc.client.errors import WrongFile
+from scheduler_svc.client.errors import OutputFailed, WrongFile
 
 _MAX_PROBLEMS_SHOWN = 10
 _RESULT_START = b'{"id":"batch_req_'
@@ -153,6 +153,9 @@ class ResultFile:
     """
 
     def __init__(self, path: Path, known_ids: Container[str]) -> None:
+        self._path = path
+        if path.exists() and not path.is_file():
+            raise WrongFile(f"{path} is no regular file")
         with contextlib.ExitStack() as cleanup:
             try:
                 self._file = cleanup.enter_context(path.open("a+b"))
@@ -173,17 +176,32 @@ class ResultFile:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.sync()
-        self._file.close()
+        try:
+            if error is None:
+                self.sync()
+        finally:
+            with contextlib.suppress(OSError):  # of a write that has failed before
+                self._file.close()
 
     def append(self, result: BatchResult) -> None:
-        """Write one line. It survives this process from now on, and a crash of the machine after `sync`."""
-        self._file.write(self._encoder.encode(result) + b"\n")
-        self._file.flush()
+        """Write one line. It survives this process from now on, and a crash of the machine after `sync`. Raises
+        OutputFailed."""
+        with self._writing():
+            self._file.write(self._encoder.encode(result) + b"\n")
+            self._file.flush()
 
     def sync(self) -> None:
-        """Wait until everything is on the disk."""
-        os.fsync(self._file.fileno())
+        """Wait until everything is on the disk. Raises OutputFailed."""
+        with self._writing():
+            os.fsync(self._file.fileno())
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            message = f"{self._path} cannot be written: {error.strerror}; the same command goes on where this one ends"
+            raise OutputFailed(message) from error
 
     def _read(self, path: Path, known_ids: Container[str]) -> tuple[dict[str, bool], int]:
         """The finished lines, and the length of all complete lines in bytes."""

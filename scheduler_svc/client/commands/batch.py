@@ -59,7 +59,6 @@ def command(
 
     if out_path.exists() and out_path.samefile(in_path):
         raise click.UsageError("IN.jsonl and OUT.jsonl are the same file")
-    note_file = NoteFile(out_path)
     ids = check_batch(in_path)
     with ResultFile(out_path, ids) as output:
         num_failed = sum(output.finished.values())
@@ -69,7 +68,7 @@ def command(
         if tally.total:
             how = HowToSend(model, direct, concurrency, retries, ordered)
             num_failed += answer_batch(in_path, out_path, output, service, how, tally)
-        elif note := note_file.read():
+        elif note := (note_file := NoteFile(out_path)).read():
             what = note.batch_id or note.input_file_id
             say(f"{note_file.path} is left of {what}; the service at {note.url} may have its files still")
     if num_failed:

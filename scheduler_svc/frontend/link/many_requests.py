@@ -15,8 +15,9 @@ async def open_in_turns(link: CoreLink, submits: Sequence[m.Submit], *, is_resum
     """As `CoreLink.open`, but others have their turns in between. When this is cancelled, so are the requests.
 
     Raises:
-        RequestRejected: as `CoreLink.open` does, and for more sequences than may wait (`invalid_value`): to send these
-            again would hardly ever help.
+        RequestRejected: as `CoreLink.open` does, and for more sequences than may wait (`invalid_value`). If some begin
+            to run while the others come, an idle core may have room for all of them; that would be luck, and the same
+            request is to have the same answer.
     """
     num_sequences, limit = sum(submit.n for submit in submits), link.fleet.max_waiting
     if limit and num_sequences > limit:
@@ -27,8 +28,10 @@ async def open_in_turns(link: CoreLink, submits: Sequence[m.Submit], *, is_resum
     try:
         for start in range(SUBMITS_AT_ONCE, len(submits), SUBMITS_AT_ONCE):
             await asyncio.sleep(0)
-            if not queue.has_failed:  # else its reader is told why
-                link.submit(submits[start : start + SUBMITS_AT_ONCE], queue, start)
+            if queue.has_failed:  # its reader is told why; nothing is left of a request that the core has a part of
+                give_up(link, submits[:start])
+                break
+            link.submit(submits[start : start + SUBMITS_AT_ONCE], queue, start)
     except asyncio.CancelledError:
         queue.close()
         raise
