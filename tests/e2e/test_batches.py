@@ -140,7 +140,7 @@ def test_what_is_cancelled_keeps_its_results(client, input_file):
 
 def test_the_command_goes_on_with_its_batch(service, tmp_path):
     """It is killed while the service computes, and started again: the results are those of requests sent one by one."""
-    bodies = [{"prompt": f"Line {i} of a play:", "max_tokens": 40, "temperature": 0} for i in range(60)]
+    bodies = [{"prompt": f"Line {i} of a play:", "max_tokens": 40, "temperature": 0} for i in range(30)]
     bodies[7]["max_tokens"] = -1
     lines = [
         {"custom_id": f"{i}", "method": "POST", "url": "/v1/completions", "body": body} for i, body in enumerate(bodies)
