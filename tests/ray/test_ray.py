@@ -18,6 +18,7 @@ def cluster(tmp_path_factory):
     cluster.close()
 
 
+@pytest.mark.slow
 def test_a_fleet_from_up_to_down(cluster: RayCluster):
     said = cluster.baton("up", *cluster.up_options(2))
     url = cluster.ask("view")["url"]
