@@ -42,9 +42,8 @@ def resident_mb(frontend: Frontend) -> float:
 @pytest.mark.parametrize("path", BODIES)
 def test_a_body_is_in_memory_no_longer_when_its_request_is_computed(frontend: Frontend, path: str):
     with contextlib.ExitStack() as open_connections:
-        open_connections.enter_context(
-            frontend.begin(path, BODIES[path])
-        )  # what the first one takes, the process keeps
+        # What the first one takes, the process keeps.
+        open_connections.enter_context(frontend.begin(path, BODIES[path]))
         at_first = resident_mb(frontend)
         for _ in range(NUM_REQUESTS - 1):
             open_connections.enter_context(frontend.begin(path, BODIES[path]))
