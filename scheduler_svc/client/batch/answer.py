@@ -38,11 +38,12 @@ class HowToSend:
 
 
 def answer_batch(
-    in_path: Path, out_path: Path, output: ResultFile, service: ServiceAddress, how: HowToSend, tally: Tally
+    in_path: Path, note: NoteFile, output: ResultFile, service: ServiceAddress, how: HowToSend, tally: Tally
 ) -> int:
     """Append a result for each line of a checked input that has none yet. Returns how many of them are failures.
 
     Args:
+        note: of this output.
         tally: is kept up to date, and told at the end.
 
     Raises:
@@ -53,7 +54,6 @@ def answer_batch(
     def todo() -> Iterator[BatchLine]:
         return (line for line in read_batch(in_path) if line.custom_id not in output.finished)
 
-    note = NoteFile(out_path)
     with connect(service) as api:
         model = api.model_name(how.model)
         is_remote = not how.direct and can_be_remote(todo(), in_path.stat().st_size) and takes_batches(api)

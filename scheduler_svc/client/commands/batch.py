@@ -61,16 +61,17 @@ def command(
         raise click.UsageError("IN.jsonl and OUT.jsonl are the same file")
     ids = check_batch(in_path)
     with ResultFile(out_path, ids) as output:
+        note = NoteFile(out_path)
         num_failed = sum(output.finished.values())
         tally = Tally(len(ids) - len(output.finished), "lines")
         if output.finished:
             say(f"{len(output.finished)} of {len(ids)} lines have a result already, {num_failed} of them a failure")
         if tally.total:
             how = HowToSend(model, direct, concurrency, retries, ordered)
-            num_failed += answer_batch(in_path, out_path, output, service, how, tally)
-        elif note := (note_file := NoteFile(out_path)).read():
-            what = note.batch_id or note.input_file_id
-            say(f"{note_file.path} is left of {what}; the service at {note.url} may have its files still")
+            num_failed += answer_batch(in_path, note, output, service, how, tally)
+        elif left := note.read():
+            what = left.batch_id or left.input_file_id
+            say(f"{note.path} is left of {what}; the service at {left.url} may have its files still")
     if num_failed:
         say(f"{num_failed} lines failed; their `error` in {out_path} says why")
         ctx.exit(EXIT_FAILED)
