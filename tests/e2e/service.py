@@ -1,5 +1,6 @@
 """A whole service as `baton up` runs it, and commands run against it: processes, all of them."""
 
+import contextlib
 import os
 import re
 import signal
@@ -51,6 +52,19 @@ class Service:
     def kill_scheduler(self):
         pids = re.findall(r"scheduler (?:has pid |started again \(pid )(\d+)", self.log())
         os.kill(int(pids[-1]), signal.SIGKILL)
+
+    @contextlib.contextmanager
+    def executors_frozen(self):
+        """No sequence gets a token: SIGSTOP, and SIGCONT at the end. The scheduler may count them as lost meanwhile."""
+        pids = {int(pid) for pid in re.findall(r"executor-\d+ has pid (\d+)", self.log())}
+        assert pids, self.log()
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            for pid in pids:
+                os.kill(pid, signal.SIGCONT)
 
     def log(self):
         """What `baton up` has said."""
