@@ -50,14 +50,13 @@ class Service:
         return "\n".join(f"--- {log.name} ---\n{log.read_text()[-6000:]}" for log in self._folder.glob("*.log"))
 
     def kill_scheduler(self):
-        pids = re.findall(r"scheduler (?:has pid |started again \(pid )(\d+)", self.log())
-        os.kill(int(pids[-1]), signal.SIGKILL)
+        [pid] = self._pids("scheduler")
+        os.kill(pid, signal.SIGKILL)
 
     @contextlib.contextmanager
     def executors_frozen(self):
         """No sequence gets a token: SIGSTOP, and SIGCONT at the end. The scheduler may count them as lost meanwhile."""
-        pids = {int(pid) for pid in re.findall(r"executor-\d+ has pid (\d+)", self.log())}
-        assert pids, self.log()
+        pids = self._pids(r"executor-\d+")
         for pid in pids:
             os.kill(pid, signal.SIGSTOP)
         try:
@@ -65,6 +64,12 @@ class Service:
         finally:
             for pid in pids:
                 os.kill(pid, signal.SIGCONT)
+
+    def _pids(self, names):
+        """Of the processes with these names (a regular expression), as they run now."""
+        said = re.findall(rf"({names}) (?:has pid |started again \(pid )(\d+)", self.log())
+        assert said, self.log()
+        return [int(pid) for pid in dict(said).values()]  # the last one of each name
 
     def log(self):
         """What `baton up` has said."""
