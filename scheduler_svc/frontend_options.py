@@ -36,6 +36,7 @@ class FrontendOptions:
         reasoning_parser: how the model writes its thoughts; "auto" reads it off the chat template.
         allow_unknown: whether unknown parameters of a request are ignored instead of refused.
         cors_origin: origins whose pages may send requests; "*" for all.
+        no_page: whether the page for people is not there.
         openapi: whether /openapi.json and /docs are there.
         open_metrics: whether /metrics needs no API key.
         keep_alive_s: seconds of silence of a stream after which it gets a comment.
@@ -48,6 +49,7 @@ class FrontendOptions:
     reasoning_parser: ReasoningParser = "auto"
     allow_unknown: bool = False
     cors_origin: tuple[str, ...] = ()
+    no_page: bool = False
     openapi: bool = False
     open_metrics: bool = False
     keep_alive_s: float = 5.0
@@ -88,6 +90,7 @@ def frontend_options(command: Callable[..., Any]) -> Callable[..., Any]:
     @click.option("--allow-unknown", is_flag=True, help="Ignore unknown parameters of requests, instead of refusing.")
     @click.option("--cors-origin", multiple=True, help="Origin whose pages may use the API, or * for all; may be given "
                   "several times.")  # fmt: skip
+    @click.option("--no-page", is_flag=True, help="Do not serve the page for people at /.")
     @click.option("--openapi", is_flag=True, help="Serve /openapi.json and /docs.")
     @click.option("--open-metrics", is_flag=True, help="Let /metrics be read without an API key, for gateways that "
                   "send none; it names clients.")  # fmt: skip

@@ -12,5 +12,6 @@ from common.messages.executors import *  # noqa: F403
 from common.messages.frontends import *  # noqa: F403
 from common.messages.keeper import *  # noqa: F403
 from common.messages.kept import *  # noqa: F403
+from common.messages.live import *  # noqa: F403
 from common.messages.status import *  # noqa: F403
 from common.messages.steps import *  # noqa: F403

@@ -5,6 +5,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from common.messages.base import ClientName, Count, FinishReason, Message, Name, Priority, RequestId, Task, Text
+from common.messages.live import BlockHolders, BlockQuery, Life, LifeQuery, View, Watch
 from common.messages.status import StatusReport
 from common.messages.steps import SamplingParams
 
@@ -134,7 +135,18 @@ class FrontendCounts(Message, frozen=True, tag="counts"):
 
 
 FrontendToCore = (
-    FrontendHello | Submit | Attach | Detach | Cancel | StatusQuery | MetricsQuery | DrainExecutor | FrontendCounts
+    FrontendHello
+    | Submit
+    | Attach
+    | Detach
+    | Cancel
+    | StatusQuery
+    | MetricsQuery
+    | DrainExecutor
+    | FrontendCounts
+    | LifeQuery
+    | BlockQuery
+    | Watch
 )
 
 
@@ -267,4 +279,4 @@ class Metrics(Message, frozen=True, tag="metrics"):
     text: bytes
 
 
-CoreToFrontend = FleetState | Accepted | Outputs | Attached | Status | Metrics | DrainReply
+CoreToFrontend = FleetState | Accepted | Outputs | Attached | Status | Metrics | DrainReply | Life | BlockHolders | View

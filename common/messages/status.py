@@ -1,6 +1,26 @@
 """The whole service as `GET /status` shows it: maps in JSON, so that a field more breaks no reader."""
 
+from typing import Literal
+
 import msgspec
+
+WaitReason = Literal["no_executor", "pool", "landing", "alone", "lanes", "memory", "yields", "turn"]
+"""What a sequence waits for: an executor that can take it; the next executor of the pool that it left much in; its own
+tokens in flight; that it, or one before it, runs alone after failures; a lane; memory; prompts of others, to which it
+yields; nothing but its turn in one of the next plans."""
+
+
+class Percentiles(msgspec.Struct, frozen=True, kw_only=True):
+    """Of the last five minutes, in seconds; interpolated within a histogram's buckets.
+
+    Attributes:
+        count: how many there were.
+    """
+
+    count: int
+    p50: float
+    p90: float
+    p99: float
 
 
 class ExecutorStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,6 +80,9 @@ class StatusReport(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         journal: `off`, `ok`, or `failed` (requests accepted now would not survive the scheduler's end).
         journal_lag_s: age of the oldest thing that is not on disk yet.
+        first_token, between_tokens: submit to first token, and a sequence's token to its next one; None if there was
+            none of these in the last five minutes.
+        waits_for: what the first in the queue waits for; empty if none waits.
         scale: None without `--max-executors`, and in the first seconds, while executors come back that an earlier life
             of the scheduler had: then nothing is to be started or ended.
     """
@@ -86,3 +109,6 @@ class StatusReport(msgspec.Struct, frozen=True, kw_only=True):
     prefill_tokens_per_s: float
     executors: list[ExecutorStatus]
     scale: ScaleStatus | None = None
+    first_token: Percentiles | None = None
+    between_tokens: Percentiles | None = None
+    waits_for: WaitReason | Literal[""] = ""

@@ -20,6 +20,7 @@ from scheduler_svc.frontend.http.generate_api import GenerateApi
 from scheduler_svc.frontend.http.messages_api import MessagesApi
 from scheduler_svc.frontend.http.middleware import METRICS_PATH, OPEN_PATHS, RequireApiKey
 from scheduler_svc.frontend.http.openapi import OPENAPI_PATHS, OpenApi
+from scheduler_svc.frontend.http.page_api import PageApi
 from scheduler_svc.frontend.http.rerank_api import RerankApi
 from scheduler_svc.frontend.http.responses_api import ResponsesApi
 from scheduler_svc.frontend.http.resume_api import ResumeApi
@@ -101,6 +102,10 @@ def create_app(link: CoreLink, tokenizer: Tokenizer, settings: ApiSettings, stor
         open_paths += OPENAPI_PATHS
     if settings.options.open_metrics:
         open_paths += (METRICS_PATH,)
+    if not settings.options.no_page:
+        page = PageApi(tokenizer, style, model=model, needs_key=settings.api_keys.are_required)
+        routers.append(page.router)
+        open_paths += page.open_paths
     for router in routers:
         app.include_router(router)
     limits = {"max_body_bytes": settings.max_body_bytes, "max_file_bytes": settings.max_file_bytes}

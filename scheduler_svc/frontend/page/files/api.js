@@ -1,0 +1,79 @@
+// The service, as the page speaks to it: with the tab's API key, and errors as the API words them.
+
+const KEY = "baton.key";
+
+/** An answer that is an error. `code` is the API's; `status` is 0 where no answer came. */
+export class ApiError extends Error {
+  constructor(status, message, code = "", retryAfter = 0) {
+    super(message);
+    this.status = status;
+    this.code = code;
+    this.retryAfter = retryAfter;
+  }
+
+  /** Whether the same may work a little later. */
+  get mayPass() {
+    return this.status === 0 || this.status === 429 || this.status >= 500;
+  }
+}
+
+/** Sends requests. The key stays in this tab: other tabs, and the tab after it is closed, do not have it. */
+export class Api {
+  #key = sessionStorage.getItem(KEY) ?? "";
+  /** Is called when an answer says that the key is wrong, or that there is none. */
+  onUnauthorized = () => {};
+
+  get key() {
+    return this.#key;
+  }
+
+  set key(key) {
+    this.#key = key;
+    if (key) sessionStorage.setItem(KEY, key);
+    else sessionStorage.removeItem(KEY);
+  }
+
+  /**
+   * The response to a request, once its head has come and is no error.
+   *
+   * @param {string} path without a leading slash: the service may stand below a prefix.
+   * @param {{method?: string, body?: any, headers?: Object, signal?: AbortSignal}} options `body` is sent as JSON.
+   * @throws {ApiError} for errors, and with status 0 where no answer came. An abort is thrown as it is.
+   */
+  async send(path, { method = "GET", body, headers = {}, signal } = {}) {
+    const all = { ...headers };
+    if (this.#key) all.authorization = `Bearer ${this.#key}`;
+    if (body !== undefined) all["content-type"] = "application/json";
+    const sent = { method, headers: all, signal, cache: "no-store", credentials: "omit" };
+    if (body !== undefined) sent.body = JSON.stringify(body);
+    let response;
+    try {
+      response = await fetch(path, sent);
+    } catch (error) {
+      if (signal?.aborted) throw error;
+      throw new ApiError(0, "The service cannot be reached.");
+    }
+    if (response.ok) return response;
+    throw await this.#failure(response);
+  }
+
+  /** The same, and its answer as JSON; null if it has none. */
+  async json(path, options = {}) {
+    const response = await this.send(path, options);
+    return response.status === 204 ? null : response.json();
+  }
+
+  async #failure(response) {
+    const text = await response.text().catch(() => "");
+    let error = {};
+    try {
+      error = JSON.parse(text).error ?? {};
+    } catch {
+      // a proxy's page, perhaps
+    }
+    const retryAfter = Number(response.headers.get("retry-after") ?? 0) || 0;
+    if (response.status === 401) this.onUnauthorized();
+    const message = error.message ?? `The service answered with status ${response.status}.`;
+    return new ApiError(response.status, message, error.code ?? "", retryAfter);
+  }
+}

@@ -1,0 +1,39 @@
+// Makes elements. Text goes into text nodes and never into markup: what a model or a client writes stays text.
+
+/**
+ * An element with attributes and children.
+ *
+ * @param {string} name of the tag, perhaps with classes: "button.primary".
+ * @param {Object} attributes by name. `on` is an object of listeners; `true` gives an attribute without a value; null,
+ *   undefined and false leave it out. `text` is not an attribute: give text as a child.
+ * @param {...(Node|string|number|null|undefined)} children null and undefined are left out.
+ */
+export function h(name, attributes = {}, ...children) {
+  const [tag, ...classes] = name.split(".");
+  const element = document.createElement(tag);
+  if (classes.length) element.className = classes.join(" ");
+  for (const [key, value] of Object.entries(attributes)) {
+    if (key === "on") {
+      for (const [event, listener] of Object.entries(value)) element.addEventListener(event, listener);
+    } else if (value === true) {
+      element.setAttribute(key, "");
+    } else if (value !== null && value !== undefined && value !== false) {
+      element.setAttribute(key, String(value));
+    }
+  }
+  append(element, children);
+  return element;
+}
+
+/** Put these children into an element in place of what it has. */
+export function fill(element, ...children) {
+  element.replaceChildren();
+  append(element, children);
+}
+
+function append(element, children) {
+  for (const child of children.flat()) {
+    if (child === null || child === undefined) continue;
+    element.append(child instanceof Node ? child : String(child));
+  }
+}
