@@ -87,7 +87,7 @@ export class AnswerView {
   /** Whether this is the conversation's last message: only that one can be continued, and only its calls wait. */
   setLast(isLast) {
     const { canGoOn, openCalls } = this.#column.conversation;
-    this.continue.hidden = !(isLast && canGoOn);
+    this.continue.hidden = !(isLast && canGoOn && this.#answer.finish !== "stop");
     this.#calls.ask(isLast ? openCalls : []);
   }
 

@@ -26,7 +26,7 @@ export class ColumnView {
     this.model = model;
     this.talk = talk;
     this.settings = new SettingsView(column, name.toLowerCase());
-    const clear = h("button", { type: "button", on: { click: () => this.#clear() } }, "Clear conversation");
+    const clear = h("button", { type: "button", "aria-label": "Clear conversation", on: { click: () => this.#clear() } }, "Clear");
     this.empty = h("p.empty.quiet", {},
       `Talk to ${model}. If the executor that writes an answer dies, another one goes on with it, and the ticks below `
       + "the answer show the pause.");
