@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { interruptionsOf, labelled } from "../../../scheduler_svc/frontend/page/files/talk/life.js";
+import { interruptionsOf, labelled, labelsOf } from "../../../scheduler_svc/frontend/page/files/talk/life.js";
 import {
   duration, figuresOf, gapPath, gapsOf, median, roundEnd, summaryOf, thinned, tickPath,
 } from "../../../scheduler_svc/frontend/page/files/talk/timing.js";
@@ -55,7 +55,7 @@ test("words", () => {
   assert.deepEqual([0.4, 120, 999.4, 999.6, 3440, 125_000].map(duration), ["0 ms", "120 ms", "999 ms", "1.0 s", "3.4 s", "2 min 5 s"]);
   const figures = { firstMs: 132, rate: 41.17, tokens: 87, endMs: 2100 };
   assert.equal(summaryOf(figures, []), "87 tokens in 2.1 s, the first after 132 ms, 41.2 tokens per second. No gaps.");
-  assert.match(summaryOf(figures, [{ from: 0, to: 1, label: "a → b, 120 ms" }]), /1 gap: a → b, 120 ms\.$/);
+  assert.match(summaryOf(figures, ["a → b, 120 ms"]), /Gaps: a → b, 120 ms\.$/);
   assert.equal(summaryOf(figuresOf([]), []), "No token so far.");
 });
 
@@ -89,6 +89,8 @@ test("gaps get the reason that lies in them", () => {
   assert.deepEqual(labels.map(({ label }) => label), [
     "executor-0 → executor-1, 120 ms", "pause, 150 ms", "preempted on executor-1, 530 ms", "connection broken, 400 ms",
     "executor-1 → waiting, 210 ms"]);
+  assert.deepEqual(labelsOf([...labels, { from: 0, to: 300, kind: "pause", label: "pause, 300 ms" }]).map(({ label }) => label).slice(-2),
+    ["executor-1 → waiting, 210 ms", "2 pauses of up to 300 ms"]);
   assert.deepEqual(labels.map(({ kind }) => kind), ["lost", "pause", "preempted", "connection", "left"]);
 });
 

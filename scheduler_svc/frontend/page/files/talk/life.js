@@ -4,6 +4,8 @@ import { duration } from "./timing.js";
 
 /** A gap and what the service says of it may be so far apart: clocks, and the way of the messages. */
 const TOLERANCE_MS = 150;
+/** Kind of a gap without a reason. */
+const PAUSE = "pause";
 
 /**
  * The times at which a sequence could not go on, in the page's clock.
@@ -52,9 +54,20 @@ export function labelled(gaps, interruptions, breaks, sentAt) {
     const interruption = bestOf(gap, interruptions, sentAt);
     if (interruption) return { ...gap, kind: interruption.what, label: `${reasonOf(interruption)}, ${length}` };
     const isBroken = breaks.some(([from, to]) => from <= gap.to && to >= gap.from);
-    const [kind, reason] = isBroken ? ["connection", "connection broken"] : ["pause", "pause"];
+    const [kind, reason] = isBroken ? ["connection", "connection broken"] : [PAUSE, "pause"];
     return { ...gap, kind, label: `${reason}, ${length}` };
   });
+}
+
+/** Labels of gaps, those with a reason first. On a busy machine there are many pauses without one: they share a label. */
+export function labelsOf(gaps) {
+  const labels = gaps.filter(({ kind }) => kind !== PAUSE).map(({ kind, label }) => ({ kind, label }));
+  const pauses = gaps.filter(({ kind }) => kind === PAUSE);
+  if (pauses.length > 1) {
+    const longest = Math.max(...pauses.map(({ from, to }) => to - from));
+    labels.push({ kind: PAUSE, label: `${pauses.length} pauses of up to ${duration(longest)}` });
+  } else if (pauses.length) labels.push({ kind: PAUSE, label: pauses[0].label });
+  return labels;
 }
 
 /** The interruption that has most of its time in the gap. */

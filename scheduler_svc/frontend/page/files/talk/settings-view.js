@@ -113,7 +113,7 @@ function controlOf(parameter, attributes) {
     case "boolean":
     case "choice":
       return h("select", attributes, h("option", { value: "" }, `default (${placeholder})`),
-        (parameter.choices ?? [true, false]).map((choice) => h("option", { value: choice }, choice)));
+        (parameter.choices ?? [true, false]).map((choice) => h("option", { value: String(choice) }, choice)));
     case "strings":
       return h("textarea", { ...attributes, rows: 2, placeholder });
     case "json":

@@ -1,6 +1,7 @@
 // The time axis of an answer: a tick for each arrival, and a box for each gap.
 
 import { fill, h } from "../dom.js";
+import { labelsOf } from "./life.js";
 import { duration, figuresOf, gapPath, roundEnd, summaryOf, tickPath } from "./timing.js";
 
 const SIZE = { width: 1000, height: 16 }; // the drawing is stretched to the answer's width
@@ -36,11 +37,12 @@ export class TicksView {
     const endMs = isRunning ? roundEnd(Math.max(atMs, figures.endMs)) : figures.endMs;
     this.#ticks.setAttribute("d", tickPath(answer.arrivals, endMs, SIZE));
     this.#gaps.setAttribute("d", gapPath(answer.gaps, endMs, SIZE));
-    this.#drawing.setAttribute("aria-label", summaryOf(figures, answer.gaps));
+    const labels = labelsOf(answer.gaps);
+    const texts = labels.map(({ label }) => label);
+    this.#drawing.setAttribute("aria-label", summaryOf(figures, texts));
     this.#end.textContent = endMs ? duration(endMs) : "";
-    const labels = answer.gaps.map((gap) => gap.label);
-    if (labels.join("\n") === this.#shownLabels) return;
-    this.#shownLabels = labels.join("\n");
-    fill(this.#labels, labels.map((label, index) => h("span.gap-label", { "data-kind": answer.gaps[index].kind }, label)));
+    if (texts.join() === this.#shownLabels) return;
+    this.#shownLabels = texts.join();
+    fill(this.#labels, labels.map(({ kind, label }) => h("span.gap-label", { "data-kind": kind }, label)));
   }
 }

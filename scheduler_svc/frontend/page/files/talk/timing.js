@@ -100,12 +100,10 @@ export function duration(ms) {
 }
 
 /** What the ticks show, as a sentence for those who do not see them. */
-export function summaryOf({ firstMs, rate, tokens, endMs }, gaps) {
+export function summaryOf({ firstMs, rate, tokens, endMs }, labels) {
   if (firstMs === null) return "No token so far.";
   const speed = rate === null ? "" : `, ${rate.toFixed(1)} tokens per second`;
   const noun = tokens === 1 ? "token" : "tokens";
   const begin = `${tokens} ${noun} in ${duration(endMs)}, the first after ${duration(firstMs)}${speed}. `;
-  if (!gaps.length) return `${begin}No gaps.`;
-  const labels = gaps.map((gap) => gap.label ?? duration(gap.to - gap.from));
-  return `${begin}${gaps.length === 1 ? "1 gap" : `${gaps.length} gaps`}: ${labels.join("; ")}.`;
+  return begin + (labels.length ? `Gaps: ${labels.join("; ")}.` : "No gaps.");
 }
