@@ -2,7 +2,7 @@
 
 import { Cells, ageColours, blockAt, channels, layOut, packed } from "./cells.js";
 
-const MAX_HEIGHT_PX = 280; // of the page, where cells of one device pixel fit
+const MAX_HEIGHT_PX = 320; // of the page, where cells of one device pixel fit
 const SEPARATE_CELLS = 32; // so many are put one by one: what lies between them is not
 
 /** The canvas of one pool. Its lengths are device pixels; `ratio` of them are one of the page. */

@@ -46,8 +46,8 @@ const SCALE_REASONS = {
   min: "that is the least",
   max: "that is the most; the forecast asks for more",
   first: "something waits and no executor is there",
-  time: "the time to the first token was short of its target",
-  memory: "memory was short",
+  time: "the first token would take too long",
+  memory: "memory is short",
   less: "fewer do",
   idle: "nothing is to be done",
 };
