@@ -108,14 +108,17 @@ class HistorySample(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class BlockChanges(Message, frozen=True):
-    """Blocks of an executor that are not what they were when they were told last; every block begins as free.
+    """Blocks of an executor whose state is to be told; every block begins as free.
 
     Attributes:
-        changes: int32, `8 * block + state` each, with the index in BLOCK_STATES as state.
+        changed: those that may have changed since the last View: int32, `8 * block + state` each, with the index in
+            BLOCK_STATES as state.
+        found: likewise, those that a walk over all blocks has come to, but for the free ones.
     """
 
     epoch: Epoch
-    changes: bytes
+    changed: bytes
+    found: bytes = b""
 
 
 MAX_SHOWN = 256  # sequences that wait, and that run, in a View

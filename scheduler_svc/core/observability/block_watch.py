@@ -37,19 +37,27 @@ class BlockWatch:
 
     def changes(self) -> BlockChanges | None:
         """What has changed since the last call, as far as it is told at once; None for nothing."""
+        changed, found = self._changed(), self._found()
+        return BlockChanges(epoch=self._epoch, changed=changed, found=found) if changed or found else None
+
+    def _changed(self) -> bytes:
         touched = self._blocks.touched
-        parts: list[IntArray] = []
-        if touched:
-            some = list(dict.fromkeys(touched[:BLOCKS_AT_ONCE]))
-            del touched[:BLOCKS_AT_ONCE]
-            states = np.fromiter(map(self._blocks.state, some), np.int32, len(some))
-            parts.append(np.array(some, np.int32) * STATES + states)
-        end = min(self._next + BLOCKS_AT_ONCE, len(self._blocks.ref_counts))
-        if self._next < end:
-            states = self._blocks.states(self._next, end).astype(np.int32)
-            walked = np.flatnonzero(states).astype(np.int32)
-            parts.append((walked + self._next) * STATES + states[walked])
-            self._next = end
-        if not any(map(len, parts)):
-            return None
-        return BlockChanges(epoch=self._epoch, changes=np.concatenate(parts).astype("<i4").tobytes())
+        if not touched:
+            return b""
+        some = list(dict.fromkeys(touched[:BLOCKS_AT_ONCE]))
+        del touched[:BLOCKS_AT_ONCE]
+        states = np.fromiter(map(self._blocks.state, some), np.int32, len(some))
+        return _encoded(np.array(some, np.int32), states)
+
+    def _found(self) -> bytes:
+        first, end = self._next, min(self._next + BLOCKS_AT_ONCE, len(self._blocks.ref_counts))
+        if first >= end:
+            return b""
+        self._next = end
+        states = self._blocks.states(first, end).astype(np.int32)
+        found = np.flatnonzero(states).astype(np.int32)
+        return _encoded(found + first, states[found])
+
+
+def _encoded(blocks: IntArray, states: IntArray) -> bytes:
+    return (blocks * STATES + states).astype("<i4").tobytes()
