@@ -199,9 +199,12 @@ def main(num_streams: int, max_tokens: int, pages: str, seconds: float, rounds: 
     for number, measured in rows.items():
         facts = {name: round(median(row[name] for row in measured), 2) for name in measured[0]}
         click.echo(json.dumps({"pages": number, "streams": num_streams, **facts}))
-    weight = sum(len(file.content) for file in read_page_files().values())
+    files = read_page_files().values()
+    weight, sent = sum(len(file.content) for file in files), sum(len(file.gzipped) for file in files)
     paint = {"first_paint_ms": round(median(paints), 1)} if paints else {}
-    click.echo(json.dumps({"cpu": processor(), "page_kb": round(weight / 1000, 1), **paint}))
+    click.echo(
+        json.dumps({"cpu": processor(), "page_kb": round(weight / 1000, 1), "gzip_kb": round(sent / 1000, 1), **paint})
+    )
 
 
 if __name__ == "__main__":
