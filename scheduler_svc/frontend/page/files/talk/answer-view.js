@@ -102,6 +102,7 @@ export class AnswerView {
     first.textContent = firstMs === null ? "" : `first token after ${duration(firstMs)}`;
     speed.textContent = rate === null ? "" : `${rate.toFixed(1)} tokens/s`;
     count.textContent = tokens ? `${tokens} token${tokens === 1 ? "" : "s"}` : "";
+    finish.toggleAttribute("data-warns", answer.state === "running" && this.#column.isBroken);
     if (answer.state !== "running") finish.textContent = answer.state === "done" ? answer.finish : answer.state;
     else if (this.#column.isBroken) finish.textContent = "reconnecting…";
     else if (firstMs === null) finish.textContent = `waiting for ${duration(Math.max(0, now - answer.sentAt))}`;
