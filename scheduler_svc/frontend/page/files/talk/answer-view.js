@@ -7,7 +7,8 @@ import { Indenter } from "./indent.js";
 import { TicksView } from "./ticks-view.js";
 import { duration, figuresOf } from "./timing.js";
 
-const STATES = {
+const ENDS = { stopped: "stopped", failed: "failed", gone: "lost", away: "broken off" };
+const PROBLEMS = {
   gone: "The service does not know this request any more. What came of the answer is kept.",
   away: "The answer broke off, and may still go on. ",
   failed: "",
@@ -78,8 +79,8 @@ export class AnswerView {
     this.#shown.state = this.#stateShown;
     this.element.dataset.state = answer.state;
     this.summary.textContent = answer.state === "running" && !answer.text ? "Thinking…" : "Thought";
-    this.trouble.hidden = !(answer.state in STATES);
-    this.problem.textContent = this.trouble.hidden ? "" : STATES[answer.state] + (answer.error?.message ?? "");
+    this.trouble.hidden = !(answer.state in PROBLEMS);
+    this.problem.textContent = this.trouble.hidden ? "" : PROBLEMS[answer.state] + (answer.error?.message ?? "");
     this.#ticks.update(answer, now - answer.sentAt);
     this.#showStats(now);
   }
@@ -103,7 +104,7 @@ export class AnswerView {
     speed.textContent = rate === null ? "" : `${rate.toFixed(1)} tokens/s`;
     count.textContent = tokens ? `${tokens} token${tokens === 1 ? "" : "s"}` : "";
     finish.toggleAttribute("data-warns", answer.state === "running" && this.#column.isBroken);
-    if (answer.state !== "running") finish.textContent = answer.state === "done" ? answer.finish : answer.state;
+    if (answer.state !== "running") finish.textContent = answer.state === "done" ? answer.finish : ENDS[answer.state];
     else if (this.#column.isBroken) finish.textContent = "reconnecting…";
     else if (firstMs === null) finish.textContent = `waiting for ${duration(Math.max(0, now - answer.sentAt))}`;
     else finish.textContent = "";

@@ -36,6 +36,10 @@ export class ColumnView {
     this.log.addEventListener("scroll", () => {
       this.#atEnd = this.log.scrollHeight - this.log.scrollTop - this.log.clientHeight < NEAR;
     }, { passive: true });
+    // messages out of sight have an estimated height until they are scrolled to, so the end may move at any time
+    const resized = new ResizeObserver(() => { if (this.#atEnd) this.scrollToEnd(); });
+    resized.observe(this.#list);
+    resized.observe(this.log);
     column.on = {
       added: (message) => this.#add(message),
       removed: (messages) => this.#remove(messages),
@@ -51,7 +55,6 @@ export class ColumnView {
   flush() {
     for (const key of this.#changed) this.#views.get(key)?.update();
     this.#changed.clear();
-    if (this.#atEnd) this.log.scrollTop = this.log.scrollHeight;
   }
 
   /** The numbers of the answer in progress: they change with time, too. */
@@ -60,7 +63,7 @@ export class ColumnView {
     if (running) this.#views.get(running.key)?.updateFigures(nowMs());
   }
 
-  /** Where the conversation stays is decided anew, as when it is shown. */
+  /** Go to the end, and stay there while the conversation grows. */
   scrollToEnd() {
     this.#atEnd = true;
     this.log.scrollTop = this.log.scrollHeight;

@@ -29,6 +29,7 @@ export class Run {
   #knowsLives = true; // false once the service says that it does not tell them
   #asks = false;
   #lookedAt = 0;
+  #numAsked = 0; // gaps of which the service has been asked
   onChange = () => {};
   onEnd = () => {};
 
@@ -100,12 +101,13 @@ export class Run {
     answer.error = { message: error.message, status, code };
   }
 
-  /** Look for gaps; if there is a new one, ask the service what it was. */
+  /** Look for gaps; if there is one more, ask the service what it was. */
   #look(now) {
     this.#lookedAt = now;
-    const known = this.#answer.gaps.length;
     this.#label();
-    if (this.#answer.gaps.length > known) this.#askWhy().then(() => this.onChange());
+    if (this.#answer.gaps.length <= this.#numAsked) return;
+    this.#numAsked = this.#answer.gaps.length;
+    this.#askWhy().then(() => this.onChange());
   }
 
   #label() {
