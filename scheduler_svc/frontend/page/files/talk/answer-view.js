@@ -1,6 +1,6 @@
 // An answer. Text is appended to text nodes as it comes; nothing that stands there is written again.
 
-import { h } from "../dom.js";
+import { button, h } from "../dom.js";
 import { asksForJson } from "./answer.js";
 import { CallsView } from "./calls-view.js";
 import { Indenter } from "./indent.js";
@@ -36,7 +36,6 @@ export class AnswerView {
 
   #build(model) {
     const { key, request } = this.#answer;
-    const button = (label, click) => h("button", { type: "button", on: { click } }, label);
     this.summary = h("summary", {}, "Thought");
     this.thought = h("details.thought", { hidden: true }, this.summary, h("div.text", {}, this.#thought));
     this.problem = h("p.problem", { "data-testid": "problem" });

@@ -1,6 +1,6 @@
 // A column: its settings and its conversation, which stays at its end while the reader is there.
 
-import { h } from "../dom.js";
+import { button, h } from "../dom.js";
 import { AnswerView } from "./answer-view.js";
 import { MessageView } from "./message-view.js";
 import { nowMs } from "./run.js";
@@ -18,20 +18,22 @@ export class ColumnView {
 
   /**
    * @param {import("./column.js").Column} column
-   * @param {{name: string, model: string, talk: Object}} place `talk` is the whole view: `schedule`, `announce`, `done`.
+   * @param {{name: string, model: string, talk: import("./view.js").TalkView}} place
    */
   constructor(column, { name, model, talk }) {
     this.column = column;
     this.name = name;
     this.model = model;
     this.talk = talk;
-    this.settings = new SettingsView(column, name.toLowerCase());
-    const clear = h("button", { type: "button", "aria-label": "Clear conversation", on: { click: () => this.#clear() } }, "Clear");
+    const clear = button("Clear", () => this.#clear(), { "aria-label": "Clear conversation" });
     this.empty = h("p.empty.quiet", {},
       `Talk to ${model}. If the executor that writes an answer dies, another one goes on with it, and the ticks below `
       + "the answer show the pause.");
-    this.log = h("div.log", { role: "region", "aria-label": `Conversation ${name}`, tabindex: "0" }, this.empty, this.#list);
-    this.element = h("section.column", { "aria-label": `Column ${name}`, "data-testid": `column-${name.toLowerCase()}` },
+    const id = name.toLowerCase();
+    this.settings = new SettingsView(column, id);
+    this.log = h("div.log", { role: "region", "aria-label": `Conversation ${name}`, tabindex: 0 },
+      this.empty, this.#list);
+    this.element = h("section.column", { "aria-label": `Column ${name}`, "data-testid": `column-${id}` },
       h("div.head", {}, h("span.name", { "aria-hidden": "true" }, name), this.settings.element, clear), this.log);
     this.log.addEventListener("scroll", () => {
       this.#atEnd = this.log.scrollHeight - this.log.scrollTop - this.log.clientHeight < NEAR;

@@ -16,9 +16,7 @@ export function nowMs() {
   return performance.timeOrigin + performance.now();
 }
 
-/**
- * An answer in progress. Its state is in the answer; `onChange` says that it has changed, `onEnd` that it is the last time.
- */
+/** An answer in progress. `onChange` says that the answer has changed, `onEnd` that nothing more of it will come. */
 export class Run {
   #api;
   #answer;
