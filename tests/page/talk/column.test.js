@@ -90,14 +90,14 @@ test("an answer that another page has taken over is read on, not written anew", 
   assert.deepEqual([answer.state, answer.text], ["away", "a"]);
   column.retry(answer.key);
   assert.equal(await ended(), answer);
-  assert.deepEqual([answer.state, answer.text, api.requests[1].path], ["done", "abc", `v1/requests/${answer.request}/events`]);
+  assert.deepEqual([answer.state, answer.text], ["done", "abc"]);
+  assert.equal(api.requests[1].path, `v1/requests/${answer.request}/events`);
   assert.equal(api.requests[1].headers["last-event-id"], "1");
 });
 
 test("a stopped answer keeps its text, and its request ends in the service", async () => {
-  const begun = new ReadableStream({
-    start: (controller) => controller.enqueue(new TextEncoder().encode(written(eventsOfAnswer(["a"]).slice(0, 2), false))),
-  });
+  const bytes = new TextEncoder().encode(written(eventsOfAnswer(["a"]).slice(0, 2), false));
+  const begun = new ReadableStream({ start: (controller) => controller.enqueue(bytes) });
   const { column, api, ended } = talk(({ signal, method }) => {
     if (method === "DELETE") return new Response(null, { status: 204 });
     const { readable, writable } = new TransformStream();
@@ -117,9 +117,11 @@ test("a page that comes back reads on with what it has stored", async () => {
   column.conversation.say("one");
   column.conversation.add({
     key: "k", role: "assistant", request: "page-1", sent: {}, text: "a", thought: "", calls: [], state: "running",
-    lastEventId: "1", tokens: 1, sentAt: Date.now(), arrivals: [[1, 1]], breaks: [], gaps: [], figures: null, error: null });
+    lastEventId: "1", tokens: 1, sentAt: Date.now(), arrivals: [[1, 1]], breaks: [], gaps: [], figures: null,
+    error: null });
   column.resume();
   const answer = await ended();
   assert.deepEqual([answer.text, answer.state, answer.breaks.length], ["ab", "done", 1]);
-  assert.deepEqual([api.requests[0].path, api.requests[0].headers["last-event-id"]], ["v1/requests/page-1/events", "1"]);
+  assert.equal(api.requests[0].path, "v1/requests/page-1/events");
+  assert.equal(api.requests[0].headers["last-event-id"], "1");
 });
