@@ -8,6 +8,7 @@ import { clock, count, countOf, percent, span } from "./format.js";
 import { setText } from "./keyed.js";
 
 const LEAVE_MS = 4000; // what was pointed at stays long enough to follow its link
+const UNKNOWN_S = 2 ** 27; // years: nothing has been seen of it
 const ROWS_OF_PAGE = 10;
 const AGES = ["now", "16 s", "4 min", "1 h", "18 h and older"];
 const KEYS_HELP = "Arrow keys move over the blocks, Enter keeps one, Escape lets it go.";
@@ -240,6 +241,7 @@ export class BlockView {
 }
 
 function unchanged(ageS, nowS) {
+  if (ageS >= UNKNOWN_S) return "no change is known";
   return ageS < 43200 ? `unchanged since ${clock(nowS - ageS)}` : `unchanged for ${span(ageS)}`;
 }
 
@@ -248,6 +250,6 @@ function nameOf(holder) {
   const client = holder.client ? ` of ${holder.client}` : "";
   return [
     h("a", { href: `#request/${encodeURIComponent(holder.request)}` }, holder.request),
-    `${sequence}${client} has it and ${countOf(holder.blocks.length - 1, "block")} more`,
+    `${sequence}${client} has ${countOf(holder.blocks.length, "block")}`,
   ];
 }

@@ -33,9 +33,8 @@ export class Chart {
       h("div.axis.quiet", { "aria-hidden": "true" }, h("span", {}, "5 min ago"), h("span", {}, "now")));
   }
 
-  /** Show these seconds and events. */
-  show(history, events) {
-    const end = history.length ? history[history.length - 1][0] : 0;
+  /** Show these seconds and events, up to the time `end`. */
+  show(history, events, end) {
     const all = this.series.map(({ index }) => history.map((sample) => [sample[0], sample[index]]));
     const known = all.flat().map(([, value]) => value).filter((value) => value >= 0);
     const most = this.most || roundUp(Math.max(this.least, ...known));

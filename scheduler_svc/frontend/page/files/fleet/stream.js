@@ -10,8 +10,8 @@ const SILENT_MS = 30000; // comments come more often than that
 export class LiveStream {
   /**
    * @param {import("../api.js").Api} api
-   * @param {{begun: function(): void, event: function(string, any): (Promise<void>|void), lost: function(string): void}} on
-   *   `event` is waited for before the next one is read.
+   * @param {{begun: function(number): void, event: function(string, any): (Promise<void>|void), lost: function(string): void}} on
+   *   `begun` is told the service's time. `event` is waited for before the next one is read.
    */
   constructor(api, on) {
     this.api = api;
@@ -62,7 +62,7 @@ export class LiveStream {
     wanted.addEventListener("abort", end);
     try {
       const response = await this.api.send("page/live", { signal: one.signal });
-      this.on.begun();
+      this.on.begun(Date.parse(response.headers.get("date")) / 1000);
       const stillThere = () => {
         clearTimeout(silence);
         silence = setTimeout(end, SILENT_MS);
