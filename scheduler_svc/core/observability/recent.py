@@ -17,20 +17,22 @@ class RecentPercentiles:
 
     def __init__(self, histogram: WeightedHistogram) -> None:
         self._histogram = histogram
+        self._at_start = histogram.counts
         self._earlier: deque[tuple[float, tuple[int, ...]]] = deque()
 
     def tick(self, now: float) -> None:
         """Time passes; to be called more often than each `STEP_S`."""
-        if not self._earlier or now - self._earlier[-1][0] >= STEP_S:
+        if not self._earlier:
+            self._earlier.append((now, self._at_start))
+        elif now - self._earlier[-1][0] >= STEP_S:
             self._earlier.append((now, self._histogram.counts))
             while now - self._earlier[0][0] > WINDOW_S:
                 self._earlier.popleft()
 
     def read(self) -> Percentiles | None:
         """Of the window; None if nothing was seen in it."""
-        counts = self._histogram.counts
-        if self._earlier:
-            counts = tuple(new - old for new, old in zip(counts, self._earlier[0][1], strict=True))
+        before = self._earlier[0][1] if self._earlier else self._at_start
+        counts = tuple(new - old for new, old in zip(self._histogram.counts, before, strict=True))
         total = sum(counts)
         if not total:
             return None

@@ -161,4 +161,6 @@ def _answer(request: Request, file: PageFile) -> Response:
     headers = PAGE_HEADERS | {"etag": file.tag}
     if file.tag in request.headers.get("if-none-match", ""):
         return Response(status_code=304, headers=headers)
+    if "gzip" in request.headers.get("accept-encoding", ""):
+        return Response(file.gzipped, headers=headers | {"content-encoding": "gzip"}, media_type=file.media_type)
     return Response(file.content, headers=headers, media_type=file.media_type)

@@ -10,7 +10,7 @@ from common.wire import int32_array
 
 STATES = 8  # a change is `8 * block + state`
 OLDEST = 31  # of the ages of a map: each is twice the one before, in seconds
-NEVER = -1e9
+NEVER = -1e10
 
 
 class BlockMap:
