@@ -44,14 +44,20 @@ test("counts follow changes, also where a block changes twice or is told again",
       seed = (seed * 48271) % 2147483647;
       return 8 * (seed % 1000) + (seed % 4);
     });
-    map.apply(changes, NOW_S + round);
+    map.apply(changes, true, NOW_S + round);
     assert.deepEqual(map.counts, counted(map));
   }
 });
 
 test("a change makes a block young, and blocks that the pool does not have are left out", () => {
   const map = new BlockMap(new Uint8Array(10).fill(8 * 20), NOW_S);
-  map.apply(Int32Array.from([8 * 3 + 2, 8 * 10 + 2, -8]), NOW_S + 100);
+  map.apply(Int32Array.from([8 * 3 + 2, 8 * 10 + 2, -8]), true, NOW_S + 100);
   assert.equal(map.ageS(3, NOW_S + 104), 4);
   assert.deepEqual(map.counts, [9, 0, 1, 0]);
+});
+
+test("what is only found keeps its age", () => {
+  const map = new BlockMap(new Uint8Array(2).fill(8 * 4), NOW_S);
+  map.apply(Int32Array.from([8 * 1 + 1]), false, NOW_S);
+  assert.deepEqual([map.states[1], map.ageS(1, NOW_S)], [1, 8]);
 });

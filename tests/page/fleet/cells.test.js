@@ -44,7 +44,7 @@ test("what has changed is drawn as if all had been drawn", () => {
     const some = cellsOf(100, width, height);
     some.drawAll(map, NOW_S);
     const changes = Int32Array.from([8 * 0 + 3, 8 * 57 + 1, 8 * 99 + 0, 8 * 57 + 2, 8 * 500]);
-    map.apply(changes, NOW_S);
+    map.apply(changes, true, NOW_S);
     const part = some.drawSome(map, changes, 3, NOW_S);
     const all = cellsOf(100, width, height);
     all.drawAll(map, NOW_S);

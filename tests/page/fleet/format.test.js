@@ -2,7 +2,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import { count, countOf, rate, span, waited } from "../../../scheduler_svc/frontend/page/files/fleet/format.js";
-import { roundUp } from "../../../scheduler_svc/frontend/page/files/fleet/chart.js";
+import { pathOf, roundUp } from "../../../scheduler_svc/frontend/page/files/fleet/chart.js";
 import { detailsOf } from "../../../scheduler_svc/frontend/page/files/fleet/timeline.js";
 
 test("spans have the digits that matter", () => {
@@ -27,4 +27,10 @@ test("an event's details are the rest of a sentence", () => {
   const event = { kind: "lost", cause: "silent", reason: "no answer", sequences: 2 };
   assert.equal(detailsOf(event), " (it said nothing for too long; no answer; 2 sequences moved)");
   assert.equal(detailsOf({ kind: "joined" }), "");
+});
+
+test("a line holds its value through seconds that are left out, and has a gap where nothing was measured", () => {
+  assert.equal(pathOf([[0, 0], [1, 10], [100, 5], [101, -1], [200, 10]], 300, 10),
+    "M0.0 100.0L2.0 0.0H198.0L200.0 50.0M400.0 0.0H600.0");
+  assert.equal(pathOf([], 300, 10), "");
 });

@@ -95,6 +95,8 @@ function joinHistory(state, news) {
   const all = [...known, ...news.filter((sample) => sample[0] > lastAt + SAME_S)];
   if (!all.length) return state;
   const newest = all[all.length - 1][0];
-  const history = all.filter((sample) => sample[0] > newest - MAX_HISTORY_S);
+  // a second like the one before is left out: the last one that is too old says what holds where the rest begins
+  const begin = all.findIndex((sample) => sample[0] > newest - MAX_HISTORY_S);
+  const history = all.slice(Math.max(0, begin - 1));
   return { ...state, history, isFresh: false };
 }

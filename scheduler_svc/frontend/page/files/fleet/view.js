@@ -140,9 +140,11 @@ export class FleetView {
       this.maps.set(data.epoch, map);
       this.#card(data.epoch)?.blocks.setMap(map);
     } else if (name === "blocks") {
-      const changes = decodeChanges(data.changes);
-      this.maps.get(data.epoch)?.apply(changes, nowS);
-      this.#card(data.epoch)?.blocks.changed(changes);
+      for (const part of ["found", "changed"]) {
+        const told = decodeChanges(data[part] ?? "");
+        this.maps.get(data.epoch)?.apply(told, part === "changed", nowS);
+        if (told.length) this.#card(data.epoch)?.blocks.changed(told);
+      }
     } else if (name === "status") {
       for (const epoch of goneEpochs(this.state.report, data)) this.maps.delete(epoch);
     }
