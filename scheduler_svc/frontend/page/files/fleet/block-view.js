@@ -71,7 +71,7 @@ export class BlockView {
     this.canvas.setAttribute("aria-label", `KV pool of ${this.name}: ${countOf(map.numBlocks, "block")}`);
   }
 
-  /** The map has changed in these blocks. Returns whether something is to be drawn. */
+  /** The map has changed in these blocks. */
   changed(changes) {
     this.#pending.push(changes);
     if (this.#pending.length > 8) this.#needsAll = true; // nothing was drawn for long
@@ -95,12 +95,13 @@ export class BlockView {
 
   /** Draw what is to be drawn. Colours of ages change by themselves. */
   render(nowS, isTick) {
-    if (!this.map || !this.#isSeen || !this.node.clientWidth) return;
+    if (!this.map?.numBlocks || !this.node.clientWidth) return;
     for (let state = 0; state < STATES.length; state++) {
       const { numBlocks, counts } = this.map;
       setText(this.legend[state].number, `${count(counts[state])} (${percent(counts[state] / numBlocks)})`);
     }
     if (this.painter.fit(this.map, this.node.clientWidth)) this.#needsAll = true;
+    if (!this.#isSeen) return; // it has its size, so that nothing moves when it comes into sight
     if (this.#needsAll || (isTick && this.painter.byAge)) this.painter.draw(this.map, nowS);
     else for (const changes of this.#pending) this.painter.drawChanges(this.map, changes, nowS);
     this.#pending = [];

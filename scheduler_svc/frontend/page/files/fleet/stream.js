@@ -4,6 +4,7 @@ import { eventsOf } from "../sse.js";
 
 const FIRST_PAUSE_MS = 500;
 const LONGEST_PAUSE_MS = 5000;
+const LASTING_MS = 5000; // one that held so long is made again at once
 const SILENT_MS = 30000; // comments come more often than that
 
 /** Reads the fleet's events while it is wanted. */
@@ -42,20 +43,22 @@ export class LiveStream {
     let pause = FIRST_PAUSE_MS;
     while (!wanted.aborted) {
       let problem = "The connection ended.";
+      const began = performance.now();
       try {
-        await this.#read(wanted, () => (pause = FIRST_PAUSE_MS));
+        await this.#read(wanted);
       } catch (error) {
         problem = error.message;
         if (error.status === 401) this.stop(); // the view is shown again when there is another key
       }
       if (wanted.aborted) return;
       this.on.lost(problem);
+      if (performance.now() - began > LASTING_MS) pause = FIRST_PAUSE_MS;
       await sleep(pause * (0.75 + Math.random() / 2), wanted); // pages that lost it at once do not all come back at once
       pause = Math.min(LONGEST_PAUSE_MS, 2 * pause);
     }
   }
 
-  async #read(wanted, heard) {
+  async #read(wanted) {
     const one = new AbortController();
     const end = () => one.abort();
     let silence = setTimeout(end, SILENT_MS);
@@ -69,7 +72,6 @@ export class LiveStream {
       };
       for await (const { event, data } of eventsOf(response, stillThere)) {
         if (wanted.aborted) return;
-        heard();
         await this.on.event(event, JSON.parse(data));
       }
     } finally {

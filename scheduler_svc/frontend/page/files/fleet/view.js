@@ -83,7 +83,7 @@ export class FleetView {
       this.admin?.panel, this.noExecutor, list,
       mayAsk ? null : h("p.quiet", {}, "Below are your own requests only, and blocks do not tell who has them: " +
         "this key may not read the status."),
-      h("div.halves", {}, this.waiting.node, this.running.node), this.timeline.node, this.admin?.dialog));
+      this.waiting.node, this.running.node, this.timeline.node, this.admin?.dialog));
     this.#ask();
   }
 
