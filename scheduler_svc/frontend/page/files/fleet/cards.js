@@ -49,8 +49,8 @@ export class Card {
       this.note, this.blocks.node);
   }
 
-  /** Show what it has become. */
-  update(executor) {
+  /** Show what it has become; the report is so many seconds old. */
+  update(executor, ageS) {
     const { tone, mark, word } = stateOf(executor.state);
     this.badge.className = `state ${tone}`;
     setText(this.mark, `${mark} `);
@@ -69,7 +69,7 @@ export class Card {
       pool: poolOf(executor),
       step: span(executor.step_ms / 1000),
       steps: count(executor.steps),
-      uptime: span(Math.floor(executor.uptime_s)),
+      uptime: span(Math.floor(executor.uptime_s + ageS)),
     };
     for (const [fact, value] of Object.entries(values)) setText(this.facts[fact], value);
     this.facts.model.title = executor.fingerprint;

@@ -6,7 +6,7 @@ import { BlockMap, decodeChanges, decodeSnapshot } from "./blocks.js";
 import { Card } from "./cards.js";
 import { Figures } from "./figures.js";
 import { KeyedList, setText } from "./keyed.js";
-import { NOTHING, connected, disconnected, goneEpochs, reduce, schedulerNow } from "./live.js";
+import { NOTHING, connected, disconnected, goneEpochs, reduce, serviceNow, sinceReport } from "./live.js";
 import { LiveStream } from "./stream.js";
 import { RunningTable, WaitingTable } from "./tables.js";
 import { Timeline } from "./timeline.js";
@@ -30,7 +30,7 @@ export class FleetView {
   constructor(root, frame) {
     Object.assign(this, { root, frame, about: null, state: NOTHING, drawn: NOTHING, maps: new Map() });
     this.stream = new LiveStream(frame.api, {
-      begun: () => this.#become(connected(this.state)),
+      begun: (dateS) => this.#become(connected(this.state, dateS, Date.now() / 1000)),
       lost: (problem) => this.#become(disconnected(this.state, problem)),
       event: (name, data) => this.#heard(name, data),
     });
@@ -70,7 +70,7 @@ export class FleetView {
     const list = h("ul.cards", {});
     const options = { api: this.frame.api, mayAsk, onDrain: this.admin && ((epoch) => this.admin.askDrain(epoch)) };
     this.cards = new KeyedList(list, ({ epoch }) => String(epoch), (executor) => this.#makeCard(executor, options),
-      (card, executor) => card.update(executor), (card) => card.blocks.end());
+      (card, executor) => card.update(executor, this.ageS), (card) => card.blocks.end());
     this.noExecutor = h("p.quiet", {}, "No executor is there.");
     const colour = (value, label) => h("label", {}, h("input", {
       type: "radio", name: "colour", value, checked: value === "state", on: { change: () => this.#colourBy(value) },
@@ -83,7 +83,7 @@ export class FleetView {
       this.admin?.panel, this.noExecutor, list,
       mayAsk ? null : h("p.quiet", {}, "Below are your own requests only, and blocks do not tell who has them: " +
         "this key may not read the status."),
-      h("div.halves", {}, this.waiting.node, this.running.node), this.timeline.node, this.admin?.dialog));
+      this.waiting.node, this.running.node, this.timeline.node, this.admin?.dialog));
     this.#ask();
   }
 
@@ -102,6 +102,7 @@ export class FleetView {
   }
 
   byAge = false;
+  ageS = 0;
 
   /** Have a connection exactly while it is wanted. */
   #settle() {
@@ -139,9 +140,11 @@ export class FleetView {
       this.maps.set(data.epoch, map);
       this.#card(data.epoch)?.blocks.setMap(map);
     } else if (name === "blocks") {
-      const changes = decodeChanges(data.changes);
-      this.maps.get(data.epoch)?.apply(changes, nowS);
-      this.#card(data.epoch)?.blocks.changed(changes);
+      for (const part of ["found", "changed"]) {
+        const told = decodeChanges(data[part] ?? "");
+        this.maps.get(data.epoch)?.apply(told, part === "changed", nowS);
+        if (told.length) this.#card(data.epoch)?.blocks.changed(told);
+      }
     } else if (name === "status") {
       for (const epoch of goneEpochs(this.state.report, data)) this.maps.delete(epoch);
     }
@@ -170,21 +173,29 @@ export class FleetView {
     const { connection, problem, report, history, events } = state;
     setText(this.connection, CONNECTIONS[connection] ?? `Connection lost, trying again. ${problem}`);
     this.root.classList.toggle("stale", connection !== "live");
-    const isNewReport = report !== drawn.report;
+    const now = serviceNow(state, nowS);
+    const isNewReport = report !== drawn.report || isTick;
+    this.ageS = sinceReport(state, nowS);
     if (report && isNewReport) {
-      this.figures.showReport(report, history);
-      this.cards.show(report.executors);
+      this.figures.showReport(report, history, this.ageS);
+      this.cards.show(inOrder(report.executors));
       this.noExecutor.hidden = report.executors.length > 0;
-      this.running.names = new Map(report.executors.map(({ epoch, executor }) => [epoch, `${executor}, epoch ${epoch}`]));
+      this.running.names = new Map(report.executors.map(({ epoch, executor }) => [epoch, executor]));
     }
-    if (history !== drawn.history || events !== drawn.events) this.figures.showHistory(history, events);
+    if (connection === "live" && (isTick || history !== drawn.history || events !== drawn.events)) {
+      this.figures.showHistory(history, events, now);
+    }
     if (events !== drawn.events) this.timeline.show(events);
-    if (isTick || isNewReport || state.waiting !== drawn.waiting || state.running !== drawn.running) {
+    if (isNewReport || state.waiting !== drawn.waiting || state.running !== drawn.running) {
       const seesAll = this.about.may_read_status;
-      const now = schedulerNow(state, nowS);
       this.waiting.show(state.waiting, seesAll ? report?.waiting ?? 0 : 0, now);
       this.running.show(state.running, seesAll ? report?.running ?? 0 : 0, now);
     }
     for (const card of this.cards.entries.values()) card.blocks.render(nowS, isTick);
   }
+}
+
+/** A successor takes the place of its predecessor, most often with the same name. */
+function inOrder(executors) {
+  return [...executors].sort((a, b) => a.executor.localeCompare(b.executor, "en", { numeric: true }) || a.epoch - b.epoch);
 }
