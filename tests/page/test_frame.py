@@ -31,7 +31,7 @@ def shown(page):
 
 def test_the_page_loads_and_nothing_from_elsewhere(browser, open_frontend):
     with browser.visit(open_frontend.url) as visit:
-        visit.page.wait_for_function("document.title === 'Baton: baton-demo'")
+        visit.page.wait_for_function("() => document.title === 'Baton: baton-demo'")
         assert "baton-demo" in visit.page.inner_text("#service")
         visit.page.wait_for_selector("#talk:not([hidden])")
         loaded = {request.url.removeprefix(f"{open_frontend.url}/") for request in visit.requests}
@@ -57,7 +57,7 @@ def test_the_policy_is_in_force(browser, open_frontend):
             }"""
         )
         assert done == [False, False, 0]
-        visit.page.wait_for_function("seen.violations.length >= 4")
+        visit.page.wait_for_function("() => seen.violations.length >= 4")
         assert "connect-src" in POLICY
 
 
