@@ -27,6 +27,7 @@ from scheduler_svc.frontend.http.resume_api import ResumeApi
 from scheduler_svc.frontend.http.tokenize_api import TokenizeApi
 from scheduler_svc.frontend.http.traces import Traces
 from scheduler_svc.frontend.link.core_link import CoreLink
+from scheduler_svc.frontend.live.hub import LiveHub
 from scheduler_svc.frontend.requests.chat_style import style_of
 from scheduler_svc.frontend.requests.pooling_model import PoolingModel
 from scheduler_svc.frontend.requests.reader import RequestReader
@@ -63,11 +64,18 @@ class ApiSettings:
         return self.options.served_model_name[0]
 
 
-def create_app(link: CoreLink, tokenizer: Tokenizer, settings: ApiSettings, storage: Storage | None = None) -> ASGIApp:
+def create_app(
+    link: CoreLink,
+    tokenizer: Tokenizer,
+    settings: ApiSettings,
+    storage: Storage | None = None,
+    live: LiveHub | None = None,
+) -> ASGIApp:
     """The application. The caller runs the link.
 
     Args:
         storage: what outlives requests is kept there; None keeps nothing.
+        live: of open pages, which the caller stops; None for one of its own.
     """
     # No redirect for a slash too many: it would lead to whatever `Host` says.
     app = FastAPI(title="Baton", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
@@ -103,7 +111,7 @@ def create_app(link: CoreLink, tokenizer: Tokenizer, settings: ApiSettings, stor
     if settings.options.open_metrics:
         open_paths += (METRICS_PATH,)
     if not settings.options.no_page:
-        page = PageApi(tokenizer, style, model=model, needs_key=settings.api_keys.are_required)
+        page = PageApi(link, live or LiveHub(link), settings.api_keys, tokenizer, style, model=model)
         routers.append(page.router)
         open_paths += page.open_paths
     for router in routers:
