@@ -4,7 +4,10 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
+
 from scheduler_svc.api_key_file import ApiKey, digest, encode_key_file, new_key
+from scheduler_svc.client.processes.local_fleet import FleetSpec, LocalFleet, free_ports
 from tests.e2e.service import Service
 from tests.support.eventually import eventually
 
@@ -44,3 +47,22 @@ def running_service(folder: Path, *options, executors: int = 2, keyed: bool = Fa
         if not keyed:
             eventually(lambda: len(service.status()["executors"]) == executors)
         yield service
+
+
+@contextlib.contextmanager
+def scheduler_alone(folder: Path) -> Iterator[str]:
+    """The URL of a service that no executor has joined. `baton up` would wait for one before it says anything."""
+    port, executor_port = free_ports(2)
+    options = ("--journal", str(folder / "journal.sqlite3"), "--no-store")
+    spec = FleetSpec(port=port, executor_port=executor_port, executors=0, scheduler_options=options)
+    with LocalFleet(spec, folder):
+        eventually(lambda: answers(f"{spec.url}/page/about"))
+        yield spec.url
+
+
+def answers(url: str) -> bool:
+    """Whether there is an answer, and no error."""
+    try:
+        return httpx.get(url).is_success
+    except httpx.TransportError:
+        return False

@@ -5,7 +5,8 @@ import signal
 
 import pytest
 
-from tests.page.services import running_service
+from tests.e2e.service import status
+from tests.page.services import scheduler_alone
 from tests.page.talking import PROMPT, SEEDED, Talk, undisturbed
 from tests.support.eventually import eventually
 
@@ -14,11 +15,10 @@ pytestmark = pytest.mark.slow
 LONG = SEEDED | {"max_completion_tokens": 400}
 
 
-@pytest.fixture
-def service(tmp_path):
-    """One of its own for each test: a killed process comes back later each time."""
-    with running_service(tmp_path) as running:
-        yield running
+@pytest.fixture(autouse=True)
+def whole_service(service):
+    """What an earlier test has killed is back."""
+    eventually(lambda: [each["state"] for each in service.status()["executors"]] == ["ready", "ready"])
 
 
 def begin(visit):
@@ -131,7 +131,7 @@ def test_drained_by_the_button(browser, service):
 
 def test_no_executor(browser, tmp_path):
     """The page says so, in both views; an answer waits, and can be stopped."""
-    with running_service(tmp_path, executors=0) as service, browser.visit(service.url, "fleet") as visit:
+    with scheduler_alone(tmp_path) as url, browser.visit(url, "fleet") as visit:
         page = visit.page
         page.wait_for_selector("#fleet >> text=No executor is there.")
         page.click("nav >> text='Talk'")
@@ -143,4 +143,4 @@ def test_no_executor(browser, tmp_path):
         page.click("nav >> text='Talk'")
         page.click("text='Stop'")
         talk.wait_for_state("stopped")
-        eventually(lambda: service.status()["waiting"] == 0)
+        eventually(lambda: status(url)["waiting"] == 0)
