@@ -92,7 +92,7 @@ export class AnswerView {
   }
 
   get #stateShown() {
-    return `${this.#answer.state} ${this.#column.isBroken} ${this.#answer.gaps.length}`;
+    return `${this.#answer.state} ${this.#column.isBroken} ${this.#answer.gaps.map((gap) => gap.label)}`;
   }
 
   #showStats(now) {

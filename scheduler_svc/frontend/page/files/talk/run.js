@@ -136,7 +136,7 @@ export class Run {
     answer.figures = figuresOf(arrivals);
     if (answer.state !== "away") answer.arrivals = thinned(arrivals, answer.figures.endMs);
     this.onEnd();
-    await this.#askWhy();
+    if (answer.gaps.length) await this.#askWhy();
     answer.gaps = labelled(answer.gaps, this.#interruptions, answer.breaks, answer.sentAt);
     this.onChange();
   }
