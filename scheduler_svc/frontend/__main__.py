@@ -21,6 +21,7 @@ from scheduler_svc.frontend.link.core_link import CoreLink
 from scheduler_svc.frontend.requests.pooling_model import read_pooling_models
 from scheduler_svc.frontend.storing.storage import Storage, in_use
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
+from scheduler_svc.frontend.tracing.start import start_tracing
 from scheduler_svc.frontend_options import FrontendOptions, frontend_options
 from scheduler_svc.store_options import StoreOptions, store_options
 
@@ -84,14 +85,17 @@ def main(
 
     async def run() -> bool:
         link = CoreLink(core_endpoint)
+        tracing = start_tracing(link, "frontend")
         try:
-            app = create_app(link, tokenizer, api_settings, storage)
+            app = create_app(link, tokenizer, api_settings, storage, tracing)
             gc.freeze()  # the model's tables stay; to look through them takes 30 ms, in which no thread has a turn
             async with in_use(storage):
                 at_stop = storage.worker.stop if storage is not None else lambda: None
                 return await serve(app, link, listener, server_settings, at_stop=at_stop)
         finally:
             link.close()
+            if tracing is not None:
+                await tracing.close()
 
     sys.exit(0 if asyncio.run(run()) else 1)
 

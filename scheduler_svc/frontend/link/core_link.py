@@ -143,8 +143,7 @@ class CoreLink:
 
     def cancel(self, request_id: str) -> bool:
         """Cancel the whole answer that this request is part of. Returns whether it is answered here."""
-        queue = self._queues.get(request_id)
-        if queue is not None:
+        if (queue := self._queues.get(request_id)) is not None:
             queue.cancel()
         return queue is not None
 
@@ -174,6 +173,10 @@ class CoreLink:
     async def drain(self, executor: str, *, finish: bool) -> m.DrainReply:
         """Let an executor leave. Raises RequestRejected if the core does not answer."""
         return await self._ask(partial(m.DrainExecutor, executor=executor, finish=finish), m.DrainReply)
+
+    async def life(self, request_id: str) -> m.Life:
+        """What became of a request of the core. Raises RequestRejected if the core does not answer."""
+        return await self._ask(partial(m.LifeQuery, request_id=request_id), m.Life)
 
     def _check_room(self, num_requests: int) -> None:
         self._take_events()  # or what goes out by the next connection would be failed by the end of the last one
@@ -251,7 +254,7 @@ class CoreLink:
                         queue.accept(request_id)
             case m.FleetState():
                 self._fleet = message
-            case m.Status() | m.Metrics() | m.DrainReply():
+            case m.Status() | m.Metrics() | m.DrainReply() | m.Life():
                 self._queries.answered(message)
 
     def _take_outputs(self, outputs: m.Outputs) -> None:
@@ -284,15 +287,13 @@ class CoreLink:
                 queue.fail(RequestRejected("the stream has lost its place", "unavailable"))
             self._tell(m.Detach(request_id=request_id))
             return
-        if reader is None:
-            return
-        if reader.answer.done():
+        if reader is not None and reader.answer.done():
             self._tell(m.Detach(request_id=request_id))
-            return
-        if answer.found and not reader.queue.has_failed:
-            reader.queue.add(request_id, reader.prompt, answer.n)
-            self._queues[request_id] = reader.queue
-        reader.answer.set_result(answer)
+        elif reader is not None:
+            if answer.found and not reader.queue.has_failed:
+                reader.queue.add(request_id, reader.prompt, answer.n)
+                self._queues[request_id] = reader.queue
+            reader.answer.set_result(answer)
 
     async def _watch_connection(self) -> None:
         while True:

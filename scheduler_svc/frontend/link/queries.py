@@ -10,8 +10,9 @@ from common.errors import RequestRejected
 
 QUERY_TIMEOUT_S = 5.0
 
-Query = m.StatusQuery | m.MetricsQuery | m.DrainExecutor
-Reply = TypeVar("Reply", m.Status, m.Metrics, m.DrainReply)
+Query = m.StatusQuery | m.MetricsQuery | m.DrainExecutor | m.LifeQuery
+Answer = m.Status | m.Metrics | m.DrainReply | m.Life
+Reply = TypeVar("Reply", m.Status, m.Metrics, m.DrainReply, m.Life)
 
 
 class Queries:
@@ -42,7 +43,7 @@ class Queries:
             raise RequestRejected("the scheduler answered another question", "internal_error")
         return reply
 
-    def answered(self, reply: m.Status | m.Metrics | m.DrainReply) -> None:
+    def answered(self, reply: Answer) -> None:
         """The core has answered a query, which may have been given up."""
         answer = self._unanswered.get(reply.query_id)
         if answer is not None and not answer.done():
