@@ -16,6 +16,7 @@ AttributeValue = str | int | float | bool | tuple[str, ...]
 Attributes = dict[str, AttributeValue]
 
 WAITS = ("queued", "restored", "preempted", "lost", "left")  # marks after which a sequence waits
+MAX_AGE_S = 1e9  # of a mark; what is older, or never was, lies outside of every request
 TOLD = ("restored", "first_token", "preempted", "lost", "left", "resumed")  # those that the request's span tells
 
 
@@ -66,7 +67,7 @@ class Frame:
     def unix_ns(self, at: float) -> int:
         """A time of the core in Unix time; not cut to the request's span."""
         age_s = self.at - at
-        return self.at_ns - round(1e9 * age_s) if math.isfinite(age_s) else self.at_ns
+        return self.at_ns if math.isnan(age_s) else self.at_ns - round(1e9 * min(max(age_s, -MAX_AGE_S), MAX_AGE_S))
 
     def cut(self, at_ns: int) -> int:
         """The nearest time in the request's span."""

@@ -21,7 +21,7 @@ from scheduler_svc.frontend.tracing.life_spans import Attributes, ChildSpan
 from scheduler_svc.frontend.tracing.request_trace import Ending, Parent
 
 LOG_INTERVAL_S = 60.0  # between two lines about a collector that is away
-FLUSH_MAY_TAKE_S = 1.5  # at the end
+FLUSH_MAY_TAKE_S = 1.0  # at the end
 CLOSE_MAY_TAKE_S = 0.3  # for what is on its way then
 MAX_LOGGED_CHARACTERS = 300
 UNKNOWN_SERVICE = "unknown_service"  # the SDK's name for a service that has none
