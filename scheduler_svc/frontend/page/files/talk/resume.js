@@ -167,7 +167,8 @@ class Watched {
     this.heard();
     outer.addEventListener("abort", this.#forward);
     this.#timer = setInterval(() => {
-      if (clock.now() - this.#heardAt > SILENCE_LIMIT_MS) this.#abort.abort();
+      if (clock.now() - this.#heardAt <= SILENCE_LIMIT_MS) return;
+      this.#abort.abort(new ApiError(0, "The service has been silent for too long."));
     }, SILENCE_LIMIT_MS / 10);
   }
 
