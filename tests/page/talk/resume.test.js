@@ -1,5 +1,5 @@
 import assert from "node:assert/strict";
-import { test } from "node:test";
+import { mock, test } from "node:test";
 
 import { ApiError } from "../../../scheduler_svc/frontend/page/files/api.js";
 import { cancel, follow, RequestGone, ServiceAway } from "../../../scheduler_svc/frontend/page/files/talk/resume.js";
@@ -131,6 +131,31 @@ test("an attach of one's own that was lost on its way takes over once", async ()
   const begun = response(written(EVENTS.slice(0, 3), false), { breaks: true });
   const api = new FakeApi(begun, UNREACHABLE, taken, (request) => response(written(rest(request))));
   assert.equal((await read(api)).text, TEXT);
+});
+
+test("a connection that is silent for too long is given up, and the answer goes on over another", async () => {
+  mock.timers.enable({ apis: ["setInterval"] });
+  try {
+    const clock = new FakeClock();
+    const silent = ({ signal }) => {
+      const body = new ReadableStream({
+        start(controller) {
+          controller.enqueue(new TextEncoder().encode(written(EVENTS.slice(0, 2), false)));
+          signal.addEventListener("abort", () => controller.error(signal.reason));
+        },
+      });
+      setImmediate(() => {
+        clock.at += 40_000;
+        mock.timers.tick(3000);
+      });
+      return new Response(body);
+    };
+    const api = new FakeApi(silent, (request) => response(written(rest(request))));
+    assert.equal((await read(api, { clock })).text, TEXT);
+    assert.equal(api.requests.length, 2);
+  } finally {
+    mock.timers.reset();
+  }
 });
 
 test("the reader stops", async () => {

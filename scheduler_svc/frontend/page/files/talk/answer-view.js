@@ -24,7 +24,7 @@ export class AnswerView {
   #calls;
   #ticks = new TicksView();
 
-  /** @param {Object} answer @param {import("./column.js").Column} column @param {string} model its name. */
+  /** @param {string} model its name. */
   constructor(answer, column, model) {
     this.#answer = answer;
     this.#column = column;

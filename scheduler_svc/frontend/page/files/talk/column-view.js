@@ -16,11 +16,8 @@ export class ColumnView {
   #last = null; // the view of the last answer
   #list = h("ol.messages");
 
-  /**
-   * @param {import("./column.js").Column} column
-   * @param {{name: string, model: string, talk: import("./view.js").TalkView}} place
-   */
-  constructor(column, { name, model, talk }) {
+  /** @param {import("./view.js").TalkView} talk the whole view. */
+  constructor(column, name, model, talk) {
     this.column = column;
     this.name = name;
     this.model = model;

@@ -14,10 +14,6 @@ export class Column {
   /** What views want to know. `changed` comes with every chunk. */
   on = { added: () => {}, removed: () => {}, changed: () => {}, ended: () => {}, begun: () => {} };
 
-  /**
-   * @param {import("./conversation.js").Conversation} conversation
-   * @param {{api: Object, about: Object, keeper: import("./storage.js").Keeper}} service
-   */
   constructor(conversation, { api, about, keeper }) {
     this.conversation = conversation;
     this.#api = api;

@@ -8,7 +8,6 @@ export class MessageView {
   #actions = h("div.actions");
   #column;
 
-  /** @param {Object} message @param {import("./column.js").Column} column */
   constructor(message, column) {
     this.#message = message;
     this.#column = column;

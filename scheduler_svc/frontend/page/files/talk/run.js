@@ -31,11 +31,7 @@ export class Run {
   onChange = () => {};
   onEnd = () => {};
 
-  /**
-   * @param {import("../api.js").Api} api
-   * @param {Object} answer of `newAnswer`.
-   * @param {Object} body of its request.
-   */
+  /** @param {Object} answer of `newAnswer`. @param {Object} body of its request. */
   constructor(api, answer, body) {
     this.#api = api;
     this.#answer = answer;
@@ -94,8 +90,9 @@ export class Run {
   #fail(error) {
     const answer = this.#answer;
     const { status = 0, code = "" } = error instanceof ApiError ? error : {};
-    const maySucceed = error instanceof ServiceAway || code === "taken_over" || NO_ENTRY.includes(status);
-    answer.state = error instanceof RequestGone ? "gone" : maySucceed && answer.lastEventId ? "away" : "failed";
+    const isLockedOut = answer.lastEventId !== "" && (code === "taken_over" || NO_ENTRY.includes(status));
+    if (error instanceof RequestGone) answer.state = "gone";
+    else answer.state = error instanceof ServiceAway || isLockedOut ? "away" : "failed";
     answer.error = { message: error.message, status, code };
   }
 

@@ -8,7 +8,7 @@ export class SettingsView {
   #fields = new Map(); // by name: {parameter, control, problem, reset}
   #count = h("span.count");
 
-  /** @param {import("./column.js").Column} column @param {string} id for ids of controls. */
+  /** @param {string} id for ids of controls. */
   constructor(column, id) {
     this.#column = column;
     this.id = id;

@@ -93,12 +93,7 @@ export class Keeper {
   }
 }
 
-/**
- * What a page before this one has kept; a state without messages if there was none.
- *
- * @param {Storage} storage
- * @returns {State}
- */
+/** The state that a page before this one has kept; one without messages if there was none. */
 export function stored(storage) {
   const index = parsed(storage, INDEX) ?? {};
   const columns = [0, 1].map((number) => {

@@ -11,12 +11,7 @@ export function median(numbers) {
   return Float64Array.from(numbers).sort()[(numbers.length - 1) >> 1];
 }
 
-/**
- * Pauses between tokens that are much longer than usual.
- *
- * @param {[number, number][]} arrivals `[time, tokens]` each, in order.
- * @returns {{from: number, to: number}[]}
- */
+/** Pauses between tokens that are much longer than usual. Arrivals are `[time, tokens]` each, in order. */
 export function gapsOf(arrivals) {
   const limit = Math.max(LEAST_GAP_MS, GAP_FACTOR * median(intervals(arrivals)));
   const gaps = [];
@@ -31,12 +26,7 @@ function intervals(arrivals) {
   return arrivals.slice(1).map(([at], index) => at - arrivals[index][0]);
 }
 
-/**
- * The numbers below an answer.
- *
- * @returns {{firstMs: number|null, rate: number|null, tokens: number, endMs: number}} `rate`: tokens/s after the first
- *   arrival; null with fewer than two.
- */
+/** The numbers below an answer. `rate`: tokens/s after the first arrival, null with fewer than two. */
 export function figuresOf(arrivals) {
   const tokens = arrivals.reduce((sum, [, several]) => sum + several, 0);
   if (!arrivals.length) return { firstMs: null, rate: null, tokens, endMs: 0 };
@@ -66,11 +56,7 @@ export function roundEnd(ms) {
   }
 }
 
-/**
- * Lines of an SVG path, one for each place of the axis where tokens came; higher where several came at once.
- *
- * @param {{width: number, height: number}} size of the drawing.
- */
+/** Lines of an SVG path, one for each place of the axis where tokens came; higher where several came at once. */
 export function tickPath(arrivals, endMs, { width, height }) {
   const heights = new Map();
   for (const [at, tokens] of arrivals) {

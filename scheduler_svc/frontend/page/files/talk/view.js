@@ -14,14 +14,13 @@ export class TalkView {
   #scheduled = new Set();
   #live = h("div.unseen", { "aria-live": "polite", "data-testid": "live" });
 
-  /** @param {HTMLElement} root @param {{api: Object, about: Object}} frame */
   constructor(root, { api, about }) {
     this.#state = stored(sessionStorage);
     this.#keeper = new Keeper(sessionStorage, this.#state);
     this.#keeper.onFull = (isFull) => { this.full.hidden = !isFull; };
     const service = { api, about, keeper: this.#keeper };
     this.#views = this.#state.columns.map((conversation, index) => (
-      new ColumnView(new Column(conversation, service), { name: "AB"[index], model: about.model, talk: this })
+      new ColumnView(new Column(conversation, service), "AB"[index], about.model, this)
     ));
     this.#build(root);
     root.addEventListener("keydown", (event) => {
