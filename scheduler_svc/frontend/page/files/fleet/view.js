@@ -60,8 +60,7 @@ export class FleetView {
     this.stream.stop();
     for (const card of this.cards?.entries.values() ?? []) card.blocks.end();
     Object.assign(this, { state: NOTHING, drawn: NOTHING, maps: new Map() });
-    const say = (epoch, text) => setText(this.cards.entries.get(String(epoch))?.note ?? h("p"), text);
-    this.admin = isAdmin ? new Admin(this.frame.api, { onChange: () => this.#settle(), say }) : null;
+    this.admin = isAdmin ? new Admin(this.frame.api, () => this.#settle()) : null;
     this.connection = h("p.connection", { role: "status", "data-testid": "connection" });
     this.figures = new Figures();
     this.waiting = new WaitingTable();
@@ -80,7 +79,7 @@ export class FleetView {
       h("div.head", {}, h("h2", {}, "Executors"),
         h("fieldset.switch", {}, h("legend", {}, "Colour blocks by"), colour("state", "state"), colour("age", "age")),
         this.admin?.button),
-      this.admin?.panel, this.noExecutor, list,
+      this.admin?.note, this.admin?.panel, this.noExecutor, list,
       mayAsk ? null : h("p.quiet", {}, "Below are your own requests only, and blocks do not tell who has them: " +
         "this key may not read the status."),
       this.waiting.node, this.running.node, this.timeline.node, this.admin?.dialog));
