@@ -84,6 +84,7 @@ FLOORS = {
         "__main__",
         "background",
         "http",
+        "tracing",
         "requests",
         "storing",
         "answers",

@@ -17,9 +17,13 @@ BATON = (sys.executable, "-m", "scheduler_svc.client.cli")
 
 
 class Service:
-    """A `baton up` of its own, with a journal of its own."""
+    """A `baton up` of its own, with a journal of its own.
 
-    def __init__(self, folder: Path, executors: int = 1):
+    Args:
+        options: more of `baton up`.
+    """
+
+    def __init__(self, folder: Path, executors: int = 1, options=()):
         self._folder = folder
         self._log = folder / "up.log"
         self._process = None
@@ -29,6 +33,7 @@ class Service:
             *("up", "--port", port, "--executor-port", executor_port, "--executors", executors),
             *("--threads", 1, "--num-blocks", 2048),
             *("--journal", folder / "journal.sqlite3", "--log-dir", folder),
+            *options,
         ]
 
     def __enter__(self):
@@ -51,6 +56,11 @@ class Service:
 
     def kill_scheduler(self):
         [pid] = self._pids("scheduler")
+        os.kill(pid, signal.SIGKILL)
+
+    def kill_executor(self, name):
+        """SIGKILL; `baton up` starts another one under this name."""
+        [pid] = self._pids(re.escape(name))
         os.kill(pid, signal.SIGKILL)
 
     @contextlib.contextmanager

@@ -61,7 +61,8 @@ test("connections that break after any byte: nothing is lost and nothing comes t
 test("every connection breaks after one event", async () => {
   const api = new FakeApi((request) => {
     const events = rest(request);
-    return events.length > 1 ? response(written(events.slice(0, 1), false), { breaks: true }) : response(written(events));
+    if (events.length === 1) return response(written(events));
+    return response(written(events.slice(0, 1), false), { breaks: true });
   });
   const { text, kinds } = await read(api);
   assert.equal(text, TEXT);
@@ -117,7 +118,8 @@ test("a new request that is refused is told at once", async () => {
 });
 
 test("errors within a stream: the request's own end it, those of a frontend that stops do not", async () => {
-  const failing = (code) => response(`${written(EVENTS.slice(0, 2), false)}data: {"error": {"message": "m", "code": "${code}"}}\n\n`);
+  const begin = written(EVENTS.slice(0, 2), false);
+  const failing = (code) => response(`${begin}data: {"error": {"message": "m", "code": "${code}"}}\n\n`);
   await assert.rejects(read(new FakeApi(failing("capacity_lost"))), { code: "capacity_lost", message: "m" });
   await assert.rejects(read(new FakeApi(failing("taken_over"))), { code: "taken_over" });
   const api = new FakeApi(failing("unavailable"), (request) => response(written(rest(request))));

@@ -53,7 +53,7 @@ function takeCall(calls, part) {
   call.arguments += part.function?.arguments ?? "";
 }
 
-/** A chunk may have several tokens, or none: the usage tells. Where there is no usage, a chunk with text counts as one. */
+/** A chunk may have several tokens, or none: the usage tells. Without a usage, a chunk that says something is one. */
 function count(answer, usage, isSomething, at) {
   const tokens = usage ? usage.completion_tokens : answer.tokens + (isSomething ? 1 : 0);
   if (usage) {

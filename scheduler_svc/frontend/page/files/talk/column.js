@@ -93,7 +93,7 @@ export class Column {
     const answer = this.conversation.last;
     if (answer?.key !== key || answer.state !== "away") return this.regenerate(key);
     answer.state = "running";
-    answer.error = null;
+    answer.error = answer.figures = null;
     return this.#follow(answer, true);
   }
 

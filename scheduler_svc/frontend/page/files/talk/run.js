@@ -16,9 +16,7 @@ export function nowMs() {
   return performance.timeOrigin + performance.now();
 }
 
-/**
- * An answer in progress. Its state is in the answer; `onChange` says that it has changed, `onEnd` that it is the last time.
- */
+/** An answer in progress. `onChange` says that the answer has changed, `onEnd` that nothing more of it will come. */
 export class Run {
   #api;
   #answer;
@@ -29,6 +27,7 @@ export class Run {
   #knowsLives = true; // false once the service says that it does not tell them
   #asks = false;
   #lookedAt = 0;
+  #numAsked = 0; // gaps of which the service has been asked
   onChange = () => {};
   onEnd = () => {};
 
@@ -100,12 +99,13 @@ export class Run {
     answer.error = { message: error.message, status, code };
   }
 
-  /** Look for gaps; if there is a new one, ask the service what it was. */
+  /** Look for gaps; if there is one more, ask the service what it was. */
   #look(now) {
     this.#lookedAt = now;
-    const known = this.#answer.gaps.length;
     this.#label();
-    if (this.#answer.gaps.length > known) this.#askWhy().then(() => this.onChange());
+    if (this.#answer.gaps.length <= this.#numAsked) return;
+    this.#numAsked = this.#answer.gaps.length;
+    this.#askWhy().then(() => this.onChange());
   }
 
   #label() {
@@ -136,7 +136,7 @@ export class Run {
     answer.figures = figuresOf(arrivals);
     if (answer.state !== "away") answer.arrivals = thinned(arrivals, answer.figures.endMs);
     this.onEnd();
-    await this.#askWhy();
+    if (answer.gaps.length) await this.#askWhy();
     answer.gaps = labelled(answer.gaps, this.#interruptions, answer.breaks, answer.sentAt);
     this.onChange();
   }

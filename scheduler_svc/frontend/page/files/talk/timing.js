@@ -1,4 +1,4 @@
-// When tokens came: gaps, rates and ticks. Times are milliseconds after the request was sent, unless they say otherwise.
+// When tokens came: gaps, rates and ticks. Times are milliseconds after the request was sent.
 
 const LEAST_GAP_MS = 100;
 const GAP_FACTOR = 5;
@@ -87,8 +87,9 @@ export function tickPath(arrivals, endMs, { width, height }) {
 /** Boxes of an SVG path, one for each gap. */
 export function gapPath(gaps, endMs, { width, height }) {
   const place = (ms) => Math.round((ms / Math.max(endMs, 1)) * width);
-  return gaps.map(({ from, to }) => `M${place(from)} 0H${Math.max(place(to), place(from) + 2)}V${height}H${place(from)}Z`)
-    .join("");
+  return gaps.map(({ from, to }) => (
+    `M${place(from)} 0H${Math.max(place(to), place(from) + 2)}V${height}H${place(from)}Z`
+  )).join("");
 }
 
 /** A length of time with its unit: `120 ms`, `3.4 s`, `2 min 5 s`. */
