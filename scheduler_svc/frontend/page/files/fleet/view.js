@@ -2,7 +2,7 @@
 
 import { fill, h } from "../dom.js";
 import { Admin } from "./admin.js";
-import { BlockMap, decodeChanges, decodeSnapshot } from "./blocks.js";
+import { BlockMap, decodeChanges, decodeSnapshot, emptyMap } from "./blocks.js";
 import { Card } from "./cards.js";
 import { Figures } from "./figures.js";
 import { KeyedList, setText } from "./keyed.js";
@@ -135,9 +135,7 @@ export class FleetView {
   async #heard(name, data) {
     const nowS = Date.now() / 1000;
     if (name === "map") {
-      const map = new BlockMap(await decodeSnapshot(data.states), nowS);
-      this.maps.set(data.epoch, map);
-      this.#card(data.epoch)?.blocks.setMap(map);
+      this.#setMap(data.epoch, new BlockMap(await decodeSnapshot(data.states), nowS));
     } else if (name === "blocks") {
       for (const part of ["found", "changed"]) {
         const told = decodeChanges(data[part] ?? "");
@@ -146,9 +144,17 @@ export class FleetView {
       }
     } else if (name === "status") {
       for (const epoch of goneEpochs(this.state.report, data)) this.maps.delete(epoch);
+      for (const { epoch, num_blocks: numBlocks } of this.state.isFresh ? [] : data.executors) {
+        if (!this.maps.has(epoch)) this.#setMap(epoch, emptyMap(numBlocks, nowS)); // it has joined just now
+      }
     }
     this.#become(reduce(this.state, name, data, nowS));
     if (name === "status") this.admin?.see(data, true, nowS);
+  }
+
+  #setMap(epoch, map) {
+    this.maps.set(epoch, map);
+    this.#card(epoch)?.blocks.setMap(map);
   }
 
   #card(epoch) {

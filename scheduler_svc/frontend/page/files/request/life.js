@@ -30,7 +30,7 @@ const MARKS = {
 
 const ENDS = {
   stop: "the answer was complete",
-  length: "as long as it may be",
+  length: "its length limit was reached",
   cancelled: "cancelled",
   error: "error",
 };
