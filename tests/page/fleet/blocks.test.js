@@ -2,7 +2,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { deflateSync } from "node:zlib";
 
-import { BlockMap, ageBucket, decodeChanges, decodeSnapshot } from "../../../scheduler_svc/frontend/page/files/fleet/blocks.js";
+import { BlockMap, ageBucket, decodeChanges, decodeSnapshot, emptyMap } from "../../../scheduler_svc/frontend/page/files/fleet/blocks.js";
 
 const NOW_S = 1795700000.4;
 
@@ -60,4 +60,9 @@ test("what is only found keeps its age", () => {
   const map = new BlockMap(new Uint8Array(2).fill(8 * 4), NOW_S);
   map.apply(Int32Array.from([8 * 1 + 1]), false, NOW_S);
   assert.deepEqual([map.states[1], map.ageS(1, NOW_S)], [1, 8]);
+});
+
+test("a pool of which nothing is told is free", () => {
+  const map = emptyMap(3, NOW_S);
+  assert.deepEqual([map.counts, ageBucket(map.ageS(0, NOW_S))], [[3, 0, 0, 0], 31]);
 });

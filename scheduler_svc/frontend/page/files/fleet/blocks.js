@@ -61,6 +61,11 @@ export class BlockMap {
   }
 }
 
+/** A pool of which nothing is told yet: every block begins as free. */
+export function emptyMap(numBlocks, nowS) {
+  return new BlockMap(new Uint8Array(numBlocks).fill(8 * (NUM_AGES - 1)), nowS);
+}
+
 /** 0 for a span within the first second, and one more for each doubling. */
 export function ageBucket(seconds) {
   return seconds < 1 ? 0 : 32 - Math.clz32(seconds);

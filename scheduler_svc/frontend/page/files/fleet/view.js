@@ -2,7 +2,7 @@
 
 import { fill, h } from "../dom.js";
 import { Admin } from "./admin.js";
-import { BlockMap, decodeChanges, decodeSnapshot } from "./blocks.js";
+import { BlockMap, decodeChanges, decodeSnapshot, emptyMap } from "./blocks.js";
 import { Card } from "./cards.js";
 import { Figures } from "./figures.js";
 import { KeyedList, setText } from "./keyed.js";
@@ -60,8 +60,7 @@ export class FleetView {
     this.stream.stop();
     for (const card of this.cards?.entries.values() ?? []) card.blocks.end();
     Object.assign(this, { state: NOTHING, drawn: NOTHING, maps: new Map() });
-    const say = (epoch, text) => setText(this.cards.entries.get(String(epoch))?.note ?? h("p"), text);
-    this.admin = isAdmin ? new Admin(this.frame.api, { onChange: () => this.#settle(), say }) : null;
+    this.admin = isAdmin ? new Admin(this.frame.api, () => this.#settle()) : null;
     this.connection = h("p.connection", { role: "status", "data-testid": "connection" });
     this.figures = new Figures();
     this.waiting = new WaitingTable();
@@ -80,7 +79,7 @@ export class FleetView {
       h("div.head", {}, h("h2", {}, "Executors"),
         h("fieldset.switch", {}, h("legend", {}, "Colour blocks by"), colour("state", "state"), colour("age", "age")),
         this.admin?.button),
-      this.admin?.panel, this.noExecutor, list,
+      this.admin?.note, this.admin?.panel, this.noExecutor, list,
       mayAsk ? null : h("p.quiet", {}, "Below are your own requests only, and blocks do not tell who has them: " +
         "this key may not read the status."),
       this.waiting.node, this.running.node, this.timeline.node, this.admin?.dialog));
@@ -136,9 +135,7 @@ export class FleetView {
   async #heard(name, data) {
     const nowS = Date.now() / 1000;
     if (name === "map") {
-      const map = new BlockMap(await decodeSnapshot(data.states), nowS);
-      this.maps.set(data.epoch, map);
-      this.#card(data.epoch)?.blocks.setMap(map);
+      this.#setMap(data.epoch, new BlockMap(await decodeSnapshot(data.states), nowS));
     } else if (name === "blocks") {
       for (const part of ["found", "changed"]) {
         const told = decodeChanges(data[part] ?? "");
@@ -147,9 +144,17 @@ export class FleetView {
       }
     } else if (name === "status") {
       for (const epoch of goneEpochs(this.state.report, data)) this.maps.delete(epoch);
+      for (const { epoch, num_blocks: numBlocks } of this.state.isFresh ? [] : data.executors) {
+        if (!this.maps.has(epoch)) this.#setMap(epoch, emptyMap(numBlocks, nowS)); // it has joined just now
+      }
     }
     this.#become(reduce(this.state, name, data, nowS));
     if (name === "status") this.admin?.see(data, true, nowS);
+  }
+
+  #setMap(epoch, map) {
+    this.maps.set(epoch, map);
+    this.#card(epoch)?.blocks.setMap(map);
   }
 
   #card(epoch) {
