@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from tests.e2e.service import status
+from tests.e2e.service import frozen
 from tests.page.services import scheduler_alone
 from tests.page.talking import PROMPT, SEEDED, Talk, undisturbed
 from tests.support.eventually import eventually
@@ -50,14 +50,11 @@ def test_an_executor_is_killed(browser, service):
         talk = begin(visit)
         busy = holder(service)
         idle = other(service, busy)
-        os.kill(idle["pid"], signal.SIGSTOP)  # so that the pause is long enough to be one on every machine
-        try:
+        with frozen(idle["pid"]):  # so that the pause is long enough to be one on every machine
             os.kill(busy["pid"], signal.SIGKILL)
             eventually(lambda: holder(service)["epoch"] == idle["epoch"])
             length = len(talk.text())
             visit.page.wait_for_timeout(500)  # the pause itself
-        finally:
-            os.kill(idle["pid"], signal.SIGCONT)
         talk.wait_for_gap(f"{busy['executor']} → {idle['executor']}")
         talk.wait_for_state()
         assert length < len(talk.text()), "it was killed after the end"
@@ -130,17 +127,32 @@ def test_drained_by_the_button(browser, service):
 
 
 def test_no_executor(browser, tmp_path):
-    """The page says so, in both views; an answer waits, and can be stopped."""
+    """Both views say so. A new request is refused, with a button to try again."""
     with scheduler_alone(tmp_path) as url, browser.visit(url, "fleet") as visit:
-        page = visit.page
-        page.wait_for_selector("#fleet >> text=No executor is there.")
-        page.click("nav >> text='Talk'")
+        visit.expects("status 503: POST .*completions", "console: .*503.*completions")
+        visit.page.wait_for_selector("#fleet >> text=No executor is there.")
+        visit.page.click("nav >> text='Talk'")
         talk = Talk(visit)
         talk.say(PROMPT)
-        page.wait_for_selector("[data-testid=answer] >> text=waiting for")
-        page.click("nav >> text='Fleet'")
-        page.wait_for_selector("[data-testid=waiting] >> text=no executor can take it")
+        talk.wait_for_state("failed")
+        assert "executor" in talk.answer.locator("[data-testid=problem]").text_content()
+        request = talk.request()
+        talk.answer.locator("text='Retry'").click()
+        visit.page.wait_for_selector(f"[data-testid=answer]:not([data-request={request}])[data-state=failed]")
+        assert talk.messages() == [PROMPT, ""]
+
+
+def test_the_last_executor_is_lost(browser, service):
+    """The answer waits, the Fleet view says for what, and both go on when an executor is there again."""
+    with browser.visit(service.url) as visit:
+        page, talk = visit.page, begin(visit)
+        with service.supervisor_frozen():
+            for executor in service.status()["executors"]:
+                os.kill(executor["pid"], signal.SIGKILL)
+            page.click("nav >> text='Fleet'")
+            page.wait_for_selector("[data-testid=waiting] >> text=no executor can take it")
+            page.wait_for_selector("#fleet >> text=No executor is there.")
+        page.wait_for_selector("[data-testid=running] tr[data-request] >> text=executor-")
         page.click("nav >> text='Talk'")
-        page.click("text='Stop'")
-        talk.wait_for_state("stopped")
-        eventually(lambda: status(url)["waiting"] == 0)
+        talk.wait_for_state()
+        assert talk.text() == undisturbed(service, [PROMPT], **LONG)
