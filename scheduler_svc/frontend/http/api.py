@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from fastapi import FastAPI
 from starlette.types import ASGIApp
 
 from common.messages import Task
@@ -15,6 +14,7 @@ from scheduler_svc.frontend.http.cors import with_cors
 from scheduler_svc.frontend.http.describe_api import DescribeApi
 from scheduler_svc.frontend.http.embeddings_api import EmbeddingsApi
 from scheduler_svc.frontend.http.error_handlers import install_error_handlers
+from scheduler_svc.frontend.http.fastapi_app import new_app
 from scheduler_svc.frontend.http.files_api import FilesApi
 from scheduler_svc.frontend.http.generate_api import GenerateApi
 from scheduler_svc.frontend.http.messages_api import MessagesApi
@@ -81,8 +81,7 @@ def create_app(
         live: of open pages, which the caller stops; None for one of its own.
         tracing: makes spans of requests; None makes none.
     """
-    # No redirect for a slash too many: it would lead to whatever `Host` says.
-    app = FastAPI(title="Baton", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
+    app = new_app()
     long_work = LongWork()
     style = style_of(tokenizer.chat_template, settings.options)
     served = settings.options.served_model_name
