@@ -4,6 +4,7 @@ import re
 import socket
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import pytest
@@ -288,6 +289,16 @@ def test_who_reads_on_is_in_the_trace_of_the_request(frontend: Frontend, core: F
     httpx.get(url, headers={"traceparent": other})
     [link] = resumed_below(bytes.fromhex("2" * 16)).links
     assert (link.trace_id, link.span_id) == (asked.trace_id, asked.span_id)
+
+
+def test_work_that_is_left_for_later_has_its_place_in_the_trace(tmp_path: Path, collector: Collector):
+    store = tmp_path / "store"
+    with running_frontend("--store", str(store), **collector.environment) as frontend:
+        answer = post(frontend, "/v1/responses", {"model": MODEL, "input": "x", "background": True})
+        span = collector.of_answer(id_of(answer))
+        traceparent = f"00-{span.trace_id.hex()}-{span.span_id.hex()}-"
+        assert any(traceparent.encode() in path.read_bytes() for path in store.iterdir() if path.is_file())
+    assert collector.below(span) == []
 
 
 def test_a_core_that_does_not_tell(frontend: Frontend, core: FakeCore, collector: Collector):
