@@ -5,7 +5,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from common.messages.base import ClientName, Count, FinishReason, Message, Name, Priority, RequestId, Task, Text
-from common.messages.live import BlockHolders, BlockQuery, Life, LifeQuery, View, Watch
+from common.messages.live import BlockHolders, BlockQuery, Life, LifeQuery, SendViews, View
 from common.messages.status import StatusReport
 from common.messages.steps import SamplingParams
 
@@ -146,7 +146,7 @@ FrontendToCore = (
     | FrontendCounts
     | LifeQuery
     | BlockQuery
-    | Watch
+    | SendViews
 )
 
 

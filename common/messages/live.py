@@ -1,7 +1,7 @@
 """What pages, traces and `baton status` are told of the service while it runs.
 
-Structs that pages read are maps in JSON, as the status is: a field more breaks no reader. Times are the core's clock, in
-seconds; `View.at` says its now.
+Structs that pages read are maps in JSON, as the status is: a field more breaks no reader. Times are the core's clock,
+in seconds; `View.at` says its now.
 """
 
 from typing import Annotated, Literal
@@ -10,24 +10,12 @@ import msgspec
 from msgspec import Meta
 
 from common.messages.base import ClientName, Count, Epoch, Message, RequestId
-from common.messages.status import StatusReport, WaitReason
+from common.messages.status import EventKind, StatusReport, WaitReason
 
 BLOCK_STATES = ("free", "cached", "in_use", "shared")
 """What a block is: the index is its number in `BlockChanges`. A cached one is free, and what is in it can be hit or
 taken up again; a shared one stands in several tables."""
 
-EventKind = Literal[
-    "joined",
-    "rejected",
-    "finishing",
-    "draining",
-    "left",
-    "lost",
-    "preempted",
-    "restored",
-    "journal_failed",
-    "journal_ok",
-]
 MarkKind = Literal[
     "queued", "restored", "admitted", "prefill", "first_token", "preempted", "lost", "left", "resumed", "ended"
 ]
@@ -108,21 +96,24 @@ class HistorySample(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class BlockChanges(Message, frozen=True):
-    """Blocks of an executor that are not what they were when they were told last; every block begins as free.
+    """Blocks of an executor whose state is to be told; every block begins as free.
 
     Attributes:
-        changes: int32, `8 * block + state` each, with the index in BLOCK_STATES as state.
+        changed: those that may have changed since the last View: int32, `8 * block + state` each, with the index in
+            BLOCK_STATES as state.
+        found: likewise, those that a walk over all blocks has come to, but for the free ones.
     """
 
     epoch: Epoch
-    changes: bytes
+    changed: bytes
+    found: bytes = b""
 
 
 MAX_SHOWN = 256  # sequences that wait, and that run, in a View
 
 
 class View(Message, frozen=True, tag="view"):
-    """What has changed since the last View, to frontends that have sent a Watch. Absent parts have not changed.
+    """What has changed since the last View, to frontends that have sent a SendViews. Absent parts have not changed.
 
     Attributes:
         number: counts Views; after a gap a frontend asks for a fresh one.
@@ -131,7 +122,7 @@ class View(Message, frozen=True, tag="view"):
         waiting: the first MAX_SHOWN of the queue, in its order.
         running: MAX_SHOWN at most, the newest of each executor if there are more.
         events: new ones.
-        history: new seconds, the oldest first.
+        history: new seconds, the oldest first; one that is like the second before it is left out.
     """
 
     number: Count
@@ -226,7 +217,7 @@ class BlockHolders(Message, frozen=True, tag="block_holders"):
     holders: tuple[BlockHolder, ...] = ()
 
 
-class Watch(Message, frozen=True, tag="watch"):
+class SendViews(Message, frozen=True, tag="send_views"):
     """Send this frontend Views for the next `WATCH_S` seconds.
 
     Attributes:

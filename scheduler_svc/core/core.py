@@ -12,7 +12,6 @@ from scheduler_svc.core.actions import (
     Action,
     AdmitExecutor,
     DismissExecutor,
-    Level,
     Peer,
     SendToExecutor,
     SendToFrontend,
@@ -24,6 +23,7 @@ from scheduler_svc.core.config import CoreConfig
 from scheduler_svc.core.fleet import fleet as f
 from scheduler_svc.core.fleet.fleet_state import fleet_state, no_fleet
 from scheduler_svc.core.fleet.membership import Membership, Standing
+from scheduler_svc.core.observability.live_views import LiveViews
 from scheduler_svc.core.observability.service_counters import ServiceCounters
 from scheduler_svc.core.observability.status_report import IoCounts, StatusReporter
 from scheduler_svc.core.requests import log_lines
@@ -67,6 +67,7 @@ class Core:
         self._reporter = StatusReporter(
             config.model, self.scheduler, self.fleet, self.requests, self._counters, self._scale, now, io_counts
         )
+        self._views = LiveViews(self.scheduler, self.requests.table, self._counters, self._reporter.report)
         self._last_call = now
         self._forgiving_until = float("-inf")
         self._fleet_state = no_fleet(config.scheduler.max_waiting)
@@ -117,16 +118,17 @@ class Core:
                 actions += self.requests.detach(peer, request_id, now)
             case m.Cancel(request_id=request_id, index=index):
                 actions += self.requests.cancel(peer, request_id, index, now)
-            case m.StatusQuery(query_id=query_id):
-                self.requests.outbox.answer(peer, m.Status(query_id=query_id, report=self._reporter.status(now)))
-            case m.MetricsQuery(query_id=query_id):
-                self.requests.outbox.answer(peer, m.Metrics(query_id=query_id, text=self._reporter.metrics_text(now)))
+            case m.StatusQuery() | m.MetricsQuery() | m.LifeQuery() | m.BlockQuery():
+                self.requests.outbox.answer(peer, self._reporter.answer(message, now))
+            case m.SendViews():
+                self._views.watch(peer, message, now)
             case m.DrainExecutor():
                 actions += self._drain_for(peer, message, now)
         return actions
 
     def frontend_gone(self, peer: Peer, now: float) -> list[Action]:
         """The connection to a frontend is gone."""
+        self._views.gone(peer)
         return self.requests.gone(peer, "connection broke", now)
 
     def frontends_with_outputs(self) -> list[Peer]:
@@ -140,6 +142,10 @@ class Core:
     def output_sent(self, peer: Peer) -> None:
         """What `next_output` gave has been sent."""
         self.requests.outbox.sent(peer)
+
+    def logged(self, line: WriteLog, now: float) -> None:
+        """A line that this core wanted logged was."""
+        self._counters.timeline.logged(line, now)
 
     def scale_report(self) -> m.ScaleStatus | None:
         """How many executors are wanted, as the status tells it."""
@@ -194,7 +200,8 @@ class Core:
                 actions += self._follow(self.fleet.release(member.epoch), now)
         if self._state_of_fleet(now) != self._fleet_state:  # a large executor has not come back
             actions += self._fleet_changed(now)
-        self._counters.tick(now)
+        self._counters.tick(now, self.scheduler.num_running, self.scheduler.num_waiting)
+        actions += self._views.tick(now)
         return actions if self._scale is None else [*actions, *self._scale.tick(now)]
 
     def shut_down(self, now: float) -> list[Action]:
@@ -230,8 +237,7 @@ class Core:
                     actions += self._joined(membership, hello, now)
                 case f.ExecutorRejected(hello, reason):
                     self._counters.executor_rejected()
-                    facts = {"executor": hello.executor, "reason": reason}
-                    actions.append(WriteLog("warning", "executor rejected", facts, is_seldom=True))
+                    actions.append(log_lines.rejected(hello, reason))
                 case f.ExecutorFinishing(epoch):
                     self.scheduler.executor_leaves(epoch, now)
                     actions.append(log_line("info", "executor finishing", executor=self._name(epoch), epoch=epoch))
@@ -258,7 +264,7 @@ class Core:
 
     def _joined(self, membership: Membership, hello: m.Hello, now: float) -> list[Action]:
         epoch = membership.epoch
-        self._counters.executor_joined(epoch)
+        self._counters.executor_joined(epoch, hello.executor)
         if self._scale is not None:
             self._scale.joined(hello)
         ends = self.scheduler.add_executor(membership, now)
@@ -277,10 +283,8 @@ class Core:
         pool_wait_s = None if cause in f.UNSAFE else self._pool_wait_s(epoch, hello)
         resumed = self.scheduler.remove_executor(epoch, now, pool_wait_s)
         self._counters.executor_ended(epoch, cause, resumed, now, is_failure=is_failure)
-        level: Level = "warning" if is_failure else "info"
-        what = "executor lost" if is_failure else "executor left"
         facts = {"executor": hello.executor, "epoch": epoch, "cause": cause, "reason": ended.reason[:MAX_LOGGED_REASON]}
-        actions.append(log_line(level, what, **facts, sequences_moved=len(resumed)))
+        actions.append(log_lines.ended(facts, len(resumed), is_failure=is_failure))
         return [*actions, *self._fleet_changed(now)]
 
     def _pool_wait_s(self, epoch: int, hello: m.Hello) -> float:

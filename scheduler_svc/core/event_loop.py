@@ -137,6 +137,7 @@ class EventLoop:
                         self._kill_frontend(pid)
                 case WriteLog():
                     self._write_log(action)
+                    self.core.logged(action, self._clock())
 
     # --- the parts of a turn ---
 

@@ -18,6 +18,7 @@ from scheduler_svc.frontend.api_keys import ApiKeys, plain_keys
 from scheduler_svc.frontend.http.api import MAX_BODY_BYTES, MAX_FILE_BYTES, ApiSettings, create_app
 from scheduler_svc.frontend.http.server import LISTEN_BACKLOG, ServerSettings, serve
 from scheduler_svc.frontend.link.core_link import CoreLink
+from scheduler_svc.frontend.live.hub import LiveHub
 from scheduler_svc.frontend.requests.pooling_model import read_pooling_models
 from scheduler_svc.frontend.storing.storage import Storage, in_use
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
@@ -85,12 +86,18 @@ def main(
 
     async def run() -> bool:
         link = CoreLink(core_endpoint)
+        live = LiveHub(link)
         tracing = start_tracing(link, "frontend")
+
+        def at_stop() -> None:
+            live.stop()
+            if storage is not None:
+                storage.worker.stop()
+
         try:
-            app = create_app(link, tokenizer, api_settings, storage, tracing)
+            app = create_app(link, tokenizer, api_settings, storage, live, tracing)
             gc.freeze()  # the model's tables stay; to look through them takes 30 ms, in which no thread has a turn
             async with in_use(storage):
-                at_stop = storage.worker.stop if storage is not None else lambda: None
                 return await serve(app, link, listener, server_settings, at_stop=at_stop)
         finally:
             link.close()

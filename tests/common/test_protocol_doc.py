@@ -31,7 +31,7 @@ def test_every_message_has_its_row(message):
 @pytest.mark.parametrize(
     "part",
     [
-        *(m.SamplingParams, m.Constraints, m.LaneStart, m.Pool, m.TokenDelta, m.TaskState),
+        *(m.SamplingParams, m.Constraints, m.LaneStart, m.Pool, m.TokenDelta, m.TaskState, m.BlockChanges),
         *(m.PoolKind, m.WeightsKind, m.KeptPool, m.KeptWeights),
     ],
     ids=lambda part: part.__name__,

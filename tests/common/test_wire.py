@@ -10,6 +10,7 @@ from common.errors import WireError
 from common.wire import HEADER, MAX_MESSAGE_BYTES, Codec, VersionError, array_from, int32_array
 from tests.support.effort import examples
 from tests.support.hello import hello
+from tests.support.status_reports import executor_status, status_report
 
 DIRECTIONS = (m.ExecutorToScheduler, m.SchedulerToExecutor, m.FrontendToCore, m.CoreToFrontend)
 HELLO = hello(pool=m.Pool(pool="0" * 32, lease=1, layout="x", epoch=0))
@@ -21,6 +22,20 @@ def members(direction):
 
 CONSTRAINTS = m.Constraints(presence_penalty=0.5, bad_words=(b"ab", b"c"), grammar="g")
 START = m.LaneStart(lane=1, num_prompt=2, tokens=b"abcd", constraints=CONSTRAINTS)
+LIFE = m.SequenceLife(index=0, marks=[m.Mark(at=1.0, what="queued", tokens=3)], num_left_out=0, output=2)
+VIEW = m.View(
+    number=1,
+    is_fresh=True,
+    at=2.0,
+    report=status_report(executors=[executor_status()]),
+    waiting=(
+        m.WaitingSequence(request="r", index=0, client="", tokens=3, output=0, priority=0, since=1.0, reason="memory"),
+    ),
+    running=(m.RunningSequence(request="r", index=1, client="", epoch=7, since=1.0),),
+    events=(m.FleetEvent(number=0, at=1.0, kind="joined", executor="x", epoch=7),),
+    history=(m.HistorySample(1.0, 2.0, 3.0, -1.0, 4, 5),),
+    blocks=(m.BlockChanges(epoch=7, changed=b"abcd", found=b"abcd"),),
+)
 PLAN_COLUMNS = [field for field in m.Plan.__struct_fields__[2:] if field != "lane_starts"]
 
 
@@ -63,6 +78,13 @@ def test_round_trip_of_every_message(direction):
         m.Attached: m.Attached(request_id="r", found=True, prompt=b"abcd", n=2, context=b"x"),
         m.DrainReply: m.DrainReply(query_id=1, epoch=0, refusal="x"),
         m.Metrics: m.Metrics(query_id=1, text=b"x"),
+        m.LifeQuery: m.LifeQuery(query_id=1, request_id="r"),
+        m.Life: m.Life(query_id=1, at=2.0, sequences=(LIFE,)),
+        m.BlockHolders: m.BlockHolders(
+            query_id=1, holders=(m.BlockHolder(request="r", index=0, client="", blocks=[1, 2]),)
+        ),
+        m.SendViews: m.SendViews(interval_s=0.25, is_fresh=True),
+        m.View: VIEW,
     }
     for kind in members(direction):
         sample = samples.get(kind)

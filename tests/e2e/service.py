@@ -17,9 +17,13 @@ BATON = (sys.executable, "-m", "scheduler_svc.client.cli")
 
 
 class Service:
-    """A `baton up` of its own, with a journal of its own."""
+    """A `baton up` of its own, with a journal of its own.
 
-    def __init__(self, folder: Path, executors: int = 1):
+    Args:
+        options: more of `baton up`.
+    """
+
+    def __init__(self, folder: Path, executors: int = 1, options=()):
         self._folder = folder
         self._log = folder / "up.log"
         self._process = None
@@ -29,6 +33,7 @@ class Service:
             *("up", "--port", port, "--executor-port", executor_port, "--executors", executors),
             *("--threads", 1, "--num-blocks", 2048),
             *("--journal", folder / "journal.sqlite3", "--log-dir", folder),
+            *options,
         ]
 
     def __enter__(self):
@@ -53,17 +58,13 @@ class Service:
         [pid] = self._pids("scheduler")
         os.kill(pid, signal.SIGKILL)
 
-    @contextlib.contextmanager
     def executors_frozen(self):
-        """No sequence gets a token: SIGSTOP, and SIGCONT at the end. The scheduler may count them as lost meanwhile."""
-        pids = self._pids(r"executor-\d+")
-        for pid in pids:
-            os.kill(pid, signal.SIGSTOP)
-        try:
-            yield
-        finally:
-            for pid in pids:
-                os.kill(pid, signal.SIGCONT)
+        """No sequence gets a token. The scheduler may count the executors as lost meanwhile."""
+        return frozen(*self._pids(r"executor-\d+"))
+
+    def supervisor_frozen(self):
+        """What ends is not started again."""
+        return frozen(self._process.pid)
 
     def _pids(self, names):
         """Of the processes with these names (a regular expression), as they run now."""
@@ -89,6 +90,18 @@ class Service:
     def wait_for_sequences(self, number):
         """Return when so many are in progress at once."""
         eventually(lambda: count_open(self.status()) >= number, told=lambda: f"to have {number} sequences")
+
+
+@contextlib.contextmanager
+def frozen(*pids):
+    """Processes that do nothing for a while: SIGSTOP, and SIGCONT at the end."""
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
 
 
 def start_baton(url, *arguments):

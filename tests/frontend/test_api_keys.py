@@ -236,6 +236,24 @@ def test_without_keys_this_machine_is_admin(peer, is_admin):
     assert client_seen(ApiKeys(), peer=None) == ApiClient("", 0, is_admin=False, may_read_status=True)
 
 
+@pytest.mark.parametrize(
+    ("host", "origin", "is_admin"),
+    [
+        ("localhost:8000", "http://localhost:8000", True),
+        ("127.0.0.1:8000", "http://127.0.0.1:8000", True),
+        ("[::1]:8000", "http://[::1]:8000", True),
+        ("localhost", "https://localhost", True),
+        ("localhost:8000", "http://localhost:9000", False),  # another service of this machine
+        ("localhost:8000", "null", False),
+        ("rebound.example:8000", "http://rebound.example:8000", False),  # its owner lets DNS say that it is here
+        ("[::1", "http://[::1", False),
+        ("", "http://", False),
+    ],
+)
+def test_only_the_services_own_page_speaks_for_this_machine(host, origin, is_admin):
+    assert client_seen(ApiKeys(), peer=("127.0.0.1", 5), host=host, origin=origin).is_admin == is_admin
+
+
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory):
     path = tmp_path_factory.mktemp("keys") / "api-keys.json"

@@ -31,7 +31,8 @@ STANDARD_HEADERS = {
     *("authorization", "content-type", "content-encoding", "last-event-id", "retry-after", "www-authenticate", "allow"),
     *("cache-control", "connection", "request-id", "traceparent", "tracestate"),
 }
-NOT_OURS = {"x-forwarded-for", "x-guidance", "x-event-data"}  # a proxy's; keys of JSON schemas and of OpenAPI
+# A proxy's; one of the page for people; keys of JSON schemas and of OpenAPI.
+NOT_OURS = {"x-forwarded-for", "x-content-type-options", "x-guidance", "x-event-data"}
 TABLES = {
     "Both endpoints": set(GenerationRequest.model_fields),
     "Completions": set(CompletionRequest.model_fields) - set(GenerationRequest.model_fields),

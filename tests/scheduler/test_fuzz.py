@@ -23,6 +23,7 @@ from scheduler_svc.core.scheduling.scheduler import Scheduler
 from scheduler_svc.core.sequence import Sequence, State
 from scheduler_svc.core.step_output import SequenceEnd, StepOutput
 from tests.support.announced import Announced
+from tests.support.block_maps import BlockMaps
 from tests.support.effort import examples
 from tests.support.oracle import (
     OracleExecutor,
@@ -88,6 +89,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.written: Counter[Sequence] = Counter()
         self.num_recomputed = 0
         self.epochs = 0
+        self.maps = BlockMaps()
         self.ids = 0
         self.now = 0.0
         self.outputs: dict[Sequence, list[int]] = {}
@@ -447,6 +449,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.scheduler.check()
             self.check_stranded()
             self.check_announced()
+            self.maps.check(self.scheduler.executors)
 
     def check_stranded(self) -> None:
         """No sequence waits for longer than the grace beside executors that cannot hold it."""

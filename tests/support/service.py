@@ -67,6 +67,7 @@ class Service:
                     self.ended_frontends.append((peer, pid))
                 case WriteLog():
                     self.logs.append(action)
+                    self.core.logged(action, self.now)
 
     def join(self, name: str, **changes: Any) -> None:
         """An executor says Hello; its name is its peer too."""

@@ -6,6 +6,9 @@ object a block would cost more than all the hashing.
 
 from collections import OrderedDict
 
+import numpy as np
+import numpy.typing as npt
+
 NO_PARENT = -1
 BOOKS_AT_ONCE = 1024  # blocks that books are made for when they run out: an executor's Hello may promise a million
 
@@ -26,6 +29,7 @@ class BlockBooks:
             whatever was there last in one that is not published.
         parents, parent_uids: the block before it when it was published (NO_PARENT for a first block), and what that
             one held. A parent that was handed out anew is told from the one the child was built on.
+        touched: blocks whose state may have changed, for who shows them; None while it is not shown.
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
@@ -43,6 +47,7 @@ class BlockBooks:
         self._first_unused = 0
         self._named: OrderedDict[int, None] = OrderedDict()
         self._last_uid = 0
+        self.touched: list[int] | None = None
 
     @property
     def num_free(self) -> int:
@@ -79,6 +84,8 @@ class BlockBooks:
                 if key is not None:  # `_unpublish`, without the price of a call for each block
                     del index[key]
                     keys[block] = None
+        if self.touched is not None:
+            self.touched += blocks
         return blocks
 
     def _take_unused(self, count: int) -> range:
@@ -97,8 +104,12 @@ class BlockBooks:
         if self.ref_counts[block] == 0:
             del self._named[block]
         self.ref_counts[block] += 1
+        if self.touched is not None:
+            self.touched.append(block)
 
     def _drop(self, block: int) -> None:
+        if self.touched is not None:
+            self.touched.append(block)
         self.ref_counts[block] -= 1
         if self.ref_counts[block] == 0:
             if self.uids[block]:
@@ -109,9 +120,25 @@ class BlockBooks:
     def _unpublish(self, block: int) -> None:
         key = self.keys[block]
         assert key is not None
+        if self.touched is not None:
+            self.touched.append(block)
         del self._index[key]
         self.keys[block] = None
         self.uids[block] = 0
         if self.ref_counts[block] == 0:
             del self._named[block]
             self._blank.append(block)
+
+    def states(self, first: int, end: int) -> npt.NDArray[np.uint8]:
+        """The state of these blocks, each as its index in `BLOCK_STATES`."""
+        refs = np.array(self.ref_counts[first:end], np.int64)
+        named = np.array(self.uids[first:end], np.int64) != 0
+        states: npt.NDArray[np.uint8] = np.where(refs > 0, np.minimum(refs, 2) + 1, named).astype(np.uint8)
+        return states
+
+    def state(self, block: int) -> int:
+        """The same of one block; all that were never used are free."""
+        if block >= len(self.ref_counts):
+            return 0
+        refs = self.ref_counts[block]
+        return min(refs, 2) + 1 if refs else int(self.uids[block] != 0)

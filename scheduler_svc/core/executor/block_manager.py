@@ -229,6 +229,8 @@ class BlockManager(BlockBooks):
         """What was spared is needed no more."""
         for block, uid in spared:
             if self.uids[block] == uid:
+                if self.touched is not None:
+                    self.touched.append(block)
                 self.uids[block] = 0
                 del self._named[block]
                 self._blank.append(block)
@@ -253,6 +255,8 @@ class BlockManager(BlockBooks):
             return None
         uids = tuple(range(self._last_uid + 1, self._last_uid + 1 + len(blocks)))
         self._last_uid = uids[-1]
+        if self.touched is not None:
+            self.touched += blocks
         for block, uid in zip(blocks, uids, strict=True):
             self.uids[block] = uid
             if self.ref_counts[block] == 0:

@@ -72,7 +72,9 @@ class PrometheusMetrics:
             "baton_resume_seconds", "End of an executor's epoch to its sequences' next tokens.", cause=CAUSES
         )
         self.step_seconds = self._histogram("baton_step_seconds", "Computing one plan, as executors say.")
-        self.first_token_seconds = self._histogram("baton_time_to_first_token_seconds", "Submit to first token.")
+        self.first_token_seconds = self._weighted(
+            "baton_time_to_first_token_seconds", "Submit to first token.", SECONDS
+        )
         self.sequence_seconds = self._weighted(
             "baton_sequence_seconds", "Submit to the end of a sequence.", LONG_SECONDS
         )

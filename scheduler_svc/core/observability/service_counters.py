@@ -1,11 +1,14 @@
 """Counts and times what happens in the core, and decides nothing. Pure: the time is the caller's."""
 
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Sequence as Lists
 from dataclasses import dataclass
 
 from common.messages import StepResult
 from scheduler_svc.core.observability.prometheus_text import PrometheusMetrics
+from scheduler_svc.core.observability.recent import History, RecentPercentiles
+from scheduler_svc.core.observability.sequence_lives import SequenceLives
+from scheduler_svc.core.observability.timeline import Timeline
 from scheduler_svc.core.scheduling.stats import Moves, SchedulerStats
 from scheduler_svc.core.sequence import Sequence
 from scheduler_svc.core.step_output import SequenceEnd, StepOutput
@@ -60,6 +63,10 @@ class ServiceCounters:
         ended_by: sequences, by how they ended.
         executors_lost: epochs that ended with a failure.
         output_rate, prefill_rate: tokens.
+        first_token, between_tokens: of the last minutes.
+        history: of the last minutes.
+        lives: of sequences.
+        timeline: the last events.
     """
 
     def __init__(self, stats: SchedulerStats) -> None:
@@ -68,6 +75,11 @@ class ServiceCounters:
         self.ended_by: Counter[str] = Counter()
         self.executors_lost = 0
         self.output_rate, self.prefill_rate = Rate(), Rate()
+        self.first_token = RecentPercentiles(self.metrics.first_token_seconds)
+        self.between_tokens = RecentPercentiles(self.metrics.inter_token_seconds)
+        self.history = History()
+        self.lives = SequenceLives()
+        self.timeline = Timeline()
         self._stats = stats
         self._submitted: dict[Sequence, float] = {}
         self._first_at: dict[Sequence, float] = {}  # when the first token came
@@ -75,9 +87,10 @@ class ServiceCounters:
         self._interrupted: dict[Sequence, float] = {}  # with tokens, and waiting: since the last one, or the start
         self._next_sample = float("-inf")
 
-    def executor_joined(self, epoch: int) -> None:
+    def executor_joined(self, epoch: int, name: str) -> None:
         """An epoch began."""
         self.steps[epoch] = Steps()
+        self.lives.executor_joined(epoch, name)
         self.metrics.epochs_started.inc()
 
     def executor_rejected(self) -> None:
@@ -87,6 +100,7 @@ class ServiceCounters:
     def executor_ended(self, epoch: int, cause: str, resumed: list[Sequence], now: float, *, is_failure: bool) -> None:
         """An epoch ended; the sequences that ran there go on elsewhere."""
         answered_at = self.steps.pop(epoch).answered_at
+        self.lives.executor_ended(epoch, cause, resumed, now, is_failure=is_failure)
         self.executors_lost += is_failure
         self.metrics.epochs_ended.labels(cause).inc()
         self.metrics.resumed.labels(cause).inc(len(resumed))
@@ -97,6 +111,9 @@ class ServiceCounters:
 
     def moved(self, moves: Moves, now: float) -> None:
         """Plans were made, in which some sequences begin, and for which others lost their lanes."""
+        if moves.moves:
+            self.lives.moved(moves.moves, now)
+            self.timeline.moved(moves.moves)
         for sequence in moves.admitted:
             self.metrics.queue_seconds.observe(now - self._submitted[sequence])
         for sequence, epoch in moves.interrupted:
@@ -111,6 +128,10 @@ class ServiceCounters:
         was short or another sequence had to run alone, is counted with that time too.
         """
         steps = self.steps[result.epoch]
+        if output.firsts:
+            self.lives.got_token(output.firsts, result.epoch, now, is_first=True)
+        if output.returned:
+            self.lives.got_token(output.returned, result.epoch, now, is_first=False)
         if output.num_decoded:
             self.metrics.inter_token_seconds.observe(now - steps.answered_at, output.num_decoded)
         for sequence in output.returned:
@@ -133,8 +154,9 @@ class ServiceCounters:
         """So many open requests came back from the journal."""
         self.metrics.requests_restored.inc(count)
 
-    def submitted(self, sequences: Iterable[Sequence], now: float) -> None:
+    def submitted(self, sequences: Lists[Sequence], now: float, *, is_restored: bool = False) -> None:
         """Sequences of a request that was taken, now or in an earlier life: then its pause is counted from now on."""
+        self.lives.begun(sequences, now, is_restored=is_restored)
         for sequence in sequences:
             self._submitted[sequence] = now
             if sequence.num_output > 0:
@@ -161,6 +183,7 @@ class ServiceCounters:
         self._paused.pop(end.sequence, None)
         self._interrupted.pop(end.sequence, None)
         self._first_at.pop(end.sequence, None)
+        self.lives.ended(end, now)
         submitted = self._submitted.pop(end.sequence)
         self.ended_by[end.reason] += 1
         outcome = "deadline" if end.code == "deadline_exceeded" else end.reason
@@ -169,9 +192,19 @@ class ServiceCounters:
         self.metrics.prompt_lengths.observe(end.sequence.num_prompt)
         self.metrics.output_lengths.observe(end.sequence.num_output)
 
-    def tick(self, now: float) -> None:
-        """Sample the rates once a second; to be called more often."""
+    def tick(self, now: float, running: int, waiting: int) -> None:
+        """Sample what is sampled; to be called ten times a second.
+
+        Args:
+            running, waiting: sequences.
+        """
+        self.timeline.tick(now)
         if now >= self._next_sample:
             self._next_sample = now + SAMPLE_INTERVAL_S
             self.output_rate.sample(now, self._stats.output_tokens)
             self.prefill_rate.sample(now, self._stats.prefill_tokens)
+            self.first_token.tick(now)
+            self.between_tokens.tick(now)
+            stats, rates = self._stats, (self.output_rate.per_second(), self.prefill_rate.per_second())
+            prompts = (stats.queried_prompt_tokens, stats.cached_prompt_tokens)
+            self.history.add(now, rates, prompts, running, waiting)

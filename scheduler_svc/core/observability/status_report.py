@@ -1,9 +1,13 @@
 """Gathers the state of the whole service, for people (`GET /status`) and Prometheus. Pure: the time is the caller's."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Literal
+
+import msgspec
 
 from common import __version__
+from common import messages as m
 from common.messages import ExecutorStatus, StatusReport
 from scheduler_svc.core.autoscaling.watch import ScaleWatch
 from scheduler_svc.core.fleet.fleet import Fleet, Member
@@ -11,6 +15,14 @@ from scheduler_svc.core.observability.prometheus_text import Gauges
 from scheduler_svc.core.observability.service_counters import ServiceCounters
 from scheduler_svc.core.requests.request_manager import RequestManager
 from scheduler_svc.core.scheduling.scheduler import Scheduler
+from scheduler_svc.core.scheduling.wait_reasons import wait_reason
+from scheduler_svc.core.sequence import Sequence
+
+MAX_HOLDERS = 8  # of a block, that are named
+MAX_STATUS_EVENTS = 20
+
+Query = m.StatusQuery | m.MetricsQuery | m.LifeQuery | m.BlockQuery
+Answer = m.Status | m.Metrics | m.Life | m.BlockHolders
 
 
 @dataclass(frozen=True)
@@ -56,8 +68,26 @@ class StatusReporter:
         self._started = now
         self._io_counts = io_counts
 
+    def answer(self, query: Query, now: float) -> Answer:
+        """The answer to a question about the service."""
+        match query:
+            case m.StatusQuery(query_id=query_id):
+                return m.Status(query_id=query_id, report=self.status(now))
+            case m.MetricsQuery(query_id=query_id):
+                return m.Metrics(query_id=query_id, text=self.metrics_text(now))
+            case m.LifeQuery(query_id=query_id, request_id=request_id):
+                lives = self._counters.lives.of(request_id, self._num_output)
+                return m.Life(query_id=query_id, at=now, sequences=lives)
+            case m.BlockQuery(query_id=query_id, epoch=epoch, block=block):
+                return m.BlockHolders(query_id=query_id, holders=tuple(self._holders(epoch, block)))
+
     def status(self, now: float) -> StatusReport:
         """Everything that `baton status` shows."""
+        events = [_past(event, now) for event in self._counters.timeline.last(MAX_STATUS_EVENTS)]
+        return msgspec.structs.replace(self.report(now), events=events)
+
+    def report(self, now: float) -> StatusReport:
+        """The same without events."""
         stats, counters, group_commit = self._scheduler.stats, self._counters, self._requests.group_commit
         ended = counters.ended_by
         return StatusReport(
@@ -83,13 +113,16 @@ class StatusReporter:
             prefill_tokens_per_s=counters.prefill_rate.per_second(),
             executors=[self._executor(member, now) for member in self._fleet],
             scale=None if self._scale is None else self._scale.report(),
+            first_token=counters.first_token.read(),
+            between_tokens=counters.between_tokens.read(),
+            waits_for=self._waits_for(),
         )
 
     def metrics_text(self, now: float) -> bytes:
         """Everything in Prometheus' text format."""
         stats, group_commit, io_counts = self._scheduler.stats, self._requests.group_commit, self._io_counts()
         gauges = Gauges(
-            report=self.status(now),
+            report=self.report(now),
             open_requests=self._requests.table.clients,
             num_frontends=len(self._requests.frontends),
             messages_dropped=io_counts.messages_dropped,
@@ -102,6 +135,28 @@ class StatusReporter:
             journal_failures=group_commit.num_failures,
         )
         return self._counters.metrics.text(gauges)
+
+    def _num_output(self, sequence: Sequence) -> int:
+        return len(self._scheduler.output_of(sequence).token_ids) // 4
+
+    def _waits_for(self) -> m.WaitReason | Literal[""]:
+        """What the first in the queue waits for."""
+        waiting, executors = self._scheduler.sequences.waiting, self._scheduler.sequences.executors
+        for sequence in waiting:
+            epochs = waiting.epochs_for(sequence)
+            return wait_reason(sequence, [executors[epoch] for epoch in epochs if epoch in executors])
+        return ""
+
+    def _holders(self, epoch: int, block: int) -> Iterator[m.BlockHolder]:
+        """The first sequences that have a block of an executor."""
+        executor = self._scheduler.sequences.executors.get(epoch)
+        holding = [] if executor is None else [s for s in executor.running if block in executor.running.table_of(s).ids]
+        for sequence in holding[:MAX_HOLDERS]:
+            assert executor is not None
+            request = self._requests.table.find(sequence.request_id)
+            client = "" if request is None else request.submit.client
+            blocks = executor.running.table_of(sequence).ids.tolist()
+            yield m.BlockHolder(request=sequence.request_id, index=sequence.index, client=client, blocks=blocks)
 
     def _executor(self, member: Member, now: float) -> ExecutorStatus:
         executor = self._scheduler.executor(member.epoch)
@@ -130,3 +185,8 @@ class StatusReporter:
             has_standby=member.membership.has_standby,
             tasks=list(hello.tasks),
         )
+
+
+def _past(event: m.FleetEvent, now: float) -> m.PastEvent:
+    facts = {name: getattr(event, name) for name in m.PastEvent.__struct_fields__ if name != "age_s"}
+    return m.PastEvent(age_s=now - event.at, **facts)

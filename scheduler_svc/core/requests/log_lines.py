@@ -1,9 +1,9 @@
 """Lines that tell the operator what became of sequences and executors. Pure."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from common import messages as m
-from scheduler_svc.core.actions import Action, WriteLog, log_line
+from scheduler_svc.core.actions import Action, Level, WriteLog, log_line
 from scheduler_svc.core.executor.executor_state import ExecutorState
 from scheduler_svc.core.sequence import Sequence
 from scheduler_svc.core.step_output import SequenceEnd
@@ -47,3 +47,15 @@ def joined(hello: m.Hello, executor: ExecutorState) -> WriteLog:
     if executor.not_adopted:
         facts["not_adopted"] = executor.not_adopted
     return log_line("info", "executor joined", **facts)
+
+
+def rejected(hello: m.Hello, reason: str) -> WriteLog:
+    """An executor may not join; it tries again and again."""
+    return WriteLog("warning", "executor rejected", {"executor": hello.executor, "reason": reason}, is_seldom=True)
+
+
+def ended(facts: Mapping[str, object], sequences_moved: int, *, is_failure: bool) -> WriteLog:
+    """An epoch has ended."""
+    level: Level = "warning" if is_failure else "info"
+    what = "executor lost" if is_failure else "executor left"
+    return log_line(level, what, **facts, sequences_moved=sequences_moved)

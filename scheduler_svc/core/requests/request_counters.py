@@ -1,6 +1,6 @@
 """What the request manager tells of requests to what counts them (`observability/service_counters.py`). Pure."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence as Lists
 from typing import Protocol
 
 from scheduler_svc.core.sequence import Sequence
@@ -16,8 +16,8 @@ class RequestCounters(Protocol):
     def requests_restored(self, count: int) -> None:
         """So many open requests came back from the journal."""
 
-    def submitted(self, sequences: Iterable[Sequence], now: float) -> None:
-        """A request with these sequences was taken."""
+    def submitted(self, sequences: Lists[Sequence], now: float, *, is_restored: bool = False) -> None:
+        """A request with these sequences was taken, or taken up from the journal."""
 
     def stepped(self, output: StepOutput, now: float) -> None:
         """Sequences have new tokens; some have ended."""

@@ -214,8 +214,9 @@ class RequestManager:
             request = restored(record, self._scheduler, self._wall_offset_s)
             if cancelled_for_its_client(request, self._scheduler):
                 gone.append(request.id)
-            open_ones = zip(request.sequences, request.endings, strict=True)
-            self._counters.submitted([sequence for sequence, ending in open_ones if ending is None], now)
+            endings = zip(request.sequences, request.endings, strict=True)
+            open_ones = [sequence for sequence, ending in endings if ending is None]
+            self._counters.submitted(open_ones, now, is_restored=True)
             request.is_unclaimed = True
             self.table.add(request, now)
             if request.ended_at is None:

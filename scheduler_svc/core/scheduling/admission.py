@@ -12,7 +12,7 @@ from scheduler_svc.core.executor.plan_builder import PromptRow
 from scheduler_svc.core.scheduling.placement import PlacementRule
 from scheduler_svc.core.scheduling.plan_budget import PlanBudget
 from scheduler_svc.core.scheduling.sequences import Sequences
-from scheduler_svc.core.scheduling.stats import SchedulerStats
+from scheduler_svc.core.scheduling.stats import Move, SchedulerStats
 from scheduler_svc.core.scheduling.suspects import is_suspect
 from scheduler_svc.core.scheduling.yielding import yields_to
 from scheduler_svc.core.sequence import Sequence
@@ -188,6 +188,7 @@ class Admission:
             return None
         self._sequences.leave_queue(sequence)
         executor.num_hit_tokens += row.grant.start
+        self._sequences.moves.moves.append(Move("admitted", sequence, executor.epoch, length, row.grant.start))
         if sequence.model != executor.model:
             self._stats.model_changes += sequence.has_answer
             sequence.model = executor.model

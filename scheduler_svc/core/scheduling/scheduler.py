@@ -132,6 +132,7 @@ class Scheduler:
             return self.plan(executor.epoch) if is_empty else None
         self.stats.decode_tokens += num_decodes
         self.stats.planned_prompts(rows)
+        self.sequences.moves.prefilled(rows, executor.epoch)
         return executor.build_plan(rows, skipped)
 
     def commit(self, result: StepResult) -> StepOutput:
@@ -146,8 +147,7 @@ class Scheduler:
             expected = executor.inflight[0].step if executor.inflight else "none"
             raise WireError(f"result of step {result.step}, expected is {expected}")
         oldest = executor.inflight[0]
-        asked = oldest.asked_prompts
-        targets = None if asked is None else asked.targets
+        targets = None if oldest.asked_prompts is None else oldest.asked_prompts.targets
         pooled = None if oldest.asked_results is None else oldest.asked_results.pooled
         vocab_size, counts = executor.limits.vocab_size, oldest.logprob_counts
         columns = parse_result(result, len(oldest.lanes), vocab_size, counts, targets, pooled)
@@ -162,7 +162,6 @@ class Scheduler:
                 self.sequences.answer_begins(sequence)
         for end in output.ends:
             self.sequences.end(end.sequence, end.reason, end.error, end.code)
-        for end in output.ends:
             self._note_length(end)
         return output
 
@@ -230,8 +229,8 @@ class Scheduler:
             token_ids = self.sequences.executors[sequence.epoch].running.lanes.output_of(sequence)
         else:
             token_ids = sequence.tokens[sequence.num_prompt :].tobytes()
-        ids, values = sequence.prompt_logprob_ids.tobytes(), sequence.prompt_logprobs.tobytes()
-        return Generated(token_ids, sequence.logprob_ids.tobytes(), sequence.logprobs.tobytes(), ids, values)
+        told = sequence.logprob_ids, sequence.logprobs, sequence.prompt_logprob_ids, sequence.prompt_logprobs
+        return Generated(token_ids, *(column.tobytes() for column in told))
 
     # --- executors ---
 
@@ -317,4 +316,5 @@ class Scheduler:
 
     def _build_alone(self, executor: ExecutorState, row: PromptRow) -> Plan:
         self.stats.planned_prompts([row])
+        self.sequences.moves.prefilled([row], executor.epoch)
         return executor.build_plan([row], executor.running.decode_rows().sequences)

@@ -17,7 +17,7 @@ from scheduler_svc.core.scheduling.able_executors import able_executors
 from scheduler_svc.core.scheduling.arrivals import checked_prompt, with_max_tokens
 from scheduler_svc.core.scheduling.deadlines import Deadlines
 from scheduler_svc.core.scheduling.pools import Pools
-from scheduler_svc.core.scheduling.stats import Moves, SchedulerStats
+from scheduler_svc.core.scheduling.stats import Move, Moves, SchedulerStats
 from scheduler_svc.core.scheduling.suspects import MAX_STRIKES, Suspects, is_suspect
 from scheduler_svc.core.scheduling.waiting_queue import Epochs, WaitingQueue
 from scheduler_svc.core.sequence import Generated, Sequence, State, largest_token, new_sequences
@@ -135,6 +135,8 @@ class Sequences:
     def requeue(self, executor: ExecutorState, sequence: Sequence) -> None:
         """Back to its place among the waiting, with its tokens and without blocks. Its blocks are cached there."""
         executor.leave(sequence)
+        if executor.epoch in self.executors:  # and the epoch has not ended
+            self.moves.moves.append(Move("preempted", sequence, executor.epoch))
         sequence.state, sequence.placed = State.WAITING, executor.epoch
         if sequence.num_output > 0:
             self.moves.interrupted.append((sequence, executor.epoch))

@@ -2,9 +2,20 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
 
 from scheduler_svc.core.executor.plan_builder import PromptRow
 from scheduler_svc.core.sequence import Sequence
+
+
+class Move(NamedTuple):
+    """What a plan did to a sequence, as `Mark` says it."""
+
+    what: Literal["admitted", "prefill", "preempted"]
+    sequence: Sequence
+    epoch: int
+    tokens: int = 0
+    cached: int = 0
 
 
 @dataclass(slots=True)
@@ -14,10 +25,16 @@ class Moves:
     Attributes:
         admitted: to an executor for the first time.
         interrupted: with tokens, that lost their lane and wait again; and the epoch where they ran.
+        moves: all that plans did, in its order.
     """
 
     admitted: list[Sequence] = field(default_factory=list)
     interrupted: list[tuple[Sequence, int]] = field(default_factory=list)
+    moves: list[Move] = field(default_factory=list)
+
+    def prefilled(self, rows: Iterable[PromptRow], epoch: int) -> None:
+        """A plan computes these rows."""
+        self.moves += [Move("prefill", row.sequence, epoch, row.grant.count) for row in rows]
 
 
 @dataclass(slots=True)

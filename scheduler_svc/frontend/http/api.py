@@ -28,6 +28,7 @@ from scheduler_svc.frontend.http.tokenize_api import TokenizeApi
 from scheduler_svc.frontend.http.traced_requests import TraceRequests
 from scheduler_svc.frontend.http.traces import Traces
 from scheduler_svc.frontend.link.core_link import CoreLink
+from scheduler_svc.frontend.live.hub import LiveHub
 from scheduler_svc.frontend.requests.chat_style import style_of
 from scheduler_svc.frontend.requests.pooling_model import PoolingModel
 from scheduler_svc.frontend.requests.reader import RequestReader
@@ -70,12 +71,14 @@ def create_app(
     tokenizer: Tokenizer,
     settings: ApiSettings,
     storage: Storage | None = None,
+    live: LiveHub | None = None,
     tracing: Tracing | None = None,
 ) -> ASGIApp:
     """The application. The caller runs the link.
 
     Args:
         storage: what outlives requests is kept there; None keeps nothing.
+        live: of open pages, which the caller stops; None for one of its own.
         tracing: makes spans of requests; None makes none.
     """
     app = new_app()
@@ -111,7 +114,7 @@ def create_app(
     if settings.options.open_metrics:
         open_paths += (METRICS_PATH,)
     if not settings.options.no_page:
-        page = PageApi(tokenizer, style, model=model, needs_key=settings.api_keys.are_required)
+        page = PageApi(link, live or LiveHub(link), settings.api_keys, tokenizer, style, model=model)
         routers.append(page.router)
         open_paths += page.open_paths
     for router in routers:

@@ -5,6 +5,7 @@ Plain ASGI, because Starlette's BaseHTTPMiddleware would hide a client's disconn
 
 import ipaddress
 from collections.abc import Sequence
+from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -17,7 +18,7 @@ OPEN_PATHS = ("/health", "/ready")  # for probes, which have no keys
 METRICS_PATH = "/metrics"
 API_KEY_HEADER = "x-api-key"  # of Anthropic's clients
 OPEN_METHODS = ("GET", "HEAD")  # those that take no body
-ON_BEHALF_HEADERS = ("forwarded", "x-forwarded-for", "origin")  # a proxy sends these, or a browser on behalf of a page
+ON_BEHALF_HEADERS = ("forwarded", "x-forwarded-for")  # a proxy sends these
 
 
 class RequireApiKey:
@@ -66,14 +67,29 @@ class RequireApiKey:
 
 
 def _is_this_machine(scope: Scope, headers: Headers) -> bool:
-    """Whether the sender is on this machine, and does not forward another's request."""
+    """Whether the sender is on this machine, and does not send on behalf of another: a proxy's client, or a page of
+    another service that a browser here shows."""
     if any(name in headers for name in ON_BEHALF_HEADERS):
+        return False
+    origin = headers.get("origin")
+    if origin is not None and origin not in own_origins(headers.get("host", "")):
         return False
     host, _ = scope.get("client") or ("", 0)
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def own_origins(host: str) -> tuple[str, ...]:
+    """The origins that this service's own page has under the name that it was asked by; none under a name that only
+    DNS makes this machine's, as then any page could be its."""
+    try:
+        name = urlsplit(f"//{host}").hostname or ""
+        is_here = name == "localhost" or ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        is_here = False
+    return (f"http://{host}", f"https://{host}") if is_here else ()
 
 
 async def _refuse(scope: Scope, receive: Receive, send: Send) -> None:

@@ -100,8 +100,8 @@ def parameters(tokenizer: Tokenizer, style: ChatStyle) -> list[Parameter]:
 
 def _parameter(name: str, kind: Kind, text: str, recommended: dict[str, Any]) -> Parameter:
     field = ChatRequest.model_fields[name]
-    minimum: float | int | None = None
-    maximum: float | int | None = None
+    minimum: Any = None
+    maximum: Any = None
     for limit in _limits(field):
         match limit:
             case Ge(ge=low) | Gt(gt=low):

@@ -1,5 +1,7 @@
-"""The page's files, as they are served: all of them in memory, each with a tag by which a browser keeps its copy."""
+"""The page's files, as they are served: all of them in memory, compressed, each with a tag by which a browser keeps its
+copy."""
 
+import gzip
 import hashlib
 from dataclasses import dataclass
 from importlib.resources import files
@@ -31,6 +33,7 @@ PAGE_HEADERS = {
     "referrer-policy": "no-referrer",
     "cross-origin-opener-policy": "same-origin",
     "cache-control": "no-cache",  # a browser asks whether its copy is the newest
+    "vary": "accept-encoding",
 }
 
 
@@ -39,10 +42,12 @@ class PageFile:
     """One file.
 
     Attributes:
-        tag: names the content, for ETag.
+        gzipped: the content, compressed.
+        tag: names the content, for ETag; a weak one, as it is the same for both.
     """
 
     content: bytes
+    gzipped: bytes
     media_type: str
     tag: str
 
@@ -62,6 +67,6 @@ def _files_in(folder: Traversable, prefix: str) -> list[tuple[str, PageFile]]:
         suffix = f".{entry.name.rpartition('.')[2]}"
         if suffix in TYPES:  # and not what an editor leaves
             content = entry.read_bytes()
-            tag = f'"{hashlib.sha256(content).hexdigest()[:16]}"'
-            found.append((path, PageFile(content, TYPES[suffix], tag)))
+            tag = f'W/"{hashlib.sha256(content).hexdigest()[:16]}"'
+            found.append((path, PageFile(content, gzip.compress(content, mtime=0), TYPES[suffix], tag)))
     return found

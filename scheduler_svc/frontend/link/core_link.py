@@ -5,7 +5,6 @@ import contextlib
 import itertools
 import os
 from collections.abc import Callable, Sequence
-from functools import partial
 
 from common import messages as m
 from common.errors import RequestRejected, WireError
@@ -15,6 +14,7 @@ from scheduler_svc.frontend.link.core_socket import ConnectionEvent, CoreSocket
 from scheduler_svc.frontend.link.delta_queue import DeltaQueue, taken_over
 from scheduler_svc.frontend.link.pending_attaches import PendingAttaches
 from scheduler_svc.frontend.link.queries import Queries, Query, Reply
+from scheduler_svc.frontend.link.questions import Questions
 from scheduler_svc.frontend.link.request_counts import RequestCounts
 
 log = get_logger(__name__)
@@ -26,7 +26,7 @@ LOST = "a message of the scheduler was lost"  # and no stream may go on as if it
 MESSAGES_AT_ONCE = 16  # then others have a turn
 
 
-class CoreLink:
+class CoreLink(Questions):
     """One socket to the core, shared by all requests of this frontend.
 
     Sends never wait: a message that cannot be queued at once means that the core is gone or stuck, and the request
@@ -37,10 +37,12 @@ class CoreLink:
 
     Attributes:
         counts: of this frontend's requests; the core is told with each hello.
+        on_view: is called with each View.
     """
 
     def __init__(self, endpoint: str, *, hello_interval_s: float = HELLO_INTERVAL_S) -> None:
         self.counts = RequestCounts()
+        self.on_view: Callable[[m.View], None] = lambda _: None
         self._hello_interval_s = hello_interval_s
         self._socket = CoreSocket(endpoint, max_unsent=4 * MAX_OPEN_REQUESTS)
         self._codec: Codec[m.CoreToFrontend] = Codec(m.CoreToFrontend)
@@ -160,23 +162,20 @@ class CoreLink:
         self._pending_attaches.fail_all(reason)
         self._queries.fail_all(reason)
 
-    async def status(self) -> m.StatusReport:
-        """The service as `GET /status` shows it. Raises RequestRejected if the core does not answer."""
-        return (await self._ask(m.StatusQuery, m.Status)).report
-
     async def metrics(self) -> bytes:
         """The metrics of the core and of all frontends, this one's up to now, in Prometheus' text format. Raises
         RequestRejected if the core does not answer."""
         self._report()
-        return (await self._ask(m.MetricsQuery, m.Metrics)).text
+        return (await self.ask(m.MetricsQuery, m.Metrics)).text
 
-    async def drain(self, executor: str, *, finish: bool) -> m.DrainReply:
-        """Let an executor leave. Raises RequestRejected if the core does not answer."""
-        return await self._ask(partial(m.DrainExecutor, executor=executor, finish=finish), m.DrainReply)
+    async def ask(self, query: Callable[..., Query], expected: type[Reply]) -> Reply:
+        """The core's answer to a query. Raises RequestRejected if there is none."""
+        self._take_events()  # or the answer could be passed over with what came before them
+        return await self._queries.ask(query, expected)
 
-    async def life(self, request_id: str) -> m.Life:
-        """What became of a request of the core. Raises RequestRejected if the core does not answer."""
-        return await self._ask(partial(m.LifeQuery, request_id=request_id), m.Life)
+    def send_views(self, wish: m.SendViews) -> None:
+        """Ask for Views. Raises RequestRejected if that cannot be sent now."""
+        self._send(wish)
 
     def _check_room(self, num_requests: int) -> None:
         self._take_events()  # or what goes out by the next connection would be failed by the end of the last one
@@ -187,10 +186,6 @@ class CoreLink:
 
     def _open_queues(self) -> list[DeltaQueue]:
         return list(dict.fromkeys(self._queues.values()))
-
-    async def _ask(self, query: Callable[..., Query], expected: type[Reply]) -> Reply:
-        self._take_events()  # or the answer could be passed over with what came before them
-        return await self._queries.ask(query, expected)
 
     def _tell(self, message: m.Cancel | m.Detach) -> None:
         with contextlib.suppress(RequestRejected):  # a core that is gone need not be told
@@ -254,7 +249,9 @@ class CoreLink:
                         queue.accept(request_id)
             case m.FleetState():
                 self._fleet = message
-            case m.Status() | m.Metrics() | m.DrainReply() | m.Life():
+            case m.View():
+                self.on_view(message)
+            case m.Status() | m.Metrics() | m.DrainReply() | m.Life() | m.BlockHolders():
                 self._queries.answered(message)
 
     def _take_outputs(self, outputs: m.Outputs) -> None:

@@ -10,9 +10,9 @@ from common.errors import RequestRejected
 
 QUERY_TIMEOUT_S = 5.0
 
-Query = m.StatusQuery | m.MetricsQuery | m.DrainExecutor | m.LifeQuery
-Answer = m.Status | m.Metrics | m.DrainReply | m.Life
-Reply = TypeVar("Reply", m.Status, m.Metrics, m.DrainReply, m.Life)
+Query = m.StatusQuery | m.MetricsQuery | m.DrainExecutor | m.LifeQuery | m.BlockQuery
+Answer = m.Status | m.Metrics | m.DrainReply | m.Life | m.BlockHolders
+Reply = TypeVar("Reply", m.Status, m.Metrics, m.DrainReply, m.Life, m.BlockHolders)
 
 
 class Queries:

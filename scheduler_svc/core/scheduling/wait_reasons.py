@@ -1,0 +1,31 @@
+"""Why a sequence waits, in one word for people. Pure, and nothing is decided by it."""
+
+from collections.abc import Sequence as Lists
+
+from common.messages import WaitReason
+from scheduler_svc.core.executor.executor_state import ExecutorState, Intake
+from scheduler_svc.core.scheduling.suspects import is_suspect
+from scheduler_svc.core.sequence import Sequence
+
+
+def wait_reason(sequence: Sequence, able: Lists[ExecutorState]) -> WaitReason:
+    """What a waiting sequence waits for.
+
+    Args:
+        able: the executors that may run it.
+    """
+    with_lanes = [executor for executor in able if executor.running.has_free_lane]
+    reasons: dict[WaitReason, bool] = {  # the first one that holds
+        "pool": sequence.awaited > 0,
+        "landing": sequence.num_inflight > 0,
+        "no_executor": not able,
+        "alone": is_suspect(sequence) or all(executor.intake is Intake.EMPTYING for executor in able),
+        "lanes": not with_lanes,
+        "memory": all(executor.intake is Intake.FULL for executor in with_lanes),
+        "yields": sequence.yields and all(_has_prompts_of_others(executor) for executor in with_lanes),
+    }
+    return next((reason for reason, holds in reasons.items() if holds), "turn")
+
+
+def _has_prompts_of_others(executor: ExecutorState) -> bool:
+    return any(not sequence.yields for sequence in executor.running.prompts())

@@ -1,0 +1,1 @@
+"""What open pages are told of the service while it runs."""

@@ -1,0 +1,134 @@
+"""The life of a sequence, as it can be asked for: queue, cache, chunks of its prompt, preemption, moves, end."""
+
+import numpy as np
+import pytest
+
+from common import messages as m
+from scheduler_svc.core.observability import sequence_lives
+from scheduler_svc.core.requests.group_commit import JournalState
+from scheduler_svc.core.scheduling.config import SchedulerConfig
+from tests.support.service import Service, restart
+
+PROMPT = np.arange(5, 105, dtype="<i4").tobytes()
+
+
+def life(service: Service, name: str = "a") -> list[m.SequenceLife]:
+    answer = service.say(m.LifeQuery(query_id=3, request_id=name), peer=b"ops")
+    assert (answer.query_id, answer.at) == (3, service.now)
+    return list(answer.sequences)
+
+
+def words(service: Service, name: str = "a") -> list[str]:
+    (told,) = life(service, name)
+    return [mark.what for mark in told.marks]
+
+
+def test_an_undisturbed_request():
+    service = Service(step_s=0.5)
+    service.now = 7.0
+    service.submit("a")
+    assert words(service) == ["queued"]
+    service.now = 9.0
+    service.join("one")
+    service.turn()
+    (told,) = life(service)
+    assert [(mark.at, mark.what, mark.tokens) for mark in told.marks] == [
+        (7.0, "queued", 3),
+        (9.0, "admitted", 3),
+        (9.0, "prefill", 3),
+        (9.5, "first_token", 0),
+        (12.0, "ended", 6),
+    ]
+    assert (told.index, told.output, told.num_left_out, told.marks[-1].cause) == (0, 6, 0, "length")
+    assert {(mark.executor, mark.epoch) for mark in told.marks[1:4]} == {("one", 1)}
+
+
+def test_a_long_prompt_has_its_chunks_and_a_second_one_its_hits():
+    service = Service()
+    service.join("one")
+    for name in ("a", "b"):
+        service.say(m.Submit(request_id=name, prompt=PROMPT, params=m.SamplingParams(max_tokens=3)))
+        service.turn()
+    (first,), (second,) = life(service, "a"), life(service, "b")
+    assert [mark.tokens for mark in first.marks if mark.what == "prefill"] == [64, 36]
+    assert [(mark.tokens, mark.cached) for mark in second.marks if mark.what == "admitted"] == [(100, 99)]
+
+
+@pytest.mark.parametrize(("how", "what", "cause"), [("lose", "lost", "disconnected"), ("drain", "left", "drained")])
+def test_a_move_names_both_executors(how, what, cause):
+    service = Service()
+    service.join("one")
+    service.submit("a", max_tokens=20)
+    service.turn(num_answers=3)
+    assert life(service)[0].output == 3
+    if how == "lose":
+        service.lose("one")
+    else:
+        service.say(m.DrainExecutor(query_id=1, executor="one"))
+        service.turn()
+    service.join("two")
+    service.turn()
+    told = [(mark.what, mark.executor) for mark in life(service)[0].marks]
+    assert told[-5:] == [(what, "one"), ("admitted", "two"), ("prefill", "two"), ("resumed", "two"), ("ended", "")]
+    assert [mark.cause for mark in life(service)[0].marks if mark.what == what] == [cause]
+
+
+def test_a_preempted_sequence_says_so():
+    service = Service(scheduler=SchedulerConfig(look_ahead=False))
+    service.join("one", num_blocks=16, max_model_len=60)
+    for i in range(8):
+        service.submit(f"r{i}", max_tokens=50)
+    service.turn()
+    lives = [words(service, f"r{i}") for i in range(8)]
+    assert sum(what == "preempted" for told in lives for what in told) == service.core.scheduler.stats.preemptions > 0
+    for told in lives:
+        assert told[-1] == "ended"
+        for i, what in enumerate(told):
+            assert what != "preempted" or "admitted" in told[i:]
+
+
+def test_a_request_that_waits_for_nothing_ends_as_it_was_cancelled():
+    service = Service()
+    service.submit("a", n=2)
+    service.say(m.Cancel(request_id="a", index=1))
+    assert [[mark.what for mark in told.marks] for told in life(service)] == [["queued"], ["queued", "ended"]]
+    service.say(m.Cancel(request_id="a"))
+    assert [told.marks[-1].cause for told in life(service)] == ["cancelled", "cancelled"]
+
+
+def test_the_life_of_one_that_the_journal_brought_back_begins_there():
+    service = Service(JournalState.OK)
+    service.join("one")
+    service.submit("a", max_tokens=20, is_resumable=True)
+    rows = [service.write()]
+    service.turn(num_answers=3)
+    rows.append(service.write())
+    after, _ = restart(rows)
+    (told,) = life(after)
+    assert [(mark.what, mark.tokens) for mark in told.marks] == [("restored", told.output)]
+    after.join("two")
+    after.turn()
+    assert words(after) == ["restored", "admitted", "prefill", "resumed", "ended"]
+
+
+def test_lives_are_bounded(monkeypatch):
+    monkeypatch.setattr(sequence_lives, "MAX_ENDED", 3)
+    service = Service()
+    service.join("one")
+    for i in range(6):
+        service.submit(f"r{i}")
+        service.turn()
+    assert [bool(life(service, f"r{i}")) for i in range(6)] == [False] * 3 + [True] * 3
+    assert life(service, "unknown") == []
+    for epoch in range(2, 90):  # it is moved again and again
+        if epoch == 2:
+            service.submit("long", max_tokens=150)
+        service.turn(num_answers=1)
+        service.lose("one")
+        service.now += 1.0
+        service.join("one")
+    (told,) = life(service, "long")
+    assert len(told.marks) == sequence_lives.MAX_MARKS
+    assert told.num_left_out > 0
+    assert told.marks[0].what == "queued"
+    assert [mark.at for mark in told.marks] == sorted(mark.at for mark in told.marks)
