@@ -308,7 +308,7 @@ def test_a_core_that_does_not_tell(frontend: Frontend, core: FakeCore, collector
         answer = post(other, "/v1/completions", COMPLETION)
         begun = time.monotonic()
         assert other.stop() == 0
-        assert time.monotonic() - begun < 3
+        assert time.monotonic() - begun < 6
     assert collector.below(collector.of_answer(id_of(answer))) == []
 
 
@@ -319,10 +319,10 @@ def test_a_collector_that_is_away_harms_nothing():
             for _ in range(20):
                 begun = time.monotonic()
                 assert post(frontend, "/v1/completions", COMPLETION).status_code == 200
-                assert time.monotonic() - begun < 2
+                assert time.monotonic() - begun < 5
             begun = time.monotonic()
             assert frontend.stop() == 0
-            assert time.monotonic() - begun < 4
+            assert time.monotonic() - begun < 6
 
 
 def test_a_collector_that_is_not_there_is_told_once():
@@ -333,6 +333,6 @@ def test_a_collector_that_is_not_there_is_told_once():
         post(frontend, "/v1/completions", COMPLETION)
         begun = time.monotonic()
         assert frontend.stop() == 0
-        assert time.monotonic() - begun < 4
+        assert time.monotonic() - begun < 6
         assert frontend.log.count("traces not exported") == 1
         assert len(re.findall("level=(warning|error)", frontend.log)) == 1
