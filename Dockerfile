@@ -27,7 +27,8 @@ import tomllib
 project = tomllib.loads(pathlib.Path("pyproject.toml").read_text())["project"]
 extras = project["optional-dependencies"]
 gpu = [*extras["executor"], *(name for name in extras["gpu"] if not name.startswith("baton["))]
-for file, names in {"base": project["dependencies"], "executor": extras["executor"], "gpu": gpu}.items():
+names_of = {"base": project["dependencies"], "otel": extras["otel"], "executor": extras["executor"], "gpu": gpu}
+for file, names in names_of.items():
     pathlib.Path(f"{file}.txt").write_text("\n".join(names) + "\n")
 pins = pathlib.Path("constraints.txt").read_text().splitlines()
 # Each CUDA build of torch takes one version of triton, and says which.
@@ -52,10 +53,11 @@ RUN rm /code/lib/python*/site-packages/common/demo_model/*.safetensors
 FROM ${PYTHON_IMAGE} AS scheduler-env
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
 RUN python -m venv --without-pip /opt/baton
-COPY --from=requirements /requirements/base.txt /requirements/constraints.txt /requirements/
+COPY --from=requirements /requirements/base.txt /requirements/otel.txt /requirements/constraints.txt /requirements/
 RUN --mount=type=cache,target=/root/.cache/pip \
     pip --python /opt/baton/bin/python install --quiet --no-compile \
-        --requirement /requirements/base.txt --constraint /requirements/constraints.txt
+        --requirement /requirements/base.txt --requirement /requirements/otel.txt \
+        --constraint /requirements/constraints.txt
 COPY deploy/trim.sh /
 RUN sh /trim.sh /opt/baton
 
@@ -75,7 +77,7 @@ COPY --from=scheduler-code /code /opt/baton
 RUN PYTHONPYCACHEPREFIX=/bytecode PATH=/opt/baton/bin:$PATH timeout 120 sh -c \
     'baton keys init --dir /tmp/keys --executor x; \
      baton-keeper --socket /tmp/keeper/keeper.sock & keeper=$!; \
-     baton-scheduler --no-journal & until baton status; do sleep 0.5; done; \
+     OTEL_EXPORTER_OTLP_ENDPOINT=http://localhost:9 baton-scheduler --no-journal & until baton status; do sleep 0.5; done; \
      baton keeper status --socket /tmp/keeper/keeper.sock && kill $keeper $! && wait $!'
 
 FROM executor-env AS executor-bytecode

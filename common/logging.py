@@ -67,19 +67,21 @@ def get_logger(name: str) -> Logger:
 
 
 class QuietLog:
-    """Logs one kind of event at most once a second; the line says how often it happened since the last line.
+    """Logs one kind of event now and then; the line says how often it happened since the last line.
 
     Args:
         log: where the lines go.
         event: the lines' text.
+        interval_s: between two lines at least.
         facts: stand in each line.
     """
 
-    def __init__(self, log: Logger, event: str, **facts: Any) -> None:
+    def __init__(self, log: Logger, event: str, *, interval_s: float = QUIET_S, **facts: Any) -> None:
         self.count = 0
         self._log = log
         self._event = event
         self._facts = facts
+        self._interval_s = interval_s
         self._unlogged = 0
         self._last_line = float("-inf")
 
@@ -88,7 +90,7 @@ class QuietLog:
         self.count += 1
         self._unlogged += 1
         now = time.monotonic()
-        if now - self._last_line >= QUIET_S:
+        if now - self._last_line >= self._interval_s:
             self._log.warning(self._event, **self._facts, **facts, since_last=self._unlogged)
             self._last_line, self._unlogged = now, 0
 

@@ -19,7 +19,7 @@ MAY_IMPORT = {
 }
 # No socket, clock, thread, process, file or log: in any module of these folders, and in these modules.
 PURE = [
-    *("scheduler_svc/core", "scheduler_svc/frontend/parsing"),
+    *("scheduler_svc/core", "scheduler_svc/frontend/parsing", "scheduler_svc/frontend/tracing/life_spans.py"),
     *("executor_svc/staging", "executor_svc/service/registration.py"),
     *(
         f"keeper_svc/{name}.py"
@@ -84,6 +84,7 @@ FLOORS = {
         "__main__",
         "background",
         "http",
+        "tracing",
         "requests",
         "storing",
         "answers",
@@ -129,6 +130,8 @@ FLOORS = {
 APART = ["core", "server", "frontend", "client", "store"]
 # The only modules that import Ray: what runs in its actors does not know of it.
 RAY = [f"scheduler_svc/client/ray/{name}.py" for name in ("cluster", "journal_probe", "manager", "operator")]
+# The only module that imports OpenTelemetry: a frontend imports it where traces are asked for.
+TRACES = "scheduler_svc/frontend/tracing/otel.py"
 NO_TORCH = ["executor_svc/service", "executor_svc/keeper"]
 
 
@@ -164,6 +167,13 @@ def test_only_what_talks_to_ray_imports_it():
     paths = [path for package in packages for path in (ROOT / package).rglob("*.py")]
     found = [path for path in paths if "ray" in {name.split(".")[0] for name in imports(path)}]
     assert {str(path.relative_to(ROOT)) for path in found} == {*RAY, "scheduler_svc/client/commands/ray.py"}
+
+
+def test_only_what_exports_traces_imports_opentelemetry():
+    packages = sorted(OURS & MAY_IMPORT.keys())
+    paths = [path for package in packages for path in (ROOT / package).rglob("*.py")]
+    found = [path for path in paths if "opentelemetry" in {name.split(".")[0] for name in imports(path)}]
+    assert [str(path.relative_to(ROOT)) for path in found] == [TRACES]
 
 
 @pytest.mark.parametrize("pure", PURE)

@@ -10,24 +10,12 @@ import msgspec
 from msgspec import Meta
 
 from common.messages.base import ClientName, Count, Epoch, Message, RequestId
-from common.messages.status import StatusReport, WaitReason
+from common.messages.status import EventKind, StatusReport, WaitReason
 
 BLOCK_STATES = ("free", "cached", "in_use", "shared")
 """What a block is: the index is its number in `BlockChanges`. A cached one is free, and what is in it can be hit or
 taken up again; a shared one stands in several tables."""
 
-EventKind = Literal[
-    "joined",
-    "rejected",
-    "finishing",
-    "draining",
-    "left",
-    "lost",
-    "preempted",
-    "restored",
-    "journal_failed",
-    "journal_ok",
-]
 MarkKind = Literal[
     "queued", "restored", "admitted", "prefill", "first_token", "preempted", "lost", "left", "resumed", "ended"
 ]

@@ -10,6 +10,34 @@ tokens in flight; that it, or one before it, runs alone after failures; a lane; 
 yields; nothing but its turn in one of the next plans."""
 
 
+EventKind = Literal[
+    "joined",
+    "rejected",
+    "finishing",
+    "draining",
+    "left",
+    "lost",
+    "preempted",
+    "restored",
+    "journal_failed",
+    "journal_ok",
+]
+"""What happens to the fleet, and to the service's journal (`FleetEvent`)."""
+
+
+class PastEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A `FleetEvent` so many seconds ago; its other fields are those of the same names."""
+
+    age_s: float
+    kind: EventKind
+    executor: str = ""
+    epoch: int = 0
+    cause: str = ""
+    reason: str = ""
+    sequences: int = 0
+    blocks_cached: int = 0
+
+
 class Percentiles(msgspec.Struct, frozen=True, kw_only=True):
     """Of the last five minutes, in seconds; interpolated within a histogram's buckets.
 
@@ -83,6 +111,7 @@ class StatusReport(msgspec.Struct, frozen=True, kw_only=True):
         first_token, between_tokens: submit to first token, and a sequence's token to its next one; None if there was
             none of these in the last five minutes.
         waits_for: what the first in the queue waits for; empty if none waits.
+        events: the last few, the newest last.
         scale: None without `--max-executors`, and in the first seconds, while executors come back that an earlier life
             of the scheduler had: then nothing is to be started or ended.
     """
@@ -112,3 +141,4 @@ class StatusReport(msgspec.Struct, frozen=True, kw_only=True):
     first_token: Percentiles | None = None
     between_tokens: Percentiles | None = None
     waits_for: WaitReason | Literal[""] = ""
+    events: list[PastEvent] = []

@@ -67,7 +67,7 @@ class Core:
         self._reporter = StatusReporter(
             config.model, self.scheduler, self.fleet, self.requests, self._counters, self._scale, now, io_counts
         )
-        self._views = LiveViews(self.scheduler, self.requests.table, self._counters, self._reporter.status)
+        self._views = LiveViews(self.scheduler, self.requests.table, self._counters, self._reporter.report)
         self._last_call = now
         self._forgiving_until = float("-inf")
         self._fleet_state = no_fleet(config.scheduler.max_waiting)

@@ -22,6 +22,7 @@ from scheduler_svc.frontend.live.hub import LiveHub
 from scheduler_svc.frontend.requests.pooling_model import read_pooling_models
 from scheduler_svc.frontend.storing.storage import Storage, in_use
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
+from scheduler_svc.frontend.tracing.start import start_tracing
 from scheduler_svc.frontend_options import FrontendOptions, frontend_options
 from scheduler_svc.store_options import StoreOptions, store_options
 
@@ -86,6 +87,7 @@ def main(
     async def run() -> bool:
         link = CoreLink(core_endpoint)
         live = LiveHub(link)
+        tracing = start_tracing(link, "frontend")
 
         def at_stop() -> None:
             live.stop()
@@ -93,12 +95,14 @@ def main(
                 storage.worker.stop()
 
         try:
-            app = create_app(link, tokenizer, api_settings, storage, live)
+            app = create_app(link, tokenizer, api_settings, storage, live, tracing)
             gc.freeze()  # the model's tables stay; to look through them takes 30 ms, in which no thread has a turn
             async with in_use(storage):
                 return await serve(app, link, listener, server_settings, at_stop=at_stop)
         finally:
             link.close()
+            if tracing is not None:
+                await tracing.close()
 
     sys.exit(0 if asyncio.run(run()) else 1)
 

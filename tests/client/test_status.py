@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from common.messages import StatusReport
+from common.messages import PastEvent, Percentiles, StatusReport
 from scheduler_svc.client.status.view import status_view
 from tests.client.fake_server import FakeServer, Refuse
 from tests.support.status_reports import executor_status, status_report
@@ -169,3 +169,32 @@ def test_nodes_are_shown_where_some_are_known(baton, server: FakeServer, report:
     header, *lines = baton("status").stdout.splitlines()[-3:]
     assert header.split()[:2] == ["executor", "node"]
     assert [line.split()[:2] for line in lines] == [["a", "10.0.0.7"], ["b", "ready"]]
+
+
+def test_latencies_what_the_queue_waits_for_and_the_last_events(baton, server: FakeServer):
+    shown = baton("status").stdout
+    assert "latency   no token in the last five minutes" in shown.splitlines()
+    assert " ago" not in shown
+    told = status_report(
+        waiting=3,
+        waits_for="memory",
+        first_token=Percentiles(count=9, p50=0.05, p90=0.1, p99=1.25),
+        between_tokens=Percentiles(count=90, p50=0.004, p90=0.005, p99=0.006),
+        events=[
+            PastEvent(age_s=70.0, kind="joined", executor="a", epoch=1, blocks_cached=12),
+            PastEvent(
+                age_s=1.5, kind="lost", executor="a", epoch=1, cause="hung", reason="step 3 is late", sequences=2
+            ),
+            PastEvent(age_s=0.5, kind="journal_failed", reason="No space left"),
+        ],
+    )
+    server.status_report.update(msgspec.to_builtins(told))
+    lines = baton("status").stdout.splitlines()
+    assert "queue     0 running, 3 waiting (the first for memory)" in lines
+    latency = "latency   first token 50/100/1250 ms (p50/p90/p99); between tokens 4/5/6 ms (p50/p90/p99)"
+    assert latency in lines
+    assert [line.split(maxsplit=3)[3] for line in lines[-3:]] == [
+        "journal failed, No space left",
+        "lost a, hung: step 3 is late, 2 sequences",
+        "joined a, 12 blocks kept",
+    ]

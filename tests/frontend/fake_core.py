@@ -219,7 +219,7 @@ class KnownRequest:
 
 class FakeCore:
     """Runs in a thread of its own until closed. What arrived lies in `submits`, `cancels`, `detaches`, `attaches`,
-    `drains`, `counts` and `num_hellos`.
+    `drains`, `counts`, `life_queries` and `num_hellos`.
 
     Args:
         stories: requests of an earlier life, which go on as `script` says.
@@ -227,6 +227,7 @@ class FakeCore:
     Attributes:
         replay_size: tokens in a delta when a request is attached to.
         refusal: of drains.
+        tell_life: tells what became of the request with an id, where the core's time is now.
     """
 
     def __init__(self, folder: Path, *, script: Script = echo, stories: dict[str, KnownRequest] | None = None) -> None:
@@ -238,6 +239,7 @@ class FakeCore:
         self.answers_attaches = True
         self.replay_size = 10**9
         self.refusal = ""
+        self.tell_life: Callable[[str, float], tuple[m.SequenceLife, ...]] = lambda request_id, now: ()
         self.report = REPORT
         self.stories = stories or {}
         self.num_hellos = 0
@@ -270,6 +272,7 @@ class FakeCore:
         self.detaches: list[m.Detach] = []
         self.drains: list[m.DrainExecutor] = []
         self.counts: list[m.FrontendCounts] = []
+        self.life_queries: list[str] = []
 
     def _run(self) -> None:
         context = zmq.Context()
@@ -321,8 +324,12 @@ class FakeCore:
                 self._send(router, sender, m.DrainReply(query_id=query_id, epoch=epoch, refusal=self.refusal))
             case m.FrontendCounts():
                 self.counts.append(message)
-            case m.StatusQuery() | m.MetricsQuery() if not self.answers_queries:
+            case m.StatusQuery() | m.MetricsQuery() | m.LifeQuery() if not self.answers_queries:
                 pass
+            case m.LifeQuery(query_id=query_id, request_id=request_id):
+                self.life_queries.append(request_id)
+                now = time.monotonic()
+                self._send(router, sender, m.Life(query_id=query_id, at=now, sequences=self.tell_life(request_id, now)))
             case m.StatusQuery():
                 self._send(router, sender, m.Status(query_id=message.query_id, report=self.report))
             case m.MetricsQuery():

@@ -29,6 +29,7 @@ CONTEXT = AnswerContext(
     has_chunk_usage=True,
     hides_thought=True,
     fills_window=True,
+    traceparent="00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
 )
 
 
@@ -47,11 +48,11 @@ FIELDS = msgspec.msgpack.decode(CONTEXT.encode())
         b"\xc1",
         CONTEXT.encode()[:-1],
         msgspec.msgpack.encode({"version": 1}),
-        msgspec.msgpack.encode([6, *FIELDS[1:]]),
+        msgspec.msgpack.encode([7, *FIELDS[1:]]),
         msgspec.msgpack.encode([*FIELDS, "of a later version"]),
         msgspec.msgpack.encode([*FIELDS[:4], 0, *FIELDS[5:]]),
     ],
-    ids=["nothing", "noise", "cut off", "a map", "version 6", "more fields", "no prompts"],
+    ids=["nothing", "noise", "cut off", "a map", "version 7", "more fields", "no prompts"],
 )
 def test_what_another_version_wrote(data: bytes):
     with pytest.raises(RequestRejected, match="this version of Baton cannot go on") as caught:

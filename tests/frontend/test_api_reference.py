@@ -29,7 +29,7 @@ CORE = sorted((ROOT / "scheduler_svc" / "core").rglob("*.py"))
 # Names of HTTP's own headers that the frontend has as texts; those that begin with x- need no list.
 STANDARD_HEADERS = {
     *("authorization", "content-type", "content-encoding", "last-event-id", "retry-after", "www-authenticate", "allow"),
-    *("cache-control", "connection", "request-id"),
+    *("cache-control", "connection", "request-id", "traceparent", "tracestate"),
 }
 # A proxy's; one of the page for people; keys of JSON schemas and of OpenAPI.
 NOT_OURS = {"x-forwarded-for", "x-content-type-options", "x-guidance", "x-event-data"}

@@ -6,7 +6,7 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.table import Table
 from rich.text import Text
 
-from common.messages import ExecutorStatus, StatusReport
+from common.messages import ExecutorStatus, PastEvent, Percentiles, StatusReport
 from scheduler_svc.client.output import duration
 
 _WIDTH_WITHOUT_TERMINAL = 200  # wide enough that no line is folded in a log
@@ -14,6 +14,17 @@ _WIDE = 120  # columns of a terminal that has room for everything
 _FIXED_FACTS = ("device", "dtype", "pid", "epoch")
 _NUMBERS = ("pid", "epoch", "blocks", "cached", "running", "step ms", "uptime")
 _STATE_STYLES = {"ready": "green", "finishing": "yellow", "draining": "yellow"}
+_WAITS_FOR = {
+    "no_executor": "the first for an executor that can take it",
+    "pool": "the first for the next executor of its memory",
+    "landing": "the first for its own tokens in flight",
+    "alone": "the first to run alone after failures, or behind one that does",
+    "lanes": "the first for a lane",
+    "memory": "the first for memory",
+    "yields": "the first for prompts of others to be computed",
+    "turn": "the first for its turn",
+}
+_TROUBLE = ("lost", "rejected", "journal_failed")
 _JOURNAL_FAILED = "The journal cannot be written: requests accepted now are lost if the scheduler ends. See its log."
 
 
@@ -30,14 +41,22 @@ def status_view(report: StatusReport) -> RenderableType:
     facts = Text(_facts(report))
     if report.journal == "failed":
         facts.append(f"\n{_JOURNAL_FAILED}", style="bold red")
-    return Group(Text(title, style="bold"), facts, Text(), _ExecutorTable(report.executors))
+    parts: list[RenderableType] = [Text(title, style="bold"), facts, Text(), _ExecutorTable(report.executors)]
+    return Group(*parts, *([Text(), _events(report.events)] if report.events else []))
 
 
 def _facts(report: StatusReport) -> str:
     cached = report.cached_prompt_tokens / report.prompt_tokens if report.prompt_tokens else 0.0
     facts = {
-        "queue": f"{report.running} running, {report.waiting} waiting",
+        "queue": f"{report.running} running, {report.waiting} waiting"
+        + (f" ({_WAITS_FOR[report.waits_for]})" if report.waits_for else ""),
         "tokens/s": f"{report.output_tokens_per_s:.0f} output, {report.prefill_tokens_per_s:.0f} prompt",
+        "latency": "; ".join(
+            f"{name} {_milliseconds(told)}"
+            for name, told in (("first token", report.first_token), ("between tokens", report.between_tokens))
+            if told is not None
+        )
+        or "no token in the last five minutes",
         "requests": f"{report.requests_finished} finished, {report.requests_failed} failed",
         "tokens": f"{report.output_tokens} output, {report.prompt_tokens} prompt ({cached:.0%} from the prefix cache)",
         "trouble": f"{report.executors_lost} executors lost, {report.sequences_resumed} sequences resumed "
@@ -53,6 +72,29 @@ def _facts(report: StatusReport) -> str:
             f"{scale.forecast_ttft_s:.1f} s by the forecast"
         )
     return "\n".join(f"{name:10}{fact}" for name, fact in facts.items())
+
+
+def _milliseconds(told: Percentiles) -> str:
+    return "/".join(f"{1e3 * value:.0f}" for value in (told.p50, told.p90, told.p99)) + " ms (p50/p90/p99)"
+
+
+def _events(events: list[PastEvent]) -> Text:
+    """The last events, the newest first."""
+    lines = Text()
+    for event in reversed(events):
+        name = f" {event.executor}" if event.executor else ""
+        why = ": ".join(part for part in (event.cause, event.reason) if part)
+        facts = [
+            why,
+            f"{event.sequences} sequences" if event.sequences else "",
+            f"{event.blocks_cached} blocks kept" if event.blocks_cached else "",
+        ]
+        style = "red" if event.kind in _TROUBLE else ""
+        lines.append(f"{duration(event.age_s):>8} ago  ")
+        lines.append(event.kind.replace("_", " "), style=style)
+        lines.append(name + "".join(f", {fact}" for fact in facts if fact) + "\n")
+    lines.rstrip()
+    return lines
 
 
 class _ExecutorTable:

@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+import msgspec
+
 from common import __version__
 from common import messages as m
 from common.messages import ExecutorStatus, StatusReport
@@ -17,6 +19,7 @@ from scheduler_svc.core.scheduling.wait_reasons import wait_reason
 from scheduler_svc.core.sequence import Sequence
 
 MAX_HOLDERS = 8  # of a block, that are named
+MAX_STATUS_EVENTS = 20
 
 Query = m.StatusQuery | m.MetricsQuery | m.LifeQuery | m.BlockQuery
 Answer = m.Status | m.Metrics | m.Life | m.BlockHolders
@@ -80,6 +83,11 @@ class StatusReporter:
 
     def status(self, now: float) -> StatusReport:
         """Everything that `baton status` shows."""
+        events = [_past(event, now) for event in self._counters.timeline.last(MAX_STATUS_EVENTS)]
+        return msgspec.structs.replace(self.report(now), events=events)
+
+    def report(self, now: float) -> StatusReport:
+        """The same without events."""
         stats, counters, group_commit = self._scheduler.stats, self._counters, self._requests.group_commit
         ended = counters.ended_by
         return StatusReport(
@@ -114,7 +122,7 @@ class StatusReporter:
         """Everything in Prometheus' text format."""
         stats, group_commit, io_counts = self._scheduler.stats, self._requests.group_commit, self._io_counts()
         gauges = Gauges(
-            report=self.status(now),
+            report=self.report(now),
             open_requests=self._requests.table.clients,
             num_frontends=len(self._requests.frontends),
             messages_dropped=io_counts.messages_dropped,
@@ -177,3 +185,8 @@ class StatusReporter:
             has_standby=member.membership.has_standby,
             tasks=list(hello.tasks),
         )
+
+
+def _past(event: m.FleetEvent, now: float) -> m.PastEvent:
+    facts = {name: getattr(event, name) for name in m.PastEvent.__struct_fields__ if name != "age_s"}
+    return m.PastEvent(age_s=now - event.at, **facts)

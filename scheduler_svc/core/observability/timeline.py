@@ -43,6 +43,10 @@ class Timeline:
         """Number of the newest event; -1 if there is none."""
         return self._next_number - 1
 
+    def last(self, count: int) -> list[FleetEvent]:
+        """The last so many events."""
+        return self.after(self.last_number - count)
+
     def after(self, number: int) -> list[FleetEvent]:
         """The events after the one with this number, as far as they are remembered."""
         count = min(self.last_number - number, len(self.events))

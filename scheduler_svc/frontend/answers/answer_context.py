@@ -39,9 +39,10 @@ class AnswerContext(msgspec.Struct, frozen=True, array_like=True, kw_only=True, 
         hides_thought: whether the answer is without its thought.
         fills_window: whether it may have as many tokens as the model's positions leave, which are fewer than the client
             asked for; since version 5, as the kinds.
+        traceparent: W3C's name of the span of the request, if it is traced; since version 6.
     """
 
-    version: Literal[1, 2, 3, 4, 5] = 5
+    version: Literal[1, 2, 3, 4, 5, 6] = 6
     kind: AnswerKind
     created: int
     model: str
@@ -61,6 +62,7 @@ class AnswerContext(msgspec.Struct, frozen=True, array_like=True, kw_only=True, 
     has_chunk_usage: bool = False
     hides_thought: bool = False
     fills_window: bool = False
+    traceparent: Annotated[str, Meta(max_length=55)] = ""
 
     @property
     def num_prompt_logprobs(self) -> int:

@@ -76,6 +76,7 @@ class Generation:
             for number, delivered in enumerate(spec.position.choices)
         ]
         self._num_unfinished = len(self._choices)
+        self._reasons: list[str | None] = [None] * len(self._choices)
         self._num_cached = [0] * spec.context.num_prompts
 
     def __enter__(self) -> Self:
@@ -145,6 +146,16 @@ class Generation:
         return choices
 
     @property
+    def finish_reasons(self) -> Sequence[str | None]:
+        """Why each choice ended; None for one that has not, or has failed."""
+        return self._reasons
+
+    @property
+    def has_tokens(self) -> bool:
+        """Whether any choice has one."""
+        return any(choice.text.num_tokens for choice in self._choices)
+
+    @property
     def usage(self) -> Usage:
         """Tokens so far. A prompt counts once however many sequences it has."""
         prompt = self.spec.num_prompt_tokens
@@ -189,6 +200,7 @@ class Generation:
             failure = failure or failed
             if finish_reason is not None:
                 self._num_unfinished -= 1
+                self._reasons[number] = finish_reason
                 self._queue.end(number)
                 if sequence == 0 and part is not None and not part.is_complete:
                     message = "log-probabilities of the prompt are missing"

@@ -29,6 +29,7 @@ from scheduler_svc.frontend.requests.pooling_model import PoolingModel, read_poo
 from scheduler_svc.frontend.requests.reader import RequestReader
 from scheduler_svc.frontend.text.long_work import LongWork
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
+from scheduler_svc.frontend.tracing.start import start_tracing
 from scheduler_svc.frontend_options import FrontendOptions, frontend_options
 from scheduler_svc.store.store_thread import StoreThread
 from scheduler_svc.store_options import StoreOptions, store_options
@@ -80,7 +81,9 @@ def main(
 
     async def run() -> bool:
         link = CoreLink(core_endpoint)
-        worker = Worker(link, tokenizer, thread, make_batches(link, tokenizer, frontend, thread, store, api_keys))
+        tracing = start_tracing(link, "worker")
+        batches = make_batches(link, tokenizer, frontend, thread, store, api_keys)
+        worker = Worker(link, tokenizer, thread, batches, tracing)
         app = create_worker_app(worker, frontend.keep_alive_s)
         gc.freeze()
         settings = ServerSettings(LOSS_TIMEOUT_S, STALL_TIMEOUT_S, parent, "worker")
@@ -97,6 +100,8 @@ def main(
             await asyncio.gather(serving, working, return_exceptions=True)
             link.close()
             thread.close()
+            if tracing is not None:
+                await tracing.close()
 
     sys.exit(0 if asyncio.run(run()) else 1)
 

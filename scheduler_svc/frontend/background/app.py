@@ -1,11 +1,12 @@
 """The worker's own HTTP, on a socket that only its frontends can reach: they tell it of work, and read streams."""
 
-from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi import APIRouter, Request, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from scheduler_svc.frontend.background.response_run import ResponseRun
 from scheduler_svc.frontend.background.worker import Worker
 from scheduler_svc.frontend.errors import ApiError
+from scheduler_svc.frontend.http.fastapi_app import new_app
 from scheduler_svc.frontend.http.streaming import EventStream, Out
 
 DONE = 204
@@ -15,7 +16,7 @@ LONGEST_WAIT_S = 4.0  # for a response to begin: shorter than a frontend waits f
 
 def create_worker_app(worker: Worker, keep_alive_s: float) -> ASGIApp:
     """The application. The caller runs the worker."""
-    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+    app = new_app()
     app.include_router(_WorkerApi(worker, keep_alive_s).router)
     return app
 

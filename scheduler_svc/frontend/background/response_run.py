@@ -44,6 +44,7 @@ class ResponseRun:
         is_kept: set when the store has the outcome, or wants none.
         outcome: what it has come to; None before.
         refusal: the code with which the core said that it has no room; empty if it did not.
+        generation: that `run` reads; None before.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class ResponseRun:
         self.is_kept = asyncio.Event()
         self.outcome: Outcome | None = None
         self.refusal = ""
+        self.generation: Generation | None = None
         self._link = link
         self._tokenizer = tokenizer
         self._submit = work.submit
@@ -71,6 +73,12 @@ class ResponseRun:
         submit = self._submit
         record = TokenRecord(RECORD_VERSION, self.spec, submit.context, len(submit.prompt) // 4, self._broadcast.deltas)
         return record.encode()
+
+    @property
+    def core_id(self) -> str:
+        """The core's id for it; another one where the core has given up the request before."""
+        name, _, number = self._submit.request_id.rpartition("-")
+        return f"{name}-{int(number) + self._attempt}"
 
     @property
     def is_broken_off(self) -> bool:
@@ -105,6 +113,7 @@ class ResponseRun:
         generation: Generation | None = None
         try:
             _, generation = self._follow(stops=True)
+            self.generation = generation
             with generation:
                 async for pieces in generation.pieces():
                     for _ in events.of(pieces):
@@ -181,7 +190,7 @@ class ResponseRun:
     async def _connect(self) -> DeltaQueue | None:
         """The request's deltas from its first token on: of the request that the core has, or of a new one; None if it
         has none, and none is wanted."""
-        submit = msgspec.structs.replace(self._submit, request_id=self._core_id())
+        submit = msgspec.structs.replace(self._submit, request_id=self.core_id)
         queue = self._link.attach_queue()
         try:
             async with asyncio.timeout(QUERY_TIMEOUT_S):
@@ -237,8 +246,3 @@ class ResponseRun:
         if self._on_taken is not None:
             self._on_taken()
             self._on_taken = None
-
-    def _core_id(self) -> str:
-        """The core's id for it; another one where the core has given up the request before."""
-        name, _, number = self._submit.request_id.rpartition("-")
-        return f"{name}-{int(number) + self._attempt}"

@@ -10,11 +10,13 @@ from scheduler_svc.frontend.answers.responses.events import Outcome
 from scheduler_svc.frontend.background.batches import Batches
 from scheduler_svc.frontend.background.patient_store import RETRY_S, PatientStore
 from scheduler_svc.frontend.background.response_run import ResponseRun
+from scheduler_svc.frontend.background.traced_work import traced
 from scheduler_svc.frontend.background.turns import Name, Turns
 from scheduler_svc.frontend.errors import internal_error
 from scheduler_svc.frontend.link.core_link import CoreLink
 from scheduler_svc.frontend.requests.responses.background_work import BackgroundWork
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
+from scheduler_svc.frontend.tracing.tracing import Tracing
 from scheduler_svc.store import responses
 from scheduler_svc.store.database import data_version
 from scheduler_svc.store.errors import NotFound
@@ -47,12 +49,23 @@ class OpenPlace:
 class Worker:
     """Runs responses in the background, and batches. An owner is the name of an API key, empty without keys.
 
+    Args:
+        tracing: makes spans of responses; None makes none.
+
     Attributes:
         batches: that are open.
     """
 
-    def __init__(self, link: CoreLink, tokenizer: Tokenizer, store: StoreThread, batches: Batches) -> None:
+    def __init__(
+        self,
+        link: CoreLink,
+        tokenizer: Tokenizer,
+        store: StoreThread,
+        batches: Batches,
+        tracing: Tracing | None = None,
+    ) -> None:
         self.batches = batches
+        self._tracing = tracing
         self._link = link
         self._tokenizer = tokenizer
         self._patient = PatientStore(store, retry_s=RETRY_S)
@@ -197,7 +210,9 @@ class Worker:
             return ""
         place.run = run
         place.has_changed.set()
-        if (outcome := await run.run()) is not None:
+        with traced(self._tracing, name[0], work, run):
+            outcome = await run.run()
+        if outcome is not None:
             await self._keep(name, outcome, run.record)
         return run.refusal
 

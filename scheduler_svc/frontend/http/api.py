@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from fastapi import FastAPI
 from starlette.types import ASGIApp
 
 from common.messages import Task
@@ -15,6 +14,7 @@ from scheduler_svc.frontend.http.cors import with_cors
 from scheduler_svc.frontend.http.describe_api import DescribeApi
 from scheduler_svc.frontend.http.embeddings_api import EmbeddingsApi
 from scheduler_svc.frontend.http.error_handlers import install_error_handlers
+from scheduler_svc.frontend.http.fastapi_app import new_app
 from scheduler_svc.frontend.http.files_api import FilesApi
 from scheduler_svc.frontend.http.generate_api import GenerateApi
 from scheduler_svc.frontend.http.messages_api import MessagesApi
@@ -25,6 +25,7 @@ from scheduler_svc.frontend.http.rerank_api import RerankApi
 from scheduler_svc.frontend.http.responses_api import ResponsesApi
 from scheduler_svc.frontend.http.resume_api import ResumeApi
 from scheduler_svc.frontend.http.tokenize_api import TokenizeApi
+from scheduler_svc.frontend.http.traced_requests import TraceRequests
 from scheduler_svc.frontend.http.traces import Traces
 from scheduler_svc.frontend.link.core_link import CoreLink
 from scheduler_svc.frontend.live.hub import LiveHub
@@ -34,6 +35,7 @@ from scheduler_svc.frontend.requests.reader import RequestReader
 from scheduler_svc.frontend.storing.storage import Storage
 from scheduler_svc.frontend.text.long_work import LongWork
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
+from scheduler_svc.frontend.tracing.tracing import Tracing
 from scheduler_svc.frontend_options import POOLING_TASKS, FrontendOptions
 
 MAX_BODY_BYTES = 8 * 2**20
@@ -70,15 +72,16 @@ def create_app(
     settings: ApiSettings,
     storage: Storage | None = None,
     live: LiveHub | None = None,
+    tracing: Tracing | None = None,
 ) -> ASGIApp:
     """The application. The caller runs the link.
 
     Args:
         storage: what outlives requests is kept there; None keeps nothing.
         live: of open pages, which the caller stops; None for one of its own.
+        tracing: makes spans of requests; None makes none.
     """
-    # No redirect for a slash too many: it would lead to whatever `Host` says.
-    app = FastAPI(title="Baton", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
+    app = new_app()
     long_work = LongWork()
     style = style_of(tokenizer.chat_template, settings.options)
     served = settings.options.served_model_name
@@ -119,6 +122,8 @@ def create_app(
     limits = {"max_body_bytes": settings.max_body_bytes, "max_file_bytes": settings.max_file_bytes}
     app.add_middleware(LimitBody, **limits)
     # The last one added is the first one asked.
+    if tracing is not None:  # requests without a key leave no trace
+        app.add_middleware(TraceRequests, tracing=tracing)
     app.add_middleware(RequireApiKey, api_keys=settings.api_keys, open_paths=open_paths)
     install_error_handlers(app)
     routes = [route for router in routers for route in router.routes]

@@ -1,7 +1,6 @@
 """The stream of a response in the background, for one client: from the worker, and from the store when it has ended."""
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator, Coroutine
 from typing import Any
 
@@ -13,7 +12,7 @@ from common.logging import get_logger
 from scheduler_svc.frontend.answers.responses.events import Outcome, ResponseEvents, ResponseSpec
 from scheduler_svc.frontend.answers.responses.token_record import TokenRecord, replay
 from scheduler_svc.frontend.errors import ApiError, ClientGone, internal_error
-from scheduler_svc.frontend.http.plain_answers import REQUEST_ID_HEADER
+from scheduler_svc.frontend.http.plain_answers import ERROR, IS_CLIENT_GONE, REQUEST_ID_HEADER
 from scheduler_svc.frontend.http.streaming import COMMENT, unless_disconnected
 from scheduler_svc.frontend.link.worker_link import WorkerGone, WorkerLink
 from scheduler_svc.frontend.storing.responses import ResponseStore
@@ -58,19 +57,23 @@ class BackgroundStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer the request."""
-        with contextlib.suppress(ClientGone):
-            await unless_disconnected(receive, self._stream(send))
+        try:
+            await unless_disconnected(receive, self._stream(scope, send))
+        except ClientGone:
+            scope[IS_CLIENT_GONE] = True
 
-    async def _stream(self, send: Send) -> None:
+    async def _stream(self, scope: Scope, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         last = b""
         try:
             await self._unless_stopped(self._pass_on(send))
         except ApiError as error:  # the response was deleted, the store fails, or this frontend stops
+            scope[ERROR] = error
             last = _error_event(error, self._after)
         except Exception:
             log.exception("internal error")
-            last = _error_event(internal_error(), self._after)
+            scope[ERROR] = failed = internal_error()
+            last = _error_event(failed, self._after)
         await send({"type": "http.response.body", "body": last, "more_body": False})
 
     async def _unless_stopped(self, work: Coroutine[Any, Any, None]) -> None:

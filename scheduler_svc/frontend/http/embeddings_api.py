@@ -15,6 +15,7 @@ from scheduler_svc.frontend.requests.pooled_schemas import EmbeddingRequest
 from scheduler_svc.frontend.requests.pooling_model import PoolingModel, task_state
 from scheduler_svc.frontend.requests.reader import RequestReader
 from scheduler_svc.frontend.text.long_work import LongWork
+from scheduler_svc.frontend.tracing.notes import answers_pooled, asked_pooled
 
 
 class EmbeddingsApi:
@@ -39,7 +40,10 @@ class EmbeddingsApi:
         self._unsent.check()
         pooled, writer = await self._read(request)
         request.scope[ANSWER_ID] = pooled.request_id
-        answer = await pooled.open(self._link, client_of(request))
+        asked_pooled(request.scope, pooled, self._model.names[0])
+        client = client_of(request)
+        answer = await pooled.open(self._link, client)
+        answers_pooled(request.scope, answer, client.name)
         request.scope[IS_SUBMITTED] = True
         with answer:
             parts = await unless_disconnected(request.receive, writer.write(answer, self._model.names[0]))

@@ -22,6 +22,7 @@ from scheduler_svc.frontend.requests.reader import RequestReader
 from scheduler_svc.frontend.requests.schemas import ChatRequest, CompletionRequest, GenerationRequest
 from scheduler_svc.frontend.requests.tokenized_request import TokenizedRequest, tokenize_completion
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
+from scheduler_svc.frontend.tracing.notes import answers, asked
 
 Body = TypeVar("Body", bound=GenerationRequest)
 
@@ -68,8 +69,9 @@ class GenerateApi:
         async with read_body(request) as raw:
             body, tokenized = await self._reader.read(raw, schema, tokenize, client)
             request.scope[ANSWER_ID] = tokenized.request_id
-            context = answer_context(kind, tokenized, body, self._model)
+            context = asked(request.scope, body, tokenized, answer_context(kind, tokenized, body, self._model))
             generation = await open_generation(self._link, self._reader.tokenizer, tokenized, context, client)
+        answers(request.scope, generation, client.name)
         return generation, body.stream
 
     async def _answer(self, request: Request, generation: Generation, streams: bool) -> Response:

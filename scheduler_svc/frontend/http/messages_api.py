@@ -23,6 +23,7 @@ from scheduler_svc.frontend.requests.generating import open_generation
 from scheduler_svc.frontend.requests.messages_api.schemas import CountTokensRequest, MessageRequest
 from scheduler_svc.frontend.requests.messages_api.tokenize import message_context, tokenize_message, tokenize_to_count
 from scheduler_svc.frontend.requests.reader import RequestReader
+from scheduler_svc.frontend.tracing.notes import answers, asked
 
 
 class MessagesApi:
@@ -71,6 +72,7 @@ class MessagesApi:
         async with read_body(request) as raw:
             body, tokenized = await self._reader.read(raw, MessageRequest, self._tokenize, client)
             request.scope[ANSWER_ID] = tokenized.request_id
-            context = message_context(tokenized, body, self._model)
+            context = asked(request.scope, body, tokenized, message_context(tokenized, body, self._model))
             generation = await open_generation(self._link, self._reader.tokenizer, tokenized, context, client)
+        answers(request.scope, generation, client.name)
         return generation, body.stream

@@ -31,6 +31,7 @@ from scheduler_svc.frontend.requests.pooling_model import PoolingModel, task_sta
 from scheduler_svc.frontend.requests.reader import RequestReader
 from scheduler_svc.frontend.requests.scoring import tokenize_rerank, tokenize_score, work_of
 from scheduler_svc.frontend.text.long_work import LongWork
+from scheduler_svc.frontend.tracing.notes import answers_pooled, asked_pooled
 
 RERANK_PATHS = ("/v1/rerank", "/v2/rerank", "/rerank")
 SCORE_PATHS = ("/score", "/v1/score")
@@ -111,7 +112,10 @@ class RerankApi:
         self, request: Request, pooled: PooledRequest, write: Callable[[PooledAnswer, Margins], Struct]
     ) -> Response:
         request.scope[ANSWER_ID] = pooled.request_id
-        answer = await pooled.open(self._link, client_of(request))
+        asked_pooled(request.scope, pooled, self._model.names[0])
+        client = client_of(request)
+        answer = await pooled.open(self._link, client)
+        answers_pooled(request.scope, answer, client.name)
         request.scope[IS_SUBMITTED] = True
         with answer:
             margins = await unless_disconnected(request.receive, _margins(answer))

@@ -1,6 +1,7 @@
 """The Responses API."""
 
 import re
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -26,6 +27,7 @@ from scheduler_svc.frontend.requests.responses.schemas import RESPONSE_ID, Respo
 from scheduler_svc.frontend.requests.responses.stored import page_of
 from scheduler_svc.frontend.storing.responses import ResponseStore
 from scheduler_svc.frontend.storing.storage import Storage
+from scheduler_svc.frontend.tracing.notes import answers, asked
 from scheduler_svc.store.records import StoredResponse
 
 MAX_PAGE = 100
@@ -78,6 +80,7 @@ class ResponsesApi:
         if ready.spec.is_background:
             return await self._in_background(ready, request, streams=ready.streams)
         generation = await open_generation(self._link, self._reader.tokenizer, ready.tokenized, ready.context, client)
+        answers(request.scope, generation, client.name)
         answer = _Answer(generation, ready, self._store if is_stored else None, client.name)
         if ready.streams:
             return EventStream(generation, answer.events, keep_alive_s=self._keep_alive_s, at_end=answer.keep)
@@ -149,7 +152,8 @@ class ResponsesApi:
         client = client_of(request)
         async with read_body(request) as raw:
             body = await self._reader.parse(raw, ResponseRequest, client)
-            return await self._preparer.ready(body, len(raw), client)
+            ready = await self._preparer.ready(body, len(raw), client)
+        return replace(ready, context=asked(request.scope, body, ready.tokenized, ready.context))
 
     @property
     def _store(self) -> ResponseStore:

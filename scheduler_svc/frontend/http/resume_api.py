@@ -21,6 +21,7 @@ from scheduler_svc.frontend.requests.responses.schemas import RESPONSE_ID
 from scheduler_svc.frontend.requests.schemas import REQUEST_ID
 from scheduler_svc.frontend.requests.tokenized_request import core_request_id
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
+from scheduler_svc.frontend.tracing.notes import resumes
 
 
 class ResumeApi:
@@ -52,6 +53,7 @@ class ResumeApi:
         queue.is_resumable = context.is_resumable
         spec = AnswerSpec(request_id, context, num_prompt_tokens, position, prompts)
         generation = Generation(queue, self._tokenizer, spec)
+        resumes(request.scope, generation, client_of(request).name)
         return EventStream(generation, events, keep_alive_s=self._keep_alive_s, is_new=False)
 
     async def cancel(self, request_id: str, request: Request) -> Response:

@@ -1,7 +1,6 @@
 """Answers as server-sent events, and what happens when the client hangs up."""
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
@@ -14,7 +13,13 @@ from common.logging import get_logger
 from scheduler_svc.frontend.answers.events import Events
 from scheduler_svc.frontend.answers.generation import Generation
 from scheduler_svc.frontend.errors import ApiError, ClientGone, internal_error
-from scheduler_svc.frontend.http.plain_answers import IS_SUBMITTED, REQUEST_ID_HEADER, ErrorResponse
+from scheduler_svc.frontend.http.plain_answers import (
+    ERROR,
+    IS_CLIENT_GONE,
+    IS_SUBMITTED,
+    REQUEST_ID_HEADER,
+    ErrorResponse,
+)
 
 log = get_logger(__name__)
 
@@ -97,8 +102,10 @@ class EventStream(Response):
             self._is_client_gone = message["type"] == "http.disconnect"
             return message
 
-        with contextlib.suppress(ClientGone):
+        try:
             await unless_disconnected(noticing, self._stream(scope, receive, send))
+        except ClientGone:
+            scope[IS_CLIENT_GONE] = True
 
     async def _stream(self, scope: Scope, receive: Receive, send: Send) -> None:
         out = Out(send, self.raw_headers)
@@ -123,6 +130,7 @@ class EventStream(Response):
         if error is None:
             await out.end()
             return
+        scope[ERROR] = error
         if error.code == "reader_too_slow" and not self._is_client_gone:  # otherwise the connection guard has logged it
             log.warning("reader dropped", request=self._generation.spec.answer_id, reason=error.message)
         await self._fail(out, error, scope, receive, send)

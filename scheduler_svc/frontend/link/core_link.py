@@ -145,8 +145,7 @@ class CoreLink(Questions):
 
     def cancel(self, request_id: str) -> bool:
         """Cancel the whole answer that this request is part of. Returns whether it is answered here."""
-        queue = self._queues.get(request_id)
-        if queue is not None:
+        if (queue := self._queues.get(request_id)) is not None:
             queue.cancel()
         return queue is not None
 
@@ -285,15 +284,13 @@ class CoreLink(Questions):
                 queue.fail(RequestRejected("the stream has lost its place", "unavailable"))
             self._tell(m.Detach(request_id=request_id))
             return
-        if reader is None:
-            return
-        if reader.answer.done():
+        if reader is not None and reader.answer.done():
             self._tell(m.Detach(request_id=request_id))
-            return
-        if answer.found and not reader.queue.has_failed:
-            reader.queue.add(request_id, reader.prompt, answer.n)
-            self._queues[request_id] = reader.queue
-        reader.answer.set_result(answer)
+        elif reader is not None:
+            if answer.found and not reader.queue.has_failed:
+                reader.queue.add(request_id, reader.prompt, answer.n)
+                self._queues[request_id] = reader.queue
+            reader.answer.set_result(answer)
 
     async def _watch_connection(self) -> None:
         while True:

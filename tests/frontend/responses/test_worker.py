@@ -23,6 +23,7 @@ from scheduler_svc.frontend.background.broadcast import Broadcast
 from scheduler_svc.frontend.background.worker import Worker
 from scheduler_svc.frontend.link.core_link import CoreLink
 from scheduler_svc.frontend.requests.responses.background_work import WORK_VERSION, BackgroundWork
+from scheduler_svc.frontend.tracing.tracing import Tracing
 from scheduler_svc.frontend_options import FrontendOptions
 from scheduler_svc.store import responses
 from scheduler_svc.store.records import StoredResponse
@@ -48,11 +49,13 @@ def at_once(monkeypatch):
 
 
 @asynccontextmanager
-async def working(link: CoreLink, folder: Path) -> AsyncIterator[tuple[Worker, StoreThread]]:
+async def working(
+    link: CoreLink, folder: Path, tracing: Tracing | None = None
+) -> AsyncIterator[tuple[Worker, StoreThread]]:
     store = StoreThread(folder / "store")
     options = FrontendOptions(("m",))
     batches = make_batches(link, TOKENIZER, options, store, StoreOptions(folder / "store"), ApiKeys())
-    made = Worker(link, TOKENIZER, store, batches)
+    made = Worker(link, TOKENIZER, store, batches, tracing)
     task = asyncio.create_task(made.run())
     try:
         yield made, store

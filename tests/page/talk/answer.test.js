@@ -35,7 +35,8 @@ test("calls are put together from their pieces, also those of several calls", ()
   const pieces = [
     { index: 0, id: "c0", type: "function", function: { name: "find", arguments: "" } },
     { index: 0, function: { arguments: '{"q": "' } }, { index: 0, function: { arguments: 'x"}' } },
-    { index: 1, id: "c1", type: "function", function: { name: "open", arguments: "{" } }, { index: 1, function: { arguments: "}" } },
+    { index: 1, id: "c1", type: "function", function: { name: "open", arguments: "{" } },
+    { index: 1, function: { arguments: "}" } },
   ];
   pieces.forEach((piece, index) => take(answer, delta({ tool_calls: [piece] }, index), String(index), index));
   assert.deepEqual(answer.calls, [

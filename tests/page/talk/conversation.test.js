@@ -5,8 +5,8 @@ import { newAnswer } from "../../../scheduler_svc/frontend/page/files/talk/answe
 import { Conversation } from "../../../scheduler_svc/frontend/page/files/talk/conversation.js";
 
 function answered(conversation, text, more = {}) {
-  const answer = { ...newAnswer("r", {}, 0, { key: `k${conversation.messages.length}` }), text, state: "done", ...more };
-  return conversation.add(answer);
+  const answer = newAnswer("r", {}, 0, { key: `k${conversation.messages.length}` });
+  return conversation.add({ ...answer, text, state: "done", ...more });
 }
 
 test("what a request sends", () => {
@@ -45,7 +45,8 @@ test("an answer that is taken back takes what follows with it", () => {
 test("calls and their results", () => {
   const conversation = new Conversation();
   conversation.say("Weather?");
-  answered(conversation, "", { calls: [{ id: "c1", name: "weather", arguments: '{"city": "Ulm"}' }, { id: "c2", name: "time", arguments: "{}" }] });
+  answered(conversation, "", { calls: [
+    { id: "c1", name: "weather", arguments: '{"city": "Ulm"}' }, { id: "c2", name: "time", arguments: "{}" }] });
   assert.equal(conversation.canGoOn, false);
   conversation.giveResults(["sunny", "noon"]);
   assert.deepEqual(conversation.openCalls, []);

@@ -1,7 +1,9 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { defaultOf, grouped, labelOf, read, readAll } from "../../../scheduler_svc/frontend/page/files/talk/parameters.js";
+import {
+  defaultOf, grouped, labelOf, read, readAll,
+} from "../../../scheduler_svc/frontend/page/files/talk/parameters.js";
 
 const TEMPERATURE = { name: "temperature", kind: "number", default: 0.7, minimum: 0, maximum: 2 };
 const SEED = { name: "seed", kind: "integer", default: null, minimum: -(2 ** 63), maximum: 2 ** 63 };
@@ -18,7 +20,9 @@ test("numbers", () => {
     assert.deepEqual(read(TEMPERATURE, text), { value });
   }
   for (const text of ["2.1", "-0.1", "1e999"]) assert.match(read(TEMPERATURE, text).problem, /from 0 to 2/);
-  for (const text of ["0,5", "hot", "0x1", "Infinity", "NaN", "1 2"]) assert.match(read(TEMPERATURE, text).problem, /Not a number/);
+  for (const text of ["0,5", "hot", "0x1", "Infinity", "NaN", "1 2"]) {
+    assert.match(read(TEMPERATURE, text).problem, /Not a number/);
+  }
   assert.match(read({ kind: "number", minimum: 1 }, "0").problem, /at least 1/);
 });
 
@@ -67,7 +71,8 @@ test("only what is set is sent", () => {
 test("what is shown of a parameter", () => {
   assert.equal(labelOf("top_p"), "Top p");
   assert.equal(labelOf("presence_penalty"), "Presence penalty");
-  assert.deepEqual([TEMPERATURE, SEED, STOP, KWARGS, IGNORE, SALT].map(defaultOf), ["0.7", "not set", "none", "none", "false", "none"]);
+  assert.deepEqual([TEMPERATURE, SEED, STOP, KWARGS, IGNORE, SALT].map(defaultOf),
+    ["0.7", "not set", "none", "none", "false", "none"]);
   const groups = grouped([SALT, TEMPERATURE, { name: "new_one" }]);
   assert.deepEqual(groups.map(([title, members]) => [title, members.map(({ name }) => name)]),
     [["Sampling", ["temperature"]], ["Service", ["cache_salt", "new_one"]]]);

@@ -1,5 +1,5 @@
 import assert from "node:assert/strict";
-import { test } from "node:test";
+import { mock, test } from "node:test";
 
 import { ApiError } from "../../../scheduler_svc/frontend/page/files/api.js";
 import { cancel, follow, RequestGone, ServiceAway } from "../../../scheduler_svc/frontend/page/files/talk/resume.js";
@@ -61,7 +61,8 @@ test("connections that break after any byte: nothing is lost and nothing comes t
 test("every connection breaks after one event", async () => {
   const api = new FakeApi((request) => {
     const events = rest(request);
-    return events.length > 1 ? response(written(events.slice(0, 1), false), { breaks: true }) : response(written(events));
+    if (events.length === 1) return response(written(events));
+    return response(written(events.slice(0, 1), false), { breaks: true });
   });
   const { text, kinds } = await read(api);
   assert.equal(text, TEXT);
@@ -117,7 +118,8 @@ test("a new request that is refused is told at once", async () => {
 });
 
 test("errors within a stream: the request's own end it, those of a frontend that stops do not", async () => {
-  const failing = (code) => response(`${written(EVENTS.slice(0, 2), false)}data: {"error": {"message": "m", "code": "${code}"}}\n\n`);
+  const begin = written(EVENTS.slice(0, 2), false);
+  const failing = (code) => response(`${begin}data: {"error": {"message": "m", "code": "${code}"}}\n\n`);
   await assert.rejects(read(new FakeApi(failing("capacity_lost"))), { code: "capacity_lost", message: "m" });
   await assert.rejects(read(new FakeApi(failing("taken_over"))), { code: "taken_over" });
   const api = new FakeApi(failing("unavailable"), (request) => response(written(rest(request))));
@@ -129,6 +131,31 @@ test("an attach of one's own that was lost on its way takes over once", async ()
   const begun = response(written(EVENTS.slice(0, 3), false), { breaks: true });
   const api = new FakeApi(begun, UNREACHABLE, taken, (request) => response(written(rest(request))));
   assert.equal((await read(api)).text, TEXT);
+});
+
+test("a connection that is silent for too long is given up, and the answer goes on over another", async () => {
+  mock.timers.enable({ apis: ["setInterval"] });
+  try {
+    const clock = new FakeClock();
+    const silent = ({ signal }) => {
+      const body = new ReadableStream({
+        start(controller) {
+          controller.enqueue(new TextEncoder().encode(written(EVENTS.slice(0, 2), false)));
+          signal.addEventListener("abort", () => controller.error(signal.reason));
+        },
+      });
+      setImmediate(() => {
+        clock.at += 40_000;
+        mock.timers.tick(3000);
+      });
+      return new Response(body);
+    };
+    const api = new FakeApi(silent, (request) => response(written(rest(request))));
+    assert.equal((await read(api, { clock })).text, TEXT);
+    assert.equal(api.requests.length, 2);
+  } finally {
+    mock.timers.reset();
+  }
 });
 
 test("the reader stops", async () => {

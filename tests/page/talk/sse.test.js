@@ -3,7 +3,8 @@ import { test } from "node:test";
 
 import { EventParser } from "../../../scheduler_svc/frontend/page/files/sse.js";
 
-const STREAM = ': keep-alive\n\ndata: {"a": 1}\nid: 17!\n\nevent: status\r\ndata: one\r\ndata:two\r\n\r\ndata: [DONE]\n\n';
+const STREAM = ': keep-alive\n\ndata: {"a": 1}\nid: 17!\n\nevent: status\r\n'
+  + 'data: one\r\ndata:two\r\n\r\ndata: [DONE]\n\n';
 const EVENTS = [
   { event: "message", data: '{"a": 1}', id: "17!" },
   { event: "status", data: "one\ntwo", id: null },

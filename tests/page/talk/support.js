@@ -24,8 +24,10 @@ export function chunk(content, tokens, more = {}) {
 
 /** An answer of these pieces as events with ids, as the service sends it. */
 export function eventsOfAnswer(pieces) {
-  const events = pieces.map((piece, index) => ({ data: JSON.stringify(chunk(piece, index + 1)), id: String(index + 1) }));
-  return [{ data: JSON.stringify(chunk("", 0)), id: "0" }, ...events, { data: JSON.stringify({ choices: [] }), id: "end" }];
+  const chunks = ["", ...pieces].map((piece, index) => (
+    { data: JSON.stringify(chunk(piece, index)), id: String(index) }
+  ));
+  return [...chunks, { data: JSON.stringify({ choices: [] }), id: "end" }];
 }
 
 export function written(events, isWhole = true) {

@@ -52,7 +52,8 @@ test("the drawing", () => {
 });
 
 test("words", () => {
-  assert.deepEqual([0.4, 120, 999.4, 999.6, 3440, 125_000].map(duration), ["0 ms", "120 ms", "999 ms", "1.0 s", "3.4 s", "2 min 5 s"]);
+  assert.deepEqual([0.4, 120, 999.4, 999.6, 3440, 125_000].map(duration),
+    ["0 ms", "120 ms", "999 ms", "1.0 s", "3.4 s", "2 min 5 s"]);
   const figures = { firstMs: 132, rate: 41.17, tokens: 87, endMs: 2100 };
   assert.equal(summaryOf(figures, []), "87 tokens in 2.1 s, the first after 132 ms, 41.2 tokens per second. No gaps.");
   assert.match(summaryOf(figures, ["a → b, 120 ms"]), /Gaps: a → b, 120 ms\.$/);
@@ -76,7 +77,8 @@ const LIFE = {
 test("interruptions of a life, in the page's clock", () => {
   const found = interruptionsOf(LIFE, 5_000_000);
   assert.deepEqual(found.map(({ what, before, after, isSame }) => [what, before, after, isSame]), [
-    ["lost", "executor-0", "executor-1", false], ["preempted", "executor-1", "executor-1", true], ["left", "executor-1", "", false]]);
+    ["lost", "executor-0", "executor-1", false], ["preempted", "executor-1", "executor-1", true],
+    ["left", "executor-1", "", false]]);
   assert.deepEqual(found.map(({ from, to }) => [Math.round(from), Math.round(to)]),
     [[4_993_000, 4_993_120], [4_996_000, 4_996_500], [4_998_000, Infinity]]);
   assert.deepEqual(interruptionsOf({ now: 1, sequences: [] }, 0), []);
@@ -84,20 +86,25 @@ test("interruptions of a life, in the page's clock", () => {
 
 test("gaps get the reason that lies in them", () => {
   const sentAt = 4_990_000;
-  const gaps = [{ from: 2990, to: 3110 }, { from: 5000, to: 5150 }, { from: 5990, to: 6520 }, { from: 7000, to: 7400 }, { from: 7990, to: 8200 }];
+  const gaps = [[2990, 3110], [5000, 5150], [5990, 6520], [7000, 7400], [7990, 8200]]
+    .map(([from, to]) => ({ from, to }));
   const labels = labelled(gaps, interruptionsOf(LIFE, 5_000_000), [[7100, 7390]], sentAt);
   assert.deepEqual(labels.map(({ label }) => label), [
-    "executor-0 → executor-1, 120 ms", "pause, 150 ms", "preempted on executor-1, 530 ms", "connection broken, 400 ms",
+    "executor-0 → executor-1, 120 ms", "pause, 150 ms", "preempted on executor-1, 530 ms",
+    "connection broken, 400 ms",
     "executor-1 → waiting, 210 ms"]);
-  assert.deepEqual(labelsOf([...labels, { from: 0, to: 300, kind: "pause", label: "pause, 300 ms" }]).map(({ label }) => label).slice(-2),
+  const more = labelsOf([...labels, { from: 0, to: 300, kind: "pause", label: "pause, 300 ms" }]);
+  assert.deepEqual(more.map(({ label }) => label).slice(-2),
     ["executor-1 → waiting, 210 ms", "2 pauses of up to 300 ms"]);
   assert.deepEqual(labels.map(({ kind }) => kind), ["lost", "pause", "preempted", "connection", "left"]);
 });
 
 test("an executor that comes back under its name, and a scheduler", () => {
   const marks = (first) => ({ now: 10, sequences: [{ marks: [...first,
-    { at: 5.1, what: "admitted", executor: "executor-0", epoch: 9 }, { at: 5.2, what: "resumed", executor: "executor-0", epoch: 9 }] }] });
+    { at: 5.1, what: "admitted", executor: "executor-0", epoch: 9 },
+    { at: 5.2, what: "resumed", executor: "executor-0", epoch: 9 }] }] });
   const label = (first) => labelled([{ from: 4900, to: 5300 }], interruptionsOf(marks(first), 10_000), [], 0)[0].label;
-  assert.equal(label([{ at: 5, what: "lost", executor: "executor-0", epoch: 8 }]), "executor-0 → executor-0 (restarted), 400 ms");
+  assert.equal(label([{ at: 5, what: "lost", executor: "executor-0", epoch: 8 }]),
+    "executor-0 → executor-0 (restarted), 400 ms");
   assert.equal(label([{ at: 5, what: "restored" }]), "scheduler restarted, 400 ms");
 });

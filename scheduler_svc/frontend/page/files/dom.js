@@ -25,6 +25,11 @@ export function h(name, attributes = {}, ...children) {
   return element;
 }
 
+/** A button that submits no form. */
+export function button(label, click, attributes = {}) {
+  return h("button", { type: "button", ...attributes, on: { click } }, label);
+}
+
 /** Put these children into an element in place of what it has. */
 export function fill(element, ...children) {
   element.replaceChildren();

@@ -56,7 +56,7 @@ class Frame {
     this.views[chosen] ??= new VIEWS[chosen](document.getElementById(chosen), this);
     this.shown = chosen;
     document.getElementById(chosen).hidden = false;
-    this.views[chosen].show(decodeURIComponent(argument));
+    this.views[chosen].show(decoded(argument));
   }
 
   /** One line about the service, for everybody. */
@@ -95,6 +95,15 @@ class Frame {
     dialog.addEventListener("cancel", (event) => event.preventDefault());
     dialog.showModal();
     input.focus();
+  }
+}
+
+/** A part of the address; one that was typed may not be encoded. */
+function decoded(text) {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return text;
   }
 }
 

@@ -14,9 +14,10 @@ export class Admin {
   #finish = false;
   #isSending = false;
 
-  /** `onChange` is called when a rollout begins or ends; `say(epoch, text)` tells something of an executor. */
-  constructor(api, { onChange, say }) {
-    Object.assign(this, { api, onChange, say });
+  /** `onChange` is called when a rollout begins or ends. */
+  constructor(api, onChange) {
+    Object.assign(this, { api, onChange });
+    this.note = h("p.note", { role: "status", "data-testid": "drain-note" });
     this.dialog = h("dialog", { "aria-labelledby": "admin-title" });
     this.button = h("button", { type: "button", on: { click: () => this.askRollout() } }, "Roll out …");
     this.stopButton = h("button", { type: "button", on: { click: () => this.#stop() } }, "Stop");
@@ -49,7 +50,7 @@ export class Admin {
       h("p", {}, `${executor.executor} (epoch ${epoch}) is ${executor.state} and has ${countOf(executor.running, "running sequence")}. ` +
         "Its process ends; whether another one is started is its supervisor's business."),
       others ? null : h("p.problem", {}, "No other executor is ready: sequences wait until one joins."),
-    ], "Drain", (finish) => this.#drain(epoch, finish));
+    ], "Drain", (finish) => this.#drain(executor, finish));
   }
 
   askRollout() {
@@ -83,13 +84,14 @@ export class Admin {
     return this.api.json(`admin/executors/${epoch}/drain`, { method: "POST", body: { finish } });
   }
 
-  async #drain(epoch, finish) {
-    this.say(epoch, "Asks it to leave …");
+  async #drain({ executor, epoch }, finish) {
+    const say = (text) => setText(this.note, `${executor} (epoch ${epoch}) ${text}`);
+    say("is asked to leave …");
     try {
       await this.#send(epoch, finish);
-      this.say(epoch, finish ? "It leaves when its sequences have ended." : "It was asked to leave.");
+      say(finish ? "leaves when its sequences have ended." : "was asked to leave.");
     } catch (error) {
-      this.say(epoch, `Not drained: ${error.message}`);
+      say(`was not drained: ${error.message}`);
     }
   }
 

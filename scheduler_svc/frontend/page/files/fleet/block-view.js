@@ -8,6 +8,7 @@ import { clock, count, countOf, percent, span } from "./format.js";
 import { setText } from "./keyed.js";
 
 const LEAVE_MS = 4000; // what was pointed at stays long enough to follow its link
+const UNKNOWN_S = 2 ** 27; // years: nothing has been seen of it
 const ROWS_OF_PAGE = 10;
 const AGES = ["now", "16 s", "4 min", "1 h", "18 h and older"];
 const KEYS_HELP = "Arrow keys move over the blocks, Enter keeps one, Escape lets it go.";
@@ -70,7 +71,7 @@ export class BlockView {
     this.canvas.setAttribute("aria-label", `KV pool of ${this.name}: ${countOf(map.numBlocks, "block")}`);
   }
 
-  /** The map has changed in these blocks. Returns whether something is to be drawn. */
+  /** The map has changed in these blocks. */
   changed(changes) {
     this.#pending.push(changes);
     if (this.#pending.length > 8) this.#needsAll = true; // nothing was drawn for long
@@ -94,12 +95,13 @@ export class BlockView {
 
   /** Draw what is to be drawn. Colours of ages change by themselves. */
   render(nowS, isTick) {
-    if (!this.map || !this.#isSeen || !this.node.clientWidth) return;
+    if (!this.map?.numBlocks || !this.node.clientWidth) return;
     for (let state = 0; state < STATES.length; state++) {
       const { numBlocks, counts } = this.map;
       setText(this.legend[state].number, `${count(counts[state])} (${percent(counts[state] / numBlocks)})`);
     }
     if (this.painter.fit(this.map, this.node.clientWidth)) this.#needsAll = true;
+    if (!this.#isSeen) return; // it has its size, so that nothing moves when it comes into sight
     if (this.#needsAll || (isTick && this.painter.byAge)) this.painter.draw(this.map, nowS);
     else for (const changes of this.#pending) this.painter.drawChanges(this.map, changes, nowS);
     this.#pending = [];
@@ -240,6 +242,7 @@ export class BlockView {
 }
 
 function unchanged(ageS, nowS) {
+  if (ageS >= UNKNOWN_S) return "no change is known";
   return ageS < 43200 ? `unchanged since ${clock(nowS - ageS)}` : `unchanged for ${span(ageS)}`;
 }
 
@@ -248,6 +251,6 @@ function nameOf(holder) {
   const client = holder.client ? ` of ${holder.client}` : "";
   return [
     h("a", { href: `#request/${encodeURIComponent(holder.request)}` }, holder.request),
-    `${sequence}${client} has it and ${countOf(holder.blocks.length - 1, "block")} more`,
+    `${sequence}${client} has ${countOf(holder.blocks.length, "block")}`,
   ];
 }

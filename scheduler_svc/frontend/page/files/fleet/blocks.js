@@ -27,22 +27,22 @@ export class BlockMap {
   }
 
   /**
-   * Take in changes, each `8 * block + state`. Blocks that the pool does not have are left out.
+   * Take in what is told of blocks, each `8 * block + state`. Blocks that the pool does not have are left out.
    *
-   * @param {Int32Array} changes
-   * @param {number} nowS
+   * @param {Int32Array} told
+   * @param {boolean} isChange whether they have changed now; else it is only said what they are.
    */
-  apply(changes, nowS) {
+  apply(told, isChange, nowS) {
     const { states, changedS, counts, numBlocks } = this;
     const at = this.#since(nowS);
-    for (let i = 0; i < changes.length; i++) {
-      const block = changes[i] >>> 3;
-      const state = changes[i] & 3;
+    for (let i = 0; i < told.length; i++) {
+      const block = told[i] >>> 3;
+      const state = told[i] & 3;
       if (block >= numBlocks) continue;
       counts[states[block]]--;
       counts[state]++;
       states[block] = state;
-      changedS[block] = at;
+      if (isChange) changedS[block] = at;
     }
   }
 
@@ -61,6 +61,11 @@ export class BlockMap {
   }
 }
 
+/** A pool of which nothing is told yet: every block begins as free. */
+export function emptyMap(numBlocks, nowS) {
+  return new BlockMap(new Uint8Array(numBlocks).fill(8 * (NUM_AGES - 1)), nowS);
+}
+
 /** 0 for a span within the first second, and one more for each doubling. */
 export function ageBucket(seconds) {
   return seconds < 1 ? 0 : 32 - Math.clz32(seconds);
@@ -72,7 +77,7 @@ export async function decodeSnapshot(base64) {
   return new Uint8Array(await new Response(packed).arrayBuffer());
 }
 
-/** The numbers of a `blocks` event's `changes`. */
+/** The numbers of a `blocks` event. */
 export function decodeChanges(base64) {
   const bytes = decodeBase64(base64);
   const view = new DataView(bytes.buffer, bytes.byteOffset);

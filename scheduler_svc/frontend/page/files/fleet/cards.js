@@ -36,7 +36,6 @@ export class Card {
     this.fill = h("span.fill", {});
     this.bar = h("span.bar-of-lanes", { role: "meter", "aria-label": "Lanes taken", "aria-valuemin": 0 }, this.fill);
     this.facts = Object.fromEntries(Object.keys(FACTS).map((fact) => [fact, h("dd", {})]));
-    this.note = h("p.note.quiet", { role: "status" });
     this.drain = onDrain && h("button.danger", {
       type: "button", "aria-label": `Drain ${name}, epoch ${epoch}`, on: { click: () => onDrain(this.epoch) },
     }, "Drain …");
@@ -46,11 +45,11 @@ export class Card {
         h("h3", { id: title }, name, h("span.quiet", {}, ` epoch ${epoch}`)), this.badge, this.drain),
       h("div.lanes", {}, h("span", {}, "Lanes"), this.bar, this.lanes),
       h("dl.facts", {}, ...Object.entries(FACTS).map(([fact, label]) => h("div", {}, h("dt", {}, label), this.facts[fact]))),
-      this.note, this.blocks.node);
+      this.blocks.node);
   }
 
-  /** Show what it has become. */
-  update(executor) {
+  /** Show what it has become; the report is so many seconds old. */
+  update(executor, ageS) {
     const { tone, mark, word } = stateOf(executor.state);
     this.badge.className = `state ${tone}`;
     setText(this.mark, `${mark} `);
@@ -69,7 +68,7 @@ export class Card {
       pool: poolOf(executor),
       step: span(executor.step_ms / 1000),
       steps: count(executor.steps),
-      uptime: span(Math.floor(executor.uptime_s)),
+      uptime: span(Math.floor(executor.uptime_s + ageS)),
     };
     for (const [fact, value] of Object.entries(values)) setText(this.facts[fact], value);
     this.facts.model.title = executor.fingerprint;

@@ -8,7 +8,6 @@ import { eventKind } from "./words.js";
 export const SPAN_S = 300;
 const WIDTH = 600; // of the picture's own coordinates; it is stretched to its place
 const HEIGHT = 100;
-const MAX_GAP_S = 3; // between seconds that are joined by a line
 
 /** One chart with a line for each series. */
 export class Chart {
@@ -33,9 +32,8 @@ export class Chart {
       h("div.axis.quiet", { "aria-hidden": "true" }, h("span", {}, "5 min ago"), h("span", {}, "now")));
   }
 
-  /** Show these seconds and events. */
-  show(history, events) {
-    const end = history.length ? history[history.length - 1][0] : 0;
+  /** Show these seconds and events, up to the time `end`. */
+  show(history, events, end) {
     const all = this.series.map(({ index }) => history.map((sample) => [sample[0], sample[index]]));
     const known = all.flat().map(([, value]) => value).filter((value) => value >= 0);
     const most = this.most || roundUp(Math.max(this.least, ...known));
@@ -59,19 +57,19 @@ export class Chart {
   }
 }
 
-function pathOf(points, end, most) {
+/** A second that is like the one before it is left out, so a value holds until the second before the next. */
+export function pathOf(points, end, most) {
   let path = "";
-  let before = -Infinity;
+  let before = -Infinity; // nothing was measured: no line
   for (const [at, value] of points) {
-    if (value < 0) {
-      before = -Infinity; // nothing was measured: no line
-      continue;
+    if (before > -Infinity && at - before > 1.5) path += `H${placeOf(at - 1, end)}`;
+    if (value >= 0) {
+      const y = HEIGHT * (1 - Math.min(1, value / most));
+      path += `${before === -Infinity ? "M" : "L"}${placeOf(at, end)} ${y.toFixed(1)}`;
     }
-    const y = HEIGHT * (1 - Math.min(1, value / most));
-    path += `${at - before > MAX_GAP_S ? "M" : "L"}${placeOf(at, end)} ${y.toFixed(1)}`;
-    before = at;
+    before = value < 0 ? -Infinity : at;
   }
-  return path;
+  return before > -Infinity ? `${path}H${placeOf(Math.max(before, end), end)}` : path;
 }
 
 function placeOf(at, end) {

@@ -36,8 +36,8 @@ export class Figures {
       h("div.charts", {}, ...this.charts.map(({ node }) => node)));
   }
 
-  /** Show the report. */
-  showReport(report, history) {
+  /** Show the report, which is so many seconds old. */
+  showReport(report, history, ageS) {
     const { tiles } = this;
     const say = (name, value, note = "") => {
       setText(tiles[name].value, value);
@@ -50,7 +50,7 @@ export class Figures {
     const hits = history.length ? history[history.length - 1][3] : -1;
     const all = report.prompt_tokens ? percent(report.cached_prompt_tokens / report.prompt_tokens) : "–";
     say("hits", hits < 0 ? "–" : percent(hits), `${all} since the start`);
-    say("finished", count(report.requests_finished), `up for ${span(Math.floor(report.uptime_s))}`);
+    say("finished", count(report.requests_finished), `up for ${span(Math.floor(report.uptime_s + ageS))}`);
     say("failed", count(report.requests_failed));
     say("lost", count(report.executors_lost), `${count(report.sequences_resumed)} resumed elsewhere`);
     say("first", ...quantiles(report.first_token));
@@ -64,8 +64,8 @@ export class Figures {
   }
 
   /** Show the last five minutes. */
-  showHistory(history, events) {
-    for (const chart of this.charts) chart.show(history, events);
+  showHistory(history, events, end) {
+    for (const chart of this.charts) chart.show(history, events, end);
   }
 
   /** An alert is read out when its text comes, so the same text must not come again. */

@@ -27,6 +27,7 @@ export function percent(part) {
 /** A time span with about two digits that matter. */
 export function span(seconds) {
   if (seconds < 0) return `−${span(-seconds)}`;
+  if (seconds === 0) return "0 s";
   if (seconds < 0.0095) return `${TENTHS.format(seconds * 1000)} ms`;
   if (seconds < 0.9995) return `${WHOLE.format(seconds * 1000)} ms`;
   if (seconds < 9.95) return `${TENTHS.format(seconds)} s`;

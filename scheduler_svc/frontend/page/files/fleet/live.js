@@ -2,13 +2,14 @@
 
 const MAX_EVENTS = 256;
 const MAX_HISTORY_S = 300;
+const SAME_S = 0.5; // between the times that are told of one moment, at most
 
 /**
  * What is known before anything has come.
  *
  * `connection` is `connecting`, `live`, `gone` (the frontend is there and cannot reach the scheduler) or `lost`.
- * `isFresh` says that the connection has just begun: histories that come next are whole.
- * `behindS` is what this machine's clock is ahead of the scheduler's, the delay of the messages included.
+ * `isFresh` says that the connection has just begun: the history that comes next is whole. `reportedS` is when the
+ * report came, and `aheadS` by how much this machine's clock, as `reportedS`, is ahead of the service's.
  */
 export const NOTHING = Object.freeze({
   connection: "connecting",
@@ -19,7 +20,8 @@ export const NOTHING = Object.freeze({
   running: [],
   events: [],
   history: [],
-  behindS: null,
+  reportedS: 0,
+  aheadS: 0,
 });
 
 /**
@@ -33,7 +35,7 @@ export const NOTHING = Object.freeze({
 export function reduce(state, name, data, nowS) {
   switch (name) {
     case "status":
-      return { ...state, connection: "live", problem: "", report: data };
+      return { ...state, connection: "live", problem: "", report: data, reportedS: nowS };
     case "waiting":
       return { ...state, waiting: data };
     case "running":
@@ -41,7 +43,7 @@ export function reduce(state, name, data, nowS) {
     case "events":
       return { ...state, events: joinEvents(state.events, data) };
     case "history":
-      return joinHistory(state, data, nowS);
+      return joinHistory(state, data);
     case "gone":
       return { ...state, connection: "gone", problem: "" };
     default:
@@ -49,9 +51,9 @@ export function reduce(state, name, data, nowS) {
   }
 }
 
-/** The state when a connection begins. */
-export function connected(state) {
-  return { ...state, isFresh: true };
+/** The state when a connection begins. `dateS` is the service's time then, in whole seconds; NaN if it is not known. */
+export function connected(state, dateS, nowS) {
+  return { ...state, isFresh: true, aheadS: dateS ? nowS - dateS - 0.5 : state.aheadS };
 }
 
 /** The state when it is lost: what was shown stays. */
@@ -59,9 +61,14 @@ export function disconnected(state, problem) {
   return { ...state, connection: "lost", problem };
 }
 
-/** The scheduler's time now. */
-export function schedulerNow(state, nowS) {
-  return nowS - (state.behindS ?? 0);
+/** The service's time now. */
+export function serviceNow(state, nowS) {
+  return nowS - state.aheadS;
+}
+
+/** How old the report is; 0 where it does not become older, as the connection is lost. */
+export function sinceReport(state, nowS) {
+  return state.connection === "live" ? nowS - state.reportedS : 0;
 }
 
 /** The epochs that were there before, and are not any more. */
@@ -70,26 +77,26 @@ export function goneEpochs(before, after) {
   return (before?.executors ?? []).map((executor) => executor.epoch).filter((epoch) => !present.has(epoch));
 }
 
-/** Numbers begin anew with the scheduler's life, so an event is known by its number and its time. */
+/** Numbers begin anew with the scheduler's life, and times are not quite the same when an event is told again. */
 function joinEvents(known, news) {
-  const keys = new Set(known.map(eventKey));
-  const added = news.filter((event) => !keys.has(eventKey(event)));
+  const isKnown = (event) => known.some(({ number, at }) => number === event.number && Math.abs(at - event.at) < SAME_S);
+  const added = news.filter((event) => !isKnown(event));
   return added.length ? [...known, ...added].slice(-MAX_EVENTS) : known;
 }
 
-/** What tells events apart. */
+/** What tells these events apart. */
 export function eventKey(event) {
   return `${event.number}:${event.at}`;
 }
 
-function joinHistory(state, news, nowS) {
+function joinHistory(state, news) {
   const known = state.isFresh ? [] : state.history;
   const lastAt = known.length ? known[known.length - 1][0] : -Infinity;
-  const all = [...known, ...news.filter((sample) => sample[0] > lastAt)];
+  const all = [...known, ...news.filter((sample) => sample[0] > lastAt + SAME_S)];
   if (!all.length) return state;
   const newest = all[all.length - 1][0];
-  const history = all.filter((sample) => sample[0] > newest - MAX_HISTORY_S);
-  // the smallest difference is that of the quickest message; a clock that is set anew counts from the next connection
-  const behindS = Math.min(nowS - newest, state.isFresh ? Infinity : (state.behindS ?? Infinity));
-  return { ...state, history, behindS, isFresh: false };
+  // a second like the one before is left out: the last one that is too old says what holds where the rest begins
+  const begin = all.findIndex((sample) => sample[0] > newest - MAX_HISTORY_S);
+  const history = all.slice(Math.max(0, begin - 1));
+  return { ...state, history, isFresh: false };
 }

@@ -4,14 +4,15 @@ import { eventsOf } from "../sse.js";
 
 const FIRST_PAUSE_MS = 500;
 const LONGEST_PAUSE_MS = 5000;
+const LASTING_MS = 5000; // one that held so long is made again at once
 const SILENT_MS = 30000; // comments come more often than that
 
 /** Reads the fleet's events while it is wanted. */
 export class LiveStream {
   /**
    * @param {import("../api.js").Api} api
-   * @param {{begun: function(): void, event: function(string, any): (Promise<void>|void), lost: function(string): void}} on
-   *   `event` is waited for before the next one is read.
+   * @param {{begun: function(number): void, event: function(string, any): (Promise<void>|void), lost: function(string): void}} on
+   *   `begun` is told the service's time. `event` is waited for before the next one is read.
    */
   constructor(api, on) {
     this.api = api;
@@ -42,34 +43,35 @@ export class LiveStream {
     let pause = FIRST_PAUSE_MS;
     while (!wanted.aborted) {
       let problem = "The connection ended.";
+      const began = performance.now();
       try {
-        await this.#read(wanted, () => (pause = FIRST_PAUSE_MS));
+        await this.#read(wanted);
       } catch (error) {
         problem = error.message;
         if (error.status === 401) this.stop(); // the view is shown again when there is another key
       }
       if (wanted.aborted) return;
       this.on.lost(problem);
+      if (performance.now() - began > LASTING_MS) pause = FIRST_PAUSE_MS;
       await sleep(pause * (0.75 + Math.random() / 2), wanted); // pages that lost it at once do not all come back at once
       pause = Math.min(LONGEST_PAUSE_MS, 2 * pause);
     }
   }
 
-  async #read(wanted, heard) {
+  async #read(wanted) {
     const one = new AbortController();
     const end = () => one.abort();
     let silence = setTimeout(end, SILENT_MS);
     wanted.addEventListener("abort", end);
     try {
       const response = await this.api.send("page/live", { signal: one.signal });
-      this.on.begun();
+      this.on.begun(Date.parse(response.headers.get("date")) / 1000);
       const stillThere = () => {
         clearTimeout(silence);
         silence = setTimeout(end, SILENT_MS);
       };
       for await (const { event, data } of eventsOf(response, stillThere)) {
         if (wanted.aborted) return;
-        heard();
         await this.on.event(event, JSON.parse(data));
       }
     } finally {

@@ -15,7 +15,7 @@ class Table {
     this.body = h("tbody", {});
     this.table = h("table", {},
       h("thead", {}, h("tr", {}, ...columns.map(([kind, label]) => h(`th.${kind}`, { scope: "col" }, label)))), this.body);
-    this.node = h("section.half", { "aria-labelledby": id },
+    this.node = h("section", { "aria-labelledby": id },
       h("h2", { id }, `${title} `, this.total),
       h("div.scroll", { tabindex: 0, role: "group", "aria-label": title, "data-testid": id }, this.table, this.empty));
     const keyOf = (item) => `${item.request}/${item.index}/${item.epoch ?? ""}`;

@@ -2,11 +2,11 @@
 
 import { fill, h } from "../dom.js";
 import { Admin } from "./admin.js";
-import { BlockMap, decodeChanges, decodeSnapshot } from "./blocks.js";
+import { BlockMap, decodeChanges, decodeSnapshot, emptyMap } from "./blocks.js";
 import { Card } from "./cards.js";
 import { Figures } from "./figures.js";
 import { KeyedList, setText } from "./keyed.js";
-import { NOTHING, connected, disconnected, goneEpochs, reduce, schedulerNow } from "./live.js";
+import { NOTHING, connected, disconnected, goneEpochs, reduce, serviceNow, sinceReport } from "./live.js";
 import { LiveStream } from "./stream.js";
 import { RunningTable, WaitingTable } from "./tables.js";
 import { Timeline } from "./timeline.js";
@@ -30,7 +30,7 @@ export class FleetView {
   constructor(root, frame) {
     Object.assign(this, { root, frame, about: null, state: NOTHING, drawn: NOTHING, maps: new Map() });
     this.stream = new LiveStream(frame.api, {
-      begun: () => this.#become(connected(this.state)),
+      begun: (dateS) => this.#become(connected(this.state, dateS, Date.now() / 1000)),
       lost: (problem) => this.#become(disconnected(this.state, problem)),
       event: (name, data) => this.#heard(name, data),
     });
@@ -60,8 +60,7 @@ export class FleetView {
     this.stream.stop();
     for (const card of this.cards?.entries.values() ?? []) card.blocks.end();
     Object.assign(this, { state: NOTHING, drawn: NOTHING, maps: new Map() });
-    const say = (epoch, text) => setText(this.cards.entries.get(String(epoch))?.note ?? h("p"), text);
-    this.admin = isAdmin ? new Admin(this.frame.api, { onChange: () => this.#settle(), say }) : null;
+    this.admin = isAdmin ? new Admin(this.frame.api, () => this.#settle()) : null;
     this.connection = h("p.connection", { role: "status", "data-testid": "connection" });
     this.figures = new Figures();
     this.waiting = new WaitingTable();
@@ -70,7 +69,7 @@ export class FleetView {
     const list = h("ul.cards", {});
     const options = { api: this.frame.api, mayAsk, onDrain: this.admin && ((epoch) => this.admin.askDrain(epoch)) };
     this.cards = new KeyedList(list, ({ epoch }) => String(epoch), (executor) => this.#makeCard(executor, options),
-      (card, executor) => card.update(executor), (card) => card.blocks.end());
+      (card, executor) => card.update(executor, this.ageS), (card) => card.blocks.end());
     this.noExecutor = h("p.quiet", {}, "No executor is there.");
     const colour = (value, label) => h("label", {}, h("input", {
       type: "radio", name: "colour", value, checked: value === "state", on: { change: () => this.#colourBy(value) },
@@ -80,10 +79,10 @@ export class FleetView {
       h("div.head", {}, h("h2", {}, "Executors"),
         h("fieldset.switch", {}, h("legend", {}, "Colour blocks by"), colour("state", "state"), colour("age", "age")),
         this.admin?.button),
-      this.admin?.panel, this.noExecutor, list,
+      this.admin?.note, this.admin?.panel, this.noExecutor, list,
       mayAsk ? null : h("p.quiet", {}, "Below are your own requests only, and blocks do not tell who has them: " +
         "this key may not read the status."),
-      h("div.halves", {}, this.waiting.node, this.running.node), this.timeline.node, this.admin?.dialog));
+      this.waiting.node, this.running.node, this.timeline.node, this.admin?.dialog));
     this.#ask();
   }
 
@@ -102,6 +101,7 @@ export class FleetView {
   }
 
   byAge = false;
+  ageS = 0;
 
   /** Have a connection exactly while it is wanted. */
   #settle() {
@@ -135,18 +135,26 @@ export class FleetView {
   async #heard(name, data) {
     const nowS = Date.now() / 1000;
     if (name === "map") {
-      const map = new BlockMap(await decodeSnapshot(data.states), nowS);
-      this.maps.set(data.epoch, map);
-      this.#card(data.epoch)?.blocks.setMap(map);
+      this.#setMap(data.epoch, new BlockMap(await decodeSnapshot(data.states), nowS));
     } else if (name === "blocks") {
-      const changes = decodeChanges(data.changes);
-      this.maps.get(data.epoch)?.apply(changes, nowS);
-      this.#card(data.epoch)?.blocks.changed(changes);
+      for (const part of ["found", "changed"]) {
+        const told = decodeChanges(data[part] ?? "");
+        this.maps.get(data.epoch)?.apply(told, part === "changed", nowS);
+        if (told.length) this.#card(data.epoch)?.blocks.changed(told);
+      }
     } else if (name === "status") {
       for (const epoch of goneEpochs(this.state.report, data)) this.maps.delete(epoch);
+      for (const { epoch, num_blocks: numBlocks } of this.state.isFresh ? [] : data.executors) {
+        if (!this.maps.has(epoch)) this.#setMap(epoch, emptyMap(numBlocks, nowS)); // it has joined just now
+      }
     }
     this.#become(reduce(this.state, name, data, nowS));
     if (name === "status") this.admin?.see(data, true, nowS);
+  }
+
+  #setMap(epoch, map) {
+    this.maps.set(epoch, map);
+    this.#card(epoch)?.blocks.setMap(map);
   }
 
   #card(epoch) {
@@ -170,21 +178,29 @@ export class FleetView {
     const { connection, problem, report, history, events } = state;
     setText(this.connection, CONNECTIONS[connection] ?? `Connection lost, trying again. ${problem}`);
     this.root.classList.toggle("stale", connection !== "live");
-    const isNewReport = report !== drawn.report;
+    const now = serviceNow(state, nowS);
+    const isNewReport = report !== drawn.report || isTick;
+    this.ageS = sinceReport(state, nowS);
     if (report && isNewReport) {
-      this.figures.showReport(report, history);
-      this.cards.show(report.executors);
+      this.figures.showReport(report, history, this.ageS);
+      this.cards.show(inOrder(report.executors));
       this.noExecutor.hidden = report.executors.length > 0;
-      this.running.names = new Map(report.executors.map(({ epoch, executor }) => [epoch, `${executor}, epoch ${epoch}`]));
+      this.running.names = new Map(report.executors.map(({ epoch, executor }) => [epoch, executor]));
     }
-    if (history !== drawn.history || events !== drawn.events) this.figures.showHistory(history, events);
+    if (connection === "live" && (isTick || history !== drawn.history || events !== drawn.events)) {
+      this.figures.showHistory(history, events, now);
+    }
     if (events !== drawn.events) this.timeline.show(events);
-    if (isTick || isNewReport || state.waiting !== drawn.waiting || state.running !== drawn.running) {
+    if (isNewReport || state.waiting !== drawn.waiting || state.running !== drawn.running) {
       const seesAll = this.about.may_read_status;
-      const now = schedulerNow(state, nowS);
       this.waiting.show(state.waiting, seesAll ? report?.waiting ?? 0 : 0, now);
       this.running.show(state.running, seesAll ? report?.running ?? 0 : 0, now);
     }
     for (const card of this.cards.entries.values()) card.blocks.render(nowS, isTick);
   }
+}
+
+/** A successor takes the place of its predecessor, most often with the same name. */
+function inOrder(executors) {
+  return [...executors].sort((a, b) => a.executor.localeCompare(b.executor, "en", { numeric: true }) || a.epoch - b.epoch);
 }

@@ -13,7 +13,7 @@ export const KINDS = {
   unknown: "not kept",
 };
 
-const KEPT_FIRST = 32; // marks: where some are left out, those after these are (core/observability/sequence_lives.py)
+export const KEPT_FIRST = 32; // marks: where some are left out, those after these are (core/observability/sequence_lives.py)
 
 const MARKS = {
   queued: "came into the queue",
@@ -30,7 +30,7 @@ const MARKS = {
 
 const ENDS = {
   stop: "the answer was complete",
-  length: "as long as it may be",
+  length: "its length limit was reached",
   cancelled: "cancelled",
   error: "error",
 };

@@ -4,10 +4,9 @@ import { h } from "../dom.js";
 import { roundUp } from "../fleet/chart.js";
 import { count, span } from "../fleet/format.js";
 import { KeyedList, setText } from "../fleet/keyed.js";
-import { causeOfMark, markOf, phraseOf, sentenceOf } from "./life.js";
+import { KEPT_FIRST, causeOfMark, markOf, phraseOf, sentenceOf } from "./life.js";
 
 const COLUMNS = [["number", "After"], ["", "What"], ["", "Executor"], ["number", "Tokens"], ["number", "Cached"], ["", "Cause"]];
-const KEPT_FIRST = 32;
 
 /** One sequence. */
 export class Strip {

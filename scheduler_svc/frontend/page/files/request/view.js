@@ -44,7 +44,7 @@ export class RequestView {
     this.id = id;
     if (id) this.input.value = id;
     this.#stop();
-    setText(this.note, id ? "" : "An answer's id names its request, as in chatcmpl-5. The Fleet view links those that are open.");
+    setText(this.note, id ? "" : "An answer's id names its request. The Fleet view has links to those that are open.");
     if (id) this.#ask();
     else this.input.focus();
   }

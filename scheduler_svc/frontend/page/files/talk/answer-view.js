@@ -1,13 +1,14 @@
 // An answer. Text is appended to text nodes as it comes; nothing that stands there is written again.
 
-import { h } from "../dom.js";
+import { button, h } from "../dom.js";
 import { asksForJson } from "./answer.js";
 import { CallsView } from "./calls-view.js";
 import { Indenter } from "./indent.js";
 import { TicksView } from "./ticks-view.js";
 import { duration, figuresOf } from "./timing.js";
 
-const STATES = {
+const ENDS = { stopped: "stopped", failed: "failed", gone: "lost", away: "broken off" };
+const PROBLEMS = {
   gone: "The service does not know this request any more. What came of the answer is kept.",
   away: "The answer broke off, and may still go on. ",
   failed: "",
@@ -23,7 +24,7 @@ export class AnswerView {
   #calls;
   #ticks = new TicksView();
 
-  /** @param {Object} answer @param {import("./column.js").Column} column @param {string} model its name. */
+  /** @param {string} model its name. */
   constructor(answer, column, model) {
     this.#answer = answer;
     this.#column = column;
@@ -35,7 +36,6 @@ export class AnswerView {
 
   #build(model) {
     const { key, request } = this.#answer;
-    const button = (label, click) => h("button", { type: "button", on: { click } }, label);
     this.summary = h("summary", {}, "Thought");
     this.thought = h("details.thought", { hidden: true }, this.summary, h("div.text", {}, this.#thought));
     this.problem = h("p.problem", { "data-testid": "problem" });
@@ -78,8 +78,8 @@ export class AnswerView {
     this.#shown.state = this.#stateShown;
     this.element.dataset.state = answer.state;
     this.summary.textContent = answer.state === "running" && !answer.text ? "Thinking…" : "Thought";
-    this.trouble.hidden = !(answer.state in STATES);
-    this.problem.textContent = this.trouble.hidden ? "" : STATES[answer.state] + (answer.error?.message ?? "");
+    this.trouble.hidden = !(answer.state in PROBLEMS);
+    this.problem.textContent = this.trouble.hidden ? "" : PROBLEMS[answer.state] + (answer.error?.message ?? "");
     this.#ticks.update(answer, now - answer.sentAt);
     this.#showStats(now);
   }
@@ -102,7 +102,8 @@ export class AnswerView {
     first.textContent = firstMs === null ? "" : `first token after ${duration(firstMs)}`;
     speed.textContent = rate === null ? "" : `${rate.toFixed(1)} tokens/s`;
     count.textContent = tokens ? `${tokens} token${tokens === 1 ? "" : "s"}` : "";
-    if (answer.state !== "running") finish.textContent = answer.state === "done" ? answer.finish : answer.state;
+    finish.toggleAttribute("data-warns", answer.state === "running" && this.#column.isBroken);
+    if (answer.state !== "running") finish.textContent = answer.state === "done" ? answer.finish : ENDS[answer.state];
     else if (this.#column.isBroken) finish.textContent = "reconnecting…";
     else if (firstMs === null) finish.textContent = `waiting for ${duration(Math.max(0, now - answer.sentAt))}`;
     else finish.textContent = "";

@@ -18,12 +18,8 @@ export function newAnswer(request, sent, at, { key, continues = false }) {
 }
 
 /**
- * Take a chunk. Its id is noted with its text, so that what is stored of both always fits together.
- *
- * @param {Object} answer of `newAnswer`; is changed.
- * @param {Object} chunk a `chat.completion.chunk`.
- * @param {string} id of its event.
- * @param {number} at when it came, in milliseconds since 1970.
+ * Put a chunk that came at a time to its answer. The event's id is noted with the text, so that what is stored of both
+ * always fits together.
  */
 export function take(answer, chunk, id, at) {
   const choice = chunk.choices?.[0];
@@ -53,7 +49,7 @@ function takeCall(calls, part) {
   call.arguments += part.function?.arguments ?? "";
 }
 
-/** A chunk may have several tokens, or none: the usage tells. Where there is no usage, a chunk with text counts as one. */
+/** A chunk may have several tokens, or none: the usage tells. Without a usage, a chunk that says something is one. */
 function count(answer, usage, isSomething, at) {
   const tokens = usage ? usage.completion_tokens : answer.tokens + (isSomething ? 1 : 0);
   if (usage) {

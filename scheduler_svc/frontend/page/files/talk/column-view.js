@@ -1,6 +1,6 @@
 // A column: its settings and its conversation, which stays at its end while the reader is there.
 
-import { h } from "../dom.js";
+import { button, h } from "../dom.js";
 import { AnswerView } from "./answer-view.js";
 import { MessageView } from "./message-view.js";
 import { nowMs } from "./run.js";
@@ -16,26 +16,29 @@ export class ColumnView {
   #last = null; // the view of the last answer
   #list = h("ol.messages");
 
-  /**
-   * @param {import("./column.js").Column} column
-   * @param {{name: string, model: string, talk: Object}} place `talk` is the whole view: `schedule`, `announce`, `done`.
-   */
-  constructor(column, { name, model, talk }) {
+  /** @param {import("./view.js").TalkView} talk the whole view. */
+  constructor(column, name, model, talk) {
     this.column = column;
     this.name = name;
     this.model = model;
     this.talk = talk;
-    this.settings = new SettingsView(column, name.toLowerCase());
-    const clear = h("button", { type: "button", "aria-label": "Clear conversation", on: { click: () => this.#clear() } }, "Clear");
+    const clear = button("Clear", () => this.#clear(), { "aria-label": "Clear conversation" });
     this.empty = h("p.empty.quiet", {},
       `Talk to ${model}. If the executor that writes an answer dies, another one goes on with it, and the ticks below `
       + "the answer show the pause.");
-    this.log = h("div.log", { role: "region", "aria-label": `Conversation ${name}`, tabindex: "0" }, this.empty, this.#list);
-    this.element = h("section.column", { "aria-label": `Column ${name}`, "data-testid": `column-${name.toLowerCase()}` },
+    const id = name.toLowerCase();
+    this.settings = new SettingsView(column, id);
+    this.log = h("div.log", { role: "region", "aria-label": `Conversation ${name}`, tabindex: 0 },
+      this.empty, this.#list);
+    this.element = h("section.column", { "aria-label": `Column ${name}`, "data-testid": `column-${id}` },
       h("div.head", {}, h("span.name", { "aria-hidden": "true" }, name), this.settings.element, clear), this.log);
     this.log.addEventListener("scroll", () => {
       this.#atEnd = this.log.scrollHeight - this.log.scrollTop - this.log.clientHeight < NEAR;
     }, { passive: true });
+    // messages out of sight have an estimated height until they are scrolled to, so the end may move at any time
+    const resized = new ResizeObserver(() => { if (this.#atEnd) this.scrollToEnd(); });
+    resized.observe(this.#list);
+    resized.observe(this.log);
     column.on = {
       added: (message) => this.#add(message),
       removed: (messages) => this.#remove(messages),
@@ -51,7 +54,6 @@ export class ColumnView {
   flush() {
     for (const key of this.#changed) this.#views.get(key)?.update();
     this.#changed.clear();
-    if (this.#atEnd) this.log.scrollTop = this.log.scrollHeight;
   }
 
   /** The numbers of the answer in progress: they change with time, too. */
@@ -60,7 +62,7 @@ export class ColumnView {
     if (running) this.#views.get(running.key)?.updateFigures(nowMs());
   }
 
-  /** Where the conversation stays is decided anew, as when it is shown. */
+  /** Go to the end, and stay there while the conversation grows. */
   scrollToEnd() {
     this.#atEnd = true;
     this.log.scrollTop = this.log.scrollHeight;

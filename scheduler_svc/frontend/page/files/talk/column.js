@@ -14,10 +14,6 @@ export class Column {
   /** What views want to know. `changed` comes with every chunk. */
   on = { added: () => {}, removed: () => {}, changed: () => {}, ended: () => {}, begun: () => {} };
 
-  /**
-   * @param {import("./conversation.js").Conversation} conversation
-   * @param {{api: Object, about: Object, keeper: import("./storage.js").Keeper}} service
-   */
   constructor(conversation, { api, about, keeper }) {
     this.conversation = conversation;
     this.#api = api;
@@ -93,7 +89,7 @@ export class Column {
     const answer = this.conversation.last;
     if (answer?.key !== key || answer.state !== "away") return this.regenerate(key);
     answer.state = "running";
-    answer.error = null;
+    answer.error = answer.figures = null;
     return this.#follow(answer, true);
   }
 

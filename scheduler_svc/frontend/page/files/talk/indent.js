@@ -7,7 +7,7 @@ export class Indenter {
   #depth = 0;
   #inString = false;
   #escaped = false;
-  #isEmpty = false; // a bracket has been opened, and nothing stands in it so far
+  #breaks = false; // a bracket or a comma stands before, so that what comes next begins a line, unless it is the end
 
   /** The next piece of the text, indented. */
   feed(piece) {
@@ -27,19 +27,17 @@ export class Indenter {
     if (" \t\r\n".includes(character)) return "";
     if (character === "}" || character === "]") {
       this.#depth = Math.max(0, this.#depth - 1);
-      const lead = this.#isEmpty ? "" : this.#newLine();
-      this.#isEmpty = false;
+      const lead = this.#breaks ? "" : this.#newLine();
+      this.#breaks = false;
       return lead + character;
     }
-    const lead = this.#isEmpty ? this.#newLine() : "";
-    this.#isEmpty = false;
+    const lead = this.#breaks ? this.#newLine() : "";
+    this.#breaks = character === ",";
     if (character === "{" || character === "[") {
       this.#depth += 1;
-      this.#isEmpty = true;
+      this.#breaks = true;
     } else if (character === '"') {
       this.#inString = true;
-    } else if (character === ",") {
-      return `${lead},${this.#newLine()}`;
     } else if (character === ":") {
       return `${lead}: `;
     }

@@ -25,8 +25,9 @@ export function interruptionsOf(life, nowMs) {
   for (const mark of marks) {
     const at = 1000 * mark.at + shift;
     if (["lost", "left", "preempted", "restored"].includes(mark.what) && !open) {
-      open = { from: at, to: Infinity, what: mark.what, before: mark.executor ?? on.executor, after: "", isSame: false };
-      on = { executor: open.before, epoch: mark.epoch ?? on.epoch };
+      const before = mark.executor ?? on.executor;
+      open = { from: at, to: Infinity, what: mark.what, before, after: "", isSame: false };
+      on = { executor: before, epoch: mark.epoch ?? on.epoch };
       found.push(open);
     } else if (mark.what === "admitted") {
       if (open) open.isSame = on.epoch === mark.epoch;
@@ -59,7 +60,7 @@ export function labelled(gaps, interruptions, breaks, sentAt) {
   });
 }
 
-/** Labels of gaps, those with a reason first. On a busy machine there are many pauses without one: they share a label. */
+/** Labels of gaps, those with a reason first. Pauses without one, of which a busy machine has many, share a label. */
 export function labelsOf(gaps) {
   const labels = gaps.filter(({ kind }) => kind !== PAUSE).map(({ kind, label }) => ({ kind, label }));
   const pauses = gaps.filter(({ kind }) => kind === PAUSE);

@@ -1,6 +1,6 @@
 // A message of the reader's, and a tool's result. The reader's can be edited.
 
-import { fill, h } from "../dom.js";
+import { button, fill, h } from "../dom.js";
 
 export class MessageView {
   #message;
@@ -8,7 +8,6 @@ export class MessageView {
   #actions = h("div.actions");
   #column;
 
-  /** @param {Object} message @param {import("./column.js").Column} column */
   constructor(message, column) {
     this.#message = message;
     this.#column = column;
@@ -22,7 +21,7 @@ export class MessageView {
   #show() {
     this.#text.textContent = this.#message.text;
     this.#text.hidden = false;
-    fill(this.#actions, this.#message.role === "user" ? h("button", { type: "button", on: { click: () => this.#edit() } }, "Edit") : null);
+    fill(this.#actions, this.#message.role === "user" ? button("Edit", () => this.#edit()) : null);
   }
 
   #edit() {
@@ -51,7 +50,7 @@ export class MessageView {
       h("label.unseen", { for: id }, "Edit the message"), input,
       h("p.quiet", {}, "What follows this message is taken away."),
       h("button.primary", { type: "submit" }, "Send again"),
-      h("button", { type: "button", on: { click: cancel } }, "Cancel")));
+      button("Cancel", cancel)));
     input.focus();
   }
 }

@@ -54,12 +54,7 @@ export function defaultOf({ default: value }) {
   return typeof value === "string" ? value : JSON.stringify(value);
 }
 
-/**
- * What a typed text means: `{value}`, `{problem}` if it is wrong, or `{}` if nothing is set.
- *
- * @param {Object} parameter of `about.parameters`.
- * @param {string} text as it stands in the control.
- */
+/** What the text of a control means: `{value}`, `{problem}` if it is wrong, or `{}` if nothing is set. */
 export function read(parameter, text) {
   if (text === "" || (parameter.kind !== "text" && text.trim() === "")) return {};
   switch (parameter.kind) {
@@ -73,11 +68,7 @@ export function read(parameter, text) {
   }
 }
 
-/**
- * What a request sends: only what the reader set.
- *
- * @returns {{body: Object, problems: Object<string, string>}}
- */
+/** What a request sends, only what the reader set, and the problems by name. */
 export function readAll(parameters, values) {
   const body = {};
   const problems = {};

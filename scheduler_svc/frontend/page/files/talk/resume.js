@@ -31,18 +31,11 @@ export class RequestGone extends Error {}
 export class ServiceAway extends Error {}
 
 /**
- * Read an answer until its end or until `signal` aborts.
+ * Read an answer until its end or until `signal` aborts. `id` is the one in `body`, `lastEventId` says what has been
+ * read, perhaps before a reload, and `mayBeKnown` whether the request may have been sent before.
  *
- * @param {Object} request
- * @param {import("../api.js").Api} request.api
- * @param {string} request.id that `body` names.
- * @param {Object} request.body of the request.
- * @param {string} [request.lastEventId] what has been read before, perhaps by the page that was here before a reload.
- * @param {boolean} [request.mayBeKnown] whether the request may have been sent before.
- * @param {AbortSignal} request.signal
- * @param {Object} [clock]
  * @yields {{kind: "chunk", data: Object, id: string}|{kind: "connected"}|{kind: "broken"}}
- * @throws {ApiError} the request failed. @throws {RequestGone|ServiceAway}
+ * @throws {ApiError|RequestGone|ServiceAway}
  */
 export async function* follow({ api, id, body, lastEventId = "", mayBeKnown = false, signal }, clock = CLOCK) {
   const course = new Course(lastEventId, mayBeKnown, clock);
@@ -174,7 +167,8 @@ class Watched {
     this.heard();
     outer.addEventListener("abort", this.#forward);
     this.#timer = setInterval(() => {
-      if (clock.now() - this.#heardAt > SILENCE_LIMIT_MS) this.#abort.abort();
+      if (clock.now() - this.#heardAt <= SILENCE_LIMIT_MS) return;
+      this.#abort.abort(new ApiError(0, "The service has been silent for too long."));
     }, SILENCE_LIMIT_MS / 10);
   }
 

@@ -16,9 +16,7 @@ export function nowMs() {
   return performance.timeOrigin + performance.now();
 }
 
-/**
- * An answer in progress. Its state is in the answer; `onChange` says that it has changed, `onEnd` that it is the last time.
- */
+/** An answer in progress. `onChange` says that the answer has changed, `onEnd` that nothing more of it will come. */
 export class Run {
   #api;
   #answer;
@@ -29,14 +27,11 @@ export class Run {
   #knowsLives = true; // false once the service says that it does not tell them
   #asks = false;
   #lookedAt = 0;
+  #numAsked = 0; // gaps of which the service has been asked
   onChange = () => {};
   onEnd = () => {};
 
-  /**
-   * @param {import("../api.js").Api} api
-   * @param {Object} answer of `newAnswer`.
-   * @param {Object} body of its request.
-   */
+  /** @param {Object} answer of `newAnswer`. @param {Object} body of its request. */
   constructor(api, answer, body) {
     this.#api = api;
     this.#answer = answer;
@@ -95,17 +90,19 @@ export class Run {
   #fail(error) {
     const answer = this.#answer;
     const { status = 0, code = "" } = error instanceof ApiError ? error : {};
-    const maySucceed = error instanceof ServiceAway || code === "taken_over" || NO_ENTRY.includes(status);
-    answer.state = error instanceof RequestGone ? "gone" : maySucceed && answer.lastEventId ? "away" : "failed";
+    const isLockedOut = answer.lastEventId !== "" && (code === "taken_over" || NO_ENTRY.includes(status));
+    if (error instanceof RequestGone) answer.state = "gone";
+    else answer.state = error instanceof ServiceAway || isLockedOut ? "away" : "failed";
     answer.error = { message: error.message, status, code };
   }
 
-  /** Look for gaps; if there is a new one, ask the service what it was. */
+  /** Look for gaps; if there is one more, ask the service what it was. */
   #look(now) {
     this.#lookedAt = now;
-    const known = this.#answer.gaps.length;
     this.#label();
-    if (this.#answer.gaps.length > known) this.#askWhy().then(() => this.onChange());
+    if (this.#answer.gaps.length <= this.#numAsked) return;
+    this.#numAsked = this.#answer.gaps.length;
+    this.#askWhy().then(() => this.onChange());
   }
 
   #label() {

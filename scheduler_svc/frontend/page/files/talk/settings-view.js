@@ -1,6 +1,6 @@
 // A column's settings: a control for each parameter, its help, what the server takes without it, and what is wrong.
 
-import { h } from "../dom.js";
+import { button, h } from "../dom.js";
 import { defaultOf, grouped, labelOf, read } from "./parameters.js";
 
 export class SettingsView {
@@ -8,7 +8,7 @@ export class SettingsView {
   #fields = new Map(); // by name: {parameter, control, problem, reset}
   #count = h("span.count");
 
-  /** @param {import("./column.js").Column} column @param {string} id for ids of controls. */
+  /** @param {string} id for ids of controls. */
   constructor(column, id) {
     this.#column = column;
     this.id = id;
@@ -18,7 +18,7 @@ export class SettingsView {
     this.element = h("details.settings", { "data-testid": "settings" },
       h("summary", {}, "Settings", this.#count),
       h("div.panel", {}, this.#systemPrompt(), groups,
-        h("button", { type: "button", on: { click: () => this.#resetAll() } }, "Reset all parameters")));
+        button("Reset all parameters", () => this.#resetAll())));
     this.#countSet();
   }
 
@@ -60,20 +60,19 @@ export class SettingsView {
       id, name, autocomplete: "off", spellcheck: "false", "aria-describedby": `${id}-help ${id}-problem`,
     });
     control.value = this.#column.conversation.values[name] ?? "";
-    const reset = h("button.reset", { type: "button", "aria-label": `Reset ${labelOf(name)}` }, "Reset");
     const problem = h("p.problem", { id: `${id}-problem`, "aria-live": "polite" });
-    const field = { parameter, control, problem, reset };
     const changed = () => {
       this.#column.set(name, control.value);
       this.#check(field);
       this.#countSet();
     };
-    control.addEventListener("input", changed);
-    reset.addEventListener("click", () => {
+    const reset = button("Reset", () => {
       control.value = "";
       changed();
       control.focus();
-    });
+    }, { class: "reset", "aria-label": `Reset ${labelOf(name)}` });
+    const field = { parameter, control, problem, reset };
+    control.addEventListener("input", changed);
     this.#fields.set(name, field);
     this.#check(field);
     return h("div.field", { class: kind === "json" || kind === "strings" ? "field wide" : "field" },

@@ -19,7 +19,9 @@ const INTERVAL_MS = 500;
 export class Keeper {
   #storage;
   #state;
+  #keys; // of the messages that the index has
   #dirty = new Set();
+  #isIndexDirty = false;
   #timer = null;
   /** Is called with whether the storage is full, when that changes. */
   onFull = () => {};
@@ -29,11 +31,17 @@ export class Keeper {
   constructor(storage, state) {
     this.#storage = storage;
     this.#state = state;
+    this.#keys = new Set(state.columns.flatMap(({ messages }) => messages.map(({ key }) => key)));
   }
 
   /** These messages have changed, or anything else has if there are none. Written soon. */
   note(...messages) {
-    for (const message of messages) this.#dirty.add(message);
+    for (const message of messages) {
+      this.#isIndexDirty ||= !this.#keys.has(message.key);
+      this.#keys.add(message.key);
+      this.#dirty.add(message);
+    }
+    this.#isIndexDirty ||= !messages.length;
     this.#timer ??= setTimeout(() => this.flush(), INTERVAL_MS);
   }
 
@@ -46,9 +54,8 @@ export class Keeper {
       if (this.#put(PREFIX + message.key, message)) this.#dirty.delete(message);
       else fits = false;
     }
-    const { compares, draft, columns } = this.#state;
-    const index = columns.map(({ system, values, messages }) => ({ system, values, keys: messages.map(({ key }) => key) }));
-    fits = this.#put(INDEX, { compares, draft, columns: index }) && fits;
+    if (this.#isIndexDirty) this.#isIndexDirty = !this.#put(INDEX, this.#index());
+    fits &&= !this.#isIndexDirty;
     if (fits === !this.isFull) return;
     this.isFull = !fits;
     this.onFull(this.isFull);
@@ -67,6 +74,14 @@ export class Keeper {
     this.note();
   }
 
+  #index() {
+    const { compares, draft, columns } = this.#state;
+    const parts = columns.map(({ system, values, messages }) => (
+      { system, values, keys: messages.map(({ key }) => key) }
+    ));
+    return { compares, draft, columns: parts };
+  }
+
   /** An entry is replaced as a whole or, if there is no room, not at all: the old one still fits together. */
   #put(name, value) {
     try {
@@ -78,12 +93,7 @@ export class Keeper {
   }
 }
 
-/**
- * What a page before this one has kept; a state without messages if there was none.
- *
- * @param {Storage} storage
- * @returns {State}
- */
+/** The state that a page before this one has kept; one without messages if there was none. */
 export function stored(storage) {
   const index = parsed(storage, INDEX) ?? {};
   const columns = [0, 1].map((number) => {

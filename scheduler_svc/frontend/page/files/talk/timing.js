@@ -1,4 +1,4 @@
-// When tokens came: gaps, rates and ticks. Times are milliseconds after the request was sent, unless they say otherwise.
+// When tokens came: gaps, rates and ticks. Times are milliseconds after the request was sent.
 
 const LEAST_GAP_MS = 100;
 const GAP_FACTOR = 5;
@@ -11,12 +11,7 @@ export function median(numbers) {
   return Float64Array.from(numbers).sort()[(numbers.length - 1) >> 1];
 }
 
-/**
- * Pauses between tokens that are much longer than usual.
- *
- * @param {[number, number][]} arrivals `[time, tokens]` each, in order.
- * @returns {{from: number, to: number}[]}
- */
+/** Pauses between tokens that are much longer than usual. Arrivals are `[time, tokens]` each, in order. */
 export function gapsOf(arrivals) {
   const limit = Math.max(LEAST_GAP_MS, GAP_FACTOR * median(intervals(arrivals)));
   const gaps = [];
@@ -31,12 +26,7 @@ function intervals(arrivals) {
   return arrivals.slice(1).map(([at], index) => at - arrivals[index][0]);
 }
 
-/**
- * The numbers below an answer.
- *
- * @returns {{firstMs: number|null, rate: number|null, tokens: number, endMs: number}} `rate`: tokens/s after the first
- *   arrival; null with fewer than two.
- */
+/** The numbers below an answer. `rate`: tokens/s after the first arrival, null with fewer than two. */
 export function figuresOf(arrivals) {
   const tokens = arrivals.reduce((sum, [, several]) => sum + several, 0);
   if (!arrivals.length) return { firstMs: null, rate: null, tokens, endMs: 0 };
@@ -66,11 +56,7 @@ export function roundEnd(ms) {
   }
 }
 
-/**
- * Lines of an SVG path, one for each place of the axis where tokens came; higher where several came at once.
- *
- * @param {{width: number, height: number}} size of the drawing.
- */
+/** Lines of an SVG path, one for each place of the axis where tokens came; higher where several came at once. */
 export function tickPath(arrivals, endMs, { width, height }) {
   const heights = new Map();
   for (const [at, tokens] of arrivals) {
@@ -87,8 +73,9 @@ export function tickPath(arrivals, endMs, { width, height }) {
 /** Boxes of an SVG path, one for each gap. */
 export function gapPath(gaps, endMs, { width, height }) {
   const place = (ms) => Math.round((ms / Math.max(endMs, 1)) * width);
-  return gaps.map(({ from, to }) => `M${place(from)} 0H${Math.max(place(to), place(from) + 2)}V${height}H${place(from)}Z`)
-    .join("");
+  return gaps.map(({ from, to }) => (
+    `M${place(from)} 0H${Math.max(place(to), place(from) + 2)}V${height}H${place(from)}Z`
+  )).join("");
 }
 
 /** A length of time with its unit: `120 ms`, `3.4 s`, `2 min 5 s`. */

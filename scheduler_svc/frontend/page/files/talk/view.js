@@ -1,6 +1,6 @@
 // The view "Talk": one or two conversations with one input.
 
-import { fill, h } from "../dom.js";
+import { button, fill, h } from "../dom.js";
 import { Column } from "./column.js";
 import { ColumnView } from "./column-view.js";
 import { Keeper, stored } from "./storage.js";
@@ -14,14 +14,13 @@ export class TalkView {
   #scheduled = new Set();
   #live = h("div.unseen", { "aria-live": "polite", "data-testid": "live" });
 
-  /** @param {HTMLElement} root @param {{api: Object, about: Object}} frame */
   constructor(root, { api, about }) {
     this.#state = stored(sessionStorage);
     this.#keeper = new Keeper(sessionStorage, this.#state);
     this.#keeper.onFull = (isFull) => { this.full.hidden = !isFull; };
     const service = { api, about, keeper: this.#keeper };
     this.#views = this.#state.columns.map((conversation, index) => (
-      new ColumnView(new Column(conversation, service), { name: "AB"[index], model: about.model, talk: this })
+      new ColumnView(new Column(conversation, service), "AB"[index], about.model, this)
     ));
     this.#build(root);
     root.addEventListener("keydown", (event) => {
@@ -90,11 +89,10 @@ export class TalkView {
       this.#say();
     });
     this.send = h("button.primary", { type: "submit" }, "Send");
-    this.stop = h("button", { type: "button", disabled: true, on: { click: () => this.#stop() } }, "Stop");
-    this.compare = h("button", {
-      type: "button", title: "Send each message to a second conversation too, which has its own settings.",
-      on: { click: () => this.#setCompares(!this.#state.compares) },
-    }, "Compare");
+    this.stop = button("Stop", () => this.#stop(), { disabled: true });
+    this.compare = button("Compare", () => this.#setCompares(!this.#state.compares), {
+      title: "Send each message to a second conversation too, which has its own settings.",
+    });
     this.full = h("p.quiet", { role: "status", hidden: true },
       "This tab has no room for more: a reload would lose the newest part of the conversation.");
     const submit = (event) => {

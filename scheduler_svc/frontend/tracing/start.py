@@ -1,0 +1,60 @@
+"""Whether this process traces. Without the variables that ask for it OpenTelemetry is not even imported."""
+
+import os
+from collections.abc import Mapping
+from importlib import metadata
+
+from common.logging import get_logger
+from scheduler_svc.frontend.link.core_link import CoreLink
+from scheduler_svc.frontend.tracing.tracing import Tracing
+
+ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+PROTOCOL = "http/protobuf"
+
+log = get_logger(__name__)
+
+
+def is_wanted(environment: Mapping[str, str]) -> bool:
+    """Whether the variables ask for traces."""
+    is_off = environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"
+    exporter = environment.get("OTEL_TRACES_EXPORTER", "").strip().lower()
+    return not is_off and exporter != "none" and _first(environment, ENDPOINTS) != ""
+
+
+def start_tracing(link: CoreLink, process: str) -> Tracing | None:
+    """What traces this process's requests; None if it is not to. What keeps it from tracing keeps it from nothing else.
+
+    Args:
+        link: to the core, which is asked what became of them.
+        process: `frontend` or `worker`.
+    """
+    if not is_wanted(os.environ):
+        return None
+    protocol = _first(os.environ, PROTOCOLS)
+    if protocol not in ("", PROTOCOL):
+        log.warning("no traces", reason=f"Baton exports them by {PROTOCOL}, and not by {protocol}")
+        return None
+    try:
+        from scheduler_svc.frontend.tracing.otel import OtelSpans  # noqa: PLC0415
+    except ImportError as error:
+        log.warning("no traces", reason=f"{error}; pip install 'baton[otel]' installs what they need")
+        return None
+    try:
+        spans = OtelSpans(process, _version())
+    except Exception as error:  # what a variable may be, the SDK checks in many places and ways
+        log.warning("no traces", reason=f"a variable OTEL_... has a wrong value: {error}")
+        return None
+    log.info("traces are exported", endpoint=_first(os.environ, ENDPOINTS))
+    return Tracing(spans, link.life)
+
+
+def _first(environment: Mapping[str, str], variables: tuple[str, ...]) -> str:
+    return next((value for name in variables if (value := environment.get(name, "").strip())), "")
+
+
+def _version() -> str:
+    try:
+        return metadata.version("baton")
+    except metadata.PackageNotFoundError:
+        return ""
