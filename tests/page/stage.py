@@ -11,6 +11,7 @@ import json
 import queue
 import re
 import threading
+import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -121,6 +122,12 @@ def chunk(request_id: str, delta: dict, reason: str | None = None) -> dict:
     return {"id": request_id, **fields, "choices": [choice], "usage": None}
 
 
+def life(request_id: str, *marks: dict) -> dict:
+    """What /page/requests/ID says of a request of one sequence. Without marks it waits."""
+    sequence = {"index": 0, "output": 0, "num_left_out": 0, "marks": marks or ({"at": time.time(), "what": "queued"},)}
+    return {"request": request_id, "now": time.time(), "sequences": [sequence]}
+
+
 def pool_map(epoch: int, states: Iterable[int]) -> dict:
     """Data of the event `map`; states come with their ages."""
     data = bytes(states)
@@ -130,7 +137,7 @@ def pool_map(epoch: int, states: Iterable[int]) -> dict:
 def pool_changes(epoch: int, changes: Iterable[tuple[int, int]]) -> dict:
     """Data of the event `blocks`, of pairs of block and state."""
     data = np.asarray([8 * block + state for block, state in changes], "<i4").tobytes()
-    return {"epoch": epoch, "changes": base64.b64encode(data).decode()}
+    return {"epoch": epoch, "changed": base64.b64encode(data).decode(), "found": ""}
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -176,6 +183,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _chat(self, body: dict) -> None:
         request_id = body.get("request_id") or f"chatcmpl-{next(self.stage.numbers)}"
         self._head("text/event-stream", {"x-request-id": request_id})
+        self.stage.lives.setdefault(request_id, life(request_id))
         deltas = [{"role": "assistant", "content": ""}]
         number = 0
         for said in itertools.chain(deltas, self.stage.talk(body)):
