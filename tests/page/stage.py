@@ -19,6 +19,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import numpy as np
 
 from scheduler_svc.frontend.http.page_files import INDEX, PAGE_HEADERS, read_page_files
+from tests.support.eventually import eventually
 
 MODEL = "baton-demo"
 ABOUT = {
@@ -79,10 +80,18 @@ class Stage:
         for listener in list(self.listeners):
             listener.put((name, data))
 
-    def close(self) -> None:
-        """Stop listening; answers in progress end with their connections."""
+    def hang_up(self) -> None:
+        """End all connections to /page/live."""
         for listener in list(self.listeners):
             listener.put(None)
+
+    def wait_for_listeners(self, count: int) -> None:
+        """Return when so many connections to /page/live are there."""
+        eventually(lambda: len(self.listeners) == count)
+
+    def close(self) -> None:
+        """Stop listening; answers in progress end with their connections."""
+        self.hang_up()
         self._server.shutdown()
         self._server.server_close()
 
@@ -205,7 +214,7 @@ class _Handler(BaseHTTPRequestHandler):
         with contextlib.suppress(OSError):  # the page went
             while True:
                 try:
-                    event = listener.get(timeout=1)
+                    event = listener.get(timeout=0.5)
                 except queue.Empty:
                     self._event(": \n\n")
                     continue
