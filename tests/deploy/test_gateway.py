@@ -127,7 +127,9 @@ def test_a_scheduler_without_executors_gets_no_new_requests(num_ready, exit_code
     one = container(workloads("gateway")["baton-scheduler"])
     link = SimpleNamespace(is_up=True, fleet=SimpleNamespace(num_ready=num_ready, tasks=()), counts=RequestCounts())
     model = SimpleNamespace(vocab_size=1, path=Path("tokenizer.json"), eos_token_ids=(), chat_template=None)
-    app = TestClient(create_app(link, model, ApiSettings(FrontendOptions(("model",)), api_keys=ApiKeys(["secret"]))))
+    app = TestClient(
+        create_app(link, model, ApiSettings(FrontendOptions(("model",), no_page=True), api_keys=ApiKeys(["secret"])))
+    )
     code = one["readinessProbe"]["exec"]["command"][-1]
     (path,) = re.findall(r"http://127\.0\.0\.1:8000(/\w+)", code)
     assert (app.get(path).status_code != 200) == exit_code

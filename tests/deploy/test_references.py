@@ -116,7 +116,9 @@ def test_executors_find_the_scheduler(overlay):
 def test_what_probes_ask_is_there_and_needs_no_key(overlay):
     link = SimpleNamespace(is_up=True, fleet=SimpleNamespace(num_ready=1, tasks=()), counts=RequestCounts())
     model = SimpleNamespace(vocab_size=1, path=Path("tokenizer.json"), eos_token_ids=(), chat_template=None)
-    app = TestClient(create_app(link, model, ApiSettings(FrontendOptions(("model",)), api_keys=ApiKeys(["secret"]))))
+    app = TestClient(
+        create_app(link, model, ApiSettings(FrontendOptions(("model",), no_page=True), api_keys=ApiKeys(["secret"])))
+    )
     assert app.get("/status").status_code == 401
     probes = [probe for w in workloads(overlay).values() for name, probe in container(w).items() if "Probe" in name]
     assert not any("httpGet" in probe for probe in probes)  # it would take a 503 for a death
