@@ -76,7 +76,7 @@ def test_drain_asks_first(visit, stage):
     page.click("[data-testid=executor][data-epoch='7'] >> text=Drain")
     page.click("dialog[open] >> text=Let its sequences end there")
     page.click("dialog[open] button.primary")
-    page.wait_for_selector("text=It leaves when its sequences have ended.")
+    page.wait_for_selector("text=leaves when its sequences have ended.")
     assert [(path, body) for method, path, body in stage.asked if method == "POST"] == [(DRAIN, {"finish": True})]
 
 
