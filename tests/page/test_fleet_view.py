@@ -25,6 +25,10 @@ def test_what_is_shown(visit):
     first = "[data-testid=executor][data-epoch='7']"
     assert "ready" in page.text_content(f"{first} >> [data-testid=state]")
     assert "draining" in page.text_content("[data-testid=executor][data-epoch='8'] >> [data-testid=state]")
+    [drain, draining] = page.locator("[data-testid=executor] .head button").all()
+    assert (drain.is_disabled(), draining.is_disabled()) == (False, True)
+    colour = "button => getComputedStyle(button).color"
+    assert drain.evaluate(colour) != draining.evaluate(colour), "they look alike"
     page.wait_for_selector(f"{first} >> text=in use 128 (25%)")
     rows = page.locator("[data-testid=waiting] tbody tr")
     assert rows.count() == 3
