@@ -33,7 +33,7 @@ export class ColumnView {
     this.element = h("section.column", { "aria-label": `Column ${name}`, "data-testid": `column-${id}` },
       h("div.head", {}, h("span.name", { "aria-hidden": "true" }, name), this.settings.element, clear), this.log);
     this.log.addEventListener("scroll", () => {
-      this.#atEnd = this.log.scrollHeight - this.log.scrollTop - this.log.clientHeight < NEAR;
+      this.#stay(this.log.scrollHeight - this.log.scrollTop - this.log.clientHeight < NEAR);
     }, { passive: true });
     // messages out of sight have an estimated height until they are scrolled to, so the end may move at any time
     const resized = new ResizeObserver(() => { if (this.#atEnd) this.scrollToEnd(); });
@@ -54,6 +54,7 @@ export class ColumnView {
   flush() {
     for (const key of this.#changed) this.#views.get(key)?.update();
     this.#changed.clear();
+    if (this.#atEnd) this.scrollToEnd(); // in the same frame, or what stands below the text would count as moved
   }
 
   /** The numbers of the answer in progress: they change with time, too. */
@@ -64,8 +65,14 @@ export class ColumnView {
 
   /** Go to the end, and stay there while the conversation grows. */
   scrollToEnd() {
-    this.#atEnd = true;
+    this.#stay(true);
     this.log.scrollTop = this.log.scrollHeight;
+  }
+
+  /** Whether to stay at the end. There the browser's own way to keep what is read in its place would be in the way. */
+  #stay(atEnd) {
+    this.#atEnd = atEnd;
+    this.log.classList.toggle("at-end", atEnd);
   }
 
   #clear() {
