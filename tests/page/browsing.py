@@ -162,7 +162,12 @@ class Visit:
     def shot(self, name):
         """A picture of the whole page in build/page-shots, for people."""
         SHOTS.mkdir(parents=True, exist_ok=True)
-        self.page.screenshot(path=SHOTS / f"{name}.png", full_page=True)
+        size = self.page.viewport_size
+        height = self.page.evaluate("document.documentElement.scrollHeight")
+        self.page.set_viewport_size(size | {"height": height})  # what is not in sight is not drawn
+        self.frames(5)
+        self.page.screenshot(path=SHOTS / f"{name}.png")
+        self.page.set_viewport_size(size)
 
     def _note(self, text):
         self._noted.append(text)

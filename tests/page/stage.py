@@ -11,6 +11,7 @@ import json
 import queue
 import re
 import threading
+import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -18,6 +19,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import numpy as np
 
 from scheduler_svc.frontend.http.page_files import INDEX, PAGE_HEADERS, read_page_files
+from tests.support.eventually import eventually
 
 MODEL = "baton-demo"
 ABOUT = {
@@ -78,10 +80,18 @@ class Stage:
         for listener in list(self.listeners):
             listener.put((name, data))
 
-    def close(self) -> None:
-        """Stop listening; answers in progress end with their connections."""
+    def hang_up(self) -> None:
+        """End all connections to /page/live."""
         for listener in list(self.listeners):
             listener.put(None)
+
+    def wait_for_listeners(self, count: int) -> None:
+        """Return when so many connections to /page/live are there."""
+        eventually(lambda: len(self.listeners) == count)
+
+    def close(self) -> None:
+        """Stop listening; answers in progress end with their connections."""
+        self.hang_up()
         self._server.shutdown()
         self._server.server_close()
 
@@ -121,6 +131,12 @@ def chunk(request_id: str, delta: dict, reason: str | None = None) -> dict:
     return {"id": request_id, **fields, "choices": [choice], "usage": None}
 
 
+def life(request_id: str, *marks: dict) -> dict:
+    """What /page/requests/ID says of a request of one sequence. Without marks it waits."""
+    sequence = {"index": 0, "output": 0, "num_left_out": 0, "marks": marks or ({"at": time.time(), "what": "queued"},)}
+    return {"request": request_id, "now": time.time(), "sequences": [sequence]}
+
+
 def pool_map(epoch: int, states: Iterable[int]) -> dict:
     """Data of the event `map`; states come with their ages."""
     data = bytes(states)
@@ -130,7 +146,7 @@ def pool_map(epoch: int, states: Iterable[int]) -> dict:
 def pool_changes(epoch: int, changes: Iterable[tuple[int, int]]) -> dict:
     """Data of the event `blocks`, of pairs of block and state."""
     data = np.asarray([8 * block + state for block, state in changes], "<i4").tobytes()
-    return {"epoch": epoch, "changes": base64.b64encode(data).decode()}
+    return {"epoch": epoch, "changed": base64.b64encode(data).decode(), "found": ""}
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -176,6 +192,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _chat(self, body: dict) -> None:
         request_id = body.get("request_id") or f"chatcmpl-{next(self.stage.numbers)}"
         self._head("text/event-stream", {"x-request-id": request_id})
+        self.stage.lives.setdefault(request_id, life(request_id))
         deltas = [{"role": "assistant", "content": ""}]
         number = 0
         for said in itertools.chain(deltas, self.stage.talk(body)):
@@ -197,7 +214,7 @@ class _Handler(BaseHTTPRequestHandler):
         with contextlib.suppress(OSError):  # the page went
             while True:
                 try:
-                    event = listener.get(timeout=1)
+                    event = listener.get(timeout=0.5)
                 except queue.Empty:
                     self._event(": \n\n")
                     continue

@@ -23,7 +23,8 @@ export class Chart {
     this.marks = svg("g", { class: "marks" });
     this.values = series.map(() => h("span.number", {}, "–"));
     this.top = h("span.number.quiet", { "aria-hidden": "true" }, "");
-    this.picture = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img" },
+    this.picture = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img",
+      "aria-label": `${title}, last five minutes. Nothing yet.` },
       svg("line", { class: "base", x1: 0, y1: HEIGHT, x2: WIDTH, y2: HEIGHT }), this.marks, ...this.lines);
     const legend = series.map(({ name }, i) => h("span.key", {}, h(`span.stroke.stroke-${i}`, {}), `${name} `, this.values[i]));
     this.node = h("figure.chart", {},

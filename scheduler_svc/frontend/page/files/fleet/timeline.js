@@ -10,10 +10,10 @@ import { causeOf, eventKind } from "./words.js";
 export class Timeline {
   constructor() {
     this.empty = h("p.quiet", {}, "Nothing has happened yet.");
-    this.list = h("ol.events", { role: "log", "aria-label": "Events, the newest first" });
+    this.list = h("ol.events", {}); // a role of its own would take that of a list from it
     this.node = h("section", { "aria-labelledby": "events" },
       h("h2", { id: "events" }, "Events"),
-      h("div.scroll", { tabindex: 0, role: "group", "aria-label": "Events", "data-testid": "events" }, this.list, this.empty));
+      h("div.scroll", { tabindex: 0, role: "log", "aria-label": "Events, the newest first", "data-testid": "events" }, this.list, this.empty));
     this.rows = new KeyedList(this.list, eventKey, makeRow, () => {});
   }
 
