@@ -5,6 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import httpx
+import pytest
 
 from tests.frontend.collector import attributes, collecting
 from tests.frontend.harness import MODEL, Frontend
@@ -15,6 +16,7 @@ PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 BODY = {"model": MODEL, "prompt": [5, 6, 7], "max_tokens": 100, "ignore_eos": True, "stream": True, "resumable": True}
 
 
+@pytest.mark.slow
 def test_a_stream_whose_executor_and_whose_frontend_are_replaced(tmp_path: Path):
     with running_core(tmp_path) as core, collecting() as collector:
         first = FakeExecutor(core.back, name="a", step_s=0.01)
