@@ -22,14 +22,14 @@ def stage():
         yield running
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def service(tmp_path_factory):
-    """A real service without keys, with two executors."""
+    """A real service without keys, with two executors. A test that kills one waits at its begin until all are back."""
     with running_service(tmp_path_factory.mktemp("service")) as running:
         yield running
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def keyed_service(tmp_path_factory):
     """A real service with the keys of `services.py`, and two executors."""
     with running_service(tmp_path_factory.mktemp("keyed-service"), keyed=True) as running:

@@ -45,8 +45,13 @@ def running_service(folder: Path, *options, executors: int = 2, keyed: bool = Fa
     keys = ("--api-keys", write_keys(folder)) if keyed else ()
     with Service(folder, executors, (*OPTIONS, *keys, *options)) as service:
         if not keyed:
-            eventually(lambda: len(service.status()["executors"]) == executors)
+            wait_until_whole(service, executors)
         yield service
+
+
+def wait_until_whole(service: Service, executors: int = 2) -> None:
+    """Return when so many executors are ready."""
+    eventually(lambda: [each["state"] for each in service.status()["executors"]] == executors * ["ready"])
 
 
 @contextlib.contextmanager

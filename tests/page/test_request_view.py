@@ -5,6 +5,7 @@ import signal
 
 import pytest
 
+from tests.page.services import wait_until_whole
 from tests.page.stage import life
 from tests.page.talking import PROMPT, SEEDED, Talk
 
@@ -101,6 +102,7 @@ def test_by_the_form(browser, stage):
 
 def test_a_request_whose_executor_is_killed(browser, service):
     """From the answer's own link, at a real service."""
+    wait_until_whole(service)
     with browser.visit(service.url) as visit:
         page, talk = visit.page, Talk(visit)
         talk.set(**SEEDED, max_completion_tokens=300)

@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from tests.e2e.service import frozen
-from tests.page.services import scheduler_alone
+from tests.page.services import scheduler_alone, wait_until_whole
 from tests.page.talking import PROMPT, SEEDED, Talk, undisturbed
 from tests.support.eventually import eventually
 
@@ -18,7 +18,7 @@ LONG = SEEDED | {"max_completion_tokens": 400}
 @pytest.fixture(autouse=True)
 def whole_service(service):
     """What an earlier test has killed is back."""
-    eventually(lambda: [each["state"] for each in service.status()["executors"]] == ["ready", "ready"])
+    wait_until_whole(service)
 
 
 def begin(visit):
