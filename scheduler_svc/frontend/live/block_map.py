@@ -41,7 +41,7 @@ class BlockMap:
         changed = np.flatnonzero(self._changed_at > NEVER)
         seconds = np.maximum(now - self._changed_at[changed], 0.5)
         ages[changed] = np.clip(np.floor(np.log2(seconds)) + 1, 0, OLDEST)
-        packed = base64.b64encode(zlib.compress(self._states + STATES * ages, 1)).decode()
+        packed = base64.b64encode(zlib.compress((self._states + STATES * ages).tobytes(), 1)).decode()
         return page_event("map", {"epoch": epoch, "num_blocks": len(self._states), "states": packed})
 
 
