@@ -21,10 +21,10 @@ def whole_service(service):
     wait_until_whole(service)
 
 
-def begin(visit):
+def begin(visit, **parameters):
     """Ask for a long answer, and return when some of it is there."""
     talk = Talk(visit)
-    talk.set(**LONG)
+    talk.set(**LONG | parameters)
     talk.say(PROMPT)
     talk.wait_for_text(100)
     return talk
@@ -156,3 +156,20 @@ def test_the_last_executor_is_lost(browser, service):
         page.click("nav >> text='Talk'")
         talk.wait_for_state()
         assert talk.text() == undisturbed(service, [PROMPT], **LONG)
+
+
+def test_rolled_out_by_the_button(browser, service):
+    """One executor after the other is replaced, and an answer goes on through all of it."""
+    before = {each["epoch"] for each in service.status()["executors"]}
+    with browser.visit(service.url) as visit:
+        page, talk = visit.page, begin(visit, max_completion_tokens=800)
+        page.click("nav >> text='Fleet'")
+        page.click("#fleet >> text=Roll out")
+        page.wait_for_selector("dialog[open] >> text=one after the other")
+        page.click("dialog[open] button.primary")
+        page.wait_for_selector("[data-testid=rollout] >> text=Done: 2 of 2")
+        wait_until_whole(service)
+        assert not before & {each["epoch"] for each in service.status()["executors"]}
+        page.click("nav >> text='Talk'")
+        talk.wait_for_state()
+        assert talk.text() == undisturbed(service, [PROMPT], **LONG | {"max_completion_tokens": 800})
