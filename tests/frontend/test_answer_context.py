@@ -91,3 +91,9 @@ def test_version_3_asked_for_nothing_of_version_4():
     asked = AnswerContext.decode(written)
     assert (asked.version, asked.kind, asked.logprobs, asked.skip_special_tokens) == (3, "chat", 6, False)
     assert (asked.message, asked.has_chunk_usage, asked.hides_thought) == (MessageRules(), False, False)
+
+
+def test_version_5_was_of_no_trace():
+    fields = [5, *FIELDS[1:-1]]
+    asked = AnswerContext.decode(msgspec.msgpack.encode(fields))
+    assert (asked.version, asked.fills_window, asked.traceparent) == (5, True, "")

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 from collections import Counter
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -204,9 +205,14 @@ async def test_queries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         assert await link.metrics() == b"baton_running 0\n"
         assert (await link.drain("gpu-0", finish=True)).epoch == 7
         assert [(drain.executor, drain.finish) for drain in core.drains] == [("gpu-0", True)]
+        life = m.SequenceLife(index=0, marks=[m.Mark(at=1.5, what="queued", tokens=3)], num_left_out=0, output=0)
+        core.tell_life = lambda request_id, now: (life,) if request_id == "r-0" else ()
+        assert (await link.life("r-0")).sequences == (life,)
+        assert (await link.life("r-1")).sequences == ()
         core.answers_queries = False
-        with pytest.raises(RequestRejected, match="no answer"):
-            await link.status()
+        for query in (link.status, partial(link.life, "r-0")):
+            with pytest.raises(RequestRejected, match="no answer"):
+                await query()
         monkeypatch.setattr(queries, "QUERY_TIMEOUT_S", 60.0)
         question = asyncio.create_task(link.status())
         await asyncio.sleep(0)

@@ -1,10 +1,11 @@
 """Marks of the core become spans."""
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common import messages as m
 from scheduler_svc.frontend.tracing.life_spans import Frame, LifeSpans, spans_of
+from tests.support.effort import examples
 
 AT_NS = 1_800_000_000 * 10**9
 WHATS = m.MarkKind.__args__
@@ -132,6 +133,19 @@ def test_marks_in_the_middle_may_be_missing():
     assert read(mark("ended", 1.0)) == read() == LifeSpans()
 
 
+def test_the_core_wrote_its_answer_between_question_and_answer():
+    def at_ns(*ends: float) -> int:
+        lives = tuple(
+            m.SequenceLife(index=0, marks=[mark("ended", end)], num_left_out=0, output=0) for end in (*ends, 4.0)
+        )
+        return Frame.of(m.Life(query_id=0, at=5.0, sequences=lives), 2000, 3000, 0, 1000).at_ns
+
+    assert at_ns() == 2500
+    assert at_ns(4.9999988) == 2200  # which ended 1200 ns before, and not after the request
+    assert at_ns(4.9999999) == at_ns(6.0) == at_ns(float("inf")) == 2000
+    assert at_ns(float("-inf")) == at_ns(0.0) == 2500
+
+
 TIMES = st.one_of(st.floats(), st.floats(-20, 20))
 MARKS = st.builds(
     m.Mark,
@@ -145,6 +159,7 @@ MARKS = st.builds(
 )
 
 
+@settings(max_examples=examples(100), deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 3), st.lists(MARKS, max_size=12)), max_size=3),
     TIMES,

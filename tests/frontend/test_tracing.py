@@ -4,6 +4,7 @@ import re
 import socket
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import pytest
@@ -60,7 +61,7 @@ def life(now: float, *, index: int = 0, cause: str = "length") -> m.SequenceLife
 
 def slow_echo(submit: m.Submit) -> Iterator[Step]:
     """Takes longer than `life`."""
-    yield 0.05
+    yield 0.15
     yield from echo(submit)
 
 
@@ -73,7 +74,7 @@ def id_of(answer: httpx.Response) -> str:
 
 
 def test_a_request_is_a_span_with_its_sequence_below(frontend: Frontend, core: FakeCore, collector: Collector):
-    core.script = say([70, 71, 72, 73], pause_s=0.02)
+    core.script = say([70, 71, 72, 73], pause_s=0.05)
     core.tell_life = lambda request_id, now: (life(now),)
     before_ns = time.time_ns()
     body = CHAT | {"stream": True, "temperature": 0.5, "top_p": 0.9, "top_k": 40, "seed": 7, "stop": ["###"]}
@@ -86,7 +87,7 @@ def test_a_request_is_a_span_with_its_sequence_below(frontend: Frontend, core: F
     assert before_ns <= span.start_time_unix_nano < span.end_time_unix_nano <= time.time_ns()
     told = attributes(span)
     first_chunk_s = told.pop("gen_ai.response.time_to_first_chunk")
-    assert 0 < first_chunk_s < (span.end_time_unix_nano - span.start_time_unix_nano) / 1e9 - 0.05
+    assert 0 < first_chunk_s < (span.end_time_unix_nano - span.start_time_unix_nano) / 1e9
     prompt_tokens = told.pop("gen_ai.usage.input_tokens")
     assert prompt_tokens > 3
     assert told == {
@@ -290,6 +291,16 @@ def test_who_reads_on_is_in_the_trace_of_the_request(frontend: Frontend, core: F
     assert (link.trace_id, link.span_id) == (asked.trace_id, asked.span_id)
 
 
+def test_work_that_is_left_for_later_has_its_place_in_the_trace(tmp_path: Path, collector: Collector):
+    store = tmp_path / "store"
+    with running_frontend("--store", str(store), **collector.environment) as frontend:
+        answer = post(frontend, "/v1/responses", {"model": MODEL, "input": "x", "background": True})
+        span = collector.of_answer(id_of(answer))
+        traceparent = f"00-{span.trace_id.hex()}-{span.span_id.hex()}-"
+        assert any(traceparent.encode() in path.read_bytes() for path in store.iterdir() if path.is_file())
+    assert collector.below(span) == []
+
+
 def test_a_core_that_does_not_tell(frontend: Frontend, core: FakeCore, collector: Collector):
     """Its span waits for the end of the question, which comes when the frontend ends."""
     with running_frontend(**collector.environment) as other:
@@ -297,7 +308,7 @@ def test_a_core_that_does_not_tell(frontend: Frontend, core: FakeCore, collector
         answer = post(other, "/v1/completions", COMPLETION)
         begun = time.monotonic()
         assert other.stop() == 0
-        assert time.monotonic() - begun < 3
+        assert time.monotonic() - begun < 6
     assert collector.below(collector.of_answer(id_of(answer))) == []
 
 
@@ -308,10 +319,10 @@ def test_a_collector_that_is_away_harms_nothing():
             for _ in range(20):
                 begun = time.monotonic()
                 assert post(frontend, "/v1/completions", COMPLETION).status_code == 200
-                assert time.monotonic() - begun < 2
+                assert time.monotonic() - begun < 5
             begun = time.monotonic()
             assert frontend.stop() == 0
-            assert time.monotonic() - begun < 4
+            assert time.monotonic() - begun < 6
 
 
 def test_a_collector_that_is_not_there_is_told_once():
@@ -322,6 +333,6 @@ def test_a_collector_that_is_not_there_is_told_once():
         post(frontend, "/v1/completions", COMPLETION)
         begun = time.monotonic()
         assert frontend.stop() == 0
-        assert time.monotonic() - begun < 4
+        assert time.monotonic() - begun < 6
         assert frontend.log.count("traces not exported") == 1
         assert len(re.findall("level=(warning|error)", frontend.log)) == 1

@@ -54,8 +54,7 @@ class Frame:
 
     Attributes:
         at: a moment in the core's time.
-        at_ns: the same moment in Unix time. It is when the core's answer came, so what the core tells seems later than
-            it was by the time that the answer took.
+        at_ns: the same moment in Unix time, as far as that is known.
         start_ns, end_ns: of the request's span, in which all others lie.
     """
 
@@ -64,10 +63,20 @@ class Frame:
     start_ns: int
     end_ns: int
 
+    @classmethod
+    def of(cls, life: m.Life, asked_ns: int, told_ns: int, start_ns: int, end_ns: int) -> "Frame":
+        """The frame of an answer of the core, which was asked for and came at these Unix times.
+
+        The core wrote it in between: in the middle, unless a sequence would then have ended after the request that
+        waited for it.
+        """
+        ends = [one.marks[-1].at for one in life.sequences if one.marks and one.marks[-1].what == "ended"]
+        latest = [end_ns + _nanoseconds(life.at - at) for at in ends]
+        return cls(life.at, max(asked_ns, min([(asked_ns + told_ns) // 2, *latest])), start_ns, end_ns)
+
     def unix_ns(self, at: float) -> int:
         """A time of the core in Unix time; not cut to the request's span."""
-        age_s = self.at - at
-        return self.at_ns if math.isnan(age_s) else self.at_ns - round(1e9 * min(max(age_s, -MAX_AGE_S), MAX_AGE_S))
+        return self.at_ns - _nanoseconds(self.at - at)
 
     def cut(self, at_ns: int) -> int:
         """The nearest time in the request's span."""
@@ -79,6 +88,10 @@ def spans_of(lives: Iterable[tuple[int, m.SequenceLife]], frame: Frame) -> LifeS
     parts = [_Reader(prompt, life, frame).read() for prompt, life in lives]
     events = sorted((event for part in parts for event in part.events), key=lambda event: event.at_ns)
     return LifeSpans(tuple(span for part in parts for span in part.spans), tuple(events))
+
+
+def _nanoseconds(seconds: float) -> int:
+    return 0 if math.isnan(seconds) else round(1e9 * min(max(seconds, -MAX_AGE_S), MAX_AGE_S))
 
 
 @dataclass

@@ -72,9 +72,10 @@ class Tracing:
         self, trace: RequestTrace, number: int, core_id: str, end_ns: int
     ) -> tuple[list[tuple[int, m.SequenceLife]], Frame]:
         """The lives of a prompt's sequences; none if the core does not tell."""
+        asked_ns = trace.now_ns
         try:
             life = await self._ask(core_id)
         except RequestRejected:
             life = m.Life(query_id=0, at=0.0)
-        frame = Frame(life.at, trace.now_ns, trace.start_ns, end_ns)
+        frame = Frame.of(life, asked_ns, trace.now_ns, trace.start_ns, end_ns)
         return [(number, sequence) for sequence in life.sequences], frame

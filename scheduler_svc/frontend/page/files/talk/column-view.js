@@ -69,7 +69,7 @@ export class ColumnView {
     this.log.scrollTop = this.log.scrollHeight;
   }
 
-  /** Whether to stay at the end. There the browser's own way to keep what is read in its place would be in the way. */
+  /** Whether to stay at the end. The browser then keeps the end in its place, and else what is read. */
   #stay(atEnd) {
     this.#atEnd = atEnd;
     this.log.classList.toggle("at-end", atEnd);
