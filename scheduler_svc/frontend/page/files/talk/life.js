@@ -50,9 +50,10 @@ export function interruptionsOf(life, nowMs) {
  * @param {number} sentAt in milliseconds since 1970.
  */
 export function labelled(gaps, interruptions, breaks, sentAt) {
+  const reasons = reasonsOf(gaps, interruptions, sentAt);
   return gaps.map((gap) => {
     const length = duration(gap.to - gap.from);
-    const interruption = bestOf(gap, interruptions, sentAt);
+    const interruption = reasons.get(gap);
     if (interruption) return { ...gap, kind: interruption.what, label: `${reasonOf(interruption)}, ${length}` };
     const isBroken = breaks.some(([from, to]) => from <= gap.to && to >= gap.from);
     const [kind, reason] = isBroken ? ["connection", "connection broken"] : [PAUSE, "pause"];
@@ -71,16 +72,20 @@ export function labelsOf(gaps) {
   return labels;
 }
 
-/** The interruption that has most of its time in the gap. */
-function bestOf(gap, interruptions, sentAt) {
-  let best = null;
-  let most = -TOLERANCE_MS;
+/** For each interruption the gap that it has most of its time in: one that lies beside it has another reason. */
+function reasonsOf(gaps, interruptions, sentAt) {
+  const reasons = new Map();
   for (const interruption of interruptions) {
-    const from = Math.max(interruption.from - sentAt, gap.from);
-    const shared = Math.min(interruption.to - sentAt, gap.to) - from;
-    if (shared > most) [best, most] = [interruption, shared];
+    let best = null;
+    let most = -TOLERANCE_MS;
+    for (const gap of gaps) {
+      const from = Math.max(interruption.from - sentAt, gap.from);
+      const shared = Math.min(interruption.to - sentAt, gap.to) - from;
+      if (shared > most) [best, most] = [gap, shared];
+    }
+    if (best && !reasons.has(best)) reasons.set(best, interruption);
   }
-  return best;
+  return reasons;
 }
 
 function reasonOf({ what, before, after, isSame }) {
