@@ -1,6 +1,9 @@
 """Real services for tests of the page: scheduler, frontend and executors with the demo model."""
 
 import contextlib
+import os
+import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -63,6 +66,33 @@ def scheduler_alone(folder: Path) -> Iterator[str]:
     with LocalFleet(spec, folder):
         eventually(lambda: answers(f"{spec.url}/page/about"))
         yield spec.url
+
+
+@contextlib.contextmanager
+def slowed(executors: list[dict]) -> Iterator[None]:
+    """Executors, as a status shows them, that get a fifth of their time: what they do takes seconds on every machine,
+    and is not over before a browser has done something."""
+    pids = [executor["pid"] for executor in executors]
+    is_over = threading.Event()
+
+    def tell(number: int) -> None:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):  # it was killed, as the test wants it
+                os.kill(pid, number)
+
+    def alternate() -> None:
+        while not is_over.wait(0.05):
+            tell(signal.SIGSTOP)
+            is_over.wait(0.2)
+            tell(signal.SIGCONT)
+
+    thread = threading.Thread(target=alternate)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
 
 
 def answers(url: str) -> bool:

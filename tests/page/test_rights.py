@@ -3,7 +3,7 @@
 import httpx
 import pytest
 
-from tests.page.services import ADMIN, OTHER, PLAIN, READER
+from tests.page.services import ADMIN, OTHER, PLAIN, READER, slowed
 from tests.page.talking import PROMPT, SEEDED, Talk
 from tests.support.eventually import eventually
 
@@ -39,6 +39,7 @@ def stop(visit, service):
 def test_a_plain_key_sees_its_own_requests(browser, keyed_service):
     """And the fleet's figures; of blocks it is not told who has them, and it cannot drain."""
     with (
+        slowed(status(keyed_service)["executors"]),
         browser.visit(keyed_service.url, key=OTHER) as elsewhere,
         browser.visit(keyed_service.url, key=PLAIN) as visit,
     ):
@@ -69,6 +70,7 @@ def test_a_plain_key_sees_its_own_requests(browser, keyed_service):
 
 def test_a_reader_sees_all_and_drains_nothing(browser, keyed_service):
     with (
+        slowed(status(keyed_service)["executors"]),
         browser.visit(keyed_service.url, key=PLAIN) as elsewhere,
         browser.visit(keyed_service.url, "fleet", key=READER) as visit,
     ):
@@ -86,6 +88,7 @@ def test_a_reader_sees_all_and_drains_nothing(browser, keyed_service):
 
 def test_an_admin_sees_who_has_a_block(browser, keyed_service):
     with (
+        slowed(status(keyed_service)["executors"]),
         browser.visit(keyed_service.url, key=PLAIN) as elsewhere,
         browser.visit(keyed_service.url, "fleet", key=ADMIN) as visit,
     ):

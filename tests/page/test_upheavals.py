@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from tests.e2e.service import frozen
-from tests.page.services import scheduler_alone, wait_until_whole
+from tests.page.services import scheduler_alone, slowed, wait_until_whole
 from tests.page.talking import PROMPT, SEEDED, Talk, undisturbed
 from tests.support.eventually import eventually
 
@@ -21,13 +21,14 @@ def whole_service(service):
     wait_until_whole(service)
 
 
-def begin(visit):
-    """Ask for a long answer, and return when some of it is there."""
-    talk = Talk(visit)
-    talk.set(**LONG)
-    talk.say(PROMPT)
-    talk.wait_for_text(100)
-    return talk
+def begin(visit, service, **parameters):
+    """Ask for a long answer. Returns when some of it is there and most of it is not, with the executor that has it."""
+    with slowed(service.status()["executors"]):
+        talk = Talk(visit)
+        talk.set(**LONG | parameters)
+        talk.say(PROMPT)
+        talk.wait_for_text(20)
+        return talk, holder(service)
 
 
 def holder(service):
@@ -47,8 +48,7 @@ def wait_until_reconnecting(page):
 
 def test_an_executor_is_killed(browser, service):
     with browser.visit(service.url) as visit:
-        talk = begin(visit)
-        busy = holder(service)
+        talk, busy = begin(visit, service)
         idle = other(service, busy)
         with frozen(idle["pid"]):  # so that the pause is long enough to be one on every machine
             os.kill(busy["pid"], signal.SIGKILL)
@@ -68,9 +68,10 @@ def test_an_executor_is_killed(browser, service):
 def test_the_scheduler_is_killed(browser, service):
     with browser.visit(service.url) as visit:
         visit.expects("net::ERR_", "status 50[023]", r"console: .*50[023]")
-        talk = begin(visit)
-        service.kill_scheduler()
-        wait_until_reconnecting(visit.page)
+        talk, _ = begin(visit, service)
+        with service.supervisor_frozen():
+            service.kill_scheduler()
+            wait_until_reconnecting(visit.page)
         talk.wait_for_state()
         assert talk.text() == undisturbed(service, [PROMPT], **LONG)
         talk.wait_for_gap("scheduler restarted")
@@ -81,9 +82,10 @@ def test_the_scheduler_is_killed(browser, service):
 def test_the_page_is_reloaded_while_the_scheduler_is_away(browser, service):
     with browser.visit(service.url) as visit:
         visit.expects("net::ERR_", "status 50[023]", r"console: .*50[023]")
-        talk = begin(visit)
-        service.kill_scheduler()
-        wait_until_reconnecting(visit.page)
+        talk, _ = begin(visit, service)
+        with service.supervisor_frozen():
+            service.kill_scheduler()
+            wait_until_reconnecting(visit.page)
         eventually(lambda: loaded(visit.page, f"{service.url}/"))
         talk = Talk(visit)
         talk.wait_for_state()
@@ -106,8 +108,8 @@ def page_error():
 def test_drained_by_the_button(browser, service):
     """After a confirmation; the answer goes on elsewhere, and `baton up` starts a successor."""
     with browser.visit(service.url) as visit:
-        page, talk = visit.page, begin(visit)
-        busy = holder(service)
+        page = visit.page
+        talk, busy = begin(visit, service)
         page.click("nav >> text='Fleet'")
         card = f"[data-testid=executor][data-epoch='{busy['epoch']}']"
         page.click(f"{card} >> text=Drain")
@@ -145,7 +147,8 @@ def test_no_executor(browser, tmp_path):
 def test_the_last_executor_is_lost(browser, service):
     """The answer waits, the Fleet view says for what, and both go on when an executor is there again."""
     with browser.visit(service.url) as visit:
-        page, talk = visit.page, begin(visit)
+        page = visit.page
+        talk, _ = begin(visit, service)
         with service.supervisor_frozen():
             for executor in service.status()["executors"]:
                 os.kill(executor["pid"], signal.SIGKILL)
@@ -156,3 +159,21 @@ def test_the_last_executor_is_lost(browser, service):
         page.click("nav >> text='Talk'")
         talk.wait_for_state()
         assert talk.text() == undisturbed(service, [PROMPT], **LONG)
+
+
+def test_rolled_out_by_the_button(browser, service):
+    """One executor after the other is replaced, and an answer goes on through all of it."""
+    before = {each["epoch"] for each in service.status()["executors"]}
+    with browser.visit(service.url) as visit:
+        page = visit.page
+        talk, _ = begin(visit, service, max_completion_tokens=800)
+        page.click("nav >> text='Fleet'")
+        page.click("#fleet >> text=Roll out")
+        page.wait_for_selector("dialog[open] >> text=one after the other")
+        page.click("dialog[open] button.primary")
+        page.wait_for_selector("[data-testid=rollout] >> text=Done: 2 of 2")
+        wait_until_whole(service)
+        assert not before & {each["epoch"] for each in service.status()["executors"]}
+        page.click("nav >> text='Talk'")
+        talk.wait_for_state()
+        assert talk.text() == undisturbed(service, [PROMPT], **LONG | {"max_completion_tokens": 800})

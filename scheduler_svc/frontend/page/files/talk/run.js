@@ -25,7 +25,7 @@ export class Run {
   #brokenAt = null;
   #interruptions = [];
   #knowsLives = true; // false once the service says that it does not tell them
-  #asks = false;
+  #asking = null; // a promise, while a question is open
   #lookedAt = 0;
   #numAsked = 0; // gaps of which the service has been asked
   onChange = () => {};
@@ -110,9 +110,14 @@ export class Run {
     this.#answer.gaps = labelled(gapsOf(arrivals), this.#interruptions, breaks, sentAt);
   }
 
-  async #askWhy() {
-    if (!this.#knowsLives || this.#asks) return;
-    this.#asks = true;
+  /** One question at a time: a second one waits for the answer to the first. */
+  #askWhy() {
+    this.#asking ??= this.#ask().finally(() => { this.#asking = null; });
+    return this.#asking;
+  }
+
+  async #ask() {
+    if (!this.#knowsLives) return;
     try {
       const life = await this.#api.json(`page/requests/${this.#answer.request}`);
       this.#interruptions = interruptionsOf(life, nowMs());
@@ -120,8 +125,6 @@ export class Run {
     } catch (error) {
       // without the reason a gap is a pause; where there is no such request or endpoint, there will be none later
       if (error.status === 404) this.#knowsLives = false;
-    } finally {
-      this.#asks = false;
     }
   }
 
@@ -133,6 +136,7 @@ export class Run {
     answer.figures = figuresOf(arrivals);
     if (answer.state !== "away") answer.arrivals = thinned(arrivals, answer.figures.endMs);
     this.onEnd();
+    await this.#asking; // it may have been asked before the last gap was over
     if (answer.gaps.length) await this.#askWhy();
     answer.gaps = labelled(answer.gaps, this.#interruptions, answer.breaks, answer.sentAt);
     this.onChange();
