@@ -136,7 +136,7 @@ class _Reader:
                 if self._phase is None or self._phase.name != names.PREFILL_SPAN:
                     self._begin(names.PREFILL_SPAN, at_ns, _where(mark))
                 self._chunk(mark, at_ns)
-            case "first_token" | "resumed" if self._waits:  # it was on its way when the sequence had to wait again
+            case "first_token" if self._waits:  # it was on its way when the sequence had to wait again
                 pass
             case "first_token" | "resumed":
                 self._begin(names.DECODE_SPAN, at_ns, self._where_now(mark))
