@@ -186,3 +186,17 @@ def test_of_any_marks_all_spans_lie_in_the_request_and_follow_each_other(lives, 
     moments = [event.at_ns for event in spans.events]
     assert moments == sorted(moments)
     assert all(within.start_ns <= at_ns <= within.end_ns for at_ns in moments)
+
+
+def test_a_token_on_its_way_to_a_sequence_that_waits_again_begins_no_decode():
+    spans = read(
+        mark("queued", 1.0),
+        mark("admitted", 2.0, "a"),
+        mark("preempted", 3.0, "a"),
+        mark("first_token", 3.5, "a"),
+        mark("admitted", 8.0, "a"),
+        mark("resumed", 9.0, "a"),
+        mark("ended", 10.0),
+    )
+    queue, prefill, decode = "baton.queue", "baton.prefill", "baton.decode"
+    assert phases(spans) == [(queue, 1, 2), (prefill, 2, 3), (queue, 3, 8), (prefill, 8, 9), (decode, 9, 10)]

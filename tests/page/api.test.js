@@ -45,9 +45,12 @@ test("the tab's key is sent, kept and removed", async () => {
   api.key = "sk-1";
   await api.json("v1/models");
   assert.equal(sent[0].headers.authorization, "Bearer sk-1");
+  assert.ok(!stored.has(KEY), "not before the service has taken it");
+  api.keepKey();
   assert.equal(stored.get(KEY), "sk-1");
   assert.equal(new Api().key, "sk-1");
   api.key = "";
+  api.keepKey();
   await api.json("v1/models");
   assert.equal(sent[1].headers.authorization, undefined);
   assert.ok(!stored.has(KEY));

@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 
 from common import messages as m
+from scheduler_svc.core.executor.block_books import BlockBooks
 from scheduler_svc.core.observability.block_watch import BLOCKS_AT_ONCE
 from scheduler_svc.core.scheduling.config import SchedulerConfig
+from tests.support.hello import hello
 from tests.support.service import Service
 
 SEND = m.SendViews(interval_s=0.25, is_fresh=False)
@@ -31,6 +33,12 @@ def states(told: list[m.View], epoch: int, num_blocks: int) -> list[int]:
         for values in (np.frombuffer(changes.found, np.int32), np.frombuffer(changes.changed, np.int32)):
             drawn[values // 8] = values % 8
     return drawn.tolist()
+
+
+def blocks_of(blocks: BlockBooks) -> list[int]:
+    """What the blocks of a pool are now."""
+    used = len(blocks.ref_counts)
+    return blocks.states(range(used)).tolist() + [0] * (blocks.num_blocks - used)
 
 
 def test_a_frontend_that_asks_is_told_everything_and_then_only_what_changes():
@@ -69,7 +77,7 @@ def test_who_does_not_ask_again_is_forgotten_and_blocks_are_watched_no_more():
     blocks = service.core.scheduler.executor(1).blocks
     assert blocks.touched is None
     watch(service, wish=SEND_ALL)
-    assert blocks.touched == []
+    assert blocks.touched == {}
     service.wait(m.WATCH_S + 1)
     assert blocks.touched is None
     before = len(views(service))
@@ -110,6 +118,52 @@ def test_a_fresh_view_begins_all_maps_anew_and_frontends_in_step_miss_nothing():
     assert [view.number for view in one] == list(range(len(one)))
 
 
+def test_fresh_views_are_no_more_frequent_than_others():
+    service = Service()
+    service.join("one")
+    for _ in range(40):
+        service.say(SEND_ALL)
+        service.now += 0.005
+        service.do(service.core.tick(service.now))
+    assert len(views(service)) == 1
+
+
+def test_a_watch_that_ran_out_leaves_a_gap():
+    service = Service()
+    service.join("one")
+    (first,) = watch(service, wish=SEND_ALL)
+    service.wait(m.WATCH_S + 1)
+    service.submit("a")
+    assert watch(service)[0].number > first.number + 1
+
+
+def test_all_pools_share_what_one_view_tells():
+    service = Service()
+    for name in ("one", "two", "three"):
+        service.join(name, num_blocks=BLOCKS_AT_ONCE)
+    pools = [executor.blocks for executor in service.core.scheduler.executors]
+    for pool in pools:
+        pool.allocate(BLOCKS_AT_ONCE)
+    told = watch(service, 0.3, wish=SEND_ALL)
+    for _ in range(4):
+        told += watch(service, 0.3)
+    sizes = [sum(len(changes.changed) + len(changes.found) for changes in view.blocks) // 4 for view in told]
+    assert max(sizes) == BLOCKS_AT_ONCE
+    for epoch in (1, 2, 3):
+        assert states(told, epoch, BLOCKS_AT_ONCE) == [2] * BLOCKS_AT_ONCE
+
+
+def test_a_block_that_changes_again_and_again_takes_no_more_room():
+    service = Service()
+    service.join("one")
+    watch(service, wish=SEND_ALL)
+    blocks = service.core.scheduler.executor(1).blocks
+    for i in range(200):
+        service.submit(f"r{i}")
+        service.turn()
+    assert len(blocks.touched) <= blocks.num_blocks
+
+
 def test_a_map_goes_on_in_the_next_epoch_of_its_pool():
     service = Service()
     pool = m.Pool(pool="p" * 32, lease=1, layout="x", epoch=0)
@@ -128,7 +182,7 @@ def test_a_map_goes_on_in_the_next_epoch_of_its_pool():
     told = watch(service)
     assert service.core.scheduler.executor(2).blocks is blocks
     assert [event.kind for view in told for event in view.events] == ["joined"]
-    assert states(told, 2, blocks.num_blocks) == [blocks.state(block) for block in range(blocks.num_blocks)]
+    assert states(told, 2, blocks.num_blocks) == blocks_of(blocks)
     assert 2 in states(told, 2, blocks.num_blocks)
 
 
@@ -167,6 +221,18 @@ def test_events_say_what_the_log_says(cause):
     assert last.reason
 
 
+def test_an_executor_that_is_rejected_again_and_again_is_one_event_a_minute():
+    service = Service()
+    service.join("one")
+    for _ in range(100):
+        service.now += 1.0
+        service.do(service.core.from_executor(b"odd", hello("odd", vocab_size=3), service.now))
+        service.do(service.core.from_executor(b"one", m.ExecutorHeartbeat(epoch=1), service.now))
+    (view, *_) = watch(service, wish=SEND_ALL)
+    assert [event.kind for event in view.events] == ["joined", "rejected", "rejected"]
+    assert view.events[-1].reason
+
+
 def test_preemptions_of_a_second_are_one_event():
     service = Service(scheduler=SchedulerConfig(look_ahead=False))
     service.join("one", num_blocks=16, max_model_len=60)
@@ -196,9 +262,13 @@ def test_a_frontend_that_is_gone_is_told_nothing():
     service = Service()
     service.join("one")
     service.say(SEND_ALL)
+    service.wait(0.5)
+    blocks, before = service.core.scheduler.executor(1).blocks, len(views(service))
+    assert blocks.touched is not None
     service.do(service.core.frontend_gone(b"web", service.now))
     service.wait(0.5)
-    assert views(service) == []
+    assert len(views(service)) == before
+    assert blocks.touched is None
 
 
 def test_who_has_a_block_can_be_asked():

@@ -111,6 +111,35 @@ def test_the_life_of_one_that_the_journal_brought_back_begins_there():
     assert words(after) == ["restored", "admitted", "prefill", "resumed", "ended"]
 
 
+def test_a_token_on_its_way_to_a_sequence_that_waits_again_does_not_resume_it():
+    service = Service()
+    service.join("one")
+    service.submit("a", max_tokens=20)
+    service.turn(num_answers=3)
+    core = service.core
+    (sequence,) = list(core.scheduler)
+    service.lose("one")
+    service.join("two")
+    service.do(core.plans(service.now))  # a plan with its next token is on its way
+    core.scheduler.sequences.preempt(core.scheduler.executor(2), sequence)
+    service.turn()
+    whats = words(service)
+    assert whats[:6] == ["queued", "admitted", "prefill", "first_token", "lost", "admitted"]
+    assert whats[6:] == ["prefill", "preempted", "admitted", "prefill", "resumed", "ended"]
+
+
+def test_what_has_ended_keeps_no_tokens(monkeypatch):
+    monkeypatch.setattr(sequence_lives, "MAX_ENDED_SEQUENCES", 10)
+    service = Service()
+    for i in range(6):
+        service.submit(f"r{i}", n=4)
+        service.say(m.Cancel(request_id=f"r{i}"))
+    assert [len(life(service, f"r{i}")) for i in range(6)] == [0, 0, 0, 0, 4, 4]
+    lives = service.core._counters.lives
+    assert all(life.sequence is None for lives in lives._ended.values() for life in lives)
+    assert not lives._lives
+
+
 def test_lives_are_bounded(monkeypatch):
     monkeypatch.setattr(sequence_lives, "MAX_ENDED", 3)
     service = Service()

@@ -5,6 +5,7 @@ object a block would cost more than all the hashing.
 """
 
 from collections import OrderedDict
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -47,7 +48,7 @@ class BlockBooks:
         self._first_unused = 0
         self._named: OrderedDict[int, None] = OrderedDict()
         self._last_uid = 0
-        self.touched: list[int] | None = None
+        self.touched: dict[int, None] | None = None
 
     @property
     def num_free(self) -> int:
@@ -85,7 +86,7 @@ class BlockBooks:
                     del index[key]
                     keys[block] = None
         if self.touched is not None:
-            self.touched += blocks
+            self.touched.update(dict.fromkeys(blocks))
         return blocks
 
     def _take_unused(self, count: int) -> range:
@@ -105,11 +106,11 @@ class BlockBooks:
             del self._named[block]
         self.ref_counts[block] += 1
         if self.touched is not None:
-            self.touched.append(block)
+            self.touched[block] = None
 
     def _drop(self, block: int) -> None:
         if self.touched is not None:
-            self.touched.append(block)
+            self.touched[block] = None
         self.ref_counts[block] -= 1
         if self.ref_counts[block] == 0:
             if self.uids[block]:
@@ -121,7 +122,7 @@ class BlockBooks:
         key = self.keys[block]
         assert key is not None
         if self.touched is not None:
-            self.touched.append(block)
+            self.touched[block] = None
         del self._index[key]
         self.keys[block] = None
         self.uids[block] = 0
@@ -129,16 +130,13 @@ class BlockBooks:
             del self._named[block]
             self._blank.append(block)
 
-    def states(self, first: int, end: int) -> npt.NDArray[np.uint8]:
-        """The state of these blocks, each as its index in `BLOCK_STATES`."""
-        refs = np.array(self.ref_counts[first:end], np.int64)
-        named = np.array(self.uids[first:end], np.int64) != 0
-        states: npt.NDArray[np.uint8] = np.where(refs > 0, np.minimum(refs, 2) + 1, named).astype(np.uint8)
+    def states(self, blocks: Sequence[int]) -> npt.NDArray[np.uint8]:
+        """What these blocks are, each as its index in `BLOCK_STATES`. All of them have been used."""
+        if isinstance(blocks, range):
+            refs, uids = self.ref_counts[blocks.start : blocks.stop], self.uids[blocks.start : blocks.stop]
+        else:
+            refs = list(map(self.ref_counts.__getitem__, blocks))
+            uids = list(map(self.uids.__getitem__, blocks))
+        counts, named = np.array(refs, np.int64), np.array(uids, np.int64) != 0
+        states: npt.NDArray[np.uint8] = np.where(counts > 0, np.minimum(counts, 2) + 1, named).astype(np.uint8)
         return states
-
-    def state(self, block: int) -> int:
-        """The same of one block; all that were never used are free."""
-        if block >= len(self.ref_counts):
-            return 0
-        refs = self.ref_counts[block]
-        return min(refs, 2) + 1 if refs else int(self.uids[block] != 0)

@@ -230,7 +230,7 @@ class BlockManager(BlockBooks):
         for block, uid in spared:
             if self.uids[block] == uid:
                 if self.touched is not None:
-                    self.touched.append(block)
+                    self.touched[block] = None
                 self.uids[block] = 0
                 del self._named[block]
                 self._blank.append(block)
@@ -256,7 +256,7 @@ class BlockManager(BlockBooks):
         uids = tuple(range(self._last_uid + 1, self._last_uid + 1 + len(blocks)))
         self._last_uid = uids[-1]
         if self.touched is not None:
-            self.touched += blocks
+            self.touched.update(dict.fromkeys(blocks))
         for block, uid in zip(blocks, uids, strict=True):
             self.uids[block] = uid
             if self.ref_counts[block] == 0:

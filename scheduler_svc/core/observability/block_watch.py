@@ -4,13 +4,15 @@ Nothing is written down while no map is shown, and little while one is: a block'
 begins with a walk over all blocks, a slice at a time, so that a pool of a million holds nothing up.
 """
 
+from itertools import islice
+
 import numpy as np
 
 from common.messages import BlockChanges
 from common.wire import IntArray
 from scheduler_svc.core.executor.block_books import BlockBooks
 
-BLOCKS_AT_ONCE = 2**15  # that one View tells of a pool: two milliseconds of work for those that are walked over
+BLOCKS_AT_ONCE = 2**15  # that one View tells of all pools: a few milliseconds of work
 STATES = 8  # a change is `8 * block + state`
 
 
@@ -25,7 +27,7 @@ class BlockWatch:
         self._epoch = epoch
         self._blocks = blocks
         self._next = 0  # where the walk goes on
-        blocks.touched = []
+        blocks.touched = {}
 
     def begin_anew(self) -> None:
         """Tell of all blocks again."""
@@ -35,26 +37,30 @@ class BlockWatch:
         """Nothing is watched any more."""
         self._blocks.touched = None
 
-    def changes(self) -> BlockChanges | None:
-        """What has changed since the last call, as far as it is told at once; None for nothing."""
-        changed, found = self._changed(), self._found()
+    def changes(self, limit: int = BLOCKS_AT_ONCE) -> BlockChanges | None:
+        """What has changed since the last call, of so many blocks at most; None for nothing."""
+        changed = self._changed(limit)
+        found = self._found(limit - len(changed) // 4)
         return BlockChanges(epoch=self._epoch, changed=changed, found=found) if changed or found else None
 
-    def _changed(self) -> bytes:
+    def _changed(self, limit: int) -> bytes:
         touched = self._blocks.touched
         if not touched:
             return b""
-        some = list(dict.fromkeys(touched[:BLOCKS_AT_ONCE]))
-        del touched[:BLOCKS_AT_ONCE]
-        states = np.fromiter(map(self._blocks.state, some), np.int32, len(some))
-        return _encoded(np.array(some, np.int32), states)
+        some = list(islice(touched, limit))
+        if len(some) == len(touched):
+            touched.clear()
+        else:
+            for block in some:
+                del touched[block]
+        return _encoded(np.array(some, np.int32), self._blocks.states(some).astype(np.int32))
 
-    def _found(self) -> bytes:
-        first, end = self._next, min(self._next + BLOCKS_AT_ONCE, len(self._blocks.ref_counts))
+    def _found(self, limit: int) -> bytes:
+        first, end = self._next, min(self._next + limit, len(self._blocks.ref_counts))
         if first >= end:
             return b""
         self._next = end
-        states = self._blocks.states(first, end).astype(np.int32)
+        states = self._blocks.states(range(first, end)).astype(np.int32)
         found = np.flatnonzero(states).astype(np.int32)
         return _encoded(found + first, states[found])
 

@@ -11,7 +11,7 @@ import msgspec
 
 from common import messages as m
 from scheduler_svc.core.actions import Peer, SendToFrontend
-from scheduler_svc.core.observability.block_watch import BlockWatch
+from scheduler_svc.core.observability.block_watch import BLOCKS_AT_ONCE, BlockWatch
 from scheduler_svc.core.observability.service_counters import ServiceCounters
 from scheduler_svc.core.requests.request_table import RequestTable
 from scheduler_svc.core.scheduling.scheduler import Scheduler
@@ -40,7 +40,7 @@ class LiveViews:
         self._watchers: dict[Peer, tuple[float, float]] = {}  # until when, and the least interval
         self._blocks: dict[int, BlockWatch] = {}
         self._is_fresh_asked = False
-        self._next_at = float("-inf")
+        self._next_at = self._next_fresh_at = float("-inf")
         self._number = 0
         self._told = m.View(number=0, is_fresh=True, at=0.0)  # what frontends know; its report without the time
         self._told_event = -1
@@ -57,14 +57,13 @@ class LiveViews:
 
     def tick(self, now: float) -> list[SendToFrontend]:
         """What to tell now; to be called ten times a second."""
-        if not self._watchers:
-            return []
         self._watchers = {peer: watch for peer, watch in self._watchers.items() if watch[0] > now}
         if not self._watchers:
             self._stop()
             return []
-        if not self._is_fresh_asked and now < self._next_at:
+        if now < (self._next_fresh_at if self._is_fresh_asked else self._next_at):
             return []
+        self._next_fresh_at = now + m.MIN_VIEW_INTERVAL_S
         self._next_at = now + min(interval for _, interval in self._watchers.values())
         view = self._view(now)
         return [] if view is None else [SendToFrontend(peer, view) for peer in self._watchers]
@@ -152,10 +151,19 @@ class LiveViews:
         for epoch, executor in live.items():
             if epoch not in self._blocks:
                 self._blocks[epoch] = BlockWatch(epoch, executor.blocks)
-        told = (watch.changes() for watch in self._blocks.values())
-        return tuple(changes for changes in told if changes is not None)
+        told: list[m.BlockChanges] = []
+        left = BLOCKS_AT_ONCE
+        for epoch, watch in list(self._blocks.items()):
+            if left and (changes := watch.changes(left)) is not None:
+                left -= (len(changes.changed) + len(changes.found)) // 4
+                told.append(changes)
+                self._blocks[epoch] = self._blocks.pop(epoch)  # the others have their turn first next time
+        return tuple(told)
 
     def _stop(self) -> None:
+        if not self._blocks:
+            return
+        self._number += 1  # a frontend that asks again has missed something
         for watch in self._blocks.values():
             watch.stop()
         self._blocks = {}

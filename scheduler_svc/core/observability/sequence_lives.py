@@ -13,16 +13,18 @@ from scheduler_svc.core.sequence import Sequence
 from scheduler_svc.core.step_output import SequenceEnd
 
 MAX_ENDED = 2048  # requests that have ended and are remembered
+MAX_ENDED_SEQUENCES = 4096  # of all of these
 MAX_MARKS = 128  # of a sequence; of more, those after the first KEPT_FIRST are let go
 KEPT_FIRST = 32
 
 
 @dataclass(slots=True, eq=False)
 class _Life:
-    sequence: Sequence
+    sequence: Sequence | None  # None once it has ended: what it holds is not kept for this
+    index: int
+    output: int = 0
     marks: list[Mark] = field(default_factory=list)
     num_left_out: int = 0
-    is_over: bool = False
 
     def add(self, mark: Mark) -> None:
         if len(self.marks) == MAX_MARKS:
@@ -38,6 +40,7 @@ class SequenceLives:
         self._lives: dict[Sequence, _Life] = {}  # of those that have not ended
         self._open: dict[str, list[_Life]] = {}
         self._ended: OrderedDict[str, list[_Life]] = OrderedDict()
+        self._num_ended = 0  # sequences of these
         self._names: dict[int, str] = {}  # of executors, by epoch
 
     def since(self, sequence: Sequence) -> float:
@@ -55,10 +58,10 @@ class SequenceLives:
         lives = self._open.get(request_id) or self._ended.get(request_id) or []
         return tuple(
             SequenceLife(
-                index=life.sequence.index,
+                index=life.index,
                 marks=list(life.marks),
                 num_left_out=life.num_left_out,
-                output=life.sequence.num_output if life.is_over else num_output(life.sequence),
+                output=life.output if life.sequence is None else num_output(life.sequence),
             )
             for life in lives
         )
@@ -72,7 +75,7 @@ class SequenceLives:
     def begun(self, sequences: Iterable[Sequence], now: float, *, is_restored: bool) -> None:
         """The sequences of a request came, or came back from the journal."""
         for sequence in sequences:
-            life = self._lives[sequence] = _Life(sequence)
+            life = self._lives[sequence] = _Life(sequence, sequence.index)
             self._open.setdefault(sequence.request_id, []).append(life)
             tokens = sequence.num_output if is_restored else sequence.num_prompt
             life.add(Mark(at=now, what="restored" if is_restored else "queued", tokens=tokens))
@@ -104,10 +107,14 @@ class SequenceLives:
         """A sequence has ended."""
         sequence = end.sequence
         life = self._lives.pop(sequence)
-        life.is_over = True
-        life.add(Mark(at=now, what="ended", tokens=sequence.num_output, cause=end.code or end.reason))
-        lives = self._open[sequence.request_id]
-        if all(life.is_over for life in lives):
-            self._ended[sequence.request_id] = self._open.pop(sequence.request_id)
-            if len(self._ended) > MAX_ENDED:
-                self._ended.popitem(last=False)
+        life.sequence, life.output = None, sequence.num_output
+        life.add(Mark(at=now, what="ended", tokens=life.output, cause=end.code or end.reason))
+        if all(life.sequence is None for life in self._open[sequence.request_id]):
+            self._remember(sequence.request_id, self._open.pop(sequence.request_id))
+
+    def _remember(self, request_id: str, lives: list[_Life]) -> None:
+        """All sequences of a request have ended."""
+        self._num_ended += len(lives) - len(self._ended.pop(request_id, []))  # an id may be used again
+        self._ended[request_id] = lives
+        while len(self._ended) > MAX_ENDED or self._num_ended > MAX_ENDED_SEQUENCES:
+            self._num_ended -= len(self._ended.popitem(last=False)[1])

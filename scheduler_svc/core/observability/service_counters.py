@@ -131,7 +131,8 @@ class ServiceCounters:
         if output.firsts:
             self.lives.got_token(output.firsts, result.epoch, now, is_first=True)
         if output.returned:
-            self.lives.got_token(output.returned, result.epoch, now, is_first=False)
+            returned = [sequence for sequence in output.returned if sequence not in output.late]
+            self.lives.got_token(returned, result.epoch, now, is_first=False)
         if output.num_decoded:
             self.metrics.inter_token_seconds.observe(now - steps.answered_at, output.num_decoded)
         for sequence in output.returned:

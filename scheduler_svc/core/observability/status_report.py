@@ -16,7 +16,7 @@ from scheduler_svc.core.observability.service_counters import ServiceCounters
 from scheduler_svc.core.requests.request_manager import RequestManager
 from scheduler_svc.core.scheduling.scheduler import Scheduler
 from scheduler_svc.core.scheduling.wait_reasons import wait_reason
-from scheduler_svc.core.sequence import Sequence
+from scheduler_svc.core.sequence import Sequence, State
 
 MAX_HOLDERS = 8  # of a block, that are named
 MAX_STATUS_EVENTS = 20
@@ -137,7 +137,10 @@ class StatusReporter:
         return self._counters.metrics.text(gauges)
 
     def _num_output(self, sequence: Sequence) -> int:
-        return len(self._scheduler.output_of(sequence).token_ids) // 4
+        if sequence.state is not State.RUNNING:
+            return sequence.num_output
+        lanes = self._scheduler.executor(sequence.epoch).running.lanes
+        return int(lanes.known[sequence.lane]) - sequence.num_prompt
 
     def _waits_for(self) -> m.WaitReason | Literal[""]:
         """What the first in the queue waits for."""

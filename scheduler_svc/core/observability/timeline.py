@@ -9,6 +9,8 @@ from scheduler_svc.core.scheduling.stats import Move
 
 MAX_EVENTS = 256
 PREEMPTIONS_TOLD_S = 1.0  # they come in crowds: an executor's are one event a second
+REJECTIONS_TOLD_S = 60.0  # executors that may not join try again and again: each is told of once a minute
+MAX_REJECTED = 256  # names that are remembered for that
 KINDS: dict[str, EventKind] = {
     "executor joined": "joined",
     "executor rejected": "rejected",
@@ -37,6 +39,7 @@ class Timeline:
         self._names: dict[int, str] = {}
         self._preempted: Counter[int] = Counter()
         self._told_preemptions = float("-inf")
+        self._rejected: dict[str, float] = {}  # when that was told of an executor
 
     @property
     def last_number(self) -> int:
@@ -55,7 +58,7 @@ class Timeline:
     def logged(self, line: WriteLog, now: float) -> None:
         """A line was written to the log."""
         kind, facts = KINDS.get(line.event), line.facts
-        if kind is None:
+        if kind is None or (kind == "rejected" and self._is_told(facts["executor"], now)):
             return
         if kind == "joined":
             self._names[facts["epoch"]] = facts["executor"]
@@ -85,6 +88,15 @@ class Timeline:
             for epoch, count in self._preempted.items():
                 self._note(now, "preempted", executor=self._names.get(epoch, ""), epoch=epoch, sequences=count)
             self._preempted.clear()
+
+    def _is_told(self, rejected: str, now: float) -> bool:
+        """Whether it was told a moment ago that an executor was rejected."""
+        if now - self._rejected.get(rejected, float("-inf")) < REJECTIONS_TOLD_S:
+            return True
+        if len(self._rejected) == MAX_REJECTED:
+            self._rejected.clear()
+        self._rejected[rejected] = now
+        return False
 
     def _note(self, now: float, kind: EventKind, **facts: str | int) -> None:
         self.events.append(FleetEvent(number=self._next_number, at=now, kind=kind, **facts))  # type: ignore[arg-type]

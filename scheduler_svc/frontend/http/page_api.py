@@ -69,10 +69,10 @@ class PageApi:
         self._parameters = parameters(tokenizer, style)
         self.open_paths = (ROOT, f"{PREFIX}/about", *(f"{PREFIX}/{path}" for path in self._files))
         self.router = APIRouter()
+        self.router.get(f"{PREFIX}/live", response_model=None)(self.live)  # not HEAD: its answer has no end
         for path, endpoint in (
             (ROOT, self.index),
             (f"{PREFIX}/about", self.about),
-            (f"{PREFIX}/live", self.live),
             (PREFIX + "/requests/{request_id:path}", self.life),
             (PREFIX + "/executors/{epoch}/blocks/{block}", self.block),
             (PREFIX + "/{path:path}", self.file),  # the last one: it takes every path
@@ -116,7 +116,7 @@ class PageApi:
         client = client_of(request)
         sees_all = client.may_read_status
         for name in core_names(request_id, client.name, sees_all=sees_all):
-            if len(name) <= MAX_REQUEST_ID and (life := await self._link.life(name)).sequences:
+            if request_id and len(name) <= MAX_REQUEST_ID and (life := await self._link.life(name)).sequences:
                 offset_s = time.time() - life.at
                 sequences = [_moved(sequence, offset_s) for sequence in life.sequences]
                 return json_response(RequestLife(request_id, life.at + offset_s, sequences), NO_STORE)

@@ -7,10 +7,11 @@ import numpy as np
 
 from common.messages import BlockChanges
 from common.wire import int32_array
+from scheduler_svc.frontend.live.page_events import Events, page_event
 
 STATES = 8  # a change is `8 * block + state`
 OLDEST = 31  # of the ages of a map: each is twice the one before, in seconds
-NEVER = -1e10
+NEVER = float("-inf")
 
 
 class BlockMap:
@@ -34,11 +35,14 @@ class BlockMap:
             if is_change:
                 self._changed_at[blocks[known]] = now
 
-    def encoded(self, now: float) -> str:
-        """Base64 of zlib of a byte for each block: `state + 8 * age`."""
-        seconds = np.maximum(now - self._changed_at, 0.5)
-        ages = np.clip(np.floor(np.log2(seconds)) + 1, 0, OLDEST).astype(np.uint8)
-        return base64.b64encode(zlib.compress((self._states + STATES * ages).tobytes(), 1)).decode()
+    def event(self, epoch: int, now: float) -> Events:
+        """The whole map, as a page is told it: base64 of zlib of a byte for each block, `state + 8 * age`."""
+        ages = np.full(len(self._states), OLDEST, np.uint8)
+        changed = np.flatnonzero(self._changed_at > NEVER)
+        seconds = np.maximum(now - self._changed_at[changed], 0.5)
+        ages[changed] = np.clip(np.floor(np.log2(seconds)) + 1, 0, OLDEST)
+        packed = base64.b64encode(zlib.compress((self._states + STATES * ages).tobytes(), 1)).decode()
+        return page_event("map", {"epoch": epoch, "num_blocks": len(self._states), "states": packed})
 
 
 def encoded_blocks(values: bytes) -> str:

@@ -7,21 +7,20 @@ cost together does not grow.
 import asyncio
 import contextlib
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 
 from common import messages as m
-from common.errors import RequestRejected, WireError
+from common.errors import RequestRejected
 from common.logging import DropLog, get_logger
 from scheduler_svc.frontend.link.core_link import CoreLink
-from scheduler_svc.frontend.live.block_map import BlockMap, encoded_blocks
-from scheduler_svc.frontend.live.page_events import Events, Reader, history_event, page_event
+from scheduler_svc.frontend.live.page_events import Events, Reader, page_event
+from scheduler_svc.frontend.live.picture import Picture
 
 ASK_INTERVAL_S = 1.0
 S_A_PAGE = 0.01  # between two Views, for each page: a hundred pages are told once a second
 MAX_UNREAD = 64  # events that wait for one page; one with more is told everything anew
-MAX_HISTORY_S = 300.0
-MAX_EVENTS = 256
+LINGER_S = 5.0  # after the last page the core is asked on, as a page that is loaded again comes back at once
+MAX_CLOCK_STEP_S = 0.5  # more than that was not the clocks' drift: this machine's was set
 
 log = get_logger(__name__)
 
@@ -31,12 +30,12 @@ class Page:
 
     Args:
         reader: who reads it.
-        everything: gives all that a page is told at its beginning.
+        beginning: what a page is told first, and whether that is all; if not, it is asked for again.
     """
 
-    def __init__(self, reader: Reader, everything: Callable[[Reader], Events]) -> None:
+    def __init__(self, reader: Reader, beginning: Callable[[Reader], tuple[Events, bool]]) -> None:
         self.reader = reader
-        self._everything = everything
+        self._beginning = beginning
         self._unread: list[Events] = []
         self._needs_all = True
         self._has_more = asyncio.Event()
@@ -67,14 +66,15 @@ class Page:
         await self._has_more.wait()
         self._has_more.clear()
         told, self._unread = self._unread, []
-        if self._needs_all and (everything := self._everything(self.reader)):
-            self._needs_all = False
-            return everything
-        return b"".join(told)
+        if not self._needs_all:
+            return b"".join(told)
+        beginning, is_all = self._beginning(self.reader)
+        self._needs_all = not is_all
+        return beginning
 
 
 class LiveHub:
-    """Knows the service as the core describes it, as long as a page is open.
+    """Has a picture of the service as long as a page is open, and a moment longer.
 
     Args:
         link: to the core.
@@ -84,31 +84,28 @@ class LiveHub:
         self._link = link
         link.on_view = self._take
         self._pages: set[Page] = set()
+        self._picture: Picture | None = None  # None until a fresh View has come
         self._asking: asyncio.Task[None] | None = None
+        self._last_page_at = 0.0
         self._drops = DropLog(log, "core")
         self._has_stopped = False
-        self._number = -1  # of the last View
-        self._forget()
 
     @contextlib.contextmanager
     def page(self, reader: Reader) -> Iterator[Page]:
         """A page that is open in the `with`."""
-        page = Page(reader, self._everything)
+        page = Page(reader, self._beginning)
         if self._has_stopped:
             page.end()
         self._pages.add(page)
         if self._asking is None:
             self._asking = asyncio.create_task(self._ask())
-        elif self._is_known:
+        if self._picture is not None or not self._link.is_up:
             page.tell_all()
         try:
             yield page
         finally:
             self._pages.discard(page)
-            if not self._pages and self._asking is not None:
-                self._asking.cancel()
-                self._asking = None
-                self._forget()
+            self._last_page_at = time.monotonic()
 
     def stop(self) -> None:
         """This frontend ends."""
@@ -121,128 +118,71 @@ class LiveHub:
     async def _ask(self) -> None:
         """Ask for Views as long as there are pages, and tell them when the core cannot be reached."""
         was_up = True
-        while True:
+        while self._pages or time.monotonic() - self._last_page_at < LINGER_S:
             if self._link.is_up:
                 self._send()
             elif was_up:
-                self._is_known = False
-                self._tell(lambda _: page_event("gone", {}))
+                self._picture = None
+                self._tell_all()
             was_up = self._link.is_up
             await asyncio.sleep(ASK_INTERVAL_S)
+        self._asking = None
+        self._picture = None
 
     def _send(self) -> None:
         interval_s = max(m.MIN_VIEW_INTERVAL_S, S_A_PAGE * len(self._pages))
         with contextlib.suppress(RequestRejected):  # it will be asked again
-            self._link.send_views(m.SendViews(interval_s=interval_s, is_fresh=not self._is_known))
+            self._link.send_views(m.SendViews(interval_s=interval_s, is_fresh=self._picture is None))
 
     def _take(self, view: m.View) -> None:
         """The core has told what has changed."""
-        if self._asking is None:
-            return
-        if not view.is_fresh and not self._is_known:
+        picture = self._picture
+        if self._asking is None or (picture is None and not view.is_fresh):
             return  # what comes before the fresh one that was asked for
-        if not view.is_fresh and view.number != self._number + 1:
-            self._drops.dropped("core", f"what came before View {view.number}")
-            self._is_known = False
+        offset_s = time.time() - view.at
+        is_next = picture is not None and self._follows(view, picture, offset_s)
+        if not is_next:
+            if picture is not None:
+                self._drops.dropped("core", f"what came before View {view.number}")
+            self._picture = Picture(offset_s) if view.is_fresh else None
+        if self._picture is None:
             self._send()
             return
-        is_anew = view.is_fresh and not self._is_known
-        if is_anew:
-            self._forget()
-            self._offset_s = time.time() - view.at
-            self._is_known = True
-        self._number = view.number
         try:
-            self._apply(view)
-        except WireError as error:
+            self._picture.apply(view)
+        except Exception as error:  # pages are not worth the streams of this frontend
             self._drops.dropped("core", error)
-            self._is_known = False
+            self._picture = None
             return
-        if is_anew:
-            for page in self._pages:
-                page.tell_all()
+        if is_next:
+            self._tell(view)
         else:
-            self._tell(lambda reader: self._changes(view, reader))
+            self._tell_all()
 
-    def _forget(self) -> None:
-        self._is_known = False
-        self._offset_s = 0.0
-        self._report: m.StatusReport | None = None
-        self._waiting: tuple[m.WaitingSequence, ...] = ()
-        self._running: tuple[m.RunningSequence, ...] = ()
-        self._events: deque[m.FleetEvent] = deque(maxlen=MAX_EVENTS)
-        self._history: deque[m.HistorySample] = deque()
-        self._maps: dict[int, BlockMap] = {}
-
-    def _apply(self, view: m.View) -> None:
-        if view.report is not None:
-            self._report = view.report
-            sizes = {executor.epoch: executor.num_blocks for executor in view.report.executors}
-            kept = {epoch: block_map for epoch, block_map in self._maps.items() if epoch in sizes}
-            self._maps = {epoch: kept.get(epoch) or BlockMap(size) for epoch, size in sizes.items()}
-        self._waiting = self._waiting if view.waiting is None else view.waiting
-        self._running = self._running if view.running is None else view.running
-        self._events.extend(event for event in view.events if event.number > self._last_event)
-        self._history.extend(sample for sample in view.history if sample.at > self._last_sample)
-        while self._history and view.at - self._history[0].at > MAX_HISTORY_S:
-            self._history.popleft()
-        for changes in view.blocks:
-            if (block_map := self._maps.get(changes.epoch)) is not None:
-                block_map.apply(changes, time.monotonic())
-
-    @property
-    def _last_event(self) -> int:
-        return self._events[-1].number if self._events else -1
-
-    @property
-    def _last_sample(self) -> float:
-        return self._history[-1].at if self._history else float("-inf")
+    @staticmethod
+    def _follows(view: m.View, picture: Picture, offset_s: float) -> bool:
+        """Whether nothing lies between what is known and a View, and times mean the same in both."""
+        return view.number == picture.number + 1 and abs(offset_s - picture.offset_s) <= MAX_CLOCK_STEP_S
 
     # --- pages ---
 
-    def _tell(self, events: Callable[[Reader], Events]) -> None:
-        """Tell all pages; for readers with equal rights it is written once."""
+    def _tell(self, view: m.View) -> None:
+        """Tell all pages what has changed; for readers of equal rights it is written once."""
+        assert self._picture is not None
         written: dict[Reader, Events] = {}
         for page in self._pages:
             if page.reader not in written:
-                written[page.reader] = events(page.reader)
+                written[page.reader] = self._picture.changes(view, page.reader)
             if written[page.reader]:
                 page.tell(written[page.reader])
 
-    def _changes(self, view: m.View, reader: Reader) -> Events:
-        parts = []
-        if view.report is not None:
-            parts.append(page_event("status", view.report))
-        if view.waiting is not None:
-            parts.append(reader.waiting(view.waiting, self._offset_s))
-        if view.running is not None:
-            parts.append(reader.running(view.running, self._offset_s))
-        if view.events:
-            parts.append(reader.events(view.events, self._offset_s))
-        if view.history:
-            parts.append(history_event(view.history, self._offset_s))
-        for told in view.blocks:
-            changed, found = encoded_blocks(told.changed), encoded_blocks(told.found)
-            parts.append(page_event("blocks", {"epoch": told.epoch, "changed": changed, "found": found}))
-        return b"".join(parts)
+    def _tell_all(self) -> None:
+        for page in self._pages:
+            page.tell_all()
 
-    def _everything(self, reader: Reader) -> Events:
-        """All that a page is told at its beginning; nothing while that is not known."""
-        if not self._is_known or self._report is None:
-            return b""
-        now = time.monotonic()
-        sizes = {executor.epoch: executor.num_blocks for executor in self._report.executors}
-        maps = [
-            page_event("map", {"epoch": epoch, "num_blocks": sizes[epoch], "states": block_map.encoded(now)})
-            for epoch, block_map in self._maps.items()
-        ]
-        return b"".join(
-            (
-                page_event("status", self._report),
-                reader.waiting(self._waiting, self._offset_s),
-                reader.running(self._running, self._offset_s),
-                reader.events(self._events, self._offset_s),
-                history_event(list(self._history), self._offset_s),
-                *maps,
-            )
-        )
+    def _beginning(self, reader: Reader) -> tuple[Events, bool]:
+        """What a page is told first, and whether that is all: not while it is not known."""
+        events = b"" if self._picture is None else self._picture.beginning(reader)
+        if events:
+            return events, True
+        return b"" if self._link.is_up else page_event("gone", {}), False

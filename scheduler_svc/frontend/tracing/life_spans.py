@@ -136,6 +136,8 @@ class _Reader:
                 if self._phase is None or self._phase.name != names.PREFILL_SPAN:
                     self._begin(names.PREFILL_SPAN, at_ns, _where(mark))
                 self._chunk(mark, at_ns)
+            case "first_token" if self._waits:  # it was on its way when the sequence had to wait again
+                pass
             case "first_token" | "resumed":
                 self._begin(names.DECODE_SPAN, at_ns, self._where_now(mark))
             case "ended":
@@ -143,6 +145,10 @@ class _Reader:
             case what if what in WAITS:
                 cause = {names.CAUSE: what}
                 self._begin(names.QUEUE_SPAN, at_ns, cause | ({names.TOKENS: mark.tokens} if mark.tokens else {}))
+
+    @property
+    def _waits(self) -> bool:
+        return self._phase is not None and self._phase.name == names.QUEUE_SPAN
 
     def _chunk(self, mark: m.Mark, at_ns: int) -> None:
         assert self._phase is not None

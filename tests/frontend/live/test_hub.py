@@ -12,6 +12,7 @@ import pytest
 from common import messages as m
 from common.errors import RequestRejected
 from scheduler_svc.frontend.live import hub as hub_module
+from scheduler_svc.frontend.live import picture
 from scheduler_svc.frontend.live.hub import LiveHub
 from scheduler_svc.frontend.live.page_events import Reader, core_names, shown_name
 from tests.frontend.links import in_event_loop
@@ -39,6 +40,7 @@ class Link:
 def link(monkeypatch):
     monkeypatch.setattr(hub_module.time, "time", lambda: WALL_S)
     monkeypatch.setattr(hub_module, "ASK_INTERVAL_S", 0.01)
+    monkeypatch.setattr(hub_module, "LINGER_S", 0.0)
     return Link()
 
 
@@ -235,6 +237,59 @@ async def test_blocks_that_make_no_sense_harm_nothing(hub, link, nonsense):
         link.on_view(fresh(3))
         async with opened(hub) as later:
             assert states(dict(await told(later))["map"]) == [0] * NUM_BLOCKS
+
+
+@in_event_loop
+async def test_a_page_that_is_opened_while_the_core_is_away_is_told_so(hub, link):
+    link.is_up = False
+    async with opened(hub) as page:
+        assert await told(page) == [("gone", {})]
+        link.is_up = True
+        link.on_view(fresh())
+        assert (await told(page))[0][0] == "status"
+
+
+@in_event_loop
+async def test_pages_of_equal_readers_cost_one_beginning(hub, link, monkeypatch):
+    written = []
+    monkeypatch.setattr(picture.BlockMap, "event", lambda *_: written.append(1) or b"")
+    async with opened(hub) as one, opened(hub) as two, opened(hub, Reader("alice", sees_all=False)) as hers:
+        link.on_view(fresh())
+        for page in (one, two, hers):
+            await told(page)
+    assert written == [1]
+
+
+@in_event_loop
+async def test_after_the_last_page_what_is_known_is_kept_for_a_moment(hub, link, monkeypatch):
+    monkeypatch.setattr(hub_module, "LINGER_S", 60.0)
+    for _ in range(5):
+        async with opened(hub) as page:
+            if hub._picture is None:
+                link.on_view(fresh())
+            assert (await told(page))[0][0] == "status"
+    assert sum(asked.is_fresh for asked in link.asked) == 1
+
+
+@in_event_loop
+async def test_a_fresh_view_after_one_that_was_missed_begins_everything_anew(hub, link):
+    async with opened(hub) as page:
+        link.on_view(fresh(blocks=(blocks({1: 2}),), events=(event(40),)))
+        await told(page)
+        link.on_view(fresh(2, events=(event(0), event(1))))  # another life of the core, which another frontend asked
+        by_name = dict(await told(page))
+        assert [told["number"] for told in by_name["events"]] == [0, 1]
+        assert states(by_name["map"]) == [0] * NUM_BLOCKS
+
+
+@in_event_loop
+async def test_a_clock_that_was_set_is_noticed(hub, link, monkeypatch):
+    async with opened(hub) as page:
+        link.on_view(fresh())
+        await told(page)
+        monkeypatch.setattr(hub_module.time, "time", lambda: WALL_S + 100)
+        link.on_view(change(1, at=100.2))
+        assert link.asked[-1].is_fresh
 
 
 @in_event_loop

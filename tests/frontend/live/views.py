@@ -47,4 +47,4 @@ def fresh(number: int = 0, **fields: Any) -> m.View:
 
 def change(number: int, **fields: Any) -> m.View:
     """A View of what has changed."""
-    return m.View(number=number, is_fresh=False, **({"at": 101.0} | fields))
+    return m.View(number=number, is_fresh=False, **({"at": 100.0} | fields))

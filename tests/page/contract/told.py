@@ -82,7 +82,10 @@ class _Link:
 def events() -> str:
     """All that one page is told of VIEWS, as it is sent."""
     clocks = SimpleNamespace(time=lambda: WALL_S, monotonic=lambda: 5.0)
-    with patch("scheduler_svc.frontend.live.hub.time", clocks):
+    with (
+        patch("scheduler_svc.frontend.live.hub.time", clocks),
+        patch("scheduler_svc.frontend.live.picture.time", clocks),
+    ):
         return asyncio.run(_told())
 
 

@@ -85,3 +85,18 @@ test("segments have phrases", () => {
   assert.equal(phraseOf(segments[2]), "prefill of 50 tokens, 500 ms on executor-0 (epoch 7)");
   assert.equal(phraseOf(segments[5]), "waits again, as executor-0 was lost (its connection broke), 500 ms");
 });
+
+test("a token on its way when a sequence is preempted does not resume it", () => {
+  const life = lifeOf({
+    output: 2,
+    marks: [
+      { at: 0, what: "queued", tokens: 10 }, { at: 1, what: "admitted", tokens: 10, executor: "a", epoch: 1 },
+      { at: 1, what: "prefill", tokens: 10, executor: "a", epoch: 1 },
+      { at: 2, what: "preempted", executor: "a", epoch: 1 }, { at: 2.5, what: "first_token", executor: "a", epoch: 1 },
+      { at: 50, what: "admitted", tokens: 11, executor: "a", epoch: 1 },
+      { at: 52, what: "resumed", executor: "a", epoch: 1 }, { at: 53, what: "ended", tokens: 2, cause: "length" },
+    ],
+  }, 60);
+  assert.equal(life.seconds.decode, 1);
+  assert.equal(life.seconds.paused, 50);
+});

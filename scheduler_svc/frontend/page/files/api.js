@@ -27,9 +27,14 @@ export class Api {
     return this.#key;
   }
 
+  /** The key for what is sent from now on; the tab keeps it once the service has taken it (`keepKey`). */
   set key(key) {
     this.#key = key;
-    if (key) sessionStorage.setItem(KEY, key);
+  }
+
+  /** Keep the key, or that there is none, for when the page is loaded again. */
+  keepKey() {
+    if (this.#key) sessionStorage.setItem(KEY, this.#key);
     else sessionStorage.removeItem(KEY);
   }
 

@@ -44,7 +44,7 @@ class Frame {
   route() {
     if (!this.about || this.about.client === null) return;
     const [name, argument = ""] = location.hash.slice(1).split(/\/(.*)/s);
-    const chosen = name in VIEWS ? name : "talk";
+    const chosen = Object.hasOwn(VIEWS, name) ? name : "talk";
     for (const link of document.querySelectorAll("nav a")) {
       if (link.hash === `#${chosen}`) link.setAttribute("aria-current", "page");
       else link.removeAttribute("aria-current");
@@ -72,7 +72,12 @@ class Frame {
     const note = h("p.problem", { role: "alert" }, problem);
     const submit = async (event) => {
       event.preventDefault();
-      this.api.key = input.value.trim();
+      const key = input.value.trim();
+      if (/[^!-~]/.test(key)) {
+        note.textContent = "A key has letters, digits and ASCII signs only.";
+        return;
+      }
+      this.api.key = key;
       const about = await this.readAbout();
       if (about.client === null) {
         this.api.key = "";
@@ -80,6 +85,7 @@ class Frame {
         input.select();
         return;
       }
+      this.api.keepKey();
       dialog.close();
       this.about = about;
       this.route();

@@ -103,6 +103,7 @@ export function lifeOf({ marks, output, num_left_out: numLeftOut = 0 }, nowS) {
         break;
       case "first_token":
       case "resumed":
+        if (mark.what === "first_token" && open?.kind === "paused") break; // it was on its way when the sequence had to wait again
         close(mark.at);
         endPause(mark.at);
         begin("decode", mark);

@@ -12,6 +12,7 @@ export class RequestView {
   #isShown = false;
   #timer = 0;
   #abort = null;
+  #isAsking = false;
 
   constructor(root, frame) {
     Object.assign(this, { root, frame, id: "" });
@@ -35,7 +36,7 @@ export class RequestView {
       h("form", { on: { submit } }, h("label", { for: "request-id" }, "Request id"), this.input,
         h("button.primary", { type: "submit" }, "Look")),
       this.note, this.life));
-    document.addEventListener("visibilitychange", () => this.#isShown && !document.hidden && this.#timer === 0 && this.#ask());
+    document.addEventListener("visibilitychange", () => this.#lookedAt());
   }
 
   show(id) {
@@ -57,12 +58,14 @@ export class RequestView {
   #stop() {
     clearTimeout(this.#timer);
     this.#timer = 0;
+    this.#isAsking = false;
     this.#abort?.abort();
   }
 
   async #ask() {
     const abort = (this.#abort = new AbortController());
     let isOver = false;
+    this.#isAsking = true;
     try {
       const answer = await this.frame.api.json(`page/requests/${encodeURIComponent(this.id)}`, { signal: abort.signal });
       if (abort.signal.aborted) return;
@@ -74,13 +77,19 @@ export class RequestView {
       isOver = !error.mayPass;
       setText(this.note, error.status === 404 ? this.#notKnown() : `${error.message}${isOver ? "" : " Trying again."}`);
     }
+    this.#isAsking = false;
     // one that is over is not asked for again when the page is looked at again
     this.#timer = isOver ? -1 : setTimeout(() => this.#again(), AGAIN_MS);
   }
 
   #again() {
     this.#timer = 0;
-    if (this.#isShown && !document.hidden) this.#ask();
+    this.#lookedAt();
+  }
+
+  /** Ask, if somebody looks, and nothing else is going to. */
+  #lookedAt() {
+    if (this.#isShown && this.id && !document.hidden && this.#timer === 0 && !this.#isAsking) this.#ask();
   }
 
   #notKnown() {
