@@ -134,3 +134,19 @@ def test_a_view_that_is_not_shown_reads_nothing(visit, stage):
 def test_another_map_takes_the_place_of_the_first(visit, stage):
     stage.send("map", pool_map(7, [fleets.IN_USE] * 512))
     visit.page.wait_for_selector("[data-testid=executor][data-epoch='7'] >> text=in use 512 (100%)")
+
+
+def test_there_is_nothing_to_roll_out_before_the_first_report(browser, stage):
+    """And nothing while no executor is ready."""
+    with browser.visit(stage.url, "fleet") as visit:
+        stage.wait_for_listeners(1)
+        button = visit.page.locator("#fleet >> text=Roll out")
+        assert button.is_disabled()
+        stage.send("status", fleets.report([fleets.executor(7, state="draining")]))
+        visit.page.wait_for_selector("[data-testid=executor]")
+        assert button.is_disabled()
+        stage.send("status", fleets.report([fleets.executor(7, state="draining"), fleets.executor(8)]))
+        visit.page.wait_for_selector("[data-testid=executor] >> nth=1")
+        assert button.is_enabled()
+        visit.page.wait_for_timeout(1100)  # a tick of the view's clock
+        assert button.is_enabled()

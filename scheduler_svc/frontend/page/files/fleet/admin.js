@@ -19,7 +19,8 @@ export class Admin {
     Object.assign(this, { api, onChange });
     this.note = h("p.note", { role: "status", "data-testid": "drain-note" });
     this.dialog = h("dialog", { "aria-labelledby": "admin-title" });
-    this.button = h("button", { type: "button", on: { click: () => this.askRollout() } }, "Roll out …");
+    const click = () => this.askRollout();
+    this.button = h("button", { type: "button", disabled: true, on: { click } }, "Roll out …"); // until there is a report
     this.stopButton = h("button", { type: "button", on: { click: () => this.#stop() } }, "Stop");
     this.progress = h("p", { role: "status" });
     const log = h("ol", {});
