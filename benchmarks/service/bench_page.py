@@ -4,9 +4,10 @@ A service on the embedded demo model streams without end. In turns, nobody looks
 connections to `/page/live` in a process of their own, which read all they are told. One JSON line for each number of
 pages: medians over the rounds of the CPU time of the core and of the frontend in percent of one processor, their
 memory, tokens a second of all streams, and what one page was told a second. The streams and the pages share the
-machine with the service, so tokens a second fall where pages take processors from it; `core_cpu` and `frontend_cpu`
-are of these processes alone. The last line has the page's weight and, with --browser, the time to its first paint over
-loopback in a headless Chromium.
+machine with the service, so tokens a second vary; `core_cpu` and `frontend_cpu` are of these processes alone, and
+`core_us_token` and `frontend_us_token` say how many microseconds of a processor each took for each token that came.
+With --streams 0 nothing happens at all, and pages are told nothing. The last line has the page's weight, also as it is
+sent, and, with --browser, the time to its first paint over loopback in a headless Chromium.
 
 Example: python benchmarks/bench_page.py --browser
 """
@@ -166,12 +167,14 @@ class Bench:
         for name in self._processes:
             measured[f"{name}_cpu"] = 100 * (after[name].cpu_s - before[name].cpu_s) / took
             measured[f"{name}_mib"] = after[name].rss_bytes / MIB
+            if measured["tok_s"]:
+                measured[f"{name}_us_token"] = 1e4 * measured[f"{name}_cpu"] / measured["tok_s"]
         return measured
 
 
 @click.command()
 @click.option("--streams", "num_streams", default=64, show_default=True, help="That run all the time.")
-@click.option("--tokens", "max_tokens", default=1000, show_default=True, help="Of each stream.")
+@click.option("--tokens", "max_tokens", default=200, show_default=True, help="Of each stream.")
 @click.option("--pages", default="0,1,100", show_default=True, help="Numbers of pages, with commas.")
 @click.option("--seconds", default=10.0, show_default=True, help="Of each measurement.")
 @click.option("--rounds", default=5, show_default=True, help="Measurements of each number of pages.")
@@ -190,11 +193,11 @@ def main(num_streams: int, max_tokens: int, pages: str, seconds: float, rounds: 
             paints = first_paint_ms(spec.url) if browser else []
             rows: dict[int, list[dict[str, float]]] = defaultdict(list)
             with process(stream, spec.url, model, num_streams, max_tokens, num_tokens):
-                while not num_tokens.value:
+                while num_streams and not num_tokens.value:
                     time.sleep(0.1)
                 bench = Bench(spec.url, fleet.pids[SCHEDULER], seconds, num_tokens)
-                for _ in range(rounds):
-                    for number in numbers:
+                for i in range(rounds):
+                    for number in numbers if i % 2 == 0 else numbers[::-1]:
                         rows[number].append(bench.measure(number))
     for number, measured in rows.items():
         facts = {name: round(median(row[name] for row in measured), 2) for name in measured[0]}

@@ -24,6 +24,7 @@ NAMES = [
     "journal",
     "keeper",
     "kernels",
+    "page",
     "ray",
     "scheduler",
     "scheduler_micro",

@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { interruptionsOf, labelled, labelsOf } from "../../../scheduler_svc/frontend/page/files/talk/life.js";
+import { interruptionsOf, labelled, labelsOf, pausesOf } from "../../../scheduler_svc/frontend/page/files/talk/life.js";
 import {
   duration, figuresOf, gapPath, gapsOf, median, roundEnd, summaryOf, thinned, tickPath,
 } from "../../../scheduler_svc/frontend/page/files/talk/timing.js";
@@ -107,4 +107,17 @@ test("an executor that comes back under its name, and a scheduler", () => {
   assert.equal(label([{ at: 5, what: "lost", executor: "executor-0", epoch: 8 }]),
     "executor-0 → executor-0 (restarted), 400 ms");
   assert.equal(label([{ at: 5, what: "restored" }]), "scheduler restarted, 400 ms");
+});
+
+test("a swap is shown however short it was, and once", () => {
+  const at = arrivals(100, 5, { 40: 45, 60: 300 }); // from 245 to 290, and from 385 to 685
+  const swap = { from: 1_000_260, to: 1_000_280, what: "lost", before: "a", after: "b", isSame: false };
+  const pauses = pausesOf(at, [swap], 1_000_000);
+  assert.deepEqual(pauses, [{ from: 245, to: 290 }, { from: 385, to: 685 }]);
+  const labels = labelled(pauses, [swap], [], 1_000_000).map(({ label }) => label);
+  assert.deepEqual(labels, ["a → b, 45 ms", "pause, 300 ms"]);
+  assert.deepEqual(pausesOf(at, [], 0), gapsOf(at));
+  const long = { ...swap, from: 1_000_390, to: 1_000_670 };
+  assert.deepEqual(pausesOf(at, [long], 1_000_000), gapsOf(at), "a gap is not shown twice");
+  assert.deepEqual(pausesOf([], [swap], 0), []);
 });

@@ -1,9 +1,11 @@
 // Why an answer paused: the marks of a request's life (docs/page.md) are found again in the gaps between its tokens.
 
-import { duration } from "./timing.js";
+import { duration, gapsOf } from "./timing.js";
 
 /** A gap and what the service says of it may be so far apart: clocks, and the way of the messages. */
 const TOLERANCE_MS = 150;
+/** A swap is shown however short it was: as the longest pause so near to it. */
+const NEAR_MS = 50;
 /** Kind of a gap without a reason. */
 const PAUSE = "pause";
 
@@ -39,6 +41,27 @@ export function interruptionsOf(life, nowMs) {
     }
   }
   return found;
+}
+
+/**
+ * The gaps between tokens, and the pauses in which the sequence could not go on, though they may be no longer than others.
+ *
+ * @param {[number, number][]} arrivals in milliseconds after `sentAt`, with the number of tokens each.
+ * @param {Object[]} interruptions of `interruptionsOf`.
+ * @param {number} sentAt in milliseconds since 1970.
+ */
+export function pausesOf(arrivals, interruptions, sentAt) {
+  const pauses = gapsOf(arrivals);
+  for (const { from, to } of interruptions) {
+    let longest = null;
+    for (let i = 1; i < arrivals.length; i += 1) {
+      const pause = { from: arrivals[i - 1][0], to: arrivals[i][0] };
+      const isNear = pause.to >= from - sentAt - NEAR_MS && pause.from <= to - sentAt + NEAR_MS;
+      if (isNear && (!longest || pause.to - pause.from > longest.to - longest.from)) longest = pause;
+    }
+    if (longest && !pauses.some((pause) => pause.from === longest.from)) pauses.push(longest);
+  }
+  return pauses.sort((one, other) => one.from - other.from);
 }
 
 /**

@@ -2,7 +2,7 @@
 
 import { ApiError } from "../api.js";
 import { take } from "./answer.js";
-import { interruptionsOf, labelled } from "./life.js";
+import { interruptionsOf, labelled, pausesOf } from "./life.js";
 import { cancel, follow, RequestGone, ServiceAway } from "./resume.js";
 import { figuresOf, gapsOf, thinned } from "./timing.js";
 
@@ -131,14 +131,15 @@ export class Run {
   /** The end: what the reader sees is told at once, and once more when the service has told the reasons. */
   async #settle() {
     const answer = this.#answer;
-    const { arrivals } = answer;
+    const { arrivals } = answer; // all of them, for when the reasons are known
     this.#label();
     answer.figures = figuresOf(arrivals);
     if (answer.state !== "away") answer.arrivals = thinned(arrivals, answer.figures.endMs);
     this.onEnd();
     await this.#asking; // it may have been asked before the last gap was over
-    if (answer.gaps.length) await this.#askWhy();
-    answer.gaps = labelled(answer.gaps, this.#interruptions, answer.breaks, answer.sentAt);
+    if (arrivals.length) await this.#askWhy();
+    const pauses = pausesOf(arrivals, this.#interruptions, answer.sentAt);
+    answer.gaps = labelled(pauses, this.#interruptions, answer.breaks, answer.sentAt);
     this.onChange();
   }
 }
