@@ -132,7 +132,7 @@ def test_options_of_frontends(specs):
     scheduler = scheduler_command.make_context("baton-scheduler", spec.command("scheduler")[3:])
     assert scheduler.params["tool_parser"] == "json"
     assert scheduler.params["pooling_model"] == asked.pooling_model
-    assert welcome == up.Welcome("a", is_demo=True, needs_key=False)
+    assert welcome == up.Welcome("a", is_demo=True, needs_key=False, has_page=True)
 
 
 def test_an_executor_of_several_ranks_is_started_by_torchrun(specs, monkeypatch):

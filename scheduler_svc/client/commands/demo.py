@@ -92,6 +92,7 @@ def _show(fleet: LocalFleet, max_tokens: int) -> bool:
     click.echo(
         "\nNext:\n"
         "  baton up --standby       keep it running\n"
+        "  http://127.0.0.1:8000    talk with it, and see its memory, in a browser\n"
         "  baton chat               talk with it, in another terminal\n"
         "  baton status --watch     and see what it does"
     )

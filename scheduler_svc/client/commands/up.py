@@ -36,11 +36,13 @@ class Welcome:
         model: name that clients ask for.
         is_demo: whether this is the model inside Baton.
         needs_key: whether clients need an API key.
+        has_page: whether the service has its page for browsers.
     """
 
     model: str
     is_demo: bool
     needs_key: bool
+    has_page: bool
 
 
 @click.command(epilog=EXIT_CODES_HELP, context_settings={"show_default": True})
@@ -139,6 +141,7 @@ def command(
         model=(*frontend.served_model_name, model_name(model))[0],
         is_demo=model is None,
         needs_key=api_keys is not None or bool(os.environ.get("BATON_API_KEYS")),
+        has_page=not frontend.no_page,
     )
     run_until_stopped(spec, log_dir, welcome)
 
@@ -189,6 +192,11 @@ def _banner(fleet: LocalFleet, welcome: Welcome) -> str:
     if welcome.needs_key:
         options += " --api-key KEY"
         headers += " -H 'Authorization: Bearer KEY'"
+    page = (
+        f"Open {spec.url} in a browser, or try, in another terminal:"
+        if welcome.has_page
+        else "Try, in another terminal:"
+    )
     body = f'{{"model": "{welcome.model}", "prompt": "ROMEO:", "max_tokens": 64}}'
     return f"""
 Baton is ready at {spec.url}
@@ -196,7 +204,7 @@ Baton is ready at {spec.url}
   scheduler  pid {pids.get(SCHEDULER, "-")}
   executors  {executors or "none yet"}
 
-Try, in another terminal:
+{page}
   baton generate "ROMEO:" --max-tokens 64{options}
   curl {spec.url}/v1/completions {headers} -d '{body}'
 """
