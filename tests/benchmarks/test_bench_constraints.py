@@ -111,6 +111,7 @@ def test_without_the_package_the_tokenizer_is_synthetic_and_says_so(tmp_path, mo
     assert json.loads((tmp_path / "tokenizer.json").read_text()) == synthetic_tokenizer(3000)
 
 
+@pytest.mark.slow
 def test_only_the_very_file_is_taken_for_qwen3s(tmp_path, monkeypatch):
     cached = tmp_path / "cached.json"
     cached.write_bytes(b"{}")
@@ -159,6 +160,7 @@ def test_unequal_work_fails(work):
         sides.take_turns("penalties", constraint_first=True)
 
 
+@pytest.mark.slow
 def test_masks_are_timed(tiny, synthetic, tmp_path):
     """One mask a row and one wait a step, of steps with a grammar only."""
     for file in tiny["tiny"].iterdir():

@@ -98,6 +98,7 @@ def test_a_peers_padded_batches_give_what_each_text_gives_alone(peer: Any, work:
     assert np.load(wanted["out"]) == pytest.approx(expected, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_the_runner_embeds_what_transformers_does(work: bench.Work, tmp_path: Path) -> None:
     """The side in its own process, as the benchmark starts it."""
     folder = write_text_checkpoint(tmp_path / "tiny", "tiny")
