@@ -6,6 +6,7 @@ import tracemalloc
 import pytest
 
 from common import messages as m
+from scheduler_svc.core.observability import sequence_lives
 from scheduler_svc.core.requests import retention
 from scheduler_svc.core.requests.group_commit import GATHER_S, BatchSaved, JournalState
 from tests.support.service import Service
@@ -15,7 +16,9 @@ NUM_REQUESTS = 1800
 
 @pytest.fixture
 def service(monkeypatch):
-    monkeypatch.setattr(retention, "MAX_RETAINED", 100)  # so that a soak of seconds goes far beyond it
+    # So that a soak of seconds goes far beyond them:
+    monkeypatch.setattr(retention, "MAX_RETAINED", 100)
+    monkeypatch.setattr(sequence_lives, "MAX_ENDED", 100)
     service = Service(JournalState.OK)
     service.join("a")
     return service
@@ -72,3 +75,5 @@ def test_memory_and_the_journal_are_flat(service):
     assert len(requests.table.all()) <= 101
     assert len(requests.group_commit._log._rows) <= 101
     assert len(requests.frontends) <= 8
+    assert len(service.core._counters.lives._ended) <= 100
+    assert not service.core._counters.lives._lives
