@@ -10,8 +10,9 @@ import msgspec
 from msgspec import Meta
 
 from common.messages.base import ClientName, Count, Epoch, Message, RequestId
-from common.messages.status import EventKind, StatusReport, WaitReason
+from common.messages.status import EventFacts, StatusReport, WaitReason
 
+BLOCK_FACTOR = 8  # a change of a block is told as `BLOCK_FACTOR * block + state`
 BLOCK_STATES = ("free", "cached", "in_use", "shared")
 """What a block is: the index is its number in `BlockChanges`. A cached one is free, and what is in it can be hit or
 taken up again; a shared one stands in several tables."""
@@ -21,27 +22,11 @@ MarkKind = Literal[
 ]
 
 
-class FleetEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
-    """Something that an operator would want to have seen.
-
-    Attributes:
-        number: counts all events of the scheduler's life.
-        executor, epoch: where it happened; empty and 0 for what concerns no executor.
-        cause: of `left` and `lost`, as in the metric `baton_executor_epochs_ended_total`.
-        reason: for people.
-        sequences: that moved (`left`, `lost`), were preempted, or came back from the journal.
-        blocks_cached: of `joined`: blocks of a kept pool whose content counts on; 0 for a new one.
-    """
+class FleetEvent(EventFacts, frozen=True, kw_only=True, gc=False, omit_defaults=True):
+    """An event as pages are told it; `number` counts all events of the scheduler's life."""
 
     number: int
     at: float
-    kind: EventKind
-    executor: str = ""
-    epoch: int = 0
-    cause: str = ""
-    reason: str = ""
-    sequences: int = 0
-    blocks_cached: int = 0
 
 
 class WaitingSequence(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -99,8 +84,8 @@ class BlockChanges(Message, frozen=True):
     """Blocks of an executor whose state is to be told; every block begins as free.
 
     Attributes:
-        changed: those that may have changed since the last View: int32, `8 * block + state` each, with the index in
-            BLOCK_STATES as state.
+        changed: those that may have changed since the last View: int32, `BLOCK_FACTOR * block + state` each. The state
+            is its index in BLOCK_STATES.
         found: likewise, those that a walk over all blocks has come to, but for the free ones.
     """
 

@@ -25,10 +25,17 @@ EventKind = Literal[
 """What happens to the fleet, and to the service's journal (`FleetEvent`)."""
 
 
-class PastEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A `FleetEvent` so many seconds ago; its other fields are those of the same names."""
+class EventFacts(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
+    """Something that an operator would want to have seen.
 
-    age_s: float
+    Attributes:
+        executor, epoch: where it happened; empty and 0 for what concerns no executor.
+        cause: of `left` and `lost`, as in the metric `baton_executor_epochs_ended_total`.
+        reason: for people.
+        sequences: that moved (`left`, `lost`), were preempted, or came back from the journal.
+        blocks_cached: of `joined`: blocks of a kept pool whose content counts on; 0 for a new one.
+    """
+
     kind: EventKind
     executor: str = ""
     epoch: int = 0
@@ -36,6 +43,12 @@ class PastEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     reason: str = ""
     sequences: int = 0
     blocks_cached: int = 0
+
+
+class PastEvent(EventFacts, frozen=True, kw_only=True, gc=False, omit_defaults=True):
+    """An event so many seconds ago."""
+
+    age_s: float
 
 
 class Percentiles(msgspec.Struct, frozen=True, kw_only=True):

@@ -30,9 +30,11 @@ def begin(visit):
     return talk.request()
 
 
-def stop(visit, service):
-    visit.page.click("nav >> text='Talk'")
-    visit.page.click("text='Stop'")
+def stop(service, *visits):
+    """End the answers of these visits."""
+    for visit in visits:
+        visit.page.click("nav >> text='Talk'")
+        visit.page.click("text='Stop'")
     eventually(lambda: status(service)["running"] == 0)
 
 
@@ -62,10 +64,7 @@ def test_a_plain_key_sees_its_own_requests(browser, keyed_service):
         visit.expects("status 404: GET .*page/requests", "console: .*404.*page/requests")
         page.goto(f"{keyed_service.url}/#request/{others}")
         page.wait_for_selector("[data-testid=note] >> text=not one of yours")
-        for each in (visit, elsewhere):
-            each.page.click("nav >> text='Talk'")
-            each.page.click("text='Stop'")
-        eventually(lambda: status(keyed_service)["running"] == 0)
+        stop(keyed_service, visit, elsewhere)
 
 
 def test_a_reader_sees_all_and_drains_nothing(browser, keyed_service):
@@ -82,7 +81,7 @@ def test_a_reader_sees_all_and_drains_nothing(browser, keyed_service):
         assert not page.locator("#fleet button").count()
         row.locator("a").click()
         page.wait_for_selector("[data-testid=sentence] >> text=so far")
-        stop(elsewhere, keyed_service)
+        stop(keyed_service, elsewhere)
         page.wait_for_selector("[data-testid=sentence] >> text=cancelled")
 
 
@@ -105,7 +104,7 @@ def test_an_admin_sees_who_has_a_block(browser, keyed_service):
         card.locator("[data-testid=block]", has_text=f"{request}").wait_for()
         assert "plain" in card.locator("[data-testid=block]").text_content()
         assert card.locator("text=Drain").count()
-        stop(elsewhere, keyed_service)
+        stop(keyed_service, elsewhere)
 
 
 def test_a_key_is_needed_for_everything_but_the_page(keyed_service):

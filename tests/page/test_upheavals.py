@@ -65,13 +65,18 @@ def test_an_executor_is_killed(browser, service):
         visit.shot("talk-executor-killed")
 
 
+def kill_scheduler(visit, service):
+    """Kill it in the middle of an answer; it comes back when the page has noticed."""
+    with service.supervisor_frozen():
+        service.kill_scheduler()
+        wait_until_reconnecting(visit.page)
+
+
 def test_the_scheduler_is_killed(browser, service):
     with browser.visit(service.url) as visit:
         visit.expects("net::ERR_", "status 50[023]", r"console: .*50[023]")
         talk, _ = begin(visit, service)
-        with service.supervisor_frozen():
-            service.kill_scheduler()
-            wait_until_reconnecting(visit.page)
+        kill_scheduler(visit, service)
         talk.wait_for_state()
         assert talk.text() == undisturbed(service, [PROMPT], **LONG)
         talk.wait_for_gap("scheduler restarted")
@@ -83,9 +88,7 @@ def test_the_page_is_reloaded_while_the_scheduler_is_away(browser, service):
     with browser.visit(service.url) as visit:
         visit.expects("net::ERR_", "status 50[023]", r"console: .*50[023]")
         talk, _ = begin(visit, service)
-        with service.supervisor_frozen():
-            service.kill_scheduler()
-            wait_until_reconnecting(visit.page)
+        kill_scheduler(visit, service)
         eventually(lambda: loaded(visit.page, f"{service.url}/"))
         talk = Talk(visit)
         talk.wait_for_state()

@@ -4,8 +4,9 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from common.messages import BLOCK_FACTOR
 from scheduler_svc.core.executor.executor_state import ExecutorState
-from scheduler_svc.core.observability.block_watch import STATES, BlockWatch
+from scheduler_svc.core.observability.block_watch import BlockWatch
 
 
 class BlockMaps:
@@ -27,7 +28,7 @@ class BlockMaps:
             while (changes := self._watches[epoch].changes()) is not None:
                 for told in (changes.found, changes.changed):
                     values = np.frombuffer(told, np.int32)
-                    self._maps[epoch][values // STATES] = values % STATES
+                    self._maps[epoch][values // BLOCK_FACTOR] = values % BLOCK_FACTOR
             assert self._maps[epoch].tolist() == states(executor)
 
 

@@ -8,12 +8,11 @@ from itertools import islice
 
 import numpy as np
 
-from common.messages import BlockChanges
+from common.messages import BLOCK_FACTOR, BlockChanges
 from common.wire import IntArray
 from scheduler_svc.core.executor.block_books import BlockBooks
 
 BLOCKS_AT_ONCE = 2**15  # that one View tells of all pools: a few milliseconds of work
-STATES = 8  # a change is `8 * block + state`
 
 
 class BlockWatch:
@@ -66,4 +65,4 @@ class BlockWatch:
 
 
 def _encoded(blocks: IntArray, states: IntArray) -> bytes:
-    return (blocks * STATES + states).astype("<i4").tobytes()
+    return (blocks * BLOCK_FACTOR + states).astype("<i4").tobytes()

@@ -105,23 +105,20 @@ class LiveViews:
 
     def _waiting(self) -> list[m.WaitingSequence]:
         """The head of the queue."""
-        waiting, executors = self._scheduler.sequences.waiting, self._scheduler.sequences.executors
-        told = []
-        for sequence in islice(waiting, m.MAX_SHOWN):
-            epochs = waiting.epochs_for(sequence)
-            told.append(
-                m.WaitingSequence(
-                    request=sequence.request_id,
-                    index=sequence.index,
-                    client=self._client(sequence.request_id),
-                    tokens=len(sequence.tokens),
-                    output=sequence.num_output,
-                    priority=self._priority(sequence.request_id),
-                    since=self._counters.lives.since(sequence),
-                    reason=wait_reason(sequence, [executors[epoch] for epoch in epochs if epoch in executors]),
-                )
+        sequences = self._scheduler.sequences
+        return [
+            m.WaitingSequence(
+                request=sequence.request_id,
+                index=sequence.index,
+                client=self._client(sequence.request_id),
+                tokens=len(sequence.tokens),
+                output=sequence.num_output,
+                priority=self._priority(sequence.request_id),
+                since=self._counters.lives.since(sequence),
+                reason=wait_reason(sequence, sequences),
             )
-        return told
+            for sequence in islice(sequences.waiting, m.MAX_SHOWN)
+        ]
 
     def _running(self) -> list[m.RunningSequence]:
         """Those that executors have: of each the newest, as many as there is room for."""

@@ -144,11 +144,9 @@ class StatusReporter:
 
     def _waits_for(self) -> m.WaitReason | Literal[""]:
         """What the first in the queue waits for."""
-        waiting, executors = self._scheduler.sequences.waiting, self._scheduler.sequences.executors
-        for sequence in waiting:
-            epochs = waiting.epochs_for(sequence)
-            return wait_reason(sequence, [executors[epoch] for epoch in epochs if epoch in executors])
-        return ""
+        sequences = self._scheduler.sequences
+        first = next(iter(sequences.waiting), None)
+        return "" if first is None else wait_reason(first, sequences)
 
     def _holders(self, epoch: int, block: int) -> Iterator[m.BlockHolder]:
         """The first sequences that have a block of an executor."""
@@ -191,5 +189,5 @@ class StatusReporter:
 
 
 def _past(event: m.FleetEvent, now: float) -> m.PastEvent:
-    facts = {name: getattr(event, name) for name in m.PastEvent.__struct_fields__ if name != "age_s"}
+    facts = {name: getattr(event, name) for name in m.EventFacts.__struct_fields__}
     return m.PastEvent(age_s=now - event.at, **facts)

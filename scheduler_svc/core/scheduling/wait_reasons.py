@@ -1,19 +1,16 @@
 """Why a sequence waits, in one word for people. Pure, and nothing is decided by it."""
 
-from collections.abc import Sequence as Lists
-
 from common.messages import WaitReason
 from scheduler_svc.core.executor.executor_state import ExecutorState, Intake
+from scheduler_svc.core.scheduling.sequences import Sequences
 from scheduler_svc.core.scheduling.suspects import is_suspect
 from scheduler_svc.core.sequence import Sequence
 
 
-def wait_reason(sequence: Sequence, able: Lists[ExecutorState]) -> WaitReason:
-    """What a waiting sequence waits for.
-
-    Args:
-        able: the executors that may run it.
-    """
+def wait_reason(sequence: Sequence, sequences: Sequences) -> WaitReason:
+    """What a waiting sequence waits for, among all others."""
+    executors = sequences.executors
+    able = [executors[epoch] for epoch in sequences.waiting.epochs_for(sequence) if epoch in executors]
     with_lanes = [executor for executor in able if executor.running.has_free_lane]
     reasons: dict[WaitReason, bool] = {  # the first one that holds
         "pool": sequence.awaited > 0,

@@ -5,11 +5,10 @@ import zlib
 
 import numpy as np
 
-from common.messages import BlockChanges
+from common.messages import BLOCK_FACTOR, BlockChanges
 from common.wire import int32_array
 from scheduler_svc.frontend.live.page_events import Events, page_event
 
-STATES = 8  # a change is `8 * block + state`
 OLDEST = 31  # of the ages of a map: each is twice the one before, in seconds
 NEVER = float("-inf")
 
@@ -29,7 +28,7 @@ class BlockMap:
         """Take in what is told of these blocks. Raises WireError if it makes no sense."""
         for told, is_change in ((changes.found, False), (changes.changed, True)):
             values = int32_array("blocks", told)
-            blocks, states = values // STATES, values % STATES
+            blocks, states = values // BLOCK_FACTOR, values % BLOCK_FACTOR
             known = (blocks >= 0) & (blocks < len(self._states))
             self._states[blocks[known]] = states[known]
             if is_change:
@@ -41,7 +40,7 @@ class BlockMap:
         changed = np.flatnonzero(self._changed_at > NEVER)
         seconds = np.maximum(now - self._changed_at[changed], 0.5)
         ages[changed] = np.clip(np.floor(np.log2(seconds)) + 1, 0, OLDEST)
-        packed = base64.b64encode(zlib.compress((self._states + STATES * ages).tobytes(), 1)).decode()
+        packed = base64.b64encode(zlib.compress((self._states + BLOCK_FACTOR * ages).tobytes(), 1)).decode()
         return page_event("map", {"epoch": epoch, "num_blocks": len(self._states), "states": packed})
 
 
