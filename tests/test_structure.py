@@ -252,4 +252,4 @@ def test_importing_the_keeper_brings_next_to_nothing():
 @pytest.mark.parametrize("package", [*MAY_IMPORT, "benchmarks", "tools"])
 def test_a_file_fits_in_a_head(package):
     for path in (path for path in (ROOT / package).rglob("*") if path.suffix in {".py", ".cpp", ".h"}):
-        assert len(path.read_text().splitlines()) <= 320, f"{path} is too long for one idea"
+        assert len(path.read_text().splitlines()) <= 600, f"{path} is too long for one idea"
