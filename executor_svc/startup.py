@@ -149,7 +149,7 @@ def _start(
     takes_memory = not is_standby and (kept is None or kept.is_new)
     if takes_memory and pool_bytes > memory_left:  # a host grants it, and kills the process once the pool is filled
         log.warning("the pool is larger than the memory", available_gib=round(memory_left / 2**30, 3))
-    runner = _make_runner(platform, model, geometry, limits, group, memory)
+    runner = make_runner(platform, model, geometry, limits, group, memory)
     runner.warm_up()
     hello = m.Hello(
         executor=options.name,
@@ -200,7 +200,7 @@ def _choose_limits(
         useful_blocks = max_num_seqs * -(-wanted_len // geometry.block_size)
         return platform.default_pool_bytes(
             useful_blocks * geometry.block_bytes,
-            lambda: _make_runner(platform, model, geometry, trial, group).run_largest_step(),
+            lambda: make_runner(platform, model, geometry, trial, group).run_largest_step(),
         )
 
     num_blocks = choose_num_blocks(
@@ -216,7 +216,7 @@ def _choose_limits(
     return replace(trial, num_blocks=num_blocks, max_model_len=max_model_len)
 
 
-def _make_runner(
+def make_runner(
     platform: Platform,
     model: LoadedModel,
     geometry: KVGeometry,
@@ -224,6 +224,15 @@ def _make_runner(
     group: RankGroup,
     memory: CacheMemory | None = None,
 ) -> Runner[Any]:
+    """Put a model's weights, the device's kernels and a KV cache of `limits` together.
+
+    Args:
+        platform: whose `block_size` has been asked.
+        memory: of the cache, see `new_cache`.
+
+    Raises:
+        BatonError: the kernels cannot serve the model, or the cache does not fit.
+    """
     kernels = platform.kernels(model.config, model.shard, limits, model.dtype)
     backend = platform.attention(model.shard, geometry, limits, memory)
     forward = Qwen3(

@@ -12,10 +12,12 @@ repeats counts.
 
 The benchmark prints one JSON line, and a summary to the standard error. The roofline is computed from the plans of the
 service's median run and from ceilings measured before that run (see roofline.py). The profile comes from further runs
-with services of their own, because a profiler slows launches down. Figures that need a GPU are null without one.
+with services of their own, because a profiler slows launches down. Figures that need a GPU are null without one. Exits
+with 4 if a profile on a GPU has no record of a kernel.
 """
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -49,6 +51,7 @@ WARM_UP_TOKENS = 16
 CEILINGS_BUDGET_S = 0.5
 SPARE_BYTES = 12 * 2**30  # that two executors and this process may take together, besides weights and KV
 PEER_TIMEOUT_S = 180
+EMPTY_PROFILE = 4  # exit code: all was measured, but a profile has no record of the GPU
 MANY_ROWS = 256  # rows of the decode steps that are profiled, or the number of requests if that is smaller
 
 
@@ -61,6 +64,7 @@ class SidesOnGpu:
         services: the services to start; the runner in one process gets the executor's arguments.
         requests: the requests of one run.
         repeats: runs of each side.
+        in_one: whether to run the second side, in one process, at all. The executor must have one rank then.
         together: whether there is memory for both sides at once, so that they can take turns.
         on_gpu: whether there is a GPU, and so ceilings to compare with.
         folder: for logs, records and traces.
@@ -70,6 +74,7 @@ class SidesOnGpu:
     services: Services
     requests: list[WorkloadRequest]
     repeats: int
+    in_one: bool
     together: bool
     on_gpu: bool
     folder: Path
@@ -93,25 +98,27 @@ class SidesOnGpu:
 
     def profile(self, num_steps: int) -> dict[str, Any]:
         """What the GPU does in the services' decode steps and mixed steps; None for a kind it did not see."""
+        # torch finalizes CUPTI after each profile, and the next one, if it comes soon, then has no record of a kernel
+        # (kineto issue 1554).
+        os.environ["TEARDOWN_CUPTI"] = "0"
         folder = self.folder / "profile"
         rows = min(MANY_ROWS, len(self.requests))
         with self.services.running(folder, Profiled(rows, num_steps)) as client:
             client.run(submits(with_outputs(self.requests, WARM_UP_TOKENS), "warm-up"))
             (folder / ARMED).touch()
             client.run(submits(with_outputs(self.requests, outputs_to_profile(num_steps)), "profiled"))
-        return {kind: gpu_figures(folder / trace_file(kind)) for kind in KINDS}
+        return {kind: gpu_figures(folder / trace_file(kind)) if self.on_gpu else None for kind in KINDS}
 
     def _run_sides(self) -> tuple[list[TimedRun], list[TimedRun] | None]:
-        """The runs of the services, and the runs in one process (None with several ranks)."""
+        """The runs of the services, and the runs in one process (None if they are left out)."""
         alone = in_process(self.services.executor_arguments, SchedulerConfig(max_waiting=len(self.requests)))
-        is_single = self.services.ranks == 1
         with self.services.running(self.folder) as client:
-            if is_single and self.together:
+            if self.in_one and self.together:
                 with alone as process:
                     through_services, in_one = self._take_turns([client, process])
                     return through_services, in_one
             (through_services,) = self._take_turns([client])
-        if not is_single:
+        if not self.in_one:
             return through_services, None
         with alone as process:
             (in_one,) = self._take_turns([process])
@@ -179,6 +186,12 @@ def run_peer(checkpoint: Path, device: str, sizes: dict[str, int | None]) -> dic
     "--peer", type=click.Choice(["transformers"]), help="Also run the peer's continuous batching on the same workload."
 )
 @click.option(
+    "--in-process/--no-in-process",
+    "with_in_process",
+    default=True,
+    help="Also run scheduler and runner in one process.",
+)
+@click.option(
     "--out",
     type=click.Path(file_okay=False, path_type=Path),
     help="Folder that keeps the services' logs, the steps and the traces.  [default: they are not kept]",
@@ -198,6 +211,7 @@ def main(
     scheduler_options: tuple[str, ...],
     profile_steps: int,
     peer: str | None,
+    with_in_process: bool,
     out: Path | None,
 ) -> None:
     """Measure both services on a GPU, and print the figures."""
@@ -220,8 +234,10 @@ def main(
         arguments += ["--enforce-eager"] if enforce_eager else []
         arguments += executor_options
         services = Services(("--model", str(folder), *arguments), scheduler_options, ranks)
-        together = not on_gpu or both_fit(SHAPES[shape].num_bytes(), kv_bytes)
-        bench = SidesOnGpu(model, services, requests, repeats, together, on_gpu, out or Path(temporary, "out"))
+        in_one = with_in_process and ranks == 1
+        together = in_one and (not on_gpu or both_fit(SHAPES[shape].num_bytes(), kv_bytes))
+        folder_out = out or Path(temporary, "out")
+        bench = SidesOnGpu(model, services, requests, repeats, in_one, together, on_gpu, folder_out)
         sizes = {"--num-seqs": num_seqs, "--max-tokens": max_tokens, "--repeats": repeats}
         figures = {
             "model": shape,
@@ -235,13 +251,14 @@ def main(
             "scheduler_options": list(scheduler_options),
             "journal": services.has_journal,
             "ranks": ranks,
-            "took_turns": together and ranks == 1,
+            "took_turns": together,
             **bench.measure(),
             "gpu": bench.profile(profile_steps) if profile_steps else None,
             "peer": run_peer(folder, device, sizes) if peer else None,
         }
     print(json.dumps(figures))
     click.echo(summarize(figures), err=True)
+    sys.exit(EMPTY_PROFILE if any("error" in (window or {}) for window in (figures["gpu"] or {}).values()) else 0)
 
 
 if __name__ == "__main__":

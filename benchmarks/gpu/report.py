@@ -88,7 +88,9 @@ def _lines(figures: Figures) -> Iterator[str]:
                 f"{'' if starved is None else f'; nothing was launched ahead for {starved:.1%} of the time'}"
             )
     for kind, window in (figures["gpu"] or {}).items():
-        if window is not None:
+        if window is not None and "error" in window:
+            yield f"the profile of {kind} steps is empty: {window['error']}"
+        elif window is not None:
             target = _target(figures, "busy_share", window["busy_share"]) if kind == "decode" else ""
             yield (
                 f"the GPU is busy for {window['busy_share']:.1%} of {window['steps']} {kind} steps{target}; "

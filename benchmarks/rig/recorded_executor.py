@@ -33,7 +33,7 @@ def main() -> None:
     with recording() as recorder:
 
         def start(options: ExecutorOptions, *keepers: Any) -> Started:
-            profiler = StepProfiler(folder, num_rows, num_steps) if num_steps else None  # before graphs are captured
+            profiler = StepProfiler(folder, num_rows, num_steps) if num_steps else None
             started = start_executor(options, *keepers)
             recorded: Any = RecordedRunner(started.runner, recorder, profiler)
             return replace(started, runner=recorded)

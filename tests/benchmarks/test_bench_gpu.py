@@ -49,8 +49,8 @@ class FakeSide:
         return TimedRun(0.0, float(len(self.log)), 1)
 
 
-@pytest.mark.parametrize(("together", "ranks"), [(True, 1), (False, 1), (True, 2)])
-def test_the_sides_take_turns_where_they_can(monkeypatch, tmp_path, together, ranks):
+@pytest.mark.parametrize(("in_one", "together"), [(True, True), (True, False), (False, False)])
+def test_the_sides_take_turns_where_they_can(monkeypatch, tmp_path, in_one, together):
     log = []
 
     @contextmanager
@@ -66,19 +66,17 @@ def test_the_sides_take_turns_where_they_can(monkeypatch, tmp_path, together, ra
             return side("services")
 
     monkeypatch.setattr(bench_gpu, "in_process", lambda arguments, config: side("one"))
-    services = FakeServices()
-    services.ranks = ranks
     requests = service_load.make_requests(2)
-    bench = SidesOnGpu(None, services, requests, 2, together, False, tmp_path)
-    through_services, in_one = bench._run_sides()
+    bench = SidesOnGpu(None, FakeServices(), requests, 2, in_one, together, False, tmp_path)
+    through_services, in_one_process = bench._run_sides()
     assert len(through_services) == 2
     names = [name for name, what in log if what.startswith("run-")]
-    if ranks > 1:
-        assert in_one is None
+    if not in_one:
+        assert in_one_process is None
         assert {name for name, _ in log} == {"services"}
     elif together:
         assert names == ["services", "one", "one", "services"]
-        assert len(in_one) == 2
+        assert len(in_one_process) == 2
     else:
         assert names == ["services", "services", "one", "one"]
         assert log.index(("services", "ends")) < log.index(("one", "starts"))

@@ -72,5 +72,7 @@ def test_targets_stand_beside_the_figures():
     assert report.summarize(GPU_FIGURES | {"model": "8B"}).count("target") == 2, "the first two are 0.6B's"
     assert "target 16,900" in report.summarize(GPU_FIGURES | {"device": "NVIDIA H100 80GB HBM3"})
     assert report.summarize(GPU_FIGURES | {"device": "NVIDIA A100"}).count("target") == 3
+    empty = {"decode": {"error": "none of the trace's 9 events is a record of the GPU"}, "mixed": None}
+    assert "decode steps is empty: none of the trace's 9" in report.summarize(GPU_FIGURES | {"gpu": empty})
     peer = {"tok_s": 8500.0, "transformers": "5.17.0", "attention": "paged"}
     assert "4.00 times as fast" in report.summarize(GPU_FIGURES | {"peer": peer})

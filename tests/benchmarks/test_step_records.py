@@ -91,10 +91,30 @@ def test_what_the_gpu_did(tmp_path):
     assert list(figures["us_a_step"].items()) == [("a", 70.0), ("b", 50.0), ("set", 49.0), ("copy", 10.0)]
 
 
-def test_without_a_gpu_there_is_nothing_to_see(tmp_path):
+def test_a_trace_without_kernels_is_an_error(tmp_path):
     gpu_figures = step_profiler.gpu_figures
     assert gpu_figures(tmp_path / "missing") is None
-    assert gpu_figures(trace_of(tmp_path / "trace", [("cpu_op", "aten::mm", 0, 10)])) is None
+    figures = gpu_figures(trace_of(tmp_path / "trace", [("cpu_op", "aten::mm", 0, 10)]))
+    assert figures == {"error": "none of the trace's 2 events is a record of the GPU"}
+
+
+def test_records_of_another_clock_do_not_count(tmp_path):
+    """CUPTI stamps the first records of a later profile by another clock: the window seems to last for a day."""
+    kernels = [("kernel", "a", 100.0 * start, 90) for start in range(10)]
+    figures = step_profiler.gpu_figures(trace_of(tmp_path / "trace", kernels))
+    assert (figures["records"], figures["of_another_clock"]) == (10, 0)
+    for stray in (-1e11, 1e11):
+        more = [("kernel", "a", stray + start, 90) for start in range(3)]
+        trace = trace_of(tmp_path / "trace", [*more, *kernels])
+        assert step_profiler.gpu_figures(trace) == figures | {"of_another_clock": 3}
+
+
+def test_no_profile_comes_before_the_first_window(tmp_path, monkeypatch):
+    """An empty profile may take the events of the next one with it (kineto issue 1554)."""
+    started = []
+    monkeypatch.setattr(step_profiler, "profile", lambda **_: started.append(1))
+    step_profiler.StepProfiler(tmp_path, num_rows=2, num_steps=3)
+    assert not started
 
 
 def plan_of(num_rows, is_decode):
