@@ -1,5 +1,9 @@
-"""A checkpoint of one of Qwen3's shapes with random weights, and the demo model's vocabulary: it can serve text."""
+"""A checkpoint of one of Qwen3's shapes with random weights, and the demo model's vocabulary: it can serve text.
 
+python -m benchmarks.rig.text_checkpoint 0.6B FOLDER
+"""
+
+import sys
 from dataclasses import replace
 from pathlib import Path
 from shutil import copy
@@ -18,3 +22,7 @@ def write_text_checkpoint(folder: Path, shape: str) -> Path:
     for name in FILES:
         copy(demo / name, folder)
     return folder
+
+
+if __name__ == "__main__":
+    print(write_text_checkpoint(Path(sys.argv[2]), sys.argv[1]))

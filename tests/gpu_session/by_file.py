@@ -1,15 +1,15 @@
-"""Runs the tests marked gpu, each file in processes of its own, a few files at once.
+"""Runs the tests marked gpu, each file in processes of its own, some files at once.
 
-    python -m tests.gpu_session.by_file --state build/gpu-tests --report build/gpu-tests.json --seconds 400
+    python -m tests.gpu_session.by_file --seconds 150 tests/kernels/gpu/test_norm.py tests/executor/test_gpu.py
 
 One illegal access spoils every later test of its process. Here a process that a test has spoilt or ended is followed by
-another one, with the file's next tests, and the report says which test it was and by what: an error of CUDA, a signal,
-an exit code, or a test that took too long. What has ended is in the state folder, and a later call goes on from there
-(`--rerun`: all but passed tests run again). When the seconds are up no file is started and those that run are ended;
-their tests that did not end count neither as passed nor as failed.
+another one, with the file's next tests, and the file's report says which test it was and by what: an error of CUDA, a
+signal, an exit code, or a test that took too long. When the seconds are up no file is started and those that run are
+ended; their tests that did not end count neither as passed nor as failed.
 
-Each test has to pass. A test that is skipped, a file in which no test is found, or fewer passed tests than `--expect`
-fail the run. Exits with 0 if all have passed, with 1 if not, and with 3 if all that ran passed and some did not run.
+Each test has to pass: one that is skipped fails its file, and so does a file in which no test is found. A line of JSON
+is printed for each file as it ends. Exits with 0 if all have passed, with 1 if not, and with 3 if all that ran passed
+and some did not run.
 """
 
 import argparse
@@ -20,8 +20,9 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -32,7 +33,6 @@ from tests.gpu_session.records import (
     FileReport,
     append,
     end_in_words,
-    only_passed,
     read,
     report_of,
     running_test,
@@ -46,6 +46,9 @@ ALONE = ("tests/executor/test_gpu.py", "tests/kernels/gpu/test_moe.py")
 MOST_PROCESSES = 20  # of a file: so many tests may spoil theirs
 GRACE_S = 15.0  # that a test may take longer than its limit, of which pytest-timeout is to tell first
 POLL_S, WEIGHED_EVERY_S = 0.05, 1.0
+SPARE_GIB = 16.0  # of the GPU's memory: with less free, no file is started beside `at_once` others
+# The machine's own plugins are made for another pytest than the one that came along.
+PLUGINS = ("-p", "pytest_timeout")
 
 
 @dataclass(frozen=True)
@@ -56,12 +59,16 @@ class Limits:
         deadline_s: of the monotonic clock: when all has to have ended.
         test_s: seconds that one test may take, with its process's start.
         at_once: files that run beside each other, except those in `alone`.
+        most_at_once: likewise, while the GPU has `SPARE_GIB` free.
+        chosen: as pytest's -k.
         host_gib: memory of the machine for the processes of a file: where a GPU is pretended, its memory is that.
     """
 
     deadline_s: float
     test_s: float = 200.0
-    at_once: int = 3
+    at_once: int = 4
+    most_at_once: int = 0
+    chosen: str = ""
     alone: tuple[str, ...] = ALONE
     host_gib: float = float("inf")
 
@@ -112,10 +119,12 @@ class FileRun:
         self.num_processes += 1
         self._started_s = time.monotonic()
         record = self.place.record(self.file)
-        options = ["-p", "no:cacheprovider", "-p", "no:xdist", f"--timeout={self.limits.test_s:.0f}", "--durations=5"]
-        command = [sys.executable, "-m", "pytest", "-p", recorder.__name__, "-m", "gpu", *options, self.file]
+        options = ["-p", "no:cacheprovider", f"--timeout={self.limits.test_s:.0f}", "--durations=5"]
+        options += ["-k", self.limits.chosen] if self.limits.chosen else []
+        command = [sys.executable, "-m", "pytest", *PLUGINS, "-p", recorder.__name__, "-m", "gpu", *options, self.file]
         paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
         added = {recorder.VARIABLE: str(record.resolve()), "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+        added["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
         with self.place.log(self.file).open("ab") as log:
             self._process = subprocess.Popen(
                 command, cwd=self.place.root, env=os.environ | added, stdout=log, stderr=log, start_new_session=True
@@ -200,7 +209,7 @@ def run_files(
     """Run the files; those that are to run alone come last. Returns their reports, in the order of `files`.
 
     Args:
-        tell: is called with the report of each file that is done.
+        tell: is called with the report of each file that is done, or was ended.
     """
     reports = {file: report_of(file, read(place.record(file))) for file in files}
     waiting = [file for file in files if not reports[file].is_finished]
@@ -228,71 +237,55 @@ def run_files(
 def _may_start(file: str, running: Sequence[FileRun], limits: Limits) -> bool:
     if file in limits.alone:
         return not running
-    return len(running) < limits.at_once and not any(run.file in limits.alone for run in running)
+    if any(run.file in limits.alone for run in running) or len(running) >= max(limits.at_once, limits.most_at_once):
+        return False
+    return len(running) < limits.at_once or free_gib() >= SPARE_GIB
 
 
-def run_again(files: Iterable[str], place: Place) -> None:
-    """Forget all tests that have not passed."""
-    for file in files:
-        kept = only_passed(read(place.record(file)))
-        place.record(file).unlink(missing_ok=True)
-        for entry in kept:
-            append(place.record(file), entry)
+def free_gib() -> float:
+    """Free memory of the first GPU, which takes some 20 ms to ask; 0 where nobody tells."""
+    command = ("nvidia-smi", "--query-gpu=memory.free", "--format=csv,noheader,nounits", "--id=0")
+    try:
+        done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=10)
+        return float(done.stdout) / 1024
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return 0.0
 
 
-def summary(reports: Sequence[FileReport], expect: int) -> dict[str, object]:
-    """The report of all files, for JSON."""
-    passed = sum(report.passed for report in reports)
-    demanded = max(expect, sum(max(1, report.collected) for report in reports))
-    has_failed = any(report.failed or report.skipped or report.problem for report in reports)
-    verdict = "failed" if has_failed else "passed" if passed >= demanded else "unfinished"
-    return {
-        "verdict": verdict,
-        "passed": passed,
-        "demanded": demanded,
-        "spoilt_files": [report.file for report in reports if report.spoilt],
-        "failing_files": [report.file for report in reports if not report.has_passed and report.is_finished],
-        "unfinished_files": [report.file for report in reports if not report.is_finished],
-        "files": [report.to_json() for report in reports],
-    }
-
-
-def line_of(report: FileReport) -> str:
-    """A file's report in a line."""
-    spoilt = "; ".join(f"{test.partition('::')[2]} spoilt it: {by}" for test, by in report.spoilt.items())
-    verdict = "passed" if report.has_passed else "FAILED" if report.is_finished else "unfinished"
-    counts = f"{report.passed} of {report.collected} passed, {report.failed} failed, {report.skipped} skipped"
-    problem = report.problem.splitlines()[0] if report.problem else ""
-    ended = "; ".join(part for part in (counts, spoilt, problem) if part)
-    return f"{verdict} {report.file}: {ended} ({report.seconds:.0f} s, {report.processes} processes)"
+def exit_code(reports: Sequence[FileReport]) -> int:
+    """What the command exits with."""
+    if any(report.failed or report.skipped or report.problem for report in reports):
+        return 1
+    return 0 if all(report.has_passed for report in reports) else 3
 
 
 def main() -> int:
     """The command."""
     parser = argparse.ArgumentParser("python -m tests.gpu_session.by_file", description=__doc__.split("\n")[0])
     parser.add_argument("files", nargs="*", help="test files; by default all that name the marker gpu")
-    parser.add_argument("--state", type=Path, required=True, help="folder of what has ended")
-    parser.add_argument("--report", type=Path, required=True, help="JSON file to write")
     parser.add_argument("--seconds", type=float, default=3600.0, help="after which all has to have ended")
     parser.add_argument("--test-seconds", type=float, default=Limits.test_s, help="of one test at most")
     parser.add_argument("--at-once", type=int, default=Limits.at_once, help="files that share the GPU")
+    parser.add_argument("--most-at-once", type=int, default=0, help="the same while the GPU has memory to spare")
+    parser.add_argument("--chosen", default="", help="only tests that this names, as pytest's -k does")
     parser.add_argument("--host-gib", type=float, default=Limits.host_gib, help="of memory for the processes of a file")
-    parser.add_argument("--leave-out", action="append", default=[], metavar="FILE")
-    parser.add_argument("--expect", type=int, default=0, help="tests that have to pass, if more than are found")
-    parser.add_argument("--rerun", action="store_true", help="run all tests again that have not passed")
     options = parser.parse_args()
-    deadline_s = time.monotonic() + options.seconds
-    limits = Limits(deadline_s, options.test_seconds, options.at_once, host_gib=options.host_gib)
-    options.state.mkdir(parents=True, exist_ok=True)
-    place = Place(ROOT, options.state)
-    files = [file for file in options.files or marked_files(ROOT) if file not in options.leave_out]
-    if options.rerun:
-        run_again(files, place)
-    reports = run_files(files, place, limits, lambda report: print(line_of(report), flush=True))
-    found = summary(reports, options.expect)
-    options.report.write_text(json.dumps(found, indent=1) + "\n")
-    print(f"{found['verdict']}: {found['passed']} of {found['demanded']} tests passed", flush=True)
-    return {"passed": 0, "failed": 1, "unfinished": 3}[str(found["verdict"])]
+    limits = Limits(
+        deadline_s=time.monotonic() + options.seconds,
+        test_s=options.test_seconds,
+        at_once=options.at_once,
+        most_at_once=options.most_at_once,
+        chosen=options.chosen,
+        host_gib=options.host_gib,
+    )
+    with tempfile.TemporaryDirectory(prefix="baton-tests-") as folder:
+        reports = run_files(
+            options.files or marked_files(ROOT),
+            Place(ROOT, Path(folder)),
+            limits,
+            lambda report: print(json.dumps(report.to_json()), flush=True),
+        )
+    return exit_code(reports)
 
 
 if __name__ == "__main__":

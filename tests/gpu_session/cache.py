@@ -1,9 +1,10 @@
-"""Fills Triton's cache with what a GPU session will ask for, on the rig: compiling needs no GPU.
+"""Fills Triton's cache with what executors and bench_kernels.py will ask for on a GPU; compiling needs none.
 
-    TRITON_CACHE_DIR=/tmp/baton-triton python -m tests.gpu_session.cache
+    TRITON_CACHE_DIR=/tmp/baton-triton python -m tests.gpu_session.cache STAMP
 
-Starts the executor at 0.6B with both attention backends, runs the tests of kernels (their values are wrong here, and do
-not count) and a quick bench_kernels.py. The cache is made anew, so that no kernel of an older tree travels.
+Runs on the rig: an executor of 0.6B with each set of attention kernels, a quick bench_kernels.py, and steps of 8B and
+30B-A3B whose weights are not drawn. Tests compile their own kernels on the GPU machine, which has more processors. The
+cache is made anew, so that no kernel of an older tree travels; the file STAMP says of which kernels it is.
 """
 
 import os
@@ -16,8 +17,8 @@ from pathlib import Path
 
 import torch
 
-from tests.gpu_session.by_file import ROOT
-from tests.gpu_session.calls import RIG_TESTS
+from tests.gpu_session.carried import kernel_sources
+from tests.gpu_session.code_hash import ROOT
 
 EXECUTOR = """
 import sys
@@ -30,12 +31,13 @@ if not (folder / "config.json").exists():
     write_checkpoint(folder, SHAPES["0.6B"])
 start_executor(ExecutorOptions(model=str(folder), device="cuda", attention=sys.argv[2], kv_cache_memory_gib=4.0))
 """
-LIMIT_S = 900.0
-REPORT = ("--report", "/dev/null", "--seconds", "800")
+LIMIT_S = 600.0
+STEPS = ("-m", "benchmarks.gpu.shape_steps")
+FEW = ("--undrawn", "--steps", "1", "--rows", "1,16")
 
 
 def main() -> int:
-    """The command. Exits with 1 if an executor does not start."""
+    """The command. Exits with the number of commands that failed."""
     if not torch.cuda.is_available():
         print("torch finds no GPU, not even a pretended one", file=sys.stderr)
         return 1
@@ -43,35 +45,36 @@ def main() -> int:
     shutil.rmtree(cache, ignore_errors=True)
     os.environ |= {"TRITON_INTERPRET": "0", "HF_HUB_OFFLINE": "1"}
     with tempfile.TemporaryDirectory(prefix="baton-cache-") as folder:
-        codes = _fill(cache, folder)
-    return int(any(code for name, code in codes.items() if name.startswith("executor")))
+        failed = _fill(cache, folder)
+    if not failed:
+        Path(sys.argv[1]).write_text(kernel_sources() + "\n")
+    return failed
 
 
-def _fill(cache: Path, folder: str) -> dict[str, int]:
-    """Run what compiles, and tell of each command. Returns their exit codes."""
+def _fill(cache: Path, folder: str) -> int:
+    """Run what compiles, and tell of each command. Returns how many failed."""
     weights = f"{folder}/0.6B"
-    commands = {
-        "executor, triton": ("-c", EXECUTOR, weights, "triton"),
-        "executor, flash_attn": ("-c", EXECUTOR, weights, "flash_attn"),
-        "generation": ("-m", "tests.gpu_session.generation", folder),
-        "bench_kernels": ("benchmarks/bench_kernels.py", "--quick"),
-        "tests": ("-m", "tests.gpu_session.by_file", "--state", f"{folder}/tests", *REPORT, *RIG_TESTS),
-    }
-    codes = {}
+    commands = {f"executor, {kind}": ("-c", EXECUTOR, weights, kind) for kind in ("triton", "flash_attn")}
+    commands["bench_kernels"] = ("benchmarks/bench_kernels.py", "--quick")
+    commands["0.6B, blocks of 256"] = (*STEPS, "0.6B", *FEW, "--block-size", "256")
+    for shape, rows in (("8B", "256"), ("30B-A3B", "128")):
+        for kind in ("triton", "flash_attn"):
+            commands[f"{shape}, {kind}"] = (*STEPS, shape, *FEW, "--attention", kind, "--max-rows", rows)
+    failed = 0
     for name, arguments in commands.items():
         began_s = time.monotonic()
         try:
             done = subprocess.run(
                 [sys.executable, *arguments], check=False, cwd=ROOT, capture_output=True, timeout=LIMIT_S
             )
-            codes[name] = done.returncode
-            said = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
+            code, said = done.returncode, done.stderr.decode(errors="replace").strip().splitlines()[-1:]
         except subprocess.TimeoutExpired:
-            codes[name], said = 124, []
+            code, said = 124, []
+        failed += code != 0
         entries = len(list(cache.iterdir())) if cache.exists() else 0
         seconds = time.monotonic() - began_s
-        print(f"{name}: exit code {codes[name]} after {seconds:.0f} s, {entries} entries {said}", flush=True)
-    return codes
+        print(f"{name}: exit code {code} after {seconds:.0f} s, {entries} kernels {said if code else ''}", flush=True)
+    return failed
 
 
 if __name__ == "__main__":

@@ -7,9 +7,11 @@ import importlib
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import warnings
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,47 @@ PACKAGES = (
     "structlog", "nacl", "llguidance", "fastapi", "uvicorn", "httpx", "click", "pytest", "pytest_timeout", "hypothesis",
 )  # fmt: skip
 MODULES = ("scheduler_svc.__main__", "scheduler_svc.frontend.__main__", "executor_svc.__main__")
+VARIABLES = (
+    "TRITON_INTERPRET", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "NVIDIA_TF32_OVERRIDE", "CUDA_MODULE_LOADING",
+    "CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_LAUNCH_BLOCKING", "CUDA_VISIBLE_DEVICES", "PYTORCH_ALLOC_CONF",
+    "PYTORCH_CUDA_ALLOC_CONF", "TRITON_PTXAS_PATH", "LD_LIBRARY_PATH", "OMP_NUM_THREADS",
+)  # fmt: skip
+"""Each of them, set by an image, changes values or times."""
+
+
+PACKAGE_LIST = Path(__file__).with_name("machine_packages.txt")
+DECIDING = ("flash-attn", "torch", "triton")
+"""Packages whose versions decide what a step gives."""
+
+
+def installed_versions() -> dict[str, str]:
+    """Versions that results depend on, of this machine."""
+    found = {"python": "{}.{}".format(*sys.version_info)}
+    for name in DECIDING:
+        try:
+            found[name] = metadata.version(name).partition("+")[0]
+        except metadata.PackageNotFoundError:
+            found[name] = "none"
+    return found
+
+
+def listed_packages() -> dict[str, str]:
+    """The GPU machine's packages, and their versions where they are known."""
+    lines = (line.strip() for line in PACKAGE_LIST.read_text().splitlines())
+    pairs = (line.partition("==") for line in lines if line and not line.startswith("#"))
+    return {name: version for name, _, version in pairs}
+
+
+def expected_versions() -> dict[str, str]:
+    """Versions that results depend on, of a borrowed GPU machine."""
+    listed = listed_packages()
+    return {"python": "3.12", **{name: listed[name] for name in DECIDING}}
+
+
+def gpu_name() -> str:
+    """The first GPU, as the driver calls it."""
+    told = said("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader", "--id=0")
+    return told if told.startswith("NVIDIA") else "no GPU"
 
 
 def said(*command: str) -> str:
@@ -70,8 +113,11 @@ def main() -> int:
         "cpus": os.cpu_count(),
         "memory": next(iter(Path("/proc/meminfo").read_text().splitlines()), ""),
         "devices": sorted(str(path) for path in Path("/dev").glob("nvidia*")),
-        "TRITON_INTERPRET": os.environ.get("TRITON_INTERPRET"),
-        "nvidia_smi": said("nvidia-smi"),
+        "variables": {name: os.environ[name] for name in VARIABLES if name in os.environ},
+        "locked_memory_kib": said("sh", "-c", "ulimit -l"),
+        "shm_bytes": shutil.disk_usage("/dev/shm").total,
+        "nvidia_smi": said("nvidia-smi"),  # its table has the persistence mode
+        "ptxas": said("sh", "-c", "${TRITON_PTXAS_PATH:-/usr/local/cuda/bin/ptxas} --version").rpartition("\n")[2],
         "gcc": said("gcc", "--version").partition("\n")[0],
     }
     print(json.dumps(machine))

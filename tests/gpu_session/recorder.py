@@ -2,8 +2,8 @@
 
     BATON_TEST_RECORD=FILE python -m pytest -p tests.gpu_session.recorder -m gpu tests/executor/test_gpu.py
 
-A test with an entry `ended` or `spoilt` in the file is left out: the next process of a file, or the next call on
-another machine, goes on where this one stopped. After a test that spoils its process no further test is started.
+A test with an entry `ended` or `spoilt` in the file is left out: the next process of a file goes on where this one
+stopped. After a test that spoils its process no further test is started.
 """
 
 import os

@@ -10,6 +10,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from tests.gpu_session.ledger import Outcome
+
 # After one of these every later call of CUDA in the process fails (cuda.h: the errors that "the process must be
 # terminated" after). Out of memory and a refused launch are not among them.
 LASTING = re.compile(
@@ -65,11 +67,6 @@ def settled_tests(entries: Iterable[Entry]) -> set[str]:
     return {entry.test for entry in entries if entry.event in ("ended", "spoilt")}
 
 
-def only_passed(entries: Iterable[Entry]) -> list[Entry]:
-    """The entries of a record after which all other tests run again."""
-    return [entry for entry in entries if entry.event == "ended" and entry.outcome == "passed"]
-
-
 def running_test(entries: Sequence[Entry]) -> str | None:
     """The test that had started and not ended when the record broke off."""
     if entries and entries[-1].event == "started":
@@ -120,11 +117,12 @@ class FileReport:
         return bool(self.problem) or 0 <= self.collected <= self.passed + self.failed + self.skipped
 
     def to_json(self) -> dict[str, Any]:
-        """For the report, with the first failing test apart."""
+        """A line of JSON, with the first failing test apart."""
         first = next(iter(self.failures.items()), None)
+        ended: Outcome = "passed" if self.has_passed else "failed" if self.is_finished or self.failed else "timed out"
         return {
             "file": self.file,
-            "has_passed": self.has_passed,
+            "outcome": ended,
             "collected": self.collected,
             "passed": self.passed,
             "failed": self.failed,

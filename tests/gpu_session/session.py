@@ -1,193 +1,226 @@
-"""Runs the steps of a call on a borrowed GPU machine within its time, and keeps what they give.
+"""Runs the steps of a pack on a borrowed GPU machine within its time; each result is written as its step ends.
 
-A step is a command with a limit. Its JSON goes to the state folder as soon as it has ended, and to the folder that
-comes back. A call first runs its own steps, then those that earlier calls have left undone; a step that is done does
-not run again. A step that no longer fits is skipped, and its JSON says so.
+A step is a command with a limit. When it ends, or one of the test files that it runs, a line of JSON is appended to
+`results.jsonl` in the folder that comes back: a pack that is ended from outside leaves what it has. A step that no
+longer fits is skipped, and its line says so. No step depends on another one's success.
 """
 
 import contextlib
 import json
 import os
-import shutil
 import signal
 import subprocess
+import sys
 import tarfile
+import threading
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-SUMMARY, STATE_ARCHIVE = "session.json", "state.tar.gz"
+import msgspec
+
+from tests.gpu_session.ledger import Outcome, Result
+from tests.gpu_session.packs import Item, Step
+
+RESULTS = "results.jsonl"
 MOST_FILES = 8  # that come back
-PACKING_S = 10.0  # kept for the end of a call
+PACKING_S = 4.0  # kept for the end of a pack
 INTERRUPT_S = 6.0  # that a step has to stop its services in
 START_S = 4.0  # from a step's start until it has read how long it has
-TAIL = 3000  # characters of a step's output that its JSON keeps
-
-Status = Literal["done", "failed", "timed out", "skipped"]
-
-
-@dataclass(frozen=True)
-class Step:
-    """A command of a call.
-
-    Attributes:
-        name: also of its JSON file.
-        command: `{seconds}` in it stands for the step's limit when it starts, less what it takes to start and stop.
-        limit_s: the most seconds it may take.
-        least_s: with less than that left it is not started.
-        report: a JSON file that it writes, below the state folder.
-        keep: a folder that comes back as NAME.tar.gz.
-        settled: exit codes that say that it is done.
-    """
-
-    name: str
-    command: tuple[str, ...]
-    limit_s: float
-    least_s: float = 10.0
-    report: str = ""
-    keep: Path | None = None
-    settled: tuple[int, ...] = (0,)
-
-
-@dataclass(frozen=True)
-class Result:
-    """What became of a step.
-
-    Attributes:
-        figures: the lines of its standard output that are JSON.
-        report: what it wrote as a report.
-        said: the end of its output.
-    """
-
-    step: str
-    call: str
-    status: Status
-    rehearsal: bool
-    exit_code: int | None = None
-    began: str = ""
-    seconds: float = 0.0
-    limit_s: float = 0.0
-    command: str = ""
-    why: str = ""
-    figures: list[Any] = field(default_factory=list)
-    report: Any = None
-    said: str = ""
+TAIL = 3000  # characters of a step's output that its result keeps
+BY_FILE_HAS_RUN = (0, 1, 3)  # exit codes of by_file, which ends in time by itself
 
 
 @dataclass(frozen=True)
 class Session:
-    """One call.
+    """One run of a pack.
 
     Attributes:
-        call: its name.
+        pack: its name.
         deadline_s: of the monotonic clock; nothing runs past it.
-        state: folder that keeps results, logs and records for the next call, while the machine is held.
+        scratch: folder of checkpoints, logs and whatever steps write.
+        carried: folder of what came along.
         out: folder that comes back.
+        gpu: name of the GPU.
+        versions: of what results depend on.
         rehearsal: whether no GPU computes here, so that no figure means anything.
     """
 
-    call: str
+    pack: str
     deadline_s: float
-    state: Path
+    scratch: Path
+    carried: Path
     out: Path
-    rehearsal: bool
+    gpu: str
+    versions: Mapping[str, str]
+    rehearsal: bool = False
 
-    def run(self, own: Sequence[Step], others: Sequence[Step] = ()) -> list[Result]:
-        """Run what is not done. Returns the results of this call's own steps, earlier ones included.
+    def run(self, steps: Sequence[Step], done: Mapping[str, str] | None = None) -> list[Result]:
+        """Run the steps that are due, in their order. Returns their results, one for each item.
 
         Args:
-            own: the steps of this call.
-            others: those of earlier calls.
+            done: keys of what has passed, by the item's name.
         """
-        self.state.mkdir(parents=True, exist_ok=True)
-        self.out.mkdir(parents=True, exist_ok=True)
-        for step in (*own, *others):
-            before = self.result(step.name)
-            if before is not None and before["status"] == "done":
-                print(f"=== {step.name}: done by an earlier call", flush=True)
+        for folder in (self.scratch, self.out):
+            folder.mkdir(parents=True, exist_ok=True)
+        results = []
+        for step in steps:
+            keys = {item.name: step.key(item, self.versions) for item in step.parts}
+            due = [item for item in step.parts if step.is_always_due or (done or {}).get(item.name) != keys[item.name]]
+            if not due:
+                print(f"=== {step.name}: has passed already", flush=True)
                 continue
-            result = self._run(step)
-            # What a step gave before it was cut off is worth more than that it did not fit this time.
-            if result.status != "skipped" or before is None:
-                self._keep(result, step)
-            print(f"=== {step.name}: {result.status} after {result.seconds:.0f} s {result.why}".rstrip(), flush=True)
-            if result.said and result.status not in ("done", "skipped"):
-                print(result.said[-1200:], flush=True)
-        self.pack()
-        return [Result(**found) for step in own if (found := self.result(step.name)) is not None]
+            running = _Running(self, step, due, keys)
+            results += running.results(self._time_for(step))
+            self._keep(step)
+        return results
 
-    def result(self, name: str) -> dict[str, Any] | None:
-        """A step's result as JSON, if it has one."""
-        path = self.state / f"{name}.json"
-        found: dict[str, Any] | None = json.loads(path.read_text()) if path.exists() else None
-        return found
-
-    def unpack(self, carried: Path) -> None:
-        """Take an earlier call's state from its archive, on a machine that has none yet."""
-        if carried.exists() and not self.state.exists():
-            self.state.mkdir(parents=True)
-            with tarfile.open(carried) as archive:
-                archive.extractall(self.state, filter="data")
-
-    def pack(self) -> None:
-        """Write the state's archive, and all results in one file."""
-        paths = sorted(self.state.glob("*.json"))
-        results = [found for path in paths if (found := json.loads(path.read_text())).get("step") == path.stem]
-        summary = {"call": self.call, "rehearsal": self.rehearsal, "packed": _now(), "steps": results}
-        (self.out / SUMMARY).write_text(json.dumps(summary, indent=1) + "\n")
-        with tarfile.open(self.out / STATE_ARCHIVE, "w:gz") as archive:
-            for path in sorted(self.state.iterdir()):
-                archive.add(path, path.name)
-
-    def _run(self, step: Step) -> Result:
-        left_s = self.deadline_s - PACKING_S - time.monotonic()
-        limit_s = min(step.limit_s, left_s)
-        if limit_s < step.least_s:
-            why = f"{max(0.0, left_s):.0f} s are left, and it takes {step.least_s:.0f} at least"
-            return Result(step.name, self.call, "skipped", self.rehearsal, began=_now(), why=why)
-        seconds = f"{max(1.0, limit_s - INTERRUPT_S - START_S):.0f}"
-        command = [part.replace("{seconds}", seconds) for part in step.command]
-        report = self.state / step.report if step.report else None
-        if report is not None:
-            report.unlink(missing_ok=True)
-        began, began_s = _now(), time.monotonic()
-        out_path, log_path = self.state / f"{step.name}.out", self.state / f"{step.name}.log"
-        with out_path.open("wb") as out, log_path.open("wb") as log:
-            process = subprocess.Popen(command, stdout=out, stderr=log, start_new_session=True)
-            in_time = _wait(process, limit_s - INTERRUPT_S)
-        said, printed = log_path.read_text(errors="replace"), out_path.read_text(errors="replace")
-        status: Status = "timed out" if not in_time else "done" if process.returncode in step.settled else "failed"
-        return Result(
-            step.name,
-            self.call,
-            status,
-            self.rehearsal,
-            exit_code=process.returncode,
-            began=began,
-            seconds=round(time.monotonic() - began_s, 1),
-            limit_s=round(limit_s, 1),
-            command=" ".join(command),
-            figures=_json_lines(printed),
-            report=_read_json(report),
-            said=(printed[-TAIL:] if report is not None or not _json_lines(printed) else "") + said[-TAIL:],
+    def write(self, result: Result) -> None:
+        """Append a line to what comes back, and print it in short."""
+        with (self.out / RESULTS).open("ab") as file:
+            file.write(msgspec.json.encode(result) + b"\n")
+        new = f", {result.new_kernels} kernels compiled" if result.new_kernels else ""
+        print(
+            f"=== {result.step}: {result.outcome} after {result.seconds:.0f} s{new} {result.why}".rstrip(), flush=True
         )
+        for figures in result.figures:
+            print(json.dumps(figures)[:600], flush=True)
+        if result.said:
+            print(result.said[-1200:], flush=True)
 
-    def _keep(self, result: Result, step: Step) -> None:
-        path = self.state / f"{step.name}.json"
-        path.write_text(json.dumps(asdict(result), indent=1) + "\n")
-        if self._has_room():
-            shutil.copy(path, self.out)
-        if step.keep is not None and step.keep.exists() and self._has_room():
-            with tarfile.open(self.out / f"{step.name}.tar.gz", "w:gz") as archive:
-                archive.add(step.keep, step.name)
-        self.pack()  # a call that is ended from outside leaves what it has
+    def fill(self, text: str, seconds: float = 0.0) -> str:
+        """A part of a command with its placeholders filled in."""
+        values = {"python": sys.executable, "scratch": self.scratch, "carried": self.carried.resolve()}
+        values["seconds"] = f"{max(1.0, seconds - INTERRUPT_S - START_S):.0f}"
+        for name, value in values.items():
+            text = text.replace(f"{{{name}}}", str(value))
+        return text
 
-    def _has_room(self) -> bool:
-        """Whether another file may come back, besides the two that each call leaves."""
-        return len([path for path in self.out.iterdir() if path.name not in (SUMMARY, STATE_ARCHIVE)]) < MOST_FILES - 2
+    def _time_for(self, step: Step) -> float:
+        return min(step.limit_s, self.deadline_s - PACKING_S - time.monotonic())
+
+    def _keep(self, step: Step) -> None:
+        folder = Path(self.fill(step.keep)) if step.keep else None
+        if folder is not None and folder.exists() and len(list(self.out.iterdir())) < MOST_FILES:
+            with tarfile.open(self.out / f"{step.name.replace(' ', '_')}.tar.gz", "w:gz") as archive:
+                archive.add(folder, step.name)
+
+
+class _Running:
+    """A step that runs."""
+
+    def __init__(self, session: Session, step: Step, due: Sequence[Item], keys: Mapping[str, str]) -> None:
+        self._session = session
+        self._step = step
+        self._due = due
+        self._keys = keys
+        self._began = datetime.now(UTC).isoformat(timespec="seconds")
+        self._began_s = time.monotonic()
+        self._figures: list[Any] = []
+        self._printed = ""
+        self._ended: dict[str, Result] = {}
+
+    def results(self, limit_s: float) -> list[Result]:
+        """Run the step for at most `limit_s` seconds; the result of each item that is due."""
+        step = self._step
+        if limit_s < step.least_s:
+            why = f"{max(0.0, limit_s):.0f} s are left, and it takes {step.least_s:.0f} at least"
+            return [self._end(item, "skipped", why=why) for item in self._due]
+        files = [item.name.split()[0] for item in self._due]
+        command = [
+            text
+            for part in step.command
+            for text in (files if part == "{files}" else [self._session.fill(part, limit_s)])
+        ]
+        known = _num_entries()
+        code, said, why = self._run(command, limit_s)
+        new = _num_entries() - known
+        if step.items:
+            print(f"{new} kernels compiled", flush=True)
+            was_late = bool(why) or code in BY_FILE_HAS_RUN
+            for item in [item for item in self._due if item.name not in self._ended]:
+                self._end(item, "timed out" if was_late else "failed", code, why or "it has not run", said)
+            return list(self._ended.values())
+        outcome: Outcome = "timed out" if why else "passed" if code == 0 else "failed"
+        said = said if outcome != "passed" else ""
+        return [self._end(step.parts[0], outcome, code, why, said, self._figures, new)]
+
+    def _run(self, command: Sequence[str], limit_s: float) -> tuple[int | None, str, str]:
+        """Run a command. Returns its exit code, the end of what it said, and why it was ended, if it was."""
+        log_path = self._session.scratch / f"{self._step.name.replace(' ', '_')}.log"
+        try:
+            with log_path.open("wb") as log:
+                process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, start_new_session=True)
+        except OSError as error:
+            return 127, f"{command[0]}: {error.strerror}", ""
+        assert process.stdout is not None
+        lines: Any = process.stdout
+        reader = threading.Thread(target=self._read, args=(lines,), daemon=True)
+        reader.start()
+        in_time = _wait(process, limit_s - INTERRUPT_S)
+        reader.join(timeout=2.0)
+        said = self._printed[-TAIL:] + log_path.read_text(errors="replace")[-TAIL:]
+        return process.returncode, said, "" if in_time else f"it was ended after {limit_s:.0f} s"
+
+    def _read(self, lines: Iterator[bytes]) -> None:
+        """Take what the step prints. A line of JSON is a figure; one that names a file ends that file's item."""
+        for line in lines:
+            text = line.decode(errors="replace")
+            figures = _json(text)
+            if figures is None:
+                self._printed = (self._printed + text)[-TAIL:]
+                continue
+            item = next((item for item in self._due if item.name.split()[0] == figures.get("file")), None)
+            if item is None:
+                self._figures.append(figures)
+            else:
+                outcome = figures.pop("outcome", "failed")
+                said = json.dumps(figures.get("first_failing") or figures.get("problem") or "")
+                figures = [figures]
+                self._end(item, outcome, said="" if outcome == "passed" else said, figures=figures)
+
+    def _end(
+        self,
+        item: Item,
+        outcome: Outcome,
+        exit_code: int | None = None,
+        why: str = "",
+        said: str = "",
+        figures: Sequence[Any] = (),
+        new_kernels: int = 0,
+    ) -> Result:
+        session = self._session
+        seconds = round(time.monotonic() - self._began_s, 1)
+        if figures and isinstance(figures[0], dict) and "file" in figures[0]:
+            seconds = figures[0].get("seconds", seconds)
+        result = Result(
+            step=item.name,
+            pack=session.pack,
+            key=self._keys[item.name],
+            outcome=outcome,
+            gpu=session.gpu,
+            began=self._began,
+            seconds=seconds,
+            rehearsal=session.rehearsal,
+            exit_code=exit_code,
+            new_kernels=new_kernels,
+            versions=dict(session.versions),
+            figures=list(figures),
+            why=why,
+            said=said,
+        )
+        self._ended[item.name] = result
+        session.write(result)
+        return result
+
+
+def _num_entries() -> int:
+    """Kernels in Triton's cache."""
+    folder = Path(os.environ.get("TRITON_CACHE_DIR", "/nonexistent"))
+    return len(list(folder.iterdir())) if folder.is_dir() else 0
 
 
 def _wait(process: subprocess.Popen[bytes], limit_s: float) -> bool:
@@ -206,23 +239,9 @@ def _wait(process: subprocess.Popen[bytes], limit_s: float) -> bool:
     return in_time
 
 
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-def _json_lines(text: str) -> list[Any]:
-    found = []
-    for line in text.splitlines():
-        if line.startswith("{"):
-            with contextlib.suppress(json.JSONDecodeError):
-                found.append(json.loads(line))
-    return found
-
-
-def _read_json(path: Path | None) -> Any:
-    if path is None or not path.exists():
-        return None
-    try:
-        return json.loads(path.read_text())
-    except json.JSONDecodeError as error:
-        return {"error": f"{path.name} is no JSON: {error}"}
+def _json(line: str) -> dict[str, Any] | None:
+    if line.startswith("{"):
+        with contextlib.suppress(json.JSONDecodeError):
+            found: dict[str, Any] = json.loads(line)
+            return found
+    return None

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.gpu_session import by_file
-from tests.gpu_session.by_file import Limits, Place, run_again, run_files, summary
+from tests.gpu_session.by_file import Limits, Place, exit_code, run_files
 from tests.gpu_session.records import Entry, append, lasting_fault, read, report_of
 
 pytestmark = pytest.mark.slow
@@ -40,8 +40,8 @@ def test_a_file_that_passes(place):
     (report,) = run(place, write(place, "test_good.py", PASSES.format("a"), PASSES.format("b")))
     assert report.has_passed
     assert (report.collected, report.passed, report.processes) == (2, 2, 1)
-    assert summary([report], 0)["verdict"] == "passed"
-    assert summary([report], 3)["verdict"] == "unfinished", "3 were demanded"
+    assert exit_code([report]) == 0
+    assert report.to_json()["outcome"] == "passed"
 
 
 SLOW = pytest.mark.slow
@@ -64,9 +64,10 @@ def test_what_spoils_a_process_is_named_and_the_other_tests_run(place, test, by)
     name = test.split("(")[0].removeprefix("def ")
     assert report.spoilt == {f"test_bad.py::{name}": by}
     assert (report.collected, report.passed, report.failed, report.processes) == (3, 2, 1, 2)
-    found = summary([report], 0)
-    assert (found["verdict"], found["spoilt_files"]) == ("failed", ["test_bad.py"])
-    assert found["files"][0]["first_failing"]["test"] == f"test_bad.py::{name}"
+    assert exit_code([report]) == 1
+    found = report.to_json()
+    assert (found["outcome"], found["first_failing"]["test"]) == ("failed", f"test_bad.py::{name}")
+    assert found["spoilt"] == [{"test": f"test_bad.py::{name}", "by": by}]
 
 
 def test_a_failure_that_leaves_the_gpu_whole_spoils_nothing(place):
@@ -123,41 +124,56 @@ def test_what_does_not_run_is_a_failure(place, text):
     (place.root / "test_bad.py").write_text(text)
     (report,) = run(place, "test_bad.py")
     assert not report.has_passed
-    assert summary([report], 0)["verdict"] == "failed"
+    assert (exit_code([report]), report.to_json()["outcome"]) == (1, "failed")
     assert report.skipped or report.problem
 
 
-def test_nothing_runs_past_the_deadline_and_the_next_call_goes_on(place):
-    sleeps = "def test_sleeps(): time.sleep(0 if os.path.exists('woken') else 60)\n"
+def test_nothing_runs_past_the_deadline(place):
     files = [
-        write(place, "test_one.py", PASSES.format("a"), sleeps, PASSES.format("c")),
+        write(place, "test_one.py", PASSES.format("a"), "def test_sleeps(): time.sleep(60)\n", PASSES.format("c")),
         write(place, "test_two.py", PASSES.format("a")),
     ]
     began = time.monotonic()
     one, two = run(place, *files, seconds=5.0, at_once=1)
     assert time.monotonic() - began < 10.0
     assert (one.passed, one.failed, one.is_finished, one.spoilt) == (1, 0, False, {})
+    assert one.to_json()["outcome"] == "timed out"
     assert two.collected == -1, "it was never started"
-    found = summary([one, two], 0)
-    assert (found["verdict"], found["unfinished_files"]) == ("unfinished", files)
-    (place.root / "woken").touch()
-    one, two = run(place, *files)
-    assert one.has_passed
-    assert two.has_passed
-    started = [entry.test for entry in read(place.record("test_one.py")) if entry.event == "started"]
-    assert started.count("test_one.py::test_a") == 1, "what has passed is not run again"
+    assert exit_code([one, two]) == 3
 
 
-def test_failed_tests_run_again_when_asked(place):
-    mended = "def test_mended(): assert os.path.exists('mended')\n"
-    file = write(place, "test_bad.py", PASSES.format("a"), mended)
-    assert run(place, file)[0].failed == 1
-    (place.root / "mended").touch()
-    assert run(place, file)[0].processes == 0
-    run_again([file], place)
-    (report,) = run(place, file)
-    assert report.has_passed
-    assert report.processes == 1
+def test_only_some_tests_are_chosen(place):
+    file = write(place, "test_two.py", PASSES.format("small"), PASSES.format("real_sizes"))
+    for chosen in ("real_sizes", "not real_sizes"):
+        (place.state / "test_two.py.jsonl").unlink(missing_ok=True)
+        (report,) = run(place, file, chosen=chosen)
+        assert (report.has_passed, report.collected) == (True, 1)
+
+
+def test_the_machines_own_plugins_are_not_loaded(place, monkeypatch):
+    """They are made for another pytest than the one that travels; pytest-timeout is asked for by its name."""
+    plugin = place.root / "plugin.py"
+    plugin.write_text("def pytest_configure(config): raise RuntimeError('a plugin of the machine')\n")
+    folder = place.root / "plugin-1.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Name: plugin\nVersion: 1\n")
+    (folder / "entry_points.txt").write_text("[pytest11]\nplugin = plugin\n")
+    monkeypatch.setenv("PYTHONPATH", str(place.root))
+    (report,) = run(place, write(place, "test_good.py", PASSES.format("a")))
+    assert report.has_passed, report.problem
+
+
+def test_more_files_run_while_the_gpu_has_memory_to_spare(monkeypatch):
+    limits = Limits(0.0, at_once=2, most_at_once=4, alone=("big",))
+    running = [by_file.FileRun(f"{n}", None, limits) for n in range(4)]
+
+    def may(count, free_gib, file="other"):
+        monkeypatch.setattr(by_file, "free_gib", lambda: free_gib)
+        return by_file._may_start(file, running[:count], limits)
+
+    assert [may(1, 0.0), may(2, 0.0), may(2, 40.0), may(3, 40.0), may(4, 40.0)] == [True, False, True, True, False]
+    assert [may(0, 40.0, "big"), may(1, 40.0, "big")] == [True, False]
+    assert by_file.free_gib() == 40.0
 
 
 @pytest.mark.slow
@@ -174,18 +190,18 @@ def test_large_files_run_alone(place):
 
 def test_the_command(tmp_path):
     def call(*arguments):
-        command = [sys.executable, "-m", "tests.gpu_session.by_file", "--state", tmp_path / "state"]
-        command += ["--report", tmp_path / "report.json", *arguments]
-        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=100, cwd=by_file.ROOT)
-        return done, json.loads((tmp_path / "report.json").read_text())
+        command = [sys.executable, "-m", "tests.gpu_session.by_file", *arguments]
+        return subprocess.run(command, check=False, capture_output=True, text=True, timeout=100, cwd=by_file.ROOT)
 
-    (tmp_path / "test_good.py").write_text(HEAD + PASSES.format("a"))
-    done, report = call(str(tmp_path / "test_good.py"))
-    assert (done.returncode, report["verdict"], report["passed"]) == (0, "passed", 1), done.stderr
-    assert f"passed {tmp_path}/test_good.py: 1 of 1 passed" in done.stdout
-    done, report = call("--seconds", "0")
-    assert (done.returncode, report["verdict"]) == (3, "unfinished")
-    assert "tests/executor/test_gpu.py" in report["unfinished_files"]
+    good, bad = tmp_path / "test_good.py", tmp_path / "test_bad.py"
+    good.write_text(HEAD + PASSES.format("a"))
+    bad.write_text(HEAD + "def test_fails(): assert False\n")
+    done = call("--at-once", "1", good, bad)
+    lines = {line["file"]: line for line in map(json.loads, done.stdout.splitlines())}
+    assert done.returncode == 1, done.stderr
+    assert {file: line["outcome"] for file, line in lines.items()} == {str(good): "passed", str(bad): "failed"}
+    done = call("--seconds", "0", good)
+    assert (done.returncode, done.stdout) == (3, "")
 
 
 def test_every_file_that_runs_alone_exists():

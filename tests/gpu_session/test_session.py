@@ -1,4 +1,4 @@
-"""A call keeps to its time, leaves JSON, and goes on where the last one stopped."""
+"""A pack keeps to its time, each result is there as soon as its step ends, and what has passed is not run again."""
 
 import json
 import shlex
@@ -6,15 +6,16 @@ import subprocess
 import sys
 import tarfile
 import time
-from pathlib import Path
 
 import pytest
 
 from tests.gpu_session import session as sessions
-from tests.gpu_session.calls import CALLS, SECONDS, steps
-from tests.gpu_session.session import Session, Step
+from tests.gpu_session.code_hash import ROOT
+from tests.gpu_session.ledger import read_results
+from tests.gpu_session.packs import SECONDS, Item, Step, packs
+from tests.gpu_session.session import RESULTS, Session
 
-ROOT = Path(__file__).parents[2]
+VERSIONS = {"torch": "2.11.0"}
 
 
 @pytest.fixture(autouse=True)
@@ -24,41 +25,64 @@ def _quick(monkeypatch):
     monkeypatch.setattr(sessions, "START_S", 0.5)
 
 
-def session(folder, seconds=30.0, out="out", rehearsal=False):
-    return Session("first", time.monotonic() + seconds, folder / "state", folder / out, rehearsal)
+def session(folder, seconds=30.0, rehearsal=False):
+    deadline_s = time.monotonic() + seconds
+    return Session("values", deadline_s, folder / "scratch", folder, folder / "out", "NVIDIA H100", VERSIONS, rehearsal)
 
 
 def shell(name, script, limit_s=10.0, **options):
-    return Step(name, ("sh", "-c", script), limit_s, **{"least_s": 1.0, **options})
+    return Step(name, ("sh", "-c", script), 1.0, limit_s, **{"least_s": 1.0, **options})
 
 
-def told(folder, name):
-    return json.loads((folder / f"{name}.json").read_text())
+def lines(folder):
+    return {result.step: result for result in read_results(folder / "out" / RESULTS)}
 
 
 def test_what_a_step_gives_comes_back(tmp_path):
     step = shell("good", """echo '{"tok_s": 5}'; echo nothing; echo '{"tok'; echo warned >&2""")
     (result,) = session(tmp_path, rehearsal=True).run([step])
-    assert result.status == "done"
-    found = told(tmp_path / "out", "good")
-    assert found["figures"] == [{"tok_s": 5}]
-    assert (found["exit_code"], found["said"], found["rehearsal"]) == (0, "warned\n", True)
-    summary = told(tmp_path / "out", "session")
-    assert summary["rehearsal"]
-    assert [step["step"] for step in summary["steps"]] == ["good"]
+    assert (result.outcome, result.figures, result.exit_code, result.rehearsal) == ("passed", [{"tok_s": 5}], 0, True)
+    assert (result.gpu, result.versions, result.pack) == ("NVIDIA H100", VERSIONS, "values")
+    assert lines(tmp_path) == {"good": result}
+    (failed,) = session(tmp_path).run([shell("bad", "echo it was so >&2; echo no JSON; exit 3")])
+    assert (failed.outcome, failed.exit_code, failed.said) == ("failed", 3, "no JSON\nit was so\n")
 
 
-def test_an_answer_may_have_an_exit_code(tmp_path):
-    asked = [shell(f"exits_{code}", f"exit {code}", settled=(0, 2)) for code in (0, 1, 2)]
-    assert [result.status for result in session(tmp_path).run(asked)] == ["done", "failed", "done"]
+def test_a_result_is_written_as_soon_as_its_step_ends(tmp_path):
+    """A pack that is ended from outside leaves what it has: the second step looks for the first one's line."""
+    looks = shell("second", f"grep -c first {tmp_path}/out/{RESULTS}")
+    first, second = session(tmp_path).run([shell("first", "true"), looks])
+    assert (first.outcome, second.outcome) == ("passed", "passed")
 
 
-def test_a_report_is_part_of_the_result(tmp_path):
-    script = f"echo '{{\"passed\": 3}}' > {tmp_path}/state/good.report.json; exit 1"
-    (result,) = session(tmp_path).run([shell("good", script, report="good.report.json")])
-    assert (result.status, result.report) == ("failed", {"passed": 3})
-    (result,) = session(tmp_path).run([shell("good", "true", report="good.report.json")])
-    assert result.report is None, "an earlier run's report is not this one's"
+def test_each_file_of_tests_has_a_result_of_its_own(tmp_path):
+    """As soon as it ends, and whatever becomes of the other files; those that have passed are not named again."""
+    script = f"""echo '{{"file": "a.py", "outcome": "passed", "passed": 3, "seconds": 2.5}}'
+    grep -c a.py {tmp_path}/out/{RESULTS} >&2
+    echo '{{"file": "b.py", "outcome": "failed", "first_failing": {{"test": "t", "said": "wrong"}}}}'
+    echo "$@" > {tmp_path}/named; exit 3"""
+    items = tuple(Item(name) for name in ("a.py (real sizes)", "b.py", "c.py", "d.py"))
+    step = Step("tests", ("bash", "-c", script, "sh", "{files}"), 1.0, 20.0, 1.0, items=items)
+    done = {"d.py": step.key(items[3], VERSIONS), "c.py": "another key"}
+    results = {result.step: result for result in session(tmp_path).run([step], done)}
+    outcomes = {name: result.outcome for name, result in results.items()}
+    assert outcomes == {"a.py (real sizes)": "passed", "b.py": "failed", "c.py": "timed out"}
+    assert (tmp_path / "named").read_text().split() == ["a.py", "b.py", "c.py"]
+    assert results["a.py (real sizes)"].seconds == 2.5
+    assert "wrong" in results["b.py"].said
+    assert results["c.py"].why == "it has not run"
+    assert lines(tmp_path) == results
+
+
+def test_a_step_that_has_passed_is_not_run_again(tmp_path):
+    counts = shell("counts", f"echo x >> {tmp_path}/times")
+    always = shell("machine", f"echo x >> {tmp_path}/machine", is_always_due=True)
+    steps = [always, counts]
+    for _ in range(2):
+        done = {result.step: result.key for result in lines(tmp_path).values() if result.outcome == "passed"}
+        session(tmp_path).run(steps, done)
+    assert (tmp_path / "times").read_text() == "x\n"
+    assert (tmp_path / "machine").read_text() == "x\nx\n", "it says where the other steps run"
 
 
 @pytest.mark.slow
@@ -68,106 +92,97 @@ def test_a_step_that_takes_too_long_is_ended_with_all_that_it_started(tmp_path):
     body = f"echo '{{\"case\": 1}}'; trap 'touch {tmp_path}/cleaned; exit 1' INT; sleep 50 & wait"
     stubborn = "trap '' INT; (trap '' INT; sleep 47.11) & sleep 48"
     results = session(tmp_path).run([shell("long", body, 3.0), shell("stubborn", stubborn, 3.0)])
-    assert [result.status for result in results] == ["timed out", "timed out"]
+    assert [result.outcome for result in results] == ["timed out", "timed out"]
     assert results[0].figures == [{"case": 1}]
     assert (tmp_path / "cleaned").exists()
-    assert time.monotonic() - began < 8
+    assert time.monotonic() - began < 11
     assert not subprocess.run(["pgrep", "-f", "sleep 47.11"], check=False, capture_output=True).stdout
 
 
 def test_nothing_runs_past_the_deadline(tmp_path):
     began = time.monotonic()
-    marked = f"touch {tmp_path}/started"
-    results = session(tmp_path, seconds=4.0).run([shell("long", "sleep 60"), shell("next", marked, least_s=2.0)])
-    assert time.monotonic() - began < 5.0
-    assert [result.status for result in results] == ["timed out", "skipped"]
-    assert "it takes 2 at least" in told(tmp_path / "out", "next")["why"]
+    steps = [shell("long", "sleep 60"), shell("next", f"touch {tmp_path}/started", least_s=2.0)]
+    results = session(tmp_path, seconds=4.0).run(steps)
+    assert time.monotonic() - began < 6.5
+    assert [result.outcome for result in results] == ["timed out", "skipped"]
+    assert "it takes 2 at least" in results[1].why
     assert not (tmp_path / "started").exists()
 
 
-def test_a_step_knows_how_long_it_has(tmp_path):
-    (result,) = session(tmp_path).run([shell("good", "echo '{\"seconds\": '{seconds}'}'", 9.0)])
-    assert result.figures == [{"seconds": 7}]
+def test_placeholders(tmp_path):
+    script = """echo '{"seconds": '{seconds}', "scratch": "{scratch}", "python": "{python}"}'"""
+    (result,) = session(tmp_path).run([shell("good", script, 9.0)])
+    assert result.figures == [{"seconds": 7, "scratch": str(tmp_path / "scratch"), "python": sys.executable}]
 
 
-def test_the_next_call_goes_on(tmp_path):
-    counts = shell("counts", f"echo x >> {tmp_path}/times")
-    fails = shell("fails", f"[ -e {tmp_path}/mended ]")
-    assert [result.status for result in session(tmp_path).run([counts, fails])] == ["done", "failed"]
-    (tmp_path / "mended").touch()
-    later = shell("later", "true")
-    (result,) = session(tmp_path, out="second").run([later], [counts, fails])
-    assert result.status == "done"
-    assert (tmp_path / "times").read_text() == "x\n", "what is done is not run again"
-    assert told(tmp_path / "second", "fails")["status"] == "done"
-    steps = {step["step"]: step["status"] for step in told(tmp_path / "second", "session")["steps"]}
-    assert steps == dict.fromkeys(["counts", "fails", "later"], "done")
+def test_a_program_that_is_not_there_fails_its_step_alone(tmp_path):
+    missing = Step("missing", ("no-such-program",), 1.0, 10.0, 1.0)
+    results = session(tmp_path).run([missing, shell("next", "true")])
+    assert [(result.outcome, result.exit_code) for result in results] == [("failed", 127), ("passed", 0)]
 
 
-def test_the_state_travels_to_another_machine(tmp_path):
-    counts = shell("counts", f"mkdir {tmp_path}/state/tests; echo x >> {tmp_path}/times")
-    session(tmp_path).run([counts])
-    elsewhere = tmp_path / "elsewhere"
-    other = session(elsewhere)
-    other.unpack(tmp_path / "out" / "state.tar.gz")
-    assert (elsewhere / "state" / "tests").is_dir()
-    other.run([counts])
-    assert (tmp_path / "times").read_text() == "x\n"
-    other.unpack(tmp_path / "missing.tar.gz")
+def test_new_kernels_are_counted(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+    step = shell("compiles", f"mkdir -p {tmp_path}/cache/a {tmp_path}/cache/b")
+    assert [result.new_kernels for result in session(tmp_path).run([step, shell("then", "true")])] == [2, 0]
 
 
-def test_a_result_is_not_replaced_by_a_skip(tmp_path):
-    step = shell("bench", "echo '{\"a\": 1}'; exit 1")
-    session(tmp_path).run([step])
-    session(tmp_path, seconds=1.0, out="second").run([step])
-    assert told(tmp_path / "state", "bench")["status"] == "failed"
+def test_a_folder_that_is_kept_comes_back(tmp_path):
+    step = shell("bench it", "mkdir -p {scratch}/traces; echo a > {scratch}/traces/log", keep="{scratch}/traces")
+    steps = [step, *(shell(f"more {n}", "mkdir -p {scratch}/n", keep="{scratch}/n") for n in range(9))]
+    session(tmp_path).run([Step(s.name, (*s.command[:2], s.command[2]), 1.0, 10.0, 1.0, keep=s.keep) for s in steps])
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert len(names) == sessions.MOST_FILES
+    assert {RESULTS, "bench_it.tar.gz"} <= names
+    with tarfile.open(tmp_path / "out" / "bench_it.tar.gz") as archive:
+        assert "bench it/log" in archive.getnames()
 
 
-def test_no_more_files_come_back_than_may(tmp_path):
-    kept = tmp_path / "kept"
-    kept.mkdir()
-    (kept / "log").touch()
-    session(tmp_path).run([shell(f"step_{number}", "true", keep=kept) for number in range(9)])
-    files = {path.name for path in (tmp_path / "out").iterdir()}
-    assert len(files) == sessions.MOST_FILES
-    assert {"session.json", "state.tar.gz", "step_0.json", "step_0.tar.gz"} <= files
-    with tarfile.open(tmp_path / "out" / "state.tar.gz") as archive:
-        assert "step_8.json" in archive.getnames(), "none is lost"
-
-
-# --- the calls ---
+# --- the packs ---
 
 
 @pytest.mark.parametrize("rehearsal", [False, True])
-def test_calls(rehearsal, tmp_path):
-    found = {call: steps(call, tmp_path, tmp_path / "state", tmp_path, rehearsal) for call in CALLS}
-    names = [step.name for own in found.values() for step in own]
-    assert len(set(names)) == len(names), "a step's name is its file's"
-    for own in found.values():
-        for step in own:
-            assert step.least_s < step.limit_s
-            for part in step.command:
-                for path in shlex.split(part) if " " in part else [part]:
-                    if path.startswith(str(ROOT)):
-                        assert Path(path).exists(), f"{step.name} calls {path}"
-                    if path.startswith(("tests.", "benchmarks.")):
-                        assert (ROOT / f"{path.replace('.', '/')}.py").exists(), f"{step.name} calls {path}"
+def test_the_packs_fit(rehearsal):
+    steps = [step for pack in packs(rehearsal).values() for step in pack]
+    names = [item.name for step in steps for item in step.parts]
+    assert len(set(names)) == len(names), "a name is that of a line in the ledger"
+    assert len({step.name for step in steps}) == len(steps)
+    for step in steps:
+        assert step.least_s < step.limit_s
+        assert step.predicted_s <= step.limit_s
+        for part in step.command:
+            for word in shlex.split(part) if " " in part else [part]:
+                if word.startswith(("tests.", "benchmarks.")):
+                    assert (ROOT / f"{word.replace('.', '/')}.py").exists(), f"{step.name} calls {word}"
+                if word.startswith(("tests/", "benchmarks/", "tools/")):
+                    assert (ROOT / word).exists(), f"{step.name} calls {word}"
+    for name, pack in packs(rehearsal).items():
+        assert sum(step.predicted_s for step in pack) <= SECONDS - 10, f"{name} has no time for its installation"
 
 
-def test_each_call_fits_the_machines_limit():
-    """A command may take 600 s, the installation of the wheels counted in."""
-    for call in CALLS:
-        assert SECONDS[call] <= 580
-    assert sum(SECONDS.values()) <= 27 * 60, "machines take minutes to start, and there are 30 of them"
+def test_every_file_with_a_marked_test_is_in_a_pack():
+    from tests.gpu_session.by_file import marked_files
+
+    files = {item.name.split()[0] for pack in packs().values() for step in pack for item in step.items}
+    assert files == set(marked_files(ROOT))
 
 
 def test_the_command(tmp_path):
     """Without a GPU and without time: every step is skipped, and says so."""
-    command = [sys.executable, "-m", "tests.gpu_session", "second", "--seconds", "5", "--rehearsal"]
-    command += ["--out", tmp_path / "out", "--carried", tmp_path / "none", "--scratch", tmp_path / "scratch"]
+    command = [sys.executable, "-m", "tests.gpu_session", "run", "bench", "--seconds", "3", "--rehearsal"]
+    command += ["--out", tmp_path / "out", "--carried", tmp_path, "--scratch", tmp_path / "scratch"]
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60, cwd=ROOT)
-    own = steps("second", tmp_path, tmp_path, tmp_path, rehearsal=True)
-    assert done.returncode == len(own), done.stderr
-    summary = told(tmp_path / "out", "session")
-    assert {result["status"] for result in summary["steps"]} == {"skipped"}
-    assert summary["rehearsal"]
+    items = [item.name for step in packs(rehearsal=True)["bench"] for item in step.parts]
+    assert done.returncode == len(items), done.stderr
+    assert {name: result.outcome for name, result in lines(tmp_path).items()} == dict.fromkeys(items, "skipped")
+    assert json.loads(done.stdout.splitlines()[-1])["pack"] == "bench"
+
+
+def test_the_shell_script_knows_the_packs():
+    text = (ROOT / "tools" / "gpu_session.sh").read_text()
+    assert f"  {' | '.join(packs())})" in text
+    for name in packs():
+        assert f"bash tools/gpu_session.sh {name} " in text
+    done = subprocess.run(["bash", ROOT / "tools" / "gpu_session.sh"], check=False, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "at most 270 s" in done.stderr

@@ -1,0 +1,339 @@
+"""The tables of docs/gpu.md: what was predicted, what is aimed at, and what the ledger has of each kind of GPU.
+
+Each table stands between two comments of the page and is made anew by `tools/gpu_session.sh keep`; a test holds the
+page to the ledger. A figure that was measured by code that has changed since keeps its place, and its date.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.gpu_session.ledger import Ledger, Result
+from tests.gpu_session.packs import packs
+
+PAGE = Path(__file__).parents[2] / "docs" / "gpu.md"
+CHIPS = ("H100", "H200")
+
+Figures = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A figure.
+
+    Attributes:
+        label: in the first column.
+        step: whose figures have it.
+        read: finds it in them; KeyError, TypeError or IndexError where it is not there.
+        predicted: for an H100, before anything had run.
+        target: what is aimed at.
+    """
+
+    label: str
+    step: str
+    read: Callable[[Sequence[Figures]], Any]
+    predicted: str = ""
+    target: str = ""
+
+    def cell(self, ledger: Ledger, chip: str) -> str:
+        """The figure of a kind of GPU; empty if it was not measured."""
+        result = ledger.latest(self.step, chip)
+        if result is None:
+            return ""
+        if result.outcome != "passed" and not result.figures:
+            return result.outcome
+        try:
+            return str(self.read(result.figures))
+        except (KeyError, TypeError, IndexError, StopIteration):
+            return result.outcome if result.outcome != "passed" else "not said"
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of the page.
+
+    Attributes:
+        name: in the comments around it.
+        head: of the first column.
+        rows: of the table.
+    """
+
+    name: str
+    head: str
+    rows: Sequence[Row] = field(default_factory=tuple)
+
+    def text(self, ledger: Ledger) -> str:
+        """The table in Markdown."""
+        head = [[self.head, "predicted, H100", "aimed at", *CHIPS], ["---"] * (3 + len(CHIPS))]
+        cells = ([row.cell(ledger, chip) for chip in CHIPS] for row in self.rows)
+        rows = [[row.label, row.predicted, row.target, *own] for row, own in zip(self.rows, cells, strict=True)]
+        return "\n".join(map(_line, head + rows))
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |".replace("|  ", "| ")
+
+
+def at(*path: str | int, scale: float = 1.0, unit: str = "", digits: int = 0) -> Callable[[Sequence[Figures]], str]:
+    """Reads a number by its path in the first line of figures."""
+
+    def read(figures: Sequence[Figures]) -> str:
+        value: Any = figures[0]
+        for key in path:
+            value = value[key]
+        return f"{scale * value:,.{digits}f}{unit}"
+
+    return read
+
+
+def where(
+    conditions: Figures, name: str, scale: float = 1.0, unit: str = "", digits: int = 0
+) -> Callable[[Sequence[Figures]], str]:
+    """Reads a number of the first line of figures that meets the conditions."""
+
+    def read(figures: Sequence[Figures]) -> str:
+        line = next(line for line in figures if all(line.get(key) == value for key, value in conditions.items()))
+        return f"{scale * line[name]:,.{digits}f}{unit}"
+
+    return read
+
+
+def _decode(shape: str, name: str, rows: int, predicted: str, floor: str) -> Row:
+    label = f"{shape}, {name}, {rows} row{'s' if rows > 1 else ''}"
+    target = f"{float(floor) / 0.8:.2f} ms" if shape == "8B" else ""
+    read = where({"step": "decode", "rows": rows}, "us", 1e-3, " ms", 2)
+    return Row(label, f"steps {shape} {name}", read, f"{predicted} ms (floor {floor})", target)
+
+
+def _prompt(shape: str, name: str, predicted: str) -> Row:
+    read = where({"step": "prompt"}, "us", 1e-3, " ms", 1)
+    return Row(f"{shape}, {name}, a prompt of 8,192 tokens", f"steps {shape} {name}", read, predicted)
+
+
+def _kernel(label: str, conditions: Figures, name: str, predicted: str, target: str, **form: Any) -> Row:
+    return Row(label, "bench kernels", where(conditions, name, **form), predicted, target)
+
+
+def _share(label: str, conditions: Figures, predicted: str, target: str) -> Row:
+    return _kernel(label, conditions, "of_copy", predicted, target, scale=100, unit="%")
+
+
+BENCH = Table(
+    "bench",
+    "the nano workload at 0.6B",
+    (
+        Row("output tok/s, Triton", "bench triton", at("service", "tok_s"), "16,300 to 17,700", "16,900; H200: 23,800"),
+        Row(
+            "share of the run's floor, Triton",
+            "bench triton",
+            at("roofline", "share", scale=100, unit="%"),
+            "63 to 68%",
+            "65%",
+        ),
+        Row("output tok/s, flash-attn", "bench flash_attn", at("service", "tok_s")),
+        Row("share of the run's floor, flash-attn", "bench flash_attn", at("roofline", "share", scale=100, unit="%")),
+        Row(
+            "services over one process",
+            "bench triton",
+            at("split_share", scale=100, unit="%", digits=1),
+            "",
+            "98%",
+        ),
+        Row(
+            "GPU busy in 100 decode steps of 256 rows",
+            "bench triton",
+            at("gpu", "decode", "busy_share", scale=100, unit="%", digits=1),
+            "",
+            "97%",
+        ),
+        Row(
+            "such a step under the profiler",
+            "bench triton",
+            at("gpu", "decode", "us_step", scale=1e-3, unit=" ms", digits=2),
+            "6.9 to 7.2 ms at 129 rows",
+        ),
+        Row(
+            "time in which nothing was launched ahead",
+            "bench triton",
+            at("phases", "decode", "starved_share", scale=100, unit="%", digits=1),
+        ),
+    ),
+)
+STEPS = Table(
+    "steps",
+    "a decode step of rows with 640 positions",
+    (
+        *(
+            _decode("0.6B", name, rows, predicted, floor)
+            for name in ("triton", "flash_attn")
+            for rows, predicted, floor in (
+                (1, "1.28", "0.42"),
+                (16, "1.5", "0.79"),
+                (64, "3.0", "1.96"),
+                (256, "9.2", "6.66"),
+            )
+        ),
+        _decode("0.6B", "triton-256", 256, "9.2", "6.66"),
+        *(
+            _decode("8B", name, rows, predicted, floor)
+            for name in ("triton", "flash_attn")
+            for rows, predicted, floor in (
+                (1, "6.5", "5.08"),
+                (16, "7.2", "5.55"),
+                (64, "9.1", "7.06"),
+                (256, "17.0 to 17.5", "13.1"),
+            )
+        ),
+        *(
+            _decode("30B-A3B", "triton", rows, predicted, floor)
+            for rows, predicted, floor in ((1, "3.8", "2.0"), (16, "15", "13"), (64, "23", "20"))
+        ),
+        _prompt("0.6B", "triton", "14 to 32 ms"),
+        _prompt("8B", "triton", "260 ms"),
+        _prompt("8B", "flash_attn", "260 ms"),
+    ),
+)
+_RMS = {"kernel": "add_rms_norm", "tokens": 16_384, "model": "Qwen3-8B"}
+_WIDE = {"kernel": "paged_attention", "model": "Qwen3-8B", "phase": "decode", "layout": "positions first"}
+KERNELS = Table(
+    "kernels",
+    "kernel",
+    (
+        _share("`add_rms_norm`, 16,384 tokens of 8B: share of the copy rate", _RMS, "", "80%"),
+        _share(
+            "decode attention of 8B, 256 x 1k, blocks of 16: share of the copy rate",
+            _WIDE | {"rows": 256, "context": 1024, "block_size": 16},
+            "85 to 90%",
+            "85%",
+        ),
+        _share(
+            "the same, blocks of 256", _WIDE | {"rows": 256, "context": 1024, "block_size": 256}, "85 to 90%", "85%"
+        ),
+        _share("32 x 8k, blocks of 16", _WIDE | {"rows": 32, "context": 8192, "block_size": 16}, "85 to 90%", "85%"),
+        _kernel(
+            "flash-attn on 256 x 1k, blocks of 256",
+            _WIDE | {"rows": 256, "context": 1024, "block_size": 256},
+            "us_flash_attn",
+            "",
+            "slower than ours",
+            unit=" µs",
+        ),
+        _kernel(
+            "the same by ours",
+            _WIDE | {"rows": 256, "context": 1024, "block_size": 256},
+            "us_ours",
+            "",
+            "",
+            unit=" µs",
+        ),
+        _kernel(
+            "sampler, 256 rows of 151,936, unfiltered",
+            {"kernel": "sample", "rows": 256},
+            "us_ours",
+            "40 µs",
+            "60 µs",
+            unit=" µs",
+        ),
+    ),
+)
+_VMM = {"case": "vmm"}
+KEEPER = Table(
+    "keeper",
+    "what a kill costs",
+    (
+        *(
+            Row(
+                f"SIGKILL to a readable pidfd, {gb} GB mapped",
+                "kill facts",
+                where(_VMM | {"gb": gb}, "pidfd_ms", unit=" ms"),
+                predicted,
+                target,
+            )
+            for gb, predicted, target in ((1, "", ""), (20, "", ""), (60, "400 to 800 ms", "150 ms"))
+        ),
+        Row(
+            "the same with 4 GiB pinned on the host",
+            "kill facts",
+            where({"case": "pinned"}, "pidfd_ms", unit=" ms"),
+            "some 400 ms more",
+        ),
+        Row(
+            "SIGKILL to the last write, 60 GB",
+            "kill facts",
+            where(_VMM | {"gb": 60}, "last_write_ms", unit=" ms", digits=1),
+            "before the pidfd",
+        ),
+        Row(
+            "an heir's first byte after the pidfd, 60 GB",
+            "kill facts",
+            where(_VMM | {"gb": 60}, "heir_ms", unit=" ms", digits=1),
+        ),
+        *(
+            Row(
+                f"statement `{name}`",
+                "keeper proof",
+                lambda figures, name=name: next(each["outcome"] for each in figures if each["statement"] == name),
+                predicted,
+                "proven",
+            )
+            for name, predicted in (
+                ("outlives", "proven"),
+                ("freed", "proven"),
+                ("silent", "proven (90%)"),
+                ("guarded", "proven"),
+                ("remapped", "proven"),
+            )
+        ),
+    ),
+)
+FAILOVER = Table(
+    "failover",
+    "16 streams of 0.6B; gap of a stream, p50",
+    tuple(
+        Row(label, f"swap {setting}", where({"setting": setting}, "gap_ms_p50", unit=" ms"), "", target)
+        for setting, label, target in (
+            ("standby", "SIGKILL, a standby waits", "150 ms"),
+            ("rollout", "told to leave, a standby waits", "150 ms"),
+            ("keeper", "SIGKILL, a new process finds the memory", ""),
+            ("alone", "SIGKILL, no keeper", ""),
+        )
+    ),
+)
+TABLES = (BENCH, STEPS, KERNELS, KEEPER, FAILOVER)
+
+
+def values_table(ledger: Ledger) -> str:
+    """What has passed on a GPU, item by item, and whether the code is still the one that passed."""
+    lines = [["step", "pack", "passed on", "tests"], ["---"] * 4]
+    for pack, steps in packs().items():
+        for item in (item for step in steps for item in step.parts):
+            results = [found for chip in ledger.chips() if (found := ledger.latest(item.name, chip)) is not None]
+            told = "; ".join(f"{result.chip} {result.began[:10]}{_unless_passed(result)}" for result in results)
+            lines.append([f"`{item.name}`", pack, told, _num_tests(results)])
+    return "\n".join(map(_line, lines))
+
+
+def _unless_passed(result: Result) -> str:
+    return "" if result.outcome == "passed" else f" ({result.outcome})"
+
+
+def _num_tests(results: Sequence[Result]) -> str:
+    counts = [line for result in results for line in result.figures if isinstance(line, dict) and "collected" in line]
+    return f"{counts[-1]['passed']} of {counts[-1]['collected']}" if counts else ""
+
+
+def render(page: str, ledger: Ledger) -> str:
+    """The page with its tables made anew.
+
+    Raises:
+        ValueError: a table has no place on the page.
+    """
+    texts = {table.name: table.text(ledger) for table in TABLES} | {"values": values_table(ledger)}
+    for name, text in texts.items():
+        place = re.compile(rf"(<!-- ledger: {name} -->\n)(?:.*?\n)??(<!-- end -->)", re.DOTALL)
+        page, count = place.subn(lambda found, text=text: f"{found[1]}{text}\n{found[2]}", page)
+        if count != 1:
+            raise ValueError(f"the page has {count} places for the table {name}, and not one")
+    return page
