@@ -21,8 +21,8 @@ PRESETS = {
 EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "norm_topk_prob": True}
 VOCAB_SIZE = 512
 MEAN_ERROR, LARGEST_ERROR = 1.3, 3.0
-"""Errors of logits in bfloat16, times those of transformers in bfloat16, that no fault stands behind: another order of
-summing up makes them differ from run to run, and the largest of some positions more than the mean."""
+"""Up to which multiple of transformers' error in bfloat16 ours is explained by another order of summing up: the mean
+over many logits, and the largest."""
 
 
 def make_checkpoint(
