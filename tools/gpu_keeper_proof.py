@@ -19,7 +19,7 @@ missing, "skipped", "moot": another statement's outcome leaves nothing to ask, o
 sizes in bytes, and in `then` what follows if it was refuted. Exits with 0 if all were proven, 3 if all were settled and
 one was refuted, 2 if one was not settled (unsupported or skipped), 1 if the script itself failed.
 
-**It has not run on a GPU yet**, only over memfds (tests/gpu_session/test_keeper_proof.py, tests/rig/test_proof.py).
+**It has not run on a GPU yet**, only over memfds (tests/gpu_session/test_keeper_proof.py, tests/rig/test_keeper_proof.py).
 """
 
 import argparse
@@ -68,7 +68,8 @@ def outlives(children: Children, anchored: bool = False) -> Iterator[Figures]:
         with children.child(roles.maker, num_bytes=KEPT_BYTES) as maker:
             figures, (fd,) = maker.handed()
             memory.callback(os.close, fd)
-            figures["keeper_without_cuda"] = not has_cuda((fd,))
+            if has_cuda((fd,)):
+                raise failed("the process that plays the keeper has CUDA, so it is no keeper")
             if anchored:
                 anchor = stack.enter_context(children.child(roles.anchor, fd))
                 anchor.told()
@@ -167,7 +168,7 @@ def main(arguments: list[str] | None = None, make_driver: MakeDriver | None = No
         make_driver: what stands in for NVIDIA's bindings.
     """
     parser = argparse.ArgumentParser("python -m tools.gpu_keeper_proof")
-    parser.add_argument("--seconds", default=120.0, type=float, help="after which it ends")
+    parser.add_argument("--seconds", default=110.0, type=float, help="after which it ends")
     options = parser.parse_args(arguments)
     codes = []
     for figures in proofs(Children(roles.play, make_driver, options.seconds)):

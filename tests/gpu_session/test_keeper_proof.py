@@ -59,7 +59,6 @@ def test_memory_that_outlives_its_maker():
     code, found = over_memfds("gpu_keeper_proof")
     wanted = {"outlives": "proven", "freed": "proven", "silent": "proven", "guarded": "proven", "remapped": "skipped"}
     assert (code, outcomes(found)) == (2, wanted), found  # no graph without torch's CUDA build: it is not settled
-    assert found["outlives"]["keeper_without_cuda"] is True
     assert found["outlives"]["kill_ms"] > 0
     assert found["freed"]["free_before"] - found["freed"]["free_while_held"] == 2**22
     assert found["freed"]["free_after"] == found["freed"]["free_before"]

@@ -126,6 +126,17 @@ def test_memory_that_is_in_use_is_not_taken_away(rig: StandIn, pool: CudaMapping
     del tensor
 
 
+def test_races_for_mapped_memory_are_found(rig: StandIn, pool: CudaMapping) -> None:
+    tensor, other, second = pool.tensor(), torch.zeros(4 * MIB, dtype=torch.uint8, device="cuda"), torch.cuda.Stream()
+    torch.cuda.synchronize()
+    tensor.copy_(other)
+    with torch.cuda.stream(second):
+        tensor.copy_(other)
+    assert any(each.startswith("race: ") for each in rig.take_hazards())
+    torch.cuda.synchronize()
+    del tensor
+
+
 def test_a_graph_in_flight_uses_its_memory(rig: StandIn, pool: CudaMapping) -> None:
     tensor, other, graph = pool.tensor(), torch.zeros(4 * MIB, dtype=torch.uint8, device="cuda"), torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
