@@ -19,7 +19,7 @@ missing, "skipped", "moot": another statement's outcome leaves nothing to ask, o
 sizes in bytes, and in `then` what follows if it was refuted. Exits with 0 if all were proven, 3 if all were settled and
 one was refuted, 2 if one was not settled (unsupported or skipped), 1 if the script itself failed.
 
-**It has not run on a GPU yet**, only over memfds (tests/gpu_session/test_keeper_proof.py, tests/rig/test_keeper_proof.py).
+**It has not run on a GPU yet**, only over memfds (test_keeper_proof.py in tests/gpu_session and in tests/rig).
 """
 
 import argparse
