@@ -5,14 +5,14 @@ import gc
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from common.errors import BatonError
 from executor_svc.devices.cuda_mapping import CudaMapping
-from executor_svc.devices.cuda_memory import CudaError, CudaMemory, load_driver
+from executor_svc.devices.cuda_memory import CudaError, CudaMemory
 from tests.rig.stand_in import StandIn
 
 MIB = 2**20
@@ -179,13 +179,22 @@ def test_cuda_does_not_work_in_a_child_of_a_process_that_had_it() -> None:
     assert done.stdout == "cuInit failed: CUDA_ERROR_NOT_INITIALIZED\n"
 
 
-def test_a_function_that_is_not_there_is_noted_when_it_is_called(rig: StandIn) -> None:
-    driver = load_driver()
-    assert driver.cuCtxPushCurrent(driver.CUcontext()) == (driver.CUresult.CUDA_ERROR_NOT_FOUND,)
-    assert rig.take_hazards() == ["cuCtxPushCurrent was called, which the rig does not know"]
-    with pytest.raises(BatonError, match="cuCtxPopCurrent failed"):
-        CudaMemory(0).call("cuCtxPopCurrent")
-    rig.take_hazards()
+UNKNOWN = """
+from executor_svc.devices.cuda_memory import CudaMemory
+try:
+    CudaMemory(0).call("cuCtxPopCurrent")
+except Exception as error:
+    print(error)
+"""
+
+
+def test_a_function_that_is_not_there_is_noted_when_it_is_called(tmp_path: Path) -> None:
+    environment = {**os.environ, "RIG_HAZARDS": str(tmp_path)}
+    command = [sys.executable, "-c", UNKNOWN]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60, env=environment)
+    assert done.stdout == "cuCtxPopCurrent failed: CUDA_ERROR_NOT_FOUND\n"
+    (log,) = tmp_path.iterdir()
+    assert log.read_text() == "cuCtxPopCurrent was called, which the rig does not know\n"
 
 
 def test_devices_have_ids_and_memory_of_their_own() -> None:
