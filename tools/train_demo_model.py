@@ -5,7 +5,7 @@ uses: byte-level BPE, a chat template, grouped-query attention, an end-of-turn t
 dropout, weight decay and windows that start at a random line work against overfitting, and only the best weights are
 saved.
 
-    python tools/train_demo_model.py --data tinyshakespeare.txt
+    python -m tools.train_demo_model --data tinyshakespeare.txt
 """
 
 import bisect
@@ -21,7 +21,6 @@ import click
 import tokenizers
 import torch
 import transformers
-from demo_text import make_conversation, parse_speeches, split_text
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor, nn
 from torch.nn import functional
@@ -33,6 +32,8 @@ from transformers import (
     Qwen3Config,
     Qwen3ForCausalLM,
 )
+
+from tools.demo_text import make_conversation, parse_speeches, split_text
 
 VOCAB_SIZE = 2048
 END_OF_TEXT, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"

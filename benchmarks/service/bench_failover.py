@@ -17,7 +17,8 @@ tokens. In each setting the next fault comes when everything is as it was before
 A stream's gap is the longest time between two of its tokens that the fault lies in or before; its pause is the gap less
 two of its median times between tokens, since one step is lost and one repeated. `gap_ms_worst` has one gap of each
 fault, the longest. `recomputed_tokens` are positions that were computed again although they had been computed before.
-`start_ms_p50` is from a process's start until it is ready.
+`start_ms_p50` is from a process's start until it is ready. `lost_ms`, `gone_ms`, `leased_ms`, `mapped_ms` and
+`joined_ms` are when the steps of a takeover were seen, from the signal on (`swap_times.py`).
 One JSON line is printed for each setting.
 
 Example: python benchmarks/bench_failover.py --kills 20 --streams 16 --prompt-tokens 1000
@@ -39,6 +40,7 @@ import httpx
 from benchmarks.rig.named_model import model_folder
 from benchmarks.service.disturbed_fleet import DisturbedFleet, Setting, served_model, started
 from benchmarks.service.endless_streams import EndlessStreams
+from benchmarks.service.swap_times import swap_times, teardowns
 
 POOL_TOKENS = 65_536
 NUM_BEFORE = 24  # tokens of each stream before a fault, from which its median time between tokens comes
@@ -101,11 +103,14 @@ def _measure(
     """One setting's figures."""
     with started(setting, model, options) as (fleet, folder):
         streams = EndlessStreams(fleet.spec.url, served_model(fleet), *load)
-        gaps, pauses, figures = asyncio.run(_disturb(DisturbedFleet(fleet, setting), kills, streams))
-        teardowns = _teardowns(folder) if setting is Setting.ROLLOUT else []
+        disturbed = DisturbedFleet(fleet, setting)
+        gaps, pauses, figures = asyncio.run(_disturb(disturbed, kills, streams))
+        times = swap_times(folder, disturbed.signals)
+        if setting is Setting.ROLLOUT:
+            times["teardown_ms"] = teardowns(folder)
     figures |= {"gaps": len(gaps), **_percentiles("gap_ms", gaps), **_percentiles("pause_ms", pauses)}
-    if teardowns:
-        figures |= _percentiles("teardown_ms", teardowns)
+    for name, values in times.items():
+        figures |= _percentiles(name, values) if values else {}
     return figures
 
 
@@ -145,29 +150,6 @@ async def _disturb(
 def _percentiles(name: str, values: list[float]) -> dict[str, float]:
     percentiles = quantiles(values, n=100, method="inclusive") if len(values) > 1 else values * 99
     return {f"{name}_p50": round(percentiles[49], 1), f"{name}_p99": round(percentiles[98], 1)}
-
-
-def _teardowns(folder: Path) -> list[float]:
-    """Milliseconds from the end of each drained epoch to the end of its process, as the logs have them."""
-    released: dict[str, list[float]] = {}
-    for log in folder.glob("executor-*.log"):
-        lines = [line for line in log.read_text().splitlines() if 'event="epoch over"' in line and "drained" in line]
-        released[log.stem] = [_time_of(line) for line in lines]
-    found = []
-    for line in (folder / "keeper.log").read_text().splitlines():
-        if 'event="executor gone"' not in line:
-            continue
-        name, at = line.partition("executor=executor-")[2].split()[0], _time_of(line)
-        earlier = [over for over in released.get(f"executor-{name}", []) if over <= at]
-        if earlier and at - earlier[-1] < 10.0:
-            found.append(1000 * (at - earlier[-1]))
-    return found
-
-
-def _time_of(line: str) -> float:
-    """Seconds of the day at which a line was written."""
-    hours, minutes, seconds = line.partition("T")[2].partition("Z")[0].split(":")
-    return int(hours) * 3600 + int(minutes) * 60 + float(seconds)
 
 
 if __name__ == "__main__":

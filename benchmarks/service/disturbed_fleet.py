@@ -79,10 +79,15 @@ def served_model(fleet: LocalFleet) -> str:
 
 
 class DisturbedFleet:
-    """Strikes one executor at a time."""
+    """Strikes one executor at a time.
+
+    Attributes:
+        signals: when each executor was told to go or killed, in seconds since 1970.
+    """
 
     def __init__(self, fleet: LocalFleet, setting: Setting) -> None:
         self.url = fleet.spec.url
+        self.signals: list[float] = []
         self._fleet = fleet
         self._setting = setting
         self._index = 0  # of the executor that goes
@@ -114,6 +119,7 @@ class DisturbedFleet:
         busiest = max((await self.status(http))["executors"], key=lambda executor: executor["running"])
         self._index = int(busiest["executor"].rpartition("-")[2])
         self._is_started = False
+        self.signals.append(time.time())
         if self._setting is Setting.ROLLOUT:
             self._fleet.terminate_executor(self._index)
             return int(busiest["running"])

@@ -26,6 +26,7 @@ def main() -> None:
         sys.exit(NOT_THERE)
     build.bring_up_to_date()
     environment = {**os.environ, **build.environment(), "PYTHONPATH": str(build.REPOSITORY)}
+    environment.setdefault("RIG_MEMORY", f"rig_{os.getpid()}")  # processes that this one starts share its GPU
     if interpret:
         environment |= {"RIG_DEVICES": "0", "TRITON_INTERPRET": "1"}
     os.execve(build.python(), [str(build.python()), *arguments], environment)

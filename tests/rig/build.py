@@ -26,12 +26,13 @@ DEPENDENCIES = tuple(tomllib.loads((REPOSITORY / "pyproject.toml").read_text())[
 # The GPU machine has transformers 5.17; pip finds what that one and the CUDA builds need.
 PACKAGES = (
     *DEPENDENCIES, "transformers==5.17.0", "sympy", "networkx", "fsspec", "filelock", "typing-extensions",
-    "safetensors", "hypothesis", "openai", "pytest", "pytest-timeout", "pytest-xdist", "pyyaml", "einops",
+    "safetensors", "cuda-bindings", "hypothesis", "openai", "pytest", "pytest-timeout", "pytest-xdist", "pyyaml",
+    "einops",
 )  # fmt: skip
 UNCONSTRAINED = ("transformers", "torch", "triton", "tokenizers", "huggingface_hub", "hf-xet", "safetensors")
 """Packages whose versions are the GPU machine's, not those of constraints.txt."""
 
-CORE = ("device", "capture", "memory", "control", "kernels")
+CORE = ("device", "contexts", "capture", "memory", "mapping", "control", "kernels")
 LIBRARIES = {
     "libcudart.so.13": "cudart",
     "libcuda.so.1": "cuda",
@@ -50,6 +51,9 @@ LIBRARIES = {
     "libnvrtc.so.13": None,
 }
 """Libraries that torch links to, and the file of `csrc` that has what is known of each."""
+
+DEVICE_FILES = ("nvidiactl", "nvidia-uvm", *(f"nvidia{number}" for number in range(8)))
+"""What a process has open that uses a GPU; these stand for files in /dev."""
 
 _PREFIXES = {
     "nccl": "libnccl.so.2",
@@ -177,6 +181,9 @@ def _build_libraries(folder: Path) -> None:
         name = LIBRARIES[library]
         known = [objects[name]] if name else []
         _link(folder, library, known, symbols, version)
+    for device_file in DEVICE_FILES:
+        (folder / "dev").mkdir(exist_ok=True)
+        (folder / "dev" / device_file).touch()
 
 
 def _link(folder: Path, library: str, known: list[Path], symbols: set[str], version: str | None) -> None:

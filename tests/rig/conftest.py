@@ -12,6 +12,9 @@ IN_RIG = os.environ.get("LD_LIBRARY_PATH") == str(build.libraries())
 collect_ignore_glob = [] if IN_RIG else ["test_*.py"]
 
 if IN_RIG:
+    # Of this process and its children: no other test takes of its memory.
+    os.environ["RIG_MEMORY"] = f"rig_{os.getpid()}"
+
     import torch
 
     from tests.executor.conftest import Make, checkpoint  # noqa: F401  (a fixture)

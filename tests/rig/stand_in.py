@@ -42,6 +42,19 @@ class Launch:
     params: tuple[tuple[int, int, bool], ...]
 
 
+@dataclass(frozen=True)
+class Mapping:
+    """Memory behind addresses: see `StandIn.mappings`."""
+
+    address: int
+    num_bytes: int
+    is_writable: bool
+
+    def content(self) -> bytes:
+        """All of its bytes; device memory is the host's."""
+        return ctypes.string_at(self.address, self.num_bytes)
+
+
 class StandIn:
     """Asks the pretended GPU of this process, and tells it.
 
@@ -56,7 +69,8 @@ class StandIn:
         self._library = ctypes.CDLL(str(library))
         self._library.rig_count.restype = ctypes.c_uint64
         self._library.rig_live.restype = ctypes.c_int64
-        self._library.rig_counts.restype = self._library.rig_hazards.restype = ctypes.c_size_t
+        for function in (self._library.rig_counts, self._library.rig_hazards, self._library.rig_mappings):
+            function.restype = ctypes.c_size_t
         self.hazards: list[Hazard] = []
         callback = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
         self._report = callback(self._on_hazard)
@@ -82,20 +96,25 @@ class StandIn:
 
     def counts(self) -> dict[str, int]:
         """All that is counted."""
-        size = int(self._library.rig_counts(None, 0)) + 4096
-        buffer = ctypes.create_string_buffer(size)
-        self._library.rig_counts(buffer, ctypes.c_size_t(size))
-        pairs = (line.rsplit(" ", 1) for line in buffer.value.decode().splitlines())
+        pairs = (line.rsplit(" ", 1) for line in self._text(self._library.rig_counts))
         return {name: int(number) for name, number in pairs}
+
+    def _text(self, function: Any) -> list[str]:
+        """Lines that a function of `csrc/control.cpp` writes."""
+        size = int(function(None, 0)) + 4096
+        buffer = ctypes.create_string_buffer(size)
+        function(buffer, ctypes.c_size_t(size))
+        return buffer.value.decode().splitlines()
 
     def set(self, name: str, value: int) -> None:
         """Change a setting of `csrc/control.cpp`."""
         if self._library.rig_set(name.encode(), ctypes.c_int64(value)):
             raise ValueError(f"the rig has no setting {name}")
 
-    def adopt(self, address: int, num_bytes: int) -> None:
-        """Take memory that a driver of the test's own has mapped for device memory; with no bytes, no longer."""
-        self._library.rig_adopt(ctypes.c_void_p(address), ctypes.c_size_t(num_bytes))
+    def mappings(self) -> list[Mapping]:
+        """Memory of CUDA's virtual memory calls that this process has mapped, in the order of the addresses."""
+        lines = [list(map(int, line.split())) for line in self._text(self._library.rig_mappings)]
+        return [Mapping(address, num_bytes, bool(writable)) for address, num_bytes, writable in lines]
 
     @contextmanager
     def schedule(self, name: str, seed: int = 1) -> Iterator[None]:

@@ -18,7 +18,6 @@ from scheduler_svc.client.processes.keeper import ask_keeper
 from scheduler_svc.client.processes.local_fleet import LocalFleet, executor_name
 from tests.e2e.conftest import client_of, running_fleet
 from tests.e2e.test_kept_ranks import rank_pids
-from tests.rig.mapped_memory import write_bindings
 from tests.rig.test_service import NEW_TOKENS, stream
 from tests.support.eventually import eventually
 from tests.support.fake_cuda import bytes_of_all_processes
@@ -29,13 +28,11 @@ OPTIONS = ("--device", "cuda", "--max-num-seqs", "16", "--max-batch-tokens", "25
 
 @pytest.fixture
 def hazards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder that hazards of all processes are written to; they find bindings of CUDA's driver."""
-    write_bindings(tmp_path / "bindings")
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'bindings'}:{os.environ['PYTHONPATH']}")
+    """The folder that hazards of all processes are written to."""
     folder = tmp_path / "hazards"
     folder.mkdir()
     monkeypatch.setenv("RIG_HAZARDS", str(folder))
-    monkeypatch.setenv("RIG_MEMORY", f"fake_cuda_{os.getpid()}_{tmp_path.name}")  # no other test's GPU
+    monkeypatch.setenv("RIG_MEMORY", f"rig_{os.getpid()}_{tmp_path.name}")  # no other test's GPU
     return folder
 
 

@@ -99,7 +99,6 @@ class FakeCuda:
         loses: memory does not outlive the process that made it: what is imported later is empty.
         supported: what the GPU says of memory that can be handed on, 1 or 0.
         name: of the memfds; processes whose drivers have the same name share a GPU.
-        devices: how many GPUs there are; all have the same memory.
     """
 
     CUresult = CUresult
@@ -110,13 +109,12 @@ class FakeCuda:
     CUmemAllocationGranularity_flags = CUmemAllocationGranularity_flags
     CUmemAccess_flags = CUmemAccess_flags
 
-    def __init__(self, granularity=2**21, fail="", loses=False, supported=1, name="fake_cuda", devices=1):
+    def __init__(self, granularity=2**21, fail="", loses=False, supported=1, name="fake_cuda"):
         self.granularity = granularity
         self.fail = fail
         self.loses = loses
         self.supported = supported
         self.name = name
-        self.devices = devices
         self.calls: list[str] = []
         self.contexts = 0
         self.has_current = False
@@ -153,7 +151,7 @@ class FakeCuda:
 
     @call
     def cuDeviceGet(self, ordinal):
-        if ordinal >= self.devices:
+        if ordinal != 0:
             raise Refused(CUresult.CUDA_ERROR_INVALID_DEVICE)
         return (ordinal,)
 
@@ -266,7 +264,7 @@ class FakeCuda:
         (access,) = descriptions
         assert count == 1
         assert access.flags in (READ, READ_WRITE)
-        assert access.location.id < self.devices
+        assert access.location.id == 0
         assert access.location.type == CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
         if self.mapped.get(address, (0, False))[0] != num_bytes:
             raise Refused
@@ -318,7 +316,7 @@ class FakeCuda:
     def _check_properties(self, properties):
         assert properties.type == CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
         assert properties.location.type == CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
-        assert properties.location.id < self.devices
+        assert properties.location.id == 0
         assert properties.requestedHandleTypes == CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 
 

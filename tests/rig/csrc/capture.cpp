@@ -143,12 +143,15 @@ void release_graph(Graph* graph, bool executable) {
   delete graph;
 }
 
-static void check_memory(Graph* graph) {
-  if (graph->checked_at_free == state().frees) return;
-  graph->checked_at_free = state().frees;
+static bool check_memory(Graph* graph) {
+  if (graph->checked_at_free == state().frees) return true;
   for (uintptr_t pointer : graph->pointers)
-    if (memory_of((void*)pointer) != Memory::device)
-      return hazard(format("graph %llu reads or writes memory that was given back", (unsigned long long)graph->id));
+    if (memory_of((void*)pointer) != Memory::device) {
+      hazard(format("graph %llu reads or writes memory that was given back", (unsigned long long)graph->id));
+      return false;
+    }
+  graph->checked_at_free = state().frees;
+  return true;
 }
 
 int launch_graph(Graph* graph, void* handle) {
@@ -158,7 +161,7 @@ int launch_graph(Graph* graph, void* handle) {
   it.counts["graph_launch"]++;
   check_escaped(stream, "a graph");
   next_operation(stream, "a graph");
-  check_memory(graph);
+  if (!check_memory(graph)) return it.device_error;
   if (it.checking) check_graph_races(stream, graph);
   for (const auto& line : graph->collectives)
     if (it.collectives) fprintf(it.collectives, "%s\n", line.c_str());

@@ -61,10 +61,15 @@ int rig_record(const char* path) {  // null ends it
   return path && !it.recording;
 }
 
-void rig_adopt(void* pointer, size_t bytes) {  // device memory that another driver has mapped; no bytes: unmapped
+size_t rig_mappings(char* buffer, size_t size) {  // lines of an address, its bytes, and 1 where copies may write
   Locked lock;
-  if (bytes) state().allocations[(uintptr_t)pointer] = {bytes, Memory::device};
-  else state().allocations.erase((uintptr_t)pointer);
+  std::string text;
+  for (const auto& [address, shared] : state().mapped) {
+    const Allocation& it = state().allocations[address];
+    text += format("%zu %zu %d\n", (size_t)address, it.bytes, it.writes);
+  }
+  if (size) snprintf(buffer, size, "%s", text.c_str());
+  return text.size() + 1;
 }
 
 void rig_unmodelled(const char* function) { unmodelled(function); }

@@ -3,7 +3,6 @@
 #include <dlfcn.h>
 
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
 
 #include "device.h"
@@ -11,16 +10,10 @@
 using namespace rig;
 
 static thread_local cudaError_t last_error = cudaSuccess;
-static thread_local int current_device = 0;
 
 static cudaError_t result(int error) {
   if (error && error != not_ready) last_error = (cudaError_t)error;
   return (cudaError_t)error;
-}
-
-static int num_devices() {
-  const char* text = getenv("RIG_DEVICES");
-  return text ? atoi(text) : 1;
 }
 
 // Calls that wait for the device or take memory from it may not be made during a capture.
@@ -31,20 +24,21 @@ extern "C" {
 
 // ---- the device
 
-cudaError_t cudaGetDeviceCount(int* count) { return *count = num_devices(), *count ? cudaSuccess : result(100); }
-cudaError_t cudaGetDevice(int* device) { return *device = current_device, cudaSuccess; }
+cudaError_t cudaGetDeviceCount(int* count) { return *count = num_devices(), result(initialize()); }
+cudaError_t cudaGetDevice(int* device) { return *device = current_device() < 0 ? 0 : current_device(), cudaSuccess; }
 cudaError_t cudaSetDevice(int device) {
-  if (device >= num_devices()) return result(101);
-  return current_device = device, cudaSuccess;
+  if (device < 0 || device >= num_devices()) return result(invalid_device);
+  set_current_device(device);
+  return result(use_context());
 }
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
   return *value = device_attribute(attribute), cudaSuccess;
 }
-cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   memset(properties, 0, sizeof *properties);
   strcpy(properties->name, "NVIDIA H200 (pretended)");
-  size_t free_bytes;
-  device_memory(&free_bytes, &properties->totalGlobalMem);
+  memcpy(properties->uuid.bytes, uuid_of(device).data(), sizeof properties->uuid.bytes);
+  properties->totalGlobalMem = total_memory();
   auto attribute = [](cudaDeviceAttr each) { return device_attribute(each); };
   properties->major = attribute(cudaDevAttrComputeCapabilityMajor);
   properties->minor = attribute(cudaDevAttrComputeCapabilityMinor);
@@ -107,11 +101,13 @@ const char* cudaGetErrorString(cudaError_t error) {
 
 // ---- memory
 
-cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total) { return device_memory(free_bytes, total), cudaSuccess; }
+cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total) {
+  if (int error = use_context()) return result(error);
+  return result(device_memory(free_bytes, total));
+}
 cudaError_t cudaMalloc(void** pointer, size_t bytes) {
   UNLESS_CAPTURING("cudaMalloc");
-  *pointer = allocate(bytes, Memory::device, "cudaMalloc");
-  return result(*pointer ? ok : out_of_memory);
+  return result(allocate(bytes, Memory::device, "cudaMalloc", pointer));
 }
 cudaError_t cudaFree(void* pointer) {
   if (!pointer) return cudaSuccess;
@@ -120,8 +116,7 @@ cudaError_t cudaFree(void* pointer) {
 }
 cudaError_t cudaHostAlloc(void** pointer, size_t bytes, unsigned) {
   UNLESS_CAPTURING("cudaHostAlloc");
-  *pointer = allocate(bytes, Memory::pinned, "cudaHostAlloc");
-  return result(*pointer ? ok : out_of_memory);
+  return result(allocate(bytes, Memory::pinned, "cudaHostAlloc", pointer));
 }
 cudaError_t cudaFreeHost(void* pointer) {
   UNLESS_CAPTURING("cudaFreeHost");
@@ -129,7 +124,7 @@ cudaError_t cudaFreeHost(void* pointer) {
 }
 cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* pointer) {
   memset(attributes, 0, sizeof *attributes);
-  Memory memory = memory_of(pointer);
+  Memory memory = memory_of(pointer, &attributes->device);
   attributes->type = memory == Memory::device   ? cudaMemoryTypeDevice
                      : memory == Memory::pinned ? cudaMemoryTypeHost
                                                 : cudaMemoryTypeUnregistered;
@@ -153,14 +148,6 @@ cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_
     if (int error = copy((char*)to + row * to_pitch, (const char*)from + row * from_pitch, width, stream, true))
       return result(error);
   return cudaSuccess;
-}
-static int set_memory(void* to, int value, size_t bytes, cudaStream_t stream) {
-  Work work;
-  work.kind = Work::Kind::memset;
-  work.name = "a memset";
-  work.ranges = {{(uintptr_t)to, (uintptr_t)to + bytes, true}};
-  if (bytes <= (4u << 20)) work.run = [=] { memset(to, value, bytes); };
-  return enqueue(stream, std::move(work));
 }
 cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t stream) {
   return result(set_memory(to, value, bytes, stream));

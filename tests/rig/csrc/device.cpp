@@ -171,6 +171,22 @@ void check_graph_races(Stream* stream, const Graph* graph) {
   stream->graphs.push_back({graph, stream->seq});
 }
 
+void check_unused(uintptr_t begin, uintptr_t end, const char* call) {
+  for (auto* stream : state().streams) {
+    Seq done = known(state().completed, stream->id);
+    const char* user = nullptr;
+    for (const auto& access : stream->accesses)
+      if (access.seq > done && access.range.begin < end && begin < access.range.end) user = access.name;
+    for (auto touch = stream->touched.lower_bound(begin); touch != stream->touched.end() && touch->first < end; ++touch)
+      if (touch->second.seq > done) user = touch->second.name;
+    for (const auto& [graph, seq] : stream->graphs)
+      if (seq > done && graph->touches(begin, end)) user = "a graph";
+    if (!user) continue;
+    hazard(format("%s takes memory away that %s in stream %d may still use", call, user, stream->id));
+    run_until(stream, stream->seq);
+  }
+}
+
 // ---- streams
 
 Stream* stream_of(void* handle) {
@@ -180,6 +196,7 @@ Stream* stream_of(void* handle) {
 
 Stream* create_stream() {
   Locked lock;
+  use_context();
   auto* stream = new Stream;
   stream->id = state().streams.size();
   state().streams.push_back(stream);

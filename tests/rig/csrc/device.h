@@ -47,9 +47,22 @@ struct Event;
 struct Graph;
 
 // Errors of the runtime, by CUDA's numbers.
-constexpr int ok = 0, invalid_value = 1, out_of_memory = 2, invalid_configuration = 9, not_ready = 600,
-              capture_unsupported = 900, capture_invalidated = 901, capture_unjoined = 904, capture_isolation = 905,
-              illegal_access = 700;
+constexpr int ok = 0, invalid_value = 1, out_of_memory = 2, not_initialized = 3, invalid_configuration = 9,
+              no_device = 100, invalid_device = 101, invalid_context = 201, not_ready = 600, capture_unsupported = 900,
+              capture_invalidated = 901, capture_unjoined = 904, capture_isolation = 905, illegal_access = 700;
+
+int num_devices();
+int initialize();  // opens the device files; `not_initialized` in a child of a process that had opened them
+std::string uuid_of(int device);  // 16 bytes
+
+// A context is made by the runtime's first call that needs one, or retained by the driver's. Each thread has a current
+// one, or none.
+int use_context();  // as the runtime does: the thread's, or that of device 0
+int current_device();  // of the thread's context; -1 if it has none
+void set_current_device(int device);
+int retain_context(int device);
+int release_context(int device);
+bool has_context(int device);
 
 Stream* stream_of(void* handle);  // the stream behind a cudaStream_t; the default stream behind 0, 1 and 2
 Stream* create_stream();
@@ -77,10 +90,26 @@ int launch_graph(Graph* graph, void* stream);
 size_t num_nodes(Graph* graph);
 void release_graph(Graph* graph, bool executable);
 
-void* allocate(size_t bytes, Memory kind, const char* call);
+int allocate(size_t bytes, Memory kind, const char* call, void** pointer);
 int free_memory(void* pointer, Memory kind);
-Memory memory_of(const void* pointer);
-void device_memory(size_t* free_bytes, size_t* total_bytes);
+Memory memory_of(const void* pointer, int* device = nullptr);
+size_t total_memory();  // of each device, in bytes
+int device_memory(size_t* free_bytes, size_t* total_bytes);  // of the current device, after what all processes have
+int set_memory(void* to, int value, size_t bytes, void* stream);
+
+// Memory and addresses made apart from each other. An allocation lives while a handle, a mapping or a file descriptor
+// of it is left, in whatever process.
+constexpr size_t granularity = 2 << 20;
+int create_memory(size_t bytes, int device, uint64_t* handle);
+int export_memory(uint64_t handle, int* descriptor);
+int import_memory(int descriptor, uint64_t* handle);
+int release_memory(uint64_t handle);
+int reserve_addresses(size_t bytes, size_t alignment, uintptr_t* address);
+int free_addresses(uintptr_t address, size_t bytes);
+int map_memory(uintptr_t address, size_t bytes, uint64_t handle);
+int unmap_memory(uintptr_t address, size_t bytes);
+int allow_access(uintptr_t address, size_t bytes, bool reads, bool writes);
+bool may_access(uintptr_t begin, uintptr_t end, bool writes);  // whether all of it is memory of a device, and allowed
 
 // Names of kernels by the address of their host function, as the runtime registers them.
 void register_kernel(const void* host_function, const char* name);

@@ -58,7 +58,7 @@ int device_attribute(int attribute) {  // an H200's
     case cudaDevAttrMaxPersistingL2CacheSize: return 134217728;
     case cudaDevAttrConcurrentKernels: case cudaDevAttrUnifiedAddressing: case cudaDevAttrManagedMemory:
     case cudaDevAttrCooperativeLaunch: case cudaDevAttrConcurrentManagedAccess: case cudaDevAttrCanMapHostMemory:
-    case 102 /* virtual memory management */: case 132 /* cluster launch */: return 1;
+    case 102 /* virtual memory management */: case 103 /* that is handed on by descriptors */: case 132 /* cluster launch */: return 1;
     default: return 0;
   }
 }

@@ -9,7 +9,7 @@
 
 namespace rig {
 
-constexpr size_t mib = 1 << 20, context_bytes = 600 * mib, granularity = 2 * mib;
+constexpr size_t mib = 1 << 20;
 constexpr size_t largest_carried = 4 * mib;  // of copies within the device; weights and caches mean nothing here
 constexpr unsigned char poison = 0x77;       // what a pinned target holds until its copy is done
 
@@ -29,63 +29,74 @@ static FILE* log_in(const char* variable, const std::string& name) {
 State::State() {
   streams.push_back(new Stream);
   total_bytes = setting("RIG_MEMORY_MIB", 143771) * mib;
+  const char* name = getenv("RIG_MEMORY");
+  gpu = name ? name : "rig_" + std::to_string(getpid());  // of this process and its forks alone
+  devices.resize(setting("RIG_DEVICES", 1));
   random.seed(setting("RIG_SEED", 1));
   const char* rank = getenv("RANK");
   collectives = log_in("RIG_COLLECTIVES", std::string("/rank") + (rank ? rank : "0"));
   hazard_log = log_in("RIG_HAZARDS", "/" + std::to_string(getpid()));
 }
 
-void* allocate(size_t bytes, Memory kind, const char* call) {
+bool fails_on_purpose() {
+  State& it = state();
+  if (it.allocations_until_failure < 0 || it.allocations_until_failure-- > 0) return false;
+  it.counts["allocation_failed_on_purpose"]++;
+  return true;
+}
+
+static void use_bytes(const Allocation& allocation, int64_t sign) {
+  State& it = state();
+  it.live[allocation.kind == Memory::device ? "device_bytes" : "pinned_bytes"] += sign * (int64_t)allocation.bytes;
+  if (allocation.kind != Memory::device) return;
+  it.devices[allocation.device].used_bytes += sign * allocation.bytes;
+  write_books(allocation.device);
+}
+
+int allocate(size_t bytes, Memory kind, const char* call, void** pointer) {
   Locked lock;
   State& it = state();
+  *pointer = nullptr;
+  if (int error = use_context()) return error;
+  int device = current_device();
   if (kind == Memory::device) bytes = (bytes + granularity - 1) / granularity * granularity;
-  if (it.allocations_until_failure >= 0 && it.allocations_until_failure-- == 0) {
-    it.counts["allocation_failed_on_purpose"]++;
-    return nullptr;
-  }
-  if (kind == Memory::device && it.used_bytes + bytes + context_bytes > it.total_bytes) return nullptr;
+  if (fails_on_purpose()) return out_of_memory;
+  if (kind == Memory::device && !has_room(device, bytes)) return out_of_memory;
   if (it.serving && kind == Memory::device) hazard(format("%s of %zu bytes in serving", call, bytes));
   void* memory = mmap(nullptr, bytes ? bytes : 1, PROT_READ | PROT_WRITE,
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (memory == MAP_FAILED) return nullptr;
-  it.allocations[(uintptr_t)memory] = {bytes, kind};
+  if (memory == MAP_FAILED) return out_of_memory;
+  use_bytes(it.allocations[(uintptr_t)memory] = {bytes, kind, device}, +1);
   it.counts[kind == Memory::device ? "device_allocation" : "pinned_allocation"]++;
-  it.live[kind == Memory::device ? "device_bytes" : "pinned_bytes"] += bytes;
-  if (kind == Memory::device) it.used_bytes += bytes;
-  return memory;
+  return *pointer = memory, ok;
 }
 
 int free_memory(void* pointer, Memory kind) {
   Locked lock;
   State& it = state();
   auto found = it.allocations.find((uintptr_t)pointer);
-  if (found == it.allocations.end() || found->second.kind != kind) {
+  if (found == it.allocations.end() || found->second.kind != kind || it.mapped.count((uintptr_t)pointer)) {
     hazard("memory is given back that was never taken");
     return invalid_value;
   }
   synchronize_device("cudaFree");
   size_t bytes = found->second.bytes;
-  it.live[kind == Memory::device ? "device_bytes" : "pinned_bytes"] -= bytes;
-  if (kind == Memory::device) it.used_bytes -= bytes;
+  use_bytes(found->second, -1);
   it.allocations.erase(found);
   it.frees++;
   munmap(pointer, bytes ? bytes : 1);
   return ok;
 }
 
-Memory memory_of(const void* pointer) {
+Memory memory_of(const void* pointer, int* device) {
   Locked lock;
   auto& allocations = state().allocations;
   auto after = allocations.upper_bound((uintptr_t)pointer);
   if (after == allocations.begin()) return Memory::none;
   --after;
-  return (uintptr_t)pointer < after->first + after->second.bytes ? after->second.kind : Memory::none;
-}
-
-void device_memory(size_t* free_bytes, size_t* total_bytes) {
-  Locked lock;
-  *total_bytes = state().total_bytes;
-  *free_bytes = state().total_bytes - state().used_bytes - context_bytes;
+  if ((uintptr_t)pointer >= after->first + after->second.bytes) return Memory::none;
+  if (device) *device = after->second.device;
+  return after->second.kind;
 }
 
 // From pinned memory: read when the copy runs, by which time the program may have written something else there.
@@ -126,7 +137,10 @@ int copy(void* to, const void* from, size_t bytes, void* stream, bool may_return
   work.name = within ? "a copy on the device" : target == Memory::device ? "a copy to the device" : "a copy to the host";
   if (target == Memory::device || within) work.ranges.push_back({(uintptr_t)to, (uintptr_t)to + bytes, true});
   if (source == Memory::device) work.ranges.push_back({(uintptr_t)from, (uintptr_t)from + bytes, false});
-  for (const auto& range : work.ranges) work.params.push_back({range.begin, 8});
+  for (const auto& range : work.ranges) {
+    if (!may_access(range.begin, range.end, range.writes)) return invalid_value;
+    work.params.push_back({range.begin, 8});
+  }
   if (within) {
     if (bytes <= largest_carried) work.run = [=] { memmove(to, from, bytes); };
     return enqueue(stream, std::move(work));
@@ -144,6 +158,18 @@ int copy(void* to, const void* from, size_t bytes, void* stream, bool may_return
   if (int error = synchronize_stream(stream, "a copy that waits")) return error;
   memmove(to, from, bytes);
   return ok;
+}
+
+int set_memory(void* to, int value, size_t bytes, void* stream) {
+  Locked lock;
+  Work work;
+  work.kind = Work::Kind::memset;
+  work.name = "a memset";
+  work.ranges = {{(uintptr_t)to, (uintptr_t)to + bytes, true}};
+  if (!may_access(work.ranges[0].begin, work.ranges[0].end, true)) return invalid_value;
+  if (bytes <= largest_carried) work.run = [=] { memset(to, value, bytes); };
+  else if (!value) work.run = [=] { madvise(to, bytes, MADV_REMOVE); };  // of a memfd; others keep what they have
+  return enqueue(stream, std::move(work));
 }
 
 }  // namespace rig

@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <deque>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <random>
 #include <set>
@@ -96,6 +97,24 @@ struct Event {
 struct Allocation {
   size_t bytes;
   Memory kind;
+  int device = 0;
+  bool reads = true, writes = true;  // what a copy may do there
+};
+
+// Memory that processes share: a memfd.
+struct Shared {
+  int descriptor, device;
+  size_t bytes;
+
+  ~Shared();
+};
+
+struct Device {
+  size_t used_bytes = 0;  // by allocations of this process alone
+  int retained = 0;       // the driver's users of the context
+  bool by_runtime = false;
+  int books = -1;  // a memfd as long as what this process has there
+  size_t in_books = 0, others = 0;  // and what all else had there when it was last added up
 };
 
 struct State {
@@ -121,7 +140,14 @@ struct State {
   std::map<uintptr_t, Allocation> allocations;
   uint64_t frees = 0;
   int64_t allocations_until_failure = -1;
-  size_t used_bytes = 0, total_bytes = 0;
+  size_t total_bytes = 0;  // of each device
+  std::string gpu;         // processes that have the same name for it share it
+  std::vector<Device> devices;
+  pid_t initialized_by = 0;
+  std::map<uint64_t, std::shared_ptr<Shared>> handles;
+  uint64_t next_handle = 1;
+  std::map<uintptr_t, size_t> reserved;                  // bytes, by the first address
+  std::map<uintptr_t, std::shared_ptr<Shared>> mapped;  // also in `allocations`
   std::unordered_map<const void*, std::string> kernels;
 
   std::map<std::string, uint64_t> counts;
@@ -146,6 +172,15 @@ void check_escaped(Stream* stream, const char* name);
 void next_operation(Stream* stream, const char* name);
 void check_graph_races(Stream* stream, const Graph* graph);
 void queue(Stream* stream, std::function<void()> run);
+
+// The memory goes away: nothing that was put into a stream may still use it.
+void check_unused(uintptr_t begin, uintptr_t end, const char* call);
+
+bool fails_on_purpose();  // an allocation, because a test wants it
+std::string memory_name(int device);  // of the memfds that are memory of a device
+size_t used_bytes(int device);        // by all processes, which takes a millisecond to add up
+bool has_room(int device, size_t bytes);  // it is added up again only where there seems to be none
+void write_books(int device);
 
 bool is_capturing(const Capture* capture, uint64_t id);
 void join_capture(Stream* stream, const Event* event);
