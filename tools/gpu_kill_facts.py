@@ -136,7 +136,7 @@ def facts(children: Children, cases: list[tuple[int, str]], pinned_bytes: int) -
     with contextlib.ExitStack() as stack:
         scale = None
         for num_bytes, how in cases:
-            figures: Figures = {"case": how, "gb": round(num_bytes / GB, 3)}
+            figures: Figures = {"case": how, "gb": round(num_bytes / GB, 2)}
             try:
                 if children.left_s() < LEAST_S:
                     raise Fault({"outcome": "skipped", "error": "no time is left"})

@@ -18,8 +18,10 @@ CALL_LIMIT_S = 300
 
 SERVICES = ("common", "scheduler_svc", "keeper_svc", "kernels.cpu", "executor_svc.devices.cpu", "executor_svc.service")
 """Code whose faults need no GPU to be found: a change there makes no step due that only computes."""
+OTHERS = ("common", "scheduler_svc", "kernels.cpu")
+"""Likewise of steps about memory that outlives a process."""
 KEPT = (
-    "tools/gpu_keeper_proof.py",
+    "tools.gpu_keeper_proof",
     "executor_svc.devices.cuda_memory",
     "executor_svc.devices.cuda_mapping",
     "executor_svc.devices.cuda_weights",
@@ -110,6 +112,7 @@ class Sizes:
         steps: further arguments of shape_steps.
         few_rows: likewise, for a model that leaves little memory.
         facts: further arguments of the kill facts.
+        pool_gib: KV memory of an executor that is killed and replaced.
         failover: further arguments of bench_failover.py.
     """
 
@@ -119,6 +122,7 @@ class Sizes:
     steps: tuple[str, ...]
     few_rows: tuple[str, ...]
     facts: tuple[str, ...]
+    pool_gib: int
     failover: tuple[str, ...]
 
 
@@ -129,6 +133,7 @@ MEASURED = Sizes(
     steps=(),
     few_rows=("--max-rows", "128", "--rows", "1,16,64,128"),  # 61 GB of weights and KV of 256 rows are over an H100
     facts=("--gb", "1,20,60"),
+    pool_gib=40,
     failover=("--kills", "2", "--streams", "16", "--max-tokens", "2000"),
 )
 _FEW_STEPS = ("--steps", "3", "--prefill", "512", "--undrawn", "--max-rows", "16", "--rows", "1,16")
@@ -138,7 +143,8 @@ REHEARSED = Sizes(
     tests=("--at-once", "1", "--test-seconds", "60", "--host-gib", "9"),
     steps=_FEW_STEPS,
     few_rows=_FEW_STEPS,
-    facts=("--gb", "0.01,0.02"),
+    facts=("--gb", "0.01,0.02", "--pinned-gb", "0.01"),
+    pool_gib=1,
     failover=("--kills", "1", "--streams", "4", "--max-tokens", "500"),
 )
 WRONG_VALUES = (1, 3)
@@ -193,25 +199,23 @@ def _kernels(sizes: Sizes) -> Iterator[Step]:
 
 
 def _keeper(sizes: Sizes) -> Iterator[Step]:
-    left_out = ("common", "scheduler_svc", "kernels.cpu")
-    facts = ("{python}", "tools/gpu_kill_facts.py", *sizes.facts)
-    yield Step("kill facts", facts, 60, 120, 30, code=("tools/gpu_kill_facts.py",), left_out=left_out)
-    proof = ("{python}", "tools/gpu_keeper_proof.py")
-    yield Step("keeper proof", proof, 40, 120, 30, code=KEPT, left_out=left_out, may_fail=(2,))
+    facts, proof = "tools.gpu_kill_facts", "tools.gpu_keeper_proof"
+    command = _module(facts, *sizes.facts, "--seconds", "{seconds}")
+    yield Step("kill facts", command, 60, 120, 30, code=(facts,), left_out=OTHERS)
+    yield Step("keeper proof", _module(proof), 40, 120, 30, code=KEPT, left_out=OTHERS, may_fail=(2,))
 
 
 def _failover(sizes: Sizes) -> Iterator[Step]:
     text, make = "{scratch}/0.6B-text", "{python} -m benchmarks.rig.text_checkpoint 0.6B"
-    # Two executors share the GPU; few rows mean few graphs, and a start of half the time.
-    on_gpu = ("--device=cuda", "--attention=triton", "--kv-cache-memory=12", "--max-num-seqs=32")
+    # Few rows mean few graphs, and a start of half the time.
+    on_gpu = ("--device=cuda", "--attention=triton", f"--kv-cache-memory={sizes.pool_gib}", "--max-num-seqs=32")
     options = [f"--executor-option={option}" for option in on_gpu]
     bench = ("{python}", "benchmarks/bench_failover.py", "--model", text, *options, *sizes.failover, "--setting")
     for setting in ("standby", "rollout", "keeper", "alone"):
         # The checkpoint is written where no earlier step on this machine has done so.
         command = f"[ -e {text}/config.json ] || {make} {text} >&2; exec {' '.join((*bench, setting))}"
         code = ("benchmarks.service.bench_failover", *KEPT)
-        left_out = ("common", "scheduler_svc", "kernels.cpu")
-        yield Step(f"swap {setting}", ("sh", "-c", command), 60, 85, 40, code=code, left_out=left_out)
+        yield Step(f"swap {setting}", ("sh", "-c", command), 60, 85, 40, code=code, left_out=OTHERS)
 
 
 def _shapes(sizes: Sizes) -> Iterator[Step]:
