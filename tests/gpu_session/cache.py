@@ -2,8 +2,8 @@
 
     TRITON_CACHE_DIR=/tmp/baton-triton python -m tests.gpu_session.cache STAMP
 
-Runs on the rig: an executor of 0.6B with each set of attention kernels, a quick bench_kernels.py, and steps of 8B and
-30B-A3B whose weights are not drawn. Tests compile their own kernels on the GPU machine, which has more processors. The
+Runs on the rig: an executor of 0.6B with each set of attention kernels and one as the pack `failover` starts it, a quick
+bench_kernels.py, and steps of 8B and 30B-A3B whose weights are not drawn. Tests compile their own kernels on the GPU machine, which has more processors. The
 cache is made anew, so that no kernel of an older tree travels; the file STAMP says of which kernels it is.
 """
 
@@ -24,12 +24,16 @@ EXECUTOR = """
 import sys
 from pathlib import Path
 from benchmarks.rig.checkpoints import SHAPES, write_checkpoint
+from benchmarks.rig.text_checkpoint import write_text_checkpoint
 from executor_svc.options import ExecutorOptions
 from executor_svc.startup import start_executor
-folder = Path(sys.argv[1])
-if not (folder / "config.json").exists():
+folder, attention, rows = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+if folder.name.endswith("text"):
+    write_text_checkpoint(folder, "0.6B")
+elif not folder.exists():
     write_checkpoint(folder, SHAPES["0.6B"])
-start_executor(ExecutorOptions(model=str(folder), device="cuda", attention=sys.argv[2], kv_cache_memory_gib=4.0))
+sizes = {"max_num_seqs": rows, "kv_cache_memory_gib": 4.0}
+start_executor(ExecutorOptions(model=str(folder), device="cuda", attention=attention, **sizes))
 """
 LIMIT_S = 600.0
 STEPS = ("-m", "benchmarks.gpu.shape_steps")
@@ -53,8 +57,9 @@ def main() -> int:
 
 def _fill(cache: Path, folder: str) -> int:
     """Run what compiles, and tell of each command. Returns how many failed."""
-    weights = f"{folder}/0.6B"
-    commands = {f"executor, {kind}": ("-c", EXECUTOR, weights, kind) for kind in ("triton", "flash_attn")}
+    executor = ("-c", EXECUTOR, f"{folder}/0.6B")
+    commands = {f"executor, {kind}": (*executor, kind, "256") for kind in ("triton", "flash_attn")}
+    commands["executor of the swaps"] = ("-c", EXECUTOR, f"{folder}/0.6B-text", "triton", "32")
     commands["bench_kernels"] = ("benchmarks/bench_kernels.py", "--quick")
     commands["0.6B, blocks of 256"] = (*STEPS, "0.6B", *FEW, "--block-size", "256")
     for shape, rows in (("8B", "256"), ("30B-A3B", "128")):
