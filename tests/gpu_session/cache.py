@@ -2,9 +2,10 @@
 
     TRITON_CACHE_DIR=/tmp/baton-triton python -m tests.gpu_session.cache STAMP
 
-Runs on the rig: an executor of 0.6B with each set of attention kernels and one as the pack `failover` starts it, a quick
-bench_kernels.py, and steps of 8B and 30B-A3B whose weights are not drawn. Tests compile their own kernels on the GPU machine, which has more processors. The
-cache is made anew, so that no kernel of an older tree travels; the file STAMP says of which kernels it is.
+Runs on the rig: an executor of 0.6B with each set of attention kernels, and one as the pack `failover` starts it; a
+quick bench_kernels.py; and steps of 8B and 30B-A3B whose weights are not drawn. Tests compile their own kernels on the
+GPU machine, which has more processors. The cache is made anew, so that no kernel of an older tree travels; the file
+STAMP says of which kernels it is.
 """
 
 import os
