@@ -149,6 +149,24 @@ class KeptPool:
         if self.tag is not None:
             self.tag.spoil()
 
+    def release(self) -> None:
+        """End the lease before the process ends, so that the pool's next holder need not wait for that: a GPU's driver
+        may take long to take a process down.
+
+        All steps have been answered, no thread begins another one, and the epoch is over. What is left of tensors and
+        CUDA graphs over the pool is never used again, and need not be destroyed first: when the device has done what it
+        was asked for (`PoolMemory.clear` waits for that) and the pool is unmapped, nothing that this process does
+        reaches the pool's memory. Only then the keeper is told. If a call fails, the lease ends with the process.
+        """
+        try:
+            self._memory.clear()
+            if self.tag is not None:
+                self.tag.close()
+                self.tag = self._next_tag = None
+            self.link.release_lease()
+        except BatonError as error:
+            log.warning("the lease ends with the process", reason=str(error))
+
     @property
     def named(self) -> m.Pool:
         """What the scheduler is told of it."""

@@ -121,6 +121,18 @@ class KeeperLink:
             self._close_pool()
             self.ask(m.GivePoolUp(), m.PoolGivenUp)
 
+    def release_lease(self) -> None:
+        """Let the next executor have the pool that this process holds, if it does; it has unmapped the pool.
+
+        Raises:
+            KeeperError: the keeper has not answered; then the lease ends with this process, if not before.
+        """
+        if self.pool is not None:
+            # Before: a keeper that is found now may have been brought the pool by its next holder.
+            self._close_pool()
+            if self._talk.is_connected:
+                self.ask(m.ReleaseLease(), m.LeaseReleased)
+
     def make_room(self, device: str, *, pools: bool = True) -> int:
         """Give back what no executor uses of a GPU's memory. Returns how many bytes these are.
 

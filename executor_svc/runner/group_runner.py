@@ -185,7 +185,9 @@ def follow(
         log.error("the group is broken", error=str(error))
         return EXIT_CRASHED
     if watch is not None:
-        watch.leaves()
+        watch.leave()
+    if pool is not None:
+        pool.release()
     return EXIT_OK
 
 

@@ -374,8 +374,19 @@ def test_a_rank_that_hears_no_more_of_rank_0_leaves_its_pool_as_it_is(machine: M
     runner: Any = Runner(AssertionError())
     assert follow(runner, channel, machine.pools[1]) == EXIT_CRASHED
     assert machine.epochs == [7, 7]
+    assert machine.keepers[1].released == []
     channel = Channel(None)
     assert follow(runner, channel, machine.pools[1]) == EXIT_OK
+    assert [len(keeper.released) for keeper in machine.keepers] == [0, 1], "each rank releases its own lease"
+
+
+def test_a_group_goes_on_when_each_rank_has_released_its_lease(machine: Machine) -> None:
+    machine.take()
+    for pool in machine.pools:
+        pool.release()
+    machine.start()
+    assert machine.take() == [True, True]
+    assert (machine.content, machine.epochs) == ([10, 11], [7, 7])
 
 
 FOLLOWER = """
@@ -390,8 +401,9 @@ follower.LEAVE_S = 0.2
 thread = follower.FollowerThread(Link(), int(sys.argv[1]))
 thread.start()
 if sys.argv[2] == "leaves":
-    thread.leaves()
-    thread.join()
+    thread.leave()
+    assert not thread.is_alive(), "the link is free for the release"
+    sys.stdin.read()
 else:
     threading.Event().wait(60)
 """
@@ -401,7 +413,7 @@ else:
 def test_a_rank_does_not_outlive_rank_0(how: str, returncode: int) -> None:
     leader = subprocess.Popen(["sleep", "60"])
     command = [sys.executable, "-c", FOLLOWER, str(leader.pid), how]
-    other = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    other = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert other.stdout is not None
     assert other.stdout.readline() == "serving\n"
     leader.kill()

@@ -205,6 +205,34 @@ def test_a_connection_that_broke_changes_nothing_for_the_same_keeper(keeper, lin
     assert keeper.log().count('event="executor registered"') == 1
 
 
+def test_a_lease_is_released_once_and_its_pool_is_brought_to_no_other_keeper(keeper, link):
+    link.release_lease()
+    assert link.fileno() >= 0, "there was none, and nothing to say"
+    held = deposit(link)
+    link.release_lease()
+    for fd in (held.memory_fd, held.tag_fd):
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(fd)
+    other = KeeperLink(keeper.path, "other")
+    assert other.lease_pool(POOL, NUM_BLOCKS).lease == 2
+    keeper.kill()
+    keeper.start()
+    serve_until(link, lambda: link.fileno() >= 0 and link._talk.is_up_to_date)
+    serve_until(other, lambda: keeper.report().pools)
+    assert [(pool.pool, pool.lease, pool.holder) for pool in keeper.report().pools] == [(held.pool[:8], 2, "other")]
+    other.close()
+
+
+def test_a_release_without_a_keeper_is_not_waited_for(keeper, link):
+    deposit(link)
+    keeper.kill()
+    serve_until(link, lambda: link.fileno() < 0)
+    begun = time.monotonic()
+    link.release_lease()
+    assert time.monotonic() - begun < 1.0
+    assert link.pool is None
+
+
 def test_a_holder_is_told_of_standbys(keeper, link):
     deposit(link)
     with_standby = KeeperLink(keeper.path, "standby")
