@@ -201,6 +201,7 @@ def test_a_lease_is_released_when_this_process_can_reach_nothing_of_the_pool(dev
     pool = device.pool(keeper, memory)
     assert pool.take()
     over = memory.view() if isinstance(memory, CudaMapping) else memory.tensor()  # as CUDA graphs are: never used again
+    tag = pool.tag  # likewise
     device.bytes_at(memory)[NUM_BYTES - 2] = 8
     pool.release()
     assert keeper.released == [KEEPERS_OWN]
@@ -213,7 +214,7 @@ def test_a_lease_is_released_when_this_process_can_reach_nothing_of_the_pool(dev
     assert next_one.take()
     assert next_one.named.epoch == 7
     assert list(device.bytes_at(next_memory)[NUM_BYTES - 2 :]) == [8, 9]
-    del over
+    del over, tag
     assert [event for event, _ in log.lines] == ["holds a pool"] * 3
 
 
