@@ -108,7 +108,7 @@ class Keeper:
             return []
         actions = self._registry.forget(executor)
         self.shelf.end_use(executor, now)
-        return [*actions, *self._leases.end(executor, now, "its holder has ended"), *self._leases.tell_standbys(now)]
+        return [*actions, *self._leases.free(executor, now), *self._leases.tell_standbys(now)]
 
     def kill_failed(self, process: Handle, now: float) -> list[KeeperAction]:
         """A process may not be killed by this keeper after all."""

@@ -100,10 +100,10 @@ class Leases:
 
     def release(self, executor: Executor, now: float) -> list[KeeperAction]:
         """An executor can write its pool no more, and says so; how long its process lives on concerns no one."""
-        return [*self.end(executor, now, "its holder has released it"), *answer(executor, m.LeaseReleased())]
+        return [*self.free(executor, now, "its holder has released it"), *answer(executor, m.LeaseReleased())]
 
-    def end(self, executor: Executor, now: float, cause: str) -> list[KeeperAction]:
-        """An executor writes its pool no more, for this cause: the pool goes to the next standby."""
+    def free(self, executor: Executor, now: float, cause: str = "its holder has ended") -> list[KeeperAction]:
+        """An executor can write its pool no more: the pool goes to the next standby."""
         pool = self._shelf.held_by(executor)
         if pool is None:
             return []
