@@ -150,14 +150,15 @@ class KeptPool:
             self.tag.spoil()
 
     def release(self) -> None:
-        """End the lease before the process ends, so that the pool's next holder need not wait for that: a GPU's driver
-        may take long to take a process down.
+        """End the lease before this process ends: a GPU's driver may need long to take a process down.
 
-        All steps have been answered, no thread begins another one, and the epoch is over. What is left of tensors and
-        CUDA graphs over the pool is never used again, and need not be destroyed first: when the device has done what it
-        was asked for (`PoolMemory.clear` waits for that) and the pool is unmapped, nothing that this process does
-        reaches the pool's memory. Only then the keeper is told. If a call fails, the lease ends with the process.
+        To be called when the epoch is over, all its steps have been answered, and no thread begins another one. Tensors
+        and CUDA graphs over the pool may stay, and are never used again. `PoolMemory.clear` waits for the device and
+        unmaps the pool; after that nothing that this process runs reaches the pool's memory, and the keeper is told.
+        If a call fails, the lease ends with the process.
         """
+        held, begun = self.link.pool, time.monotonic()
+        assert held is not None, "no pool is held"
         try:
             self._memory.clear()
             if self.tag is not None:
@@ -166,6 +167,9 @@ class KeptPool:
             self.link.release_lease()
         except BatonError as error:
             log.warning("the lease ends with the process", reason=str(error))
+        else:
+            ms = round(1000 * (time.monotonic() - begun), 1)
+            log.info("lease released", pool=held.pool[:8], lease=held.lease, ms=ms)
 
     @property
     def named(self) -> m.Pool:

@@ -8,6 +8,7 @@ import termios
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -259,6 +260,23 @@ def test_process_1_cannot_be_watched_and_says_so(keeper, monkeypatch):
     monkeypatch.setattr(os, "getpid", lambda: 1)
     with pytest.raises(KeeperError, match="process 1 of its PID namespace"):
         WatchdogProcess(keeper.path, "i" * 32).start(1.0)
+
+
+def test_a_watchdog_inherits_no_device(keeper, link):
+    """What it had open of a GPU's would keep the GPU working for a killed executor."""
+    device = os.open("/dev/zero", os.O_RDWR)
+    os.set_inheritable(device, True)
+    watchdog = WatchdogProcess(keeper.path, link._talk._instance)
+    watchdog.start(5.0)
+    try:
+        folder = f"/proc/{watchdog._process.pid}/fd"
+        eventually(lambda: "watchdog.py" in Path(f"/proc/{watchdog._process.pid}/cmdline").read_text(), 10.0)
+        opened = [os.readlink(f"{folder}/{fd}").partition(":")[0] for fd in os.listdir(folder)]
+        assert "/dev/zero" not in opened
+        assert "socket" in opened
+    finally:
+        watchdog.stop()
+        os.close(device)
 
 
 def test_what_no_executor_uses_of_the_machines_memory_is_left_to_the_keeper(keeper, link, puppet):
