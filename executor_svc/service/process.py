@@ -92,8 +92,6 @@ def serve(
         signal.set_wakeup_fd(-1)
         wake_io.close()
         woken.close()
-    if pool is not None and io.exit_code != EXIT_CRASHED:
-        pool.release()
     return io.exit_code
 
 

@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -95,24 +94,9 @@ class PuppetRunner:
         return not self.lost
 
 
-@dataclass
-class PuppetPool:
-    """Looks like a KeptPool to the server."""
-
-    runner: PuppetRunner
-
-    def release(self) -> None:
-        """Say so, and what is still running."""
-        others = threading.active_count() - 1
-        log.info("lease released", unanswered=self.runner.unanswered.qsize(), threads=others)
-
-    def distrust(self) -> None: ...
-
-    def spoil(self) -> None: ...
-
-
 if __name__ == "__main__":
     setup_logging("executor")
     runner = PuppetRunner()
-    pool: Any = PuppetPool(runner)
-    sys.exit(serve(runner, HELLO, SchedulerAddress(sys.argv[1]), HealthFile(None), pool=pool))  # type: ignore[arg-type]
+    exit_code = serve(runner, HELLO, SchedulerAddress(sys.argv[1]), HealthFile(None))  # type: ignore[arg-type]
+    log.info("has served", unanswered=runner.unanswered.qsize(), threads=threading.active_count())
+    sys.exit(exit_code)

@@ -93,7 +93,7 @@ class Scheduler:
         return self.process.wait(timeout_s)
 
 
-RELEASED = 'event="lease released" unanswered=0 threads=0'  # no step is under way, and no thread could begin one
+SERVED = 'event="has served" unanswered=0 threads=1'  # no step is under way, and no other thread could begin one
 
 
 @pytest.fixture
@@ -208,7 +208,7 @@ def test_lost_device_ends_the_process(puppet: Scheduler) -> None:
     assert puppet.exit_code() == EXIT_CRASHED
     log = puppet.close()
     assert "cannot go on after it" in log
-    assert "lease released" not in log
+    assert "has served" not in log
 
 
 def test_heartbeats_go_out_during_a_slow_step(puppet: Scheduler) -> None:
@@ -270,7 +270,7 @@ def test_sigterm_finishes_its_plans_and_waits_to_be_released(puppet: Scheduler) 
     assert puppet.exit_code() == 0
     log = puppet.close()
     assert "event=leaving epoch=1" in log
-    assert log.index('event="epoch over"') < log.index(RELEASED)
+    assert log.index('event="epoch over"') < log.index(SERVED)
 
 
 def test_sigterm_without_an_epoch(puppet: Scheduler) -> None:
@@ -288,8 +288,8 @@ def test_released_in_the_middle_of_a_step(puppet: Scheduler) -> None:
     puppet.send(m.EpochOver(epoch=1, reason="left"))
     assert puppet.exit_code(SLOW_STEP_S + 2) == 0
     log = puppet.close()
-    # After the step, which may write the pool; the process does not wait for a step that takes longer than its grace.
-    assert (RELEASED in log) != ("stopped in the middle of a step" in log)
+    # After the step, which may write a pool that is kept. One that takes longer than the grace is not waited for.
+    assert (SERVED in log) != ("stopped in the middle of a step" in log)
 
 
 def test_second_signal_exits_at_once(puppet: Scheduler) -> None:
@@ -298,7 +298,7 @@ def test_second_signal_exits_at_once(puppet: Scheduler) -> None:
     puppet.expect(m.Leaving)
     puppet.process.send_signal(signal.SIGINT)
     assert puppet.exit_code(2.0) == 128 + signal.SIGINT
-    assert "lease released" not in puppet.close()
+    assert "has served" not in puppet.close()
 
 
 def test_reject_exits_with_78(puppet: Scheduler) -> None:
@@ -307,7 +307,7 @@ def test_reject_exits_with_78(puppet: Scheduler) -> None:
     assert puppet.exit_code() == 78
     log = puppet.close()
     assert 'event=rejected reason="another block size"' in log
-    assert RELEASED in log
+    assert SERVED in log
 
 
 def test_baton_executor_serves_the_demo_model() -> None:
