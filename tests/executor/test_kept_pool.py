@@ -125,7 +125,7 @@ class Device:
     def memory(self, num_bytes: int = NUM_BYTES) -> TensorMemory:
         if self.name == "cpu":
             return MemfdPool(num_bytes)
-        self.cudas.append(FakeCuda(granularity=GRANULE, name=f"fake_cuda_{os.getpid()}_{self.number}"))
+        self.cudas.append(FakeCuda(granularity=GRANULE, name=f"fake_cuda_pool_{os.getpid()}_{self.number}"))
         return CudaMapping(CudaMemory(0, self.cudas[-1]), num_bytes)
 
     def address(self, memory: Any) -> int:
