@@ -19,6 +19,7 @@ from common.parent_death import killed_with
 from executor_svc.name_claim import NameClaim
 from executor_svc.options import ExecutorOptions
 from executor_svc.service.health_file import HealthFile
+from executor_svc.service.registration import EXIT_CRASHED
 from executor_svc.service.scheduler_address import ENDPOINT, FILE_PREFIX, SchedulerAddress
 
 EXIT_NO_KEEPER = 75  # EX_TEMPFAIL of sysexits.h: a keeper that ended is started again, and so should this process be
@@ -247,6 +248,8 @@ def main(
     log.info("ready", executor=hello.executor, rank=group.rank, scheduler=address.endpoint, encrypted=curve is not None)
     if group.size == 1:
         exit_code = serve(started.runner, hello, address, health, curve, keeper, pool)
+        if pool is not None and exit_code != EXIT_CRASHED:
+            pool.release()
     else:
         from executor_svc.runner.group_runner import run_in_group  # noqa: PLC0415  (torch again)
 
@@ -256,7 +259,7 @@ def main(
     if claim is not None:
         claim.release()
     log.info("stopped", exit_code=exit_code)
-    if pool is not None:  # its next holder waits for the end of this process, and nothing here is left to be done
+    if pool is not None:  # its next holder may wait for the end of this process, and nothing here is left to be done
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(exit_code)

@@ -171,6 +171,8 @@ class Keeper:
                 outcome = self._deposits.pool(executor, message, memory, tag, now)
             case m.GivePoolUp(), _:
                 outcome = self._deposits.give_up_pool(executor)
+            case m.ReleaseLease(), _:
+                outcome = self._leases.release(executor, now)
             case m.FindWeights(), _:
                 outcome = self._deposits.find_weights(executor, message, now)
             case m.DepositWeights(), (MemoryHandle() as memory,):

@@ -1,7 +1,7 @@
-"""Who may write which pool. A lease ends only when its holder is provably gone; then the pool goes to the standby that
-has waited longest.
+"""Who may write which pool. A lease ends when its holder is provably gone, or has released it; then the pool goes to
+the standby that has waited longest.
 
-    free --LeasePool--> held --its holder's pidfd is readable--> free
+    free --LeasePool--> held --its holder's pidfd is readable, or ReleaseLease--> free
                          |
                          +-- a standby waits, and the holder hangs: the holder is killed, which is no end of the lease
 """
@@ -84,7 +84,7 @@ class Leases:
         pool = next((pool for pool in self._shelf.pools if pool.name == message.pool), None)
         if pool is None or pool.holder is executor:
             return pool
-        holder = "nobody, since its holder has ended" if pool.holder is None else pool.holder.name
+        holder = "nobody, since its lease has ended" if pool.holder is None else pool.holder.name
         return f"pool {pool.shown} is held by {holder}"
 
     def told_again(self, pool: Pool) -> list[KeeperAction]:
@@ -98,13 +98,17 @@ class Leases:
         facts = {"executor": pool.holder.name, **_facts(pool), "num_bytes": pool.num_bytes}
         return [_leased(pool, ()), WriteLog("info", "pool deposited", facts)]
 
-    def free(self, executor: Executor, now: float) -> list[KeeperAction]:
-        """An executor is provably gone: its pool goes to the next standby."""
+    def release(self, executor: Executor, now: float) -> list[KeeperAction]:
+        """An executor can write its pool no more, and says so; how long its process lives on concerns no one."""
+        return [*self.free(executor, now, "its holder has released it"), *answer(executor, m.LeaseReleased())]
+
+    def free(self, executor: Executor, now: float, cause: str = "its holder has ended") -> list[KeeperAction]:
+        """An executor can write its pool no more: the pool goes to the next standby."""
         pool = self._shelf.held_by(executor)
         if pool is None:
             return []
         pool.holder, pool.since = None, now
-        facts = {"executor": executor.name, **_facts(pool), "cause": "its holder has ended"}
+        facts = {"executor": executor.name, **_facts(pool), "cause": cause}
         freed: list[KeeperAction] = [WriteLog("info", "pool freed", facts)]
         waiting = self.standbys(pool, now)
         return freed + (self._give(pool, waiting[0], now) if waiting else [])

@@ -156,7 +156,8 @@ class Registry:
         return [left]
 
     def _no_entry(self, connection: Connection, version: int) -> str | None:
-        if version != m.KEEPER_VERSION:
-            return f"it speaks version {version} of the keeper's protocol, this keeper {m.KEEPER_VERSION}"
+        if not m.OLDEST_KEEPER_VERSION <= version <= m.KEEPER_VERSION:
+            spoken = f"{m.OLDEST_KEEPER_VERSION} to {m.KEEPER_VERSION}"
+            return f"it speaks version {version} of the keeper's protocol, this keeper {spoken}"
         peer = self._peers[connection]
         return None if peer.executor is None and peer.watched is None else "it registered twice"

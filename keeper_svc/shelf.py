@@ -22,7 +22,7 @@ class Pool:
         name: NAME_CHARS characters that nobody can guess.
         memory, tag: the two files of it.
         lease: number of the last lease.
-        holder: of this lease; None once it is provably gone.
+        holder: of this lease; None once the holder is provably gone, or has released the lease.
         since: when it was leased, or freed.
     """
 

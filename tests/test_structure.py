@@ -229,6 +229,19 @@ def test_modules_import_in_no_circle(house):
     list(TopologicalSorter(graph).static_order())  # raises CycleError, which names the circle
 
 
+@pytest.mark.parametrize("package", ["executor_svc", "common", "kernels"])
+def test_no_process_of_an_executor_is_forked_without_another_program(package):
+    """Such a child has /dev/nvidia* open: after a kill of the executor the GPU may work on for it, though the pidfd is
+    readable, by which the keeper ends the lease."""
+    for path in (ROOT / package).rglob("*.py"):
+        tree = ast.parse(path.read_text())
+        forks = {name for name in imports(path) if "multiprocessing" in name or name.endswith("ProcessPoolExecutor")}
+        forks |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)} & {"fork", "forkpty"}
+        assert not forks, f"{path} has {forks}"
+        inherits = [node for node in ast.walk(tree) if isinstance(node, ast.keyword) and node.arg == "close_fds"]
+        assert not inherits, f"{path} decides about descriptors that a child inherits, which subprocess does right"
+
+
 def test_nothing_unpickles():
     for package in MAY_IMPORT:
         for path in (ROOT / package).rglob("*.py"):

@@ -18,7 +18,8 @@ from common.messages.kept import (
     WeightsKind,
 )
 
-KEEPER_VERSION = 2
+KEEPER_VERSION = 3
+OLDEST_KEEPER_VERSION = 2  # of an executor that a keeper serves; it never sends ReleaseLease
 MAX_DESCRIPTORS = 2  # beside one message
 MAX_REQUEST_BYTES = 2**13  # to the keeper
 MAX_ANSWER_BYTES = 2**17  # a report; every other answer is short
@@ -103,6 +104,10 @@ class GivePoolUp(Message, frozen=True, tag="give_pool_up"):
     """Drop the pool that I hold: I write it no more, and nobody else could use it."""
 
 
+class ReleaseLease(Message, frozen=True, tag="release_lease"):
+    """My lease ends now, before this process does: I have unmapped the pool that I hold, and hand it on."""
+
+
 class FindWeights(Message, frozen=True, tag="find_weights"):
     """Give me weights, by the model's fingerprint or by the files they would be read from; the other one is empty.
 
@@ -147,6 +152,7 @@ ToKeeper = (
     | LeasePool
     | DepositPool
     | GivePoolUp
+    | ReleaseLease
     | FindWeights
     | DepositWeights
     | Alive
@@ -214,6 +220,10 @@ class PoolGivenUp(Message, frozen=True, tag="pool_given_up"):
     """Answer to GivePoolUp, also where there was none."""
 
 
+class LeaseReleased(Message, frozen=True, tag="lease_released"):
+    """Answer to ReleaseLease, also where there was none."""
+
+
 class WeightsFound(Message, frozen=True, tag="weights_found"):
     """Answer to FindWeights. Beside it: the memory."""
 
@@ -256,6 +266,7 @@ FromKeeper = (
     | PoolLeased
     | PoolAbsent
     | PoolGivenUp
+    | LeaseReleased
     | WeightsFound
     | WeightsAbsent
     | WeightsKept

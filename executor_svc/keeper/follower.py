@@ -5,6 +5,7 @@ import select
 import signal
 import threading
 import time
+from collections.abc import Sequence
 
 from executor_svc.keeper.link import KeeperLink
 
@@ -18,7 +19,7 @@ class FollowerThread(threading.Thread):
     step for a long time, and would hold its pool meanwhile: no one could go on with the pools of the group.
 
     Args:
-        link: to the keeper; it is this thread's from now on.
+        link: to the keeper; it is this thread's until `leave`.
         leader_pid: of rank 0; None if that process cannot be seen from here.
     """
 
@@ -26,24 +27,33 @@ class FollowerThread(threading.Thread):
         super().__init__(name="follower", daemon=True)
         self._link = link
         self._leader = -1 if leader_pid is None else os.pidfd_open(leader_pid)
-        self._is_leaving = threading.Event()
+        self._leaving = os.eventfd(0)
 
-    def leaves(self) -> None:
-        """This rank ends in order."""
-        self._is_leaving.set()
+    def leave(self) -> None:
+        """End the thread, because this rank ends in order: from now on the link is the caller's."""
+        os.eventfd_write(self._leaving, 1)
+        self.join()
 
     def run(self) -> None:
-        """Until the process ends."""
+        """Until the rank leaves, or the process ends."""
         while True:
             now = time.monotonic()
             self._link.receive()
             self._link.tick(now, "serving")
-            poller = select.poll()
-            for fd in (self._leader, self._link.fileno()):
-                if fd >= 0:
-                    poller.register(fd, select.POLLIN)
-            readable = poller.poll(1000 * max(0.0, self._link.next_tick() - now) + 1)
-            if any(fd == self._leader for fd, _ in readable):
+            tick_at = self._link.next_tick()
+            readable = _readable((self._leader, self._leaving, self._link.fileno()), max(0.0, tick_at - now))
+            if self._leaving in readable:
+                return
+            if self._leader in readable:
                 break
-        if not self._is_leaving.wait(LEAVE_S):
+        if not _readable((self._leaving,), LEAVE_S):
             os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _readable(fds: Sequence[int], timeout_s: float) -> set[int]:
+    """Those of some descriptors that are readable, as soon as one is; negative ones are none."""
+    poller = select.poll()
+    for fd in fds:
+        if fd >= 0:
+            poller.register(fd, select.POLLIN)
+    return {fd for fd, _ in poller.poll(1000 * timeout_s + 1)}

@@ -149,6 +149,28 @@ class KeptPool:
         if self.tag is not None:
             self.tag.spoil()
 
+    def release(self) -> None:
+        """End the lease before this process ends: a GPU's driver may need long to take a process down.
+
+        To be called when the epoch is over, all its steps have been answered, and no thread begins another one. Tensors
+        and CUDA graphs over the pool may stay, and are never used again. `PoolMemory.clear` waits for the device and
+        unmaps the pool; after that nothing that this process runs reaches the pool's memory, and the keeper is told.
+        If a call fails, the lease ends with the process.
+        """
+        held, begun = self.link.pool, time.monotonic()
+        assert held is not None, "no pool is held"
+        try:
+            self._memory.clear()
+            if self.tag is not None:
+                self.tag.close()
+                self.tag = self._next_tag = None
+            self.link.release_lease()
+        except BatonError as error:
+            log.warning("the lease ends with the process", reason=str(error))
+        else:
+            ms = round(1000 * (time.monotonic() - begun), 1)
+            log.info("lease released", pool=held.pool[:8], lease=held.lease, ms=ms)
+
     @property
     def named(self) -> m.Pool:
         """What the scheduler is told of it."""

@@ -2,7 +2,7 @@
 
 While an executor starts, each call waits for its answer, and asks the next keeper if the first one ends. While it
 serves, nothing here waits: the link is polled and ticked by the thread that owns the scheduler's socket. A keeper that
-dies is found again, and brought what it had.
+dies is found again, and brought what it had. At the end the lease of the pool can be released.
 """
 
 import math
@@ -203,8 +203,22 @@ class KeeperLink:
         """Say that this process lives when that is due; look for a keeper if there is none."""
         self._talk.tick(now, state)
 
+    # --- at the end ---
+
+    def release_lease(self) -> None:
+        """Let the next executor have the pool that this process holds, if it does; it has unmapped the pool.
+
+        Raises:
+            KeeperError: the keeper has not answered; then the lease ends with this process, if not before.
+        """
+        if self.pool is not None:
+            # Before: a keeper that is found now may have been brought the pool by its next holder.
+            self._close_pool()
+            if self._talk.is_connected:
+                self.ask(m.ReleaseLease(), m.LeaseReleased)
+
     def close(self) -> None:
-        """End the link, not the lease: that ends with the process."""
+        """End the link, not the lease: that ends with the process, or with `release_lease`."""
         self._talk.close()
         self._close_pool()
         for weights in self._weights:

@@ -49,7 +49,8 @@ class PoolMemory(Protocol):
         ...
 
     def clear(self) -> None:
-        """Take away what is behind the addresses: this process does not keep that memory any more.
+        """Take away what is behind the addresses, once the device has done all that it was asked for: nothing that this
+        process runs reaches that memory any more, and it keeps none of it.
 
         Raises:
             BatonError: something could not be taken away.

@@ -61,6 +61,11 @@ class PoolTag:
             mapped[16:24] = (1 + secrets.randbits(_SET_BITS)).to_bytes(8, "little")
         return fd
 
+    def close(self) -> None:
+        """Unmap the page. No other method may be called after this."""
+        del self._page
+        self._mapped.close()
+
     @property
     def set_id(self) -> int:
         """Of the pools that have this page: a random number, which no other page has."""

@@ -164,6 +164,8 @@ def run_in_group(
         exit_code = follow(runner, channel, pool, watch)
     if exit_code == EXIT_CRASHED:  # other ranks may be in an operation that leaving in order would wait for
         os._exit(exit_code)
+    if pool is not None:
+        pool.release()
     runner.close()
     group.close()
     return exit_code
@@ -185,7 +187,7 @@ def follow(
         log.error("the group is broken", error=str(error))
         return EXIT_CRASHED
     if watch is not None:
-        watch.leaves()
+        watch.leave()
     return EXIT_OK
 
 

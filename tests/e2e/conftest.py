@@ -1,5 +1,7 @@
 """Real services: processes, sockets, HTTP, the embedded demo model in float32."""
 
+import os
+
 import openai
 import pytest
 
@@ -7,6 +9,16 @@ from scheduler_svc.client.processes.local_fleet import LocalFleet
 from tests.support.fleets import running_fleet
 
 API_KEY = "e2e-key"
+TEARDOWN_S = 60.0
+SLOW_EXIT = f"""
+import os, time
+end = os._exit
+def slow_exit(code):
+    time.sleep({TEARDOWN_S})
+    end(code)
+if b"executor_svc" in open("/proc/self/cmdline", "rb").read():
+    os._exit = slow_exit
+"""  # a sitecustomize: an executor's last call takes as long as a GPU's driver may take to take a process down
 
 
 def client_of(fleet: LocalFleet, api_key: str = API_KEY) -> openai.OpenAI:
@@ -23,3 +35,12 @@ def fleet(tmp_path_factory):
 @pytest.fixture
 def client(fleet):
     return client_of(fleet)
+
+
+@pytest.fixture
+def slow_exit(tmp_path, monkeypatch):
+    """Executors that are started now take long to end."""
+    folder = tmp_path / "slow exit"
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(SLOW_EXIT)
+    monkeypatch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)

@@ -127,6 +127,21 @@ def test_an_executor_that_leaves_hands_its_pool_over(fleet, calm):
     fleet.start_executor(leaving)
 
 
+def test_a_standby_serves_before_the_process_that_leaves_has_ended(slow_exit, tmp_path):
+    with running_fleet(tmp_path, standbys=1) as fleet:
+        wait_for_standby(fleet)
+        calm = asyncio.run(texts(fleet))
+        leaving = active(fleet)
+        assert asyncio.run(texts(fleet, lambda: fleet.terminate_executor(leaving))) == calm
+        assert fleet.poll() == [], "it still ends"
+        after = report(fleet)
+        assert (after["recomputed_tokens"], after["pools_adopted"]) == (0, 1)
+        assert active(fleet) != leaving
+        fleet.kill_executor(leaving)
+        assert asyncio.run(texts(fleet)) == calm, "its end changes nothing"
+        fleet.kill_executor(active(fleet))
+
+
 @pytest.mark.slow
 def test_what_is_held_outlives_the_keeper_too(fleet, calm):
     """The keeper is killed, and started again as a supervisor would; the executor brings it what it holds."""

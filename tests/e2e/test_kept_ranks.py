@@ -12,6 +12,7 @@ from scheduler_svc.client.processes.local_fleet import executor_name
 from tests.e2e.test_kept import report, texts, wait_for_standby
 from tests.support.eventually import eventually
 from tests.support.fleets import running_fleet
+from tests.support.processes import is_running
 
 RANKS = 2
 
@@ -77,3 +78,23 @@ def test_a_standby_group_goes_on_where_another_one_stopped(tmp_path, number, ran
         assert [each["executor"] for each in after["executors"]] == [executor_name(1)]
         fleet.start_executor(0)
         wait_for_standby(fleet)  # it is a standby again: the fleet knows that the other group serves
+
+
+@pytest.mark.slow
+def test_a_standby_group_serves_before_the_ranks_that_leave_have_ended(slow_exit, tmp_path):
+    with running_fleet(tmp_path, standbys=1, ranks=RANKS) as fleet:
+        wait_for_standby(fleet)
+        calm = asyncio.run(texts(fleet))
+        pids = rank_pids(fleet, 0)
+
+        def leave():
+            for pid in pids:
+                os.kill(pid, signal.SIGTERM)
+
+        assert asyncio.run(texts(fleet, leave)) == calm
+        assert all(is_running(pid) for pid in pids)
+        after = report(fleet)
+        assert (after["recomputed_tokens"], after["pools_adopted"]) == (0, 1)
+        assert [each["executor"] for each in after["executors"]] == [executor_name(1)]
+        for pid in [*pids, *rank_pids(fleet, 1)]:
+            os.kill(pid, signal.SIGKILL)

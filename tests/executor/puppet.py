@@ -5,6 +5,7 @@ raises and 105 waits until a plan with token 106 has been launched. Of 107, the 
 row's token is its context length.
 """
 
+import queue
 import sys
 import threading
 import time
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from common import messages as m
-from common.logging import setup_logging
+from common.logging import get_logger, setup_logging
 from common.plan import ExecutorLimits, PlanColumns
 from common.step_result import ResultColumns
 from executor_svc.service.health_file import HealthFile
@@ -40,6 +41,8 @@ HELLO = m.Hello(
 SLOW_STEP_S = 2.0
 IN_SLOW_STEP = "in the slow step"
 
+log = get_logger("executor")
+
 
 @dataclass
 class PuppetTokens:
@@ -48,12 +51,14 @@ class PuppetTokens:
     first: int
     tokens: np.ndarray
     overtaken: threading.Event
+    unanswered: queue.SimpleQueue
 
     def wait(self) -> ResultColumns:
         if self.first == 104:
             raise RuntimeError("a kernel failed after its launch")
         if self.first == 105:
             assert self.overtaken.wait(10)
+        self.unanswered.get()
         return ResultColumns.of_tokens(self.tokens)
 
 
@@ -65,10 +70,12 @@ class PuppetRunner:
     def __init__(self) -> None:
         self.overtaken = threading.Event()
         self.lost = False
+        self.unanswered: queue.SimpleQueue[int] = queue.SimpleQueue()
 
     def launch(self, columns: PlanColumns) -> PuppetTokens:
         """Do as the plan's first token says."""
         first = int(columns.token_ids[0])
+        self.unanswered.put(first)
         if first == 106:
             self.overtaken.set()
         if first == 107:
@@ -81,7 +88,7 @@ class PuppetRunner:
         if first == 103:
             print(IN_SLOW_STEP, flush=True)
             time.sleep(SLOW_STEP_S)
-        return PuppetTokens(first, columns.context_lens[columns.sample_rows], self.overtaken)
+        return PuppetTokens(first, columns.context_lens[columns.sample_rows], self.overtaken, self.unanswered)
 
     def usable(self) -> bool:
         return not self.lost
@@ -89,4 +96,7 @@ class PuppetRunner:
 
 if __name__ == "__main__":
     setup_logging("executor")
-    sys.exit(serve(PuppetRunner(), HELLO, SchedulerAddress(sys.argv[1]), HealthFile(None)))  # type: ignore[arg-type]
+    runner = PuppetRunner()
+    exit_code = serve(runner, HELLO, SchedulerAddress(sys.argv[1]), HealthFile(None))  # type: ignore[arg-type]
+    log.info("has served", unanswered=runner.unanswered.qsize(), threads=threading.active_count())
+    sys.exit(exit_code)

@@ -1,10 +1,12 @@
 """A pool over the memory of a CPU, and over that of a GPU whose driver keeps books (`tests/support/fake_cuda.py`)."""
 
+import contextlib
 import itertools
 import os
 import queue
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -45,6 +47,18 @@ class Keeper:
 
     kept: list[HeldPool] = field(default_factory=list)
     refuses: bool = False
+    released: list[list[tuple[int, int]]] = field(default_factory=list)
+
+
+def uses(fd: int) -> tuple[int, int]:
+    """How often this process has the file of a descriptor mapped, and open."""
+    file = os.fstat(fd)
+    mapped = [int(line.split()[4]) for line in Path("/proc/self/maps").read_text().splitlines()]
+    opened = []
+    for each in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # that of the folder itself
+            opened.append(os.stat(f"/proc/self/fd/{each}"))
+    return mapped.count(file.st_ino), sum(os.path.samestat(file, each) for each in opened)
 
 
 @dataclass
@@ -67,6 +81,13 @@ class Link:
         if self.pool is not None:
             self.keeper.kept = [kept for kept in self.keeper.kept if kept.pool != self.pool.pool]
             self.pool = None
+
+    def release_lease(self) -> None:
+        assert self.pool is not None
+        os.close(self.pool.memory_fd)
+        os.close(self.pool.tag_fd)
+        self.keeper.released.append([uses(fd) for fd in (self.keeper.kept[-1].memory_fd, self.keeper.kept[-1].tag_fd)])
+        self.pool = None
 
     def find_pool(self, kind: PoolKind, num_blocks: int = 0) -> int:
         return num_blocks if self.keeper.kept else 0
@@ -104,7 +125,7 @@ class Device:
     def memory(self, num_bytes: int = NUM_BYTES) -> TensorMemory:
         if self.name == "cpu":
             return MemfdPool(num_bytes)
-        self.cudas.append(FakeCuda(granularity=GRANULE, name=f"fake_cuda_{os.getpid()}_{self.number}"))
+        self.cudas.append(FakeCuda(granularity=GRANULE, name=f"fake_cuda_pool_{os.getpid()}_{self.number}"))
         return CudaMapping(CudaMemory(0, self.cudas[-1]), num_bytes)
 
     def address(self, memory: Any) -> int:
@@ -169,6 +190,44 @@ def test_a_standby_has_the_pool_at_the_addresses_of_its_scratch_memory(device: D
     assert pool.wait(never)
     assert device.address(memory) == address
     assert device.bytes_at(memory)[NUM_BYTES - 1] == 9
+
+
+KEEPERS_OWN = [(0, 1), (0, 1)]  # descriptors of the pool and of its tag page
+
+
+def test_a_lease_is_released_when_this_process_can_reach_nothing_of_the_pool(device: Device, log: Log) -> None:
+    left_pool(device, keeper := Keeper())
+    memory = device.memory()
+    pool = device.pool(keeper, memory)
+    assert pool.take()
+    over = memory.view() if isinstance(memory, CudaMapping) else memory.tensor()  # as CUDA graphs are: never used again
+    tag = pool.tag  # likewise
+    device.bytes_at(memory)[NUM_BYTES - 2] = 8
+    pool.release()
+    assert keeper.released == [KEEPERS_OWN]
+    assert pool.tag is None
+    pool.distrust()  # of a failed step, which would be too late
+    if device.name == "gpu":
+        assert device.cudas[-1].calls[-2:] == ["cuCtxSynchronize", "cuMemUnmap"]
+    next_memory = device.memory()
+    next_one = device.pool(keeper, next_memory)
+    assert next_one.take()
+    assert next_one.named.epoch == 7
+    assert list(device.bytes_at(next_memory)[NUM_BYTES - 2 :]) == [8, 9]
+    del over, tag
+    assert [event for event, _ in log.lines] == ["holds a pool", "holds a pool", "lease released", "holds a pool"]
+
+
+@pytest.mark.parametrize("fail", ["cuCtxSynchronize", "cuMemUnmap"])
+def test_a_lease_that_cannot_be_released_ends_with_the_process(fail: str, log: Log) -> None:
+    device = Device("gpu")
+    pool = device.pool(keeper := Keeper(), device.memory())
+    assert pool.take()
+    device.cudas[-1].calls.clear()
+    device.cudas[-1].fail = fail
+    pool.release()
+    assert keeper.released == []
+    assert log.lines[-1] == ("the lease ends with the process", {"reason": f"{fail} failed: CUDA_ERROR_UNKNOWN"})
 
 
 def other_file(held: HeldPool) -> dict[str, Any]:

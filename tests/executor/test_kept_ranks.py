@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,7 +25,8 @@ from executor_svc.keeper.memory import create_memory
 from executor_svc.keeper.pool_ranks import open_file_of
 from executor_svc.keeper.tag import PoolTag
 from executor_svc.model.rank_group import RankGroup
-from executor_svc.runner.group_runner import follow
+from executor_svc.runner import group_runner
+from executor_svc.runner.group_runner import follow, run_in_group
 from executor_svc.runner.trial_plans import trial_plan
 from executor_svc.service import step_loop
 from executor_svc.service.registration import EXIT_CRASHED, EXIT_OK
@@ -378,6 +380,55 @@ def test_a_rank_that_hears_no_more_of_rank_0_leaves_its_pool_as_it_is(machine: M
     assert follow(runner, channel, machine.pools[1]) == EXIT_OK
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_leaves_in_order_has_told_the_others_when_it_releases_its_lease(
+    machine: Machine, rank: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So all ranks do so at the same time; what only ends the process comes after that."""
+    machine.take()
+    pool, order = machine.pools[rank], list[str]()
+    channel: Any = Channel(None)
+    channel.send = lambda columns: order.append(f"rank 0 sends {columns}")
+    runner: Any = SimpleNamespace(limits=None, launch=None, close=lambda: order.append("graphs are destroyed"))
+    leaves = SimpleNamespace(start=lambda: None, leave=lambda: order.append("the link is free"))
+    group: Any = SimpleNamespace(rank=rank, gather=lambda row: [row, row], close=lambda: order.append("group is left"))
+    monkeypatch.setattr(group_runner, "PlanChannel", lambda: channel)
+    monkeypatch.setattr(group_runner, "FollowerThread", lambda link, leader: leaves)
+    monkeypatch.setattr(group_runner.signal, "signal", lambda number, handler: None)
+    monkeypatch.setattr(pool, "release", lambda: order.append("lease is released"))
+    assert run_in_group(runner, group, lambda leader: EXIT_OK, pool) == EXIT_OK
+    first = "the link is free" if rank else "rank 0 sends None"
+    assert order == [first, "lease is released", "graphs are destroyed", "group is left"]
+
+
+def test_a_group_that_is_broken_releases_no_lease(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine.take()
+    exits: list[int] = []
+
+    def end(code: int) -> None:
+        exits.append(code)
+        raise SystemExit
+
+    monkeypatch.setattr(group_runner, "PlanChannel", lambda: Channel(RankGone("connection reset")))
+    monkeypatch.setattr(group_runner, "FollowerThread", lambda link, leader: None)
+    monkeypatch.setattr(group_runner.signal, "signal", lambda number, handler: None)
+    monkeypatch.setattr(group_runner.os, "_exit", end)
+    group: Any = SimpleNamespace(rank=1, gather=lambda row: [row, row])
+    runner: Any = Runner(AssertionError())
+    with pytest.raises(SystemExit):
+        run_in_group(runner, group, lambda leader: EXIT_OK, machine.pools[1])
+    assert (exits, machine.keepers[1].released) == ([EXIT_CRASHED], [])
+
+
+def test_a_group_goes_on_when_each_rank_has_released_its_lease(machine: Machine) -> None:
+    machine.take()
+    for pool in machine.pools:
+        pool.release()
+    machine.start()
+    assert machine.take() == [True, True]
+    assert (machine.content, machine.epochs) == ([10, 11], [7, 7])
+
+
 FOLLOWER = """
 import sys, threading, time
 from executor_svc.keeper import follower
@@ -390,8 +441,9 @@ follower.LEAVE_S = 0.2
 thread = follower.FollowerThread(Link(), int(sys.argv[1]))
 thread.start()
 if sys.argv[2] == "leaves":
-    thread.leaves()
-    thread.join()
+    thread.leave()
+    assert not thread.is_alive(), "the link is free for the release"
+    sys.stdin.read()
 else:
     threading.Event().wait(60)
 """
@@ -401,7 +453,7 @@ else:
 def test_a_rank_does_not_outlive_rank_0(how: str, returncode: int) -> None:
     leader = subprocess.Popen(["sleep", "60"])
     command = [sys.executable, "-c", FOLLOWER, str(leader.pid), how]
-    other = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    other = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert other.stdout is not None
     assert other.stdout.readline() == "serving\n"
     leader.kill()

@@ -93,6 +93,9 @@ class Scheduler:
         return self.process.wait(timeout_s)
 
 
+SERVED = 'event="has served" unanswered=0 threads=1'  # no step is under way, and no other thread could begin one
+
+
 @pytest.fixture
 def puppet() -> Iterator[Scheduler]:
     scheduler = Scheduler("-m", "tests.executor.puppet", "ENDPOINT")
@@ -203,7 +206,9 @@ def test_lost_device_ends_the_process(puppet: Scheduler) -> None:
     puppet.join()
     puppet.send(plan(107))
     assert puppet.exit_code() == EXIT_CRASHED
-    assert "cannot go on after it" in puppet.close()
+    log = puppet.close()
+    assert "cannot go on after it" in log
+    assert "has served" not in log
 
 
 def test_heartbeats_go_out_during_a_slow_step(puppet: Scheduler) -> None:
@@ -265,6 +270,7 @@ def test_sigterm_finishes_its_plans_and_waits_to_be_released(puppet: Scheduler) 
     assert puppet.exit_code() == 0
     log = puppet.close()
     assert "event=leaving epoch=1" in log
+    assert log.index('event="epoch over"') < log.index(SERVED)
 
 
 def test_sigterm_without_an_epoch(puppet: Scheduler) -> None:
@@ -281,6 +287,9 @@ def test_released_in_the_middle_of_a_step(puppet: Scheduler) -> None:
     puppet.expect(m.Leaving)
     puppet.send(m.EpochOver(epoch=1, reason="left"))
     assert puppet.exit_code(SLOW_STEP_S + 2) == 0
+    log = puppet.close()
+    # After the step, which may write a pool that is kept. One that takes longer than the grace is not waited for.
+    assert (SERVED in log) != ("stopped in the middle of a step" in log)
 
 
 def test_second_signal_exits_at_once(puppet: Scheduler) -> None:
@@ -289,13 +298,16 @@ def test_second_signal_exits_at_once(puppet: Scheduler) -> None:
     puppet.expect(m.Leaving)
     puppet.process.send_signal(signal.SIGINT)
     assert puppet.exit_code(2.0) == 128 + signal.SIGINT
+    assert "has served" not in puppet.close()
 
 
 def test_reject_exits_with_78(puppet: Scheduler) -> None:
     puppet.expect(m.Hello)
     puppet.send(m.Reject(reason="another block size"))
     assert puppet.exit_code() == 78
-    assert 'event=rejected reason="another block size"' in puppet.close()
+    log = puppet.close()
+    assert 'event=rejected reason="another block size"' in log
+    assert SERVED in log
 
 
 def test_baton_executor_serves_the_demo_model() -> None:

@@ -46,6 +46,10 @@ class Puppet:
                 PoolTag(self.link.pool.tag_fd).epoch = int(epoch)
                 self.bytes[PLACE] = int(value)
                 self._say("written")
+            case ["release"]:
+                self.mapping.map_scratch()
+                self.link.release_lease()
+                self._say("released")
             case ["stop"]:
                 os.kill(os.getpid(), signal.SIGSTOP)
 

@@ -42,6 +42,24 @@ class Events(RuleBasedStateMachine):
         self.world.do(self.world.keeper.connection_closed(executor.connection, self.world.now))
 
     @precondition(lambda self: self.living)
+    @rule(data=st.data(), is_killed=st.sampled_from(["", "before", "after"]))
+    def release(self, data, is_killed):
+        """The process writes its pool no more, and says so; it may be killed while the message is on its way."""
+        executor = self._some(data)
+        self.holds.pop(executor, None)
+        if is_killed:
+            self.living.remove(executor)
+        if is_killed == "before":
+            executor.end()
+        self.world.send(executor.connection, m.ReleaseLease())
+        if is_killed == "after":
+            executor.end()
+        assert is_killed or executor.last == m.LeaseReleased()
+        assert all(
+            pool.holder is None or pool.holder.instance != executor.instance for pool in self.world.keeper.shelf.pools
+        )
+
+    @precondition(lambda self: self.living)
     @rule(data=st.data(), kind=KINDS, wait=st.booleans())
     def lease(self, data, kind, wait):
         self._some(data).lease(kind=kind, wait=wait)

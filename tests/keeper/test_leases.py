@@ -1,5 +1,6 @@
 """Who gets which pool, and when: the pure keeper."""
 
+import msgspec
 import pytest
 
 from common import messages as m
@@ -35,6 +36,94 @@ def test_what_its_holder_cannot_use_nobody_gets(world):
     assert standby.send(m.FindPool(kind=POOL)) == m.PoolFound(num_blocks=0)
     assert holder.send(m.GivePoolUp()) == m.PoolGivenUp()
     assert [facts["cause"] for event, facts in world.log if event == "pool dropped"] == ["its holder cannot use it"]
+
+
+def test_a_released_lease_passes_to_the_standby_at_once(world):
+    """The holder lives on: on a GPU its process takes long to end."""
+    holder, standby = Executor(world), Executor(world)
+    deposited = holder.deposit()
+    standby.lease(wait=True)
+    assert holder.send(m.ReleaseLease()) == m.LeaseReleased()
+    assert standby.last == msgspec.structs.replace(deposited, lease=2)
+    assert world.inboxes[standby.connection][-1][1], "the files of the pool come along"
+    assert ("pool freed", "its holder has released it") in [(event, facts.get("cause")) for event, facts in world.log]
+    assert holder.send(m.ReleaseLease()) == m.LeaseReleased(), "there is no lease any more"
+    assert world.keeper.shelf.pools[0].holder.name == standby.name
+
+
+def test_a_released_pool_without_a_standby_goes_to_who_asks(world):
+    holder, next_one = Executor(world), Executor(world)
+    deposited = holder.deposit()
+    assert next_one.lease() == m.PoolAbsent()
+    holder.send(m.ReleaseLease())
+    assert (next_one.lease().pool, next_one.last.lease) == (deposited.pool, 2)
+
+
+@pytest.mark.parametrize("how", ["disconnect", "end", "register_again"])
+def test_nothing_that_becomes_of_a_process_changes_a_lease_that_it_has_released(world, how):
+    holder, standby, third = Executor(world), Executor(world), Executor(world)
+    leased = holder.deposit()
+    holder.deposit_weights()  # the keeper still knows the process: it uses these
+    standby.lease(wait=True)
+    third.lease(wait=True)
+    holder.send(m.ReleaseLease())
+    getattr(holder, how)()
+    assert isinstance(third.last, m.Registered)
+    (pool,) = world.keeper.shelf.pools
+    assert (pool.holder.name, pool.lease) == (standby.name, 2)
+    if how == "register_again":
+        assert holder.deposit(leased.pool, leased.lease) == m.Refused(
+            reason=f"pool {pool.shown} is held by {standby.name}"
+        )
+
+
+def test_a_process_that_has_released_its_lease_is_not_killed(world):
+    """It may take long to end, and nobody waits for that any more."""
+    holder, standby, third = Executor(world), Executor(world), Executor(world, can_signal=False)
+    holder.deposit()
+    holder.deposit_weights()
+    holder.send(m.Alive(state="serving"))
+    watchdog = world.connect()
+    world.send(watchdog, m.Watch(version=m.KEEPER_VERSION, instance=holder.instance))
+    standby.lease(wait=True)
+    third.lease(wait=True)
+    holder.send(m.ReleaseLease())
+    standby.send(m.Alive(state="serving"))
+    world.pass_time(60.0, standby, third)
+    assert world.killed == []
+    assert [message for message, _ in world.inboxes[watchdog]] == [m.Watching()]
+
+
+@pytest.mark.parametrize("is_killed_first", [True, False])
+def test_a_release_and_the_end_of_its_process_may_come_in_either_order(world, is_killed_first):
+    holder, standby, third = Executor(world), Executor(world), Executor(world)
+    holder.deposit()
+    standby.lease(wait=True)
+    third.lease(wait=True)
+    release = (holder.connection, m.ReleaseLease())
+    if is_killed_first:
+        holder.end()
+        world.send(*release)  # it was on its way
+    else:
+        world.send(*release)
+        holder.end()
+    (pool,) = world.keeper.shelf.pools
+    assert (pool.holder.name, pool.lease) == (standby.name, 2)
+    assert isinstance(third.last, m.Registered)
+
+
+def test_a_holder_that_was_to_be_killed_can_release_its_lease_first(world):
+    holder, standby, third = Executor(world), Executor(world), Executor(world)
+    holder.deposit()
+    holder.send(m.Alive(state="serving"))
+    standby.lease(wait=True)
+    third.lease(wait=True)
+    world.pass_time(HANG_S, standby, third)
+    assert world.killed == [holder.process.handle]
+    holder.send(m.ReleaseLease())  # sent before the kill reached it
+    assert isinstance(standby.received[-2], m.PoolLeased)
+    holder.end()
+    assert world.keeper.shelf.pools[0].holder.name == standby.name
 
 
 def test_the_end_of_a_connection_ends_no_lease(world):

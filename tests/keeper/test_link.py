@@ -8,6 +8,7 @@ import termios
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -205,6 +206,34 @@ def test_a_connection_that_broke_changes_nothing_for_the_same_keeper(keeper, lin
     assert keeper.log().count('event="executor registered"') == 1
 
 
+def test_a_lease_is_released_once_and_its_pool_is_brought_to_no_other_keeper(keeper, link):
+    link.release_lease()
+    assert link.fileno() >= 0, "there was none, and nothing to say"
+    held = deposit(link)
+    link.release_lease()
+    for fd in (held.memory_fd, held.tag_fd):
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(fd)
+    other = KeeperLink(keeper.path, "other")
+    assert other.lease_pool(POOL, NUM_BLOCKS).lease == 2
+    keeper.kill()
+    keeper.start()
+    serve_until(link, lambda: link.fileno() >= 0 and link._talk.is_up_to_date)
+    serve_until(other, lambda: keeper.report().pools)
+    assert [(pool.pool, pool.lease, pool.holder) for pool in keeper.report().pools] == [(held.pool[:8], 2, "other")]
+    other.close()
+
+
+def test_a_release_without_a_keeper_is_not_waited_for(keeper, link):
+    deposit(link)
+    keeper.kill()
+    serve_until(link, lambda: link.fileno() < 0)
+    begun = time.monotonic()
+    link.release_lease()
+    assert time.monotonic() - begun < 1.0
+    assert link.pool is None
+
+
 def test_a_holder_is_told_of_standbys(keeper, link):
     deposit(link)
     with_standby = KeeperLink(keeper.path, "standby")
@@ -231,6 +260,23 @@ def test_process_1_cannot_be_watched_and_says_so(keeper, monkeypatch):
     monkeypatch.setattr(os, "getpid", lambda: 1)
     with pytest.raises(KeeperError, match="process 1 of its PID namespace"):
         WatchdogProcess(keeper.path, "i" * 32).start(1.0)
+
+
+def test_a_watchdog_inherits_no_device(keeper, link):
+    """What it had open of a GPU's would keep the GPU working for a killed executor."""
+    device = os.open("/dev/zero", os.O_RDWR)
+    os.set_inheritable(device, True)
+    watchdog = WatchdogProcess(keeper.path, link._talk._instance)
+    watchdog.start(5.0)
+    try:
+        folder = f"/proc/{watchdog._process.pid}/fd"
+        eventually(lambda: "watchdog.py" in Path(f"/proc/{watchdog._process.pid}/cmdline").read_text(), 10.0)
+        opened = [os.readlink(f"{folder}/{fd}").partition(":")[0] for fd in os.listdir(folder)]
+        assert "/dev/zero" not in opened
+        assert "socket" in opened
+    finally:
+        watchdog.stop()
+        os.close(device)
 
 
 def test_what_no_executor_uses_of_the_machines_memory_is_left_to_the_keeper(keeper, link, puppet):

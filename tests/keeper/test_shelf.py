@@ -259,7 +259,8 @@ def test_the_largest_report_fits_into_a_packet():
         (m.FindWeights(kind=WEIGHTS, source="s"), "FindWeights came before Register"),
         (m.Register(version=0, instance="i" * 32, name="n", pid=1), "nothing came beside Register"),
         (m.Watch(version=m.KEEPER_VERSION, instance="i" * 32), "no executor of this instance is registered"),
-        (m.Watch(version=9, instance="i" * 32), "it speaks version 9 of the keeper's protocol, this keeper 2"),
+        (m.Watch(version=9, instance="i" * 32), "it speaks version 9 of the keeper's protocol, this keeper 2 to 3"),
+        (m.Watch(version=1, instance="i" * 32), "it speaks version 1 of the keeper's protocol, this keeper 2 to 3"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, m.Message) else "",
 )
@@ -268,6 +269,14 @@ def test_a_stranger_that_makes_no_sense_is_turned_away(world, message, why):
     world.send(connection, message)
     assert world.ended[connection] == why
     assert world.open == set()
+
+
+def test_an_executor_of_the_version_before_is_served(world):
+    """A keeper is upgraded before its executors, and they bring it what they hold."""
+    connection = world.connect()
+    hello = m.Register(version=m.OLDEST_KEEPER_VERSION, instance="o" * 32, name="older", pid=1)
+    world.send(connection, hello, world.process())
+    assert world.inboxes[connection][-1][0] == m.Registered(keeper="life-1", can_kill=True)
 
 
 def test_wrong_descriptors_end_the_connection_and_are_closed(world):

@@ -3,9 +3,11 @@
 import shutil
 import signal
 import subprocess
+import time
 
 import pytest
 
+from common.heartbeats import LOSS_TIMEOUT_S
 from tests.keeper.processes import KeeperProcess
 from tests.support.eventually import eventually
 
@@ -39,6 +41,31 @@ def test_a_stopped_holder_is_killed_for_the_standby(keeper, puppet):
     assert standby.hear() == "holds 2 77 12"
     assert holder.process.wait(10.0) == -signal.SIGKILL
     assert 'event="holder is killed" executor=holder' in keeper.log()
+
+
+@pytest.mark.parametrize("becomes", ["lives", "stopped", "killed"])
+def test_a_released_pool_is_the_standbys_whatever_becomes_of_its_last_holder(keeper, puppet, becomes):
+    holder, standby = hold_and_wait(keeper, puppet)
+    third = puppet(keeper, "third")
+    third.tell("wait")
+    assert third.hear() == "waiting"
+    assert holder.hear() == "standbys 2"
+    holder.tell("release")
+    assert standby.hear() == "holds 2 77 12"
+    assert holder.hear() == "released"
+    assert standby.hear() == "standbys 1"
+    if becomes == "killed":
+        holder.kill()
+        eventually(lambda: 'event="executor gone" executor=holder' in keeper.log(), 10.0, keeper.log)
+    elif becomes == "stopped":
+        holder.tell("stop")
+        time.sleep(LOSS_TIMEOUT_S + 1.0)
+        assert holder.process.poll() is None, "nobody waits for its end"
+    assert [(pool.holder, pool.lease) for pool in keeper.report().pools] == [("standby", 2)]
+    standby.tell("write 78 13")
+    assert standby.hear() == "written"
+    standby.kill()
+    assert third.hear() == "holds 3 78 13"
 
 
 def test_a_keeper_that_was_killed_is_brought_what_it_kept(keeper, puppet):

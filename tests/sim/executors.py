@@ -8,6 +8,7 @@ from typing import Any
 
 from common import messages as m
 from executor_svc.service.registration import (
+    EXIT_CRASHED,
     DropMessage,
     LogEvent,
     Reconnect,
@@ -26,6 +27,7 @@ from tests.sim.steps import Answer, Fate, Pace, StepThread
 from tests.sim.world import World
 
 EXIT_KILLED = 137
+TEARDOWN_S = (0.0, 4.0)  # from the release of a process's lease to its end
 POLL_S = 0.1  # until a connection is looked at again that takes nothing
 ELSEWHERE = 5  # an epoch of another scheduler
 
@@ -68,6 +70,7 @@ class ExecutorProcess:
         self.build = build
         self._world = world
         self._on_exit = on_exit
+        self._rng = world.stream(f"teardown {0 if keeping is None else keeping.number}")
         self._next_ending = next_ending
         self._ending: Ending | None = None
         self._dealer = Dealer(port, m.SchedulerToExecutor, self._receive, self._connection_changed)
@@ -235,7 +238,17 @@ class ExecutorProcess:
                 case LogEvent(event, facts):
                     self._world.say(self.name, event, facts)
                 case StopProcess(exit_code):
-                    self._exit(exit_code)
+                    self._stop(exit_code)
+
+    def _stop(self, code: int) -> None:
+        """End in order: the lease goes first, if no step is being computed, and then the process takes its time."""
+        if code == EXIT_CRASHED or self._link is None or self.thread.is_busy or not self._link.release():
+            self._exit(code)
+            return
+        self._world.say(self.name, "has released its lease")
+        self._is_serving = False
+        self._dealer.close()
+        self._world.after(self._rng.uniform(*TEARDOWN_S), self._exit, code)
 
     def _exit(self, code: int) -> None:
         if self._is_alive:

@@ -104,6 +104,14 @@ class SimLink:
             self._inbox.append((wire, None, ()))
             self._when_awake(self._take)
 
+    def release(self) -> bool:
+        """Release the lease, if there is one; the process does not write the pool any more."""
+        if self._leased is None:
+            return False
+        self._leased = self.memory = self.tag = None
+        self._say(m.ReleaseLease())
+        return True
+
     def close(self) -> None:
         """The process has ended."""
         if self._wire is not None:

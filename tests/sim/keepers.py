@@ -241,7 +241,7 @@ class KeeperHost:
                     assert not isinstance(process, Memory | Tag), "memory cannot be killed"
                     process.kill()
                 case a.WriteLog(_, event, facts):
-                    self._moments[f"keeper: {event}"] += 1
+                    self._moments[f"keeper: {facts['cause'] if event == 'pool freed' else event}"] += 1
                     self._world.say(f"keeper {self._machine}", event, facts)
 
     def _close(self, wire: Wire) -> None:

@@ -90,6 +90,11 @@ class StepThread:
         """Whether it computes a step that never ends."""
         return self._fate is Fate.HANGS
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether it computes a step."""
+        return self._computing is not None
+
     def use(self, slots: dict[int, Written]) -> None:
         """Compute in this memory from now on."""
         self._oracle.slots = slots

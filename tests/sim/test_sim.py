@@ -73,6 +73,7 @@ def test_everything_that_can_happen_happens():
     moments += ("adopted", "resumed where they were", "not adopted: another kind", "not adopted: another writer")
     moments += ("not adopted: step_failed", "not adopted: untrusted")
     moments += ("keeper: holder is killed", "keeper: pool dropped", "keeper: executor refused")
+    moments += ("keeper: its holder has ended", "keeper: its holder has released it")
     assert all(tally.moments[moment] for moment in moments)
     codes = ("queue_full", "too_many_requests", "request_exists", "context_length_exceeded", "invalid_value")
     assert all(tally.moments[f"refused: {code}"] for code in codes)

@@ -267,7 +267,7 @@ class Fleet:
         if hello.pool is not None and (older := self._holder(hello.pool.pool)) is not None:
             if older.hello.pool is not None and hello.pool.lease < older.hello.pool.lease:
                 return consequences  # said by a process that is gone, before its successor spoke
-            # The keeper has seen the end of the older process, or it is the same one over another connection.
+            # The older process has ended or released its lease, or it is the same one over another connection.
             consequences += self._lost(older, "its pool has another holder", now)
         model = model_of(hello)
         steps = StepClock(self._step_floor_s, self._earlier.get((hello.executor, model)))
