@@ -44,8 +44,8 @@ THEN = {
     "(--no-keep), and a swap recomputes",
     "freed": "a pool that is dropped does not come back while the keeper lives: the keeper (or its anchor process for "
     "the GPU) must be started again after each drop",
-    "silent": "an executor's pidfd is no proof that its kernels have ended: before the keeper hands a pool on, it has "
-    "to wait until the driver's list of processes (NVML) no longer has the executor",
+    "silent": "an executor's pidfd is no proof that its kernels have ended: after a kill no executor goes on with its "
+    "pool (the driver's list of processes proves even less, see docs/keeper.md)",
     "guarded": "a stray kernel of one executor can spoil the weights of all: until a driver guards them, executors on "
     "GPUs keep their weights to themselves",
     "remapped": "a standby cannot capture its graphs before it has the pool: it captures them after the lease, or runs "

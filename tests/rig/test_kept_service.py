@@ -51,22 +51,28 @@ def holder(fleet: LocalFleet) -> int:
     return int(executor["executor"].rpartition("-")[2])
 
 
-@pytest.mark.parametrize("attention", ["triton", "flash_attn"])
-def test_a_standby_goes_on_with_the_memory_of_a_killed_executor(attention: str, tmp_path: Path, hazards: Path) -> None:
+@pytest.mark.parametrize(
+    ("attention", "number"),
+    [("triton", signal.SIGKILL), ("flash_attn", signal.SIGKILL), ("triton", signal.SIGTERM)],
+    ids=["triton killed", "flash_attn killed", "triton leaves"],
+)
+def test_a_standby_goes_on_with_the_memory_of_an_executor_that_ends(
+    attention: str, number: signal.Signals, tmp_path: Path, hazards: Path
+) -> None:
     options = (*OPTIONS, "--attention", attention)
     with running_fleet(tmp_path, standbys=1, executor_options=options) as fleet:
         eventually(lambda: has_standby(fleet), timeout_s=120)
         client, counts, begun = client_of(fleet), dict[str, int](), threading.Semaphore(0)
         threads = [
-            threading.Thread(target=stream, args=(client, f"Line {number}:", counts, begun))
-            for number in range(NUM_STREAMS)
+            threading.Thread(target=stream, args=(client, f"Line {line}:", counts, begun))
+            for line in range(NUM_STREAMS)
         ]
         for thread in threads:
             thread.start()
         for _ in threads:
             assert begun.acquire(timeout=120)
         gone = holder(fleet)
-        fleet.kill_executor(gone)
+        os.kill(fleet.pids[executor_name(gone)], number)
         for thread in threads:
             thread.join(timeout=200)
         after = report(fleet)
@@ -77,8 +83,15 @@ def test_a_standby_goes_on_with_the_memory_of_a_killed_executor(attention: str, 
         assert "device=GPU-00010203-0405-0607-0809-0a0b0c0d0e0f" in log
         assert log.index("graphs captured") < log.index("holds a pool"), "the graphs are those of the scratch memory"
         assert "no pool is kept" not in log
-    assert counts == {f"Line {number}:": NEW_TOKENS for number in range(NUM_STREAMS)}
+        assert_freed_by(fleet, number)
+    assert counts == {f"Line {line}:": NEW_TOKENS for line in range(NUM_STREAMS)}
     assert_none(hazards)
+
+
+def assert_freed_by(fleet: LocalFleet, number: signal.Signals) -> None:
+    """A holder that was killed keeps its lease until its end; one that leaves in order releases it."""
+    cause = "its holder has ended" if number == signal.SIGKILL else "its holder has released it"
+    assert f'cause="{cause}"' in fleet.log_tail("keeper", lines=10**6)
 
 
 def stream_over(fleet: LocalFleet, kill: Callable[[], None]) -> None:
@@ -117,9 +130,15 @@ def test_without_a_standby_the_next_process_finds_the_memory(tmp_path: Path, haz
     assert_none(hazards)
 
 
-def test_two_ranks_find_their_memory(tmp_path: Path, hazards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=["killed", "leaves"])
+def test_two_ranks_find_their_memory(
+    number: signal.Signals, tmp_path: Path, hazards: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("RIG_DEVICES", "2")
     monkeypatch.setenv("RIG_COLLECTIVES", str(tmp_path))
     with running_fleet(tmp_path, keeps=True, ranks=2, executor_options=OPTIONS) as fleet:
-        stream_over(fleet, lambda: os.kill(rank_pids(fleet, 0)[1], signal.SIGKILL))
+        # A supervisor tells torchrun; a kill strikes a rank.
+        pid = {signal.SIGKILL: rank_pids(fleet, 0)[1], signal.SIGTERM: fleet.pids[executor_name(0)]}[number]
+        stream_over(fleet, lambda: os.kill(pid, number))
+        assert_freed_by(fleet, number)
     assert_none(hazards)
