@@ -16,20 +16,24 @@ import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from tests.gpu_session.machine import listed_packages
+
 HERE = Path(__file__).parent
 REPOSITORY = HERE.parent.parent
 SOURCES = HERE / "csrc"
 FLASH_ATTN = REPOSITORY.parent / "shared" / "gpu" / "wheels"
-CUDA_BUILDS = ("torch==2.11.0", "triton==3.6.0")
+OF_THE_MACHINE = listed_packages()
+"""Versions of the GPU machine's packages; empty where they are not known."""
+CUDA_BUILDS = tuple(f"{name}=={OF_THE_MACHINE[name]}" for name in ("torch", "triton"))
 HEADERS = ("nvidia-cuda-runtime==13.0.96", "nvidia-cuda-crt==13.0.88")
 DEPENDENCIES = tuple(tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["dependencies"])
-# The GPU machine has transformers 5.17; pip finds what that one and the CUDA builds need.
+MACHINES = tuple(f"{name}=={OF_THE_MACHINE[name]}" for name in ("numpy", "safetensors", "tokenizers", "transformers"))
+# pip finds what those and the CUDA builds need.
 PACKAGES = (
-    *DEPENDENCIES, "transformers==5.17.0", "sympy", "networkx", "fsspec", "filelock", "typing-extensions",
-    "safetensors", "cuda-bindings", "hypothesis", "openai", "pytest", "pytest-timeout", "pytest-xdist", "pyyaml",
-    "einops",
+    *DEPENDENCIES, *MACHINES, "sympy", "networkx", "fsspec", "filelock", "typing-extensions", "cuda-bindings",
+    "hypothesis", "openai", "pytest", "pytest-timeout", "pytest-xdist", "pyyaml", "einops",
 )  # fmt: skip
-UNCONSTRAINED = ("transformers", "torch", "triton", "tokenizers", "huggingface_hub", "hf-xet", "safetensors")
+UNCONSTRAINED = ("numpy", "safetensors", "tokenizers", "transformers", "torch", "triton", "huggingface_hub", "hf-xet")
 """Packages whose versions are the GPU machine's, not those of constraints.txt."""
 
 CORE = ("device", "contexts", "capture", "memory", "mapping", "control", "kernels")
