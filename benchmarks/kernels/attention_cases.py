@@ -2,6 +2,7 @@
 
 import importlib.util
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -24,7 +25,7 @@ from benchmarks.rig.gpu_timing import Call
 from kernels.arguments import KVCache
 from kernels.gpu.attention.flash_attention import LEAST_BLOCK_SIZE, FlashAttention
 from kernels.gpu.attention.paged_attention import PagedAttention
-from kernels.gpu.attention.plan import AttentionShape
+from kernels.gpu.attention.plan import AttentionShape, AttentionTiles
 
 BATCHES = (1, 32, 256)
 CONTEXTS = (128, 1024, 8192, 32_768)
@@ -36,10 +37,13 @@ Row = tuple[int, int]
 
 def attention_cases(model: ModelShape, quick: bool) -> Iterator[KernelCase]:
     """Decodes at all batches and contexts, and prefills, with blocks of 256 (which flash-attn needs) and of 16."""
-    decodes = ((256, 1024), (32, 8192)) if quick else [(rows, context) for rows in BATCHES for context in CONTEXTS]
+    decodes = [(rows, context) for rows in BATCHES for context in CONTEXTS]
+    # Few rows; and the mean step of nano-vllm's workload, whose contexts are all different.
+    few, ragged = ((16, 640), (1, 8192)), [(1, 1 + 10 * row) for row in range(128)]
     for block_size in (256, 16):
-        for rows, context in decodes:
+        for rows, context in dict.fromkeys([*(((256, 1024), (32, 8192)) if quick else decodes), *few]):
             yield attention_case(model, "decode", [(1, context)] * rows, block_size)
+        yield attention_case(model, "decode", ragged, block_size)
         for rows, context in ((1, 8192), (8, 1024)):
             yield attention_case(model, "prefill", [(context, context)] * rows, block_size)
         # Decodes, whole prompts, and a chunk of a prompt most of which is cached.
@@ -91,7 +95,7 @@ def attention_case(
         bytes_moved=ITEM_BYTES * model.head_dim * vectors + INDEX_BYTES * numbers,
         tensors=tensors,
         ours=partial(_planned, PagedAttention, rows),
-        others=dict(_others(rows, model, block_size, heads_first)),
+        others={**_variants(rows, phase), **dict(_others(rows, model, block_size, heads_first))},
         scalars={"scale": model.head_dim**-0.5},
         operations=4 * model.head_dim * model.heads * pairs,
     )
@@ -110,6 +114,27 @@ Make = Callable[
 
 def _flash(shape: AttentionShape, num_sms: int, _device: torch.device) -> FlashAttention:
     return FlashAttention(shape, num_sms)
+
+
+NARROW_64 = AttentionTiles(16, 64, num_warps=4, num_stages=3, programs_per_sm=3, grain=16)
+VARIANTS = {
+    "narrow_64": NARROW_64,
+    "narrow_64_coarse": replace(NARROW_64, grain=1),
+    "eight_warps": replace(NARROW_64, block_n=128, num_warps=8, num_stages=2),
+    "coarse": replace(NARROW_64, block_n=128, num_stages=2, grain=1),
+}
+"""What a decode's programs could take instead of what `choose_tiles` says. With a grain of 1 only what is longer than
+an even share is cut; of all that is cut the price is the merge."""
+
+
+def _variants(rows: Sequence[Row], phase: str) -> dict[str, Contestant]:
+    if phase != "decode":
+        return {}
+    return {name: partial(_planned, partial(_with_tiles, tiles), rows) for name, tiles in VARIANTS.items()}
+
+
+def _with_tiles(tiles: AttentionTiles, shape: AttentionShape, num_sms: int, device: torch.device) -> PagedAttention:
+    return PagedAttention(shape, num_sms, device, lambda *_: tiles)
 
 
 def _planned(make: Make, rows: Sequence[Row], tensors: Tensors) -> Call:

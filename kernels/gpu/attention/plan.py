@@ -62,6 +62,7 @@ class AttentionTiles:
         block_n: positions taken at once.
         num_warps, num_stages: Triton's; stages are the tiles of K and V on their way, plus the one in use.
         programs_per_sm: that a Hopper SM holds at a time, by their shared memory and registers.
+        grain: see `Cutting`.
     """
 
     block_m: int
@@ -69,6 +70,7 @@ class AttentionTiles:
     num_warps: int
     num_stages: int
     programs_per_sm: int
+    grain: int = 2
 
 
 def choose_tiles(shape: AttentionShape, num_queries: int) -> AttentionTiles:
@@ -79,15 +81,18 @@ def choose_tiles(shape: AttentionShape, num_queries: int) -> AttentionTiles:
     it just fits the registers; on sm_100 it spills.
 
     A narrow tile of 128 positions takes 19 to 26% fewer instructions for a position than one of 64 (Triton 3.6, sm_90)
-    and has as many bytes on their way, in as much shared memory.
+    and has as many bytes on their way, in as much shared memory. bench_kernels compares both (`narrow_64`). The partial
+    results of wide tiles are as big as 128 positions of K and V, so these are cut less finely.
     """
     lines = num_queries * shape.group
     small_head = shape.head_dim <= 64
     if shape.dtype == torch.float32:  # not for tensor cores, and twice the shared memory
-        return AttentionTiles(NARROW_LINES, 32 if small_head else 16, num_warps=4, num_stages=2, programs_per_sm=2)
+        return AttentionTiles(
+            NARROW_LINES, 32 if small_head else 16, num_warps=4, num_stages=2, programs_per_sm=2, grain=16
+        )
     if lines <= NARROW_LINES:
-        # `AttentionTiles(NARROW_LINES, 64, 4, 3, 3)` for all heads is what bench_kernels compares this with.
-        return AttentionTiles(NARROW_LINES, 128, num_warps=4, num_stages=3 if small_head else 2, programs_per_sm=3)
+        num_stages = 3 if small_head else 2
+        return AttentionTiles(NARROW_LINES, 128, num_warps=4, num_stages=num_stages, programs_per_sm=3, grain=16)
     if lines <= 64:
         return AttentionTiles(64, 64, num_warps=4, num_stages=3, programs_per_sm=3 if small_head else 2)
     return AttentionTiles(128, 64, num_warps=8, num_stages=3, programs_per_sm=2 if small_head else 1)
@@ -241,8 +246,7 @@ class AttentionPlanner:
             group=self._shape.group,
             step=config.block_n,
             slots=max(1, self._num_sms * config.programs_per_sm // self._shape.num_kv_heads),
-            # The partial results of a wide tile are as big as 128 positions of K and V, so it is cut less finely.
-            grain=16 if narrow else 2,
+            grain=config.grain,
             whole_len=512 if narrow else 1024,
             min_piece=256 if narrow else 512,
         )
