@@ -13,7 +13,7 @@ from kernels.gpu.launching import LaunchableKernel
 from kernels.gpu.loops import loop_bound
 
 _ITEM_FIELDS = tl.constexpr(ITEM_FIELDS)
-_PIECES = tl.constexpr(32)  # whose weights are read at once
+_PIECES = tl.constexpr(32)  # of which a merge looks for the maximum at once
 
 
 # What changes from step to step must not compile anew: counts, and where in a staging buffer the integers lie.
@@ -104,18 +104,19 @@ def attention_kernel(
     tl.store(partial_out + target[:, None] * HEAD_DIM + dims[None, :], acc, mask=valid[:, None])
     tl.store(partial_lse + target, row_max + tl.log2(row_sum), mask=valid)
 
-    # Why the last program sees all partial results, by PTX's memory model: a program's stores come before its barrier
-    # (bar.sync orders the threads of a block), and so before the addition that one thread makes after it, which
-    # releases them to the whole GPU. Additions to one counter form a chain in which each one acquires what those
-    # before it have released. The barrier after the addition orders all threads' reads after the acquisition. The
-    # reads pass the L1 cache by, which is not coherent. The zero is stored after the last addition, and the end of
-    # the kernel brings it to the next launch.
+    # Why the last program sees all partial results, by PTX's memory model (causality order): a barrier (bar.sync)
+    # orders the stores of all threads before what any thread does after the barrier. One thread adds, which releases
+    # all these stores to the GPU (atom.acq_rel.gpu). The additions to a counter are a chain of reads and writes, in
+    # which each acquires what those before it have released. The second barrier orders the reads of all threads after
+    # that. In machine code these are a fence (MEMBAR.ALL.GPU) before the addition and an emptied L1 cache (CCTL.IVALL)
+    # after it; the reads pass the L1 cache by all the same (.cg). No other program uses the counter once the last one
+    # has added, and the end of the kernel brings its zero to the next launch.
     num_pieces = tl.load(item + 8)
     counter = arrived + first_partial * NUM_KV_HEADS + head
     tl.debug_barrier()
-    others = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu")
+    num_before = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu")
     tl.debug_barrier()
-    if others == num_pieces - 1:
+    if num_before == num_pieces - 1:
         tile = (first_partial, num_pieces, num_queries, token * out_stride, head)
         _merge(partial_out, partial_lse, out, tile, out_stride, NUM_KV_HEADS, GROUP, HEAD_DIM, BLOCK_M)
         tl.store(counter, 0)
@@ -133,14 +134,14 @@ def _merge(
     HEAD_DIM: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):
-    """The results of a tile from those of its pieces, in their order: the lines of a query at once, or some of a wide
-    tile's many. The loads of several pieces do not wait for each other, as the weights are known by then.
+    """Write a tile's results, from those of its pieces in their order: the lines of one query at a time, or 32 of a
+    wide tile. The maximum of all pieces is known first, so the loads of several pieces need not wait for each other.
     """
     first_partial, num_pieces, num_queries, target, head = tile
     num_heads: tl.constexpr = NUM_KV_HEADS * GROUP
     lines_of_query: tl.constexpr = 2 if GROUP <= 2 else 4 if GROUP <= 4 else 8 if GROUP <= 8 else 16
     LINES: tl.constexpr = lines_of_query if BLOCK_M == 16 else 32
-    UNROLLED: tl.constexpr = 8 if BLOCK_M == 16 else 2
+    UNROLLED: tl.constexpr = 8 if BLOCK_M == 16 else 1
     partial_lse += first_partial * num_heads
     partial_out += first_partial * num_heads * HEAD_DIM
     dims = tl.arange(0, HEAD_DIM)
@@ -151,13 +152,14 @@ def _merge(
         valid = lines < num_lines
         queries = lines // GROUP
         heads = head * GROUP + lines % GROUP
-        source = queries * num_heads + heads
-        source = tl.where(valid, source, head * GROUP)  # something that is there
+        source = tl.where(valid, queries * num_heads + heads, head * GROUP)  # something that is there
         largest = tl.full([LINES], float("-inf"), tl.float32)
         for first in tl.range(0, loop_bound(num_pieces), _PIECES):
             pieces = tl.minimum(first + tl.arange(0, _PIECES), num_pieces - 1)
             lse = tl.load(partial_lse + (pieces[:, None] * piece_stride + source[None, :]), cache_modifier=".cg")
             largest = tl.maximum(largest, tl.max(lse, 0))
+        # A line's sum of weights stands beside each of its values, and so does its maximum: as vectors of lines they
+        # would pass through shared memory, and each piece would wait at a barrier.
         acc = tl.zeros([LINES, HEAD_DIM], tl.float32)
         total = tl.zeros([LINES, HEAD_DIM], tl.float32)
         shift = tl.broadcast_to(largest[:, None], [LINES, HEAD_DIM])

@@ -94,13 +94,17 @@ class Cutting:
     min_piece: int
 
     def pieces(self, lengths: Ints, queries: Ints) -> Ints:
-        """Into how many pieces to cut tiles that see `lengths` positions, with so many queries.
+        """Into how many pieces to cut each tile.
 
-        Where as many pieces as there are slots can be of about a slot's share of the work, all have one length and run
-        at once. Else guided self-scheduling says how long each may be.
+        All pieces have one length if they all run at once then, each on a slot, and none is much longer than a slot's
+        share of the work. Else guided self-scheduling says how long a tile's pieces may be.
+
+        Args:
+            lengths: [tiles] positions that each tile sees.
+            queries: [tiles] of each.
         """
-        # A merge reads the pieces' results one after another. So many take about as long to merge as one to compute:
-        # on an H100 a program reads a line of a result in the time of about half a position.
+        # One program merges all pieces of a tile. With so many of them that takes about as long as to compute a piece,
+        # if a program reads a line of a result in the time of half a position (an estimate for an H100).
         most = np.sqrt(2 * lengths / (queries * self.group)).astype(np.int32)
         most[lengths <= self.whole_len] = 1
         most = np.maximum(most, 1)
@@ -115,7 +119,7 @@ class Cutting:
         return np.minimum(np.ceil(lengths / piece), most).astype(np.int32)
 
     def _one_wave(self, lengths: Ints, most: Ints, share: float) -> Ints | None:
-        """The numbers of pieces of the least length of which there are no more than slots; None if it is too long."""
+        """Numbers of pieces, of the least length of which no more than `slots` are needed; None if that is too long."""
         first, apart = (math.ceil(max(len_, self.step) / self.step) * self.step for len_ in (share, share / 32))
         tried = first + apart * np.arange(_ONE_WAVE_LENGTHS)
         tried = tried[tried <= max(_ONE_WAVE_EXCESS * share, share + self.step)]
@@ -131,11 +135,11 @@ class Cutting:
     def capacity(self, num_tiles: int, num_queries: int) -> Capacity:
         """What up to `num_tiles` tiles of up to `num_queries` queries fit into, however long their contexts are.
 
-        Let R be the work that is left when a tile's turn comes, including the tile's, and W all work. A tile of n
-        pieces has n - 1 < length * min(slots / R, slots * grain / W). Added up over all tiles that is a lower sum of
-        the integral of min(slots / r, slots * grain / W) for r from 0 to W, which is slots * (1 + ln grain). No tile
-        alone has more than `slots` pieces, since R is its length or more. A step that fits one wave has no more pieces
-        than slots. A tile that is cut has two pieces or more, so all of these have twice what they are more at most.
+        Let W be all work, and R what is left of it when a tile's turn comes, the tile included. A tile of n pieces has
+        n - 1 < length * min(slots / R, slots * grain / W). The sum over all tiles is a lower sum of the integral of
+        min(slots / r, slots * grain / W) for r from 0 to W, which is slots * (1 + ln grain). No tile has more than
+        `slots` pieces, since R is its length or more. Pieces that run at once are no more than the slots. A tile that
+        is cut has two pieces or more, so the pieces of these tiles are at most twice what was added by cutting.
         """
         more = min(self._most_more, num_tiles * (self.slots - 1))
         return Capacity(items=num_tiles + more, partials=(more + min(num_tiles, more)) * num_queries)

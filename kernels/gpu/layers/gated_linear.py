@@ -78,6 +78,8 @@ def linear_silu_and_mul(x: Tensor, weight: Tensor, out: Tensor) -> None:
     size = len(weight) // 2
     check_tensor("weight", weight, (2 * size, in_size), x.dtype, x.device)
     check_contiguous("weight", weight)
+    if weight.numel() >= 2**31:
+        raise ValueError(f"weight has shape {tuple(weight.shape)}, expected less than 2**31 values")
     check_tensor("out", out, (num_rows, size), x.dtype, x.device)
     check_last_stride("x", x)
     check_last_stride("out", out)
@@ -130,19 +132,18 @@ def _gated_linear_kernel(
     weight_rows = (both % 2) * SIZE + tl.minimum(first_column + both // 2, SIZE - 1)
     depth = tl.arange(0, DEPTH)
     x_tile = x + x_rows[:, None] * x_stride + depth[None, :]
-    weight_tile = weight + weight_rows[None, :].to(tl.int64) * IN_SIZE + depth[:, None]
+    offsets = weight_rows[None, :] * IN_SIZE + depth[:, None]
     total = tl.zeros((ROWS, 2 * COLUMNS), tl.float32)
     for start in range(0, IN_SIZE, DEPTH):
         if IN_SIZE % DEPTH == 0:
             values = tl.load(x_tile)
-            weights = tl.load(weight_tile)
+            weights = tl.load(weight + start + offsets)
         else:
             left = IN_SIZE - start
             values = tl.load(x_tile, mask=depth[None, :] < left, other=0.0)
-            weights = tl.load(weight_tile, mask=depth[:, None] < left, other=0.0)
+            weights = tl.load(weight + start + offsets, mask=depth[:, None] < left, other=0.0)
         total = tl.dot(values, weights, total, input_precision=PRECISION)
         x_tile += DEPTH
-        weight_tile += DEPTH
     dtype = out.dtype.element_ty
     gate, up = total.to(dtype).reshape(ROWS, COLUMNS, 2).split()
     wide = gate.to(tl.float32)
