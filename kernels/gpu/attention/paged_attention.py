@@ -176,6 +176,7 @@ class PagedAttention:
                 BLOCK_N=launch.config.block_n,
                 num_warps=launch.config.num_warps,
                 num_stages=launch.config.num_stages,
+                maxnreg=launch.config.max_registers,
             )
         return out
 

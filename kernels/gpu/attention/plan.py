@@ -72,6 +72,11 @@ class AttentionTiles:
     programs_per_sm: int
     grain: int = 2
 
+    @property
+    def max_registers(self) -> int:
+        """Registers of a thread with which so many programs fit on an SM. Unless told, ptxas aims lower, and spills."""
+        return min(255, 65_536 // (32 * self.num_warps * self.programs_per_sm) // 8 * 8)
+
 
 def choose_tiles(shape: AttentionShape, num_queries: int) -> AttentionTiles:
     """The configuration for rows of up to `num_queries` queries.

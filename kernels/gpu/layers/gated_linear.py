@@ -33,6 +33,11 @@ class GatedTiles:
     num_warps: int
     num_stages: int
 
+    @property
+    def max_registers(self) -> int:
+        """Registers of a thread. Unless told, ptxas aims lower than what shared memory lets run, and spills."""
+        return 128 if self.rows <= 32 else 255
+
 
 _MANY_PROGRAMS = 264  # two for each SM of an H100 or H200
 _FLOAT32 = GatedTiles(rows=16, columns=32, depth=32, num_warps=4, num_stages=2)  # without tensor cores: for tests
@@ -102,6 +107,7 @@ def linear_silu_and_mul(x: Tensor, weight: Tensor, out: Tensor) -> None:
         PRECISION="ieee" if x.dtype == torch.float32 else "tf32",  # tf32 says nothing about 16-bit types
         num_warps=tiles.num_warps,
         num_stages=tiles.num_stages,
+        maxnreg=tiles.max_registers,
     )
 
 
