@@ -96,8 +96,8 @@ def choose_tiles(shape: AttentionShape, num_queries: int) -> AttentionTiles:
             NARROW_LINES, 32 if small_head else 16, num_warps=4, num_stages=2, programs_per_sm=2, grain=16
         )
     if lines <= NARROW_LINES:
-        num_stages = 3 if small_head else 2
-        return AttentionTiles(NARROW_LINES, 128, num_warps=4, num_stages=num_stages, programs_per_sm=3, grain=16)
+        num_stages, programs = 3 if small_head else 2, 3 if shape.head_dim >= 64 else 2
+        return AttentionTiles(NARROW_LINES, 128, num_warps=4, num_stages=num_stages, programs_per_sm=programs, grain=16)
     if lines <= 64:
         return AttentionTiles(64, 64, num_warps=4, num_stages=3, programs_per_sm=3 if small_head else 2)
     return AttentionTiles(128, 64, num_warps=8, num_stages=3, programs_per_sm=2 if small_head else 1)
