@@ -37,20 +37,19 @@ Row = tuple[int, int]
 
 def attention_cases(model: ModelShape, quick: bool) -> Iterator[KernelCase]:
     """Decodes at all batches and contexts, and prefills, with blocks of 256 (which flash-attn needs) and of 16."""
-    decodes = [(rows, context) for rows in BATCHES for context in CONTEXTS]
-    # Few rows; and the mean step of nano-vllm's workload, whose contexts are all different.
-    few, ragged = ((16, 640), (1, 8192)), [(1, 1 + 10 * row) for row in range(128)]
+    decodes = ((256, 1024), (32, 8192)) if quick else [(rows, context) for rows in BATCHES for context in CONTEXTS]
     for block_size in (256, 16):
-        for rows, context in dict.fromkeys([*(((256, 1024), (32, 8192)) if quick else decodes), *few]):
+        for rows, context in decodes:
             yield attention_case(model, "decode", [(1, context)] * rows, block_size)
-        yield attention_case(model, "decode", ragged, block_size)
         for rows, context in ((1, 8192), (8, 1024)):
             yield attention_case(model, "prefill", [(context, context)] * rows, block_size)
         # Decodes, whole prompts, and a chunk of a prompt most of which is cached.
         mixed = [(1, 512 + 16 * row) for row in range(128)] + [(1024, 1024)] * 4 + [(2048, 6144)]
         yield attention_case(model, "mixed", mixed, block_size)
-    for rows, context in ((256, 1024), (32, 8192)):
-        yield attention_case(model, "decode", [(1, context)] * rows, 16, heads_first=True)
+    # As in an executor without flash-attn. The last one is like a step in the middle of nano-vllm's workload.
+    ragged = [(1, 1 + 10 * row) for row in range(128)]
+    for step in ([(1, 1024)] * 256, [(1, 8192)] * 32, [(1, 640)] * 16, [(1, 8192)], ragged):
+        yield attention_case(model, "decode", step, 16, heads_first=True)
 
 
 def attention_case(
@@ -63,7 +62,8 @@ def attention_case(
         phase: the step in a word.
         rows: of the step.
         block_size: of the cache.
-        heads_first: whether a block holds one head's positions together, instead of one position's heads.
+        heads_first: whether a block holds one head's positions together, instead of one position's heads. Decodes of
+            such blocks are also measured with the other tiles of `VARIANTS`.
     """
     tokens = sum(queries for queries, _ in rows)
     contexts = [context for _, context in rows]
@@ -95,7 +95,7 @@ def attention_case(
         bytes_moved=ITEM_BYTES * model.head_dim * vectors + INDEX_BYTES * numbers,
         tensors=tensors,
         ours=partial(_planned, PagedAttention, rows),
-        others={**_variants(rows, phase), **dict(_others(rows, model, block_size, heads_first))},
+        others=dict(_others(rows, model, block_size, heads_first)),
         scalars={"scale": model.head_dim**-0.5},
         operations=4 * model.head_dim * model.heads * pairs,
     )
@@ -116,21 +116,14 @@ def _flash(shape: AttentionShape, num_sms: int, _device: torch.device) -> FlashA
     return FlashAttention(shape, num_sms)
 
 
-NARROW_64 = AttentionTiles(16, 64, num_warps=4, num_stages=3, programs_per_sm=3, grain=16)
+NARROW_64 = AttentionTiles(16, 64, num_warps=4, num_stages=3, programs_per_sm=3, max_registers=168, grain=16)
 VARIANTS = {
     "narrow_64": NARROW_64,
-    "narrow_64_coarse": replace(NARROW_64, grain=1),
-    "eight_warps": replace(NARROW_64, block_n=128, num_warps=8, num_stages=2),
+    "eight_warps": replace(NARROW_64, block_n=128, num_warps=8, num_stages=2, max_registers=80),
     "coarse": replace(NARROW_64, block_n=128, num_stages=2, grain=1),
 }
-"""What a decode's programs could take instead of what `choose_tiles` says. With a grain of 1 only what is longer than
-an even share is cut; of all that is cut the price is the merge."""
-
-
-def _variants(rows: Sequence[Row], phase: str) -> dict[str, Contestant]:
-    if phase != "decode":
-        return {}
-    return {name: partial(_planned, partial(_with_tiles, tiles), rows) for name, tiles in VARIANTS.items()}
+"""What a decode's programs could take instead of what `choose_tiles` says. With a grain of 1 only a row that is longer
+than a program's even share of all work is cut, so few are merged."""
 
 
 def _with_tiles(tiles: AttentionTiles, shape: AttentionShape, num_sms: int, device: torch.device) -> PagedAttention:
@@ -159,6 +152,9 @@ def _planned(make: Make, rows: Sequence[Row], tensors: Tensors) -> Call:
 def _others(
     rows: Sequence[Row], model: ModelShape, block_size: int, heads_first: bool
 ) -> Iterator[tuple[str, Contestant]]:
+    if heads_first:
+        for name, tiles in VARIANTS.items():
+            yield name, partial(_planned, partial(_with_tiles, tiles), rows)
     if block_size % LEAST_BLOCK_SIZE or heads_first:
         return
     if importlib.util.find_spec("flash_attn") is not None:

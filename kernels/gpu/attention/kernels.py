@@ -141,7 +141,7 @@ def _merge(
     num_heads: tl.constexpr = NUM_KV_HEADS * GROUP
     lines_of_query: tl.constexpr = 2 if GROUP <= 2 else 4 if GROUP <= 4 else 8 if GROUP <= 8 else 16
     LINES: tl.constexpr = lines_of_query if BLOCK_M == 16 else 32
-    UNROLLED: tl.constexpr = 8 if BLOCK_M == 16 else 1
+    UNROLLED: tl.constexpr = 8 if LINES <= 4 else 32 // LINES
     partial_lse += first_partial * num_heads
     partial_out += first_partial * num_heads * HEAD_DIM
     dims = tl.arange(0, HEAD_DIM)

@@ -62,6 +62,7 @@ class AttentionTiles:
         block_n: positions taken at once.
         num_warps, num_stages: Triton's; stages are the tiles of K and V on their way, plus the one in use.
         programs_per_sm: that a Hopper SM holds at a time, by their shared memory and registers.
+        max_registers: of a thread, with which so many programs fit. Unless told, ptxas may aim lower, and spill.
         grain: see `Cutting`.
     """
 
@@ -70,12 +71,8 @@ class AttentionTiles:
     num_warps: int
     num_stages: int
     programs_per_sm: int
+    max_registers: int | None = None
     grain: int = 2
-
-    @property
-    def max_registers(self) -> int:
-        """Registers of a thread with which so many programs fit on an SM. Unless told, ptxas aims lower, and spills."""
-        return min(255, 65_536 // (32 * self.num_warps * self.programs_per_sm) // 8 * 8)
 
 
 def choose_tiles(shape: AttentionShape, num_queries: int) -> AttentionTiles:
@@ -92,15 +89,14 @@ def choose_tiles(shape: AttentionShape, num_queries: int) -> AttentionTiles:
     lines = num_queries * shape.group
     small_head = shape.head_dim <= 64
     if shape.dtype == torch.float32:  # not for tensor cores, and twice the shared memory
-        return AttentionTiles(
-            NARROW_LINES, 32 if small_head else 16, num_warps=4, num_stages=2, programs_per_sm=2, grain=16
-        )
+        return AttentionTiles(NARROW_LINES, 32 if small_head else 16, 4, num_stages=2, programs_per_sm=2, grain=16)
     if lines <= NARROW_LINES:
-        num_stages, programs = 3 if small_head else 2, 3 if shape.head_dim >= 64 else 2
-        return AttentionTiles(NARROW_LINES, 128, num_warps=4, num_stages=num_stages, programs_per_sm=programs, grain=16)
+        programs, registers = (3, 168) if shape.head_dim >= 64 else (2, 255)
+        return AttentionTiles(NARROW_LINES, 128, 4, 3 if small_head else 2, programs, registers, grain=16)
     if lines <= 64:
-        return AttentionTiles(64, 64, num_warps=4, num_stages=3, programs_per_sm=3 if small_head else 2)
-    return AttentionTiles(128, 64, num_warps=8, num_stages=3, programs_per_sm=2 if small_head else 1)
+        programs, registers = (3, 168) if small_head else (2, 255)
+        return AttentionTiles(64, 64, 4, 3, programs, registers)
+    return AttentionTiles(128, 64, 8, 3, programs_per_sm=2) if small_head else AttentionTiles(128, 64, 8, 3, 1, 255)
 
 
 ChooseTiles = Callable[[AttentionShape, int], AttentionTiles]

@@ -100,32 +100,34 @@ class Cutting:
         share of the work. Else guided self-scheduling says how long a tile's pieces may be.
 
         Args:
-            lengths: [tiles] positions that each tile sees.
+            lengths: [tiles] positions that each tile sees, the most first.
             queries: [tiles] of each.
         """
-        # One program merges all pieces of a tile. With so many of them that takes about as long as to compute a piece,
-        # if a program reads a line of a result in the time of half a position (an estimate for an H100).
-        most = np.sqrt(2 * lengths / (queries * self.group)).astype(np.int32)
-        most[lengths <= self.whole_len] = 1
-        most = np.maximum(most, 1)
-        share = int(lengths.sum(dtype=np.int64)) / self.slots
-        if len(lengths) <= self.slots and (wanted := self._one_wave(lengths, most, share)) is not None:
+        left = np.cumsum(lengths[::-1], dtype=np.int64)[::-1]
+        share = int(left[0]) / self.slots
+        if len(lengths) <= self.slots and (wanted := self._one_wave(lengths, queries, share)) is not None:
             return wanted
-        order = np.argsort(-lengths, kind="stable")
-        left = np.cumsum(lengths[order][::-1], dtype=np.int64)[::-1]
-        piece = np.empty(len(lengths))
-        piece[order] = np.maximum(left / self.slots, max(share / self.grain, self.min_piece))
-        piece = np.ceil(piece / self.step) * self.step
-        return np.minimum(np.ceil(lengths / piece), most).astype(np.int32)
+        piece = np.maximum(left / self.slots, max(share / self.grain, self.min_piece))
+        return self._limited(np.ceil(lengths / (np.ceil(piece / self.step) * self.step)), lengths, queries)
 
-    def _one_wave(self, lengths: Ints, most: Ints, share: float) -> Ints | None:
+    def _one_wave(self, lengths: Ints, queries: Ints, share: float) -> Ints | None:
         """Numbers of pieces, of the least length of which no more than `slots` are needed; None if that is too long."""
         first, apart = (math.ceil(max(len_, self.step) / self.step) * self.step for len_ in (share, share / 32))
         tried = first + apart * np.arange(_ONE_WAVE_LENGTHS)
         tried = tried[tried <= max(_ONE_WAVE_EXCESS * share, share + self.step)]
-        counts = np.minimum(-(-lengths // tried[:, None]), most)
+        counts = self._limited(-(-lengths // tried[:, None]), lengths, queries)
         fitting = np.flatnonzero(counts.sum(axis=1) <= self.slots)
-        return counts[fitting[0]].astype(np.int32) if len(fitting) else None
+        return counts[fitting[0]] if len(fitting) else None
+
+    def _limited(self, wanted: NDArray[np.number], lengths: Ints, queries: Ints) -> Ints:
+        """No more pieces than are worth it; `wanted` has the tiles in its last dimension."""
+        counts = np.where(lengths > self.whole_len, wanted, 1).astype(np.int32)
+        # One program merges all pieces of a tile. With so many of them that takes about as long as to compute a piece,
+        # if a program reads a line of a result in the time of half a position (an estimate for an H100).
+        lines = self.tile_queries * self.group
+        if counts.max() ** 2 * lines > 2 * self.whole_len:
+            counts = np.minimum(counts, np.sqrt(2 * lengths / (queries * self.group)).astype(np.int32).clip(1))
+        return counts
 
     @property
     def max_partials(self) -> int:
@@ -186,28 +188,31 @@ def cut_rows(cutting: Cutting, rows: RowColumns, piece_len: int | None = None, f
     if piece_len is not None and (piece_len <= 0 or piece_len % cutting.step):
         raise ValueError(f"piece_len is {piece_len}, expected a positive multiple of {cutting.step}")
     tiles = _whole_tiles(rows, cutting.tile_queries)
-    lengths = tiles[:, 5].copy()
+    tiles = tiles[np.argsort(-tiles[:, 5], kind="stable")]
+    lengths, queries = tiles[:, 5].copy(), tiles[:, 2].copy()
     if piece_len is not None:
         wanted = -(-lengths // piece_len)
     elif len(tiles):
-        wanted = cutting.pieces(lengths, tiles[:, 2])
+        wanted = cutting.pieces(lengths, queries)
     else:
         wanted = lengths
-    if int(wanted.max(initial=1)) == 1:
-        return WorkList(tiles[np.argsort(-lengths, kind="stable")], 0)
+    if wanted.max(initial=1) == 1:
+        return WorkList(tiles, 0)
     # Pieces of a tile are of even length: only their number depends on other rows.
     even_len = -(-lengths // (wanted * cutting.step)) * cutting.step
     pieces = -(-lengths // even_len)
-    partials = np.where(pieces > 1, pieces * tiles[:, 2], 0)
-    ends = np.cumsum(partials)
-    tile, piece = _expand(pieces)
-    items = tiles[tile]
-    items[:, 4] = piece * even_len[tile]
-    items[:, 5] = np.minimum(items[:, 4] + even_len[tile], items[:, 5])
-    items[:, 6] = np.where(pieces > 1, ends - partials + first_partial, -1)[tile]
-    items[:, 7] = piece
-    items[:, 8] = pieces[tile]
-    return WorkList(items[np.argsort(items[:, 4] - items[:, 5], kind="stable")], int(ends[-1]))
+    partials = np.where(pieces > 1, pieces * queries, 0)
+    last_partial, last_piece = np.cumsum(partials), np.cumsum(pieces)
+    tiles[:, 4] = even_len
+    tiles[:, 6] = np.where(pieces > 1, last_partial - partials + first_partial, -1)
+    tiles[:, 7] = last_piece - pieces
+    tiles[:, 8] = pieces
+    items = np.repeat(tiles, pieces, axis=0)
+    even_len = items[:, 4].copy()
+    items[:, 7] = np.arange(len(items)) - items[:, 7]
+    items[:, 4] = items[:, 7] * even_len
+    items[:, 5] = np.minimum(items[:, 4] + even_len, items[:, 5])
+    return WorkList(items[np.argsort(items[:, 4] - items[:, 5], kind="stable")], int(last_partial[-1]))
 
 
 def _whole_tiles(rows: RowColumns, tile_queries: int) -> Ints:

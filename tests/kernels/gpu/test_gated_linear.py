@@ -149,7 +149,7 @@ def test_rows_may_lie_more_than_32_bits_apart() -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("rows", [1, 16, 33, 64, 256])
 @pytest.mark.parametrize(("size", "in_size"), [(3072, 1024), (12288, 4096), (4864, 896)])
-def test_real_sizes(device: torch.device, rows: int, size: int, in_size: int) -> None:
+def test_sizes_of_models(device: torch.device, rows: int, size: int, in_size: int) -> None:
     x = memory.noise(0, rows, in_size, dtype=torch.bfloat16, device=device)
     weight = weights_of(1, size, in_size, torch.bfloat16, device)
     out, exact = torch.empty(rows, size, dtype=x.dtype, device=device), torch.empty(rows, size, device=device)
