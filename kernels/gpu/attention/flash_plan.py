@@ -94,7 +94,7 @@ def _slots(num_kv_heads: int, num_sms: int) -> int:
 
 
 def _piece_len(positions: int, slots: int) -> int:
-    """Half of what a slot has to read, since flash-attn's pieces are not of even work."""
+    """Positions of a piece: half of what a slot has to read, since pieces of the table are not of even work."""
     return math.ceil(max(positions / (2 * slots), _LEAST_SPLIT) / _SPLIT_STEP) * _SPLIT_STEP
 
 

@@ -8,8 +8,8 @@
         attention.attend(query, cache, step, scale, out)
 
 One kernel does both. Rows of few queries take tiles of 16 lines, where memory is all that matters; longer ones tiles of
-64 or 128, big enough for Hopper's warp-group products. A step that has both is two launches. What is cut into pieces
-(`work.py`) the last program of a tile merges.
+64 or 128, big enough for Hopper's warp-group products. A step that has both is two launches. Where a tile is cut into
+pieces (`work.py`), the last of its programs merges them.
 """
 
 import math

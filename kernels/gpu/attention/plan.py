@@ -1,7 +1,7 @@
 """A step's attention as launches of the Triton kernel: which tiles, how many programs, which work is whose."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -75,6 +75,18 @@ class AttentionTiles:
     grain: int = 2
 
 
+_NARROW = AttentionTiles(NARROW_LINES, 128, num_warps=4, num_stages=2, programs_per_sm=3, max_registers=168, grain=16)
+_NARROW_OF_64 = replace(_NARROW, num_stages=3)  # of head_dim 64
+_NARROW_OF_32 = replace(_NARROW_OF_64, programs_per_sm=2, max_registers=255)  # and less
+_MIDDLE = AttentionTiles(64, 64, num_warps=4, num_stages=3, programs_per_sm=2, max_registers=255)
+_MIDDLE_OF_64 = replace(_MIDDLE, programs_per_sm=3, max_registers=168)
+_WIDE = AttentionTiles(128, 64, num_warps=8, num_stages=3, programs_per_sm=1, max_registers=255)
+_WIDE_OF_64 = replace(_WIDE, programs_per_sm=2, max_registers=None)
+# Not for tensor cores, and twice the shared memory: for tests and debugging.
+_FLOAT32 = AttentionTiles(NARROW_LINES, 16, num_warps=4, num_stages=2, programs_per_sm=2, grain=16)
+_FLOAT32_OF_64 = replace(_FLOAT32, block_n=32)
+
+
 def choose_tiles(shape: AttentionShape, num_queries: int) -> AttentionTiles:
     """The configuration for rows of up to `num_queries` queries.
 
@@ -88,15 +100,13 @@ def choose_tiles(shape: AttentionShape, num_queries: int) -> AttentionTiles:
     """
     lines = num_queries * shape.group
     small_head = shape.head_dim <= 64
-    if shape.dtype == torch.float32:  # not for tensor cores, and twice the shared memory
-        return AttentionTiles(NARROW_LINES, 32 if small_head else 16, 4, num_stages=2, programs_per_sm=2, grain=16)
+    if shape.dtype == torch.float32:
+        return _FLOAT32_OF_64 if small_head else _FLOAT32
     if lines <= NARROW_LINES:
-        programs, registers = (3, 168) if shape.head_dim >= 64 else (2, 255)
-        return AttentionTiles(NARROW_LINES, 128, 4, 3 if small_head else 2, programs, registers, grain=16)
+        return _NARROW if not small_head else _NARROW_OF_64 if shape.head_dim == 64 else _NARROW_OF_32
     if lines <= 64:
-        programs, registers = (3, 168) if small_head else (2, 255)
-        return AttentionTiles(64, 64, 4, 3, programs, registers)
-    return AttentionTiles(128, 64, 8, 3, programs_per_sm=2) if small_head else AttentionTiles(128, 64, 8, 3, 1, 255)
+        return _MIDDLE_OF_64 if small_head else _MIDDLE
+    return _WIDE_OF_64 if small_head else _WIDE
 
 
 ChooseTiles = Callable[[AttentionShape, int], AttentionTiles]
