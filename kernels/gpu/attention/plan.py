@@ -103,7 +103,9 @@ def choose_tiles(shape: AttentionShape, num_queries: int) -> AttentionTiles:
     if shape.dtype == torch.float32:
         return _FLOAT32_OF_64 if small_head else _FLOAT32
     if lines <= NARROW_LINES:
-        return _NARROW if not small_head else _NARROW_OF_64 if shape.head_dim == 64 else _NARROW_OF_32
+        if small_head:
+            return _NARROW_OF_64 if shape.head_dim == 64 else _NARROW_OF_32
+        return _NARROW
     if lines <= 64:
         return _MIDDLE_OF_64 if small_head else _MIDDLE
     return _WIDE_OF_64 if small_head else _WIDE
