@@ -119,7 +119,7 @@ def _flash(shape: AttentionShape, num_sms: int, _device: torch.device) -> FlashA
 NARROW_64 = AttentionTiles(16, 64, num_warps=4, num_stages=3, programs_per_sm=3, max_registers=168, grain=16)
 VARIANTS = {
     "narrow_64": NARROW_64,
-    "eight_warps": replace(NARROW_64, block_n=128, num_warps=8, num_stages=2, max_registers=80),
+    "eight_warps": replace(NARROW_64, block_n=128, num_warps=8, num_stages=2, max_registers=None),
     "coarse": replace(NARROW_64, block_n=128, num_stages=2, grain=1),
 }
 """What a decode's programs could take instead of what `choose_tiles` says. With a grain of 1 only a row that is longer
