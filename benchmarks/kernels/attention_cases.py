@@ -2,6 +2,7 @@
 
 import importlib.util
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -24,7 +25,7 @@ from benchmarks.rig.gpu_timing import Call
 from kernels.arguments import KVCache
 from kernels.gpu.attention.flash_attention import LEAST_BLOCK_SIZE, FlashAttention
 from kernels.gpu.attention.paged_attention import PagedAttention
-from kernels.gpu.attention.plan import AttentionShape
+from kernels.gpu.attention.plan import AttentionShape, AttentionTiles
 
 BATCHES = (1, 32, 256)
 CONTEXTS = (128, 1024, 8192, 32_768)
@@ -45,8 +46,10 @@ def attention_cases(model: ModelShape, quick: bool) -> Iterator[KernelCase]:
         # Decodes, whole prompts, and a chunk of a prompt most of which is cached.
         mixed = [(1, 512 + 16 * row) for row in range(128)] + [(1024, 1024)] * 4 + [(2048, 6144)]
         yield attention_case(model, "mixed", mixed, block_size)
-    for rows, context in ((256, 1024), (32, 8192)):
-        yield attention_case(model, "decode", [(1, context)] * rows, 16, heads_first=True)
+    # As in an executor without flash-attn. The last one is like a step in the middle of nano-vllm's workload.
+    ragged = [(1, 1 + 10 * row) for row in range(128)]
+    for step in ([(1, 1024)] * 256, [(1, 8192)] * 32, [(1, 640)] * 16, [(1, 8192)], ragged):
+        yield attention_case(model, "decode", step, 16, heads_first=True)
 
 
 def attention_case(
@@ -59,7 +62,8 @@ def attention_case(
         phase: the step in a word.
         rows: of the step.
         block_size: of the cache.
-        heads_first: whether a block holds one head's positions together, instead of one position's heads.
+        heads_first: whether a block holds one head's positions together, instead of one position's heads. Decodes of
+            such blocks are also measured with the other tiles of `VARIANTS`.
     """
     tokens = sum(queries for queries, _ in rows)
     contexts = [context for _, context in rows]
@@ -112,6 +116,20 @@ def _flash(shape: AttentionShape, num_sms: int, _device: torch.device) -> FlashA
     return FlashAttention(shape, num_sms)
 
 
+NARROW_64 = AttentionTiles(16, 64, num_warps=4, num_stages=3, programs_per_sm=3, max_registers=168, grain=16)
+VARIANTS = {
+    "narrow_64": NARROW_64,
+    "eight_warps": replace(NARROW_64, block_n=128, num_warps=8, num_stages=2, max_registers=None),
+    "coarse": replace(NARROW_64, block_n=128, num_stages=2, grain=1),
+}
+"""What a decode's programs could take instead of what `choose_tiles` says. With a grain of 1 only a row that is longer
+than a program's even share of all work is cut, so few are merged."""
+
+
+def _with_tiles(tiles: AttentionTiles, shape: AttentionShape, num_sms: int, device: torch.device) -> PagedAttention:
+    return PagedAttention(shape, num_sms, device, lambda *_: tiles)
+
+
 def _planned(make: Make, rows: Sequence[Row], tensors: Tensors) -> Call:
     """A call whose plan is for a GPU of the device's size, or for an H200 where there is no device."""
     query, key_cache = tensors["query"], tensors["key_cache"]
@@ -134,6 +152,9 @@ def _planned(make: Make, rows: Sequence[Row], tensors: Tensors) -> Call:
 def _others(
     rows: Sequence[Row], model: ModelShape, block_size: int, heads_first: bool
 ) -> Iterator[tuple[str, Contestant]]:
+    if heads_first:
+        for name, tiles in VARIANTS.items():
+            yield name, partial(_planned, partial(_with_tiles, tiles), rows)
     if block_size % LEAST_BLOCK_SIZE or heads_first:
         return
     if importlib.util.find_spec("flash_attn") is not None:

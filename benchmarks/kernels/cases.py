@@ -1,7 +1,7 @@
 """What a case of bench_kernels.py is: a kernel at one shape, the bytes it has to move, and what it is compared with.
 
 Bytes are counted as if each went to or from memory once: inputs that are read, outputs that are written, and the part
-of caches and tables that the step touches. Operations are counted for attention only; memory bounds all other kernels.
+of caches and tables that the step touches. Operations are counted for attention and products; memory bounds all others.
 """
 
 from collections.abc import Callable, Mapping

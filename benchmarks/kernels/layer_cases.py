@@ -1,4 +1,4 @@
-"""Cases of what is neither a matrix product nor attention in a layer, and of the gather before the first layer."""
+"""Cases of all but attention in a layer, as far as a kernel of ours does it, and of the gather before the first."""
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -18,13 +18,17 @@ from benchmarks.kernels.cases import (
     indices,
     normal,
 )
+from benchmarks.rig.gpu_timing import Call
 from kernels.gpu.layers.activation import silu_and_mul
 from kernels.gpu.layers.embedding import embed_tokens
+from kernels.gpu.layers.gated_linear import linear_silu_and_mul
 from kernels.gpu.layers.norm import add_rms_norm, rms_norm
 from kernels.gpu.layers.rope_store import qk_norm_rope_store
 
 EPS = 1e-6
 MAX_POSITIONS = 40_960
+GATED_TOKENS = (1, 16, 64, 256)
+"""Tokens for which the gated projection is measured: up to `FEW_ROWS` of them it is one kernel."""
 
 
 def layer_cases(model: ModelShape, steps: Iterable[int]) -> Iterator[KernelCase]:
@@ -35,6 +39,8 @@ def layer_cases(model: ModelShape, steps: Iterable[int]) -> Iterator[KernelCase]
         yield silu_and_mul_case(model, tokens)
         yield embed_tokens_case(model, tokens)
         yield rope_store_case(model, tokens)
+    for tokens in GATED_TOKENS:
+        yield linear_silu_and_mul_case(model, tokens)
 
 
 def _norm_case(
@@ -104,6 +110,41 @@ def silu_and_mul_case(model: ModelShape, tokens: int) -> KernelCase:
         tensors=tensors,
         ours=contestant(silu_and_mul),
         eager=eager,
+    )
+
+
+def linear_silu_and_mul_case(model: ModelShape, tokens: int) -> KernelCase:
+    """A case of the first half of the MLP in one pass, against cuBLAS and our activation, and against torch's."""
+
+    def tensors(device: torch.device) -> Tensors:
+        x, weight = normal(device, tokens, model.hidden), normal(device, 2 * model.intermediate, model.hidden)
+        return {"x": x, "weight": weight.mul_(model.hidden**-0.5), "out": x.new_empty(tokens, model.intermediate)}
+
+    def cublas(tensors: Tensors) -> Call:
+        x, weight, out = tensors.values()
+        both = x.new_empty(tokens, len(weight))
+
+        def call() -> None:
+            torch.mm(x, weight.t(), out=both)
+            silu_and_mul(both, out)
+
+        return call
+
+    def eager(x: Tensor, weight: Tensor, out: Tensor) -> Tensor:
+        gate, up = F.linear(x, weight).chunk(2, dim=-1)
+        return torch.mul(F.silu(gate), up, out=out)
+
+    weights = 2 * model.intermediate * model.hidden
+    return KernelCase(
+        kernel="linear_silu_and_mul",
+        model=model.name,
+        step={"tokens": tokens},
+        bytes_moved=ITEM_BYTES * (weights + tokens * (model.hidden + model.intermediate)),
+        tensors=tensors,
+        ours=contestant(linear_silu_and_mul),
+        eager=eager,
+        others={"cublas": cublas},
+        operations=2 * weights * tokens,
     )
 
 

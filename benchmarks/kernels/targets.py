@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from executor_svc.devices.gpu import FEW_ROWS
+
 Figures = dict[str, Any]
 
 
@@ -56,6 +58,13 @@ TARGETS = (
         lambda figures: figures.get("phase") == "prefill" and "us_flash_attn" in figures,
         lambda figures: figures["us_ours"] / figures["us_flash_attn"],
         1.3,
+        at_most=True,
+    ),
+    Target(
+        "of the time of cuBLAS and SiLU",
+        lambda figures: figures["kernel"] == "linear_silu_and_mul" and figures["tokens"] <= FEW_ROWS,
+        lambda figures: figures["us_ours"] / figures["us_cublas"],
+        1.0,
         at_most=True,
     ),
     Target(

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from common.errors import BatonError
 from common.plan import ExecutorLimits
@@ -18,8 +19,8 @@ from executor_svc.devices.platform import PlatformDefaults
 from executor_svc.devices.torch_kernels import PlainProjections
 from executor_svc.model.attention import AttentionBackend, CacheMemory, KVGeometry
 from executor_svc.model.config import Qwen3Config
-from executor_svc.model.kernel_set import KernelSet
-from executor_svc.model.packing import AS_IS, Packing
+from executor_svc.model.kernel_set import GatedProjection, KernelSet
+from executor_svc.model.packing import AS_IS, Matrix, Packing
 from executor_svc.model.sharding import Shard
 from executor_svc.options import ExecutorOptions
 from executor_svc.runner import graphs
@@ -28,12 +29,14 @@ from kernels.gpu.moe.experts import Experts
 from kernels.gpu.sampling.log_probs import LogProbs
 from kernels.gpu.sampling.sampler import TritonSampler
 
+FEW_ROWS = 64
+"""Rows whose gated projection is one Triton kernel; more take cuBLAS and `silu_and_mul`. 0 is cuBLAS alone."""
 _LEFT_FREE = 0.03
 """Share of a GPU's memory that no pool takes: graphs, and what CUDA's libraries take for themselves."""
 
 
 class GpuKernels(PlainProjections):
-    """Baton's Triton kernels, and cuBLAS for matrix products.
+    """Baton's Triton kernels, and cuBLAS for most matrix products.
 
     Args:
         config, shard: of the model.
@@ -68,6 +71,18 @@ class GpuKernels(PlainProjections):
                 device,
             )
             self.mix_experts = self._experts.mix_experts
+
+    def gated_projection(self, gate_up: Matrix) -> GatedProjection:
+        """See `KernelSet.gated_projection`."""
+        matrix, of_many = gate_up.parts["weight"], super().gated_projection(gate_up)
+
+        def project(x: Tensor, both: Tensor, out: Tensor) -> None:
+            if len(x) <= FEW_ROWS:
+                gpu.linear_silu_and_mul(x, matrix, out)
+            else:
+                of_many(x, both, out)
+
+        return project
 
     def warm_up_lengths(self, most: int) -> list[int]:
         """See `KernelSet.warm_up_lengths`: Triton compiles a kernel when it is first launched in a configuration.

@@ -4,6 +4,7 @@ need memory of their own are methods of an object that has it (`PagedAttention`,
 from kernels.gpu.attention.block_tables import expand_block_tables
 from kernels.gpu.layers.activation import silu_and_mul
 from kernels.gpu.layers.embedding import embed_tokens
+from kernels.gpu.layers.gated_linear import linear_silu_and_mul
 from kernels.gpu.layers.norm import add_rms_norm, rms_norm
 from kernels.gpu.layers.rope_store import qk_norm_rope_store
 from kernels.gpu.sampling.adjustments import adjust_logits
@@ -15,6 +16,7 @@ __all__ = [
     "adjust_logits",
     "embed_tokens",
     "expand_block_tables",
+    "linear_silu_and_mul",
     "qk_norm_rope_store",
     "rms_norm",
     "silu_and_mul",

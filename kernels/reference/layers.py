@@ -100,6 +100,19 @@ def silu_and_mul(gate_up: Tensor, out: Tensor) -> None:
     torch.mul(F.silu(gate), up, out=out)
 
 
+def linear_silu_and_mul(x: Tensor, weight: Tensor, out: Tensor) -> None:
+    """`silu_and_mul` of a `linear` without a bias.
+
+    Args:
+        x: [tokens, in].
+        weight: [2 * size, in], gate over up.
+        out: [tokens, size], dtype of `x`.
+    """
+    both = x.new_empty(len(x), len(weight))
+    linear(x, weight, None, both)
+    silu_and_mul(both, out)
+
+
 def embed_tokens(token_ids: Tensor, token_lanes: Tensor, last_tokens: Tensor, table: Tensor, out: Tensor) -> None:
     """Embeddings of a plan's tokens, some of which the host does not know yet.
 

@@ -15,6 +15,7 @@ from benchmarks.kernels.cases import ModelShape, grouped
 from benchmarks.kernels.layer_cases import (
     add_rms_norm_case,
     embed_tokens_case,
+    linear_silu_and_mul_case,
     rms_norm_case,
     rope_store_case,
     silu_and_mul_case,
@@ -25,6 +26,14 @@ from kernels import reference
 ROOT = Path(__file__).parents[2]
 ROWS = [(1, 5), (1, 16), (3, 21)]
 CPU = torch.device("cpu")
+LAYER_KERNELS = (
+    "rms_norm",
+    "add_rms_norm",
+    "silu_and_mul",
+    "linear_silu_and_mul",
+    "embed_tokens",
+    "qk_norm_rope_store",
+)
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +44,7 @@ def small():
         "rms_norm": rms_norm_case(model, 3),
         "add_rms_norm": add_rms_norm_case(model, 3),
         "silu_and_mul": silu_and_mul_case(model, 3),
+        "linear_silu_and_mul": linear_silu_and_mul_case(model, 3),
         "embed_tokens": embed_tokens_case(model, 5),
         "qk_norm_rope_store": rope_store_case(model, 3, block_size=4),
         "paged_attention": attention_case(model, "mixed", ROWS, 16),
@@ -81,7 +91,7 @@ def count_bytes(case):
     return total
 
 
-@pytest.mark.parametrize("kernel", ["rms_norm", "add_rms_norm", "silu_and_mul", "embed_tokens", "qk_norm_rope_store"])
+@pytest.mark.parametrize("kernel", LAYER_KERNELS)
 def test_bytes_of_a_layer(small, kernel):
     assert small[kernel].bytes_moved == count_bytes(small[kernel])
 
@@ -101,7 +111,7 @@ def test_bytes_of_sampling():
         assert case.bytes_moved == case.bytes_taken(), "each tensor is read or written once"
 
 
-@pytest.mark.parametrize("kernel", ["rms_norm", "add_rms_norm", "silu_and_mul", "embed_tokens", "qk_norm_rope_store"])
+@pytest.mark.parametrize("kernel", LAYER_KERNELS)
 def test_torch_does_the_work_of_our_kernel(small, kernel):
     same_work(small[kernel])
 
@@ -168,7 +178,7 @@ def test_every_case_can_be_launched():
     done = subprocess.run(command, check=False, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
     quick, full = (set(line.split()) for line in done.stdout.splitlines())
-    assert quick == full >= {"attention_kernel", "merge_kernel", "_rms_norm_kernel", "choose_kernel"}
+    assert quick == full >= {"attention_kernel", "_gated_linear_kernel", "_rms_norm_kernel", "choose_kernel"}
 
 
 def test_shares_of_the_ceilings(small):
@@ -198,6 +208,7 @@ def test_targets():
         "of_copy": 0.1,
     }
     norm = {"kernel": "rms_norm", "model": "m", "tokens": 256, "us_ours": 3.0, "of_copy": 0.79}
+    gated = {"kernel": "linear_silu_and_mul", "model": "m", "tokens": 64, "us_cublas": 10.0}
     sample = {"kernel": "sample", "model": "m", "rows": 256, "kind": "greedy", "us_ours": 60.5}
     for figures, said in (
         (decode | {"us_ours": 90.0, "us_flash_attn": 100.0}, "2 of 2"),
@@ -208,6 +219,9 @@ def test_targets():
         (norm, "0 of 1"),
         (norm | {"of_copy": 0.81}, "1 of 1"),
         (norm | {"tokens": 32}, "0 of 0"),
+        (gated | {"us_ours": 9.9}, "1 of 1"),
+        (gated | {"us_ours": 10.1}, "0 of 1"),
+        (gated | {"us_ours": 9.9, "tokens": 65}, "0 of 0"),
         (sample, "0 of 1"),
         (sample | {"us_ours": 59.5}, "1 of 1"),
         ({"kernel": "sample", "model": "m", "rows": 256, "kind": "greedy", "error_ours": "oh"}, "0 of 0"),

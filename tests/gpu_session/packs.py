@@ -155,8 +155,9 @@ EXPERTS = f"{KERNELS}moe.py"  # 20 GB of host memory where a GPU is only pretend
 OF_VALUES = (
     "tests/executor/test_recorded_steps.py",
     "tests/executor/test_gpu.py",
-    *(f"{KERNELS}{name}.py" for name in ("rope_store", "norm", "activation", "embedding", "block_tables", "sampler")),
-    *(f"{KERNELS}{name}.py" for name in ("attention", "flash_attention", "log_probs", "adjustments")),
+    *(f"{KERNELS}{name}.py" for name in ("rope_store", "norm", "activation", "gated_linear", "embedding")),
+    *(f"{KERNELS}{name}.py" for name in ("block_tables", "sampler", "attention", "flash_attention")),
+    *(f"{KERNELS}{name}.py" for name in ("log_probs", "adjustments")),
 )
 REAL_SIZES = "real_sizes"
 

@@ -52,7 +52,8 @@ def combinations(*axes: Iterable[Any], together: int = 1) -> list[Any]:
     """
     named = [list(axis.items() if isinstance(axis, dict) else ((str(value), value) for value in axis)) for axis in axes]
     every = list(itertools.product(*named))
-    chosen = _covering([[str(name) for name, _ in combination] for combination in every], together)
+    names = [[str(name) for name, _ in combination] for combination in every]
+    chosen = covering([set(itertools.combinations(enumerate(combination), together)) for combination in names])
     return [
         pytest.param(
             *(value for _, value in combination),
@@ -63,12 +64,11 @@ def combinations(*axes: Iterable[Any], together: int = 1) -> list[Any]:
     ]
 
 
-def _covering(every: list[list[str]], together: int) -> set[int]:
-    """Which combinations to take so that all values that can meet do; always the one in which most meet anew."""
-    meetings = [set(itertools.combinations(enumerate(combination), together)) for combination in every]
+def covering(meetings: list[set[Any]]) -> set[int]:
+    """Which sets to take so that their union is that of all; always the one that adds most."""
     to_meet, chosen = set().union(*meetings), set()
     while to_meet:
-        best = max(range(len(every)), key=lambda i: len(meetings[i] & to_meet))
+        best = max(range(len(meetings)), key=lambda i: len(meetings[i] & to_meet))
         to_meet -= meetings[best]
         chosen.add(best)
     return chosen

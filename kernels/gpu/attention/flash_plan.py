@@ -5,13 +5,14 @@ own guess at the number goes by that width too. Here the table is narrowed to th
 from the real lengths. A CUDA graph fixes both when it is captured; see `choose_graph_splits`.
 """
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kernels.gpu.attention.plan import AttentionShape, GraphBounds, checked_lens
-from kernels.gpu.attention.work import Cutting, Ints
+from kernels.gpu.attention.work import Ints
 
 MAX_SPLITS = 128
 MAX_GRAPH_SPLITS = 32
@@ -19,6 +20,8 @@ MAX_GRAPH_SPLITS = 32
 TYPICAL_CONTEXT_LEN = 2048
 """Positions of the rows that a graph's pieces are made for."""
 _SPLIT_STEP = 128  # positions; flash-attn's own tile for a head_dim of 128
+_LEAST_SPLIT = 2 * _SPLIT_STEP
+_FILLED = 3 / 4  # of the slots: so many rows read about as fast as more would
 _PROGRAMS_PER_SM = 2  # of its split-KV kernel, by shared memory
 
 
@@ -48,7 +51,7 @@ class FlashPlan:
 
 
 def choose_num_splits(context_lens: Ints, table_len: int, num_kv_heads: int, num_sms: int) -> int:
-    """How many pieces of a table `table_len` positions wide fill the GPU, as for our own decode tiles.
+    """How many pieces of a table `table_len` positions wide fill the GPU.
 
     Args:
         context_lens: [rows], one or more.
@@ -56,8 +59,8 @@ def choose_num_splits(context_lens: Ints, table_len: int, num_kv_heads: int, num
         num_kv_heads: a program takes one of them.
         num_sms: to fill.
     """
-    whole_len, piece_len = _cutting(num_kv_heads, num_sms).limits(context_lens)
-    if int(context_lens.max()) <= whole_len:
+    piece_len = _piece_len(int(context_lens.sum(dtype=np.int64)), _slots(num_kv_heads, num_sms))
+    if int(context_lens.max()) <= piece_len:
         return 1
     return min(MAX_SPLITS, -(-table_len // piece_len))
 
@@ -65,11 +68,12 @@ def choose_num_splits(context_lens: Ints, table_len: int, num_kv_heads: int, num
 def choose_graph_splits(graph: GraphBounds, table_len: int, num_kv_heads: int, num_sms: int) -> int:
     """How many pieces of a table `table_len` positions wide serve all steps of a graph.
 
-    Which contexts will come is not known when a graph is captured, only how many rows. Pieces are as long as fill the
-    GPU with as many rows of `TYPICAL_CONTEXT_LEN`, or of the longest context if that is shorter. Few rows are cut
-    finely, and a full batch is cut just so that one long row among typical ones does not keep the others waiting. A
-    piece costs something also where a row does not reach it, so `MAX_GRAPH_SPLITS` limits their number, and the wider
-    the table is, the longer they are: an executor for short contexts should be given a small `--max-model-len`.
+    Which contexts will come is not known when a graph is captured, only how many rows. Rows that fill the GPU stay
+    whole, and one much longer than the others keeps these waiting: flash-attn writes and reads a partial result for
+    each piece of each row, also where the row does not reach the piece. Pieces of fewer rows are as long as fill
+    the GPU with rows of `TYPICAL_CONTEXT_LEN`, or of the longest context if that is shorter. `MAX_GRAPH_SPLITS` limits
+    their number, and the wider the table is, the longer they are: an executor for short contexts should be given a
+    small `--max-model-len`.
 
     Args:
         graph: what its steps may be.
@@ -77,14 +81,21 @@ def choose_graph_splits(graph: GraphBounds, table_len: int, num_kv_heads: int, n
         num_kv_heads: a program takes one of them.
         num_sms: to fill.
     """
-    typical = np.full(graph.max_rows, min(graph.max_context_len, TYPICAL_CONTEXT_LEN), np.int32)
-    _, piece_len = _cutting(num_kv_heads, num_sms).limits(typical)
+    slots = _slots(num_kv_heads, num_sms)
+    if graph.max_rows >= _FILLED * slots:
+        return 1
+    piece_len = _piece_len(graph.max_rows * min(graph.max_context_len, TYPICAL_CONTEXT_LEN), slots)
     return min(MAX_GRAPH_SPLITS, -(-table_len // piece_len))
 
 
-def _cutting(num_kv_heads: int, num_sms: int) -> Cutting:
-    slots = max(1, num_sms * _PROGRAMS_PER_SM // num_kv_heads)
-    return Cutting(1, _SPLIT_STEP, slots, pieces_per_slot=2, slack=1, min_piece=2 * _SPLIT_STEP)
+def _slots(num_kv_heads: int, num_sms: int) -> int:
+    """Programs for one KV head that the GPU runs side by side."""
+    return max(1, num_sms * _PROGRAMS_PER_SM // num_kv_heads)
+
+
+def _piece_len(positions: int, slots: int) -> int:
+    """Positions of a piece: half of what a slot has to read, since pieces of the table are not of even work."""
+    return math.ceil(max(positions / (2 * slots), _LEAST_SPLIT) / _SPLIT_STEP) * _SPLIT_STEP
 
 
 def plan_flash(

@@ -1,19 +1,19 @@
-"""Triton kernels of paged attention: a tile of queries over a piece of its context, and the merge of pieces.
+"""The Triton kernel of paged attention: a tile of queries over a piece of its context, and the merge of all pieces.
 
 Online softmax as in FlashAttention-2 (Dao 2023, arXiv:2307.08691), over K and V that are gathered through a block table
 (PagedAttention, Kwon et al. 2023, arXiv:2309.06180). The query heads of a KV head are lines of one tile, so its K and V
-are read once for all of them. Work items and merges are laid out in `work.py`.
+are read once for all of them. Work items are laid out in `work.py`.
 """
 
 import triton
 import triton.language as tl
 
-from kernels.gpu.attention.work import ITEM_FIELDS, MERGE_FIELDS
+from kernels.gpu.attention.work import ITEM_FIELDS
 from kernels.gpu.launching import LaunchableKernel
 from kernels.gpu.loops import loop_bound
 
 _ITEM_FIELDS = tl.constexpr(ITEM_FIELDS)
-_MERGE_FIELDS = tl.constexpr(MERGE_FIELDS)
+_PIECES = tl.constexpr(32)  # of which a merge looks for the maximum at once
 
 
 # What changes from step to step must not compile anew: counts, and where in a staging buffer the integers lie.
@@ -31,6 +31,7 @@ def attention_kernel(
     out,
     partial_out,
     partial_lse,
+    arrived,
     scale,  # of the scores, times log2(e): powers of two are what the GPU has
     first_item,
     num_items,
@@ -50,6 +51,9 @@ def attention_kernel(
 ):
     """One item for one KV head: a tile of BLOCK_M lines, each a query and one of the GROUP heads, BLOCK_N positions at
     a time. With a partial result goes the base-2 logarithm of the sum of its weights, -inf where it saw nothing.
+
+    Each program of a tile in pieces adds one to the tile's counter in `arrived` when it has stored its partial result.
+    The one that finds all others there merges them, in their order, and leaves a zero for the next launch.
     """
     num_heads: tl.constexpr = NUM_KV_HEADS * GROUP
     head, item = _assigned(num_items, heads_at_once)
@@ -86,62 +90,89 @@ def attention_kernel(
     seen = (diagonal, end, end)
     softmax = _attend(softmax, q, cache, positions, seen, scale, HEAD_DIM, BLOCK_SIZE, BLOCK_N, MASKED=True)
     acc, row_max, row_sum = softmax
-    partial = tl.load(item + 6).to(tl.int64)
+    first_partial = tl.load(item + 6).to(tl.int64)
     # Worked out once more, from a zero that the compiler cannot know for one: kept over the loops, it would cost a
     # thread some 20 registers, and wide tiles have none to spare.
-    queries, heads, valid = _lines(tl.load(item + 7), head, num_queries, GROUP, BLOCK_M)
+    queries, heads, valid = _lines(tl.load(item + 9), head, num_queries, GROUP, BLOCK_M)
     row_sum = tl.where(row_sum == 0.0, 1.0, row_sum)  # a query that sees nothing of this piece
     acc = acc / row_sum[:, None]
-    if partial < 0:
+    if first_partial < 0:
         target = token * out_stride + queries * out_stride + heads * HEAD_DIM
         tl.store(out + target[:, None] + dims[None, :], acc.to(out.dtype.element_ty), mask=valid[:, None])
-    else:
-        target = (partial + queries) * num_heads + heads
-        tl.store(partial_out + target[:, None] * HEAD_DIM + dims[None, :], acc, mask=valid[:, None])
-        tl.store(partial_lse + target, row_max + tl.log2(row_sum), mask=valid)
+        return
+    target = (first_partial + tl.load(item + 7) * num_queries + queries) * num_heads + heads
+    tl.store(partial_out + target[:, None] * HEAD_DIM + dims[None, :], acc, mask=valid[:, None])
+    tl.store(partial_lse + target, row_max + tl.log2(row_sum), mask=valid)
+
+    # Why the last program sees all partial results, by PTX's memory model (causality order): a barrier (bar.sync)
+    # orders the stores of all threads before what any thread does after the barrier. One thread adds, which releases
+    # all these stores to the GPU (atom.acq_rel.gpu). The additions to a counter are a chain of reads and writes, in
+    # which each acquires what those before it have released. The second barrier orders the reads of all threads after
+    # that. In machine code these are a fence (MEMBAR.ALL.GPU) before the addition and an emptied L1 cache (CCTL.IVALL)
+    # after it; the reads pass the L1 cache by all the same (.cg). No other program uses the counter once the last one
+    # has added, and the end of the kernel brings its zero to the next launch.
+    num_pieces = tl.load(item + 8)
+    counter = arrived + first_partial * NUM_KV_HEADS + head
+    tl.debug_barrier()
+    num_before = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu")
+    tl.debug_barrier()
+    if num_before == num_pieces - 1:
+        tile = (first_partial, num_pieces, num_queries, token * out_stride, head)
+        _merge(partial_out, partial_lse, out, tile, out_stride, NUM_KV_HEADS, GROUP, HEAD_DIM, BLOCK_M)
+        tl.store(counter, 0)
 
 
-@LaunchableKernel
-@triton.jit(do_not_specialize=["first_merge"], do_not_specialize_on_alignment=["work"])
-def merge_kernel(
+@triton.jit
+def _merge(
     partial_out,
     partial_lse,
-    work,
     out,
-    first_merge,
+    tile,
     out_stride,
-    NUM_HEADS: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
-    BLOCK_PIECES: tl.constexpr,
+    BLOCK_M: tl.constexpr,
 ):
-    """The result of one query and head from its pieces, BLOCK_PIECES of them at a time, in their order."""
-    merge = work + first_merge + tl.program_id(0) * _MERGE_FIELDS
-    head = tl.program_id(1)
-    token = tl.load(merge)
-    if token < 0:
-        return
-    first_partial = tl.load(merge + 1).to(tl.int64)
-    num_pieces = tl.load(merge + 2)
-    piece_stride = tl.load(merge + 3)
-
+    """Write a tile's results, from those of its pieces in their order: the lines of one query at a time, or 32 of a
+    wide tile. The maximum of all pieces is known first, so the loads of several pieces need not wait for each other.
+    """
+    first_partial, num_pieces, num_queries, target, head = tile
+    num_heads: tl.constexpr = NUM_KV_HEADS * GROUP
+    lines_of_query: tl.constexpr = 2 if GROUP <= 2 else 4 if GROUP <= 4 else 8 if GROUP <= 8 else 16
+    LINES: tl.constexpr = lines_of_query if BLOCK_M == 16 else 32
+    UNROLLED: tl.constexpr = 8 if LINES <= 4 else 32 // LINES
+    partial_lse += first_partial * num_heads
+    partial_out += first_partial * num_heads * HEAD_DIM
     dims = tl.arange(0, HEAD_DIM)
-    acc = tl.zeros([HEAD_DIM], tl.float32)
-    total_max = tl.full([], float("-inf"), tl.float32)
-    total_sum = tl.zeros([], tl.float32)
-    for first in tl.range(0, loop_bound(num_pieces), BLOCK_PIECES):
-        pieces = first + tl.arange(0, BLOCK_PIECES)
-        valid = pieces < num_pieces
-        partials = (first_partial + pieces * piece_stride) * NUM_HEADS + head
-        lse = tl.load(partial_lse + partials, mask=valid, other=float("-inf"))
-        part = tl.load(partial_out + partials[:, None] * HEAD_DIM + dims[None, :], mask=valid[:, None], other=0.0)
-        new_max = tl.maximum(total_max, tl.max(lse, 0))  # finite: every query sees the first piece
-        weights = tl.exp2(lse - new_max)
-        keep = tl.exp2(total_max - new_max)
-        acc = acc * keep + tl.sum(part * weights[:, None], 0)
-        total_sum = total_sum * keep + tl.sum(weights, 0)
-        total_max = new_max
-    target = out + token.to(tl.int64) * out_stride + head * HEAD_DIM + dims
-    tl.store(target, (acc / total_sum).to(out.dtype.element_ty))
+    num_lines = num_queries * GROUP
+    piece_stride = num_queries * num_heads
+    for first_line in tl.range(0, loop_bound(num_lines), LINES):
+        lines = first_line + tl.arange(0, LINES)
+        valid = lines < num_lines
+        queries = lines // GROUP
+        heads = head * GROUP + lines % GROUP
+        source = tl.where(valid, queries * num_heads + heads, head * GROUP)  # something that is there
+        largest = tl.full([LINES], float("-inf"), tl.float32)
+        for first in tl.range(0, loop_bound(num_pieces), _PIECES):
+            pieces = tl.minimum(first + tl.arange(0, _PIECES), num_pieces - 1)
+            lse = tl.load(partial_lse + (pieces[:, None] * piece_stride + source[None, :]), cache_modifier=".cg")
+            largest = tl.maximum(largest, tl.max(lse, 0))
+        # A line's sum of weights stands beside each of its values, and so does its maximum: as vectors of lines they
+        # would pass through shared memory, and each piece would wait at a barrier.
+        acc = tl.zeros([LINES, HEAD_DIM], tl.float32)
+        total = tl.zeros([LINES, HEAD_DIM], tl.float32)
+        shift = tl.broadcast_to(largest[:, None], [LINES, HEAD_DIM])
+        for piece in tl.range(0, loop_bound(num_pieces), loop_unroll_factor=UNROLLED):
+            place = piece * piece_stride + source
+            lse = tl.load(partial_lse + place, cache_modifier=".cg")
+            part = tl.load(partial_out + (place[:, None] * HEAD_DIM + dims[None, :]), cache_modifier=".cg")
+            weight = tl.exp2(lse[:, None] - shift)
+            acc += part * weight
+            total += weight
+        place = target + queries * out_stride + heads * HEAD_DIM
+        result = (acc / total).to(out.dtype.element_ty)
+        tl.store(out + place[:, None] + dims[None, :], result, mask=valid[:, None])
 
 
 @triton.jit

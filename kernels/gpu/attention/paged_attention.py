@@ -8,8 +8,8 @@
         attention.attend(query, cache, step, scale, out)
 
 One kernel does both. Rows of few queries take tiles of 16 lines, where memory is all that matters; longer ones tiles of
-64 or 128, big enough for Hopper's warp-group products. A step that has both is two launches, and one more merges what
-was cut into pieces (`work.py`).
+64 or 128, big enough for Hopper's warp-group products. A step that has both is two launches. Where a tile is cut into
+pieces (`work.py`), the last of its programs merges them.
 """
 
 import math
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kernels.arguments import AttentionRows, KVCache
-from kernels.gpu.attention.kernels import attention_kernel, merge_kernel
+from kernels.gpu.attention.kernels import attention_kernel
 from kernels.gpu.attention.plan import (
     AttentionPlan,
     AttentionPlanner,
@@ -32,9 +32,6 @@ from kernels.gpu.attention.plan import (
 )
 from kernels.gpu.checks import check_contiguous, check_last_stride, check_rank, check_tensor
 
-_MERGED_PIECES = 16  # that a merging program takes at once
-_MERGED_BY_A_WARP = 128  # values, so that a thread has 4: a vector of 16 bytes
-
 
 class PagedAttention:
     """Attention of one shape on one device, with the memory for results of pieces. Steps must not overlap.
@@ -45,7 +42,7 @@ class PagedAttention:
         device: where the caches are.
         choose: picks configurations; another function is for measuring others.
         max_partials: partial results to have room for, each a float32 vector for every head of a token. As many as
-            plans without a `piece_len` need at most, if None: 40 MB for an H200.
+            plans without a `piece_len` need at most, if None: 54 MB for an H200.
     """
 
     def __init__(
@@ -62,6 +59,8 @@ class PagedAttention:
         heads = (self._max_partials, shape.num_heads)
         self._partial_out = torch.empty((*heads, shape.head_dim), dtype=torch.float32, device=device)
         self._partial_lse = torch.empty(heads, dtype=torch.float32, device=device)
+        # Zero between launches: a program that fails ends the process, and a step that cannot start adds nothing.
+        self._arrived = torch.zeros((self._max_partials, shape.num_kv_heads), dtype=torch.int32, device=device)
 
     def plan(
         self,
@@ -76,8 +75,8 @@ class PagedAttention:
         Args:
             query_lens, context_lens: [rows], `1 <= query_len <= context_len`. Tokens follow each other in the order of
                 the rows; a row's last query stands at position `context_len - 1`.
-            graph: make the plan fit a CUDA graph: plans for the same bounds have the same launches, number of merges
-                and length of `work`. Rows have so few queries then that they fit a tile of 16 lines.
+            graph: make the plan fit a CUDA graph: plans for the same bounds have the same launches and length of
+                `work`. Rows have so few queries then that they fit a tile of 16 lines.
             piece_len: cut contexts into pieces of up to so many positions, a multiple of each `block_n`, instead of
                 what fills the GPU. A token's result then depends on its own context and tile alone.
             one_launch: take the tiles of the row with most queries for all rows.
@@ -160,6 +159,7 @@ class PagedAttention:
                 out,
                 self._partial_out,
                 self._partial_lse,
+                self._arrived,
                 scale * math.log2(math.e),
                 launch.first_item,
                 launch.num_items,
@@ -176,20 +176,7 @@ class PagedAttention:
                 BLOCK_N=launch.config.block_n,
                 num_warps=launch.config.num_warps,
                 num_stages=launch.config.num_stages,
-            )
-        if plan.num_merges:
-            merge_kernel.launch(
-                (plan.num_merges, shape.num_heads),
-                self._partial_out,
-                self._partial_lse,
-                step.work,
-                out,
-                plan.first_merge,
-                out.stride(0),
-                NUM_HEADS=shape.num_heads,
-                HEAD_DIM=shape.head_dim,
-                BLOCK_PIECES=_MERGED_PIECES,
-                num_warps=min(4, _MERGED_PIECES * shape.head_dim // _MERGED_BY_A_WARP),
+                maxnreg=launch.config.max_registers,
             )
         return out
 

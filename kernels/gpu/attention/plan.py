@@ -1,14 +1,14 @@
 """A step's attention as launches of the Triton kernel: which tiles, how many programs, which work is whose."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kernels.gpu.attention.work import ITEM_FIELDS, Capacity, Cutting, Ints, RowColumns, cut_rows
+from kernels.gpu.attention.work import Capacity, Cutting, Ints, RowColumns, cut_rows
 from kernels.gpu.checks import check_power_of_two, check_range
 
 NARROW_LINES = 16
@@ -62,6 +62,8 @@ class AttentionTiles:
         block_n: positions taken at once.
         num_warps, num_stages: Triton's; stages are the tiles of K and V on their way, plus the one in use.
         programs_per_sm: that a Hopper SM holds at a time, by their shared memory and registers.
+        max_registers: of a thread, with which so many programs fit. Unless told, ptxas may aim lower, and spill.
+        grain: see `Cutting`.
     """
 
     block_m: int
@@ -69,6 +71,20 @@ class AttentionTiles:
     num_warps: int
     num_stages: int
     programs_per_sm: int
+    max_registers: int | None = None
+    grain: int = 2
+
+
+_NARROW = AttentionTiles(NARROW_LINES, 128, num_warps=4, num_stages=2, programs_per_sm=3, max_registers=168, grain=16)
+_NARROW_OF_64 = replace(_NARROW, num_stages=3)  # of head_dim 64
+_NARROW_OF_32 = replace(_NARROW_OF_64, programs_per_sm=2, max_registers=255)  # and less
+_MIDDLE = AttentionTiles(64, 64, num_warps=4, num_stages=3, programs_per_sm=2, max_registers=255)
+_MIDDLE_OF_64 = replace(_MIDDLE, programs_per_sm=3, max_registers=168)
+_WIDE = AttentionTiles(128, 64, num_warps=8, num_stages=3, programs_per_sm=1, max_registers=255)
+_WIDE_OF_64 = replace(_WIDE, programs_per_sm=2, max_registers=None)
+# Not for tensor cores, and twice the shared memory: for tests and debugging.
+_FLOAT32 = AttentionTiles(NARROW_LINES, 16, num_warps=4, num_stages=2, programs_per_sm=2, grain=16)
+_FLOAT32_OF_64 = replace(_FLOAT32, block_n=32)
 
 
 def choose_tiles(shape: AttentionShape, num_queries: int) -> AttentionTiles:
@@ -77,16 +93,22 @@ def choose_tiles(shape: AttentionShape, num_queries: int) -> AttentionTiles:
     None of them spills registers on sm_80, 90 or 100, compiled by Triton 3.6 or 3.9. `AttentionTiles(128, 128, 8, 2,
     1)` takes a quarter fewer instructions for a position and may be faster for blocks of 128 or more on Hopper, where
     it just fits the registers; on sm_100 it spills.
+
+    A narrow tile of 128 positions takes a fifth fewer instructions for a position than one of 64 (Triton 3.6, sm_90),
+    and as many bytes are on their way, in as much shared memory. bench_kernels compares both (`narrow_64`). The partial
+    results of wide tiles are as big as 128 positions of K and V, so these are cut less finely.
     """
     lines = num_queries * shape.group
     small_head = shape.head_dim <= 64
-    if shape.dtype == torch.float32:  # not for tensor cores, and twice the shared memory
-        return AttentionTiles(NARROW_LINES, 32 if small_head else 16, num_warps=4, num_stages=2, programs_per_sm=2)
+    if shape.dtype == torch.float32:
+        return _FLOAT32_OF_64 if small_head else _FLOAT32
     if lines <= NARROW_LINES:
-        return AttentionTiles(NARROW_LINES, 128 if small_head else 64, num_warps=4, num_stages=3, programs_per_sm=3)
+        if small_head:
+            return _NARROW_OF_64 if shape.head_dim == 64 else _NARROW_OF_32
+        return _NARROW
     if lines <= 64:
-        return AttentionTiles(64, 64, num_warps=4, num_stages=3, programs_per_sm=3 if small_head else 2)
-    return AttentionTiles(128, 64, num_warps=8, num_stages=3, programs_per_sm=2 if small_head else 1)
+        return _MIDDLE_OF_64 if small_head else _MIDDLE
+    return _WIDE_OF_64 if small_head else _WIDE
 
 
 ChooseTiles = Callable[[AttentionShape, int], AttentionTiles]
@@ -134,19 +156,12 @@ class AttentionPlan:
     """A step's attention, the same in every layer.
 
     Attributes:
-        work: [n] int32, the items of all launches and then the merges.
+        work: [n] int32, the items of all launches.
         launches: of the attention kernel.
-        num_merges: entries at the end of `work`.
     """
 
     work: Ints
     launches: tuple[Launch, ...]
-    num_merges: int
-
-    @property
-    def first_merge(self) -> int:
-        """Where in `work` the merges begin."""
-        return sum(launch.num_items for launch in self.launches) * ITEM_FIELDS
 
 
 def checked_lens(query_lens: NDArray[np.integer], context_lens: NDArray[np.integer]) -> tuple[Ints, Ints]:
@@ -225,10 +240,8 @@ class AttentionPlanner:
             first_partial += found.num_partials
         if max_partials is not None and first_partial > max_partials:
             raise ValueError(f"the step has {first_partial} partial results, there is room for {max_partials}")
-        work = np.concatenate([found.items.ravel() for found in lists] + [found.merges.ravel() for found in lists])
-        return AttentionPlan(
-            work, tuple(launch for launch in launches if launch.num_items), sum(len(found.merges) for found in lists)
-        )
+        work = np.concatenate([found.items.ravel() for found in lists])
+        return AttentionPlan(work, tuple(launch for launch in launches if launch.num_items))
 
     def _by_tiles(self, rows: RowColumns, most_queries: int, one_launch: bool) -> Iterator[tuple[int, RowColumns]]:
         """Rows that take the same tiles, and the most queries that their tiles are chosen for."""
@@ -243,12 +256,11 @@ class AttentionPlanner:
         narrow = config.block_m == NARROW_LINES
         return Cutting(
             tile_queries=config.block_m // self._shape.group,
+            group=self._shape.group,
             step=config.block_n,
             slots=max(1, self._num_sms * config.programs_per_sm // self._shape.num_kv_heads),
-            # Running programs share the memory, so narrow tiles finish together almost by themselves. Wide ones wait
-            # for their own SM's arithmetic, and their partial results are as big as 128 positions of K and V.
-            pieces_per_slot=2 if narrow else 4,
-            slack=1 if narrow else 2,
+            grain=config.grain,
+            whole_len=512 if narrow else 1024,
             min_piece=256 if narrow else 512,
         )
 

@@ -65,11 +65,13 @@ class Batch:
         cache = torch.full(sizes, torch.nan, dtype=shape.dtype, device=self._device)
         if self.case.flash_layout:
             cache = cache.transpose(1, 2).contiguous().transpose(1, 2)
-        for row, context in enumerate(self.context_lens.tolist()):
-            for first in range(0, context, shape.block_size):
-                filled = min(shape.block_size, context - first)
-                values = self._randn(shape.num_kv_heads, filled, shape.head_dim)
-                cache[int(tables[row, first // shape.block_size]), :, :filled] = values
+        rows = np.repeat(np.arange(len(self.context_lens)), self.context_lens)
+        firsts = np.cumsum(self.context_lens) - self.context_lens
+        positions = np.arange(len(rows)) - firsts[rows]
+        blocks = torch.from_numpy(tables[rows, positions // shape.block_size]).long().to(self._device)
+        places = torch.from_numpy(positions % shape.block_size).to(self._device)
+        # One write for all blocks: on a GPU tens of thousands would take longer than what is tested.
+        cache.transpose(1, 2)[blocks, places] = self._randn(len(rows), shape.num_kv_heads, shape.head_dim)
         return cache[:num_blocks]
 
     @property

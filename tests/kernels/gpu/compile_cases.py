@@ -21,6 +21,7 @@ from kernels.gpu.attention.paged_attention import PagedAttention
 from kernels.gpu.attention.plan import AttentionShape
 from kernels.gpu.layers.activation import silu_and_mul
 from kernels.gpu.layers.embedding import embed_tokens
+from kernels.gpu.layers.gated_linear import linear_silu_and_mul
 from kernels.gpu.layers.norm import add_rms_norm, rms_norm
 from kernels.gpu.layers.rope_store import qk_norm_rope_store
 from kernels.gpu.moe.experts import Experts
@@ -84,13 +85,13 @@ SMALL_HEADS = Shape("0.5B of 64 a head", 896, 4864, 14, 2, head_dim=64)  # as in
 TINY_HEADS = (Shape("tiny of 16 a head", 256, 512, 4, 2, head_dim=16), Shape("tiny of 32", 256, 512, 8, 2, head_dim=32))
 SHAPES = (*PARTS, SMALL_HEADS, *TINY_HEADS)
 BLOCK_SIZES = tuple(2**i for i in range(4, 11))
-TOKENS = (1, 7, 64, 256, 1024, 4096, 16384)
+TOKENS = (1, 7, 32, 64, 256, 1024, 4096, 16384)
 ROWS = (1, 2, 8, 32, 64, 256, 1024)
 VOCAB = 151_936
 NUM_SMS = 132
 TABLE_WIDTH = 40_960 // 16
 POOL_TOKENS = 2**20
-MODEL_CONSTANTS = {"SIZE", "NUM_HEADS", "NUM_KV_HEADS", "GROUP", "BLOCK_SIZE", "HIDDEN", "INTERMEDIATE"}
+MODEL_CONSTANTS = {"SIZE", "IN_SIZE", "NUM_HEADS", "NUM_KV_HEADS", "GROUP", "BLOCK_SIZE", "HIDDEN", "INTERMEDIATE"}
 """Constexprs that are the model's or the pool's, and not picked by a launcher."""
 
 
@@ -118,7 +119,7 @@ def kv_cache(shape: Shape, block_size: int, flash: bool) -> Tensor:
 
 
 def layer(shape: Shape, tokens: int, block_size: int, flash: bool, offset: int = 0) -> Iterator[Launch]:
-    """All that a layer launches but matrix products and attention, and the gather before the first one."""
+    """All of ours that a layer launches but attention, and the gather before the first one."""
     hidden, weight = empty(tokens, shape.hidden), empty(shape.hidden)
     ids = staged(tokens, offset=offset)
     cache = kv_cache(shape, block_size, flash)
@@ -132,6 +133,9 @@ def layer(shape: Shape, tokens: int, block_size: int, flash: bool, offset: int =
         partial(rms_norm, hidden, weight, 1e-6, hidden),
         partial(add_rms_norm, hidden, hidden, weight, 1e-6, hidden),
         partial(silu_and_mul, empty(tokens, 2 * shape.intermediate), empty(tokens, shape.intermediate)),
+        partial(
+            linear_silu_and_mul, hidden, empty(2 * shape.intermediate, shape.hidden), empty(tokens, shape.intermediate)
+        ),
         partial(embed_tokens, ids, ids, staged(1024), empty(VOCAB, shape.hidden), hidden),
         partial(qk_norm_rope_store, qkv, rope_store, ids, ids, query),
     ):

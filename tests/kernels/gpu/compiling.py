@@ -21,6 +21,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
+from tests.kernels.gpu.wgmma_registers import misused_registers
+
 SHARED_BYTES_LIMITS = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
 """Shared memory that a block may have, by architecture (CUDA C++ Programming Guide, compute capabilities)."""
 TENSOR_COLUMNS_LIMIT = 512
@@ -74,6 +76,7 @@ class Compiled:
         tensor_columns: of a block.
         wgmma: whether it multiplies matrices by Hopper's warp-group instructions.
         wide_loads: whether it reads global memory by 128 bits or more.
+        misused: see `misused_registers`.
         error: why it does not compile, and then the figures are 0.
     """
 
@@ -86,6 +89,7 @@ class Compiled:
     tensor_columns: int = 0
     wgmma: bool = False
     wide_loads: bool = False
+    misused: tuple[str, ...] = ()
     error: str = ""
 
     def faults(self) -> list[str]:
@@ -99,6 +103,8 @@ class Compiled:
             found.append(f"takes {self.shared_bytes} bytes of shared memory of {SHARED_BYTES_LIMITS[self.arch]}")
         if self.tensor_columns > TENSOR_COLUMNS_LIMIT:
             found.append(f"takes {self.tensor_columns} columns of tensor memory of {TENSOR_COLUMNS_LIMIT}")
+        if self.misused:
+            found.append(f"uses registers of a product again, {len(self.misused)} times: {self.misused[0]}")
         return [f"{self} {each}" for each in found]
 
     def __str__(self) -> str:
@@ -209,8 +215,9 @@ def _read(kernel: Any, arch: int, variant: Variant, launch: str) -> Compiled:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:
         cubin.write(kernel.asm["cubin"])
         cubin.flush()
-        command = [triton.knobs.nvidia.cuobjdump.path, "-res-usage", cubin.name]
-        printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        printed = _dump("-res-usage", cubin.name)
+        wgmma = "wgmma.mma_async" in kernel.asm["ptx"]
+        misused = misused_registers(_dump("-sass", cubin.name)) if wgmma else []
     usage = dict(re.findall(r"\b(REG|STACK|SHARED|LOCAL):(\d+)", printed))
     # Hopper and later keep 1 KiB of a block's static shared memory for themselves, which the limit leaves out.
     reserved = 1024 if arch >= 90 else 0
@@ -222,6 +229,13 @@ def _read(kernel: Any, arch: int, variant: Variant, launch: str) -> Compiled:
         stack_bytes=int(usage["STACK"]) + int(usage["LOCAL"]),
         shared_bytes=max(0, int(usage["SHARED"]) - reserved) + kernel.metadata.shared,
         tensor_columns=getattr(kernel.metadata, "tmem_size", None) or 0,
-        wgmma="wgmma.mma_async" in kernel.asm["ptx"],
+        wgmma=wgmma,
         wide_loads=WIDE_LOAD.search(kernel.asm["ptx"]) is not None,
+        misused=tuple(misused),
     )
+
+
+def _dump(what: str, cubin: str) -> str:
+    """What cuobjdump prints, which Triton brings with it."""
+    command = [triton.knobs.nvidia.cuobjdump.path, what, cubin]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout

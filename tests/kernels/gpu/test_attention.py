@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,8 +24,9 @@ from kernels.gpu.attention.plan import (
     GraphBounds,
     choose_tiles,
 )
+from kernels.gpu.attention.work import ITEM_FIELDS
 from tests.kernels.gpu.attention_cases import Batch, Case, attend_arguments, attend_with
-from tests.support.effort import combinations, examples
+from tests.support.effort import combinations, covering, examples
 
 SMALL = AttentionShape(4, 2, 64, 16, torch.float16)
 # A row of each kind: decode rows at and around the ends of blocks, steps and tiles, a new prompt, a cached prefix.
@@ -151,8 +153,31 @@ def test_pieces_that_early_queries_of_a_tile_do_not_see(device: torch.device) ->
     check(batch, attend(batch, piece_len=32))
 
 
+@pytest.mark.parametrize("group", [2, 5])
+def test_whichever_program_of_a_tile_ends_last(device: torch.device, group: int) -> None:
+    """The interpreter runs programs one after another, so the last one in the list merges; here each may be the last.
+
+    Bit for bit, and again with the same counters, as a graph replays.
+    """
+    lens = [(1, 130), (3, 100), (40, 90), (1, 1)]
+    batch = Batch(Case(lens, AttentionShape(2 * group, 2, 64, 16, torch.float32)), device)
+    attention = PagedAttention(batch.case.shape, 1, device, exact_tiles, max_partials=4096)
+    plan = attention.plan(batch.query_lens, batch.context_lens, piece_len=32)
+    expected = run(attention, plan, batch)
+    check(batch, expected)
+    items = plan.work.reshape(-1, ITEM_FIELDS)
+    assert len(plan.launches) == 2
+    for seed in range(2):
+        orders = [
+            launch.first_item + np.random.default_rng(seed).permutation(launch.num_items) for launch in plan.launches
+        ]
+        shuffled = replace(plan, work=items[np.concatenate(orders)].ravel())
+        assert run(attention, shuffled, batch).equal(expected)
+        assert not attention._arrived.any(), "the counters are for the next launch"
+
+
 @pytest.mark.slow
-def test_more_pieces_than_a_merging_program_takes_at_once(device: torch.device) -> None:
+def test_more_pieces_than_a_merge_reads_at_once(device: torch.device) -> None:
     batch = Batch(Case([(1, 32 * 35), (1, 32 * 32), (2, 32 * 17 + 5)], replace(SMALL, dtype=torch.float32)), device)
     check(batch, attend(batch, piece_len=32))
 
@@ -293,11 +318,34 @@ SHAPES = [
 ]
 
 
+def real_sizes() -> list[Any]:
+    """Some of all steps with all shapes, about one in five: a GPU is lent for minutes, and each test takes a second.
+
+    Kinds of tile, groups of heads, block sizes, dtypes, head_dims and layouts meet pair by pair, each step meets blocks
+    that are smaller than a tile, as long as one and longer, and each shape is there.
+    """
+    every = list(itertools.product(STEPS, SHAPES))
+    chosen = covering([meetings(combination) for combination in every])
+    return [pytest.param(*every[i], id=f"{every[i][0]}-{every[i][1]}") for i in sorted(chosen)]
+
+
+def meetings(combination: tuple[str, AttentionShape]) -> set[Any]:
+    """What is tested together by a step and a shape."""
+    step, shape = combination
+    is_narrow = {queries == 1 for queries, _ in STEPS[step]}
+    kind = (str(is_narrow), shape.group, shape.block_size, shape.dtype, shape.head_dim, flash_layout(shape))
+    longer = (shape.block_size > 64) - (shape.block_size < 64)
+    return {*itertools.combinations(enumerate(kind), 2), (step, longer), shape}
+
+
+def flash_layout(shape: AttentionShape) -> bool:
+    return shape.num_kv_heads == 8
+
+
 @pytest.mark.gpu
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize(("step", "shape"), real_sizes())
 def test_real_sizes(device: torch.device, step: str, shape: AttentionShape) -> None:
-    case = Case(STEPS[step], shape, flash_layout=shape.num_kv_heads == 8)
+    case = Case(STEPS[step], shape, flash_layout=flash_layout(shape))
     batch = Batch(case, device)
     num_sms = torch.cuda.get_device_properties(device).multi_processor_count
     attention = PagedAttention(case.shape, num_sms, device)

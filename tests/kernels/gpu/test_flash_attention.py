@@ -281,7 +281,10 @@ def test_number_of_splits(contexts: list[int], table_len: int, kv_heads: int, fe
     [
         (1, 40_960, 8, 16, MAX_GRAPH_SPLITS),  # few rows are cut finely
         (16, 40_960, 8, 16, MAX_GRAPH_SPLITS),
-        (256, 40_960, 8, 4, 8),  # enough rows to fill the GPU, but one may be long
+        (256, 40_960, 8, 1, 1),  # a full batch does not pay for the one long row that it might have
+        (256, 131_072, 1, 1, 1),
+        (64, 40_960, 8, 1, 1),
+        (24, 40_960, 8, 16, MAX_GRAPH_SPLITS),
         (256, 2048, 8, 1, 1),
         (256, 4096, 8, 1, 1),
         (8, 4096, 8, 8, 16),
