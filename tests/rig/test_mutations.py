@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 import torch
 
+from executor_svc import startup
 from executor_svc.runner import asked_steps as asked_module
 from executor_svc.runner import runner as runner_module
 from executor_svc.runner.asked_steps import PendingStep
-from executor_svc.runner.trial_plans import asking, trial_plan
+from executor_svc.runner.trial_plans import asking, asking_of_prompts, trial_plan
 from tests.executor import harness
 from tests.executor.conftest import Make
 from tests.rig import build
@@ -36,7 +37,8 @@ OPTIONS = {
     "num_blocks": 64,
 }
 
-# Of `executor_svc.runner.readback`, where each tensor of a step is copied.
+# Of `executor_svc.runner.readback`: where the next step waits, and where each tensor of a step is copied.
+WAIT = "torch.cuda.current_stream(self._device).wait_event(self._pending)"
 COPY = "                host.copy_(tensor, non_blocking=True)\n"
 IF_TOKENS = "                if tensor is tensors[0]: "
 
@@ -86,8 +88,31 @@ def test_the_tokens_are_copied_before_they_are_drawn(
 def test_the_next_step_overwrites_tokens_that_are_still_being_copied(
     rig: StandIn, small: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    change_readback(monkeypatch, ("computing.wait_event(arrived)", "pass"))
+    change_readback(monkeypatch, (WAIT, "pass"))
     launch_three(rig, small)
+    assert_found(rig, "race:")
+
+
+BEFORE_SAMPLING = "        self._readback.before_overwriting()\n        if asked is not None"
+
+
+@pytest.mark.parametrize(
+    ("call", "left_out"),
+    [(BEFORE_SAMPLING, "        if asked is not None"), ("if staged is not None or results is not None:", "if False:")],
+    ids=["before sampling", "before a forward pass"],
+)
+def test_a_step_does_not_wait_before_it_overwrites(
+    rig: StandIn, small: Path, monkeypatch: pytest.MonkeyPatch, call: str, left_out: str
+) -> None:
+    """Both steps find log-probabilities of prompts in their forward pass, and tokens after it."""
+    changed = mutated("executor_svc.runner.runner", (call, left_out))
+    monkeypatch.setattr(startup, "Runner", changed.Runner)
+    runner, limits = harness.start(small, **OPTIONS)
+    columns = asking_of_prompts(trial_plan([8] * 2, limits.block_size), 3)
+    with rig.schedule("lazy"):
+        pending = [runner.launch(columns) for _ in range(2)]
+    for each in pending:
+        each.wait()
     assert_found(rig, "race:")
 
 
@@ -135,8 +160,8 @@ def test_the_next_step_overwrites_log_probabilities_that_are_still_being_copied(
     """The step waits for the first copy, of the tokens, alone."""
     change_readback(
         monkeypatch,
-        ("        computing.wait_event(arrived)\n", ""),
-        (COPY, f"{COPY}{IF_TOKENS}drawn.record(self._stream)\n        computing.wait_event(drawn)\n"),
+        ("        self._pending = arrived\n", ""),
+        (COPY, f"{COPY}{IF_TOKENS}drawn.record(self._stream)\n        self._pending = drawn\n"),
     )
     for pending in launch_asking(rig, small):
         pending.wait()
