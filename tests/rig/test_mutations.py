@@ -7,6 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from itertools import islice
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -14,10 +15,11 @@ import pytest
 import torch
 
 from executor_svc import startup
-from executor_svc.runner import asked_steps as asked_module
+from executor_svc.runner import asked_steps
 from executor_svc.runner import runner as runner_module
 from executor_svc.runner.asked_steps import PendingStep
 from executor_svc.runner.trial_plans import asking, asking_of_prompts, trial_plan
+from executor_svc.staging import asked as asked_staging
 from tests.executor import harness
 from tests.executor.conftest import Make
 from tests.rig import build
@@ -141,8 +143,8 @@ def test_a_graph_uses_memory_that_others_get(
     def allocating(self: Any, batch: Any, *parts: Any) -> None:
         forward(self, batch, *parts)
         with torch.cuda.stream(side):  # not the captured one, so not of the graph's memory
-            scratch = torch.empty_like(self._drawn.tokens)
-        scratch.copy_(self._drawn.tokens)
+            scratch = torch.empty_like(self._lanes.last_tokens)
+        scratch.copy_(self._lanes.last_tokens)
 
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):
@@ -201,19 +203,20 @@ def test_log_probabilities_are_read_before_they_are_there(
 
 
 @pytest.mark.parametrize(
-    ("module", "name", "copy"),
+    ("module", "name", "copy", "user"),
     [
-        ("executor_svc.staging.arena", "Arena", "device.copy_(host, non_blocking=True)"),
-        ("executor_svc.runner.asked_steps", "AskedSteps", "tokens[start.message.lane, : len(known)].copy_("),
+        ("executor_svc.staging.arena", "Arena", "device.copy_(host, non_blocking=True)", asked_staging),
+        ("executor_svc.staging.pinned_memory", "copy_to_device", "place.copy_(", asked_staging),
+        ("executor_svc.staging.pinned_memory", "copy_to_device", "place.copy_(", asked_steps),
     ],
-    ids=["adjustments", "a lane's start"],
+    ids=["lists", "masks", "a lane's start"],
 )
 def test_what_the_step_before_still_reads_is_overwritten(
-    rig: StandIn, small: Path, monkeypatch: pytest.MonkeyPatch, module: str, name: str, copy: str
+    rig: StandIn, small: Path, monkeypatch: pytest.MonkeyPatch, module: str, name: str, copy: str, user: ModuleType
 ) -> None:
     """It is brought to the device by a stream that waits for none."""
     changed = mutated(module, (copy, f"with torch.cuda.stream(torch.cuda.Stream()): {copy}"))
-    monkeypatch.setattr(asked_module if name == "Arena" else runner_module, name, getattr(changed, name))
+    monkeypatch.setattr(user, name, getattr(changed, name))
     for pending in launch_asking(rig, small):
         pending.wait()
     assert_found(rig, "race: a copy to the device")
