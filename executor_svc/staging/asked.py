@@ -149,8 +149,7 @@ def log_prob_entries(
 
 
 def asked_arena_size(limits: ExecutorLimits) -> int:
-    """Bytes of an arena in which all lists that are usually asked of a step have room, those of tokens to ban and to
-    allow aside.
+    """Bytes of an arena in which what is usually asked of a step has room, lengths and masks aside.
 
     Each row has as many biases as there may be, and `_USUAL_WORDS`. Beyond it are steps whose rows nearly all have
     longer lists of bad words, or stop tokens besides all their biases, or that have more than `_MOST_ROWS` such rows
@@ -188,11 +187,11 @@ class _StagedLanes:
 
 
 class AskedStager:
-    """Brings what plans ask for to the device, where it stays.
+    """Brings what plans ask for to the device, where it stays as long as it is asked.
 
-    The mask of a lane's allowed tokens has a row there, and is brought once for each start. The other lists are brought
-    anew when other lanes ask than in the step before, or one of them gets its `min_tokens`: they are small. So a step
-    of the same lanes brings its lengths alone, and masks of grammars.
+    The mask of a lane's allowed tokens has a row there, and is brought once for each start. The other lists are small.
+    They are all brought when other lanes ask than in the step before, or when a sequence gets its `min_tokens`. A step
+    of the same lanes brings no more than lengths, and masks of grammars.
 
     Args:
         limits: of the executor.
@@ -239,25 +238,27 @@ class AskedStager:
         )
 
     def copied_bytes(self) -> list[int]:
-        """Bytes that each copy to the device takes, in a usual step at most."""
-        return [self._lists.num_bytes, self._columns.num_bytes, self._masks.nbytes // 2]
+        """Bytes that each copy to the device takes, in a usual step at most: one brings `_MOST_ROWS` masks or fewer."""
+        masks = self._masks[: min(self._num_lanes, _MOST_ROWS)]
+        return [self._lists.num_bytes, self._columns.num_bytes, masks.nbytes]
 
     def _adjustments(
         self, lanes: Sequence[ConstrainedLane], lengths: IntArray, grammar_masks: LaneMasks | None
     ) -> Adjustments:
         staged, new = self._staged, dict[int, IntArray]()
         if staged is None or not staged.are(lanes, lengths):
-            self._staged = None  # until its lists are there
-            staged = self._staged = self._stage_lanes(lanes, lengths)
+            self._staged = None  # until all is there
+            staged = self._stage_lanes(lanes, lengths)
             own = {lane.start.message.lane: mask for lane in lanes if (mask := _own_mask(lane)) is not None}
             new = {lane: mask for lane, mask in own.items() if self._brought.get(lane) is not mask}
+        self._bring_masks(new, grammar_masks)
         mask_rows = staged.mask_rows
         if grammar_masks is not None:
-            of_lanes = np.full(self._num_lanes, -1, np.int32)
-            of_lanes[[*grammar_masks.rows]] = [self._num_lanes + row for row in grammar_masks.rows.values()]
-            mask_rows = np.maximum(mask_rows, of_lanes[staged.numbers])
-        self._bring_masks(new, grammar_masks)
+            rows = {lane: self._num_lanes + row for lane, row in grammar_masks.rows.items()}
+            own_rows = zip(staged.numbers.tolist(), mask_rows.tolist(), strict=True)
+            mask_rows = _ints([rows.get(lane, row) for lane, row in own_rows])
         device_lengths, device_rows = self._columns.upload([lengths, mask_rows])
+        self._staged = staged
         return Adjustments(lengths=device_lengths, mask_rows=device_rows, masks=self._masks, **staged.lists)
 
     def _bring_masks(self, of_lanes: dict[int, IntArray], of_grammars: LaneMasks | None) -> None:
