@@ -10,9 +10,9 @@ import torch
 _BREAK_EVEN_PRODUCTS = 15 << 32
 """Multiplications that a GPU does, at 440 TFLOP/s, while the host launches a layer kernel by kernel, in 293 us.
 
-The host's time is the pretended GPU's (8.2 ms for the 28 layers of Qwen3-0.6B, 2 x EPYC). The CPU of a GPU machine is
-about twice as fast, CUDA's own libraries take longer than the stand-ins, and other threads of the process take turns
-with this one. The rate is an estimate. With both, graphs end at 4,096 tokens of Qwen3-0.6B.
+The rate is an estimate. The host's time was measured on the pretended GPU (2 x EPYC): 8.2 ms for the 28 layers of
+Qwen3-0.6B beside other work, which a server has, too, and 4.8 ms alone. The CPU of a GPU machine is faster, and CUDA's
+own libraries take longer than the stand-ins. Steps of Qwen3-0.6B have graphs up to 4,096 tokens so.
 """
 
 _LARGEST_STEP = 256
