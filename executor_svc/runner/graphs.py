@@ -11,7 +11,7 @@ _BREAK_EVEN_PRODUCTS = 15 << 32
 """Multiplications that a GPU does, at 440 TFLOP/s, while the host launches a layer kernel by kernel, in 293 us.
 
 The rate is an estimate. The host's time was measured on the pretended GPU (2 x EPYC): 8.2 ms for the 28 layers of
-Qwen3-0.6B beside other work, which a server has, too, and 4.8 ms alone. The CPU of a GPU machine is faster, and CUDA's
+Qwen3-0.6B beside other work, which a server has, too, and 5.0 ms alone. The CPU of a GPU machine is faster, and CUDA's
 own libraries take longer than the stand-ins. Steps of Qwen3-0.6B have graphs up to 4,096 tokens so.
 """
 
