@@ -1,13 +1,10 @@
 """Steps whose samples ask for more than a token: from the plan to what is drawn, and back to the plan's order."""
 
-from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
-from common.constraints import StartedLane
 from common.errors import WireError
 from common.plan import ExecutorLimits, PlanColumns
 from common.pooled_rows import PooledRows
@@ -18,9 +15,9 @@ from executor_svc.model.draw import Drawn, Lanes
 from executor_svc.runner.grammar_masks import GrammarMasks
 from executor_svc.runner.pooled_results import in_order
 from executor_svc.runner.readback import CopiedTensors, PendingCopies
-from executor_svc.staging.arena import Arena
-from executor_svc.staging.asked import AskedStager, AskedStep, SampleOrder, asked_arena_size, log_prob_entries
+from executor_svc.staging.asked import AskedStager, AskedStep, SampleOrder, log_prob_entries
 from executor_svc.staging.constrained_lanes import ConstrainedLane, ConstrainedLanes, LaneMasks
+from executor_svc.staging.pinned_memory import copy_to_device
 
 
 class PendingStep:
@@ -114,8 +111,7 @@ class AskedSteps:
         # The token that a sequence of the greatest length ends with is one more.
         tokens = torch.empty((limits.max_num_seqs, limits.max_model_len + 1), dtype=torch.int32, device=device)
         self.lanes = Lanes(last_tokens, tokens)
-        self._arena = Arena(asked_arena_size(limits), device)
-        self._stager = AskedStager(limits.vocab_size, self._arena)
+        self._stager = AskedStager(limits, device)
         # Of all lanes that a plan starts. Beyond it are plans that start several long sequences whose prefixes are
         # cached: they pin memory of their own, which torch keeps.
         self._started_bytes = 4 * max(limits.max_batch_tokens, limits.max_model_len)
@@ -132,22 +128,24 @@ class AskedSteps:
         constrained = self._constrained.take(columns)
         if not constrained and not columns.logprob_counts.any():
             return None
-        if columns.lane_starts:
-            self._upload(columns.lane_starts)
+        starts = columns.lane_starts
+        if starts:
+            known = [self.lanes.tokens[start.message.lane, : len(start.tokens)] for start in starts]
+            copy_to_device([start.tokens for start in starts], known)
         order = SampleOrder.of(columns)
         masks = None
         if self._grammars is not None:
             if columns.epoch != self._epoch:
                 self._grammars.forget_lanes()
             self._epoch = columns.epoch
-            masks = self._grammars.begin(constrained, {start.message.lane for start in columns.lane_starts})
+            masks = self._grammars.begin(constrained, {start.message.lane for start in starts})
         elif any(lane.start.message.constraints.grammar for lane in constrained):
             raise WireError("the plan has a grammar, and this executor has no tokenizer")
         return AskedPlan(order.apply(columns), order, columns, constrained, masks)
 
     def stage(self, plan: AskedPlan) -> AskedStep:
-        """Bring what a plan asks for to the device. If it has grammars, this waits for the tokens of the step before
-        and for the masks; the device computes meanwhile."""
+        """Bring what a plan asks for to the device, as far as it is not there. If it has grammars, this waits for the
+        tokens of the step before and for the masks; the device computes meanwhile."""
         masks = None if plan.masks is None else plan.masks.result()
         return self._stager.stage(plan.asked, plan.constrained, plan.order, masks)
 
@@ -163,17 +161,9 @@ class AskedSteps:
 
     def copied_bytes(self) -> list[int]:
         """Bytes that each copy to the device takes, in a usual step at most."""
-        return [self._arena.num_bytes, self._started_bytes]
+        return [*self._stager.copied_bytes(), self._started_bytes]
 
     def close(self) -> None:
         """End the thread that fills masks."""
         if self._grammars is not None:
             self._grammars.close()
-
-    def _upload(self, starts: Sequence[StartedLane]) -> None:
-        """Behind the steps that read what is there."""
-        tokens, lengths = self.lanes.tokens, [len(start.tokens) for start in starts]
-        host = torch.empty(sum(lengths), dtype=torch.int32, pin_memory=tokens.is_cuda)
-        host.numpy()[:] = np.concatenate([start.tokens for start in starts])
-        for start, known in zip(starts, host.split_with_sizes(lengths), strict=True):
-            tokens[start.message.lane, : len(known)].copy_(known, non_blocking=True)

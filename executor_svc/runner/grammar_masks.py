@@ -175,6 +175,8 @@ class GrammarMasks:
                 assert text.matcher is not None
                 log.warning("grammar failed", lane=number, reason=text.matcher.get_error().splitlines()[0][:200])
                 mask[:] = 0
+        if lane.mask is not None:
+            mask &= lane.mask
 
     def _replay(self, text: _LaneText) -> None:
         text.matcher = self._compile(text.grammar).deep_copy()

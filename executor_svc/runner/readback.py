@@ -51,21 +51,30 @@ class CopiedTensors:
 class Readback:
     """Copies out on a stream of its own, so that the stream that computes need not wait for the host.
 
+    A step's copies may still run while the next step computes. Call `before_overwriting` ahead of the first kernel that
+    writes any tensor that `start` was ever given: ahead of sampling, and ahead of a forward pass that finds
+    log-probabilities of prompts or pooled results.
+
     Args:
         device: where the tokens are drawn.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self._pending: torch.cuda.Event | None = None  # after the last copies, if no later work waits for them yet
+        self._device = device
+
+    def before_overwriting(self) -> None:
+        """Make later work of the current stream wait for all copies that were started."""
+        if self._pending is not None:
+            torch.cuda.current_stream(self._device).wait_event(self._pending)
+            self._pending = None
 
     def start(self, tensors: Sequence[Tensor]) -> PendingCopies | CopiedTensors:
-        """Begin to copy what the current stream will have written to some tensors.
-
-        Later work of the current stream waits for the copies, since it may overwrite the tensors.
-        """
+        """Begin to copy what the current stream will have written to some tensors."""
         if self._stream is None:
             return CopiedTensors([tensor.numpy().copy() for tensor in tensors])
-        computing = torch.cuda.current_stream(tensors[0].device)
+        computing = torch.cuda.current_stream(self._device)
         # Of torch's cache of pinned memory.
         hosts = [torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True) for tensor in tensors]
         # The collector sleeps until the event: a thread that spins would take a CPU from the one that launches.
@@ -78,5 +87,6 @@ class Readback:
             for host, tensor in zip(hosts, tensors, strict=True):
                 host.copy_(tensor, non_blocking=True)
         arrived.record(self._stream)
-        computing.wait_event(arrived)
+        # The stream copies in order: work that waits for these copies waits for those of all steps before.
+        self._pending = arrived
         return PendingCopies(hosts, arrived)

@@ -102,6 +102,8 @@ class Runner(Generic[Metadata]):
         targets = columns.prompt_targets
         staged = None if targets is None else self._prompt_logprobs.stage(targets)
         results = None if columns.pooled is None else self._pooled_results.stage(columns, columns.pooled)
+        if staged is not None or results is not None:
+            self._readback.before_overwriting()
         num_rows = self._decode_size(ordered)
         if num_rows is None:
             num_tokens = next_size(self._token_sizes, len(ordered.token_ids))
@@ -114,6 +116,7 @@ class Runner(Generic[Metadata]):
             if not self._graphs.replay_forward(num_rows):
                 self._forward(batch)
         asked = None if asked_plan is None else self._asked_steps.stage(asked_plan)
+        self._readback.before_overwriting()
         if asked is not None or num_rows is None or not self._graphs.replay_sampling(num_rows):
             self._sample(batch, asked)
         drawn = self._drawn.of(len(columns.sample_rows), asked)

@@ -5,6 +5,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor
 
 from common import messages as m
 from common.plan import ExecutorLimits, PlanColumns
@@ -13,6 +15,7 @@ from common.step_result import ResultColumns
 from common.wire import IntArray
 from executor_svc.staging.arena import Arena, Column, packed_size
 from executor_svc.staging.constrained_lanes import ConstrainedLane, LaneMasks
+from executor_svc.staging.pinned_memory import copy_to_device
 from kernels.arguments import Adjustments
 from kernels.reference import mask_words
 
@@ -146,29 +149,63 @@ def log_prob_entries(
 
 
 def asked_arena_size(limits: ExecutorLimits) -> int:
-    """Bytes of an arena in which all that is usually asked of a step has room.
+    """Bytes of an arena in which what is usually asked of a step has room, lengths and masks aside.
 
-    Each row has a mask, as many biases as there may be, and `_USUAL_WORDS`. Beyond it are steps whose rows nearly all
-    have longer lists of bad words, or stop tokens besides all their biases, or that have more than `_MOST_ROWS` such
-    rows (which would take 23 kB each): their arrays get memory of their own, at the price of a cudaMalloc at most.
+    Each row has as many biases as there may be, and `_USUAL_WORDS`. Beyond it are steps whose rows nearly all have
+    longer lists of bad words, or stop tokens besides all their biases, or that have more than `_MOST_ROWS` such rows
+    (which would take 4 kB each): their arrays get memory of their own, at the price of a cudaMalloc at most.
     """
     rows = min(limits.max_num_seqs, _MOST_ROWS)
-    of_rows = [rows] * 7
+    of_rows = [rows] * 5
     lists = [rows * m.MAX_BIASES] * 2 + [rows + 1] * 2 + [rows * _USUAL_WORDS + 1, rows * _USUAL_WORDS * _USUAL_TOKENS]
-    return packed_size([*of_rows, rows * mask_words(limits.vocab_size), *lists])
+    return packed_size([*of_rows, *lists])
+
+
+@dataclass(frozen=True)
+class _StagedLanes:
+    """Lanes whose lists are on the device, in the order of a step's rows.
+
+    Attributes:
+        lanes: theirs the lists are.
+        numbers: int32 [lanes].
+        min_lengths: int64 [lanes], see `ConstrainedLane.min_length`.
+        early: bool [lanes], whose sequences have not their `min_tokens`.
+        mask_rows: int32 [lanes], see `Adjustments`; -1 where there is no list of allowed tokens, or a grammar.
+        lists: the other fields of `Adjustments`, which stay the same until the lanes do not.
+    """
+
+    lanes: Sequence[ConstrainedLane]
+    numbers: IntArray
+    min_lengths: npt.NDArray[np.int64]
+    early: npt.NDArray[np.bool_]
+    mask_rows: IntArray
+    lists: dict[str, Tensor]
+
+    def are(self, lanes: Sequence[ConstrainedLane], lengths: IntArray) -> bool:
+        """Whether the lists are those of a step of these lanes, whose sequences have so many tokens."""
+        return self.lanes == lanes and bool(((lengths < self.min_lengths) == self.early).all())
 
 
 class AskedStager:
-    """Brings what plans ask for to the device.
+    """Brings what plans ask for to the device, where it stays as long as it is asked.
+
+    The mask of a lane's allowed tokens has a row there, and is brought once for each start. The other lists are small.
+    They are all brought when other lanes ask than in the step before, or when a sequence gets its `min_tokens`. A step
+    of the same lanes brings no more than lengths, and masks of grammars.
 
     Args:
-        vocab_size: of the model.
-        arena: for these tensors alone.
+        limits: of the executor.
+        device: where steps run.
     """
 
-    def __init__(self, vocab_size: int, arena: Arena) -> None:
-        self._no_masks = np.zeros((0, mask_words(vocab_size)), np.int32)
-        self._arena = arena
+    def __init__(self, limits: ExecutorLimits, device: torch.device) -> None:
+        rows = self._num_lanes = limits.max_num_seqs
+        self._lists = Arena(asked_arena_size(limits), device)
+        self._columns = Arena(packed_size([rows, rows]), device)
+        # A row for each lane's own list, and one for each grammar of a step.
+        self._masks = torch.empty((2 * rows, mask_words(limits.vocab_size)), dtype=torch.int32, device=device)
+        self._brought: dict[int, IntArray] = {}  # by lane, the mask that stands in its row
+        self._staged: _StagedLanes | None = None
 
     def stage(
         self,
@@ -200,23 +237,60 @@ class AskedStager:
             num_top=int(counts.max()) - 1 if len(asking) else 0,
         )
 
+    def copied_bytes(self) -> list[int]:
+        """Bytes that each copy to the device takes, in a usual step at most: one brings `_MOST_ROWS` masks or fewer."""
+        masks = self._masks[: min(self._num_lanes, _MOST_ROWS)]
+        return [self._lists.num_bytes, self._columns.num_bytes, masks.nbytes]
+
     def _adjustments(
         self, lanes: Sequence[ConstrainedLane], lengths: IntArray, grammar_masks: LaneMasks | None
     ) -> Adjustments:
+        staged, new = self._staged, dict[int, IntArray]()
+        if staged is None or not staged.are(lanes, lengths):
+            self._staged = None  # until all is there
+            staged = self._stage_lanes(lanes, lengths)
+            own = {lane.start.message.lane: mask for lane in lanes if (mask := _own_mask(lane)) is not None}
+            new = {lane: mask for lane, mask in own.items() if self._brought.get(lane) is not mask}
+        self._bring_masks(new, grammar_masks)
+        mask_rows = staged.mask_rows
+        if grammar_masks is not None:
+            rows = {lane: self._num_lanes + row for lane, row in grammar_masks.rows.items()}
+            own_rows = zip(staged.numbers.tolist(), mask_rows.tolist(), strict=True)
+            mask_rows = _ints([rows.get(lane, row) for lane, row in own_rows])
+        device_lengths, device_rows = self._columns.upload([lengths, mask_rows])
+        self._staged = staged
+        return Adjustments(lengths=device_lengths, mask_rows=device_rows, masks=self._masks, **staged.lists)
+
+    def _bring_masks(self, of_lanes: dict[int, IntArray], of_grammars: LaneMasks | None) -> None:
+        """Bring masks to their rows: by lane, those of lists, and those of a step's grammars."""
+        masks, places = [*of_lanes.values()], [self._masks[lane] for lane in of_lanes]
+        if of_grammars is not None:
+            masks.append(of_grammars.masks)
+            places.append(self._masks[self._num_lanes :][: len(of_grammars.masks)])
+        if masks:
+            for lane in of_lanes:
+                self._brought.pop(lane, None)
+            copy_to_device(masks, places)
+            self._brought |= of_lanes
+
+    def _stage_lanes(self, lanes: Sequence[ConstrainedLane], lengths: IntArray) -> _StagedLanes:
+        """Bring the lists of lanes."""
         starts = [lane.start for lane in lanes]
         asked = [start.message.constraints for start in starts]
-        masks, mask_rows = self._masks(lanes, grammar_masks)
-        biases = [lane.biases_after(length) for lane, length in zip(lanes, lengths.tolist(), strict=True)]
+        numbers = _ints([start.message.lane for start in starts])
+        min_lengths = np.array([lane.min_length for lane in lanes], np.int64)
+        early = lengths < min_lengths
+        biases = [
+            lane.early_biases if is_early else lane.biases for lane, is_early in zip(lanes, early.tolist(), strict=True)
+        ]
         words = [word for start in starts for word in start.arrays.bad_words]
+        mask_rows = [-1 if _own_mask(lane) is None else lane.start.message.lane for lane in lanes]
         arrays: dict[str, Column] = {
-            "lanes": _ints([start.message.lane for start in starts]),
-            "lengths": lengths,
+            "lanes": numbers,
             "num_prompts": _ints([start.message.num_prompt for start in starts]),
             "presences": _floats([one.presence_penalty for one in asked]),
             "frequencies": _floats([one.frequency_penalty for one in asked]),
             "repetitions": _floats([one.repetition_penalty for one in asked]),
-            "mask_rows": _ints(mask_rows),
-            "masks": masks,
             "bias_starts": _starts([len(one.ids) for one in biases]),
             "bias_ids": np.concatenate([one.ids for one in biases]),
             "biases": np.concatenate([one.values for one in biases]),
@@ -224,21 +298,13 @@ class AskedStager:
             "word_offsets": _starts([len(word) for word in words]),
             "word_tokens": np.concatenate([*words, _ints([])]),
         }
-        return Adjustments(**dict(zip(arrays, self._arena.upload(list(arrays.values())), strict=True)))
+        lists = dict(zip(arrays, self._lists.upload(list(arrays.values())), strict=True))
+        return _StagedLanes(lanes, numbers, min_lengths, early, _ints(mask_rows), lists)
 
-    def _masks(self, lanes: Sequence[ConstrainedLane], grammar_masks: LaneMasks | None) -> tuple[IntArray, list[int]]:
-        """All masks, [masks, ceil(vocab / 32)], and each lane's row of them, -1 for none. Those of grammars are not
-        copied."""
-        of_grammars = LaneMasks(self._no_masks, {}) if grammar_masks is None else grammar_masks
-        others: list[IntArray] = []
-        rows: list[int] = []
-        for lane in lanes:
-            row = of_grammars.rows.get(lane.start.message.lane, -1)
-            if lane.mask is not None:
-                others.append(lane.mask if row < 0 else lane.mask & of_grammars.masks[row])
-                row = len(of_grammars.masks) + len(others) - 1
-            rows.append(row)
-        return np.concatenate([of_grammars.masks, others]) if others else of_grammars.masks, rows
+
+def _own_mask(lane: ConstrainedLane) -> IntArray | None:
+    """The mask of a lane's list; None if it has none, or has a grammar, whose masks have the list in them."""
+    return None if lane.start.message.constraints.grammar else lane.mask
 
 
 def _starts(lengths: Sequence[int]) -> IntArray:

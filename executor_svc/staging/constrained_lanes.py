@@ -25,17 +25,19 @@ class Biases:
     values: FloatArray
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ConstrainedLane:
-    """What a lane's start said, ready for use.
+    """What a lane's start said, ready for use. Each start makes another one, which equals no other.
 
     Attributes:
         start: what the scheduler said.
+        min_length: known tokens, the prompt among them, from which a sequence has its `min_tokens`.
         biases, early_biases: of a sequence that has its `min_tokens`, and of one that has not.
         mask: int32 [ceil(vocab / 32)], see `kernels.arguments.Adjustments`; None if every token is allowed.
     """
 
     start: StartedLane
+    min_length: int
     biases: Biases
     early_biases: Biases
     mask: IntArray | None
@@ -48,6 +50,7 @@ class ConstrainedLane:
         others = ~np.isin(arrays.bias_token_ids, stops)
         return cls(
             start,
+            start.message.num_prompt + start.message.constraints.min_tokens,
             Biases(arrays.bias_token_ids, arrays.biases),
             Biases(
                 np.concatenate([arrays.bias_token_ids[others], stops]),
@@ -56,15 +59,10 @@ class ConstrainedLane:
             packed_mask(arrays.allowed_token_ids, vocab_size) if len(arrays.allowed_token_ids) else None,
         )
 
-    def biases_after(self, length: int) -> Biases:
-        """Of the token that comes after so many, the prompt among them."""
-        num_generated = length - self.start.message.num_prompt
-        return self.early_biases if num_generated < self.start.message.constraints.min_tokens else self.biases
-
 
 @dataclass(frozen=True)
 class LaneMasks:
-    """Masks of the lanes that have a grammar.
+    """Masks of the lanes that have a grammar: what the grammar allows of the tokens that the lane's list allows.
 
     Attributes:
         masks: int32 [lanes, ceil(vocab / 32)], each as in `kernels.arguments.Adjustments`.

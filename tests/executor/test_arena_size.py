@@ -21,7 +21,7 @@ from executor_svc.devices.torch_kernels import TorchBackend
 from executor_svc.model.attention import KVGeometry
 from executor_svc.runner.graphs import decode_sizes
 from executor_svc.staging.arena import Arena
-from executor_svc.staging.asked import AskedStager, SampleOrder, asked_arena_size
+from executor_svc.staging.asked import AskedStager, SampleOrder
 from executor_svc.staging.batch import Planned, arena_size, pad_decode, stage
 from executor_svc.staging.constrained_lanes import ConstrainedLane
 from kernels.gpu.attention import flash_attention
@@ -104,7 +104,7 @@ def test_the_largest_plan_of_each_graph_fits(
     spare=st.booleans(),
 )
 def test_what_is_usually_asked_of_a_step_fits(vocab_size: int, num_rows: int, num_words: int, spare: bool) -> None:
-    """A mask, as many biases as there may be, and 64 bad words of four tokens, of each row."""
+    """As many biases as there may be, and 64 bad words of four tokens, of each row."""
     limits = ExecutorLimits(
         1, 16, max_num_seqs=num_rows + spare, max_batch_tokens=9, max_model_len=9, vocab_size=vocab_size, hidden_size=8
     )
@@ -120,11 +120,12 @@ def test_what_is_usually_asked_of_a_step_fits(vocab_size: int, num_rows: int, nu
     ]
     columns = longest_decode_plan(limits, num_rows)
     columns = replace(columns, constrained=np.arange(num_rows, dtype=np.int32))
-    arena = Arena(asked_arena_size(limits), CPU)
     lanes = [ConstrainedLane.started(start, vocab_size) for start in starts]
-    step = AskedStager(vocab_size, arena).stage(columns, lanes, SampleOrder.of(columns), None)
+    stager = AskedStager(limits, CPU)
+    step = stager.stage(columns, lanes, SampleOrder.of(columns), None)
     assert step.adjustments is not None
-    assert arena.holds(step.adjustments.masks)
+    assert stager._lists.holds(step.adjustments.word_tokens)
+    assert stager._columns.holds(step.adjustments.lengths)
 
 
 def test_a_fixed_plan_that_does_not_fit_is_refused() -> None:

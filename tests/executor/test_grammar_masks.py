@@ -1,6 +1,7 @@
 """Matchers of lanes: what one text uses up is no other's loss, and what is dropped is made again."""
 
 import random
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -37,12 +38,12 @@ class Drawn:
 class Lane:
     """A lane that draws among the tokens that its mask allows."""
 
-    def __init__(self, masks: GrammarMasks, number: int, grammar: str) -> None:
+    def __init__(self, masks: GrammarMasks, number: int, grammar: str, of: Sequence[int] = ()) -> None:
         start = m.LaneStart(
             lane=number,
             num_prompt=1,
             tokens=np.array([1], "<i4").tobytes(),
-            constraints=m.Constraints(grammar=grammar),
+            constraints=m.Constraints(grammar=grammar, allowed_token_ids=np.array(of, "<i4").tobytes()),
             stop_token_ids=np.array([EOS], "<i4").tobytes(),
         )
         self._lane = ConstrainedLane.started(StartedLane.of(start), VOCAB)
@@ -114,6 +115,16 @@ def test_an_idle_lane_keeps_its_tokens_and_no_matcher(masks: GrammarMasks, monke
     expected = {*np.flatnonzero(np.unpackbits(mask, bitorder="little")).tolist()} - {EOS}
     assert {*idle.allowed()} - {EOS} == expected
     assert masks._texts[1].matcher is not None
+
+
+def test_a_grammar_allows_tokens_of_the_lane_s_list_alone(masks: GrammarMasks) -> None:
+    """Stop tokens, too: one that is not in the list stays banned where the text is whole."""
+    grammar = LLMatcher.grammar_from_regex("[ab]*")
+    free = Lane(masks, 0, grammar).allowed()
+    assert EOS in free
+    few = free[:2]
+    assert Lane(masks, 1, grammar, of=[*few, max(set(range(VOCAB)) - {*free})]).allowed() == few
+    assert Lane(masks, 2, grammar, of=[*few, EOS]).allowed() == [*few, EOS]
 
 
 def test_an_epoch_s_lanes_are_forgotten(masks: GrammarMasks) -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.plan import ExecutorLimits, PlanColumns
-from executor_svc.runner.graphs import decode_sizes, token_sizes
+from executor_svc.runner.graphs import _BREAK_EVEN_PRODUCTS, decode_sizes, token_sizes
 from executor_svc.runner.trial_plans import trial_plan
 from executor_svc.staging.arena import Arena, packed_size
 from executor_svc.staging.batch import Planned, arena_size, pad_decode, stage
@@ -116,19 +116,30 @@ def test_graph_sizes_cover_every_batch_with_little_padding(max_num_seqs: int) ->
 
 
 @pytest.mark.parametrize("max_tokens", [1, 9, 16, 100, 1000, 8192])
-@pytest.mark.parametrize("layer_products", [10**3, 15_700_000, 193_000_000, 24 * 10**9])
+@pytest.mark.parametrize("layer_products", [10**3, 15_700_000, 193_000_000, _BREAK_EVEN_PRODUCTS])
 def test_token_sizes_end_where_the_host_is_no_limit(max_tokens: int, layer_products: int) -> None:
     sizes = token_sizes(layer_products, max_tokens)
     assert sizes == sorted(set(sizes))
-    assert sizes[-1] == min(max_tokens, 24 * 10**9 // layer_products)
+    assert sizes[-1] == min(max_tokens, _BREAK_EVEN_PRODUCTS // layer_products)
     for tokens in range(1, sizes[-1] + 1):
-        assert next(size for size in sizes if size >= tokens) - tokens <= max(63, tokens // 4)
-    assert len(sizes) <= 30
+        most = min(max(63, tokens // 4), 255)
+        assert next(size for size in sizes if size >= tokens) - tokens <= most
+    assert len(sizes) <= 44
     assert {16 << power for power in range(10)} & set(range(sizes[-1] + 1)) <= set(sizes)
 
 
+@pytest.mark.parametrize(
+    ("layer_products", "longest", "count"),
+    [(1024 * 15_360, 4096, 28), (4096 * 47_104, 333, 10), (2048 * 27_648, 1137, 17)],
+    ids=["0.6B", "8B", "30B-A3B"],
+)
+def test_token_sizes_of_known_models(layer_products: int, longest: int, count: int) -> None:
+    sizes = token_sizes(layer_products, 8192)
+    assert (sizes[-1], len(sizes)) == (longest, count)
+
+
 def test_no_size_pays_where_one_token_keeps_the_gpu_busy() -> None:
-    assert token_sizes(25 * 10**9, 8192) == []
+    assert token_sizes(_BREAK_EVEN_PRODUCTS + 1, 8192) == []
 
 
 def test_a_step_that_the_arena_does_not_hold_is_run_as_it_is(checkpoint: Make) -> None:

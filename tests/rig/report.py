@@ -2,10 +2,10 @@
 
     make report-dry-gpu
 
-Graphs and what was captured in them; launches, copies and waits of decode and of mixed steps at 256 rows (the mixed
-ones also kernel by kernel, as larger steps run); hazards; and the host's time for a step: from a plan's columns to the
-end of `launch`. That is this machine's time, and includes what the stand-ins take, which is less than CUDA's own
-libraries do.
+Graphs and what was captured in them; launches, copies and waits of decode steps and of mixed ones of 1,054 and 2,854
+tokens at 256 rows (the mixed ones also kernel by kernel, as larger steps run); hazards; and the host's time for a step:
+from a plan's columns to the end of `launch`. That is this machine's time, and includes what the stand-ins take, which
+is less than CUDA's own libraries do.
 """
 
 import itertools
@@ -66,9 +66,17 @@ def report(rig: StandIn, folder: str, attention: str) -> dict[str, Any]:
         serve(runner, random_plans(limits, random.Random(1)), CHECKED_STEPS, window=3)
     hazards = rig.take_hazards()
     rig.set("checking", 0)
-    decode, mixed = (measured(rig, runner, plans(limits)) for plans in (decode_plans, mixed_plans))
-    constrained = measured(rig, runner, constrained_plans(limits))
+    kinds = {
+        "decode": decode_plans(limits),
+        "decode_constrained": constrained_plans(limits),
+        "decode_constrained_changing": constrained_plans(limits, num_started=4),
+        "mixed": mixed_plans(limits),
+        "mixed_large": mixed_plans(limits, 1400),
+    }
+    found = {kind: measured(rig, runner, plans) for kind, plans in kinds.items()}
     runner._token_sizes = runner._token_sizes[:0]
+    found["mixed_without_graphs"] = measured(rig, runner, mixed_plans(limits))
+    found["mixed_large_without_graphs"] = measured(rig, runner, mixed_plans(limits, 1400))
     return {
         "attention": attention,
         "cpu": processor(),
@@ -78,21 +86,20 @@ def report(rig: StandIn, folder: str, attention: str) -> dict[str, Any]:
         "kernels_loaded": started["module_loaded"],
         "steps_checked": CHECKED_STEPS,
         "hazards": hazards,
-        "decode": decode,
-        "decode_constrained": constrained,
-        "mixed": mixed,
-        "mixed_without_graphs": measured(rig, runner, mixed_plans(limits)),
+        **found,
     }
 
 
 def measured(rig: StandIn, runner: Runner[Any], plans: Iterator[PlanColumns]) -> dict[str, Any]:
-    """Calls of a step, and the median of the host's microseconds, two steps in flight."""
+    """Calls of a step, and medians of the host's microseconds, two steps in flight: those that pass, and those for
+    which the thread that launches has a processor. Other work on the machine adds to the first."""
     first, second, *columns = [next(plans) for _ in range(MEASURED_STEPS + 2)]
     in_flight = deque([runner.launch(first), runner.launch(second)])
-    before, host_us = rig.counts(), []
+    before, host_us, cpu_us = rig.counts(), [], []
     for each in columns:
-        start = time.perf_counter()
+        start, cpu_start = time.perf_counter(), time.thread_time()
         in_flight.append(runner.launch(each))
+        cpu_us.append(1e6 * (time.thread_time() - cpu_start))
         host_us.append(1e6 * (time.perf_counter() - start))
         in_flight.popleft().wait()
     calls = difference(rig.counts(), before)
@@ -102,6 +109,7 @@ def measured(rig: StandIn, runner: Runner[Any], plans: Iterator[PlanColumns]) ->
     return {
         "host_us": round(statistics.median(host_us)),
         "host_us_p90": round(quantiles[-1]),
+        "host_cpu_us": round(statistics.median(cpu_us)),
         "calls": {name: round(calls.get(name, 0) / len(columns), 1) for name in COUNTED},
     }
 
@@ -113,9 +121,9 @@ def decode_plans(limits: ExecutorLimits) -> Iterator[PlanColumns]:
         yield plan([row(lane, 1, rng.randint(256, 1500), limits) for lane in range(ROWS)], limits)
 
 
-def constrained_plans(limits: ExecutorLimits) -> Iterator[PlanColumns]:
+def constrained_plans(limits: ExecutorLimits, num_started: int = 0) -> Iterator[PlanColumns]:
     """As `decode_plans`; each row has penalties, ten biases and a list of allowed tokens, and comes with 5 + 1
-    log-probabilities. The first plan starts the lanes."""
+    log-probabilities. The first plan starts the lanes, and each later one so many of them anew, in turn."""
     rng = random.Random(2)
     asked = m.Constraints(
         presence_penalty=0.5,
@@ -129,23 +137,25 @@ def constrained_plans(limits: ExecutorLimits) -> Iterator[PlanColumns]:
         rows = [row(lane, 1, length + step, limits) for lane, length in enumerate(lengths)]
         starts = [
             m.LaneStart(lane=each.lane, num_prompt=1, tokens=bytes(4 * each.context_len), constraints=asked)
-            for each in rows
+            for each in (rows[step * num_started % ROWS :][:num_started] if step else rows)
         ]
         made = msgspec.structs.replace(
             make_plan(rows, limits.block_size),
             constrained=np.arange(ROWS, dtype="<i4").tobytes(),
-            lane_starts=() if step else tuple(starts),
+            lane_starts=tuple(starts),
             logprob_counts=np.full(ROWS, 6, "<i4").tobytes(),
         )
         yield parse_plan(made, limits)
 
 
-def mixed_plans(limits: ExecutorLimits) -> Iterator[PlanColumns]:
-    """As `decode_plans`, with two rows' prompts of 500 and 300 tokens."""
+def mixed_plans(limits: ExecutorLimits, longer: int = 500) -> Iterator[PlanColumns]:
+    """As `decode_plans`, with prompts of two rows: of `longer` tokens, and of as many less 200 after 1,000 others."""
     rng = random.Random(2)
     while True:
         rows = [row(lane, 1, rng.randint(256, 1500), limits) for lane in range(ROWS - 2)]
-        yield plan([*rows, row(ROWS - 2, 500, 500, limits), row(ROWS - 1, 300, 1300, limits)], limits)
+        shorter = longer - 200
+        prompts = [row(ROWS - 2, longer, longer, limits), row(ROWS - 1, shorter, 1000 + shorter, limits)]
+        yield plan([*rows, *prompts], limits)
 
 
 def row(lane: int, queries: int, context_len: int, limits: ExecutorLimits) -> Row:

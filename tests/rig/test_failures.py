@@ -14,6 +14,7 @@ import torch
 from common import messages as m
 from common.errors import BatonError
 from executor_svc.options import ExecutorOptions
+from executor_svc.runner import runner as runner_module
 from executor_svc.service import step_loop
 from executor_svc.service.step_loop import QueuedPlan, StepAnswer, StepLoop
 from executor_svc.startup import start_executor
@@ -37,7 +38,11 @@ def give_everything_back() -> None:
 
 
 @pytest.mark.parametrize("attention", ["triton", "flash_attn"])
-def test_memory_runs_out_at_each_allocation_of_a_start(rig: StandIn, small: Path, attention: str) -> None:
+def test_memory_runs_out_at_each_allocation_of_a_start(
+    rig: StandIn, small: Path, attention: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # With pinned memory for one step in flight a start makes a third of the allocations, of the same kinds.
+    monkeypatch.setattr(runner_module, "_IN_FLIGHT", 1)
     options = ExecutorOptions(model=str(small), attention=attention, **OPTIONS)
     said: set[str] = set()
     for allocation in range(1000):

@@ -7,16 +7,19 @@ from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from itertools import islice
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from executor_svc.runner import asked_steps as asked_module
+from executor_svc import startup
+from executor_svc.runner import asked_steps
 from executor_svc.runner import runner as runner_module
 from executor_svc.runner.asked_steps import PendingStep
-from executor_svc.runner.trial_plans import asking, trial_plan
+from executor_svc.runner.trial_plans import asking, asking_of_prompts, trial_plan
+from executor_svc.staging import asked as asked_staging
 from tests.executor import harness
 from tests.executor.conftest import Make
 from tests.rig import build
@@ -36,7 +39,8 @@ OPTIONS = {
     "num_blocks": 64,
 }
 
-# Of `executor_svc.runner.readback`, where each tensor of a step is copied.
+# Of `executor_svc.runner.readback`: where the next step waits, and where each tensor of a step is copied.
+WAIT = "torch.cuda.current_stream(self._device).wait_event(self._pending)"
 COPY = "                host.copy_(tensor, non_blocking=True)\n"
 IF_TOKENS = "                if tensor is tensors[0]: "
 
@@ -86,8 +90,31 @@ def test_the_tokens_are_copied_before_they_are_drawn(
 def test_the_next_step_overwrites_tokens_that_are_still_being_copied(
     rig: StandIn, small: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    change_readback(monkeypatch, ("computing.wait_event(arrived)", "pass"))
+    change_readback(monkeypatch, (WAIT, "pass"))
     launch_three(rig, small)
+    assert_found(rig, "race:")
+
+
+BEFORE_SAMPLING = "        self._readback.before_overwriting()\n        if asked is not None"
+
+
+@pytest.mark.parametrize(
+    ("call", "left_out"),
+    [(BEFORE_SAMPLING, "        if asked is not None"), ("if staged is not None or results is not None:", "if False:")],
+    ids=["before sampling", "before a forward pass"],
+)
+def test_a_step_does_not_wait_before_it_overwrites(
+    rig: StandIn, small: Path, monkeypatch: pytest.MonkeyPatch, call: str, left_out: str
+) -> None:
+    """Both steps find log-probabilities of prompts in their forward pass, and tokens after it."""
+    changed = mutated("executor_svc.runner.runner", (call, left_out))
+    monkeypatch.setattr(startup, "Runner", changed.Runner)
+    runner, limits = harness.start(small, **OPTIONS)
+    columns = asking_of_prompts(trial_plan([8] * 2, limits.block_size), 3)
+    with rig.schedule("lazy"):
+        pending = [runner.launch(columns) for _ in range(2)]
+    for each in pending:
+        each.wait()
     assert_found(rig, "race:")
 
 
@@ -116,8 +143,8 @@ def test_a_graph_uses_memory_that_others_get(
     def allocating(self: Any, batch: Any, *parts: Any) -> None:
         forward(self, batch, *parts)
         with torch.cuda.stream(side):  # not the captured one, so not of the graph's memory
-            scratch = torch.empty_like(self._drawn.tokens)
-        scratch.copy_(self._drawn.tokens)
+            scratch = torch.empty_like(self._lanes.last_tokens)
+        scratch.copy_(self._lanes.last_tokens)
 
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):
@@ -135,8 +162,8 @@ def test_the_next_step_overwrites_log_probabilities_that_are_still_being_copied(
     """The step waits for the first copy, of the tokens, alone."""
     change_readback(
         monkeypatch,
-        ("        computing.wait_event(arrived)\n", ""),
-        (COPY, f"{COPY}{IF_TOKENS}drawn.record(self._stream)\n        computing.wait_event(drawn)\n"),
+        ("        self._pending = arrived\n", ""),
+        (COPY, f"{COPY}{IF_TOKENS}drawn.record(self._stream)\n        self._pending = drawn\n"),
     )
     for pending in launch_asking(rig, small):
         pending.wait()
@@ -176,19 +203,20 @@ def test_log_probabilities_are_read_before_they_are_there(
 
 
 @pytest.mark.parametrize(
-    ("module", "name", "copy"),
+    ("module", "name", "copy", "user"),
     [
-        ("executor_svc.staging.arena", "Arena", "device.copy_(host, non_blocking=True)"),
-        ("executor_svc.runner.asked_steps", "AskedSteps", "tokens[start.message.lane, : len(known)].copy_("),
+        ("executor_svc.staging.arena", "Arena", "device.copy_(host, non_blocking=True)", asked_staging),
+        ("executor_svc.staging.pinned_memory", "copy_to_device", "place.copy_(", asked_staging),
+        ("executor_svc.staging.pinned_memory", "copy_to_device", "place.copy_(", asked_steps),
     ],
-    ids=["adjustments", "a lane's start"],
+    ids=["lists", "masks", "a lane's start"],
 )
 def test_what_the_step_before_still_reads_is_overwritten(
-    rig: StandIn, small: Path, monkeypatch: pytest.MonkeyPatch, module: str, name: str, copy: str
+    rig: StandIn, small: Path, monkeypatch: pytest.MonkeyPatch, module: str, name: str, copy: str, user: ModuleType
 ) -> None:
     """It is brought to the device by a stream that waits for none."""
     changed = mutated(module, (copy, f"with torch.cuda.stream(torch.cuda.Stream()): {copy}"))
-    monkeypatch.setattr(asked_module if name == "Arena" else runner_module, name, getattr(changed, name))
+    monkeypatch.setattr(user, name, getattr(changed, name))
     for pending in launch_asking(rig, small):
         pending.wait()
     assert_found(rig, "race: a copy to the device")

@@ -3,6 +3,7 @@
 import random
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,9 @@ from common.plan import parse_plan
 from executor_svc.model.config import read_config
 from executor_svc.model.sharding import Shard
 from executor_svc.runner import graphs
+from executor_svc.runner.graphs import StepGraphs
+from executor_svc.runner.runner import Runner
+from executor_svc.runner.trial_plans import asking_of_prompts, trial_plan
 from tests.executor import harness
 from tests.executor.conftest import Make
 from tests.executor.harness import Row, make_plan
@@ -36,6 +40,47 @@ def test_serving(
         serve(runner, random_plans(limits, random.Random(window)), steps=400, window=window)
     assert rig.count("graph_launch") - replays > 100
     assert rig.count("unmodelled_call") == 0
+
+
+@pytest.mark.parametrize("kind", ["decode", "mixed", "prompts that come with log-probabilities"])
+def test_only_what_overwrites_results_waits_for_their_copy(
+    rig: StandIn, small: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The copy of a step's tokens runs while the next step's forward pass does, unless this writes what is copied."""
+    runner, limits = harness.start(small, attention="triton", **{**OPTIONS, "max_num_seqs": 8})
+    plan = trial_plan([1] * 8 if kind == "decode" else [1] * 7 + [9], limits.block_size)
+    done: list[str] = []
+
+    def noted(name: str, method: Any) -> Any:
+        def call(*arguments: Any) -> Any:
+            done.append(name)
+            return method(*arguments)
+
+        return call
+
+    for owner, method, name in [
+        (StepGraphs, "replay_forward", "forward"),
+        (StepGraphs, "replay_sampling", "sampling"),
+        (Runner, "_forward", "forward"),
+        (Runner, "_sample", "sampling"),
+    ]:
+        monkeypatch.setattr(owner, method, noted(name, getattr(owner, method)))
+    computing = torch.cuda.current_stream()
+    wait_event = torch.cuda.Stream.wait_event
+
+    def noted_wait(stream: torch.cuda.Stream, event: torch.cuda.Event) -> None:
+        if stream == computing:
+            done.append("wait")
+        wait_event(stream, event)
+
+    monkeypatch.setattr(torch.cuda.Stream, "wait_event", noted_wait)
+    finding = plan if kind in ("decode", "mixed") else asking_of_prompts(plan, 2)
+    with rig.schedule("lazy"), rig.serving():
+        pending = [runner.launch(columns) for columns in (plan, finding, plan)]
+    for each in pending:
+        each.wait()
+    late, early = ["forward", "wait", "sampling"], ["wait", "forward", "sampling"]
+    assert done == [*late, *(late if finding is plan else early), *late]
 
 
 @pytest.mark.parametrize("attention", ["triton", "flash_attn"])
