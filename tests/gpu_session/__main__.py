@@ -113,6 +113,8 @@ def keep_results(options: argparse.Namespace) -> int:
     rehearsed = [result for result in results if result.rehearsal]
     for result in rehearsed:
         print(f"rehearsal, not entered: {_line(result)}")
+    for line in tables.filled_cells(rehearsed):
+        print(f"rehearsal, not entered: {line}")
     ledger = Ledger(read_results(options.ledger))
     entered = [result for result in results if not result.rehearsal and ledger.enter(result)]
     for result in entered:

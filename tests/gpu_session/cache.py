@@ -20,6 +20,7 @@ import torch
 
 from tests.gpu_session.carried import kernel_sources
 from tests.gpu_session.code_hash import ROOT
+from tests.gpu_session.packs import BENCHED
 
 EXECUTOR = """
 import sys
@@ -61,7 +62,8 @@ def _fill(cache: Path, folder: str) -> int:
     executor = ("-c", EXECUTOR, f"{folder}/0.6B")
     commands = {f"executor, {kind}": (*executor, kind, "256") for kind in ("triton", "flash_attn")}
     commands["executor of the swaps"] = ("-c", EXECUTOR, f"{folder}/0.6B-text", "triton", "32")
-    commands["bench_kernels"] = ("benchmarks/bench_kernels.py", "--quick")
+    for model in BENCHED:
+        commands[f"bench_kernels, {model}"] = ("benchmarks/bench_kernels.py", "--quick", "--model", f"Qwen3-{model}")
     commands["0.6B, blocks of 256"] = (*STEPS, "0.6B", *FEW, "--block-size", "256")
     for shape, rows in (("8B", "256"), ("30B-A3B", "128")):
         for kind in ("triton", "flash_attn"):

@@ -126,23 +126,24 @@ class Sizes:
     failover: tuple[str, ...]
 
 
+_FEW_ROWS = ("--max-rows", "128", "--rows", "1,16,64,128")  # 61 GB of weights and KV of 256 rows are over an H100
+_FEW_STEPS = ("--steps", "3", "--prefill", "512", "--undrawn")
 MEASURED = Sizes(
     bench=("--repeats", "2"),
     profile_steps=100,
     tests=("--at-once", "4", "--most-at-once", "10", "--test-seconds", "40"),
     steps=(),
-    few_rows=("--max-rows", "128", "--rows", "1,16,64,128"),  # 61 GB of weights and KV of 256 rows are over an H100
+    few_rows=_FEW_ROWS,
     facts=("--gb", "1,20,60"),
     pool_gib=40,
     failover=("--kills", "2", "--streams", "16", "--max-tokens", "2000"),
 )
-_FEW_STEPS = ("--steps", "3", "--prefill", "512", "--undrawn", "--max-rows", "16", "--rows", "1,16")
 REHEARSED = Sizes(
     bench=("--num-seqs", "4", "--max-tokens", "16", "--repeats", "1", "--executor-option=--kv-cache-memory=1"),
     profile_steps=2,
     tests=("--at-once", "1", "--test-seconds", "60", "--host-gib", "9"),
     steps=_FEW_STEPS,
-    few_rows=_FEW_STEPS,
+    few_rows=(*_FEW_ROWS, *_FEW_STEPS),
     facts=("--gb", "0.01,0.02", "--pinned-gb", "0.01"),
     pool_gib=1,
     failover=("--kills", "1", "--streams", "4", "--max-tokens", "500"),
@@ -160,6 +161,8 @@ OF_VALUES = (
     *(f"{KERNELS}{name}.py" for name in ("log_probs", "adjustments")),
 )
 REAL_SIZES = "real_sizes"
+BENCHED = ("8B", "0.6B")
+"""Models whose kernels are measured."""
 
 
 def _values(sizes: Sizes) -> Iterator[Step]:
@@ -193,9 +196,10 @@ def _bench(sizes: Sizes) -> Iterator[Step]:
 
 
 def _kernels(sizes: Sizes) -> Iterator[Step]:
-    bench = ("{python}", "benchmarks/bench_kernels.py", "--quick")
-    yield Step("bench kernels", bench, 85, 130, 20, code=("benchmarks.kernels.bench_kernels",))
-    yield _tests("real sizes", sizes, (f"{KERNELS}attention.py",), REAL_SIZES, 50, 80)
+    for model in BENCHED:
+        bench = ("{python}", "benchmarks/bench_kernels.py", "--quick", "--model", f"Qwen3-{model}")
+        yield Step(f"bench kernels {model}", bench, 50, 90, 20, code=("benchmarks.kernels.bench_kernels",))
+    yield _tests("real sizes", sizes, (f"{KERNELS}attention.py",), REAL_SIZES, 20, 60)
     yield _tests("experts", sizes, (EXPERTS,), "", 50, 80)
 
 

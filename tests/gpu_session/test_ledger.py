@@ -120,11 +120,13 @@ def test_keep_enters_what_a_gpu_gave_and_shows_it_on_the_page(places):
 
 def test_keep_shows_a_rehearsal_and_enters_nothing(places):
     folder, options = places
-    came_back(folder, result(rehearsal=True, gpu="no GPU"))
+    steps = result(step="steps 0.6B triton", figures=[{"step": "decode", "rows": 1, "us": 999.0}])
+    came_back(folder, *(msgspec.structs.replace(each, rehearsal=True, gpu="no GPU") for each in (result(), steps)))
     before = options[3].read_text()
     done = call("keep", folder, *options)
     assert done.returncode == 0, done.stderr
     assert "rehearsal, not entered: generation: passed on no GPU" in done.stdout
+    assert "rehearsal, not entered: table steps, 0.6B, triton, 1 row: 1.00 ms" in done.stdout
     assert not options[1].exists()
     assert options[3].read_text() == before
     assert call("keep", folder.parent, *options).returncode == 2, "a folder without results"
