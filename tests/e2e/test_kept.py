@@ -157,6 +157,7 @@ def test_what_is_held_outlives_the_keeper_too(fleet, calm):
     fleet.start_executor(gone)
 
 
+@pytest.mark.slow
 def test_without_a_standby_the_next_process_finds_everything(tmp_path):
     with running_fleet(tmp_path, keeps=True) as fleet:
         calm = asyncio.run(texts(fleet))

@@ -43,7 +43,7 @@ def test_a_stopped_holder_is_killed_for_the_standby(keeper, puppet):
     assert 'event="holder is killed" executor=holder' in keeper.log()
 
 
-@pytest.mark.parametrize("becomes", ["lives", "stopped", "killed"])
+@pytest.mark.parametrize("becomes", ["lives", pytest.param("stopped", marks=pytest.mark.slow), "killed"])
 def test_a_released_pool_is_the_standbys_whatever_becomes_of_its_last_holder(keeper, puppet, becomes):
     holder, standby = hold_and_wait(keeper, puppet)
     third = puppet(keeper, "third")

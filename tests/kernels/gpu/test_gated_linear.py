@@ -50,7 +50,7 @@ def test_any_shape(
     check(x, weights_of(seed + 1, size, in_size, dtype, device), out_gap)
 
 
-@pytest.mark.parametrize("rows", [1, 17, 33, 65])
+@pytest.mark.parametrize("rows", [1, *(pytest.param(rows, marks=pytest.mark.slow) for rows in (17, 33, 65))])
 def test_weights_that_are_many_programs(device: torch.device, rows: int) -> None:
     """Wide tiles, the last of which has fewer columns."""
     size, in_size = 8464, 16
