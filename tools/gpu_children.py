@@ -203,13 +203,11 @@ class Children:
 
 
 def has_cuda(handed: tuple[int, ...] = ()) -> bool:
-    """Whether this process has loaded CUDA's driver, or has a device open.
+    """Whether this process has a device of CUDA's open. Libraries that it has loaded, as with torch, do no harm.
 
     Args:
         handed: descriptors of memory that the process was handed; the driver may have made them of a device file.
     """
-    if "/libcuda.so" in Path("/proc/self/maps").read_text():  # libcudart, which torch loads, opens nothing
-        return True
     return any(fd not in handed and DEVICE_FILES in link for fd, link in links(Path("/proc/self/fd")).items())
 
 

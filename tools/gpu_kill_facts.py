@@ -10,8 +10,9 @@ since SIGKILL unless something else is said:
     files_gone_ms    no thread of the process lists a device file in /proc any more
     high_socket_ms   another process sees the end of a socket that the process opened after CUDA's files: as a scheduler
                      sees the end of an executor
-    middle_socket_ms the same of a socket that it opened after CUDA was initialized, and before it had a context
-    low_socket_ms    the same of a socket that it opened before all of CUDA's files
+    middle_socket_ms another process sees the end of a socket that the process opened after CUDA was initialized, and
+                     before it had a context
+    low_socket_ms    another process sees the end of a socket that the process opened before all of CUDA's files
     zombie_ms, threads_gone_ms     its first thread has ended; all threads have
     pidfd_ms         its pidfd is readable: what the keeper waits for
     last_write_ms    another process saw the last change of the memory that the process's kernels write

@@ -18,8 +18,8 @@
 #   bash tools/gpu_session.sh failover  # executors that are killed and replaced under streams
 #   bash tools/gpu_session.sh shapes    # steps of 8B and 30B-A3B
 #
-# A step that passed on a GPU, and that nothing it depends on has changed for, is skipped (tests/gpu_session/ledger.jsonl
-# has what passed). Each step's result is a line of $OUT/results.jsonl as soon as it ends. The exit code is the number of
+# A step that passed is skipped until its code, its command or a version changes (tests/gpu_session/ledger.jsonl has what
+# passed). Each step's result is a line of $OUT/results.jsonl as soon as it ends. The exit code is the number of
 # results that are not `passed`. BATON_GPU_SECONDS=200 ends a pack earlier, if less time is left on the machine.
 #
 # The rig (tests/rig/build.py) has the GPU machine's torch, Triton and transformers over stand-ins for CUDA's libraries,
@@ -51,7 +51,7 @@ pack() {  # FOLDER: with wheels/ and flash_attn_smoke_test.py
     --platform manylinux2014_x86_64 --constraint constraints.txt --dest "$CARRIED/wheels" "${PACKAGES[@]}" || return 1
   chmod -R u+w "$CARRIED"
   if [[ -d $TRITON_CACHE_DIR && -e $CACHE_STAMP ]]; then
-    tar -C "$(dirname "$TRITON_CACHE_DIR")" -cJf "$CARRIED/triton-cache.tar.xz" "$(basename "$TRITON_CACHE_DIR")"
+    tar -C "$(dirname "$TRITON_CACHE_DIR")" -czf "$CARRIED/triton-cache.tar.gz" "$(basename "$TRITON_CACHE_DIR")"
     cp "$CACHE_STAMP" "$CARRIED/triton-cache.of"
   fi
   session next --carried "$CARRIED"
@@ -68,10 +68,19 @@ install() {
     python3 -m pip install --quiet --no-index --no-deps --no-compile --no-cache-dir --target "$SITE" \
       "$CARRIED"/wheels/*.whl && echo "$wheels" >"$SITE/.wheels" || return 1
   fi
-  if [[ -e $CARRIED/triton-cache.tar.xz && ! -e $TRITON_CACHE_DIR ]]; then
-    tar -C "$(dirname "$TRITON_CACHE_DIR")" -xJf "$CARRIED/triton-cache.tar.xz" || return 1
+  if [[ -e $CARRIED/triton-cache.tar.gz && ! -e $TRITON_CACHE_DIR ]]; then  # without it all steps take longer
+    tar -C "$(dirname "$TRITON_CACHE_DIR")" -xzf "$CARRIED/triton-cache.tar.gz" || rm -rf "$TRITON_CACHE_DIR"
   fi
   export PYTHONPATH="$SITE:$PWD"
+}
+
+# The driver stops a GPU when the last process that has it open ends, and starting it again takes seconds. A process of
+# its own holds it: a descriptor that the keeper inherits would keep what the keeper must not keep. Without a subshell:
+# that one would hold this script's output open, too, and whoever reads it would wait.
+hold_gpu() {  # DEVICE
+  if [[ -e $1 ]]; then
+    sleep 300 <"$1" >/dev/null 2>&1 &
+  fi
 }
 
 case ${1:-} in
@@ -83,9 +92,7 @@ case ${1:-} in
     exec python3 -m tests.rig -m tests.gpu_session.rehearsal --carried "$CARRIED" --scratch "$SCRATCH" --site "$SITE" \
       "${@:2}" ;;
   values | bench | kernels | keeper | failover | shapes)
-    # The driver stops a GPU when the last process that has it open ends, and starting it again takes seconds. A process
-    # of its own holds it: a descriptor that the keeper inherits would keep what the keeper must not keep.
-    [[ ! -e /dev/nvidia0 ]] || sleep 300 </dev/nvidia0 >/dev/null 2>&1 &
+    hold_gpu /dev/nvidia0
     install || exit 100
     exec python3 -m tests.gpu_session run "$1" --began "$BEGAN" --out "${OUT:?the folder that comes back}" \
       --carried "$CARRIED" --scratch "$SCRATCH" ${BATON_GPU_SECONDS:+--seconds "$BATON_GPU_SECONDS"} \

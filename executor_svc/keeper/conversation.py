@@ -83,14 +83,17 @@ class Conversation:
     # --- while an executor starts ---
 
     def ask(
-        self, message: m.ToKeeper, *answers: type[m.FromKeeper], fds: Sequence[int] = ()
+        self, message: m.ToKeeper, *answers: type[m.FromKeeper], fds: Sequence[int] = (), retries: bool = True
     ) -> tuple[m.FromKeeper, list[int]]:
         """Send a message, and wait for one of these answers; send it again to the next keeper if this one ends.
+
+        Args:
+            retries: whether to ask the next keeper.
 
         Raises:
             KeeperError: the keeper refuses, has gone, or takes ANSWER_TIMEOUT_S.
         """
-        until = time.monotonic() + START_TIMEOUT_S
+        until = time.monotonic() + (START_TIMEOUT_S if retries else 0.0)
         while True:
             try:
                 if self._connection is None:

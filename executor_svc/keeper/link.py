@@ -209,13 +209,16 @@ class KeeperLink:
         """Let the next executor have the pool that this process holds, if it does; it has unmapped the pool.
 
         Raises:
-            KeeperError: the keeper has not answered; then the lease ends with this process, if not before.
+            KeeperError: there is no keeper, or it has not answered; then the lease ends with this process, if not
+                before.
         """
-        if self.pool is not None:
-            # Before: a keeper that is found now may have been brought the pool by its next holder.
-            self._close_pool()
-            if self._talk.is_connected:
-                self.ask(m.ReleaseLease(), m.LeaseReleased)
+        if self.pool is None:
+            return
+        # Before: a keeper that is found now may have been brought the pool by its next holder.
+        self._close_pool()
+        if not self._talk.is_connected:
+            raise self._talk.error("is not there")
+        self._talk.ask(m.ReleaseLease(), m.LeaseReleased, retries=False)
 
     def close(self) -> None:
         """End the link, not the lease: that ends with the process, or with `release_lease`."""

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from executor_svc.service.registration import EXIT_CRASHED, EXIT_REJECTED
 from tests.executor.conftest import Make
 
 ROOT = Path(__file__).parents[2]
@@ -97,3 +98,29 @@ def test_bad_options_are_refused_by_the_command_line(arguments: list[str]) -> No
     assert done.returncode == 2
     assert arguments[0] in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(("code", "is_released"), [(0, True), (EXIT_REJECTED, True), (EXIT_CRASHED, False)])
+def test_only_a_process_that_ends_in_order_releases_its_lease(code: int, is_released: bool) -> None:
+    """One that crashed ends in the middle of something: a thread may still write the pool."""
+    script = f"""
+import types
+import executor_svc.keeper.finding, executor_svc.service.process, executor_svc.startup
+from executor_svc.__main__ import main
+
+class Pool:
+    def release(self):
+        print("released", flush=True)
+
+hello, group = types.SimpleNamespace(executor="executor"), types.SimpleNamespace(size=1, rank=0)
+started = types.SimpleNamespace(
+    runner=None, group=group, pool=Pool(), is_standby=False, hello_after=lambda start_s: hello
+)
+executor_svc.startup.start_executor = lambda *_: started
+executor_svc.service.process.serve = lambda *_: {code}
+main(["--no-keep"])
+"""
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True, timeout=60)
+    assert done.returncode == code, done.stderr
+    assert ("released" in done.stdout.splitlines()) == is_released

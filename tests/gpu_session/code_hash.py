@@ -97,6 +97,8 @@ def _plain(value: object) -> object:
     if not isinstance(value, ast.AST):
         return repr(value)
     fields = ((name, getattr(value, name, None)) for name in value._fields)
+    if isinstance(value, ast.JoinedStr):  # Python 3.12 has an empty text beside a nested format
+        fields = iter([("values", [each for each in value.values if getattr(each, "value", None) != ""])])
     return (type(value).__name__, *((name, _plain(each)) for name, each in fields if each not in (None, [])))
 
 

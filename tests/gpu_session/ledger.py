@@ -1,7 +1,8 @@
 """What has run on a GPU: the newest result of each step on each kind of GPU, in `ledger.jsonl`, a line a result.
 
 A result carries the key of what it depends on (`packs.Step.key`). A step whose key stands there as passed is not run
-again, on whatever GPU it passed; so whoever has the next GPU goes on where the last one stopped.
+again, so whoever has the next GPU goes on where the last one stopped. Values that are right on one kind of GPU count
+for all; a step that a table reads is measured on each kind.
 """
 
 import re
@@ -28,7 +29,7 @@ class Result(msgspec.Struct, omit_defaults=True, kw_only=True, frozen=True):
         began: ISO time, in UTC.
         rehearsal: whether no GPU computed, so that no figure means anything.
         new_kernels: that Triton compiled, since the carried cache did not have them.
-        versions: of packages and the driver.
+        versions: of what decides a result.
         figures: the lines of JSON that the step printed.
         why: it was skipped or ended.
         said: the end of its output, if it did not pass.
@@ -51,9 +52,14 @@ class Result(msgspec.Struct, omit_defaults=True, kw_only=True, frozen=True):
 
     @property
     def chip(self) -> str:
-        """The kind of GPU in a word: H100, H200, ..."""
-        found = re.search(r"\b[ABHL]\d+\w*", self.gpu)
-        return self.gpu if found is None else found[0]
+        """The kind of GPU in a word."""
+        return chip_of(self.gpu)
+
+
+def chip_of(gpu: str) -> str:
+    """The kind of a GPU in a word, by the driver's name of it: H100, H200, ..."""
+    found = re.search(r"\b[ABHL]\d+\w*", gpu)
+    return gpu if found is None else found[0]
 
 
 class Ledger:
@@ -71,9 +77,10 @@ class Ledger:
     def __iter__(self) -> Iterator[Result]:
         return iter(self._results.values())
 
-    def passed_keys(self, step: str) -> set[str]:
-        """Keys that stand as passed, on any GPU."""
-        return {result.key for result in self if result.step == step and result.outcome == "passed"}
+    def passed_keys(self, step: str, chip: str = "") -> set[str]:
+        """Keys that stand as passed, on a kind of GPU or on any."""
+        passed = (result for result in self if result.step == step and result.outcome == "passed")
+        return {result.key for result in passed if chip in ("", result.chip)}
 
     def latest(self, step: str, chip: str) -> Result | None:
         """The result of a step on a kind of GPU."""

@@ -75,7 +75,7 @@ def said(*command: str) -> str:
 def package(name: str) -> dict[str, str]:
     """A package's version and where it lies, or why it cannot be imported."""
     try:
-        with warnings.catch_warnings(action="ignore"):  # some packages want no one to ask for their version so
+        with warnings.catch_warnings(action="ignore"):  # some packages warn where their version is read
             module = importlib.import_module(name)
             version = str(getattr(module, "__version__", "?"))
     except Exception as error:  # an extension that does not load may raise anything

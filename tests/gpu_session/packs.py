@@ -19,7 +19,9 @@ CALL_LIMIT_S = 300
 SERVICES = ("common", "scheduler_svc", "keeper_svc", "kernels.cpu", "executor_svc.devices.cpu", "executor_svc.service")
 """Code whose faults need no GPU to be found: a change there makes no step due that only computes."""
 OTHERS = ("common", "scheduler_svc", "kernels.cpu")
-"""Likewise of steps about memory that outlives a process."""
+"""Code that does not count for what the keeper rests on."""
+SWAPPED = ("executor_svc.__main__", "keeper_svc.server")
+"""Processes that take part in a swap; their code counts, with the messages between them."""
 KEPT = (
     "tools.gpu_keeper_proof",
     "executor_svc.devices.cuda_memory",
@@ -61,6 +63,7 @@ class Step:
         left_out: likewise.
         is_always_due: it says where the other steps run, and takes little.
         keep: a folder that comes back as NAME.tar.gz, with placeholders as in `command`.
+        settled: exit codes that give the step's answer, so that it is not run again.
         may_fail: exit codes of a rehearsal that are as they must be: values are wrong where kernels compute nothing.
     """
 
@@ -74,6 +77,7 @@ class Step:
     left_out: tuple[str, ...] = SERVICES
     is_always_due: bool = False
     keep: str = ""
+    settled: tuple[int, ...] = (0,)
     may_fail: tuple[int, ...] = ()
 
     @property
@@ -110,7 +114,7 @@ class Sizes:
         profile_steps: steps that the profiler records.
         tests: further arguments of by_file.
         steps: further arguments of shape_steps.
-        few_rows: likewise, for a model that leaves little memory.
+        few_rows: further arguments of shape_steps for a model after which little memory is left.
         facts: further arguments of the kill facts.
         pool_gib: KV memory of an executor that is killed and replaced.
         failover: further arguments of bench_failover.py.
@@ -141,7 +145,7 @@ MEASURED = Sizes(
 REHEARSED = Sizes(
     bench=("--num-seqs", "4", "--max-tokens", "16", "--repeats", "1", "--executor-option=--kv-cache-memory=1"),
     profile_steps=2,
-    tests=("--at-once", "1", "--test-seconds", "60", "--host-gib", "9"),
+    tests=("--at-once", "2", "--test-seconds", "10", "--host-gib", "9"),
     steps=_FEW_STEPS,
     few_rows=(*_FEW_ROWS, *_FEW_STEPS),
     facts=("--gb", "0.01,0.02", "--pinned-gb", "0.01"),
@@ -174,7 +178,7 @@ def _values(sizes: Sizes) -> Iterator[Step]:
     yield Step("flash_attn smoke", smoke, 12, 40, may_fail=WRONG_VALUES)
     yield _tests("tests", sizes, OF_VALUES, f"not {REAL_SIZES}", 120, 150)
     memcheck = "tests.gpu_session.memcheck"
-    yield Step("memcheck", _module(memcheck, "{scratch}"), 30, 50, 25, code=(memcheck,), may_fail=(127,))
+    yield Step("memcheck", _module(memcheck, "{scratch}"), 35, 60, 25, code=(memcheck,), may_fail=(127,))
 
 
 def _bench(sizes: Sizes) -> Iterator[Step]:
@@ -207,7 +211,11 @@ def _keeper(sizes: Sizes) -> Iterator[Step]:
     facts, proof = "tools.gpu_kill_facts", "tools.gpu_keeper_proof"
     command = _module(facts, *sizes.facts, "--seconds", "{seconds}")
     yield Step("kill facts", command, 60, 120, 30, code=(facts,), left_out=OTHERS)
-    yield Step("keeper proof", _module(proof), 40, 120, 30, code=KEPT, left_out=OTHERS, may_fail=(2,))
+    # 3 says that a statement is refuted, which is an answer.
+    settled, may_fail = (0, 3), (2,)
+    yield Step(
+        "keeper proof", _module(proof), 40, 120, 30, code=KEPT, left_out=OTHERS, settled=settled, may_fail=may_fail
+    )
 
 
 def _failover(sizes: Sizes) -> Iterator[Step]:
@@ -219,8 +227,8 @@ def _failover(sizes: Sizes) -> Iterator[Step]:
     for setting in ("standby", "rollout", "keeper", "alone"):
         # The checkpoint is written where no earlier step on this machine has done so.
         command = f"[ -e {text}/config.json ] || {make} {text} >&2; exec {' '.join((*bench, setting))}"
-        code = ("benchmarks.service.bench_failover", *KEPT)
-        yield Step(f"swap {setting}", ("sh", "-c", command), 60, 85, 40, code=code, left_out=OTHERS)
+        code, left_out = ("benchmarks.service.bench_failover", *SWAPPED), ("scheduler_svc", "kernels.cpu")
+        yield Step(f"swap {setting}", ("sh", "-c", command), 60, 85, 40, code=code, left_out=left_out)
 
 
 def _shapes(sizes: Sizes) -> Iterator[Step]:

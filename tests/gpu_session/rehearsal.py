@@ -27,7 +27,7 @@ from tests.gpu_session.code_hash import ROOT
 from tests.gpu_session.ledger import Result, read_results
 from tests.gpu_session.machine import listed_packages
 from tests.gpu_session.packs import CALL_LIMIT_S, SECONDS, packs
-from tests.gpu_session.session import MOST_FILES, RESULTS
+from tests.gpu_session.session import HAS_NOT_RUN, MOST_FILES, RESULTS
 
 MOST_BYTES_BACK = 16 * 2**20  # of a file
 WITHOUT_NETWORK = ("unshare", "--net", "--", "sh", "-c", 'ip link set lo up && exec "$@"', "sh")
@@ -78,8 +78,10 @@ def _plain(name: str) -> str:
 
 def _rehearse(pack: str, machine: Path, options: argparse.Namespace) -> Iterator[str]:
     """Run a pack. Yields what does not hold."""
-    for folder in (options.scratch, options.site, Path(os.environ["TRITON_CACHE_DIR"])):
+    cache = Path(os.environ["TRITON_CACHE_DIR"])
+    for folder in (options.scratch, options.site, cache):
         shutil.rmtree(folder, ignore_errors=True)  # what a machine that is given back has no more
+    cache.with_suffix(".of").unlink(missing_ok=True)  # what comes into the cache now is not to be packed
     with tempfile.TemporaryDirectory(prefix="baton-rehearsal-") as folder:
         tree = Path(folder, "tree")
         tree.mkdir()
@@ -137,6 +139,8 @@ def _problems(pack: str, out: Path) -> Iterator[str]:
                 yield f"{pack}: {item.name} took {result.seconds} s of {step.limit_s}"
             if not _is_fine(result, step.may_fail, is_file=bool(step.items)):
                 yield f"{pack}: {item.name} {result.outcome}: {result.why} {result.said[-500:]}"
+            if result.why == HAS_NOT_RUN:
+                yield f"{pack}: there was no time for {item.name}"
             if "ModuleNotFoundError" in result.said:
                 yield f"{pack}: {item.name} lacks a package: {result.said[-300:]}"
 

@@ -31,6 +31,7 @@ PACKING_S = 4.0  # kept for the end of a pack
 INTERRUPT_S = 6.0  # that a step has to stop its services in
 START_S = 4.0  # from a step's start until it has read how long it has
 TAIL = 3000  # characters of a step's output that its result keeps
+HAS_NOT_RUN = "it has not run"
 BY_FILE_HAS_RUN = (0, 1, 3)  # exit codes of by_file, which ends in time by itself
 
 
@@ -142,9 +143,9 @@ class _Running:
             print(f"{new} kernels compiled", flush=True)
             was_late = bool(why) or code in BY_FILE_HAS_RUN
             for item in [item for item in self._due if item.name not in self._ended]:
-                self._end(item, "timed out" if was_late else "failed", code, why or "it has not run", said)
+                self._end(item, "timed out" if was_late else "failed", code, why or HAS_NOT_RUN, said)
             return list(self._ended.values())
-        outcome: Outcome = "timed out" if why else "passed" if code == 0 else "failed"
+        outcome: Outcome = "timed out" if why else "passed" if code in step.settled else "failed"
         said = said if outcome != "passed" else ""
         return [self._end(step.parts[0], outcome, code, why, said, self._figures, new)]
 

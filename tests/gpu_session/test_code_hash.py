@@ -1,5 +1,8 @@
 """The hash changes with what code does, in whatever module it stands, and with nothing else."""
 
+import ast
+import copy
+
 import pytest
 
 from tests.gpu_session import code_hash as hashing
@@ -67,6 +70,17 @@ def test_what_is_left_out_does_not_count(hashed):
     change = ("executor_svc/model.py", "norm.norm(1)", "norm.norm(2)")
     assert hashed(*change, left_out=["executor_svc"]) == hashed(left_out=["executor_svc"]) != hashed()
     assert hashed(*change, left_out=["executor"]) != hashed(left_out=["executor"]), "a part of a name is no name"
+
+
+def test_pythons_agree_about_formats_within_formats():
+    """Python 3.12 has an empty text beside the inner one."""
+    (of_311,) = ast.parse("f'{a:<{n}}'").body
+    of_312 = copy.deepcopy(of_311)
+    spec = of_312.value.values[0].format_spec
+    spec.values = [value for value in spec.values if getattr(value, "value", None) != ""]
+    with_empty = copy.deepcopy(of_312)
+    with_empty.value.values[0].format_spec.values.append(ast.Constant(""))
+    assert hashing._plain(of_311) == hashing._plain(of_312) == hashing._plain(with_empty)
 
 
 def test_a_module_that_is_not_there_is_an_error(tmp_path):

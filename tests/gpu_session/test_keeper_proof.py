@@ -214,9 +214,10 @@ def test_nobody_is_waited_for_when_no_time_is_left():
     assert time.monotonic() - began < 30
 
 
-def test_the_runtime_is_not_the_driver(tmp_path):
-    """Importing torch's CUDA build loads libcudart, and opens no device."""
-    library = tmp_path / "libcudart.so.13"
+@pytest.mark.parametrize("name", ["libcudart.so.13", "libcuda.so.1"])
+def test_a_loaded_library_is_no_open_device(tmp_path, name):
+    """Importing torch's CUDA build loads libraries, and opens no device."""
+    library = tmp_path / name
     library.write_bytes(b"\0" * 4096)
     device = tmp_path / "dev" / "nvidia0"
     device.parent.mkdir()

@@ -75,6 +75,22 @@ def test_a_step_is_due_when_its_code_its_command_or_a_version_changes():
     assert command.passed([step], Ledger([result(key=key)]), {"torch": "2.12.0"}) == {}
 
 
+def test_what_a_table_reads_is_measured_on_each_kind_of_gpu():
+    """Values that are right on one kind count for all."""
+    steps = [Step(name, ("x",), 1.0, 10.0) for name in ("steps 0.6B triton", "generation")]
+    keys = {step.name: step.key(step.parts[0], {}) for step in steps}
+    ledger = Ledger([result(step=name, key=key) for name, key in keys.items()])
+    assert command.passed(steps, ledger, {}) == command.passed(steps, ledger, {}, "H100") == keys
+    assert set(command.passed(steps, ledger, {}, "H200")) == {"generation"}
+
+
+def test_the_code_of_a_swap_counts_with_its_messages():
+    """And that of what only computes does not."""
+    items = {item.name: item for pack in packs().values() for step in pack for item in step.parts}
+    assert {"executor_svc.__main__", "keeper_svc.server"} <= set(items["swap rollout"].code)
+    assert "common" not in items["swap rollout"].left_out
+
+
 def test_a_change_of_a_service_makes_no_kernel_due():
     """Nor does one of a kernel make the keeper's facts due."""
     steps = {item.name: item for pack in packs().values() for step in pack for item in step.parts}

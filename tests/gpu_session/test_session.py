@@ -1,11 +1,14 @@
 """A pack keeps to its time, each result is there as soon as its step ends, and what has passed is not run again."""
 
 import json
+import os
 import shlex
+import signal
 import subprocess
 import sys
 import tarfile
 import time
+from pathlib import Path
 
 import pytest
 
@@ -121,6 +124,11 @@ def test_a_program_that_is_not_there_fails_its_step_alone(tmp_path):
     assert [(result.outcome, result.exit_code) for result in results] == [("failed", 127), ("passed", 0)]
 
 
+def test_an_answer_may_have_another_exit_code(tmp_path):
+    steps = [shell(f"exits {code}", f"exit {code}", settled=(0, 3)) for code in (0, 2, 3)]
+    assert [result.outcome for result in session(tmp_path).run(steps)] == ["passed", "failed", "passed"]
+
+
 def test_new_kernels_are_counted(tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
     step = shell("compiles", f"mkdir -p {tmp_path}/cache/a {tmp_path}/cache/b")
@@ -176,6 +184,21 @@ def test_the_command(tmp_path):
     assert done.returncode == len(items), done.stderr
     assert {name: result.outcome for name, result in lines(tmp_path).items()} == dict.fromkeys(items, "skipped")
     assert json.loads(done.stdout.splitlines()[-1])["pack"] == "bench"
+
+
+def test_the_process_that_holds_the_gpu_holds_nothing_else(tmp_path):
+    """Whoever reads a pack's output reads to its end, which comes when no process has it open any more."""
+    text = (ROOT / "tools" / "gpu_session.sh").read_text()
+    function = text[text.index("hold_gpu() {") : text.index("\ncase ")]
+    (tmp_path / "device").touch()
+    script = f"{function}\nhold_gpu {tmp_path}/missing; hold_gpu {tmp_path}/device; echo $!"
+    done = subprocess.run(["bash", "-c", script], check=True, capture_output=True, text=True, timeout=20)
+    holder = int(done.stdout)
+    try:
+        links = {os.readlink(link) for link in Path(f"/proc/{holder}/fd").iterdir()}
+        assert links == {str(tmp_path / "device"), "/dev/null"}
+    finally:
+        os.kill(holder, signal.SIGKILL)
 
 
 def test_the_shell_script_knows_the_packs():
