@@ -176,7 +176,7 @@ def _values(sizes: Sizes) -> Iterator[Step]:
     yield Step("generation", _module(generation, "{scratch}"), 35, 80, 15, code=(generation,), may_fail=WRONG_VALUES)
     smoke = ("{python}", "{carried}/flash_attn_smoke_test.py")
     yield Step("flash_attn smoke", smoke, 12, 40, may_fail=WRONG_VALUES)
-    yield _tests("tests", sizes, OF_VALUES, f"not {REAL_SIZES}", 120, 150)
+    yield _tests("tests", sizes, OF_VALUES, f"not {REAL_SIZES}", 120, 190)
     memcheck = "tests.gpu_session.memcheck"
     yield Step("memcheck", _module(memcheck, "{scratch}"), 35, 60, 25, code=(memcheck,), may_fail=(127,))
 
