@@ -4,12 +4,16 @@
 
 A test with an entry `ended` or `spoilt` in the file is left out: the next process of a file goes on where this one
 stopped. After a test that spoils its process no further test is started.
+
+Hypothesis stops at the first example that fails: to look for the smallest one takes a test's whole time limit, and the
+GPU machine is there for minutes.
 """
 
 import os
 from pathlib import Path
 
 import pytest
+from hypothesis import Phase, settings
 
 from tests.gpu_session.records import Entry, append, lasting_fault, read, settled_tests
 
@@ -18,7 +22,10 @@ SAID = 4000  # characters of a failure that are kept
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if VARIABLE in os.environ:
+    if VARIABLE in os.environ:  # conftest.py, which has chosen a profile, was there before
+        phases = [phase for phase in settings.default.phases if phase is not Phase.shrink]
+        settings.register_profile("unshrunk", settings.default, phases=phases)
+        settings.load_profile("unshrunk")
         config.pluginmanager.register(Recorder(Path(os.environ[VARIABLE])))
 
 

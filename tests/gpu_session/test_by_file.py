@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -68,6 +69,22 @@ def test_what_spoils_a_process_is_named_and_the_other_tests_run(place, test, by)
     found = report.to_json()
     assert (found["outcome"], found["first_failing"]["test"]) == ("failed", f"test_bad.py::{name}")
     assert found["spoilt"] == [{"test": f"test_bad.py::{name}", "by": by}]
+
+
+def test_hypothesis_stops_at_the_first_example_that_fails(place):
+    file = write(
+        place,
+        "test_property.py",
+        "from hypothesis import given, strategies as st\n",
+        "failed = []\n",
+        "@given(st.integers())\n",
+        "def test_small(number):\n",
+        "    failed.extend([number] * (number > 900))\n",
+        "    assert number <= 900, f'first {failed[0]}, told {number}.'\n",
+    )
+    (report,) = run(place, file)
+    first, told = re.search(r"first (\d+), told (\d+)\.", report.to_json()["first_failing"]["said"]).groups()
+    assert first == told
 
 
 def test_a_failure_that_leaves_the_gpu_whole_spoils_nothing(place):
