@@ -109,6 +109,8 @@ def _run(pack: str, tree: Path, out: Path, machine: Path) -> str:
     left_out = ("PYTHONPATH", "TRITON_CACHE_DIR", "VIRTUAL_ENV")
     environment = {name: value for name, value in os.environ.items() if name not in left_out}
     environment |= {"OUT": str(out), "BATON_REHEARSAL": "1", "PATH": f"{machine}/bin:{os.environ['PATH']}"}
+    # A failure prints no tensor: torch would ask a kernel how many of its numbers are finite, and allocate that many.
+    environment["PYTEST_ADDOPTS"] = "--assert=plain --tb=native"
     command = [*WITHOUT_NETWORK, "bash", "tools/gpu_session.sh", pack]
     try:
         done = subprocess.run(
