@@ -135,7 +135,7 @@ _FEW_STEPS = ("--steps", "3", "--prefill", "512", "--undrawn")
 MEASURED = Sizes(
     bench=("--repeats", "2"),
     profile_steps=100,
-    tests=("--at-once", "4", "--most-at-once", "10", "--test-seconds", "40"),
+    tests=("--at-once", "4", "--most-at-once", "10", "--test-seconds", "60"),
     steps=(),
     few_rows=_FEW_ROWS,
     facts=("--gb", "1,20,60"),
@@ -161,8 +161,8 @@ OF_VALUES = (
     "tests/executor/test_recorded_steps.py",
     "tests/executor/test_gpu.py",
     *(f"{KERNELS}{name}.py" for name in ("rope_store", "norm", "activation", "gated_linear", "embedding")),
-    *(f"{KERNELS}{name}.py" for name in ("block_tables", "sampler", "attention", "flash_attention")),
-    *(f"{KERNELS}{name}.py" for name in ("log_probs", "adjustments")),
+    *(f"{KERNELS}{name}.py" for name in ("block_tables", "sampler", "attention")),
+    *(f"{KERNELS}{name}.py" for name in ("attention_shapes", "flash_attention", "log_probs", "adjustments")),
 )
 REAL_SIZES = "real_sizes"
 BENCHED = ("8B", "0.6B")
@@ -203,7 +203,7 @@ def _kernels(sizes: Sizes) -> Iterator[Step]:
     for model in BENCHED:
         bench = ("{python}", "benchmarks/bench_kernels.py", "--quick", "--model", f"Qwen3-{model}")
         yield Step(f"bench kernels {model}", bench, 50, 90, 20, code=("benchmarks.kernels.bench_kernels",))
-    yield _tests("real sizes", sizes, (f"{KERNELS}attention.py",), REAL_SIZES, 20, 60)
+    yield _tests("real sizes", sizes, (f"{KERNELS}attention_shapes.py",), REAL_SIZES, 20, 60)
     yield _tests("experts", sizes, (EXPERTS,), "", 50, 80)
 
 

@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 from kernels.arguments import KVCache
-from kernels.gpu.attention.plan import AttentionShape
+from kernels.gpu.attention.paged_attention import PagedAttention
+from kernels.gpu.attention.plan import AttentionPlan, AttentionShape, AttentionTiles, choose_tiles
 
+SMALL = AttentionShape(4, 2, 64, 16, torch.float16)
 Lens = list[tuple[int, int]]
 
 
@@ -124,3 +126,33 @@ def attend_with(attention: Any, arguments: dict[str, Any]) -> Tensor:
     query, key_cache, value_cache, block_tables, plan, work, scale, out = arguments.values()
     cache, step = attention.view_cache(KVCache(key_cache, value_cache)), attention.stage(plan, work, block_tables)
     return attention.attend(query, cache, step, scale, out)
+
+
+def exact_tiles(shape: AttentionShape, num_queries: int) -> AttentionTiles:
+    """Both kinds of tile in float32, so that an error of a millionth shows."""
+    return AttentionTiles(
+        16 if num_queries * shape.group <= 16 else 64, 32, num_warps=4, num_stages=2, programs_per_sm=1
+    )
+
+
+def attend(batch: Batch, num_sms: int = 1, spare_tokens: int = 0, **options: object) -> Tensor:
+    """The batch's attention, from the plan to the result."""
+    shape, device = batch.case.shape, batch.query.device
+    choose = exact_tiles if shape.dtype == torch.float32 else choose_tiles
+    attention = PagedAttention(shape, num_sms, device, choose, max_partials=4096)
+    return run(attention, attention.plan(batch.query_lens, batch.context_lens, **options), batch, spare_tokens)
+
+
+def run(attention: PagedAttention, plan: AttentionPlan, batch: Batch, spare_tokens: int = 0) -> Tensor:
+    work = torch.from_numpy(plan.work).to(batch.query.device)
+    query = torch.cat((batch.query, torch.full_like(batch.query[:1], torch.nan).expand(spare_tokens, -1, -1)))
+    out = torch.full_like(query, torch.nan)
+    step = attention.stage(plan, work, batch.block_tables)
+    assert attention.attend(query, attention.view_cache(batch.cache), step, batch.scale, out) is out
+    return out
+
+
+def check(batch: Batch, out: Tensor) -> None:
+    error = (out.double() - batch.expected).abs().max().item()
+    limit = {torch.float32: 3e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}[out.dtype]
+    assert error < limit
