@@ -60,6 +60,7 @@ class Limits:
         test_s: seconds that one test may take, with its process's start.
         at_once: files that run beside each other, except those in `alone`.
         most_at_once: likewise, while the GPU has `SPARE_GIB` free.
+        marked: as pytest's -m.
         chosen: as pytest's -k.
         host_gib: memory of the machine for the processes of a file: where a GPU is pretended, its memory is that.
     """
@@ -68,6 +69,7 @@ class Limits:
     test_s: float = 200.0
     at_once: int = 4
     most_at_once: int = 0
+    marked: str = "gpu"
     chosen: str = ""
     alone: tuple[str, ...] = ALONE
     host_gib: float = float("inf")
@@ -119,9 +121,9 @@ class FileRun:
         self.num_processes += 1
         self._started_s = time.monotonic()
         record = self.place.record(self.file)
-        options = ["-p", "no:cacheprovider", f"--timeout={self.limits.test_s:.0f}", "--durations=5"]
+        options = ["-p", "no:cacheprovider", f"--timeout={self.limits.test_s:.0f}", "-m", self.limits.marked]
         options += ["-k", self.limits.chosen] if self.limits.chosen else []
-        command = [sys.executable, "-m", "pytest", *PLUGINS, "-p", recorder.__name__, "-m", "gpu", *options, self.file]
+        command = [sys.executable, "-m", "pytest", *PLUGINS, "-p", recorder.__name__, *options, self.file]
         paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
         added = {recorder.VARIABLE: str(record.resolve()), "PYTHONPATH": os.pathsep.join(filter(None, paths))}
         added["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
@@ -267,6 +269,7 @@ def main() -> int:
     parser.add_argument("--test-seconds", type=float, default=Limits.test_s, help="of one test at most")
     parser.add_argument("--at-once", type=int, default=Limits.at_once, help="files that share the GPU")
     parser.add_argument("--most-at-once", type=int, default=0, help="the same while the GPU has memory to spare")
+    parser.add_argument("--marked", default=Limits.marked, help="only tests with such marks, as pytest's -m does")
     parser.add_argument("--chosen", default="", help="only tests that this names, as pytest's -k does")
     parser.add_argument("--host-gib", type=float, default=Limits.host_gib, help="of memory for the processes of a file")
     options = parser.parse_args()
@@ -275,6 +278,7 @@ def main() -> int:
         test_s=options.test_seconds,
         at_once=options.at_once,
         most_at_once=options.most_at_once,
+        marked=options.marked,
         chosen=options.chosen,
         host_gib=options.host_gib,
     )

@@ -145,7 +145,7 @@ MEASURED = Sizes(
 REHEARSED = Sizes(
     bench=("--num-seqs", "4", "--max-tokens", "16", "--repeats", "1", "--executor-option=--kv-cache-memory=1"),
     profile_steps=2,
-    tests=("--at-once", "2", "--test-seconds", "10", "--host-gib", "9"),
+    tests=("--at-once", "2", "--test-seconds", "10", "--host-gib", "9", "--marked", "gpu and not slow"),
     steps=_FEW_STEPS,
     few_rows=(*_FEW_ROWS, *_FEW_STEPS),
     facts=("--gb", "0.01,0.02", "--pinned-gb", "0.01"),

@@ -23,7 +23,7 @@ ILLEGAL = "def test_illegal(): raise RuntimeError('CUDA error: an illegal memory
 
 @pytest.fixture
 def place(tmp_path):
-    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = gpu: needs a GPU\n")
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n  gpu: needs a GPU\n  slow: takes long\n")
     (tmp_path / "state").mkdir()
     return Place(tmp_path, tmp_path / "state")
 
@@ -160,10 +160,10 @@ def test_nothing_runs_past_the_deadline(place):
 
 
 def test_only_some_tests_are_chosen(place):
-    file = write(place, "test_two.py", PASSES.format("small"), PASSES.format("real_sizes"))
-    for chosen in ("real_sizes", "not real_sizes"):
+    file = write(place, "test_two.py", PASSES.format("small"), "@pytest.mark.slow\n", PASSES.format("real_sizes"))
+    for limits in ({"chosen": "real_sizes"}, {"chosen": "not real_sizes"}, {"marked": "gpu and not slow"}):
         (place.state / "test_two.py.jsonl").unlink(missing_ok=True)
-        (report,) = run(place, file, chosen=chosen)
+        (report,) = run(place, file, **limits)
         assert (report.has_passed, report.collected) == (True, 1)
 
 
