@@ -23,10 +23,9 @@
 # results that are not `passed`. BATON_GPU_SECONDS=200 ends a pack earlier, if less time is left on the machine.
 #
 # The rig (tests/rig/build.py) has the GPU machine's torch, Triton and transformers over stand-ins for CUDA's libraries,
-# whose kernels compute nothing. In a rehearsal every step starts, gives its JSON and keeps to its limit; tests marked slow
-# are left out, comparisons of
-# values fail, as they must, and every result says "rehearsal": true. It takes the committed tree, and needs root for a
-# network namespace without a network.
+# whose kernels compute nothing. In a rehearsal every step starts, gives its JSON and keeps to its limit; comparisons of
+# values fail, as they must, tests marked slow are left out, and every result says "rehearsal": true. It takes the
+# committed tree, and needs root for a network namespace without a network.
 set -uo pipefail
 BEGAN=$EPOCHREALTIME
 cd "$(dirname "$0")/.."
