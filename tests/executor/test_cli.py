@@ -100,7 +100,10 @@ def test_bad_options_are_refused_by_the_command_line(arguments: list[str]) -> No
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize(("code", "is_released"), [(0, True), (EXIT_REJECTED, True), (EXIT_CRASHED, False)])
+@pytest.mark.parametrize(
+    ("code", "is_released"),
+    [(0, True), pytest.param(EXIT_REJECTED, True, marks=pytest.mark.slow), (EXIT_CRASHED, False)],
+)
 def test_only_a_process_that_ends_in_order_releases_its_lease(code: int, is_released: bool) -> None:
     """One that crashed ends in the middle of something: a thread may still write the pool."""
     script = f"""

@@ -130,7 +130,10 @@ def test_without_a_standby_the_next_process_finds_the_memory(tmp_path: Path, haz
     assert_none(hazards)
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=["killed", "leaves"])
+@pytest.mark.parametrize(
+    "number",
+    [pytest.param(signal.SIGKILL, id="killed"), pytest.param(signal.SIGTERM, id="leaves", marks=pytest.mark.slow)],
+)
 def test_two_ranks_find_their_memory(
     number: signal.Signals, tmp_path: Path, hazards: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

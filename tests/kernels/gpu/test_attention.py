@@ -92,7 +92,7 @@ def test_pieces_that_early_queries_of_a_tile_do_not_see(device: torch.device) ->
     check(batch, attend(batch, piece_len=32))
 
 
-@pytest.mark.parametrize("group", [2, 5])
+@pytest.mark.parametrize("group", [2, pytest.param(5, marks=pytest.mark.slow)])
 def test_whichever_program_of_a_tile_ends_last(device: torch.device, group: int) -> None:
     """The interpreter runs programs one after another, so the last one in the list merges; here each may be the last.
 
