@@ -17,12 +17,12 @@ from kernels.gpu.launching import LaunchableKernel
 
 
 @dataclass(frozen=True)
-class GatedTiles:
-    """The tile of a program, and how it runs.
+class ProductTiles:
+    """The tile of a program that computes gate and up, and how it runs.
 
     Attributes:
         rows: a power of two.
-        columns: weights' rows, half of them of gate and half of up.
+        columns: half of them are of gate, half of up.
         depth: of a step along the dimension that is summed over.
         num_warps, num_stages: Triton's.
     """
@@ -33,17 +33,13 @@ class GatedTiles:
     num_warps: int
     num_stages: int
 
-    @property
-    def max_registers(self) -> int:
-        """Registers of a thread. Unless told, ptxas aims lower than what shared memory lets run, and spills."""
-        return 128 if self.rows <= 32 else 255
-
 
 _MANY_PROGRAMS = 264  # two for each SM of an H100 or H200
-_FLOAT32 = GatedTiles(rows=16, columns=32, depth=32, num_warps=4, num_stages=2)  # without tensor cores: for tests
+# Without tensor cores: for tests and debugging.
+FLOAT32_TILES = ProductTiles(rows=16, columns=32, depth=32, num_warps=4, num_stages=2)
 
 
-def choose_gated_tiles(num_rows: int, size: int, dtype: torch.dtype) -> GatedTiles:
+def choose_gated_tiles(num_rows: int, size: int, dtype: torch.dtype) -> ProductTiles:
     """A configuration for up to 16, 32 and 64 rows and for more, of tiles so wide that there are still enough of them.
 
     Wide tiles read `x`, which L2 has, less often. Narrow ones are more programs, each with its loads on their way.
@@ -53,16 +49,16 @@ def choose_gated_tiles(num_rows: int, size: int, dtype: torch.dtype) -> GatedTil
         dtype: of all tensors.
     """
     if dtype == torch.float32:
-        return _FLOAT32
+        return FLOAT32_TILES
     if num_rows <= 32:
         rows = 16 if num_rows <= 16 else 32
         if 2 * size >= 64 * _MANY_PROGRAMS:
-            return GatedTiles(rows, columns=64, depth=128, num_warps=4, num_stages=3)
-        return GatedTiles(rows, columns=32, depth=128, num_warps=4, num_stages=6 if rows == 16 else 5)
+            return ProductTiles(rows, columns=64, depth=128, num_warps=4, num_stages=3)
+        return ProductTiles(rows, columns=32, depth=128, num_warps=4, num_stages=6 if rows == 16 else 5)
     if num_rows <= 64:
         columns = 128 if 2 * size >= 64 * _MANY_PROGRAMS else 64
-        return GatedTiles(64, columns, depth=64, num_warps=4, num_stages=4)
-    return GatedTiles(128, columns=128, depth=64, num_warps=8, num_stages=4)
+        return ProductTiles(64, columns, depth=64, num_warps=4, num_stages=4)
+    return ProductTiles(128, columns=128, depth=64, num_warps=8, num_stages=4)
 
 
 def linear_silu_and_mul(x: Tensor, weight: Tensor, out: Tensor) -> None:
@@ -107,7 +103,8 @@ def linear_silu_and_mul(x: Tensor, weight: Tensor, out: Tensor) -> None:
         PRECISION="ieee" if x.dtype == torch.float32 else "tf32",  # tf32 says nothing about 16-bit types
         num_warps=tiles.num_warps,
         num_stages=tiles.num_stages,
-        maxnreg=tiles.max_registers,
+        # Unless told, ptxas aims lower than what shared memory lets run, and spills.
+        maxnreg=128 if tiles.rows <= 32 else 255,
     )
 
 

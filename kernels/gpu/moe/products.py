@@ -5,34 +5,15 @@ tokens may choose; a program whose slot is empty returns at once. A weight is re
 one expert run side by side and find it in L2.
 """
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from kernels.gpu.launching import LaunchableKernel
+from kernels.gpu.layers.gated_linear import FLOAT32_TILES, ProductTiles
 
 _COMBINED_COLUMNS = 1024
-
-
-@dataclass(frozen=True)
-class ProductTiles:
-    """The tile of a program, and how it runs.
-
-    Attributes:
-        rows: choices, a power of two.
-        columns: in the first product half of them are of gate, half of up.
-        depth: of a step along the dimension that is summed over.
-        num_warps, num_stages: Triton's.
-    """
-
-    rows: int
-    columns: int
-    depth: int
-    num_warps: int
-    num_stages: int
 
 
 # By the number of choices an expert has on average. Up to 24 the weights' bytes are all that counts, and the tiles are
@@ -43,14 +24,12 @@ _BY_MEAN_ROWS = (
     (96, ProductTiles(rows=64, columns=128, depth=64, num_warps=4, num_stages=4)),
 )
 _LARGEST = ProductTiles(rows=128, columns=256, depth=64, num_warps=8, num_stages=3)
-# Without tensor cores: for tests and debugging.
-_FLOAT32 = ProductTiles(rows=16, columns=32, depth=32, num_warps=4, num_stages=2)
 
 
 def choose_product_tiles(num_choices: int, num_experts: int, dtype: torch.dtype) -> ProductTiles:
     """Four configurations for 16-bit types, one for float32."""
     if dtype == torch.float32:
-        return _FLOAT32
+        return FLOAT32_TILES
     for mean_rows, config in _BY_MEAN_ROWS:
         if num_choices <= mean_rows * num_experts:
             return config

@@ -12,7 +12,7 @@ from torch import Tensor
 from executor_svc.devices.gpu import FEW_ROWS, GpuKernels
 from executor_svc.model.packing import Matrix, MatrixShape
 from kernels import gpu, reference
-from kernels.gpu.layers.gated_linear import GatedTiles, choose_gated_tiles, linear_silu_and_mul
+from kernels.gpu.layers.gated_linear import ProductTiles, choose_gated_tiles, linear_silu_and_mul
 from tests.kernels.gpu import memory
 
 
@@ -71,7 +71,7 @@ def test_warm_up_meets_each_configuration(size: int) -> None:
         assert all(tiles_of(rows, size).rows >= rows for rows in lengths if rows <= FEW_ROWS)
 
 
-def tiles_of(rows: int, size: int) -> GatedTiles:
+def tiles_of(rows: int, size: int) -> ProductTiles:
     return choose_gated_tiles(rows, size, torch.bfloat16)
 
 

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from kernels import reference
 from kernels.arguments import ExpertLayer
+from kernels.gpu.layers.gated_linear import ProductTiles
 from kernels.gpu.moe import experts as moe
 from kernels.gpu.moe import products as moe_products
 from kernels.gpu.moe import routing as moe_routing
 from kernels.gpu.moe.experts import Experts
-from kernels.gpu.moe.products import ProductTiles
 from tests.kernels.gpu import memory
 from tests.support.effort import examples
 
