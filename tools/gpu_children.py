@@ -41,7 +41,7 @@ class Fault(Exception):
 
 
 def failed(error: str) -> Fault:
-    """What says that the tool itself failed."""
+    """Make a fault that says that the tool itself failed."""
     return Fault({"outcome": "failed", "error": error})
 
 

@@ -73,7 +73,7 @@ class Stage:
 
     @functools.cached_property
     def writes(self) -> str:
-        """What writes: kernels, or copies where kernels write nothing."""
+        """Name what writes: kernels, or copies where kernels write nothing."""
         assert self.memory
         if not torch.cuda.is_available():
             return "copies"

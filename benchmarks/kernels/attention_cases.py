@@ -122,7 +122,7 @@ VARIANTS = {
     "eight_warps": replace(NARROW_64, block_n=128, num_warps=8, num_stages=2, max_registers=None),
     "coarse": replace(NARROW_64, block_n=128, num_stages=2, grain=1),
 }
-"""What a decode's programs could take instead of what `choose_tiles` says. With a grain of 1 only a row that is longer
+"""Alternatives to the tiles that `choose_tiles` gives decode rows. With a grain of 1 only a row that is longer
 than a program's even share of all work is cut, so few are merged."""
 
 

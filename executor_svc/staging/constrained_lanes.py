@@ -27,7 +27,7 @@ class Biases:
 
 @dataclass(frozen=True, eq=False)
 class ConstrainedLane:
-    """What a lane's start said, ready for use. Each start makes another one, which equals no other.
+    """Hold what a lane's start said, ready for use. Each start makes another one, which equals no other.
 
     Attributes:
         start: what the scheduler said.

@@ -114,7 +114,7 @@ def of_grammars(lanes: list[ConstrainedLane], seed: int) -> LaneMasks | None:
 
 
 def said(adjustments: Adjustments) -> dict[str, Any]:
-    """What adjustments say, wherever it stands; numbers as bits."""
+    """Read adjustments, wherever their values stand; numbers as bits."""
     found: dict[str, Any] = {
         name: (column.dtype, column.view(torch.int32).tolist())
         for name, column in vars(adjustments).items()
@@ -145,7 +145,7 @@ def wanted(lane: ConstrainedLane, length: int, grammars: LaneMasks | None) -> di
 
 
 def rows_of(adjustments: Adjustments) -> list[dict[str, Any]]:
-    """What adjustments ask of each row, likewise."""
+    """Read what adjustments ask of each row, likewise."""
     of = {name: column.tolist() for name, column in vars(adjustments).items()}
     offsets, words = of["word_offsets"], of["word_tokens"]
     ends = list(zip(of["bias_starts"], of["bias_starts"][1:], of["word_starts"], of["word_starts"][1:], strict=False))

@@ -23,7 +23,7 @@ from tests.gpu_session.packs import CALL_LIMIT_S, SECONDS, Step, packs
 from tests.gpu_session.session import RESULTS, Session
 
 MOST_S_AGO = 60.0
-"""That a call can have begun before this process: a clock that was set meanwhile says something else."""
+"""How long before this process a call can have begun: if more, the clock was set meanwhile."""
 
 
 def main() -> int:

@@ -9,7 +9,7 @@ from tests.gpu_session.code_hash import ROOT
 
 INSTALL_S = 10.0  # predicted, of a pack's 270 s
 MOST_BYTES = 50 * 2**20
-"""Of all that travels; a call takes 64 MiB."""
+"""The limit of all that travels; a call takes 64 MiB."""
 CACHE_ARCHIVE, CACHE_STAMP = "triton-cache.tar.gz", "triton-cache.of"
 
 

@@ -264,7 +264,7 @@ def test_process_1_cannot_be_watched_and_says_so(keeper, monkeypatch):
 
 
 def test_a_watchdog_inherits_no_device(keeper, link):
-    """What it had open of a GPU's would keep the GPU working for a killed executor."""
+    """A device that the watchdog had open would keep the GPU working for a killed executor."""
     device = os.open("/dev/zero", os.O_RDWR)
     os.set_inheritable(device, True)
     watchdog = WatchdogProcess(keeper.path, link._talk._instance)

@@ -12,7 +12,7 @@ IN_RIG = os.environ.get("LD_LIBRARY_PATH") == str(build.libraries())
 collect_ignore_glob = [] if IN_RIG else ["test_*.py"]
 
 if IN_RIG:
-    # Of this process and its children: no other test takes of its memory.
+    # This process and its children have a memory of their own: no other test takes any of it.
     os.environ["RIG_MEMORY"] = f"rig_{os.getpid()}"
 
     import torch

@@ -81,7 +81,7 @@ def real_sizes() -> list[Any]:
 
 
 def meetings(combination: tuple[str, AttentionShape]) -> set[Any]:
-    """What is tested together by a step and a shape."""
+    """List the pairs of properties that a step with a shape tests together."""
     step, shape = combination
     is_narrow = {queries == 1 for queries, _ in STEPS[step]}
     kind = (str(is_narrow), shape.group, shape.block_size, shape.dtype, shape.head_dim, flash_layout(shape))

@@ -196,7 +196,7 @@ def test_graph_plans_have_one_form(kv_heads: int, lens: list[int]) -> None:
     assert first.launches == second.launches
     assert first.work.shape == second.work.shape
     assert (items_of(second)[len(lens) :] == -1).all()
-    # What is launched in vain is little: four rounds of the GPU's programs, which end at once.
+    # Few programs are launched in vain: four rounds of the GPU's programs, which end at once.
     assert len(items_of(first)) <= len(lens) + 4 * (3 * H200_SMS // kv_heads)
 
 
