@@ -18,11 +18,11 @@ from kernels.gpu.launching import LaunchableKernel
 
 @dataclass(frozen=True)
 class ProductTiles:
-    """The tile of a program that computes gate and up, and how it runs.
+    """The tile of a program that computes one of the products of a SwiGLU, and how it runs.
 
     Attributes:
         rows: a power of two.
-        columns: half of them are of gate, half of up.
+        columns: of the result; in the first product half of them are of gate, half of up.
         depth: of a step along the dimension that is summed over.
         num_warps, num_stages: Triton's.
     """
