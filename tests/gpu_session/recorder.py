@@ -5,8 +5,8 @@
 A test with an entry `ended` or `spoilt` in the file is left out: the next process of a file goes on where this one
 stopped. After a test that spoils its process no further test is started.
 
-Hypothesis stops at the first example that fails: to look for the smallest one takes a test's whole time limit, and the
-GPU machine is there for minutes.
+Hypothesis stops at the first example that fails: to look for the smallest one can take a test's whole time limit, and
+the GPU machine is there for minutes.
 """
 
 import os
