@@ -5,7 +5,6 @@ scheduler believes, whatever became of the plans that were not answered.
 from dataclasses import replace
 
 import hypothesis.strategies as st
-import pytest
 from hypothesis.stateful import precondition, rule
 
 from common import messages as m
@@ -127,8 +126,3 @@ class AdoptionMachine(SchedulerMachine):
 
 TestAdoption = AdoptionMachine.TestCase
 TestAdoption.settings = effort(examples(700, quick=100), 50)
-
-
-@pytest.mark.chaos
-class TestAdoptionForLong(AdoptionMachine.TestCase):  # type: ignore[valid-type]  # hypothesis declares it as a variable
-    settings = effort(3000, 60)

@@ -7,7 +7,6 @@ from dataclasses import replace
 import hypothesis.strategies as st
 import msgspec
 import numpy as np
-import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -497,8 +496,3 @@ def effort(max_examples: int, num_steps: int) -> settings:
 
 TestScheduler = SchedulerMachine.TestCase
 TestScheduler.settings = effort(examples(700, quick=100), 50)
-
-
-@pytest.mark.chaos
-class TestSchedulerForLong(SchedulerMachine.TestCase):  # type: ignore[valid-type]  # hypothesis declares it as a variable
-    settings = effort(3000, 60)

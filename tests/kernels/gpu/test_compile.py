@@ -21,7 +21,7 @@ OF_LITTLE = {"_log_probs_kernel"}  # reads a few segments of a row, a token a th
 def rig(*arguments):
     command = [sys.executable, "-m", "tests.kernels.gpu.compile_rig", *map(str, arguments)]
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    return subprocess.run(command, check=False, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=1450)
+    return subprocess.run(command, check=False, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280)
 
 
 def compile_groups(archs, groups, *options):
@@ -50,14 +50,6 @@ def test_no_configuration_spills_or_takes_too_much(groups, arch):
         wide = [each for each in compiled if int(config(each).get("BLOCK_M", 0)) >= 64]
         assert bool(wide) == ("attention" in groups)
         assert all(each["wgmma"] for each in wide), "a warp group takes 64 lines"
-
-
-@pytest.mark.chaos
-@pytest.mark.parametrize("groups", HALVES, ids="-".join)
-def test_no_model_or_block_size_spills_or_takes_too_much(groups):
-    """For sm_90, which Baton is to serve on first. The rig does this for the others by hand: CI has no time for it."""
-    faults = [fault for each in compile_groups([90], groups, "--thorough") for fault in each["faults"]]
-    assert not faults, "\n".join(faults)
 
 
 @pytest.mark.slow

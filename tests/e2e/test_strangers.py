@@ -1,4 +1,4 @@
-"""Long runs against real processes: executors are killed, and strangers shout, while 64 streams go on."""
+"""Strangers shout at both sockets of a real scheduler while 64 streams go on."""
 
 import asyncio
 import random
@@ -16,8 +16,7 @@ from tests.support.hello import hello
 
 pytestmark = pytest.mark.chaos
 
-SECONDS = 60
-KILL_EVERY_S = 10
+SHOUTING_S = 15
 
 
 async def text_of(client, request):
@@ -25,25 +24,8 @@ async def text_of(client, request):
     return "".join([chunk.choices[0].text async for chunk in stream if chunk.choices])
 
 
-async def run(fleet, disturb):
-    async with openai.AsyncOpenAI(base_url=f"{fleet.spec.url}/v1", api_key="x", max_retries=0, timeout=300) as client:
-        return await keep_streaming(lambda request: text_of(client, request), disturb)
-
-
-def test_64_streams_while_an_executor_is_killed_every_ten_seconds(tmp_path):
-    with running_fleet(tmp_path, executors=2) as fleet:
-
-        async def kill():
-            for i in range(SECONDS // KILL_EVERY_S):
-                await asyncio.sleep(KILL_EVERY_S)
-                fleet.kill_executor(i % 2)
-                fleet.start_executor(i % 2)
-
-        print(f"{asyncio.run(run(fleet, kill))} streams ended as if nothing had happened")
-
-
 def test_64_streams_while_strangers_shout_at_both_sockets(tmp_path):
-    """Random bytes, wrong versions, and valid messages with impossible ids, for 15 seconds."""
+    """Random bytes, wrong versions, and valid messages with impossible ids."""
     front = f"ipc://{tmp_path}/front"
     with running_fleet(tmp_path, scheduler_options=("--frontend-endpoint", front)) as fleet:
         endpoints = (f"tcp://127.0.0.1:{fleet.spec.executor_port}", front)
@@ -51,7 +33,7 @@ def test_64_streams_while_strangers_shout_at_both_sockets(tmp_path):
         async def shout():
             with zmq.Context() as context:
                 rng = random.Random(1)
-                deadline = time.monotonic() + 15
+                deadline = time.monotonic() + SHOUTING_S
                 while time.monotonic() < deadline:
                     for endpoint in endpoints:
                         with context.socket(zmq.DEALER) as stranger:
@@ -61,7 +43,12 @@ def test_64_streams_while_strangers_shout_at_both_sockets(tmp_path):
                                 stranger.send_multipart(frames)
                             await asyncio.sleep(0.05)
 
-        print(f"{asyncio.run(run(fleet, shout))} streams ended as if nothing had happened")
+        async def run():
+            url = f"{fleet.spec.url}/v1"
+            async with openai.AsyncOpenAI(base_url=url, api_key="x", max_retries=0, timeout=300) as client:
+                return await keep_streaming(lambda request: text_of(client, request), shout)
+
+        print(f"{asyncio.run(run())} streams ended as if nothing had happened")
 
 
 def nonsense(rng):
