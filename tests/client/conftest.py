@@ -13,8 +13,10 @@ from tests.client.fake_server import FakeServer
 
 @pytest.fixture
 def server():
-    with FakeServer() as fake:
-        yield fake
+    fake = FakeServer()
+    fake.start()
+    yield fake
+    fake.stop()
 
 
 @pytest.fixture

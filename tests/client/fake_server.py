@@ -113,7 +113,7 @@ class FakeServer:
     batches: FakeBatches | None = None
     port: int = 0
 
-    def __enter__(self):
+    def start(self):
         config = uvicorn.Config(self._app(), port=self.port, log_level="critical", lifespan="off")
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._server.run, daemon=True)
@@ -121,10 +121,17 @@ class FakeServer:
         eventually(lambda: self._server.started)
         port = self._server.servers[0].sockets[0].getsockname()[1]
         self.url = f"http://127.0.0.1:{port}"
+
+    def stop(self):
+        """Let it end, which uvicorn takes a fifth of a second for: too long to wait for it after each test."""
+        self._server.should_exit = self._server.force_exit = True
+
+    def __enter__(self):
+        self.start()
         return self
 
     def __exit__(self, *_):
-        self._server.should_exit = self._server.force_exit = True
+        self.stop()
         self._thread.join()
 
     def _app(self):

@@ -41,7 +41,7 @@ def main():
         sys.exit(options.exit)
     if options.role == "scheduler":
         server = ThreadingHTTPServer((options.host, options.port), Handler)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     while not told:
         time.sleep(0.02)
     print(options.role, "stops", flush=True)

@@ -20,8 +20,10 @@ def batches():
 
 @pytest.fixture
 def server(batches):
-    with FakeServer(batches=batches) as fake:
-        yield fake
+    fake = FakeServer(batches=batches)
+    fake.start()
+    yield fake
+    fake.stop()
 
 
 @pytest.fixture(autouse=True)
