@@ -17,7 +17,7 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 def lines(name, *arguments):
     command = [sys.executable, BENCHMARKS / name, *arguments]
-    printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=120).stdout
+    printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
     return [json.loads(line) for line in printed.splitlines()]
 
 
@@ -38,7 +38,7 @@ def test_the_stores_benchmark():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("setting", ["sibling", "alone", "keeper", "keeper+sibling", "standby", "rollout"])
+@pytest.mark.parametrize("setting", ["alone", "keeper+sibling", "standby", "rollout"])
 def test_the_benchmark_of_failover(setting):
     sizes = ("--kills", "1", "--streams", "2", "--prompt-tokens", "50", "--threads", "1")
     (figures,) = lines("bench_failover.py", *sizes, "--setting", setting)
@@ -69,17 +69,16 @@ def test_the_benchmark_of_starts():
 @pytest.mark.slow
 def test_the_benchmark_of_bits():
     """What is kept is the same, and what is computed again is, too: in bfloat16 and in other batches."""
-    sizes = ("--kills", "4", "--requests", "4", "--streams", "2", "--prompt-tokens", "40", "--max-tokens", "100")
+    sizes = ("--kills", "2", "--requests", "4", "--streams", "2", "--prompt-tokens", "40", "--max-tokens", "100")
     model = ("--model", str(resolve_model(None, weights=True)), "--executor-option=--threads=1")
-    batches, chunks, alone, standby = lines(
-        "bench_bits.py", *sizes, *model, *(f"--run={run}" for run in ("batches", "chunks", "alone", "standby"))
+    batches, alone, standby = lines(
+        "bench_bits.py", *sizes, *model, *(f"--run={run}" for run in ("batches", "alone", "standby"))
     )
-    assert (batches["answers"], chunks["answers"]) == (8, 4)
-    assert batches["faulty"] == chunks["faulty"] == 0
+    assert (batches["answers"], batches["faulty"]) == (8, 0)
     assert 0 < alone["faulty"] <= alone["answers"]
     assert alone["recomputed_tokens"] > 0 == standby["recomputed_tokens"]
-    assert (alone["pools_adopted"], standby["pools_adopted"]) == (0, 4)
-    for run in (batches, chunks, alone, standby):
+    assert (alone["pools_adopted"], standby["pools_adopted"]) == (0, 2)
+    for run in (batches, alone, standby):
         assert (run["differ"], run["logprobs_differ"]) == (0, 0), run
 
 

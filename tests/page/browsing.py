@@ -68,7 +68,7 @@ class Browser:
         scheme = "dark" if dark else "light"
         size = {"width": width, "height": 800}
         context = self._browser.new_context(viewport=size, color_scheme=scheme, reduced_motion="reduce", **options)
-        context.set_default_timeout(30_000)
+        context.set_default_timeout(120_000)  # a rollout of two executors takes half a minute where cores are busy
         context.add_init_script(_OBSERVE)
         if key is not None:
             # Once, so that a test sees what becomes of it.
