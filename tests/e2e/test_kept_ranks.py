@@ -34,13 +34,12 @@ def wait_for_end(fleet, index):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_group_that_starts_again_finds_everything(tmp_path, rank):
+def test_a_group_that_starts_again_finds_everything(tmp_path):
     with running_fleet(tmp_path, keeps=True, ranks=RANKS) as fleet:
         calm = asyncio.run(texts(fleet))
 
         def disturb():
-            os.kill(rank_pids(fleet, 0)[rank], signal.SIGKILL)
+            os.kill(rank_pids(fleet, 0)[1], signal.SIGKILL)
             wait_for_end(fleet, 0)
             fleet.start_executor(0)
 
@@ -50,27 +49,19 @@ def test_a_group_that_starts_again_finds_everything(tmp_path, rank):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("number", "ranks"),
-    [
-        (signal.SIGKILL, [1]),
-        (signal.SIGKILL, [0]),
-        (signal.SIGSTOP, [1]),
-        (signal.SIGTERM, [0, 1]),  # as torchrun passes it on
-    ],
-    ids=["killed", "first killed", "frozen", "told to leave"],
+    ("number", "rank"), [(signal.SIGKILL, 0), (signal.SIGSTOP, 1)], ids=["the first killed", "another frozen"]
 )
-def test_a_standby_group_goes_on_where_another_one_stopped(tmp_path, number, ranks):
+def test_a_standby_group_goes_on_where_another_one_stopped(tmp_path, number, rank):
     """The ranks of the standby get their pools one after the other, when each rank of the old group is gone."""
     with running_fleet(tmp_path, standbys=1, ranks=RANKS) as fleet:
         wait_for_standby(fleet)
         calm = asyncio.run(texts(fleet))
 
         def disturb():
-            pids = rank_pids(fleet, 0)
-            for rank in ranks:
-                os.kill(pids[rank], number)
+            os.kill(rank_pids(fleet, 0)[rank], number)
             (end,) = eventually(fleet.poll)
-            assert (end.name, end.returncode == 0) == (executor_name(0), number == signal.SIGTERM)
+            assert end.name == executor_name(0)
+            assert end.returncode != 0
 
         assert asyncio.run(texts(fleet, disturb)) == calm
         after = report(fleet)

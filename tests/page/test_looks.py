@@ -12,7 +12,7 @@ from tests.page.test_request_view import MOVED, told
 pytestmark = pytest.mark.slow
 
 ANSWER = "The quality of mercy is not strained. It droppeth as the gentle rain from heaven. " * 6
-LOOKS = [(dark, width) for dark in (False, True) for width in (WIDE, NARROW)]
+LOOKS = [(False, WIDE), (True, NARROW)]
 PARAMETERS = [
     *ABOUT["parameters"],
     {"name": "stop", "kind": "strings", "help": "The text ends before these strings, one a line.", "default": None},

@@ -23,7 +23,7 @@ from scheduler_svc.server.journal import Journal
 from tests.support.core import FakeExecutor, running_core
 from tests.support.journals import asides, fill, load, log_of, read, save, writing
 
-PARTS = 64  # of the bytes of a file; `make test` flips those of one
+PARTS = 64  # of the bytes of a file; `make test` flips those of one, `make test-slow` a third
 FRAME_BYTES = 24 + 4096  # of the log, behind its header of 32
 LOGPROBS = [2, 0, 21]  # of each request
 PROMPTS = {f"r{i}": array("i", range(100 * i + 1, 100 * i + 41)).tobytes() for i in range(3)}
@@ -113,7 +113,7 @@ def in_a_header(at):
 
 
 @pytest.mark.parametrize("which", ["database", "log"])
-@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.slow) for part in range(1, PARTS))])
+@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.slow) for part in range(1, PARTS, 3))])
 def test_a_flipped_bit_is_a_logged_loss_or_none_at_all(files, tmp_path, which, part):
     database, log = files[which]
     target = log or database

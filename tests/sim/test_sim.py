@@ -16,7 +16,8 @@ from tests.sim.profiles import EVERYTHING, LIBRARIES
 from tests.sim.simulation import simulate
 
 ROOT = Path(__file__).parents[2]
-RANGES, RUNS_A_RANGE = 10, 126
+RANGES, RUNS_A_RANGE = 9, 70
+WIDE_PROFILES = ("everything", "flood", "grammars", "keepers", "tasks")  # each fault is in one of them
 CASES = [
     # After a restart five ended requests proved what an executor could hold; the witness counted the open ones only.
     (83_119_619, "everything"),
@@ -59,32 +60,39 @@ def test_a_seed_that_has_failed_once_no_longer_fails(seed, profile):
 @pytest.mark.slow
 def test_everything_that_can_happen_happens():
     """A simulator that injects nothing finds nothing."""
-    tally = check(range(100_000, 100_300), "everything") + check(range(100_300, 100_450), "flood")
-    tally += check(range(100_450, 100_500), "grammars") + check(range(100_500, 100_650), "keepers")
-    tally += check(range(100_650, 100_700), "tasks")
-    missing = [kind for kind in {**EVERYTHING, **LIBRARIES} if not tally.faults[kind]]
-    assert not missing, f"these faults never came: {missing}"
-    assert tally.moments["strikes"] > 0
-    assert all(tally.endings[ending] for ending in ("stop", "length", "cancelled", "error"))
-    assert all(tally.clients[state] for state in ("done", "left", "lost", "refused"))
-    moments = ("preemptions", "model_changes", "resumed", "restored", "attached", "restored in the prompt")
+    tally = check(range(100_000, 100_010), "everything")
+    for first in range(100_010, 100_700, 10):
+        if not (missing := missing_from(tally)):
+            return
+        tally += check(range(first, first + 10), WIDE_PROFILES[first // 10 % len(WIDE_PROFILES)])
+    pytest.fail(f"these never came: {missing}")
+
+
+def missing_from(tally):
+    """What can happen and has not."""
+    moments = ("strikes", "preemptions", "model_changes", "resumed", "restored", "attached", "restored in the prompt")
     moments += ("prompt positions asked", "told of acceptance", "pooled results", "refused: unavailable")
     moments += ("rows of grammars in another library", "rows without a library", "grammars relaxed", "grammars lost")
     moments += ("adopted", "resumed where they were", "not adopted: another kind", "not adopted: another writer")
     moments += ("not adopted: step_failed", "not adopted: untrusted")
     moments += ("keeper: holder is killed", "keeper: pool dropped", "keeper: executor refused")
     moments += ("keeper: its holder has ended", "keeper: its holder has released it")
-    assert all(tally.moments[moment] for moment in moments)
     codes = ("queue_full", "too_many_requests", "request_exists", "context_length_exceeded", "invalid_value")
-    assert all(tally.moments[f"refused: {code}"] for code in codes)
+    moments += tuple(f"refused: {code}" for code in codes)
+    wanted = (
+        (tally.faults, {**EVERYTHING, **LIBRARIES}),
+        (tally.endings, ("stop", "length", "cancelled", "error")),
+        (tally.clients, ("done", "left", "lost", "refused")),
+        (tally.moments, moments),
+    )
+    return [name for counts, names in wanted for name in names if not counts[name]]
 
 
-@pytest.mark.parametrize("seeds", ["7:31", pytest.param("31:127", marks=pytest.mark.slow)])
-def test_a_seed_is_always_the_same_run(seeds):
+def test_a_seed_is_always_the_same_run():
     """In another process, with other hashes of strings and bytes; the seeds choose every profile in turn."""
     reports = []
     for hash_seed in ("1", "2"):
-        command = [sys.executable, "-m", "tests.sim", "--seeds", seeds]
+        command = [sys.executable, "-m", "tests.sim", "--seeds", "7:26"]
         environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
         done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=True)
         reports.append(json.loads(done.stdout.splitlines()[-1]))

@@ -134,7 +134,7 @@ def test_filters_cut_between_the_same_two_tokens_as_in_float64(
 
 
 @pytest.mark.parametrize(
-    "row", [Row(temperature=0.6), *(pytest.param(row, marks=pytest.mark.slow) for row in FILTERS)], ids=str
+    "row", [Row(temperature=0.6), pytest.param(FILTERS[-1], marks=pytest.mark.slow)], ids=["no filter", "all filters"]
 )
 def test_tokens_are_as_frequent_as_they_are_probable(row: Row, device: torch.device) -> None:
     """Pearson's chi-squared at a fixed seed, of one request's uniforms, against the exact probabilities."""
