@@ -69,7 +69,7 @@ def test_everything_that_can_happen_happens():
 
 
 def missing_from(tally):
-    """What can happen and has not."""
+    """Name what can happen and has not, in a tally of runs."""
     moments = ("strikes", "preemptions", "model_changes", "resumed", "restored", "attached", "restored in the prompt")
     moments += ("prompt positions asked", "told of acceptance", "pooled results", "refused: unavailable")
     moments += ("rows of grammars in another library", "rows without a library", "grammars relaxed", "grammars lost")
