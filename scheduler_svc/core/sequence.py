@@ -81,7 +81,6 @@ class Sequence:
             known outside of its lane. To compute one of them is to compute it again.
         num_cached_prompt: prompt tokens found in the prefix cache at the first admission, and not computed again for
             their logits.
-        num_preemptions: how often it lost its blocks to an older sequence.
         logprob_ids, logprobs: int32 and float32 arrays [generated tokens, `params.logprobs`], of the tokens that have
             arrived, also while it runs.
         prompt_logprob_ids, prompt_logprobs: int32 and float32 arrays [`num_covered`, `num_prompt_logprobs`], likewise:
@@ -120,7 +119,6 @@ class Sequence:
     num_inflight: int = 0
     num_written: int = 0
     num_cached_prompt: int | None = None
-    num_preemptions: int = 0
     logprob_ids: "array[int]" = field(default_factory=lambda: array("i"))
     logprobs: "array[float]" = field(default_factory=lambda: array("f"))
     prompt_logprob_ids: "array[int]" = field(default_factory=lambda: array("i"))

@@ -115,10 +115,9 @@ def test_nothing_changes_when_blocks_are_missing():
 
 
 def test_room_for_the_whole_prompt_and_not_only_for_the_first_chunk():
-    manager = BlockManager(8, 4)
     seq = alive(range(20))
-    assert reserve(manager, seq, budget=4, spare=4, accept=lambda num_shared: True) is None
-    assert reserve(manager, seq, budget=4, spare=3, accept=lambda num_shared: True).num_new == 1
+    assert reserve(BlockManager(4, 4), seq, budget=4, accept=lambda num_shared: True) is None
+    assert reserve(BlockManager(5, 4), seq, budget=4, accept=lambda num_shared: True).num_new == 1
 
 
 def test_a_running_prompt_hits_what_another_published_meanwhile():

@@ -85,9 +85,9 @@ def test_equal_prompts_in_one_step():
 class CountsBeforeMatching(BlockManager):
     """Decides how many tokens are left to compute first, and looks into the cache afterwards."""
 
-    def reserve(self, table, raw, num_computed, budget, spare=0, accept=None, *wanted_from, **named):
+    def reserve(self, table, raw, num_computed, budget, accept=None, *wanted_from, **named):
         stale_count = min(len(raw) // 4 - num_computed, budget)
-        grant = super().reserve(table, raw, num_computed, budget, spare, accept, *wanted_from, **named)
+        grant = super().reserve(table, raw, num_computed, budget, accept, *wanted_from, **named)
         if grant is None or not grant.num_hits:
             return grant
         count = min(stale_count, len(table.ids) * self.block_size - grant.start)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 
 from scheduler_svc.core.executor.answer_lengths import MAX_ENDS, PRIOR_MEDIAN, AnswerLengths
-from scheduler_svc.core.executor.memory_forecast import BRIEF_STEPS, Forecast, Growing, LengthHistory
+from scheduler_svc.core.executor.memory_forecast import Forecast, Growing, LengthHistory
 
 SEQUENCES = st.lists(st.tuples(st.integers(1, 500), st.integers(1, 300)), min_size=1, max_size=20)
 NONE = np.array([])
@@ -32,8 +32,7 @@ def test_without_stop_tokens_the_peak_is_that_of_a_simulation_until_the_newcomer
         growing(columns[0], [0] * len(running), columns[1], can_stop=False), LengthHistory(), block_size
     )
     forecast.add(size, 0, remaining, can_stop=False)
-    first = 1 + BRIEF_STEPS if remaining == max(left for _, left in sequences) else 1
-    peak = simulated_peak(sequences, block_size, {left for _, left in sequences if first <= left <= remaining})
+    peak = simulated_peak(sequences, block_size, {left for _, left in sequences if left <= remaining})
     assert forecast.peak_blocks() == peak
     assert not forecast.exceeds(peak)
     assert peak == 0 or forecast.exceeds(peak - 1)

@@ -16,7 +16,6 @@ from common.plan import ExecutorLimits
 from common.wire import Codec, int32_array
 from scheduler_svc.core.executor.block_manager import BlockManager, hash_block
 from scheduler_svc.core.fleet.membership import Membership, Standing
-from scheduler_svc.core.scheduling.admission import MAX_PREEMPTIONS
 from scheduler_svc.core.scheduling.config import SchedulerConfig
 from scheduler_svc.core.scheduling.scheduler import Scheduler
 from scheduler_svc.core.sequence import Sequence, State
@@ -32,6 +31,7 @@ from tests.support.oracle import (
     expected_prompt_logprobs,
 )
 from tests.support.pool_limits import TASKS, PoolLimits, TaskPools
+from tests.support.turns import plan_in_turn
 
 VOCAB_SIZE = 5
 HIDDEN_SIZE = 4
@@ -108,7 +108,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         """Make a plan, and count the positions in it that were written before (from the plan's own columns)."""
         executor = self.scheduler.executor(epoch)
         published = list(executor.blocks.uids)
-        plan = self.scheduler.plan(epoch)
+        plan = plan_in_turn(self.scheduler, epoch)
         self.check_announced()
         if plan is None:
             return None
@@ -330,11 +330,10 @@ class SchedulerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.scheduler.num_running)
     @rule(data=st.data())
     def preempt(self, data):
-        """Out of the blue, one that the scheduler itself may take."""
+        """Out of the blue."""
         executor = data.draw(st.sampled_from([e for e in self.scheduler.executors if e.num_running]))
-        candidates = [s for s in executor.running if not executor.running.is_protected(s)]
-        if candidates and (sequence := data.draw(st.sampled_from(candidates))).num_preemptions < MAX_PREEMPTIONS:
-            self.scheduler.sequences.preempt(executor, sequence)
+        if candidates := list(executor.running):
+            self.scheduler.sequences.preempt(executor, data.draw(st.sampled_from(candidates)))
 
     @rule(quarters=st.one_of(st.integers(0, 16), st.just(int(GRACE_S * 4))))
     def pass_time(self, quarters):

@@ -9,7 +9,6 @@ from common import messages as m
 from common.errors import RequestRejected
 from common.wire import int32_array
 from scheduler_svc.core.fleet.membership import Membership
-from scheduler_svc.core.scheduling.admission import MAX_PREEMPTIONS
 from scheduler_svc.core.scheduling.scheduler import Scheduler
 from scheduler_svc.core.sequence import PLACES_A_PRIORITY, State
 from tests.support.rig import Rig, limits
@@ -75,19 +74,20 @@ def test_a_sequence_that_comes_back_computes_its_last_token_for_the_first_time()
     assert rig.scheduler.stats.recomputed_tokens == known - 1
 
 
-def test_no_sequence_is_preempted_more_often_than_the_bound():
-    """One sequence of low priority, and urgent ones that come again and again and outgrow the pool beside it."""
+def test_one_that_was_often_preempted_comes_back_beside_others():
+    """It is never given the pool for itself: with all the blocks that it may ever need set aside, it computed alone."""
     rig = Rig(limits(num_blocks=24, max_model_len=96), look_ahead=False)
-    (humble,) = rig.add("humble", [7] * 4, max_tokens=90, priority=1)
-    for i in range(10):
-        while humble.state is not State.RUNNING and humble not in rig.ends:
+    (chat,) = rig.add("chat", [7] * 4, max_tokens=90, stop_token_ids=(999,))
+    for _ in range(6):
+        while chat.epoch == 0:
             rig.step()
-        for _ in range(3):
-            rig.step()
-        rig.add(f"urgent {i}", [i] * 8, max_tokens=80)
+        rig.scheduler.sequences.preempt(rig.scheduler.executor(1), chat)
+    (other,) = rig.add("other", [1] * 8, max_tokens=80, priority=-1, stop_token_ids=(999,))
+    while rig.sent[1]:
+        rig.answer()
+    rig.plan()
+    assert (chat.epoch, other.epoch) == (1, 1)
     rig.finish()
-    assert humble.num_preemptions == MAX_PREEMPTIONS, "the scene preempts it as often as may be, and no more"
-    assert max(sequence.num_preemptions for sequence in rig.outputs) == MAX_PREEMPTIONS
 
 
 def test_a_prompt_takes_the_blocks_of_a_newer_decode_that_sits_out():
@@ -98,7 +98,7 @@ def test_a_prompt_takes_the_blocks_of_a_newer_decode_that_sits_out():
         rig.step()
     (urgent,) = rig.add("urgent", list(range(100, 117)), max_tokens=3)
     rig.finish(max_steps=500)
-    assert humble.num_preemptions == 1
+    assert rig.scheduler.stats.preemptions == 1
     assert list(rig.ends) == [urgent, humble]
 
 
@@ -334,7 +334,8 @@ def test_a_request_whose_steps_always_fail_ends_alone():
             pass
         if not rig.sent[epoch]:
             break
-        if poison in int32_array("token_ids", rig.sent[epoch][0].token_ids):
+        has_row = bad in rig.scheduler.executor(epoch).inflight[0].everyone  # an answer may have that token, too
+        if has_row and poison in int32_array("token_ids", rig.sent[epoch][0].token_ids):
             failures += 1
             rig.end(rig.scheduler.blame(epoch))
             rig.scheduler.remove_executor(epoch)

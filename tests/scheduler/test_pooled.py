@@ -78,7 +78,7 @@ def test_a_prompt_as_long_as_the_pool_fits() -> None:
     pooled.finish()
 
 
-def test_a_preempted_one_comes_back_protected_to_a_pool_that_just_holds_it() -> None:
+def test_a_preempted_one_comes_back_to_a_pool_that_just_holds_it() -> None:
     pooled = rig(limits(tasks=EVERY, num_blocks=4, max_model_len=16, max_batch_tokens=6), window=1)
     (sequence,) = pooled.add("a", prompt(16), max_tokens=1, **HIDDEN)
     for _ in range(3):

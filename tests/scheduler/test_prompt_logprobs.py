@@ -10,7 +10,6 @@ from common.wire import int32_array
 from scheduler_svc.core.executor.block_manager import BlockManager, hash_block
 from scheduler_svc.core.executor.block_table import BlockTable, Grant
 from scheduler_svc.core.scheduling import plan_budget
-from scheduler_svc.core.scheduling.admission import MAX_PREEMPTIONS
 from scheduler_svc.core.scheduling.suspects import SUSPICIOUS_STRIKES
 from scheduler_svc.core.sequence import Sequence
 from tests.support.rig import Rig, limits
@@ -62,9 +61,8 @@ def test_a_chunk_looks_no_further_than_it_can_reach() -> None:
     assert manager.reserve(table, raw, 400, 8) == Grant(start=400, count=1, store_from=400, num_hits=0, num_new=1)
 
 
-@pytest.mark.parametrize("is_protected", [False, True])
-def test_an_admission_counts_what_is_shared_behind_its_first_chunk(is_protected: bool) -> None:
-    """Nobody waits for memory that it will not take. A promise of all blocks needs those that it does not pin yet."""
+def test_an_admission_counts_what_is_shared_behind_its_first_chunk() -> None:
+    """Nobody waits for memory that it will not take."""
     rig = Rig(limits(max_batch_tokens=32), window=1)
     prompt = list(range(160))  # 40 of 64 blocks
     rig.add("holds", prompt, max_tokens=40)
@@ -72,12 +70,11 @@ def test_an_admission_counts_what_is_shared_behind_its_first_chunk(is_protected:
         rig.step()
     (sequence,) = rig.add("shares", prompt, max_tokens=4, prompt_logprobs=1)
     (behind,) = rig.add("behind", [7, 8, 9], max_tokens=2)
-    sequence.num_preemptions = MAX_PREEMPTIONS if is_protected else 0
     rig.step()
-    assert (sequence.epoch, sequence.num_covered) == ((0, 0) if is_protected else (1, 31))
+    assert (sequence.epoch, sequence.num_covered) == (1, 31)
     for _ in range(10):  # the one that holds the blocks takes 40
         rig.step()
-    assert (behind in rig.ends) == (not is_protected)
+    assert behind in rig.ends
     rig.finish()
 
 
@@ -208,7 +205,7 @@ def test_a_plan_of_a_suspect_asks_for_no_more(monkeypatch: pytest.MonkeyPatch) -
     rig = Rig(window=1)
     (suspect,) = rig.add("a", PROMPT, prompt_logprobs=5)
     for _ in range(SUSPICIOUS_STRIKES):
-        rig.scheduler.sequences.suspects.strike([suspect], "")
+        rig.scheduler.sequences.strike({suspect: 0}, "")
     while suspect.num_covered < len(PROMPT) - 1:
         rig.step()
     assert [len(asked(plan)) for plan in rig.plans[1]] == [4, 4, 4, 4, 1]

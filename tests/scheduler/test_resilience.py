@@ -1,6 +1,7 @@
 """Executors that fail, finish or have another model, and a scheduler that begins again: what becomes of sequences."""
 
 from array import array
+from collections import deque
 
 import msgspec
 import pytest
@@ -95,26 +96,114 @@ def test_from_the_second_strike_on_suspects_run_alone():
     assert {end.reason for end in rig.ends.values()} == {"length"}
 
 
-def test_an_innocent_with_a_long_prompt_outlives_killers_that_come_and_go():
-    """Chunks of a prompt acquit no sequence, and each killer is new: only one that is alone at a third failure ends."""
+def test_an_answered_chunk_acquits_if_it_gets_as_far_as_the_failed_ones():
+    """Killers that come and go: the innocent is alone for one plan, whose answer clears it."""
     rig = Rig(limits(max_batch_tokens=8))
-    (innocent,) = rig.add("innocent", [1] * 20, max_tokens=3)
+    (innocent,) = rig.add("innocent", [1] * 40, max_tokens=3)
+    rig.plan(1)
+    rig.answer(1)
     for epoch in (1, 2):
         killer = rig.add(f"killer {epoch}", [2, 2], max_tokens=3, priority=-1)
         rig.plan(epoch)
         fail(rig, epoch)
         rig.scheduler.cancel(killer)
         rig.join(limits(max_batch_tokens=8))
-    assert innocent.strikes == 2
-    killer = rig.add("killer 3", [3, 3], max_tokens=3)
-    plans = 0
-    while innocent.strikes:
-        rig.plan(3)
-        assert len(rows(rig.plans[3][plans])) == 1
-        plans += 1
-        rig.answer(3)
-    assert plans == 3
-    rig.scheduler.cancel(killer)
+    assert (innocent.strikes, innocent.num_written) == (2, 8)
+    rig.plan(3)
+    assert rows(rig.plans[3][0]) == [8], "it is alone"
+    rig.answer(3)
+    assert innocent.strikes == 0
+    rig.end(rig.scheduler.sequences.strike({innocent: 17}, "x"))
+    rig.plan(3)
+    rig.answer(3)
+    assert (innocent.strikes, innocent.num_written) == (1, 16), "a shorter row may have stopped before what kills"
+    rig.plan(3)
+    rig.answer(3)
+    assert innocent.strikes == 0
+
+
+def test_one_that_is_killed_again_and_again_while_its_prompt_goes_on_is_no_suspect():
+    """A keeper keeps its memory, so every kill finds it further than the one before."""
+    rig = Rig(limits(max_batch_tokens=8, num_blocks=128, max_model_len=512))
+    pools = (m.Pool(pool="p" * 32, lease=lease, layout="", epoch=0) for lease in range(1, 99))
+    rig.lose(1)
+    epoch = rig.join(limits(max_batch_tokens=8, num_blocks=128, max_model_len=512), pool=next(pools))
+    (sequence,) = rig.add("long", list(range(400)), max_tokens=5)
+    for _ in range(6):
+        for _ in range(3):
+            rig.plan(epoch)
+            rig.answer(epoch)
+        rig.plan(epoch)
+        memory = rig.executors[epoch]
+        rig.end(rig.scheduler.blame(epoch))
+        rig.lose(epoch, pool_wait_s=0.5)
+        assert sequence.strikes == 1
+        pool = msgspec.structs.replace(next(pools), epoch=epoch)
+        epoch = rig.join(memory.limits, pool=pool, memory=memory)
+    rig.finish()
+    assert (rig.scheduler.stats.recomputed_tokens, rig.ends[sequence].reason) == (0, "length")
+
+
+@pytest.mark.parametrize("has_keeper", [False, True])
+@pytest.mark.parametrize("deadly_at", [38, 39, 60], ids=["last chunk", "first token", "later token"])
+def test_a_request_that_always_kills_costs_three_executors(deadly_at: int, has_keeper: bool) -> None:
+    """Its row at a position kills, whatever else is in flight; the others go on to their ends."""
+    each, memory = limits(max_batch_tokens=8), None
+    rig = Rig(each)
+    rig.lose(1)
+    (deadly,) = rig.add("deadly", list(range(39)), max_tokens=100)
+    others = [rig.add(f"other {i}", [i] * 9, max_tokens=60)[0] for i in range(4)]
+    kills, epoch = 0, 0
+    while deadly not in rig.ends:
+        pool = m.Pool(pool="p" * 32, lease=kills + 1, layout="", epoch=epoch) if has_keeper else None
+        epoch = rig.join(each, name=f"victim {kills}", pool=pool, memory=memory)
+        planned = rig.scheduler.executor(epoch)
+        ends: deque[int] = deque()  # of each plan in flight: the position after its row of the deadly one
+        while not ends or ends[0] <= deadly_at:
+            while rig.plan(epoch) is not None:
+                has_row = deadly in planned.inflight[-1].everyone
+                ends.append(planned.running.num_computed(deadly) if has_row else 0)
+            if ends[0] <= deadly_at:
+                rig.answer(epoch)
+                ends.popleft()
+        kills += 1
+        memory = rig.executors[epoch] if has_keeper else None
+        rig.end(rig.scheduler.blame(epoch))
+        rig.lose(epoch, pool_wait_s=0.5 if has_keeper else None)
+    assert (kills, rig.ends[deadly].code) == (3, "internal_error")
+    rig.join(each)
+    rig.scheduler.expire(1.0)
+    rig.finish()
+    assert [rig.ends[other].reason for other in others] == ["length"] * 4
+
+
+@pytest.mark.parametrize("num_suspects", [1, 3])
+def test_the_others_go_on_beside_suspects(num_suspects: int) -> None:
+    rig = Rig(limits(max_batch_tokens=16, num_blocks=256, max_model_len=512))
+    others = [rig.add(f"other {i}", [i] * 3, max_tokens=200)[0] for i in range(4)]
+    rig.step()
+    suspects = [rig.add(f"suspect {i}", list(range(9 * i, 9 * i + 200)), max_tokens=3)[0] for i in range(num_suspects)]
+    for _ in range(2):
+        rig.scheduler.sequences.strike(dict.fromkeys(suspects, 200), "x")
+    steps, before = 0, [len(rig.outputs[other]) for other in others]
+    while not all(rig.outputs[suspect] for suspect in suspects):
+        rig.step()
+        steps += 1
+    came = [len(rig.outputs[other]) - had for other, had in zip(others, before, strict=True)]
+    assert min(came) >= steps // 2 - 2
+    rig.finish()
+
+
+def test_one_that_is_struck_twice_elsewhere_while_it_decodes_goes_on_alone():
+    """Nothing of it was in flight then: its executor must not wait for an answer that nobody owes."""
+    rig = Rig(limits(), window=1)
+    (suspect,) = rig.add("suspect", [1, 2, 3], max_tokens=9)
+    rig.step()
+    for _ in range(2):
+        rig.scheduler.sequences.strike({suspect: 0}, "")
+    rig.step()
+    assert suspect.strikes == 0
+    rig.finish()
 
 
 def test_a_third_failure_in_company_proves_nothing():
@@ -124,8 +213,8 @@ def test_a_third_failure_in_company_proves_nothing():
     rig.answer(1)
     (other,) = rig.add("b", [4, 5], max_tokens=30)
     sequence.strikes = 2
-    assert rig.scheduler._suspects.strike([sequence, other], "x") == []
-    assert rig.scheduler._suspects.strike([sequence], "x") == [sequence]
+    assert rig.scheduler.sequences.strike({sequence: 0, other: 0}, "x") == []
+    assert [end.sequence for end in rig.scheduler.sequences.strike({sequence: 0}, "x")] == [sequence]
 
 
 def test_a_suspect_does_not_starve_those_that_run():
@@ -134,7 +223,7 @@ def test_a_suspect_does_not_starve_those_that_run():
     rig.step()
     (suspect,) = rig.add("suspect", [4, 5, 6], max_tokens=20, priority=-1)
     for _ in range(2):
-        rig.scheduler._suspects.strike([suspect], "")
+        rig.scheduler.sequences.strike({suspect: 0}, "")
     rig.finish()
     assert [rig.ends[s].reason for s in (running, suspect)] == ["length", "length"]
 
@@ -150,7 +239,7 @@ def test_one_that_becomes_a_suspect_in_company_that_has_taken_the_room_waits_for
     blocks = rig.scheduler.executor(1).blocks
     blocks.allocate(blocks.num_free)  # by others who run here
     for _ in range(2):
-        rig.scheduler._suspects.strike([suspect], "")
+        rig.scheduler.sequences.strike({suspect: 24}, "")
     while rig.sent[1]:
         rig.scheduler.commit(rig.executors[1].run(rig.sent[1].popleft()))
     rig.scheduler.plan(1)

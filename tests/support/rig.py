@@ -12,6 +12,7 @@ from scheduler_svc.core.scheduling.scheduler import Scheduler
 from scheduler_svc.core.sequence import Sequence
 from scheduler_svc.core.step_output import SequenceEnd
 from tests.support.oracle import OracleExecutor, expected_output, expected_pooled, expected_prompt_logprobs
+from tests.support.turns import plan_in_turn
 
 SUBMIT_FIELDS = ("n", "cache_salt", "priority", "timeout_s", "may_shorten")
 
@@ -96,7 +97,7 @@ class Rig:
         return sequences
 
     def plan(self, epoch: int = 1) -> m.Plan | None:
-        plan = self.scheduler.plan(epoch)
+        plan = plan_in_turn(self.scheduler, epoch)
         self.scheduler.check()
         if plan is not None:
             self.sent[epoch].append(plan)

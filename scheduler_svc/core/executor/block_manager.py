@@ -64,11 +64,8 @@ class BlockManager(BlockBooks):
         raw: bytes,
         num_computed: int,
         budget: int,
-        spare: int = 0,
         accept: Accept = None,
         wanted_from: int = NO_POSITION,
-        *,
-        is_promise: bool = False,
     ) -> Grant | None:
         """Take the blocks for a prompt's next tokens, all or nothing (invariant 2).
 
@@ -79,12 +76,10 @@ class BlockManager(BlockBooks):
             table: of the sequence, `ceil(num_computed / block_size)` blocks.
             raw: all known tokens of the sequence, int32 bytes; more than `num_computed`.
             budget: compute at most this many tokens, at least 1.
-            spare: blocks that must stay free.
             accept: of an admission, which needs room for all tokens; asked last, with how many blocks others hold too.
+                Hits behind its grant count as taken, though nothing keeps them until its turn comes to them.
             wanted_from: the first position, `num_computed` at least, whose logits are wanted also if it is cached. A
                 grant that ends before the hits do takes only the blocks that it has positions in.
-            is_promise: of an admission: the blocks that it does not take yet are set aside for it. Otherwise hits
-                behind the grant count as taken, though nothing keeps them until its turn comes to them.
 
         Returns:
             The grant, or None with nothing changed when there are not enough free blocks, or `accept` says no.
@@ -105,8 +100,8 @@ class BlockManager(BlockBooks):
         pinned = hits[: max(0, needed - held)]
         taken = own[: max(0, needed - held - len(pinned))]
         num_new = max(0, needed - held - len(pinned) - len(taken))
-        counted = [*pinned, *taken] if accept is None or is_promise else [*hits, *own]
-        wanted = (num_new if accept is None else self.blocks_for(length) - held - len(counted)) + spare
+        counted = [*pinned, *taken] if accept is None else [*hits, *own]
+        wanted = num_new if accept is None else self.blocks_for(length) - held - len(counted)
         num_shared = sum([self.ref_counts[block] > 0 for block in counted])
         if wanted > self.num_free - (len(counted) - num_shared) or (accept is not None and not accept(num_shared)):
             return None

@@ -5,7 +5,7 @@ An ExecutorState says what the executor can do, and does it: it builds a plan an
 """
 
 from collections import deque
-from collections.abc import Sequence as Lists
+from collections.abc import Collection
 from enum import Enum
 from typing import NamedTuple
 
@@ -51,7 +51,7 @@ class Intake(Enum):
 
     OPEN = "open"  # plans and sequences
     FULL = "full"  # plans, but no sequence, because memory is short
-    EMPTYING = "emptying"  # no plan before those in flight are answered: then a suspect runs alone
+    EMPTYING = "emptying"  # no plan before those in flight are answered: then a suspect has one alone
     ENDING = "ending"  # plans for the sequences that it has, and no other sequence
     STOPPED = "stopped"  # nothing
 
@@ -93,6 +93,7 @@ class ExecutorState:
         completing: sequences that only wait for their last tokens, or their pooled results.
         inflight: plans sent and not answered, in the order sent, which is the order they run in.
         num_sat_out: plans in a row that sequences which yield sat out.
+        is_suspects: whether the last plan was one of a suspect alone.
         num_hit_tokens: tokens of sequences that were admitted here that its prefix cache had.
     """
 
@@ -120,6 +121,7 @@ class ExecutorState:
         self.inflight: deque[InflightPlan] = deque()
         self.num_hit_tokens = 0
         self.num_sat_out = 0
+        self.is_suspects = False
         self._intake = Intake.OPEN
         self._next_step = 0
 
@@ -160,6 +162,18 @@ class ExecutorState:
         num_hits = len(self.blocks.match(table, sequence.tokens.tobytes()))
         in_tail = tail.num_valid if tail is not None and tail.origin == self.origin and num_hits >= tail.first else 0
         return max(num_hits * self.limits.block_size, in_tail)
+
+    def planned(self, step: int | None) -> dict[Sequence, int]:
+        """The sequences of a plan in flight, or of all, and before which position the last of their rows ends."""
+        plans = [plan for plan in self.inflight if step in (None, plan.step)]
+        ends = dict.fromkeys((s for plan in plans for s in plan.everyone), 0)
+        ends |= {sequence: end for plan in plans for sequence, end in plan.unsampled}
+        for sequence in ends:
+            if sequence.state is State.RUNNING and sequence.epoch == self.epoch:
+                ends[sequence] = self.running.num_computed(sequence)
+            elif sequence.num_inflight:  # its last token is sampled, and not computed with
+                ends[sequence] = len(sequence.tokens) + sequence.num_inflight - 1
+        return ends
 
     # --- intake ---
 
@@ -212,7 +226,7 @@ class ExecutorState:
 
     # --- plans and answers ---
 
-    def build_plan(self, prompt_rows: list[PromptRow], skipped: Lists[Sequence]) -> Plan:
+    def build_plan(self, prompt_rows: list[PromptRow], skipped: Collection[Sequence]) -> Plan:
         """A plan of all sequences that decode but those in `skipped`, and of `prompt_rows`; it must be sent."""
         lanes, decodes = self.running.lanes, self.running.decode_rows()
         if skipped:

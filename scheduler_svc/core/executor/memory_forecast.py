@@ -18,7 +18,6 @@ BoolArray = npt.NDArray[np.bool_]
 EXACT_MOMENTS = 24  # ends of sequences of a certain length that are looked at
 GRID: FloatArray = 2.0 ** np.arange(20, dtype=np.float64)  # steps from now at which uncertain ones are looked at
 MARGIN = 2.0  # standard deviations of the blocks held, on top of what is expected
-BRIEF_STEPS = 4  # a shortage that ends by itself so soon is waited for
 MAX_MARGIN = 0.2  # of what is expected: few sequences would leave most of a small pool empty for it
 PRESENT = 0.25  # a newcomer counts as there while its chance to be there is at least this
 
@@ -80,15 +79,10 @@ class Forecast:
         self._survivals: dict[bool, Survival] = {}
         self._sizes, self._remaining = np.zeros(0), np.zeros(0)  # of those whose length is certain
         self._certain, self._expected, self._variance = (np.zeros(len(GRID)) for _ in range(3))
-        # The steps at which the newcomer counts as there, and at which memory must be enough; all, without a newcomer.
-        self._from, self._until = 1.0, np.inf
+        self._until = np.inf  # steps at which the newcomer counts as there, and memory must be enough
 
     def add(self, size: float, output: float, remaining: float, *, can_stop: bool) -> None:
-        """Let another sequence join: the newcomer, which `exceeds` asks about.
-
-        One that will outlast all others decides when the work is done. It may come `BRIEF_STEPS` before there is memory
-        for all: then others, which can afford it, sit steps out (`RunningSequences.claims`).
-        """
+        """Let another sequence join: the newcomer, which `exceeds` asks about."""
         columns = np.array([[size], [output], [remaining]], np.float64)
         self._new.append(Growing(columns[0], columns[1], columns[2], np.array([can_stop])))
         self._bound += self._bound_of(self._new[-1])
@@ -108,7 +102,7 @@ class Forecast:
         if len(self._sizes):
             moments, held = self._at_ends()
             held += np.interp(moments, GRID, uncertain)
-            peak = max(peak, float(held[(moments >= self._from) & (moments <= self._until)].max(initial=0.0)))
+            peak = max(peak, float(held[moments <= self._until].max(initial=0.0)))
         return peak
 
     def _bound_of(self, some: Growing) -> float:
@@ -126,18 +120,18 @@ class Forecast:
             self._running = None
         for newcomer in self._new:
             survival = self._survivals.get(bool(newcomer.can_stop[0]))
-            self._from, self._until = self._presence(newcomer, survival)
+            self._until = self._presence(newcomer, survival)
             self._add(newcomer, survival)
         self._new.clear()
 
-    def _presence(self, newcomer: Growing, survival: Survival | None) -> tuple[float, float]:
-        """The steps at which it counts as there, before it is counted itself."""
+    @staticmethod
+    def _presence(newcomer: Growing, survival: Survival | None) -> float:
+        """The last step at which it counts as there."""
         remaining = float(newcomer.remaining[0])
-        if survival is not None:
-            is_there = survival.chance(newcomer.outputs, GRID)[0] >= PRESENT
-            return 1.0, min(remaining, float(GRID[is_there].max(initial=1.0)))
-        outlasts_all = self._expected[0] == 0 and remaining >= self._remaining.max(initial=0.0)
-        return 1.0 + BRIEF_STEPS if outlasts_all else 1.0, remaining
+        if survival is None:
+            return remaining
+        is_there = survival.chance(newcomer.outputs, GRID)[0] >= PRESENT
+        return min(remaining, float(GRID[is_there].max(initial=1.0)))
 
     def _add(self, some: Growing, survival: Survival | None) -> None:
         held = self._held(some.sizes, some.remaining, GRID)

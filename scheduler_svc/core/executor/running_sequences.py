@@ -10,7 +10,7 @@ from common.wire import IntArray
 from scheduler_svc.core.executor.block_manager import Accept, BlockManager
 from scheduler_svc.core.executor.block_table import BlockTable, Grant
 from scheduler_svc.core.executor.lanes import LanePhase, Lanes
-from scheduler_svc.core.executor.memory_forecast import BRIEF_STEPS, Forecast, Growing, LengthHistory
+from scheduler_svc.core.executor.memory_forecast import Forecast, Growing, LengthHistory
 from scheduler_svc.core.executor.plan_builder import DecodeRows, PromptRow
 from scheduler_svc.core.sequence import Sequence, State
 
@@ -40,7 +40,6 @@ class RunningSequences:
         self._blocks = blocks
         self._block_size = limits.block_size
         self._num_prompts = 0  # lanes in LanePhase.PROMPT
-        self._protected: list[int] = []
         self._decode_rows: DecodeRows | None = None
 
     def __len__(self) -> int:
@@ -98,18 +97,6 @@ class RunningSequences:
 
     # --- memory ---
 
-    def is_protected(self, sequence: Sequence) -> bool:
-        """Whether all blocks that the sequence will ever need are set aside, and it keeps those it has."""
-        return sequence.lane in self._protected
-
-    def set_aside(self, lane: int = -1) -> int:
-        """Free blocks that are promised to protected sequences other than the one in `lane`."""
-        return sum(
-            self._blocks.blocks_for(int(self.lanes.limit[other])) - len(self.lanes.tables[other].ids)
-            for other in self._protected
-            if other != lane
-        )
-
     def lanes_without_room(self) -> list[int]:
         """Lanes that decode and whose blocks are full."""
         decoding = self.decode_rows().lanes
@@ -130,7 +117,7 @@ class RunningSequences:
             full = [lane for lane in full if self.lanes.sequence(lane) not in sitting]
         if not full:
             return []
-        if self._protected or self._blocks.num_free < len(full):
+        if self._blocks.num_free < len(full):
             return [self.lanes.sequence(lane) for lane in full]
         blocks = self._blocks.allocate(len(full))
         for lane, block in zip(full, blocks, strict=True):
@@ -139,26 +126,9 @@ class RunningSequences:
         self.lanes.last_block[full] = blocks
         return []
 
-    def claims(self) -> set[int] | None:
-        """Which lanes get the free blocks while there are too few for all that decode, if a sequence is certain to end
-        within `BRIEF_STEPS` and give its blocks back; None if none is.
-
-        The others sit out until then, and no sequence is preempted. Those with the most tokens to come have the first
-        claim, on blocks that they will need before that end too: they decide when the work is done.
-        """
-        lanes, held = self.lanes, self.decode_rows().lanes
-        remaining = lanes.limit[held] - lanes.known[held] - lanes.inflight[held]
-        can_end = lanes.room[held] >= lanes.limit[held] - 1  # with the blocks it has
-        soon = remaining[can_end & (remaining <= BRIEF_STEPS)]
-        if len(soon) == 0:
-            return None
-        needs = ~can_end & (lanes.computed[held] + soon.min() > lanes.room[held])
-        order = np.argsort(-remaining, kind="stable")
-        return set(held[order][needs[order]][: self._blocks.num_free].tolist())
-
     def extend(self, sequence: Sequence) -> bool:
-        """Give a sequence another block, if one is free that is not set aside for others."""
-        if self._blocks.num_free <= self.set_aside(sequence.lane):
+        """Give a sequence another block, if one is free."""
+        if self._blocks.num_free == 0:
             return False
         self.lanes.tables[sequence.lane].ids.extend(self._blocks.allocate(1))
         self.lanes.table_changed(sequence.lane, self._block_size)
@@ -167,9 +137,9 @@ class RunningSequences:
     def reserve_more(self, sequence: Sequence, budget: int) -> PromptRow | None:
         """A row for the next chunk of a sequence's prompt, if there are blocks for it."""
         lane, raw = sequence.lane, sequence.tokens.tobytes()
-        computed, spare, table = self.num_computed(sequence), self.set_aside(lane), self.lanes.tables[lane]
+        computed, table = self.num_computed(sequence), self.lanes.tables[lane]
         wanted_from = sequence.wanted_from(computed)
-        grant = self._blocks.reserve(table, raw, computed, budget, spare, wanted_from=wanted_from)
+        grant = self._blocks.reserve(table, raw, computed, budget, wanted_from=wanted_from)
         return None if grant is None else self._prompt_row(sequence, raw, grant, wanted_from)
 
     def forecast(self, history: LengthHistory) -> Forecast:
@@ -206,28 +176,17 @@ class RunningSequences:
 
     # --- they come and go ---
 
-    def spare_for(self, sequence: Sequence, *, protected: bool) -> int:
-        """Blocks that must stay free when a waiting sequence gets its first ones."""
-        spare = self.set_aside()
-        if protected:
-            spare += self._blocks.blocks_for(sequence.max_length) - self._blocks.blocks_for(len(sequence.tokens))
-        return spare
-
-    def enter(
-        self, sequence: Sequence, budget: int, spare: int, accept: Accept, *, protected: bool
-    ) -> PromptRow | None:
+    def enter(self, sequence: Sequence, budget: int, accept: Accept) -> PromptRow | None:
         """A lane for a waiting sequence and a row for the first chunk of its prompt, if there is memory for all of it.
 
         Args:
             budget: tokens that the row may have.
-            spare: blocks that must stay free.
             accept: is asked last, with the number of its blocks that others hold already.
-            protected: whether all blocks that it will ever need are set aside.
         """
         tail = sequence.tail if sequence.tail is not None and sequence.tail.origin == self._origin else None
         table, raw = BlockTable(sequence.cache_salt.encode(), tail=tail), sequence.tokens.tobytes()
         wanted_from = sequence.wanted_from(0)
-        grant = self._blocks.reserve(table, raw, 0, budget, spare, accept, wanted_from, is_promise=protected)
+        grant = self._blocks.reserve(table, raw, 0, budget, accept, wanted_from)
         if grant is None:
             return None
         lane = self.lanes.enter(sequence, table)
@@ -238,8 +197,6 @@ class RunningSequences:
             insort(self.order, lane, key=lambda lane: self.lanes.sequence(lane).rank)
         else:
             self.order.append(lane)  # the usual case, and much cheaper
-        if protected:
-            self._protected.append(lane)
         return self._prompt_row(sequence, raw, grant, wanted_from)
 
     def leave(self, sequence: Sequence) -> None:
@@ -249,8 +206,6 @@ class RunningSequences:
         self.order.remove(lane)
         self.num_yielding -= sequence.yields
         self._num_prompts -= self.lanes.phases[lane] is LanePhase.PROMPT
-        if lane in self._protected:
-            self._protected.remove(lane)
         sequence.num_inflight = int(self.lanes.inflight[lane])
         self.lanes.leave(lane)
         self._blocks.release(self.lanes.tables[lane])
@@ -272,7 +227,6 @@ class RunningSequences:
         assert ranks == sorted(ranks), "running sequences are out of order"
         assert self.num_yielding == sum(sequence.yields for sequence in self)
         assert self._num_prompts == len([s for s in self if self.has_prompt(s)])
-        assert self.set_aside() <= self._blocks.num_free, "blocks that are set aside are not there"
         for lane, sequence in zip(self.order, self, strict=True):
             table = lanes.tables[lane]
             known, computed, inflight = int(lanes.known[lane]), int(lanes.computed[lane]), int(lanes.inflight[lane])

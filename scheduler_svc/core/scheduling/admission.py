@@ -17,7 +17,6 @@ from scheduler_svc.core.scheduling.suspects import is_suspect
 from scheduler_svc.core.scheduling.yielding import yields_to
 from scheduler_svc.core.sequence import Sequence
 
-MAX_PREEMPTIONS = 3  # after so many a sequence gets all the blocks it will ever need before it runs again
 MAX_OVERTAKEN = 64  # waiting sequences, bound for another executor, that a plan looks past
 
 
@@ -61,8 +60,6 @@ class Admission:
         skipped: list[Sequence] = []
         preempted, running = False, executor.running
         short = running.extend_all(sitting)
-        if short and (claims := running.claims()) is not None:
-            return [s for s in short if not (s.lane in claims and running.extend(s))], False
         for sequence in short:
             if not running.decodes(sequence):
                 continue  # an older one took its blocks a moment ago
@@ -78,7 +75,7 @@ class Admission:
         self,
         executor: ExecutorState,
         budget: PlanBudget,
-        skipped: list[Sequence],
+        skipped: Collection[Sequence],
         sitting: Collection[Sequence] = (),
     ) -> tuple[list[PromptRow], bool]:
         """Rows for the next chunks of running sequences' prompts, with blocks of newer sequences if need be.
@@ -147,7 +144,7 @@ class Admission:
             if yields_to(sequence, [*begun, *rows]):
                 break
             if is_suspect(sequence) != suspect:
-                if not suspect and not executor.running.prompts():  # prompts are computed to their ends first
+                if not suspect:
                     executor.empty_for_suspect()
                 break
             if forecast is None:
@@ -173,17 +170,15 @@ class Admission:
     ) -> PromptRow | None:
         """Admit a sequence if there is memory for it, now and later."""
         length = len(sequence.tokens)
-        protected = sequence.num_preemptions >= MAX_PREEMPTIONS
-        spare = executor.running.spare_for(sequence, protected=protected)
-        look_ahead = self._look_ahead and len(executor.running) > 0 and not protected
+        look_ahead = self._look_ahead and len(executor.running) > 0
         limits, can_stop = executor.limits, bool(sequence.params.stop_token_ids)
 
         def accept(num_shared: int) -> bool:
             size = length - num_shared * limits.block_size
             forecast.add(size, sequence.num_output, max(1, sequence.max_length - length), can_stop=can_stop)
-            return not look_ahead or not forecast.exceeds(limits.num_blocks - spare)
+            return not look_ahead or not forecast.exceeds(limits.num_blocks)
 
-        row = executor.running.enter(sequence, num_tokens, spare, accept, protected=protected)
+        row = executor.running.enter(sequence, num_tokens, accept)
         if row is None:
             return None
         self._sequences.leave_queue(sequence)
@@ -203,14 +198,14 @@ class Admission:
 
 
 def _victim(executor: ExecutorState, sequence: Sequence, spared: Collection[Sequence] = ()) -> Sequence | None:
-    """The last in rank of the running sequences behind this one that are not protected, nor in `spared`.
+    """The last in rank of the running sequences after this one that are not in `spared`.
 
     Without one, the sequence sits this step out and keeps what it has. The first in rank always finds one, or has the
-    pool to itself except for protected sequences, which have all the blocks they need; so some sequence always goes on.
+    pool to itself; so some sequence always goes on.
     """
     for candidate in reversed(executor.running):
         if candidate is sequence:
             return None
-        if candidate not in spared and not executor.running.is_protected(candidate):
+        if candidate not in spared:
             return candidate
     return None

@@ -5,7 +5,7 @@ difference (vLLM V1's unified count), so prefill, chunked prefill and decode are
 `commit` for each executor, and the request manager calls `add`, `restore` and `cancel`.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from common.errors import WireError
 from common.messages import Plan, StepResult, Submit, Task
@@ -16,7 +16,7 @@ from scheduler_svc.core.executor.executor_state import EarlierIndex, ExecutorSta
 from scheduler_svc.core.executor.memory_forecast import LengthHistory
 from scheduler_svc.core.executor.plan_builder import PromptRow
 from scheduler_svc.core.fleet.membership import Membership
-from scheduler_svc.core.scheduling.admission import MAX_PREEMPTIONS, Admission
+from scheduler_svc.core.scheduling.admission import Admission
 from scheduler_svc.core.scheduling.config import SchedulerConfig
 from scheduler_svc.core.scheduling.placement import PlacementRule, place
 from scheduler_svc.core.scheduling.plan_budget import PlanBudget
@@ -103,36 +103,74 @@ class Scheduler:
         executor = self.sequences.executors[epoch]
         if executor.intake is Intake.STOPPED or len(executor.inflight) >= self.config.window:
             return None
-        if (suspect := self._suspects.on(epoch)) is not None:
-            return self._continue_suspect(executor, suspect)
-        if executor.intake is Intake.EMPTYING:
+        if executor.is_suspects and executor.inflight:
+            return None  # a suspect is alone until its row is answered
+        suspects = self._suspects.on(executor)
+        if not executor.is_suspects and (suspects or executor.intake is Intake.EMPTYING):
             if executor.inflight:
                 return None
+            if (plan := self._plan_suspect(executor, suspects)) is not None:
+                return plan
+        plan = self._plan_others(executor, suspects)
+        return plan if plan is not None or executor.inflight else self._plan_suspect(executor, suspects)
+
+    def _plan_suspect(self, executor: ExecutorState, suspects: list[Sequence]) -> Plan | None:
+        """A plan with a row of one suspect; nothing is in flight.
+
+        Args:
+            suspects: those that hold a lane here.
+        """
+        running = executor.running
+        for suspect in suspects:
+            others = {*running.decode_rows().sequences} - {suspect}
+            if running.decodes(suspect):
+                if not running.extend_all(others):
+                    return self._build(executor, [], others, num_decodes=1, is_suspects=True)
+            else:
+                tokens = PlanBudget(executor.limits).tokens_for(suspect, running.num_computed(suspect))
+                if (row := running.reserve_more(suspect, tokens)) is not None:
+                    return self._build(executor, [row], others, is_suspects=True)
+            self.sequences.requeue(executor, suspect)  # others have the memory: it waits for its turn to be admitted
+        if executor.intake is Intake.EMPTYING:
             executor.emptied()
             if rows := self._admission.admit(executor, PlanBudget(executor.limits), suspect=True):
-                return self._build_alone(executor, rows[0])
-        sitting = sitting_out(executor, self.sequences.waiting)
-        if sitting and (plan := self._plan_beside(executor, sitting)) is not None:
-            return plan
-        return self._plan_beside(executor, [])
+                return self._build(executor, rows, {*running.decode_rows().sequences}, is_suspects=True)
+        return None
 
-    def _plan_beside(self, executor: ExecutorState, sitting: list[Sequence]) -> Plan | None:
+    def _plan_others(self, executor: ExecutorState, suspects: Iterable[Sequence]) -> Plan | None:
+        """A plan without the suspects, and if it has a row then also without those that yield."""
+        yielding = sitting_out(executor, self.sequences.waiting)
+        if yielding and (plan := self._plan_beside(executor, {*suspects, *yielding})) is not None:
+            return plan
+        return self._plan_beside(executor, {*suspects})
+
+    def _plan_beside(self, executor: ExecutorState, sitting: set[Sequence]) -> Plan | None:
         """The next plan, without those in `sitting`."""
         admission, running = self._admission, executor.running
         short, took_from_decodes = admission.make_room(executor, sitting)
-        skipped = short + [sequence for sequence in sitting if running.decodes(sequence)]
+        skipped = {*short, *filter(running.decodes, sitting)}
         num_decodes = len(running.decode_rows()) - len(skipped)
         budget = PlanBudget(executor.limits, num_decodes)
         rows, took_from_prompts = admission.continue_prompts(executor, budget, skipped, sitting)
         if self.sequences.waiting and not (short or took_from_decodes or took_from_prompts):
             # Blocks that are short, or were just taken away, are for older sequences than those that wait.
             rows += admission.admit(executor, budget, rows)
-        if num_decodes == 0 and not rows:
-            is_empty = executor.intake is Intake.EMPTYING and not executor.inflight
-            return self.plan(executor.epoch) if is_empty else None
+        return self._build(executor, rows, skipped, num_decodes) if num_decodes or rows else None
+
+    def _build(
+        self,
+        executor: ExecutorState,
+        rows: list[PromptRow],
+        skipped: Collection[Sequence],
+        num_decodes: int = 0,
+        *,
+        is_suspects: bool = False,
+    ) -> Plan:
+        """A plan of these rows and of those that decode, but for `skipped`, which leaves so many."""
         self.stats.decode_tokens += num_decodes
         self.stats.planned_prompts(rows)
         self.sequences.moves.prefilled(rows, executor.epoch)
+        executor.is_suspects = is_suspects
         return executor.build_plan(rows, skipped)
 
     def commit(self, result: StepResult) -> StepOutput:
@@ -153,7 +191,9 @@ class Scheduler:
         columns = parse_result(result, len(oldest.lanes), vocab_size, counts, targets, pooled)
         output = executor.apply_result(columns)
         self.stats.output_tokens += len(output.tokens)
-        self._suspects.acquit(output.sequences)
+        if self._suspects:
+            written = zip(output.sequences, output.positions.tolist(), strict=True)
+            self._suspects.answered([*oldest.unsampled, *((s, s.num_prompt + position) for s, position in written)])
         begun = output.firsts
         if output.prompt_logprobs:
             begun = [*(came.sequence for came in output.prompt_logprobs if came.first == 0), *begun]
@@ -279,8 +319,7 @@ class Scheduler:
             step: the plan that failed; None if it is not known which of those in flight did.
         """
         executor = self.sequences.executors[epoch]
-        plans = [plan for plan in executor.inflight if step in (None, plan.step)]
-        return self.sequences.strike(dict.fromkeys(s for plan in plans for s in plan.everyone), executor.name)
+        return self.sequences.strike(executor.planned(step), executor.name)
 
     def check(self) -> None:
         """Assert the invariants of docs/architecture.md that can be seen from here."""
@@ -292,7 +331,6 @@ class Scheduler:
         for sequence in self.sequences.waiting:
             assert self.sequences.waiting.epochs_for(sequence) == self.sequences.epochs_for(sequence)
             assert (sequence.state, sequence.epoch, sequence.lane) == (State.WAITING, 0, -1)
-            assert sequence.num_preemptions <= MAX_PREEMPTIONS
         assert len(self.sequences) == self.num_waiting + self.num_running, "a sequence is lost"
 
     # --- inside ---
@@ -302,19 +340,3 @@ class Scheduler:
         self.stats.answered(sequence.num_output)
         can_stop = bool(sequence.params.stop_token_ids)
         self.history.ended(sequence.num_output, can_stop=can_stop, by_itself=end.reason != "length")
-
-    def _continue_suspect(self, executor: ExecutorState, suspect: Sequence) -> Plan | None:
-        """The next part of a suspect's prompt; nothing else is computed until its token has arrived."""
-        if not executor.running.has_prompt(suspect):
-            return None
-        budget, num_computed = PlanBudget(executor.limits), executor.running.num_computed(suspect)
-        row = executor.running.reserve_more(suspect, budget.tokens_for(suspect, num_computed))
-        if row is None:  # it became a suspect here while others took the memory: it waits to run alone
-            self.sequences.requeue(executor, suspect)
-            return self.plan(executor.epoch)
-        return self._build_alone(executor, row)
-
-    def _build_alone(self, executor: ExecutorState, row: PromptRow) -> Plan:
-        self.stats.planned_prompts([row])
-        self.sequences.moves.prefilled([row], executor.epoch)
-        return executor.build_plan([row], executor.running.decode_rows().sequences)

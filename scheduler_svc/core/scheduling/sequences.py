@@ -4,7 +4,7 @@ Every change of a sequence's state goes through here, except for the step from r
 a plan (`executor_state.py`).
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
@@ -129,7 +129,6 @@ class Sequences:
     def preempt(self, executor: ExecutorState, sequence: Sequence) -> None:
         """Take a running sequence's blocks for another one: it waits again, at its place."""
         self._stats.preemptions += 1
-        sequence.num_preemptions += 1
         self.requeue(executor, sequence)
 
     def requeue(self, executor: ExecutorState, sequence: Sequence) -> None:
@@ -211,9 +210,9 @@ class Sequences:
         relaxed, self._relaxed = self._relaxed, []
         return relaxed
 
-    def strike(self, sequences: Iterable[Sequence], executor: str) -> list[SequenceEnd]:
-        """An executor failed while it computed these: each gets a strike, and one may end by it."""
-        alive = [sequence for sequence in sequences if sequence.state is not State.FINISHED]
+    def strike(self, involved: Mapping[Sequence, int], executor: str) -> list[SequenceEnd]:
+        """An executor failed while it computed these up to these positions: each gets a strike, and one may end."""
+        alive = {s: end for s, end in involved.items() if s.state is not State.FINISHED}
         self._stats.strikes += len(alive)
         message = f"{MAX_STRIKES} failures in a row of executors that computed this sequence"
         guilty = self.suspects.strike(alive, executor)
