@@ -5,6 +5,10 @@ class BatonError(Exception):
     """Base of everything Baton raises on purpose."""
 
 
+class TryAgainError(BatonError):
+    """A process cannot start now, and a later start without a change could work: it ends with exit code 75."""
+
+
 class WireError(BatonError):
     """A message from outside is malformed, out of date or contradicts itself. It is dropped."""
 

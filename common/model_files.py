@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from common.errors import CheckpointError
+from common.errors import CheckpointError, TryAgainError
 
 DEMO_MODEL_DIR = Path(__file__).parent / "demo_model"
 TOKENIZER_PATTERNS = (
@@ -20,6 +20,10 @@ POOLING_PATTERNS = (
 )  # of sentence-transformers, for an executor to choose its task
 
 
+class HubUnreachable(CheckpointError, TryAgainError):
+    """The hub does not answer now."""
+
+
 def resolve_model(model: str | None, *, weights: bool) -> Path:
     """The folder that holds `model`'s files, downloaded from the hub if need be.
 
@@ -28,7 +32,7 @@ def resolve_model(model: str | None, *, weights: bool) -> Path:
         weights: whether the weights are needed too, or only configuration and tokenizer.
 
     Raises:
-        CheckpointError: there is no such folder and the hub has no such model, or cannot be reached.
+        CheckpointError: there is no such folder and the hub has no such model, or (HubUnreachable) does not answer.
     """
     if model is None:
         return DEMO_MODEL_DIR
@@ -38,14 +42,18 @@ def resolve_model(model: str | None, *, weights: bool) -> Path:
     if folder.is_absolute() or model.startswith((".", "~")) or model.count("/") != 1:
         raise CheckpointError(f"there is no folder {model}, and it is not a hub id (owner/name)")
     from huggingface_hub import snapshot_download  # noqa: PLC0415  (slow to import, rarely needed)
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError  # noqa: PLC0415
+    from huggingface_hub.errors import OfflineModeIsEnabled  # noqa: PLC0415
 
     patterns = TOKENIZER_PATTERNS + ((WEIGHT_PATTERNS + POOLING_PATTERNS) if weights else ())
     try:
         return Path(snapshot_download(model, allow_patterns=list(patterns)))
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+    except OSError as error:  # all that the hub's library raises here are such
+        answer = getattr(error, "response", None)
+        is_settled = answer is not None and answer.status_code in (401, 403, 404)
+        is_settled = is_settled or isinstance(error.__cause__, OfflineModeIsEnabled)
+        kind = CheckpointError if is_settled else HubUnreachable
         reason = str(error).strip().splitlines()[0]
-        raise CheckpointError(f"{model} is no folder here and could not be fetched from the hub: {reason}") from error
+        raise kind(f"{model} is no folder here and could not be fetched from the hub: {reason}") from error
 
 
 def model_name(model: str | None) -> str:

@@ -12,6 +12,7 @@ import click
 
 from common.curve import ClientCurve
 from common.errors import BatonError, KeeperError
+from common.exit_codes import EXIT_CRASHED, exit_code_of
 from common.log_options import log_options
 from common.logging import get_logger, setup_logging
 from common.messages import MAX_NAME_CHARS
@@ -19,10 +20,7 @@ from common.parent_death import killed_with
 from executor_svc.name_claim import NameClaim
 from executor_svc.options import ExecutorOptions
 from executor_svc.service.health_file import HealthFile
-from executor_svc.service.registration import EXIT_CRASHED
 from executor_svc.service.scheduler_address import ENDPOINT, FILE_PREFIX, SchedulerAddress
-
-EXIT_NO_KEEPER = 75  # EX_TEMPFAIL of sysexits.h: a keeper that ended is started again, and so should this process be
 
 EPILOG = """\b
 Example, two executors of one model for a scheduler on this machine:
@@ -240,9 +238,9 @@ def main(
             if not become_active(started.pool, health.set):
                 log.info("stopped", exit_code=0)
                 sys.exit(0)
-    except BatonError as error:
+    except (BatonError, OSError) as error:
         click.echo(f"baton-executor: {error}", err=True)
-        sys.exit(EXIT_NO_KEEPER if isinstance(error, KeeperError) else 2)
+        sys.exit(exit_code_of(error, KeeperError))  # a keeper that ended is started again, as this process should be
     health.remove()
     hello, group, pool = started.hello_after(start_s), started.group, started.pool
     log.info("ready", executor=hello.executor, rank=group.rank, scheduler=address.endpoint, encrypted=curve is not None)

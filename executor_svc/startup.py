@@ -10,7 +10,7 @@ import torch
 
 from common import __version__
 from common import messages as m
-from common.errors import BatonError, KeeperError
+from common.errors import BatonError, TryAgainError
 from common.grammars import grammar_library
 from common.logging import get_logger
 from common.model_files import model_name, resolve_model
@@ -104,7 +104,8 @@ def start_executor(
 
     Raises:
         CheckpointError: the model cannot be served.
-        BatonError: memory runs out, or the options contradict the model or the machine.
+        TryAgainError: memory runs out.
+        BatonError: the options contradict the model or the machine.
     """
     platform = choose_platform(options)
     try:
@@ -115,8 +116,8 @@ def start_executor(
             raise
         said = f"memory runs out while the executor starts, see --gpu-memory-utilization: {str(error).splitlines()[0]}"
         if pool_keeper is not None and room_was_made(platform, pool_keeper):
-            raise KeeperError(f"{said}; what no executor uses had some, which is dropped: start again") from error
-        raise BatonError(said) from error
+            said += "; what no executor uses had some, which is dropped: start again"
+        raise TryAgainError(said) from error  # other processes on the GPU may have had it, and end
 
 
 def _start(

@@ -12,14 +12,13 @@ from pathlib import Path
 import click
 
 from common.errors import KeeperError
+from common.exit_codes import exit_code_of
 from common.keeper_socket import default_socket
 from common.log_options import log_options
 from common.logging import get_logger, setup_logging
 from keeper_svc.keeper import DEFAULT_KEEP_FOR_S, Keeper, KeeperConfig
 from keeper_svc.listening import Listening
 from keeper_svc.server import Server
-
-EXIT_USAGE = 2
 
 log = get_logger("keeper")
 
@@ -76,7 +75,7 @@ def main(
             server.run()
     except (KeeperError, OSError) as error:
         click.echo(f"baton-keeper: {error}", err=True)
-        sys.exit(EXIT_USAGE)
+        sys.exit(exit_code_of(error))
     log.info("stopped")
 
 

@@ -1,5 +1,6 @@
 """The keeper's socket file: only this user reaches it, and only one keeper listens at a path."""
 
+import errno
 import fcntl
 import os
 import socket
@@ -57,10 +58,10 @@ class Listening:
     def _listen(self) -> socket.socket:
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise KeeperError(f"another keeper listens at {self._path}") from None
+        except BlockingIOError as error:
+            raise KeeperError(f"another keeper listens at {self._path}") from error
         if self._answers():  # although its lock file is gone: something tidied up the folder
-            raise KeeperError(f"another keeper listens at {self._path}")
+            raise KeeperError(f"another keeper listens at {self._path}") from OSError(errno.EADDRINUSE, "in use")
         self._path.unlink(missing_ok=True)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         umask = os.umask(0o177)  # there is one thread yet

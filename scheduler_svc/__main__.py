@@ -16,6 +16,7 @@ import click
 
 from common.curve import ServerCurve
 from common.errors import BatonError
+from common.exit_codes import EXIT_CRASHED, exit_code_of
 from common.grammars import grammar_library
 from common.log_options import log_options
 from common.logging import get_logger, setup_logging
@@ -41,8 +42,6 @@ from scheduler_svc.server.kv_events import KvEventOptions
 from scheduler_svc.server.store_folder import StoreFolder
 from scheduler_svc.store_options import StoreOptions, store_options
 
-EXIT_CRASHED = 70  # EX_SOFTWARE of sysexits.h
-
 log = get_logger(__name__)
 
 
@@ -54,7 +53,7 @@ log = get_logger(__name__)
 @click.option("--model", help="Folder or hub id with the tokenizer.  [default: the embedded demo model]")
 @frontend_options
 @click.option("--host", default="127.0.0.1", help="Address of the HTTP server.")
-@click.option("--port", default=8000, help="Port of the HTTP server.")
+@click.option("--port", default=8000, type=click.IntRange(0, 65535), help="Port of the HTTP server.")
 @click.option("--executor-endpoint", default="tcp://127.0.0.1:5555", help="ZeroMQ address that executors connect to.")
 @click.option("--frontend-endpoint", help="ZeroMQ address between core and frontends.  [default: a private one]")
 @click.option("--frontends", default=1, type=click.IntRange(0, 64), help="HTTP processes; 0 serves ZeroMQ only.")
@@ -195,7 +194,8 @@ def main(
             kill_frontend = processes.end if processes is not None else None
             core_process = CoreProcess(executor_endpoint, front, config, journal, curve, kill_frontend, kv_events)
         except (BatonError, OSError) as error:
-            raise click.UsageError(str(error)) from error  # exit code 2: starting again without a change is pointless
+            click.echo(f"baton-scheduler: {error}", err=True)
+            sys.exit(exit_code_of(error))
         where = {"executors": core_process.executor_endpoint, "encrypted": curve is not None, "frontends": front}
         kept = {"journal": str(journal.path) if journal is not None else "off", "store": str(store.folder or "off")}
         log.info("core started", **where, window=window, **kept)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from common.errors import BatonError
+from common.errors import BatonError, TryAgainError
 from common.plan import ExecutorLimits
 from executor_svc.devices.attention_choice import AttentionKind, choose_attention
 from executor_svc.devices.cuda_mapping import CudaMapping
@@ -189,7 +189,7 @@ class GpuPlatform:
         share = int(total * self._utilization)
         pool = min(share - ours, free - int(total * _LEFT_FREE)) - for_steps
         if pool <= 0:
-            raise BatonError(
+            raise TryAgainError(
                 f"no memory is left for the KV pool: --gpu-memory-utilization {self._utilization} gives this executor "
                 f"{_gib(share)} GiB of {_gib(total)}, its weights take {_gib(ours)}, its steps {_gib(for_steps)}, and "
                 f"other processes and CUDA itself {_gib(total - free - ours)} (executors that share a GPU take a share "

@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 from common.constraints import StartedLane
+from common.exit_codes import EXIT_CRASHED, EXIT_OK
 from common.logging import get_logger
 from common.messages import LaneStart
 from common.plan import PlanColumns
@@ -30,7 +31,6 @@ from executor_svc.keeper.kept_pool import KeptPool
 from executor_svc.model.rank_group import RankGroup
 from executor_svc.runner.asked_steps import PendingStep
 from executor_svc.runner.runner import Runner
-from executor_svc.service.registration import EXIT_CRASHED, EXIT_OK
 from executor_svc.service.step_loop import QueuedPlan, RankGone, StepLoop
 
 log = get_logger("executor")

@@ -20,6 +20,7 @@ import zmq
 from common import messages as m
 from common.curve import HANDSHAKE_TIMEOUT_MS, ClientCurve
 from common.errors import WireError
+from common.exit_codes import EXIT_CRASHED
 from common.logging import DropLog, get_logger
 from common.plan import parse_plan
 from common.wire import MAX_MESSAGE_BYTES, Codec, VersionError
@@ -28,7 +29,6 @@ from executor_svc.keeper.link import KeeperLink
 from executor_svc.service.handshakes import Handshakes
 from executor_svc.service.health_file import HealthFile
 from executor_svc.service.registration import (
-    EXIT_CRASHED,
     DropMessage,
     LogEvent,
     Reconnect,
@@ -208,7 +208,7 @@ class _SocketThread(threading.Thread):
             try:
                 message = self._codec.decode(frames)
             except VersionError as error:  # most likely a Reject, which only its own version can decode
-                self._do(self._registration.message_received(m.Reject(reason=str(error)), time.monotonic()))
+                self._do(self._registration.version_differs(str(error), time.monotonic()))
                 continue
             except WireError as error:
                 self._drops.dropped("scheduler", error)

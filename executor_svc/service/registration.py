@@ -5,8 +5,9 @@ operator wants the process to end, time passed). Each returns the actions to car
 logs are in `executor_svc.service.process`.
 
     SEEKING --Welcome--> JOINED --leave_requested() or Leave--> LEAVING --> STOPPED
-       ^                    |                         (EpochOver, loss, failed step or 10 s)
-       +--- EpochOver, loss, failed step
+     |  ^                   |                         (EpochOver, loss, failed step or 10 s)
+     |  +--- EpochOver, loss, failed step
+     +--another protocol version--> PAUSING --30 s--> STOPPED
 
 In SEEKING the executor first waits for the plans of the old epoch that are still being computed. If they never end,
 because the computing thread hangs, the process stops: its supervisor starts a new one.
@@ -20,21 +21,21 @@ from typing import Any
 import msgspec
 
 from common import messages as m
+from common.exit_codes import EXIT_CRASHED, EXIT_OK, EXIT_REJECTED, EXIT_TRY_AGAIN
 from common.heartbeats import HEARTBEAT_INTERVAL_S, LOSS_TIMEOUT_S
 
 HELLO_INTERVAL_S = 1.0
 LEAVE_TIMEOUT_S = 10.0
 STUCK_TIMEOUT_S = 120.0  # for a step of an epoch that has ended
 MAX_PLANS_WAITING = 16  # above the largest window of a scheduler: one that sends more has lost count
-EXIT_OK = 0
-EXIT_CRASHED = 70  # EX_SOFTWARE of sysexits.h
-EXIT_REJECTED = 78  # EX_CONFIG of sysexits.h: starting again without a change is pointless
+VERSION_PAUSE_S = 30.0  # between two starts before one side of an upgrade has followed the other
 
 
 class RegistrationState(enum.Enum):
     """Where an executor stands with its scheduler."""
 
     SEEKING = "seeking"
+    PAUSING = "pausing"
     JOINED = "joined"
     LEAVING = "leaving"
     STOPPED = "stopped"
@@ -114,6 +115,7 @@ class Registration:
         self._heard = now
         self._leave_by = now
         self._stuck_at = math.inf
+        self._pause_over = math.inf
 
     @property
     def epoch(self) -> int | None:
@@ -140,6 +142,8 @@ class Registration:
         """When `tick` is to be called at the latest; infinity if another event has to come first."""
         if self.state is RegistrationState.SEEKING:
             return self._hello_due if self._plans_waiting == 0 else self._stuck_at
+        if self.state is RegistrationState.PAUSING:
+            return self._pause_over
         due = min(self._beat_due, self._heard + LOSS_TIMEOUT_S)
         return min(due, self._leave_by) if self.state is RegistrationState.LEAVING else due
 
@@ -153,7 +157,10 @@ class Registration:
                 return []
             self._hello_due = now + HELLO_INTERVAL_S
             return [SendToScheduler(self._hello)]
-        if self._epoch is None:  # stopped
+        if self.state is RegistrationState.PAUSING and now >= self._pause_over:
+            self.state = RegistrationState.STOPPED
+            return [StopProcess(EXIT_TRY_AGAIN)]
+        if self._epoch is None:  # pausing or stopped
             return []
         actions: list[RegistrationAction] = []
         if now >= self._heard + LOSS_TIMEOUT_S:
@@ -187,6 +194,13 @@ class Registration:
             case _:  # a heartbeat, or a second Leave
                 pass
         return actions
+
+    def version_differs(self, reason: str, now: float) -> list[RegistrationAction]:
+        """The scheduler speaks another version of the protocol: end in a while, as one of both may be upgraded."""
+        if self.state is not RegistrationState.SEEKING:
+            return [DropMessage(reason)]
+        self.state, self._pause_over = RegistrationState.PAUSING, now + VERSION_PAUSE_S
+        return [LogEvent("rejected", {"reason": reason, "ends_in_s": VERSION_PAUSE_S})]
 
     def plan_answered(self, answer: m.StepResult | m.StepFailed | None, now: float) -> list[RegistrationAction]:
         """The plan of a `RunPlan` has its answer, or None if it was not run because its epoch had ended."""

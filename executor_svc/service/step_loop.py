@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from common import messages as m
+from common.exit_codes import EXIT_CRASHED
 from common.logging import get_logger
 from common.plan import ExecutorLimits, PlanColumns
 from common.step_result import ResultColumns
-from executor_svc.service.registration import EXIT_CRASHED
 
 log = get_logger("executor")
 

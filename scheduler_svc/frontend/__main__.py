@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from common.errors import BatonError
+from common.exit_codes import exit_code_of
 from common.log_options import log_options
 from common.logging import get_logger, setup_logging
 from common.model_files import model_name, resolve_model
@@ -80,7 +81,7 @@ def main(
         listener = socket.socket(fileno=fd) if fd is not None else _listen(host, port)
     except (BatonError, OSError) as error:
         log.error("frontend cannot start", error=str(error))
-        sys.exit(2)
+        sys.exit(exit_code_of(error))
     server_settings = ServerSettings(loss_timeout_s, stall_timeout_s, parent)
     api_settings = ApiSettings(options, api_keys, max_body_bytes, max_file_bytes, pooling)
 

@@ -66,11 +66,11 @@ def _lock(folder: Path, is_stopping: Callable[[], bool]) -> int:
     while True:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        except BlockingIOError as error:
             if time.monotonic() > give_up_at or is_stopping():
                 holder = os.read(lock, 200).decode(errors="replace")
                 os.close(lock)
-                raise StoreError(f"store {folder} is in use by another scheduler ({holder})") from None
+                raise StoreError(f"store {folder} is in use by another scheduler ({holder})") from error
             time.sleep(RETRY_S)
         else:
             with contextlib.suppress(OSError):  # on a full disk: the holder's name is only for the message above

@@ -95,9 +95,10 @@ def _lock(lock_fd: int, path: Path) -> None:
     while True:
         try:
             fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        except BlockingIOError as error:
             if time.monotonic() > deadline:
-                raise StoreBusy(f"store {path}: another process has been opening it for {OPEN_TIMEOUT_S:g} s") from None
+                message = f"store {path}: another process has been opening it for {OPEN_TIMEOUT_S:g} s"
+                raise StoreBusy(message) from error
             time.sleep(0.01)
         except OSError as error:
             raise StoreError(f"store {path} cannot be locked: {error.strerror}") from error

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from dataclasses import replace
 
 import pytest
 
@@ -53,6 +54,27 @@ def test_a_misconfigured_executor_is_not_tried_again(tmp_path, code):
         with pytest.raises(FleetError, match="no such thing") as caught:
             eventually(lambda: supervisor.poll() and False)
     assert caught.value.exit_code == 2
+
+
+def test_what_cannot_start_now_ends_a_fleet_that_was_never_ready(tmp_path):
+    with LocalFleet(fake_spec(executor_options=("--exit", "75")), tmp_path) as fleet:
+        supervisor = Supervisor(fleet, pytest.fail)
+        supervisor._fleet.is_ready = lambda: False
+        with pytest.raises(FleetError, match="no such thing") as caught:
+            eventually(lambda: supervisor.poll() and False)
+    assert caught.value.exit_code == 3
+
+
+def test_what_cannot_start_now_is_started_again_once_the_fleet_was_ready(tmp_path):
+    lines = []
+    with LocalFleet(fake_spec(executors=0), tmp_path) as fleet:
+        supervisor = Supervisor(fleet, lines.append)
+        eventually(supervisor.poll)
+        fleet.spec = replace(fleet.spec, executor_options=("--exit", "75"))
+        fleet.start_executor(0)
+        eventually(lambda: supervisor.poll() and len(lines) >= 2)
+    assert lines[0] == "executor-0 exited with code 75; starting it again in 0.5 s"
+    assert lines[1].startswith("executor-0 started again")
 
 
 def test_a_fleet_that_was_never_ready_is_given_up(tmp_path, monkeypatch):

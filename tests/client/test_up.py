@@ -229,10 +229,11 @@ def test_a_killed_executor_is_replaced(start_up, tmp_path):
 
 
 @pytest.mark.timeout(30)
-def test_a_misconfigured_executor_ends_it_with_its_message(start_up, tmp_path):
-    process = start_up("--log-dir", str(tmp_path), changes="executor_options=('--exit', '78')")
-    assert process.wait(10) == 2
-    assert "executor-0 exited with code 78:\n" in (said := process.stderr.read())
+@pytest.mark.parametrize(("code", "ends_with"), [(78, 2), (75, 3)])
+def test_what_cannot_start_ends_it_with_its_message(start_up, tmp_path, code, ends_with):
+    process = start_up("--log-dir", str(tmp_path), changes=f"scheduler_options=('--exit', '{code}')")
+    assert process.wait(10) == ends_with
+    assert f"scheduler exited with code {code}:\n" in (said := process.stderr.read())
     assert "ValueError: no such thing" in said
     assert "Traceback" not in said
 

@@ -8,6 +8,7 @@ import click
 import pytest
 import yaml
 
+from common.exit_codes import EXIT_CRASHED, EXIT_REJECTED, EXIT_TRY_AGAIN, EXIT_USAGE
 from common.heartbeats import LOSS_TIMEOUT_S
 from executor_svc.service import registration
 from scheduler_svc.client import cli as client_cli
@@ -17,7 +18,7 @@ from scheduler_svc.frontend import api_keys
 from scheduler_svc.frontend.http import api, body_limit, connection_guard, server, strict_h11, unsent_answers
 from scheduler_svc.frontend.http.connection_guard import ConnectionLimits
 from scheduler_svc.frontend.link import core_link, delta_queue
-from scheduler_svc.server import core_process, curve_auth
+from scheduler_svc.server import addresses, core_process, curve_auth
 from tests.deploy import commands
 from tests.deploy.manifests import ROOT
 from tests.deploy.test_probes import MAX_WAIT_S, PATIENCE_S
@@ -104,8 +105,13 @@ def test_log_lines_are_there():
         f"| {strict_h11.MEAN_CHUNK_BYTES} bytes on average, from {strict_h11.MAX_SMALL_CHUNKS} chunks on; no",
         f", without the first {body_limit.SMALL_BODY_BYTES // 2**10} KiB of each |",
         f"| executors in a fleet | {fleet.MAX_MEMBERS} |",
-        f"| {registration.EXIT_CRASHED} | executor | crashed",
-        f"| {registration.EXIT_REJECTED} | executor | the scheduler rejected it",
+        f"| {EXIT_USAGE} | all | cannot start as configured",
+        f"| {EXIT_CRASHED} | executor | crashed",
+        f"| {EXIT_CRASHED} | scheduler | crashed",
+        f"| {EXIT_TRY_AGAIN} | all | cannot start now",
+        f"another protocol version, after a pause of {registration.VERSION_PAUSE_S:.0f} s",
+        f"| {EXIT_REJECTED} | executor | the scheduler rejected it",
+        f"after {addresses.ADDRESS_TIMEOUT_S:.0f} s the scheduler ends with {EXIT_TRY_AGAIN} |",
         f"two are ready, itself among them, for {MAX_WAIT_S} s at most",
         f"an executor goes after {PATIENCE_S} s",
         f"| connections to a frontend | {server.MAX_CONNECTIONS:,} |",
@@ -122,6 +128,18 @@ def test_log_lines_are_there():
 )
 def test_numbers_are_those_of_the_code(fact):
     assert fact in " ".join(GUIDE.split())
+
+
+def test_units_start_again_what_no_change_of_configuration_mends():
+    (units,) = re.findall(r"^```ini\n(.*?)```", GUIDE, flags=re.MULTILINE | re.DOTALL)
+    prevented = {}
+    for name, unit in re.findall(r"^# /etc/systemd/system/([\w@-]+)\.service(.*?)(?=^# /etc|\Z)", units, re.M | re.S):
+        (codes,) = re.findall(r"^RestartPreventExitStatus=(.*)$", unit, re.M)
+        prevented[name] = set(map(int, codes.split()))
+        for line in ("Restart=always", "RestartSec=1", "StartLimitIntervalSec=0"):
+            assert f"\n{line}\n" in unit, name
+    settled = {EXIT_USAGE, EXIT_REJECTED}
+    assert prevented == {"baton-keeper": {2}, "baton-scheduler": {2}, "baton-executor@": settled}
 
 
 def test_numbers_that_are_written_as_words():

@@ -210,7 +210,7 @@ class Upheaval:
         ended = await asyncio.to_thread(
             subprocess.run, command, env=os.environ | {"BATON_TEST_PROTOCOL": "1"}, capture_output=True, timeout=60
         )
-        assert ended.returncode == 78, ended.stderr.decode()
+        assert ended.returncode == 75, ended.stderr.decode()
         assert f"peer speaks protocol version {PROTOCOL_VERSION}, this side 1" in ended.stderr.decode()
 
     async def fill_the_disk(self) -> None:

@@ -17,6 +17,7 @@ from common import messages as m
 from common.logging import get_logger, setup_logging
 from common.plan import ExecutorLimits, PlanColumns
 from common.step_result import ResultColumns
+from executor_svc.service import registration
 from executor_svc.service.health_file import HealthFile
 from executor_svc.service.process import serve
 from executor_svc.service.scheduler_address import SchedulerAddress
@@ -97,6 +98,7 @@ class PuppetRunner:
 if __name__ == "__main__":
     setup_logging("executor")
     runner = PuppetRunner()
+    registration.VERSION_PAUSE_S = float(sys.argv[2]) if sys.argv[2:] else registration.VERSION_PAUSE_S
     exit_code = serve(runner, HELLO, SchedulerAddress(sys.argv[1]), HealthFile(None))  # type: ignore[arg-type]
     log.info("has served", unanswered=runner.unanswered.qsize(), threads=threading.active_count())
     sys.exit(exit_code)

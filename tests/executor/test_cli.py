@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from executor_svc.service.registration import EXIT_CRASHED, EXIT_REJECTED
+from common.exit_codes import EXIT_CRASHED, EXIT_REJECTED
 from tests.executor.conftest import Make
 
 ROOT = Path(__file__).parents[2]
@@ -81,6 +81,26 @@ def test_a_standby_whose_keeper_is_not_there_is_worth_starting_again(tmp_path: P
     done = baton_executor("--standby", XDG_RUNTIME_DIR=str(tmp_path))
     assert done.returncode == 75
     assert "a standby needs one" in done.stderr
+
+
+def test_a_disk_that_fails_is_worth_starting_again(tmp_path: Path) -> None:
+    script = """
+import errno, pathlib
+from executor_svc.__main__ import main
+
+def failing(self):
+    raise OSError(errno.EIO, "Input/output error", str(self))
+
+pathlib.Path.read_bytes = failing
+main(["--no-keep", "--log-level", "error"])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, check=False, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 75
+    assert done.stderr.startswith("baton-executor: ")
+    assert "Input/output error" in done.stderr
+    assert done.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from common.errors import KeeperError
+from common.exit_codes import EXIT_CRASHED, EXIT_OK
 from common.messages import PoolKind
 from common.plan import PlanColumns
 from executor_svc.devices.cpu import CpuPlatform
@@ -29,7 +30,6 @@ from executor_svc.runner import group_runner
 from executor_svc.runner.group_runner import follow, run_in_group
 from executor_svc.runner.trial_plans import trial_plan
 from executor_svc.service import step_loop
-from executor_svc.service.registration import EXIT_CRASHED, EXIT_OK
 from executor_svc.service.step_loop import RankGone
 from tests.executor import test_kept_pool
 from tests.executor.kept import Log

@@ -14,10 +14,11 @@ import pytest
 import zmq
 
 from common import messages as m
+from common.exit_codes import EXIT_CRASHED, EXIT_TRY_AGAIN
 from common.heartbeats import LOSS_TIMEOUT_S
 from common.wire import HEADER, Codec
 from executor_svc.service.process import RECONNECT_INTERVAL_MS
-from executor_svc.service.registration import EXIT_CRASHED, HELLO_INTERVAL_S
+from executor_svc.service.registration import HELLO_INTERVAL_S
 from tests.executor.harness import Pool, Row, make_plan
 from tests.executor.puppet import IN_SLOW_STEP, LIMITS, SLOW_STEP_S
 from tests.support.checkpoints import DEMO_MODEL_DIR, reference_greedy
@@ -98,7 +99,7 @@ SERVED = 'event="has served" unanswered=0 threads=1'  # no step is under way, an
 
 @pytest.fixture
 def puppet() -> Iterator[Scheduler]:
-    scheduler = Scheduler("-m", "tests.executor.puppet", "ENDPOINT")
+    scheduler = Scheduler("-m", "tests.executor.puppet", "ENDPOINT", "0.5")
     yield scheduler
     scheduler.close()
 
@@ -336,8 +337,20 @@ def test_baton_executor_serves_the_demo_model() -> None:
     assert log.count("service=executor") == log.count("\n")
 
 
-def test_a_scheduler_of_another_version_ends_it_with_78(puppet: Scheduler) -> None:
+def test_a_scheduler_of_another_version_ends_it_for_another_start(puppet: Scheduler) -> None:
     puppet.expect(m.Hello)
     puppet.send_frames(b"baton/999", b"whatever it means by that")
-    assert puppet.exit_code() == 78
+    assert puppet.exit_code() == EXIT_TRY_AGAIN
     assert "peer speaks protocol version 999" in puppet.close()
+
+
+def test_sigterm_ends_the_pause_before_another_start() -> None:
+    waiting = Scheduler("-m", "tests.executor.puppet", "ENDPOINT", "600")
+    try:
+        waiting.expect(m.Hello)
+        waiting.send_frames(b"baton/999", b"whatever it means by that")
+        waiting.wait_for_log("peer speaks protocol version 999")
+        waiting.process.send_signal(signal.SIGTERM)
+        assert waiting.exit_code() == 0
+    finally:
+        waiting.close()

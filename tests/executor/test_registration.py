@@ -8,11 +8,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from common import messages as m
+from common.exit_codes import EXIT_CRASHED
 from common.heartbeats import HEARTBEAT_INTERVAL_S, LOSS_TIMEOUT_S
 from executor_svc.service.registration import (
-    EXIT_CRASHED,
     LEAVE_TIMEOUT_S,
     STUCK_TIMEOUT_S,
+    VERSION_PAUSE_S,
     DropMessage,
     LogEvent,
     Reconnect,
@@ -180,6 +181,26 @@ def test_reject_stops_with_78(registration: Registration) -> None:
     assert registration.tick(9.0, writable=True) == []
 
 
+def test_another_protocol_version_stops_with_75_after_a_pause(registration: Registration) -> None:
+    assert kinds(registration.version_differs("peer speaks protocol version 999", 0.1)) == [LogEvent]
+    assert registration.next_tick() == 0.1 + VERSION_PAUSE_S
+    assert registration.tick(VERSION_PAUSE_S, writable=True) == [], "and no Hello"
+    assert registration.tick(0.1 + VERSION_PAUSE_S, writable=True) == [StopProcess(75)]
+    assert registration.tick(99.0, writable=True) == []
+
+
+def test_the_pause_ends_at_once_for_the_operator(registration: Registration) -> None:
+    registration.version_differs("peer speaks protocol version 999", 0.1)
+    assert not registration.leaving, "the first signal is not taken for a second one"
+    assert registration.leave_requested(0.2)[-1] == StopProcess(0)
+    assert registration.tick(99.0, writable=True) == []
+
+
+def test_another_version_in_the_middle_of_an_epoch_is_dropped(joined: Registration) -> None:
+    assert kinds(joined.version_differs("peer speaks protocol version 999", 0.1)) == [DropMessage]
+    assert joined.epoch == 1
+
+
 def test_leaving_without_an_epoch_stops_at_once(registration: Registration) -> None:
     assert registration.leave_requested(0.1)[-1] == StopProcess(0)
 
@@ -276,6 +297,11 @@ class RegistrationMachine(RuleBasedStateMachine):
     def answer(self, kind: Any) -> None:
         done, before = self.running.pop(0), self.registration.epoch
         self.take(self.registration.plan_answered(kind and kind(done.epoch, done.step), self.now), before)
+
+    @precondition(lambda self: not self.stopped)
+    @rule()
+    def hear_another_version(self) -> None:
+        self.take(self.registration.version_differs("999", self.now), self.registration.epoch)
 
     @precondition(lambda self: not self.stopped and not self.registration.leaving)
     @rule()

@@ -7,8 +7,8 @@ from random import Random
 from typing import Any
 
 from common import messages as m
+from common.exit_codes import EXIT_CRASHED
 from executor_svc.service.registration import (
-    EXIT_CRASHED,
     DropMessage,
     LogEvent,
     Reconnect,

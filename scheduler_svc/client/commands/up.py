@@ -150,7 +150,7 @@ def run_until_stopped(spec: FleetSpec, log_dir: Path | None, welcome: Welcome) -
     """Start the fleet, supervise it, and stop it in order at SIGINT, SIGTERM or SIGHUP.
 
     Raises:
-        FleetError: a child is misconfigured, or dies repeatedly before the service was ready.
+        FleetError: a child is misconfigured, or cannot start or dies repeatedly before the service was ready.
         KeyboardInterrupt: a second signal came while the fleet was stopping; everything has been killed.
     """
     with _stop_signals() as stop, LocalFleet(spec, log_dir) as fleet:

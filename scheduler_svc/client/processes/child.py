@@ -9,9 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from common.exit_codes import EXIT_REJECTED, EXIT_TRY_AGAIN, EXIT_USAGE
 from common.parent_death import killed_with
-
-CONFIGURATION_EXIT_CODES = (2, 78)  # click's usage error, and EX_CONFIG of sysexits.h
 
 _POLL_INTERVAL_S = 0.05
 
@@ -32,7 +31,12 @@ class ChildEnd:
     @property
     def misconfigured(self) -> bool:
         """Its exit code says that its configuration is wrong, so starting it again would not help."""
-        return self.returncode in CONFIGURATION_EXIT_CODES
+        return self.returncode in (EXIT_USAGE, EXIT_REJECTED)
+
+    @property
+    def wants_another_start(self) -> bool:
+        """Its exit code says that it could not start now, and may later."""
+        return self.returncode == EXIT_TRY_AGAIN
 
     def __str__(self) -> str:
         """For people: `scheduler exited with code 78`, `executor-0 was killed by signal 9 (Killed)`."""

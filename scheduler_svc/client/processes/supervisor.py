@@ -58,7 +58,8 @@ class Supervisor:
         """Start the children that are due. Returns whether the service has been ready at least once.
 
         Raises:
-            FleetError: a child says that it is misconfigured, or keeps dying before the service was ever ready.
+            FleetError: a child says that it is misconfigured; or, before the service was ever ready, that it cannot
+                start now, or it keeps dying.
         """
         for end in self._fleet.poll():
             self._schedule(end)
@@ -72,7 +73,9 @@ class Supervisor:
 
     def _schedule(self, end: ChildEnd) -> None:
         delay_s = self._policy.delay_s(end)
-        hopeless = not self._was_ready and self._policy.crashes(end.name) >= _MAX_DEATHS_BEFORE_READY
+        deaths = self._policy.crashes(end.name)
+        # The user who waits knows sooner than a third start what holds the port or the journal.
+        hopeless = not self._was_ready and (end.wants_another_start or deaths >= _MAX_DEATHS_BEFORE_READY)
         if end.misconfigured or hopeless:
             raise self._fleet.failure(end)
         self._say(f"{end}; starting it again {'now' if delay_s == 0 else f'in {delay_s:g} s'}")

@@ -1,7 +1,8 @@
 """One process, kept up on the machine where this object lives; on Ray, the object is an actor. Imports no Ray.
 
 A process that ends is started again after a growing delay, unless it was told to leave, says that its configuration is
-wrong, or has ended five times soon after its start. The kernel kills it when its host ends, however that ends.
+wrong, or has ended five times in a row soon after its start or saying that it could not start. The kernel kills it when
+its host ends, however that ends.
 """
 
 import http.client
@@ -132,7 +133,8 @@ class ProcessHost:
             self._set(pid=0, ends=self._report.ends + 1, reason=f"{end}: {log.text()}")
             if self._leave_asked.is_set():
                 break
-            quick_ends = quick_ends + 1 if end.uptime_s < _QUICK_S and end.returncode else 0
+            is_quick = end.wants_another_start or (end.uptime_s < _QUICK_S and end.returncode != 0)
+            quick_ends = quick_ends + 1 if is_quick else 0
             if end.misconfigured or quick_ends == _MAX_QUICK_ENDS:  # torchrun hides what its ranks say
                 self._set(life=Life.FAILED)
                 return

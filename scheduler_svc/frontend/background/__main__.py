@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from common.errors import BatonError
+from common.exit_codes import exit_code_of
 from common.log_options import log_options
 from common.logging import get_logger, setup_logging
 from common.model_files import model_name, resolve_model
@@ -77,7 +78,7 @@ def main(
         listener = socket.socket(fileno=fd)
     except (BatonError, OSError) as error:
         log.error("worker cannot start", error=str(error))
-        sys.exit(2)
+        sys.exit(exit_code_of(error))
 
     async def run() -> bool:
         link = CoreLink(core_endpoint)

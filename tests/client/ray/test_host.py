@@ -126,6 +126,16 @@ def test_a_process_that_ends_at_once_again_and_again_is_given_up(start, monkeypa
     assert host.report().ends == 5
 
 
+@pytest.mark.parametrize(("code", "life"), [(75, Life.FAILED), (1, Life.RUNNING)])
+def test_a_process_that_pauses_before_it_says_that_it_cannot_start_is_given_up(start, monkeypatch, code, life):
+    monkeypatch.setattr("scheduler_svc.client.processes.supervisor._FIRST_DELAY_S", 0.01)
+    monkeypatch.setattr("scheduler_svc.client.ray.host._QUICK_S", 0.0)
+    host = start(f"import os; os._exit({code})")
+    eventually(lambda: host.report().ends >= 5)
+    eventually(lambda: host.report().life is Life.FAILED or host.report().ends > 5)
+    assert host.report().life is life
+
+
 def test_what_was_secret_goes_with_the_process(start, folder):
     host = start(WAIT, files={"keys/secret": "s"})
     (secret,) = folder.glob("**/secret")
