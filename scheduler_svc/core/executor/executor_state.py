@@ -33,7 +33,7 @@ from scheduler_svc.core.executor.pooled_results import ask_results
 from scheduler_svc.core.executor.prompt_logprobs import ask_prompts
 from scheduler_svc.core.executor.running_sequences import RunningSequences
 from scheduler_svc.core.fleet.membership import Membership, Standing
-from scheduler_svc.core.sequence import Sequence, State
+from scheduler_svc.core.sequence import NO_POSITION, Sequence, State
 from scheduler_svc.core.step_output import StepOutput
 
 _NO_COUNTS = np.zeros(0, np.int32)
@@ -164,15 +164,12 @@ class ExecutorState:
         return max(num_hits * self.limits.block_size, in_tail)
 
     def planned(self, step: int | None) -> dict[Sequence, int]:
-        """The sequences of a plan in flight, or of all, and before which position the last of their rows ends."""
-        plans = [plan for plan in self.inflight if step in (None, plan.step)]
-        ends = dict.fromkeys((s for plan in plans for s in plan.everyone), 0)
-        ends |= {sequence: end for plan in plans for sequence, end in plan.unsampled}
-        for sequence in ends:
-            if sequence.state is State.RUNNING and sequence.epoch == self.epoch:
-                ends[sequence] = self.running.num_computed(sequence)
-            elif sequence.num_inflight:  # its last token is sampled, and not computed with
-                ends[sequence] = len(sequence.tokens) + sequence.num_inflight - 1
+        """The sequences of a plan in flight, or of all, and before which position the last of their rows ends:
+        NO_POSITION if it brings a token or a result."""
+        ends: dict[Sequence, int] = {}
+        for plan in self.inflight:
+            if step in (None, plan.step):
+                ends |= dict.fromkeys(plan.everyone, NO_POSITION) | dict(plan.unsampled)
         return ends
 
     # --- intake ---

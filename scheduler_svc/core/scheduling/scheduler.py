@@ -23,7 +23,7 @@ from scheduler_svc.core.scheduling.plan_budget import PlanBudget
 from scheduler_svc.core.scheduling.sequences import Sequences
 from scheduler_svc.core.scheduling.stats import Moves, SchedulerStats
 from scheduler_svc.core.scheduling.yielding import sitting_out
-from scheduler_svc.core.sequence import Generated, Sequence, State
+from scheduler_svc.core.sequence import NO_POSITION, Generated, Sequence, State
 from scheduler_svc.core.step_output import SequenceEnd, StepOutput
 
 
@@ -192,8 +192,7 @@ class Scheduler:
         output = executor.apply_result(columns)
         self.stats.output_tokens += len(output.tokens)
         if self._suspects:
-            written = zip(output.sequences, output.positions.tolist(), strict=True)
-            self._suspects.answered([*oldest.unsampled, *((s, s.num_prompt + position) for s, position in written)])
+            self._suspects.answered([*oldest.unsampled, *((sequence, NO_POSITION) for sequence in output.sequences)])
         begun = output.firsts
         if output.prompt_logprobs:
             begun = [*(came.sequence for came in output.prompt_logprobs if came.first == 0), *begun]

@@ -1,8 +1,8 @@
 """Sequences that were being computed when an executor failed, and may be why. Pure.
 
-A sequence gets a *strike* for each failure it had a part in, of a step or of the whole executor. It loses them all when
-an answered row gets as far as its rows in the plans that failed would have: to compute again what was known proves
-nothing, and nor does a shorter row that stops before the deadly position. One strike means little: the executor may
+A sequence gets a *strike* for each failure it had a part in, of a step or of the whole executor. It loses them all with
+the next token that it gets, or when a chunk of its prompt gets as far as the one that failed: to compute again what was
+known proves nothing, and nor does a shorter chunk that stops before the deadly position. One strike means little: the executor may
 have been killed from outside, and with it all that it computed. From the second strike on the sequence is a suspect: it
 runs alone, with no other sequence in any plan in flight, on another executor if one can take it, and in turn with the
 others: one plan for it, one for them. So suspects prove themselves one by one; one that fails alone, and for the third
@@ -41,7 +41,7 @@ class Suspects:
         return [sequence for sequence in involved if is_proof and sequence.strikes >= MAX_STRIKES]
 
     def answered(self, rows: Iterable[tuple[Sequence, int]]) -> None:
-        """Rows of these sequences were answered, each of which ends before a position."""
+        """Rows of these sequences were answered, each of which ends before a position, or brought a token."""
         for sequence, end in rows:
             if end >= self._ends.get(sequence, NO_POSITION):
                 sequence.strikes, sequence.failed_on = 0, ""
