@@ -27,7 +27,7 @@ from benchmarks.scheduler.timed_simulation import VOCAB_SIZE, TimedSimulation
 from common.plan import ExecutorLimits
 from scheduler_svc.core.executor.executor_state import ExecutorState
 from scheduler_svc.core.scheduling.config import SchedulerConfig
-from scheduler_svc.core.scheduling.placement import place
+from scheduler_svc.core.scheduling.placement import Room, place
 from scheduler_svc.core.scheduling.scheduler import Scheduler
 from scheduler_svc.core.sequence import Sequence
 
@@ -37,9 +37,9 @@ SCARCE = 0.6  # case B's memory, as a share of the peak
 NANO_CASES = ("A", "B", "C")
 
 
-def in_turn(sequence: Sequence, executors: list[ExecutorState]) -> ExecutorState:
+def in_turn(sequence: Sequence, room: Room) -> ExecutorState:
     """A placement to compare with ours: sequences go to executors in turn, without regard to what is cached there."""
-    return executors[sequence.arrival % len(executors)]
+    return room.able[sequence.arrival % len(room.able)]
 
 
 @dataclass(frozen=True)

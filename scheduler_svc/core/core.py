@@ -267,10 +267,9 @@ class Core:
         self._counters.executor_joined(epoch, hello.executor)
         if self._scale is not None:
             self._scale.joined(hello)
-        ends = self.scheduler.add_executor(membership, now)
+        self.scheduler.add_executor(membership, now)
         return [
             log_lines.joined(hello, self.scheduler.executor(epoch)),
-            *self.requests.ended(ends, now),
             *self._fleet_changed(now),
         ]
 

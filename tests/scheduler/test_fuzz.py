@@ -343,20 +343,26 @@ class SchedulerMachine(RuleBasedStateMachine):
         ends = self.scheduler.expire(self.now)
         for sequence, length in before.items():
             if sequence.max_length != length:
-                self.was_shortened(sequence)
+                self.was_shortened(sequence, length)
         for end in ends:
-            if end.code != "deadline_exceeded":
+            if end.code == "context_length_exceeded":
+                sequence = end.sequence
+                needed = sequence.num_prompt + 1 if sequence.may_shorten else sequence.max_length
+                assert needed > self.pools_of(sequence).largest_seen
+            elif end.code != "deadline_exceeded":
                 self.was_given_up(end)
         self.end(ends)
         for sequence in self.outputs:
             late = sequence.deadline is not None and sequence.deadline <= self.now
             assert not late or sequence in self.ended
 
-    def was_shortened(self, sequence: Sequence) -> None:
-        """Its pool is gone, and it goes on with less."""
-        assert self.now >= self.stranded.pop(sequence) + GRACE_S
+    def was_shortened(self, sequence: Sequence, length: int) -> None:
+        """Its pool is gone, or there never was one for it, and it goes on with less."""
+        pools, since = self.pools_of(sequence), self.stranded.pop(sequence, self.now)
+        assert self.now >= since + GRACE_S or length > pools.largest_seen
         assert sequence.may_shorten
-        assert len(sequence.tokens) < sequence.max_length == self.pools_of(sequence).largest
+        room = pools.largest if length <= pools.largest_seen else pools.largest_seen
+        assert len(sequence.tokens) < sequence.max_length == room
         self.max_tokens[sequence] = sequence.params.max_tokens
 
     def was_given_up(self, end: SequenceEnd) -> None:
@@ -396,12 +402,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.sent[self.epochs] = deque()
         self.ends_of_rows[self.epochs] = deque()
         self.pools.joined(self.epochs, limits, self.now)
-        ends = self.scheduler.add_executor(Membership(self.epochs, "", "", limits, pool=pool), self.now)
-        for end in ends:
-            sequence = end.sequence
-            needed = sequence.num_prompt + 1 if sequence.may_shorten else sequence.max_length
-            assert needed > self.pools_of(sequence).largest_seen
-        self.end(ends)
+        membership = Membership(self.epochs, f"executor {self.epochs}", "", limits, pool=pool)
+        self.scheduler.add_executor(membership, self.now)
+        self.pass_time(0)
 
     @precondition(lambda self: self.executors)
     @rule(data=st.data(), step_failed=st.booleans())

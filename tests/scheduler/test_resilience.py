@@ -266,9 +266,10 @@ def test_a_suspect_is_tried_on_another_executor():
 
 def test_one_that_is_full_keeps_nobody_from_an_idle_executor():
     """Sequences with tokens insist on their model; those behind them in the queue do not wait for it."""
-    rig = Rig(limits(num_blocks=8, max_num_seqs=8), limits(num_blocks=8, max_num_seqs=8))
-    for epoch in (1, 2):
-        rig.memberships[epoch].model = "old"
+    rig = Rig(limits())
+    for _ in range(2):
+        rig.join(limits(num_blocks=8, max_num_seqs=8), model="old")
+    rig.lose(1)
     for i in range(150):
         rig.add(f"old{i}", [i, 1, 2, 3], max_tokens=20)
     for _ in range(60):
@@ -277,7 +278,8 @@ def test_one_that_is_full_keeps_nobody_from_an_idle_executor():
     for sequence in [sequence for sequence in rig.scheduler if sequence.state is State.WAITING]:
         sequence.tokens.append(7)  # all have begun with the old model
         sequence.model = "old"
-    rig.lose(3 - home)
+        rig.scheduler.sequences.answer_begins(sequence)
+    rig.lose(5 - home)
     new = rig.join(limits(), model="new")
     (fresh,) = rig.add("fresh", [1, 2, 3], max_tokens=5)
     rig.step()
@@ -401,7 +403,8 @@ def test_what_fitted_before_a_restart_waits_for_an_executor_that_it_fits():
     after = Scheduler()
     submit = m.Submit(request_id="a", prompt=array("i", [1] * 100).tobytes(), params=sequence.params)
     (restored,) = after.restore(submit, 0, [Generated()], None, fits=True)
-    assert after.add_executor(Membership(1, "", "", limits(num_blocks=8))) == []
+    after.add_executor(Membership(1, "", "", limits(num_blocks=8)))
+    assert after.expire(0.0) == []
     assert after.plan(1) is None
     after.add_executor(Membership(2, "", "", limits(num_blocks=64)))
     assert after.plan(2) is not None
@@ -427,7 +430,7 @@ def test_a_request_that_ended_before_a_restart_proves_what_fitted_then(fits):
     ended = m.Submit(request_id="ended", prompt=array("i", [1] * 100).tobytes(), params=params)
     sequences = after.restore(ended, 0, [Generated()], None, fits=fits)
     after.cancel(sequences)
-    after.add_executor(Membership(1, "", "", limits(num_blocks=8)))
+    after.add_executor(Membership(1, "small", "", limits(num_blocks=8)))
     as_long = m.Submit(request_id="as long", prompt=ended.prompt, params=params)
     longer = m.Submit(request_id="longer", prompt=ended.prompt, params=m.SamplingParams(max_tokens=101))
     with pytest.raises(RequestRejected, match=f"the limit is {200 if fits else capacity(limits(num_blocks=8))}$"):

@@ -69,7 +69,18 @@ def test_an_explicit_max_tokens_is_accepted_if_a_pool_fits_it_that_is_there_or_l
     with pytest.raises(RequestRejected, match="the limit is 400"):
         rig.add("late", [1], max_tokens=600, now=11.0 + POOL_GRACE_S)
     rig.scheduler.remove_executor(2, 500.0)
-    rig.add("nobody is there", [1], max_tokens=600, now=501.0 + POOL_GRACE_S)
+    rig.add("nobody is there", [1], max_tokens=399, now=501.0 + POOL_GRACE_S)
+    with pytest.raises(RequestRejected, match="the limit is 400"):
+        rig.add("forgotten", [1], max_tokens=600, now=501.0 + POOL_GRACE_S)
+
+
+def test_one_that_comes_back_with_less_counts_with_that():
+    rig = Rig(pool(100))
+    rig.join(pool(200), name="large")
+    rig.scheduler.remove_executor(2, 10.0)
+    assert rig.scheduler.largest(11.0) == 800
+    rig.join(pool(150), name="large", now=12.0)
+    assert rig.scheduler.largest(13.0) == 600
 
 
 def before_any_executor(request_id, prompt, max_tokens, may_shorten):
@@ -86,12 +97,12 @@ def test_a_default_that_was_accepted_before_any_executor_was_seen_is_shortened_a
     (default,) = scheduler.add(before_any_executor("a", [1, 2, 3], 600, may_shorten=True))
     (explicit,) = scheduler.add(before_any_executor("b", [1, 2, 3], 600, may_shorten=False))
     (too_long,) = scheduler.add(before_any_executor("c", [1] * 400, 200, may_shorten=True))
-    ends = scheduler.add_executor(Membership(1, "", "", pool(100)))
+    scheduler.add_executor(Membership(1, "", "", pool(100)))
+    ends = scheduler.expire(0.0)
     assert [(end.sequence, end.code) for end in ends] == [
         (explicit, "context_length_exceeded"),
         (too_long, "context_length_exceeded"),
     ]
-    assert scheduler.expire(POOL_GRACE_S) == []
     assert default.max_length == 400
     assert scheduler.plan(1) is not None
 
@@ -101,7 +112,8 @@ def test_a_default_that_no_executor_can_take_for_another_reason_ends():
     scheduler = Scheduler()
     submit = before_any_executor("a", [1, pool(100).vocab_size], 20, may_shorten=True)
     scheduler.restore(submit, 0, [Generated()], None, fits=True)
-    assert scheduler.add_executor(Membership(1, "", "", pool(100))) == []
+    scheduler.add_executor(Membership(1, "", "", pool(100)))
+    assert scheduler.expire(0.0) == []
     (end,) = scheduler.expire(POOL_GRACE_S)
     assert end.code == "capacity_lost"
 

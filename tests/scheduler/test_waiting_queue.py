@@ -8,15 +8,14 @@ import pytest
 from hypothesis import given
 
 from common import messages as m
+from scheduler_svc.core.executor.executor_state import ExecutorState
+from scheduler_svc.core.fleet.membership import Membership
 from scheduler_svc.core.scheduling.waiting_queue import WaitingQueue
 from scheduler_svc.core.sequence import Sequence
 from tests.support.instructions import instructions_of
 from tests.support.rig import Rig, limits
 
-EPOCHS = [(), (1,), (2,), (1, 2), (1, 2, 3)]
-
-
-def sequence(arrival, place):
+def sequence(arrival, place, num_positions):
     return Sequence(
         request_id=str(arrival),
         index=0,
@@ -24,47 +23,62 @@ def sequence(arrival, place):
         tokens=array("i", [1]),
         num_prompt=1,
         largest_token=1,
-        params=m.SamplingParams(max_tokens=1),
+        params=m.SamplingParams(max_tokens=num_positions - 1),
         place=place,
     )
 
 
+def executor(epoch, num_blocks):
+    return ExecutorState(Membership(epoch, "", "", limits(num_blocks=num_blocks, max_model_len=10_000)))
+
+
+SIZES = st.integers(1, 30)
+
+
 @given(
-    entries=st.lists(st.tuples(st.integers(-3, 3), st.sampled_from(EPOCHS)), max_size=30),
+    entries=st.lists(st.tuples(st.integers(-3, 3), SIZES), max_size=30),
     removed=st.sets(st.integers(0, 29)),
-    regrouped=st.lists(st.sampled_from(EPOCHS), min_size=30, max_size=30),
+    fleets=st.lists(st.lists(SIZES, max_size=3), min_size=1, max_size=4),
 )
-def test_candidates_are_what_a_sorted_list_gives(entries, removed, regrouped):
-    epochs_of = {}
-    queue = WaitingQueue(lambda sequence: epochs_of[sequence])
+def test_candidates_are_what_a_sorted_list_gives(entries, removed, fleets):
+    """Whatever sizes executors have, and in whatever order they come and go."""
+    queue = WaitingQueue(lambda task: True)
     waiting = []
-    for arrival, (place, epochs) in enumerate(entries):
-        entry = sequence(arrival, place)
-        epochs_of[entry] = epochs
-        is_first = all(entry.rank < other.rank for other in waiting if epochs_of[other] == epochs)
-        assert queue.add(entry) == is_first
+    for arrival, (place, num_positions) in enumerate(entries):
+        entry = sequence(arrival, place, num_positions)
+        queue.add(entry, float(arrival))
         waiting.append(entry)
     for i in sorted(removed, reverse=True):
         if i < len(waiting):
             queue.remove(waiting.pop(i))
-    for _ in range(2):
-        waiting.sort(key=lambda s: s.rank)
+    waiting.sort(key=lambda s: s.rank)
+    for sizes in fleets:
+        executors = {epoch: executor(epoch, size) for epoch, size in enumerate(sizes)}
+        queue.regroup(executors.values(), 50.0)
         assert list(queue) == waiting
-        assert len(queue) == len(waiting)
-        assert queue.stranded() == [s for s in waiting if epochs_of[s] == ()]
-        for epoch in (1, 2, 3):
-            assert list(queue.candidates(epoch)) == [s for s in waiting if epoch in epochs_of[s]]
-        epochs_of.update(zip(waiting, regrouped, strict=False))
-        queue.regroup()
+        assert queue.total(with_stranded=True) == (len(waiting), len(waiting))
+        stranded = []
+        for entry in queue.stranded(50.0):
+            stranded.append(entry)
+            queue.remove(entry)
+        largest = max(sizes, default=0)
+        assert sorted(stranded, key=lambda s: s.rank) == [s for s in waiting if s.max_length > 4 * largest]
+        for entry in stranded:
+            queue.add(entry, 50.0)
+        for epoch, size in enumerate(sizes):
+            fitting = [s for s in waiting if s.max_length <= 4 * size]
+            assert list(queue.candidates(epoch)) == fitting
+            assert all(executors[epoch] in queue.executors_for(entry) for entry in fitting)
 
 
-@given(taken=st.sets(st.integers(0, 9)), groups=st.lists(st.sampled_from(EPOCHS[1:]), min_size=10, max_size=10))
-def test_an_executor_may_take_sequences_while_it_goes_through_its_candidates(taken, groups):
-    entries = [sequence(i, i) for i in range(10)]
-    queue = WaitingQueue(lambda sequence: groups[sequence.arrival])
+@given(taken=st.sets(st.integers(0, 9)), num_positions=st.lists(SIZES, min_size=10, max_size=10))
+def test_an_executor_may_take_sequences_while_it_goes_through_its_candidates(taken, num_positions):
+    entries = [sequence(i, i, num_positions[i]) for i in range(10)]
+    queue = WaitingQueue(lambda task: True)
+    queue.regroup([executor(1, 4), executor(2, 2)], 0.0)
     for entry in entries:
-        queue.add(entry)
-    expected = [entry for entry in entries if 1 in groups[entry.arrival]]
+        queue.add(entry, 0.0)
+    expected = [entry for entry in entries if entry.max_length <= 16]
     seen = []
     for entry in queue.candidates(1):
         seen.append(entry)
@@ -74,6 +88,26 @@ def test_an_executor_may_take_sequences_while_it_goes_through_its_candidates(tak
     assert [entry.arrival for entry in queue] == [
         e.arrival for e in entries if not (e in expected and e.arrival in taken)
     ]
+
+
+@pytest.mark.parametrize("num_executors", [4, 32])
+def test_an_executor_that_joins_costs_the_same_with_any_queue(num_executors):
+    costs = []
+    for num_waiting in (100, 1000):
+        rig = Rig(*(limits(max_num_seqs=1) for _ in range(num_executors)), max_waiting=10_000)
+        for i in range(num_waiting):
+            rig.add(f"waiting {i}", [5, 6, i % 1000], max_tokens=8 + i % 100)
+        scheduler = rig.scheduler
+
+        def turn(scheduler=scheduler):
+            """It restarts; what follows is done once, in the next tick."""
+            scheduler.remove_executor(1, 1.0)
+            scheduler.add_executor(Membership(1, "", "", limits(max_num_seqs=1)), 1.0)
+            scheduler.expire(1.0)
+
+        costs.append(instructions_of(turn))
+    few, many = costs
+    assert many <= 1.01 * few, "the queue is walked"
 
 
 def crowded(why, num_waiting):
@@ -100,8 +134,7 @@ def crowded(why, num_waiting):
             waiting.tokens.append(1)
             waiting.model = "another"
             rig.outputs[waiting].append(1)
-    if why == "other":
-        rig.scheduler.sequences.waiting.regroup()
+            rig.scheduler.sequences.answer_begins(waiting)
     for _ in range(2):
         rig.step()
     return rig
@@ -120,12 +153,15 @@ def test_a_plan_costs_the_same_with_any_number_of_sequences_that_cannot_run(why)
 
 
 def test_a_sequence_that_gets_its_first_token_while_it_waits_goes_on_with_that_model():
-    rig = Rig(limits(), limits())
-    rig.memberships[1].model, rig.memberships[2].model = "one", "two"
+    rig = Rig()
+    rig.lose(1)
+    for model in ("one", "two"):
+        rig.join(limits(), model=model)
     (preempted,) = rig.add("a", [1, 2, 3], max_tokens=50)
-    rig.plan(1)
-    rig.scheduler.sequences.preempt(rig.scheduler.executor(1), preempted)
-    assert rig.scheduler.sequences.waiting.epochs_for(preempted) == (1, 2)
-    rig.answer(1)
-    assert rig.scheduler.sequences.waiting.epochs_for(preempted) == (1,)
+    rig.plan(2)
+    rig.scheduler.sequences.preempt(rig.scheduler.executor(2), preempted)
+    waiting = rig.scheduler.sequences.waiting
+    assert [executor.epoch for executor in waiting.executors_for(preempted)] == [2, 3]
+    rig.answer(2)
+    assert [executor.epoch for executor in waiting.executors_for(preempted)] == [2]
     rig.finish()

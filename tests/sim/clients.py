@@ -335,7 +335,7 @@ class Client:
             case "grammars_lost":
                 assert (self.id, delta.index) in self._witness.libraries.lost, f"{name} had an executor"
             case "context_length_exceeded" | "invalid_value":
-                is_unfit = self.id.startswith("odd") or (self.id, delta.index) in self._witness.unfit
+                is_unfit = self.id.startswith("odd") or (self.id, delta.index) in self._witness.pools.unfit
                 assert is_unfit, f"{name} ended with {delta.code}"
             case code:
                 raise AssertionError(f"{name} ended with {code!r}: {delta.error}")

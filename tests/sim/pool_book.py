@@ -5,12 +5,14 @@ from functools import partial
 
 from common import messages as m
 from scheduler_svc.core.core import Core
+from scheduler_svc.core.executor.capacity import capacity
 from scheduler_svc.core.fleet.membership import Standing
 from scheduler_svc.core.scheduling.scheduler import Scheduler
 from scheduler_svc.core.scheduling.suspects import is_suspect
 from scheduler_svc.core.sequence import Sequence, State
 from scheduler_svc.core.step_output import SequenceEnd
 from tests.sim.library_book import LibraryBook
+from tests.sim.models import VOCAB_SIZE
 from tests.support.pool_limits import TASKS, PoolLimits, TaskPools
 
 BESIDE_S = 4.0  # beside an executor that could run it a sequence may wait so long for a busy one, which may hang
@@ -29,6 +31,7 @@ class PoolBook:
         accepted: the `max_tokens` that requests were accepted with.
         shortened: the `max_tokens` that sequences were given because their pool was gone.
         lost: sequences that had asked for more than any pool had that was left.
+        unfit: sequences that no executor so far could hold.
         moments: what happened, and how often.
     """
 
@@ -36,6 +39,7 @@ class PoolBook:
         self.accepted: dict[str, int] = {}
         self.shortened: defaultdict[tuple[str, int], set[int]] = defaultdict(set)
         self.lost: set[tuple[str, int]] = set()
+        self.unfit: set[tuple[str, int]] = set()
         self.moments = moments
         self._grace_s = grace_s
         self._adoption_wait_s = adoption_wait_s
@@ -123,11 +127,13 @@ class PoolBook:
             ends = expire(now)
             for sequence, (length, takes_any_library) in before.items():
                 if sequence.max_length != length:
-                    self._was_shortened(sequence, now, self._room(sequence, length))
+                    self._was_shortened(sequence, now, length, self._seen(scheduler, sequence))
                 if sequence.takes_any_library != takes_any_library:
                     self._was_relaxed(sequence, now)
             for end in ends:
-                if end.code != "deadline_exceeded":
+                if end.code in ("context_length_exceeded", "invalid_value"):
+                    self._was_unfit(end.sequence, self._seen(scheduler, end.sequence))
+                elif end.code != "deadline_exceeded":
                     self._was_given_up(end, now)
             return ends
 
@@ -189,9 +195,26 @@ class PoolBook:
         sizes = self._of(sequence).taking.items()
         return max([size for epoch, size in sizes if self._libraries.masks(epoch)], default=0)
 
-    def _was_shortened(self, sequence: Sequence, now: float, room: int) -> None:
+    def _seen(self, scheduler: Scheduler, sequence: Sequence) -> int:
+        """The capacity of the largest executor that was ever seen, also a moment ago."""
+        task = sequence.params.task
+        sizes = [capacity(each.limits) for each in scheduler.executors if task in each.limits.tasks]
+        return max(self._of(sequence).largest_seen, *sizes, 0)
+
+    def _was_unfit(self, sequence: Sequence, seen: int) -> None:
+        """It was accepted before an executor was seen, and none could ever hold it."""
+        least = sequence.num_prompt + 1 if sequence.may_shorten else sequence.max_length
+        assert sequence.largest_token >= VOCAB_SIZE or least > seen, f"{sequence.request_id} fits an executor"
+        self.unfit.add((sequence.request_id, sequence.index))
+
+    def _was_shortened(self, sequence: Sequence, now: float, length: int, seen: int) -> None:
         name = f"{sequence.request_id}[{sequence.index}]"
-        self._check_overdue(name, sequence, now)
+        if length > seen:  # at once: none could ever hold it
+            room = seen
+            self._stranded.setdefault(sequence, now)
+        else:
+            room = self._room(sequence, length)
+            self._check_overdue(name, sequence, now)
         assert sequence.may_shorten, f"{name} asked for its tokens and gets fewer"
         assert sequence.max_length == room, f"{name} is shortened to {sequence.max_length}"
         assert len(sequence.tokens) < sequence.max_length, f"{name} is shortened and has more tokens already"

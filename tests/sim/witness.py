@@ -72,7 +72,6 @@ class Witness:
         life_began: when the scheduler started last.
         deaths: of the scheduler.
         refused: request ids, with the codes that they were refused with.
-        unfit: sequences that no executor so far could hold.
         guilty: sequences that had a part in too many failures in a row.
         moments: what happened, and how often.
         libraries: what is known of those that executors mask tokens by.
@@ -87,7 +86,6 @@ class Witness:
         self.life_began = 0.0
         self.deaths: list[Death] = []
         self.refused: set[tuple[str, str]] = set()
-        self.unfit: set[tuple[str, int]] = set()
         self.guilty: set[tuple[str, int]] = set()
         self.moments: Counter[str] = Counter()
         self.libraries = LibraryBook(LIBRARY, self.moments)
@@ -107,7 +105,6 @@ class Witness:
         self._failures: dict[Sequence, int] = {}
         self._models: dict[Sequence, str] = {}  # that sequences were admitted to last
         self._spoken: dict[Sequence, None] = {}  # those with an answer
-        self._fitted: list[Sequence] = []  # an executor that an earlier life of the scheduler saw
         self._heard: dict[Peer, float] = {}
         self._last_turn = math.inf
         self._forgiving_until = -math.inf
@@ -150,7 +147,7 @@ class Witness:
         self._starts.append(self.life_began)
         self._paused_s, self._runs_since, self._claimed = 0.0, self.life_began, {}
         self._plans, self._failures, self._models, self._spoken, self._stay = {}, {}, {}, {}, {}
-        self._fitted, self._heard = [], {}
+        self._heard = {}
         self.tokens = TokenBook(self._world, self.moments)
         self._last_turn, self._forgiving_until = now, -math.inf
         self.libraries.started()
@@ -164,20 +161,10 @@ class Witness:
             self._landed(result, output)
             return output
 
-        def watched_add(membership: Membership, *now: float) -> list[SequenceEnd]:
+        def watched_add(membership: Membership, *now: float) -> None:
             self._plans[membership.epoch] = deque()
-            ends = add_executor(membership, *now)
+            add_executor(membership, *now)
             self.adoptions.joined(scheduler.executor(membership.epoch))
-            limits = membership.limits
-            for sequence in [end.sequence for end in ends]:
-                task = sequence.params.task
-                longest = max(self.pools.of(task).largest_seen, capacity(limits) if task in limits.tasks else 0)
-                assert sequence not in self._fitted, f"{sequence.request_id} fitted before the restart"
-                is_odd = sequence.largest_token >= VOCAB_SIZE
-                least = sequence.num_prompt + 1 if sequence.may_shorten else sequence.max_length
-                assert is_odd or least > longest, f"{sequence.request_id} fits an executor"
-                self.unfit.add((sequence.request_id, sequence.index))
-            return ends
 
         scheduler.commit, scheduler.add_executor = watched_commit, watched_add
 
@@ -207,10 +194,9 @@ class Witness:
         # A request that has ended proves as well as an open one that an earlier life saw an executor of its length.
         # Without the restart the core would know of that executor, so what fits there is still accepted.
         fitted = [request for request in core.requests.table.all() if request.fits]
-        names, lengths = {request.id for request in fitted}, dict[m.Task, int]()
+        lengths = dict[m.Task, int]()
         for submit in [request.submit for request in fitted]:
             lengths[submit.params.task] = max(lengths.get(submit.params.task, 0), _length(submit))
-        self._fitted = [sequence for sequence in restored if sequence.request_id in names]
         accepted = {request.id: request.submit.params.max_tokens for request in core.requests.table.all()}
         self.pools.restored(lengths, accepted, is_certain=not self.is_risky(0.0))
         for sequence in restored:

@@ -36,7 +36,7 @@ class PoolLimits:
 
     @property
     def largest_seen(self) -> int:
-        """Positions that a sequence may need which is accepted while no executor takes sequences; 0 for any number."""
+        """Positions of the largest executor that was ever seen; 0 before the first one was seen in this life."""
         return max(self._seen, self._restored) if self._seen else 0
 
     @property
@@ -64,8 +64,8 @@ class PoolLimits:
     def limit(self, now: float) -> int:
         """Positions that a sequence may need which is accepted now; 0 if any number has to be accepted."""
         self._pass(now)
-        if not self.taking:
-            return self.largest_seen
+        if not self._seen:
+            return 0
         return max([self.largest, *(size for at, size in self._left if self._served_s < at + self._grace_s)])
 
     def max_tokens(self, num_prompt: int, asked: int, *, may_shorten: bool) -> int:

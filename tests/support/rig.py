@@ -64,8 +64,9 @@ class Rig:
         epoch = len(self.plans) + 1
         self.executors[epoch] = OracleExecutor(each, slots=None if memory is None else memory.slots)
         self.sent[epoch], self.plans[epoch] = deque(), []
-        self.memberships[epoch] = Membership(epoch, name, model, each, pool=pool)
-        self.end(self.scheduler.add_executor(self.memberships[epoch], now))
+        self.memberships[epoch] = Membership(epoch, name or f"executor {epoch}", model, each, pool=pool)
+        self.scheduler.add_executor(self.memberships[epoch], now)
+        self.end(self.scheduler.expire(now))
         return epoch
 
     def lose(self, epoch: int, pool_wait_s: float | None = None, now: float = 0.0) -> list[Sequence]:

@@ -36,6 +36,18 @@ class BlockManager(BlockBooks):
         self._block_bytes = TOKEN_BYTES * block_size
         self._hash = hash_function
 
+    def first_key(self, salt: bytes, raw: bytes) -> int:
+        """Key that the first block of a sequence has, if it is full.
+
+        Args:
+            raw: its content, int32 bytes.
+        """
+        return self._hash(salt + raw, 0)
+
+    def has_key(self, key: int) -> bool:
+        """Whether a block with this key is published."""
+        return key in self._index
+
     def match(self, table: BlockTable, raw: bytes, end: int = NO_POSITION) -> list[int]:
         """Published blocks that continue a table with the sequence's known tokens (invariant 5).
 

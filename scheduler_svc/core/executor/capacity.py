@@ -3,7 +3,7 @@
 Each task has its own: an executor that does not take a task does not count for it.
 """
 
-from typing import get_args
+from typing import NamedTuple, get_args
 
 from common.errors import RequestRejected
 from common.messages import SamplingParams, Task
@@ -19,18 +19,37 @@ def capacity(limits: ExecutorLimits) -> int:
     return min(limits.max_model_len, limits.num_blocks * limits.block_size)
 
 
+class Capacity(NamedTuple):
+    """What one executor can hold.
+
+    Attributes:
+        positions: of one sequence.
+        vocabulary: token ids that it has.
+    """
+
+    tasks: tuple[Task, ...]
+    positions: int
+    vocabulary: int
+
+    @classmethod
+    def of(cls, limits: ExecutorLimits) -> "Capacity":
+        """That of an executor with these limits."""
+        return cls(limits.tasks, capacity(limits), limits.vocab_size)
+
+
 class TaskCapacities:
     """Which sequences of one task the fleet can hold at their full length.
 
-    What left less than `grace_s` ago counts as there, because executors are restarted and upgraded; and while no
-    executor takes sequences, what was seen before counts, because it may come back. Time in which no executor takes
-    sequences is not counted, and what an earlier life of the scheduler has seen left when this one began.
+    An executor that left less than `grace_s` ago counts as there, by its name, because executors are restarted and
+    upgraded; one that comes back with less counts with that. While no executor takes sequences, all that were there
+    before count, because they may come back, and time in which none does is not counted. Executors that an earlier life
+    of the scheduler has seen left when this one began.
     """
 
     def __init__(self, grace_s: float = POOL_GRACE_S) -> None:
         self.grace_s = grace_s
-        self._ready: dict[int, int] = {}  # by epoch
-        self._left_at: dict[int, float] = {}  # by capacity, the last time
+        self._ready: dict[int, tuple[str, int]] = {}  # by epoch: name and positions
+        self._left: dict[str, tuple[int, float]] = {}  # by name: positions, and when the last one left
         self._empty_since = 0.0  # when the last executor left
         self._seen = 0
         self._vocab_size = 0
@@ -38,49 +57,57 @@ class TaskCapacities:
 
     @property
     def is_known(self) -> bool:
-        """Whether an executor has been seen."""
+        """Whether an executor has been seen in this life of the scheduler."""
         return self._is_known
 
     @property
-    def was_seen(self) -> bool:
-        """Whether one has been seen in this life of the scheduler or, as far as is known, in an earlier one."""
-        return self._seen > 0
+    def seen(self) -> int:
+        """The capacity of the most capable executor that was seen, in this life of the scheduler or an earlier one."""
+        return self._seen
 
     @property
     def ready(self) -> int:
         """The capacity of the most capable executor that takes sequences now, 0 if there is none."""
-        return max(self._ready.values(), default=0)
+        return max((positions for _, positions in self._ready.values()), default=0)
 
-    def joined(self, epoch: int, limits: ExecutorLimits, now: float) -> None:
+    def remember(self, name: str, known: Capacity) -> None:
+        """An earlier life of the scheduler has seen this executor."""
+        self._left[name] = max(known.positions, self._left.get(name, (0, 0.0))[0]), 0.0
+        self._see(known)
+
+    def joined(self, epoch: int, name: str, known: Capacity, now: float) -> None:
         """Another executor takes sequences."""
-        if not self._is_known:
-            self._left_at = {self._seen: now}
-        elif not self._ready:
-            self._left_at = {size: at + now - self._empty_since for size, at in self._left_at.items()}
+        if not self._ready:
+            pause_s = now - self._empty_since
+            self._left = {left: (positions, at + pause_s) for left, (positions, at) in self._left.items()}
+        self._left.pop(name, None)
         self._is_known = True
-        self._ready[epoch] = capacity(limits)
-        self._seen = max(self._seen, capacity(limits))
-        self._vocab_size = max(self._vocab_size, limits.vocab_size)
+        self._ready[epoch] = name, known.positions
+        self._see(known)
 
     def left(self, epoch: int, now: float) -> None:
         """An executor takes no sequences any more. May be said again."""
-        if (gone := self._ready.pop(epoch, None)) is not None:
-            self._left_at[gone] = now
+        if epoch in self._ready:
+            self._forget(now)
+            name, positions = self._ready.pop(epoch)
+            self._left[name] = max(positions, self._left.get(name, (0, 0.0))[0]), now
             self._empty_since = now
-
-    def has_fitted(self, sequence: Sequence) -> None:
-        """An executor that an earlier life of the scheduler has seen could run the sequence."""
-        self._seen = max(self._seen, sequence.max_length)
-        self._vocab_size = max(self._vocab_size, sequence.largest_token + 1)
 
     def largest(self, now: float) -> int:
         """Positions that a sequence may have which is accepted now; 0 before the first executor was seen."""
         if not self._is_known:
             return 0
-        if not self._ready:
-            return self._seen
-        self._left_at = {size: at for size, at in self._left_at.items() if now < at + self.grace_s}
-        return max(*self._left_at, self.ready, 0)
+        self._forget(now)
+        return max(self.ready, *(positions for positions, _ in self._left.values()), 0)
+
+    def _forget(self, now: float) -> None:
+        """Executors that left too long ago count no more."""
+        if self._ready:
+            self._left = {name: left for name, left in self._left.items() if now < left[1] + self.grace_s}
+
+    def _see(self, known: Capacity) -> None:
+        self._seen = max(self._seen, known.positions)
+        self._vocab_size = max(self._vocab_size, known.vocabulary)
 
     def default_max_tokens(self, num_prompt: int, max_tokens: int) -> int:
         """A `max_tokens` that the client left open, so that every ready executor can take the request whose pool holds
@@ -90,12 +117,16 @@ class TaskCapacities:
         """
         room = self.ready - num_prompt
         enough = num_prompt + min(DEFAULT_TOKENS, -(-room // 2))
-        fitting = [size for size in self._ready.values() if size >= enough and size > num_prompt]
+        fitting = [size for _, size in self._ready.values() if size >= enough and size > num_prompt]
         return min(max_tokens, min(fitting) - num_prompt) if fitting else max_tokens
 
     def refusal(self, sequence: Sequence, now: float) -> RequestRejected | None:
         """Why a sequence cannot be accepted now, if so; None before the first executor was seen."""
         return self._refusal(sequence, sequence.max_length, self.largest(now)) if self._is_known else None
+
+    def can_hold(self, positions: int, vocabulary: int) -> bool:
+        """See `Capacities.can_hold`."""
+        return not self._is_known or (positions <= self._seen and vocabulary <= self._vocab_size)
 
     def never_fits(self, sequence: Sequence) -> RequestRejected | None:
         """Why no executor that was ever seen could run the sequence, if so. One with a default needs a single token."""
@@ -127,30 +158,35 @@ class Capacities:
         """Those of one task."""
         return self._by_task[task]
 
-    def joined(self, epoch: int, limits: ExecutorLimits, now: float) -> None:
+    def remember(self, name: str, known: Capacity) -> None:
+        """An earlier life of the scheduler has seen this executor."""
+        for task in known.tasks:
+            self._by_task[task].remember(name, known)
+
+    def joined(self, epoch: int, name: str, known: Capacity, now: float) -> None:
         """Another executor takes sequences."""
         self._first_at = now if self._first_at is None else self._first_at
-        for task in limits.tasks:
-            self._by_task[task].joined(epoch, limits, now)
+        for task in known.tasks:
+            self._by_task[task].joined(epoch, name, known, now)
 
     def left(self, epoch: int, now: float) -> None:
         """An executor takes no sequences any more. May be said again."""
         for capacities in self._by_task.values():
             capacities.left(epoch, now)
 
-    def has_fitted(self, sequence: Sequence) -> None:
-        """See `TaskCapacities.has_fitted`."""
-        self.of(sequence.params.task).has_fitted(sequence)
-
     def ready_for(self, sequence: Sequence) -> int:
         """The capacity of the most capable executor that takes the sequence's task now, 0 if there is none."""
         return self.of(sequence.params.task).ready
 
-    def has_others(self, sequence: Sequence) -> bool:
-        """Whether a sequence that no executor may run waits beside some, and so not for ever: beside those that take
-        its task or, if none ever did, any."""
-        task = self.of(sequence.params.task)
-        return task.ready > 0 or (not task.was_seen and any(each.ready for each in self._by_task.values()))
+    def has_others(self, task: Task) -> bool:
+        """Whether a sequence of a task that no executor may run waits beside some, and so not for ever: beside those
+        that take the task or, if none ever did, any."""
+        own = self.of(task)
+        return own.ready > 0 or (not own.seen and any(each.ready for each in self._by_task.values()))
+
+    def can_hold(self, task: Task, positions: int, vocabulary: int) -> bool:
+        """Whether any executor that was ever seen could; also before one was."""
+        return self.of(task).can_hold(positions, vocabulary)
 
     def default_max_tokens(self, params: SamplingParams, num_prompt: int) -> int:
         """See `TaskCapacities.default_max_tokens`."""

@@ -42,7 +42,7 @@ _NO_COUNTS = np.zeros(0, np.int32)
 class Intake(Enum):
     """What an executor takes. The first three are states of one that is READY in the fleet:
 
-        OPEN ──the first in the queue does not fit──▶ FULL ──memory is given back, or another is first──▶ OPEN
+        OPEN ──one in the queue does not fit──▶ FULL ──memory is given back, or another is first──▶ OPEN
         OPEN ──a suspect is next in the queue──▶ EMPTYING ──the plans in flight are answered──▶ OPEN
 
     The other two follow from its standing: FINISHING gives ENDING, DRAINING gives STOPPED, whatever the state was. So
@@ -123,6 +123,8 @@ class ExecutorState:
         self.num_sat_out = 0
         self.is_suspects = False
         self._intake = Intake.OPEN
+        self._refused: Sequence | None = None
+        self._first_then: Sequence | None = None  # in the queue, when that one was refused
         self._next_step = 0
 
     @property
@@ -156,10 +158,18 @@ class ExecutorState:
             return False
         return sequence.max_length <= capacity(limits) and sequence.largest_token < limits.vocab_size
 
-    def cached_tokens(self, sequence: Sequence) -> int:
-        """Tokens of a waiting sequence that the prefix cache holds, or its tail behind that."""
-        table, tail = BlockTable(sequence.cache_salt.encode()), sequence.tail
-        num_hits = len(self.blocks.match(table, sequence.tokens.tobytes()))
+    def cached_tokens(self, sequence: Sequence, first_keys: dict[int, int]) -> int:
+        """Tokens of a waiting sequence that the prefix cache holds, or its tail behind that.
+
+        Args:
+            first_keys: of the sequence's first block, by block size; is filled, so that several executors share it.
+        """
+        size, tail, salt = self.limits.block_size, sequence.tail, sequence.cache_salt.encode()
+        if (first_key := first_keys.get(size)) is None:
+            first_key = first_keys[size] = self.blocks.first_key(salt, sequence.tokens[:size].tobytes())
+        num_hits = 0
+        if self.blocks.has_key(first_key):
+            num_hits = len(self.blocks.match(BlockTable(salt), sequence.tokens.tobytes()))
         in_tail = tail.num_valid if tail is not None and tail.origin == self.origin and num_hits >= tail.first else 0
         return max(num_hits * self.limits.block_size, in_tail)
 
@@ -179,17 +189,24 @@ class ExecutorState:
         """What the executor takes now."""
         standing = self.membership.standing
         if standing is Standing.READY:
-            return self._intake
+            return Intake.FULL if self._intake is Intake.OPEN and self.is_full else self._intake
         return Intake.ENDING if standing is Standing.FINISHING else Intake.STOPPED
 
-    def refuse(self) -> None:
-        """The first in the queue does not fit: no other sequence overtakes it."""
-        self._intake = Intake.FULL
+    @property
+    def is_full(self) -> bool:
+        """Whether a sequence waits for which there was no memory, and none was given back since."""
+        return self._refused is not None and self._refused.state is State.WAITING
 
-    def reopen(self) -> None:
-        """Memory was given back, or another sequence is first in the queue: admission may succeed again."""
-        if self._intake is Intake.FULL:
-            self._intake = Intake.OPEN
+    def refuse(self, sequence: Sequence, first: Sequence) -> None:
+        """A sequence does not fit, and no other one overtakes it while the same is first in the queue."""
+        self._refused, self._first_then = sequence, first
+
+    def has_refused(self, first: Sequence) -> bool:
+        """Whether to try again would end the same, with this sequence first in the queue."""
+        if self.is_full and self._first_then is first:
+            return True
+        self._refused = None
+        return False
 
     def empty_for_suspect(self) -> None:
         """A suspect is next in the queue, and must run alone."""
@@ -208,7 +225,7 @@ class ExecutorState:
             sequence.epoch = 0
         else:
             self.running.leave(sequence)
-            self.reopen()
+            self._refused = None
 
     def abandon(self, *, keeps_pool: bool) -> None:
         """The epoch is over: tokens in flight will never arrive. What is in the pool counts on if it is kept."""
@@ -296,7 +313,7 @@ class ExecutorState:
             self.blocks.unspare(completed.spared)
         output = take_answer(plan, result, self.running.lanes, self.model)
         if self.running.publish():
-            self.reopen()
+            self._refused = None
         return output
 
     def check(self) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Sequence as Lists
 from scheduler_svc.core.executor.executor_state import ExecutorState, Intake
 from scheduler_svc.core.executor.memory_forecast import Forecast, LengthHistory
 from scheduler_svc.core.executor.plan_builder import PromptRow
-from scheduler_svc.core.scheduling.placement import PlacementRule
+from scheduler_svc.core.scheduling.placement import PlacementRule, Room
 from scheduler_svc.core.scheduling.plan_budget import PlanBudget
 from scheduler_svc.core.scheduling.sequences import Sequences
 from scheduler_svc.core.scheduling.stats import Move, SchedulerStats
@@ -17,6 +17,7 @@ from scheduler_svc.core.scheduling.suspects import is_suspect
 from scheduler_svc.core.scheduling.yielding import yields_to
 from scheduler_svc.core.sequence import Sequence
 
+Rooms = dict[int, Room]  # by the list of executors; the queue keeps these lists while nothing changes
 MAX_OVERTAKEN = 64  # waiting sequences, bound for another executor, that a plan looks past
 
 
@@ -126,20 +127,27 @@ class Admission:
                 is alone next.
         """
         rows: list[PromptRow] = []
-        if executor.intake is not Intake.OPEN:
+        if executor.intake not in (Intake.OPEN, Intake.FULL):
             return rows
         forecast: Forecast | None = None
+        first: Sequence | None = None
+        rooms: Rooms = {}
         overtaken = 0
         for sequence in self._sequences.waiting.candidates(executor.epoch):
+            first = first or sequence
+            if first is sequence and executor.has_refused(first):
+                break
             if not executor.running.has_free_lane or overtaken == MAX_OVERTAKEN:
                 break
             if (num_tokens := budget.tokens_for(sequence, 0)) == 0:
                 break
             if sequence.num_inflight > 0 and sequence.placed == executor.epoch:
                 break  # preempted here a moment ago: its tokens must arrive first, and no other sequence overtakes it
-            if (chosen := self._executor_for(sequence)) is not executor:
+            if self._sequences.await_pool(sequence):
+                continue
+            if (chosen := self._executor_for(sequence, rooms)) is not executor:
                 # A sequence for which no executor has room now does not count: no other one waits for it here.
-                overtaken += chosen is not None and chosen.intake is not Intake.FULL
+                overtaken += chosen is not None and not chosen.is_full
                 continue
             if yields_to(sequence, [*begun, *rows]):
                 break
@@ -150,20 +158,25 @@ class Admission:
             if forecast is None:
                 forecast = executor.running.forecast(self._history)
             if (row := self._try(executor, sequence, num_tokens, forecast)) is None:
-                executor.refuse()
+                executor.refuse(sequence, first)
                 sequence.placed = 0  # another executor may have room
                 break
+            rooms.clear()  # this executor has less room than before
             rows.append(row)
             budget.take(row)
             if suspect:
                 break
         return rows
 
-    def _executor_for(self, sequence: Sequence) -> ExecutorState | None:
-        executors = self._sequences.executors
+    def _executor_for(self, sequence: Sequence, rooms: Rooms) -> ExecutorState | None:
         if sequence.num_inflight > 0:
-            return executors[sequence.placed]
-        return self._placement(sequence, [executors[epoch] for epoch in self._sequences.waiting.epochs_for(sequence)])
+            return self._sequences.executors[sequence.placed]
+        able = self._sequences.waiting.executors_for(sequence)
+        if is_suspect(sequence):
+            return self._placement(sequence, Room.among(able, avoid=sequence.failed_on))
+        if (room := rooms.get(id(able))) is None:
+            room = rooms[id(able)] = Room.among(able)
+        return self._placement(sequence, room)
 
     def _try(
         self, executor: ExecutorState, sequence: Sequence, num_tokens: int, forecast: Forecast

@@ -1,6 +1,7 @@
 """When sequences have to end at the latest. Pure: the time is the caller's."""
 
 import heapq
+from collections.abc import Iterator
 
 from scheduler_svc.core.sequence import Sequence, State
 
@@ -27,11 +28,9 @@ class Deadlines:
             self._compact_at = max(FEW, 2 * len(self._heap))
         heapq.heappush(self._heap, (sequence.deadline, sequence.arrival, sequence))
 
-    def passed(self, now: float) -> list[Sequence]:
+    def passed(self, now: float) -> Iterator[Sequence]:
         """Take out the sequences whose deadline has passed and that have not ended."""
-        late = []
         while self._heap and self._heap[0][0] <= now:
             _, _, sequence = heapq.heappop(self._heap)
             if sequence.state is not State.FINISHED:
-                late.append(sequence)
-        return late
+                yield sequence

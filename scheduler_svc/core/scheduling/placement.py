@@ -1,35 +1,57 @@
 """Which executor a waiting sequence is for. Pure."""
 
 from collections.abc import Callable
+from typing import NamedTuple
 
-from scheduler_svc.core.executor.executor_state import ExecutorState, Intake
-from scheduler_svc.core.scheduling.suspects import SUSPICIOUS_STRIKES
+from scheduler_svc.core.executor.executor_state import ExecutorState
 from scheduler_svc.core.sequence import Sequence
 
-PlacementRule = Callable[[Sequence, list[ExecutorState]], ExecutorState | None]
 
+class Room(NamedTuple):
+    """The executors that a waiting sequence may go to now, among those that may run it.
 
-def place(sequence: Sequence, executors: list[ExecutorState]) -> ExecutorState | None:
-    """On which of the executors that may run it a waiting sequence should run, None if none of them has a free lane.
-
-    A suspect (see `suspects.py`) goes to another executor than where it failed last, if one can take it. Among those
-    that are left, and whose answers are not late if there are such, it goes where most of its prefix is cached, unless
-    that executor is much busier than another (more than twice its sequences, and four) or has just refused a sequence
-    for lack of memory while another has not; then where fewest run. Once chosen it stays (`sequence.placed`), as long
-    as that holds.
+    Attributes:
+        able: those that may run it, in the order in which they joined.
+        executors: those that have a free lane; of them those that have not refused a sequence for lack of memory, and
+            whose answers are not late, as far as there are such.
+        by_epoch: the same.
+        fewest: sequences that run on the least busy one.
     """
-    candidates = [e for e in executors if e.running.has_free_lane]
-    candidates = [e for e in candidates if e.intake is not Intake.FULL] or candidates
-    if sequence.strikes >= SUSPICIOUS_STRIKES:
-        candidates = [e for e in candidates if e.name != sequence.failed_on] or candidates
-    candidates = [e for e in candidates if not e.membership.is_late] or candidates
-    if len(candidates) <= 1:
-        return candidates[0] if candidates else None
-    fewest = min(e.num_running for e in candidates)
-    candidates = [e for e in candidates if e.num_running <= 2 * fewest + 4]
-    chosen = next((e for e in candidates if e.epoch == sequence.placed), None)
-    if chosen is None:
-        cached = {e.epoch: e.cached_tokens(sequence) for e in candidates}
-        chosen = min(candidates, key=lambda e: (-cached[e.epoch], e.num_running, e.epoch))
+
+    able: list[ExecutorState]
+    executors: list[ExecutorState]
+    by_epoch: dict[int, ExecutorState]
+    fewest: int
+
+    @classmethod
+    def among(cls, able: list[ExecutorState], avoid: str = "") -> "Room":
+        """Those among the executors that may run it; none of the name `avoid`, if there are others."""
+        room = [e for e in able if e.running.has_free_lane]
+        room = [e for e in room if not e.is_full] or room
+        if avoid:
+            room = [e for e in room if e.name != avoid] or room
+        room = [e for e in room if not e.membership.is_late] or room
+        return cls(able, room, {e.epoch: e for e in room}, min((e.num_running for e in room), default=0))
+
+
+PlacementRule = Callable[[Sequence, Room], ExecutorState | None]
+
+
+def place(sequence: Sequence, room: Room) -> ExecutorState | None:
+    """On which executor a waiting sequence should run, None if none of those that may run it has a free lane.
+
+    It goes where most of its prefix is cached, unless that executor is much busier than another (more than twice its
+    sequences, and four); then where fewest run. Once chosen it stays (`sequence.placed`), as long as that holds.
+    """
+    executors, most = room.executors, 2 * room.fewest + 4
+    if len(executors) <= 1:
+        return executors[0] if executors else None
+    chosen = room.by_epoch.get(sequence.placed)
+    if chosen is None or chosen.num_running > most:
+        first_keys: dict[int, int] = {}
+        candidates = [
+            (-e.cached_tokens(sequence, first_keys), n, e.epoch) for e in executors if (n := e.num_running) <= most
+        ]
+        chosen = room.by_epoch[min(candidates)[2]]
         sequence.placed = chosen.epoch
     return chosen

@@ -101,6 +101,7 @@ class Scheduler:
         What is returned must be sent: blocks that it fills are in the prefix cache already.
         """
         executor = self.sequences.executors[epoch]
+        self.sequences.regroup()
         if executor.intake is Intake.STOPPED or len(executor.inflight) >= self.config.window:
             return None
         if executor.is_suspects and executor.inflight:
@@ -273,16 +274,15 @@ class Scheduler:
 
     # --- executors ---
 
-    def add_executor(self, membership: Membership, now: float = 0.0) -> list[SequenceEnd]:
-        """Start planning for an executor, as its standing allows. Returns the ends of waiting sequences that do not fit
-        it, nor any executor before it."""
+    def add_executor(self, membership: Membership, now: float = 0.0) -> None:
+        """Start planning for an executor, as its standing allows."""
         vacant, reason = self.sequences.pools.take(membership, now)
         index = None if vacant is None else vacant.index
         if index is None and self.cache_events is not None:
             index = EarlierIndex(self.cache_events.index(membership.limits, self._hash_function), membership.epoch)
         executor = self.executor_type(membership, self._hash_function, index, reason)
         self.stats.pools_adopted += vacant is not None
-        return self.sequences.add_executor(executor, now)
+        self.sequences.add_executor(executor, now)
 
     def executor_leaves(self, epoch: int, now: float = 0.0) -> None:
         """The standing of an executor has changed: it takes no more sequences."""
@@ -325,11 +325,7 @@ class Scheduler:
         for executor in self.sequences.executors.values():
             executor.check()
             assert len(executor.inflight) <= self.config.window
-        ranks = [s.rank for s in self.sequences.waiting]
-        assert ranks == sorted(ranks), "waiting sequences are out of order"
-        for sequence in self.sequences.waiting:
-            assert self.sequences.waiting.epochs_for(sequence) == self.sequences.epochs_for(sequence)
-            assert (sequence.state, sequence.epoch, sequence.lane) == (State.WAITING, 0, -1)
+        self.sequences.check()
         assert len(self.sequences) == self.num_waiting + self.num_running, "a sequence is lost"
 
     # --- inside ---

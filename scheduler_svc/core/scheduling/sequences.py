@@ -5,23 +5,26 @@ a plan (`executor_state.py`).
 """
 
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 
 import msgspec
 
 from common.errors import RequestRejected
 from common.messages import FinishReason, Submit
 from common.wire import int32_array
-from scheduler_svc.core.executor.capacity import Capacities, capacity, missing
+from scheduler_svc.core.executor.capacity import Capacities, Capacity, capacity, missing
 from scheduler_svc.core.executor.executor_state import ExecutorState
-from scheduler_svc.core.scheduling.able_executors import able_executors
 from scheduler_svc.core.scheduling.arrivals import checked_prompt, with_max_tokens
 from scheduler_svc.core.scheduling.deadlines import Deadlines
+from scheduler_svc.core.scheduling.needs import Needs, able_executors, kinds_of
 from scheduler_svc.core.scheduling.pools import Pools
 from scheduler_svc.core.scheduling.stats import Move, Moves, SchedulerStats
 from scheduler_svc.core.scheduling.suspects import MAX_STRIKES, Suspects, is_suspect
-from scheduler_svc.core.scheduling.waiting_queue import Epochs, WaitingQueue
+from scheduler_svc.core.scheduling.waiting_queue import WaitingQueue
 from scheduler_svc.core.sequence import Generated, Sequence, State, largest_token, new_sequences
 from scheduler_svc.core.step_output import SequenceEnd
+
+MAX_ENDS_A_TICK = 64  # of each kind: more wait for the next tick, which comes at once
 
 
 class Sequences:
@@ -44,16 +47,16 @@ class Sequences:
 
     def __init__(self, max_waiting: int, pool_grace_s: float, stats: SchedulerStats, *, grammars: str = "") -> None:
         self.executors: dict[int, ExecutorState] = {}
-        self.waiting = WaitingQueue(self.epochs_for)
-        self.suspects = Suspects()
         self.capacities = Capacities(pool_grace_s)
+        self.waiting = WaitingQueue(self.capacities.has_others, grammars)
+        self.suspects = Suspects()
         self.pools = Pools()
         self.moves = Moves()
         self._open: dict[Sequence, None] = {}
         self._deadlines = Deadlines()
-        self._stranded: dict[Sequence, float] = {}  # since when no executor fits it, though there are some
         self._relaxed: list[Sequence] = []
         self._awaited: list[int] = []  # epochs that ended, and whose pools sequences wait for
+        self._changed_at: float | None = None  # when other executors began or ceased to take sequences
         self._now = 0.0
         self._max_waiting = max_waiting
         self._grammars = grammars
@@ -72,7 +75,7 @@ class Sequences:
     def add(self, submit: Submit, now: float) -> list[Sequence]:
         """See `Scheduler.add`."""
         prompt, largest = checked_prompt(submit)
-        self._now = now
+        self._now = max(self._now, now)
         if submit.may_shorten:
             submit = with_max_tokens(submit, self.capacities.default_max_tokens(submit.params, len(prompt)))
         deadline = None if submit.timeout_s is None else now + submit.timeout_s
@@ -108,17 +111,28 @@ class Sequences:
         for sequence, output in zip(sequences, outputs, strict=True):
             sequence.take_up(output)
             if fits:
-                self.capacities.has_fitted(sequence)
+                self.remember("", Capacity((sequence.params.task,), sequence.max_length, sequence.largest_token + 1))
             self._enter(sequence)
         return sequences
 
     # --- moves ---
 
     def leave_queue(self, sequence: Sequence) -> None:
-        """The sequence waits no longer. It may have been the one that an executor refused."""
-        self._reopen(self.waiting.epochs_for(sequence))
+        """The sequence waits no longer."""
         self.waiting.remove(sequence)
-        self._stranded.pop(sequence, None)
+
+    def await_pool(self, sequence: Sequence) -> bool:
+        """Let a waiting sequence wait for the pool of the epoch that it was to run in, if others do.
+
+        Returns:
+            Whether it does.
+        """
+        if sequence.placed not in self._awaited or is_suspect(sequence):
+            return False
+        self.waiting.remove(sequence)
+        sequence.awaited = sequence.placed
+        self._join_queue(sequence)
+        return True
 
     def answer_begins(self, sequence: Sequence) -> None:
         """The first token of a sequence that waits again has arrived, or the first log-probabilities of its prompt: it
@@ -148,29 +162,31 @@ class Sequences:
 
     # --- executors ---
 
-    def add_executor(self, executor: ExecutorState, now: float) -> list[SequenceEnd]:
-        """An epoch begins. Returns the ends of waiting sequences that turn out never to fit."""
+    def remember(self, name: str, known: Capacity) -> None:
+        """An earlier life of the scheduler has seen an executor of this name, which may come back."""
+        self.capacities.remember(name, known)
+        self.waiting.know(known.positions, known.vocabulary)
+        self._changed_at = self._now
+
+    def add_executor(self, executor: ExecutorState, now: float) -> None:
+        """An epoch begins."""
         self._now = max(self._now, now)
         self.executors[executor.epoch] = executor
         self._stop_awaiting(executor)
-        self.capacities.joined(executor.epoch, executor.limits, self._now)
-        refused = [(s, refusal) for s in self.waiting if (refusal := self.capacities.never_fits(s)) is not None]
-        ends = [self.end(s, "error", str(refusal), refusal.code) for s, refusal in refused]
-        self._regroup()
-        return ends
+        self.capacities.joined(executor.epoch, executor.name, Capacity.of(executor.limits), self._now)
+        self._changed_at = self._now
 
-    def epochs_for(self, sequence: Sequence) -> Epochs:
-        """The executors that may run a sequence, see `able_executors`. One that waits for a pool has the epoch of the
-        pool's last executor, so no executor looks at it."""
-        if sequence.awaited:
-            return (sequence.awaited,)
-        return tuple(e.epoch for e in able_executors(sequence, self.executors.values(), self._grammars))
+    def regroup(self) -> None:
+        """Find out which executors may run what waits, if these have changed: once for all that came in a turn."""
+        if self._changed_at is not None:
+            self.waiting.regroup(self.executors.values(), self._changed_at)
+            self._changed_at = None
 
     def executor_leaves(self, epoch: int, now: float) -> None:
         """An executor takes no more sequences."""
         self._now = max(self._now, now)
         self.capacities.left(epoch, now)
-        self._regroup()
+        self._changed_at = self._now
 
     def remove_executor(self, epoch: int, now: float, pool_wait_s: float | None = None) -> list[Sequence]:
         """See `Scheduler.remove_executor`."""
@@ -181,7 +197,9 @@ class Sequences:
         if pool_wait_s is not None and keeps_pool:
             self.pools.vacate(executor, now, pool_wait_s)
             if pool_wait_s > 0:
-                self._await_pool(epoch, resumed)
+                self._awaited.append(epoch)
+                for sequence in resumed:  # a suspect had better run elsewhere
+                    sequence.awaited = 0 if is_suspect(sequence) else epoch
         self.executor_leaves(epoch, now)
         for sequence in resumed:
             self.requeue(executor, sequence)
@@ -196,13 +214,16 @@ class Sequences:
 
     def expire(self, now: float) -> list[SequenceEnd]:
         """End what has passed its deadline."""
-        self._now = now
+        self._now = max(self._now, now)
         self.pools.expire(now)
         self._stop_awaiting()
-        late = self._deadlines.passed(now)
+        self.regroup()
+        late = islice(self._deadlines.passed(now), MAX_ENDS_A_TICK)
         ends = [self.end(s, "error", "the request's time is up", "deadline_exceeded") for s in late]
-        while self._stranded and now >= (first := next(iter(self._stranded.items())))[1] + self.capacities.grace_s:
-            ends += self._give_up_waiting(first[0])
+        for sequence in islice(self.waiting.hopeless(self.capacities.can_hold), MAX_ENDS_A_TICK):
+            ends += self._give_up_hope(sequence)
+        for sequence in islice(self.waiting.stranded(now - self.capacities.grace_s), MAX_ENDS_A_TICK):
+            ends += self._give_up_waiting(sequence)
         return ends
 
     def take_relaxed(self) -> list[Sequence]:
@@ -230,6 +251,17 @@ class Sequences:
         del self._open[sequence]
         return SequenceEnd(sequence, reason, error, code)
 
+    def check(self) -> None:
+        """Assert the invariants that can be seen from here."""
+        self.regroup()
+        kinds = kinds_of(self.executors.values())
+        for sequence in self.waiting:
+            able = able_executors(Needs.of(sequence), kinds, self._grammars)
+            assert self.waiting.executors_for(sequence) == able, "it waits for other executors than those that fit it"
+            assert (sequence.state, sequence.epoch, sequence.lane) == (State.WAITING, 0, -1)
+        ranks = [sequence.rank for sequence in self.waiting]
+        assert ranks == sorted(ranks), "waiting sequences are out of order"
+
     # --- inside ---
 
     def _enter(self, sequence: Sequence) -> None:
@@ -238,31 +270,7 @@ class Sequences:
         self._deadlines.watch(sequence)
 
     def _join_queue(self, sequence: Sequence) -> None:
-        is_first, epochs = self.waiting.add(sequence), self.waiting.epochs_for(sequence)
-        if not epochs and self.capacities.has_others(sequence):
-            self._stranded.setdefault(sequence, self._now)
-        elif is_first:
-            self._reopen(epochs)
-
-    def _reopen(self, epochs: Epochs) -> None:
-        for epoch in self.executors.keys() & epochs:  # one that is over is that of a pool that is waited for
-            self.executors[epoch].reopen()
-
-    def _regroup(self) -> None:
-        """The executors that take sequences have changed."""
-        self.waiting.regroup()
-        for executor in self.executors.values():
-            executor.reopen()
-        stranded = [sequence for sequence in self.waiting.stranded() if self.capacities.has_others(sequence)]
-        since = {sequence: self._stranded.get(sequence, self._now) for sequence in stranded}
-        self._stranded = dict(sorted(since.items(), key=lambda item: item[1]))
-
-    def _await_pool(self, epoch: int, resumed: Iterable[Sequence]) -> None:
-        """Those that ran in an epoch that has ended, or were to run there, wait for the next executor of its pool. A
-        suspect had better run elsewhere."""
-        self._awaited.append(epoch)
-        for sequence in [*resumed, *(s for s in self.waiting if s.placed == epoch)]:
-            sequence.awaited = 0 if is_suspect(sequence) else epoch
+        self.waiting.add(sequence, self._now)
 
     def _stop_awaiting(self, joined: ExecutorState | None = None) -> None:
         """Sequences wait no longer for pools that an executor has now, or that they have waited for long enough."""
@@ -270,11 +278,17 @@ class Sequences:
         if not over:
             return
         self._awaited = [epoch for epoch in self._awaited if epoch not in over]
-        for sequence in [s for s in self.waiting if s.awaited in over]:
+        for sequence in [sequence for epoch in over for sequence in self.waiting.awaiting(epoch)]:
             self.waiting.remove(sequence)
             is_back = joined is not None and sequence.awaited in joined.earlier_epochs
             sequence.awaited, sequence.placed = 0, joined.epoch if joined is not None and is_back else 0
             self._join_queue(sequence)
+
+    def _give_up_hope(self, sequence: Sequence) -> list[SequenceEnd]:
+        """No executor that was ever seen could hold a sequence, which was accepted before the first one was."""
+        if (refusal := self.capacities.never_fits(sequence)) is not None:
+            return [self.end(sequence, "error", str(refusal), refusal.code)]
+        return self._give_up_pool(sequence, self.capacities.of(sequence.params.task).seen)
 
     def _give_up_waiting(self, sequence: Sequence) -> list[SequenceEnd]:
         """No executor that fits a sequence has been there for too long."""

@@ -2,11 +2,11 @@
 
 A sequence gets a *strike* for each failure it had a part in, of a step or of the whole executor. It loses them all with
 the next token that it gets, or when a chunk of its prompt gets as far as the one that failed: to compute again what was
-known proves nothing, and nor does a shorter chunk that stops before the deadly position. One strike means little: the executor may
-have been killed from outside, and with it all that it computed. From the second strike on the sequence is a suspect: it
-runs alone, with no other sequence in any plan in flight, on another executor if one can take it, and in turn with the
-others: one plan for it, one for them. So suspects prove themselves one by one; one that fails alone, and for the third
-time in a row, ends. A request that always kills ends, and no other does.
+known proves nothing, and nor does a shorter chunk that stops before the deadly position. One strike means little: the
+executor may have been killed from outside, and with it all that it computed. From the second strike on the sequence is
+a suspect: it runs alone, with no other sequence in any plan in flight, on another executor if one can take it, and in
+turn with the others: one plan for it, one for them. So suspects prove themselves one by one; one that fails alone, and
+for the third time in a row, ends. A request that always kills ends, and no other does.
 """
 
 from collections.abc import Iterable, Mapping

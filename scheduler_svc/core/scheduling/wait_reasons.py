@@ -9,8 +9,8 @@ from scheduler_svc.core.sequence import Sequence
 
 def wait_reason(sequence: Sequence, sequences: Sequences) -> WaitReason:
     """What a waiting sequence waits for, among all others."""
-    executors = sequences.executors
-    able = [executors[epoch] for epoch in sequences.waiting.epochs_for(sequence) if epoch in executors]
+    sequences.regroup()
+    able = sequences.waiting.executors_for(sequence)
     with_lanes = [executor for executor in able if executor.running.has_free_lane]
     reasons: dict[WaitReason, bool] = {  # the first one that holds
         "pool": sequence.awaited > 0,

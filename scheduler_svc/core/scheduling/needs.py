@@ -1,0 +1,104 @@
+"""What a sequence needs of an executor, and which executors have it. Pure.
+
+Sequences that need the same are one group of the queue (`waiting_queue.py`), and executors that offer the same are one
+kind. So what an executor's coming or going changes is found by comparing groups with kinds, however many sequences wait
+and executors there are.
+"""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from common.messages import Task
+from scheduler_svc.core.executor.capacity import capacity
+from scheduler_svc.core.executor.executor_state import ExecutorState
+from scheduler_svc.core.sequence import Sequence
+
+
+class Needs(NamedTuple):
+    """What an executor must have to run a sequence.
+
+    Attributes:
+        positions: of the sequence at its full length.
+        vocabulary: token ids that there must be: one more than the largest that the sequence has or names.
+        model: what computed its answer; empty if it has none. Any will do while no executor has this one.
+        masks: whether its tokens are masked by a grammar.
+        any_library: whether that may be done by another library than its grammar was compiled with.
+        newest: whether it is pooled. Results of two models cannot be compared, so all inputs of a request had better
+            get the same one.
+        pool: epoch whose pool it waits for: no executor will do then. 0 for none.
+    """
+
+    task: Task
+    positions: int
+    vocabulary: int
+    model: str
+    masks: bool
+    any_library: bool
+    newest: bool
+    pool: int
+
+    @classmethod
+    def of(cls, sequence: Sequence) -> "Needs":
+        """Those of a waiting sequence."""
+        return cls(
+            sequence.params.task,
+            sequence.max_length,
+            sequence.largest_token + 1,
+            sequence.model if sequence.has_answer else "",
+            sequence.has_grammar,
+            sequence.takes_any_library,
+            sequence.is_pooled,
+            sequence.awaited,
+        )
+
+
+class Kind(NamedTuple):
+    """What an executor offers; see `Needs`, and `Membership.grammars`."""
+
+    tasks: tuple[Task, ...]
+    positions: int
+    vocabulary: int
+    model: str
+    grammars: str
+
+    def has(self, needs: Needs, grammars: str) -> bool:
+        """Whether it has all that is needed, whatever its model.
+
+        Args:
+            grammars: the library that grammars are compiled with.
+        """
+        if needs.task not in self.tasks or needs.positions > self.positions or needs.vocabulary > self.vocabulary:
+            return False
+        return not needs.masks or (self.grammars != "" and (needs.any_library or self.grammars == grammars))
+
+
+Kinds = dict[Kind, list[ExecutorState]]
+
+
+def kinds_of(executors: Iterable[ExecutorState]) -> Kinds:
+    """Executors that take new sequences, in the order in which they joined, by what they offer."""
+    kinds: Kinds = {}
+    for executor in executors:
+        if not executor.intake.is_leaving:
+            limits, membership = executor.limits, executor.membership
+            kind = Kind(limits.tasks, capacity(limits), limits.vocab_size, membership.model, membership.grammars)
+            kinds.setdefault(kind, []).append(executor)
+    return kinds
+
+
+def able_executors(needs: Needs, kinds: Kinds, grammars: str) -> list[ExecutorState]:
+    """Those that may run a sequence with these needs, in the order in which they joined."""
+    if needs.pool:
+        return []
+    able = [kind for kind in kinds if kind.has(needs, grammars)]
+    if needs.model:
+        able = [kind for kind in able if kind.model == needs.model] or able
+    if needs.newest and able:
+        first_epochs: dict[str, int] = {}
+        for kind in able:  # that of an older model may have been restarted
+            first_epochs[kind.model] = min(kinds[kind][0].epoch, first_epochs.get(kind.model, kinds[kind][0].epoch))
+        newest = max(first_epochs, key=first_epochs.__getitem__)
+        able = [kind for kind in able if kind.model == newest]
+    if len(able) == 1:
+        return kinds[able[0]]
+    return sorted((executor for kind in able for executor in kinds[kind]), key=lambda executor: executor.epoch)
